@@ -1,0 +1,224 @@
+"""Where everything lies: the one module that knows the names of files and folders.
+
+::
+
+    results/<study>/  matrix.yaml plan.json ledger.jsonl scripts/<cell>.sbatch report/
+      runs/<run>/attempt-<n>/  run.json metrics.csv ranks.csv steps.csv probes.json
+                               env.json end.json sacct_summary.txt job.out job.err
+
+What a run *is* stands in its ``run.json``; nothing is parsed out of a folder's name.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+#: One row per epoch. Values are over all ranks; times of the parts are seconds per step
+#: (mean over ranks and steps) of the attribution window. Empty means not measured.
+METRICS_COLUMNS = (
+    "epoch",
+    "steps",
+    "samples",
+    "train_loss",
+    "val_loss",
+    "val_accuracy",
+    "val_mae",
+    "val_rmse",
+    "epoch_time_sec",
+    "throughput_samples_per_sec",
+    "step_time_sec_median",
+    "step_time_sec_p95",
+    "data_load_time_sec",
+    "compute_time_sec",
+    "forward_time_sec",
+    "backward_time_sec",
+    "comm_time_sec",
+    "comm_exposed_time_sec",
+    "comm_wait_time_sec",
+    "optimizer_time_sec",
+    "other_time_sec",
+    "checkpoint_time_sec",
+    "load_balance",
+    "comm_efficiency",
+    "pop_parallel_efficiency",
+    "gpu_util_avg",
+    "cpu_util_avg",
+    "peak_mem_bytes",
+    "energy_joules",
+    "mfu",
+)
+
+#: One row per epoch and rank; the parts are seconds per step of that rank's attribution window.
+RANKS_COLUMNS = (
+    "epoch",
+    "rank",
+    "local_rank",
+    "host",
+    "device",
+    "steps",
+    "samples",
+    "window_time_sec",
+    "step_time_sec",
+    "data_load_time_sec",
+    "forward_time_sec",
+    "backward_time_sec",
+    "comm_exposed_time_sec",
+    "comm_wait_time_sec",
+    "optimizer_time_sec",
+    "other_time_sec",
+    "peak_mem_bytes",
+)
+
+#: One row per epoch and step of the throughput window; the time is the maximum over ranks.
+STEPS_COLUMNS = ("epoch", "step", "step_time_sec", "slowest_rank")
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write ``text`` beside ``path`` and rename it, so that a reader never sees half a file."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with beside.open("w", encoding="utf-8", newline="") as file:
+            file.write(text)
+        os.replace(beside, path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write ``content`` as JSON (sorted keys would hide the order that readers expect)."""
+    write_atomically(path, json.dumps(content, ensure_ascii=False, indent=1) + "\n")
+
+
+def read_json(path: Path) -> Any | None:
+    """Return the JSON in ``path``; None where the file is absent or not whole."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The folder of one attempt of one run."""
+
+    path: Path
+
+    @property
+    def run_json(self) -> Path:
+        """What this run is, and how it ended; written by the harness only."""
+        return self.path / "run.json"
+
+    @property
+    def metrics(self) -> Path:
+        """One row per epoch: :data:`METRICS_COLUMNS`."""
+        return self.path / "metrics.csv"
+
+    @property
+    def ranks(self) -> Path:
+        """One row per epoch and rank: :data:`RANKS_COLUMNS`."""
+        return self.path / "ranks.csv"
+
+    @property
+    def steps(self) -> Path:
+        """One row per epoch and step: :data:`STEPS_COLUMNS`."""
+        return self.path / "steps.csv"
+
+    @property
+    def probes(self) -> Path:
+        """What the probes read."""
+        return self.path / "probes.json"
+
+    @property
+    def env(self) -> Path:
+        """Software, hardware, hosts that joined, and the transport in use."""
+        return self.path / "env.json"
+
+    @property
+    def end(self) -> Path:
+        """The provisional end that the job itself could still write."""
+        return self.path / "end.json"
+
+    @property
+    def sacct_summary(self) -> Path:
+        """Slurm's accounting of the job, step rows included; written from outside."""
+        return self.path / "sacct_summary.txt"
+
+    @property
+    def out(self) -> Path:
+        """The job's standard output."""
+        return self.path / "job.out"
+
+    @property
+    def err(self) -> Path:
+        """The job's standard error."""
+        return self.path / "job.err"
+
+
+@dataclass(frozen=True)
+class StudyFolder:
+    """The folder of one study: one planned matrix and its results."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        """The study's name."""
+        return self.path.name
+
+    @property
+    def matrix(self) -> Path:
+        """The matrix as it was planned, byte for byte."""
+        return self.path / "matrix.yaml"
+
+    @property
+    def plan(self) -> Path:
+        """Cells, runs and their order."""
+        return self.path / "plan.json"
+
+    @property
+    def ledger(self) -> Path:
+        """What happened, one JSON object a line, only ever appended to."""
+        return self.path / "ledger.jsonl"
+
+    @property
+    def lock(self) -> Path:
+        """Held by whoever submits."""
+        return self.path / "submit.lock"
+
+    @property
+    def scripts(self) -> Path:
+        """One script per cell."""
+        return self.path / "scripts"
+
+    @property
+    def runs(self) -> Path:
+        """One folder per run, one below it per attempt."""
+        return self.path / "runs"
+
+    @property
+    def report(self) -> Path:
+        """The page, the tables and the figures."""
+        return self.path / "report"
+
+    def attempt(self, run_id: str, attempt: int) -> RunFolder:
+        """Return the folder of attempt ``attempt`` (from 1) of a run."""
+        return RunFolder(self.runs / run_id / f"attempt-{attempt}")
+
+
+def results_root() -> Path:
+    """Return the folder that studies land in: ``$BENCH_RESULTS``, else ``results`` here."""
+    return Path(os.environ.get("BENCH_RESULTS") or "results")
+
+
+def studies(root: Path) -> Iterator[StudyFolder]:
+    """Yield every planned study below ``root``."""
+    if root.is_dir():
+        for path in sorted(root.iterdir()):
+            if (path / "plan.json").is_file():
+                yield StudyFolder(path)

@@ -1,0 +1,79 @@
+"""What the workload can be told: one field per option, each also usable as an axis.
+
+The same model checks the matrix, writes the launch line of a script and reads it back
+inside the job, so the three cannot disagree.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from bench.units import parse_count, parse_duration_s
+
+Count = Annotated[int, Field(strict=True, ge=1)]
+Model = Literal["mlp", "convnet", "resnet50", "transformer", "traffic"]
+
+
+def _count(value: Any) -> Any:
+    return parse_count(value) if isinstance(value, str) else value
+
+
+def _duration(value: Any) -> Any:
+    if isinstance(value, bool):
+        return value
+    return parse_duration_s(value) if isinstance(value, str) else value
+
+
+class WorkloadOptions(BaseModel):
+    """The DDP training that a cell runs."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    device: Literal["cuda", "cpu"] = "cuda"
+    """Where tensors live; nccl needs cuda."""
+    model: Model = "transformer"
+    """The network. transformer and mlp take their size from `parameters`."""
+    parameters: Annotated[int, BeforeValidator(_count), Field(strict=True, ge=1_000, le=10**12)] | None = None
+    """About how many parameters transformer and mlp have (10M, 1.5B); default 10M and 8M."""
+    seq_len: Annotated[int, Field(strict=True, ge=2, le=1_000_000)] = 128
+    """Tokens per sample of the transformer."""
+    image_size: Annotated[int, Field(strict=True, ge=32, le=4096)] = 224
+    """Pixels along each side of resnet50's images."""
+    data: Annotated[str, Field(min_length=1)] = "synthetic"
+    """`synthetic` (fresh random batches), or a folder of .npy arrays or of MNIST's IDX files."""
+    steps_per_epoch: Annotated[int, Field(strict=True, ge=1, le=10**7)] = 50
+    """Optimizer steps of an epoch's throughput window."""
+    epochs: Annotated[int, Field(strict=True, ge=1, le=10**5)] = 3
+    """Epochs; each is a throughput window and an attribution window."""
+    warmup_steps: Annotated[int, Field(strict=True, ge=3, le=10**6)] = 10
+    """Fewest steps before the first window (DDP rebuilds its buckets in the first)."""
+    attribution_steps: Annotated[int, Field(strict=True, ge=0, le=10**5)] = 10
+    """Instrumented steps after each throughput window; 0 leaves the split empty."""
+    val_steps: Annotated[int, Field(strict=True, ge=0, le=10**6)] = 2
+    """Validation batches after each epoch, untimed; 0 leaves val_* empty."""
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """bf16 and fp16 use autocast; fp16 also scales the loss."""
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
+    """The optimizer."""
+    learning_rate: Annotated[float, Field(gt=0, lt=1e3, allow_inf_nan=False)] = 0.01
+    """The optimizer's learning rate."""
+    grad_accum: Count = 1
+    """Micro-batches per optimizer step: global batch = per-GPU batch x ranks x grad_accum."""
+    bucket_cap_mb: Annotated[float, Field(gt=0, le=10_000, allow_inf_nan=False)] = 25.0
+    """DDP's bucket size in MiB."""
+    compile: Annotated[bool, Field(strict=True)] = False
+    """Run the model through torch.compile."""
+    activation_checkpointing: Annotated[bool, Field(strict=True)] = False
+    """Recompute the blocks' activations in backward."""
+    checkpoint: Annotated[bool, Field(strict=True)] = False
+    """Rank 0 writes a checkpoint after each epoch; its time is kept apart."""
+    num_workers: Annotated[int, Field(strict=True, ge=0, le=1024)] = 0
+    """DataLoader workers per rank."""
+    pin_memory: Annotated[bool, Field(strict=True)] = False
+    """Pinned host memory for batches (cuda only)."""
+    seed: Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)] = 0
+    """Seed of weights and data."""
+    join_timeout: Annotated[int, BeforeValidator(_duration), Field(strict=True, ge=1, le=86_400)] = 300
+    """How long ranks wait for each other at the start (seconds, or 5m)."""

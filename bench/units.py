@@ -1,0 +1,94 @@
+"""Durations and sizes: read what people write, print what people read."""
+
+from __future__ import annotations
+
+import re
+
+_DURATION = re.compile(
+    r"(?:(\d+(?:\.\d+)?)d)?(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?"
+)
+_CLOCK = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
+_COUNT = re.compile(r"(\d+(?:\.\d+)?)([kKMGBT]?)")
+_COUNT_FACTORS = {"": 1, "k": 1_000, "K": 1_000, "M": 10**6, "G": 10**9, "B": 10**9, "T": 10**12}
+
+DURATION_FORMS = "such as 20m, 1h30m, 45s, or Slurm's [days-]hours:minutes:seconds"
+
+
+def parse_duration_s(text: str | int | float) -> int:
+    """Return seconds from ``20m``, ``1h30m``, ``1-02:00:00`` or ``00:20:00``.
+
+    A bare number is refused: Slurm reads it as minutes, people often mean seconds.
+
+    Raises:
+        ValueError: not a duration, or not longer than nothing.
+    """
+    written = str(text).strip()
+    match = _DURATION.fullmatch(written)
+    if match and any(match.groups()):
+        days, hours, minutes, seconds = (float(part or 0) for part in match.groups())
+        total = days * 86400 + hours * 3600 + minutes * 60 + seconds
+    else:
+        total = _clock_s(written)
+    if not 1 <= total < 366 * 86400:
+        raise ValueError(f"{written!r} is not a duration between 1 second and a year")
+    return round(total)
+
+
+def _clock_s(written: str) -> float:
+    """Read Slurm's clock forms: ``m:s``, ``h:m:s``, ``d-h``, ``d-h:m``, ``d-h:m:s``."""
+    match = _CLOCK.fullmatch(written)
+    if not match or (":" not in written and "-" not in written):
+        raise ValueError(f"{written!r} is not a duration {DURATION_FORMS}")
+    days, *rest = match.groups()
+    parts = [int(part) for part in rest if part is not None]
+    if days is not None:
+        parts += [0] * (3 - len(parts))
+        return int(days) * 86400 + parts[0] * 3600 + parts[1] * 60 + parts[2]
+    if len(parts) == 2:
+        return parts[0] * 60 + parts[1]
+    return parts[0] * 3600 + parts[1] * 60 + parts[2]
+
+
+def slurm_time(seconds: int) -> str:
+    """Return ``[days-]HH:MM:SS``, the form that no Slurm release misreads."""
+    minutes, second = divmod(int(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    days, hour = divmod(hours, 24)
+    clock = f"{hour:02d}:{minute:02d}:{second:02d}"
+    return f"{days}-{clock}" if days else clock
+
+
+def parse_count(text: str | int) -> int:
+    """Return an integer from ``124M``, ``1.5B``, ``10k`` or a plain number.
+
+    Raises:
+        ValueError: not such a count.
+    """
+    match = _COUNT.fullmatch(str(text).strip())
+    if not match:
+        raise ValueError(f"{text!r} is not a count such as 500000, 10M or 1.5B")
+    return round(float(match.group(1)) * _COUNT_FACTORS[match.group(2)])
+
+
+def human_duration(seconds: float) -> str:
+    """Return ``7 s``, ``4 min 10 s``, ``2 h 05 min`` or ``3 d 4 h``."""
+    whole = round(seconds)
+    if seconds < 10:
+        return f"{seconds:.1f} s".replace(".0 s", " s")
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s" if whole % 60 else f"{whole // 60} min"
+    if whole < 86400:
+        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600} h"
+
+
+def human_bytes(count: float) -> str:
+    """Return ``512 B``, ``1.5 KiB``, ``32.0 MiB``, ``2.0 GiB``."""
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
