@@ -43,7 +43,7 @@ class Problem:
         return f"{text}; {self.remedy}" if self.remedy else text
 
 
-class InputProblems(BenchError):
+class InputError(BenchError):
     """All problems of an input file at once, in the order of its lines."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
