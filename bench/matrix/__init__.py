@@ -1,0 +1,39 @@
+"""What is to be measured: the matrix file, its schema, and the cells it expands to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from bench.errors import InputError, Problem
+from bench.matrix.loading import Document, read_document
+from bench.matrix.messages import problems_of
+from bench.matrix.schema import STUDY_NAME, STUDY_NAME_RULE, Matrix
+
+__all__ = ["Document", "Matrix", "load_matrix"]
+
+
+def load_matrix(path: Path) -> tuple[Matrix, Document]:
+    """Return the matrix in a YAML file, and where each of its lines stood.
+
+    Raises:
+        BenchError: the file is not there or not text.
+        InputError: everything that is wrong with its YAML and its keys, at once.
+    """
+    document = read_document(path)
+    if not isinstance(document.content, dict):
+        problem = Problem(
+            str(path), 1, "a matrix is a mapping (key: value)", "start from `bench init`, or from an example"
+        )
+        raise InputError([problem])
+    content = dict(document.content)
+    if content.get("study") is None:
+        if not STUDY_NAME.fullmatch(path.stem) or ".." in path.stem:
+            what = f"the file's stem {path.stem!r} cannot name the study; allowed: {STUDY_NAME_RULE}"
+            raise InputError([Problem(str(path), 1, what, "add `study: NAME`")])
+        content["study"] = path.stem
+    try:
+        return Matrix.model_validate(content), document
+    except ValidationError as error:
+        raise InputError(document.problems + problems_of(error, document)) from None

@@ -1,0 +1,84 @@
+"""What a study cannot answer as it is planned, and settings that do nothing: in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from bench.matrix.cell import Cell
+from bench.matrix.loading import Document
+from bench.matrix.schema import Matrix
+
+FORECAST_SIZES = 5
+INTERVAL_REPEATS = 3
+
+_SLURM_ONLY = (
+    "partition",
+    "account",
+    "qos",
+    "reservation",
+    "constraint",
+    "nodelist",
+    "exclude",
+    "mem",
+    "gpu_type",
+    "gpu_request",
+    "exclusive",
+    "directives",
+    "container",
+)
+_ONLY_FOR_MODELS = {
+    "seq_len": ("transformer",),
+    "image_size": ("resnet50",),
+    "parameters": ("transformer", "mlp"),
+}
+
+
+def remarks(matrix: Matrix, document: Document, cells: Sequence[Cell]) -> list[str]:
+    """Return the plan's warnings, the ones about the answers first."""
+    return [*_unanswerable(matrix, cells), *_ignored(matrix, document)]
+
+
+def _unanswerable(matrix: Matrix, cells: Sequence[Cell]) -> Iterator[str]:
+    sizes: dict[str, set[int]] = {}
+    for cell in cells:
+        for member in cell.series:
+            sizes.setdefault(member.series, set()).add(cell.world_size)
+    alone = [series for series, found in sizes.items() if len(found) == 1]
+    if len(alone) == len(sizes):
+        yield "every series has one size only: throughput is measured, but no speedup and no efficiency"
+    elif alone:
+        shown = ", ".join(alone[:3]) + (f" and {len(alone) - 3} more" if len(alone) > 3 else "")
+        yield f"series with one size only, so without efficiency: {shown}"
+    most = max(len(found) for found in sizes.values())
+    if most < FORECAST_SIZES:
+        yield f"at most {most} sizes per series: no forecast (a fitted model needs {FORECAST_SIZES} or more)"
+    if matrix.repeats < INTERVAL_REPEATS:
+        noun = "repeat" if matrix.repeats == 1 else "repeats"
+        yield f"{matrix.repeats} {noun}: no intervals (they need {INTERVAL_REPEATS} or more)"
+    if len({cell.nodes for cell in cells}) == 1:
+        yield f"one node count ({cells[0].nodes}): no efficiency over nodes, only within them"
+
+
+def _ignored(matrix: Matrix, document: Document) -> Iterator[str]:
+    """Yield a remark for each setting that has no effect here."""
+    cluster, workload, path = matrix.cluster, matrix.workload, document.path
+    axes = matrix.axes.given
+    models = set(axes.get("model") or [workload.model])
+    if cluster.executor == "local":
+        for name in sorted(cluster.model_fields_set & set(_SLURM_ONLY)):
+            yield f"{path}:{document.line(('cluster', name))}: cluster.{name} is ignored by executor local"
+    if workload.device == "cpu":
+        for section, name in (
+            ("cluster", "gpu_type"),
+            ("cluster", "gpu_request"),
+            ("workload", "pin_memory"),
+        ):
+            holder = cluster if section == "cluster" else workload
+            if name in holder.model_fields_set and cluster.executor != "local":
+                yield f"{path}:{document.line((section, name))}: {section}.{name} is ignored on device cpu"
+    for name, wanted in _ONLY_FOR_MODELS.items():
+        given = name in workload.model_fields_set or name in axes
+        if given and not models & set(wanted):
+            place = ("workload", name) if name in workload.model_fields_set else ("axes", name)
+            readers = " and ".join(wanted)
+            yield f"{path}:{document.line(place)}: {name} is ignored: only model {readers} reads it"

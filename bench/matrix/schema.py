@@ -1,0 +1,340 @@
+"""The matrix file's schema: every key, its type, its limits and its default.
+
+Checked by pydantic; `bench schema` prints it as JSON Schema for editors. What a value
+means together with others (divisible batches, nccl without GPUs) is checked in
+:mod:`bench.matrix.expansion`, where the cells are known.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    WithJsonSchema,
+    create_model,
+    model_validator,
+)
+
+from bench.matrix.options import WorkloadOptions
+from bench.units import DURATION_FORMS, parse_duration_s
+
+MAX_NODES = 100_000
+MAX_TASKS_PER_NODE = 1_024
+MAX_BATCH = 10**9
+
+STUDY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+STUDY_NAME_RULE = "letters, digits, '.', '_' and '-', at most 64, beginning with a letter or digit"
+ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+#: What may stand in an #SBATCH directive: no space, quote, backslash, $, ;, # or backtick,
+#: so a value can neither end its directive nor reach a shell.
+DIRECTIVE_VALUE = re.compile(r"[A-Za-z0-9_.,:@+=/\[\]|&*!()%-]+")
+CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+
+Backend = Literal["nccl", "gloo"]
+Launcher = Literal["srun", "torchrun"]
+
+
+def _study_name(name: str) -> str:
+    if not STUDY_NAME.fullmatch(name) or ".." in name:
+        raise ValueError(f"{name!r} cannot name a folder safely; allowed: {STUDY_NAME_RULE}")
+    return name
+
+
+def _directive_value(value: str) -> str:
+    if not DIRECTIVE_VALUE.fullmatch(value) or value.startswith("-"):
+        raise ValueError(
+            f"{value!r} cannot stand in an #SBATCH line; "
+            "allowed: letters, digits and _ . , : @ + = / [ ] | & * ! ( ) % -"
+        )
+    return value
+
+
+def _one_line(value: str) -> str:
+    if CONTROL.search(value):
+        raise ValueError(f"{value!r} has a line break or control character; write one entry per line")
+    return value
+
+
+def _directive_line(value: str) -> str:
+    _one_line(value)
+    if not re.match(r"--?[A-Za-z]", value):
+        raise ValueError(f"{value!r} is not an option of sbatch; write it as --name=value")
+    return value
+
+
+def _time_limit(value: Any) -> Any:
+    if isinstance(value, str):
+        return parse_duration_s(value)
+    raise ValueError(f"{value!r} has no unit (Slurm would read minutes); write it {DURATION_FORMS}")
+
+
+def _text(value: Any) -> Any:
+    """Take numbers as the text they were written as, but no YAML booleans."""
+    if isinstance(value, bool):
+        raise ValueError(
+            f"{str(value).lower()} is a YAML boolean; quote it if the variable is to hold that word"
+        )
+    return str(value) if isinstance(value, int | float) else value
+
+
+def _env_value(value: str) -> str:
+    if "\0" in value:
+        raise ValueError("has a NUL character")
+    return value
+
+
+def _env_name(name: str) -> str:
+    if not ENV_NAME.fullmatch(name):
+        raise ValueError(
+            f"{name!r} is not the name of an environment variable; allowed: letters, digits and '_'"
+        )
+    return name
+
+
+def _layout(value: Any) -> Any:
+    """Check ranks per node: a number, or a list with one number per node."""
+    numbers = value if isinstance(value, list) else [value]
+    for number in numbers:
+        if isinstance(number, bool) or not isinstance(number, int):
+            raise ValueError(f"{number!r} is not a whole number (or a list with one whole number per node)")
+        if not 1 <= number <= MAX_TASKS_PER_NODE:
+            raise ValueError(f"{number} is not between 1 and {MAX_TASKS_PER_NODE}")
+    if isinstance(value, list) and len(value) < 2:
+        raise ValueError(f"{value!r} is a list for one node; write {value[0] if value else 1} instead")
+    return value
+
+
+DirectiveValue = Annotated[str, AfterValidator(_directive_value)]
+Line = Annotated[str, Field(min_length=1), AfterValidator(_one_line)]
+DirectiveLine = Annotated[str, AfterValidator(_directive_line)]
+EnvName = Annotated[str, AfterValidator(_env_name)]
+EnvValue = Annotated[
+    str,
+    BeforeValidator(_text),
+    AfterValidator(_env_value),
+    WithJsonSchema({"type": ["string", "number"]}),
+]
+Duration = Annotated[
+    int, BeforeValidator(_time_limit), WithJsonSchema({"type": "string", "examples": ["20m", "1h30m"]})
+]
+Nodes = Annotated[int, Field(strict=True, ge=1, le=MAX_NODES)]
+_PER_NODE = {"type": "integer", "minimum": 1, "maximum": MAX_TASKS_PER_NODE}
+RanksPerNode = Annotated[
+    Any,
+    BeforeValidator(_layout),
+    WithJsonSchema({"anyOf": [_PER_NODE, {"type": "array", "items": _PER_NODE, "minItems": 2}]}),
+]
+Batch = Annotated[int, Field(strict=True, ge=1, le=MAX_BATCH)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class Container(_Section):
+    """The container that ranks run in."""
+
+    runtime: Literal["apptainer", "singularity", "pyxis"]
+    """apptainer and singularity wrap the command; pyxis adds srun's --container options."""
+    image: Line
+    """An image file, or what the runtime takes as a URI."""
+    mounts: list[Line] = []
+    """Bind mounts, each as the runtime writes them (`/scratch:/scratch`)."""
+    options: list[Line] = []
+    """Further options of the runtime, one word each (`--cleanenv`)."""
+
+
+class Cluster(_Section):
+    """Where and how the runs are started."""
+
+    executor: Literal["slurm", "local"] = "slurm"
+    """slurm submits one job per run; local runs them on this machine, one after another."""
+    partition: DirectiveValue | None = None
+    """sbatch --partition."""
+    account: DirectiveValue | None = None
+    """sbatch --account."""
+    qos: DirectiveValue | None = None
+    """sbatch --qos."""
+    reservation: DirectiveValue | None = None
+    """sbatch --reservation."""
+    constraint: DirectiveValue | None = None
+    """sbatch --constraint."""
+    nodelist: DirectiveValue | None = None
+    """sbatch --nodelist: these nodes must be among the job's."""
+    exclude: DirectiveValue | None = None
+    """sbatch --exclude: nodes to stay away from."""
+    mem: DirectiveValue | None = None
+    """sbatch --mem per node (`64G`; `0` is all of it)."""
+    gpu_type: DirectiveValue | None = None
+    """The GPU's type in Slurm's words: --gres=gpu:TYPE:N."""
+    gpu_request: Literal["gres", "gpus-per-node"] = "gres"
+    """How this site wants GPUs asked for."""
+    cpus_per_task: Annotated[int, Field(strict=True, ge=1, le=4096)] | None = None
+    """CPU cores per rank; a torchrun task gets them for all its ranks."""
+    time_limit: Duration = 1800
+    """Wall time of one run at most."""
+    exclusive: Annotated[bool, Field(strict=True)] = False
+    """Whole nodes: no neighbour disturbs the measurement."""
+    container: Container | None = None
+    """The container that ranks run in."""
+    directives: list[DirectiveLine] = []
+    """Further #SBATCH options as they are (`--mail-type=END`)."""
+    setup: list[Line] = []
+    """Shell lines before the launch, run in the folder of submission."""
+    env: dict[EnvName, EnvValue] = {}
+    """Environment variables of the job; values arrive literally."""
+
+
+class Scaling(_Section):
+    """A batch axis by its meaning."""
+
+    mode: Literal["strong", "weak"]
+    """strong keeps the global batch, weak the per-GPU batch."""
+    global_batch: Annotated[list[Batch], Field(min_length=1)] | None = None
+    """Samples of one optimizer step over all ranks (strong)."""
+    per_gpu_batch: Annotated[list[Batch], Field(min_length=1)] | None = None
+    """Samples of one micro-batch on one rank (weak)."""
+
+    @model_validator(mode="after")
+    def _batch_fits_mode(self) -> Scaling:
+        wanted, other = (
+            ("global_batch", "per_gpu_batch") if self.mode == "strong" else ("per_gpu_batch", "global_batch")
+        )
+        if getattr(self, wanted) is None:
+            raise ValueError(
+                f"mode {self.mode} needs {wanted}, a list such as [{352 if self.mode == 'strong' else 22}]"
+            )
+        if getattr(self, other) is not None:
+            raise ValueError(f"mode {self.mode} keeps {wanted}; {other} follows from it, remove it")
+        return self
+
+    @property
+    def batches(self) -> list[int]:
+        """The batches of the mode's own kind."""
+        return (self.global_batch if self.mode == "strong" else self.per_gpu_batch) or []
+
+
+def _annotated(name: str) -> Any:
+    """Return an option's type with all its constraints, as a list item or a single value."""
+    info = WorkloadOptions.model_fields[name]
+    return Annotated[(info.annotation, *info.metadata)] if info.metadata else info.annotation
+
+
+AXIS_OPTIONS = tuple(name for name in WorkloadOptions.model_fields if name != "device")
+_SIZE_AXES: dict[str, Any] = {
+    "nodes": Nodes,
+    "gpus_per_node": RanksPerNode,
+    "tasks_per_node": RanksPerNode,
+    "backend": Backend,
+    "launcher": Launcher,
+}
+_AXIS_TYPES: dict[str, Any] = {**_SIZE_AXES, **{name: _annotated(name) for name in AXIS_OPTIONS}}
+
+
+#: Marks an unknown key among the axes, where pydantic must let `env.*` pass.
+UNKNOWN_KEY = "UNKNOWN_KEY"
+
+
+def _known_axis(name: str) -> str:
+    if not name.startswith("env."):
+        raise ValueError(UNKNOWN_KEY)
+    _env_name(name.removeprefix("env."))
+    return name
+
+
+class _Named(BaseModel):
+    """Keys of the schema, and `env.NAME` beside them."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """What the file names and does not leave empty, in the schema's order."""
+        own = {name: getattr(self, name) for name in type(self).model_fields if name in self.model_fields_set}
+        return {
+            name: value
+            for name, value in {**own, **(self.__pydantic_extra__ or {})}.items()
+            if value is not None
+        }
+
+
+class _AxesBase(_Named):
+    __pydantic_extra__: dict[
+        Annotated[str, AfterValidator(_known_axis)], Annotated[list[EnvValue], Field(min_length=1)]
+    ]
+
+
+class _SelectionBase(_Named):
+    __pydantic_extra__: dict[Annotated[str, AfterValidator(_known_axis)], EnvValue]
+
+
+def _optional(kind: Any, *, as_list: bool) -> tuple[Any, None]:
+    return (Annotated[list[kind], Field(min_length=1)] if as_list else kind) | None, None
+
+
+_model: Any = create_model  # its overloads do not take computed fields
+Axes: Any = _model(
+    "Axes",
+    __base__=_AxesBase,
+    __doc__="What is enumerated: the product of all lists.",
+    **{name: _optional(kind, as_list=True) for name, kind in _AXIS_TYPES.items()},
+)
+_BATCH_TYPES: dict[str, Any] = {
+    "mode": Literal["strong", "weak"],
+    "global_batch": Batch,
+    "per_gpu_batch": Batch,
+}
+Selection: Any = _model(
+    "Selection",
+    __base__=_SelectionBase,
+    __doc__="One value for some of the axes and the batch.",
+    **{name: _optional(kind, as_list=False) for name, kind in (_AXIS_TYPES | _BATCH_TYPES).items()},
+)
+
+
+class Matrix(_Section):
+    """A study to be planned."""
+
+    study: Annotated[str, AfterValidator(_study_name)]
+    """The study's name, and its folder's; default: the file's stem."""
+    cluster: Cluster = Cluster()
+    """Where and how the runs are started."""
+    axes: Axes = Field(default_factory=Axes)
+    """What is enumerated."""
+    scaling: Annotated[list[Scaling], Field(min_length=1)]
+    """The batch axis, by its meaning."""
+    workload: WorkloadOptions = WorkloadOptions()
+    """The DDP training that a cell runs."""
+    repeats: Annotated[int, Field(strict=True, ge=1, le=1000)] = 3
+    """Runs of each cell; intervals need 3."""
+    seed: Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)] = 0
+    """Seed of the order in which runs are started."""
+    exclude: list[Selection] = []
+    """Cells left out: each entry removes what agrees with all it names."""
+    include: list[Selection] = []
+    """Cells added; an axis that an entry does not name takes all its values."""
+
+    @property
+    def size_axis(self) -> str:
+        """``gpus_per_node`` or ``tasks_per_node``, by the device."""
+        return "gpus_per_node" if self.workload.device == "cuda" else "tasks_per_node"
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON Schema of a matrix file, for editors."""
+    schema = Matrix.model_json_schema()
+    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    schema["title"] = "Matrix of a scaling study"
+    schema["required"] = ["scaling"]
+    env = {"type": ["string", "number"]}
+    for name, value in (("Axes", {"type": "array", "items": env, "minItems": 1}), ("Selection", env)):
+        definition = schema["$defs"][name]
+        definition["additionalProperties"] = False
+        definition["patternProperties"] = {rf"^env\.{ENV_NAME.pattern}$": value}
+    return schema

@@ -1,0 +1,251 @@
+"""From a matrix file to a plan: cells, runs in their seeded order, scripts, cost, warnings.
+
+Pure until :func:`write_plan`: no network, no Slurm, no torch. The same matrix gives the
+same plan and byte-identical scripts anywhere.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench import __version__
+from bench.errors import BenchError
+from bench.findings import Severity
+from bench.layout import StudyFolder, read_json, write_atomically
+from bench.matrix import Document, Matrix, load_matrix
+from bench.matrix.cell import Cell, Run
+from bench.matrix.expansion import expand
+from bench.matrix.remarks import remarks
+from bench.render import Renderer
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a plan asks for at most: every run as long as its wall limit allows."""
+
+    cells: int
+    runs: int
+    nodes_max: int
+    gpus_max: int
+    wall_s_max: int
+    gpu_hours_max: float
+    node_hours_max: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A planned study. ``runs`` are in the order in which they are to be started."""
+
+    matrix: Matrix
+    document: Document
+    cells: list[Cell]
+    runs: list[Run]
+    warnings: list[str]
+
+    @property
+    def script_suffix(self) -> str:
+        """``.sbatch``, or ``.sh`` for runs on this machine."""
+        return ".sh" if self.matrix.cluster.executor == "local" else ".sbatch"
+
+    def script_name(self, cell: Cell) -> str:
+        """Return the path of a cell's script below the study's folder."""
+        return f"scripts/{cell.cell_id}{self.script_suffix}"
+
+    @property
+    def cost(self) -> Cost:
+        """The most that the plan can use up."""
+        limit_s, repeats = self.matrix.cluster.time_limit, self.matrix.repeats
+        nodes = sum(cell.nodes for cell in self.cells)
+        gpus = [cell.nodes * max(cell.ranks_per_node) if cell.device == "cuda" else 0 for cell in self.cells]
+        hours = limit_s * repeats / 3600
+        return Cost(
+            cells=len(self.cells),
+            runs=len(self.runs),
+            nodes_max=max(cell.nodes for cell in self.cells),
+            gpus_max=max(gpus),
+            wall_s_max=limit_s * len(self.runs),
+            gpu_hours_max=round(sum(gpus) * hours, 3),
+            node_hours_max=round(nodes * hours, 3),
+        )
+
+
+def make_plan(path: Path) -> Plan:
+    """Return the plan of a matrix file.
+
+    Raises:
+        BenchError, InputError: whatever is wrong with the matrix, all at once.
+    """
+    matrix, document = load_matrix(path)
+    expansion = expand(matrix, document)
+    runs = ordered_runs(expansion.cells, repeats=matrix.repeats, seed=matrix.seed)
+    warnings = [*expansion.warnings, *remarks(matrix, document, expansion.cells)]
+    return Plan(matrix, document, expansion.cells, runs, warnings)
+
+
+def ordered_runs(cells: Sequence[Cell], *, repeats: int, seed: int) -> list[Run]:
+    """Return every repeat of every cell in seeded random order, round by round.
+
+    Each round holds every cell once: a cell's repeats spread over the whole study, so
+    that a slow hour hits all cells alike (randomised complete blocks).
+    """
+    order = random.Random(seed)
+    runs: list[Run] = []
+    for repeat in range(1, repeats + 1):
+        ids = [cell.cell_id for cell in cells]
+        order.shuffle(ids)
+        runs += [
+            Run(f"{cell_id}-r{repeat}", cell_id, repeat, len(runs) + i) for i, cell_id in enumerate(ids, 1)
+        ]
+    return runs
+
+
+def scripts(plan: Plan) -> Iterator[tuple[Cell, str]]:
+    """Yield each cell with the text of its script, linted.
+
+    Raises:
+        BenchError: our own linter finds an error in one (a set-up line, a directive).
+    """
+    from bench.lint import lint_script
+
+    renderer = Renderer(plan.matrix)
+    fine: set[tuple[Any, ...]] = set()
+    for cell in plan.cells:
+        script = renderer.render(cell)
+        if script.kind not in fine:
+            findings = lint_script(script.text, path=plan.script_name(cell))
+            errors = [str(finding) for finding in findings if finding.severity is Severity.ERROR]
+            if errors:
+                what = f"the script of cell {cell.cell_id} would not run:\n" + "\n".join(errors)
+                raise BenchError(what, remedy="mend cluster.setup or cluster.directives")
+            fine.add(script.kind)
+        yield cell, script.text
+
+
+def write_plan(plan: Plan, root: Path, *, progress: Callable[[int], None] | None = None) -> StudyFolder:
+    """Write matrix, scripts and plan.json of a study below ``root`` and return its folder.
+
+    Planning again is safe: a study may grow (more sizes, more repeats), but a cell that
+    has runs must stay what it was.
+
+    Raises:
+        BenchError: results of another matrix are there, or the folder cannot be written.
+    """
+    folder = StudyFolder(root / plan.matrix.study)
+    old = read_json(folder.plan) if folder.plan.exists() else None
+    content = plan_json(plan)
+    _refuse_changed_cells(folder, old, plan)
+    try:
+        folder.scripts.mkdir(parents=True, exist_ok=True)
+        for done, (cell, text) in enumerate(scripts(plan), 1):
+            # Unbuffered: a script is one write, and 10,000 of them are most of a plan's time.
+            with open(f"{folder.path}/{plan.script_name(cell)}", "wb", buffering=0) as file:
+                file.write(text.encode())
+            if progress is not None:
+                progress(done)
+        _remove_stale_scripts(folder, old, plan)
+        write_atomically(folder.matrix, plan.document.text)
+        write_atomically(folder.plan, plan_text(content))
+    except OSError as error:
+        raise BenchError(f"{error.filename or folder.path}: cannot be written: {error.strerror}") from None
+    return folder
+
+
+def plan_json(plan: Plan) -> dict[str, Any]:
+    """Return what plan.json holds; cells and runs one by one, in order."""
+    cost = plan.cost
+    return {
+        "schema": 1,
+        "study": plan.matrix.study,
+        "bench_version": __version__,
+        "executor": plan.matrix.cluster.executor,
+        "device": plan.matrix.workload.device,
+        "repeats": plan.matrix.repeats,
+        "seed": plan.matrix.seed,
+        "time_limit_s": plan.matrix.cluster.time_limit,
+        "cost": {name: getattr(cost, name) for name in cost.__dataclass_fields__},
+        "warnings": plan.warnings,
+        "series": _series(plan.cells),
+        "cells": [{**cell.as_json(), "script": plan.script_name(cell)} for cell in plan.cells],
+        "runs": [
+            {"run_id": r.run_id, "cell_id": r.cell_id, "repeat": r.repeat, "order": r.order}
+            for r in plan.runs
+        ],
+    }
+
+
+def plan_text(content: dict[str, Any]) -> str:
+    """Return plan.json's text: one cell and one run a line, for people and for diff."""
+    dump = json.JSONEncoder(ensure_ascii=False).encode
+    parts = []
+    for key, value in content.items():
+        if key in ("series", "cells", "runs") and value:
+            items = ",\n  ".join(dump(item) for item in value)
+            parts.append(f" {dump(key)}: [\n  {items}\n ]")
+        else:
+            parts.append(f" {dump(key)}: {dump(value)}")
+    return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+def _series(cells: Sequence[Cell]) -> list[dict[str, Any]]:
+    series: dict[str, dict[str, Any]] = {}
+    for cell in cells:
+        for member in cell.series:
+            if member.series in series:
+                continue
+            batch = f"global batch {member.batch}" if member.mode == "strong" else f"{member.batch} per rank"
+            swept = [f"{name.removeprefix('env.')} {value}" for name, value in cell.swept.items()]
+            label = ", ".join([f"{member.mode}, {batch}", cell.backend, cell.launcher, *swept])
+            series[member.series] = {
+                "series": member.series,
+                "mode": member.mode,
+                "batch": member.batch,
+                "launcher": cell.launcher,
+                "backend": cell.backend,
+                "swept": cell.swept,
+                "label": label,
+            }
+    return list(series.values())
+
+
+def _refuse_changed_cells(folder: StudyFolder, old: dict[str, Any] | None, plan: Plan) -> None:
+    if not folder.runs.is_dir() or not any(folder.runs.iterdir()):
+        return
+    name = plan.matrix.study
+    remedy = f"give the matrix another `study:` name, or move {folder.path} away"
+    if old is None:
+        raise BenchError(f"{folder.path}: holds runs but no readable plan.json", remedy=remedy)
+    new = {cell.cell_id: _physical(cell.as_json()) for cell in plan.cells}
+    tried = {path.name for path in folder.runs.iterdir()}
+    cells = {run["cell_id"] for run in old["runs"] if run["run_id"] in tried}
+    known_runs = {run.run_id for run in plan.runs}
+    for cell in old["cells"]:
+        if cell["cell_id"] in cells and new.get(cell["cell_id"]) != _physical(cell):
+            what = (
+                f"study {name} has results of cell {cell['cell_id']}, which this matrix changes or leaves out"
+            )
+            raise BenchError(what, remedy=remedy)
+    lost = sorted(
+        run["run_id"] for run in old["runs"] if run["run_id"] in tried and run["run_id"] not in known_runs
+    )
+    if lost:
+        raise BenchError(
+            f"study {name} has results of run {lost[0]}, which this matrix leaves out", remedy=remedy
+        )
+
+
+def _physical(cell: dict[str, Any]) -> dict[str, Any]:
+    """Return what a cell is, without the series it belongs to."""
+    return {key: value for key, value in cell.items() if key not in ("series", "modes", "script", "swept")}
+
+
+def _remove_stale_scripts(folder: StudyFolder, old: dict[str, Any] | None, plan: Plan) -> None:
+    present = {plan.script_name(cell) for cell in plan.cells}
+    for cell in (old or {}).get("cells", []):
+        script = cell.get("script", "")
+        if script not in present and script.startswith("scripts/") and ".." not in script:
+            (folder.path / script).unlink(missing_ok=True)

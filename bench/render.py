@@ -1,0 +1,202 @@
+"""Render one script per cell through the Jinja templates in ``slurm_templates/``.
+
+Pure: no path of this machine, no date, no environment goes in, so the same matrix gives
+the same bytes anywhere. Whatever comes from the matrix is quoted for the shell here, and
+only here; the schema has refused what an ``#SBATCH`` line cannot hold.
+
+Most cells of a matrix differ in values, not in shape. A template is rendered once per
+shape, with a mark in place of every value, and the marks are then filled cell by cell:
+10,000 scripts cost 10,000 joins, not 10,000 passes through a template.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jinja2
+
+from bench.matrix.arguments import to_arguments
+from bench.matrix.cell import Cell
+from bench.matrix.schema import Cluster, Container, Matrix
+from bench.shipped import shipped
+from bench.units import slurm_time
+
+#: Marks a value in a rendered shape; no matrix can hold it (the schema refuses NUL).
+_MARK = "\0"
+
+
+class _Shape(NamedTuple):
+    """What decides a script's lines; the rest are values in them."""
+
+    launcher: str
+    device: str
+    mixed: bool
+    env_names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A cell's script.
+
+    ``kind`` is equal for scripts that differ only in names and in the workload's own
+    options: what holds for the launch of one holds for all of a kind.
+    """
+
+    text: str
+    kind: tuple[Any, ...]
+
+
+class Renderer:
+    """Render the cells of one matrix."""
+
+    def __init__(self, matrix: Matrix) -> None:
+        self.matrix = matrix
+        self._environment = jinja2.Environment(
+            loader=jinja2.FileSystemLoader(shipped("slurm_templates")),
+            undefined=jinja2.StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            keep_trailing_newline=True,
+            autoescape=False,  # noqa: S701 (shell, not HTML: values are quoted below)
+        )
+        self._cores = matrix.cluster.cpus_per_task or 1
+        self._shapes: dict[_Shape, list[str]] = {}
+        self._arguments: dict[tuple[Any, ...], str] = {}
+
+    def render(self, cell: Cell) -> Script:
+        """Return the script that runs ``cell``."""
+        mixed = isinstance(cell.tasks_per_node, list)
+        shape = _Shape(cell.launcher, cell.workload["device"], mixed, tuple(cell.env))
+        pieces = self._shapes.get(shape)
+        if pieces is None:
+            pieces = self._shapes[shape] = self._render_shape(shape)
+        most = max(cell.ranks_per_node)
+        # What a linter or a scheduler could object to ...
+        launch = {
+            "nodes": str(cell.nodes),
+            "tasks_per_node": str(cell.tasks_per_node),
+            "world_size": str(cell.world_size),
+            "ranks_per_node": " ".join(map(str, cell.ranks_per_node)) if mixed else "",
+            "ranks_per_node_max": str(most),
+            "cpus_per_node": str(self._cores * most),
+            "backend": cell.backend,
+            "join_timeout": str(cell.workload["join_timeout"]),
+            **{f"env.{name}": shlex.quote(value) for name, value in cell.env.items()},
+        }
+        # ... and what only the workload reads.
+        values = {
+            **launch,
+            "cell_id": cell.cell_id,
+            "global_batch": str(cell.global_batch),
+            "arguments": self._argument_lines(cell),
+        }
+        text = "".join([values[piece] if i % 2 else piece for i, piece in enumerate(pieces)])
+        return Script(text, (shape, *launch.values()))
+
+    def _render_shape(self, shape: _Shape) -> list[str]:
+        """Return the shape's text, split at its marks: literal, name, literal, name, ..., literal."""
+        matrix, cluster = self.matrix, self.matrix.cluster
+        local = cluster.executor == "local"
+        template = self._environment.get_template("local.sh.j2" if local else f"{shape.launcher}.sbatch.j2")
+        marked = {name: f"{_MARK}{name}{_MARK}" for name in _VALUES}
+        text = template.render(
+            marked,
+            title=f"Study {matrix.study}: one cell of its matrix.",
+            setup=cluster.setup,
+            env=[(name, f"{_MARK}env.{name}{_MARK}") for name in shape.env_names],
+            directives=[] if local else list(_directives(cluster, device=shape.device, mixed=shape.mixed)),
+            mixed=shape.mixed,
+            cpus=self._cores,
+            threads=self._cores,
+            # Without set-up lines or a container, the python that submits is the one that runs.
+            python="python" if cluster.setup or cluster.container else '"${BENCH_PYTHON:-python}"',
+            srun_options=_srun_options(cluster.container),
+            container=_container_command(cluster.container, shape.device),
+        )
+        return text.split(_MARK)
+
+    def _argument_lines(self, cell: Cell) -> str:
+        """Return the workload's options for the script, one option with its value a line."""
+        key = (cell.launcher, cell.backend, cell.per_gpu_batch, *cell.workload.values())
+        lines = self._arguments.get(key)
+        if lines is None:
+            head = ["--launcher", cell.launcher, "--backend", cell.backend]
+            words = [*head, "--per-gpu-batch", str(cell.per_gpu_batch), *to_arguments(cell.workload)]
+            lines = "".join(
+                f"\n  {shlex.quote(word)}" if word.startswith("--") else f" {shlex.quote(word)}"
+                for word in words
+            ).strip()
+            if len(self._arguments) < 10_000:
+                self._arguments[key] = lines
+        return lines
+
+
+_VALUES = (
+    "cell_id",
+    "nodes",
+    "tasks_per_node",
+    "world_size",
+    "ranks_per_node",
+    "ranks_per_node_max",
+    "cpus_per_node",
+    "backend",
+    "global_batch",
+    "join_timeout",
+    "arguments",
+)
+
+_PLACEMENT = (
+    ("partition", "Where the study runs."),
+    ("account", "Who pays."),
+    ("qos", "The quality of service asked for."),
+    ("reservation", "Nodes set aside for this."),
+    ("constraint", "Nodes with these features only: sizes are compared on equal hardware."),
+    ("nodelist", "These nodes must be among the job's."),
+    ("exclude", "Nodes to stay away from."),
+    ("mem", "Memory per node."),
+)
+
+
+def _directives(cluster: Cluster, *, device: str, mixed: bool) -> Iterator[tuple[str, str]]:
+    """Yield (reason, directive) for all that does not depend on the launcher."""
+    yield "The cell's nodes.", f"--nodes={_MARK}nodes{_MARK}"
+    if device == "cuda":
+        reason = (
+            "Slurm asks every node for the GPUs that the largest one needs." if mixed else "One GPU per rank."
+        )
+        kind = f"{cluster.gpu_type}:" if cluster.gpu_type else ""
+        option = "--gres=gpu:" if cluster.gpu_request == "gres" else "--gpus-per-node="
+        yield reason, f"{option}{kind}{_MARK}ranks_per_node_max{_MARK}"
+    for key, reason in _PLACEMENT:
+        value = getattr(cluster, key)
+        if value is not None:
+            yield reason, f"--{key}={value}"
+    if cluster.exclusive:
+        yield "Whole nodes: no neighbour disturbs the measurement.", "--exclusive"
+    yield "The wall time that the plan counts with.", f"--time={slurm_time(cluster.time_limit)}"
+    yield "Replaced by the run's folder at submission.", "--output=%x-%j.out"
+    for line in cluster.directives:
+        yield "From the matrix.", line
+
+
+def _srun_options(container: Container | None) -> str:
+    if container is None or container.runtime != "pyxis":
+        return ""
+    mounts = ",".join(['"$run_dir:$run_dir"', *(shlex.quote(mount) for mount in container.mounts)])
+    words = [f"--container-image={shlex.quote(container.image)}", f"--container-mounts={mounts}"]
+    words += [shlex.quote(option) for option in container.options]
+    return "".join(f" \\\n  {word}" for word in words)
+
+
+def _container_command(container: Container | None, device: str) -> str:
+    if container is None or container.runtime == "pyxis":
+        return ""
+    words = [container.runtime, "exec", *(["--nv"] if device == "cuda" else []), "--bind", '"$run_dir"']
+    for mount in container.mounts:
+        words += ["--bind", shlex.quote(mount)]
+    words += [shlex.quote(option) for option in container.options]
+    words.append(shlex.quote(container.image))
+    return " ".join(words) + " \\\n  "

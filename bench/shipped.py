@@ -1,0 +1,34 @@
+"""The example matrices and the templates, from a checkout or from an installed wheel."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bench.errors import missing_file
+
+_PACKAGE = Path(__file__).resolve().parent
+
+
+def shipped(folder: str) -> Path:
+    """Return ``matrices`` or ``slurm_templates``, wherever this installation keeps it."""
+    installed = _PACKAGE / "shipped" / folder
+    return installed if installed.is_dir() else _PACKAGE.parent / folder
+
+
+def find_matrix(name: str) -> Path:
+    """Return the path of a matrix file given by path, or by the name of a shipped example.
+
+    A file of the user's own goes before an example of the same name.
+
+    Raises:
+        BenchError: neither; the message lists the examples.
+    """
+    path = Path(name)
+    if path.is_file():
+        return path
+    examples = {example.stem: example for example in sorted(shipped("matrices").glob("*.yaml"))}
+    stem = name.removesuffix(".yaml").removeprefix("matrices/")
+    if not path.exists() and stem in examples:
+        return examples[stem]
+    remedy = f"give the path of a YAML file, or one of the shipped examples: {', '.join(examples)}"
+    raise missing_file(path, what="matrix file", remedy=remedy)
