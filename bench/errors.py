@@ -6,6 +6,7 @@ an exit code in ``bench.cli``; anything else that escapes is a defect of ours.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,7 +49,7 @@ class InputError(BenchError):
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         assert problems, "an error without a problem"
-        self.problems = sorted(problems, key=lambda p: (p.path, p.line or 0))
+        self.problems = sorted(problems, key=lambda p: (p.path, p.line or math.inf))
         super().__init__("\n".join(str(p) for p in self.problems))
 
 

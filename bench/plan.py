@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import random
+import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -137,7 +138,8 @@ def write_plan(plan: Plan, root: Path, *, progress: Callable[[int], None] | None
     """
     folder = StudyFolder(root / plan.matrix.study)
     old = read_json(folder.plan) if folder.plan.exists() else None
-    content = plan_json(plan)
+    # Tells this study's jobs from those of another folder's study of the same name.
+    content = {**plan_json(plan), "key": (old or {}).get("key") or secrets.token_hex(3)}
     _refuse_changed_cells(folder, old, plan)
     try:
         folder.scripts.mkdir(parents=True, exist_ok=True)
@@ -167,6 +169,9 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "repeats": plan.matrix.repeats,
         "seed": plan.matrix.seed,
         "time_limit_s": plan.matrix.cluster.time_limit,
+        "cpus_per_task": plan.matrix.cluster.cpus_per_task,
+        "setup": plan.matrix.cluster.setup,
+        "container": plan.matrix.cluster.container is not None,
         "cost": {name: getattr(cost, name) for name in cost.__dataclass_fields__},
         "warnings": plan.warnings,
         "series": _series(plan.cells),

@@ -68,11 +68,10 @@ def read_document(path: Path) -> Document:
     """
     text = _read_text(path)
     try:
+        _refuse_depth(path, text)
         root = yaml.compose(text, Loader=_Loader)
     except yaml.YAMLError as error:
         raise InputError([_syntax_problem(path, text, error)]) from None
-    except RecursionError:
-        raise InputError([Problem(str(path), None, "nested too deeply to be a matrix")]) from None
     if root is None:
         raise InputError(
             [Problem(str(path), None, "is empty", "start from `bench init`, or from an example in matrices/")]
@@ -113,6 +112,19 @@ def _read_text(path: Path) -> str:
     return text
 
 
+def _refuse_depth(path: Path, text: str) -> None:
+    """Refuse deep nesting from the stream of events: the C composer would overflow its stack."""
+    depth = 0
+    for event in yaml.parse(text, Loader=_Loader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+            if depth > MAX_DEPTH:
+                what = f"is nested more than {MAX_DEPTH} deep"
+                raise InputError([Problem(str(path), event.start_mark.line + 1, what, "is it the right file?")])
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+
+
 def _syntax_problem(path: Path, text: str, error: yaml.YAMLError) -> Problem:
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
     what = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
@@ -147,22 +159,9 @@ class _Builder:
 
     def build(self, node: yaml.Node, place: Place, depth: int) -> Any:
         self.seen += 1
-        if self.seen > MAX_NODES or depth > MAX_DEPTH:
-            what = (
-                f"expands to more than {MAX_NODES} values"
-                if self.seen > MAX_NODES
-                else f"is nested more than {MAX_DEPTH} deep"
-            )
-            raise InputError(
-                [
-                    Problem(
-                        self.path,
-                        node.start_mark.line + 1,
-                        f"the file {what} (aliases?)",
-                        "write the values out",
-                    )
-                ]
-            )
+        if self.seen > MAX_NODES or depth > 2 * MAX_DEPTH:
+            what = f"the file expands to more than {MAX_NODES} values (aliases?)"
+            raise InputError([Problem(self.path, node.start_mark.line + 1, what, "write the values out")])
         self.lines.setdefault(place, node.start_mark.line + 1)
         if isinstance(node, yaml.MappingNode):
             return self._mapping(node, place, depth)
@@ -178,7 +177,7 @@ class _Builder:
         for key_node, value_node in node.value:
             line = key_node.start_mark.line + 1
             key = self._scalar(key_node) if isinstance(key_node, yaml.ScalarNode) else None
-            if key == "<<" and getattr(key_node, "style", None) is None:
+            if key == "<<" and not key_node.style:
                 merged += self._merge(value_node, place, depth)
                 continue
             if not isinstance(key, str):

@@ -1,0 +1,90 @@
+"""What the commands share: options, the study that is meant, and how things are printed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from bench.errors import BenchError
+from bench.layout import StudyFolder, results_root, studies
+
+ResultsOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--results", envvar="BENCH_RESULTS", help="The folder that studies land in.", show_default="results"
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of a table.")]
+MatrixArgument = Annotated[
+    str, typer.Argument(help="A matrix file, or the name of a shipped example.", show_default=False)
+]
+StudyArgument = Annotated[
+    str | None,
+    typer.Argument(help="A study's name or folder; left out: the one planned last.", show_default=False),
+]
+
+
+def root_of(results: Path | None) -> Path:
+    """Return the folder that studies land in."""
+    return results if results is not None else results_root()
+
+
+def find_study(name: str | None, results: Path | None) -> StudyFolder:
+    """Return the study that is meant: by name, by folder, or the one planned last.
+
+    Raises:
+        BenchError: there is none; the message lists those that there are.
+    """
+    root = root_of(results)
+    known = list(studies(root))
+    if name is None:
+        if not known:
+            raise BenchError(f"no study is planned below {root}", remedy="plan one: bench plan MATRIX")
+        return max(known, key=lambda study: study.plan.stat().st_mtime_ns)
+    for path in (Path(name), root / name):
+        if (path / "plan.json").is_file():
+            return StudyFolder(path)
+    if Path(name).suffix in (".yaml", ".yml"):
+        raise BenchError(f"{name} is a matrix, not a study", remedy=f"plan it first: bench plan {name}")
+    listed = ", ".join(study.name for study in known) or "none"
+    raise BenchError(
+        f"no study {name!r} is planned below {root} (there: {listed})", remedy="plan it: bench plan MATRIX"
+    )
+
+
+def print_json(content: Any) -> None:
+    """Print JSON on standard output."""
+    sys.stdout.write(json.dumps(content, ensure_ascii=False, indent=1) + "\n")
+
+
+def say(words: str) -> None:
+    """Print a diagnostic line on standard error."""
+    typer.echo(words, err=True)
+
+
+def print_table(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], *, right: Iterable[str] = ()
+) -> None:
+    """Print a table: ruled on a terminal, plain columns elsewhere. Text is never read as markup."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    terminal = sys.stdout.isatty()
+    console = Console(
+        file=sys.stdout, highlight=False, soft_wrap=not terminal, width=None if terminal else 10_000
+    )
+    table = Table(
+        title=Text(title), title_justify="left", box=box.SIMPLE_HEAD if terminal else None, pad_edge=False
+    )
+    for name in columns:
+        table.add_column(name, justify="right" if name in set(right) else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text("" if value is None else str(value)) for value in row))
+    console.print(table)

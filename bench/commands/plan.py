@@ -1,0 +1,134 @@
+"""`bench plan`: from a matrix to a study with one script per cell."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from bench.commands.common import (
+    JsonOption,
+    MatrixArgument,
+    ResultsOption,
+    print_json,
+    print_table,
+    root_of,
+    say,
+)
+from bench.layout import StudyFolder
+from bench.plan import Plan, make_plan, write_plan
+from bench.shipped import find_matrix
+from bench.units import human_duration
+
+SHOWN_CELLS = 40
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("plan")(plan_command)
+
+
+def plan_command(
+    matrix: MatrixArgument,
+    results: ResultsOption = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help=f"List every cell, not only the first {SHOWN_CELLS}.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> int:
+    """Check a matrix, write one script per cell, and say what it will cost.
+
+    Needs no Slurm and submits nothing. Planning again is safe: a study may grow, but a
+    cell that has results must stay what it was. Example: bench plan matrices/l40s.yaml
+    """
+    plan = make_plan(find_matrix(matrix))
+    folder = write_plan(plan, root_of(results))
+    if as_json:
+        print_json(summary(plan, folder))
+    else:
+        show(plan, folder, everything=everything)
+        say(f"next: bench submit {plan.matrix.study}")
+    return 0
+
+
+def show(plan: Plan, folder: StudyFolder, *, everything: bool = False) -> None:
+    """Print the cells, the cost line and where the study was written; warnings on stderr."""
+    per_node = "GPUs/node" if plan.matrix.workload.device == "cuda" else "tasks/node"
+    columns = ["cell", "nodes", per_node, "ranks", "per-GPU batch", "global batch", "series"]
+    shown = plan.cells if everything else plan.cells[:SHOWN_CELLS]
+    rows = [
+        (
+            cell.cell_id,
+            cell.nodes,
+            "+".join(map(str, cell.tasks_per_node))
+            if isinstance(cell.tasks_per_node, list)
+            else cell.tasks_per_node,
+            cell.world_size,
+            cell.per_gpu_batch,
+            cell.global_batch,
+            ", ".join(f"{member.mode} {member.batch}" for member in cell.series),
+        )
+        for cell in shown
+    ]
+    print_table(f"Study {plan.matrix.study}", columns, rows, right=columns[1:6])
+    if len(shown) < len(plan.cells):
+        print(f"... and {len(plan.cells) - len(shown)} more cells (--all lists them)")
+    print(cost_line(plan))
+    print(f"written: {folder.path} (scripts/, plan.json)")
+    for warning in plan.warnings:
+        say(f"warning: {warning}")
+
+
+def cost_line(plan: Plan) -> str:
+    """Return what the plan asks for at most, in one line."""
+    cost, limit_s = plan.cost, plan.matrix.cluster.time_limit
+    parts = [
+        f"{cost.cells} cells x {plan.matrix.repeats} repeats = {cost.runs} runs",
+        f"up to {cost.nodes_max} nodes" if cost.nodes_max > 1 else "1 node",
+    ]
+    if cost.gpus_max:
+        parts.append(f"up to {cost.gpus_max} GPUs")
+    parts.append(f"wall limit {human_duration(limit_s)} a run, {human_duration(cost.wall_s_max)} in all")
+    hours = (
+        f"{cost.gpu_hours_max:g} GPU-hours"
+        if cost.gpus_max
+        else f"{cost.node_hours_max:g} node-hours, no GPU"
+    )
+    parts.append(f"at most {hours}")
+    return "; ".join(parts)
+
+
+def summary(plan: Plan, folder: StudyFolder) -> dict[str, Any]:
+    """Return what `bench plan --json` promises, and the rest of the cost beside it."""
+    cost = plan.cost
+    cells = [
+        {
+            "cell_id": cell.cell_id,
+            "modes": cell.modes,
+            "series": [member.series for member in cell.series],
+            "launcher": cell.launcher,
+            "backend": cell.backend,
+            "nodes": cell.nodes,
+            "tasks_per_node": cell.tasks_per_node,
+            "world_size": cell.world_size,
+            "global_batch": cell.global_batch,
+            "per_gpu_batch": cell.per_gpu_batch,
+            "swept": cell.swept,
+            "script": str(Path(folder.path) / plan.script_name(cell)),
+        }
+        for cell in plan.cells
+    ]
+    return {
+        "study": plan.matrix.study,
+        "folder": str(folder.path),
+        "runs": cost.runs,
+        "repeats": plan.matrix.repeats,
+        "gpu_hours": cost.gpu_hours_max,
+        "node_hours": cost.node_hours_max,
+        "gpus": cost.gpus_max,
+        "nodes": cost.nodes_max,
+        "time_limit_s": plan.matrix.cluster.time_limit,
+        "warnings": plan.warnings,
+        "cells": cells,
+    }

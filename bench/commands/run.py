@@ -1,0 +1,43 @@
+"""`bench run`: plan, start, wait and report in one."""
+
+from __future__ import annotations
+
+import typer
+
+from bench.commands.common import MatrixArgument, ResultsOption, root_of, say
+from bench.commands.plan import cost_line
+from bench.commands.report import write
+from bench.commands.submit import BudgetOption, OnlyOption, RetryOption, check_budget, runs_to_start, start
+from bench.executors.base import open_study
+from bench.plan import make_plan, write_plan
+from bench.shipped import find_matrix
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("run")(run_command)
+
+
+def run_command(
+    matrix: MatrixArgument,
+    results: ResultsOption = None,
+    filters: OnlyOption = None,
+    retry_failed: RetryOption = False,
+    budget: BudgetOption = None,
+) -> int:
+    """Plan a matrix, run what is not yet done, and write the report.
+
+    Ctrl-C stops after ending the run that goes on; the same command continues later.
+    Example: bench run smoke_cpu
+    """
+    plan = make_plan(find_matrix(matrix))
+    folder = write_plan(plan, root_of(results))
+    say(f"study {plan.matrix.study}: {cost_line(plan)}")
+    for warning in plan.warnings:
+        say(f"warning: {warning}")
+    planned = open_study(folder)
+    runs = runs_to_start(planned, filters=filters or [], retry_failed=retry_failed)
+    check_budget(planned, runs, budget)
+    code = start(planned, runs, wait=True)
+    write(folder)
+    return code

@@ -1,0 +1,185 @@
+"""What an executor is: the one shape that local and Slurm runs share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from bench import __version__
+from bench.errors import BenchError
+from bench.layout import RunFolder, StudyFolder, read_json, write_json
+from bench.ledger import Ledger, RunRecord, RunState
+from bench.matrix.cell import Cell, Run
+
+
+@dataclass(frozen=True)
+class PlannedStudy:
+    """A study as its plan.json says, with the ledger of what has happened to it."""
+
+    folder: StudyFolder
+    plan: dict[str, Any]
+    cells: dict[str, Cell]
+    runs: list[Run]
+
+    @property
+    def ledger(self) -> Ledger:
+        """The study's ledger."""
+        return Ledger(self.folder.ledger)
+
+    @property
+    def executor(self) -> str:
+        """The executor that the matrix names."""
+        return str(self.plan["executor"])
+
+    def records(self) -> dict[str, RunRecord]:
+        """Return the latest attempt of every planned run, in the planned order."""
+        return self.ledger.records(run.run_id for run in self.runs)
+
+    def script(self, cell_id: str) -> Path:
+        """Return a cell's script."""
+        suffix = ".sh" if self.executor == "local" else ".sbatch"
+        return self.folder.scripts / f"{cell_id}{suffix}"
+
+
+def open_study(folder: StudyFolder) -> PlannedStudy:
+    """Return the study planned in ``folder``.
+
+    Raises:
+        BenchError: no plan.json there, or one that this version cannot read.
+    """
+    plan = read_json(folder.plan)
+    if plan is None:
+        what = "does not exist" if not folder.plan.exists() else "is not readable JSON"
+        raise BenchError(f"{folder.plan}: {what}", remedy="plan the study again: bench plan MATRIX")
+    try:
+        cells = {cell["cell_id"]: Cell.from_json(cell) for cell in plan["cells"]}
+        runs = [Run(r["run_id"], r["cell_id"], r["repeat"], r["order"]) for r in plan["runs"]]
+    except (KeyError, TypeError) as error:
+        what = f"{folder.plan}: is not a plan of this version ({error!r} is wrong or missing)"
+        raise BenchError(what, remedy="plan the study again: bench plan MATRIX") from None
+    return PlannedStudy(folder, plan, cells, runs)
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One run about to be started, or started: a job of its own."""
+
+    run: Run
+    cell: Cell
+    number: int
+    folder: RunFolder
+    job_name: str
+
+    def describe(self, study: PlannedStudy, **more: Any) -> dict[str, Any]:
+        """Return what the attempt's run.json says before it starts."""
+        return {
+            "schema": 1,
+            "bench_version": __version__,
+            "study": study.folder.name,
+            "run_id": self.run.run_id,
+            "cell_id": self.cell.cell_id,
+            "repeat": self.run.repeat,
+            "attempt": self.number,
+            "order": self.run.order,
+            "executor": study.executor,
+            "job_name": self.job_name,
+            "job_id": None,
+            "cell": self.cell.as_json(),
+            "state": str(RunState.QUEUED),
+            "reason": "",
+            "failure_class": None,
+            "exit_code": None,
+            "submitted_at": None,
+            "started_at": None,
+            "ended_at": None,
+            **more,
+        }
+
+
+def next_attempt(study: PlannedStudy, run: Run, record: RunRecord) -> Attempt:
+    """Return the next attempt of a run; its job's name belongs to no other attempt anywhere."""
+    number = record.attempt + 1
+    name = f"{study.folder.name}.{run.run_id}.a{number}.{study.plan.get('key', '')}"
+    return Attempt(run, study.cells[run.cell_id], number, study.folder.attempt(run.run_id, number), name)
+
+
+def new_attempt(study: PlannedStudy, run: Run, record: RunRecord) -> Attempt:
+    """Return the next attempt of a run with its folder made; an older attempt's is kept.
+
+    Raises:
+        BenchError: the folder cannot be made.
+    """
+    attempt = next_attempt(study, run, record)
+    try:
+        attempt.folder.path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BenchError(f"{attempt.folder.path}: cannot be made: {error.strerror}") from None
+    return attempt
+
+
+@dataclass
+class Outcome:
+    """How an attempt ended, or stands."""
+
+    state: RunState
+    reason: str = ""
+    failure_class: str | None = None
+    exit_code: int | None = None
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+def settle(study: PlannedStudy, record: RunRecord, outcome: Outcome, *, ended_at: str) -> None:
+    """Write how an attempt ended: first into its run.json, then into the ledger."""
+    folder = study.folder.attempt(record.run_id, record.attempt)
+    content = read_json(folder.run_json) or {"run_id": record.run_id, "attempt": record.attempt}
+    content |= {
+        "state": str(outcome.state),
+        "reason": outcome.reason,
+        "failure_class": outcome.failure_class,
+        "exit_code": outcome.exit_code,
+        "ended_at": ended_at,
+        **outcome.details,
+    }
+    if folder.path.is_dir():
+        write_json(folder.run_json, content)
+    study.ledger.append(
+        "ended",
+        run_id=record.run_id,
+        attempt=record.attempt,
+        state=str(outcome.state),
+        reason=outcome.reason,
+        failure_class=outcome.failure_class,
+        exit_code=outcome.exit_code,
+    )
+    record.state, record.reason = outcome.state, outcome.reason
+    record.failure_class, record.exit_code = outcome.failure_class, outcome.exit_code
+
+
+@dataclass
+class Watch:
+    """What an executor tells while it works; each call is optional."""
+
+    started: Callable[[Run], None] = lambda run: None
+    ended: Callable[[Run, RunRecord], None] = lambda run, record: None
+    said: Callable[[str], None] = lambda words: None
+
+
+class Executor(Protocol):
+    """Starts runs, and finds out what became of them."""
+
+    def submit(self, runs: Sequence[Run], *, watch: Watch, max_queued: int | None = None) -> None:
+        """Start ``runs`` in order; local ones are run to their end.
+
+        With ``max_queued``, no more than that many of the study's runs wait or run at once.
+        """
+
+    def command_line(self, run: Run) -> str:
+        """Return, for a person, the command that would start ``run``."""
+
+    def refresh(self) -> dict[str, RunRecord]:
+        """Settle what ended since; return every run's record."""
+
+    def cancel(self, runs: Sequence[Run]) -> int:
+        """End what is queued or running of ``runs``; return how many that were."""

@@ -1,0 +1,318 @@
+"""The only place that runs Slurm's commands: no shell, time limits, errors in Slurm's words."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TypeVar
+
+from bench.errors import BenchError
+from bench.slurm.environment import for_query, for_submission, overriding
+from bench.slurm.errors import SlurmRefusedError, SlurmUnavailableError, SubmissionUncertainError
+from bench.slurm.parsing import (
+    ACCOUNTING_FIELDS,
+    QUEUE_FORMAT,
+    AccountingRow,
+    QueueRow,
+    StartEstimate,
+    Submission,
+    UnreadableOutputError,
+    parse_accounting,
+    parse_estimate,
+    parse_queue,
+    parse_submission,
+)
+from bench.slurm.resources import NODES_FORMAT, NodeGroup, parse_nodes
+
+T = TypeVar("T")
+
+#: Linux takes one argument of up to 128 KiB; ids are asked for in lists below that.
+_LONGEST_LIST = 100_000
+_UNREACHABLE = re.compile(
+    r"Unable to contact slurm controller|Unable to establish controller|Connection refused|connect failure"
+    r"|Could not establish a configuration source|[Uu]nable to (?:read|process) (?:slurm\.conf|configuration)"
+    r"|[Mm]unge encode failed|authentication (?:error|credential)|Slurm backup controller in standby",
+)
+#: After these, slurmctld may have taken the job.
+_UNCERTAIN = re.compile(r"timed out|Zero Bytes were transmitted|Unexpected message received|Connection reset")
+_NO_SUCH_JOB = re.compile(r"Invalid job id specified|already completing or completed|Job/step already")
+_NOT_HERE = "run this on a login node (perhaps after `module load slurm`), or set cluster.executor: local"
+
+
+@dataclass(frozen=True)
+class Slurm:
+    """Slurm's commands, as methods.
+
+    Every method raises :class:`SlurmUnavailableError` where Slurm cannot be asked, with its words.
+
+    Attributes:
+        timeout_s: the longest any command but sbatch may take.
+        submit_timeout_s: the longest sbatch may take; it waits and retries by itself when
+            slurmctld is busy.
+        environment: the environment of the commands; by default that of this process.
+    """
+
+    timeout_s: float = 60
+    submit_timeout_s: float = 180
+    environment: Mapping[str, str] | None = None
+
+    def submit(
+        self,
+        script: Path,
+        arguments: Sequence[str] = (),
+        *,
+        job_name: str,
+        output: Path,
+        error: Path,
+        options: Sequence[str] = (),
+        folder: Path | None = None,
+        keep_open: Sequence[int] = (),
+    ) -> Submission:
+        """Submit a batch script and return the job's id.
+
+        Args:
+            script: the batch script.
+            arguments: what the script gets as ``$1``, ``$2``, ...
+            job_name: the name by which the job can be found when the answer is lost: make it unique.
+            output: where the job's standard output goes, taken literally.
+            error: where its standard error goes, taken literally.
+            options: further options of sbatch.
+            folder: where the job starts; by default the current folder.
+            keep_open: file descriptors that sbatch inherits: a lock among them is held as long
+                as an sbatch lives that outlasted its caller.
+
+        Raises:
+            SlurmRefusedError: Slurm said no.
+            SubmissionUncertainError: the answer was lost, and the job may be there.
+            SlurmUnavailableError: sbatch could not reach Slurm; nothing was submitted.
+        """
+        command = sbatch_command(
+            script, arguments, job_name=job_name, output=output, error=error, options=options, folder=folder
+        )
+        try:
+            done = self._run(
+                command,
+                environment=for_submission(self._inherited()),
+                timeout_s=self.submit_timeout_s,
+                keep_open=keep_open,
+            )
+        except _TimedOutError as slow:
+            raise SubmissionUncertainError(slow.words, job_name=job_name) from slow
+        words = _words(done)
+        submission = parse_submission(done.stdout)
+        if submission is not None:  # even where sbatch then failed: the job is there
+            return Submission(submission.job_id, submission.cluster, remarks=done.stderr.strip())
+        if done.returncode < 0:
+            raise SubmissionUncertainError(f"killed by signal {-done.returncode}", job_name=job_name)
+        if done.returncode == 0 or _UNCERTAIN.search(words):
+            raise SubmissionUncertainError(words or "printed no job id", job_name=job_name)
+        raise _unreachable_or_refused("sbatch", words)
+
+    def test_only(
+        self, script: Path, *, options: Sequence[str] = (), folder: Path | None = None
+    ) -> StartEstimate | None:
+        """Return when Slurm expects the script to start, without submitting it; None where it is silent.
+
+        Raises:
+            SlurmRefusedError: Slurm would not take the script.
+        """
+        chdir = [f"--chdir={folder}"] if folder else []
+        command = ["sbatch", "--test-only", *chdir, *options, str(script.absolute())]
+        environment = for_query(for_submission(self._inherited()))
+        done = self._run(command, environment=environment, timeout_s=self.submit_timeout_s)
+        estimate = parse_estimate(done.stderr + done.stdout, now=datetime.now(UTC))
+        if done.returncode:
+            raise _unreachable_or_refused("sbatch --test-only", _words(done))
+        return estimate
+
+    def queue(
+        self,
+        job_ids: Sequence[str] | None = None,
+        *,
+        names: Sequence[str] | None = None,
+        user: str | None = None,
+    ) -> list[QueueRow]:
+        """Return the rows of squeue for these jobs, in one call for all; ended jobs for some minutes.
+
+        Args:
+            job_ids: only these jobs; one that Slurm has forgotten has no row.
+            names: only jobs with one of these names.
+            user: only jobs of this user; by default, unless ``job_ids`` are given, the caller's.
+        """
+        # --states=all: jobs that ended lately too; --array: one row per task.
+        command = ["squeue", "--noheader", "--states=all", "--array", f"--format={QUEUE_FORMAT}"]
+        if job_ids is None:
+            rows = self._query([*command, f"--user={user or os.geteuid()}"], parse_queue)
+        else:
+            calls = ([*command, f"--jobs={ids}"] for ids in _lists(job_ids))
+            rows = [row for call in calls for row in self._query(call, parse_queue)]
+        wanted = None if names is None else set(names)
+        return [row for row in rows if wanted is None or row.name in wanted]
+
+    def accounting(self, job_ids: Sequence[str]) -> list[AccountingRow]:
+        """Return sacct's rows of these jobs, steps and earlier attempts included, in one call for all.
+
+        Raises:
+            SlurmUnavailableError: there is no accounting, or its daemon is down: fall back on
+                :meth:`queue` and the run's own files.
+        """
+        calls = ([*_SACCT, f"--jobs={ids}"] for ids in _lists(job_ids))
+        return [row for call in calls for row in self._query(call, parse_accounting)]
+
+    def accounting_by_name(self, names: Sequence[str], *, since: datetime) -> list[AccountingRow]:
+        """Return sacct's rows of the caller's jobs with these names: for jobs whose id was lost.
+
+        Slurm 22.05 shows a job here about five seconds later than by its id; ask :meth:`queue` first.
+        """
+        start = since.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S")
+        command = [*_SACCT, f"--user={os.geteuid()}", f"--starttime={start}"]
+        rows = self._query(command, parse_accounting)
+        jobs = {row.key.job for row in rows if row.key.step is None and row.name in set(names)}
+        return [row for row in rows if row.key.job in jobs]
+
+    def cancel(self, job_ids: Sequence[str]) -> None:
+        """Cancel these jobs, queued or running; one that has ended already is no error.
+
+        Raises:
+            SlurmRefusedError: Slurm did not let us.
+        """
+        for ids in _lists(job_ids, separator=" "):
+            done = self._run(["scancel", *ids.split()], environment=for_query(self._inherited()))
+            lines = [line for line in _words(done).splitlines() if not _NO_SUCH_JOB.search(line)]
+            if done.returncode and lines:
+                raise _unreachable_or_refused("scancel", "\n".join(lines))
+
+    def nodes(self) -> list[NodeGroup]:
+        """Return the cluster's partitions and nodes."""
+        return self._query(["sinfo", "--noheader", f"--format={NODES_FORMAT}"], parse_nodes)
+
+    def hostnames(self, hosts: str) -> list[str]:
+        """Return the names that Slurm's short form stands for, as Slurm expands it."""
+        return self._query(["scontrol", "show", "hostnames", hosts], str.split)
+
+    def version(self) -> str:
+        """Return Slurm's release, such as ``22.05.8``."""
+        return self._query(["sinfo", "--version"], lambda text: text.split()[-1])
+
+    def overriding_variables(self) -> dict[str, str]:
+        """Return the SBATCH_* variables in force: they win over the directives of a script, silently."""
+        return overriding(self._inherited())
+
+    def _query(self, command: Sequence[str], parse: Callable[[str], T]) -> T:
+        """Run a command that only asks; that Slurm does not know a job is an empty answer."""
+        done = self._run(command, environment=for_query(self._inherited()))
+        if done.returncode and not _NO_SUCH_JOB.search(done.stderr):
+            raise SlurmUnavailableError(command[0], _words(done) or f"exit code {done.returncode}")
+        try:
+            return parse(done.stdout)
+        except UnreadableOutputError as strange:
+            raise SlurmUnavailableError(command[0], f"cannot read its output: {strange}") from strange
+
+    def _run(
+        self,
+        command: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        timeout_s: float | None = None,
+        keep_open: Sequence[int] = (),
+    ) -> subprocess.CompletedProcess[str]:
+        limit = timeout_s or self.timeout_s
+        try:
+            return subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=limit,
+                env=dict(environment),
+                encoding="utf-8",
+                errors="replace",
+                check=False,
+                pass_fds=keep_open,
+            )
+        except FileNotFoundError as absent:
+            raise SlurmUnavailableError(command[0], "command not found", remedy=_NOT_HERE) from absent
+        except PermissionError as denied:
+            raise SlurmUnavailableError(command[0], "permission denied", remedy=_NOT_HERE) from denied
+        except subprocess.TimeoutExpired as slow:
+            raise _TimedOutError(command[0], f"no answer within {limit:g} s") from slow
+
+    def _inherited(self) -> Mapping[str, str]:
+        return os.environ if self.environment is None else self.environment
+
+
+# Steps and duplicates (earlier attempts of a requeued job) are rows of their own.
+_SACCT = ("sacct", "--noheader", "--parsable2", "--duplicates", f"--format={','.join(ACCOUNTING_FIELDS)}")
+
+
+class _TimedOutError(SlurmUnavailableError):
+    """A command took longer than it may."""
+
+
+def sbatch_command(
+    script: Path,
+    arguments: Sequence[str] = (),
+    *,
+    job_name: str,
+    output: Path,
+    error: Path,
+    options: Sequence[str] = (),
+    folder: Path | None = None,
+) -> list[str]:
+    """Return the words of the command that :meth:`Slurm.submit` runs; see there."""
+    return [
+        "sbatch",
+        "--parsable",
+        f"--job-name={job_name}",
+        f"--output={literal_pattern(output)}",
+        f"--error={literal_pattern(error)}",
+        *([f"--chdir={folder}"] if folder else []),
+        *options,
+        str(script.absolute()),
+        *arguments,
+    ]
+
+
+def literal_pattern(path: Path) -> str:
+    """Return ``path`` so that sbatch's --output and --error take it literally.
+
+    Raises:
+        BenchError: it holds a backslash, which those options cannot express.
+    """
+    text = str(path)
+    if "\\" in text:
+        raise BenchError(
+            f"{text}: Slurm cannot write its output to a path with a backslash",
+            remedy="choose another folder for results",
+        )
+    return text.replace("%", "%%")
+
+
+def _lists(job_ids: Sequence[str], *, separator: str = ",") -> Iterator[str]:
+    """Yield the ids as one list, or as several where one would be too long for a command line."""
+    chunk: list[str] = []
+    length = 0
+    for job_id in dict.fromkeys(job_ids):
+        if chunk and length + len(job_id) + 1 > _LONGEST_LIST:
+            yield separator.join(chunk)
+            chunk, length = [], 0
+        chunk.append(job_id)
+        length += len(job_id) + 1
+    if chunk:
+        yield separator.join(chunk)
+
+
+def _words(done: subprocess.CompletedProcess[str]) -> str:
+    """Return what a command said, without its own name before every line."""
+    said = done.stderr.strip() or done.stdout.strip()
+    return re.sub(r"^(?:sbatch|scancel|squeue|sacct|sinfo|scontrol): (?:error: )?", "", said, flags=re.M)
+
+
+def _unreachable_or_refused(command: str, words: str) -> SlurmUnavailableError | SlurmRefusedError:
+    if _UNREACHABLE.search(words) or _UNCERTAIN.search(words):
+        return SlurmUnavailableError(command, words)
+    return SlurmRefusedError(command, words or "failed without a word")

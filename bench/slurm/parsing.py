@@ -1,0 +1,294 @@
+"""What Slurm's commands print, read into rows: pure functions of text, for releases 20.11 to 25.x.
+
+The client asks for times in UTC (``TZ=UTC``) and for formats whose last column is the job's name,
+the only column that may hold the separator.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from itertools import product
+
+#: squeue -o: id as shown, state, reason, submitted, start, limit, nodes, hosts, user, partition, name.
+QUEUE_FORMAT = "%i|%T|%r|%V|%S|%l|%D|%N|%u|%P|%j"
+
+#: sacct -P -o.
+ACCOUNTING_FIELDS = (
+    "JobID",
+    "State",
+    "ExitCode",
+    "DerivedExitCode",
+    "Reason",
+    "Submit",
+    "Start",
+    "End",
+    "Elapsed",
+    "NNodes",
+    "NodeList",
+    "MaxRSS",
+    "JobName",
+)
+
+_NOTHING = {"", "unknown", "none", "n/a", "(null)", "none assigned", "invalid", "not_set"}
+_JOB_ID = re.compile(r"(\d+)(?:_(\d+|\[[^\]]*\]))?(?:\+(\d+))?(?:\.(\S+))?")
+
+
+class UnreadableOutputError(ValueError):
+    """A line that a command of Slurm should not have printed."""
+
+
+@dataclass(frozen=True)
+class JobKey:
+    """A job id taken apart: ``123``, ``123_4`` (array), ``123+1`` (heterogeneous), ``123.batch`` (step)."""
+
+    number: str
+    task: str | None = None
+    component: int | None = None
+    step: str | None = None
+
+    @property
+    def job(self) -> str:
+        """The id that belongs to one submission: 123 or 123_4, without component and step."""
+        return self.number if self.task is None else f"{self.number}_{self.task}"
+
+
+def parse_job_id(text: str) -> JobKey:
+    """Read ``123``, ``123_4``, ``123_[5-9%2]``, ``123+1``, ``123.0``, ``123+1.batch``.
+
+    Raises:
+        UnreadableOutputError: not a job id.
+    """
+    match = _JOB_ID.fullmatch(text.strip())
+    if not match:
+        raise UnreadableOutputError(f"{text!r} is not a job id")
+    number, task, component, step = match.groups()
+    return JobKey(number, task, None if component is None else int(component), step)
+
+
+@dataclass(frozen=True)
+class QueueRow:
+    """One row of squeue: a job, or one component of a heterogeneous one.
+
+    ``state`` and ``reason`` are Slurm's words. ``starts`` is the start, or the expected one;
+    ``time_limit_s`` is None for no limit; ``hosts`` is Slurm's short form, empty while pending.
+    """
+
+    key: JobKey
+    state: str
+    reason: str
+    submitted: datetime | None
+    starts: datetime | None
+    time_limit_s: int | None
+    nodes: int | None
+    hosts: str
+    user: str
+    partition: str
+    name: str
+
+
+def parse_queue(text: str) -> list[QueueRow]:
+    """Read ``squeue -h -o`` :data:`QUEUE_FORMAT`."""
+    return [
+        QueueRow(
+            parse_job_id(shown),
+            state,
+            _word(reason),
+            parse_time(submitted),
+            parse_time(starts),
+            parse_limit_s(limit),
+            int(nodes) if nodes.isdigit() else None,
+            _word(hosts),
+            user,
+            partition,
+            name,
+        )
+        for shown, state, reason, submitted, starts, limit, nodes, hosts, user, partition, name in _rows(
+            text, columns=11
+        )
+    ]
+
+
+@dataclass(frozen=True)
+class AccountingRow:
+    """One row of sacct: a job (``key.step`` is None) or a step of it (``batch``, ``extern``, ``0``, ...).
+
+    ``exit_code`` and ``signal`` are the two halves of Slurm's ``1:0``; the signal 125 is not a
+    signal but Slurm's mark for out of memory. ``elapsed`` and ``max_rss`` stay as printed.
+    """
+
+    key: JobKey
+    state: str
+    exit_code: int | None
+    signal: int | None
+    derived_exit_code: int | None
+    reason: str
+    submitted: datetime | None
+    started: datetime | None
+    ended: datetime | None
+    elapsed: str
+    nodes: int | None
+    hosts: str
+    max_rss: str
+    name: str
+
+
+def parse_accounting(text: str) -> list[AccountingRow]:
+    """Read ``sacct -P -n -o`` :data:`ACCOUNTING_FIELDS`."""
+    rows = []
+    for cells in _rows(text, columns=len(ACCOUNTING_FIELDS)):
+        job, state, exits, derived, reason, submitted, started, ended, elapsed, nodes, hosts, rss, name = (
+            cells
+        )
+        code, signal = parse_exit(exits)
+        rows.append(
+            AccountingRow(
+                key=parse_job_id(job),
+                state=state,
+                exit_code=code,
+                signal=signal,
+                derived_exit_code=parse_exit(derived)[0],
+                reason=_word(reason),
+                submitted=parse_time(submitted),
+                started=parse_time(started),
+                ended=parse_time(ended),
+                elapsed=elapsed,
+                nodes=int(nodes) if nodes.isdigit() else None,
+                hosts=_word(hosts),
+                max_rss=rss,
+                name=name,
+            )
+        )
+    return rows
+
+
+def _rows(text: str, *, columns: int) -> Iterator[list[str]]:
+    """Yield the cells of each line; with -M, Slurm puts ``CLUSTER: name`` above the rows."""
+    for line in text.splitlines():
+        if not line.strip() or line.startswith("CLUSTER: "):
+            continue
+        cells = line.split("|", columns - 1)
+        if len(cells) != columns:
+            raise UnreadableOutputError(f"expected {columns} columns, got {line!r}")
+        yield cells
+
+
+def _word(cell: str) -> str:
+    """Return a cell, empty where Slurm writes one of its words for nothing."""
+    return "" if cell.strip().lower() in _NOTHING else cell.strip()
+
+
+def parse_time(text: str) -> datetime | None:
+    """Read ``2026-11-20T17:13:29`` as UTC; None for ``Unknown``, ``N/A`` and their like."""
+    try:
+        return datetime.strptime(text.strip(), "%Y-%m-%dT%H:%M:%S").replace(tzinfo=UTC)
+    except ValueError:
+        return None
+
+
+def parse_limit_s(text: str) -> int | None:
+    """Read a time limit (``1-02:00:00``, ``20:00``, ``30``: minutes); None for UNLIMITED and the like."""
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text.strip())
+    if not match:
+        return None
+    days, first, second, third = match.groups()
+    if days is not None:
+        return int(days) * 86400 + int(first) * 3600 + int(second or 0) * 60 + int(third or 0)
+    if third is not None:
+        return int(first) * 3600 + int(second) * 60 + int(third)
+    return int(first) * 60 + int(second or 0)
+
+
+def parse_exit(text: str) -> tuple[int | None, int | None]:
+    """Read ``1:0`` as exit code and signal; (None, None) where there is none yet."""
+    code, _, signal = text.strip().partition(":")
+    return (int(code) if code.isdigit() else None, int(signal) if signal.isdigit() else None)
+
+
+@dataclass(frozen=True)
+class Submission:
+    """What sbatch answered: the job's id, its cluster where Slurm has several, and any remarks."""
+
+    job_id: str
+    cluster: str | None = None
+    remarks: str = ""
+
+
+def parse_submission(text: str) -> Submission | None:
+    """Read ``sbatch --parsable``: ``123`` or ``123;cluster``; None where no id was printed.
+
+    Wrappers of sites print lines around it, or drop the option and say it in words.
+    """
+    for line in reversed(text.splitlines()):
+        if match := re.fullmatch(r"(\d+)(?:;(\S+))?", line.strip()):
+            return Submission(match.group(1), match.group(2))
+        if match := re.search(r"Submitted batch job (\d+)(?: on cluster (\S+))?", line):
+            return Submission(match.group(1), match.group(2))
+    return None
+
+
+@dataclass(frozen=True)
+class StartEstimate:
+    """What ``sbatch --test-only`` expects.
+
+    ``starts`` is None where Slurm names a date far away, its way to say that it cannot tell.
+    """
+
+    starts: datetime | None
+    processors: int
+    hosts: str
+    partition: str | None
+
+
+_ESTIMATE = re.compile(
+    r"Job \d+ to start at (\S+) using (\d+) processors on (?:nodes )?(\S+)(?: in partition (\S+))?"
+)
+
+
+def parse_estimate(text: str, *, now: datetime) -> StartEstimate | None:
+    """Read the line that ``sbatch --test-only`` writes to its standard error; None where it is not there."""
+    match = _ESTIMATE.search(text)
+    if not match:
+        return None
+    starts, processors, hosts, partition = match.groups()
+    time = parse_time(starts)
+    if time is not None and time - now > timedelta(days=366):
+        time = None
+    return StartEstimate(time, int(processors), hosts, partition)
+
+
+def expand_hosts(hosts: str) -> list[str]:
+    """Return the names in ``n[1-4,7],gpu-[001-003],r[1-2]n[01-02]-ib``, in Slurm's order.
+
+    Raises:
+        UnreadableOutputError: brackets that do not close, or a range that is none.
+    """
+    if not _word(hosts):
+        return []
+    return [name for item in _split_outside_brackets(hosts.strip()) for name in _expand_item(item)]
+
+
+def _split_outside_brackets(text: str) -> list[str]:
+    if text.count("[") != text.count("]"):
+        raise UnreadableOutputError(f"{text!r} is not a list of hosts")
+    return [item for item in re.split(r",(?![^\[]*\])", text) if item]
+
+
+def _expand_item(item: str) -> list[str]:
+    parts = re.split(r"\[([^\]]*)\]", item)  # text, ranges, text, ranges, ..., text
+    choices: list[Sequence[str]] = [_expand_ranges(part) if i % 2 else [part] for i, part in enumerate(parts)]
+    return ["".join(combination) for combination in product(*choices)]
+
+
+def _expand_ranges(ranges: str) -> list[str]:
+    numbers: list[str] = []
+    for piece in ranges.split(","):
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?", piece)
+        if not match:
+            raise UnreadableOutputError(f"{piece!r} is not a range of hosts")
+        first, last = match.group(1), match.group(2) or match.group(1)
+        width = len(first) if first.startswith("0") else 0
+        numbers += [f"{number:0{width}d}" for number in range(int(first), int(last) + 1)]
+    return numbers

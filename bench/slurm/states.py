@@ -1,0 +1,113 @@
+"""Every state a Slurm job can be in, and what it means for a run.
+
+Source: https://slurm.schedmd.com/job_state_codes.html (base states and flags, 20.11 to 25.x) and
+the state tables of squeue(1) and sacct(1). squeue and sacct show a flag instead of the base state
+where one is set.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+
+from bench.ledger import RunState
+
+
+class FailureClass(StrEnum):
+    """Why a run did not complete, as far as Slurm can tell."""
+
+    TIME_LIMIT = "time-limit"
+    OUT_OF_MEMORY = "out-of-memory"
+    NODE_FAILURE = "node-failure"
+    CANCELLED = "cancelled"
+    PREEMPTED = "preempted"
+    REQUEUED = "requeued"
+    BAD_EXIT = "bad-exit"
+    NEVER_STARTED = "never-started"
+    KILLED = "killed"
+
+
+@dataclass(frozen=True)
+class SlurmState:
+    """One of Slurm's states: its word, its short code (where squeue has one), and what it means here."""
+
+    word: str
+    code: str | None
+    state: RunState
+    failure_class: FailureClass | None
+    meaning: str
+
+
+_QUEUED, _RUNNING, _FAILED = RunState.QUEUED, RunState.RUNNING, RunState.FAILED
+_HELD = "queued again and held: it waits until somebody releases it"
+
+_STATES = (
+    SlurmState("PENDING", "PD", _QUEUED, None, "waits to start"),
+    SlurmState("REQUEUED", "RQ", _QUEUED, FailureClass.REQUEUED, "was stopped and is queued again"),
+    SlurmState("REQUEUE_FED", "RF", _QUEUED, FailureClass.REQUEUED, "is queued again by the federation"),
+    SlurmState("EXPEDITING", None, _QUEUED, FailureClass.REQUEUED, "is queued again, before all others"),
+    SlurmState("RESV_DEL_HOLD", "RD", _QUEUED, None, "held: its reservation was deleted"),
+    # Nothing happens to these two by itself; a harness that waits for them waits forever.
+    SlurmState("REQUEUE_HOLD", "RH", _FAILED, FailureClass.REQUEUED, _HELD),
+    SlurmState("SPECIAL_EXIT", "SE", _FAILED, FailureClass.REQUEUED, _HELD),
+    SlurmState("CONFIGURING", "CF", _RUNNING, None, "has nodes, which are being made ready"),
+    SlurmState("POWER_UP_NODE", None, _RUNNING, None, "has nodes, which are being powered up"),
+    SlurmState("RUNNING", "R", _RUNNING, None, "runs"),
+    SlurmState("SUSPENDED", "S", _RUNNING, None, "is suspended, its nodes given to others: times are void"),
+    SlurmState("STOPPED", "ST", _RUNNING, None, "is stopped by SIGSTOP: times are void"),
+    SlurmState("SIGNALING", "SI", _RUNNING, None, "is being signalled"),
+    SlurmState("RESIZING", "RS", _RUNNING, None, "changes its size"),
+    SlurmState("STAGE_OUT", "SO", _RUNNING, None, "has ended and stages files out"),
+    SlurmState("COMPLETING", "CG", _RUNNING, None, "has ended; its nodes are being cleared"),
+    SlurmState("UPDATE_DB", None, _RUNNING, None, "is being written to the database"),
+    SlurmState("COMPLETED", "CD", RunState.COMPLETED, None, "ended with exit code 0"),
+    SlurmState("FAILED", "F", _FAILED, FailureClass.BAD_EXIT, "ended with a bad exit code"),
+    SlurmState("TIMEOUT", "TO", _FAILED, FailureClass.TIME_LIMIT, "reached its time limit"),
+    SlurmState("OUT_OF_MEMORY", "OOM", _FAILED, FailureClass.OUT_OF_MEMORY, "ran out of memory"),
+    SlurmState("NODE_FAIL", "NF", _FAILED, FailureClass.NODE_FAILURE, "lost a node"),
+    SlurmState("PREEMPTED", "PR", _FAILED, FailureClass.PREEMPTED, "had to make room for another job"),
+    SlurmState("BOOT_FAIL", "BF", _FAILED, FailureClass.NEVER_STARTED, "its nodes did not boot"),
+    SlurmState("LAUNCH_FAILED", None, _FAILED, FailureClass.NEVER_STARTED, "could not be launched"),
+    SlurmState("RECONFIG_FAIL", None, _FAILED, FailureClass.NEVER_STARTED, "its nodes could not be set up"),
+    SlurmState("DEADLINE", "DL", _FAILED, FailureClass.NEVER_STARTED, "could not meet its deadline"),
+    SlurmState("CANCELLED", "CA", RunState.CANCELLED, FailureClass.CANCELLED, "was cancelled"),
+    SlurmState("REVOKED", "RV", RunState.CANCELLED, FailureClass.CANCELLED, "was started by another cluster"),
+)
+
+#: By word and by short code.
+STATES = {key: state for state in _STATES for key in (state.word, state.code) if key}
+
+#: Pending for one of these, a job does not start by itself: somebody has to change something.
+_STUCK = re.compile(
+    r"JobHeld(?:User|Admin)|JobHoldMaxRequeue|DependencyNeverSatisfied|BadConstraints|Invalid(?:Account|QOS)"
+    r"|AccountNotAllowed|QOSNotAllowed|PartitionNodeLimit|PartitionTimeLimit|MaxMemPerLimit"
+    r"|(?:Assoc|QOS)Max\w+Per(?:Job|Node)(?:Limit)?|ReservationDeleted|launch failed requeued held"
+)
+
+
+def read_state(word: str) -> SlurmState:
+    """Return what a state means, as squeue, sacct or scontrol print it.
+
+    Reads long words, short codes, ``CANCELLED by 1000`` and a word cut off with ``+`` by a
+    fixed column. A state that is not in the table comes back as UNKNOWN with the word itself.
+    """
+    shown = word.strip()
+    head = shown.upper().partition(" ")[0]
+    if head in STATES:
+        return STATES[head]
+    if head.endswith("+"):
+        begin = head.removesuffix("+")
+        matches = {state.word: state for state in _STATES if begin and state.word.startswith(begin)}
+        if begin in STATES:
+            return STATES[begin]
+        if len(matches) == 1:
+            return next(iter(matches.values()))
+    return SlurmState(
+        "UNKNOWN", None, RunState.UNKNOWN, None, f"Slurm says {shown!r}, which is not known here"
+    )
+
+
+def is_stuck(reason: str) -> bool:
+    """Whether a job that is pending for ``reason`` waits for a person, not for resources."""
+    return _STUCK.search(reason) is not None

@@ -1,0 +1,246 @@
+"""The commands as their user types them: exit codes, both streams, and what lies there after."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TINY = """\
+study: tiny
+cluster: {executor: local, time_limit: 2m}
+axes: {tasks_per_node: [1, 2]}
+scaling: [{mode: strong, global_batch: [8]}, {mode: weak, per_gpu_batch: [8]}]
+workload: {device: cpu, model: mlp, parameters: 20k, steps_per_epoch: 4, epochs: 2, warmup_steps: 3, attribution_steps: 3}
+repeats: 1
+"""
+
+
+def bench(*words: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "bench", *words],
+        cwd=cwd,
+        env={**os.environ, "COLUMNS": "120", **env},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory) -> Path:
+    """Return a folder in which `bench run` has run a study to its end."""
+    folder = tmp_path_factory.mktemp("a user's folder")
+    (folder / "tiny.yaml").write_text(TINY)
+    done = bench("run", "tiny.yaml", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "results/tiny/report/index.html\n"
+    assert re.search(r"^\[3/3\] n1x\S+ completed in ", done.stderr, re.M)
+    assert "study tiny: 3 completed\n" in done.stderr
+    return folder
+
+
+def test_plan_prints_cells_cost_and_where_they_were_written(tmp_path):
+    done = bench("plan", "l40s", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].strip() == "Study l40s"
+    assert lines[1].split() == "cell nodes GPUs/node ranks per-GPU batch global batch series".split()
+    assert lines[-3].split() == "n4x4-nccl-srun-b22 4 4 16 22 352 strong 352, weak 22".split()
+    assert lines[-2] == (
+        "5 cells x 3 repeats = 15 runs; up to 4 nodes; up to 16 GPUs; "
+        "wall limit 20 min a run, 5 h 00 min in all; at most 40 GPU-hours"
+    )
+    assert lines[-1] == "written: results/l40s (scripts/, plan.json)"
+    assert done.stderr.splitlines() == [
+        "warning: at most 3 sizes per series: no forecast (a fitted model needs 5 or more)",
+        "next: bench submit l40s",
+    ]
+
+
+def test_plan_as_json_has_the_promised_keys(tmp_path):
+    content = json.loads(bench("plan", "l40s", "--json", cwd=tmp_path).stdout)
+    assert (content["study"], content["runs"], content["gpu_hours"]) == ("l40s", 15, 40.0)
+    assert len(content["cells"]) == 5
+    for cell in content["cells"]:
+        assert set(cell) >= {
+            "cell_id",
+            "modes",
+            "launcher",
+            "backend",
+            "nodes",
+            "tasks_per_node",
+            "world_size",
+            "global_batch",
+            "per_gpu_batch",
+            "script",
+        }
+        assert (tmp_path / cell["script"]).is_file()
+
+
+def test_a_bad_matrix_is_exit_code_2_one_message_and_no_study(tmp_path):
+    (tmp_path / "bad.yaml").write_text(TINY.replace("tasks_per_node: [1, 2]", "tasks_per_node: [3]"))
+    done = bench("plan", "bad.yaml", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "error: bad.yaml:4: global_batch 8 is not divisible by 3 ranks (nodes 1 x tasks_per_node 3); try 6 or 9\n"
+    )
+    assert not (tmp_path / "results").exists()
+
+
+@pytest.mark.parametrize("verb", ["submit", "status", "verify", "report"])
+def test_without_a_study_every_verb_says_so(tmp_path, verb):
+    done = bench(verb, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: no study is planned below results; plan one: bench plan MATRIX\n"
+
+
+def test_an_unknown_study_and_a_matrix_in_its_place_are_told_apart(ran):
+    done = bench("status", "tinny", cwd=ran)
+    assert done.returncode == 2
+    assert (
+        done.stderr
+        == "error: no study 'tinny' is planned below results (there: tiny); plan it: bench plan MATRIX\n"
+    )
+    done = bench("submit", "tiny.yaml", cwd=ran)
+    assert done.stderr == "error: tiny.yaml is a matrix, not a study; plan it first: bench plan tiny.yaml\n"
+
+
+def test_status_lists_every_run(ran):
+    done = bench("status", cwd=ran)
+    assert done.returncode == 0
+    lines = done.stdout.splitlines()
+    assert lines[1].split() == ["run", "state", "attempt", "job", "reason"]
+    assert sorted(line.split()[0] for line in lines[2:-1]) == [
+        "n1x1-gloo-torchrun-b8-r1",
+        "n1x2-gloo-torchrun-b4-r1",
+        "n1x2-gloo-torchrun-b8-r1",
+    ]
+    assert lines[-1] == "3 completed"
+
+
+def test_status_as_json_counts_and_lists(ran):
+    content = json.loads(bench("status", "--json", cwd=ran).stdout)
+    assert content["study"] == "tiny"
+    assert content["counts"]["completed"] == 3
+    assert {run["state"] for run in content["runs"]} == {"completed"}
+
+
+def test_verify_passes_for_study_run_and_folder(ran):
+    done = bench("verify", cwd=ran)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "3 of 3 runs pass")
+    done = bench("verify", "n1x2-gloo-torchrun-b4-r1", cwd=ran)
+    assert done.returncode == 0
+    assert "  ok    ranks joined: 2 of 2 on " in done.stdout
+    assert "  ok    backend: gloo\n" in done.stdout
+    done = bench("verify", "results/tiny/runs/n1x2-gloo-torchrun-b4-r1/attempt-1", "--json", cwd=ran)
+    content = json.loads(done.stdout)
+    assert content["passed"] is True
+    assert {check["check"] for check in content["runs"][0]["checks"]} == {
+        "state",
+        "files",
+        "ranks joined",
+        "world size",
+        "backend",
+        "nodes",
+        "global batch",
+        "epochs",
+        "columns",
+        "throughput",
+        "loss",
+        "samples",
+    }
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda f: (f / "env.json").unlink(), "FAIL  files: missing env.json, expected"),
+        (
+            lambda f: (f / "metrics.csv").write_text(
+                "\n".join((f / "metrics.csv").read_text().splitlines()[:2]) + "\n"
+            ),
+            "FAIL  epochs: 1, expected 2",
+        ),
+        (
+            lambda f: (f / "env.json").write_text(
+                (f / "env.json").read_text().replace('"world_size": 2', '"world_size": 1')
+            ),
+            "FAIL  world size: 1, expected 2",
+        ),
+        (
+            lambda f: (f / "run.json").write_text(
+                (f / "run.json").read_text().replace('"completed"', '"failed"')
+            ),
+            "FAIL  state: failed, expected completed",
+        ),
+    ],
+)
+def test_verify_says_what_is_wrong(ran, tmp_path, damage, said):
+    import shutil
+
+    folder = tmp_path / "attempt-1"
+    shutil.copytree(ran / "results/tiny/runs/n1x2-gloo-torchrun-b4-r1/attempt-1", folder)
+    damage(folder)
+    done = bench("verify", str(folder), cwd=tmp_path)
+    assert done.returncode == 1
+    assert said in done.stdout
+
+
+def test_report_is_written_again_and_names_its_files(ran):
+    content = json.loads(bench("report", "--json", cwd=ran).stdout)
+    assert content["report"] == "results/tiny/report/index.html"
+    assert {"results/tiny/report/index.html", "results/tiny/report/scaling.csv"} <= set(content["files"])
+
+
+def test_run_again_starts_nothing(ran):
+    done = bench("run", "tiny.yaml", cwd=ran)
+    assert done.returncode == 0
+    assert "nothing to start" in done.stderr
+
+
+def test_only_chooses_by_name_and_by_property(tmp_path):
+    (tmp_path / "tiny.yaml").write_text(TINY)
+    bench("plan", "tiny.yaml", cwd=tmp_path)
+    by_name = bench("submit", "--dry-run", "--only", "n1x2-*", cwd=tmp_path).stdout
+    by_value = bench("submit", "--dry-run", "--only", "world_size=2", cwd=tmp_path).stdout
+    assert by_name == by_value
+    assert by_name.splitlines()[-1] == "2 of 3 runs would be started"
+    done = bench("submit", "--dry-run", "--only", "wrold_size=2", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith(
+        "error: --only: unknown key 'wrold_size'; allowed: nodes, tasks_per_node, world_size, "
+    )
+    assert not (tmp_path / "results/tiny/runs").exists(), "a dry run leaves nothing"
+
+
+def test_the_results_folder_can_be_elsewhere(tmp_path):
+    (tmp_path / "tiny.yaml").write_text(TINY)
+    done = bench("plan", "tiny.yaml", "--results", "else where", cwd=tmp_path)
+    assert "written: else where/tiny (scripts/, plan.json)\n" in done.stdout
+    assert bench("status", cwd=tmp_path, BENCH_RESULTS="else where").stdout.endswith("3 planned\n")
+
+
+def test_schema_is_json_schema(tmp_path):
+    schema = json.loads(bench("schema", cwd=tmp_path).stdout)
+    assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
+
+
+@pytest.mark.parametrize(
+    "words", [["--help"], ["plan", "--help"], ["submit", "-h"], ["--version"], ["--show-completion", "bash"]]
+)
+def test_help_version_and_completion_work(tmp_path, words):
+    done = bench(*words, cwd=tmp_path, SHELL="/bin/bash", _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+
+
+def test_an_unknown_option_is_bad_input(tmp_path):
+    done = bench("plan", "--nope", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "--nope" in done.stderr

@@ -1,0 +1,116 @@
+"""What the YAML reader takes, and how it refuses the rest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bench.errors import BenchError, InputError
+from bench.matrix.loading import read_document
+
+
+def write(tmp_path: Path, text: str | bytes) -> Path:
+    path = tmp_path / "m.yaml"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(BenchError) as caught:
+        read_document(path)
+    return str(caught.value)
+
+
+def test_every_key_and_item_knows_its_line(tmp_path):
+    document = read_document(write(tmp_path, "a: 1\nb:\n  c:\n    - 5\n    - 6\n"))
+    assert document.content == {"a": 1, "b": {"c": [5, 6]}}
+    assert document.line(("b", "c", 1)) == 5
+    assert document.line(("b", "c", 9)) == 3, "what is not there has the line of what is around it"
+
+
+def test_words_that_yaml_1_1_takes_for_something_else_stay_words(tmp_path):
+    text = "on: yes\ntime: 20:00\noctal: 010\ndate: 2026-11-20\nhex: 0x10\nquoted: '5'\nnothing:\nflag: true\nf: 1e3\n"
+    assert read_document(write(tmp_path, text)).content == {
+        "on": "yes",
+        "time": "20:00",
+        "octal": 10,
+        "date": "2026-11-20",
+        "hex": "0x10",
+        "quoted": "5",
+        "nothing": None,
+        "flag": True,
+        "f": 1000.0,
+    }
+
+
+def test_anchors_and_merges_work_and_own_keys_win(tmp_path):
+    text = "base: &b {x: 1, y: 2}\nown:\n  <<: *b\n  y: 3\n"
+    assert read_document(write(tmp_path, text)).content["own"] == {"x": 1, "y": 3}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "{path}: is empty; start from `bench init`, or from an example in matrices/"),
+        ("# only a comment\n", "{path}: is empty; start from `bench init`, or from an example in matrices/"),
+        ("a:\n\tb: 1\n", "{path}:2: a tab stands where YAML wants spaces; indent with spaces"),
+        (
+            "a: [1,\nb: 2\n",
+            "{path}:3: not valid YAML: did not find expected ',' or ']'; "
+            "check indentation, brackets and quotes here and in the line above",
+        ),
+        (
+            "a: 1\n---\nb: 2\n",
+            "{path}:2: holds more than one YAML document; keep one matrix per file (no second '---')",
+        ),
+        (
+            "a: *nowhere\n",
+            "{path}:1: YAML: found undefined alias; define it before with '&name', or quote a value that begins with '*'",
+        ),
+        (b"study: \xff\xfe\n", "{path}:1: is not text in UTF-8 (binary data?); is it the right file?"),
+        (b"study: a\nx: \0\n", "{path}:2: holds a NUL byte (binary data?); is it the right file?"),
+    ],
+)
+def test_what_is_not_a_matrix_is_refused_with_its_line(tmp_path, text, message):
+    path = write(tmp_path, text)
+    assert refusal(path) == message.format(path=path)
+
+
+def test_an_alias_bomb_is_refused_at_once(tmp_path):
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 12)]
+    message = refusal(write(tmp_path, "\n".join(lines)))
+    assert message.endswith("the file expands to more than 200000 values (aliases?); write the values out")
+
+
+def test_a_tag_that_would_build_objects_is_only_named(tmp_path):
+    document = read_document(write(tmp_path, "a: !!python/object/apply:os.system ['true']\nb: !x 1\n"))
+    assert [str(problem) for problem in document.problems] == [
+        f"{document.path}:2: the YAML tag !x is not used in a matrix; remove it"
+    ]
+    assert document.content["a"] == ["true"], "built as plain data, never called"
+
+
+def test_a_missing_file_and_a_directory_are_told_apart(tmp_path):
+    remedy = "give the path of a YAML file, or the name of a shipped example"
+    assert refusal(tmp_path / "no.yaml") == f"{tmp_path}/no.yaml: matrix file does not exist; {remedy}"
+    assert refusal(tmp_path) == f"{tmp_path}: matrix file is a directory; {remedy}"
+
+
+def test_deep_nesting_is_refused(tmp_path):
+    assert "is nested more than 50 deep" in refusal(write(tmp_path, "[" * 200 + "]" * 200))
+    assert refusal(write(tmp_path, "[" * 100_000))
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.binary(max_size=300) | st.text(alphabet="abc:-[]{}&*!|>'\"#%@,\n \t0", max_size=200).map(str.encode)
+)
+def test_no_bytes_make_the_reader_crash(tmp_path, data):
+    try:
+        read_document(write(tmp_path, data))
+    except (BenchError, InputError) as error:
+        assert str(error)

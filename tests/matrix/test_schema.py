@@ -1,0 +1,259 @@
+"""Each mistake in a matrix gets one message: file, line, what, what is allowed, what to do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bench.errors import BenchError, InputError
+from bench.matrix import load_matrix
+from bench.matrix.expansion import expand
+from bench.matrix.options import WorkloadOptions
+from bench.matrix.schema import json_schema
+from bench.shipped import shipped
+
+GOOD = """\
+study: good
+cluster: {executor: slurm}
+axes:
+  nodes: [1, 2]
+  tasks_per_node: [2]
+workload: {device: cpu}
+scaling:
+  - {mode: weak, per_gpu_batch: [8]}
+"""
+
+
+def problems(tmp_path: Path, text: str, name: str = "m.yaml") -> list[str]:
+    path = tmp_path / name
+    path.write_text(text)
+    with pytest.raises(BenchError) as caught:
+        expand(*load_matrix(path))
+    assert caught.value.exit_code == 2
+    return str(caught.value).replace(f"{path}", name).splitlines()
+
+
+def changed(old: str, new: str) -> str:
+    assert old in GOOD
+    return GOOD.replace(old, new)
+
+
+KEYS_OF_MATRIX = "study, cluster, axes, scaling, workload, repeats, seed, exclude, include"
+
+CASES = {
+    "an unknown key": (
+        GOOD + "repeat: 3\n",
+        f"m.yaml:9: unknown key 'repeat' in the matrix; did you mean 'repeats'? allowed: {KEYS_OF_MATRIX}",
+    ),
+    "an unknown key far from any": (
+        GOOD + "zzz: 3\n",
+        f"m.yaml:9: unknown key 'zzz' in the matrix; allowed: {KEYS_OF_MATRIX}",
+    ),
+    "a wrong type": (
+        changed("nodes: [1, 2]", 'nodes: [1, "2"]'),
+        "m.yaml:4: axes.nodes[1] must be a whole number, not '2'; remove the quotes",
+    ),
+    "a fraction of a node": (
+        changed("nodes: [1, 2]", "nodes: [1.5]"),
+        "m.yaml:4: axes.nodes[0] must be a whole number, not 1.5",
+    ),
+    "a scalar for a list": (
+        changed("nodes: [1, 2]", "nodes: 2"),
+        "m.yaml:4: axes.nodes must be a list, not 2; write [2]",
+    ),
+    "an empty list": (
+        changed("nodes: [1, 2]", "nodes: []"),
+        "m.yaml:4: axes.nodes is an empty list; give it at least one value, or remove the key",
+    ),
+    "zero nodes": (
+        changed("nodes: [1, 2]", "nodes: [0]"),
+        "m.yaml:4: axes.nodes[0] must be at least 1, not 0",
+    ),
+    "an unknown backend": (
+        changed("tasks_per_node: [2]", "tasks_per_node: [2]\n  backend: [mpi]"),
+        "m.yaml:6: axes.backend[0] cannot be 'mpi'; allowed: nccl, gloo",
+    ),
+    "nccl on cpu": (
+        changed("tasks_per_node: [2]", "tasks_per_node: [2]\n  backend: [gloo, nccl]"),
+        "m.yaml:6: backend nccl needs GPUs, but workload.device is cpu; use gloo, or device: cuda",
+    ),
+    "an indivisible batch": (
+        changed("{mode: weak, per_gpu_batch: [8]}", "{mode: strong, global_batch: [1001]}"),
+        "m.yaml:8: global_batch 1001 is not divisible by 2 ranks (nodes 1 x tasks_per_node 2); try 1000 or 1002",
+        "m.yaml:8: global_batch 1001 is not divisible by 4 ranks (nodes 2 x tasks_per_node 2); try 1000 or 1004",
+    ),
+    "a batch smaller than the ranks": (
+        changed("{mode: weak, per_gpu_batch: [8]}", "{mode: strong, global_batch: [2]}"),
+        "m.yaml:8: global_batch 2 is not divisible by 4 ranks (nodes 2 x tasks_per_node 2); try 4",
+    ),
+    "accumulation that does not divide": (
+        changed("{mode: weak, per_gpu_batch: [8]}", "{mode: strong, global_batch: [16]}").replace(
+            "device: cpu", "device: cpu, grad_accum: 3"
+        ),
+        "m.yaml:8: global_batch 16 is not divisible by 2 ranks (nodes 1 x tasks_per_node 2) x grad_accum 3; try 12 or 18",
+        "m.yaml:8: global_batch 16 is not divisible by 4 ranks (nodes 2 x tasks_per_node 2) x grad_accum 3; try 12 or 24",
+    ),
+    "a value twice in an axis": (
+        changed("nodes: [1, 2]", "nodes: [1, 2, 1]"),
+        "m.yaml:4: axes.nodes holds 1 twice; remove one of them",
+    ),
+    "a batch twice": (
+        changed("[8]}", "[8, 8]}"),
+        "m.yaml:8: weak per_gpu_batch 8 is given twice (first in line 8); remove one",
+    ),
+    "a key twice": (
+        GOOD + "study: again\n",
+        "m.yaml:9: key 'study' is given twice (first in line 1); keep one of them",
+    ),
+    "far too many cells": (
+        changed("nodes: [1, 2]", f"nodes: {list(range(1, 1001))}").replace(
+            "tasks_per_node: [2]",
+            f"tasks_per_node: {list(range(1, 1001))}\n  bucket_cap_mb: {list(range(1, 1001))}",
+        ),
+        "m.yaml:3: the axes span 1000000000 cells (nodes 1000 x tasks_per_node 1000 x bucket_cap_mb 1000 x batches 1), "
+        "3000000000 runs; at most 100000 cells and 1000000 runs are planned; split the study",
+    ),
+    "gpus on a cpu": (
+        changed("tasks_per_node", "gpus_per_node"),
+        "m.yaml:5: axes.gpus_per_node does not fit workload.device cpu; use tasks_per_node, or change workload.device",
+    ),
+    "no scaling": (
+        GOOD[: GOOD.index("scaling")],
+        "m.yaml:1: key 'scaling' is missing in the matrix; "
+        "add `scaling: [{mode: strong, global_batch: [352]}]`, or mode weak with per_gpu_batch",
+    ),
+    "the other mode's batch": (
+        changed("per_gpu_batch", "global_batch"),
+        "m.yaml:8: scaling[0]: mode weak needs per_gpu_batch, a list such as [22]",
+    ),
+    "a bare number as time": (
+        changed("executor: slurm", "executor: slurm, time_limit: 20"),
+        "m.yaml:2: cluster.time_limit: 20 has no unit (Slurm would read minutes); "
+        "write it such as 20m, 1h30m, 45s, or Slurm's [days-]hours:minutes:seconds",
+    ),
+    "a partition with a command in it": (
+        changed("executor: slurm", 'executor: slurm, partition: "p; rm -rf x"'),
+        "m.yaml:2: cluster.partition: 'p; rm -rf x' cannot stand in an #SBATCH line; "
+        "allowed: letters, digits and _ . , : @ + = / [ ] | & * ! ( ) % -",
+    ),
+    "a set-up line with a line break": (
+        changed("executor: slurm", 'executor: slurm, setup: ["a\\nb"]'),
+        "m.yaml:2: cluster.setup[0]: 'a\\nb' has a line break or control character; write one entry per line",
+    ),
+    "a boolean as a variable": (
+        changed("executor: slurm", "executor: slurm, env: {A: true}"),
+        "m.yaml:2: cluster.env.A: true is a YAML boolean; quote it if the variable is to hold that word",
+    ),
+    "a variable that is none": (
+        changed("executor: slurm", 'executor: slurm, env: {"A B": x}'),
+        "m.yaml:2: cluster.env.A B: 'A B' is not the name of an environment variable; allowed: letters, digits and '_'",
+    ),
+    "a list that does not fit the nodes": (
+        changed("tasks_per_node: [2]", "tasks_per_node: [[4, 2]]\n  launcher: [torchrun]"),
+        "m.yaml:5: tasks_per_node [4, 2] names 2 nodes, but meets nodes 1; "
+        "exclude {nodes: 1, tasks_per_node: [4, 2]}, or change axes.nodes",
+    ),
+    "mixed nodes under srun": (
+        changed("tasks_per_node: [2]", "tasks_per_node: [[4, 2]]").replace("[1, 2]", "[2]"),
+        "m.yaml:5: tasks_per_node [4, 2] differs per node, which launcher srun cannot start; "
+        "use launcher [torchrun] for mixed nodes",
+    ),
+    "two nodes on one machine": (
+        changed("slurm", "local"),
+        "m.yaml:4: nodes 2: executor local has one node, this machine; use nodes [1] and tasks_per_node, or executor slurm",
+    ),
+    "an include that is there": (
+        GOOD + "include: [{nodes: 2, mode: weak, per_gpu_batch: 8}]\n",
+        "m.yaml:9: include[0] is in the matrix already; remove it",
+    ),
+    "everything excluded": (
+        GOOD + "exclude: [{mode: weak}]\n",
+        "m.yaml:9: the matrix has no cell left; loosen exclude, or widen the axes",
+    ),
+    "a list for the whole file": (
+        "- a\n- b\n",
+        "m.yaml:1: a matrix is a mapping (key: value); start from `bench init`, or from an example",
+    ),
+    "a word for a section": (
+        changed("cluster: {executor: slurm}", "cluster: slurm"),
+        "m.yaml:2: cluster must be a mapping (key: value), not 'slurm'",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_each_mistake_gets_its_message(tmp_path, case):
+    text, *messages = CASES[case]
+    assert problems(tmp_path, text) == messages
+
+
+@pytest.mark.parametrize(
+    "name", ["a/b", "..", "a..b", "a b", "a'b", 'a"b', "a\nb", "", "-a", ".a", "ä", "a" * 65, "$(x)"]
+)
+def test_a_study_name_that_is_no_safe_folder_is_refused(tmp_path, name):
+    (message,) = problems(tmp_path, changed("study: good", f"study: {json.dumps(name)}"))
+    allowed = "letters, digits, '.', '_' and '-', at most 64, beginning with a letter or digit"
+    assert message == f"m.yaml:1: study: {name!r} cannot name a folder safely; allowed: {allowed}"
+
+
+def test_a_file_name_that_is_no_safe_folder_asks_for_a_study(tmp_path):
+    (message,) = problems(tmp_path, GOOD.replace("study: good\n", ""), name="my matrix.yaml")
+    assert message.startswith(
+        "my matrix.yaml:1: the file's stem 'my matrix' cannot name the study; allowed: "
+    )
+    assert message.endswith("; add `study: NAME`")
+
+
+def test_all_problems_of_a_file_come_at_once_in_the_order_of_its_lines(tmp_path):
+    text = (
+        changed("[1, 2]", "[0, 2]").replace("device: cpu", "device: gpu").replace("study: good", "study: a b")
+    )
+    text += "study: again\nrepeats: many\n"
+    found = problems(tmp_path, text)
+    assert [line.split(": ")[0] for line in found] == [
+        "m.yaml:1",
+        "m.yaml:4",
+        "m.yaml:6",
+        "m.yaml:9",
+        "m.yaml:10",
+    ]
+
+
+def test_many_problems_of_one_kind_are_counted_not_listed(tmp_path):
+    text = changed("[1, 2]", str(list(range(1, 60)))).replace(
+        "{mode: weak, per_gpu_batch: [8]}", "{mode: strong, global_batch: [1]}"
+    )
+    found = problems(tmp_path, text)
+    assert len(found) == 21
+    assert found[-1] == "m.yaml: and 39 more of this kind"
+
+
+@pytest.mark.parametrize("path", sorted(shipped("matrices").glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_shipped_examples_are_good(path):
+    matrix, document = load_matrix(path)
+    expansion = expand(matrix, document)
+    assert expansion.cells
+    assert expansion.warnings == []
+    assert matrix.study == path.stem
+
+
+def test_the_json_schema_names_every_key_and_refuses_others():
+    schema = json_schema()
+    assert set(schema["properties"]) == set(KEYS_OF_MATRIX.split(", "))
+    assert schema["required"] == ["scaling"]
+    assert schema["additionalProperties"] is False
+    axes = schema["$defs"]["Axes"]
+    assert set(axes["properties"]) >= set(WorkloadOptions.model_fields) - {"device"} | {"nodes", "backend"}
+    assert axes["additionalProperties"] is False
+    assert list(axes["patternProperties"]) == [r"^env\.[A-Za-z_][A-Za-z0-9_]*$"]
+    for option in schema["$defs"]["WorkloadOptions"]["properties"].values():
+        assert option["description"], "an editor shows it"
+
+
+def test_input_errors_are_sorted_by_line_and_the_whole_file_comes_last():
+    from bench.errors import Problem
+
+    error = InputError([Problem("b", 2, "x"), Problem("a", 9, "y"), Problem("a", None, "z")])
+    assert str(error) == "a:9: y\na: z\nb:2: x"

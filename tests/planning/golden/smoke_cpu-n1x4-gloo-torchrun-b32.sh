@@ -1,0 +1,53 @@
+#!/bin/bash
+# Study smoke_cpu: one cell of its matrix.
+# n1x4-gloo-torchrun-b32: 4 ranks on this machine, gloo, global batch 128
+# What `bench submit` does for this cell, to be run by hand: bash this-file [RUN_FOLDER]
+
+cell=n1x4-gloo-torchrun-b32
+run_dir=${1:-"manual-$cell"}
+mkdir -p "$run_dir" || exit 1
+
+python="${BENCH_PYTHON:-python}"
+# A rank that finds another number of ranks stops at once, with the reason.
+export BENCH_EXPECTED_WORLD_SIZE=4
+# The same threads in every cell, or the baseline is another program.
+export OMP_NUM_THREADS=1 BENCH_THREADS_PER_RANK=1
+# Ranks of one machine meet on the loopback, whatever its host name resolves to.
+export GLOO_SOCKET_IFNAME="${GLOO_SOCKET_IFNAME:-lo}"
+export PYTHONUNBUFFERED=1
+
+workload=(
+  --run-dir "$run_dir"
+  --launcher torchrun
+  --backend gloo
+  --per-gpu-batch 32
+  --device cpu
+  --model mlp
+  --parameters 2000000
+  --seq-len 128
+  --image-size 224
+  --data synthetic
+  --steps-per-epoch 20
+  --epochs 3
+  --warmup-steps 5
+  --attribution-steps 8
+  --val-steps 2
+  --precision fp32
+  --optimizer sgd
+  --learning-rate 0.01
+  --grad-accum 1
+  --bucket-cap-mb 25.0
+  --compile false
+  --activation-checkpointing false
+  --checkpoint false
+  --num-workers 0
+  --pin-memory false
+  --seed 0
+  --join-timeout 300
+)
+
+# --standalone: rendezvous on a free port of this machine.
+# --max-restarts=0: a restarted run would be another measurement.
+exec "$python" -m torch.distributed.run --standalone --nnodes=1 \
+  --nproc-per-node=4 --max-restarts=0 \
+  -m bench.workload "${workload[@]}"

@@ -1,0 +1,209 @@
+"""What a matrix expands to."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bench.matrix import load_matrix
+from bench.matrix.expansion import Expansion, expand
+from bench.plan import make_plan, ordered_runs
+from bench.shipped import shipped
+
+
+def expanded(folder: Path, content: dict) -> Expansion:
+    path = folder / "m.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return expand(*load_matrix(path))
+
+
+def gpu_matrix(**more) -> dict:
+    return {
+        "study": "s",
+        "axes": {"nodes": [1, 2, 4], "gpus_per_node": [4]},
+        "scaling": [{"mode": "strong", "global_batch": [352]}, {"mode": "weak", "per_gpu_batch": [22]}],
+        **more,
+    }
+
+
+def test_a_cell_of_two_series_is_planned_once_and_is_in_both(tmp_path):
+    cells = {cell.cell_id: cell for cell in expanded(tmp_path, gpu_matrix()).cells}
+    assert list(cells) == [
+        "n1x4-nccl-srun-b88",
+        "n1x4-nccl-srun-b22",
+        "n2x4-nccl-srun-b44",
+        "n2x4-nccl-srun-b22",
+        "n4x4-nccl-srun-b22",
+    ]
+    meeting = cells["n4x4-nccl-srun-b22"]
+    assert (meeting.world_size, meeting.global_batch, meeting.modes) == (16, 352, ["strong", "weak"])
+
+
+def test_strong_keeps_the_global_batch_and_weak_the_per_rank_batch_to_the_sample(tmp_path):
+    matrix = gpu_matrix(workload={"grad_accum": 2})
+    matrix["scaling"] = [
+        {"mode": "strong", "global_batch": [352, 704]},
+        {"mode": "weak", "per_gpu_batch": [7, 22]},
+    ]
+    for cell in expanded(tmp_path, matrix).cells:
+        assert cell.global_batch == cell.per_gpu_batch * cell.world_size * 2
+        for member in cell.series:
+            assert member.batch == (cell.global_batch if member.mode == "strong" else cell.per_gpu_batch)
+
+
+def test_every_axis_is_enumerated_and_named_in_the_cell(tmp_path):
+    matrix = gpu_matrix(cluster={"env": {"NCCL_DEBUG": "WARN", "NCCL_ALGO": "Ring"}})
+    matrix["axes"] |= {
+        "precision": ["fp32", "bf16"],
+        "env.NCCL_ALGO": ["Ring", "Tree"],
+        "backend": ["nccl", "gloo"],
+    }
+    cells = expanded(tmp_path, matrix).cells
+    assert len(cells) == 5 * 2 * 2 * 2
+    (cell,) = [c for c in cells if c.cell_id == "n2x4-gloo-srun-b44-precision.bf16-NCCL_ALGO.Tree"]
+    assert cell.env == {"NCCL_DEBUG": "WARN", "NCCL_ALGO": "Tree"}
+    assert cell.workload["precision"] == "bf16"
+    assert [member.series for member in cell.series] == ["strong-352-gloo-srun-precision.bf16-NCCL_ALGO.Tree"]
+
+
+def test_values_that_no_folder_should_hold_still_give_safe_and_different_names(tmp_path):
+    matrix = gpu_matrix()
+    matrix["axes"] |= {"env.X": ["a/b", "a b", "a;b", "$(x)", "é", "-", "a-X.b", "y" * 300, "y" * 301, ""]}
+    ids = [cell.cell_id for cell in expanded(tmp_path, matrix).cells]
+    assert len(set(ids)) == len(ids) == 50
+    assert all(
+        set(name) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._+-") for name in ids
+    )
+    assert max(map(len, ids)) <= 150
+
+
+def test_exclude_removes_what_agrees_with_all_it_names(tmp_path):
+    matrix = gpu_matrix(exclude=[{"nodes": 4}, {"nodes": 1, "mode": "weak"}])
+    assert [c.cell_id for c in expanded(tmp_path, matrix).cells] == [
+        "n1x4-nccl-srun-b88",
+        "n2x4-nccl-srun-b44",
+        "n2x4-nccl-srun-b22",
+    ]
+
+
+def test_an_exclude_that_matches_nothing_is_remarked_with_its_line(tmp_path):
+    expansion = expanded(tmp_path, gpu_matrix(exclude=[{"nodes": 64}]))
+    (warning,) = expansion.warnings
+    assert warning.endswith(": exclude[0] matches no cell and does nothing")
+
+
+def test_an_excluded_cell_may_have_an_indivisible_batch(tmp_path):
+    matrix = gpu_matrix(exclude=[{"nodes": 3}])
+    matrix["axes"]["nodes"] = [1, 2, 3]
+    assert expanded(tmp_path, matrix).cells
+
+
+def test_include_takes_all_values_of_an_axis_that_it_does_not_name(tmp_path):
+    matrix = gpu_matrix(include=[{"nodes": 8, "backend": "nccl", "mode": "weak", "per_gpu_batch": 22}])
+    matrix["axes"]["env.NCCL_ALGO"] = ["Ring", "Tree"]
+    added = [c.cell_id for c in expanded(tmp_path, matrix).cells if c.nodes == 8]
+    assert added == ["n8x4-nccl-srun-b22-NCCL_ALGO.Ring", "n8x4-nccl-srun-b22-NCCL_ALGO.Tree"]
+
+
+def test_an_include_may_add_an_option_that_is_no_axis(tmp_path):
+    matrix = gpu_matrix(include=[{"nodes": 4, "mode": "weak", "precision": "bf16"}])
+    ids = [c.cell_id for c in expanded(tmp_path, matrix).cells]
+    assert len(ids) == len(set(ids)) == 6
+    assert "n4x4-nccl-srun-b22-precision.bf16" in ids
+
+
+def test_mixed_nodes_count_their_own_ranks(tmp_path):
+    matrix = gpu_matrix()
+    matrix["axes"] = {"nodes": [2], "gpus_per_node": [4, [4, 2]], "launcher": ["torchrun"]}
+    matrix["scaling"] = [{"mode": "strong", "global_batch": [48]}]
+    assert [(c.cell_id, c.world_size, c.per_gpu_batch) for c in expanded(tmp_path, matrix).cells] == [
+        ("n2x4-nccl-torchrun-b6", 8, 6),
+        ("n2x4+2-nccl-torchrun-b8", 6, 8),
+    ]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    nodes=st.lists(st.integers(1, 16), min_size=1, max_size=4, unique=True),
+    per_node=st.lists(st.sampled_from([1, 2, 4, 8]), min_size=1, max_size=3, unique=True),
+    weak=st.lists(st.integers(1, 64), min_size=1, max_size=3, unique=True),
+    buckets=st.lists(st.sampled_from([1, 5, 25, 100]), min_size=1, max_size=3, unique=True),
+)
+def test_the_matrix_is_the_product_of_its_axes(tmp_path_factory, nodes, per_node, weak, buckets):
+    content = {
+        "study": "s",
+        "axes": {"nodes": nodes, "gpus_per_node": per_node, "bucket_cap_mb": buckets},
+        "scaling": [{"mode": "weak", "per_gpu_batch": weak}],
+    }
+    cells = expanded(tmp_path_factory.mktemp("m"), content).cells
+    found = [(c.nodes, c.tasks_per_node, c.workload["bucket_cap_mb"], c.per_gpu_batch) for c in cells]
+    expected = [(n, p, b, w) for n in nodes for p in per_node for b in buckets for w in weak]
+    assert Counter(found) == Counter(expected)
+    assert len({c.cell_id for c in cells}) == len(cells)
+
+
+def test_the_order_of_runs_is_seeded_and_spreads_the_repeats(tmp_path):
+    cells = expanded(tmp_path, gpu_matrix()).cells
+    runs = ordered_runs(cells, repeats=4, seed=7)
+    assert runs == ordered_runs(cells, repeats=4, seed=7)
+    assert runs != ordered_runs(cells, repeats=4, seed=8)
+    assert [run.order for run in runs] == list(range(1, 21))
+    for repeat in range(4):
+        block = runs[5 * repeat : 5 * repeat + 5]
+        assert {run.cell_id for run in block} == {cell.cell_id for cell in cells}, (
+            "each round holds every cell once"
+        )
+    orders = [tuple(run.cell_id for run in runs[i : i + 5]) for i in range(0, 20, 5)]
+    assert len(set(orders)) > 1, "and not in the same order"
+
+
+def warnings_of(name: str) -> list[str]:
+    return make_plan(shipped("matrices") / f"{name}.yaml").warnings
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        (
+            "smoke_cpu",
+            [
+                "at most 3 sizes per series: no forecast (a fitted model needs 5 or more)",
+                "one node count (1): no efficiency over nodes, only within them",
+            ],
+        ),
+        ("l40s", ["at most 3 sizes per series: no forecast (a fitted model needs 5 or more)"]),
+        ("strong_cpu", []),
+    ],
+)
+def test_the_plan_says_what_the_study_cannot_answer(name, expected):
+    assert warnings_of(name) == expected
+
+
+def test_two_repeats_give_no_interval_and_one_size_no_efficiency(tmp_path):
+    path = tmp_path / "m.yaml"
+    content = gpu_matrix(repeats=2)
+    content["axes"]["nodes"] = [2]
+    path.write_text(yaml.safe_dump(content))
+    assert make_plan(path).warnings[:1] == [
+        "every series has one size only: throughput is measured, but no speedup and no efficiency"
+    ]
+    assert "2 repeats: no intervals (they need 3 or more)" in make_plan(path).warnings
+
+
+def test_settings_that_do_nothing_are_remarked(tmp_path):
+    path = tmp_path / "m.yaml"
+    path.write_text(
+        "study: s\ncluster: {executor: local, partition: gpu}\n"
+        "workload:\n  device: cpu\n  model: convnet\n  seq_len: 64\n"
+        "scaling: [{mode: weak, per_gpu_batch: [8]}]\n"
+    )
+    ignored = [w for w in make_plan(path).warnings if "ignored" in w]
+    assert ignored == [
+        f"{path}:2: cluster.partition is ignored by executor local",
+        f"{path}:6: seq_len is ignored: only model transformer reads it",
+    ]

@@ -1,0 +1,158 @@
+"""Planning: what is written, what planning again may change, what is refused."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.errors import BenchError
+from bench.layout import StudyFolder
+from bench.plan import make_plan, write_plan
+from bench.shipped import find_matrix, shipped
+
+MATRIX = """\
+study: s
+cluster: {executor: slurm, time_limit: 30m}
+axes: {nodes: [1, 2], gpus_per_node: [4]}
+scaling: [{mode: weak, per_gpu_batch: [8]}]
+repeats: 2
+"""
+
+
+def planned(tmp_path: Path, text: str = MATRIX) -> StudyFolder:
+    path = tmp_path / "m.yaml"
+    path.write_text(text)
+    return write_plan(make_plan(path), tmp_path / "results")
+
+
+def give_it_a_run(folder: StudyFolder, run_id: str) -> None:
+    folder.attempt(run_id, 1).path.mkdir(parents=True)
+
+
+def test_the_study_holds_the_matrix_the_plan_and_one_script_per_cell(tmp_path):
+    folder = planned(tmp_path)
+    assert folder.path == tmp_path / "results" / "s"
+    assert folder.matrix.read_text() == MATRIX
+    assert sorted(path.name for path in folder.scripts.iterdir()) == [
+        "n1x4-nccl-srun-b8.sbatch",
+        "n2x4-nccl-srun-b8.sbatch",
+    ]
+    content = json.loads(folder.plan.read_text())
+    assert content["study"] == "s"
+    assert [run["order"] for run in content["runs"]] == [1, 2, 3, 4]
+    assert content["cost"] == {
+        "cells": 2,
+        "runs": 4,
+        "nodes_max": 2,
+        "gpus_max": 8,
+        "wall_s_max": 4 * 1800,
+        "gpu_hours_max": (4 + 8) * 2 * 0.5,
+        "node_hours_max": (1 + 2) * 2 * 0.5,
+    }
+
+
+def test_planning_again_changes_nothing(tmp_path):
+    folder = planned(tmp_path)
+    before = {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()}
+    planned(tmp_path)
+    assert {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()} == before
+
+
+def test_scripts_of_cells_that_are_gone_go_too(tmp_path):
+    planned(tmp_path)
+    folder = planned(tmp_path, MATRIX.replace("[1, 2]", "[2, 4]"))
+    assert sorted(path.name for path in folder.scripts.iterdir()) == [
+        "n2x4-nccl-srun-b8.sbatch",
+        "n4x4-nccl-srun-b8.sbatch",
+    ]
+
+
+def test_a_study_with_results_may_grow(tmp_path):
+    give_it_a_run(planned(tmp_path), "n1x4-nccl-srun-b8-r1")
+    folder = planned(tmp_path, MATRIX.replace("[1, 2]", "[1, 2, 4]").replace("repeats: 2", "repeats: 5"))
+    assert len(json.loads(folder.plan.read_text())["runs"]) == 15
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (("[1, 2]", "[2]"), "has results of cell n1x4-nccl-srun-b8, which this matrix changes or leaves out"),
+        (
+            ("repeats: 2", "workload: {epochs: 9}"),
+            "has results of cell n1x4-nccl-srun-b8, which this matrix changes",
+        ),
+        (
+            ("repeats: 2", "repeats: 1"),
+            "has results of run n1x4-nccl-srun-b8-r2, which this matrix leaves out",
+        ),
+    ],
+)
+def test_a_cell_that_has_results_must_stay_what_it_was(tmp_path, change, what):
+    folder = planned(tmp_path)
+    give_it_a_run(folder, "n1x4-nccl-srun-b8-r1")
+    give_it_a_run(folder, "n1x4-nccl-srun-b8-r2")
+    before = folder.plan.read_bytes()
+    with pytest.raises(BenchError) as caught:
+        planned(tmp_path, MATRIX.replace(*change))
+    assert str(caught.value).startswith(f"study s {what}")
+    assert str(caught.value).endswith(f"; give the matrix another `study:` name, or move {folder.path} away")
+    assert folder.plan.read_bytes() == before
+
+
+def test_a_set_up_line_that_cannot_run_is_refused_with_its_line(tmp_path):
+    text = MATRIX.replace("time_limit: 30m", 'time_limit: 30m, setup: ["source \'env/bin/activate"]')
+    with pytest.raises(BenchError) as caught:
+        planned(tmp_path, text)
+    assert "would not run" in str(caught.value)
+    assert "shell-syntax" in str(caught.value)
+    assert str(caught.value).endswith("; mend cluster.setup or cluster.directives")
+
+
+def test_a_folder_that_cannot_be_written_is_one_clear_error(tmp_path):
+    (tmp_path / "results").write_text("a file where the folder should be")
+    with pytest.raises(BenchError, match=r"results/s/scripts: cannot be written: Not a directory$"):
+        planned(tmp_path)
+
+
+def test_shipped_examples_are_found_by_name_and_the_users_own_files_first(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert find_matrix("smoke_cpu") == shipped("matrices") / "smoke_cpu.yaml"
+    assert find_matrix("matrices/l40s.yaml") == shipped("matrices") / "l40s.yaml"
+    (tmp_path / "smoke_cpu.yaml").write_text("study: mine\n")
+    assert find_matrix("smoke_cpu.yaml") == Path("smoke_cpu.yaml")
+    with pytest.raises(BenchError) as caught:
+        find_matrix("nowhere")
+    examples = "backends, h200, l40s, mixed_nodes, smoke_cpu, strong_cpu, weak_cpu"
+    assert str(caught.value) == (
+        "nowhere: matrix file does not exist; "
+        f"give the path of a YAML file, or one of the shipped examples: {examples}"
+    )
+
+
+def test_planning_imports_neither_torch_nor_pandas_and_runs_no_command(tmp_path):
+    program = (
+        "import sys, runpy\n"
+        "sys.argv = ['bench', 'plan', 'l40s']\n"
+        "try:\n    runpy.run_module('bench', run_name='__main__')\n"
+        "except SystemExit as end:\n    assert not end.code, end.code\n"
+        "heavy = {'torch', 'pandas', 'numpy', 'scipy', 'seaborn', 'matplotlib', 'pyarrow', 'subprocess'}\n"
+        "print('HEAVY', sorted(heavy & set(sys.modules)))\n"
+    )
+    env = {"PATH": "/nowhere", "HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env=env, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "HEAVY []"
+
+
+def test_any_number_of_cells_keeps_its_plan_readable_line_by_line(tmp_path):
+    text = MATRIX.replace("[1, 2]", str(list(range(1, 101))))
+    folder = planned(tmp_path, text)
+    lines = folder.plan.read_text().splitlines()
+    assert sum(line.lstrip().startswith('{"cell_id"') for line in lines) == 100
+    assert sum(line.lstrip().startswith('{"run_id"') for line in lines) == 200

@@ -1,0 +1,255 @@
+"""The rendered scripts: whole texts, and what a shell really does with hostile values.
+
+The golden scripts are in ``golden/``; after a wanted change write them anew with
+``python tests/planning/test_scripts.py`` and read the difference.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bench.plan import Plan, make_plan, scripts
+from bench.shipped import shipped
+
+GOLDEN = Path(__file__).parent / "golden"
+
+SITE = """\
+study: site
+cluster:
+  executor: slurm
+  partition: gpu
+  account: proj-42
+  qos: high
+  reservation: maint
+  constraint: "a100|h100"
+  nodelist: n[1-4]
+  exclude: n[7,9]
+  mem: 64G
+  gpu_type: a100
+  gpu_request: gpus-per-node
+  cpus_per_task: 6
+  time_limit: 1-02:00:00
+  exclusive: true
+  directives: ["--mail-type=END", "--comment=a study"]
+  setup: ["module load cuda/12.4", 'source "$HOME/my env/bin/activate"']
+  env: {NCCL_SOCKET_IFNAME: "^docker,lo", TEXT: "it's $(not) a `command`; \\"x\\" é\\nline"}
+  %s
+axes:
+  nodes: [2]
+  gpus_per_node: [4]
+  launcher: [srun, torchrun]
+scaling: [{mode: weak, per_gpu_batch: [22]}]
+"""
+CONTAINERS = {
+    "site": "",
+    "apptainer": "container: {runtime: apptainer, image: '/images/py torch.sif', mounts: ['/scratch:/data'], options: [--cleanenv]}",
+    "pyxis": "container: {runtime: pyxis, image: 'nvcr.io#nvidia/pytorch:25.01', mounts: ['/scratch:/data']}",
+}
+
+
+def plan_of(tmp_path: Path, text: str) -> Plan:
+    path = tmp_path / "m.yaml"
+    path.write_text(text)
+    return make_plan(path)
+
+
+def golden_scripts(tmp_path: Path) -> dict[str, str]:
+    """Every shape of script that the templates can give, by file name."""
+    found = {}
+    for name in ("l40s", "mixed_nodes", "smoke_cpu"):
+        plan = make_plan(shipped("matrices") / f"{name}.yaml")
+        cell, text = list(scripts(plan))[-1]
+        found[f"{name}-{cell.cell_id}{plan.script_suffix}"] = text
+    for name, container in CONTAINERS.items():
+        for cell, text in scripts(plan_of(tmp_path, SITE % container)):
+            found[f"{name}-{cell.launcher}.sbatch"] = text
+    return found
+
+
+def test_the_scripts_are_these(tmp_path):
+    found = golden_scripts(tmp_path)
+    assert sorted(found) == sorted(path.name for path in GOLDEN.iterdir())
+    for name, text in found.items():
+        assert text == (GOLDEN / name).read_text(), f"{name} differs from its golden script"
+
+
+@pytest.mark.parametrize("path", sorted(GOLDEN.iterdir()), ids=lambda path: path.name)
+def test_bash_finds_no_syntax_error(path):
+    checked = subprocess.run(["bash", "-n", path], capture_output=True, text=True)
+    assert (checked.returncode, checked.stderr) == (0, "")
+
+
+def test_every_directive_says_why_it_is_there():
+    for path in GOLDEN.glob("*.sbatch"):
+        lines = path.read_text().splitlines()
+        for before, line in zip(lines, lines[1:], strict=False):
+            if line.startswith("#SBATCH"):
+                assert before.startswith("# "), f"{path.name}: {line} has no reason above it"
+
+
+def test_the_same_matrix_gives_the_same_bytes_elsewhere(tmp_path, monkeypatch):
+    first = tmp_path / "a folder"
+    second = tmp_path / "another"
+    texts = []
+    for folder in (first, second):
+        folder.mkdir()
+        monkeypatch.chdir(folder)
+        monkeypatch.setenv("USER", folder.name)
+        texts.append([text for _, text in scripts(plan_of(folder, SITE % ""))])
+    assert texts[0] == texts[1]
+    assert not any(str(tmp_path) in text for text in texts[0])
+
+
+FAKE_SRUN = """\
+#!/bin/bash
+# Print as JSON what arrives: the words, and the variables that the matrix names.
+exec {python} -c '
+import json, os, sys
+print(json.dumps({{"words": sys.argv[1:], "env": dict(os.environ)}}))' "$@"
+"""
+
+
+def run_script(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a script as Slurm's batch shell would, with an srun that only prints what it is given."""
+    tools = folder / "tools"
+    tools.mkdir(exist_ok=True)
+    (tools / "srun").write_text(FAKE_SRUN.format(python=os.sys.executable))
+    (tools / "scontrol").write_text("#!/bin/bash\nprintf 'n1\\nn2\\n'\n")
+    for tool in tools.iterdir():
+        tool.chmod(0o755)
+    script = folder / "job.sbatch"
+    script.write_text(text)
+    env = {
+        "PATH": f"{tools}:{os.environ['PATH']}",
+        "SLURM_JOB_ID": "1234567",
+        "SLURM_JOB_NODELIST": "n[1-2]",
+        "SLURM_SUBMIT_DIR": str(folder),
+        "HOME": str(folder),
+    }
+    return subprocess.run(
+        ["bash", str(script), str(folder / "run dir")],
+        env=env,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def hostile_matrix(value: str, *, launcher: str = "srun") -> str:
+    return yaml.safe_dump(
+        {
+            "study": "hostile",
+            "cluster": {"env": {"VALUE": value}},
+            "axes": {"nodes": [2], "gpus_per_node": [2], "launcher": [launcher], "env.AXIS": [value]},
+            "workload": {"data": f"/data/{value}"},
+            "scaling": [{"mode": "weak", "per_gpu_batch": [2]}],
+        },
+        allow_unicode=True,
+    )
+
+
+HOSTILE = [
+    "a b",
+    "it's",
+    '"',
+    "$(touch planted)",
+    "`touch planted`",
+    "; touch planted",
+    "é ü 漢",
+    "two\nlines",
+    "$HOME",
+    "*",
+    "-n",
+    "!x",
+    "\\",
+]
+
+
+@pytest.mark.parametrize("value", HOSTILE)
+@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
+def test_hostile_values_arrive_literally_and_nothing_in_them_runs(tmp_path, value, launcher):
+    plan = plan_of(tmp_path, hostile_matrix(value, launcher=launcher))
+    ((_, text),) = scripts(plan)
+    done = run_script(text, tmp_path)
+    assert done.returncode == 0, done.stderr
+    arrived = json.loads(done.stdout)
+    assert arrived["env"]["VALUE"] == arrived["env"]["AXIS"] == value
+    words = arrived["words"]
+    assert words[words.index("--data") + 1] == f"/data/{value}"
+    assert words[words.index("--run-dir") + 1] == str(tmp_path / "run dir")
+    assert not (tmp_path / "planted").exists()
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    value=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=30)
+)
+def test_any_text_arrives_literally(tmp_path_factory, value):
+    folder = tmp_path_factory.mktemp("any")
+    ((_, text),) = scripts(plan_of(folder, hostile_matrix(value)))
+    arrived = json.loads(run_script(text, folder).stdout)
+    assert arrived["env"]["VALUE"] == value
+
+
+def test_the_job_leaves_a_provisional_end_also_when_it_is_terminated(tmp_path):
+    ((_, text),) = scripts(plan_of(tmp_path, hostile_matrix("x")))
+    run_script(text, tmp_path)
+    end = json.loads((tmp_path / "run dir" / "end.json").read_text())
+    assert (end["exit_code"], end["signal"], end["stage"]) == (0, None, "run")
+    terminated = text.replace("child=$!\n", "child=$!\nkill -TERM $$\n")
+    assert terminated != text
+    assert run_script(terminated, tmp_path).returncode == 143
+    end = json.loads((tmp_path / "run dir" / "end.json").read_text())
+    assert (end["exit_code"], end["signal"], end["stage"]) == (143, "TERM", "run")
+
+
+def test_a_set_up_line_that_fails_ends_the_job_before_the_launch(tmp_path):
+    matrix = yaml.safe_load(hostile_matrix("x"))
+    matrix["cluster"]["setup"] = ["touch before", "false", "touch after"]
+    ((_, text),) = scripts(plan_of(tmp_path, yaml.safe_dump(matrix)))
+    done = run_script(text, tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert (tmp_path / "before").exists()
+    assert not (tmp_path / "after").exists()
+    assert json.loads((tmp_path / "run dir" / "end.json").read_text())["stage"] == "set-up"
+
+
+def test_what_a_set_up_line_exports_does_not_replace_what_is_measured(tmp_path):
+    matrix = yaml.safe_load(hostile_matrix("mine"))
+    matrix["cluster"]["setup"] = ["export VALUE=a-module's".replace("'", ""), "test $AXIS = mine"]
+    ((_, text),) = scripts(plan_of(tmp_path, yaml.safe_dump(matrix)))
+    assert json.loads(run_script(text, tmp_path).stdout)["env"]["VALUE"] == "mine"
+
+
+def test_the_port_is_below_the_ephemeral_range_for_every_job(tmp_path):
+    ((_, text),) = scripts(plan_of(tmp_path, hostile_matrix("x")))
+    env = json.loads(run_script(text, tmp_path).stdout)["env"]
+    assert (env["MASTER_ADDR"], env["MASTER_PORT"], env["BENCH_HOSTS"]) == ("n1", "24567", "n1,n2")
+    assert 1024 < 20000 <= int(env["MASTER_PORT"]) < 30000
+
+
+def test_a_torchrun_task_gets_the_cores_of_all_its_ranks(tmp_path):
+    for cell, text in scripts(plan_of(tmp_path, SITE % "")):
+        cores = {"srun": 6, "torchrun": 24}[cell.launcher]
+        assert f"#SBATCH --cpus-per-task={cores}\n" in text
+        assert f"srun --kill-on-bad-exit=1 --cpus-per-task={cores} " in text
+        assert "export OMP_NUM_THREADS=6 BENCH_THREADS_PER_RANK=6\n" in text
+
+
+if __name__ == "__main__":
+    import tempfile
+
+    for old in GOLDEN.iterdir():
+        old.unlink()
+    with tempfile.TemporaryDirectory() as folder:
+        for name, text in golden_scripts(Path(folder)).items():
+            (GOLDEN / name).write_text(text)

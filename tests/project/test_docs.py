@@ -1,0 +1,108 @@
+"""What is there is documented, and what the documents point at is there."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+from bench.cli import app
+from bench.layout import METRICS_COLUMNS, RANKS_COLUMNS, STEPS_COLUMNS
+from bench.matrix import schema
+from bench.matrix.options import WorkloadOptions
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+PAGES = sorted([*DOCS.glob("*.md"), *ROOT.glob("*.md")])
+
+
+def commands() -> dict[str, list[str]]:
+    """Every command with its options, as the command line knows them."""
+    root = typer.main.get_command(app)
+    return {
+        name: [option for param in command.params for option in getattr(param, "opts", []) if option.startswith("--")]
+        for name, command in root.commands.items()
+    }
+
+
+@pytest.mark.parametrize("name", commands())
+def test_every_command_and_option_is_documented(name):
+    text = (DOCS / "commands.md").read_text()
+    section = re.search(rf"^## bench {name}\n(.*?)(?=^## |\Z)", text, re.M | re.S)
+    assert section, f"docs/commands.md has no section '## bench {name}'"
+    for option in commands()[name]:
+        assert f"`{option}" in section[1], f"docs/commands.md: bench {name} does not explain {option}"
+
+
+def test_no_command_is_documented_that_is_not_there():
+    documented = re.findall(r"^## bench (\S+)$", (DOCS / "commands.md").read_text(), re.M)
+    assert sorted(documented) == sorted(commands())
+
+
+@pytest.mark.parametrize(
+    ("model", "prefix"),
+    [
+        (schema.Matrix, ""),
+        (schema.Cluster, "cluster."),
+        (schema.Container, "container."),
+        (schema.Scaling, "scaling."),
+        (WorkloadOptions, "workload."),
+    ],
+)
+def test_every_key_of_the_matrix_is_documented(model, prefix):
+    text = (DOCS / "matrix.md").read_text()
+    for name in model.model_fields:
+        assert f"`{name}`" in text, f"docs/matrix.md does not explain {prefix}{name}"
+
+
+@pytest.mark.parametrize("columns", [METRICS_COLUMNS, RANKS_COLUMNS, STEPS_COLUMNS])
+def test_every_column_is_documented(columns):
+    text = (DOCS / "measuring.md").read_text()
+    assert [name for name in columns if f"`{name}`" not in text] == []
+
+
+def headings(text: str) -> set[str]:
+    found = re.findall(r"^#+ (.+)$", text, re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in found}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_resolve(page):
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if target.startswith(("http://", "https://", "mailto:")):
+            continue
+        name, _, anchor = target.partition("#")
+        path = (page.parent / name).resolve() if name else page
+        assert path.exists(), f"{page.name} links to {target}, which is not there"
+        if anchor and path.suffix == ".md":
+            assert anchor in headings(path.read_text()), f"{page.name} links to {target}: no such heading"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_page_of_the_docs_is_reached(page):
+    if page.parent == DOCS:
+        assert f"({page.name}" in (DOCS / "index.md").read_text() or page.name == "index.md"
+
+
+def test_the_changelog_begins_with_this_version():
+    from bench import __version__
+
+    first = re.search(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    assert first
+    assert first[1].startswith((__version__, "Unreleased"))
+
+
+def test_the_readme_teaches_commands_that_exist():
+    text = (ROOT / "README.md").read_text() + (DOCS / "tutorial.md").read_text()
+    used = set(re.findall(r"^(?:\$ )?bench ([a-z]+)", text, re.M))
+    assert used
+    assert used <= set(commands())
+
+
+def test_every_import_of_the_package_is_declared():
+    done = subprocess.run([sys.executable, "-m", "pip", "check"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout

@@ -1,0 +1,145 @@
+"""The house rules: who may import whom, and that each heavy package has one home."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+#: From bottom to top: a module imports from its own layer or from lower ones only.
+LAYERS = [
+    ["bench", "bench.errors", "bench.units", "bench.findings", "bench.layout", "bench.shipped"],
+    ["bench.matrix"],
+    ["bench.ledger", "bench.render", "bench.lint", "bench.doctor", "bench.slurm", "bench.record", "bench.verify"],
+    ["bench.plan", "bench.selection"],
+    ["bench.executors", "bench.workload"],
+    ["bench.commands"],
+    ["bench.cli", "bench.__main__"],
+]
+
+HOMES = {
+    "torch": ("bench.workload", "bench.record"),
+    "pandas": ("analysis",),
+    "scipy": ("analysis",),
+    "seaborn": ("analysis",),
+    "matplotlib": ("analysis",),
+    "pyarrow": ("analysis",),
+    "yaml": ("bench.matrix",),
+    "jinja2": ("bench.render", "analysis.report", "analysis.page"),
+    "subprocess": ("bench.slurm.client", "bench.executors.local", "bench.executors.fork_server", "bench.executors.ssh"),
+    "typer": ("bench.cli", "bench.commands"),
+    "pynvml": ("bench.workload", "bench.record"),
+}
+
+#: What analysis may read of bench: its data modules, never executors or workload.
+READABLE = ("bench", "bench.matrix", "bench.layout", "bench.ledger", "bench.units", "bench.errors", "bench.shipped")
+
+
+def modules() -> Iterator[tuple[str, Path]]:
+    for package in ("bench", "analysis"):
+        for path in sorted((ROOT / package).rglob("*.py")):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), path
+
+
+def imports(path: Path, module: str) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            assert node.level == 0, f"{module}: a relative import"
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def within(name: str, places: tuple[str, ...] | list[str]) -> bool:
+    return any(name == place or name.startswith(f"{place}.") for place in places)
+
+
+def layer_of(module: str) -> int:
+    found = [
+        (len(place), level)
+        for level, places in enumerate(LAYERS)
+        for place in places
+        if module == place or (place != "bench" and module.startswith(f"{place}."))
+    ]
+    assert found, f"{module} is in no layer: add it to LAYERS where it belongs"
+    return max(found)[1]
+
+
+def bench_modules() -> set[str]:
+    return {module for module, _ in modules() if module.startswith("bench")}
+
+
+def test_imports_only_point_downward():
+    known = bench_modules()
+    wrong = [
+        f"{module} (layer {layer_of(module)}) imports {name} (layer {layer_of(name)})"
+        for module, path in modules()
+        if module.startswith("bench")
+        for name in imports(path, module)
+        if name in known and layer_of(name) > layer_of(module)
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("package", HOMES)
+def test_each_heavy_package_has_one_home(package):
+    wrong = [
+        f"{module} imports {name}"
+        for module, path in modules()
+        for name in imports(path, module)
+        if name.split(".")[0] == package and not within(module, HOMES[package])
+    ]
+    assert wrong == []
+
+
+def test_analysis_reads_the_data_modules_of_bench_only():
+    known = bench_modules()
+    wrong = [
+        f"{module} imports {name}"
+        for module, path in modules()
+        if module.startswith("analysis")
+        for name in imports(path, module)
+        if name in known and name != "bench" and not within(name, READABLE[1:])
+    ]
+    assert wrong == []
+
+
+def test_bench_reaches_analysis_from_its_commands_only():
+    wrong = [
+        f"{module} imports {name}"
+        for module, path in modules()
+        if module.startswith("bench") and not within(module, ["bench.commands"])
+        for name in imports(path, module)
+        if name.split(".")[0] == "analysis"
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("module", ["bench.cli", "bench.plan", "bench.lint", "bench.doctor"])
+def test_what_a_login_node_runs_loads_nothing_heavy(module):
+    program = (
+        f"import sys, {module}\n"
+        "print(sorted({'torch', 'pandas', 'numpy', 'scipy', 'seaborn', 'matplotlib', 'pyarrow'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout == "[]\n"
+
+
+def test_the_project_speaks_of_itself_alone():
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    binary = {".png", ".gz", ".npy"}
+    for name in listed:
+        path = ROOT / name
+        if path.suffix in binary or not path.is_file():
+            continue
+        text = path.read_text(errors="replace")
+        for word in ("/wor" + "k/", "/far" + "m/", "../sha" + "red"):
+            assert word not in text, f"{name} names a path of the machine it was written on"
