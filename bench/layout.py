@@ -80,7 +80,8 @@ STEPS_COLUMNS = ("epoch", "step", "step_time_sec", "slowest_rank")
 
 def write_atomically(path: Path, text: str) -> None:
     """Write ``text`` beside ``path`` and rename it, so that a reader never sees half a file."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    # The host too: on a shared file system two nodes may have the same process id.
+    beside = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}.tmp")
     try:
         with beside.open("w", encoding="utf-8", newline="") as file:
             file.write(text)

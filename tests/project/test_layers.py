@@ -17,7 +17,7 @@ LAYERS = [
     ["bench", "bench.errors", "bench.units", "bench.findings", "bench.layout", "bench.shipped"],
     ["bench.matrix"],
     ["bench.ledger", "bench.render", "bench.lint", "bench.doctor", "bench.slurm", "bench.record", "bench.verify"],
-    ["bench.plan", "bench.selection"],
+    ["bench.plan", "bench.selection", "bench.starter"],
     ["bench.executors", "bench.workload"],
     ["bench.commands"],
     ["bench.cli", "bench.__main__"],

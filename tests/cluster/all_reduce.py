@@ -1,0 +1,58 @@
+"""What the cluster's own test runs on every rank: join over gloo, train one DDP step, time an all-reduce.
+
+Prints one JSON line per rank. ``--megabytes`` is the size of the all-reduce.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import time
+
+import torch
+import torch.distributed as dist
+
+SLURM = {"RANK": "SLURM_PROCID", "WORLD_SIZE": "SLURM_NTASKS", "LOCAL_RANK": "SLURM_LOCALID"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--megabytes", type=float, default=8.4)
+    options = parser.parse_args()
+    for name, slurm in SLURM.items():  # torchrun sets these itself
+        os.environ.setdefault(name, os.environ.get(slurm, ""))
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1, bias=False))
+    model(torch.full((1, 4), float(dist.get_rank()))).sum().backward()
+    gradient = model.module.weight.grad
+    assert gradient is not None
+
+    payload = torch.ones(int(options.megabytes * 1e6) // 4)
+    dist.all_reduce(payload)  # connections, buffers
+    dist.barrier()
+    began = time.perf_counter()
+    dist.all_reduce(payload)
+    seconds = time.perf_counter() - began
+    print(
+        json.dumps(
+            {
+                "rank": dist.get_rank(),
+                "world_size": dist.get_world_size(),
+                "local_rank": int(os.environ["LOCAL_RANK"]),
+                "host": socket.gethostname(),
+                "gradient": gradient[0, 0].item(),
+                "devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
+                "bytes": payload.numel() * 4,
+                "seconds": seconds,
+            }
+        ),
+        flush=True,
+    )
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,459 @@
+"""A real Slurm on one machine: four nodes with their own network, host name and processes.
+
+Every node is a set of namespaces (:mod:`tests.cluster.containers`), so that Slurm, ssh and
+torch see machines: addresses, host names, process ids, shared memory of their own. They share
+the file system, as a cluster does, and the cores, as no cluster does. This machine is the
+login node. Everything the cluster writes lies below one folder; the bridge and its address are
+the only other trace, and :meth:`Cluster.stop` removes them all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from subprocess import CompletedProcess
+
+from tests.cluster import network as networks
+from tests.cluster.configuration import ACCOUNT, MEMORY_CGROUP, Options, write_files
+from tests.cluster.containers import ClusterError, Container, Process, run, wait_for
+from tests.cluster.daemons import PROGRAMS, Daemons, make_devices, make_keys
+from tests.cluster.network import Network
+
+INSTALL = "tests/cluster/install.sh"
+
+
+def missing() -> str:
+    """Return, in one line, why no cluster can be started here; an empty text where one can."""
+    if sys.platform != "linux":
+        return "the test cluster needs Linux namespaces"
+    if os.geteuid() != 0:
+        return "the test cluster needs root (for network namespaces)"
+    path = os.environ.get("PATH", "") + ":/usr/local/sbin:/usr/sbin:/sbin"
+    absent = [
+        program
+        for programs in PROGRAMS.values()
+        for program in programs
+        if shutil.which(program, path=path) is None
+    ]
+    if absent:
+        return f"the test cluster lacks {', '.join(absent)}: run {INSTALL}"
+    tried = run(["unshare", "--net", "--pid", "--mount", "--fork", "true"], check=False)
+    return f"no namespaces for the test cluster: {tried.stderr.strip()}" if tried.returncode else ""
+
+
+class Cluster:
+    """A running cluster. Made by :meth:`start`, or by :meth:`attach` where another process made it."""
+
+    def __init__(
+        self, folder: Path, *, options: Options, network: Network, machines: dict[str, Container]
+    ) -> None:
+        self.folder = folder
+        self.options = options
+        self.network = network
+        self._machines = machines
+        self._daemons = Daemons(folder)
+        self._settings: dict[str, str] = {}
+
+    # ---- life -------------------------------------------------------------------------------
+
+    @classmethod
+    def start(
+        cls, options: Options | None = None, *, folder: Path | None = None, keep: bool = False
+    ) -> Cluster:
+        """Start a cluster and wait until its nodes are idle.
+
+        Args:
+            options: what it is like; by default four nodes with four l40s each and accounting.
+            folder: where its state goes; by default /tmp/bench-cluster-<slot>.
+            keep: whether it outlives this process. One that should not, and was left behind
+                by a process that was killed, is removed by the next start.
+
+        Raises:
+            ClusterError: it cannot be started here, or did not come up; nothing is left behind.
+        """
+        if lacking := missing():
+            raise ClusterError(lacking)
+        remove_abandoned()
+        network, folder = networks.claim(folder and folder.absolute())
+        cluster = cls(folder, options=options or Options(), network=network, machines={})
+        try:
+            cluster._build(owner=None if keep else Process.of(os.getpid()))
+        except BaseException as error:
+            words = cluster._last_words() if isinstance(error, ClusterError) else ""
+            cluster.stop()
+            if words:
+                raise ClusterError(f"{error}\n{words}") from error
+            raise
+        return cluster
+
+    @classmethod
+    def attach(cls, folder: Path) -> Cluster:
+        """Return the cluster whose state lies in ``folder``.
+
+        Raises:
+            ClusterError: there is none.
+        """
+        try:
+            state = json.loads((folder / "state.json").read_text())
+        except (OSError, ValueError) as error:
+            raise ClusterError(f"{folder}: no cluster lies there ({error})") from error
+        machines = {name: Container(name, Process(*init)) for name, init in state["machines"].items()}
+        return cls(
+            folder,
+            options=Options.from_json(state["options"]),
+            network=Network(state["slot"]),
+            machines=machines,
+        )
+
+    def stop(self) -> None:
+        """End the cluster's own processes, by their ids, and remove all that it made."""
+        for machine in self._machines.values():
+            machine.kill()
+        self._machines.clear()
+        self.network.remove()
+        _remove_cgroups(self._cgroup)
+        if (self.folder / ".bench-cluster").exists():  # never a folder that is not ours
+            shutil.rmtree(self.folder)
+
+    def _build(self, *, owner: Process | None) -> None:
+        self._make_folder()
+        self._save(owner)
+        names = ["ctl", *self.options.names]
+        (self.folder / "hosts").write_text(self.network.hosts_file(names))
+        joins = {name: self._launch(name) for name in names}
+        try:
+            for name, join in joins.items():
+                self._machines[name] = join()
+        finally:
+            self._save(owner)
+        for machine in self._machines.values():
+            self.network.attach(machine)
+        self._start_daemons()
+
+    def _launch(self, name: str) -> Callable[[], Container]:
+        return Container.launch(
+            name,
+            hosts=self.folder / "hosts",
+            folder=self.folder / "machines",
+            cgroup=self._cgroup if self.options.memory_limits else None,
+        )
+
+    def _make_folder(self) -> None:
+        if self.folder.exists() and any(self.folder.iterdir()):
+            raise ClusterError(f"{self.folder}: not empty; the cluster's state needs a folder of its own")
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o755)
+        (self.folder / ".bench-cluster").touch()
+        for part in ("log", "spool", "machines"):
+            (self.folder / part).mkdir()
+        make_devices(self.folder / "dev", self.options)
+        make_keys(self.folder / "ssh")
+        if self.options.memory_limits:
+            self._cgroup.mkdir(exist_ok=True)
+
+    def _save(self, owner: Process | None) -> None:
+        state = {
+            "owner": None if owner is None else [owner.pid, owner.start_ticks],
+            "slot": self.network.slot,
+            "options": self.options.as_json(),
+            "machines": {m.name: [m.init.pid, m.init.start_ticks] for m in self._machines.values()},
+        }
+        beside = self.folder / "state.json.new"
+        beside.write_text(json.dumps(state, indent=1) + "\n")
+        beside.replace(self.folder / "state.json")
+
+    def _start_daemons(self) -> None:
+        controller, daemons = self._machines["ctl"], self._daemons
+        write_files(self.folder, options=self.options, network=self.network, settings={})
+        daemons.start_munge(controller)
+        if self.options.accounting:
+            daemons.start_database(controller)
+            daemons.start_slurmdbd(controller)
+            daemons.register(controller)
+        daemons.start_slurmctld(controller)
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(self.start_slurmd, self.options.names))
+        self.wait_until_idle()
+
+    def _last_words(self) -> str:
+        """Return the ends of the daemons' logs, for the message of a start that failed."""
+        logs = sorted((self.folder / "log").glob("*.log"))
+        return "\n".join(f"{log.name}:\n  " + "\n  ".join(_tail(log)) for log in logs if log.stat().st_size)
+
+    # ---- what it is -------------------------------------------------------------------------
+
+    @property
+    def nodes(self) -> list[str]:
+        """The nodes' names."""
+        return self.options.names
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables a user of this cluster has: they make Slurm's commands talk to it."""
+        return {"SLURM_CONF": str(self.folder / "etc/slurm.conf")}
+
+    @property
+    def _cgroup(self) -> Path:
+        return MEMORY_CGROUP / self.network.bridge
+
+    def address(self, host: str) -> str:
+        """Return the address of ``login`` (this machine), ``ctl`` or a node."""
+        return self.network.address(host)
+
+    def log(self, daemon: str) -> str:
+        """Return a daemon's log: slurmctld, slurmdbd, slurmd-n1, ..."""
+        return (self.folder / "log" / f"{daemon}.log").read_text(errors="replace")
+
+    # ---- commands ---------------------------------------------------------------------------
+
+    def run(
+        self,
+        words: Sequence[str | Path],
+        *,
+        check: bool = True,
+        timeout_s: float = 60,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+    ) -> CompletedProcess[str]:
+        """Run a command on the login node (this machine), as a user of the cluster."""
+        full = {**os.environ, **self.environment, **(env or {})}
+        return run(words, check=check, timeout_s=timeout_s, env=full, cwd=cwd)
+
+    def run_on_node(
+        self,
+        node: str,
+        words: Sequence[str | Path],
+        *,
+        check: bool = True,
+        timeout_s: float = 60,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+    ) -> CompletedProcess[str]:
+        """Run a command on a node (or ``ctl``), with the node's network and process ids."""
+        full = {**os.environ, **self.environment, **(env or {})}
+        return self._machines[node].run(words, check=check, timeout_s=timeout_s, env=full, cwd=cwd)
+
+    def command_on_node(self, node: str, words: Sequence[str | Path], *, cwd: Path) -> list[str]:
+        """Return the command that runs ``words`` on a node, for a shell or a process of one's own."""
+        return self._machines[node].command(words, cwd=cwd)
+
+    # ---- network ----------------------------------------------------------------------------
+
+    def link(self, rate: str | None, *, nodes: Sequence[str] | None = None) -> None:
+        """Give the nodes' links a known speed (``400mbit``); None gives the full speed back."""
+        for node in nodes or self.nodes:
+            networks.limit_link(self._machines[node], rate)
+
+    @contextmanager
+    def linked(self, rate: str) -> Iterator[None]:
+        """Give the links a known speed for a while."""
+        self.link(rate)
+        try:
+            yield
+        finally:
+            self.link(None)
+
+    # ---- daemons and nodes, for tests that break things -------------------------------------
+
+    def stop_slurmctld(self) -> None:
+        """Stop the controller: sbatch and squeue fail, jobs go on."""
+        self._daemons.stop(self._machines["ctl"], "slurmctld")
+
+    def start_slurmctld(self) -> None:
+        """Start the controller again."""
+        self._daemons.start_slurmctld(self._machines["ctl"])
+
+    @contextmanager
+    def frozen_slurmctld(self) -> Iterator[None]:
+        """Freeze the controller for a while: commands connect, and wait for an answer."""
+        controller = self._machines["ctl"]
+        pid = controller.run(["cat", "/run/slurmctld.pid"]).stdout.strip()
+        controller.run(["kill", "-STOP", pid])
+        try:
+            yield
+        finally:
+            controller.run(["kill", "-CONT", pid])
+
+    def stop_slurmdbd(self) -> None:
+        """Stop the accounting daemon: sacct fails, the rest goes on."""
+        self._daemons.stop(self._machines["ctl"], "slurmdbd")
+
+    def start_slurmdbd(self) -> None:
+        """Start the accounting daemon again; the controller sends what it kept meanwhile."""
+        self._daemons.start_slurmdbd(self._machines["ctl"])
+
+    def stop_slurmd(self, node: str) -> None:
+        """Stop a node's slurmd; its jobs go on."""
+        self._daemons.stop(self._machines[node], "slurmd")
+
+    def start_slurmd(self, node: str) -> None:
+        """Start a node's slurmd (again)."""
+        self._daemons.start_slurmd(self._machines[node])
+
+    def crash_node(self, node: str) -> None:
+        """Cut a node's power: all its processes and its link are gone. Slurm has yet to notice.
+
+        It does after SlurmdTimeout, or at once with :meth:`declare_down`.
+        """
+        self._machines[node].kill()
+
+    def declare_down(self, node: str, *, reason: str = "crashed") -> None:
+        """Tell Slurm that a node is lost: its jobs end as NODE_FAIL, or are queued again."""
+        self.run(["scontrol", "update", f"NodeName={node}", "State=DOWN", f"Reason={reason}"])
+
+    def boot_node(self, node: str) -> None:
+        """Start a crashed node again and wait until it is idle."""
+        self._machines[node] = self._launch(node)()
+        self.network.attach(self._machines[node])
+        owner = json.loads((self.folder / "state.json").read_text())["owner"]
+        self._save(owner and Process(*owner))
+        self.start_slurmd(node)
+        self.resume(node)
+        self.wait_until_idle([node])
+
+    def drain(self, node: str, *, reason: str = "maintenance") -> None:
+        """Let no further job start on a node."""
+        self.run(["scontrol", "update", f"NodeName={node}", "State=DRAIN", f"Reason={reason}"])
+
+    def resume(self, node: str) -> None:
+        """Take a node back into service, if it is not."""
+        state = self.node_states()[node]
+        if "down" in state or "drain" in state:
+            # Not checked: ReturnToService may have done it between the two commands.
+            self.run(["scontrol", "update", f"NodeName={node}", "State=RESUME"], check=False)
+
+    def start_sshd(self) -> Path:
+        """Start sshd on every node; return the ssh configuration that reaches n1, n2, ..."""
+        for node in self.nodes:
+            self._daemons.start_sshd(self._machines[node], self.folder / "ssh")
+        config = self.folder / "ssh/config"
+        hosts = [f"Host {node}\n  HostName {self.address(node)}\n" for node in self.nodes]
+        usual = {
+            "User": "root",
+            "IdentityFile": self.folder / "ssh/user",
+            "IdentitiesOnly": "yes",
+            "BatchMode": "yes",
+            "StrictHostKeyChecking": "no",
+            "UserKnownHostsFile": self.folder / "ssh/known_hosts",
+            "LogLevel": "ERROR",
+        }
+        config.write_text("".join(hosts) + "Host *\n" + "".join(f"  {k} {v}\n" for k, v in usual.items()))
+        return config
+
+    # ---- settings ---------------------------------------------------------------------------
+
+    @contextmanager
+    def configured(self, **settings: str) -> Iterator[None]:
+        """Change lines of slurm.conf for a while (``SlurmdTimeout="5"``), by scontrol reconfigure.
+
+        Settings that need a restart of the daemons (plugins) belong into :class:`Options`.
+        """
+        before = self._settings
+        self._configure({**before, **settings})
+        try:
+            yield
+        finally:
+            self._configure(before)
+
+    def _configure(self, settings: dict[str, str]) -> None:
+        self._settings = settings
+        write_files(self.folder, options=self.options, network=self.network, settings=settings)
+        self.run(["scontrol", "reconfigure"])
+
+    @contextmanager
+    def limited(self, **limits: int) -> Iterator[None]:
+        """Limit the account's root user for a while (``MaxSubmitJobs=2``), by sacctmgr."""
+        self._limit(limits)
+        try:
+            yield
+        finally:
+            self._limit(dict.fromkeys(limits, -1))
+
+    def _limit(self, limits: Mapping[str, int]) -> None:
+        words = [f"{name}={value}" for name, value in limits.items()]
+        self.run(["sacctmgr", "-i", "modify", "user", "root", "where", f"account={ACCOUNT}", "set", *words])
+
+    # ---- between tests ----------------------------------------------------------------------
+
+    def node_states(self) -> dict[str, str]:
+        """Return each node's state in sinfo's long words (idle, mixed, down*, draining, ...)."""
+        lines = self.run(["sinfo", "-h", "-N", "-o", "%N %T"]).stdout.splitlines()
+        return dict(line.split(maxsplit=1) for line in lines)
+
+    def wait_until_idle(self, nodes: Sequence[str] | None = None, *, timeout_s: float = 60) -> None:
+        """Wait until the nodes are idle."""
+        wanted = nodes or self.nodes
+
+        def idle() -> bool:
+            states = self.node_states()
+            return all(states.get(node) == "idle" for node in wanted)
+
+        wait_for(idle, what=f"idle nodes {', '.join(wanted)}", timeout_s=timeout_s)
+
+    def clear(self) -> None:
+        """Cancel all jobs and wait until the nodes are idle: a test's clean start."""
+        jobs = self.run(["squeue", "-h", "-o", "%A"]).stdout.split()
+        if jobs:
+            self.run(["scancel", *sorted(set(jobs))], check=False)
+        wait_for(
+            lambda: not self.run(["squeue", "-h", "-o", "%A"]).stdout.split(),
+            what="an empty queue",
+            timeout_s=60,
+        )
+        self.wait_until_idle()
+
+
+def remove_abandoned() -> None:
+    """Remove clusters whose process was killed before it could remove them."""
+    with _only_one("bench-cluster-removal"):
+        for folder in networks.claimed().values():
+            try:
+                owner = json.loads((folder / "state.json").read_text())["owner"]
+                abandoned = owner is not None and not Process(*owner).alive
+            except (OSError, ValueError):
+                continue  # being made, or not ours
+            if abandoned:
+                Cluster.attach(folder).stop()
+
+
+@contextmanager
+def _only_one(name: str) -> Iterator[None]:
+    """Keep other processes of this machine out. An abstract socket leaves no file, and dies with us."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as lock:
+
+        def taken() -> bool:
+            try:
+                lock.bind(f"\0{name}")
+            except OSError:
+                return False
+            return True
+
+        wait_for(taken, what=f"another process that holds {name}", timeout_s=60)
+        yield
+
+
+def _tail(log: Path) -> list[str]:
+    return log.read_text(errors="replace").splitlines()[-12:]
+
+
+def _remove_cgroups(top: Path) -> None:
+    """Remove a cgroup and those that Slurm made below it, the innermost first."""
+    folders = [path for path in top.rglob("*") if path.is_dir()] if top.is_dir() else []
+    for folder in [*sorted(folders, reverse=True), *([top] if top.is_dir() else [])]:
+        wait_for(partial(_removed, folder), what=f"the end of cgroup {folder}", timeout_s=10)
+
+
+def _removed(cgroup: Path) -> bool:
+    """Remove an empty cgroup; it is busy for a moment after its last process was killed."""
+    try:
+        cgroup.rmdir()
+    except OSError:
+        return not cgroup.exists()
+    return True

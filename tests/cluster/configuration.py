@@ -1,0 +1,184 @@
+"""What the test cluster is like, and the configuration files that say so to its daemons."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.cluster.network import CLUSTER, Network
+
+ACCOUNT = "users"
+DATABASE_PORT = 3306  # inside the controller's own network
+MEMORY_CGROUP = Path("/sys/fs/cgroup/memory")
+
+
+def memory_limits_possible() -> bool:
+    """Whether task/cgroup can limit a job's memory here (Slurm 22.05 without systemd: cgroup v1)."""
+    return (MEMORY_CGROUP / "memory.limit_in_bytes").is_file()
+
+
+@dataclass(frozen=True)
+class Partition:
+    """One more partition. ``settings`` are further words of its line (``MaxTime``, ``PriorityTier``)."""
+
+    name: str
+    nodes: str
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a cluster is like. ``settings`` are lines of slurm.conf that replace or follow the usual ones.
+
+    ``cpus`` and ``memory_mb`` are what Slurm believes a node has; all nodes share this machine's.
+    """
+
+    nodes: int = 4
+    gpus: int = 4
+    gpu_type: str = "l40s"
+    cpus: int = 8
+    memory_mb: int = 32_000
+    partitions: tuple[Partition, ...] = ()
+    accounting: bool = True
+    memory_limits: bool = field(default_factory=memory_limits_possible)
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def names(self) -> list[str]:
+        """The nodes' names: n1, n2, ..."""
+        return [f"n{i}" for i in range(1, self.nodes + 1)]
+
+    @property
+    def hostlist(self) -> str:
+        """The nodes as Slurm writes them."""
+        return f"n[1-{self.nodes}]" if self.nodes > 1 else "n1"
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what :meth:`from_json` reads."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> Options:
+        """Return the options that :meth:`as_json` described."""
+        partitions = tuple(Partition(**p) for p in content["partitions"])
+        return cls(**{**content, "partitions": partitions})
+
+
+def write_files(folder: Path, *, options: Options, network: Network, settings: Mapping[str, str]) -> None:
+    """Write slurm.conf and its companions into ``folder/etc``; ``settings`` go over the options'."""
+    etc = folder / "etc"
+    etc.mkdir(exist_ok=True)
+    (etc / "slurm.conf").write_text(
+        slurm_conf(folder, options=options, network=network, settings={**options.settings, **settings})
+    )
+    (etc / "gres.conf").write_text(
+        f"NodeName={options.hostlist} Name=gpu Type={options.gpu_type} "
+        f"File={folder}/dev/gpu[0-{options.gpus - 1}]\n"
+        if options.gpus
+        else ""
+    )
+    limits = "yes" if options.memory_limits else "no"
+    (etc / "cgroup.conf").write_text(
+        f"CgroupPlugin=cgroup/v1\nConstrainRAMSpace={limits}\nConstrainSwapSpace=no\nConstrainCores=no\n"
+    )
+    (etc / "plugstack.conf").write_text("")
+    database = etc / "slurmdbd.conf"
+    database.touch(mode=0o600)  # slurmdbd refuses to read it where others may
+    database.write_text(slurmdbd_conf(folder))
+
+
+def slurm_conf(folder: Path, *, options: Options, network: Network, settings: Mapping[str, str]) -> str:
+    """Return slurm.conf."""
+    lines = {
+        **_daemons(folder, network),
+        **_jobs(options),
+        **_accounting(folder, options, network),
+        **settings,
+    }
+    devices = f" Gres=gpu:{options.gpu_type}:{options.gpus}" if options.gpus else ""
+    last = f"[11-{10 + options.nodes}]" if options.nodes > 1 else "11"
+    nodes = (
+        f"NodeName={options.hostlist} NodeAddr=10.77.{network.slot}.{last} CPUs={options.cpus} "
+        f"RealMemory={options.memory_mb}{devices} State=UNKNOWN"
+    )
+    usual = Partition(options.gpu_type, options.hostlist, {"Default": "YES", "MaxTime": "INFINITE"})
+    partitions = [
+        " ".join(
+            [f"PartitionName={p.name}", f"Nodes={p.nodes}", *(f"{k}={v}" for k, v in p.settings.items())]
+        )
+        for p in (usual, *options.partitions)
+    ]
+    return "\n".join([*(f"{key}={value}" for key, value in lines.items()), nodes, *partitions, ""])
+
+
+def _daemons(folder: Path, network: Network) -> dict[str, str]:
+    return {
+        "ClusterName": CLUSTER,
+        "SlurmctldHost": f"ctl({network.address('ctl')})",
+        "SlurmUser": "root",
+        "SlurmdUser": "root",
+        "AuthType": "auth/munge",
+        "AuthInfo": f"socket={folder}/munge/socket",
+        "CredType": "cred/munge",
+        "StateSaveLocation": f"{folder}/spool/ctl",
+        "SlurmdSpoolDir": f"{folder}/spool/%n",
+        "SlurmctldPidFile": "/run/slurmctld.pid",
+        "SlurmdPidFile": "/run/slurmd.pid",
+        "SlurmctldLogFile": f"{folder}/log/slurmctld.log",
+        "SlurmdLogFile": f"{folder}/log/slurmd-%n.log",
+        "PlugStackConfig": f"{folder}/etc/plugstack.conf",
+        "SlurmdParameters": "config_overrides",  # believe NodeName's CPUs and memory, not the machine's
+        "ReturnToService": "2",
+        "MailProg": "/bin/true",
+    }
+
+
+def _jobs(options: Options) -> dict[str, str]:
+    return {
+        "ProctrackType": "proctrack/linuxproc",
+        "TaskPlugin": "task/cgroup" if options.memory_limits else "task/none",
+        "JobAcctGatherType": "jobacct_gather/linux",
+        "SelectType": "select/cons_tres",
+        # Memory has to be handed out for task/cgroup to limit it; per CPU, so that jobs share a node.
+        "SelectTypeParameters": "CR_CPU_Memory" if options.memory_limits else "CR_CPU",
+        "DefMemPerCPU": str(options.memory_mb // options.cpus),
+        **({"GresTypes": "gpu"} if options.gpus else {}),
+        "MpiDefault": "none",
+        "KillWait": "5",
+        "SchedulerParameters": "bf_interval=1,sched_min_interval=100000",
+        "PreemptType": "preempt/partition_prio",  # takes effect where a partition has another PriorityTier
+        "PreemptMode": "REQUEUE",
+    }
+
+
+def _accounting(folder: Path, options: Options, network: Network) -> dict[str, str]:
+    if not options.accounting:
+        return {"AccountingStorageType": "accounting_storage/none"}
+    return {
+        "AccountingStorageType": "accounting_storage/slurmdbd",
+        "AccountingStoragePass": f"{folder}/munge/socket",  # AuthInfo is not asked for this connection
+        "AccountingStorageHost": network.address("ctl"),
+        "AccountingStorageEnforce": "associations,limits,qos",
+        "AccountingStorageTRES": "gres/gpu" if options.gpus else "cpu",
+    }
+
+
+def slurmdbd_conf(folder: Path) -> str:
+    """Return slurmdbd.conf; the database listens on the loopback of the controller's own network."""
+    lines = {
+        "AuthType": "auth/munge",
+        "AuthInfo": f"socket={folder}/munge/socket",
+        "DbdHost": "ctl",
+        "SlurmUser": "root",
+        "PidFile": "/run/slurmdbd.pid",
+        "LogFile": f"{folder}/log/slurmdbd.log",
+        "StorageType": "accounting_storage/mysql",
+        "StorageHost": "127.0.0.1",
+        "StoragePort": str(DATABASE_PORT),
+        "StorageUser": "slurm",
+        "StoragePass": CLUSTER,
+        "StorageLoc": "slurm_acct_db",
+    }
+    return "\n".join([*(f"{key}={value}" for key, value in lines.items()), ""])

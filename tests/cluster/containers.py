@@ -1,0 +1,183 @@
+"""One machine of the test cluster: a process 1 in namespaces of its own, and commands in it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+INIT = Path(__file__).with_name("init.sh")
+_NAMESPACES = ("--net", "--uts", "--ipc", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
+
+
+class ClusterError(RuntimeError):
+    """The test cluster, or one command of its making, failed; the text holds the command's words."""
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process by its id and start time: an id alone may have passed to another process."""
+
+    pid: int
+    start_ticks: int
+
+    @classmethod
+    def of(cls, pid: int) -> Process | None:
+        """Return the process that has ``pid`` now, None where there is none."""
+        ticks = _start_ticks(pid)
+        return None if ticks is None else cls(pid, ticks)
+
+    @property
+    def alive(self) -> bool:
+        """Whether this very process still runs."""
+        return _start_ticks(self.pid) == self.start_ticks
+
+    def kill(self) -> None:
+        """End it with SIGKILL and wait until it is gone."""
+        if self.alive:
+            os.kill(self.pid, signal.SIGKILL)
+        wait_for(lambda: not self.alive, what=f"the end of process {self.pid}", timeout_s=20)
+
+
+def _start_ticks(pid: int) -> int | None:
+    """Return field 22 of /proc/PID/stat; None for a process that is gone or a zombie."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else int(fields[19])
+
+
+def wait_for(condition: Callable[[], bool], *, what: str, timeout_s: float, every_s: float = 0.05) -> None:
+    """Return as soon as ``condition`` holds.
+
+    Raises:
+        ClusterError: it did not within ``timeout_s``.
+    """
+    end = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > end:
+            raise ClusterError(f"waited {timeout_s:g} s in vain for {what}")
+        time.sleep(every_s)
+
+
+def run(
+    command: Sequence[str | Path],
+    *,
+    check: bool = True,
+    timeout_s: float = 60,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    text: str | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end and return it with its output.
+
+    Raises:
+        ClusterError: it failed (unless ``check`` is off) or took longer than ``timeout_s``.
+    """
+    words = [str(word) for word in command]
+    try:
+        done = subprocess.run(
+            words,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            env=None if env is None else dict(env),
+            cwd=cwd,
+            input=text,
+            stdin=subprocess.DEVNULL if text is None else None,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as slow:
+        raise ClusterError(f"{' '.join(words)}: still running after {timeout_s:g} s") from slow
+    if check and done.returncode:
+        raise ClusterError(f"{' '.join(words)}: exit {done.returncode}\n{done.stdout}{done.stderr}".strip())
+    return done
+
+
+@dataclass(frozen=True)
+class Container:
+    """A running machine: ``init`` is its process 1, seen from outside."""
+
+    name: str
+    init: Process
+
+    @classmethod
+    def launch(cls, name: str, *, hosts: Path, folder: Path, cgroup: Path | None) -> Callable[[], Container]:
+        """Start a machine; call what is returned to wait until it stands (several start at once).
+
+        ``hosts`` becomes its /etc/hosts, ``cgroup`` the top of the memory cgroups it sees.
+        """
+        ready = folder / f"{name}.ready"
+        ready.unlink(missing_ok=True)
+        log = (folder / f"{name}.init.log").open("w")
+        holder = subprocess.Popen(
+            ["unshare", *_NAMESPACES, "bash", str(INIT), name, str(hosts), str(ready), str(cgroup or "")],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=daemon_environment(),
+            start_new_session=True,  # an interrupt at the keyboard goes to the tests, not to the cluster
+        )
+        log.close()
+
+        def join() -> Container:
+            wait_for(
+                lambda: ready.exists() or holder.poll() is not None,
+                what=f"the start of {name}",
+                timeout_s=20,
+                every_s=0.01,
+            )
+            if holder.poll() is not None:
+                words = (folder / f"{name}.init.log").read_text().strip()
+                raise ClusterError(f"no namespaces for {name}: {words}")
+            children = Path(f"/proc/{holder.pid}/task/{holder.pid}/children").read_text().split()
+            init = Process.of(int(children[0]))
+            assert init is not None
+            _holders[init.pid] = holder
+            return cls(name, init)
+
+        return join
+
+    def command(self, words: Sequence[str | Path], *, cwd: Path | None = None) -> list[str]:
+        """Return the command that runs ``words`` in this machine, from outside."""
+        inside = ["env", "-C", str(cwd or "/"), *map(str, words)]
+        return ["nsenter", "--target", str(self.init.pid), "--all", "--", *inside]
+
+    def run(
+        self,
+        words: Sequence[str | Path],
+        *,
+        check: bool = True,
+        timeout_s: float = 60,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command in this machine; its process ids, network and host name are the machine's."""
+        if not self.init.alive:
+            raise ClusterError(f"{self.name} is down")
+        return run(self.command(words, cwd=cwd), check=check, timeout_s=timeout_s, env=env)
+
+    def kill(self) -> None:
+        """End the machine and all that runs in it, at once, as a power cut would."""
+        self.init.kill()
+        holder = _holders.pop(self.init.pid, None)
+        if holder is not None:
+            holder.wait(timeout=20)
+
+
+#: The unshare(1) processes that this process started, by their machine's init, to be reaped.
+_holders: dict[int, subprocess.Popen[bytes]] = {}
+
+
+def daemon_environment() -> dict[str, str]:
+    """Return a small environment: daemons hand theirs on to jobs in places."""
+    return {
+        "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        "HOME": "/root",
+        "LANG": "C.UTF-8",
+    }

@@ -1,0 +1,99 @@
+"""The cluster's network: one bridge, one veth pair per machine, links of a known speed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.cluster.containers import ClusterError, Container, run
+
+#: The cluster's name, to Slurm and as a domain.
+CLUSTER = "bench"
+#: How many clusters can stand on one machine at a time, each in its own 10.77.<slot>.0/24.
+SLOTS = 16
+
+
+@dataclass(frozen=True)
+class Network:
+    """The addresses of one cluster: the host is .1, ``ctl`` .10, the nodes .11 and up."""
+
+    slot: int
+
+    @property
+    def bridge(self) -> str:
+        """The bridge's name; that it exists is what makes a slot taken."""
+        return f"bench{self.slot}"
+
+    def address(self, host: str) -> str:
+        """Return the address of ``login`` (this machine), ``ctl``, ``n1``, ``n2``, ..."""
+        last = {"login": 1, "ctl": 10}.get(host)
+        return f"10.77.{self.slot}.{last or 10 + int(host.removeprefix('n'))}"
+
+    def hosts_file(self, machines: list[str]) -> str:
+        """Return the machines' /etc/hosts."""
+        lines = [f"{self.address(host)} {host}" for host in ["login", *machines]]
+        # torch asks who the peers of its IPv6 sockets are. Under another name than the machine's:
+        # a second address of n1 would change what n1 resolves to.
+        mapped = [f"::ffff:{self.address(host)} {host}.{CLUSTER}" for host in machines]
+        return "\n".join(["127.0.0.1 localhost", *lines, *mapped, ""])
+
+    def attach(self, container: Container) -> None:
+        """Give a machine its eth0 on the bridge."""
+        outside = f"{self.bridge}{container.name}"
+        _ip(
+            f"link add {outside} type veth peer name eth0 netns {container.init.pid}\n"
+            f"link set {outside} master {self.bridge} up\n"
+        )
+        container.run(["ip", "address", "add", f"{self.address(container.name)}/24", "dev", "eth0"])
+        container.run(["ip", "link", "set", "eth0", "up"])
+
+    def remove(self) -> None:
+        """Delete the bridge; the veth pairs went with their machines."""
+        run(["ip", "link", "delete", self.bridge], check=False)
+
+
+def claim(folder: Path | None) -> tuple[Network, Path]:
+    """Take the first free slot: creating its bridge is the atomic step. Return it and the state folder.
+
+    The bridge's alias names the state folder, so that what a killed process left can be found.
+    """
+    for slot in range(SLOTS):
+        network = Network(slot)
+        made = run(["ip", "link", "add", network.bridge, "type", "bridge"], check=False)
+        if made.returncode == 0:
+            state = folder or Path(f"/tmp/bench-cluster-{slot}")
+            _ip(
+                f"link set dev {network.bridge} alias {state}\n"
+                f"address add {network.address('login')}/24 dev {network.bridge}\n"
+                f"link set {network.bridge} up\n"
+            )
+            return network, state
+        if "File exists" not in made.stderr:
+            raise ClusterError(f"no bridge can be made here: {made.stderr.strip()}")
+    raise ClusterError(f"all {SLOTS} slots are taken; end one with: python -m tests.cluster down --all")
+
+
+def claimed() -> dict[int, Path]:
+    """Return the state folder of every slot that is taken on this machine."""
+    found = {}
+    for slot in range(SLOTS):
+        alias = Path(f"/sys/class/net/{Network(slot).bridge}/ifalias")
+        if alias.is_file() and (name := alias.read_text().strip()):
+            found[slot] = Path(name)
+    return found
+
+
+def limit_link(container: Container, rate: str | None) -> None:
+    """Limit what the machine sends to ``rate`` (as tc writes it: 400mbit); None takes the limit away.
+
+    Messages below the burst of 256 kB pass at full speed.
+    """
+    container.run(["tc", "qdisc", "delete", "dev", "eth0", "root"], check=False)
+    if rate is not None:
+        limit = ["rate", rate, "burst", "256kb", "latency", "100ms"]
+        container.run(["tc", "qdisc", "add", "dev", "eth0", "root", "tbf", *limit])
+
+
+def _ip(batch: str) -> None:
+    """Run several ip(8) commands in one process."""
+    run(["ip", "-batch", "-"], text=batch)

@@ -1,0 +1,220 @@
+"""The test cluster itself: machines of their own, real DDP between them, links of a known speed, no trace."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cluster import network as networks
+from tests.cluster.bed import Cluster, missing, remove_abandoned
+from tests.cluster.configuration import MEMORY_CGROUP
+from tests.cluster.containers import ClusterError, Process, wait_for
+from tests.cluster.daemons import PROGRAMS
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+
+
+def test_a_node_has_its_own_name_address_processes_and_shared_memory(cluster):
+    script = 'echo "$(hostname) $(ip -4 -brief address show eth0) $$ $(ls /dev/shm) $(getent hosts n1)"'
+    for index, node in enumerate(cluster.nodes, start=1):
+        name, _, _, address, pid, hosts, n1 = cluster.run_on_node(node, ["bash", "-c", script]).stdout.split()
+        assert (name, address) == (node, f"{cluster.address(node)}/24")
+        assert address.endswith(f".1{index}/24")
+        assert int(pid) < 10_000
+        assert (hosts, n1) == (cluster.address("n1"), "n1")
+
+
+def test_ranks_on_four_nodes_train_over_a_link_of_known_speed(cluster, tmp_path):
+    script = tmp_path / "ddp.sbatch"
+    script.write_text(
+        "#!/bin/bash\n"
+        "#SBATCH --nodes=4 --ntasks-per-node=1 --gres=gpu:l40s:2 --time=5\n"
+        'export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n1)\n'
+        "export MASTER_PORT=29500 GLOO_SOCKET_IFNAME=eth0\n"
+        f"srun '{sys.executable}' '{HERE}/all_reduce.py'\n"
+    )
+    with cluster.linked("400mbit"):
+        cluster.run(["sbatch", f"--output={tmp_path}/out", script])
+        wait_for(
+            lambda: not cluster.run(["squeue", "-h"]).stdout,
+            what="the end of the job",
+            timeout_s=120,
+            every_s=0.2,
+        )
+    lines = (tmp_path / "out").read_text().splitlines()
+    ranks = sorted((json.loads(line) for line in lines if line.startswith("{")), key=lambda r: r["rank"])
+    assert [(r["rank"], r["world_size"], r["local_rank"], r["host"], r["devices"]) for r in ranks] == [
+        (0, 4, 0, "n1", "0,1"),
+        (1, 4, 0, "n2", "0,1"),
+        (2, 4, 0, "n3", "0,1"),
+        (3, 4, 0, "n4", "0,1"),
+    ], "\n".join(lines)
+    assert {r["gradient"] for r in ranks} == {1.5}  # the mean of 0, 1, 2, 3: DDP averaged over the ranks
+    # A ring all-reduce sends 2 (N - 1) / N times the payload from each rank; the line takes 50 MB/s,
+    # the first 256 kB pass at once.
+    wire_bytes = ranks[0]["bytes"] * 2 * 3 / 4
+    assert min(r["seconds"] for r in ranks) > 0.9 * (wire_bytes - 256e3) / 50e6
+    for node in cluster.nodes:
+        assert "tbf" not in cluster.run_on_node(node, ["tc", "qdisc", "show"]).stdout
+
+
+def test_nodes_are_reached_by_ssh(cluster):
+    config = cluster.start_sshd()
+    said = cluster.run(["ssh", "-F", config, "n3", "hostname; echo $$ >&2"])
+    assert said.stdout == "n3\n"
+
+
+def bench_cluster(*words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tests.cluster", *words]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=check)
+
+
+def test_a_cluster_started_by_hand_ends_without_a_trace_beside_a_running_one(cluster):
+    mounts = Path("/proc/self/mounts").read_text()
+    said = bench_cluster("up", "--nodes", "1", "--gpus", "2", "--no-accounting").stdout
+    folder = re.search(r"state in (\S+)$", said, re.M)[1]
+    second = Cluster.attach(Path(folder))
+    try:
+        assert folder != str(cluster.folder)
+        assert f"n1 {second.address('n1')} idle" in bench_cluster("--folder", folder, "status").stdout
+        bench_cluster("--folder", folder, "link", "--rate", "400mbit")
+        shell = bench_cluster(
+            "--folder", folder, "shell", "--node", "n1", "tc", "qdisc", "show", "dev", "eth0"
+        )
+        assert "tbf" in shell.stdout
+        # A job that leaves a process behind, in a session of its own.
+        marker = f"{41_000 + os.getpid() % 1000}.5"
+        second.run(["srun", "bash", "-c", f"setsid sleep {marker} >/dev/null 2>&1 </dev/null & sleep 0.2"])
+        assert running(marker)
+    finally:
+        bench_cluster("--folder", folder, "down")
+    assert not running(marker)
+    assert not Path(folder).exists()
+    assert not Path(f"/sys/class/net/{second.network.bridge}").exists()
+    assert not (MEMORY_CGROUP / second.network.bridge).exists()
+    assert Path("/proc/self/mounts").read_text() == mounts
+    assert cluster.node_states() == dict.fromkeys(cluster.nodes, "idle")
+    again = bench_cluster("--folder", folder, "down", check=False)
+    assert (again.returncode, again.stderr) == (
+        1,
+        f"{folder}: no cluster lies there ([Errno 2] No such file or directory: '{folder}/state.json')\n",
+    )
+
+
+def running(argument: str) -> list[int]:
+    """Return the processes of this machine, in all namespaces, that have this argument."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if argument.encode() in path.read_bytes().split(b"\0"):
+                found.append(int(path.parent.name))
+        except OSError:
+            continue
+    return found
+
+
+def test_what_a_killed_test_session_left_is_removed_by_the_next(running_cluster):
+    program = (
+        "from tests.cluster.bed import Cluster\n"
+        "from tests.cluster.configuration import Options\n"
+        "print(Cluster.start(Options(nodes=1, gpus=0, accounting=False)).folder, flush=True)\n"
+        "input()\n"
+    )
+    session = subprocess.Popen(
+        [sys.executable, "-c", program], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        folder = Path(session.stdout.readline().strip())
+        left = Cluster.attach(folder)
+        init = Process(*json.loads((folder / "state.json").read_text())["machines"]["n1"])
+        remove_abandoned()
+        assert init.alive  # its session lives
+    finally:
+        session.send_signal(signal.SIGKILL)
+        session.wait()
+        session.stdin.close()
+        session.stdout.close()
+    remove_abandoned()
+    assert not init.alive
+    assert not folder.exists()
+    assert left.network.slot not in networks.claimed()
+    assert running_cluster.node_states()  # and this session's stands
+
+
+def test_a_start_that_fails_says_why_and_leaves_nothing(tmp_path):
+    (tmp_path / "mine.txt").write_text("not a cluster's")
+    with pytest.raises(ClusterError) as caught:
+        Cluster.start(folder=tmp_path)
+    assert str(caught.value) == f"{tmp_path}: not empty; the cluster's state needs a folder of its own"
+    assert tmp_path not in networks.claimed().values()
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def pytest_as_nobody(**environment: str) -> str:
+    """Run one test that needs the cluster without root's rights; return what pytest said."""
+    done = subprocess.run(
+        [
+            *("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", sys.executable, "-m", "pytest"),
+            *("-p", "no:cacheprovider", "-rs", "--no-header", "tests/cluster/test_cluster_bed.py"),
+            *("-k", "reached_by_ssh"),
+        ],
+        cwd=ROOT,
+        env={"PATH": os.environ["PATH"], "PYTHONDONTWRITEBYTECODE": "1", **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    return done.stdout
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="drops root's rights")
+def test_without_root_the_tests_are_skipped_in_one_line_but_fail_in_ci():
+    why = "the test cluster needs root (for network namespaces)"
+    assert re.search(rf"SKIPPED \[1\] \S+: {re.escape(why)}\n", pytest_as_nobody())
+    assert re.search(r"^E? *" + re.escape(why) + "$", complete := pytest_as_nobody(CI="true"), re.M)
+    assert "1 error" in complete
+
+
+def test_a_missing_program_is_named_with_the_way_to_install_it(monkeypatch):
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    absent = {"slurmdbd", "tc"}
+    monkeypatch.setattr("shutil.which", lambda name, path: None if name in absent else f"/usr/bin/{name}")
+    assert missing() == "the test cluster lacks slurmdbd, tc: run tests/cluster/install.sh"
+
+
+def test_the_installer_brings_every_program_that_the_cluster_asks_for():
+    line = re.search(r'^packages="(.*)"$', (HERE / "install.sh").read_text(), re.M)
+    assert set(line[1].split()) == set(PROGRAMS)
+
+
+def test_the_installer_says_what_it_lacks(tmp_path):
+    def said(**programs: str) -> str:
+        for name, body in programs.items():
+            (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
+            (tmp_path / name).chmod(0o755)
+        command = ["/bin/sh", str(HERE / "install.sh")]
+        done = subprocess.run(
+            command, env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 1
+        return done.stderr.replace("dpkg-query", "")
+
+    packages = " ".join(PROGRAMS)
+    skipped = "The tests marked 'cluster' are skipped on this machine; everything else runs.\n"
+    assert said() == (
+        "tests/cluster/install.sh: needs Debian or Ubuntu (there is no apt-get here); "
+        f"install by hand: {packages}\n{skipped}"
+    )
+    not_root = said(**{"apt-get": "exit 9", "dpkg-query": "exit 1", "id": "echo 1000"})
+    assert not_root == (
+        f"tests/cluster/install.sh: needs root to install: {packages}; try: sudo {HERE}/install.sh\n{skipped}"
+    )

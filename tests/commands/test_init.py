@@ -1,0 +1,95 @@
+"""`bench init`: what it writes plans as it is, and replaces nothing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.plan import make_plan
+from bench.slurm.resources import parse_nodes
+from bench.starter import cluster_matrix, local_matrix, partitions
+
+SINFO = """\
+cpu*|up|2-00:00:00|20|idle|64|256000|(null)|(null)|c[1-20]
+gpu|up|1-00:00:00|3|idle|48|512000|gpu:l40s:4(S:0-1)|l40s|g[1-3]
+gpu|up|1-00:00:00|1|mixed|48|512000|gpu:l40s:4(S:0-1)|l40s|g4
+gpu|up|1-00:00:00|1|down*|48|512000|gpu:l40s:4|l40s|g5
+debug|up|10:00|2|allocated|16|64000|gpu:2|(null)|d[1-2]
+odd|up|infinite|3|idle|40|64000|gpu:a100:3|(null)|o[1-3]
+closed|down|infinite|9|idle|8|1000|gpu:8|(null)|x[1-9]
+broken|up|infinite|9|drained|8|1000|(null)|(null)|y[1-9]
+"""
+
+
+def test_partitions_that_run_nothing_are_left_out_and_gpus_come_first():
+    found = partitions(parse_nodes(SINFO))
+    assert [str(partition) for partition in found] == [
+        "gpu: 4 nodes (3 free), 4 x l40s, 48 CPUs each, limit 1-00:00:00",
+        "odd: 3 nodes (3 free), 3 x a100, 40 CPUs each, limit none",
+        "debug: 2 nodes (0 free), 2 x GPU, 16 CPUs each, limit 00:10:00",
+        "cpu: 20 nodes (20 free), no GPU, 64 CPUs each, limit 2-00:00:00",
+    ]
+
+
+@pytest.mark.parametrize("name", ["cpu", "gpu", "debug", "odd"])
+def test_each_partitions_matrix_plans_as_it_is(tmp_path, name):
+    partition = next(p for p in partitions(parse_nodes(SINFO)) if p.name == name)
+    path = tmp_path / f"{name}.yaml"
+    path.write_text(cluster_matrix(partition))
+    plan = make_plan(path)
+    cluster = plan.matrix.cluster
+    assert (cluster.partition, cluster.gpu_type) == (name, partition.gpu_type)
+    assert cluster.time_limit <= (partition.time_limit_s or 1200)
+    assert max(cell.nodes for cell in plan.cells) <= partition.nodes
+    assert {max(cell.ranks_per_node) for cell in plan.cells} == {partition.gpus or 8}
+    assert cluster.cpus_per_task * max(plan.cells[0].ranks_per_node) <= partition.cpus
+    assert {mode for cell in plan.cells for mode in cell.modes} == {"strong", "weak"}
+
+
+@pytest.mark.parametrize("cores", [1, 2, 6, 128])
+def test_a_machines_matrix_plans_as_it_is(tmp_path, cores):
+    path = tmp_path / "local.yaml"
+    path.write_text(local_matrix(cores))
+    assert len(make_plan(path).cells) >= 3
+
+
+def init(*words: str, cwd: Path, path: str = "/nowhere") -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PATH": path}
+    command = [sys.executable, "-m", "bench", "init", *words]
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+
+
+def fake_sinfo(folder: Path) -> str:
+    (folder / "sinfo").write_text(f"#!/bin/sh\ncat <<'EOF'\n{SINFO}EOF\n")
+    (folder / "sinfo").chmod(0o755)
+    return f"{folder}:{os.environ['PATH']}"
+
+
+def test_without_slurm_it_writes_one_for_this_machine(tmp_path):
+    done = init(cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "local.yaml\n")
+    assert done.stderr == "next: bench plan local.yaml\n"
+    assert make_plan(tmp_path / "local.yaml").cells
+
+
+def test_an_existing_file_is_left_as_it_is(tmp_path):
+    (tmp_path / "local.yaml").write_text("mine")
+    done = init(cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert (
+        done.stderr == "error: local.yaml exists and is left as it is; name another file: bench init PATH\n"
+    )
+    assert (tmp_path / "local.yaml").read_text() == "mine"
+
+
+def test_a_partition_is_taken_by_name_or_the_first_listed(tmp_path):
+    path = fake_sinfo(tmp_path)
+    assert init("--partition", "odd", cwd=tmp_path, path=path).stdout == "odd.yaml\n"
+    assert init("--yes", cwd=tmp_path, path=path).stdout == "gpu.yaml\n"
+    done = init("--partition", "nope", cwd=tmp_path, path=path)
+    assert done.returncode == 2
+    assert done.stderr == "error: no partition 'nope' is in service; there are: gpu, odd, debug, cpu\n"

@@ -1,0 +1,268 @@
+"""The client where Slurm is absent, slow or strange. The commands here are small scripts on PATH."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from bench.errors import BenchError
+from bench.slurm.client import Slurm, literal_pattern
+from bench.slurm.errors import SlurmRefusedError, SlurmUnavailableError, SubmissionUncertainError
+
+
+class Commands:
+    """A PATH with stand-ins for Slurm's commands; each notes how it was called."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.path = folder / "bin"
+        self.path.mkdir()
+
+    def add(self, name: str, *, out: str = "", err: str = "", code: int = 0, sleep_s: float = 0) -> None:
+        script = self.path / name
+        script.write_text(
+            f"#!{sys.executable}\n"
+            "import json, os, sys, time\n"
+            f"with open({str(self.folder / f'{name}.calls')!r}, 'a') as file:\n"
+            "    file.write(json.dumps([sys.argv[1:], dict(os.environ)]) + '\\n')\n"
+            f"time.sleep({sleep_s})\n"
+            f"sys.stdout.write({out!r})\n"
+            f"sys.stderr.write({err!r})\n"
+            f"sys.exit({code}) if {code} >= 0 else os.kill(os.getpid(), {-code})\n"
+        )
+        script.chmod(0o755)
+
+    def calls(self, name: str) -> list[list[str]]:
+        return [call[0] for call in self._calls(name)]
+
+    def environments(self, name: str) -> list[dict[str, str]]:
+        return [call[1] for call in self._calls(name)]
+
+    def _calls(self, name: str) -> list[tuple[list[str], dict[str, str]]]:
+        return [json.loads(line) for line in (self.folder / f"{name}.calls").read_text().splitlines()]
+
+    def slurm(self, *, timeout_s: float = 30, **environment: str) -> Slurm:
+        full = {"PATH": str(self.path), **environment}
+        return Slurm(timeout_s=timeout_s, submit_timeout_s=timeout_s, environment=full)
+
+
+@pytest.fixture
+def commands(tmp_path):
+    return Commands(tmp_path)
+
+
+def submit(slurm: Slurm, place: Path, **more):
+    script = place / "a script's name.sbatch"
+    script.write_text("#!/bin/bash\n")
+    return slurm.submit(
+        script, job_name="study.run.1", output=place / "job.out", error=place / "job.err", **more
+    )
+
+
+def test_without_slurm_every_question_says_what_is_missing_and_what_to_do(commands):
+    slurm = commands.slurm()
+    for question in (
+        slurm.queue,
+        lambda: slurm.queue(["1"]),
+        lambda: slurm.accounting(["1"]),
+        lambda: slurm.cancel(["1"]),
+        slurm.nodes,
+        slurm.version,
+        lambda: slurm.hostnames("n[1-2]"),
+        lambda: slurm.test_only(Path("x")),
+        lambda: submit(slurm, commands.folder),
+    ):
+        with pytest.raises(SlurmUnavailableError) as caught:
+            question()
+        assert caught.value.words == "command not found"
+    assert str(caught.value) == (
+        "sbatch: command not found; run this on a login node (perhaps after `module load slurm`), "
+        "or set cluster.executor: local"
+    )
+
+
+def test_a_command_that_never_answers_is_given_up(commands):
+    commands.add("squeue", sleep_s=30)
+    with pytest.raises(SlurmUnavailableError, match=r"^squeue: no answer within 0\.5 s$"):
+        commands.slurm(timeout_s=0.5).queue()
+
+
+def test_sbatch_that_never_answers_leaves_it_open_whether_the_job_is_there(commands):
+    commands.add("sbatch", sleep_s=30)
+    with pytest.raises(SubmissionUncertainError) as caught:
+        submit(commands.slurm(timeout_s=0.5), commands.folder)
+    assert str(caught.value) == (
+        "sbatch: no answer within 0.5 s; the job may have been accepted: look for the name study.run.1"
+    )
+    assert caught.value.job_name == "study.run.1"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "kind", "full"),
+    [
+        # Words of Slurm 22.05.8.
+        ("Invalid account or account/partition combination specified", 1, SlurmRefusedError, False),
+        ("Unable to contact slurm controller (connect failure)", 1, SlurmUnavailableError, False),
+        ("Socket timed out on send/recv operation", 1, SubmissionUncertainError, False),
+        ("Zero Bytes were transmitted or received", 1, SubmissionUncertainError, False),
+        ("AssocMaxSubmitJobLimit", 1, SlurmRefusedError, True),
+        ("QOSMaxSubmitJobPerUserLimit", 1, SlurmRefusedError, True),
+        ("QOSMaxWallDurationPerJobLimit", 1, SlurmRefusedError, False),
+        ("", 1, SlurmRefusedError, False),
+        ("", -9, SubmissionUncertainError, False),
+        ("", 0, SubmissionUncertainError, False),
+    ],
+)
+def test_what_sbatch_says_tells_refused_from_unreachable_and_uncertain(commands, words, code, kind, full):
+    commands.add(
+        "sbatch", err=f"sbatch: error: Batch job submission failed: {words}\n" if words else "", code=code
+    )
+    with pytest.raises(BenchError) as caught:
+        submit(commands.slurm(), commands.folder)
+    assert type(caught.value) is kind
+    assert words in str(caught.value)
+    assert getattr(caught.value, "queue_is_full", False) is full
+
+
+def test_an_id_counts_even_where_sbatch_then_fails(commands):
+    commands.add("sbatch", out="4711\n", err="sbatch: warning: a plugin fell over\n", code=1)
+    submission = submit(commands.slurm(), commands.folder)
+    assert (submission.job_id, submission.remarks) == ("4711", "sbatch: warning: a plugin fell over")
+
+
+def test_sbatch_is_given_literal_paths_and_the_runs_arguments(commands):
+    commands.add("sbatch", out="4711;alpha\n")
+    folder = commands.folder / "100% a'; echo foo"
+    folder.mkdir()
+    submission = submit(
+        commands.slurm(), folder, arguments=["first one", "--second"], options=["--hold"], folder=folder
+    )
+    assert (submission.job_id, submission.cluster) == ("4711", "alpha")
+    doubled = str(folder).replace("%", "%%")
+    assert commands.calls("sbatch") == [
+        [
+            "--parsable",
+            "--job-name=study.run.1",
+            f"--output={doubled}/job.out",
+            f"--error={doubled}/job.err",
+            f"--chdir={folder}",
+            "--hold",
+            f"{folder}/a script's name.sbatch",
+            "first one",
+            "--second",
+        ]
+    ]
+
+
+def test_a_path_that_sbatch_cannot_express_is_refused():
+    with pytest.raises(BenchError) as caught:
+        literal_pattern(Path("/scratch/back\\slash/job.out"))
+    assert str(caught.value) == (
+        "/scratch/back\\slash/job.out: Slurm cannot write its output to a path with a backslash; "
+        "choose another folder for results"
+    )
+
+
+def test_a_job_does_not_inherit_the_allocation_that_bench_runs_in(commands):
+    commands.add("sbatch", out="1\n")
+    outside = {
+        "SLURM_MEM_PER_CPU": "1",
+        "SLURM_JOB_ID": "7",
+        "SLURM_CONF": "/c",
+        "SBATCH_QOS": "long",
+        "X": "y",
+    }
+    slurm = commands.slurm(**outside)
+    submit(slurm, commands.folder)
+    (inherited,) = commands.environments("sbatch")
+    assert {k: inherited[k] for k in outside if k in inherited} == {
+        "SLURM_CONF": "/c",
+        "SBATCH_QOS": "long",
+        "X": "y",
+    }
+    assert slurm.overriding_variables() == {"SBATCH_QOS": "long"}
+
+
+def test_queries_do_not_inherit_filters_and_read_times_in_utc(commands):
+    commands.add("squeue")
+    commands.slurm(SQUEUE_PARTITION="other", SLURM_TIME_FORMAT="relative", TZ="Asia/Tokyo", X="y").queue()
+    (inherited,) = commands.environments("squeue")
+    assert {
+        k: v for k, v in inherited.items() if k in ("SQUEUE_PARTITION", "SLURM_TIME_FORMAT", "TZ", "X")
+    } == {
+        "TZ": "UTC",
+        "X": "y",
+    }
+
+
+def test_one_call_serves_all_jobs_and_only_a_list_too_long_for_one_is_split(commands):
+    commands.add("sacct")
+    commands.add("squeue")
+    commands.add("scancel")
+    slurm = commands.slurm()
+    slurm.accounting([str(number) for number in range(10_000)])
+    slurm.queue([str(number) for number in range(10_000)])
+    assert [len(commands.calls(name)) for name in ("sacct", "squeue")] == [1, 1]
+
+    ids = [str(number) for number in range(100_000_000, 100_030_000)]
+    slurm.accounting([*ids, ids[0]])
+    asked = [call[-1].removeprefix("--jobs=").split(",") for call in commands.calls("sacct")[1:]]
+    assert len(asked) == 3
+    assert [job for chunk in asked for job in chunk] == ids
+    slurm.cancel(ids[:3])
+    assert commands.calls("scancel") == [ids[:3]]
+
+
+def test_no_jobs_are_no_call(commands):
+    slurm = commands.slurm()
+    assert slurm.queue([]) == []
+    assert slurm.accounting([]) == []
+    slurm.cancel([])
+
+
+def test_absent_accounting_is_told_in_slurms_words(commands):
+    commands.add("sacct", err="Slurm accounting storage is disabled\n", code=1)
+    with pytest.raises(SlurmUnavailableError) as caught:
+        commands.slurm().accounting(["1"])
+    assert str(caught.value) == "sacct: Slurm accounting storage is disabled"
+    assert (caught.value.command, caught.value.words) == ("sacct", "Slurm accounting storage is disabled")
+
+
+def test_output_that_nobody_can_read_is_no_crash(commands):
+    commands.add("squeue", out="<html>maintenance</html>\n")
+    with pytest.raises(SlurmUnavailableError) as caught:
+        commands.slurm().queue()
+    assert str(caught.value) == (
+        "squeue: cannot read its output: expected 11 columns, got '<html>maintenance</html>'"
+    )
+
+
+def test_a_forgotten_job_has_no_row(commands):
+    commands.add("squeue", err="slurm_load_jobs error: Invalid job id specified\n", code=1)
+    assert commands.slurm().queue(["99999"]) == []
+
+
+def test_cancelling_what_has_ended_is_no_error_but_a_denied_one_is(commands):
+    ended = "scancel: error: Kill job error on job id 1: Invalid job id specified\n"
+    commands.add("scancel", err=ended, code=1)
+    commands.slurm().cancel(["1"])
+    denied = "scancel: error: Kill job error on job id 2: Access/permission denied\n"
+    commands.add("scancel", err=ended + denied, code=1)
+    with pytest.raises(SlurmRefusedError) as caught:
+        commands.slurm().cancel(["1", "2"])
+    assert str(caught.value) == "scancel: Kill job error on job id 2: Access/permission denied"
+
+
+def test_jobs_are_found_by_their_names_with_all_their_rows(commands):
+    rest = (
+        "|COMPLETED|0:0|0:0|None|2026-11-20T19:51:36|2026-11-20T19:51:37|2026-11-20T19:51:38|00:00:01|1|n1||"
+    )
+    commands.add("sacct", out=f"5{rest}mine\n5.batch{rest}batch\n6{rest}other\n")
+    rows = commands.slurm().accounting_by_name(["mine"], since=datetime(2026, 11, 20, 19, 0, tzinfo=UTC))
+    assert [(row.key.number, row.key.step) for row in rows] == [("5", None), ("5", "batch")]
+    assert commands.calls("sacct")[0][-2:] == [f"--user={os.geteuid()}", "--starttime=2026-11-20T19:00:00"]

@@ -1,0 +1,148 @@
+"""What became of a job, from outputs of sacct and squeue: every fixture says what it must come to."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from bench.ledger import RunState
+from bench.slurm.outcome import JobOutcome, classify, outcomes, queue_outcomes
+from bench.slurm.parsing import parse_accounting, parse_queue
+from bench.slurm.states import FailureClass
+from bench.slurm.summary import accounting_table
+
+FIXTURES = sorted((Path(__file__).parent / "fixtures/accounting").glob("*.txt"))
+KEYS = (
+    "state",
+    "failure_class",
+    "reason",
+    "exit_code",
+    "signal",
+    "hosts",
+    "started",
+    "ended",
+    "restarts",
+    "stuck",
+    "settled",
+)
+
+
+def read_fixture(path: Path) -> tuple[str, dict[str, str], str]:
+    """Return the job's id, what it must come to, and the rows; the first line is a remark."""
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    header = [line[2:].strip() for line in lines if line.startswith("# ")]
+    expected = dict(line.split(": ", 1) for line in header[1:])
+    return expected.pop("job"), expected, "".join(line for line in lines if not line.startswith("# "))
+
+
+def shown(outcome: JobOutcome) -> dict[str, str]:
+    """Return what an outcome says, as a fixture writes it: what is unset is left out."""
+    values = {key: getattr(outcome, key) for key in KEYS}
+    if not values["restarts"]:
+        del values["restarts"]
+    return {
+        key: value.isoformat() if isinstance(value, datetime) else str(value)
+        for key, value in values.items()
+        if value is not None and value is not False and value != ""
+    }
+
+
+@pytest.mark.parametrize("path", FIXTURES, ids=lambda path: path.stem)
+def test_a_recorded_job_comes_to_what_its_fixture_says(path):
+    job, expected, rows = read_fixture(path)
+    found = outcomes(parse_accounting(rows))
+    assert list(found) == [job]
+    assert shown(found[job]) == expected
+
+
+def test_the_fixtures_cover_every_class_of_failure():
+    classes = {read_fixture(path)[1].get("failure_class") for path in FIXTURES} - {None}
+    assert classes == {str(member) for member in FailureClass} - {"requeued"}
+
+
+def test_rows_of_several_jobs_are_told_apart():
+    rows = parse_accounting("".join(read_fixture(path)[2] for path in FIXTURES[:8]))
+    assert len(outcomes(rows)) == 8
+
+
+def test_steps_without_their_job_are_no_outcome():
+    rows = parse_accounting("7.0|RUNNING|0:0|||2026-11-20T19:51:36|Unknown|Unknown||1|n1||python\n")
+    assert classify(rows) is None
+    assert classify([]) is None
+    assert outcomes(rows) == {}
+
+
+def test_the_row_of_a_job_that_was_just_requeued_means_queued():
+    # Slurm 22.05.8, in the first half second after scontrol requeue: the new row is not there yet.
+    rest = "2026-11-20T19:39:54|2026-11-20T19:39:54|2026-11-20T19:39:55|00:00:01|1|n1|"
+    rows = parse_accounting(
+        f"11|REQUEUED|0:0|0:0|None|{rest}|allocation\n11.batch|REQUEUED|0:0|||{rest}|batch\n"
+    )
+    outcome = outcomes(rows)["11"]
+    assert (outcome.state, outcome.failure_class) == (RunState.QUEUED, FailureClass.REQUEUED)
+    assert outcome.reason == "was stopped and is queued again"
+
+
+def test_a_job_whose_start_is_not_in_the_database_yet_runs():
+    # Slurm 22.05.8, in the first second of a job: steps are there, the job's own record is not.
+    times = "2026-11-20T20:12:21|2026-11-20T20:12:22|Unknown|00:00:01"
+    rows = parse_accounting(
+        f"8|PENDING|0:0|0:0|None|{times}|0|n1||allocation\n8.0|RUNNING|0:0|||{times}|1|n1||python3\n"
+    )
+    assert outcomes(rows)["8"].state is RunState.RUNNING
+
+
+def test_an_ended_job_is_settled_when_its_last_row_is_there():
+    # Slurm 22.05.8, two seconds apart: DerivedExitCode stays 0:0, the step's own row has the cause.
+    times = "2026-11-20T20:12:21|2026-11-20T20:12:22|2026-11-20T20:12:22|00:00:00"
+    first = f"3|FAILED|15:0|0:0|None|{times}|2|n1||allocation\n3.0|RUNNING|0:0|||{times}|2|n[1-2]||bash\n"
+    last = f"3|FAILED|15:0|0:0|None|{times}|2|n[1-2]||run.1\n3.0|FAILED|7:0|||{times}|2|n[1-2]||bash\n"
+    early, late = (outcomes(parse_accounting(text))["3"] for text in (first, last))
+    assert (early.state, early.settled, early.exit_code) == (RunState.FAILED, False, 15)
+    assert (late.state, late.settled, late.exit_code) == (RunState.FAILED, True, 7)
+
+
+QUEUE = """\
+13|CANCELLED|PartitionNodeLimit|2026-11-20T19:51:36|2026-11-20T19:51:42|UNLIMITED|9||root|l40s|a
+14|PENDING|JobHeldUser|2026-11-20T19:51:36|N/A|UNLIMITED|1||root|l40s|b
+15|PENDING|BeginTime|2026-11-20T19:51:42|2026-11-20T19:53:43|UNLIMITED|1||root|l40s|c
+16|NODE_FAIL|NodeDown|2026-11-20T19:51:36|2026-11-20T19:51:37|UNLIMITED|2|n[3-4]|root|l40s|d
+17|RUNNING|None|2026-11-20T19:51:36|2026-11-20T19:51:37|1:00|1|n2|root|l40s|e
+18+0|COMPLETED|None|2026-11-20T19:51:36|2026-11-20T19:51:37|UNLIMITED|1|n2|root|l40s|f
+18+1|COMPLETING|None|2026-11-20T19:51:36|2026-11-20T19:51:37|UNLIMITED|1|n3|root|l40s|f
+"""
+
+
+def test_squeue_alone_tells_states_and_reasons():
+    found = queue_outcomes(parse_queue(QUEUE))
+    assert {job: (str(o.state), o.reason, o.hosts, o.stuck) for job, o in found.items()} == {
+        "13": ("cancelled", "was cancelled (PartitionNodeLimit)", "", False),
+        "14": ("queued", "waits to start (JobHeldUser)", "", True),
+        "15": ("queued", "waits to start (BeginTime)", "", False),
+        "16": ("failed", "lost a node (NodeDown)", "n[3-4]", False),
+        "17": ("running", "", "n2", False),
+        "18": ("running", "has ended; its nodes are being cleared", "n2,n3", False),
+    }
+    assert found["13"].started is None
+    assert found["15"].started is None
+    assert found["17"].started is not None
+
+
+def test_the_summary_has_one_aligned_line_per_row():
+    _, _, text = read_fixture(next(path for path in FIXTURES if path.stem == "22.05-het-fails"))
+    assert accounting_table(parse_accounting(text)) == (
+        "JobID       State      ExitCode  Start (UTC)          End (UTC)            Elapsed   MaxRSS"
+        "  NodeList  Name\n"
+        "20+0        FAILED     1:0       2026-11-20 19:51:38  2026-11-20 19:51:38  00:00:00        "
+        "  n3        het-fails\n"
+        "20+0.batch  FAILED     1:0       2026-11-20 19:51:38  2026-11-20 19:51:38  00:00:00        "
+        "  n3        batch\n"
+        "20+0.0      COMPLETED  0:0       2026-11-20 19:51:38  2026-11-20 19:51:38  00:00:00        "
+        "  n3        bash\n"
+        "20+1        FAILED     1:0       2026-11-20 19:51:38  2026-11-20 19:51:38  00:00:00        "
+        "  n4        het-fails\n"
+        "20+1.0      FAILED     1:0       2026-11-20 19:51:38  2026-11-20 19:51:38  00:00:00        "
+        "  n4        bash\n"
+    )

@@ -1,0 +1,205 @@
+"""What the parsers make of Slurm's output, release by release."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench.slurm.parsing import (
+    JobKey,
+    Submission,
+    UnreadableOutputError,
+    expand_hosts,
+    parse_accounting,
+    parse_estimate,
+    parse_exit,
+    parse_job_id,
+    parse_limit_s,
+    parse_queue,
+    parse_submission,
+    parse_time,
+)
+
+NOW = datetime(2026, 11, 20, 17, 0, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("123", JobKey("123")),
+        ("123.batch", JobKey("123", step="batch")),
+        ("123.0", JobKey("123", step="0")),
+        ("123.extern", JobKey("123", step="extern")),
+        ("123_4", JobKey("123", task="4")),
+        ("123_4.0", JobKey("123", task="4", step="0")),
+        ("123_[5-9%2]", JobKey("123", task="[5-9%2]")),
+        ("123+0", JobKey("123", component=0)),
+        ("123+1.batch", JobKey("123", component=1, step="batch")),
+    ],
+)
+def test_job_ids_of_jobs_arrays_components_and_steps_are_read(text, key):
+    assert parse_job_id(text) == key
+
+
+def test_components_of_a_heterogeneous_job_are_one_job_and_tasks_of_an_array_are_several():
+    assert [parse_job_id(text).job for text in ("18+0.0", "18+1", "25_0", "25_1.batch")] == [
+        "18",
+        "18",
+        "25_0",
+        "25_1",
+    ]
+
+
+@pytest.mark.parametrize("text", ["", "abc", "12a", "-1", "1;2", "$(id)"])
+def test_what_is_no_job_id_is_refused_with_the_text(text):
+    with pytest.raises(UnreadableOutputError, match="is not a job id") as caught:
+        parse_job_id(text)
+    assert str(caught.value) == f"{text!r} is not a job id"
+
+
+def test_squeue_rows_of_waiting_running_and_component_jobs_are_read():
+    # Recorded from Slurm 22.05.8.
+    rows = parse_queue(
+        "13|PENDING|PartitionNodeLimit|2026-11-20T19:51:36|N/A|UNLIMITED|9||root|l40s|too-large\n"
+        "17|RUNNING|None|2026-11-20T19:51:36|2026-11-20T19:51:37|1:00|1|n2|root|l40s|time-limit\n"
+        "18+1|COMPLETED|None|2026-11-20T19:51:36|2026-11-20T19:51:37|UNLIMITED|1|n3|root|l40s|a|b\n"
+    )
+    waiting, running, component = rows
+    assert (waiting.key.job, waiting.state, waiting.reason) == ("13", "PENDING", "PartitionNodeLimit")
+    assert (waiting.starts, waiting.time_limit_s, waiting.nodes, waiting.hosts) == (None, None, 9, "")
+    assert (running.reason, running.time_limit_s, running.hosts) == ("", 60, "n2")
+    assert running.starts == datetime(2026, 11, 20, 19, 51, 37, tzinfo=UTC)
+    assert (component.key, component.name) == (JobKey("18", component=1), "a|b")
+
+
+def test_the_cluster_line_that_option_m_adds_is_passed_over():
+    text = "CLUSTER: bench\n1|RUNNING|None|2026-11-20T19:51:36|Unknown|1:00|1|n2|root|l40s|x\n"
+    assert [row.name for row in parse_queue(text)] == ["x"]
+
+
+def test_a_line_with_too_few_columns_is_refused_whole():
+    with pytest.raises(UnreadableOutputError) as caught:
+        parse_queue("1|RUNNING\n")
+    assert str(caught.value) == "expected 11 columns, got '1|RUNNING'"
+
+
+def test_empty_output_has_no_rows():
+    assert parse_queue("") == []
+    assert parse_accounting("\n") == []
+
+
+def test_an_accounting_row_keeps_what_is_missing_as_none():
+    # A step whose node was lost (Slurm 22.05.8): no exit code, no times yet.
+    (row,) = parse_accounting("12.batch|CANCELLED||||2026-11-20T19:39:58|Unknown|None||1|n3||batch\n")
+    assert (row.exit_code, row.signal, row.derived_exit_code) == (None, None, None)
+    assert (row.started, row.ended, row.reason) == (None, None, "")
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("1-02:00:00", 93_600),
+        ("365-00:00:00", 31_536_000),
+        ("2:30:00", 9_000),
+        ("20:00", 1_200),
+        ("30", 1_800),
+        ("2-12", 216_000),
+        ("UNLIMITED", None),
+        ("infinite", None),
+        ("NOT_SET", None),
+        ("INVALID", None),
+        ("", None),
+    ],
+)
+def test_time_limits_are_seconds_and_no_limit_is_none(text, seconds):
+    assert parse_limit_s(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["Unknown", "None", "N/A", "", "(null)"])
+def test_slurms_words_for_no_time_are_none(text):
+    assert parse_time(text) is None
+
+
+@pytest.mark.parametrize(("text", "halves"), [("1:0", (1, 0)), ("0:125", (0, 125)), ("", (None, None))])
+def test_exit_codes_have_two_halves(text, halves):
+    assert parse_exit(text) == halves
+
+
+@pytest.mark.parametrize(
+    ("text", "submission"),
+    [
+        ("4711\n", Submission("4711")),
+        ("4711;alpha\n", Submission("4711", "alpha")),
+        ("Welcome to alpha!\n4711;alpha\n", Submission("4711", "alpha")),
+        ("Submitted batch job 4711\n", Submission("4711")),
+        ("Submitted batch job 4711 on cluster beta\n", Submission("4711", "beta")),
+        ("", None),
+        ("no id here\n", None),
+    ],
+)
+def test_the_id_that_sbatch_prints_is_found(text, submission):
+    assert parse_submission(text) == submission
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "sbatch: Job 7 to start at 2026-11-20T17:13:29 using 2 processors on nodes n[1-2] in partition l40s",
+        "Job 7 to start at 2026-11-20T17:13:29 using 2 processors on n[1-2] in partition l40s",
+    ],
+)
+def test_the_start_that_test_only_expects_is_read(line):
+    estimate = parse_estimate(f"sbatch: info: a remark of the site\n{line}\n", now=NOW)
+    assert estimate is not None
+    assert estimate.starts == datetime(2026, 11, 20, 17, 13, 29, tzinfo=UTC)
+    assert (estimate.processors, estimate.hosts, estimate.partition) == (2, "n[1-2]", "l40s")
+
+
+def test_a_start_centuries_away_is_no_estimate():
+    # Slurm 22.05.8, behind a pending job that can never start.
+    line = (
+        "sbatch: Job 6 to start at 2282-01-29T13:29:35 using 2 processors on nodes n[1-2] in partition l40s"
+    )
+    estimate = parse_estimate(line, now=NOW)
+    assert estimate is not None
+    assert estimate.starts is None
+
+
+def test_no_estimate_is_read_from_a_refusal():
+    assert (
+        parse_estimate("allocation failure: Requested node configuration is not available", now=NOW) is None
+    )
+
+
+@pytest.mark.parametrize(
+    ("hosts", "names"),
+    [
+        ("n1", ["n1"]),
+        ("n[1-4,7]", ["n1", "n2", "n3", "n4", "n7"]),
+        ("n[1-2],gpu-[001-003]", ["n1", "n2", "gpu-001", "gpu-002", "gpu-003"]),
+        ("a[08-11]", ["a08", "a09", "a10", "a11"]),
+        ("r[1-2]n[01-02]-ib", ["r1n01-ib", "r1n02-ib", "r2n01-ib", "r2n02-ib"]),
+        ("n[1,3],login", ["n1", "n3", "login"]),
+        ("", []),
+        ("None assigned", []),
+        ("(null)", []),
+    ],
+)
+def test_host_lists_are_expanded(hosts, names):
+    assert expand_hosts(hosts) == names
+
+
+@pytest.mark.parametrize("hosts", ["n[1-4", "n[a-b]", "n[]"])
+def test_a_broken_host_list_is_refused(hosts):
+    with pytest.raises(UnreadableOutputError):
+        expand_hosts(hosts)
+
+
+@given(st.integers(1, 3), st.integers(0, 990), st.integers(0, 40))
+def test_a_padded_range_expands_to_names_of_equal_width(padding, first, count):
+    width = padding + len(str(first + count))
+    names = expand_hosts(f"n[{first:0{width}d}-{first + count:0{width}d}]")
+    assert names == [f"n{number:0{width}d}" for number in range(first, first + count + 1)]

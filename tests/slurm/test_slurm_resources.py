@@ -1,0 +1,59 @@
+"""What sinfo says of partitions, nodes and GPUs."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.slurm.parsing import UnreadableOutputError
+from bench.slurm.resources import Gres, parse_gres, parse_nodes
+
+# The first three lines: Slurm 22.05.8; the others composed after sinfo(1) of 20.11 to 25.05.
+SINFO = """\
+l40s*|up|infinite|3|idle|8|32000|gpu:l40s:4|(null)|n[2-4]
+l40s*|up|infinite|1|down*|8|32000|gpu:l40s:4|(null)|n1
+short|up|5:00|1|mixed|8|32000|gpu:l40s:4|(null)|n1
+big|down|2-00:00:00|120|allocated+|128+|515000+|gpu:a100:8(S:0-7),shard:32|ib,nvme|g[001-120]
+saving|up|1-00:00:00|4|idle~|64|257000|(null)|(null)|c[1-4]
+broken|up|1-00:00:00|2|drained|64|257000|gpu:2|(null)|d[1-2]
+"""
+
+
+def test_partitions_nodes_and_gpus_are_read():
+    groups = parse_nodes(SINFO)
+    assert [(g.partition, g.default, g.available, g.nodes, g.state) for g in groups] == [
+        ("l40s", True, True, 3, "idle"),
+        ("l40s", True, True, 1, "down*"),
+        ("short", False, True, 1, "mixed"),
+        ("big", False, False, 120, "allocated+"),
+        ("saving", False, True, 4, "idle~"),
+        ("broken", False, True, 2, "drained"),
+    ]
+    assert [g.time_limit_s for g in groups] == [None, None, 300, 172_800, 86_400, 86_400]
+    assert [g.in_service for g in groups] == [True, False, True, True, True, False]
+    assert [g.gpus for g in groups[3:]] == [(Gres("gpu", "a100", 8),), (), (Gres("gpu", None, 2),)]
+    assert (groups[3].cpus, groups[3].memory_mb, groups[3].features) == (128, 515_000, ("ib", "nvme"))
+
+
+@pytest.mark.parametrize(
+    ("text", "gres"),
+    [
+        ("(null)", ()),
+        ("", ()),
+        ("gpu:4", (Gres("gpu", None, 4),)),
+        ("gpu", (Gres("gpu", None, 1),)),
+        ("gpu:l40s:4(S:0-1)", (Gres("gpu", "l40s", 4),)),
+        ("gpu:a100:4(S:0,1),nvme:no_consume:1K", (Gres("gpu", "a100", 4), Gres("nvme", None, 1024))),
+        (
+            "gpu:a100_1g.5gb:7(IDX:0-6),gpu:a100:1",
+            (Gres("gpu", "a100_1g.5gb", 7), Gres("gpu", "a100", 1)),
+        ),
+    ],
+)
+def test_generic_resources_are_read(text, gres):
+    assert parse_gres(text) == gres
+
+
+def test_a_line_with_other_columns_is_refused_whole():
+    with pytest.raises(UnreadableOutputError) as caught:
+        parse_nodes("l40s*|up|infinite\n")
+    assert str(caught.value) == "expected 10 columns, got 'l40s*|up|infinite'"
