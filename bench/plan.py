@@ -186,14 +186,34 @@ def plan_json(plan: Plan) -> dict[str, Any]:
 def plan_text(content: dict[str, Any]) -> str:
     """Return plan.json's text: one cell and one run a line, for people and for diff."""
     dump = json.JSONEncoder(ensure_ascii=False).encode
+    line_of = {"cells": _CellLines(dump).line, "series": dump, "runs": dump}
     parts = []
     for key, value in content.items():
-        if key in ("series", "cells", "runs") and value:
-            items = ",\n  ".join(dump(item) for item in value)
+        if key in line_of and value:
+            items = ",\n  ".join(map(line_of[key], value))
             parts.append(f" {dump(key)}: [\n  {items}\n ]")
         else:
             parts.append(f" {dump(key)}: {dump(value)}")
     return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+class _CellLines:
+    """Write cells as JSON; the settings that many cells share are written once and reused."""
+
+    def __init__(self, dump: Callable[[Any], str]) -> None:
+        self._dump = dump
+        self._known: dict[int, str] = {}
+
+    def line(self, cell: dict[str, Any]) -> str:
+        own = self._dump({key: value for key, value in cell.items() if key not in ("workload", "env")})
+        workload, env = self._shared(cell["workload"]), self._shared(cell["env"])
+        return f'{own[:-1]}, "workload": {workload}, "env": {env}}}'
+
+    def _shared(self, settings: dict[str, Any]) -> str:
+        text = self._known.get(id(settings))  # the plan holds it, so its id stays its own
+        if text is None:
+            text = self._known[id(settings)] = self._dump(settings)
+        return text
 
 
 def _series(cells: Sequence[Cell]) -> list[dict[str, Any]]:

@@ -31,8 +31,8 @@ axes:
   bucket_cap_mb: {buckets}
 scaling: [{{mode: weak, per_gpu_batch: {batches}}}]
 """
+#: Cells: values of the bucket axis, and of the batch.
 SIZES = {
-    160: ([25], [8]),
     960: ([5, 25, 100], [8, 16]),
     9600: ([1, 5, 10, 25, 50, 100], [1, 2, 4, 6, 8, 12, 16, 24, 32, 64]),
 }

@@ -16,6 +16,10 @@ def executor_for(study: PlannedStudy) -> Executor:
         from bench.executors.local import LocalExecutor
 
         return LocalExecutor(study)
+    if study.executor == "slurm":
+        from bench.executors.slurm import SlurmExecutor
+
+        return SlurmExecutor(study)
     raise BenchError(
         f"executor {study.executor!r} is not known", remedy="plan the study again: bench plan MATRIX"
     )

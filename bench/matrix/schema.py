@@ -8,6 +8,7 @@ means together with others (divisible batches, nccl without GPUs) is checked in
 from __future__ import annotations
 
 import re
+import shlex
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -58,6 +59,17 @@ def _directive_value(value: str) -> str:
 def _one_line(value: str) -> str:
     if CONTROL.search(value):
         raise ValueError(f"{value!r} has a line break or control character; write one entry per line")
+    return value
+
+
+def _command_line(value: str) -> str:
+    """Refuse a set-up line that would swallow the lines after it."""
+    _one_line(value)
+    try:
+        shlex.split(value, comments=True)
+    except ValueError as error:
+        what = "a quote that is never closed" if "quotation" in str(error) else "a backslash at its end"
+        raise ValueError(f"{value!r} has {what}; each entry is a whole line of shell") from None
     return value
 
 
@@ -112,6 +124,7 @@ def _layout(value: Any) -> Any:
 
 DirectiveValue = Annotated[str, AfterValidator(_directive_value)]
 Line = Annotated[str, Field(min_length=1), AfterValidator(_one_line)]
+CommandLine = Annotated[str, Field(min_length=1), AfterValidator(_command_line)]
 DirectiveLine = Annotated[str, AfterValidator(_directive_line)]
 EnvName = Annotated[str, AfterValidator(_env_name)]
 EnvValue = Annotated[
@@ -185,7 +198,7 @@ class Cluster(_Section):
     """The container that ranks run in."""
     directives: list[DirectiveLine] = []
     """Further #SBATCH options as they are (`--mail-type=END`)."""
-    setup: list[Line] = []
+    setup: list[CommandLine] = []
     """Shell lines before the launch, run in the folder of submission."""
     env: dict[EnvName, EnvValue] = {}
     """Environment variables of the job; values arrive literally."""

@@ -142,6 +142,15 @@ CASES = {
         changed("executor: slurm", 'executor: slurm, setup: ["a\\nb"]'),
         "m.yaml:2: cluster.setup[0]: 'a\\nb' has a line break or control character; write one entry per line",
     ),
+    "a set-up line that would swallow the rest": (
+        changed("executor: slurm", 'executor: slurm, setup: ["source \'env/bin/activate"]'),
+        'm.yaml:2: cluster.setup[0]: "source \'env/bin/activate" has a quote that is never closed; '
+        "each entry is a whole line of shell",
+    ),
+    "a set-up line that goes on": (
+        changed("executor: slurm", "executor: slurm, setup: ['module load \\']"),
+        "m.yaml:2: cluster.setup[0]: 'module load \\\\' has a backslash at its end; each entry is a whole line of shell",
+    ),
     "a boolean as a variable": (
         changed("executor: slurm", "executor: slurm, env: {A: true}"),
         "m.yaml:2: cluster.env.A: true is a YAML boolean; quote it if the variable is to hold that word",

@@ -103,13 +103,16 @@ def test_a_cell_that_has_results_must_stay_what_it_was(tmp_path, change, what):
     assert folder.plan.read_bytes() == before
 
 
-def test_a_set_up_line_that_cannot_run_is_refused_with_its_line(tmp_path):
-    text = MATRIX.replace("time_limit: 30m", 'time_limit: 30m, setup: ["source \'env/bin/activate"]')
+def test_a_script_that_the_linter_refuses_is_not_written(tmp_path):
+    text = MATRIX.replace("time_limit: 30m", 'time_limit: 30m, setup: ["if true"]')
     with pytest.raises(BenchError) as caught:
         planned(tmp_path, text)
-    assert "would not run" in str(caught.value)
-    assert "shell-syntax" in str(caught.value)
+    assert str(caught.value).startswith(
+        "the script of cell n1x4-nccl-srun-b8 would not run:\nscripts/n1x4-nccl-srun-b8.sbatch:"
+    )
+    assert "[shell-syntax]" in str(caught.value)
     assert str(caught.value).endswith("; mend cluster.setup or cluster.directives")
+    assert not (tmp_path / "results" / "s" / "plan.json").exists()
 
 
 def test_a_folder_that_cannot_be_written_is_one_clear_error(tmp_path):
@@ -133,13 +136,13 @@ def test_shipped_examples_are_found_by_name_and_the_users_own_files_first(tmp_pa
     )
 
 
-def test_planning_imports_neither_torch_nor_pandas_and_runs_no_command(tmp_path):
+def test_planning_imports_neither_torch_nor_pandas_and_needs_no_command(tmp_path):
     program = (
         "import sys, runpy\n"
         "sys.argv = ['bench', 'plan', 'l40s']\n"
         "try:\n    runpy.run_module('bench', run_name='__main__')\n"
         "except SystemExit as end:\n    assert not end.code, end.code\n"
-        "heavy = {'torch', 'pandas', 'numpy', 'scipy', 'seaborn', 'matplotlib', 'pyarrow', 'subprocess'}\n"
+        "heavy = {'torch', 'pandas', 'numpy', 'scipy', 'seaborn', 'matplotlib', 'pyarrow'}\n"
         "print('HEAVY', sorted(heavy & set(sys.modules)))\n"
     )
     env = {"PATH": "/nowhere", "HOME": str(tmp_path)}

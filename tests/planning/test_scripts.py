@@ -38,7 +38,7 @@ cluster:
   cpus_per_task: 6
   time_limit: 1-02:00:00
   exclusive: true
-  directives: ["--mail-type=END", "--comment=a study"]
+  directives: ["--mail-type=END", "--comment=\\"a study\\""]
   setup: ["module load cuda/12.4", 'source "$HOME/my env/bin/activate"']
   env: {NCCL_SOCKET_IFNAME: "^docker,lo", TEXT: "it's $(not) a `command`; \\"x\\" é\\nline"}
   %s
