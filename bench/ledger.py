@@ -58,6 +58,7 @@ class RunRecord:
     reason: str = ""
     failure_class: str | None = None
     exit_code: int | None = None
+    cause: str | None = None
     job_id: str | None = None
     job_name: str | None = None
     details: dict[str, Any] = field(default_factory=dict)
@@ -142,6 +143,7 @@ def _apply(record: RunRecord, event: dict[str, Any]) -> None:
         record.reason = event.get("reason", "")
         record.failure_class = event.get("failure_class")
         record.exit_code = event.get("exit_code")
+        record.cause = event.get("cause")
     elif kind == "withdrawn":
         record.state = RunState.PLANNED
         record.reason = event.get("reason", "")

@@ -72,6 +72,8 @@ def _checks(folder: RunFolder, run: dict[str, Any]) -> Iterator[Check]:
     cell = run["cell"]
     state = str(run.get("state"))
     reason = f" ({run['reason']})" if run.get("reason") else ""
+    if isinstance(run.get("cause"), dict):
+        reason += f"; cause: {run['cause'].get('cause')}; {run['cause'].get('remedy')}"
     yield Check("state", state == "completed", f"{state}{reason}", "completed")
     missing = [name for name in _FILES if not (folder.path / name).is_file()]
     yield Check(

@@ -77,7 +77,7 @@ def show(planned: PlannedStudy, records: dict[str, RunRecord], *, everything: bo
     ranked = sorted(records.values(), key=lambda record: order.get(record.state, 5))
     shown = ranked if everything else ranked[:SHOWN_RUNS]
     rows = [
-        (record.run_id, str(record.state), record.attempt or None, record.job_id, record.reason)
+        (record.run_id, str(record.state), record.attempt or None, record.job_id, _why(record))
         for record in shown
     ]
     print_table(
@@ -86,6 +86,11 @@ def show(planned: PlannedStudy, records: dict[str, RunRecord], *, everything: bo
     if len(shown) < len(ranked):
         print(f"... and {len(ranked) - len(shown)} more runs (--all lists them)")
     print(counts_line(Counter(str(record.state) for record in records.values())))
+
+
+def _why(record: RunRecord) -> str:
+    """Return the reason, and the doctor's cause where it knows one."""
+    return f"{record.reason} [{record.cause}]" if record.cause else record.reason
 
 
 def as_content(planned: PlannedStudy, records: dict[str, RunRecord]) -> dict[str, Any]:
@@ -104,6 +109,7 @@ def as_content(planned: PlannedStudy, records: dict[str, RunRecord]) -> dict[str
                 "attempt": record.attempt,
                 "state": str(record.state),
                 "reason": record.reason,
+                "cause": record.cause,
                 "failure_class": record.failure_class,
                 "exit_code": record.exit_code,
                 "job_id": record.job_id,

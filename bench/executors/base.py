@@ -133,12 +133,14 @@ class Outcome:
 def settle(study: PlannedStudy, record: RunRecord, outcome: Outcome, *, ended_at: str) -> None:
     """Write how an attempt ended: first into its run.json, then into the ledger."""
     folder = study.folder.attempt(record.run_id, record.attempt)
+    cause = None if outcome.state is not RunState.FAILED else _cause_of(folder)
     content = read_json(folder.run_json) or {"run_id": record.run_id, "attempt": record.attempt}
     content |= {
         "state": str(outcome.state),
         "reason": outcome.reason,
         "failure_class": outcome.failure_class,
         "exit_code": outcome.exit_code,
+        "cause": cause,
         "ended_at": ended_at,
         **outcome.details,
     }
@@ -152,9 +154,33 @@ def settle(study: PlannedStudy, record: RunRecord, outcome: Outcome, *, ended_at
         reason=outcome.reason,
         failure_class=outcome.failure_class,
         exit_code=outcome.exit_code,
+        cause=cause["cause"] if cause else None,
     )
+    record.cause = cause["cause"] if cause else None
     record.state, record.reason = outcome.state, outcome.reason
     record.failure_class, record.exit_code = outcome.failure_class, outcome.exit_code
+
+
+def _cause_of(folder: RunFolder) -> dict[str, Any] | None:
+    """Return what the doctor finds in a failed run's output: its first cause, if it knows one."""
+    from bench.doctor import diagnose
+
+    logs = {str(log.name): log for log in (folder.err, folder.out) if log.is_file()}
+    try:
+        causes = diagnose(logs).causes if logs else []
+    except OSError:
+        return None
+    if not causes:
+        return None
+    first = causes[0]
+    return {
+        "cause": first.cause,
+        "path": first.path,
+        "line": first.line,
+        "evidence": first.evidence,
+        "explanation": first.explanation,
+        "remedy": first.remedy,
+    }
 
 
 @dataclass

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -90,7 +91,7 @@ def test_bash_finds_no_syntax_error(path):
 def test_every_directive_says_why_it_is_there():
     for path in GOLDEN.glob("*.sbatch"):
         lines = path.read_text().splitlines()
-        for before, line in zip(lines, lines[1:], strict=False):
+        for before, line in pairwise(lines):
             if line.startswith("#SBATCH"):
                 assert before.startswith("# "), f"{path.name}: {line} has no reason above it"
 

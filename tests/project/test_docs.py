@@ -24,7 +24,12 @@ def commands() -> dict[str, list[str]]:
     """Every command with its options, as the command line knows them."""
     root = typer.main.get_command(app)
     return {
-        name: [option for param in command.params for option in getattr(param, "opts", []) if option.startswith("--")]
+        name: [
+            option
+            for param in command.params
+            for option in getattr(param, "opts", [])
+            if option.startswith("--")
+        ]
         for name, command in root.commands.items()
     }
 

@@ -16,7 +16,15 @@ ROOT = Path(__file__).resolve().parents[2]
 LAYERS = [
     ["bench", "bench.errors", "bench.units", "bench.findings", "bench.layout", "bench.shipped"],
     ["bench.matrix"],
-    ["bench.ledger", "bench.render", "bench.lint", "bench.doctor", "bench.slurm", "bench.record", "bench.verify"],
+    [
+        "bench.ledger",
+        "bench.render",
+        "bench.lint",
+        "bench.doctor",
+        "bench.slurm",
+        "bench.record",
+        "bench.verify",
+    ],
     ["bench.plan", "bench.selection", "bench.starter"],
     ["bench.executors", "bench.workload"],
     ["bench.commands"],
@@ -32,13 +40,26 @@ HOMES = {
     "pyarrow": ("analysis",),
     "yaml": ("bench.matrix",),
     "jinja2": ("bench.render", "analysis.report", "analysis.page"),
-    "subprocess": ("bench.slurm.client", "bench.executors.local", "bench.executors.fork_server", "bench.executors.ssh"),
+    "subprocess": (
+        "bench.slurm.client",
+        "bench.executors.local",
+        "bench.executors.fork_server",
+        "bench.executors.ssh",
+    ),
     "typer": ("bench.cli", "bench.commands"),
     "pynvml": ("bench.workload", "bench.record"),
 }
 
 #: What analysis may read of bench: its data modules, never executors or workload.
-READABLE = ("bench", "bench.matrix", "bench.layout", "bench.ledger", "bench.units", "bench.errors", "bench.shipped")
+READABLE = (
+    "bench",
+    "bench.matrix",
+    "bench.layout",
+    "bench.ledger",
+    "bench.units",
+    "bench.errors",
+    "bench.shipped",
+)
 
 
 def modules() -> Iterator[tuple[str, Path]]:
@@ -129,12 +150,16 @@ def test_what_a_login_node_runs_loads_nothing_heavy(module):
         f"import sys, {module}\n"
         "print(sorted({'torch', 'pandas', 'numpy', 'scipy', 'seaborn', 'matplotlib', 'pyarrow'} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT
+    )
     assert done.stdout == "[]\n"
 
 
 def test_the_project_speaks_of_itself_alone():
-    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    listed = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split()
     binary = {".png", ".gz", ".npy"}
     for name in listed:
         path = ROOT / name

@@ -1,0 +1,47 @@
+"""Score the doctor on a folder of real logs: ``python benchmarks/doctor_corpus.py FOLDER``.
+
+The folder holds ``index.csv`` with the columns ``file, expected_cause, also_accept``
+(other names that the log alone can justify, separated by ``|``) and ``evidence_line``,
+and the logs it names. The last line gives the share of logs whose first cause is
+expected or accepted; the exit code is 1 below ``--at-least``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+from pathlib import Path
+
+from bench.doctor import diagnose
+
+
+def main() -> int:
+    """Print every miss, and the share of hits."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--at-least", type=float, default=0.95, help="share of hits below which to fail")
+    options = parser.parse_args()
+    with (options.folder / "index.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    exact = accepted = same_line = 0
+    for row in rows:
+        found = diagnose({row["file"]: options.folder / row["file"]})
+        first = found.causes[0].cause if found.causes else found.verdict
+        wanted = {row["expected_cause"], *row["also_accept"].split("|")}
+        exact += first == row["expected_cause"]
+        accepted += first in wanted
+        shown = found.causes[0].evidence if found.causes else ""
+        same_line += " ".join(row["evidence_line"].split())[:200] in " ".join(shown.split())
+        if first not in wanted:
+            print(f"MISS {row['file']}: {first}, expected {row['expected_cause']} ({row['also_accept']})")
+            print(f"     {shown}")
+    share = accepted / len(rows)
+    print(f"first cause expected in {exact}, expected or accepted in {accepted} of {len(rows)} ({share:.1%})")
+    print(f"evidence is the index's line in {same_line}")
+    return 0 if share >= options.at_least else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,92 @@
+"""A run that fails is explained: status, verify and run.json show the doctor's cause."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+MATRIX = """\
+study: fails
+cluster: {executor: local, time_limit: 1m}
+axes: {tasks_per_node: [1]}
+scaling: [{mode: weak, per_gpu_batch: [4]}]
+workload: {device: cpu, model: mlp, parameters: 20k, steps_per_epoch: 3, epochs: 1, warmup_steps: 3, data: /nowhere/at all}
+repeats: 1
+"""
+
+
+def bench(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "bench", *words]
+    return subprocess.run(command, cwd=cwd, env=os.environ, capture_output=True, text=True, timeout=120)
+
+
+@pytest.fixture(scope="module")
+def failed(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("fails")
+    (folder / "fails.yaml").write_text(MATRIX)
+    assert bench("plan", "fails.yaml", cwd=folder).returncode == 0
+    done = bench("submit", cwd=folder)
+    assert done.returncode == 1
+    assert "1 failed: `bench status fails` says why" in done.stderr
+    return folder
+
+
+def test_the_reason_is_the_workloads_own_words(failed):
+    (run,) = json.loads(bench("status", "--json", cwd=failed).stdout)["runs"]
+    assert run["state"] == "failed"
+    assert "/nowhere/at all" in run["reason"]
+    assert run["failure_class"] == "bad-exit"
+
+
+def test_the_doctor_reads_a_run_by_its_name_and_by_its_folder(failed):
+    run_id = "n1x1-gloo-torchrun-b4-r1"
+    by_name = bench("doctor", run_id, "--json", cwd=failed)
+    by_folder = bench("doctor", f"results/fails/runs/{run_id}/attempt-1", "--json", cwd=failed)
+    assert by_name.returncode == by_folder.returncode == 1
+    assert json.loads(by_name.stdout)["verdict"] == json.loads(by_folder.stdout)["verdict"]
+    done = bench("doctor", "no-such-run", cwd=failed)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(
+        "error: no-such-run is no log, run or job that is known here; give a log file"
+    )
+
+
+def test_a_known_cause_is_kept_with_the_run_and_shown(failed, tmp_path):
+    from bench.executors.base import Outcome, open_study, settle
+    from bench.layout import StudyFolder
+    from bench.ledger import RunState, now
+
+    study = open_study(StudyFolder(failed / "results" / "fails"))
+    (record,) = study.records().values()
+    folder = study.folder.attempt(record.run_id, 1)
+    folder.err.write_text(
+        "torch.distributed.DistStoreError: Timed out after 3601 seconds waiting for clients. 1/16 clients joined.\n"
+    )
+    settle(study, record, Outcome(RunState.FAILED, "exit code 1", "bad-exit", 1), ended_at=now())
+    content = json.loads(folder.run_json.read_text())
+    assert (content["cause"]["cause"], content["cause"]["line"]) == ("missing-srun", 1)
+    assert "exit code 1 [missing-srun]" in bench("status", cwd=failed).stdout
+    assert "; cause: missing-srun; " in bench("verify", cwd=failed).stdout
+    page = bench("report", cwd=failed)
+    assert page.returncode == 0, page.stderr
+    assert "missing-srun" in (failed / "results/fails/report/index.html").read_text()
+
+
+def test_lint_and_its_patch_work_on_any_script(tmp_path):
+    (tmp_path / "job.sbatch").write_text(
+        "#!/bin/bash\n#SBATCH --nodes=4\n#SBATCH --ntasks-per-node=4\n#SBATCH --gpus-per-node=4\n"
+        "export MASTER_ADDR=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1)\n"
+        "python run_training_dense.py --num-nodes 4\n"
+    )
+    done = bench("lint", "job.sbatch", "--json", cwd=tmp_path)
+    assert done.returncode == 1
+    findings = json.loads(done.stdout)["findings"]
+    assert [(f["line"], f["severity"]) for f in findings if f["rule"] == "missing-srun"] == [(6, "error")]
+    patch = bench("lint", "job.sbatch", "--diff", cwd=tmp_path).stdout
+    assert "-python run_training_dense.py --num-nodes 4\n" in patch
+    assert "+srun " in patch

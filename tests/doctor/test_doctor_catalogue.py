@@ -1,0 +1,99 @@
+"""The catalogue as data: complete, consistent, and without an expression that can run away."""
+
+from __future__ import annotations
+
+import re
+import string
+import time
+
+import pytest
+
+from bench.doctor import causes, diagnose_text
+from bench.doctor.catalogue import load
+from bench.doctor.matching import Scan
+from bench.doctor.model import Signature
+from bench.lint import rules
+
+SIGNATURES = load().signatures
+#: Causes that only the script shows; what a log shows of them are their consequences.
+SHOWN_BY_LINT_ONLY = {
+    "hardcoded-host",
+    "hardcoded-port",
+    "ok",
+    "rank-expanded-early",
+    "sbatch-after-command",
+    "sequential-sruns",
+}
+
+
+def identifier(signature: Signature) -> str:
+    return f"{signature.name}-{signature.weight}"
+
+
+@pytest.mark.parametrize("signature", SIGNATURES, ids=identifier)
+def test_a_signature_matches_its_own_example(signature: Signature) -> None:
+    scan = Scan("example", load()).read(signature.example)
+    assert signature in [seen.signature for seen in scan.seen()]
+
+
+@pytest.mark.parametrize("signature", [s for s in SIGNATURES if s.is_cause], ids=identifier)
+def test_the_example_of_a_signature_is_diagnosed_as_its_cause(signature: Signature) -> None:
+    found = [cause.cause for cause in diagnose_text(signature.example).causes]
+    assert signature.name in found or found == ["harmless-retry"]
+
+
+def test_every_cause_that_a_log_can_show_has_a_signature() -> None:
+    with_signature = {signature.name for signature in SIGNATURES if signature.is_cause}
+    assert {info.name for info in causes()} - with_signature == SHOWN_BY_LINT_ONLY
+
+
+def test_every_cause_says_what_it_means_and_what_to_do() -> None:
+    for info in causes():
+        assert re.fullmatch(r"[a-z]+(-[a-z]+)*", info.name)
+        assert info.explanation.endswith(".")
+        assert info.remedy.endswith((".", ")"))
+
+
+def test_texts_of_a_signature_name_only_groups_of_its_pattern() -> None:
+    for signature in SIGNATURES:
+        for text in (signature.explanation, signature.remedy):
+            fields = {name for _, name, _, _ in string.Formatter().parse(text) if name}
+            assert fields <= set(signature.pattern.groupindex), (signature.name, fields)
+
+
+def test_conditions_name_facts_and_causes_that_there_are() -> None:
+    names = {signature.name for signature in SIGNATURES}
+    for signature in SIGNATURES:
+        assert set(signature.needs) | set(signature.unless) <= names, signature.name
+
+
+def test_words_are_lower_case_letters_only() -> None:
+    for signature in SIGNATURES:
+        assert signature.words, signature.name
+        for words in signature.words:
+            assert all(re.fullmatch(rb"[a-z]+", word) for word in words), (signature.name, words)
+            assert any(len(word) >= 3 for word in words), (signature.name, words)
+
+
+def test_no_pattern_repeats_without_a_bound_what_matches_almost_anything() -> None:
+    classes = re.compile(r"\[(?!\^)(?:\\.|[^\]])*\]")
+    unbounded = re.compile(r"(?<!\\)\.[*+]|\\[SDW][*+]|\[\^[^\]]*\][*+]")
+    for signature in SIGNATURES:
+        for pattern in (signature.pattern, signature.near, signature.not_near, signature.not_here):
+            bare = classes.sub("", pattern.pattern) if pattern else ""
+            assert not unbounded.search(bare), (signature.name, bare)
+
+
+@pytest.mark.parametrize("signature", SIGNATURES, ids=identifier)
+def test_a_pattern_fails_quickly_on_lines_made_of_its_own_pieces(signature: Signature) -> None:
+    pieces = [part for part in re.split(r"[^\w .:/()=-]+", signature.example) if len(part) > 3] or ["x "]
+    hostile = ["".join(pieces) * 300, (pieces[0] * 3000)[:8192], "a" * 8192, ": " * 4096, "1" * 8192]
+    began = time.process_time()
+    for text in hostile:
+        signature.pattern.search(text[:8192])
+    assert time.process_time() - began < 1.0
+
+
+def test_the_rules_of_lint_and_the_causes_of_the_doctor_share_their_names() -> None:
+    own = {"malformed-directive", "srun-cpus-not-inherited"}
+    assert {rule.name for rule in rules()} - {info.name for info in causes()} <= own

@@ -1,0 +1,124 @@
+"""Whatever a log holds: no traceback, no expression that runs away, and large logs in seconds."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bench.doctor import diagnose
+from bench.doctor.reading import OVERLAP_BYTES, PIECE_BYTES
+
+LOGS = [path.read_bytes() for path in sorted(Path(__file__).parent.glob("fixtures/*.txt"))]
+LARGE_BYTES = 50_000_000
+#: Seconds of processor time for a large log; wall time would measure the machine's other work.
+LARGE_LIMIT_S = 5.0
+
+mutation = st.tuples(
+    st.sampled_from(["cut", "insert", "repeat", "swap"]), st.integers(0, 2**32), st.binary(max_size=40)
+)
+
+
+def mutated(log: bytes, changes: list[tuple[str, int, bytes]]) -> bytes:
+    for kind, number, extra in changes:
+        at = number % (len(log) + 1)
+        until = min(len(log), at + number // 7 % 200)
+        if kind == "cut":
+            log = log[:at] + log[until:]
+        elif kind == "insert":
+            log = log[:at] + extra + log[at:]
+        elif kind == "repeat":
+            log = log[:at] + log[at:until] * 3 + log[at:]
+        else:
+            log = log[until:] + log[at:until] + log[:at]
+    return log
+
+
+@settings(max_examples=1500, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.sampled_from(LOGS), st.lists(mutation, min_size=1, max_size=6))
+def test_mutated_logs_have_a_diagnosis(log: bytes, changes: list[tuple[str, int, bytes]]) -> None:
+    check(diagnose({"log": mutated(log, changes)}))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=4000))
+def test_random_bytes_have_a_diagnosis(log: bytes) -> None:
+    check(diagnose({"log": log}))
+
+
+def test_a_number_too_long_to_be_read_is_no_count() -> None:
+    line = f"Timed out after 9 seconds waiting for clients. 1/{'9' * 6000} clients joined.\n"
+    assert diagnose({"log": line}).causes == []
+
+
+def test_ten_thousand_mutated_logs_have_a_diagnosis_in_seconds() -> None:
+    chance = random.Random(5)
+    kinds = ("cut", "insert", "repeat", "swap")
+    for _ in range(10_000):
+        lines = chance.choice(LOGS).split(b"\n")
+        start = chance.randrange(len(lines))
+        log = b"\n".join(lines[start : start + 12])
+        changes = [(chance.choice(kinds), chance.getrandbits(32), chance.randbytes(9)) for _ in range(3)]
+        check(diagnose({"log": mutated(log, changes)}))
+
+
+def check(found: object) -> None:
+    content = found.as_json()  # type: ignore[attr-defined]
+    assert content["verdict"] in ("cause", "unknown", "harmless", "ok")
+    for cause in content["causes"]:
+        assert cause["line"] >= 1
+        assert cause["explanation"]
+        assert "{" not in cause["explanation"]
+        assert len(cause["evidence"]) <= 2002
+
+
+def test_a_line_of_ten_megabytes_is_searched_in_pieces_that_overlap() -> None:
+    needle = b"RuntimeError: Tensors must be CUDA and dense"
+    for at in (0, PIECE_BYTES - 20, PIECE_BYTES - OVERLAP_BYTES - 5, 5_000_000, 10_000_000 - len(needle)):
+        line = b"x" * at + b" " + needle + b" " + b"y" * (10_000_000 - at - len(needle))
+        began = time.process_time()
+        found = diagnose({"log": b"first\n" + line + b"\nlast\n"})
+        assert [(cause.cause, cause.line) for cause in found.causes] == [("backend-device-mismatch", 2)]
+        assert time.process_time() - began < 2.0
+
+
+def training(chance: random.Random, words: list[bytes]) -> bytes:
+    return b"[rank%d]: 2025-03-09 02:11:%02d step %d/100000 loss=%.4f 1234.5 samples/s\n" % (
+        chance.randrange(8),
+        chance.randrange(60),
+        chance.randrange(100_000),
+        chance.random(),
+    )
+
+
+def hostile(chance: random.Random, words: list[bytes]) -> bytes:
+    """Return a line of its own shape that holds words of many signatures."""
+    return b"error: connection failed " + b" ".join(chance.choices(words, k=10)) + b" timed out\n"
+
+
+def failures(chance: random.Random, words: list[bytes]) -> bytes:
+    return chance.choice(LOGS)
+
+
+@pytest.mark.parametrize("line", [training, hostile, failures], ids=lambda line: line.__name__)
+def test_a_log_of_fifty_megabytes_takes_seconds(
+    line: Callable[[random.Random, list[bytes]], bytes], tmp_path: Path
+) -> None:
+    chance = random.Random(3)
+    words = [bytes(chance.choices(b"abcdefghijklmnopqrstuvwxyz", k=7)) for _ in range(5000)]
+    block = b"".join(line(chance, words) for _ in range(60_000 if line is hostile else 300))
+    path = tmp_path / "large.log"
+    with path.open("wb") as file:
+        while file.tell() < LARGE_BYTES:
+            file.write(block)
+        file.write(b"RuntimeError: Tensors must be CUDA and dense\n")
+    began = time.process_time()
+    found = diagnose({"log": path})
+    spent_s = time.process_time() - began
+    assert "backend-device-mismatch" in [cause.cause for cause in found.causes]
+    assert spent_s < LARGE_LIMIT_S

@@ -1,0 +1,204 @@
+"""The order of causes, several logs together, conditions between lines, and ends without a cause."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+from bench.doctor import Diagnosis, diagnose, diagnose_text
+
+OOM = "slurmstepd: error: Detected 1 oom_kill event in StepId=77.0. Some of the step tasks"
+CLOSED = (
+    "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.1.0.4]"
+)
+CLIENTS = (
+    "torch.distributed.DistStoreError: Timed out after 3601 seconds waiting for clients. {} clients joined."
+)
+WATCHDOG = (
+    "[rank{rank}]:[E309 02:11:40 ProcessGroupNCCL.cpp:632] [Rank {rank}] Watchdog caught collective "
+    "operation timeout: WorkNCCL(SeqNum={seq}, OpType={op}, NumelIn={numel}, NumelOut={numel}, "
+    "Timeout(ms)=600000) ran for 600031 milliseconds before timing out."
+)
+
+
+def names(found: Diagnosis) -> list[str]:
+    return [cause.cause for cause in found.causes]
+
+
+def test_the_cause_comes_before_its_echo_whatever_the_order_of_the_lines() -> None:
+    assert names(diagnose_text(f"{CLOSED}\n{OOM}\n")) == ["oom-host", "secondary-peer-exit"]
+    assert names(diagnose_text(f"{OOM}\n{CLOSED}\n")) == ["oom-host", "secondary-peer-exit"]
+
+
+def test_a_port_in_use_on_one_node_comes_before_the_time_outs_of_the_others() -> None:
+    found = diagnose(
+        {
+            "node2.log": "torch.distributed.DistNetworkError: The client socket has timed out after 60000ms "
+            "while trying to connect to (node1, 17211).\n",
+            "node1.log": "starting\nOSError: [Errno 98] Address already in use\n",
+        }
+    )
+    assert [(cause.cause, cause.path, cause.line) for cause in found.causes] == [
+        ("port-in-use", "node1.log", 2),
+        ("rendezvous-timeout", "node2.log", 1),
+    ]
+
+
+def test_of_two_root_causes_the_earlier_line_comes_first() -> None:
+    quota = "OSError: [Errno 122] Disk quota exceeded: '/home/user/.cache/x'"
+    gpu = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+    assert names(diagnose_text(f"{quota}\n{gpu}\n")) == ["disk-quota", "oom-gpu"]
+    assert names(diagnose_text(f"{gpu}\n{quota}\n")) == ["oom-gpu", "disk-quota"]
+
+
+def test_between_logs_the_time_decides_where_the_lines_tell_it() -> None:
+    quota = "2025-03-09T02:11:{s}Z OSError: [Errno 122] Disk quota exceeded"
+    gpu = "2025-03-09T02:11:{s}Z torch.OutOfMemoryError: CUDA out of memory."
+    assert names(diagnose({"a": quota.format(s=40), "b": gpu.format(s=39)})) == ["oom-gpu", "disk-quota"]
+    assert names(diagnose({"a": quota.format(s=38), "b": gpu.format(s=39)})) == ["disk-quota", "oom-gpu"]
+
+
+def test_one_of_many_clients_means_that_srun_is_missing_and_several_that_some_died() -> None:
+    one = diagnose_text(CLIENTS.format("1/16"))
+    assert names(one) == ["missing-srun", "clients-missing"]
+    assert one.causes[0].explanation.startswith("1 of 16 processes came to the store.")
+    assert one.causes[0].remedy.startswith("Put srun before the command in the batch script, so that all 16")
+    several = diagnose_text(CLIENTS.format("12/16"))
+    assert names(several) == ["clients-missing"]
+    assert several.causes[0].explanation.startswith("12 of 16 ranks came to the store")
+    assert names(diagnose_text(CLIENTS.format("16/4"))) == ["double-launch"]
+
+
+def test_a_line_counts_once_however_long_it_is_and_however_often_it_is_looked_at() -> None:
+    member = "Initializing distributed: GLOBAL_RANK: 0, MEMBER: 1/4"
+    assert names(diagnose_text(f"{' ' * 7500}{member}{' ' * 5000}\n")) == ["missing-srun"]
+    assert names(diagnose_text(f"{member}\n{member}\n")) == ["task-gpu-mismatch", "missing-srun"]
+    noise = "".join(f"torchrun: initializing distributed {i}\n" for i in range(2000))
+    assert "lightning-under-torchrun" not in names(diagnose_text(f"{noise}{member}\n"))
+
+
+def test_missing_clients_are_a_consequence_where_a_rank_could_not_import() -> None:
+    found = diagnose_text(
+        f"[node2] ModuleNotFoundError: No module named 'yaml'\n[node1] {CLIENTS.format('4/8')}\n"
+    )
+    assert names(found) == ["wrong-python-env", "clients-missing"]
+
+
+def test_ranks_that_wait_in_different_operations_mismatch_and_in_the_same_one_only_time_out() -> None:
+    same = [WATCHDOG.format(rank=r, seq=25, op="ALLREDUCE", numel=512) for r in (0, 1)]
+    other = [same[0], WATCHDOG.format(rank=1, seq=25, op="BROADCAST", numel=512)]
+    later = [same[0], WATCHDOG.format(rank=1, seq=26, op="BROADCAST", numel=512)]
+    assert names(diagnose_text("\n".join(same))) == ["nccl-timeout"]
+    assert names(diagnose_text("\n".join(other))) == ["collective-mismatch", "nccl-timeout"]
+    assert names(diagnose_text("\n".join(later))) == ["nccl-timeout"]
+    assert names(diagnose({"0": other[0], "1": other[1]})) == ["collective-mismatch", "nccl-timeout"]
+
+
+def test_an_error_of_the_program_itself_is_unknown_with_its_line_and_not_its_echo() -> None:
+    found = diagnose_text(
+        "[rank1]: Traceback (most recent call last):\n"
+        '[rank1]:   File "train.py", line 9, in <module>\n'
+        "[rank1]: mypackage.NoSuchLabel: 17\n"
+        f"[rank0]: {CLOSED}\n"
+        "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n"
+        "srun: error: n1: task 0: Exited with exit code 1\n"
+    )
+    assert (found.verdict, found.causes) == ("unknown", [])
+    assert [(line.line, line.text) for line in found.telling_lines] == [
+        (3, "[rank1]: mypackage.NoSuchLabel: 17"),
+        (6, "srun: error: n1: task 0: Exited with exit code 1"),
+    ]
+
+
+def test_a_symptom_after_an_error_of_the_program_names_that_error_too() -> None:
+    timeout = WATCHDOG.format(rank=0, seq=25, op="ALLREDUCE", numel=512)
+    found = diagnose_text(f"[rank1]: ValueError: labels out of range: 17\n{timeout}\n")
+    assert names(found) == ["nccl-timeout"]
+    assert [line.text for line in found.telling_lines] == ["[rank1]: ValueError: labels out of range: 17"]
+
+
+def test_an_illegal_memory_access_is_not_called_out_of_memory() -> None:
+    found = diagnose_text("RuntimeError: CUDA error: an illegal memory access was encountered\n")
+    assert (found.verdict, names(found)) == ("unknown", [])
+
+
+def test_warnings_of_attempts_are_dropped_where_the_training_goes_on() -> None:
+    warning = (
+        "[W socket.cpp:601] [c10d] The client socket has failed to connect to [n1]:17211 "
+        "(errno: 111 - Connection refused)."
+    )
+    alone = diagnose_text(warning)
+    assert (alone.verdict, names(alone)) == ("harmless", ["harmless-retry"])
+    went_on = diagnose_text(f"{warning}\nepoch 0 step 10 loss 2.31\n")
+    assert (went_on.verdict, went_on.causes, went_on.telling_lines) == ("ok", [], [])
+    elsewhere = diagnose({"rank1.log": warning, "rank0.log": "epoch 0 step 10 loss 2.31\n"})
+    assert (elsewhere.verdict, elsewhere.causes) == ("ok", [])
+
+
+def test_a_log_that_ends_well_has_no_cause_even_with_resets_at_the_exit() -> None:
+    reset = (
+        "[W309 02:11 TCPStore.cpp:125] [c10d] recvValue failed on SocketImpl(fd=5): Connection reset by peer"
+    )
+    log = f"ERROR: could not reach the dashboard\nstep 10 loss 2.0\nTraining finished in 31 s\n{reset}\n"
+    assert diagnose_text(log).verdict == "ok"
+
+
+def test_a_memory_kill_after_the_success_message_is_still_a_cause() -> None:
+    assert names(diagnose_text(f"Training finished\n{OOM}\n")) == ["oom-host"]
+
+
+def test_one_rank_that_ended_well_does_not_hide_another_that_failed() -> None:
+    assert names(diagnose({"rank0.log": "Training finished\n", "rank1.log": OOM})) == ["oom-host"]
+
+
+def test_usual_noise_has_no_cause() -> None:
+    noise = """\
+n1:41:42 [0] NCCL INFO NET/Plugin : dlerror=libnccl-net.so: cannot open shared object file: No such file
+n1:41:42 [0] NCCL INFO NET/Socket : Using [0]lo:127.0.0.1<0>
+NCCL version 2.21.5+cuda12.4
+W0309 02:01:11.012000 3012 torch/distributed/run.py:793] Setting OMP_NUM_THREADS environment variable
+FutureWarning: `torch.cuda.amp.autocast(args...)` is deprecated.
+errors: 0, failed requests: 0
+"""
+    assert (diagnose_text(noise).verdict, diagnose_text("").verdict) == ("ok", "ok")
+
+
+def test_a_wrapped_message_is_read_over_its_lines() -> None:
+    found = diagnose_text(
+        "srun: error: Unable to create step for job 12: Invalid generic\n    resource (gres) specification\n"
+    )
+    assert (names(found), found.causes[0].line) == (["invalid-gres"], 1)
+
+
+def test_colours_carriage_returns_and_wide_characters_do_not_hide_a_line() -> None:
+    log = "Epoch 1: 10%\rEpoch 1: 20%\r\x1b[31m\x1b[1mRuntimeError: Tensors must be CUDA and dense\x1b[0m\n"
+    found = diagnose_text("first\n" + log)
+    assert (names(found), found.causes[0].line) == (["backend-device-mismatch"], 2)
+    assert found.causes[0].evidence == "RuntimeError: Tensors must be CUDA and dense"
+    assert names(diagnose({"utf-16": log.encode("utf-16-le")})) == ["backend-device-mismatch"]
+
+
+def test_a_log_may_be_a_path_an_open_file_lines_or_the_whole(tmp_path: Path) -> None:
+    path = tmp_path / "job 'ä'; echo.err"
+    path.write_text(f"start\n{OOM}\n")
+    with path.open("rb") as binary, path.open() as text:
+        logs = {
+            "path": path,
+            "binary": binary,
+            "text": text,
+            "lines": ["start\n", OOM],
+            "bare": iter(["start", OOM]),
+        }
+        for name, source in logs.items():
+            found = diagnose({name: source})
+            assert [(cause.cause, cause.path, cause.line) for cause in found.causes] == [
+                ("oom-host", name, 2)
+            ]
+    assert names(diagnose({"whole": io.BytesIO(OOM.encode()).getvalue()})) == ["oom-host"]
+
+
+def test_the_json_has_the_promised_keys() -> None:
+    content = diagnose_text(f"{OOM}\n").as_json()
+    assert list(content) == ["verdict", "causes", "telling_lines"]
+    assert list(content["causes"][0]) == ["cause", "path", "line", "evidence", "explanation", "remedy"]
+    assert content["causes"][0]["evidence"] == OOM
