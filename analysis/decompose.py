@@ -1,0 +1,135 @@
+"""Where a step's time goes: load balance, communication, computation; by run and by cell.
+
+The factors are those of the POP Centre of Excellence's multiplicative model
+(https://pop-coe.eu/node/69), as TALP computes them at run time (bsc-pm/dlb), with DDP's
+exposed communication as the time outside of useful computation::
+
+    U_r  useful time of rank r per step: its step minus its exposed communication
+    T    time of a step: the longest rank's
+    load balance             LB    = mean U / max U
+    communication efficiency CommE = max U / T
+    parallel efficiency      PE    = LB · CommE = mean U / T
+    computational scalability CompS = (ΣU / work)_ref / (ΣU / work)_N, work in samples
+    global efficiency        GE    = PE · CompS
+
+so that the efficiency of the series is exactly E(N) = GE(N) / PE(N₀). Sums are divided by
+sums (epochs weighted by their steps, runs alike): means of ratios would break both
+identities. Assumes that all parts are of the same window, the attribution window.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+#: The parts of a step that are useful work, with the columns of metrics.csv they stand in.
+USEFUL_PARTS = {
+    "data": "data_load_time_sec",
+    "forward": "forward_time_sec",
+    "backward": "backward_time_sec",
+    "optimizer": "optimizer_time_sec",
+    "other": "other_time_sec",
+}
+_EXPOSED = "comm_exposed_time_sec"
+_WAIT = "comm_wait_time_sec"
+
+#: Seconds per step; ``transfer`` is the exposed communication beyond waiting for the slowest rank.
+PARTS = (*USEFUL_PARTS, "transfer", "wait")
+#: Seconds per step: mean and greatest useful time of the ranks, and the step.
+TIMES = ("useful_s", "most_useful_s", "step_s")
+
+
+def run_parts(epochs: pd.DataFrame) -> pd.DataFrame:
+    """Return one row per run with an attribution window: :data:`PARTS` and :data:`TIMES`.
+
+    A run in which one part was not measured in some epoch has no sum of useful time from
+    parts: then ``useful_s`` is 1 and ``parts_known`` false, so that the factors stay
+    right (they are ratios) and the computational scalability is not known.
+
+    Args:
+        epochs: rows of metrics.csv with ``run_id``.
+
+    Returns:
+        Indexed by run_id, means over the epochs weighted by their steps.
+    """
+    frame = pd.DataFrame({name: epochs[column].astype(float) for name, column in USEFUL_PARTS.items()})
+    frame["wait"] = epochs[_WAIT].astype(float)
+    frame["exposed"] = epochs[_EXPOSED].astype(float)
+    frame["transfer"] = frame["exposed"] - frame["wait"]
+    summed = frame[list(USEFUL_PARTS)].sum(axis=1, skipna=False)
+    frame["weight"] = _weights(epochs)
+    ids = epochs["run_id"]
+    frame["parts_known"] = ((summed > 0) & np.isfinite(summed)).groupby(ids, observed=True).transform("all")
+    frame["useful_s"] = summed.where(frame["parts_known"], 1.0)
+    balance, comm = (_factor(epochs[name]) for name in ("load_balance", "comm_efficiency"))
+    frame["most_useful_s"] = frame["useful_s"] / balance
+    frame["step_s"] = frame["most_useful_s"] / comm
+    whole = frame["step_s"].notna() & frame["weight"].notna()
+    return _weighted_means(frame[whole], ids[whole])
+
+
+def _weights(epochs: pd.DataFrame) -> pd.Series:
+    steps = epochs["steps"].astype(float)
+    return steps.where((steps > 0) & np.isfinite(steps))
+
+
+def _factor(values: pd.Series) -> pd.Series:
+    """Return the factors that can be one: positive and at most 1, but for rounding."""
+    values = values.astype(float)
+    return values.where((values > 0) & (values < 1 + 1e-6))
+
+
+def _weighted_means(frame: pd.DataFrame, ids: pd.Series) -> pd.DataFrame:
+    columns = [*PARTS, "exposed", *TIMES]
+    weighted = frame[columns].mul(frame["weight"], axis=0)
+    sums = weighted.groupby(ids, observed=True, sort=False).sum(min_count=1)
+    groups = frame.groupby(ids, observed=True, sort=False)
+    means = sums.div(groups["weight"].sum(), axis=0)
+    # One epoch without a part would make the part's mean too small: then it is not known.
+    means = means.where(groups[columns].count().eq(groups.size(), axis=0))
+    means["parts_known"] = groups["parts_known"].all()
+    means.index = means.index.astype("str")
+    return means
+
+
+def cell_parts(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return one row per cell: means over its runs of parts and times, and the POP factors.
+
+    Args:
+        runs: ``cell_id`` and the columns of :func:`run_parts`, one row per measured run;
+            a run without an attribution window holds NaN and is left out.
+
+    Returns:
+        Indexed by cell_id: :data:`PARTS`, :data:`TIMES`, ``exposed``, ``load_balance,
+        comm_efficiency, pop_parallel_efficiency``.
+    """
+    known = runs[runs["step_s"].notna()]
+    mixed = known["parts_known"].astype(bool).groupby(known["cell_id"], observed=True)
+    # Runs with and without known parts cannot be summed: the units differ.
+    known = known[known["parts_known"].astype(bool) | ~mixed.transform("any")]
+    groups = known.groupby("cell_id", observed=True, sort=False)
+    cells = groups[[*PARTS, "exposed", *TIMES]].mean()
+    cells["load_balance"] = cells["useful_s"] / cells["most_useful_s"]
+    cells["comm_efficiency"] = cells["most_useful_s"] / cells["step_s"]
+    cells["pop_parallel_efficiency"] = cells["useful_s"] / cells["step_s"]
+    known_parts = groups["parts_known"].all().astype(bool)
+    cells[list(TIMES)] = cells[list(TIMES)].where(known_parts, axis=0)
+    return cells
+
+
+def computational_scalability(
+    useful_s: pd.Series, *, ranks: pd.Series, samples_per_step: pd.Series, reference: pd.Series
+) -> pd.Series:
+    """Return (ΣU / work)_ref / (ΣU / work)_N for each row.
+
+    ΣU = ranks · mean U. Below 1: all ranks together compute longer for a sample than the
+    reference did (smaller batches per rank, shared cores or memory, lower clocks).
+
+    Args:
+        useful_s: mean useful time of the ranks, seconds per step.
+        ranks: the number of ranks.
+        samples_per_step: the work of one step: the global batch.
+        reference: for each row, the label of its reference row.
+    """
+    per_sample = useful_s * ranks / samples_per_step
+    return per_sample.reindex(reference).set_axis(per_sample.index) / per_sample

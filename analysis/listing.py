@@ -1,0 +1,145 @@
+"""The page's two listings: all cells, and the runs that are missing, failed or odd."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from analysis.wording import MISSING, fraction, interval, number, one_line, whole
+from bench.ledger import RunState
+
+#: Rows of the table that stand in the page itself; the others come from its data block.
+STATIC_ROWS = 100
+MAX_ROWS = 10_000
+MAX_RUNS_LISTED = 500
+
+#: A cell of the page's table: a text, or a text with a second line.
+TableCell = str | tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Column:
+    """A heading of the table; ``help`` says what the column means."""
+
+    name: str
+    help: str
+    numeric: bool = True
+
+
+COLUMNS = (
+    Column("Cell", "The configuration that was run", numeric=False),
+    Column("Series", "Cells that scale together", numeric=False),
+    Column(
+        "Mode",
+        "By the batches: strong (global batch constant) or weak (batch per rank constant)",
+        numeric=False,
+    ),
+    Column("Ranks", "World size; below it nodes × ranks per node"),
+    Column("Batch", "Samples per step over all ranks; below it per rank"),
+    Column("State", "Of the cell's runs", numeric=False),
+    Column("n", "Runs that count; below it runs planned, where some are missing"),
+    Column("Samples/s", "Throughput: all samples over all time; below it the 95 % interval"),
+    Column("Step (ms)", "Time per step, that is per global batch"),
+    Column("Speedup", "S = T(N₀)/T(N), for weak scaling E·N/N₀; below it the 95 % interval"),
+    Column("Efficiency", "Strong: S·N₀/N. Weak: T(N₀)/T(N). Below it the 95 % interval"),
+    Column("LB", "Load balance: mean useful time of the ranks over the greatest"),
+    Column("CommE", "Communication efficiency: greatest useful time over the step's time"),
+    Column("PE", "Parallel efficiency: LB · CommE"),
+    Column("CompS", "Computational scalability: useful time per sample, baseline over this cell"),
+    Column("GE", "Global efficiency: PE · CompS"),
+    Column("Node-h", "Node-hours of one run"),
+    Column("Remark", "Missing runs, the baseline, the regime", numeric=False),
+)
+
+
+_STATE_WORDS = {
+    str(RunState.PLANNED): "not started",
+    str(RunState.COMPLETED): "completed without a throughput",
+    str(RunState.UNKNOWN): "of unknown state",
+}
+
+
+def place_of(name: str) -> int:
+    """Return the place of a column in the table."""
+    return next(place for place, column in enumerate(COLUMNS) if column.name == name)
+
+
+def table_rows(rows: pd.DataFrame, *, labels: dict[str, str]) -> list[list[TableCell]]:
+    """Return the texts of the table, one list per row, in the order of :data:`COLUMNS`."""
+    return [_table_row(row, labels) for row in rows.to_dict("records")]
+
+
+def _table_row(row: dict[Any, Any], labels: dict[str, str]) -> list[TableCell]:
+    bounds = [fraction(row[name]) for name in ("efficiency_low", "efficiency_high")]
+    size = f"{row['nodes']} × {row['gpus_per_node']}"
+    return [
+        row["cell_id"],
+        labels[row["series"]],
+        row["mode"] or MISSING,
+        (whole(row["gpus"]), size),
+        (whole(row["global_batch"]), f"{whole(row['per_gpu_batch'])} per rank"),
+        row["state"],
+        _two(str(row["n"]), f"of {row['runs']}" if row["n"] < row["runs"] else ""),
+        _two(
+            number(row["throughput_samples_per_sec"]), interval(row["throughput_low"], row["throughput_high"])
+        ),
+        number(1000 * row["step_time_sec"]),
+        _two(number(row["speedup"], digits=3), interval(row["speedup_low"], row["speedup_high"], digits=3)),
+        _two(fraction(row["efficiency"]), f"[{bounds[0]}, {bounds[1]}]" if bounds[0] != MISSING else ""),
+        fraction(row["load_balance"]),
+        fraction(row["comm_efficiency"]),
+        fraction(row["pop_parallel_efficiency"]),
+        fraction(row["computational_scalability"]),
+        fraction(row["global_efficiency"]),
+        number(row["node_hours"], digits=3),
+        one_line(row["reason"], limit=240),
+    ]
+
+
+def _two(text: str, below: str) -> TableCell:
+    return (text, below) if below else text
+
+
+def runs_context(runs: pd.DataFrame) -> dict[str, Any]:
+    """Return the runs that do not count, or of which something is to be said."""
+    told = runs[~runs["measured"] | (runs["reason"] != "") | runs["outlier"]]
+    shown = told.head(MAX_RUNS_LISTED)
+    columns = ["run_id", "cell_id", "attempt", "state", "failure_class", "reason", "measured", "outlier"]
+    return {
+        "listed": [_run(record) for record in shown[columns].to_dict("records")],
+        "left_out": len(told) - len(shown),
+        "missing": int((~runs["measured"]).sum()),
+        "states": states(runs[~runs["measured"]]),
+        "total": len(runs),
+        "outliers": int(runs["outlier"].sum()),
+    }
+
+
+def _run(record: dict[Any, Any]) -> dict[str, str]:
+    reason = one_line(record["reason"], limit=400)
+    if record["outlier"]:
+        flagged = "far from the other runs of its cell: flagged, and still counted"
+        reason = f"{reason}; {flagged}" if reason else flagged
+    failure = record["failure_class"]
+    return {
+        "run": record["run_id"],
+        "cell": record["cell_id"],
+        "attempt": MISSING if pd.isna(record["attempt"]) else str(record["attempt"]),
+        "state": record["state"],
+        "failure": failure if isinstance(failure, str) and failure else MISSING,
+        "reason": reason or {"planned": "not started"}.get(record["state"], MISSING),
+        "counts": "yes" if record["measured"] else "no",
+    }
+
+
+def states(runs: pd.DataFrame) -> str:
+    """Return ``4 failed (time-limit 3), 2 not started``, the most frequent state first."""
+    words = []
+    for state, group in sorted(runs.groupby("state", sort=False), key=lambda item: -len(item[1])):
+        name = _STATE_WORDS.get(str(state), str(state))
+        classes = group["failure_class"].dropna()
+        detail = ", ".join(f"{c} {n}" for c, n in classes[classes != ""].value_counts().head(4).items())
+        words.append(f"{len(group):,} {name}" + (f" ({detail})" if detail else ""))
+    return ", ".join(words)

@@ -1,0 +1,119 @@
+"""The runs of a study with what each one measured: the frame that all analysis starts from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from analysis.decompose import PARTS, TIMES, run_parts
+from analysis.estimate import outliers, run_rates
+from analysis.load import Study
+from analysis.wording import number
+from bench.ledger import RunState
+
+#: What a cell is; the other columns of ``cells`` and ``members`` are carried along.
+SIZE_COLUMNS = ("nodes", "gpus_per_node", "gpus", "global_batch", "per_gpu_batch")
+
+
+@dataclass(frozen=True)
+class Frames:
+    """Planned cells, their series, and all runs with what they measured.
+
+    Attributes:
+        cells: one row per cell: ``cell_id, launcher, backend`` and :data:`SIZE_COLUMNS`.
+        members: one row per cell and series: ``cell_id, series, mode``.
+        runs: one row per planned run: ``run_id, cell_id, state, reason, failure_class``;
+            ``measured`` (completed, with a throughput: the runs that count),
+            ``throughput_samples_per_sec, step_time_sec, wall_s, outlier`` and the columns of
+            :func:`analysis.decompose.run_parts`.
+    """
+
+    cells: pd.DataFrame
+    members: pd.DataFrame
+    runs: pd.DataFrame
+
+
+def measure(study: Study) -> Frames:
+    """Return the study's frames.
+
+    A run counts if it completed and left a throughput. ``step_time_sec`` is the time per
+    global batch: the plan's global batch over the throughput.
+    """
+    runs = study.runs.set_index("run_id", drop=False)
+    rates = run_rates(study.epochs)
+    runs = runs.join(rates).join(run_parts(study.epochs))
+    runs = runs.set_axis(range(len(runs)))
+    completed = runs["state"] == RunState.COMPLETED
+    runs["measured"] = completed & runs["throughput_samples_per_sec"].notna()
+    batch = study.cells.set_index("cell_id")["global_batch"].reindex(runs["cell_id"]).to_numpy(dtype=float)
+    runs["step_time_sec"] = batch / runs["throughput_samples_per_sec"]
+    runs["wall_s"] = (runs["ended_at"] - runs["started_at"]).dt.total_seconds().where(lambda s: s >= 0)
+    counted = runs["throughput_samples_per_sec"].where(runs["measured"])
+    runs["outlier"] = outliers(counted, by=runs["cell_id"])
+    runs["reason"] = _reasons(runs, batch)
+    return Frames(study.cells, study.members, runs)
+
+
+def _reasons(runs: pd.DataFrame, batch: np.ndarray[tuple[int], np.dtype[np.float64]]) -> pd.Series:
+    """Return the runs' reasons with what the metrics themselves give away."""
+    reasons = runs["reason"].to_numpy(dtype=object).copy()
+    completed = (runs["state"] == RunState.COMPLETED).to_numpy()
+    silent = completed & ~runs["measured"].to_numpy() & (reasons == "")
+    reasons[silent] = "metrics.csv has no epoch with samples and a throughput"
+    per_step = (runs["samples"] / runs["steps"]).to_numpy(dtype=float)
+    with np.errstate(invalid="ignore"):
+        other_work = runs["measured"].to_numpy() & (np.abs(per_step / batch - 1) > 0.01)
+    for place in np.flatnonzero(other_work):
+        odd = f"{number(per_step[place])} samples per step, but the plan's global batch is {batch[place]:.0f}"
+        reasons[place] = f"{reasons[place]}; {odd}" if reasons[place] else odd
+    return pd.Series(reasons, index=runs.index, dtype="str")
+
+
+def frames_of_points(points: pd.DataFrame) -> Frames:
+    """Return the frames of measured points that came from elsewhere: a published table, say.
+
+    Args:
+        points: one row per run with ``gpus``; ``global_batch`` or ``per_gpu_batch``;
+            ``throughput`` (samples/s) or ``time`` (s per step). Optional: ``nodes`` (1),
+            ``series``, ``mode``, ``cell_id`` (tells apart cells of one size), ``launcher``,
+            ``backend``.
+    """
+    frame = points.reset_index(drop=True).copy()
+    for name, default in (
+        ("nodes", 1),
+        ("series", "points"),
+        ("mode", ""),
+        ("launcher", ""),
+        ("backend", ""),
+    ):
+        frame[name] = frame.get(name, default)
+    if "global_batch" not in frame:
+        frame["global_batch"] = frame["per_gpu_batch"] * frame["gpus"]
+    if "per_gpu_batch" not in frame:
+        frame["per_gpu_batch"] = frame["global_batch"] / frame["gpus"]
+    if "throughput" not in frame:
+        frame["throughput"] = frame["global_batch"] / frame["time"]
+    frame["gpus_per_node"] = (frame["gpus"] // frame["nodes"]).astype("str")
+    if "cell_id" not in frame:
+        size = frame["nodes"].astype("str") + "x" + frame["gpus_per_node"]
+        frame["cell_id"] = frame["series"] + "-" + size + "-b" + frame["per_gpu_batch"].astype("str")
+    cells = frame.drop_duplicates("cell_id")[["cell_id", "launcher", "backend", *SIZE_COLUMNS]]
+    members = frame.drop_duplicates(["cell_id", "series"])[["cell_id", "series", "mode"]]
+    return Frames(cells.reset_index(drop=True), members.reset_index(drop=True), _runs_of_points(frame))
+
+
+def _runs_of_points(frame: pd.DataFrame) -> pd.DataFrame:
+    runs = pd.DataFrame({"run_id": [f"row-{place}" for place in range(1, len(frame) + 1)]})
+    runs["cell_id"] = frame["cell_id"]
+    runs["state"] = str(RunState.COMPLETED)
+    runs["reason"] = runs["failure_class"] = ""
+    runs["throughput_samples_per_sec"] = frame["throughput"].astype(float)
+    runs["measured"] = (runs["throughput_samples_per_sec"] > 0) & np.isfinite(
+        runs["throughput_samples_per_sec"]
+    )
+    runs["step_time_sec"] = frame["global_batch"] / runs["throughput_samples_per_sec"]
+    runs["outlier"] = outliers(runs["throughput_samples_per_sec"], by=runs["cell_id"])
+    missing = pd.DataFrame(np.nan, index=runs.index, columns=["wall_s", *PARTS, "exposed", *TIMES])
+    return pd.concat([runs, missing], axis=1).assign(parts_known=False)

@@ -1,0 +1,125 @@
+"""`report/`: one page that works offline, and its tables and figures as files.
+
+Heavy packages are imported when a report is written, not when this module is.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bench.errors import BenchError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from analysis.figures import Drawing
+
+_TEMPLATE = Path(__file__).resolve().parent / "template"
+
+
+def write_report(study_path: Path, *, progress: Callable[[str], None] | None = None) -> Path:
+    """Write ``report/`` of a study and return the path of its index.html.
+
+    Beside the page: scaling.csv, scaling.md, scaling.tex, runs.csv, and each figure as SVG,
+    PNG and PDF in figures/. What was there of an older report is replaced.
+
+    Args:
+        study_path: the study's folder.
+        progress: called with a few words before each step.
+
+    Raises:
+        BenchError: there is no readable plan, or the folder cannot be written.
+    """
+    from analysis.environment import describe_environment
+    from analysis.figures import draw_figures
+    from analysis.labels import series_parts
+    from analysis.load import load_study
+    from analysis.measured import measure
+    from analysis.page import page_context
+    from analysis.scaling import scale
+    from analysis.tables import csv_table, latex_table, markdown_table, runs_csv
+
+    say = progress or (lambda words: None)
+    say("reading the runs")
+    study = load_study(study_path)
+    say("computing")
+    frames = measure(study)
+    rows = scale(frames)
+    say("drawing")
+    drawings = list(draw_figures(rows, frames.runs, parts=series_parts(study.plan)))
+    say("reading the environment")
+    environment = describe_environment(study)
+    say("writing")
+    files = {
+        "scaling.csv": csv_table(rows),
+        "scaling.md": markdown_table(rows),
+        "scaling.tex": latex_table(rows),
+        "runs.csv": runs_csv(frames.runs),
+        "index.html": render_page(page_context(study, frames, rows, drawings, environment)),
+    }
+    return _write(study.folder.report, files, drawings)
+
+
+def render_page(context: dict[str, Any]) -> str:
+    """Return the page; every value is escaped but for the figures, which escape their own texts."""
+    import jinja2
+    from markupsafe import Markup
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_TEMPLATE),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    style = (_TEMPLATE / "page.css").read_text(encoding="utf-8")
+    script = (_TEMPLATE / "page.js").read_text(encoding="utf-8")
+    policy = (
+        f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'; "
+        "img-src data:; base-uri 'none'; form-action 'none'"
+    )
+    return environment.get_template("page.html.j2").render(
+        **context,
+        style=Markup(style),  # noqa: S704 (our own file)
+        script=Markup(script),  # noqa: S704 (our own file)
+        data_block=Markup(context["data"]),  # noqa: S704 (json_for_script leaves no markup in it)
+        svg=Markup,
+        policy=policy,
+    )
+
+
+def _digest(text: str) -> str:
+    """Return the source expression by which a Content-Security-Policy lets one inline block in."""
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+
+
+def _write(folder: Path, files: dict[str, str], drawings: Sequence[Drawing]) -> Path:
+    from bench.layout import write_atomically
+
+    figures = folder / "figures"
+    try:
+        figures.mkdir(parents=True, exist_ok=True)
+        for drawing in drawings:
+            write_atomically(figures / f"{drawing.name}.svg", drawing.svg)
+            (figures / f"{drawing.name}.png").write_bytes(drawing.png)
+            (figures / f"{drawing.name}.pdf").write_bytes(drawing.pdf)
+        _remove_stale(figures, {drawing.name for drawing in drawings})
+        for name, text in files.items():
+            write_atomically(folder / name, text)
+    except OSError as error:
+        raise BenchError(f"{error.filename or folder}: cannot be written: {error.strerror}") from None
+    return folder / "index.html"
+
+
+def _remove_stale(figures: Path, names: set[str]) -> None:
+    """Remove figures that an older report drew and this one does not; no file of anybody else."""
+    from analysis.figures import all_names
+
+    for name in all_names():
+        if name not in names:
+            for form in ("svg", "png", "pdf"):
+                (figures / f"{name}.{form}").unlink(missing_ok=True)

@@ -1,0 +1,184 @@
+"""The study in words: how far each series scales, where its efficiency goes, how sure that is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+
+from analysis.scaling import GUIDE
+from analysis.wording import count, fraction, known, listed, number, percent
+
+#: Factors of the efficiency, with the words for what each takes away.
+LOSSES = {
+    "load_balance": "uneven work between ranks",
+    "comm_efficiency": "communication that computation does not hide",
+    "computational_scalability": "computation that takes longer per sample",
+}
+_SHORT = {
+    "load_balance": "load imbalance",
+    "comm_efficiency": "communication",
+    "computational_scalability": "slower computation",
+}
+#: Efficiencies above this have no loss worth explaining.
+_NO_LOSS = 0.97
+#: How far the attribution window's efficiency may lie from the throughput window's, relatively.
+_AGREE = 0.05
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one series says: a heading, sentences, and the figures for a glance."""
+
+    series: str
+    heading: str
+    sentences: tuple[str, ...]
+    best_size: str
+    best_detail: str
+    speedup: str
+    speedup_detail: str
+    main_loss: str
+    loss_detail: str
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A factor's share of the loss, on a logarithmic scale: factors multiply, logarithms add."""
+
+    factor: str
+    value: float
+    share: float
+
+
+def find(rows: pd.DataFrame, *, labels: dict[str, str], limit: int = 4) -> list[Finding]:
+    """Return findings for the series with the most measured sizes, in the plan's order.
+
+    Args:
+        rows: from :func:`analysis.scaling.scale`.
+        labels: a name for each series.
+        limit: how many series to speak of.
+    """
+    based = rows[rows["efficiency"].notna()].copy()
+    based["several"] = based.duplicated(["series", "gpus"], keep=False)
+    sizes = based.groupby("series", sort=False)["gpus"].nunique()
+    sizes = sizes[sizes > 1].sort_values(ascending=False, kind="stable")
+    chosen = set(sizes.index[:limit])
+    order = [series for series in dict.fromkeys(based["series"]) if series in chosen]
+    return [_finding(based[based["series"] == series], labels.get(series, series)) for series in order]
+
+
+def losses(row: pd.Series, base: pd.Series) -> list[Loss]:
+    """Return the factors of E(N) = LB/LB₀ · CommE/CommE₀ · CompS, the greatest loss first.
+
+    Empty where a factor is not known, or where there is nothing to explain.
+    """
+    factors = {name: float(row[name]) / float(base[name]) for name in ("load_balance", "comm_efficiency")}
+    factors["computational_scalability"] = float(row["computational_scalability"])
+    if not all(known(value) and value > 0 for value in factors.values()):
+        return []
+    lost = {name: max(0.0, -math.log(value)) for name, value in factors.items()}
+    total = sum(lost.values())
+    if total <= 0:
+        return []
+    found = [Loss(name, factors[name], lost[name] / total) for name in factors]
+    return sorted(found, key=lambda loss: -loss.share)
+
+
+def certainty(rows: pd.DataFrame) -> str:
+    """Return how many runs stand behind the numbers and how wide the intervals are."""
+    cells = rows[rows["n"] > 0].drop_duplicates("cell_id")
+    if not len(cells):
+        return "Nothing has been measured yet."
+    low, high = int(cells["n"].min()), int(cells["n"].max())
+    runs = count(low, "run") if low == high else f"{low} to {high} runs"
+    relative = (cells["throughput_high"] / cells["throughput_low"]) ** 0.5 - 1
+    if relative.notna().any():
+        typical = float(relative.median())
+        width = percent(typical, decimals=1 if typical < 0.1 else 0)
+        text = f"{runs} per cell; the 95 % interval of a throughput is ±{width} (median over cells)"
+        if without := int(relative.isna().sum()):
+            text += f"; {count(without, 'cell')} with fewer than 3 runs without an interval"
+        return f"{text}."
+    return f"{runs} per cell: no intervals (they need 3), so small differences may be chance."
+
+
+def _finding(rows: pd.DataFrame, label: str) -> Finding:
+    base = rows[rows["is_base"]].iloc[0]
+    last = rows.iloc[-1]
+    best = _best(rows)
+    found = losses(last, base) if last["efficiency"] < _NO_LOSS else []
+    main = found[0] if found else None
+    return Finding(
+        series=str(last["series"]),
+        heading=label,
+        sentences=(_reach(last, base), _best_sentence(rows, best), _loss_sentence(last, base, found)),
+        best_size=_size(best) if best is not None else "none",
+        best_detail=f"largest with efficiency ≥ {GUIDE}"
+        if best is not None
+        else f"no size beyond the baseline reaches {GUIDE}",
+        speedup=f"{number(last['speedup'], digits=3)}×",
+        speedup_detail=f"on {_size(last)}; ideal {number(last['gpus'] / base['gpus'], digits=3)}×",
+        main_loss=_SHORT[main.factor]
+        if main
+        else ("hardly any" if last["efficiency"] >= _NO_LOSS else "not known"),
+        loss_detail=f"{percent(main.share)} of the loss on {_size(last)}" if main else f"on {_size(last)}",
+    )
+
+
+def _size(row: pd.Series) -> str:
+    ranks = count(int(row["gpus"]), "rank")
+    return f"{ranks} ({row['nodes']} × {row['gpus_per_node']})" if row["several"] else ranks
+
+
+def _with_interval(row: pd.Series) -> str:
+    text = fraction(row["efficiency"], decimals=2)
+    low, high = row["efficiency_low"], row["efficiency_high"]
+    return f"{text} [{fraction(low, decimals=2)}, {fraction(high, decimals=2)}]" if known(low) else text
+
+
+def _reach(last: pd.Series, base: pd.Series) -> str:
+    what = "as fast as" if last["mode"] == "strong" else "the throughput of"
+    return (
+        f"{_size(last)}: {number(last['speedup'], digits=3)} times {what} {base['baseline']}, "
+        f"an efficiency of {_with_interval(last)}."
+    )
+
+
+def _best(rows: pd.DataFrame) -> pd.Series | None:
+    """Return the largest size at or above the guide, beyond the baseline."""
+    good = rows[(rows["efficiency"] >= GUIDE) & (rows["gpus"] > rows["base_gpus"])]
+    return None if not len(good) else good.sort_values("gpus", kind="stable").iloc[-1]
+
+
+def _best_sentence(rows: pd.DataFrame, best: pd.Series | None) -> str:
+    if best is None:
+        return f"No size beyond the baseline reaches an efficiency of {GUIDE}."
+    text = f"The largest size at or above {GUIDE} is {_size(best)}, with {_with_interval(best)}"
+    if known(best["efficiency_low"]) and best["efficiency_low"] < GUIDE:
+        text += f" (its interval reaches below {GUIDE}: not certain)"
+    above = rows[(rows["gpus"] > best["gpus"]) & (rows["efficiency_high"] >= GUIDE)]
+    if len(above):
+        text += f"; {_size(above.iloc[0])}, with {_with_interval(above.iloc[0])}, may reach it too"
+    between = rows[(rows["gpus"] < best["gpus"]) & (rows["efficiency"] < GUIDE)]
+    if len(between):
+        sizes = ", ".join(str(size) for size in sorted(set(between["gpus"]))[:4])
+        text += f"; smaller sizes are below it ({sizes} ranks)"
+    return f"{text}."
+
+
+def _loss_sentence(last: pd.Series, base: pd.Series, found: Sequence[Loss]) -> str:
+    if last["efficiency"] >= _NO_LOSS:
+        return f"There is hardly any loss to explain on {_size(last)}."
+    if not found:
+        return "Where the rest goes is not known: no attribution window was measured."
+    parts = [f"{percent(loss.share)} is {LOSSES[loss.factor]}" for loss in found if loss.share >= 0.005]
+    text = f"Of the loss on {_size(last)}, {listed(parts)}."
+    attributed = last["global_efficiency"] / base["pop_parallel_efficiency"]
+    if abs(attributed / last["efficiency"] - 1) > _AGREE:
+        measured = fraction(attributed, decimals=2)
+        text += (
+            f" The instrumented window that tells them apart shows an efficiency of {measured}: rough shares."
+        )
+    return text

@@ -1,0 +1,104 @@
+"""Numbers and texts as people read them: sensible digits, units, nothing that can mislead a page.
+
+Texts come from result files and are not trusted: :func:`clean` takes out what no page,
+figure or table can show safely (control characters, lone surrogates, text-direction
+overrides). Escaping for HTML, SVG, Markdown or LaTeX is the writer's own business.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+#: Stands for what was not measured, on pages and in figures (CSV cells stay empty).
+MISSING = "–"
+
+_UNSAFE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff\ufffe\uffff]"
+)
+
+
+def clean(value: Any) -> str:
+    """Return ``value`` as text without characters that are invisible or change how text is read."""
+    if value is None:
+        return ""
+    text = value if isinstance(value, str) else str(value)
+    return text if text.isprintable() else _UNSAFE.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def one_line(value: Any, *, limit: int = 300) -> str:
+    """Return ``value`` cleaned, on one line, of at most ``limit`` characters."""
+    text = " ".join(clean(value).split())
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def known(value: float | None) -> bool:
+    """Return whether ``value`` is a number that was measured."""
+    return value is not None and math.isfinite(value)
+
+
+def number(value: float | None, *, digits: int = 4) -> str:
+    """Return a number with ``digits`` significant digits, commas from 10,000 on, or a dash."""
+    if value is None or not math.isfinite(value):
+        return MISSING
+    if value == 0:
+        return "0"
+    scientific = f"{value:.{digits - 1}e}"
+    rounded, magnitude = float(scientific), int(scientific.partition("e")[2])
+    if not -4 <= magnitude < 15:
+        return scientific
+    decimals = max(digits - 1 - magnitude, 0)
+    return f"{rounded:,.{decimals}f}" if abs(rounded) >= 10_000 else f"{rounded:.{decimals}f}"
+
+
+def whole(value: float | None) -> str:
+    """Return a count such as a batch without decimals (2 where it has some), or a dash."""
+    if value is None or not math.isfinite(value):
+        return MISSING
+    return f"{value:,.0f}" if value == round(value) else f"{value:,.2f}"
+
+
+def fraction(value: float | None, *, decimals: int = 3) -> str:
+    """Return an efficiency or another ratio near 1 with fixed decimals, or a dash."""
+    if value is None or not math.isfinite(value):
+        return MISSING
+    return f"{value:.{decimals}f}" if abs(value) < 1000 else number(value)
+
+
+def percent(value: float | None, *, decimals: int = 0) -> str:
+    """Return a share as ``23 %``, or a dash."""
+    if value is None or not math.isfinite(value):
+        return MISSING
+    return f"{100 * value:.{decimals}f} %"
+
+
+def seconds(value: float | None, *, digits: int = 3) -> str:
+    """Return a time with the unit that suits it: ``820 µs``, ``115 ms``, ``1.23 s``."""
+    if value is None or not math.isfinite(value):
+        return MISSING
+    for factor, unit in ((1.0, "s"), (1e-3, "ms")):
+        if abs(value) >= factor:
+            return f"{number(value / factor, digits=digits)} {unit}"
+    return f"{number(value / 1e-6, digits=digits)} µs"
+
+
+def interval(low: float | None, high: float | None, *, digits: int = 4) -> str:
+    """Return ``[low, high]``, or an empty text where there is no interval."""
+    if low is None or high is None or not (math.isfinite(low) and math.isfinite(high)):
+        return ""
+    return f"[{number(low, digits=digits)}, {number(high, digits=digits)}]"
+
+
+def count(amount: int, noun: str, plural: str = "") -> str:
+    """Return ``1 run``, ``2 runs``, ``10,000 runs``."""
+    return f"{amount:,} {noun if amount == 1 else plural or noun + 's'}"
+
+
+def listed(items: list[str], *, limit: int = 5) -> str:
+    """Return ``a, b and c``; beyond ``limit`` items ``a, b and 7 more``."""
+    if len(items) > limit:
+        items = [*items[: limit - 1], f"{len(items) - limit + 1} more"]
+    if len(items) < 2:
+        return "".join(items)
+    return f"{', '.join(items[:-1])} and {items[-1]}"

@@ -1,0 +1,101 @@
+"""Time loading and reporting a large study, and compare loading with one read_csv per file.
+
+    python benchmarks/report.py [--cells 2000] [--repeats 5] [--epochs 10]
+
+Builds a finished study in a temporary folder, loads it and writes its report, each in a
+process of its own (so that the peak memory is its own, too), and reads a sample of the
+files one by one with pandas for the ratio. The figures are of this machine at this
+hour: the ratio carries over, the seconds do not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+# The builder of studies is the tests' own: one place that knows how a finished study looks.
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "analysis")]
+
+_MEASURE = """
+import json, resource, sys, time
+from pathlib import Path
+path, what = Path(sys.argv[1]), sys.argv[2]
+from analysis.load import load_study
+from analysis.report import write_report
+start = time.perf_counter()
+size = len(load_study(path).epochs) if what == "load" else write_report(path).stat().st_size
+seconds = time.perf_counter() - start
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+print(json.dumps({"seconds": seconds, "peak_bytes": peak, "size": size}))
+"""
+
+
+def build(path: Path, *, cells: int, repeats: int, epochs: int) -> None:
+    """Write a finished study of ``cells`` cells, eight sizes per series."""
+    import studies
+
+    planned = []
+    while len(planned) < cells:
+        place = len(planned) // 8
+        mode = "strong" if place % 2 else "weak"
+        make = studies.strong if mode == "strong" else studies.weak
+        sizes = (1, 2, 4, 8, 16, 32, 64, 128)
+        planned += make(128 * (1 + place), sizes, per_node=4, swept={"bucket_cap_mb": place})
+    options = {"repeats": repeats, "epochs": epochs, "ranks_files": False}
+    studies.finished(path, studies.merged(planned[:cells]), **options)
+
+
+def measure(path: Path, what: str) -> dict[str, float]:
+    """Return seconds, peak bytes and size of one call in a fresh process."""
+    command = [sys.executable, "-c", _MEASURE, str(path), what]
+    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    return dict(json.loads(done.stdout))
+
+
+def one_by_one(path: Path, *, sample: int) -> tuple[float, int]:
+    """Return the seconds that pandas takes for a sample of metrics.csv one by one, and their number."""
+    import pandas as pd
+
+    files = sorted(path.glob("runs/*/attempt-1/metrics.csv"))
+    chosen = files[:: max(1, len(files) // sample)][:sample]
+    pd.read_csv(chosen[0])
+    start = time.perf_counter()
+    pd.concat([pd.read_csv(file) for file in chosen])
+    return time.perf_counter() - start, len(chosen)
+
+
+def main() -> None:
+    """Build, measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--cells", type=int, default=2000)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--sample", type=int, default=300, help="files for the comparison")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="bench-report-") as folder:
+        path = Path(folder) / "large"
+        start = time.perf_counter()
+        build(path, cells=options.cells, repeats=options.repeats, epochs=options.epochs)
+        runs = options.cells * options.repeats
+        print(f"built {runs} runs x {options.epochs} rows in {time.perf_counter() - start:.1f} s")
+        measure(path, "load")  # the first reader fills the page cache
+        load, report = measure(path, "load"), measure(path, "report")
+        seconds, files = one_by_one(path, sample=options.sample)
+    each = seconds / files * runs
+    for what, result, size in (
+        ("load", load, f"{load['size']:.0f} rows"),
+        ("report", report, f"page {report['size'] / 1e6:.2f} MB"),
+    ):
+        print(f"{what:<7} {result['seconds']:6.2f} s  peak {result['peak_bytes'] / 2**20:5.0f} MiB  {size}")
+    ratio = load["seconds"] / each
+    print(f"one read_csv per file: {each:.1f} s ({files} read): loading takes {ratio:.3f} of it")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,341 @@
+"""Synthetic finished studies, with files exactly as the harness writes them.
+
+The times come from a stated model (compute per sample plus a communication term that
+grows with the ranks), so that a test can compute what the analysis must find.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bench.layout import METRICS_COLUMNS, RANKS_COLUMNS, STEPS_COLUMNS, StudyFolder
+from bench.matrix.cell import Cell, Membership
+
+MATRIX = """\
+# A study made up for tests
+study: {name}
+axes:
+  nodes: [1, 2, 4]
+  backend: [gloo]
+scaling:
+  - {{mode: strong, global_batch: [64]}}
+workload: {{device: cpu}}
+repeats: {repeats}
+"""
+
+
+@dataclass
+class Timing:
+    """The seconds of one step's parts: a model of a machine, for tests only."""
+
+    sample_s: float = 1e-3
+    comm_s: float = 4e-3
+    fixed_s: float = 1e-3
+    imbalance: float = 0.02
+
+    def parts(self, cell: Cell) -> dict[str, float]:
+        """Return data, forward, backward, exposed, wait, optimizer and other of the mean rank."""
+        work = cell.per_gpu_batch * self.sample_s
+        ranks = cell.world_size
+        exposed = self.comm_s * 2 * (ranks - 1) / ranks + self.comm_s * 0.2 * math.log2(ranks)
+        wait = work * self.imbalance if ranks > 1 else 0.0
+        return {
+            "data": 0.03 * work,
+            "forward": 0.32 * work,
+            "backward": 0.6 * work,
+            "exposed": exposed + wait,
+            "wait": wait,
+            "optimizer": self.fixed_s,
+            "other": 0.05 * work,
+        }
+
+
+@dataclass
+class StudyBuilder:
+    """Writes a study folder. ``spoil`` may change or break the files of a run afterwards."""
+
+    path: Path
+    cells: Sequence[Cell]
+    repeats: int = 3
+    epochs: int = 3
+    noise: float = 0.01
+    seed: int = 1
+    steps: int = 50
+    timing: Timing = field(default_factory=Timing)
+    state: Callable[[Cell, int], tuple[str, str, str | None]] = lambda cell, repeat: ("completed", "", None)
+    warnings: Sequence[str] = ()
+    ranks_files: bool = True
+    env: Callable[[Cell], dict[str, Any]] | None = None
+
+    def write(self) -> Path:
+        """Write plan.json, matrix.yaml and every run's files; return the folder."""
+        folder = StudyFolder(self.path)
+        folder.runs.mkdir(parents=True)
+        folder.matrix.write_text(MATRIX.format(name=self.path.name, repeats=self.repeats), encoding="utf-8")
+        runs = [
+            {"run_id": f"{c.cell_id}-r{r}", "cell_id": c.cell_id, "repeat": r}
+            for r in range(1, self.repeats + 1)
+            for c in self.cells
+        ]
+        for order, run in enumerate(runs, 1):
+            run["order"] = order
+        folder.plan.write_text(json.dumps(self.plan(runs), ensure_ascii=False), encoding="utf-8")
+        noise = random.Random(self.seed)
+        by_id = {cell.cell_id: cell for cell in self.cells}
+        for run in runs:
+            self._write_run(folder, by_id[run["cell_id"]], run, noise)
+        return self.path
+
+    def plan(self, runs: list[dict[str, Any]]) -> dict[str, Any]:
+        """Return plan.json by its contract."""
+        series: dict[str, dict[str, Any]] = {}
+        for cell in self.cells:
+            for m in cell.series:
+                label = f"{m.mode}, batch {m.batch}, {cell.backend}, {cell.launcher}"
+                series[m.series] = {
+                    "series": m.series,
+                    "mode": m.mode,
+                    "batch": m.batch,
+                    "launcher": cell.launcher,
+                    "backend": cell.backend,
+                    "swept": cell.swept,
+                    "label": label,
+                }
+        return {
+            "schema": 1,
+            "study": self.path.name,
+            "bench_version": "0.1.0",
+            "executor": "slurm",
+            "device": "cpu",
+            "repeats": self.repeats,
+            "seed": self.seed,
+            "time_limit_s": 1200,
+            "cost": {
+                "cells": len(self.cells),
+                "runs": len(runs),
+                "gpus_max": 0,
+                "nodes_max": max((c.nodes for c in self.cells), default=0),
+                "wall_s_max": 1200 * len(runs),
+                "gpu_hours_max": 0.0,
+                "node_hours_max": 1.0,
+            },
+            "warnings": list(self.warnings),
+            "series": list(series.values()),
+            "cells": [{**c.as_json(), "script": f"scripts/{c.cell_id}.sbatch"} for c in self.cells],
+            "runs": runs,
+        }
+
+    def _write_run(self, folder: StudyFolder, cell: Cell, run: dict[str, Any], noise: random.Random) -> None:
+        state, reason, failure = self.state(cell, run["repeat"])
+        if state == "planned":
+            return
+        place = folder.attempt(run["run_id"], 1)
+        place.path.mkdir(parents=True)
+        ended = state in ("completed", "failed", "cancelled")
+        record = {
+            "schema": 1,
+            "study": self.path.name,
+            **run,
+            "attempt": 1,
+            "executor": "slurm",
+            "job_name": f"{self.path.name}.{run['run_id']}.1",
+            "job_id": str(1000 + run["order"]),
+            "cell": cell.as_json(),
+            "state": state,
+            "reason": reason,
+            "failure_class": failure,
+            "exit_code": {"completed": 0, "failed": 1}.get(state),
+            "submitted_at": "2026-01-02T03:00:00.000Z",
+            "started_at": "2026-01-02T03:04:05.000Z" if state != "queued" else None,
+            "ended_at": "2026-01-02T03:06:05.000Z" if ended else None,
+        }
+        place.run_json.write_text(json.dumps(record, ensure_ascii=False, indent=1), encoding="utf-8")
+        if state == "completed":
+            factor = math.exp(noise.gauss(0.0, self.noise))
+            rows = [
+                self.epoch(cell, e, factor * math.exp(noise.gauss(0, self.noise / 3)))
+                for e in range(self.epochs)
+            ]
+            place.metrics.write_text(table(METRICS_COLUMNS, rows), encoding="utf-8")
+            place.env.write_text(json.dumps((self.env or environment)(cell), indent=1), encoding="utf-8")
+            if self.ranks_files:
+                place.ranks.write_text(table(RANKS_COLUMNS, self.rank_rows(cell)), encoding="utf-8")
+                place.steps.write_text(table(STEPS_COLUMNS, self.step_rows(cell)), encoding="utf-8")
+
+    def epoch(self, cell: Cell, number: int, factor: float) -> dict[str, float]:
+        """Return one row of metrics.csv; windows agree, so that identities hold to the last digit."""
+        parts = {name: factor * value for name, value in self.timing.parts(cell).items()}
+        useful = sum(parts[p] for p in ("data", "forward", "backward", "optimizer", "other"))
+        most_useful = useful + parts["wait"]
+        step = useful + parts["exposed"]
+        return {
+            "epoch": number,
+            "steps": self.steps,
+            "samples": self.steps * cell.global_batch,
+            "train_loss": 1.0 / (number + 1),
+            "epoch_time_sec": self.steps * step,
+            "throughput_samples_per_sec": cell.global_batch / step,
+            "step_time_sec_median": step,
+            "step_time_sec_p95": 1.05 * step,
+            "data_load_time_sec": parts["data"],
+            "compute_time_sec": parts["forward"] + parts["backward"],
+            "forward_time_sec": parts["forward"],
+            "backward_time_sec": parts["backward"],
+            "comm_exposed_time_sec": parts["exposed"],
+            "comm_wait_time_sec": parts["wait"],
+            "optimizer_time_sec": parts["optimizer"],
+            "other_time_sec": parts["other"],
+            "load_balance": useful / most_useful,
+            "comm_efficiency": most_useful / step,
+            "pop_parallel_efficiency": useful / step,
+            "cpu_util_avg": 93.0,
+            "peak_mem_bytes": 512 * 2**20,
+        }
+
+    def rank_rows(self, cell: Cell) -> Iterable[dict[str, Any]]:
+        """Yield the rows of ranks.csv, all ranks alike."""
+        parts = self.timing.parts(cell)
+        for epoch in range(self.epochs):
+            for rank in range(cell.world_size):
+                yield {
+                    "epoch": epoch,
+                    "rank": rank,
+                    "local_rank": rank % cell.ranks_per_node[0],
+                    "host": f"n{rank // cell.ranks_per_node[0] + 1}",
+                    "device": "cpu",
+                    "steps": self.steps,
+                    "samples": self.steps * cell.per_gpu_batch,
+                    "forward_time_sec": parts["forward"],
+                }
+
+    def step_rows(self, cell: Cell) -> Iterable[dict[str, Any]]:
+        """Yield a few rows of steps.csv."""
+        step = sum(self.timing.parts(cell).values()) - self.timing.parts(cell)["wait"]
+        for number in range(3):
+            yield {"epoch": 0, "step": number, "step_time_sec": step, "slowest_rank": 0}
+
+
+def table(columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> str:
+    """Return rows as the CSV that the workload writes; absent keys are empty cells."""
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def environment(cell: Cell, *, cores: int = 8) -> dict[str, Any]:
+    """Return an env.json by its contract, of CPU nodes with ``cores`` cores each."""
+    first = 0
+    hosts = []
+    for number, ranks in enumerate(cell.ranks_per_node, 1):
+        hosts.append(
+            {
+                "host": f"n{number}",
+                "ranks": list(range(first, first + ranks)),
+                "cores": cores,
+                "cpu_model": "Test CPU @ 2.0 GHz",
+                "memory_bytes": 16 * 2**30,
+                "ranks_here": ranks,
+            }
+        )
+        first += ranks
+    return {
+        "schema": 1,
+        "bench_version": "0.1.0",
+        "torch": "2.13.0+cpu",
+        "python": "3.11.2",
+        "cuda": None,
+        "nccl": None,
+        "device_name": "Test CPU @ 2.0 GHz",
+        "device": "cpu",
+        "backend": cell.backend,
+        "world_size": cell.world_size,
+        "launcher": cell.launcher,
+        "joined": {"ranks": cell.world_size, "expected": cell.world_size, "seconds": 0.4},
+        "hosts": hosts,
+        "ranks_outnumber_cores": any(ranks > cores for ranks in cell.ranks_per_node),
+        "transport": {
+            "backend": cell.backend,
+            "interface": "eth0",
+            "network": None,
+            "algorithm": None,
+            "version": None,
+            "gpudirect": None,
+        },
+        "threads_per_rank": 1,
+        "workload": cell.workload,
+        "per_gpu_batch": cell.per_gpu_batch,
+        "global_batch": cell.global_batch,
+        "parameters": 8_000_000,
+        "gradient_bytes": 32_000_000,
+        "env": {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"},
+        "slurm": {"SLURM_JOB_ID": "1001", "SLURM_JOB_PARTITION": "debug"},
+        "warnings": [],
+    }
+
+
+def make_cell(
+    ranks: int,
+    *,
+    batch: int,
+    mode: str = "strong",
+    per_node: int = 1,
+    backend: str = "gloo",
+    launcher: str = "srun",
+    swept: dict[str, Any] | None = None,
+    name: str = "",
+) -> Cell:
+    """Return a cell of one series; ``batch`` is global for strong, per rank for weak."""
+    per_node = min(per_node, ranks)
+    per_gpu = batch // ranks if mode == "strong" else batch
+    words = [f"{k.removeprefix('env.')}.{v}" for k, v in (swept or {}).items()]
+    series = "-".join([mode, str(batch), backend, launcher, *words])
+    cell_id = name or "-".join([f"n{ranks // per_node}x{per_node}", backend, launcher, f"b{per_gpu}", *words])
+    return Cell(
+        cell_id=cell_id,
+        launcher=launcher,
+        backend=backend,
+        nodes=ranks // per_node,
+        tasks_per_node=per_node,
+        world_size=ranks,
+        per_gpu_batch=per_gpu,
+        global_batch=per_gpu * ranks,
+        workload={"device": "cpu", "model": "mlp", "grad_accum": 1},
+        env={},
+        swept=swept or {},
+        series=[Membership(series, mode, batch)],  # type: ignore[arg-type]
+    )
+
+
+def merged(cells: Iterable[Cell]) -> list[Cell]:
+    """Return cells with the same id as one, a member of all their series."""
+    found: dict[str, Cell] = {}
+    for cell in cells:
+        known = found.setdefault(cell.cell_id, cell)
+        if known is not cell:
+            known.series += cell.series
+    return list(found.values())
+
+
+def strong(batch: int = 64, sizes: Sequence[int] = (1, 2, 4, 8), **options: Any) -> list[Cell]:
+    """Return a strong series."""
+    return [make_cell(n, batch=batch, mode="strong", **options) for n in sizes]
+
+
+def weak(batch: int = 16, sizes: Sequence[int] = (1, 2, 4, 8), **options: Any) -> list[Cell]:
+    """Return a weak series."""
+    return [make_cell(n, batch=batch, mode="weak", **options) for n in sizes]
+
+
+def finished(path: Path, cells: Sequence[Cell] | None = None, **options: Any) -> Path:
+    """Write a study in which everything completed (unless ``options`` say otherwise)."""
+    return StudyBuilder(path, cells if cells is not None else strong(), **options).write()

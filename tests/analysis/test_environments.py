@@ -1,0 +1,152 @@
+"""What the runs ran on: summed up from env.json, whatever is in it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import studies
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from analysis import environment
+from analysis.environment import describe_environment
+from analysis.load import load_study
+
+
+def described(path: Path, **options: Any) -> environment.Environment:
+    return describe_environment(load_study(studies.finished(path / "s", **options)))
+
+
+def test_facts_that_all_runs_share_are_told_once(tmp_path: Path) -> None:
+    found = described(tmp_path)
+    facts = dict(found.facts)
+    assert facts["PyTorch"] == "2.13.0+cpu"
+    assert facts["Parameters"] == "8,000,000"
+    assert facts["Gradients"] == "30.5 MiB"
+    assert facts["Interface"] == "eth0"
+    assert "CUDA" not in facts
+    assert dict(found.variables)["OMP_NUM_THREADS"] == "1"
+    assert [(h.name, h.cores, h.memory, h.runs) for h in found.hosts][:2] == [
+        ("n1", "8", "16.0 GiB", 12),
+        ("n2", "8", "16.0 GiB", 9),
+    ]
+    assert found.source == "From the env.json of 12 runs."
+    assert found.differing == []
+    assert found.crowding is None
+
+
+def test_what_differs_between_runs_is_counted_and_told(tmp_path: Path) -> None:
+    def env(cell: Any) -> dict[str, Any]:
+        old = studies.environment(cell)
+        return old | {"torch": "2.12.0"} if cell.world_size == 8 else old
+
+    found = described(tmp_path, env=env)
+    assert dict(found.facts)["PyTorch"] == "2.13.0+cpu (9 runs) and 2.12.0 (3 runs)"
+    assert found.differing == ["PyTorch"]
+
+
+def test_a_variable_of_some_runs_only_or_of_each_its_own_is_told_as_such(tmp_path: Path) -> None:
+    def env(cell: Any) -> dict[str, Any]:
+        found = studies.environment(cell)
+        found["slurm"]["SLURM_JOB_ID"] = str(cell.world_size)
+        found["env"].update({"NCCL_DEBUG": "INFO"} if cell.world_size == 2 else {})
+        return found
+
+    variables = dict(described(tmp_path, env=env, cells=studies.strong(sizes=(1, 2, 4, 8, 16))).variables)
+    assert variables["SLURM_JOB_ID"] == "5 different values"
+    assert variables["NCCL_DEBUG"] == "INFO (3 runs)"
+
+
+@pytest.mark.parametrize(
+    ("per_node", "words", "sizes"),
+    [
+        (
+            8,
+            "8 ranks on 2 cores: efficiency beyond 2 ranks is about sharing cores, not about the network",
+            (4, 8),
+        ),
+        (
+            4,
+            "4 ranks on 2 cores: efficiency beyond 2 ranks is about sharing cores, not about the network",
+            (4, 8),
+        ),
+    ],
+)
+def test_ranks_that_outnumber_cores_are_told(
+    tmp_path: Path, per_node: int, words: str, sizes: tuple[int, ...]
+) -> None:
+    cells = studies.strong(per_node=per_node)
+    found = described(tmp_path, cells=cells, env=lambda cell: studies.environment(cell, cores=2))
+    assert str(found.crowding).replace(" per node", "") == words
+    assert found.crowding is not None
+    assert found.crowding.sizes == sizes
+
+
+def test_crowding_over_several_hosts_speaks_of_ranks_per_node(tmp_path: Path) -> None:
+    cells = studies.strong(sizes=(4,), per_node=2)
+    found = described(tmp_path, cells=cells, env=lambda cell: studies.environment(cell, cores=1))
+    assert str(found.crowding) == (
+        "2 ranks on 1 core: efficiency beyond 1 rank per node is about sharing cores, not about the network"
+    )
+
+
+def test_missing_environments_are_told(tmp_path: Path) -> None:
+    path = studies.finished(tmp_path / "s")
+    for place, file in enumerate(sorted(path.glob("runs/*/attempt-1/env.json"))):
+        if place < 5:
+            file.write_text("{" if place else "[]")
+    found = describe_environment(load_study(path))
+    assert found.source == "From the env.json of 7 runs; 5 more started runs left no readable env.json."
+
+
+def test_of_many_runs_a_sample_with_every_size_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environment, "MAX_READ", 6)
+    path = studies.finished(tmp_path / "s", repeats=10, epochs=1, ranks_files=False)
+    found = describe_environment(load_study(path))
+    assert found.asked <= 10
+    assert found.source == f"From a sample: {found.read} of 40 started runs were read."
+    assert {host.name for host in found.hosts} == {f"n{n}" for n in range(1, 9)}
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 10**30) | st.floats(allow_nan=True) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+KEYS = (
+    "hosts",
+    "transport",
+    "env",
+    "slurm",
+    "warnings",
+    "torch",
+    "world_size",
+    "parameters",
+    "gradient_bytes",
+)
+HOST_KEYS = ("host", "cores", "ranks_here", "memory_bytes", "cpu_model")
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    changes=st.dictionaries(st.sampled_from(KEYS), anything, max_size=5),
+    host=st.dictionaries(st.sampled_from(HOST_KEYS), anything, max_size=5),
+)
+def test_no_content_of_an_env_json_stops_the_summary(
+    tmp_path: Path, changes: dict[str, Any], host: dict[str, Any]
+) -> None:
+    path = tmp_path / "s"
+    if not path.exists():
+        studies.finished(path, studies.strong(sizes=(1,)), repeats=1)
+    (file,) = path.glob("runs/*/attempt-1/env.json")
+    file.write_text(json.dumps({"hosts": [host, 3, None]} | changes))
+    found = describe_environment(load_study(path))
+    assert found.read == 1
+    for _, value in [*found.facts, *found.variables]:
+        value.encode("utf-8")
+        assert "\n" not in value

@@ -1,0 +1,265 @@
+"""The figures: what they draw, what they say without being seen, and that nothing in them is alive."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pandas as pd
+import pytest
+import studies
+
+from analysis.bars import split_rows
+from analysis.figures import Drawing, all_names, draw_figures
+from analysis.labels import series_parts, short_labels
+from analysis.load import load_study
+from analysis.measured import measure
+from analysis.palette import CSS_NAMES, SERIES_COLOURS, SERIES_DASHES, SERIES_MARKERS, STEP_PARTS
+from analysis.scaling import scale
+from analysis.selection import MAX_SERIES, MAX_SIZES
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def drawings(path: Path) -> dict[str, Drawing]:
+    study = load_study(path)
+    frames = measure(study)
+    drawn = draw_figures(scale(frames), frames.runs, parts=series_parts(study.plan))
+    return {drawing.name: drawing for drawing in drawn}
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Drawing]:
+    cells = studies.merged(
+        cell
+        for backend in ("gloo", "nccl")
+        for cell in studies.strong(backend=backend) + studies.weak(backend=backend)
+    )
+    return drawings(studies.finished(tmp_path_factory.mktemp("figures") / "demo", cells, repeats=4))
+
+
+def tips(drawing: Drawing) -> list[str]:
+    root = ElementTree.fromstring(drawing.inline_svg)
+    return [mark.findtext("title") or "" for mark in root.iter() if mark.get("class") == "mark"]
+
+
+def test_each_regime_has_its_four_figures(demo: dict[str, Drawing]) -> None:
+    kinds = ("speedup", "efficiency", "throughput", "step")
+    assert list(demo) == [f"{kind}-{regime}" for regime in ("strong", "weak") for kind in kinds]
+    assert set(demo) <= set(all_names())
+
+
+def test_files_have_their_formats(demo: dict[str, Drawing]) -> None:
+    for drawing in demo.values():
+        assert drawing.png.startswith(b"\x89PNG\r\n")
+        assert drawing.pdf.startswith(b"%PDF-")
+        assert ElementTree.fromstring(drawing.svg.encode()).tag == f"{SVG}svg"
+
+
+def test_a_figure_says_in_words_what_it_shows(demo: dict[str, Drawing]) -> None:
+    for drawing in demo.values():
+        inline = ElementTree.fromstring(drawing.inline_svg)
+        assert inline.get("role") == "img"
+        assert inline.get("aria-label") == f"{drawing.title}. {drawing.description}"
+        alone = ElementTree.fromstring(drawing.svg.encode())
+        assert alone.findtext(f"{SVG}title") == drawing.title
+        assert alone.findtext(f"{SVG}desc") == drawing.description
+    assert demo["efficiency-strong"].title == "Efficiency, strong scaling (batch 64, srun)"
+    assert demo["efficiency-strong"].description.startswith(
+        "Efficiency over ranks. gloo: 1.000 at 1 rank, 0.4"
+    )
+
+
+def test_text_stays_text(demo: dict[str, Drawing]) -> None:
+    texts = {
+        element.text for element in ElementTree.fromstring(demo["speedup-strong"].inline_svg).iter("text")
+    }
+    assert {"Ranks", "Speedup", "1", "2", "4", "8", "gloo", "nccl", "ideal, through the baseline"} <= texts
+
+
+def test_figures_hold_no_script_style_or_outside_reference(demo: dict[str, Drawing]) -> None:
+    for drawing in demo.values():
+        for text in (drawing.svg, drawing.inline_svg):
+            assert "<!DOCTYPE" not in text
+            assert "<metadata" not in text
+            assert "<style" not in text
+            assert " style=" not in text
+            assert "xlink" not in text
+            assert set(re.findall(r'https?://[^"\s<]+', text)) <= {"http://www.w3.org/2000/svg"}
+            assert all(target.startswith("#") for target in re.findall(r'href="([^"]*)"', text))
+
+
+def test_ids_are_unique_over_all_figures_and_every_reference_is_met(demo: dict[str, Drawing]) -> None:
+    page = "".join(drawing.inline_svg for drawing in demo.values())
+    ids = re.findall(r' id="([^"]+)"', page)
+    used = set(re.findall(r'href="#([^"]+)"', page)) | set(re.findall(r"url\(#([^)]+)\)", page))
+    assert len(ids) == len(set(ids))
+    assert used == set(ids)
+
+
+def test_colours_on_the_page_are_its_variables_and_in_files_plain(demo: dict[str, Drawing]) -> None:
+    for drawing in demo.values():
+        colours = set(re.findall(r'(?:fill|stroke)="([^"]+)"', drawing.inline_svg))
+        plain = {
+            colour for colour in colours if not colour.startswith(("var(--", "url(#")) and colour != "none"
+        }
+        assert plain == set()
+        assert "var(" not in drawing.svg
+        assert {c.removeprefix("var(").removesuffix(")") for c in colours if "var" in c} <= set(
+            CSS_NAMES.values()
+        )
+
+
+def test_drawing_again_gives_the_same_bytes(tmp_path: Path) -> None:
+    path = studies.finished(tmp_path / "s", studies.strong(sizes=(1, 2)))
+    assert drawings(path) == drawings(path)
+
+
+def test_every_mean_and_every_run_is_a_mark_with_its_values(demo: dict[str, Drawing]) -> None:
+    found = tips(demo["efficiency-strong"])
+    assert len(found) == 2 * 4 + 2 * 4 * 4
+    means = [tip for tip in found if "\nrun " not in tip]
+    assert means[0] == "gloo\n1 rank (1 × 1): 1.000 efficiency, the baseline\n4 runs"
+    assert re.fullmatch(
+        r"gloo\n8 ranks \(8 × 1\): 0\.4\d\d efficiency \[0\.4\d\d, 0\.4\d\d\]\n4 runs", means[3]
+    )
+    runs = [tip for tip in found if "\nrun " in tip]
+    assert sum("run n8x1-nccl-srun-b8-r2" in tip for tip in runs) == 1
+
+
+def test_the_ideal_line_goes_through_the_measured_base_point(demo: dict[str, Drawing]) -> None:
+    for name in ("speedup-strong", "throughput-weak"):
+        root = ElementTree.fromstring(demo[name].inline_svg)
+        dotted = [
+            p for p in root.iter("path") if p.get("stroke") == "var(--muted)" and p.get("stroke-dasharray")
+        ]
+        starts = {tuple(map(float, p.get("d", "").split()[1:3])) for p in dotted}
+        marks = [(float(u.get("x", 0)), float(u.get("y", 0))) for u in root.iter("use") if u.get("class")]
+        assert any(abs(sx - x) < 0.01 and abs(sy - y) < 0.01 for sx, sy in starts for x, y in marks), (
+            f"no ideal line of {name} starts at a mark"
+        )
+
+
+def test_a_run_above_every_mean_is_drawn_inside_the_panel(tmp_path: Path) -> None:
+    path = studies.finished(tmp_path / "s", studies.weak(sizes=(1, 2)), timing=studies.Timing(comm_s=0))
+    metrics = path / "runs" / "n2x1-gloo-srun-b16-r1" / "attempt-1" / "metrics.csv"
+    frame = pd.read_csv(metrics)
+    frame["throughput_samples_per_sec"] *= 1.5
+    frame.to_csv(metrics, index=False)
+    root = ElementTree.fromstring(drawings(path)["efficiency-weak"].inline_svg)
+    inside = [u for u in root.iter("use") if u.get("class") == "mark"]
+    assert len(inside) == 2 + 6
+    assert min(float(u.get("y", 0)) for u in inside) >= 7.2  # the panel's upper edge, in points
+
+
+def test_the_parts_of_the_step_add_up_to_it(demo: dict[str, Drawing]) -> None:
+    found = [tip for tip in tips(demo["step-strong"]) if tip.startswith("nccl\n4 ranks, ")]
+    shares = [float(re.search(r"([\d.]+) % of the step", tip)[1]) for tip in found]  # type: ignore[index]
+    assert sum(shares) == pytest.approx(100, abs=0.5)
+    assert [tip.split(", ")[1].split(":")[0] for tip in found] == [words for _, words, *_ in STEP_PARTS]
+
+
+def test_waiting_that_was_not_told_apart_stays_in_the_communication() -> None:
+    parts = {"data": 1.0, "forward": 1.0, "backward": 1.0, "optimizer": 1.0, "other": -0.5}
+    rows = pd.DataFrame([parts | {"exposed": 2.0, "transfer": float("nan"), "wait": float("nan")}])
+    found = split_rows(rows).iloc[0]
+    assert (found["transfer"], found["other"], found["total_s"]) == (2.0, 0.0, 6.0)
+    assert split_rows(rows.assign(forward=float("nan"))).empty
+
+
+def test_a_large_study_is_thinned_and_says_so(tmp_path: Path) -> None:
+    cells = [
+        cell
+        for place in range(MAX_SERIES + 3)
+        for cell in studies.weak(8 * (place + 1), (1, 2), swept={"bucket_cap_mb": place})
+    ]
+    cells += studies.weak(4, range(1, MAX_SIZES + 11))
+    path = studies.finished(tmp_path / "s", cells, repeats=10, epochs=1, ranks_files=False)
+    found = drawings(path)["speedup-weak"]
+    assert found.left_out == (
+        "6 of 10 series drawn, those with the most sizes; 34 of 44 cells drawn, spread over the sizes; "
+        "the 340 single runs are not drawn"
+    )
+    assert len(tips(found)) == 34
+    assert len(found.inline_svg) < 200_000
+
+
+def test_one_size_alone_has_throughput_and_no_curve(tmp_path: Path) -> None:
+    path = studies.finished(tmp_path / "s", studies.strong(sizes=(4,)))
+    assert list(drawings(path)) == ["throughput-strong", "step-strong"]
+
+
+def test_nothing_measured_draws_nothing(tmp_path: Path) -> None:
+    path = studies.finished(tmp_path / "s", state=lambda cell, repeat: ("failed", "x", None))
+    assert drawings(path) == {}
+
+
+def test_several_layouts_of_one_size_are_named(tmp_path: Path) -> None:
+    cells = [
+        studies.make_cell(n, batch=16, mode="weak", per_node=p, name=f"c{n}x{p}")
+        for n, p in ((1, 1), (2, 1), (2, 2), (4, 2), (4, 1))
+    ]
+    found = drawings(studies.finished(tmp_path / "s", cells))
+    texts = [e.text for e in ElementTree.fromstring(found["step-weak"].inline_svg).iter("text")]
+    assert {"1 rank", "2 ranks (2 × 1)", "2 ranks (1 × 2)", "4 ranks (2 × 2)", "4 ranks (4 × 1)"} <= set(
+        texts
+    )
+    assert "Lines join sizes within one node" in found["efficiency-weak"].caption
+
+
+HOSTILE = '"><script>alert(1)</script>$\\frac{1}{0}$ \x1b[31m\u202e &amp; 漢字'
+
+
+def test_hostile_names_are_text_in_every_figure(tmp_path: Path) -> None:
+    cells: list[Any] = [
+        *studies.strong(swept={"env.X": HOSTILE}),
+        *studies.strong(swept={"env.X": "plain"}),
+    ]
+    for place, cell in enumerate(cells):
+        cell.cell_id = f"c{place}"
+    for drawing in drawings(studies.finished(tmp_path / "s", cells)).values():
+        root = ElementTree.fromstring(drawing.inline_svg)
+        assert not {e.tag for e in root.iter()} & {"script", "foreignObject", "a", "image"}
+        assert "<script>" not in drawing.svg
+        texts = "".join(e.text or "" for e in root.iter("text"))
+        assert "X plain" in texts
+        assert '"><script>alert(1)</script>$' in texts
+        assert not re.search("[\x00-\x08\x1b\u202e]", drawing.svg)
+
+
+def test_labels_hold_only_what_differs() -> None:
+    plan = {
+        "series": [
+            {
+                "series": "a",
+                "mode": "strong",
+                "batch": 1024,
+                "backend": "nccl",
+                "launcher": "srun",
+                "swept": {"env.A": 1},
+            },
+            {
+                "series": "b",
+                "mode": "weak",
+                "batch": 8,
+                "backend": "nccl",
+                "launcher": "srun",
+                "swept": {"env.A": 2},
+            },
+        ]
+    }
+    parts = series_parts(plan)
+    assert short_labels(parts, ["a", "b"]) == (
+        {"a": "batch 1,024, A 1", "b": "8 per rank, A 2"},
+        "nccl, srun",
+    )
+    assert short_labels(parts, ["a"]) == ({"a": "batch 1,024"}, "nccl, srun, A 1")
+    assert short_labels({}, ["x"]) == ({"x": "x"}, "")
+    twins = {"a": parts["a"], "c": dict(parts["a"])}
+    assert short_labels(twins, ["a", "c"]) == ({"a": "a", "c": "c"}, "nccl, srun, A 1")
+
+
+def test_series_differ_in_colour_marker_and_dash() -> None:
+    assert len(set(SERIES_COLOURS)) == len(set(SERIES_MARKERS)) == len(set(SERIES_DASHES)) == MAX_SERIES

@@ -1,0 +1,262 @@
+"""A study's folder becomes frames: through its plan, with reasons, whatever lies in the folder."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import studies
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from analysis.load import load_study
+from analysis.measured import measure
+from bench.errors import BenchError
+from bench.layout import METRICS_COLUMNS, StudyFolder
+from bench.plan import make_plan, plan_json, plan_text
+from bench.shipped import find_matrix
+
+RUN = "n1x1-gloo-srun-b64-r1"
+
+
+def attempt(path: Path, run: str = RUN, number: int = 1) -> Path:
+    return StudyFolder(path).attempt(run, number).path
+
+
+def row(path: Path, run: str = RUN) -> pd.Series:
+    runs = load_study(path).runs
+    return runs[runs["run_id"] == run].iloc[0]
+
+
+def test_every_planned_run_is_a_row_in_the_plans_order(tmp_path: Path) -> None:
+    path = studies.finished(tmp_path / "s", repeats=2)
+    study = load_study(path)
+    planned = json.loads((path / "plan.json").read_text())["runs"]
+    assert study.runs["run_id"].to_list() == [run["run_id"] for run in planned]
+    assert study.runs["order"].to_list() == list(range(1, 9))
+    assert set(study.runs["state"]) == {"completed"}
+    assert study.runs["started_at"].iloc[0] == pd.Timestamp("2026-01-02T03:04:05Z")
+    assert study.epochs.columns.to_list() == ["run_id", "cell_id", *METRICS_COLUMNS]
+    assert len(study.epochs) == 8 * 3
+
+
+def test_epochs_are_those_that_the_files_hold(tmp_path: Path) -> None:
+    path = studies.finished(tmp_path / "s", repeats=2)
+    study = load_study(path)
+    for run_id, epochs in study.epochs.groupby("run_id", observed=True):
+        expected = pd.read_csv(attempt(path, str(run_id)) / "metrics.csv")
+        for name in ("throughput_samples_per_sec", "samples", "load_balance"):
+            assert epochs[name].to_list() == expected[name].to_list()
+
+
+def test_a_run_without_a_folder_is_planned_and_the_latest_attempt_counts(tmp_path: Path) -> None:
+    path = studies.finished(tmp_path / "s", repeats=1)
+    shutil.rmtree(attempt(path).parent)
+    other = "n2x1-gloo-srun-b32-r1"
+    shutil.copytree(attempt(path, other), attempt(path, other, 10))
+    shutil.copytree(attempt(path, other), attempt(path, other, 9))
+    record = json.loads((attempt(path, other, 10) / "run.json").read_text())
+    record |= {
+        "attempt": 10,
+        "state": "failed",
+        "reason": "node n2 was lost",
+        "failure_class": "node-failure",
+    }
+    (attempt(path, other, 10) / "run.json").write_text(json.dumps(record))
+    missing, tried = row(path), row(path, other)
+    assert (missing["state"], missing["reason"], pd.isna(missing["attempt"])) == ("planned", "", True)
+    assert (tried["attempt"], tried["state"], tried["reason"]) == (10, "failed", "node n2 was lost")
+    assert tried["failure_class"] == "node-failure"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "state", "reason"),
+    [
+        (lambda f: (f / "run.json").unlink(), "unknown", "run.json is missing"),
+        (lambda f: (f / "run.json").write_text('{"state": "comp'), "unknown", "run.json is not whole JSON"),
+        (lambda f: (f / "run.json").write_text("[1]"), "unknown", "run.json is not a JSON object"),
+        (lambda f: (f / "run.json").write_bytes(b"\xff\x00"), "unknown", "run.json is not whole JSON"),
+        (lambda f: (f / "run.json").write_text("[" * 100_000), "unknown", "run.json is not whole JSON"),
+        (lambda f: shutil.rmtree(f), "unknown", "its folder holds no attempt"),
+        (
+            lambda f: (f / "run.json").write_text('{"run_id": "x", "state": "completed"}'),
+            "unknown",
+            "run.json is that of another run: 'x'",
+        ),
+        (lambda f: (f / "metrics.csv").unlink(), "completed", "metrics.csv is missing"),
+        (lambda f: (f / "metrics.csv").write_text(""), "completed", "metrics.csv: the file is empty"),
+        (
+            lambda f: (f / "metrics.csv").write_text(",".join(METRICS_COLUMNS) + "\n"),
+            "completed",
+            "metrics.csv has no epoch with samples and a throughput",
+        ),
+    ],
+)
+def test_what_is_missing_or_broken_becomes_a_reason(
+    tmp_path: Path, spoil: Any, state: str, reason: str
+) -> None:
+    path = studies.finished(tmp_path / "s", repeats=1)
+    spoil(attempt(path))
+    runs = measure(load_study(path)).runs
+    found = runs[runs["run_id"] == RUN].iloc[0]
+    assert (found["state"], found["reason"], found["measured"]) == (state, reason, False)
+    assert runs["measured"].sum() == 3
+
+
+def test_a_state_that_nobody_knows_is_unknown_and_told(tmp_path: Path) -> None:
+    path = studies.finished(tmp_path / "s", repeats=1)
+    record = json.loads((attempt(path) / "run.json").read_text())
+    odd = {"state": "exploded", "reason": None, "exit_code": "nine", "started_at": 17, "job_id": ["x"]}
+    (attempt(path) / "run.json").write_text(json.dumps(record | odd))
+    found = row(path)
+    assert found["state"] == "unknown"
+    assert found["reason"] == "run.json gives the state 'exploded', which is none of bench's"
+    assert pd.isna(found["exit_code"])
+    assert pd.isna(found["started_at"])
+
+
+def test_runs_that_do_not_count_have_no_complaint_about_missing_metrics(tmp_path: Path) -> None:
+    states = {1: ("running", "", None), 2: ("queued", "", None), 3: ("failed", "out of memory", "oom")}
+    path = studies.finished(
+        tmp_path / "s", studies.strong(sizes=(1,)), state=lambda cell, repeat: states[repeat]
+    )
+    assert load_study(path).runs["reason"].to_list() == ["", "", "out of memory"]
+
+
+def test_partial_results_of_a_failed_run_do_not_count(tmp_path: Path) -> None:
+    path = studies.finished(tmp_path / "s", repeats=1)
+    record = json.loads((attempt(path) / "run.json").read_text())
+    (attempt(path) / "run.json").write_text(json.dumps(record | {"state": "failed", "reason": "killed"}))
+    study = load_study(path)
+    assert (study.epochs["run_id"] == RUN).sum() == 3
+    runs = measure(study).runs
+    assert not runs.loc[runs["run_id"] == RUN, "measured"].item()
+
+
+def test_other_work_than_planned_is_told(tmp_path: Path) -> None:
+    path = studies.finished(tmp_path / "s", repeats=1)
+    metrics = pd.read_csv(attempt(path) / "metrics.csv")
+    metrics["samples"] /= 2
+    metrics.to_csv(attempt(path) / "metrics.csv", index=False)
+    runs = measure(load_study(path)).runs
+    found = runs[runs["run_id"] == RUN].iloc[0]
+    assert found["reason"] == "32.00 samples per step, but the plan's global batch is 64"
+    assert found["measured"]
+
+
+def test_folders_that_the_plan_does_not_know_are_named_and_left_out(tmp_path: Path) -> None:
+    path = studies.finished(tmp_path / "s", repeats=1)
+    for name in ("stranger", "x\x1b[31m"):
+        (path / "runs" / name / "attempt-1").mkdir(parents=True)
+    (path / "runs" / ".hidden").mkdir()
+    study = load_study(path)
+    assert study.remarks == ["2 folders in runs/ not in the plan, left out: stranger and x\ufffd[31m"]
+    assert len(study.runs) == 4
+
+
+def test_ranks_steps_and_environments_are_read_when_asked_for(tmp_path: Path) -> None:
+    path = studies.finished(tmp_path / "s", repeats=1)
+    (attempt(path) / "env.json").write_text("{")
+    study = load_study(path)
+    assert "ranks" not in vars(study)
+    assert study.ranks.groupby("run_id", observed=True)["rank"].nunique().to_list() == [1, 2, 4, 8]
+    assert study.ranks["host"].iloc[0] == "n1"
+    assert len(study.steps) == 4 * 3
+    assert set(study.envs) == set(study.runs["run_id"]) - {RUN}
+    assert set(study.ranks_of([RUN])["run_id"]) == {RUN}
+
+
+@pytest.mark.parametrize("name", ["smoke_cpu", "mixed_nodes", "l40s"])
+def test_a_real_plan_loads_with_every_run_planned(tmp_path: Path, name: str) -> None:
+    plan = make_plan(find_matrix(name))
+    (tmp_path / "plan.json").write_text(plan_text(plan_json(plan)), encoding="utf-8")
+    study = load_study(tmp_path)
+    assert study.cells["cell_id"].to_list() == [cell.cell_id for cell in plan.cells]
+    assert study.cells["gpus"].to_list() == [cell.world_size for cell in plan.cells]
+    assert len(study.members) == sum(len(cell.series) for cell in plan.cells)
+    assert len(study.runs) == len(plan.runs)
+    assert set(study.runs["state"]) == {"planned"}
+
+
+def test_a_folder_that_is_no_study_is_an_error_with_a_remedy(tmp_path: Path) -> None:
+    with pytest.raises(BenchError) as caught:
+        load_study(tmp_path)
+    assert str(caught.value) == (
+        f"{tmp_path}/plan.json: the study's plan does not exist; "
+        "give the folder of a study, such as results/<study>, or plan one: bench plan MATRIX"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "is not whole JSON"),
+        ("[]", "is not a JSON object"),
+        ('{"cells": []}', "is not a plan that this version can read (KeyError: 'runs')"),
+        (
+            '{"cells": 7, "runs": []}',
+            "is not a plan that this version can read (TypeError: 'int' object is not iterable)",
+        ),
+    ],
+)
+def test_a_broken_plan_is_an_error_in_one_line(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "plan.json").write_text(text)
+    with pytest.raises(BenchError) as caught:
+        load_study(tmp_path)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).endswith("; plan the matrix again")
+
+
+def test_a_run_of_an_unknown_cell_is_an_error(tmp_path: Path) -> None:
+    path = studies.finished(tmp_path / "s", repeats=1)
+    plan = json.loads((path / "plan.json").read_text())
+    plan["runs"][0]["cell_id"] = "nowhere"
+    (path / "plan.json").write_text(json.dumps(plan))
+    with pytest.raises(BenchError) as caught:
+        load_study(path)
+    assert str(caught.value) == (
+        f"{path}/plan.json: run {RUN} is of cell nowhere, which the plan lacks; plan the matrix again"
+    )
+
+
+FILES = ("run.json", "metrics.csv", "env.json", "ranks.csv", "steps.csv")
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    data=st.data(),
+    name=st.sampled_from(FILES),
+)
+def test_no_bytes_in_a_runs_files_stop_the_loading(tmp_path: Path, data: st.DataObject, name: str) -> None:
+    path = tmp_path / "s"
+    if not path.exists():
+        studies.finished(path, studies.strong(sizes=(1, 2)), repeats=1)
+    target = attempt(path) / name
+    whole = target.read_bytes()
+    cut = data.draw(st.integers(0, len(whole)))
+    spoiled = (
+        whole[:cut] + data.draw(st.binary(max_size=40)) + whole[data.draw(st.integers(cut, len(whole))) :]
+    )
+    target.write_bytes(spoiled)
+    try:
+        study = load_study(path)
+        frames = measure(study)
+        assert len(frames.runs) == 2
+        assert len(study.ranks) >= 0
+        assert len(study.steps) >= 0
+        assert len(study.envs) <= 2
+    finally:
+        target.write_bytes(whole)
+
+
+def test_an_unreadable_folder_is_a_reason(tmp_path: Path) -> None:
+    path = studies.finished(tmp_path / "s", repeats=1)
+    run = attempt(path).parent
+    shutil.rmtree(run)
+    run.write_text("a file where a folder should be")
+    assert row(path)["reason"] == "its folder holds no attempt"

@@ -1,0 +1,347 @@
+"""`report/` of finished, unfinished, broken and hostile studies."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import studies
+
+from analysis.listing import MAX_RUNS_LISTED, STATIC_ROWS
+from analysis.page import json_for_script
+from analysis.report import write_report
+from bench.errors import BenchError
+from bench.layout import StudyFolder
+
+
+class Page(HTMLParser):
+    """The texts and the tags of a page, as a browser would see them."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.html = html
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[str] = []
+        self.data = ""
+        self._inside = ""
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag in ("script", "style"):
+            self._inside = "data" if dict(attrs).get("id") == "data" else tag
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in ("script", "style"):
+            self._inside = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._inside == "data":
+            self.data += data
+        elif not self._inside:
+            self.texts.append(data)
+
+    @property
+    def text(self) -> str:
+        return re.sub(r"\s+", " ", " ".join(self.texts))
+
+    @property
+    def rows(self) -> list[list[Any]]:
+        rows: list[list[Any]] = json.loads(self.data)["rows"]
+        return rows
+
+
+def report(path: Path) -> Page:
+    page = write_report(path)
+    assert page == path / "report" / "index.html"
+    return Page(page.read_text(encoding="utf-8"))
+
+
+def demo(path: Path, **options: Any) -> Path:
+    return studies.finished(path / "demo", studies.merged(studies.strong() + studies.weak()), **options)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Page:
+    return report(demo(tmp_path_factory.mktemp("whole"), repeats=4, warnings=["at most 4 sizes per series"]))
+
+
+def test_the_report_has_its_files(whole: Page, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = next(tmp_path_factory.getbasetemp().glob("whole*/demo/report"))
+    names = {path.name for path in folder.iterdir()}
+    assert names == {"index.html", "scaling.csv", "scaling.md", "scaling.tex", "runs.csv", "figures"}
+    figures = {path.name for path in (folder / "figures").iterdir()}
+    kinds = ("speedup", "efficiency", "throughput", "step")
+    forms = ("svg", "png", "pdf")
+    assert figures == {f"{k}-{m}.{f}" for k in kinds for m in ("strong", "weak") for f in forms}
+    assert len(pd.read_csv(folder / "scaling.csv")) == 8
+    assert len(pd.read_csv(folder / "runs.csv")) == 28
+
+
+def test_the_page_tells_what_was_measured_how_far_it_scales_and_how_sure_that_is(whole: Page) -> None:
+    assert (
+        "7 cells, 28 of 28 runs completed; model mlp, on Test CPU @ 2.0 GHz, PyTorch 2.13.0+cpu" in whole.text
+    )
+    assert "The largest size at or above 0.8 is 2 ranks" in whole.text
+    assert "communication that computation does not hide" in whole.text
+    assert "4 runs per cell; the 95 % interval of a throughput is ±" in whole.text
+    assert "E = S·N₀/N" in whole.text
+    assert "E = T(N₀)/T(N)" in whole.text
+    assert "Baseline N₀: 1x1 (1 rank)." in whole.text
+    assert "None: all 28 runs completed and count." in whole.text
+    assert "at most 4 sizes per series" in whole.text
+    assert "scaling: - {mode: strong, global_batch: [64]}" in whole.text
+    assert "bench submit results/demo" in whole.text
+    assert "Ranks outnumber cores" not in whole.text
+
+
+def test_the_table_holds_every_cell_in_the_page_and_in_its_data(whole: Page) -> None:
+    assert len(whole.rows) == 8
+    assert sum(tag == "tr" for tag, _ in whole.tags) >= 8
+    first = whole.rows[0]
+    assert first[0] == "n1x1-gloo-srun-b64"
+    assert first[3] == ["1", "1 × 1"]
+    for cell in first:
+        for text in [cell] if isinstance(cell, str) else cell:
+            assert text in whole.text
+
+
+def test_nothing_is_loaded_from_outside_and_the_policy_forbids_it(whole: Page) -> None:
+    for tag, attributes in whole.tags:
+        assert tag not in ("iframe", "object", "embed", "base", "form", "img")
+        assert "src" not in attributes
+        assert "style" not in attributes
+        assert not any(name.startswith("on") for name in attributes)
+        if tag == "link":
+            assert attributes["href"] == "data:,"
+        if tag == "a":
+            assert not re.match("[a-z]+:", attributes["href"] or "")
+    policy = next(a["content"] for t, a in whole.tags if t == "meta" and a.get("http-equiv"))
+    assert policy is not None
+    assert policy.startswith("default-src 'none'; style-src 'sha256-")
+    assert "unsafe" not in policy
+    assert whole.html.index("Content-Security-Policy") < whole.html.index("<style")
+    assert "http://" not in whole.html.replace("http://www.w3.org/2000/svg", "")
+    assert "https://" not in whole.html
+
+
+def test_the_page_is_the_same_each_time(tmp_path: Path) -> None:
+    path = studies.finished(tmp_path / "s", studies.strong(sizes=(1, 2)), repeats=1)
+    first = write_report(path).read_bytes()
+    assert write_report(path).read_bytes() == first
+
+
+HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&{{7*7}}\u202e\x1b[31m"
+
+
+def hostile_study(path: Path) -> Path:
+    def state(cell: Any, repeat: int) -> tuple[str, str, str | None]:
+        return ("failed", HOSTILE, HOSTILE) if repeat == 2 else ("completed", "", None)
+
+    def env(cell: Any) -> dict[str, Any]:
+        found = studies.environment(cell)
+        found["hosts"][0].update(host=HOSTILE, cpu_model=HOSTILE)
+        return found | {
+            "torch": HOSTILE,
+            "device_name": HOSTILE,
+            "env": {HOSTILE: HOSTILE},
+            "warnings": [HOSTILE],
+            "transport": {"interface": HOSTILE},
+        }
+
+    cells = studies.strong(backend=HOSTILE, swept={"env." + HOSTILE: HOSTILE})
+    for place, cell in enumerate(cells):
+        cell.cell_id = f"cell{place}" + HOSTILE.replace("/", "")
+        cell.workload["model"] = HOSTILE
+    path = studies.finished(path / "hostile", cells, state=state, env=env, warnings=[HOSTILE])
+    (path / "matrix.yaml").write_text(f"study: x # {HOSTILE}</pre></script>\n", encoding="utf-8")
+    plan = json.loads((path / "plan.json").read_text(encoding="utf-8"))
+    plan["study"] = f"x'; echo {HOSTILE}"
+    (path / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
+    return path
+
+
+def test_everything_from_results_is_shown_as_text(tmp_path: Path) -> None:
+    path = hostile_study(tmp_path)
+    page = report(path)
+    scripts = [attributes for tag, attributes in page.tags if tag == "script"]
+    assert scripts == [{"type": "application/json", "id": "data"}, {}]
+    assert not any(tag in ("img", "iframe") for tag, _ in page.tags)
+    assert not any("onerror" in attributes for _, attributes in page.tags)
+    assert page.text.count("<script>alert(1)</script>") > 20
+    assert "{{7*7}}" in page.text
+    assert "49" not in page.text.split("{{7*7}}")[0][-3:]
+    assert "\x1b" not in page.html
+    assert "\u202e" not in page.html
+    assert "<" not in page.data
+    assert page.rows[0][0].startswith("cell0<script>alert(1)")
+    assert "bench submit 'results/x'\"'\"'; echo <script>alert(1)</script>" in page.text
+    for figure in (path / "report" / "figures").glob("*.svg"):
+        assert "<script" not in figure.read_text(encoding="utf-8")
+
+
+def test_json_in_a_script_cannot_end_it() -> None:
+    content = ["</script><!--<script>", "a&b", "\u2028\u2029"]
+    text = json_for_script(content)
+    assert not set("<>&\u2028\u2029") & set(text)
+    assert json.loads(text) == content
+
+
+def run_states(*names: str) -> Any:
+    return lambda cell, repeat: (names[(repeat - 1) % len(names)], "it broke", "bad-exit")
+
+
+@pytest.mark.parametrize(
+    ("state", "alert"),
+    [
+        (run_states("planned"), "None of the 12 planned runs has completed: there are no numbers yet."),
+        (run_states("failed"), "None of the 12 planned runs has completed: there are no numbers yet."),
+        (run_states("running", "queued"), "None of the 12 planned runs has completed"),
+        (
+            run_states("completed", "failed", "cancelled"),
+            "8 of 12 runs do not count: 4 failed (bad-exit 4), 4 cancelled (bad-exit 4).",
+        ),
+    ],
+)
+def test_an_unfinished_study_has_a_page_that_says_so(tmp_path: Path, state: Any, alert: str) -> None:
+    page = report(studies.finished(tmp_path / "s", state=state))
+    assert alert in page.text
+    assert len(page.rows) == 4
+
+
+def test_a_study_of_one_run_says_what_it_cannot_say(tmp_path: Path) -> None:
+    page = report(studies.finished(tmp_path / "s", studies.strong(sizes=(2,)), repeats=1))
+    assert "No series has two measured sizes: there is no speedup and no efficiency to tell of." in page.text
+    assert "1 run per cell: no intervals (they need 3)" in page.text
+    assert "no efficiency: the series has one cell only" in page.text
+
+
+def test_a_series_of_no_regime_has_throughput_only_and_says_so(tmp_path: Path) -> None:
+    path = studies.finished(tmp_path / "s")
+    plan = json.loads((path / "plan.json").read_text())
+    for cell in plan["cells"]:
+        cell["global_batch"] += 3 * cell["world_size"] ** 2
+    (path / "plan.json").write_text(json.dumps(plan))
+    page = report(path)
+    assert "Neither strong nor weak Neither batch is constant over these series" in page.text
+    assert {row[2] for row in page.rows} == {"–"}
+    names = {figure.stem for figure in (path / "report" / "figures").iterdir()}
+    assert names == {"throughput-other", "step-other"}
+
+
+def test_a_plan_without_cells_has_a_page(tmp_path: Path) -> None:
+    assert "The plan has no cells." in report(studies.finished(tmp_path / "s", [])).text
+
+
+def test_what_was_not_measured_is_a_dash_and_never_zero(tmp_path: Path) -> None:
+    path = studies.finished(tmp_path / "s", repeats=1)
+    for metrics in path.glob("runs/n2x1*/attempt-1/metrics.csv"):
+        frame = pd.read_csv(metrics)
+        frame[["load_balance", "comm_wait_time_sec"]] = math.nan
+        frame.to_csv(metrics, index=False)
+    (row,) = (r for r in report(path).rows if r[0].startswith("n2x1"))
+    assert row[11:16] == ["–"] * 5
+    read = pd.read_csv(path / "report" / "scaling.csv")
+    assert read.loc[read["gpus"] == 2, ["load_balance", "global_efficiency"]].isna().all(axis=None)
+
+
+def test_half_written_files_are_reasons_on_the_page(tmp_path: Path) -> None:
+    path = studies.finished(tmp_path / "s")
+    folder = StudyFolder(path)
+    for place, run in enumerate(sorted((path / "runs").iterdir())):
+        attempt = folder.attempt(run.name, 1)
+        for file in (attempt.run_json, attempt.metrics, attempt.env)[: place % 4]:
+            file.write_bytes(file.read_bytes()[: -40 - place])
+    (path / "matrix.yaml").unlink()
+    page = report(path)
+    assert "run.json is not whole JSON" in page.text
+    assert "matrix.yaml is missing." in page.text
+
+
+def test_ranks_that_outnumber_cores_are_told_on_top(tmp_path: Path) -> None:
+    cells = studies.strong(sizes=(1, 2, 4), per_node=4)
+    path = studies.finished(tmp_path / "s", cells, env=lambda cell: studies.environment(cell, cores=2))
+    text = report(path).text
+    assert (
+        "Ranks outnumber cores. 4 ranks on 2 cores: efficiency beyond 2 ranks is about sharing cores, "
+        "not about the network. Sizes concerned: 4 ranks." in text
+    )
+    assert text.index("Ranks outnumber cores") < text.index("Summary")
+
+
+def test_failed_runs_are_listed_with_reason_and_an_outlier_is_flagged(tmp_path: Path) -> None:
+    def state(cell: Any, repeat: int) -> tuple[str, str, str | None]:
+        late = cell.world_size == 8 and repeat == 2
+        return ("failed", "ran out of its 20m", "time-limit") if late else ("completed", "", None)
+
+    path = studies.finished(tmp_path / "s", repeats=6, state=state)
+    metrics = StudyFolder(path).attempt("n1x1-gloo-srun-b64-r1", 1).metrics
+    frame = pd.read_csv(metrics)
+    frame["throughput_samples_per_sec"] /= 3
+    frame.to_csv(metrics, index=False)
+    page = report(path)
+    assert "1 of 24 runs do not count: 1 failed (time-limit 1)." in page.text
+    assert "n8x1-gloo-srun-b8-r2 1 failed time-limit no ran out of its 20m" in page.text
+    assert "n1x1-gloo-srun-b64-r1 1 completed – yes far from the other runs of its cell" in page.text
+
+
+def test_a_large_study_has_a_page_of_few_megabytes_that_says_what_it_leaves_out(tmp_path: Path) -> None:
+    def state(cell: Any, repeat: int) -> tuple[str, str, str | None]:
+        return ("failed", "x" * 2000, "bad-exit") if cell.swept["n"] % 2 else ("completed", "", None)
+
+    cells = [cell for n in range(300) for cell in studies.strong(64 * (1 + n), (1, 2, 4, 8), swept={"n": n})]
+    path = studies.finished(tmp_path / "s", cells, repeats=1, epochs=1, ranks_files=False, state=state)
+    page = report(path)
+    assert len(page.rows) == 1200
+    table = page.html[page.html.index('<table id="table">') : page.html.index("</table>")]
+    assert table.count("<tr>") == STATIC_ROWS + 1
+    assert len(page.html) < 2_000_000
+    assert f"{600 - MAX_RUNS_LISTED} more are in runs.csv" in page.text
+    assert "6 of 150 series drawn, those with the most sizes" in page.text
+
+
+def test_an_older_reports_figures_go_and_nobody_elses(tmp_path: Path) -> None:
+    path = demo(tmp_path, repeats=1)
+    write_report(path)
+    figures = path / "report" / "figures"
+    (figures / "mine.svg").write_text("<svg/>")
+    plan = json.loads((path / "plan.json").read_text())
+    plan["cells"] = [{**c, "series": [m for m in c["series"] if m["mode"] == "weak"]} for c in plan["cells"]]
+    (path / "plan.json").write_text(json.dumps(plan))
+    write_report(path)
+    assert {p.name for p in figures.iterdir()} >= {"mine.svg", "speedup-weak.svg"}
+    assert not list(figures.glob("*-strong.*"))
+
+
+def test_progress_is_told_step_by_step(tmp_path: Path) -> None:
+    said: list[str] = []
+    write_report(
+        studies.finished(tmp_path / "s", studies.strong(sizes=(1,)), repeats=1), progress=said.append
+    )
+    assert said == ["reading the runs", "computing", "drawing", "reading the environment", "writing"]
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_in_words(tmp_path: Path) -> None:
+    path = studies.finished(tmp_path / "s", studies.strong(sizes=(1,)), repeats=1)
+    (path / "report").write_text("in the way")
+    with pytest.raises(BenchError) as caught:
+        write_report(path)
+    assert str(caught.value) == f"{path}/report/figures: cannot be written: Not a directory"
+
+
+def test_importing_the_report_imports_no_heavy_package() -> None:
+    code = (
+        "import sys, analysis.report; "
+        "heavy = ('pandas', 'scipy', 'seaborn', 'matplotlib', 'jinja2', 'torch'); "
+        "print([name for name in heavy if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

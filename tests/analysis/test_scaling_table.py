@@ -1,0 +1,374 @@
+"""The scaling table: its columns, its regimes and baselines, its numbers computed a second way."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import studies
+from scipy import stats
+
+from analysis.load import load_study
+from analysis.measured import frames_of_points, measure
+from analysis.scaling import COLUMNS, scale, scaling_table
+from bench.layout import StudyFolder
+
+PROMISED = [
+    *("cell_id", "series", "baseline", "mode", "launcher", "backend", "nodes", "gpus_per_node", "gpus"),
+    *(
+        "global_batch",
+        "per_gpu_batch",
+        "n",
+        "throughput_samples_per_sec",
+        "throughput_low",
+        "throughput_high",
+    ),
+    *("step_time_sec", "speedup", "efficiency", "efficiency_low", "efficiency_high", "load_balance"),
+    *("comm_efficiency", "pop_parallel_efficiency", "computational_scalability", "global_efficiency"),
+    *("node_hours", "state", "reason"),
+]
+STRONG, WEAK = "strong-64-gloo-srun", "weak-16-gloo-srun"
+
+
+def both(**options: Any) -> list[Any]:
+    return studies.merged(studies.strong(**options) + studies.weak(**options))
+
+
+def table(path: Path, **options: Any) -> pd.DataFrame:
+    return scaling_table(load_study(path), **options)
+
+
+def series(frame: pd.DataFrame, name: str) -> pd.DataFrame:
+    return frame[frame["series"] == name].reset_index(drop=True)
+
+
+def run_times(path: Path, run: dict[str, Any], batch: int) -> tuple[float, dict[str, float]]:
+    """Return one run's time per global batch and its mean parts, with nothing but the standard library."""
+    with open(StudyFolder(path).attempt(run["run_id"], 1).metrics, newline="") as file:
+        rows = [{k: float(v) for k, v in row.items() if v} for row in csv.DictReader(file)]
+    seconds = sum(row["samples"] / row["throughput_samples_per_sec"] for row in rows)
+    time = batch * seconds / sum(row["samples"] for row in rows)
+    useful = [
+        sum(row[f"{part}_time_sec"] for part in ("data_load", "forward", "backward", "optimizer", "other"))
+        for row in rows
+    ]
+    return time, {
+        "useful": fmean(useful),
+        "most": fmean(u / row["load_balance"] for u, row in zip(useful, rows, strict=True)),
+        "step": fmean(
+            u / row["load_balance"] / row["comm_efficiency"] for u, row in zip(useful, rows, strict=True)
+        ),
+    }
+
+
+def expected_rows(path: Path, name: str, mode: str) -> list[dict[str, float]]:
+    """Compute a series cell by cell, in plain Python."""
+    plan = json.loads((path / "plan.json").read_text())
+    cells = [c for c in plan["cells"] if any(m["series"] == name for m in c["series"])]
+    rows = []
+    for cell in sorted(cells, key=lambda c: c["world_size"]):
+        runs = [r for r in plan["runs"] if r["cell_id"] == cell["cell_id"]]
+        times, parts = zip(*(run_times(path, r, cell["global_batch"]) for r in runs), strict=True)
+        mean = {key: fmean(part[key] for part in parts) for key in parts[0]}
+        rows.append({"N": cell["world_size"], "batch": cell["global_batch"], "times": times, **mean})
+    base = rows[0]
+    found = []
+    for row in rows:
+        ratio, growth = fmean(base["times"]) / fmean(row["times"]), row["N"] / base["N"]
+        efficiency = ratio / growth if mode == "strong" else ratio
+        logs = [np.log(r["times"]) for r in (base, row)]
+        welch = stats.ttest_ind(*logs, equal_var=False).confidence_interval(0.95)
+        scaled = (growth if mode == "strong" else 1.0) ** -1
+        found.append(
+            {
+                "throughput_samples_per_sec": row["batch"] / fmean(row["times"]),
+                "step_time_sec": fmean(row["times"]),
+                "speedup": efficiency * growth,
+                "efficiency": efficiency,
+                "efficiency_low": math.exp(welch.low) * scaled if row is not base else math.nan,
+                "efficiency_high": math.exp(welch.high) * scaled if row is not base else math.nan,
+                "load_balance": row["useful"] / row["most"],
+                "comm_efficiency": row["most"] / row["step"],
+                "pop_parallel_efficiency": row["useful"] / row["step"],
+                "computational_scalability": (base["useful"] * base["N"] / base["batch"])
+                / (row["useful"] * row["N"] / row["batch"]),
+            }
+        )
+    return found
+
+
+def test_the_columns_are_the_promised_ones() -> None:
+    assert list(COLUMNS) == PROMISED
+
+
+def test_every_column_is_documented() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "analysis.md").read_text(encoding="utf-8")
+    assert [name for name in COLUMNS if f"`{name}`" not in text] == []
+
+
+@pytest.mark.parametrize(("name", "mode"), [(STRONG, "strong"), (WEAK, "weak")])
+def test_every_number_is_the_one_computed_cell_by_cell(tmp_path: Path, name: str, mode: str) -> None:
+    path = studies.finished(tmp_path / "s", both(), repeats=4, noise=0.05)
+    found = series(table(path), name)
+    expected = pd.DataFrame(expected_rows(path, name, mode))
+    assert list(found["mode"]) == [mode] * 4
+    for column in expected:
+        assert found[column].to_list() == pytest.approx(expected[column].to_list(), rel=1e-9, nan_ok=True), (
+            column
+        )
+    assert found["global_efficiency"].to_list() == pytest.approx(
+        (expected["pop_parallel_efficiency"] * expected["computational_scalability"]).to_list()
+    )
+
+
+def test_throughput_interval_is_that_of_the_runs(tmp_path: Path) -> None:
+    path = studies.finished(tmp_path / "s", repeats=5, noise=0.05)
+    study = load_study(path)
+    runs = measure(study).runs
+    found = scaling_table(study).set_index("cell_id")
+    for cell_id, own in runs.groupby("cell_id"):
+        logs = np.log(own["throughput_samples_per_sec"])
+        bounds = stats.t.interval(0.95, len(logs) - 1, logs.mean(), stats.sem(logs))
+        assert found.loc[cell_id, ["throughput_low", "throughput_high"]].to_list() == pytest.approx(
+            np.exp(bounds)
+        )
+        assert found.loc[cell_id, "throughput_samples_per_sec"] == pytest.approx(
+            stats.hmean(own["throughput_samples_per_sec"])
+        )
+
+
+@pytest.mark.parametrize("name", [STRONG, WEAK])
+def test_efficiency_is_global_efficiency_over_the_baselines_parallel_efficiency(
+    tmp_path: Path, name: str
+) -> None:
+    found = series(table(studies.finished(tmp_path / "s", both(), repeats=5, noise=0.1)), name)
+    attributed = found["global_efficiency"] / found["pop_parallel_efficiency"].iloc[0]
+    assert (attributed / found["efficiency"] - 1).abs().max() < 1e-9
+    assert (found["load_balance"] * found["comm_efficiency"]).to_list() == pytest.approx(
+        found["pop_parallel_efficiency"].to_list(), rel=1e-12
+    )
+
+
+def test_a_cell_of_two_series_has_a_row_in_each(tmp_path: Path) -> None:
+    found = table(studies.finished(tmp_path / "s", both()))
+    shared = found[found["cell_id"] == "n4x1-gloo-srun-b16"]
+    assert shared["series"].to_list() == [STRONG, WEAK]
+    assert shared["mode"].to_list() == ["strong", "weak"]
+    assert shared["throughput_samples_per_sec"].nunique() == 1
+    assert shared["speedup"].nunique() == 2
+    assert len(found) == 8
+
+
+def test_the_baseline_is_the_smallest_measured_size_and_named(tmp_path: Path) -> None:
+    found = table(studies.finished(tmp_path / "s", studies.strong(sizes=(2, 4, 8), per_node=2)))
+    assert set(found["baseline"]) == {"1x2 (2 ranks)"}
+    assert found["efficiency"].iloc[0] == 1
+    assert found["speedup"].iloc[0] == 1
+    assert pd.isna(found["efficiency_low"].iloc[0])
+    assert set(found["reason"]) == {""}
+
+
+def test_a_failed_baseline_gives_way_to_the_next_size_and_every_row_says_so(tmp_path: Path) -> None:
+    def state(cell: Any, repeat: int) -> tuple[str, str, str | None]:
+        return (
+            ("failed", "ran out of time", "time-limit") if cell.world_size == 1 else ("completed", "", None)
+        )
+
+    found = table(studies.finished(tmp_path / "s", state=state))
+    failed, *others = found.to_dict("records")
+    assert (failed["state"], failed["n"]) == ("failed", 0)
+    assert failed["reason"] == "no run completed: 3 failed by time-limit (ran out of time)"
+    numbers = [name for name in COLUMNS[12:26] if name != "node_hours"]
+    assert all(pd.isna(failed[name]) for name in [*numbers, "node_hours"])
+    for row in others:
+        assert row["baseline"] == "2x1 (2 ranks)"
+        assert row["reason"] == "the baseline is 2x1 (2 ranks): 1x1 has no completed run"
+    base, four, eight = others
+    assert base["efficiency"] == 1
+    assert four["efficiency"] == pytest.approx(base["step_time_sec"] / four["step_time_sec"] / 2)
+    assert eight["speedup"] == pytest.approx(base["step_time_sec"] / eight["step_time_sec"])
+
+
+@pytest.mark.parametrize("asked", ["2x1", "n2x1-gloo-srun-b32"])
+def test_another_baseline_can_be_asked_for(tmp_path: Path, asked: str) -> None:
+    found = table(studies.finished(tmp_path / "s"), baseline=asked)
+    assert set(found["baseline"]) == {"2x1 (2 ranks)"}
+    assert found["efficiency"].iloc[1] == 1
+    assert found["efficiency"].iloc[0] > 1
+    assert set(found["reason"]) == {""}
+
+
+def test_a_baseline_that_was_not_measured_is_told(tmp_path: Path) -> None:
+    found = table(studies.finished(tmp_path / "s"), baseline="3x1")
+    assert set(found["baseline"]) == {"1x1 (1 rank)"}
+    assert set(found["reason"]) == {"the baseline asked for, 3x1, was not measured in this series"}
+
+
+@pytest.mark.parametrize(
+    ("states", "state", "reason"),
+    [
+        (
+            ["completed", "failed", "completed"],
+            "completed",
+            "2 of 3 runs completed: 1 failed by bad-exit (boom)",
+        ),
+        (
+            ["failed", "running", "queued"],
+            "running",
+            "no run completed: 1 failed by bad-exit, 1 running and 1 queued (boom)",
+        ),
+        (
+            ["failed", "queued", "failed"],
+            "queued",
+            "no run completed: 2 failed by bad-exit and 1 queued (boom)",
+        ),
+        (
+            ["cancelled", "planned", "cancelled"],
+            "cancelled",
+            "no run completed: 2 cancelled and 1 not started",
+        ),
+        (["planned", "planned", "planned"], "planned", "no run completed: 3 not started"),
+        (
+            ["unknown", "cancelled", "planned"],
+            "unknown",
+            "no run completed: 1 of unknown state, 1 cancelled and 1 not started",
+        ),
+    ],
+)
+def test_the_state_of_a_cell_and_why_runs_are_missing(
+    tmp_path: Path, states: list[str], state: str, reason: str
+) -> None:
+    def of(cell: Any, repeat: int) -> tuple[str, str, str | None]:
+        name = states[repeat - 1] if cell.world_size == 2 else "completed"
+        return (name, "boom", "bad-exit") if name == "failed" else (name, "", None)
+
+    found = table(studies.finished(tmp_path / "s", state=of)).set_index("gpus").loc[2]
+    assert (found["state"], found["reason"]) == (state, reason)
+    assert found["n"] == states.count("completed")
+    assert pd.isna(found["throughput_samples_per_sec"]) == (found["n"] == 0)
+
+
+def respecify(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    plan = json.loads((path / "plan.json").read_text())
+    for cell in plan["cells"]:
+        change(cell)
+    (path / "plan.json").write_text(json.dumps(plan))
+
+
+def test_the_regime_follows_from_the_batches_not_from_the_label(tmp_path: Path) -> None:
+    path = studies.finished(tmp_path / "s")
+    respecify(path, lambda cell: cell["series"][0].update(mode="weak"))
+    found = table(path)
+    assert set(found["mode"]) == {"strong"}
+    assert set(found["reason"]) == {
+        "called weak by the plan, but its global batch is constant: strong scaling"
+    }
+    assert found["efficiency"].to_list() == pytest.approx(
+        (found["step_time_sec"].iloc[0] / found["step_time_sec"] / found["gpus"]).to_list()
+    )
+
+
+def test_a_series_that_keeps_neither_batch_has_no_efficiency_and_says_why(tmp_path: Path) -> None:
+    path = studies.finished(tmp_path / "s")
+    respecify(path, lambda cell: cell.update(global_batch=64 + 3 * cell["world_size"] ** 2))
+    found = table(path)
+    assert set(found["mode"]) == {""}
+    assert (
+        found[["speedup", "efficiency", "computational_scalability", "global_efficiency"]]
+        .isna()
+        .all(axis=None)
+    )
+    assert found["throughput_samples_per_sec"].notna().all()
+    assert set(found["baseline"]) == {""}
+    for reason in found["reason"]:
+        assert reason == (
+            "no efficiency: neither the global batch nor the batch per rank is constant over the series"
+        )
+
+
+def test_a_series_of_one_cell_has_no_efficiency(tmp_path: Path) -> None:
+    found = table(studies.finished(tmp_path / "s", studies.strong(sizes=(4,))))
+    assert pd.isna(found["efficiency"].item())
+    assert found["throughput_samples_per_sec"].item() > 0
+    assert found["reason"].item() == "no efficiency: the series has one cell only"
+
+
+def test_two_runs_give_points_and_no_interval(tmp_path: Path) -> None:
+    found = table(studies.finished(tmp_path / "s", repeats=2))
+    assert found["efficiency"].notna().all()
+    bounds = ["throughput_low", "throughput_high", "efficiency_low", "efficiency_high"]
+    assert found[bounds].isna().all(axis=None)
+
+
+def test_node_hours_are_those_of_one_completed_run(tmp_path: Path) -> None:
+    found = table(studies.finished(tmp_path / "s"))
+    assert found["node_hours"].to_list() == pytest.approx([n * 120 / 3600 for n in (1, 2, 4, 8)])
+
+
+def test_what_was_not_attributed_is_missing_and_the_rest_stands(tmp_path: Path) -> None:
+    path = studies.finished(tmp_path / "s")
+    for metrics in path.glob("runs/n2x1*/attempt-1/metrics.csv"):
+        frame = pd.read_csv(metrics)
+        frame[["load_balance", "comm_efficiency"]] = math.nan
+        frame.to_csv(metrics, index=False)
+    for metrics in path.glob("runs/n4x1*/attempt-1/metrics.csv"):
+        frame = pd.read_csv(metrics)
+        frame["other_time_sec"] = math.nan
+        frame.to_csv(metrics, index=False)
+    found = table(path).set_index("gpus")
+    factors = ["load_balance", "comm_efficiency", "pop_parallel_efficiency", "computational_scalability"]
+    assert found.loc[2, factors].isna().all()
+    assert found.loc[4, factors[:3]].notna().all()
+    assert pd.isna(found.loc[4, "computational_scalability"])
+    assert found["efficiency"].notna().all()
+
+
+def test_the_speedup_has_the_interval_of_the_efficiency(tmp_path: Path) -> None:
+    rows = scale(load_study(studies.finished(tmp_path / "s", both())))
+    growth = rows["gpus"] / rows["base_gpus"]
+    for bound in ("_low", "", "_high"):
+        assert (rows[f"speedup{bound}"] / rows[f"efficiency{bound}"]).dropna().to_list() == pytest.approx(
+            growth[rows[f"efficiency{bound}"].notna()].to_list()
+        )
+
+
+def test_mixed_nodes_keep_their_layout(tmp_path: Path) -> None:
+    cells = studies.weak(sizes=(1, 6))
+    cells[1].nodes, cells[1].tasks_per_node = 2, [4, 2]
+    found = table(studies.finished(tmp_path / "s", cells))
+    assert found["gpus_per_node"].to_list() == ["1", "4+2"]
+    assert found["baseline"].iloc[1] == "1x1 (1 rank)"
+
+
+def test_a_study_without_any_run_has_all_its_rows(tmp_path: Path) -> None:
+    found = table(studies.finished(tmp_path / "s", both(), state=lambda cell, repeat: ("planned", "", None)))
+    assert len(found) == 8
+    assert set(found["state"]) == {"planned"}
+    assert set(found["baseline"]) == {""}
+    assert found["efficiency"].isna().all()
+
+
+def test_a_plan_without_cells_has_an_empty_table(tmp_path: Path) -> None:
+    found = table(studies.finished(tmp_path / "s", []))
+    assert list(found.columns) == PROMISED
+    assert found.empty
+
+
+def test_points_from_elsewhere_scale_as_runs_do() -> None:
+    points = pd.DataFrame(
+        {"gpus": [1, 1, 1, 2, 2, 2], "per_gpu_batch": 8, "time": [1.0, 1.1, 0.9, 1.2, 1.3, 1.25]}
+    )
+    found = scaling_table(frames_of_points(points))
+    assert found["efficiency"].to_list() == pytest.approx([1.0, 1.0 / 1.25])
+    assert found["throughput_samples_per_sec"].to_list() == pytest.approx([8.0, 16 / 1.25])
+    assert found["n"].to_list() == [3, 3]
+    assert set(found["mode"]) == {"weak"}
+    assert found["efficiency_low"].iloc[1] < 0.8 < found["efficiency_high"].iloc[1]

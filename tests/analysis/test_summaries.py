@@ -1,0 +1,199 @@
+"""The study in words: best size, main loss, certainty; and how numbers are written."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import studies
+from hypothesis import given
+from hypothesis import strategies as st
+
+from analysis.load import load_study
+from analysis.scaling import scale
+from analysis.summary import certainty, find, losses
+from analysis.wording import (
+    clean,
+    count,
+    fraction,
+    interval,
+    listed,
+    number,
+    one_line,
+    percent,
+    seconds,
+    whole,
+)
+
+
+def rows_of(path: Path, cells: Any = None, **options: Any) -> pd.DataFrame:
+    return scale(load_study(studies.finished(path / "s", cells, **options)))
+
+
+def findings(rows: pd.DataFrame) -> Any:
+    return find(rows, labels={name: name for name in rows["series"]})
+
+
+def test_the_best_size_is_the_largest_at_the_guide(tmp_path: Path) -> None:
+    (found,) = findings(rows_of(tmp_path, noise=0.0))
+    assert found.best_size == "2 ranks"
+    assert found.best_detail == "largest with efficiency ≥ 0.8"
+    assert found.sentences[0] == (
+        "8 ranks: 3.50 times as fast as 1x1 (1 rank), an efficiency of 0.44 [0.44, 0.44]."
+    )
+    assert found.sentences[1] == "The largest size at or above 0.8 is 2 ranks, with 0.85 [0.85, 0.85]."
+    assert found.speedup == "3.50×"
+    assert found.speedup_detail == "on 8 ranks; ideal 8.00×"
+
+
+def test_the_main_loss_is_the_greatest_factor_on_a_logarithmic_scale(tmp_path: Path) -> None:
+    rows = rows_of(tmp_path, noise=0.0)
+    (found,) = findings(rows)
+    base, last = rows.iloc[0], rows.iloc[-1]
+    shares = {loss.factor: loss.share for loss in losses(last, base)}
+    total = -math.log(last["efficiency"])
+    assert shares["comm_efficiency"] == pytest.approx(-math.log(last["comm_efficiency"]) / total)
+    assert sum(shares.values()) == pytest.approx(1)
+    assert (found.main_loss, found.loss_detail) == ("communication", "85 % of the loss on 8 ranks")
+    assert found.sentences[2] == (
+        "Of the loss on 8 ranks, 85 % is communication that computation does not hide, "
+        "12 % is computation that takes longer per sample and 2 % is uneven work between ranks."
+    )
+
+
+def test_other_causes_lead_to_other_words(tmp_path: Path) -> None:
+    uneven = studies.Timing(comm_s=0, fixed_s=0, imbalance=0.6)
+    (found,) = findings(rows_of(tmp_path / "a", timing=uneven))
+    assert found.main_loss == "load imbalance"
+    slower = studies.Timing(comm_s=0, fixed_s=0.05, imbalance=0)
+    (found,) = findings(rows_of(tmp_path / "b", timing=slower))
+    assert found.main_loss == "slower computation"
+    perfect = studies.Timing(comm_s=0, fixed_s=0, imbalance=0)
+    (found,) = findings(rows_of(tmp_path / "c", timing=perfect, noise=0.0))
+    assert found.main_loss == "hardly any"
+    assert found.best_size == "8 ranks"
+    assert found.sentences[2] == "There is hardly any loss to explain on 8 ranks."
+
+
+def test_without_a_good_size_none_is_recommended(tmp_path: Path) -> None:
+    (found,) = findings(rows_of(tmp_path, timing=studies.Timing(comm_s=0.2)))
+    assert found.best_size == "none"
+    assert found.sentences[1] == "No size beyond the baseline reaches an efficiency of 0.8."
+
+
+def test_an_interval_across_the_guide_is_told(tmp_path: Path) -> None:
+    rows = rows_of(tmp_path)
+    two = rows["gpus"] == 2
+    rows.loc[two, ["efficiency", "efficiency_low", "efficiency_high"]] = [0.81, 0.78, 0.84]
+    rows.loc[rows["gpus"] == 4, ["efficiency", "efficiency_low", "efficiency_high"]] = [0.79, 0.75, 0.83]
+    (found,) = findings(rows)
+    assert found.sentences[1] == (
+        "The largest size at or above 0.8 is 2 ranks, with 0.81 [0.78, 0.84] (its interval reaches below "
+        "0.8: not certain); 4 ranks, with 0.79 [0.75, 0.83], may reach it too."
+    )
+
+
+def test_a_dip_below_the_guide_before_the_best_size_is_told(tmp_path: Path) -> None:
+    rows = rows_of(tmp_path, repeats=1)
+    rows.loc[rows["gpus"] == 2, "efficiency"] = 0.7
+    rows.loc[rows["gpus"] == 4, "efficiency"] = 0.9
+    (found,) = findings(rows)
+    assert found.sentences[1] == (
+        "The largest size at or above 0.8 is 4 ranks, with 0.90; smaller sizes are below it (2 ranks)."
+    )
+
+
+def test_a_disagreeing_attribution_window_makes_the_shares_rough(tmp_path: Path) -> None:
+    rows = rows_of(tmp_path)
+    rows["global_efficiency"] *= 0.8
+    rows.loc[0, "pop_parallel_efficiency"] = 1.0
+    (found,) = findings(rows)
+    assert found.sentences[2].endswith(
+        "The instrumented window that tells them apart shows an efficiency of 0.35: rough shares."
+    )
+
+
+def test_without_an_attribution_window_the_loss_is_not_known(tmp_path: Path) -> None:
+    rows = rows_of(tmp_path)
+    rows[["load_balance", "comm_efficiency", "computational_scalability"]] = math.nan
+    (found,) = findings(rows)
+    assert found.main_loss == "not known"
+    assert found.sentences[2] == "Where the rest goes is not known: no attribution window was measured."
+
+
+def test_certainty_tells_runs_and_intervals(tmp_path: Path) -> None:
+    assert certainty(rows_of(tmp_path / "a", repeats=1)) == (
+        "1 run per cell: no intervals (they need 3), so small differences may be chance."
+    )
+    five = certainty(rows_of(tmp_path / "b", repeats=5))
+    assert five.startswith("5 runs per cell; the 95 % interval of a throughput is ±1.")
+
+    def state(cell: Any, repeat: int) -> tuple[str, str, str | None]:
+        return ("planned", "", None) if cell.world_size == 8 and repeat > 2 else ("completed", "", None)
+
+    mixed = certainty(rows_of(tmp_path / "c", repeats=4, state=state))
+    assert mixed.startswith("2 to 4 runs per cell; ")
+    assert mixed.endswith("; 1 cell with fewer than 3 runs without an interval.")
+    none = rows_of(tmp_path / "d", state=lambda cell, repeat: ("planned", "", None))
+    assert certainty(none) == "Nothing has been measured yet."
+    assert findings(none) == []
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (1234.5, "1234"),
+        (12345.6, "12,350"),
+        (9999.9, "10,000"),
+        (0.99999, "1.000"),
+        (0.012345, "0.01235"),
+        (0.0, "0"),
+        (-2.5, "-2.500"),
+        (1e-9, "1.000e-09"),
+        (math.nan, "–"),
+        (math.inf, "–"),
+        (None, "–"),
+    ],
+)
+def test_numbers_have_four_digits_and_commas_from_ten_thousand(value: float | None, text: str) -> None:
+    assert number(value) == text
+
+
+@given(st.floats(1e-4, 1e12))
+def test_a_written_number_is_the_number_to_its_digits(value: float) -> None:
+    assert float(number(value).replace(",", "")) == pytest.approx(value, rel=6e-4)
+
+
+def test_units_counts_and_lists() -> None:
+    assert (seconds(1.234), seconds(0.1153), seconds(8.2e-4), seconds(math.nan)) == (
+        "1.23 s",
+        "115 ms",
+        "820 µs",
+        "–",
+    )
+    assert (percent(0.234), percent(0.2345, decimals=1), percent(math.nan)) == ("23 %", "23.4 %", "–")
+    assert (fraction(0.98765), fraction(math.nan), whole(352), whole(2.5)) == ("0.988", "–", "352", "2.50")
+    assert interval(1.0, 2.0) == "[1.000, 2.000]"
+    assert interval(math.nan, 2.0) == ""
+    assert (count(1, "run"), count(12_000, "run"), count(2, "series", "series")) == (
+        "1 run",
+        "12,000 runs",
+        "2 series",
+    )
+    assert listed([]) == ""
+    assert listed(["a"]) == "a"
+    assert listed(["a", "b", "c"]) == "a, b and c"
+    assert listed(list("abcdefg"), limit=3) == "a, b and 5 more"
+
+
+@given(st.text())
+def test_cleaned_text_can_be_written_and_shows_what_it_holds(text: str) -> None:
+    cleaned = clean(text)
+    cleaned.encode("utf-8")
+    assert len(cleaned) == len(text)
+    assert "\x1b" not in cleaned
+    assert "\n" not in one_line(text)
+    assert len(one_line(text, limit=10)) <= 10

@@ -1,0 +1,115 @@
+"""The scaling table as CSV, Markdown and LaTeX: complete, and safe whatever it holds."""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import studies
+from hypothesis import given
+from hypothesis import strategies as st
+
+from analysis.load import load_study
+from analysis.measured import measure
+from analysis.scaling import COLUMNS, scaling_table
+from analysis.tables import csv_table, latex, latex_table, markdown_table, runs_csv
+
+HOSTILE = "<script>alert(1)</script> | `x` $y$ \\input{/etc/passwd} 100% & #1 _a_ ^b^ ~c~ {d}\n[e]"
+
+
+def hostile_table(path: Path) -> pd.DataFrame:
+    def state(cell: Any, repeat: int) -> tuple[str, str, str | None]:
+        return ("failed", HOSTILE, "a|b") if cell.world_size == 8 else ("completed", "", None)
+
+    return scaling_table(load_study(studies.finished(path / "s", state=state)))
+
+
+def test_csv_holds_the_promised_columns_and_empty_cells_for_what_was_not_measured(tmp_path: Path) -> None:
+    table = hostile_table(tmp_path)
+    text = csv_table(table)
+    assert text.splitlines()[0] == ",".join(COLUMNS)
+    read = pd.read_csv(io.StringIO(text), dtype={"gpus_per_node": str}, keep_default_na=False)
+    failed = read[read["gpus"] == 8].iloc[0]
+    for name in COLUMNS[12:26]:
+        assert failed[name] == "", name
+    assert failed["n"] == 0
+    assert failed["state"] == "failed"
+    again = pd.read_csv(io.StringIO(text))
+    assert again["efficiency"].to_list() == pytest.approx(
+        table["efficiency"].to_list(), rel=1e-11, nan_ok=True
+    )
+    assert "nan" not in text
+
+
+@pytest.mark.parametrize("text", ["=cmd|' /C calc'!A0", "+1", "-1", "@SUM(A1)", "\tx"])
+def test_a_text_that_a_spreadsheet_would_run_is_quoted(tmp_path: Path, text: str) -> None:
+    table = hostile_table(tmp_path)
+    table["reason"] = text
+    rows = csv_table(table).splitlines()[1:]
+    assert all(row.endswith((f",'{text}", f',"\'{text}"')) for row in rows)
+
+
+def test_every_planned_run_is_in_runs_csv(tmp_path: Path) -> None:
+    def state(cell: Any, repeat: int) -> tuple[str, str, str | None]:
+        return ("planned", "", None) if repeat == 3 else ("completed", "", None)
+
+    runs = measure(load_study(studies.finished(tmp_path / "s", state=state))).runs
+    read = pd.read_csv(io.StringIO(runs_csv(runs)))
+    assert read["run_id"].to_list() == runs["run_id"].to_list()
+    assert read["throughput_samples_per_sec"].isna().sum() == 4
+    assert read["started_at"].iloc[0] == "2026-01-02T03:04:05.000000Z"
+    assert read.loc[read["state"] == "planned", "attempt"].isna().all()
+
+
+def test_markdown_has_one_line_per_row_and_escapes_what_would_be_markup(tmp_path: Path) -> None:
+    text = markdown_table(hostile_table(tmp_path))
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    assert len(rows) == 2 + 4
+    cells = {len(re.findall(r"(?<!\\)\|", row)) for row in rows}
+    assert cells == {17}
+    assert re.search(r"(?<!\\)<script", text) is None
+    assert r"\<script\>alert(1)\</script\>" in text
+    assert "baseline N0: 1x1 (1 rank)" in text
+    assert "no run completed: 3 failed by a\\|b" in text
+
+
+def test_latex_is_a_tabular_with_balanced_braces_and_nothing_unescaped(tmp_path: Path) -> None:
+    text = latex_table(hostile_table(tmp_path))
+    assert text.count(r"\begin{tabular}") == text.count(r"\end{tabular}") == 1
+    body = text.split(r"\midrule")[1].split(r"\bottomrule")[0]
+    assert all(row.count("&") == 15 for row in body.strip().splitlines())
+    assert r"\input" not in text
+
+
+def test_a_long_latex_table_runs_over_pages(tmp_path: Path) -> None:
+    table = pd.concat([hostile_table(tmp_path)] * 11)
+    text = latex_table(table)
+    assert r"\begin{longtable}" in text
+    assert r"\endhead" in text
+
+
+def test_latex_escapes_each_special_character() -> None:
+    assert latex(r"\&%$#_{}~^") == (r"\textbackslash{}\&\%\$\#\_\{\}\textasciitilde{}\textasciicircum{}")
+    assert latex("[a] 2 × 4 – µs é 漢") == r"{[}a{]} 2 $\times$ 4 -- $\mu$s é ?"
+
+
+@given(st.text(max_size=60))
+def test_no_text_can_leave_its_latex_cell(text: str) -> None:
+    escaped = latex(text)
+    bare = re.sub(r"\\(text\w+|dots)\{\}|\\[&%$#_{}]|\$\\(times|mu)\$|\{[\[\]]\}", "", escaped)
+    assert not set(bare) & set("\\&%$#_{}~^[]\n\r")
+
+
+@given(st.text(max_size=60))
+def test_no_text_can_leave_its_markdown_cell(text: str) -> None:
+    table = pd.DataFrame({name: [0.5] for name in COLUMNS}).astype(object)
+    table.loc[0, ["cell_id", "series", "baseline", "state", "reason", "mode"]] = [text] * 6
+    table["n"] = 0
+    lines = markdown_table(table).splitlines()
+    row = lines[2]
+    assert len(re.findall(r"(?<!\\)(?:\\\\)*\|", row)) == 17
+    assert re.search(r"(?<!\\)(?:\\\\)*<", row) is None
