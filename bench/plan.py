@@ -144,9 +144,7 @@ def write_plan(plan: Plan, root: Path, *, progress: Callable[[int], None] | None
     try:
         folder.scripts.mkdir(parents=True, exist_ok=True)
         for done, (cell, text) in enumerate(scripts(plan), 1):
-            # Unbuffered: a script is one write, and 10,000 of them are most of a plan's time.
-            with open(f"{folder.path}/{plan.script_name(cell)}", "wb", buffering=0) as file:
-                file.write(text.encode())
+            _write_script(f"{folder.path}/{plan.script_name(cell)}", text.encode())
             if progress is not None:
                 progress(done)
         _remove_stale_scripts(folder, old, plan)
@@ -155,6 +153,23 @@ def write_plan(plan: Plan, root: Path, *, progress: Callable[[int], None] | None
     except OSError as error:
         raise BenchError(f"{error.filename or folder.path}: cannot be written: {error.strerror}") from None
     return folder
+
+
+def _write_script(path: str, data: bytes) -> None:
+    """Write a script, unless it is there already: one that waits in a queue stays as it is.
+
+    Unbuffered and never over an old file, which journalling file systems flush at once:
+    10,000 scripts are most of a plan's time.
+    """
+    try:
+        with open(path, "xb", buffering=0) as file:
+            file.write(data)
+    except FileExistsError:
+        with open(path, "rb", buffering=0) as old:
+            same = old.read() == data
+        if not same:
+            Path(path).unlink()
+            _write_script(path, data)
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:

@@ -41,8 +41,10 @@ class _Shape(NamedTuple):
 class Script:
     """A cell's script.
 
-    ``kind`` is equal for scripts that differ only in names and in the workload's own
-    options: what holds for the launch of one holds for all of a kind.
+    ``kind`` is equal for scripts whose launch is alike: they differ in names, in the
+    workload's own options, and in sizes. Sizes enter a script as numbers whose relations
+    are fixed here (tasks = GPUs = ranks of a node, cores = cores of a rank x ranks), so
+    what holds for the launch of one size above 1 holds for all.
     """
 
     text: str
@@ -74,8 +76,9 @@ class Renderer:
         if pieces is None:
             pieces = self._shapes[shape] = self._render_shape(shape)
         most = max(cell.ranks_per_node)
-        # What a linter or a scheduler could object to ...
-        launch = {
+        env = {f"env.{name}": shlex.quote(value) for name, value in cell.env.items()}
+        values = {
+            "cell_id": cell.cell_id,
             "nodes": str(cell.nodes),
             "tasks_per_node": str(cell.tasks_per_node),
             "world_size": str(cell.world_size),
@@ -83,18 +86,13 @@ class Renderer:
             "ranks_per_node_max": str(most),
             "cpus_per_node": str(self._cores * most),
             "backend": cell.backend,
-            "join_timeout": str(cell.workload["join_timeout"]),
-            **{f"env.{name}": shlex.quote(value) for name, value in cell.env.items()},
-        }
-        # ... and what only the workload reads.
-        values = {
-            **launch,
-            "cell_id": cell.cell_id,
             "global_batch": str(cell.global_batch),
+            "join_timeout": str(cell.workload["join_timeout"]),
             "arguments": self._argument_lines(cell),
+            **env,
         }
         text = "".join([values[piece] if i % 2 else piece for i, piece in enumerate(pieces)])
-        return Script(text, (shape, *launch.values()))
+        return Script(text, (shape, cell.backend, cell.nodes > 1, most > 1, *env.values()))
 
     def _render_shape(self, shape: _Shape) -> list[str]:
         """Return the shape's text, split at its marks: literal, name, literal, name, ..., literal."""

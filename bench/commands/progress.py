@@ -29,6 +29,8 @@ class _Lines:
         say(f"[{self.done}/{self.total}] {self.words(run, record)}")
 
     def words(self, run: Run, record: RunRecord) -> str:
+        if record.state is RunState.QUEUED:
+            return f"{run.run_id} is job {record.job_id}"
         took = human_duration(time.monotonic() - self._since)
         if record.state is RunState.COMPLETED:
             return f"{run.run_id} completed in {took}"
@@ -48,7 +50,7 @@ class _Bar(_Lines):
     def ended(self, run: Run, record: RunRecord) -> None:
         self.done += 1
         self._bar.advance(self._task)
-        if record.state is not RunState.COMPLETED:
+        if record.state not in (RunState.COMPLETED, RunState.QUEUED):
             self._bar.console.print(self.words(run, record), markup=False, highlight=False)
 
 

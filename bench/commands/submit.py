@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import count
 from typing import Annotated
 
 import typer
@@ -13,10 +15,11 @@ from bench.commands.common import ResultsOption, StudyArgument, find_study, say
 from bench.commands.progress import watch_runs
 from bench.errors import BenchError
 from bench.executors import executor_for
-from bench.executors.base import PlannedStudy, open_study
+from bench.executors.base import Executor, PlannedStudy, QueueFullError, open_study
 from bench.ledger import RunRecord, RunState
 from bench.matrix.cell import Run
 from bench.selection import only, pending
+from bench.slurm.errors import SlurmUnavailableError
 
 OnlyOption = Annotated[
     list[str] | None,
@@ -63,8 +66,9 @@ def submit_command(
     runs = runs_to_start(planned, filters=filters or [], retry_failed=retry_failed)
     check_budget(planned, runs, budget)
     if dry_run:
+        executor = executor_for(planned)
         for run in runs:
-            print(executor_for(planned).command_line(run))
+            print(executor.command_line(run))
         print(f"{len(runs)} of {len(planned.runs)} runs would be started")
         return 0
     return start(planned, runs, max_queued=max_queued, wait=wait)
@@ -97,37 +101,100 @@ def start(
 ) -> int:
     """Start ``runs`` and say where the study stands; 1 where a run has failed."""
     executor = executor_for(planned)
-    left = list(runs)
-    if not left:
-        say("nothing to start")
+    left: list[Run] = []
+    before = planned.records()
+    if runs:
+        try:
+            left = _submit(executor, runs, max_queued)
+        except QueueFullError as full:
+            if not wait:
+                raise
+            left = full.left
+            say(f"{full.message}: waiting for room")
     else:
-        with watch_runs(len(left)) as watch:
-            executor.submit(left, max_queued=max_queued, watch=watch)
-    records = planned.records()
-    while wait and not _settled(records, left):
-        time.sleep(POLL_S)
-        records = executor.refresh()
-        left = [run for run in left if records[run.run_id].state is RunState.PLANNED]
-        if left:  # --max-queued left them; there may be room now
-            with watch_runs(len(left)) as watch:
-                executor.submit(left, max_queued=max_queued, watch=watch)
-            records = planned.records()
+        say("nothing to start")
+    if left:
+        when = "start as others end" if wait else "wait for the next `bench submit`, or use --wait"
+        say(f"{len(left)} runs {when}")
+    if wait:
+        attempts = {run_id: record.attempt for run_id, record in before.items()}
+        records = wait_for_end(executor, left, attempts=attempts, max_queued=max_queued)
+    else:
+        records = planned.records()
     counts = Counter(str(record.state) for record in records.values())
     name = planned.folder.name
     say(f"study {name}: {counts_line(counts)}")
-    failed = counts[RunState.FAILED]
+    failed, unknown = counts[RunState.FAILED], counts[RunState.UNKNOWN]
     if failed:
         say(f"{failed} failed: `bench status {name}` says why; `bench submit {name} --retry-failed` goes on")
-    return 1 if failed else 0
+    if unknown:
+        say(f"{unknown} unknown: `bench status {name}` says why; `bench cancel {name}` gives them up")
+    return 1 if failed or (wait and unknown) else 0
 
 
 POLL_S = 3.0
+#: Runs of which Slurm knows nothing are not waited for longer than this.
+UNKNOWN_WAIT_S = 60.0
+#: After a full queue we try again when a job of ours has ended, or after this time.
+FULL_WAIT_S = 30.0
 
 
-def _settled(records: dict[str, RunRecord], left: Sequence[Run]) -> bool:
-    """Whether nothing is under way any more, and nothing that was asked for waits."""
-    waiting = any(records[run.run_id].state is RunState.PLANNED for run in left)
-    return not waiting and not any(record.state.active for record in records.values())
+def wait_for_end(
+    executor: Executor,
+    left: Sequence[Run] = (),
+    *,
+    attempts: Mapping[str, int] | None = None,
+    max_queued: int | None = None,
+) -> dict[str, RunRecord]:
+    """Stay until nothing of the study is under way; start what is left as room appears.
+
+    Slurm's absence is waited out, too. What nobody knows anything of is not waited for.
+    ``attempts`` are those of the runs ``left`` before they were to be started.
+    """
+    attempts, told = attempts or {}, set[str]()
+    known_until = time.monotonic()
+    full_with, full_until = math.inf, 0.0  # how many of ours were in a full queue
+    for turn in count():
+        if turn:
+            time.sleep(POLL_S)
+        try:
+            records = executor.refresh()
+            active = [record for record in records.values() if record.state.active]
+            left = [run for run in left if _is_left(records[run.run_id], attempts.get(run.run_id, 0))]
+            room = max_queued is None or len(active) < max_queued
+            if left and room and (len(active) < full_with or time.monotonic() > full_until):
+                left = _submit(executor, left, max_queued)
+                continue
+        except QueueFullError as full:
+            _say_once(told, f"{full.message}: waiting for room")
+            left, full_with, full_until = full.left, len(active), time.monotonic() + FULL_WAIT_S
+        except SlurmUnavailableError as absent:
+            _say_once(told, f"{absent.message}: waiting for Slurm")
+        else:
+            for record in active:
+                if record.details.get("stuck"):
+                    _say_once(told, f"{record.run_id} does not start by itself: {record.reason}")
+            if left or any(record.state is not RunState.UNKNOWN for record in active):
+                known_until = time.monotonic()
+            elif not active or time.monotonic() - known_until > UNKNOWN_WAIT_S:
+                return records
+    raise AssertionError("count() has no end")
+
+
+def _is_left(record: RunRecord, attempt_before: int) -> bool:
+    """Whether a run was not submitted since; it may have been, and failed, before Slurm went away."""
+    return record.attempt == attempt_before or record.state is RunState.PLANNED
+
+
+def _submit(executor: Executor, runs: Sequence[Run], max_queued: int | None) -> list[Run]:
+    with watch_runs(len(runs)) as watch:
+        return executor.submit(runs, max_queued=max_queued, watch=watch)
+
+
+def _say_once(told: set[str], words: str) -> None:
+    if words not in told:
+        told.add(words)
+        say(words)
 
 
 def counts_line(counts: Counter[str]) -> str:

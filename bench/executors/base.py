@@ -99,8 +99,12 @@ class Attempt:
 
 
 def next_attempt(study: PlannedStudy, run: Run, record: RunRecord) -> Attempt:
-    """Return the next attempt of a run; its job's name belongs to no other attempt anywhere."""
-    number = record.attempt + 1
+    """Return the next attempt of a run; its job's name belongs to no other attempt anywhere.
+
+    An attempt that was refused left nothing, and is made again under its number.
+    """
+    refused = record.state is RunState.PLANNED and bool(record.details.get("refused"))
+    number = record.attempt if refused else record.attempt + 1
     name = f"{study.folder.name}.{run.run_id}.a{number}.{study.plan.get('key', '')}"
     return Attempt(run, study.cells[run.cell_id], number, study.folder.attempt(run.run_id, number), name)
 
@@ -183,6 +187,14 @@ def _cause_of(folder: RunFolder) -> dict[str, Any] | None:
     }
 
 
+class QueueFullError(BenchError):
+    """The queue takes no more jobs for now; ``left`` are the runs that wait for room."""
+
+    def __init__(self, message: str, *, remedy: str, left: Sequence[Run]) -> None:
+        super().__init__(message, remedy=remedy)
+        self.left = list(left)
+
+
 @dataclass
 class Watch:
     """What an executor tells while it works; each call is optional."""
@@ -195,10 +207,16 @@ class Watch:
 class Executor(Protocol):
     """Starts runs, and finds out what became of them."""
 
-    def submit(self, runs: Sequence[Run], *, watch: Watch, max_queued: int | None = None) -> None:
+    def submit(self, runs: Sequence[Run], *, watch: Watch, max_queued: int | None = None) -> list[Run]:
         """Start ``runs`` in order; local ones are run to their end.
 
         With ``max_queued``, no more than that many of the study's runs wait or run at once.
+
+        Returns:
+            the runs that ``max_queued`` holds back.
+
+        Raises:
+            QueueFullError: the queue takes no more jobs for now.
         """
 
     def command_line(self, run: Run) -> str:

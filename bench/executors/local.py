@@ -36,7 +36,7 @@ class LocalExecutor:
         self.study = study
         self._servers: dict[tuple[tuple[str, str], ...], ForkServer] = {}
 
-    def submit(self, runs: Sequence[Run], *, watch: Watch, max_queued: int | None = None) -> None:
+    def submit(self, runs: Sequence[Run], *, watch: Watch, max_queued: int | None = None) -> list[Run]:
         """Run ``runs`` one after another; what was interrupted stays for the next call.
 
         Raises:
@@ -52,6 +52,7 @@ class LocalExecutor:
             finally:
                 for server in self._servers.values():
                     server.close()
+        return []
 
     def command_line(self, run: Run) -> str:
         """Return the command that does by hand what the fork server does for ``run``."""

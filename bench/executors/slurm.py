@@ -13,28 +13,41 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
+from functools import cached_property
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NoReturn, TypedDict
 
 from bench.errors import BenchError
-from bench.executors.base import Attempt, Outcome, PlannedStudy, Watch, new_attempt, next_attempt, settle
-from bench.executors.evidence import incomplete, outcome_of, said_error
-from bench.layout import read_json, write_atomically, write_json
+from bench.executors.base import (
+    Attempt,
+    Outcome,
+    PlannedStudy,
+    QueueFullError,
+    Watch,
+    new_attempt,
+    next_attempt,
+    settle,
+)
+from bench.executors.evidence import ProvisionalEnd
+from bench.executors.settlement import Settlement
+from bench.layout import read_json, write_json
 from bench.ledger import RunRecord, RunState, now, submit_lock
-from bench.matrix.cell import Cell, Run
+from bench.matrix.cell import Run
 from bench.slurm.client import Slurm, sbatch_command
 from bench.slurm.errors import SlurmRefusedError, SlurmUnavailableError, SubmissionUncertainError
-from bench.slurm.outcome import JobOutcome, outcomes, queue_outcomes
-from bench.slurm.parsing import AccountingRow
-from bench.slurm.summary import accounting_table
+from bench.slurm.parsing import QueueRow
 
 #: An orphaned sbatch ends by itself; it may wait this long for a busy controller.
 LOCK_WAIT_S = 200.0
 #: A job whose answer was lost is in squeue at once, if Slurm has it.
 UNCERTAIN_WAIT_S = 10.0
+#: A request that waited while the controller was frozen is served about when ours is.
+SECOND_LOOK_S = 1.0
+
+_INTERRUPTED = "sbatch was interrupted before Slurm took the job"
 
 
 class SlurmExecutor:
@@ -42,52 +55,50 @@ class SlurmExecutor:
 
     def __init__(self, study: PlannedStudy, *, slurm: Slurm | None = None) -> None:
         self.study = study
-        own = (
-            {} if study.plan.get("setup") or study.plan.get("container") else {"BENCH_PYTHON": sys.executable}
-        )
-        self.slurm = slurm or Slurm(environment={**os.environ, **own})
+        own = study.plan.get("setup") or study.plan.get("container")
+        #: What sbatch gets beside the caller's environment: without set-up lines, this python runs.
+        self.variables = {} if own else {"BENCH_PYTHON": sys.executable}
+        self.slurm = slurm or Slurm(environment={**os.environ, **self.variables})
         self._cells = {run.run_id: study.cells[run.cell_id] for run in study.runs}
+        self._settlement = Settlement(study, self.slurm, self._cells)
 
-    def submit(self, runs: Sequence[Run], *, watch: Watch, max_queued: int | None = None) -> None:
-        """Submit ``runs`` in order, as far as ``max_queued`` allows.
+    def submit(self, runs: Sequence[Run], *, watch: Watch, max_queued: int | None = None) -> list[Run]:
+        """Submit ``runs`` in order, as far as ``max_queued`` allows; return those it holds back.
 
         Raises:
+            QueueFullError: Slurm takes no more jobs of this user for now.
             BenchError: Slurm refused one (those before it are kept, it and those after it
                 wait for the next call), or cannot be asked.
         """
-        with submit_lock(self.study.folder.lock, wait_s=LOCK_WAIT_S) as lock:
-            records = self._refreshed()
-            todo = [run for run in runs if not records[run.run_id].state.active]
-            todo = [run for run in todo if records[run.run_id].state is not RunState.COMPLETED]
+        seen = {run_id: record.attempt for run_id, record in self.study.records().items()}
+        with self._lock(watch) as lock:
+            records = self._refreshed(reconcile=True)
+            todo = [run for run in runs if _may_start(records[run.run_id], seen[run.run_id])]
             self._ask_first(todo)
             queued = sum(record.state.active for record in records.values())
-            for done, run in enumerate(todo):
-                if max_queued is not None and queued >= max_queued:
-                    left = len(todo) - done
-                    watch.said(
-                        f"{queued} jobs are queued (--max-queued): {left} runs wait for the next bench submit"
-                    )
-                    return
+            room = len(todo) if max_queued is None else max(0, max_queued - queued)
+            for done, run in enumerate(todo[:room]):
                 watch.started(run)
                 try:
                     record = self._submit_one(run, records[run.run_id], lock)
                 except SlurmRefusedError as refusal:
-                    raise self._refused(refusal, run, done, len(todo)) from None
-                queued += 1
+                    _raise_refused(refusal, todo, done)
                 watch.ended(run, record)
+            return todo[room:]
 
     def command_line(self, run: Run) -> str:
         """Return sbatch's command for the next attempt of ``run``."""
-        attempt = next_attempt(self.study, run, self.study.records()[run.run_id])
+        attempt = next_attempt(self.study, run, self._records_once[run.run_id])
         return shlex.join(sbatch_command(self._script(attempt), _arguments(attempt), **_names(attempt)))
 
     def refresh(self) -> dict[str, RunRecord]:
-        """Settle what ended since; one squeue and one sacct, whatever the number of jobs."""
-        records = self.study.records()
-        if any(record.state.active and record.job_id is None for record in records.values()):
+        """Settle what ended since; one squeue, and one sacct for all jobs that have left the queue."""
+        if any(_unanswered(record) for record in self.study.records().values()):
             try:
                 with submit_lock(self.study.folder.lock):
-                    return self._refreshed()
+                    return self._refreshed(reconcile=True)
+            except SlurmUnavailableError:
+                raise
             except BenchError:
                 pass  # a submission is at work: its intents are its own to settle
         return self._refreshed(reconcile=False)
@@ -95,21 +106,33 @@ class SlurmExecutor:
     def cancel(self, runs: Sequence[Run]) -> int:
         """Cancel this study's jobs of ``runs`` and settle them; return how many there were."""
         with submit_lock(self.study.folder.lock, wait_s=LOCK_WAIT_S):
-            records = self._refreshed()
+            records = self._refreshed(reconcile=True)
             wanted = {run.run_id for run in runs}
             going = [r for r in records.values() if r.run_id in wanted and r.state.active and r.job_id]
-            if going:
-                self.slurm.cancel([str(record.job_id) for record in going])
-                for record in going:
-                    settle(
-                        self.study,
-                        record,
-                        Outcome(RunState.CANCELLED, "cancelled by bench cancel", "cancelled"),
-                        ended_at=now(),
-                    )
+            # Only jobs that bear their run's name: ids are counted anew on a cluster set up anew.
+            ours = {(row.key.job, row.name) for row in (self.slurm.queue() if going else [])}
+            jobs = [str(r.job_id) for r in going if (r.job_id, r.job_name) in ours]
+            if jobs:
+                self.slurm.cancel(jobs)
+            for record in going:
+                gone = record.state is RunState.UNKNOWN
+                reason = f"given up by bench cancel: {record.reason}" if gone else "cancelled by bench cancel"
+                outcome = Outcome(RunState.CANCELLED, reason, "cancelled", details={"job_id": record.job_id})
+                settle(self.study, record, outcome, ended_at=now())
             return len(going)
 
     # -- submitting ---------------------------------------------------------------------
+
+    @contextmanager
+    def _lock(self, watch: Watch) -> Iterator[int]:
+        """Hold the study's lock; say so where another submission has to be waited for."""
+        with ExitStack() as held:
+            try:
+                lock = held.enter_context(submit_lock(self.study.folder.lock, wait_s=0.5))
+            except BenchError as busy:
+                watch.said(f"{busy.message}: waiting for it to end")
+                lock = held.enter_context(submit_lock(self.study.folder.lock, wait_s=LOCK_WAIT_S))
+            yield lock
 
     def _ask_first(self, runs: Sequence[Run]) -> None:
         """Have Slurm judge the largest cell before the study's first job is queued.
@@ -117,11 +140,10 @@ class SlurmExecutor:
         Raises:
             BenchError: its refusal, in Slurm's words.
         """
-        if not runs or any(True for _ in self.study.ledger.events()):
+        if not runs or any(event["event"] == "submitted" for event in self.study.ledger.events()):
             return
-        largest = max(
-            (self._cells[run.run_id] for run in runs), key=lambda cell: (cell.nodes, cell.world_size)
-        )
+        cells = [self._cells[run.run_id] for run in runs]
+        largest = max(cells, key=lambda cell: (cell.nodes, cell.world_size))
         try:
             self.slurm.test_only(self.study.script(largest.cell_id))
         except SlurmRefusedError as refusal:
@@ -135,105 +157,105 @@ class SlurmExecutor:
         content = attempt.describe(self.study, submitted_at=now())
         write_json(attempt.folder.run_json, content)
         self.study.ledger.append(
-            "intent", run_id=run.run_id, attempt=attempt.number, job_name=attempt.job_name
+            "intent",
+            run_id=run.run_id,
+            attempt=attempt.number,
+            job_name=attempt.job_name,
+            refused=False,
         )
         record = RunRecord(run.run_id, attempt.number, RunState.QUEUED, job_name=attempt.job_name)
         try:
-            job_id = self._sbatch(attempt, lock)
+            submission = self.slurm.submit(
+                self._script(attempt), _arguments(attempt), **_names(attempt), keep_open=(lock,)
+            )
+            job_id = submission.job_id
         except SubmissionUncertainError as lost:
-            found = self._find_by_name(attempt.job_name)
-            if found is None:
-                raise BenchError(
-                    f"{run.run_id}: sbatch gave no answer ({lost.words}), and no job has its name yet",
-                    remedy="type `bench submit` again in a minute: it looks for the job before it submits",
-                ) from None
-            job_id = found
+            job_id = self._find_by_name(run, attempt.job_name, lost)
         except (SlurmRefusedError, SlurmUnavailableError) as error:
-            self.study.ledger.append(
-                "withdrawn", run_id=run.run_id, attempt=attempt.number, reason=error.words
-            )
-            write_json(
-                attempt.folder.run_json, {**content, "state": str(RunState.PLANNED), "reason": error.words}
-            )
+            self._withdraw(record, error.words, refused=True)
             raise
-        self._note_job(attempt.folder.run_json, record, job_id)
+        self._note_job(record, job_id, content)
         return record
-
-    def _sbatch(self, attempt: Attempt, lock: int) -> str:
-        submission = self.slurm.submit(
-            self._script(attempt), _arguments(attempt), **_names(attempt), keep_open=(lock,)
-        )
-        return submission.job_id
 
     def _script(self, attempt: Attempt) -> Path:
         return self.study.script(attempt.cell.cell_id)
 
-    def _note_job(self, run_json: Path, record: RunRecord, job_id: str) -> None:
+    def _note_job(self, record: RunRecord, job_id: str, content: Any) -> None:
         self.study.ledger.append("submitted", run_id=record.run_id, attempt=record.attempt, job_id=job_id)
-        content = read_json(run_json)
         if isinstance(content, dict):
+            run_json = self.study.folder.attempt(record.run_id, record.attempt).run_json
             write_json(run_json, {**content, "job_id": job_id})
         record.job_id = job_id
 
-    @staticmethod
-    def _refused(refusal: SlurmRefusedError, run: Run, done: int, total: int) -> BenchError:
-        what = f"sbatch refused {run.run_id}: {refusal.words} ({done} of {total} are submitted and kept)"
-        if refusal.queue_is_full:
-            return BenchError(
-                what, remedy="type `bench submit` again when jobs have ended, or use --max-queued"
-            )
-        return BenchError(
-            what, remedy="mend the reason, then type `bench submit` again: it goes on with this run"
+    def _find_by_name(self, run: Run, job_name: str, lost: SubmissionUncertainError) -> str:
+        """Return the id of a job whose answer was lost, if Slurm shows it within a moment.
+
+        Raises:
+            BenchError: it does not; the intent stands, and the next call looks for the job.
+        """
+        deadline = time.monotonic() + UNCERTAIN_WAIT_S
+        while time.monotonic() < deadline:
+            try:
+                rows = self.slurm.queue(names=[job_name])
+            except SlurmUnavailableError:
+                rows = []
+            if rows:
+                return rows[0].key.job
+            time.sleep(1)
+        raise BenchError(
+            f"{run.run_id}: sbatch gave no answer ({lost.words}), and no job has its name yet",
+            remedy="type `bench submit` again in a minute: it looks for the job before it submits",
         )
+
+    @cached_property
+    def _records_once(self) -> dict[str, RunRecord]:
+        return self.study.records()
 
     # -- finding out ----------------------------------------------------------------------
 
-    def _refreshed(self, *, reconcile: bool = True) -> dict[str, RunRecord]:
+    def _refreshed(self, *, reconcile: bool) -> dict[str, RunRecord]:
         records = self.study.records()
-        active = [record for record in records.values() if record.state.active]
-        if not active:
-            return records
-        known, rows = self._ask_slurm(active)
-        if reconcile:
-            self._reconcile([record for record in active if record.job_id is None], known.names)
-        for record in active:
-            if record.job_id is not None:
-                self._settle_or_update(record, known.jobs.get(record.job_id), rows.get(record.job_id, []))
+        if any(record.state.active for record in records.values()):
+            queue = self.slurm.queue()
+            unanswered = [record for record in records.values() if _unanswered(record)]
+            if reconcile and unanswered:
+                queue = self._reconcile(unanswered, queue)
+            known = [record for record in records.values() if record.state.active and record.job_id]
+            self._settlement.look(known, queue)
         return records
 
-    def _ask_slurm(self, active: Sequence[RunRecord]) -> tuple[_Known, dict[str, list[AccountingRow]]]:
-        """Return what squeue and sacct say of these jobs; sacct's word counts for what has ended."""
-        queue = self.slurm.queue()
-        jobs = queue_outcomes(queue)
-        names = {row.name: row.key.job for row in queue}
-        ids = [str(record.job_id) for record in active if record.job_id is not None]
-        rows: dict[str, list[AccountingRow]] = {}
-        accounted = True
-        if ids:
-            try:
-                for row in self.slurm.accounting(ids):
-                    rows.setdefault(row.key.job, []).append(row)
-            except SlurmUnavailableError:
-                accounted = False
-        told = outcomes([row for its_rows in rows.values() for row in its_rows])
-        for job, outcome in told.items():
-            if outcome.state.ended or job not in jobs:
-                jobs[job] = outcome
-        return _Known(jobs, names, accounted), rows
+    def _reconcile(self, intents: Sequence[RunRecord], queue: list[QueueRow]) -> list[QueueRow]:
+        """Find the jobs of intents that were never answered; withdraw the others.
 
-    def _reconcile(self, intents: Sequence[RunRecord], names: Mapping[str, str]) -> None:
-        """Find the jobs of intents that were never answered; withdraw the others."""
+        Returns:
+            the queue, as seen last.
+        """
+        names = {row.name: row.key.job for row in queue}
+        if any(record.job_name not in names for record in intents):
+            time.sleep(SECOND_LOOK_S)
+            queue = self.slurm.queue()
+            names = {row.name: row.key.job for row in queue}
         for record in intents:
+            folder = self.study.folder.attempt(record.run_id, record.attempt)
             job_id = names.get(str(record.job_name)) or self._accounted_by_name(record)
-            run_json = self.study.folder.attempt(record.run_id, record.attempt).run_json
             if job_id is not None:
-                self._note_job(run_json, record, job_id)
-            else:
-                reason = "sbatch was interrupted before Slurm took the job"
-                self.study.ledger.append(
-                    "withdrawn", run_id=record.run_id, attempt=record.attempt, reason=reason
-                )
-                record.state = RunState.PLANNED
+                self._note_job(record, job_id, read_json(folder.run_json))
+            elif ProvisionalEnd.read(folder).exit_code is None:
+                self._withdraw(record, _INTERRUPTED)
+            else:  # it ran, and Slurm has forgotten it
+                self._settlement.settle_by_folder(record)
+        return queue
+
+    def _withdraw(self, record: RunRecord, reason: str, *, refused: bool = False) -> None:
+        """Note that nothing came of an intent; one that was ``refused`` certainly left no job."""
+        self.study.ledger.append(
+            "withdrawn", run_id=record.run_id, attempt=record.attempt, reason=reason, refused=refused
+        )
+        run_json = self.study.folder.attempt(record.run_id, record.attempt).run_json
+        content = read_json(run_json)
+        if isinstance(content, dict):
+            write_json(run_json, {**content, "state": str(RunState.PLANNED), "reason": reason})
+        record.state, record.reason = RunState.PLANNED, reason
 
     def _accounted_by_name(self, record: RunRecord) -> str | None:
         """Return the id of a job that ended so long ago that squeue has forgotten it."""
@@ -247,62 +269,27 @@ class SlurmExecutor:
             return None
         return next((row.key.job for row in rows if row.key.step is None), None)
 
-    def _find_by_name(self, job_name: str) -> str | None:
-        """Return the id of a job whose answer was lost, if Slurm shows it within a moment."""
-        deadline = time.monotonic() + UNCERTAIN_WAIT_S
-        while time.monotonic() < deadline:
-            try:
-                rows = self.slurm.queue(names=[job_name])
-            except SlurmUnavailableError:
-                rows = []
-            if rows:
-                return rows[0].key.job
-            time.sleep(1)
-        return None
 
-    def _settle_or_update(
-        self, record: RunRecord, known: JobOutcome | None, rows: Sequence[AccountingRow]
-    ) -> None:
-        folder = self.study.folder.attempt(record.run_id, record.attempt)
-        cell = self._cells[record.run_id]
-        if known is None:
-            outcome = self._forgotten(record, cell)
-            if outcome is None:
-                record.state, record.reason = RunState.UNKNOWN, "Slurm does not know this job (any more)"
-                return
-            settle(self.study, record, outcome, ended_at=now())
-            return
-        record.reason, record.state = known.reason, known.state
-        if not known.state.ended:
-            return
-        if rows:
-            write_atomically(folder.sacct_summary, accounting_table(rows))
-        outcome = self._judged(record, cell, known)
-        settle(self.study, record, outcome, ended_at=_iso(known.ended) or now())
+def _unanswered(record: RunRecord) -> bool:
+    """Whether nobody knows yet what came of an intent."""
+    return record.state.active and record.job_id is None
 
-    def _judged(self, record: RunRecord, cell: Cell, known: JobOutcome) -> Outcome:
-        """Return Slurm's verdict together with what the run's folder says."""
-        folder = self.study.folder.attempt(record.run_id, record.attempt)
-        details: dict[str, Any] = {"started_at": _iso(known.started), "job_id": record.job_id}
-        if known.state is RunState.COMPLETED:
-            lack = incomplete(folder, cell)
-            if lack:
-                return Outcome(
-                    RunState.FAILED, f"{lack}, although Slurm says COMPLETED", "bad-exit", 0, details
-                )
-            return Outcome(RunState.COMPLETED, known.reason, None, 0, details)
-        said = said_error(folder) if known.failure_class in ("bad-exit", "killed", None) else ""
-        reason = "; ".join(filter(None, (said, known.reason)))
-        failure_class = str(known.failure_class) if known.failure_class else None
-        return Outcome(known.state, reason, failure_class, known.exit_code, details)
 
-    def _forgotten(self, record: RunRecord, cell: Cell) -> Outcome | None:
-        """Return what the folder alone says of a job that neither squeue nor sacct knows."""
-        folder = self.study.folder.attempt(record.run_id, record.attempt)
-        end = read_json(folder.end)
-        if not isinstance(end, dict) or not isinstance(end.get("exit_code"), int):
-            return None
-        return outcome_of(folder, cell, end["exit_code"])
+def _may_start(record: RunRecord, attempt_seen: int) -> bool:
+    """Whether a run is still to be started, after another `bench submit` may have been at work."""
+    if record.state.active or record.state is RunState.COMPLETED:
+        return False
+    return record.attempt == attempt_seen or record.state is RunState.PLANNED
+
+
+def _raise_refused(refusal: SlurmRefusedError, todo: Sequence[Run], done: int) -> NoReturn:
+    kept = f"{done} of {len(todo)} are submitted and kept"
+    what = f"sbatch refused {todo[done].run_id}: {refusal.words} ({kept})"
+    if refusal.queue_is_full:
+        remedy = "type `bench submit` again when jobs have ended, or use --max-queued or --wait"
+        raise QueueFullError(what, remedy=remedy, left=todo[done:]) from None
+    remedy = "mend the reason, then type `bench submit` again: it goes on with this run"
+    raise BenchError(what, remedy=remedy) from None
 
 
 class _Names(TypedDict):
@@ -319,16 +306,3 @@ def _names(attempt: Attempt) -> _Names:
 def _arguments(attempt: Attempt) -> list[str]:
     """Return what the script gets: the run's folder, from wherever the job starts."""
     return [str(attempt.folder.path.absolute())]
-
-
-@dataclass
-class _Known:
-    """What Slurm says: outcomes by job id, ids by job name, and whether sacct answered."""
-
-    jobs: dict[str, JobOutcome]
-    names: dict[str, str]
-    accounted: bool
-
-
-def _iso(time_utc: datetime | None) -> str | None:
-    return None if time_utc is None else time_utc.isoformat().replace("+00:00", "Z")

@@ -183,7 +183,7 @@ def test_a_killed_harness_leaves_no_process_and_a_failed_run_with_the_reason(tmp
     assert len(family) == 1 + 1 + 2, "the server, its agent, and as many ranks as asked for"
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    gone, alive = psutil.wait_procs(family, timeout=20)
+    _, alive = psutil.wait_procs(family, timeout=20)
     assert alive == []
     record = LocalExecutor(study).refresh()[first]
     assert (str(record.state), record.failure_class) == ("failed", "killed")

@@ -17,7 +17,9 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.lint import lint_script
 from bench.plan import Plan, make_plan, scripts
+from bench.render import Renderer
 from bench.shipped import shipped
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -86,6 +88,29 @@ def test_the_scripts_are_these(tmp_path):
 def test_bash_finds_no_syntax_error(path):
     checked = subprocess.run(["bash", "-n", path], capture_output=True, text=True)
     assert (checked.returncode, checked.stderr) == (0, "")
+
+
+def test_scripts_of_one_kind_lint_alike(tmp_path):
+    """The plan lints one script of each kind; here every one is."""
+    matrix = yaml.safe_load(hostile_matrix("x"))
+    matrix["axes"] = {
+        "nodes": [1, 2, 3, 16],
+        "gpus_per_node": [1, 2, 8],
+        "launcher": ["srun", "torchrun"],
+        "backend": ["nccl", "gloo"],
+        "env.NCCL_ALGO": ["Ring", "Tree"],
+    }
+    plan = plan_of(tmp_path, yaml.safe_dump(matrix))
+    renderer = Renderer(plan.matrix)
+    by_kind: dict[tuple, set[tuple[str, ...]]] = {}
+    for cell in plan.cells:
+        script = renderer.render(cell)
+        remarks = tuple(f"{f.rule} {f.severity}" for f in lint_script(script.text, path="x"))
+        by_kind.setdefault(script.kind, set()).add(remarks)
+    assert len(plan.cells) == 96
+    assert len(by_kind) == 32
+    assert all(len(remarks) == 1 for remarks in by_kind.values()), by_kind
+    assert not any("error" in remark for remarks in by_kind.values() for found in remarks for remark in found)
 
 
 def test_every_directive_says_why_it_is_there():

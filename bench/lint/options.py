@@ -1,0 +1,161 @@
+"""The options of sbatch and srun, and how getopt reads them.
+
+Names and arguments as in the manual pages of Slurm 22.05 to 25.05 and in ``sbatch --help``;
+options of common plugins are those of pyxis, Shifter and the CSCS container engine.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from functools import cache
+
+# A trailing "=" takes a value, "?" may take one after "=", nothing takes none.
+_COMMON = """
+account= acctg-freq= bb= bbf= begin= chdir= cluster-constraint= clusters= comment= constraint=
+container= container-id= context= contiguous core-spec= cores-per-socket= cpu-freq= cpus-per-gpu=
+cpus-per-task= deadline= delay-boot= dependency= distribution= error= exclude= exclusive? export= extra=
+extra-node-info= get-user-env? gid= gpu-bind= gpu-freq= gpus= gpus-per-node= gpus-per-socket=
+gpus-per-task= gres= gres-flags= help hint= hold input= job-name= kill-on-invalid-dep= licenses=
+mail-type= mail-user= mcs-label= mem= mem-bind= mem-per-cpu= mem-per-gpu= mincpus= network= nice?
+no-kill? nodefile= nodelist= nodes= ntasks= ntasks-per-core= ntasks-per-gpu= ntasks-per-node=
+ntasks-per-socket= ntasks-per-tres= open-mode= output= overcommit oversubscribe partition= power=
+prefer= priority= profile= propagate? qos= quiet reboot requeue reservation= resv-ports? segment=
+signal= sockets-per-node= spread-job stepmgr switches= tasks-per-node= thread-spec= threads-per-core=
+time= time-min= tmp= tres-bind= tres-per-task= uid= usage use-min-nodes verbose version wait-all-nodes=
+wckey= consolidate-segments oom-kill-step?
+"""
+_SBATCH_ONLY = """
+array= batch= cluster= export-file= external ignore-pbs no-requeue parsable test-only wait wrap= switch=
+"""
+_SRUN_ONLY = """
+accel-bind= async bcast? bcast-exclude= compress? cpu-bind= cpu_bind= debugger-test disable-status
+epilog= exact het-group= immediate? interactive jobid= kill-on-bad-exit? label max-exit-timeout=
+mem_bind= mpi= msg-timeout= multi-prog no-allocate ntasks-per-node= overlap pack-group= preserve-env
+prolog= pty? quit-on-interrupt relative= send-libs? slurmd-debug= spread-job task-epilog= task-prolog=
+threads= treewidth= tree-width= unbuffered wait= wait-for-children whole x11?
+"""
+_PLUGINS = """
+container-image= container-mounts= container-workdir= container-name= container-save=
+container-mount-home no-container-mount-home container-remap-root no-container-remap-root
+container-entrypoint no-container-entrypoint container-entrypoint-log container-writable
+container-readonly container-env= image= volume= module= environment= uenv= view= ear= nvmps
+"""
+_SHORT = {
+    "A": "account",
+    "a": "array",
+    "B": "extra-node-info",
+    "b": "begin",
+    "C": "constraint",
+    "c": "cpus-per-task",
+    "D": "chdir",
+    "d": "dependency",
+    "e": "error",
+    "F": "nodefile",
+    "G": "gpus",
+    "H": "hold",
+    "h": "help",
+    "I": "immediate",
+    "i": "input",
+    "J": "job-name",
+    "k": "no-kill",
+    "L": "licenses",
+    "M": "clusters",
+    "m": "distribution",
+    "N": "nodes",
+    "n": "ntasks",
+    "O": "overcommit",
+    "o": "output",
+    "p": "partition",
+    "Q": "quiet",
+    "q": "qos",
+    "S": "core-spec",
+    "s": "oversubscribe",
+    "t": "time",
+    "V": "version",
+    "v": "verbose",
+    "W": "wait",
+    "w": "nodelist",
+    "x": "exclude",
+}
+_SRUN_SHORT = {
+    "E": "preserve-env",
+    "K": "kill-on-bad-exit",
+    "l": "label",
+    "r": "relative",
+    "T": "threads",
+    "u": "unbuffered",
+    "X": "disable-status",
+    "Z": "no-allocate",
+}
+#: Names that mean another option.
+_SYNONYMS = {
+    "tasks-per-node": "ntasks-per-node",
+    "cluster": "clusters",
+    "switch": "switches",
+    "cpu_bind": "cpu-bind",
+    "mem_bind": "mem-bind",
+    "pack-group": "het-group",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class OptionTable:
+    """The long and short options of one command, and those of its usual plugins.
+
+    Values of ``long`` and ``plugins`` are ``"="`` (takes a value), ``"?"`` (may) and ``""``.
+    """
+
+    command: str
+    long: dict[str, str]
+    short: dict[str, str]
+    plugins: dict[str, str]
+
+    def matches(self, written: str) -> list[str]:
+        """Return the options that ``written`` may stand for: getopt takes unique prefixes."""
+        if written in self.long or written in self.plugins:
+            return [written]
+        return [name for name in self.long if name.startswith(written)]
+
+    def takes(self, name: str) -> str:
+        """Return ``"="``, ``"?"`` or ``""`` for a name out of :meth:`matches`."""
+        return self.long.get(name, self.plugins.get(name, ""))
+
+    def closest(self, written: str) -> str | None:
+        """Return the option that a misspelt one was probably meant to be."""
+        close = difflib.get_close_matches(written.replace("_", "-"), self.long, n=1, cutoff=0.84)
+        return close[0] if close else None
+
+
+def canonical(name: str) -> str:
+    """Return the name under which an option's meaning is kept."""
+    return _SYNONYMS.get(name, name)
+
+
+def _table(*lists: str) -> dict[str, str]:
+    table = {}
+    for written in " ".join(lists).split():
+        name = written.rstrip("=?")
+        table[name] = written[len(name) :]
+    return table
+
+
+@cache
+def sbatch_options() -> OptionTable:
+    """Return what sbatch understands."""
+    long = _table(_COMMON, _SBATCH_ONLY)
+    short = {letter: name for letter, name in _SHORT.items() if name in long}
+    return OptionTable("sbatch", long, short, _table(_PLUGINS))
+
+
+@cache
+def srun_options() -> OptionTable:
+    """Return what srun understands."""
+    long = _table(_COMMON, _SRUN_ONLY)
+    short = {letter: name for letter, name in {**_SHORT, **_SRUN_SHORT}.items() if name in long}
+    return OptionTable("srun", long, short, _table(_PLUGINS))
+
+
+def srun_only(name: str) -> bool:
+    """Return whether srun takes an option that sbatch refuses."""
+    return name in _table(_SRUN_ONLY) and name not in _table(_COMMON, _SBATCH_ONLY)

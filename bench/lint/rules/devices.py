@@ -1,0 +1,231 @@
+"""Rules about GPUs, CPUs and the backend."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from bench.findings import Severity
+from bench.lint.engine import Edit, Remark, rule
+from bench.lint.environment import Value
+from bench.lint.geometry import Geometry
+from bench.lint.launch import Launch
+from bench.lint.script import Script, spawns_workers
+from bench.lint.walk import Step
+
+_GPU_PARTITION = re.compile(
+    r"gpu|a100|v100|h100|h200|a40|l40|rtx|dgx|volta|ampere|hopper|mi2\d0|p100|k80", re.I
+)
+_USES_GPUS = re.compile(
+    r"nccl|--nv\b|nvidia-smi|\bcuda\b|cuda/|CUDA_VISIBLE|nproc[-_]per[-_]node[= ]gpu|accelerator[= ]gpu|rocm",
+    re.I,
+)
+_BACKEND = re.compile(r"(?:[a-z_.]*_)?backend\Z|(?:[a-z_.]+\.)backend\Z")
+_DEVICE = re.compile(r"(?:[a-z_.]+[._])?(?:device|accelerator)\Z")
+_NO_GPU = frozenset({"no_cuda", "use_cpu", "cpu", "no_gpu", "nocuda", "disable_cuda", "cpu_only"})
+
+
+@rule(Severity.WARNING)
+def gpu_per_task_isolation(script: Script) -> Iterator[Remark]:
+    """Each task sees only its own GPU, as number 0, while programs choose by their local rank.
+
+    ``--gpus-per-task`` and ``--gpu-bind`` hide the other GPUs of the node from a task. A program
+    that takes device LOCAL_RANK or SLURM_LOCALID then fails with "invalid device ordinal" on all
+    but the first, and peer-to-peer copies between the GPUs may be impossible.
+
+    Bad:
+        #SBATCH --ntasks-per-node=4
+        #SBATCH --gpus-per-task=1
+        srun python train.py
+
+    Good:
+        #SBATCH --ntasks-per-node=4
+        #SBATCH --gpus-per-node=4
+        srun python train.py
+    """
+    for step in script.sruns:
+        launch, geometry = step.launch, script.geometry(step)
+        hides = geometry.isolation
+        if hides is None or geometry.heterogeneous or spawns_workers(launch) or _tasks(geometry) < 2:
+            continue
+        seen = geometry.gpus_per_task or 1
+        sure = _chooses_by_rank(script, step, seen)
+        what = f"`{hides.written}` shows each task only {seen} GPU{'s' if seen > 1 else ''}, numbered from 0"
+        if sure:
+            message = f"{what}, but line {sure} counts on all of the node: invalid device ordinal"
+        else:
+            message = f"{what}: a program that takes device number LOCAL_RANK fails on the second task"
+        yield Remark(
+            hides.line,
+            message,
+            "ask for --gpus-per-node without binding, add --gpu-bind=none, or use device 0 in every task",
+            Severity.ERROR if sure else None,
+            _per_node(script, geometry, seen),
+        )
+        if hides.line != step.line:
+            message = f"the tasks started here see only {seen} GPU each, because of line {hides.line}"
+            yield Remark(step.line, message, "see there", Severity.INFO)
+
+
+def _tasks(geometry: Geometry) -> int:
+    """Return the tasks on a node, where nothing is said of nodes as if all were on one."""
+    ntasks = geometry.number("ntasks")
+    return ntasks if geometry.nodes is None and ntasks else geometry.tasks_on_a_node
+
+
+def _chooses_by_rank(script: Script, step: Step, seen: int) -> int | None:
+    """Return the line that shows a program to choose among all GPUs of its node, if one does."""
+    for name, value in script.options_of_program(step.launch):
+        number = script.number(value, script.geometry(step))
+        if name in ("trainer.devices", "devices", "trainer.gpus") and number and number > seen:
+            return value.line
+        if name in ("local_rank", "device", "gpu", "gpu_id") and any(
+            unknown.name == "SLURM_LOCALID" for unknown in script.walk.unknowns.within(value.text)
+        ):
+            return value.line
+    for assigned in script.walk.assigned:
+        text = assigned.value.text if assigned.value else ""
+        if assigned.name == "CUDA_VISIBLE_DEVICES" and text.count(",") >= seen:
+            return assigned.line
+    return None
+
+
+def _per_node(script: Script, geometry: Geometry, seen: int) -> Edit | None:
+    option = geometry.options.get("gpus-per-task")
+    if option is None or not geometry.tasks_per_node or not 0 < option.line <= len(script.lines):
+        return None
+    if option.written not in script.lines[option.line - 1] or not (option.value or "").isdecimal():
+        return None
+    return Edit(option.line, option.written, f"--gpus-per-node={seen * geometry.tasks_per_node}")
+
+
+@rule(Severity.INFO)
+def missing_gpu_request(script: Script) -> Iterator[Remark]:
+    """A program for GPUs in a job that asks for none.
+
+    Most sites give a job only the GPUs that it asks for; on others, every job of the partition
+    has them all.
+
+    Bad:
+        #SBATCH --partition=gpu
+        srun python train.py --backend nccl
+
+    Good:
+        #SBATCH --partition=gpu
+        #SBATCH --gpus-per-node=4
+        srun python train.py --backend nccl
+    """
+    steps = [step for step in script.training if step.launch.kind in ("python", "launcher")]
+    if script.job.asks_for_gpus or script.job.heterogeneous or not steps:
+        return
+    if any(script.geometry(step).asks_for_gpus or step.launch.opaque for step in steps):
+        return
+    partition = f"{script.job.value('partition') or ''} {script.job.value('constraint') or ''}"
+    on_gpus = _GPU_PARTITION.search(partition)
+    if not on_gpus and not script.mentions(_USES_GPUS):
+        return
+    remedy = "ask for them: --gpus-per-node=N or --gres=gpu:N"
+    line = steps[0].launch.srun_line or steps[0].line
+    if on_gpus:
+        asked = script.job.line("partition", "constraint")
+        yield Remark(asked, "the job asks for a partition with GPUs, but for no GPU", remedy)
+    yield Remark(line, "this program uses GPUs, but the job asks for none", remedy)
+
+
+@rule(Severity.ERROR)
+def backend_device_mismatch(script: Script) -> Iterator[Remark]:
+    """The backend does not fit the device.
+
+    nccl moves memory of GPUs only: "Tensors must be CUDA and dense", "ProcessGroupNCCL is only
+    supported with GPUs". gloo works on GPUs, through the hosts' memory and slowly.
+
+    Bad:
+        srun python train.py --backend nccl --device cpu
+
+    Good:
+        srun python train.py --backend gloo --device cpu
+    """
+    for step in script.training:
+        if step.launch.kind not in ("python", "launcher"):
+            continue
+        for value in _backends(script, step.launch):
+            yield from _misfit(script, step, value)
+
+
+def _backends(script: Script, launch: Launch) -> list[Value]:
+    found = [value for name, value in script.options_of_program(launch) if _BACKEND.match(name)]
+    exported = [
+        assigned.value
+        for assigned in script.walk.assigned
+        if assigned.name.upper().endswith("BACKEND") and assigned.value and not assigned.branches
+    ]
+    return [value for value in [*found, *exported] if value.text.lower() in ("nccl", "gloo", "rccl")]
+
+
+def _misfit(script: Script, step: Step, backend: Value) -> Iterator[Remark]:
+    device = _device(script, step)
+    asks = script.job.asks_for_gpus or script.geometry(step).asks_for_gpus or script.job.heterogeneous
+    if backend.text.lower() in ("nccl", "rccl"):
+        remedy = "use gloo on CPUs, nccl on GPUs"
+        if device == "cpu":
+            yield Remark(
+                backend.line, "nccl cannot move tensors of CPUs, which is where they are here", remedy
+            )
+        elif not asks and not step.launch.opaque and not device:
+            message = "nccl needs GPUs, and the job asks for none"
+            yield Remark(backend.line, message, "ask for --gpus-per-node, or use gloo", Severity.WARNING)
+    elif device != "cpu" and (asks or device):
+        message = "gloo moves the tensors of GPUs through the hosts' memory, much slower than nccl"
+        yield Remark(
+            backend.line, message, "use nccl on GPUs, unless this is what you measure", Severity.INFO
+        )
+
+
+def _device(script: Script, step: Step) -> str:
+    """Return ``cpu`` or ``cuda`` where the program is told which, else nothing."""
+    for name, value in script.options_of_program(step.launch):
+        if name in _NO_GPU and value.text.lower() not in ("false", "0", "no"):
+            return "cpu"
+        if _DEVICE.match(name):
+            text = value.text.lower()
+            return "cpu" if text == "cpu" else "cuda" if text.startswith(("cuda", "gpu")) else ""
+    if "cpu" in step.launch.options or "use_cpu" in step.launch.options:
+        return "cpu"
+    hidden = script.assigned_to.get("CUDA_VISIBLE_DEVICES", ())
+    texts = {assigned.value.text for assigned in hidden if assigned.value}
+    return "cpu" if texts and texts <= {"", "-1"} else ""
+
+
+@rule(Severity.INFO)
+def srun_cpus_not_inherited(script: Script) -> Iterator[Remark]:
+    """A step does not take ``--cpus-per-task`` from the job.
+
+    Since Slurm 22.05 each task of a step gets one CPU unless srun is told: data loaders of all
+    workers then share it.
+
+    Bad:
+        #SBATCH --cpus-per-task=10
+        srun python train.py
+
+    Good:
+        #SBATCH --cpus-per-task=10
+        srun --cpus-per-task=$SLURM_CPUS_PER_TASK python train.py
+    """
+    if (script.job.number("cpus-per-task") or 2) < 2 or "cpus-per-task" not in script.job.options:
+        return
+    if "SRUN_CPUS_PER_TASK" in script.walk.exported:
+        return
+    for step in script.sruns:
+        own = {option.name for option in step.launch.srun}
+        if own & {"cpus-per-task", "exact", "cpus-per-gpu"} or step.launch.opaque:
+            continue
+        line = step.launch.srun_line or step.line
+        text = script.lines[line - 1] if line <= len(script.lines) else ""
+        edit = Edit(line, "srun", "srun --cpus-per-task=$SLURM_CPUS_PER_TASK") if "srun " in text else None
+        yield Remark(
+            line,
+            "since Slurm 22.05 srun does not inherit --cpus-per-task: each task may get a single CPU",
+            "give it to srun: --cpus-per-task=$SLURM_CPUS_PER_TASK, or export SRUN_CPUS_PER_TASK",
+            edit=edit,
+        )
+        return

@@ -1,0 +1,303 @@
+"""Rules about how the program is started on the nodes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from bench.findings import Severity
+from bench.lint.engine import Edit, Remark, rule
+from bench.lint.geometry import Geometry
+from bench.lint.launch import Launch, basename
+from bench.lint.programs import TRAINS
+from bench.lint.script import Script, is_chore, spawns_workers
+from bench.lint.walk import Step
+
+_LIGHTNING = re.compile(r"lightning|\blit_|_lit\b|\bpl_", re.IGNORECASE)
+_NODE_RANKS = ("node_rank", "machine_rank")
+
+
+@rule(Severity.ERROR)
+def missing_srun(script: Script) -> Iterator[Remark]:
+    """A job has several nodes, but the program is started by the batch shell alone.
+
+    The batch script runs once, on the first node. Without srun (or mpirun, or another launcher
+    that reaches the nodes) the other tasks never start: the processes that did start wait for the
+    rest of the world, and the job ends after the store's time-out.
+
+    Bad:
+        #SBATCH --nodes=4
+        #SBATCH --ntasks-per-node=4
+        python train.py
+
+    Good:
+        #SBATCH --nodes=4
+        #SBATCH --ntasks-per-node=4
+        srun python train.py
+    """
+    severity = _needs_several_nodes(script.job)
+    if severity is None or script.reaches_nodes:
+        return
+    for step in _left_on_one_node(script):
+        asks = _world(script, step)
+        message = (
+            f"only the first node runs this: {asks} will join, and the job ends after the store's time-out"
+        )
+        unsure = "config_file" in step.launch.options or (
+            step.launch.kind == "python" and any(other.launch.kind == "unknown" for other in script.training)
+        )
+        yield Remark(
+            step.outer.line,
+            message,
+            _how_to_srun(script, step),
+            Severity.WARNING if unsure else severity,
+            _insert_srun(script, step),
+        )
+
+
+def _needs_several_nodes(job: Geometry) -> Severity | None:
+    if job.heterogeneous:
+        return None
+    if job.several_nodes:
+        return Severity.ERROR
+    gpus, ntasks = job.gpus_per_node, job.number("ntasks")
+    if job.nodes is None and gpus and ntasks and ntasks > gpus:
+        return Severity.WARNING  # so many tasks may still be put on one node
+    return None
+
+
+def _left_on_one_node(script: Script) -> list[Step]:
+    """Return the commands that should have been started on all nodes."""
+    steps = [step for step in script.training if step.launch.kind in ("python", "launcher")]
+    launchers = [step for step in steps if step.launch.kind == "launcher"]
+    if launchers:
+        return launchers
+    named = [
+        step for step in steps if step.launch.program and TRAINS.search(basename(step.launch.program.text))
+    ]
+    if named:
+        return named
+    return [] if any(step.launch.kind == "script" for step in script.training) else steps[-1:]
+
+
+def _world(script: Script, step: Step) -> str:
+    nodes, launch = script.job.nodes, step.launch
+    if spawns_workers(launch):
+        each = script.number(launch.options.get("nproc_per_node"), script.job)
+        if nodes and each:
+            return f"{each} of {nodes * each} processes"
+        return f"the workers of 1 of {nodes or 'several'} nodes"
+    ntasks = script.job.ntasks
+    return f"1 of {ntasks or 'all'} processes"
+
+
+def _how_to_srun(script: Script, step: Step) -> str:
+    if spawns_workers(step.launch) and script.job.tasks_per_node != 1:
+        return "start one launcher on each node: srun --nodes=$SLURM_NNODES --ntasks-per-node=1 COMMAND"
+    return "put srun before the command: one process for each task"
+
+
+def _insert_srun(script: Script, step: Step) -> Edit | None:
+    """Return the change that puts srun before the command, where its first word stands in its line."""
+    node = step.outer
+    first = node.words[0].literal if node.words else None
+    if not first or node.line > len(script.lines) or first not in script.lines[node.line - 1]:
+        return None
+    srun = "srun"
+    if spawns_workers(step.launch) and script.job.tasks_per_node != 1:
+        srun = "srun --nodes=$SLURM_NNODES --ntasks-per-node=1"
+    return Edit(node.line, first, f"{srun} {first}")
+
+
+@rule(Severity.ERROR)
+def one_launcher_per_gpu(script: Script) -> Iterator[Remark]:
+    """A launcher that starts its own workers is itself started once per GPU.
+
+    torchrun and its kin start one worker per GPU. Started by every task of a node, they start
+    that many workers for each GPU: ports collide, or NCCL reports "Duplicate GPU detected".
+
+    Bad:
+        #SBATCH --nodes=2
+        #SBATCH --ntasks-per-node=4
+        srun torchrun --nnodes=2 --nproc_per_node=4 ...
+
+    Good:
+        #SBATCH --nodes=2
+        #SBATCH --ntasks-per-node=1
+        srun torchrun --nnodes=2 --nproc_per_node=4 ...
+    """
+    for step in script.sruns:
+        launch, geometry = step.launch, script.geometry(step)
+        if not spawns_workers(launch) or launch.opaque or _only_one_task(script, step):
+            continue
+        tasks = geometry.tasks_on_a_node
+        if tasks < 2 or _one_worker_each(script, launch, geometry):
+            continue
+        each = script.number(launch.options.get("nproc_per_node"), geometry)
+        total = f", so {tasks * each} workers run on each node" if each else ""
+        what = f"srun starts {launch.launcher} {tasks} times on each node{total}"
+        line = geometry.line("ntasks-per-node", "ntasks") or step.line
+        here = f"{what}: ports and GPUs collide"
+        yield Remark(line, here, "start it once per node: --ntasks-per-node=1", None, _one_task(script, line))
+        if line != step.line:
+            yield Remark(step.line, f"{what} because of line {line}", "start it once per node", Severity.INFO)
+
+
+def _only_one_task(script: Script, step: Step) -> bool:
+    """Return whether the shell that starts the launcher lets one task of each node through."""
+    return step.place.task is not None and any(
+        "SLURM_LOCALID" in test and place.task is not None for test, place in script.walk.tests
+    )
+
+
+def _one_worker_each(script: Script, launch: Launch, geometry: Geometry) -> bool:
+    """Return whether each task has GPUs of its own and its launcher starts one worker for each."""
+    own = geometry.gpus_per_task if geometry.isolation else None
+    workers = launch.options.get("nproc_per_node") or launch.options.get("num_processes")
+    if own is None:
+        return False
+    if workers is None:
+        return own == 1
+    if workers.text in ("gpu", "auto"):
+        return True
+    number = script.number(workers, geometry)
+    return number is None or number == own or "num_processes" in launch.options
+
+
+def _one_task(script: Script, line: int) -> Edit | None:
+    """Return the change of ``--ntasks-per-node=N`` (or ``--ntasks``) to one task per node."""
+    match = re.search(r"--n?tasks-per-node(?:=|\s+)\S+|--ntasks(?:=|\s+)\d+|-n\s*\d+", script.lines[line - 1])
+    return Edit(line, match.group(), "--ntasks-per-node=1") if match else None
+
+
+@rule(Severity.ERROR)
+def sequential_sruns(script: Script) -> Iterator[Remark]:
+    """One srun per node, one after the other.
+
+    The first waits for the others to join, and the others start when it has ended. With one srun
+    for all nodes, or with ``&`` behind each and ``wait`` at the end, they run together.
+
+    Bad:
+        srun --nodes=1 --nodelist=$FIRST torchrun --node_rank=0 ...
+        srun --nodes=1 --nodelist=$SECOND torchrun --node_rank=1 ...
+
+    Good:
+        srun --nodes=1 --nodelist=$FIRST torchrun --node_rank=0 ... &
+        srun --nodes=1 --nodelist=$SECOND torchrun --node_rank=1 ... &
+        wait
+    """
+    steps = [step for step in script.sruns if step.place.task is None or step.launch.srun_line]
+    for step in _waiting(script, steps):
+        line = step.launch.srun_line or step.line
+        yield Remark(
+            line,
+            "this srun waits for the processes of the next ones, which start only after it has ended",
+            "end the line with & and put `wait` behind the last, or start all nodes with one srun",
+            edit=_in_background(script, step),
+        )
+    behind = [step for step in steps if step.place.background]
+    if behind and not script.walk.waits and not _something_follows(script, behind[-1]):
+        line = behind[-1].launch.srun_line or behind[-1].line
+        yield Remark(
+            line,
+            "the script ends while this srun runs in the background, and Slurm ends its processes with it",
+            "put `wait` behind the last srun",
+        )
+
+
+def _waiting(script: Script, steps: list[Step]) -> list[Step]:
+    """Return the steps in the foreground that each serve one node of several."""
+    looped = [
+        step for step in steps if not _behind(step) and step.place.loops and _rank_of_loop(script, step)
+    ]
+    ranks: dict[str, list[Step]] = {}
+    for step in steps:
+        rank = _rank(step.launch)
+        if rank is not None and not step.place.loops and not step.place.branches:
+            ranks.setdefault(rank, []).append(step)
+    if len(ranks) < 2:
+        return looped
+    numbered = [step for same in ranks.values() for step in same]
+    numbered.sort(key=lambda step: step.line)
+    return looped + [step for step in numbered[:-1] if not _behind(step)]
+
+
+def _behind(step: Step) -> bool:
+    return step.place.background
+
+
+def _rank(launch: Launch) -> str | None:
+    """Return the number that says which node a launcher serves, where it is written out."""
+    for name in _NODE_RANKS:
+        value = launch.options.get(name)
+        if value and value.text.isdecimal():
+            return value.text
+    words = [argument.text for argument in launch.arguments]
+    for position, word in enumerate(words):
+        name, equals, text = word.partition("=")
+        if name.lstrip("-").replace("-", "_") in _NODE_RANKS:
+            text = text if equals else "".join(words[position + 1 : position + 2])
+            return text if text.isdecimal() else None
+    return None
+
+
+def _rank_of_loop(script: Script, step: Step) -> bool:
+    """Return whether the node's number depends on a loop that the step stands in."""
+    options = dict(script.options_of_program(step.launch)) | step.launch.options
+    values = [options[name].text for name in _NODE_RANKS if name in options]
+    nodes = [option.value or "" for option in step.launch.srun if option.name in ("nodelist", "relative")]
+    if not values and not (nodes and spawns_workers(step.launch) and "nnodes" in step.launch.options):
+        return False
+    counted = {assigned.name for assigned in script.walk.assigned if assigned.looped}
+    counted |= {assigned.name for assigned in script.walk.assigned if assigned.value is None}
+    used = {unknown.name for value in values + nodes for unknown in script.walk.unknowns.within(value)}
+    return bool(used & counted)
+
+
+def _something_follows(script: Script, step: Step) -> bool:
+    """Return whether a command in the foreground keeps the script alive behind ``step``."""
+    if step.place.loops:
+        return any(other.line > step.line and not other.place.background for other in script.training)
+    later = [other for other in script.walk.steps if other.line > step.line and not other.place.background]
+    return any(
+        other.launch.is_training or basename(other.launch.words[0].text) in ("sleep", "tail", "srun")
+        for other in later
+        if other.launch.words
+    )
+
+
+def _in_background(script: Script, step: Step) -> Edit | None:
+    if step.place.task is not None or step.end > len(script.lines):
+        return None
+    text = script.lines[step.end - 1].rstrip()
+    same_line = step.end == (step.launch.srun_line or step.line)
+    return Edit(step.end, "", f"{text} &") if same_line and "#" not in text else None
+
+
+@rule(Severity.INFO)
+def lightning_under_torchrun(script: Script) -> Iterator[Remark]:
+    """A Lightning program is started by torchrun within a Slurm job.
+
+    Lightning finds Slurm's variables and takes its ranks from them, not from torchrun: every
+    worker of a node then believes to be the same rank, or Lightning complains about the number of
+    tasks. (Newer versions prefer torchrun's variables.)
+
+    Bad:
+        #SBATCH --ntasks-per-node=1
+        srun torchrun --nproc_per_node=4 train_lightning.py
+
+    Good:
+        #SBATCH --ntasks-per-node=4
+        srun python train_lightning.py
+    """
+    for step in script.training:
+        launch = step.launch
+        if launch.launcher not in ("torchrun", "launch") or not launch.program or is_chore(launch):
+            continue
+        words = [launch.program.text, *(word.text for word in launch.arguments[:200])]
+        if any(_LIGHTNING.search(word[:300]) or word.lstrip("-+").startswith("trainer.") for word in words):
+            yield Remark(
+                step.launch.srun_line or step.line,
+                "Lightning takes its ranks from Slurm, not from torchrun: its ranks may collide",
+                "let srun start one process per GPU: srun python PROGRAM, --ntasks-per-node = GPUs per node",
+            )

@@ -1,0 +1,153 @@
+"""env.json: the software, the hosts, the transport and the resolved options of a run.
+
+What could not be determined is null. Variables are taken by name and prefix, never all of
+them: an environment holds secrets.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import platform
+import re
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+import psutil
+import torch
+
+from bench import __version__
+from bench.workload.arguments import Request
+from bench.workload.hosts import crowded_machines
+from bench.workload.launch import Launch
+from bench.workload.rendezvous import Joined
+
+_KEPT = re.compile(
+    r"(NCCL|GLOO|OMP|KMP|MKL|TORCH|PYTORCH|UCX|FI)_[A-Z0-9_]+|CUDA_VISIBLE_DEVICES|BENCH_[A-Z_]+"
+)
+_SECRET = re.compile(r"TOKEN|SECRET|PASS|KEY|CREDENTIAL|AUTH")
+_SLURM_IDS = (
+    "SLURM_CLUSTER_NAME",
+    "SLURM_CPUS_PER_TASK",
+    "SLURM_JOB_ID",
+    "SLURM_JOB_NAME",
+    "SLURM_JOB_NODELIST",
+    "SLURM_JOB_PARTITION",
+    "SLURM_NNODES",
+    "SLURM_NTASKS",
+    "SLURM_RESTART_COUNT",
+    "SLURM_STEP_ID",
+    "SLURM_TASKS_PER_NODE",
+)
+
+
+def environment(
+    request: Request,
+    launch: Launch,
+    joined: Joined,
+    env: Mapping[str, str],
+    *,
+    device: torch.device,
+    threads: int,
+    warnings: list[str],
+    sizes: tuple[int, int] | None = None,
+) -> dict[str, Any]:
+    """Return the content of env.json.
+
+    Args:
+        request: what was asked of the workload.
+        launch: who started this process.
+        joined: the ranks that came.
+        env: the environment variables of rank 0.
+        device: rank 0's device.
+        threads: the threads that rank 0 computes with.
+        warnings: what a reader of the results should know.
+        sizes: parameters and bytes of their gradients; None before the model exists.
+    """
+    options = request.options
+    parameters, gradient_bytes = sizes or (None, None)
+    return {
+        "schema": 1,
+        "bench_version": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "cuda": torch.version.cuda,
+        "nccl": _nccl_version(),
+        "device_name": _device_name(device, joined),
+        "device": options.device,
+        "backend": request.backend,
+        "world_size": launch.world_size,
+        "launcher": launch.launcher,
+        "joined": {
+            "ranks": len(joined.facts),
+            "expected": launch.world_size,
+            "seconds": round(joined.seconds, 6),
+        },
+        "hosts": [host.as_json() for host in joined.hosts],
+        "ranks_outnumber_cores": bool(crowded_machines(joined.facts)),
+        "transport": transport(request.backend, env),
+        "threads_per_rank": threads,
+        "workload": options.model_dump(),
+        "per_gpu_batch": request.per_gpu_batch,
+        "global_batch": request.per_gpu_batch * launch.world_size * options.grad_accum,
+        "parameters": parameters,
+        "gradient_bytes": gradient_bytes,
+        "env": {
+            name: env[name] for name in sorted(env) if _KEPT.fullmatch(name) and not _SECRET.search(name)
+        },
+        "slurm": {name: env[name] for name in _SLURM_IDS if name in env},
+        "warnings": warnings,
+    }
+
+
+def transport(backend: str, env: Mapping[str, str]) -> dict[str, str | None]:
+    """Return what is known of the way gradients travel, before anything was sent."""
+    found: dict[str, str | None] = dict.fromkeys(
+        ("backend", "interface", "network", "algorithm", "version", "gpudirect")
+    )
+    found["backend"] = backend
+    if backend == "gloo":
+        found["interface"] = env.get("GLOO_SOCKET_IFNAME") or _gloo_interface()
+        found["network"] = "tcp"
+        return found
+    found["interface"] = env.get("NCCL_SOCKET_IFNAME")
+    found["network"] = env.get("NCCL_NET") or ("Socket" if env.get("NCCL_IB_DISABLE") == "1" else None)
+    found["algorithm"] = env.get("NCCL_ALGO")
+    found["version"] = _nccl_version()
+    return found
+
+
+def _gloo_interface() -> str | None:
+    """Return the interface that gloo binds to by itself: that of the host name's address, else loopback."""
+    try:
+        infos = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
+    except OSError:
+        infos = []
+    wanted = [ipaddress.ip_address(str(info[4][0]).partition("%")[0]) for info in infos]
+    for address in [*wanted, ipaddress.ip_address("127.0.0.1")]:
+        for name, entries in psutil.net_if_addrs().items():
+            for entry in entries:
+                if _address(entry.address) == address:
+                    return name
+    # All of 127.0.0.0/8 is loopback; Debian gives the host name 127.0.1.1.
+    return "lo" if any(address.is_loopback for address in wanted) else None
+
+
+def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(text.partition("%")[0])
+    except ValueError:
+        return None
+
+
+def _nccl_version() -> str | None:
+    if not torch.cuda.is_available():
+        return None
+    try:
+        return ".".join(str(part) for part in torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
+    except (AttributeError, RuntimeError):
+        return None
+
+
+def _device_name(device: torch.device, joined: Joined) -> str | None:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else joined.facts[0].cpu_model

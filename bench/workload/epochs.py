@@ -1,0 +1,144 @@
+"""From the warm-up to the last row: what a run measures, epoch by epoch."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+from dataclasses import astuple, dataclass
+from pathlib import Path
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from bench.workload.collectives import Collectives
+from bench.workload.feed import Feed
+from bench.workload.resources import Meters, peak_memory_bytes
+from bench.workload.results import EpochRecord, RankPlace, Results, gather_ranks
+from bench.workload.session import Session
+from bench.workload.task import Validation
+from bench.workload.training import Trainer
+from bench.workload.windows import Windows
+
+
+@dataclass(frozen=True)
+class _Device:
+    """A rank's device: how it calls it, and which one it is (ranks can share a GPU)."""
+
+    name: str
+    identity: str
+
+
+def measure(session: Session, collectives: Collectives, feed: Feed, model: DistributedDataParallel) -> None:
+    """Warm up, then measure every epoch; rank 0 writes the tables after each.
+
+    Raises:
+        CollectiveError: the loss is no number.
+    """
+    options = session.request.options
+    devices = [_Device(*one) for one in collectives.objects(_own_device(session))]
+    identities = [device.identity for device in devices]
+    rank = session.launch.rank
+    meters = Meters(
+        session.device,
+        speaks_for_host=rank in {host.ranks[0] for host in session.joined.hosts},
+        speaks_for_device=rank == identities.index(identities[rank]),
+    )
+    counters = len(set(identities)) if session.device.type == "cuda" else len(session.joined.hosts)
+    trainer = Trainer(model, feed, options)
+    windows = Windows(trainer, collectives, meters, session.device)
+    warm_up = windows.warm_up(options.warmup_steps)
+    if not warm_up.stable:
+        session.warnings.append(f"the step time was not yet stable after {warm_up.steps} warm-up steps")
+    results = Results(session.folder, _places(session, devices)) if session.is_first else None
+    for epoch in range(1, options.epochs + 1):
+        record = _epoch(session, epoch, windows, trainer, feed, collectives, counters)
+        if results is not None:
+            results.add(record)
+        session.say(_epoch_line(record, options.epochs))
+
+
+def _own_device(session: Session) -> tuple[str, str]:
+    if session.device.type == "cpu":
+        return "cpu", session.me.host
+    properties = torch.cuda.get_device_properties(session.device)
+    name = str(session.device)
+    return name, str(getattr(properties, "uuid", f"{session.me.host} {name}"))
+
+
+def _places(session: Session, devices: list[_Device]) -> list[RankPlace]:
+    return [
+        RankPlace(one.rank, one.local_rank, one.host, device.name)
+        for one, device in zip(session.joined.facts, devices, strict=True)
+    ]
+
+
+def _epoch(
+    session: Session,
+    epoch: int,
+    windows: Windows,
+    trainer: Trainer,
+    feed: Feed,
+    collectives: Collectives,
+    energy_counters: int,
+) -> EpochRecord:
+    options = session.request.options
+    throughput = windows.throughput(options.steps_per_epoch)
+    windows.check_losses(throughput.loss, f"epoch {epoch}")
+    peak = peak_memory_bytes(session.device)
+    step_s, slowest = collectives.slowest(throughput.step_s)
+    attribution = windows.attribution(options.attribution_steps) if options.attribution_steps else []
+    ranks = gather_ranks(collectives, throughput, attribution, peak_mem_bytes=peak)
+    global_batch = session.request.per_gpu_batch * session.launch.world_size * options.grad_accum
+    return EpochRecord(
+        epoch=epoch,
+        samples=options.steps_per_epoch * global_batch,
+        step_s=step_s,
+        slowest_rank=slowest,
+        attribution_steps=len(attribution),
+        ranks=ranks,
+        validation=_validate(trainer, feed, collectives) if options.val_steps else None,
+        checkpoint_s=_checkpoint(session, trainer, epoch) if options.checkpoint else None,
+        energy_counters=energy_counters,
+    )
+
+
+def _validate(trainer: Trainer, feed: Feed, collectives: Collectives) -> Validation:
+    """Return the sums over all ranks' validation batches."""
+    task = trainer.model.module
+    task.eval()
+    own = [0.0] * len(astuple(Validation()))
+    for inputs, targets in feed.validation():
+        batch = astuple(task.validate(inputs, targets))
+        own = [total + more for total, more in zip(own, batch, strict=True)]
+    task.train()
+    return Validation(*collectives.sums(own))
+
+
+def _checkpoint(session: Session, trainer: Trainer, epoch: int) -> float | None:
+    """Write rank 0's checkpoint in place of the last one and return the seconds it took."""
+    if not session.is_first:
+        return None
+    began = time.perf_counter()
+    path: Path = session.folder.path / "checkpoint.pt"
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        state = {
+            "epoch": epoch,
+            "model": trainer.model.module.state_dict(),
+            "optimizer": trainer.optimizer.state_dict(),
+        }
+        torch.save(state, beside)
+        os.replace(beside, path)
+    finally:
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)
+    return time.perf_counter() - began
+
+
+def _epoch_line(record: EpochRecord, epochs: int) -> str:
+    seconds = max(rank.window_s for rank in record.ranks)
+    return (
+        f"bench: epoch {record.epoch}/{epochs}: {len(record.step_s)} steps in {seconds:.3f} s,"
+        f" {record.samples / seconds:.1f} samples/s"
+    )

@@ -1,0 +1,61 @@
+"""Why a run failed, in one line where the reason is foreseen."""
+
+from __future__ import annotations
+
+import re
+
+import torch
+import torch.distributed as dist
+
+from bench.errors import BenchError
+
+_ALLOCATOR = re.compile(r"can't allocate memory|out of memory|ENOMEM|Cannot allocate memory", re.IGNORECASE)
+_PEER_LOST = re.compile(
+    r"connection (closed|reset|was closed) by (remote )?peer|remote process exited|socket closed|broken pipe"
+    r"|failed to recv, got 0 bytes|\[.*gloo/transport/.*\].*(read|write)(v)? error|Connection refused",
+    re.IGNORECASE,
+)
+_TIMED_OUT = re.compile(r"timed? ?out", re.IGNORECASE)
+_GLOO_OR_NCCL = re.compile(r"gloo|nccl|c10d|store", re.IGNORECASE)
+
+
+class WorkloadError(BenchError):
+    """The run cannot go on; the exit code is 1."""
+
+    exit_code = 1
+
+
+class SetupError(WorkloadError):
+    """Something that this rank needs is missing or wrong; other ranks may find the same."""
+
+
+class CollectiveError(WorkloadError):
+    """The same reason on every rank: rank 0 says it for all."""
+
+
+def reason(error: BaseException, *, timeout_s: float) -> str | None:
+    """Return one line that says why a run failed; None for what nobody foresaw.
+
+    Args:
+        error: what was raised.
+        timeout_s: the time-out of collectives, named where one ran into it.
+    """
+    if isinstance(error, BenchError):
+        return str(error)
+    text = str(error)
+    if isinstance(error, (torch.cuda.OutOfMemoryError, MemoryError)) or (
+        isinstance(error, RuntimeError) and _ALLOCATOR.search(text)
+    ):
+        first = (text.strip() or "no memory left").splitlines()[0].rstrip(".")
+        return f"out of memory: {first}; lower the batch per rank, or set --activation-checkpointing true"
+    if isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and _GLOO_OR_NCCL.search(text)):
+        if _PEER_LOST.search(text):
+            return "lost the connection to another rank: it ended first, and its own message says why"
+        if _TIMED_OUT.search(text):
+            return (
+                f"a collective did not complete in {timeout_s:g} s: a rank hangs or was lost;"
+                " see the other ranks' messages, or raise --join-timeout"
+            )
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return None

@@ -1,0 +1,1 @@
+"""The networks: from one that communicates much per computation (mlp) to one that hardly does (convnet)."""

@@ -1,0 +1,157 @@
+"""What a window used: processor time, memory, energy and the GPU's share; None where nothing tells."""
+
+from __future__ import annotations
+
+import resource
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import psutil
+import torch
+
+#: Linux's counters of energy, one per processor package (microjoules); often for root only.
+_POWERCAP = Path("/sys/class/powercap")
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What one rank saw over one window.
+
+    ``cpu_percent`` and the energy of processors are of the whole host and told by one rank
+    per host; ``gpu_percent`` and the energy of a GPU are told by one rank per GPU.
+    """
+
+    cpu_percent: float | None = None
+    gpu_percent: float | None = None
+    energy_joules: float | None = None
+
+
+class EnergyCounter(Protocol):
+    """A counter of consumed energy."""
+
+    def joules(self) -> float | None:
+        """Return the energy since :meth:`reset`; None where it can no longer be read."""
+
+    def reset(self) -> None:
+        """Begin to count."""
+
+
+class Meters:
+    """Reads counters before and after a window, and nothing in between."""
+
+    def __init__(self, device: torch.device, *, speaks_for_host: bool, speaks_for_device: bool) -> None:
+        self._speaks_for_host = speaks_for_host
+        self._gpu = _Nvml.of(device) if device.type == "cuda" and speaks_for_device else None
+        packages = _Powercap.found() if speaks_for_host and device.type == "cpu" else None
+        self._energy: EnergyCounter | None = self._gpu or packages
+
+    def start(self) -> None:
+        """Begin a window."""
+        if self._energy is not None:
+            self._energy.reset()
+        if self._speaks_for_host:
+            psutil.cpu_percent(interval=None)
+
+    def stop(self) -> Usage:
+        """End the window."""
+        return Usage(
+            cpu_percent=psutil.cpu_percent(interval=None) if self._speaks_for_host else None,
+            gpu_percent=self._gpu.busy_percent() if self._gpu else None,
+            energy_joules=self._energy.joules() if self._energy else None,
+        )
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """Return the most memory this rank held so far: allocated on its GPU, or resident in the process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+class _Powercap:
+    """The energy of a host's processor packages, from Intel's and AMD's RAPL counters."""
+
+    def __init__(self, zones: list[Path]) -> None:
+        self._zones = zones
+        self._ranges = [_microjoules(zone / "max_energy_range_uj") for zone in zones]
+        self._before: list[int | None] = []
+
+    @classmethod
+    def found(cls) -> _Powercap | None:
+        """Return the counters that this process may read; None where it may read none or not all."""
+        zones = sorted(_POWERCAP.glob("intel-rapl:[0-9]*"))
+        packages = [zone for zone in zones if zone.name.count(":") == 1]
+        readable = [zone for zone in packages if _microjoules(zone / "energy_uj") is not None]
+        return cls(packages) if packages and len(readable) == len(packages) else None
+
+    def reset(self) -> None:
+        """Begin to count."""
+        self._before = [_microjoules(zone / "energy_uj") for zone in self._zones]
+
+    def joules(self) -> float | None:
+        """Return the energy since the reset; a counter that wrapped around once is unwrapped."""
+        total = 0
+        for zone, span, before in zip(self._zones, self._ranges, self._before, strict=True):
+            now = _microjoules(zone / "energy_uj")
+            if now is None or before is None or (now < before and span is None):
+                return None
+            total += now - before if now >= before else now - before + (span or 0)
+        return total / 1e6
+
+
+def _microjoules(path: Path) -> int | None:
+    try:
+        return int(path.read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None
+
+
+class _Nvml:
+    """One GPU's energy counter and the utilisation samples that the driver keeps by itself."""
+
+    def __init__(self, library: Any, handle: Any) -> None:
+        self._library = library
+        self._handle = handle
+        self._millijoules: int | None = None
+        self._began_us = 0
+
+    @classmethod
+    def of(cls, device: torch.device) -> _Nvml | None:
+        """Return the device's counters; None where nvidia-ml-py or the driver's library is missing."""
+        try:
+            import pynvml
+        except ImportError:
+            return None
+        try:
+            pynvml.nvmlInit()
+            identity = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+            return cls(pynvml, pynvml.nvmlDeviceGetHandleByUUID(identity))
+        except (pynvml.NVMLError, AttributeError):
+            return None
+
+    def reset(self) -> None:
+        """Begin to count."""
+        self._millijoules = self._total()
+        self._began_us = time.time_ns() // 1000
+
+    def joules(self) -> float | None:
+        """Return the energy since the reset."""
+        now = self._total()
+        return None if now is None or self._millijoules is None else (now - self._millijoules) / 1e3
+
+    def busy_percent(self) -> float | None:
+        """Return the mean of the driver's samples since the reset; None for a window too short for one."""
+        kind = self._library.NVML_GPU_UTILIZATION_SAMPLES
+        with suppress(self._library.NVMLError):
+            _, samples = self._library.nvmlDeviceGetSamples(self._handle, kind, self._began_us)
+            values = [s.sampleValue.uiVal for s in samples if s.timeStamp >= self._began_us]
+            return sum(values) / len(values) if values else None
+        return None
+
+    def _total(self) -> int | None:
+        with suppress(self._library.NVMLError):
+            return int(self._library.nvmlDeviceGetTotalEnergyConsumption(self._handle))
+        return None

@@ -1,0 +1,228 @@
+"""From what the ranks measured to the rows of metrics.csv, ranks.csv and steps.csv."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+
+import numpy as np
+
+from bench.layout import METRICS_COLUMNS, RANKS_COLUMNS, STEPS_COLUMNS, RunFolder, write_atomically
+from bench.record.parts import PART_FIELDS, StepParts, mean_parts
+from bench.record.pop import pop_efficiencies
+from bench.workload.collectives import Collectives
+from bench.workload.resources import Usage
+from bench.workload.task import Validation
+from bench.workload.windows import Throughput
+
+Row = dict[str, object]
+
+#: Which column has which part.
+_PART_COLUMNS = {
+    "data_load_time_sec": "data_load_s",
+    "forward_time_sec": "forward_s",
+    "backward_time_sec": "backward_s",
+    "comm_exposed_time_sec": "exposed_s",
+    "optimizer_time_sec": "optimizer_s",
+    "other_time_sec": "other_s",
+}
+
+
+@dataclass(frozen=True)
+class RankPlace:
+    """What ranks.csv says about a rank besides its times."""
+
+    rank: int
+    local_rank: int
+    host: str
+    device: str
+
+
+@dataclass(frozen=True)
+class RankRecord:
+    """One rank's epoch; ``parts`` is its mean step of the attribution window, None where there is none."""
+
+    window_s: float
+    loss: float
+    peak_mem_bytes: float
+    usage: Usage
+    parts: StepParts | None
+    wait_s: float | None
+
+
+@dataclass(frozen=True)
+class EpochRecord:
+    """One epoch over all ranks; ``energy_counters`` says how many counters make up the whole energy."""
+
+    epoch: int
+    samples: int
+    step_s: list[float]
+    slowest_rank: list[int]
+    attribution_steps: int
+    ranks: list[RankRecord]
+    validation: Validation | None
+    checkpoint_s: float | None
+    energy_counters: int
+
+
+def gather_ranks(
+    collectives: Collectives,
+    throughput: Throughput,
+    attribution: Sequence[StepParts],
+    *,
+    peak_mem_bytes: float,
+) -> list[RankRecord]:
+    """Return the record of every rank, on every rank."""
+    usage = throughput.usage
+    row = [throughput.seconds, throughput.loss, peak_mem_bytes]
+    row += [math.nan if value is None else value for value in astuple(usage)]
+    if attribution:
+        # Wait per step first, then the mean: the rank that waits least changes from step to step.
+        exposed = [parts.exposed_s for parts in attribution]
+        least = collectives.minima(exposed)
+        wait = sum(own - low for own, low in zip(exposed, least, strict=True)) / len(exposed)
+        row += [*astuple(mean_parts(list(attribution))), wait]
+    return [_record(values, attributed=bool(attribution)) for values in collectives.rows(row)]
+
+
+def _record(values: Sequence[float], *, attributed: bool) -> RankRecord:
+    window_s, loss, peak = values[:3]
+    usage = Usage(*(None if math.isnan(value) else value for value in values[3:6]))
+    if not attributed:
+        return RankRecord(window_s, loss, peak, usage, None, None)
+    return RankRecord(window_s, loss, peak, usage, StepParts(*values[6 : 6 + len(PART_FIELDS)]), values[-1])
+
+
+class Results:
+    """The three tables of a run; every epoch rewrites them whole, so a killed run keeps whole files."""
+
+    def __init__(self, folder: RunFolder, places: Sequence[RankPlace]) -> None:
+        self._folder = folder
+        self._places = places
+        self._texts = {
+            folder.metrics: _line(METRICS_COLUMNS),
+            folder.ranks: _line(RANKS_COLUMNS),
+            folder.steps: _line(STEPS_COLUMNS),
+        }
+
+    def add(self, epoch: EpochRecord) -> None:
+        """Write the tables with one more epoch."""
+        steps: list[Row] = [
+            {"epoch": epoch.epoch, "step": step, "step_time_sec": seconds, "slowest_rank": rank}
+            for step, (seconds, rank) in enumerate(
+                zip(epoch.step_s, epoch.slowest_rank, strict=True), start=1
+            )
+        ]
+        self._append(self._folder.steps, STEPS_COLUMNS, steps)
+        self._append(self._folder.ranks, RANKS_COLUMNS, rank_rows(epoch, self._places))
+        self._append(self._folder.metrics, METRICS_COLUMNS, [metrics_row(epoch)])
+        for path, text in self._texts.items():
+            write_atomically(path, text)
+
+    def _append(self, path: object, columns: Sequence[str], rows: Sequence[Row]) -> None:
+        self._texts[path] += "".join(_line([_cell(row.get(name)) for name in columns]) for row in rows)  # type: ignore[index]
+
+
+def metrics_row(epoch: EpochRecord) -> Row:
+    """Return the epoch's row over all ranks: :data:`bench.layout.METRICS_COLUMNS`."""
+    ranks = epoch.ranks
+    seconds = max(rank.window_s for rank in ranks)
+    row: Row = {
+        "epoch": epoch.epoch,
+        "steps": len(epoch.step_s),
+        "samples": epoch.samples,
+        "train_loss": _mean([rank.loss for rank in ranks]),
+        "epoch_time_sec": seconds,
+        "throughput_samples_per_sec": epoch.samples / seconds,
+        "step_time_sec_median": float(np.percentile(epoch.step_s, 50)),
+        "step_time_sec_p95": float(np.percentile(epoch.step_s, 95)),
+        "checkpoint_time_sec": epoch.checkpoint_s,
+        "gpu_util_avg": _mean_told([rank.usage.gpu_percent for rank in ranks]),
+        "cpu_util_avg": _mean_told([rank.usage.cpu_percent for rank in ranks]),
+        "energy_joules": _energy(epoch),
+        "peak_mem_bytes": int(max(rank.peak_mem_bytes for rank in ranks)),
+    }
+    return row | _split_columns(epoch) | _validation_columns(epoch.validation)
+
+
+def rank_rows(epoch: EpochRecord, places: Sequence[RankPlace]) -> list[Row]:
+    """Return the epoch's row of every rank: :data:`bench.layout.RANKS_COLUMNS`."""
+    rows: list[Row] = []
+    for place, rank in zip(places, epoch.ranks, strict=True):
+        row: Row = {
+            "epoch": epoch.epoch,
+            "rank": place.rank,
+            "local_rank": place.local_rank,
+            "host": place.host,
+            "device": place.device,
+            "steps": len(epoch.step_s),
+            "samples": epoch.samples // len(places),
+            "window_time_sec": rank.window_s,
+            "peak_mem_bytes": int(rank.peak_mem_bytes),
+        }
+        if rank.parts is not None:
+            row |= {column: getattr(rank.parts, part) for column, part in _PART_COLUMNS.items()}
+            row |= {"step_time_sec": rank.parts.step_s, "comm_wait_time_sec": rank.wait_s}
+        rows.append(row)
+    return rows
+
+
+def _split_columns(epoch: EpochRecord) -> Row:
+    """Return the parts of a step, means over ranks, and the POP efficiencies of the same window."""
+    parts = [rank.parts for rank in epoch.ranks if rank.parts is not None]
+    waits = [rank.wait_s for rank in epoch.ranks if rank.wait_s is not None]
+    if not parts:
+        return {}
+    row: Row = {column: _mean([getattr(p, part) for p in parts]) for column, part in _PART_COLUMNS.items()}
+    steps = epoch.attribution_steps
+    pop = pop_efficiencies([p.step_s * steps for p in parts], [p.exposed_s * steps for p in parts])
+    return row | {
+        "compute_time_sec": _mean([p.forward_s + p.backward_s for p in parts]),
+        "comm_wait_time_sec": _mean(waits),
+        "load_balance": pop.load_balance,
+        "comm_efficiency": pop.comm_efficiency,
+        "pop_parallel_efficiency": pop.parallel_efficiency,
+    }
+
+
+def _validation_columns(sums: Validation | None) -> Row:
+    if sums is None or not sums.samples:
+        return {}
+    row: Row = {"val_loss": sums.loss / sums.samples}
+    if sums.labels:
+        row["val_accuracy"] = sums.correct / sums.labels
+    if sums.values:
+        row["val_mae"] = sums.absolute_error / sums.values
+        row["val_rmse"] = math.sqrt(sums.squared_error / sums.values)
+    return row
+
+
+def _energy(epoch: EpochRecord) -> float | None:
+    """Return the energy of all GPUs (or all hosts' processors); None unless every counter was read."""
+    told = [rank.usage.energy_joules for rank in epoch.ranks if rank.usage.energy_joules is not None]
+    return sum(told) if len(told) == epoch.energy_counters else None
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _mean_told(values: Sequence[float | None]) -> float | None:
+    told = [value for value in values if value is not None]
+    return _mean(told) if told else None
+
+
+def _cell(value: object) -> object:
+    """Return what a cell shows: nothing for what was not measured, twelve digits of a float."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return ""
+    return format(value, ".12g") if isinstance(value, float) else value
+
+
+def _line(cells: Sequence[object]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerow(cells)
+    return text.getvalue()

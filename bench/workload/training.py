@@ -1,0 +1,127 @@
+"""One optimizer step, bare and timed: the same operations in the same order."""
+
+from __future__ import annotations
+
+import inspect
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+from bench.matrix.options import WorkloadOptions
+from bench.record import ddp_logger
+from bench.record.parts import StepParts, StepTimer
+from bench.workload.feed import Feed
+from bench.workload.task import Task
+
+#: The momentum of sgd; without it resnet50 would not be trained like that anywhere.
+_MOMENTUM = 0.9
+#: Numbers that each optimizer keeps per weight.
+STATES_PER_WEIGHT = {"sgd": 1, "adam": 2, "adamw": 2}
+
+
+def wrap(task: Task, options: WorkloadOptions) -> DistributedDataParallel:
+    """Return the task under DDP, as the protocol of measurement needs it.
+
+    Gradients are views of the buckets, so that no copy hides in the communication's end. Buffers are
+    not broadcast in forward: a late rank would show there instead of as exposed communication.
+    """
+    if options.compile:
+        task.compile()
+    accepted = inspect.signature(DistributedDataParallel.__init__).parameters
+    # torch 2.13 deprecates the older name of the two.
+    buffers: dict[str, Any] = {
+        "forward_sync_buffers" if "forward_sync_buffers" in accepted else "broadcast_buffers": False
+    }
+    device = next(task.parameters()).device
+    return DistributedDataParallel(
+        task,
+        device_ids=[device.index] if device.type == "cuda" else None,
+        bucket_cap_mb=options.bucket_cap_mb,  # a fraction of a MiB is fine
+        gradient_as_bucket_view=True,
+        **buffers,
+    )
+
+
+class Trainer:
+    """Steps of one rank; ``loss_sum`` adds up the micro-batches' losses on the device."""
+
+    def __init__(self, model: DistributedDataParallel, feed: Feed, options: WorkloadOptions) -> None:
+        self.model = model
+        self.optimizer = _optimizer(model, options)
+        self._feed = feed
+        self._last = options.grad_accum - 1
+        self._share = 1.0 / options.grad_accum
+        # A scale that is too high for the first steps is halved by each; theirs are skipped.
+        self._scaler = torch.amp.GradScaler(options.device) if options.precision == "fp16" else None
+        self.loss_sum = torch.zeros((), device=next(model.parameters()).device)
+        self.micro_batches = 0
+
+    def step(self) -> None:
+        """Train on one global batch."""
+        for micro in range(self._last + 1):
+            inputs, targets = self._feed.next()
+            with self._quiet_before_last(micro):
+                loss = self.model(inputs, targets)
+                self._backward(loss)
+        self._update()
+
+    def timed_step(self, timer: StepTimer) -> StepParts | None:
+        """Train on one global batch and return its parts; None where DDP's logger had no reading."""
+        timer.start()
+        for micro in range(self._last + 1):
+            timer.begin("data_load")
+            inputs, targets = self._feed.next()
+            timer.end()
+            with self._quiet_before_last(micro):
+                timer.begin("forward")
+                loss = self.model(inputs, targets)
+                timer.end()
+                if micro == self._last:
+                    self._backward(loss)
+                else:
+                    timer.begin("backward")
+                    self._backward(loss)
+                    timer.end()
+        timer.begin("optimizer")
+        self._update()
+        timer.end()
+        timer.stop()
+        return timer.parts(ddp_logger.read(self.model))
+
+    def take_loss(self) -> float:
+        """Return the mean loss since the last call; on CUDA this waits for the device."""
+        mean = float(self.loss_sum) / max(1, self.micro_batches)
+        self.loss_sum.zero_()
+        self.micro_batches = 0
+        return mean
+
+    def _quiet_before_last(self, micro: int) -> AbstractContextManager[None]:
+        """Only the last micro-batch communicates."""
+        return nullcontext() if micro == self._last else self.model.no_sync()
+
+    def _backward(self, loss: Tensor) -> None:
+        self.loss_sum += loss.detach()
+        self.micro_batches += 1
+        scaled = loss * self._share if self._last else loss
+        if self._scaler is not None:
+            scaled = self._scaler.scale(scaled)
+        scaled.backward()  # type: ignore[no-untyped-call]
+
+    def _update(self) -> None:
+        if self._scaler is None:
+            self.optimizer.step()
+        else:
+            self._scaler.step(self.optimizer)
+            self._scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+
+
+def _optimizer(model: DistributedDataParallel, options: WorkloadOptions) -> Optimizer:
+    if options.optimizer == "sgd":
+        return SGD(model.parameters(), lr=options.learning_rate, momentum=_MOMENTUM)
+    kind = Adam if options.optimizer == "adam" else AdamW
+    return kind(model.parameters(), lr=options.learning_rate)

@@ -1,0 +1,154 @@
+"""The windows of an epoch: throughput without instruments, then the attribution of the step's time."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+
+import torch
+
+from bench.record import ddp_logger
+from bench.record.clock import clock_for
+from bench.record.parts import StepParts, StepTimer
+from bench.workload.collectives import Collectives
+from bench.workload.failures import CollectiveError
+from bench.workload.resources import Meters, Usage
+from bench.workload.training import Trainer
+
+#: The first steps of all: DDP rebuilds its buckets in the second, allocators fill.
+_UNLIKE_THE_REST = 2
+#: How far the medians of the last steps and of those before them may be apart.
+_STABLE_WITHIN = 0.10
+#: The warm-up ends after this many times its fewest steps, stable or not.
+_MOST_ROUNDS = 3
+
+
+@dataclass(frozen=True)
+class Throughput:
+    """One rank's throughput window: its whole time, and that of each step (seconds)."""
+
+    seconds: float
+    step_s: list[float]
+    loss: float
+    usage: Usage
+
+
+@dataclass(frozen=True)
+class WarmUp:
+    """How many steps the warm-up took, and whether the step time had become stable."""
+
+    steps: int
+    stable: bool
+
+
+class Windows:
+    """Runs the windows of one rank."""
+
+    def __init__(
+        self, trainer: Trainer, collectives: Collectives, meters: Meters, device: torch.device
+    ) -> None:
+        self._trainer = trainer
+        self._collectives = collectives
+        self._meters = meters
+        self._device = device
+
+    def warm_up(self, fewest: int) -> WarmUp:
+        """Train ``fewest`` steps, and up to twice as many more until every rank's step time is stable.
+
+        On CUDA the iterations that DDP's logger samples in any case are part of it.
+
+        Raises:
+            CollectiveError: the loss is no number.
+        """
+        ddp_logger.sample_no_step(self._trainer.model)
+        if self._device.type == "cuda":
+            fewest = max(fewest, ddp_logger.ALWAYS_SAMPLED + 1)
+        times: list[float] = []
+        stable = False
+        for _ in range(_MOST_ROUNDS):
+            times += self._steps(fewest)
+            unstable, *_ = self._collectives.maxima([0.0 if is_stable(times) else 1.0])
+            self.check_losses(self._trainer.take_loss(), "the warm-up")
+            stable = not unstable
+            if stable:
+                break
+        return WarmUp(len(times), stable)
+
+    def throughput(self, steps: int) -> Throughput:
+        """Train ``steps`` steps with a clock beside them and nothing else."""
+        self._collectives.barrier()
+        self._meters.start()
+        began = time.perf_counter()
+        step_s = self._steps(steps)
+        seconds = time.perf_counter() - began
+        usage = self._meters.stop()
+        return Throughput(seconds, step_s, self._trainer.take_loss(), usage)
+
+    def attribution(self, steps: int) -> list[StepParts]:
+        """Train ``steps`` steps with a timer on each part; one more before them is not counted.
+
+        Returns no steps where DDP's logger has nothing to say on any rank.
+        """
+        model, timer = self._trainer.model, StepTimer(clock_for(self._device))
+        ddp_logger.sample_every_step(model)
+        self._collectives.barrier()
+        timed = [self._trainer.timed_step(timer) for _ in range(steps + 1)][1:]
+        ddp_logger.sample_no_step(model)
+        self._trainer.take_loss()
+        read = [parts for parts in timed if parts is not None]
+        fewest, *_ = self._collectives.minima([float(len(read))])
+        return read if fewest == steps else []
+
+    def check_losses(self, own: float, where: str) -> list[float]:
+        """Return every rank's loss.
+
+        Raises:
+            CollectiveError: one of them is not a number; the same on every rank.
+        """
+        losses = [row[0] for row in self._collectives.rows([own])]
+        wrong = [rank for rank, loss in enumerate(losses) if not math.isfinite(loss)]
+        if wrong:
+            name = "NaN" if any(math.isnan(losses[rank]) for rank in wrong) else "infinite"
+            # A rank's NaN reaches the others with the next gradients.
+            everywhere = len(wrong) == len(losses)
+            ranks = "every rank" if everywhere else f"rank {', '.join(str(rank) for rank in wrong)}"
+            raise CollectiveError(
+                f"the loss became {name} in {where} on {ranks}",
+                remedy="lower --learning-rate, use bf16 or fp32 for fp16, or look for NaN in the data",
+            )
+        return losses
+
+    def _steps(self, steps: int) -> list[float]:
+        return self._steps_on_cuda(steps) if self._device.type == "cuda" else self._steps_on_host(steps)
+
+    def _steps_on_host(self, steps: int) -> list[float]:
+        step, now = self._trainer.step, time.perf_counter
+        stamps = [now()]
+        for _ in range(steps):
+            step()
+            stamps.append(now())
+        return [end - begin for begin, end in pairwise(stamps)]
+
+    def _steps_on_cuda(self, steps: int) -> list[float]:
+        clock, step = clock_for(self._device), self._trainer.step
+        clock.settle()
+        stamps = [clock.stamp()]
+        for _ in range(steps):
+            step()
+            stamps.append(clock.stamp())
+        clock.settle()
+        return [clock.seconds(begin, end) for begin, end in pairwise(stamps)]
+
+
+def is_stable(times: Sequence[float]) -> bool:
+    """Tell whether the medians of the later and the earlier half agree, without the first two steps."""
+    kept = times[_UNLIKE_THE_REST:]
+    half = len(kept) // 2
+    if half < 1:
+        return False
+    earlier, later = median(kept[-2 * half : -half]), median(kept[-half:])
+    return abs(later / earlier - 1) <= _STABLE_WITHIN

@@ -1,0 +1,95 @@
+"""Kill `bench submit` over and over, and count the jobs: each run must have exactly one.
+
+On a cluster of its own (needs root). Every round starts `bench submit`, kills it with SIGKILL at a
+random moment (its sbatch child lives on) and types it again; every fifth time the controller is
+frozen at the moment of the kill, so that the child is surely in the middle of its request. When
+all is submitted, Slurm's own list of jobs is counted by name. Exit code 1 where a run has no job,
+or more than one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from tests.cluster.bed import Cluster, missing  # noqa: E402 (the checkout is no package)
+from tests.executors.slurm_studies import MEASURE, Study, lines, scripted_study  # noqa: E402
+
+#: A few jobs are submitted between two kills: from start to kill passes about a line or ten.
+RUNS_PER_KILL = 8
+
+
+def kill_once(study: Study, cluster: Cluster, dice: random.Random, *, frozen: bool) -> None:
+    """Start a submission, kill it somewhere on its way."""
+    process = study.start("submit", "STUDY")
+    said = lines(process.stderr)
+    for _ in range(dice.randint(0, RUNS_PER_KILL)):
+        next(said, None)
+    if frozen:
+        next(said, None)
+        with cluster.frozen_slurmctld():
+            time.sleep(dice.uniform(0.05, 0.5))
+            process.kill()
+            process.wait()
+    else:
+        time.sleep(dice.uniform(0, 0.05))
+        process.kill()
+        process.wait()
+    assert process.stderr is not None
+    process.stderr.close()
+
+
+def campaign(cluster: Cluster, folder: Path, *, kills: int, seed: int) -> bool:
+    """Print the figures; return whether each run has exactly one job."""
+    dice = random.Random(seed)
+    repeats = kills * RUNS_PER_KILL // 8
+    study = scripted_study(folder, [MEASURE] * 8, cluster.environment, repeats=repeats)
+    began = time.perf_counter()
+    done, frozen = 0, 0
+    while done < kills and sum(study.jobs_per_run().values()) < len(study.planned.runs):
+        freeze = done % 5 == 4
+        kill_once(study, cluster, dice, frozen=freeze)
+        done, frozen = done + 1, frozen + freeze
+    last = study.bench("submit", "STUDY", timeout_s=300)
+    assert last.returncode == 0, last.stderr
+    took = time.perf_counter() - began
+    jobs = study.jobs_per_run()
+    runs = [run.run_id for run in study.planned.runs]
+    lost = [run for run in runs if not jobs[run]]
+    twice = [run for run in runs if jobs[run] > 1]
+    events = Counter(event["event"] for event in study.planned.ledger.events())
+    print(f"{done} kills ({frozen} of them while the controller was frozen) in {took:.0f} s, seed {seed}")
+    print(f"runs {len(runs)}, jobs {sum(jobs.values())}, lost {len(lost)}, submitted twice {len(twice)}")
+    print(f"ledger: {', '.join(f'{count} {event}' for event, count in sorted(events.items()))}")
+    for run in [*lost, *twice]:
+        print(f"WRONG: {run} has {jobs[run]} jobs")
+    return not lost and not twice
+
+
+def main() -> int:
+    """Run the campaign on a fresh cluster."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    if lacking := missing():
+        print(f"not run: {lacking}")
+        return 1
+    cluster = Cluster.start()
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            fine = campaign(cluster, Path(folder), kills=options.kills, seed=options.seed)
+    finally:
+        cluster.stop()
+    return 0 if fine else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,103 @@
+"""How long submitting takes, beside a bare loop of sbatch; on a cluster of its own (needs root).
+
+Both submit the same trivial scripts to the same controller, in turn; the jobs are held back
+(no node is free), so that running them disturbs neither. `bench submit` also writes the plan of
+each job to disk before sbatch is called, and the job's id after it. Prints medians; quote the
+difference per job.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from tests.cluster.bed import Cluster, missing  # noqa: E402 (the checkout is no package)
+from tests.executors.slurm_studies import Study, scripted_study  # noqa: E402
+
+JOBS = 200
+ROUNDS = 3
+
+
+def bare_loop(study: Study, environment: Mapping[str, str]) -> float:
+    """Submit every script of a study with sbatch and nothing else; return the seconds."""
+    scripts = sorted((study.folder / "scripts").iterdir())
+    began = time.perf_counter()
+    for script in scripts:
+        command = ["sbatch", "--parsable", "--output=/dev/null", str(script)]
+        subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
+    return time.perf_counter() - began
+
+
+def bench_submit(study: Study) -> float:
+    """Submit a study; return the seconds of the whole command."""
+    began = time.perf_counter()
+    done = study.bench("submit", "STUDY")
+    took = time.perf_counter() - began
+    assert done.returncode == 0, done.stderr
+    return took
+
+
+def status(study: Study, folder: Path) -> tuple[float, list[str]]:
+    """Return how long `bench status` takes, and which commands of Slurm it calls."""
+    began = time.perf_counter()
+    shown = study.bench("status", "STUDY", "--json")
+    took = time.perf_counter() - began
+    assert len(json.loads(shown.stdout)["runs"]) == JOBS
+    calls = folder / "calls"
+    folder.mkdir(exist_ok=True)
+    for name in ("squeue", "sacct", "scontrol", "sinfo"):
+        real = subprocess.run(["which", name], capture_output=True, text=True, check=True).stdout.strip()
+        (folder / name).write_text(f'#!/bin/sh\necho {name} >>"{calls}"\nexec {real} "$@"\n')
+        (folder / name).chmod(0o755)
+    path = f"{folder}:{os.environ['PATH']}"
+    Study(study.folder, {**study.environment, "PATH": path}).bench("status", "STUDY")
+    return took, calls.read_text().split()
+
+
+def measure(cluster: Cluster, folder: Path) -> None:
+    """Print the figures of interleaved rounds."""
+    environment = {**os.environ, **cluster.environment}
+    held = [f"#SBATCH --begin=now+1day\ntrue # {i}" for i in range(JOBS)]
+    ours, bare = [], []
+    for turn in range(ROUNDS):
+        study = scripted_study(folder / str(turn), held, cluster.environment, name=f"many{turn}")
+        bare.append(bare_loop(study, environment))
+        cluster.clear()
+        ours.append(bench_submit(study))
+        if turn == ROUNDS - 1:
+            took, calls = status(study, folder / "bin")
+        cluster.clear()
+    more = statistics.median(a - b for a, b in zip(ours, bare, strict=True))
+    print(
+        f"{JOBS} jobs: bench submit {statistics.median(ours):.2f} s, bare loop of sbatch "
+        f"{statistics.median(bare):.2f} s; {more:.2f} s more, {1000 * more / JOBS:.1f} ms a job "
+        f"(median of {ROUNDS} interleaved rounds, start of python included)"
+    )
+    print(f"bench status of {JOBS} queued runs: {took:.2f} s; it calls {', '.join(calls)}")
+
+
+def main() -> int:
+    """Start a cluster, measure, and remove it."""
+    if lacking := missing():
+        print(f"not measured: {lacking}")
+        return 0
+    cluster = Cluster.start()
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            measure(cluster, Path(folder))
+    finally:
+        cluster.stop()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

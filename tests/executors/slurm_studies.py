@@ -1,0 +1,167 @@
+"""Studies for tests on the cluster: real ones, and ones whose scripts are a few lines of bash."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.executors.base import PlannedStudy, open_study
+from bench.executors.slurm import SlurmExecutor
+from bench.layout import METRICS_COLUMNS
+from bench.plan import make_plan, write_plan
+
+HEAD = """\
+study: {name}
+cluster: {{executor: slurm, partition: {partition}, account: users, time_limit: 2m, cpus_per_task: 1}}
+axes: {{nodes: [1], tasks_per_node: [1], backend: [gloo]}}
+scaling: [{{mode: weak, per_gpu_batch: {batches}}}]
+workload: {{device: cpu, model: mlp, epochs: 1}}
+repeats: {repeats}
+"""
+#: What a run that goes well leaves behind, as far as the executor looks at it.
+MEASURE = f"printf '%s\\n' {','.join(METRICS_COLUMNS)} {',' * (len(METRICS_COLUMNS) - 1)} >\"$1/metrics.csv\""
+
+
+@dataclass
+class Study:
+    """A planned study, and `bench` called on it as a user calls it."""
+
+    folder: Path
+    environment: Mapping[str, str]
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    @property
+    def planned(self) -> PlannedStudy:
+        from bench.layout import StudyFolder
+
+        return open_study(StudyFolder(self.folder))
+
+    @property
+    def executor(self) -> SlurmExecutor:
+        return SlurmExecutor(self.planned)
+
+    def command(self, *words: str) -> list[str]:
+        """Return the words of ``bench WORDS``; a STUDY among them is this one's folder."""
+        return [sys.executable, "-m", "bench", *(str(self.folder) if w == "STUDY" else w for w in words)]
+
+    def bench(self, *words: str, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            self.command(*words),
+            env={**os.environ, **self.environment},
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            stdin=subprocess.DEVNULL,
+        )
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        """Start ``bench WORDS`` without waiting for it."""
+        return subprocess.Popen(
+            self.command(*words),
+            env={**os.environ, **self.environment},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            stdin=subprocess.DEVNULL,
+        )
+
+    def status(self) -> dict[str, dict[str, Any]]:
+        """Return what ``bench status --json`` says, by run."""
+        shown = self.bench("status", "STUDY", "--json")
+        assert shown.returncode in (0, 1), shown.stderr
+        return {run["run_id"]: run for run in json.loads(shown.stdout)["runs"]}
+
+    def run_json(self, run_id: str, attempt: int = 1) -> dict[str, Any]:
+        content: dict[str, Any] = json.loads(
+            (self.folder / f"runs/{run_id}/attempt-{attempt}/run.json").read_text()
+        )
+        return content
+
+    def jobs_per_run(self) -> Counter[str]:
+        """Return how many jobs Slurm has for each run, whatever the attempt; ended ones too."""
+        key = self.planned.plan["key"]
+        shown = subprocess.run(
+            ["squeue", "-h", "-t", "all", "-o", "%j"],
+            env={**os.environ, **self.environment},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        ours = [name.split(".") for name in shown.stdout.split() if name.endswith(f".{key}")]
+        return Counter(run for _, run, _, _ in ours)
+
+    def cancel_all(self) -> None:
+        """Cancel every job of this study, known to its ledger or not."""
+        key = self.planned.plan["key"]
+        shown = subprocess.run(
+            ["squeue", "-h", "-o", "%A %j"],
+            env={**os.environ, **self.environment},
+            capture_output=True,
+            text=True,
+        )
+        ids = [line.split()[0] for line in shown.stdout.splitlines() if line.endswith(f".{key}")]
+        if ids:
+            subprocess.run(["scancel", *ids], env={**os.environ, **self.environment}, check=False)
+
+
+def plan_study(folder: Path, matrix: str, environment: Mapping[str, str]) -> Study:
+    """Plan a matrix below ``folder``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "matrix.yaml"
+    path.write_text(matrix)
+    return Study(write_plan(make_plan(path), folder / "results").path, environment)
+
+
+def scripted_study(
+    folder: Path,
+    bodies: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    name: str = "scripted",
+    repeats: int = 1,
+    partition: str = "l40s",
+) -> Study:
+    """Plan a study whose cells are scripts of a few lines; the run's folder is ``$1``.
+
+    Its runs are called ``n1x1-gloo-srun-b1-r1``, ``...-b2-r1``: cell N runs body N.
+    """
+    batches = list(range(1, len(bodies) + 1))
+    matrix = HEAD.format(name=name, partition=partition, batches=batches, repeats=repeats)
+    study = plan_study(folder, matrix, environment)
+    for batch, body in zip(batches, bodies, strict=True):
+        script = study.folder / f"scripts/n1x1-gloo-srun-b{batch}.sbatch"
+        assert script.exists()
+        head, directives, body = _parted(body)
+        script.write_text(f"{head}{directives}\n{body}\n")
+    return study
+
+
+def _parted(body: str) -> tuple[str, str, str]:
+    """Return the first line, the directives, and the rest."""
+    lines = body.splitlines()
+    directives = [line for line in lines if line.startswith("#SBATCH")]
+    if not any("--mem" in line for line in directives):
+        directives.append("#SBATCH --mem=100M")
+    rest = [line for line in lines if not line.startswith("#SBATCH")]
+    return "#!/bin/bash\n", "\n".join(directives), "\n".join(rest)
+
+
+def run_id(number: int, repeat: int = 1) -> str:
+    """Return the name of a run of cell ``number`` of a scripted study."""
+    return f"n1x1-gloo-srun-b{number}-r{repeat}"
+
+
+def lines(stream: Any) -> Iterator[str]:
+    """Yield the lines of a process's stderr, as they come."""
+    for line in stream:
+        yield line.rstrip("\n")

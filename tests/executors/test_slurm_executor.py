@@ -1,0 +1,527 @@
+"""The Slurm executor on a real cluster: end to end, interrupted, refused, and every way a run can end."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.layout import RunFolder
+from bench.ledger import submit_lock
+from tests.cluster.bed import Cluster
+from tests.cluster.containers import wait_for
+from tests.executors.slurm_studies import MEASURE, Study, lines, plan_study, run_id, scripted_study
+
+MakeStudy = Callable[..., Study]
+
+DDP = """\
+study: ddp
+cluster:
+  executor: slurm
+  partition: l40s
+  account: users
+  cpus_per_task: 1
+  time_limit: 5m
+  env: {GLOO_SOCKET_IFNAME: eth0}
+axes: {nodes: [2], tasks_per_node: [1], backend: [gloo], launcher: [srun]}
+scaling: [{mode: weak, per_gpu_batch: [4]}]
+include:
+  - {nodes: 2, tasks_per_node: [2, 1], launcher: torchrun, backend: gloo, mode: weak, per_gpu_batch: 4}
+workload: {device: cpu, model: mlp, parameters: 100k, steps_per_epoch: 3, epochs: 1, warmup_steps: 3,
+           attribution_steps: 2, val_steps: 0}
+repeats: 1
+"""
+
+
+@pytest.fixture
+def scripted(running_cluster: Cluster, tmp_path: Path) -> Iterator[MakeStudy]:
+    """Make scripted studies; their jobs end with the test, those of other tests go on."""
+    made: list[Study] = []
+
+    def make(*bodies: str, name: str = "scripted", **more: Any) -> Study:
+        study = scripted_study(tmp_path / name, bodies, running_cluster.environment, name=name, **more)
+        made.append(study)
+        return study
+
+    yield make
+    for study in made:
+        study.cancel_all()
+
+
+@pytest.fixture(scope="module")
+def ends(running_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Study]:
+    """Start a study whose runs come to many ends; the slowest takes half a minute to be ended."""
+    bodies = [f"{body}" for body in ENDS.values()]
+    study = scripted_study(tmp_path_factory.mktemp("ends"), bodies, running_cluster.environment, name="ends")
+    done = study.bench("submit", "STUDY")
+    assert done.returncode == 0, done.stderr
+    _end_some(study, running_cluster)
+    yield study
+    study.cancel_all()
+
+
+@pytest.fixture(scope="module")
+def ddp(running_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Study]:
+    """Start real DDP cells, which take their time on few cores."""
+    study = plan_study(tmp_path_factory.mktemp("ddp"), DDP, running_cluster.environment)
+    done = study.bench("submit", "STUDY")
+    assert done.returncode == 0, done.stderr
+    yield study
+    study.cancel_all()
+
+
+RANK_1 = "srun -n2 --kill-on-bad-exit=1 bash -c '[ $SLURM_PROCID = 0 ] && sleep 60; sleep 0.5; {}' & wait $!"
+NOTE = (
+    'echo "{\\"exit_code\\": $?, \\"signal\\": null, \\"time\\": \\"2026-01-01T00:00:00Z\\"}" >"$1/end.json"'
+)
+#: The n-th cell's script.
+ENDS = {
+    "time-limit": "sleep 300",
+    "scancel": "sleep 300",
+    "bad-exit": f"echo 'ValueError: the loss is nan' >&2; (exit 137); {NOTE}; exit 137",
+    "rank-killed": f"#SBATCH -n2\n{RANK_1.format('kill -9 $$')}",
+    "unmeasured": "true",
+    "measured": MEASURE,
+    "node-lost": "#SBATCH -w n3,n4 -N2\n#SBATCH --no-requeue\nsleep 300",
+    "shell-killed": "kill -9 $$",
+}
+EXPECTED = {
+    "time-limit": ("failed", "time-limit", None, "TIMEOUT: reached its time limit"),
+    "scancel": ("cancelled", "cancelled", None, f"cancelled by user id {os.geteuid()}"),
+    "bad-exit": ("failed", "bad-exit", 137, "ValueError: the loss is nan; FAILED: exit code 137"),
+    "rank-killed": (
+        *("failed", "killed", 143),
+        "rank 1 on n{node} was killed by SIGKILL; FAILED: step 0 (bash) was ended by SIGTERM",
+    ),
+    "unmeasured": ("failed", "bad-exit", 0, "ended without metrics.csv, although Slurm says COMPLETED"),
+    "measured": ("completed", None, 0, ""),
+    "node-lost": ("failed", "node-failure", None, "NODE_FAIL: lost a node"),
+    "shell-killed": ("failed", "killed", 137, "FAILED: the script was ended by SIGKILL"),
+}
+
+
+def _end_some(study: Study, cluster: Cluster) -> None:
+    """Bring about the ends that come from outside."""
+    jobs = {name: study.status()[run_id(i)]["job_id"] for i, name in enumerate(ENDS, 1)}
+    names = ("time-limit", "scancel", "node-lost")
+
+    def all_run() -> bool:
+        ids = ",".join(jobs[name] for name in names)
+        return cluster.run(["squeue", "-h", "-j", ids, "-o", "%T"]).stdout.split() == ["RUNNING"] * 3
+
+    wait_for(all_run, what="the jobs that are to be ended", timeout_s=30)
+    # Limits count minutes; the end itself can be set to the second (and is looked for twice a minute).
+    cluster.run(["scontrol", "update", f"JobId={jobs['time-limit']}", "EndTime=now+1"])
+    cluster.run(["scancel", jobs["scancel"]])
+    cluster.crash_node("n4")
+    cluster.declare_down("n4")
+    cluster.boot_node("n4")
+
+
+# -- nothing twice, nothing lost ------------------------------------------------------------
+
+
+def test_a_submission_killed_again_and_again_leaves_one_job_per_run(scripted, ends, ddp):
+    study = scripted(*([MEASURE] * 16))
+    dice = random.Random(0)
+    for _ in range(5):
+        process = study.start("submit", "STUDY")
+        said = lines(process.stderr)
+        for _ in range(dice.randint(1, 5)):
+            next(said, None)
+        time.sleep(dice.uniform(0, 0.02))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process.stderr.close()
+    done = study.bench("submit", "STUDY")
+    assert done.returncode == 0, done.stderr
+    assert study.jobs_per_run() == {run_id(i): 1 for i in range(1, 17)}
+
+
+def test_an_sbatch_that_outlives_its_bench_is_waited_for_and_its_job_found(scripted, running_cluster):
+    study = scripted(MEASURE, MEASURE, MEASURE)
+    first, second, third = (run.run_id for run in study.planned.runs)
+    assert study.bench("submit", "STUDY", "--wait", "--only", first).returncode == 0
+    ledger = study.folder / "ledger.jsonl"
+    size = ledger.stat().st_size
+    with running_cluster.frozen_slurmctld():
+        killed = study.start("submit", "STUDY")
+        wait_for(lambda: ledger.stat().st_size > size, what="the intent", timeout_s=20)
+        time.sleep(0.3)  # its sbatch connects, and waits for an answer
+        killed.kill()
+        killed.wait()
+        killed.stderr.close()
+        again = study.start("submit", "STUDY")
+        time.sleep(1)
+    said = again.communicate(timeout=60)[1]
+    assert again.returncode == 0, said
+    assert second not in said  # its job was found, not made again
+    assert study.jobs_per_run() == {first: 1, second: 1, third: 1}
+
+
+def test_a_submission_says_for_whom_it_waits(scripted):
+    study = scripted(MEASURE)
+    with submit_lock(study.folder / "submit.lock"):
+        waiting = study.start("submit", "STUDY")
+        said = next(lines(waiting.stderr))
+    assert waiting.communicate(timeout=60)[1].startswith(f"[1/1] {run_id(1)} is job ")
+    who = f"(pid {os.getpid()} on {os.uname().nodename})"
+    assert (
+        said
+        == f"{study.folder}: another `bench submit` is at work on this study {who}: waiting for it to end"
+    )
+
+
+def test_two_submissions_at_once_share_the_work(scripted):
+    study = scripted(*([MEASURE] * 20))
+    both = [study.start("submit", "STUDY") for _ in range(2)]
+    said = [process.communicate(timeout=60)[1] for process in both]
+    assert [process.returncode for process in both] == [0, 0], said
+    assert study.jobs_per_run() == {run_id(i): 1 for i in range(1, 21)}
+
+
+def test_the_lost_answer_of_an_sbatch_is_looked_up(scripted, running_cluster):
+    """bench and its sbatch are both killed while the request waits in the controller's socket."""
+    study = scripted(MEASURE)
+    with running_cluster.frozen_slurmctld():
+        _write_intent(study)
+        sbatch = subprocess.Popen(
+            study.executor.command_line(study.planned.runs[0])
+            .replace(".a2.", ".a1.")
+            .replace("attempt-2", "attempt-1"),
+            shell=True,
+            env={**os.environ, **running_cluster.environment},
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        time.sleep(0.5)
+        os.killpg(sbatch.pid, signal.SIGKILL)
+        sbatch.wait()
+        # It waits for the controller, too, and must not be told the job is not there.
+        second = study.start("submit", "STUDY")
+        time.sleep(1)
+    assert second.wait(timeout=30) == 0
+    second.stderr.close()
+    assert study.jobs_per_run() == {run_id(1): 1}
+
+
+def _write_intent(study: Study) -> None:
+    """Leave what a bench leaves that was killed just before its sbatch."""
+    from bench.executors.base import new_attempt
+    from bench.layout import write_json
+
+    planned = study.planned
+    run = planned.runs[0]
+    attempt = new_attempt(planned, run, planned.records()[run.run_id])
+    write_json(attempt.folder.run_json, attempt.describe(planned))
+    planned.ledger.append("intent", run_id=run.run_id, attempt=1, job_name=attempt.job_name)
+
+
+def test_an_intent_without_a_job_is_withdrawn_and_started_again(scripted):
+    study = scripted(MEASURE)
+    _write_intent(study)
+    shown = study.status()[run_id(1)]
+    assert (shown["state"], shown["reason"]) == (
+        "planned",
+        "sbatch was interrupted before Slurm took the job",
+    )
+    assert study.run_json(run_id(1))["state"] == "planned"
+    assert study.bench("submit", "STUDY").returncode == 0
+    assert study.status()[run_id(1)]["attempt"] == 2
+    assert study.jobs_per_run() == {run_id(1): 1}
+
+
+def test_a_refused_job_stops_the_submission_and_the_next_goes_on_with_it(scripted, running_cluster):
+    study = scripted(*([f"sleep 2; {MEASURE}"] * 4))
+    order = [run.run_id for run in study.planned.runs]
+    with running_cluster.limited(MaxSubmitJobs=2 + _queued(running_cluster)):
+        done = study.bench("submit", "STUDY")
+        assert done.returncode == 2
+        assert done.stderr == (
+            f"[1/4] {order[0]} is job {study.run_json(order[0])['job_id']}\n"
+            f"[2/4] {order[1]} is job {study.run_json(order[1])['job_id']}\n"
+            f"error: sbatch refused {order[2]}: AssocMaxSubmitJobLimit\n"
+            "Batch job submission failed: Job violates accounting/QOS policy (job submit limit, user's size "
+            "and/or time limits) (2 of 4 are submitted and kept); type `bench submit` again when jobs have "
+            "ended, or use --max-queued or --wait\n"
+        )
+        shown = study.status()
+        assert [shown[run]["state"] for run in order[2:]] == ["planned", "planned"]
+        # --wait goes on by itself when there is room.
+        done = study.bench("submit", "STUDY", "--wait")
+        assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines()[-1] == "study scripted: 4 completed"
+    assert {run["attempt"] for run in study.status().values()} == {1}
+    assert study.jobs_per_run() == dict.fromkeys(order, 1)
+
+
+def _queued(cluster: Cluster) -> int:
+    return len(cluster.run(["squeue", "-h", "-t", "PD,R,CG", "-o", "%A"]).stdout.split())
+
+
+def test_what_slurm_would_not_take_is_said_before_anything_is_submitted(scripted):
+    study = scripted("#SBATCH --partition=nope\ntrue")
+    done = study.bench("submit", "STUDY")
+    assert done.returncode == 2
+    assert done.stderr == (
+        "error: Slurm would not take the largest cell, n1x1-gloo-srun-b1: invalid partition specified: nope\n"
+        "allocation failure: Invalid partition name specified; nothing was submitted; "
+        "mend the matrix's cluster section\n"
+    )
+    assert not (study.folder / "ledger.jsonl").exists()
+
+
+def test_a_controller_that_is_down_is_an_error_and_loses_nothing(scripted, running_cluster):
+    study = scripted(MEASURE, f"sleep 1; {MEASURE}", MEASURE)
+    assert study.bench("submit", "STUDY", "--max-queued", "2").returncode == 0
+    with running_cluster.configured(MessageTimeout="1"):
+        running_cluster.stop_slurmctld()
+        try:
+            waiting = study.start("submit", "STUDY", "--wait", "--max-queued", "3")
+            others = [study.start(command, "STUDY") for command in ("status", "cancel")]
+            for other in others:
+                said = other.communicate(timeout=60)[1]
+                assert other.returncode == 1, said
+                assert said.splitlines()[-1].endswith("Unable to contact slurm controller (connect failure)")
+                assert "Traceback" not in said
+        finally:
+            running_cluster.start_slurmctld()
+    waiting.wait(timeout=60)
+    waiting.stderr.close()
+    done = study.bench("submit", "STUDY", "--wait")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines()[-1] == "study scripted: 3 completed"
+    assert study.jobs_per_run() == {run_id(i): 1 for i in (1, 2, 3)}
+
+
+# -- settling -------------------------------------------------------------------------------
+
+
+def test_without_accounting_squeue_and_the_runs_folder_tell_the_end(scripted, running_cluster):
+    end = '"time": "2026-01-01T00:00:00Z"}'
+    study = scripted(MEASURE, f'echo \'{{"exit_code": 3, {end}\' >"$1/end.json"; exit 3', "kill -9 $$")
+    assert study.bench("submit", "STUDY").returncode == 0
+    running_cluster.stop_slurmdbd()
+    try:
+        wait_for(
+            lambda: all(run["state"] not in ("queued", "running") for run in study.status().values()),
+            what="the ends",
+            timeout_s=30,
+        )
+    finally:
+        running_cluster.start_slurmdbd()
+    shown = [study.status()[run_id(i)] for i in (1, 2, 3)]
+    assert [(run["state"], run["failure_class"], run["exit_code"]) for run in shown] == [
+        ("completed", None, 0),
+        ("failed", "bad-exit", 3),
+        ("failed", "bad-exit", None),
+    ]
+    assert shown[2]["reason"].startswith("ended with a bad exit code (")
+
+
+def test_a_job_that_slurm_has_forgotten_is_told_by_its_folder_or_is_unknown(scripted):
+    study = scripted(MEASURE, "true")
+    for i in (1, 2):
+        _pretend_submitted(study, run_id(i), job_id=f"99990{i}")
+    folder = RunFolder(study.folder / f"runs/{run_id(1)}/attempt-1")
+    folder.end.write_text('{"exit_code": 9, "signal": null, "time": "2026-01-01T00:00:00Z"}')
+    shown = study.status()
+    assert (shown[run_id(1)]["state"], shown[run_id(1)]["exit_code"]) == ("failed", 9)
+    assert study.run_json(run_id(1))["ended_at"] == "2026-01-01T00:00:00Z"
+    assert (shown[run_id(2)]["state"], shown[run_id(2)]["reason"]) == (
+        "unknown",
+        "Slurm does not know job 999902 (any more); the run left no end.json. `bench cancel` gives it up",
+    )
+    assert study.bench("cancel", "STUDY").stdout == "1 runs cancelled\n"
+    assert study.status()[run_id(2)]["state"] == "cancelled"
+
+
+def _pretend_submitted(study: Study, name: str, *, job_id: str) -> None:
+    planned = study.planned
+    folder = planned.folder.attempt(name, 1)
+    folder.path.mkdir(parents=True)
+    planned.ledger.append("intent", run_id=name, attempt=1, job_name=f"x.{name}")
+    planned.ledger.append("submitted", run_id=name, attempt=1, job_id=job_id)
+
+
+def test_another_jobs_accounting_under_the_same_id_is_not_believed(scripted, running_cluster):
+    study = scripted("true")
+    other = running_cluster.run(["sbatch", "--parsable", "-o/dev/null", "--wrap=exit 1"]).stdout.strip()
+    wait_for(
+        lambda: running_cluster.run(["sacct", "-nXj", other, "-o", "state"]).stdout.split() == ["FAILED"],
+        what="another's job",
+        timeout_s=20,
+    )
+    _pretend_submitted(study, run_id(1), job_id=other)
+    assert study.status()[run_id(1)]["state"] == "unknown"
+
+
+# -- commands -------------------------------------------------------------------------------
+
+
+def test_cancel_ends_this_studys_jobs_only(scripted):
+    mine, other = scripted("sleep 60", "sleep 60", name="mine"), scripted("sleep 60", name="other")
+    for study in (mine, other):
+        assert study.bench("submit", "STUDY").returncode == 0
+    assert mine.bench("cancel", "STUDY", "--only", "*-b1-*").stdout == "1 runs cancelled\n"
+    assert [mine.status()[run_id(i)]["state"] in ("queued", "running") for i in (1, 2)] == [False, True]
+    assert mine.bench("cancel", "STUDY").stdout == "1 runs cancelled\n"
+    assert mine.bench("cancel", "STUDY").stdout == "0 runs cancelled\n"
+    assert other.status()[run_id(1)]["state"] in ("queued", "running")
+    cancelled = mine.run_json(run_id(1))
+    assert (cancelled["state"], cancelled["failure_class"]) == ("cancelled", "cancelled")
+    assert cancelled["reason"] == "cancelled by bench cancel"
+
+
+def test_a_budget_is_refused_with_its_sum_and_max_queued_holds_back(running_cluster, tmp_path, scripted):
+    matrix = """\
+study: gpus
+cluster: {executor: slurm, partition: l40s, account: users, gpu_type: l40s, time_limit: 30m}
+axes: {nodes: [1, 2], gpus_per_node: [4], backend: [nccl]}
+scaling: [{mode: weak, per_gpu_batch: [4]}]
+repeats: 2
+"""
+    study = plan_study(tmp_path / "gpus", matrix, running_cluster.environment)
+    done = study.bench("submit", "STUDY", "--budget", "11.5")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "error: 4 runs could use 12 GPU-hours, more than the budget of 11.5; "
+        "raise --budget, lower cluster.time_limit, or choose runs with --only\n"
+    )
+    study = scripted(*(["sleep 60"] * 3))
+    done = study.bench("submit", "STUDY", "--max-queued", "2")
+    assert done.stderr.splitlines()[-2:] == [
+        "1 runs wait for the next `bench submit`, or use --wait",
+        "study scripted: 1 planned, 2 queued",
+    ]
+    assert sum(study.jobs_per_run().values()) == 2
+
+
+def test_a_dry_run_prints_what_sbatch_would_get(scripted):
+    study = scripted(MEASURE)
+    done = study.bench("submit", "STUDY", "--dry-run")
+    folder, key = study.folder, study.planned.plan["key"]
+    attempt = f"{folder}/runs/{run_id(1)}/attempt-1"
+    assert done.stdout == (
+        f"sbatch --parsable --job-name=scripted.{run_id(1)}.a1.{key} --output={attempt}/job.out "
+        f"--error={attempt}/job.err {folder}/scripts/n1x1-gloo-srun-b1.sbatch {attempt}\n"
+        "1 of 1 runs would be started\n"
+    )
+    assert study.jobs_per_run() == {}
+    assert not (folder / "ledger.jsonl").exists()
+
+
+def test_the_status_of_a_large_study_takes_one_squeue_and_one_sacct(scripted, tmp_path, monkeypatch):
+    study = scripted(*([MEASURE] * 20))
+    assert study.bench("submit", "STUDY").returncode == 0
+    time.sleep(6)  # so that accounting has all
+    _count_calls(tmp_path / "bin", monkeypatch)
+    assert {run["state"] for run in study.status().values()} == {"completed"}
+    assert sorted((tmp_path / "bin/calls").read_text().split()) == ["sacct", "squeue"]
+
+
+def _count_calls(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put wrappers of Slurm's commands first in PATH that note each call."""
+    folder.mkdir()
+    for name in ("squeue", "sacct", "scontrol", "sinfo"):
+        wrapper = folder / name
+        wrapper.write_text(f'#!/bin/sh\necho {name} >>"{folder}/calls"\nexec {shutil.which(name)} "$@"\n')
+        wrapper.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+
+def test_what_init_writes_is_planned_and_submitted_unchanged(running_cluster, tmp_path):
+    env = {**os.environ, **running_cluster.environment, "BENCH_RESULTS": str(tmp_path / "results")}
+
+    def bench(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [str(Path(sys.executable).parent / "bench"), *words]
+        return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60)
+
+    assert bench("init", "--yes").stdout == "l40s.yaml\n"
+    text = (tmp_path / "l40s.yaml").read_text()
+    assert text.startswith("# l40s: 4 nodes (4 free), 4 x l40s, 8 CPUs each, limit none\n")
+    assert bench("plan", "l40s.yaml").returncode == 0
+    submitted = bench("submit", "l40s")
+    assert submitted.returncode == 0, submitted.stderr
+    shown = json.loads(bench("status", "l40s", "--json").stdout)
+    assert len(shown["runs"]) == len({run["job_id"] for run in shown["runs"]}) > 0
+    assert {run["state"] for run in shown["runs"]} <= {"queued", "running"}
+    assert bench("cancel", "l40s").stdout == f"{len(shown['runs'])} runs cancelled\n"
+
+
+# -- real ends -------------------------------------------------------------------------------
+
+
+def test_every_end_is_told_with_its_reason(ends):
+    wait_for(
+        lambda: all(run["state"] not in ("queued", "running") for run in ends.status().values()),
+        what="the ends of all runs",
+        timeout_s=60,
+    )
+    shown = ends.status()
+    found = {name: shown[run_id(i)] for i, name in enumerate(ENDS, 1)}
+    assert {
+        name: (run["state"], run["failure_class"], run["exit_code"], _without_node(run["reason"]))
+        for name, run in found.items()
+    } == EXPECTED
+    for i, name in enumerate(ENDS, 1):
+        content = ends.run_json(run_id(i))
+        kept = (
+            content["state"],
+            content["failure_class"],
+            content["exit_code"],
+            _without_node(content["reason"]),
+        )
+        assert kept == EXPECTED[name]
+        assert content["job_id"] == found[name]["job_id"]
+        assert content["started_at"] <= content["ended_at"]
+        summary = (ends.folder / f"runs/{run_id(i)}/attempt-1/sacct_summary.txt").read_text()
+        assert f"{content['job_id']}.batch" in summary
+    done = ends.bench("verify", "STUDY")
+    assert done.returncode == 1
+    assert "  FAIL  state: failed (TIMEOUT: reached its time limit)" in done.stdout
+    # A failed run waits to be asked for; a cancelled one counts as not done.
+    dry = ends.bench("submit", "STUDY", "--dry-run").stdout.splitlines()
+    assert len(dry) == 2
+    assert f".{run_id(2)}.a2." in dry[0]
+    assert dry[1] == "1 of 8 runs would be started"
+
+
+def _without_node(reason: str) -> str:
+    return reason.replace(" on n1 ", " on n{node} ").replace(" on n2 ", " on n{node} ")
+
+
+def test_ddp_runs_on_the_nodes_that_slurm_gave(ddp, running_cluster):
+    study = ddp
+    done = study.bench("submit", "STUDY", "--wait")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines()[-1] == "study ddp: 2 completed"
+    verified = study.bench("verify", "STUDY", "--json")
+    assert verified.returncode == 0, verified.stdout
+    shown = study.status()
+    assert {run["state"] for run in shown.values()} == {"completed"}
+    for name, run in shown.items():
+        folder = RunFolder(study.folder / f"runs/{name}/attempt-1")
+        env, content = json.loads(folder.env.read_text()), json.loads(folder.run_json.read_text())
+        cell = content["cell"]
+        given = running_cluster.run(["sacct", "-nXPj", run["job_id"], "-o", "NodeList"]).stdout.strip()
+        expected = running_cluster.run(["scontrol", "show", "hostnames", given]).stdout.split()
+        assert [host["host"] for host in env["hosts"]] == expected
+        counts = cell["tasks_per_node"]
+        per_node = counts if isinstance(counts, list) else [counts] * cell["nodes"]
+        assert [host["ranks_here"] for host in env["hosts"]] == per_node
+        assert content["started_at"] <= content["ended_at"]
+        assert content["submitted_at"][:19] <= content["ended_at"][:19]
+        table = folder.sacct_summary.read_text().splitlines()
+        steps = [line.split()[0] for line in table[1:]]
+        assert steps == [run["job_id"], f"{run['job_id']}.batch", f"{run['job_id']}.0"]

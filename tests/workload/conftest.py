@@ -1,0 +1,164 @@
+"""Real torch processes over gloo, forked from one that imported torch once."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+#: Short windows on the smallest model that still has several buckets.
+QUICK = [
+    *("--device", "cpu", "--model", "mlp", "--parameters", "100k", "--bucket-cap-mb", "0.1"),
+    *("--steps-per-epoch", "5", "--epochs", "2", "--warmup-steps", "3", "--attribution-steps", "4"),
+]
+
+
+@dataclass
+class Finished:
+    """What ranks left: their exit codes, outputs and the run's folder."""
+
+    folder: Path
+    codes: list[int]
+    out: list[str]
+    err: list[str]
+
+    def table(self, name: str) -> list[dict[str, str]]:
+        with (self.folder / f"{name}.csv").open(encoding="utf-8", newline="") as file:
+            return list(csv.DictReader(file))
+
+    @property
+    def env(self) -> dict[str, Any]:
+        return json.loads((self.folder / "env.json").read_text(encoding="utf-8"))
+
+    def succeeded(self) -> Finished:
+        assert not any(self.codes), "\n".join(self.err)
+        return self
+
+
+class Started:
+    """Ranks that run."""
+
+    def __init__(self, server: ForkServer, folder: Path, count: int, pids: list[int]) -> None:
+        self.folder = folder
+        self.pids = pids
+        self._server = server
+        self._count = count
+
+    def finish(self) -> Finished:
+        codes = self._server.read()["codes"]
+        texts = [
+            [(self.folder / f"{rank}.{name}").read_text(encoding="utf-8") for rank in range(self._count)]
+            for name in ("out", "err")
+        ]
+        return Finished(self.folder, codes, *texts)
+
+
+class ForkServer:
+    """The other end of ``forkserver.py``."""
+
+    def __init__(self) -> None:
+        env = {**os.environ, "PYTHONPATH": str(ROOT)}
+        for name in ("SLURM_PROCID", "RANK", "BENCH_EXPECTED_WORLD_SIZE"):
+            env.pop(name, None)
+        self._process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("forkserver.py"))],
+            cwd=ROOT,
+            env=env,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self.read() == {"ready": True}
+
+    def read(self) -> dict[str, Any]:
+        assert self._process.stdout
+        return json.loads(self._process.stdout.readline())
+
+    def start(
+        self, folder: Path, argv: Sequence[str], environments: Sequence[Mapping[str, str]], target: str = ""
+    ) -> Started:
+        folder.mkdir(parents=True, exist_ok=True)
+        arguments = ["--run-dir", str(folder), "--backend", "gloo", *argv]
+        ranks = [
+            {
+                "env": {"GLOO_SOCKET_IFNAME": "lo", "BENCH_THREADS_PER_RANK": "1", **env},
+                "argv": arguments,
+                "out": str(folder / f"{number}.out"),
+                "err": str(folder / f"{number}.err"),
+            }
+            for number, env in enumerate(environments)
+        ]
+        assert self._process.stdin
+        self._process.stdin.write(json.dumps({"target": target, "ranks": ranks}) + "\n")
+        self._process.stdin.flush()
+        return Started(self, folder, len(ranks), self.read()["pids"])
+
+    def close(self) -> None:
+        assert self._process.stdin
+        assert self._process.stdout
+        self._process.stdin.close()
+        self._process.wait(timeout=30)
+        self._process.stdout.close()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def torchrun_env(ranks: int) -> list[dict[str, str]]:
+    shared = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    return [{"RANK": str(rank), "LOCAL_RANK": str(rank), **shared} for rank in range(ranks)]
+
+
+def srun_env(ranks_per_host: Mapping[str, int]) -> list[dict[str, str]]:
+    """The variables of an srun over hosts that are only names: all ranks run here."""
+    shared = {
+        "SLURM_JOB_ID": "7",
+        "SLURM_STEP_ID": "0",
+        "SLURM_NTASKS": str(sum(ranks_per_host.values())),
+        "SLURM_TASKS_PER_NODE": ",".join(str(count) for count in ranks_per_host.values()),
+        "BENCH_HOSTS": ",".join(ranks_per_host),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+    }
+    places = [(host, local) for host, count in ranks_per_host.items() for local in range(count)]
+    return [
+        {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(local), "SLURMD_NODENAME": host, **shared}
+        for rank, (host, local) in enumerate(places)
+    ]
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[ForkServer]:
+    started = ForkServer()
+    yield started
+    started.close()
+
+
+@pytest.fixture
+def run_ranks(server: ForkServer, tmp_path: Path) -> Callable[..., Finished]:
+    """Run two ranks of the quick mlp (or what the words say) to their end."""
+
+    def run(
+        *words: str,
+        batch: int = 8,
+        environments: Sequence[Mapping[str, str]] | None = None,
+        target: str = "",
+        folder: str = "run",
+    ) -> Finished:
+        argv = ["--per-gpu-batch", str(batch), *QUICK, *words]
+        return server.start(tmp_path / folder, argv, environments or torchrun_env(2), target).finish()
+
+    return run

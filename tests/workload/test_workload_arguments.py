@@ -1,0 +1,97 @@
+"""The command line says what the options say, both ways."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bench.matrix.arguments import to_arguments
+from bench.matrix.options import WorkloadOptions
+from bench.workload.arguments import parse_arguments
+
+HEAD = ["--run-dir", "a run", "--backend", "gloo", "--per-gpu-batch", "22"]
+
+VALUES = {
+    "device": st.sampled_from(["cuda", "cpu"]),
+    "model": st.sampled_from(["mlp", "convnet", "resnet50", "transformer", "traffic"]),
+    "parameters": st.none() | st.integers(1_000, 10**12),
+    "seq_len": st.integers(2, 1_000_000),
+    "image_size": st.integers(32, 4096),
+    "data": st.text(min_size=1),
+    "steps_per_epoch": st.integers(1, 10**7),
+    "epochs": st.integers(1, 10**5),
+    "warmup_steps": st.integers(3, 10**6),
+    "attribution_steps": st.integers(0, 10**5),
+    "val_steps": st.integers(0, 10**6),
+    "precision": st.sampled_from(["fp32", "bf16", "fp16"]),
+    "optimizer": st.sampled_from(["sgd", "adam", "adamw"]),
+    "learning_rate": st.floats(0, 1e3, exclude_min=True, exclude_max=True),
+    "grad_accum": st.integers(1, 10**9),
+    "bucket_cap_mb": st.floats(0, 10_000, exclude_min=True),
+    "compile": st.booleans(),
+    "activation_checkpointing": st.booleans(),
+    "checkpoint": st.booleans(),
+    "num_workers": st.integers(0, 1024),
+    "pin_memory": st.booleans(),
+    "seed": st.integers(0, 2**31 - 1),
+    "join_timeout": st.integers(1, 86_400),
+}
+
+
+def test_the_strategies_cover_every_option():
+    assert set(VALUES) == set(WorkloadOptions.model_fields)
+
+
+@given(st.fixed_dictionaries({}, optional=VALUES))
+@settings(max_examples=300, deadline=None)
+def test_every_option_survives_the_way_to_the_job(values):
+    options = WorkloadOptions(**values)
+    words = to_arguments(options.model_dump())
+    assert parse_arguments([*HEAD, *words]).options == options
+
+
+@given(st.fixed_dictionaries({}, optional=VALUES))
+@settings(max_examples=50, deadline=None)
+def test_words_survive_a_shell_once_they_are_quoted(values):
+    words = to_arguments(WorkloadOptions(**values).model_dump())
+    if not any("\0" in word for word in words):
+        assert shlex.split(shlex.join(words)) == words
+
+
+def test_every_option_is_written_but_for_what_is_unset():
+    words = to_arguments(WorkloadOptions(epochs=5, compile=True, bucket_cap_mb=4).model_dump())
+    assert len(words) == 2 * (len(WorkloadOptions.model_fields) - 1)
+    given = dict(zip(words[::2], words[1::2], strict=True))
+    assert "--parameters" not in given
+    assert (given["--epochs"], given["--bucket-cap-mb"], given["--compile"]) == ("5", "4.0", "true")
+
+
+def test_what_people_write_is_read():
+    words = ["--parameters", "1.5B", "--join-timeout", "5m", "--compile", "True", "--data=--odd"]
+    options = parse_arguments([*HEAD, *words]).options
+    assert (options.parameters, options.join_timeout, options.compile) == (1_500_000_000, 300, True)
+    assert options.data == "--odd"
+
+
+def test_the_fixed_arguments_are_read():
+    request = parse_arguments([*HEAD, "--launcher", "torchrun"])
+    assert (request.run_dir, request.backend, request.per_gpu_batch) == (Path("a run"), "gloo", 22)
+    assert request.launcher == "torchrun"
+
+
+def test_a_name_that_is_no_option_is_an_error():
+    with pytest.raises(KeyError):
+        to_arguments({"nodes": 4})
+
+
+def test_help_names_every_option_and_its_default(capsys):
+    with pytest.raises(SystemExit) as caught:
+        parse_arguments(["--help"])
+    assert not caught.value.code
+    text = capsys.readouterr().out
+    for name in WorkloadOptions.model_fields:
+        assert f"--{name.replace('_', '-')} VALUE" in text

@@ -1,0 +1,180 @@
+"""How runs fail: soon, with a reason, and with whole files."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+
+from bench.layout import METRICS_COLUMNS
+from tests.workload.conftest import QUICK, torchrun_env
+
+LOST = "lost the connection to another rank: it ended first, and its own message says why"
+NAN = "lower --learning-rate, use bf16 or fp32 for fp16, or look for NaN in the data"
+
+
+def test_a_loss_that_is_no_number_ends_all_ranks_with_one_message(run_ranks):
+    finished = run_ranks(target="tests.workload.scenarios:nan_on_rank_1")
+    assert finished.codes == [1, 1]
+    assert finished.err == [f"bench: error: the loss became NaN in epoch 2 on every rank; {NAN}\n", ""]
+    assert len(finished.table("metrics")) == 1
+
+
+def test_an_infinite_loss_is_named(run_ranks):
+    finished = run_ranks("--learning-rate", "900", "--model", "traffic")
+    assert finished.codes == [1, 1]
+    assert finished.err[0].startswith("bench: error: the loss became ")
+    assert "Traceback" not in finished.err[0]
+
+
+def test_an_unforeseen_error_keeps_its_traceback_and_ends_the_others(run_ranks):
+    began = time.monotonic()
+    finished = run_ranks("--join-timeout", "60", target="tests.workload.scenarios:raises_on_rank_1")
+    assert time.monotonic() - began < 20
+    assert finished.codes == [1, 1]
+    assert "ZeroDivisionError: a defect" in finished.err[1]
+    assert finished.err[1].endswith(
+        "bench: error: rank 1: unforeseen ZeroDivisionError: see the traceback above\n"
+    )
+    assert finished.err[0].splitlines()[-1] == f"bench: error: rank 0: {LOST}"
+    assert "Traceback" not in finished.err[0]
+
+
+def test_running_out_of_memory_is_one_line(run_ranks):
+    finished = run_ranks(target="tests.workload.scenarios:out_of_memory_on_rank_1")
+    assert finished.codes == [1, 1]
+    assert finished.err[1].startswith("bench: error: rank 1: out of memory: ")
+    assert finished.err[1].endswith("; lower the batch per rank, or set --activation-checkpointing true\n")
+    assert "Traceback" not in finished.err[1]
+
+
+def test_a_model_that_cannot_fit_is_refused_before_it_is_built(run_ranks):
+    finished = run_ranks("--model", "transformer", "--parameters", "900B")
+    assert finished.codes == [1, 1]
+    assert finished.err[0].startswith("bench: error: out of memory: weights, gradients and sgd's states of ")
+    assert finished.err[0].endswith("; lower --parameters\n")
+    assert finished.err[1] == ""
+
+
+def test_a_compiled_model_needs_buckets_that_torch_can_split_at(run_ranks):
+    finished = run_ranks("--compile", "true", "--bucket-cap-mb", "0.5")
+    assert finished.codes == [1, 1]
+    assert finished.err == ["bench: error: --compile true needs --bucket-cap-mb of 1 or more\n", ""]
+
+
+def test_a_missing_folder_is_one_message(run_ranks):
+    finished = run_ranks("--data", "/nowhere/å b")
+    assert finished.codes == [1, 1]
+    assert finished.err == ["bench: error: data folder /nowhere/å b does not exist on this host\n", ""]
+
+
+def test_a_killed_rank_ends_the_other_and_leaves_whole_files(server, tmp_path):
+    argv = [
+        "--per-gpu-batch",
+        "8",
+        *QUICK,
+        "--epochs",
+        "400",
+        "--attribution-steps",
+        "2",
+        "--checkpoint",
+        "true",
+    ]
+    started = server.start(tmp_path, argv, torchrun_env(2), "tests.workload.scenarios:naps_in_epochs")
+    until = time.monotonic() + 60
+    while not ((tmp_path / "metrics.csv").exists() and (tmp_path / "checkpoint.pt").exists()):
+        assert time.monotonic() < until, "no epoch was written"
+        time.sleep(0.05)
+    time.sleep(0.3)
+    os.kill(started.pids[1], signal.SIGKILL)
+    killed = time.monotonic()
+    finished = started.finish()
+    assert time.monotonic() - killed < 20
+    assert finished.codes == [1, -9]
+    assert (
+        finished.err[0]
+        .splitlines()[-1]
+        .startswith("bench: error: rank 0: lost the connection to another rank")
+    )
+    rows = finished.table("metrics")
+    assert 1 <= len(rows) < 400
+    assert all(list(row) == list(METRICS_COLUMNS) and None not in row.values() for row in rows)
+    assert (tmp_path / "metrics.csv").read_text().endswith("\n")
+    assert len(finished.table("ranks")) == 2 * len(rows)
+    assert len(finished.table("steps")) == 5 * len(rows)
+
+
+def test_a_killed_rank_0_leaves_whole_files(server, tmp_path):
+    argv = ["--per-gpu-batch", "8", *QUICK, "--epochs", "400", "--attribution-steps", "2"]
+    started = server.start(tmp_path, argv, torchrun_env(2), "tests.workload.scenarios:naps_in_epochs")
+    until = time.monotonic() + 60
+    while not (tmp_path / "metrics.csv").exists():
+        assert time.monotonic() < until, "no epoch was written"
+        time.sleep(0.05)
+    os.kill(started.pids[0], signal.SIGKILL)
+    finished = started.finish()
+    assert finished.codes == [-9, 1]
+    rows = finished.table("metrics")
+    assert rows
+    assert all(list(row) == list(METRICS_COLUMNS) and None not in row.values() for row in rows)
+
+
+def test_a_rank_that_hangs_ends_the_others_after_the_time_out(server, tmp_path):
+    argv = ["--per-gpu-batch", "8", *QUICK, "--epochs", "400", "--join-timeout", "3"]
+    started = server.start(tmp_path, argv, torchrun_env(2), "tests.workload.scenarios:naps_in_epochs")
+    until = time.monotonic() + 60
+    while not (tmp_path / "metrics.csv").exists():
+        assert time.monotonic() < until, "no epoch was written"
+        time.sleep(0.05)
+    os.kill(started.pids[1], signal.SIGSTOP)
+    stopped = time.monotonic()
+    try:
+        while "bench: error" not in (tmp_path / "0.err").read_text():
+            assert time.monotonic() - stopped < 20, "rank 0 still waits"
+            time.sleep(0.1)
+    finally:
+        os.kill(started.pids[1], signal.SIGKILL)
+    finished = started.finish()
+    assert finished.codes == [1, -9]
+    assert finished.err[0].splitlines()[-1] == (
+        "bench: error: rank 0: a collective did not complete in 3 s: a rank hangs or was lost;"
+        " see the other ranks' messages, or raise --join-timeout"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--epochs", "0"), "arguments: --epochs 0: Input should be greater than or equal to 1"),
+        (("--compile", "maybe"), "arguments: --compile 'maybe': Input should be a valid boolean"),
+        (
+            ("--model", "gpt"),
+            "arguments: --model 'gpt': Input should be 'mlp', 'convnet', 'resnet50',"
+            " 'transformer' or 'traffic'",
+        ),
+        (("--fast",), "arguments: unrecognized arguments: --fast; see `python -m bench.workload --help`"),
+        (
+            ("--backend", "nccl"),
+            "arguments: backend nccl needs GPUs, but --device is cpu; use --backend gloo",
+        ),
+        (("--per-gpu-batch", "0"), "arguments: --per-gpu-batch is 0; it must be 1 or more"),
+    ],
+)
+def test_bad_arguments_are_one_line_and_exit_code_2(run_ranks, words, message):
+    finished = run_ranks(*words, environments=[{}])
+    assert finished.codes == [2]
+    assert finished.err == [f"bench: error: {message}\n"]
+
+
+def test_a_device_that_is_not_there_is_named(run_ranks):
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a CUDA device")
+    finished = run_ranks("--device", "cuda", environments=[{}])
+    assert finished.codes == [1]
+    assert finished.err == [
+        "bench: error: rank 0: no CUDA device is visible; request GPUs for the job, or set --device cpu\n"
+    ]

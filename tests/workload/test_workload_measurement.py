@@ -1,0 +1,223 @@
+"""What the windows measure, held against what was arranged beforehand."""
+
+from __future__ import annotations
+
+import json
+import math
+from statistics import mean, median
+
+import pytest
+
+from bench.layout import METRICS_COLUMNS, RANKS_COLUMNS, STEPS_COLUMNS
+from bench.record.pop import pop_efficiencies
+from tests.workload.scenarios import NAP_S
+
+PARTS = ("data_load", "forward", "backward", "comm_exposed", "optimizer", "other")
+
+
+def number(row: dict[str, str], column: str) -> float:
+    return float(row[column])
+
+
+@pytest.fixture(scope="module")
+def plain(server, tmp_path_factory):
+    """One run that several tests read: 4 MiB of gradients in several buckets, with a checkpoint."""
+    from tests.workload.conftest import torchrun_env
+
+    folder = tmp_path_factory.mktemp("plain run")
+    words = (
+        "--per-gpu-batch 16 --device cpu --model mlp --parameters 1M --bucket-cap-mb 1 --steps-per-epoch 6"
+    )
+    more = "--epochs 2 --warmup-steps 4 --attribution-steps 8 --val-steps 2 --checkpoint true"
+    return server.start(folder, [*words.split(), *more.split()], torchrun_env(2)).finish().succeeded()
+
+
+def test_the_tables_have_exactly_the_promised_columns(plain):
+    for name, columns in (("metrics", METRICS_COLUMNS), ("ranks", RANKS_COLUMNS), ("steps", STEPS_COLUMNS)):
+        head = (plain.folder / f"{name}.csv").read_text().splitlines()[0]
+        assert head == ",".join(columns)
+
+
+def test_every_row_is_there(plain):
+    assert [row["epoch"] for row in plain.table("metrics")] == ["1", "2"]
+    assert [(row["epoch"], row["rank"]) for row in plain.table("ranks")] == [
+        ("1", "0"),
+        ("1", "1"),
+        ("2", "0"),
+        ("2", "1"),
+    ]
+    steps = [(int(row["epoch"]), int(row["step"])) for row in plain.table("steps")]
+    assert steps == [(epoch, step) for epoch in (1, 2) for step in range(1, 7)]
+
+
+def test_samples_are_counted_to_the_sample(plain):
+    for row in plain.table("metrics"):
+        assert int(row["samples"]) == 6 * 2 * 16
+        assert int(row["steps"]) == 6
+    assert {row["samples"] for row in plain.table("ranks")} == {str(6 * 16)}
+
+
+def test_throughput_is_all_samples_over_the_slowest_ranks_window(plain):
+    for row in plain.table("metrics"):
+        windows = [number(r, "window_time_sec") for r in plain.table("ranks") if r["epoch"] == row["epoch"]]
+        assert number(row, "epoch_time_sec") == pytest.approx(max(windows), rel=1e-9)
+        rate = int(row["samples"]) / number(row, "epoch_time_sec")
+        assert number(row, "throughput_samples_per_sec") == pytest.approx(rate, rel=1e-9)
+
+
+def test_step_times_make_up_the_window(plain):
+    for row in plain.table("metrics"):
+        steps = [number(r, "step_time_sec") for r in plain.table("steps") if r["epoch"] == row["epoch"]]
+        assert number(row, "step_time_sec_median") == pytest.approx(median(steps), rel=1e-9)
+        assert max(steps) >= number(row, "step_time_sec_p95") >= number(row, "step_time_sec_median")
+        # The sum of the steps' maxima exceeds the wall time, but not by much.
+        assert sum(steps) >= number(row, "epoch_time_sec") * 0.98
+        assert {r["slowest_rank"] for r in plain.table("steps")} <= {"0", "1"}
+
+
+def test_metrics_are_the_means_of_the_ranks(plain):
+    for row in plain.table("metrics"):
+        ranks = [r for r in plain.table("ranks") if r["epoch"] == row["epoch"]]
+        for part in (*PARTS, "comm_wait"):
+            expected = mean(number(r, f"{part}_time_sec") for r in ranks)
+            assert number(row, f"{part}_time_sec") == pytest.approx(expected, rel=1e-6, abs=1e-12)
+        compute = number(row, "forward_time_sec") + number(row, "backward_time_sec")
+        assert number(row, "compute_time_sec") == pytest.approx(compute, rel=1e-9)
+
+
+def test_the_parts_make_up_the_step_within_three_percent_on_every_rank(plain):
+    left = {"0": [], "1": []}
+    for row in plain.table("ranks"):
+        step = number(row, "step_time_sec")
+        parts = [number(row, f"{part}_time_sec") for part in PARTS]
+        assert sum(parts) == pytest.approx(step, rel=1e-6)
+        assert min(parts[:-1]) > 0
+        left[row["rank"]].append(abs(parts[-1]) / step)
+    # One window of the two: another process may take the core between two timers.
+    assert all(min(shares) <= 0.03 for shares in left.values()), left
+
+
+def test_pop_efficiencies_follow_from_the_ranks(plain):
+    for row in plain.table("metrics"):
+        ranks = [r for r in plain.table("ranks") if r["epoch"] == row["epoch"]]
+        steps = [number(r, "step_time_sec") for r in ranks]
+        useful = [step - number(r, "comm_exposed_time_sec") for step, r in zip(steps, ranks, strict=True)]
+        assert number(row, "load_balance") == pytest.approx(mean(useful) / max(useful), rel=1e-6)
+        assert number(row, "comm_efficiency") == pytest.approx(max(useful) / max(steps), rel=1e-6)
+        product = number(row, "load_balance") * number(row, "comm_efficiency")
+        assert number(row, "pop_parallel_efficiency") == pytest.approx(product, rel=1e-6)
+
+
+def test_the_rank_that_waits_least_in_every_step_waits_for_nobody(plain):
+    for row in plain.table("ranks"):
+        assert 0 <= number(row, "comm_wait_time_sec") <= number(row, "comm_exposed_time_sec")
+
+
+def test_what_is_not_measured_is_empty(plain):
+    for row in plain.table("metrics"):
+        for column in ("comm_time_sec", "mfu", "gpu_util_avg", "val_mae", "val_rmse"):
+            assert row[column] == ""
+        assert row["cpu_util_avg"] != ""
+
+
+def test_the_loss_falls_and_validation_sees_it(plain):
+    first, second = plain.table("metrics")
+    assert number(second, "train_loss") < number(first, "train_loss")
+    assert number(second, "val_loss") < math.log(10)
+    assert 0.1 < number(second, "val_accuracy") <= 1
+
+
+def test_a_checkpoint_is_written_and_its_time_kept_apart(plain):
+    import torch
+
+    state = torch.load(plain.folder / "checkpoint.pt", weights_only=True)
+    assert state["epoch"] == 2
+    assert sum(value.numel() for value in state["model"].values()) == plain.env["parameters"]
+    assert all(number(row, "checkpoint_time_sec") > 0 for row in plain.table("metrics"))
+    assert [path.name for path in plain.folder.iterdir() if path.name.startswith(".")] == []
+
+
+def test_a_late_rank_shows_as_waiting_on_the_other(run_ranks):
+    ranks = run_ranks(target="tests.workload.scenarios:late_rank").succeeded().table("ranks")
+    for punctual, late in (ranks[0:2], ranks[2:4]):
+        assert NAP_S <= number(late, "data_load_time_sec") < 2 * NAP_S
+        assert number(punctual, "data_load_time_sec") < 0.5 * NAP_S
+        assert 0.6 * NAP_S < number(punctual, "comm_exposed_time_sec") < 2 * NAP_S
+        assert number(late, "comm_exposed_time_sec") < 0.5 * NAP_S
+        assert number(punctual, "comm_wait_time_sec") > 0.6 * NAP_S
+
+
+def test_a_late_rank_lowers_the_load_balance_and_not_the_communication_efficiency(run_ranks):
+    for row in run_ranks(target="tests.workload.scenarios:late_rank").succeeded().table("metrics"):
+        assert number(row, "load_balance") < 0.75
+        assert number(row, "comm_efficiency") > 0.75
+
+
+def test_time_within_the_model_is_forward(run_ranks):
+    for row in run_ranks(target="tests.workload.scenarios:slow_forward").succeeded().table("ranks"):
+        assert NAP_S <= number(row, "forward_time_sec") < 2 * NAP_S
+        assert abs(number(row, "other_time_sec")) <= 0.03 * number(row, "step_time_sec")
+
+
+def test_accumulated_micro_batches_all_count(run_ranks):
+    finished = run_ranks("--grad-accum", "3", target="tests.workload.scenarios:slow_forward").succeeded()
+    for row in finished.table("ranks"):
+        assert 3 * NAP_S <= number(row, "forward_time_sec") < 6 * NAP_S
+        assert abs(number(row, "other_time_sec")) <= 0.03 * number(row, "step_time_sec")
+    assert {row["samples"] for row in finished.table("metrics")} == {str(5 * 3 * 2 * 8)}
+    assert finished.env["global_batch"] == 3 * 2 * 8
+
+
+def test_exposed_communication_reads_what_a_link_of_known_time_took(run_ranks):
+    finished = run_ranks(target="tests.workload.scenarios:readings").succeeded()
+    content = json.loads((finished.folder / "readings.json").read_text())
+    rows = content["rows"][2:]
+    assert median(row["exposed_s"] / row["truth_s"] for row in rows) == pytest.approx(1, abs=0.05)
+    # Computation and exposed communication are the whole of backward.
+    assert median((row["compute_s"] + row["exposed_s"]) / row["call_s"] for row in rows) == pytest.approx(
+        1, abs=0.02
+    )
+
+
+def test_ddps_logger_read_at_once_says_what_the_next_forward_would(run_ranks):
+    finished = run_ranks(target="tests.workload.scenarios:readings").succeeded()
+    content = json.loads((finished.folder / "readings.json").read_text())
+    for row in content["rows"][:-1]:
+        assert row["compute_s"] == pytest.approx(row["next_forward_compute_s"], rel=1e-9)
+    assert content["frozen"], "under no_sync the logger keeps the last reading"
+
+
+def test_accumulated_gradients_equal_those_of_one_big_batch(run_ranks):
+    finished = run_ranks(target="tests.workload.scenarios:weights_after_a_step").succeeded()
+    content = json.loads((finished.folder / "weights.json").read_text())
+    assert content["change"] > 1e-3
+    assert content["error"] < 1e-6
+
+
+def test_without_attribution_the_split_is_empty_and_throughput_is_there(run_ranks):
+    finished = run_ranks("--attribution-steps", "0", "--val-steps", "0", "--epochs", "1").succeeded()
+    (row,) = finished.table("metrics")
+    empty = [name for name in METRICS_COLUMNS if row[name] == ""]
+    assert "throughput_samples_per_sec" not in empty
+    split = {f"{part}_time_sec" for part in (*PARTS, "compute", "comm", "comm_wait")}
+    pop = {"load_balance", "comm_efficiency", "pop_parallel_efficiency"}
+    assert split | pop | {"val_loss", "val_accuracy", "checkpoint_time_sec"} <= set(empty)
+    assert finished.table("ranks")[0]["step_time_sec"] == ""
+
+
+def test_one_process_without_a_launcher_is_a_world_of_one(run_ranks):
+    finished = run_ranks(environments=[{}]).succeeded()
+    assert finished.env["launcher"] == "single"
+    assert finished.env["world_size"] == 1
+    row = finished.table("metrics")[-1]
+    assert int(row["samples"]) == 5 * 8
+    assert number(row, "load_balance") == 1
+    assert number(row, "comm_wait_time_sec") == 0
+    assert number(row, "comm_exposed_time_sec") >= 0
+
+
+def test_pop_efficiencies_of_a_worked_example():
+    found = pop_efficiencies([1.0, 1.0], [0.2, 0.6])
+    assert found.load_balance == pytest.approx(0.6 / 0.8)
+    assert found.comm_efficiency == pytest.approx(0.8)
+    assert found.parallel_efficiency == pytest.approx(0.6)

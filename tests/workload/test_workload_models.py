@@ -1,0 +1,188 @@
+"""The networks: their sizes, their losses, and that each can be trained and measured."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bench.matrix.options import WorkloadOptions
+from bench.workload.models.mlp import Mlp, width_for
+from bench.workload.models.transformer import Transformer, shape_for
+from bench.workload.synthetic import generator_on, signal_for, synthetic_shape
+from bench.workload.task import KINDS, DataShape, build_task, parameters_of
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+#: Each model as small as it gets.
+SMALL = {
+    "mlp": {"parameters": 20_000},
+    "convnet": {},
+    "resnet50": {"image_size": 32},
+    "transformer": {"parameters": 20_000, "seq_len": 16},
+    "traffic": {},
+}
+
+
+def task_and_batch(model: str, samples: int = 2, **options):
+    chosen = WorkloadOptions(device="cpu", model=model, **(SMALL[model] | options))
+    shape = synthetic_shape(chosen)
+    signal = signal_for(chosen, shape, torch.device("cpu"))
+    return build_task(chosen, shape), signal.draw(samples, generator_on("cpu", 1))
+
+
+def test_resnet50_has_the_parameters_of_the_paper():
+    with torch.device("meta"):
+        task = build_task(WorkloadOptions(model="resnet50"), DataShape((3, 224, 224), (), 1000))
+    assert parameters_of(task) == (25_557_032, 4 * 25_557_032)
+
+
+@pytest.mark.parametrize(
+    "wanted", [1_000, 10_000, 124_000, 10**6, 10**7, 124 * 10**6, 1_500 * 10**6, 175 * 10**9]
+)
+def test_the_transformer_has_the_parameters_that_were_asked_for(wanted):
+    shape = shape_for(wanted)
+    with torch.device("meta"):
+        network = Transformer(shape, seq_len=4, recompute=False)
+    count, _ = parameters_of(network)
+    assert count == shape.parameters
+    assert count == pytest.approx(wanted, rel=0.1)
+
+
+@given(st.integers(1_000, 10**12))
+@settings(max_examples=60, deadline=None)
+def test_every_size_of_transformer_is_met_within_a_tenth(wanted):
+    assert shape_for(wanted).parameters == pytest.approx(wanted, rel=0.1)
+
+
+def test_the_transformer_does_not_see_the_future():
+    network = Transformer(shape_for(20_000), seq_len=8, recompute=False).eval()
+    tokens = torch.randint(32, (1, 8))
+    changed = tokens.clone()
+    changed[0, 5] = (changed[0, 5] + 1) % 32
+    with torch.no_grad():
+        before, after = network(tokens), network(changed)
+    assert torch.allclose(before[0, :5], after[0, :5], atol=1e-5)
+    assert not torch.allclose(before[0, 5:], after[0, 5:], atol=1e-5)
+
+
+@pytest.mark.parametrize("wanted", [100_000, 8_000_000, 10**9])
+def test_the_mlp_has_about_the_parameters_that_were_asked_for(wanted):
+    width = width_for(wanted, features=784, classes=10)
+    with torch.device("meta"):
+        network = Mlp(features=784, classes=10, width=width, recompute=False)
+    assert parameters_of(network)[0] == pytest.approx(wanted, rel=0.01)
+
+
+@pytest.mark.parametrize("model", KINDS)
+def test_each_model_computes_a_loss_and_all_its_gradients(model):
+    task, batch = task_and_batch(model)
+    loss = task(*batch)
+    assert loss.shape == ()
+    assert torch.isfinite(loss)
+    loss.backward()
+    for name, parameter in task.named_parameters():
+        assert parameter.grad is not None, name
+        assert torch.isfinite(parameter.grad).all(), name
+
+
+@pytest.mark.parametrize("model", KINDS)
+def test_recomputing_activations_changes_no_gradient(model):
+    results = []
+    for recompute in (False, True):
+        task, batch = task_and_batch(model, activation_checkpointing=recompute)
+        if model == "resnet50":
+            task.double()
+            batch = (batch[0].double(), batch[1])
+        task(*batch).backward()
+        results.append([parameter.grad for parameter in task.parameters()])
+    for kept, recomputed in zip(*results, strict=True):
+        assert torch.allclose(kept, recomputed, atol=1e-6)
+
+
+@pytest.mark.parametrize("model", ["mlp", "transformer", "traffic"])
+def test_the_planted_signal_can_be_learned(model):
+    options = WorkloadOptions(device="cpu", model=model, **(SMALL[model] | {"parameters": 30_000}))
+    shape = synthetic_shape(options)
+    signal, generator = signal_for(options, shape, torch.device("cpu")), generator_on("cpu", 2)
+    task = build_task(options, shape)
+    optimizer = torch.optim.AdamW(task.parameters(), lr=3e-3)
+    losses = []
+    for _ in range(60):
+        optimizer.zero_grad()
+        loss = task(*signal.draw(16, generator))
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert sum(losses[-10:]) < 0.85 * sum(losses[:10])
+
+
+def test_batches_are_fresh_and_ranks_draw_their_own():
+    options = WorkloadOptions(device="cpu", model="mlp", parameters=20_000)
+    signal = signal_for(options, synthetic_shape(options), torch.device("cpu"))
+    first, other = generator_on("cpu", 0, 1, 0), generator_on("cpu", 0, 1, 1)
+    batches = [signal.draw(4, first)[0], signal.draw(4, first)[0], signal.draw(4, other)[0]]
+    assert not torch.equal(batches[0], batches[1])
+    assert not torch.equal(batches[0], batches[2])
+    assert torch.equal(batches[0], signal.draw(4, generator_on("cpu", 0, 1, 0))[0])
+
+
+def test_validation_of_values_sums_errors():
+    options = WorkloadOptions(device="cpu", model="traffic")
+    task = build_task(options, DataShape((3, 4), (3, 2), None))
+    inputs, targets = torch.randn(5, 3, 4), torch.randn(5, 3, 2)
+    with torch.no_grad():
+        error = task.network(inputs) - targets
+    sums = task.validate(inputs, targets)
+    assert sums.samples == 5
+    assert sums.values == 30
+    assert sums.absolute_error / sums.values == pytest.approx(float(error.abs().mean()), rel=1e-5)
+    assert sums.squared_error / sums.values == pytest.approx(float(error.square().mean()), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--model", "convnet"),
+        ("--model", "resnet50", "--image-size", "32"),
+        ("--model", "transformer", "--seq-len", "16"),
+        ("--model", "traffic"),
+        ("--model", "mlp", "--precision", "bf16", "--optimizer", "adam"),
+        ("--model", "transformer", "--seq-len", "16", "--precision", "fp16", "--optimizer", "adamw"),
+        ("--model", "mlp", "--num-workers", "1", "--activation-checkpointing", "true", "--grad-accum", "2"),
+    ],
+    ids=" ".join,
+)
+def test_each_model_and_option_runs_to_its_end(run_ranks, words):
+    small = ("--epochs", "1", "--steps-per-epoch", "3", "--attribution-steps", "2", "--bucket-cap-mb", "1")
+    finished = run_ranks(*small, *words, batch=2).succeeded()
+    (row,) = finished.table("metrics")
+    assert float(row["throughput_samples_per_sec"]) > 0
+    assert float(row["comm_exposed_time_sec"]) >= 0
+    assert (row["val_mae"] != "") == (row["val_rmse"] != "") == (words[1] == "traffic")
+    assert (row["val_accuracy"] != "") == (words[1] in ("mlp", "convnet", "resnet50"))
+    assert row["val_loss"] != ""
+
+
+@pytest.mark.slow
+def test_a_compiled_model_runs_to_its_end(run_ranks):
+    # One rank, and no pool of compilers that import torch each: ten seconds instead of thirty.
+    alone = [{"TORCHINDUCTOR_COMPILE_THREADS": "1"}]
+    finished = run_ranks("--compile", "true", "--epochs", "1", "--bucket-cap-mb", "1", environments=alone)
+    (row,) = finished.succeeded().table("metrics")
+    assert float(row["comm_exposed_time_sec"]) >= 0
+
+
+def test_nothing_is_left_running(run_ranks):
+    finished = run_ranks(
+        "--num-workers", "1", "--epochs", "1", target="tests.workload.scenarios:threads_left"
+    )
+    assert finished.succeeded().out[1].splitlines()[-1] == "left: []"

@@ -1,0 +1,247 @@
+"""How ranks find each other, and what is said when they do not."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from bench.errors import BenchError
+from bench.workload.hosts import RankFacts, crowded_machines, hosts_of, threads_per_rank
+from bench.workload.launch import launch_from
+from bench.workload.rendezvous import Joined, missing_line, start_line
+from tests.workload.conftest import QUICK, ROOT, srun_env, torchrun_env
+
+
+def facts(rank: int, host: str, *, cores: list[int] | None = None, machine: str = "") -> RankFacts:
+    return RankFacts(rank, 0, host, machine or host, cores or [0, 1], 8 * 2**30, "a processor")
+
+
+def test_rank_0_prints_how_many_joined_and_where(run_ranks):
+    finished = run_ranks("--epochs", "1").succeeded()
+    host = socket.gethostname()
+    line = finished.out[0].splitlines()[0]
+    assert re.fullmatch(
+        rf"bench: 2/2 ranks joined on 1 host \({host}: 0-1\) in \d+\.\d\d s, backend gloo", line
+    )
+    assert finished.out[1] == ""
+
+
+def test_srun_places_ranks_on_hosts(run_ranks):
+    finished = run_ranks("--epochs", "1", environments=srun_env({"n1": 2, "n2": 1})).succeeded()
+    start = finished.out[0].splitlines()[0]
+    assert start.startswith("bench: 3/3 ranks joined on 2 hosts (n1: 0-1, n2: 2) in ")
+    assert finished.env["launcher"] == "srun"
+    assert [(host["host"], host["ranks"]) for host in finished.env["hosts"]] == [("n1", [0, 1]), ("n2", [2])]
+    assert finished.env["joined"]["ranks"] == finished.env["joined"]["expected"] == 3
+    assert [row["host"] for row in finished.table("ranks")] == ["n1", "n1", "n2"]
+
+
+def test_a_missing_rank_is_named_with_its_host_and_all_others_end(server, tmp_path):
+    environments = srun_env({"n1": 2, "n2": 2})
+    argv = ["--per-gpu-batch", "8", *QUICK, "--join-timeout", "2"]
+    began = time.monotonic()
+    finished = server.start(tmp_path, argv, [environments[rank] for rank in (0, 1, 3)]).finish()
+    assert time.monotonic() - began < 8
+    assert finished.codes == [1, 1, 1]
+    words = "3/4 ranks joined in 2 s; missing: rank 2 on n2; joined: ranks 0-1 on n1, rank 3 on n2"
+    assert finished.out == [f"bench: {words}\n", "", ""]
+    assert finished.err[0].splitlines()[-1] == f"bench: error: {words}"
+    assert "Traceback" not in finished.err[0]
+    assert finished.err[1:] == ["", ""]
+
+
+def test_without_rank_0_every_rank_says_that_the_store_did_not_answer(server, tmp_path):
+    environments = srun_env({"n1": 1, "n2": 1})
+    argv = ["--per-gpu-batch", "8", *QUICK, "--join-timeout", "1"]
+    finished = server.start(tmp_path, argv, environments[1:]).finish()
+    assert finished.codes == [1]
+    endpoint = f"127.0.0.1:{environments[0]['MASTER_PORT']}"
+    assert f"bench: error: rank 1: the store at {endpoint} (rank 0) did not answer in 1 s" in finished.err[0]
+    assert "Traceback" not in finished.err[0]
+
+
+def test_a_port_in_use_is_named(server, tmp_path):
+    environments = torchrun_env(2)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", int(environments[0]["MASTER_PORT"])))
+        taken.listen()
+        argv = ["--per-gpu-batch", "8", *QUICK, "--join-timeout", "2"]
+        finished = server.start(tmp_path, argv, environments[:1]).finish()
+    assert finished.codes == [1]
+    assert f"rank 0 cannot serve the store at 127.0.0.1:{environments[0]['MASTER_PORT']}: " in finished.err[0]
+    assert "Traceback" not in finished.err[0]
+
+
+def test_a_world_of_another_size_than_planned_is_refused_at_once(run_ranks):
+    finished = run_ranks(environments=[{"BENCH_EXPECTED_WORLD_SIZE": "16"}])
+    assert finished.codes == [1]
+    assert finished.err == ["bench: error: 1 of 16 processes: the launch line has no srun?\n"]
+
+
+def test_a_job_script_without_srun_is_one_process_whatever_slurm_says():
+    env = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "16"}
+    assert launch_from(env).launcher == "single"
+    with pytest.raises(BenchError) as caught:
+        launch_from({**env, "BENCH_EXPECTED_WORLD_SIZE": "16"})
+    assert str(caught.value) == "1 of 16 processes: the launch line has no srun?"
+
+
+def test_torchrun_wins_over_srun():
+    env = srun_env({"n1": 2})[1] | torchrun_env(3)[2] | {"TORCHELASTIC_USE_AGENT_STORE": "True"}
+    launch = launch_from(env)
+    assert (launch.launcher, launch.rank, launch.local_rank, launch.world_size) == ("torchrun", 2, 2, 3)
+    assert launch.agent_store
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"MASTER_ADDR": ""},
+            "MASTER_ADDR not set for 2 processes;"
+            " export MASTER_ADDR (the job's first host) and MASTER_PORT before the launch line",
+        ),
+        ({"MASTER_PORT": "http"}, "MASTER_PORT is 'http', not a number"),
+        ({"SLURM_PROCID": "2"}, "rank 2 does not fit 2 processes; see the launcher's line"),
+        (
+            {"BENCH_EXPECTED_WORLD_SIZE": "4"},
+            "2 of 4 processes: the launcher started another number than was planned",
+        ),
+    ],
+)
+def test_variables_that_contradict_each_other_are_named(changes, message):
+    with pytest.raises(BenchError) as caught:
+        launch_from(srun_env({"n1": 2})[0] | changes)
+    assert str(caught.value) == message
+
+
+def test_a_missing_variable_is_named():
+    env = srun_env({"n1": 2})[0]
+    del env["SLURM_LOCALID"]
+    with pytest.raises(
+        BenchError, match=r"^SLURM_LOCALID is not set, though the launcher's other variables are$"
+    ):
+        launch_from(env)
+
+
+def test_hosts_of_ranks_follow_slurms_short_form():
+    env = srun_env({"a": 2, "b": 2, "c": 1})[0] | {"SLURM_TASKS_PER_NODE": "2(x2),1"}
+    assert launch_from(env).expected_hosts == ("a", "a", "b", "b", "c")
+
+
+def test_a_missing_ranks_host_is_named_once():
+    launch = launch_from(srun_env({"n1": 1, "n2": 1})[0])
+    line = missing_line([facts(0, "n1")], launch, 5)
+    assert line == "1/2 ranks joined in 5 s; missing: rank 1 on n2; joined: rank 0 on n1"
+
+
+def test_a_silent_host_is_named_where_its_ranks_are_not_known():
+    env = torchrun_env(4)[0] | {"BENCH_HOSTS": "n1,n2"}
+    line = missing_line([facts(0, "n1"), facts(1, "n1")], launch_from(env), 60)
+    assert line == (
+        "2/4 ranks joined in 60 s; missing: ranks 2-3; joined: ranks 0-1 on n1; no rank came from n2"
+    )
+
+
+def test_the_start_line_shows_gaps_in_a_hosts_ranks():
+    joined = Joined(None, [facts(0, "n1"), facts(1, "n2"), facts(2, "n1"), facts(3, "n1")], 0.416)
+    line = start_line(joined, launch_from(torchrun_env(4)[0]), "nccl")
+    assert line == "bench: 4/4 ranks joined on 2 hosts (n1: 0,2-3, n2: 1) in 0.42 s, backend nccl"
+
+
+def test_cores_of_a_host_are_what_its_ranks_may_use_together():
+    (host,) = hosts_of([facts(0, "n1", cores=[0, 1]), facts(1, "n1", cores=[1, 2, 3])])
+    assert host.cores == 4
+    assert host.as_json()["ranks_here"] == 2
+
+
+def test_hosts_of_one_machine_share_its_cores():
+    four = [facts(rank, f"n{rank}", machine="the same") for rank in range(4)]
+    assert crowded_machines(four) == [(4, 2)]
+    assert crowded_machines([facts(rank, f"n{rank}") for rank in range(4)]) == []
+
+
+@pytest.mark.parametrize(
+    ("env", "threads"),
+    [
+        ({"BENCH_THREADS_PER_RANK": "3", "OMP_NUM_THREADS": "1"}, 3),
+        ({"OMP_NUM_THREADS": "5,2"}, 5),
+        ({"OMP_NUM_THREADS": "none"}, 4),
+        ({}, 4),
+    ],
+)
+def test_threads_are_the_same_under_every_launcher(env, threads):
+    here = [facts(0, "n1", cores=list(range(8))), facts(1, "n1", cores=list(range(8)))]
+    assert threads_per_rank(here[0], [*here, facts(2, "n2")], env) == threads
+
+
+def test_threads_are_never_fewer_than_one():
+    here = [facts(rank, "n1", cores=[0]) for rank in range(3)]
+    assert threads_per_rank(here[0], here, {}) == 1
+
+
+def test_env_json_says_what_ran(run_ranks):
+    environments = [
+        env | {"NCCL_ALGO": "Ring", "TORCH_TOKEN": "hidden", "HOME_SECRET": "x"} for env in torchrun_env(2)
+    ]
+    finished = run_ranks("--epochs", "1", "--launcher", "srun", environments=environments).succeeded()
+    env = finished.env
+    assert list(env) == [
+        "schema",
+        "bench_version",
+        "torch",
+        "python",
+        "cuda",
+        "nccl",
+        "device_name",
+        "device",
+        "backend",
+        "world_size",
+        "launcher",
+        "joined",
+        "hosts",
+        "ranks_outnumber_cores",
+        "transport",
+        "threads_per_rank",
+        "workload",
+        "per_gpu_batch",
+        "global_batch",
+        "parameters",
+        "gradient_bytes",
+        "env",
+        "slurm",
+        "warnings",
+    ]
+    assert env["env"]["NCCL_ALGO"] == "Ring"
+    assert "hidden" not in str(env)
+    assert env["gradient_bytes"] == 4 * env["parameters"]
+    assert env["threads_per_rank"] == 1
+    assert env["transport"]["interface"] == "lo"
+    assert env["workload"]["steps_per_epoch"] == 5
+    assert "the plan says launcher srun, but torchrun started the ranks" in env["warnings"]
+
+
+def test_torchrun_itself_starts_the_ranks(tmp_path):
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    words = ["--run-dir", str(tmp_path / "a run"), "--backend", "gloo", "--per-gpu-batch", "8", *QUICK]
+    env = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [*torchrun, "-m", "bench.workload", *words, "--epochs", "1"],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("bench: 2/2 ranks joined on 1 host (")
+    env_json = json.loads((tmp_path / "a run" / "env.json").read_text(encoding="utf-8"))
+    assert env_json["launcher"] == "torchrun"
+    assert env_json["threads_per_rank"] == 1
