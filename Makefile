@@ -4,13 +4,15 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo test check benchmark clean setup setup-tests
+.PHONY: help demo test check benchmark campaign cluster cluster-down clean setup setup-tests
 
 help:
 	@echo "make demo       set up, run a small study on this machine, end with the path of its report"
 	@echo "make test       set up and run every test"
 	@echo "make check      ruff, mypy, layers and docs"
 	@echo "make benchmark  print the ratios that docs/benchmarks.md speaks of"
+	@echo "make campaign   kill bench submit 50 times on the test cluster, and count the jobs"
+	@echo "make cluster    a real Slurm on this machine (make cluster-down ends it)"
 	@echo "make clean      remove what these made (results/ stays)"
 
 demo: setup
@@ -25,8 +27,20 @@ check: setup-tests
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/project
 
+# Ratios of interleaved rounds, best on a quiet machine; docs/benchmarks.md says what they mean.
 benchmark: setup-tests
-	for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python "$$file" || exit 1; done
+	for name in plan overhead report submit; do echo "== $$name"; $(BIN)/python benchmarks/$$name.py || exit 1; done
+
+# Long: bench submit is killed 50 times at random moments, on the test cluster.
+campaign: setup-tests
+	$(BIN)/python benchmarks/campaign_submit.py
+
+# A real Slurm of four nodes on this machine, to play with (root, Debian).
+cluster: setup-tests
+	$(BIN)/python -m tests.cluster up
+
+cluster-down:
+	$(BIN)/python -m tests.cluster down
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
