@@ -23,7 +23,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -140,7 +140,7 @@ def _launch(arguments: Sequence[str], ranks: int) -> list[dict[str, Any]]:
     port = _free_port()
     alive = {_fork_rank(arguments, rank=rank, ranks=ranks, port=port): rank for rank in range(ranks)}
     failures: list[dict[str, Any]] = []
-    deadlines = iter(())
+    deadlines: Iterator[tuple[float, int]] = iter(())
     deadline: tuple[float, int] | None = None
     while alive:
         pid, status = os.waitpid(-1, os.WNOHANG if failures else 0)
