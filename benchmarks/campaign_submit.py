@@ -19,8 +19,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tests.cluster.bed import Cluster, missing  # noqa: E402 (the checkout is no package)
-from tests.executors.slurm_studies import MEASURE, Study, lines, scripted_study  # noqa: E402
+from tests.cluster.bed import Cluster, missing
+from tests.executors.slurm_studies import MEASURE, Study, lines, scripted_study
 
 #: A few jobs are submitted between two kills: from start to kill passes about a line or ten.
 RUNS_PER_KILL = 8

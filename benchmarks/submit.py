@@ -20,8 +20,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tests.cluster.bed import Cluster, missing  # noqa: E402 (the checkout is no package)
-from tests.executors.slurm_studies import Study, scripted_study  # noqa: E402
+from tests.cluster.bed import Cluster, missing
+from tests.executors.slurm_studies import Study, scripted_study
 
 JOBS = 200
 ROUNDS = 3

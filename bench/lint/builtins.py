@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from bench.lint.environment import MAX_VALUE, Assigned, Environment, Value
+from bench.lint.environment import MAX_VALUE, Assigned, Environment, Unknown, Value
 from bench.lint.nodes import Assign, Node, ShellError, Word
 from bench.lint.shell import assignment_in, parse_shell
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from bench.lint.expansion import Expander
     from bench.lint.walk import Place, Walk
 
-_SET_IN_ARITHMETIC = re.compile(r"([A-Za-z_]\w*)(?:\+\+|--|[-+*/%]?=(?!=))|(?:\+\+|--)([A-Za-z_]\w*)")
+_SET_IN_ARITHMETIC = re.compile(r"([A-Za-z_]\w*)\s*(?:\+\+|--|[-+*/%]?=(?!=))|(?:\+\+|--)([A-Za-z_]\w*)")
 _NAME = re.compile(r"[A-Za-z_]\w*\Z")
 _TESTED = re.compile(r"-[znv]\Z")
 #: Files that activate an environment but set no variable that a script would rely on by name.
@@ -151,7 +151,8 @@ class Builtins:
             self.assign(Assigned(name, line, branches=self.place.branches))
 
     def arithmetic(self, text: str, line: int) -> None:
-        """Note the variables that arithmetic sets."""
+        """Note arithmetic, and the variables that it sets."""
+        self.seen.unknowns.mark(Unknown("arith", "", self.seen.unknowns.shown(text), line, default=text))
         for match in _SET_IN_ARITHMETIC.finditer(text[:2000]):
             self.assign(Assigned(match.group(1) or match.group(2), line, branches=self.place.branches))
 

@@ -117,8 +117,8 @@ class Geometry:
         if self.heterogeneous:
             return None
         nodes, ntasks, per_node = self.nodes, self.number("ntasks"), self.number("ntasks-per-node")
-        if per_node and not (ntasks and nodes and ntasks < per_node * nodes):
-            return per_node
+        if per_node and not (ntasks and "nodes" not in self.options and ntasks < per_node):
+            return per_node  # where --ntasks contradicts it, this is what was meant
         if ntasks and nodes:
             return ntasks // nodes if ntasks % nodes == 0 else None
         if {"ntasks", "ntasks-per-node"} & set(self.options):
@@ -221,7 +221,9 @@ class Geometry:
             fewer = min(self.nodes, whole(own["ntasks"].value) or self.nodes)
             inherited["nodes"] = own["ntasks"]._replace(name="nodes", value=str(fewer))
         if "ntasks" in own and "ntasks-per-node" not in own:
-            inherited.pop("ntasks-per-node", None)
+            each, nodes = whole((inherited.get("ntasks-per-node") or own["ntasks"]).value), self.nodes
+            if not each or not nodes or whole(own["ntasks"].value) != each * nodes:
+                inherited.pop("ntasks-per-node", None)
         if set(own) & {"gpus", "gpus-per-node", "gres", "gpus-per-task"}:
             for name in ("gpus", "gpus-per-node", "gres", "gpus-per-task"):
                 inherited.pop(name, None)

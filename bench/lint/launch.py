@@ -166,8 +166,11 @@ class CommandReader:
         self.launch.kind = "unknown"
         return self._jump_to_program()
 
-    def _jump_to_program(self) -> bool:
-        """Move to the first word that is a program known here; False where there is none."""
+    def _jump_to_program(self, *, scripts: bool = True) -> bool:
+        """Move to the first word that is a program known here; False where there is none.
+
+        With ``scripts``, a file of Python is one, too.
+        """
         for position in range(self.at, len(self.words)):
             text = self.words[position].text
             name = basename(text)
@@ -178,7 +181,7 @@ class CommandReader:
             if name in programs.SHELLS and position + 1 < len(self.words):
                 self.at = position
                 return True
-            if name.endswith(".py") and not text.startswith("-"):
+            if scripts and name.endswith(".py") and not text.startswith("-"):
                 self.at = position
                 return True
         return False
@@ -339,7 +342,7 @@ class CommandReader:
             return False
         before = self.at
         self.at += 1
-        if self._jump_to_program() and basename(self._text()) not in programs.SHELLS:
+        if self._jump_to_program(scripts=False) and basename(self._text()) not in programs.SHELLS:
             launch.wrappers.append(name)
             if MARK.fullmatch(text) and not launch.via:
                 launch.via = "unknown"

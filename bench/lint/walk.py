@@ -226,6 +226,8 @@ class Walker(Builtins):
             return
         if literal in self.declarations:
             self.declare(literal, node.words[1:])
+            if any(word.bare == "=" for word in node.words):
+                self.seen.steps.append(Step(Launch(node.line), place, node.line, node.end, {}, node))
             return
         arguments = self.expander.arguments(node.words)
         if not arguments:

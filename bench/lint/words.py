@@ -230,6 +230,10 @@ class WordScanner:
             return [self._parenthesis(quoted=quoted)]
         if following == "{":
             return [self._braced(quoted=quoted)]
+        if following == "[":
+            start = self.pos = self.pos + 2
+            operand = self._until("]", line, quoted=quoted)
+            return [Part("arith", text[start : self.pos - 1], line, quoted, operand=operand)]
         if following == "'" and not quoted:
             match = _ANSI_C.match(text, self.pos + 2)
             if not match:

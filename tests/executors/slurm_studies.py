@@ -14,8 +14,9 @@ from typing import Any
 
 from bench.executors.base import PlannedStudy, open_study
 from bench.executors.slurm import SlurmExecutor
-from bench.layout import METRICS_COLUMNS
+from bench.layout import METRICS_COLUMNS, StudyFolder
 from bench.plan import make_plan, write_plan
+from bench.slurm.client import Slurm
 
 HEAD = """\
 study: {name}
@@ -42,13 +43,11 @@ class Study:
 
     @property
     def planned(self) -> PlannedStudy:
-        from bench.layout import StudyFolder
-
         return open_study(StudyFolder(self.folder))
 
     @property
     def executor(self) -> SlurmExecutor:
-        return SlurmExecutor(self.planned)
+        return SlurmExecutor(self.planned, slurm=Slurm(environment={**os.environ, **self.environment}))
 
     def command(self, *words: str) -> list[str]:
         """Return the words of ``bench WORDS``; a STUDY among them is this one's folder."""
@@ -76,10 +75,8 @@ class Study:
         )
 
     def status(self) -> dict[str, dict[str, Any]]:
-        """Return what ``bench status --json`` says, by run."""
-        shown = self.bench("status", "STUDY", "--json")
-        assert shown.returncode in (0, 1), shown.stderr
-        return {run["run_id"]: run for run in json.loads(shown.stdout)["runs"]}
+        """Return where each run stands, after a refresh."""
+        return {run_id: vars(record) for run_id, record in self.executor.refresh().items()}
 
     def run_json(self, run_id: str, attempt: int = 1) -> dict[str, Any]:
         content: dict[str, Any] = json.loads(

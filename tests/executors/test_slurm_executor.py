@@ -18,6 +18,7 @@ import pytest
 
 from bench.layout import RunFolder
 from bench.ledger import submit_lock
+from bench.slurm.outcome import outcomes
 from tests.cluster.bed import Cluster
 from tests.cluster.containers import wait_for
 from tests.executors.slurm_studies import MEASURE, Study, lines, plan_study, run_id, scripted_study
@@ -126,13 +127,17 @@ def _end_some(study: Study, cluster: Cluster) -> None:
     cluster.crash_node("n4")
     cluster.declare_down("n4")
     cluster.boot_node("n4")
+    # A controller that starts again forgets who it was that cancelled: look before that.
+    wait_for(
+        lambda: study.status()[run_id(2)]["state"] == "cancelled", what="the cancelled run", timeout_s=30
+    )
 
 
 # -- nothing twice, nothing lost ------------------------------------------------------------
 
 
 def test_a_submission_killed_again_and_again_leaves_one_job_per_run(scripted, ends, ddp):
-    study = scripted(*([MEASURE] * 16))
+    study = scripted(*([MEASURE] * 12))
     dice = random.Random(0)
     for _ in range(5):
         process = study.start("submit", "STUDY")
@@ -145,7 +150,7 @@ def test_a_submission_killed_again_and_again_leaves_one_job_per_run(scripted, en
         process.stderr.close()
     done = study.bench("submit", "STUDY")
     assert done.returncode == 0, done.stderr
-    assert study.jobs_per_run() == {run_id(i): 1 for i in range(1, 17)}
+    assert study.jobs_per_run() == {run_id(i): 1 for i in range(1, 13)}
 
 
 def test_an_sbatch_that_outlives_its_bench_is_waited_for_and_its_job_found(scripted, running_cluster):
@@ -421,12 +426,21 @@ def test_a_dry_run_prints_what_sbatch_would_get(scripted):
     assert not (folder / "ledger.jsonl").exists()
 
 
-def test_the_status_of_a_large_study_takes_one_squeue_and_one_sacct(scripted, tmp_path, monkeypatch):
+def test_the_status_of_a_large_study_takes_one_squeue_and_one_sacct(
+    scripted, running_cluster, tmp_path, monkeypatch
+):
     study = scripted(*([MEASURE] * 20))
     assert study.bench("submit", "STUDY").returncode == 0
-    time.sleep(6)  # so that accounting has all
+    jobs = [str(record.job_id) for record in study.planned.records().values()]
+
+    def settled() -> bool:
+        found = outcomes(study.executor.slurm.accounting(jobs))
+        return len(found) == 20 and all(outcome.settled for outcome in found.values())
+
+    wait_for(settled, what="the whole accounting of all jobs", timeout_s=60)
     _count_calls(tmp_path / "bin", monkeypatch)
-    assert {run["state"] for run in study.status().values()} == {"completed"}
+    shown = json.loads(study.bench("status", "STUDY", "--json").stdout)
+    assert {run["state"] for run in shown["runs"]} == {"completed"}
     assert sorted((tmp_path / "bin/calls").read_text().split()) == ["sacct", "squeue"]
 
 

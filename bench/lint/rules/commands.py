@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 
 from bench.findings import Severity
+from bench.lint.builtins import Builtins
 from bench.lint.engine import Edit, Remark, rule
 from bench.lint.nodes import Simple, Word
 from bench.lint.programs import HELPERS
@@ -19,6 +20,8 @@ _FOR_TASKS = re.compile(r"(?:MASTER_ADDR|MASTER_PORT|WORLD_SIZE|(?:NCCL|GLOO|TOR
 _PROSE = re.compile(r"[A-Z][a-z]+[,:]?\Z")
 _NAME = re.compile(r"[A-Za-z_]\w*\Z")
 _PYTHON_WORDS = frozenset({"import", "from", "print", "def", "elif", "class"})
+#: Ends of here-documents, prompts, rulers, bare numbers: what editing and pasting leave behind.
+_LEFT_OVER = re.compile(r"EO[FTL]|END|\$|[-=*~]{3,}|\d+")
 _OTHER_SHELL = frozenset({"setenv", "unsetenv"})
 
 
@@ -148,6 +151,8 @@ def _stray(script: Script, step: Step) -> Remark | None:
     start = words[0].parts[0]
     if start.kind == "text" and not start.quoted and re.match(r"--?[A-Za-z]", start.text):
         return _option(script, start.text, line)
+    if bare in Builtins.declarations:
+        return Remark(line, f"{bare} takes no blanks around =", f"write {bare} NAME=VALUE")
     spaced = len(words) > 1 and (words[1].bare or "").startswith("=") and bool(_NAME.match(bare))
     if spaced and not step.place.piped and bare not in HELPERS and not step.place.task:
         return _spaced_assignment(script, step.node)
@@ -161,8 +166,12 @@ def _stray(script: Script, step: Step) -> Remark | None:
         )
     if first in _OTHER_SHELL or (first in _PYTHON_WORDS and len(words) > 1 and "import" in _texts(words)):
         return Remark(line, f"`{first}` is no command of bash", "write it in bash, or in the right file")
-    if first and not first.strip():
-        return Remark(line, "bash runs an empty word as a command", "remove the line")
+    if _LEFT_OVER.fullmatch(first) or (words[0].bare is None and _is_text(first)):
+        return Remark(line, f"bash runs `{first[:40]}` as a command, which does not exist", "remove the line")
+    if len(words) == 1 and start.kind == "param" and start.text.startswith("SLURM"):
+        return Remark(
+            line, f"bash runs the value of ${start.text} as a command", "put echo before it, or remove it"
+        )
     plain = [word.bare for word in words]
     if len(words) >= 3 and all(plain) and _PROSE.match(bare) and not script.walk.opaque:
         return Remark(
@@ -176,6 +185,11 @@ def _stray(script: Script, step: Step) -> Remark | None:
             Severity.WARNING,
         )
     return None
+
+
+def _is_text(word: str) -> bool:
+    """Return whether a quoted word is a sentence rather than a program's path."""
+    return word != "" and (not word.strip() or (" " in word.strip() and "/" not in word))
 
 
 def _texts(words: tuple[Word, ...]) -> list[str | None]:

@@ -14,6 +14,7 @@ from bench.lint.script import Script, is_chore, spawns_workers
 from bench.lint.walk import Step
 
 _LIGHTNING = re.compile(r"lightning|\blit_|_lit\b|\bpl_", re.IGNORECASE)
+_MENTIONS = re.compile(r"lightning", re.IGNORECASE)
 _NODE_RANKS = ("node_rank", "machine_rank")
 
 
@@ -295,7 +296,10 @@ def lightning_under_torchrun(script: Script) -> Iterator[Remark]:
         if launch.launcher not in ("torchrun", "launch") or not launch.program or is_chore(launch):
             continue
         words = [launch.program.text, *(word.text for word in launch.arguments[:200])]
-        if any(_LIGHTNING.search(word[:300]) or word.lstrip("-+").startswith("trainer.") for word in words):
+        named = any(
+            _LIGHTNING.search(word[:300]) or word.lstrip("-+").startswith("trainer.") for word in words
+        )
+        if named or script.mentions(_MENTIONS):
             yield Remark(
                 step.launch.srun_line or step.line,
                 "Lightning takes its ranks from Slurm, not from torchrun: its ranks may collide",

@@ -18,6 +18,7 @@ _GPU_LINES = ("gpus-per-node", "gres", "gpus", "gpus-per-task", "tres-per-task")
 _STARTS_OTHERS = frozenset(
     {"multiprocessing_distributed", "dist_url", "nproc_per_node", "gpus_per_node", "ngpus"}
 )
+_EVALUATES = re.compile(r"eval|infer|predict|test|score", re.IGNORECASE)
 _NODE_OPTIONS = frozenset({"num_nodes", "trainer.num_nodes", "nnodes", "trainer.nnodes"})
 _DEVICE_OPTIONS = frozenset({"devices", "trainer.devices", "gpus", "trainer.gpus", "trainer.n_gpus"})
 
@@ -74,7 +75,10 @@ def _tasks(script: Script, step: Step, geometry: Geometry) -> Iterator[Remark]:
         message = f"{tasks} processes share {_gpus(gpus)} on each node: NCCL refuses duplicate GPUs"
         remedy = f"ask for {tasks} GPUs per node, or for --ntasks-per-node={gpus}"
     elif tasks == 1:
-        if any(name in _STARTS_OTHERS for name, _ in script.options_of_program(step.launch)):
+        given = {name for name, _ in script.options_of_program(step.launch)}
+        if given & _STARTS_OTHERS or _EVALUATES.search(
+            step.launch.program.text if step.launch.program else ""
+        ):
             return
         message = f"srun starts 1 process where {gpus} GPUs are: unless it starts others, the rest idle"
     else:
@@ -248,7 +252,8 @@ def ntasks_not_per_node(script: Script) -> Iterator[Remark]:
         #SBATCH --ntasks-per-node=4
         #SBATCH --gres=gpu:4
     """
-    for step in script.sruns:
+    unknown = [step for step in script.training if step.launch.kind == "script" and not step.launch.via]
+    for step in script.sruns or unknown:
         geometry = script.geometry(step)
         ntasks, nodes = geometry.number("ntasks"), geometry.nodes
         if not ntasks or step.launch.opaque or geometry.heterogeneous or _placed(geometry):
