@@ -120,9 +120,8 @@ def _refuse_depth(path: Path, text: str) -> None:
             depth += 1
             if depth > MAX_DEPTH:
                 what = f"is nested more than {MAX_DEPTH} deep"
-                raise InputError(
-                    [Problem(str(path), event.start_mark.line + 1, what, "is it the right file?")]
-                )
+                line = event.start_mark.line + 1 if event.start_mark else None
+                raise InputError([Problem(str(path), line, what, "is it the right file?")])
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
 

@@ -22,15 +22,14 @@ workload=(
   --backend gloo
   --per-gpu-batch 32
   --device cpu
-  --model mlp
-  --parameters 2000000
+  --model convnet
   --seq-len 128
   --image-size 224
   --data synthetic
-  --steps-per-epoch 20
+  --steps-per-epoch 12
   --epochs 3
   --warmup-steps 5
-  --attribution-steps 8
+  --attribution-steps 6
   --val-steps 2
   --precision fp32
   --optimizer sgd
