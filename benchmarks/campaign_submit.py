@@ -52,11 +52,13 @@ def campaign(cluster: Cluster, folder: Path, *, kills: int, seed: int) -> bool:
     repeats = kills * RUNS_PER_KILL // 8
     study = scripted_study(folder, [MEASURE] * 8, cluster.environment, repeats=repeats)
     began = time.perf_counter()
-    done, frozen = 0, 0
+    done, frozen, unanswered = 0, 0, 0
     while done < kills and sum(study.jobs_per_run().values()) < len(study.planned.runs):
         freeze = done % 5 == 4
         kill_once(study, cluster, dice, frozen=freeze)
         done, frozen = done + 1, frozen + freeze
+        records = study.planned.records().values()
+        unanswered += any(record.state.active and record.job_id is None for record in records)
     last = study.bench("submit", "STUDY", timeout_s=300)
     assert last.returncode == 0, last.stderr
     took = time.perf_counter() - began
@@ -66,6 +68,7 @@ def campaign(cluster: Cluster, folder: Path, *, kills: int, seed: int) -> bool:
     twice = [run for run in runs if jobs[run] > 1]
     events = Counter(event["event"] for event in study.planned.ledger.events())
     print(f"{done} kills ({frozen} of them while the controller was frozen) in {took:.0f} s, seed {seed}")
+    print(f"{unanswered} kills left a job of which bench had no answer, or an sbatch not yet begun")
     print(f"runs {len(runs)}, jobs {sum(jobs.values())}, lost {len(lost)}, submitted twice {len(twice)}")
     print(f"ledger: {', '.join(f'{count} {event}' for event, count in sorted(events.items()))}")
     for run in [*lost, *twice]:

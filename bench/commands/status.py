@@ -16,11 +16,13 @@ from bench.commands.common import (
     find_study,
     print_json,
     print_table,
+    say,
 )
 from bench.commands.submit import counts_line
 from bench.executors import executor_for
 from bench.executors.base import PlannedStudy, open_study
 from bench.ledger import RunRecord, RunState
+from bench.slurm.errors import SlurmUnavailableError
 
 SHOWN_RUNS = 60
 
@@ -47,12 +49,19 @@ def status_command(
     """Show where each run stands, and why a failed one failed.
 
     What ended since the last look is settled first: a run whose harness was killed is
-    failed, with that reason. Exit code 1 where a run has failed.
+    failed, with that reason. Exit code 1 where a run has failed, or Slurm has forgotten it.
     """
     folder = find_study(study, results)
     while True:
         planned = open_study(folder)
-        records = executor_for(planned).refresh()
+        try:
+            records = executor_for(planned).refresh()
+        except SlurmUnavailableError as absent:
+            if not watch:
+                raise
+            say(f"{absent.message}: waiting for Slurm")
+            time.sleep(interval)
+            continue
         if as_json:
             print_json(as_content(planned, records))
         else:
@@ -61,7 +70,8 @@ def status_command(
             show(planned, records, everything=everything)
         ended = all(record.state.ended for record in records.values())
         if not watch or ended:
-            return 1 if any(record.state is RunState.FAILED for record in records.values()) else 0
+            bad = (RunState.FAILED, RunState.UNKNOWN)
+            return 1 if any(record.state in bad for record in records.values()) else 0
         time.sleep(interval)
 
 

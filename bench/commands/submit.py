@@ -20,6 +20,7 @@ from bench.ledger import RunRecord, RunState
 from bench.matrix.cell import Run
 from bench.selection import only, pending
 from bench.slurm.errors import SlurmUnavailableError
+from bench.verify import verify_run
 
 OnlyOption = Annotated[
     list[str] | None,
@@ -55,6 +56,9 @@ def submit_command(
     budget: BudgetOption = None,
     max_queued: QueuedOption = None,
     wait: Annotated[bool, typer.Option("--wait", help="Stay until every run has ended.")] = False,
+    canary: Annotated[
+        bool, typer.Option("--canary", help="One small multi-node run first; the rest when it has passed.")
+    ] = False,
 ) -> int:
     """Start the runs of a study that are neither done nor under way.
 
@@ -71,7 +75,43 @@ def submit_command(
             print(executor.command_line(run))
         print(f"{len(runs)} of {len(planned.runs)} runs would be started")
         return 0
+    if canary:
+        if not canary_passes(planned, runs):
+            return 1
+        begun = planned.records()
+        runs = [run for run in runs if begun[run.run_id].state is not RunState.COMPLETED]
     return start(planned, runs, max_queued=max_queued, wait=wait)
+
+
+def canary_passes(planned: PlannedStudy, runs: Sequence[Run]) -> bool:
+    """Run the smallest multi-node cell alone; say why the rest stays back where it does not pass."""
+    records = planned.records()
+    proven = [run for run in planned.runs if records[run.run_id].state is RunState.COMPLETED]
+    if not runs or any(planned.cells[run.cell_id].nodes > 1 for run in proven):
+        return True
+    chosen = choose_canary(planned, runs)
+    say(f"canary: {chosen.run_id} goes first; {len(runs) - 1} runs wait for it")
+    executor = executor_for(planned)
+    _submit(executor, [chosen], None)
+    while (record := executor.refresh()[chosen.run_id]).state in (RunState.QUEUED, RunState.RUNNING):
+        time.sleep(POLL_S)
+    verdict = verify_run(planned.folder.attempt(record.run_id, record.attempt).path)
+    if not verdict.passed:
+        for check in verdict.checks:
+            if not check.passed:
+                say(f"  {check}")
+        say(f"the canary {chosen.run_id} did not pass: nothing else was submitted")
+    return verdict.passed
+
+
+def choose_canary(planned: PlannedStudy, runs: Sequence[Run]) -> Run:
+    """Return the run that shows soonest and cheapest whether nodes find each other."""
+
+    def size(run: Run) -> tuple[bool, int, int, int]:
+        cell = planned.cells[run.cell_id]
+        return (cell.nodes == 1, cell.nodes, cell.world_size, run.order)
+
+    return min(runs, key=size)
 
 
 def runs_to_start(planned: PlannedStudy, *, filters: Sequence[str], retry_failed: bool) -> list[Run]:

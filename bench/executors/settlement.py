@@ -77,8 +77,9 @@ class Settlement:
         deadline = time.monotonic() + PATIENCE_S
         while ended:
             self._ask_accounting(answers, ended)
-            ended = [record for record in ended if not self._settled(record, answers)]
-            if not ended or time.monotonic() > deadline:
+            last = time.monotonic() > deadline
+            ended = [record for record in ended if not self._settled(record, answers, last=last)]
+            if not ended or last:
                 return
             time.sleep(_EVERY_S)
 
@@ -100,12 +101,14 @@ class Settlement:
             if row.key.job not in others:
                 answers.rows.setdefault(row.key.job, []).append(row)
 
-    def _settled(self, record: RunRecord, answers: _Answers) -> bool:
+    def _settled(self, record: RunRecord, answers: _Answers, *, last: bool) -> bool:
         """Settle a job that has left the queue, if what is known will do; False to ask again soon."""
         queued = answers.queue.get(str(record.job_id))
         accounted = answers.accounted(record)
         known = accounted if accounted is not None and accounted.state.ended else queued
-        if known is not None and (known.settled or answers.no_accounting or self._is_old(record, known)):
+        if known is not None and (
+            known.settled or answers.no_accounting or self._is_old(record, known, last)
+        ):
             self._settle(record, known, answers.rows.get(str(record.job_id), []))
             return True
         if known is not None:
@@ -113,9 +116,13 @@ class Settlement:
             return False
         return self._forgotten(record, accounted, answers.no_accounting)
 
-    def _is_old(self, record: RunRecord, known: JobOutcome) -> bool:
-        """Whether a job ended so long ago that no more rows of it are to be expected."""
-        ended = known.ended or ProvisionalEnd.read(self._folder(record)).time
+    def _is_old(self, record: RunRecord, known: JobOutcome, last: bool) -> bool:
+        """Whether a job ended so long ago that no more rows of it are to be expected.
+
+        What the job noted itself counts on the ``last`` look only: a node's clock may be wrong.
+        """
+        noted = ProvisionalEnd.read(self._folder(record)).time if last else None
+        ended = known.ended or noted
         return ended is not None and (datetime.now(UTC) - ended).total_seconds() > GRACE_S
 
     def _forgotten(self, record: RunRecord, accounted: JobOutcome | None, no_accounting: str) -> bool:

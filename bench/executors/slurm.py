@@ -32,12 +32,13 @@ from bench.executors.base import (
     settle,
 )
 from bench.executors.evidence import ProvisionalEnd
-from bench.executors.settlement import Settlement
+from bench.executors.settlement import Settlement, iso
 from bench.layout import read_json, write_json
 from bench.ledger import RunRecord, RunState, now, submit_lock
 from bench.matrix.cell import Run
 from bench.slurm.client import Slurm, sbatch_command
 from bench.slurm.errors import SlurmRefusedError, SlurmUnavailableError, SubmissionUncertainError
+from bench.slurm.outcome import queue_outcomes
 from bench.slurm.parsing import QueueRow
 
 #: An orphaned sbatch ends by itself; it may wait this long for a busy controller.
@@ -110,14 +111,19 @@ class SlurmExecutor:
             wanted = {run.run_id for run in runs}
             going = [r for r in records.values() if r.run_id in wanted and r.state.active and r.job_id]
             # Only jobs that bear their run's name: ids are counted anew on a cluster set up anew.
-            ours = {(row.key.job, row.name) for row in (self.slurm.queue() if going else [])}
+            queue = self.slurm.queue() if going else []
+            ours, known = {(row.key.job, row.name) for row in queue}, queue_outcomes(queue)
             jobs = [str(r.job_id) for r in going if (r.job_id, r.job_name) in ours]
             if jobs:
                 self.slurm.cancel(jobs)
             for record in going:
                 gone = record.state is RunState.UNKNOWN
                 reason = f"given up by bench cancel: {record.reason}" if gone else "cancelled by bench cancel"
-                outcome = Outcome(RunState.CANCELLED, reason, "cancelled", details={"job_id": record.job_id})
+                started = (
+                    known[str(record.job_id)].started if (record.job_id, record.job_name) in ours else None
+                )
+                details = {"job_id": record.job_id, "started_at": iso(started)}
+                outcome = Outcome(RunState.CANCELLED, reason, "cancelled", details=details)
                 settle(self.study, record, outcome, ended_at=now())
             return len(going)
 

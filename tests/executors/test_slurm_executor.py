@@ -82,14 +82,14 @@ def ddp(running_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> I
 
 
 RANK_1 = "srun -n2 --kill-on-bad-exit=1 bash -c '[ $SLURM_PROCID = 0 ] && sleep 60; sleep 0.5; {}' & wait $!"
-NOTE = (
-    'echo "{\\"exit_code\\": $?, \\"signal\\": null, \\"time\\": \\"2026-01-01T00:00:00Z\\"}" >"$1/end.json"'
-)
+NOTE = """\
+printf '{"exit_code": %d, "signal": null, "time": "%s"}' $? "$(date -u +%FT%TZ)" >"$1/end.json"
+"""
 #: The n-th cell's script.
 ENDS = {
     "time-limit": "sleep 300",
     "scancel": "sleep 300",
-    "bad-exit": f"echo 'ValueError: the loss is nan' >&2; (exit 137); {NOTE}; exit 137",
+    "bad-exit": f"echo 'ValueError: the loss is nan' >&2; (exit 137)\n{NOTE}exit 137",
     "rank-killed": f"#SBATCH -n2\n{RANK_1.format('kill -9 $$')}",
     "unmeasured": "true",
     "measured": MEASURE,
@@ -386,6 +386,7 @@ def test_cancel_ends_this_studys_jobs_only(scripted):
     cancelled = mine.run_json(run_id(1))
     assert (cancelled["state"], cancelled["failure_class"]) == ("cancelled", "cancelled")
     assert cancelled["reason"] == "cancelled by bench cancel"
+    assert cancelled["ended_at"]
 
 
 def test_a_budget_is_refused_with_its_sum_and_max_queued_holds_back(running_cluster, tmp_path, scripted):
@@ -410,6 +411,18 @@ repeats: 2
         "study scripted: 1 planned, 2 queued",
     ]
     assert sum(study.jobs_per_run().values()) == 2
+
+
+def test_a_canary_that_does_not_pass_keeps_the_rest_back(scripted):
+    study = scripted(*([MEASURE] * 3))
+    canary = study.planned.runs[0].run_id
+    done = study.bench("submit", "STUDY", "--canary")
+    assert done.returncode == 1
+    said = done.stderr.splitlines()
+    assert said[0] == f"canary: {canary} goes first; 2 runs wait for it"
+    assert "  FAIL  ranks joined: unknown of 1, expected 1 of 1" in said
+    assert said[-1] == f"the canary {canary} did not pass: nothing else was submitted"
+    assert sum(study.jobs_per_run().values()) == 1
 
 
 def test_a_dry_run_prints_what_sbatch_would_get(scripted):

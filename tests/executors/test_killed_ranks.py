@@ -1,0 +1,74 @@
+"""Who was killed, read from what srun and torchrun left in job.err: recorded words of both."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.executors.evidence import ProvisionalEnd, killed_rank
+from bench.layout import RunFolder
+
+LOST = "bench: error: rank 0: lost the connection to another rank: it ended first, and its own message says why\n"
+SRUN = (
+    LOST
+    + """\
+srun: error: n2: task 1: Killed
+srun: launch/slurm: _step_signal: Terminating StepId=11.0
+slurmstepd-n1: error: *** STEP 11.0 ON n1 CANCELLED AT 2026-11-20T20:42:05 ***
+srun: error: n1: task 0: Exited with exit code 1
+srun: Force Terminated StepId=11.0
+"""
+)
+ENDED_BY_SLURM = """\
+srun: error: n1: task 0: Exited with exit code 1
+srun: launch/slurm: _step_signal: Terminating StepId=12.0
+srun: error: n2: tasks 1-3: Killed
+"""
+TORCHRUN = """\
+E1120 20:42:05.656000 133 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: -9)
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-20_20:42:05
+  host      : n2
+  rank      : 1 (local_rank: 0)
+  exitcode  : {code} (pid: 135)  ({name})
+  error_file: <N/A>
+  traceback : Signal 9 (SIGKILL) received by PID 135
+"""
+
+
+@pytest.mark.parametrize(
+    ("launcher", "words", "said"),
+    [
+        ("srun", SRUN, "rank 1 on n2 was killed by SIGKILL"),
+        ("torchrun", SRUN, "the torchrun agent on n2 was killed by SIGKILL"),
+        ("srun", ENDED_BY_SLURM, ""),
+        ("srun", LOST + ENDED_BY_SLURM, "ranks 1-3 on n2 were killed by SIGKILL"),
+        (
+            *("srun", "srun: error: n3: task 7: Segmentation fault (core dumped)\n"),
+            "rank 7 on n3 was killed by SIGSEGV",
+        ),
+        ("srun", "srun: error: n3: task 7: Terminated\n", ""),
+        ("torchrun", TORCHRUN.format(code=-9, name="SIGKILL"), "rank 1 on n2 was killed by SIGKILL"),
+        ("torchrun", TORCHRUN.format(code=-15, name="SIGTERM"), ""),
+        ("torchrun", TORCHRUN.format(code=1, name=""), ""),
+        ("srun", "", ""),
+    ],
+)
+def test_a_killed_rank_is_named(tmp_path, launcher, words, said):
+    (tmp_path / "job.err").write_text(words)
+    assert killed_rank(RunFolder(tmp_path), launcher) == said
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "null", '{"exit_code": "3"}', '{"exit_code": true, "time": 3}']
+)
+def test_an_end_that_is_not_whole_says_nothing(tmp_path, text):
+    (tmp_path / "end.json").write_text(text)
+    end = ProvisionalEnd.read(RunFolder(tmp_path))
+    assert (end.exit_code, end.written, end.time) == (None, None, None)
+
+
+def test_an_end_tells_its_exit_code_and_time(tmp_path):
+    (tmp_path / "end.json").write_text('{"exit_code": 3, "signal": null, "time": "2026-11-20T20:42:05Z"}')
+    end = ProvisionalEnd.read(RunFolder(tmp_path))
+    assert (end.exit_code, end.time.isoformat()) == (3, "2026-11-20T20:42:05+00:00")
