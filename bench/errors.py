@@ -55,5 +55,5 @@ class InputError(BenchError):
 
 def missing_file(path: Path, *, what: str, remedy: str) -> BenchError:
     """Return the error for a file that is not there, or is not a file."""
-    kind = "is a directory" if path.is_dir() else "does not exist"
+    kind = "is a directory" if path.is_dir() else "is no regular file" if path.exists() else "does not exist"
     return BenchError(f"{path}: {what} {kind}", remedy=remedy)

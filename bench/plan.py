@@ -121,7 +121,8 @@ def scripts(plan: Plan) -> Iterator[tuple[Cell, str]]:
             findings = lint_script(script.text, path=plan.script_name(cell))
             errors = [str(finding) for finding in findings if finding.severity is Severity.ERROR]
             if errors:
-                what = f"the script of cell {cell.cell_id} would not run:\n" + "\n".join(errors)
+                where = f"{plan.document.path}: the script of cell {cell.cell_id} would not run:"
+                what = "\n".join([where, *errors])
                 raise BenchError(what, remedy="mend cluster.setup or cluster.directives")
             fine.add(script.kind)
         yield cell, script.text

@@ -13,6 +13,7 @@ from bench.matrix.cell import Cell, Run
 _FIELDS = (
     "nodes",
     "tasks_per_node",
+    "gpus_per_node",
     "world_size",
     "backend",
     "launcher",
@@ -64,6 +65,8 @@ def _agrees(run: Run, cell: Cell, words: str) -> bool:
 
 
 def _property(cell: Cell, key: str) -> Any:
+    if key == "gpus_per_node":  # the same axis, by the name it has on GPUs
+        return cell.tasks_per_node
     if key in _FIELDS:
         return getattr(cell, key)
     if key in cell.workload:

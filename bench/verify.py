@@ -109,6 +109,8 @@ def _metrics_checks(folder: RunFolder, cell: dict[str, Any]) -> Iterator[Check]:
     columns, rows = _read_metrics(folder.metrics)
     expected = int(cell["workload"]["epochs"])
     yield Check("epochs", len(rows) == expected, str(len(rows)), str(expected))
+    if not columns:
+        return
     lacking = [name for name in METRICS_COLUMNS if name not in columns]
     yield Check(
         "columns",

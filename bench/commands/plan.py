@@ -84,11 +84,12 @@ def cost_line(plan: Plan) -> str:
     """Return what the plan asks for at most, in one line."""
     cost, limit_s = plan.cost, plan.matrix.cluster.time_limit
     parts = [
-        f"{cost.cells} cells x {plan.matrix.repeats} repeats = {cost.runs} runs",
+        f"{_count(cost.cells, 'cell')} x {_count(plan.matrix.repeats, 'repeat')}"
+        f" = {_count(cost.runs, 'run')}",
         f"up to {cost.nodes_max} nodes" if cost.nodes_max > 1 else "1 node",
     ]
     if cost.gpus_max:
-        parts.append(f"up to {cost.gpus_max} GPUs")
+        parts.append(f"up to {_count(cost.gpus_max, 'GPU')}")
     parts.append(f"wall limit {human_duration(limit_s)} a run, {human_duration(cost.wall_s_max)} in all")
     hours = (
         f"{cost.gpu_hours_max:g} GPU-hours"
@@ -97,6 +98,10 @@ def cost_line(plan: Plan) -> str:
     )
     parts.append(f"at most {hours}")
     return "; ".join(parts)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def summary(plan: Plan, folder: StudyFolder) -> dict[str, Any]:

@@ -117,7 +117,9 @@ def choose_canary(planned: PlannedStudy, runs: Sequence[Run]) -> Run:
 def runs_to_start(planned: PlannedStudy, *, filters: Sequence[str], retry_failed: bool) -> list[Run]:
     """Return what a submission starts, in the planned order."""
     records = executor_for(planned).refresh()
-    return only(pending(planned.runs, records, retry_failed=retry_failed), planned.cells, filters)
+    # Judged against all runs: a filter that agrees with none is a mistake, also when nothing is left.
+    chosen = set(only(planned.runs, planned.cells, filters))
+    return [run for run in pending(planned.runs, records, retry_failed=retry_failed) if run in chosen]
 
 
 def check_budget(planned: PlannedStudy, runs: Sequence[Run], budget: float | None) -> None:

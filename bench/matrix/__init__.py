@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from bench.errors import InputError, Problem
 from bench.matrix.loading import Document, read_document
-from bench.matrix.messages import problems_of
+from bench.matrix.messages import problems_of, without_unknown_keys
 from bench.matrix.schema import STUDY_NAME, STUDY_NAME_RULE, Matrix
 
 __all__ = ["Document", "Matrix", "load_matrix"]
@@ -19,7 +20,9 @@ def load_matrix(path: Path) -> tuple[Matrix, Document]:
 
     Raises:
         BenchError: the file is not there or not text.
-        InputError: everything that is wrong with its YAML and its keys, at once.
+        InputError: everything that is wrong with its YAML and its keys, at once. Where only
+            keys are unknown or given twice, they are kept in the document's problems and told
+            together with what :func:`bench.matrix.expansion.expand` finds.
     """
     document = read_document(path)
     if not isinstance(document.content, dict):
@@ -36,4 +39,10 @@ def load_matrix(path: Path) -> tuple[Matrix, Document]:
     try:
         return Matrix.model_validate(content), document
     except ValidationError as error:
-        raise InputError(document.problems + problems_of(error, document)) from None
+        document.problems += problems_of(error, document)
+        rest = without_unknown_keys(content, error)
+    if rest is not None:
+        # Nothing but unknown keys: leave them out, so that the expansion's problems come too.
+        with contextlib.suppress(ValidationError):
+            return Matrix.model_validate(rest), document
+    raise InputError(document.problems)

@@ -6,6 +6,7 @@ once and is a member of both. Linear in the number of cells.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,7 +36,8 @@ def expand(matrix: Matrix, document: Document) -> Expansion:
     problems = Problems(document)
     enumeration = Enumeration(matrix, document, problems)
     points = enumeration.points()
-    runnable = [point for point in points if _is_runnable(point, matrix, document, problems)]
+    steps = _steps(points, matrix)
+    runnable = [point for point in points if _is_runnable(point, matrix, document, problems, steps=steps)]
     problems.stop_if_any()
     return Expansion(_cells(runnable, matrix), enumeration.warnings)
 
@@ -115,14 +117,31 @@ def _cell(point: Point, swept: dict[str, Any], settings: _Settings) -> Cell:
 # -- what cannot run --------------------------------------------------------------------
 
 
-def _is_runnable(point: Point, matrix: Matrix, document: Document, problems: Problems) -> bool:
+def _steps(points: Sequence[Point], matrix: Matrix) -> dict[int, int]:
+    """Return, for each global batch, what it must be a multiple of to divide at all its sizes."""
+    steps: dict[int, int] = {}
+    for point in points:
+        if point.mode == "strong":
+            steps[point.batch] = math.lcm(
+                steps.get(point.batch, 1), point.ranks * _accumulation(point, matrix)
+            )
+    return steps
+
+
+def _accumulation(point: Point, matrix: Matrix) -> int:
+    return int(point.values.get("grad_accum", matrix.workload.grad_accum))
+
+
+def _is_runnable(
+    point: Point, matrix: Matrix, document: Document, problems: Problems, *, steps: dict[int, int]
+) -> bool:
     before = len(problems)
     _check_layout(point, matrix, problems)
     _check_backend(point, matrix, document, problems)
     if matrix.cluster.executor == "local":
         _check_local(point, matrix, problems)
     if point.mode == "strong" and len(problems) == before:
-        _check_division(point, matrix, problems)
+        _check_division(point, matrix, problems, every_size=steps[point.batch])
     return len(problems) == before
 
 
@@ -160,8 +179,9 @@ def _check_local(point: Point, matrix: Matrix, problems: Problems) -> None:
         problems.add(("axes", "launcher"), what, "use launcher [torchrun]")
 
 
-def _check_division(point: Point, matrix: Matrix, problems: Problems) -> None:
-    accumulation = int(point.values.get("grad_accum", matrix.workload.grad_accum))
+def _check_division(point: Point, matrix: Matrix, problems: Problems, *, every_size: int) -> None:
+    """Note a batch that does not divide, with the nearest that divide at every size of the matrix."""
+    accumulation = _accumulation(point, matrix)
     ranks, batch = point.ranks, point.batch
     step = ranks * accumulation
     if batch % step == 0:
@@ -171,5 +191,7 @@ def _check_division(point: Point, matrix: Matrix, problems: Problems) -> None:
     what = f"global_batch {batch} is not divisible by {ranks} ranks ({size})"
     if accumulation > 1:
         what = f"global_batch {batch} is not divisible by {ranks} ranks ({size}) x grad_accum {accumulation}"
+    if every_size <= 100 * batch:  # else no batch near this one serves all sizes
+        step = every_size
     below = batch // step * step
     problems.add(point.place, what, f"try {below} or {below + step}" if below else f"try {step}")

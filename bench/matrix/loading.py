@@ -157,12 +157,13 @@ class _Builder:
         self.lines: dict[Place, int] = {}
         self.problems: list[Problem] = []
         self.seen = 0
+        self.at = 1  # the line of the top-level key that is being read
 
     def build(self, node: yaml.Node, place: Place, depth: int) -> Any:
         self.seen += 1
         if self.seen > MAX_NODES or depth > 2 * MAX_DEPTH:
             what = f"the file expands to more than {MAX_NODES} values (aliases?)"
-            raise InputError([Problem(self.path, node.start_mark.line + 1, what, "write the values out")])
+            raise InputError([Problem(self.path, self.at, what, "write the values out")])
         self.lines.setdefault(place, node.start_mark.line + 1)
         if isinstance(node, yaml.MappingNode):
             return self._mapping(node, place, depth)
@@ -200,6 +201,7 @@ class _Builder:
                 )
                 continue
             own[key] = line
+            self.at = line if depth == 0 else self.at
             self.lines[(*place, key)] = line
             content[key] = self.build(value_node, (*place, key), depth + 1)
         for mapping in merged:

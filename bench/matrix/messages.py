@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -97,7 +98,7 @@ def _type_wanted(wanted: str, example: str = "") -> Callable[..., tuple[str, str
 def _bound(word: str) -> Callable[..., tuple[str, str]]:
     def words(name: str, value: Any, ctx: Any, place: Place) -> tuple[str, str]:
         limit = next(ctx[key] for key in ("ge", "le", "gt", "lt") if key in ctx)
-        return f"{name} must be {word} {limit}, not {_shown(value)}", ""
+        return f"{name} must be {word} {limit}, not {_shown(value)}", f"write a number that is {word} {limit}"
 
     return words
 
@@ -105,8 +106,8 @@ def _bound(word: str) -> Callable[..., tuple[str, str]]:
 _WORDS: dict[str, Callable[..., tuple[str, str]]] = {
     "list_type": _list_wanted,
     "literal_error": _literal,
-    "int_type": _type_wanted("a whole number"),
-    "int_from_float": _type_wanted("a whole number"),
+    "int_type": _type_wanted("a whole number", "write a number such as 4"),
+    "int_from_float": _type_wanted("a whole number", "write a number such as 4"),
     "float_type": _type_wanted("a number"),
     "float_parsing": _type_wanted("a number"),
     "finite_number": _type_wanted("a finite number"),
@@ -128,6 +129,26 @@ _WORDS: dict[str, Callable[..., tuple[str, str]]] = {
     "less_than_equal": _bound("at most"),
     "less_than": _bound("less than"),
 }
+
+
+def without_unknown_keys(content: dict[str, Any], error: ValidationError) -> dict[str, Any] | None:
+    """Return the matrix without its unknown keys, where those are all that is wrong with it.
+
+    What remains can be expanded, so that its problems are told together with these.
+    """
+    places = []
+    for finding in error.errors():
+        unknown = finding["type"] == "extra_forbidden"
+        if not unknown and str((finding.get("ctx") or {}).get("error")) != schema.UNKNOWN_KEY:
+            return None
+        places.append(tuple(part for part in finding["loc"] if part != "[key]"))
+    rest: Any = copy.deepcopy(content)
+    for *section, key in places:
+        holder = rest
+        for part in section:
+            holder = holder[part]
+        holder.pop(key, None)
+    return rest if isinstance(rest, dict) else None
 
 
 def known_keys(section: Place) -> list[str]:

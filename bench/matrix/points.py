@@ -96,8 +96,8 @@ class Enumeration:
             InputError: values given twice, or more points than anybody means.
         """
         self._refuse_duplicates()
-        self._refuse_absurd_size()
-        self.problems.stop_if_any()
+        if self._is_absurd():
+            self.problems.stop_if_any()
         points = self._without_excluded(list(self._product(self.axes, self.batches)))
         points += self._included(points)
         if not points and not self.problems:
@@ -150,19 +150,22 @@ class Enumeration:
                 self.problems.add((*place, index), what, "remove one of them")
             seen.add(canonical(value))
 
-    def _refuse_absurd_size(self) -> None:
+    def _is_absurd(self) -> bool:
+        """Note, and return, whether there are too many cells even to look at them."""
         cells = math.prod(len(values) for values in self.axes.values()) * len(self.batches)
         runs = cells * self.matrix.repeats
-        if cells > MAX_CELLS or runs > MAX_RUNS:
-            long_axes = {
-                self.axis_key(name): len(values) for name, values in self.axes.items() if len(values) > 1
-            }
-            sizes = " x ".join(
-                f"{name} {count}" for name, count in {**long_axes, "batches": len(self.batches)}.items()
-            )
-            what = f"the axes span {cells} cells ({sizes}), {runs} runs"
-            remedy = f"at most {MAX_CELLS} cells and {MAX_RUNS} runs are planned; split the study"
-            self.problems.add(("axes",), what, remedy)
+        if cells <= MAX_CELLS and runs <= MAX_RUNS:
+            return False
+        long_axes = {
+            self.axis_key(name): len(values) for name, values in self.axes.items() if len(values) > 1
+        }
+        sizes = " x ".join(
+            f"{name} {count}" for name, count in {**long_axes, "batches": len(self.batches)}.items()
+        )
+        what = f"the axes span {cells} cells ({sizes}), {runs} runs"
+        remedy = f"at most {MAX_CELLS} cells and {MAX_RUNS} runs are planned; split the study"
+        self.problems.add(("axes",), what, remedy)
+        return True
 
     @staticmethod
     def _product(axes: dict[str, list[Any]], batches: Sequence[_Batch]) -> Iterator[Point]:

@@ -35,7 +35,7 @@ _ONLY_FOR_MODELS = {
 
 def remarks(matrix: Matrix, document: Document, cells: Sequence[Cell]) -> list[str]:
     """Return the plan's warnings, the ones about the answers first."""
-    return [*_unanswerable(matrix, cells), *_ignored(matrix, document)]
+    return [*_unanswerable(matrix, cells), *_surprising(matrix, document, cells), *_ignored(matrix, document)]
 
 
 def _unanswerable(matrix: Matrix, cells: Sequence[Cell]) -> Iterator[str]:
@@ -51,12 +51,33 @@ def _unanswerable(matrix: Matrix, cells: Sequence[Cell]) -> Iterator[str]:
         yield f"series with one size only, so without efficiency: {shown}"
     most = max(len(found) for found in sizes.values())
     if most < FORECAST_SIZES:
-        yield f"at most {most} sizes per series: no forecast (a fitted model needs {FORECAST_SIZES} or more)"
+        sizes_word = "size" if most == 1 else "sizes"
+        needed = f"a fitted model needs {FORECAST_SIZES} or more"
+        yield f"at most {most} {sizes_word} per series: no forecast ({needed})"
     if matrix.repeats < INTERVAL_REPEATS:
         noun = "repeat" if matrix.repeats == 1 else "repeats"
         yield f"{matrix.repeats} {noun}: no intervals (they need {INTERVAL_REPEATS} or more)"
     if len({cell.nodes for cell in cells}) == 1:
         yield f"one node count ({cells[0].nodes}): no efficiency over nodes, only within them"
+
+
+def _surprising(matrix: Matrix, document: Document, cells: Sequence[Cell]) -> Iterator[str]:
+    """Yield a remark for each setting that does something else than people expect."""
+    cluster, path = matrix.cluster, document.path
+    for name, value in cluster.env.items():
+        if "$" in value:
+            line = document.line(("cluster", "env", name))
+            yield (
+                f"{path}:{line}: cluster.env.{name} holds a $ and arrives literally; "
+                "to build on another variable, write a set-up line with export"
+            )
+    if cluster.container and matrix.workload.data != "synthetic" and not cluster.container.mounts:
+        line = document.line(("workload", "data"))
+        yield f"{path}:{line}: the container sees workload.data only if cluster.container.mounts binds it"
+    if cluster.executor == "slurm" and matrix.workload.device == "cuda":
+        for per_node in {tuple(c.tasks_per_node) for c in cells if isinstance(c.tasks_per_node, list)}:
+            most = max(per_node)
+            yield f"mixed nodes {list(per_node)}: Slurm is asked for {most} GPUs on each; some stay idle"
 
 
 def _ignored(matrix: Matrix, document: Document) -> Iterator[str]:
@@ -80,5 +101,9 @@ def _ignored(matrix: Matrix, document: Document) -> Iterator[str]:
         given = name in workload.model_fields_set or name in axes
         if given and not models & set(wanted):
             place = ("workload", name) if name in workload.model_fields_set else ("axes", name)
-            readers = " and ".join(wanted)
-            yield f"{path}:{document.line(place)}: {name} is ignored: only model {readers} reads it"
+            readers = (
+                f"model {wanted[0]} reads it"
+                if len(wanted) == 1
+                else f"models {' and '.join(wanted)} read it"
+            )
+            yield f"{path}:{document.line(place)}: {name} is ignored: only {readers}"

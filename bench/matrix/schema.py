@@ -75,9 +75,36 @@ def _command_line(value: str) -> str:
 
 def _directive_line(value: str) -> str:
     _one_line(value)
-    if not re.match(r"--?[A-Za-z]", value):
+    option = re.match(r"--([A-Za-z][A-Za-z-]*)|-([A-Za-z])", value)
+    if not option:
         raise ValueError(f"{value!r} is not an option of sbatch; write it as --name=value")
+    name = option[1] or option[2]
+    owner = next((owner for names, owner in _OWNED_DIRECTIVES.items() if name in names.split()), None)
+    if owner:
+        raise ValueError(f"{value!r} would change what the plan counts with; {owner}")
     return value
+
+
+#: Options that scripts set themselves: where the matrix says the same, or why it cannot.
+_OWNED_DIRECTIVES = {
+    "nodes N": "use axes.nodes",
+    "ntasks n ntasks-per-node tasks-per-node": "use axes.tasks_per_node or axes.gpus_per_node",
+    "gres gpus G gpus-per-node gpus-per-task gpus-per-socket": "use axes.gpus_per_node and cluster.gpu_type",
+    "cpus-per-task c": "use cluster.cpus_per_task",
+    "time t": "use cluster.time_limit",
+    "partition p": "use cluster.partition",
+    "account A": "use cluster.account",
+    "qos q": "use cluster.qos",
+    "reservation": "use cluster.reservation",
+    "constraint C": "use cluster.constraint",
+    "nodelist w": "use cluster.nodelist",
+    "exclude x": "use cluster.exclude",
+    "mem": "use cluster.mem",
+    "exclusive": "use cluster.exclusive",
+    "export": "use cluster.env",
+    "output o error e job-name J chdir D parsable": "bench submit sets it for each run",
+    "array a hetjob wrap requeue no-requeue test-only wait W": "every run is one job, started once",
+}
 
 
 def _time_limit(value: Any) -> Any:
@@ -101,7 +128,23 @@ def _env_value(value: str) -> str:
     return value
 
 
+#: Variables that the scripts set themselves: a value from the matrix would be overwritten.
+_OWNED_VARIABLES = {
+    "OMP_NUM_THREADS": "use cluster.cpus_per_task, which sets the threads of every rank",
+    "MASTER_ADDR": "it is the first host of each job",
+    "MASTER_PORT": "it follows from each job's id",
+    **dict.fromkeys(
+        ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"), "the launcher sets it for each rank"
+    ),
+}
+
+
 def _env_name(name: str) -> str:
+    owner = _OWNED_VARIABLES.get(name)
+    if name.startswith(("BENCH_", "SLURM_")):
+        owner = "names beginning with BENCH_ and SLURM_ belong to the harness and to Slurm"
+    if owner:
+        raise ValueError(f"{name} is set by the job's script and would be overwritten; {owner}")
     if not ENV_NAME.fullmatch(name):
         raise ValueError(
             f"{name!r} is not the name of an environment variable; allowed: letters, digits and '_'"

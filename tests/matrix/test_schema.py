@@ -57,7 +57,7 @@ CASES = {
     ),
     "a fraction of a node": (
         changed("nodes: [1, 2]", "nodes: [1.5]"),
-        "m.yaml:4: axes.nodes[0] must be a whole number, not 1.5",
+        "m.yaml:4: axes.nodes[0] must be a whole number, not 1.5; write a number such as 4",
     ),
     "a scalar for a list": (
         changed("nodes: [1, 2]", "nodes: 2"),
@@ -69,7 +69,7 @@ CASES = {
     ),
     "zero nodes": (
         changed("nodes: [1, 2]", "nodes: [0]"),
-        "m.yaml:4: axes.nodes[0] must be at least 1, not 0",
+        "m.yaml:4: axes.nodes[0] must be at least 1, not 0; write a number that is at least 1",
     ),
     "an unknown backend": (
         changed("tasks_per_node: [2]", "tasks_per_node: [2]\n  backend: [mpi]"),
@@ -81,7 +81,7 @@ CASES = {
     ),
     "an indivisible batch": (
         changed("{mode: weak, per_gpu_batch: [8]}", "{mode: strong, global_batch: [1001]}"),
-        "m.yaml:8: global_batch 1001 is not divisible by 2 ranks (nodes 1 x tasks_per_node 2); try 1000 or 1002",
+        "m.yaml:8: global_batch 1001 is not divisible by 2 ranks (nodes 1 x tasks_per_node 2); try 1000 or 1004",
         "m.yaml:8: global_batch 1001 is not divisible by 4 ranks (nodes 2 x tasks_per_node 2); try 1000 or 1004",
     ),
     "a batch smaller than the ranks": (
@@ -92,8 +92,30 @@ CASES = {
         changed("{mode: weak, per_gpu_batch: [8]}", "{mode: strong, global_batch: [16]}").replace(
             "device: cpu", "device: cpu, grad_accum: 3"
         ),
-        "m.yaml:8: global_batch 16 is not divisible by 2 ranks (nodes 1 x tasks_per_node 2) x grad_accum 3; try 12 or 18",
+        "m.yaml:8: global_batch 16 is not divisible by 2 ranks (nodes 1 x tasks_per_node 2) x grad_accum 3; try 12 or 24",
         "m.yaml:8: global_batch 16 is not divisible by 4 ranks (nodes 2 x tasks_per_node 2) x grad_accum 3; try 12 or 24",
+    ),
+    "an unknown key and a batch that does not divide": (
+        changed("{mode: weak, per_gpu_batch: [8]}", "{mode: strong, global_batch: [10]}") + "repeat: 3\n",
+        "m.yaml:8: global_batch 10 is not divisible by 4 ranks (nodes 2 x tasks_per_node 2); try 8 or 12",
+        f"m.yaml:9: unknown key 'repeat' in the matrix; did you mean 'repeats'? allowed: {KEYS_OF_MATRIX}",
+    ),
+    "a batch that must divide at several sizes": (
+        changed("{mode: weak, per_gpu_batch: [8]}", "{mode: strong, global_batch: [64]}").replace(
+            "[1, 2]", "[1, 2, 3, 7]"
+        ),
+        "m.yaml:8: global_batch 64 is not divisible by 6 ranks (nodes 3 x tasks_per_node 2); try 84",
+        "m.yaml:8: global_batch 64 is not divisible by 14 ranks (nodes 7 x tasks_per_node 2); try 84",
+    ),
+    "a variable that the script sets": (
+        changed("tasks_per_node: [2]", "tasks_per_node: [2]\n  env.OMP_NUM_THREADS: [1, 2]"),
+        "m.yaml:6: axes.env.OMP_NUM_THREADS: OMP_NUM_THREADS is set by the job's script and would be overwritten; "
+        "use cluster.cpus_per_task, which sets the threads of every rank",
+    ),
+    "a directive that the plan counts with": (
+        changed("executor: slurm", 'executor: slurm, directives: ["--nodes=9", "-t 9", "--mail-type=END"]'),
+        "m.yaml:2: cluster.directives[0]: '--nodes=9' would change what the plan counts with; use axes.nodes",
+        "m.yaml:2: cluster.directives[1]: '-t 9' would change what the plan counts with; use cluster.time_limit",
     ),
     "a value twice in an axis": (
         changed("nodes: [1, 2]", "nodes: [1, 2, 1]"),

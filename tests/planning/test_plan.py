@@ -108,7 +108,7 @@ def test_a_script_that_the_linter_refuses_is_not_written(tmp_path):
     with pytest.raises(BenchError) as caught:
         planned(tmp_path, text)
     assert str(caught.value).startswith(
-        "the script of cell n1x4-nccl-srun-b8 would not run:\nscripts/n1x4-nccl-srun-b8.sbatch:"
+        f"{tmp_path}/m.yaml: the script of cell n1x4-nccl-srun-b8 would not run:\nscripts/n1x4-nccl-srun-b8.sbatch:"
     )
     assert "[shell-syntax]" in str(caught.value)
     assert str(caught.value).endswith("; mend cluster.setup or cluster.directives")
