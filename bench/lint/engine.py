@@ -28,6 +28,8 @@ LOOKED_AT = 512 * 1024
 _MOST_REMARKS = 200
 #: Larger scripts are judged each time, so that what is remembered stays small.
 _REMEMBERED_SIZE = 64 * 1024
+#: Warnings and infos that quote values, which the shape of a script may have lost.
+_QUOTE_VALUES = frozenset({"hardcoded-host"})
 _SEVERITIES = (Severity.ERROR, Severity.WARNING, Severity.INFO)
 
 
@@ -125,6 +127,8 @@ def lint_script(text: str, *, path: str, arguments: Sequence[str] = ()) -> list[
     """
     lines, case = _case(text, arguments)
     said = _judged(case) if len(text) <= _REMEMBERED_SIZE else _judge(case)
+    if any(entry.severity is Severity.ERROR or entry.rule in _QUOTE_VALUES for entry in said):
+        said = _judge(case._replace(shape=tuple(lines)))  # what is quoted must be the script's own words
     return [_finding(entry, path, lines) for entry in said]
 
 
@@ -157,10 +161,12 @@ def _judge(case: _Case) -> tuple[_Said, ...]:
     script.dos_line, script.size = case.dos_line, case.size
     said: dict[tuple[int, str], _Said] = {}
     for each in rules():
-        for remark in itertools.islice(each.check(script), _MOST_REMARKS):
-            line = remark.line or 1
-            severity = remark.severity or each.severity
-            said.setdefault((line, each.name), _Said(each.name, severity, remark._replace(line=line)))
+        for found in itertools.islice(each.check(script), _MOST_REMARKS):
+            line = found.line or 1
+            severity = found.severity or each.severity
+            message, remedy = script.shown(found.message), script.shown(found.remedy)
+            remark = found._replace(line=line, message=message, remedy=remedy)
+            said.setdefault((line, each.name), _Said(each.name, severity, remark))
     return tuple(sorted(said.values(), key=_order))
 
 
@@ -189,4 +195,5 @@ def _finding(said: _Said, path: str, lines: Sequence[str]) -> Finding:
     replacement = None
     if edit and edit.line == line and line <= len(lines):
         replacement = edit.apply(lines[line - 1])
+        replacement = None if replacement == lines[line - 1] else replacement
     return Finding(path, line, said.rule, said.severity, remark.message, remark.remedy, replacement)

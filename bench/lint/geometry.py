@@ -239,6 +239,8 @@ def gpus_of(value: str | None) -> int | None:
 def expand_hosts(text: str) -> tuple[str, ...]:
     """Return the hosts of a Slurm host list such as ``n[01-04,7],login``; () where it is unclear."""
     hosts: list[str] = []
+    if text.count("[") != text.count("]"):
+        return ()
     for item in _split_hosts(text):
         expanded = [""]
         for piece in re.split(r"(\[[^\]]*\])", item):

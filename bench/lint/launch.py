@@ -277,6 +277,9 @@ class CommandReader:
 
     def _module(self, attached: str) -> None:
         name = attached or self._text()
+        if not name:
+            self.launch.kind = "helper"
+            return
         if not attached:
             self.at += 1
         if name in programs.MODULES:

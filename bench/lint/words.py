@@ -111,6 +111,8 @@ class WordScanner:
                 parts.append(self._array())
             elif before[-1] in "?*+@!":  # an extended pattern such as @(a|b)
                 self.pos = self._closing_parenthesis(pos)
+                if self.pos >= len(text) and not text.endswith(")"):
+                    raise ShellError(parts[-1].line, "unexpected end of file while looking for the closing )")
                 parts.append(Part("text", text[pos : self.pos], self.line()))
             else:
                 return False

@@ -60,7 +60,7 @@ def gpu_per_task_isolation(script: Script) -> Iterator[Remark]:
             message,
             "ask for --gpus-per-node without binding, add --gpu-bind=none, or use device 0 in every task",
             Severity.ERROR if sure else None,
-            _per_node(script, geometry, seen),
+            _per_node(geometry, seen),
         )
         if hides.line != step.line:
             message = f"the tasks started here see only {seen} GPU each, because of line {hides.line}"
@@ -90,11 +90,10 @@ def _chooses_by_rank(script: Script, step: Step, seen: int) -> int | None:
     return None
 
 
-def _per_node(script: Script, geometry: Geometry, seen: int) -> Edit | None:
+def _per_node(geometry: Geometry, seen: int) -> Edit | None:
+    """Return the change of ``--gpus-per-task`` to as many GPUs per node."""
     option = geometry.options.get("gpus-per-task")
-    if option is None or not geometry.tasks_per_node or not 0 < option.line <= len(script.lines):
-        return None
-    if option.written not in script.lines[option.line - 1] or not (option.value or "").isdecimal():
+    if option is None or not geometry.tasks_per_node or not (option.value or "").isdecimal():
         return None
     return Edit(option.line, option.written, f"--gpus-per-node={seen * geometry.tasks_per_node}")
 

@@ -126,7 +126,7 @@ def shell_syntax(script: Script) -> Iterator[Remark]:
         )
         return
     line = min(error.line, len(script.lines))
-    while line > 1 and not script.lines[line - 1].strip():
+    while line > 1 and script.lines[line - 1].strip()[:1] in ("", "#"):
         line -= 1
     remedy = "check the script with `bash -n SCRIPT`"
     if error.opened and error.opened != line:

@@ -139,7 +139,7 @@ def one_launcher_per_gpu(script: Script) -> Iterator[Remark]:
         what = f"srun starts {launch.launcher} {tasks} times on each node{total}"
         line = geometry.line("ntasks-per-node", "ntasks") or step.line
         here = f"{what}: ports and GPUs collide"
-        yield Remark(line, here, "start it once per node: --ntasks-per-node=1", None, _one_task(script, line))
+        yield Remark(line, here, "start it once per node: --ntasks-per-node=1", None, _one_task(geometry))
         if line != step.line:
             yield Remark(step.line, f"{what} because of line {line}", "start it once per node", Severity.INFO)
 
@@ -165,10 +165,10 @@ def _one_worker_each(script: Script, launch: Launch, geometry: Geometry) -> bool
     return number is None or number == own or "num_processes" in launch.options
 
 
-def _one_task(script: Script, line: int) -> Edit | None:
+def _one_task(geometry: Geometry) -> Edit | None:
     """Return the change of ``--ntasks-per-node=N`` (or ``--ntasks``) to one task per node."""
-    match = re.search(r"--n?tasks-per-node(?:=|\s+)\S+|--ntasks(?:=|\s+)\d+|-n\s*\d+", script.lines[line - 1])
-    return Edit(line, match.group(), "--ntasks-per-node=1") if match else None
+    option = geometry.options.get("ntasks-per-node") or geometry.options.get("ntasks")
+    return Edit(option.line, option.written, "--ntasks-per-node=1") if option else None
 
 
 @rule(Severity.ERROR)

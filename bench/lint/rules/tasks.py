@@ -267,11 +267,11 @@ def ntasks_not_per_node(script: Script) -> Iterator[Remark]:
             message = f"Slurm may put more of the {ntasks} tasks on a node than it has GPUs ({gpus})"
         else:
             continue
-        line = geometry.line("ntasks")
+        option = geometry.options["ntasks"]
         suggestion = f"--ntasks-per-node={each}" if each else "--ntasks-per-node=GPUS"
-        edit = _per_node(script, line, suggestion) if nodes and each else None
+        edit = Edit(option.line, option.written, suggestion) if nodes and each else None
         yield Remark(
-            line, message, f"write {suggestion}" + (" and --nodes" if nodes is None else ""), edit=edit
+            option.line, message, f"write {suggestion}" + (" and --nodes" if nodes is None else ""), edit=edit
         )
 
 
@@ -288,13 +288,6 @@ def _placed(geometry: Geometry) -> bool:
     }
     plane = (geometry.value("distribution") or "").startswith(("plane", "arbitrary"))
     return bool(names & set(geometry.options)) or plane
-
-
-def _per_node(script: Script, line: int | None, suggestion: str) -> Edit | None:
-    if not line or line > len(script.lines):
-        return None
-    match = re.search(r"--ntasks(?:=|\s+)\d+|-n\s*\d+", script.lines[line - 1])
-    return Edit(line, match.group(), suggestion) if match else None
 
 
 @rule(Severity.ERROR)

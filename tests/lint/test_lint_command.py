@@ -1,0 +1,119 @@
+"""``bench lint``: what it prints and how it exits; its page of rules."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from bench.commands.lint import patch, run_lint
+from bench.errors import BenchError
+from bench.lint.docs import page
+
+ROOT = Path(__file__).parents[2]
+BAD = (
+    "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --ntasks_per_node=4\n#SBATCH --gpus-per-node=4\n"
+    "MASTER_PORT=29500\npython train.py --port $MASTER_PORT\n"
+)
+GOOD = "#!/bin/bash\n#SBATCH --nodes=1\npython train.py\n"
+
+
+@pytest.fixture
+def bad(tmp_path: Path) -> Path:
+    path = tmp_path / "a'; echo b é.sbatch"
+    path.write_text(BAD, encoding="utf-8")
+    return path
+
+
+def test_findings_are_printed_and_an_error_exits_with_1(
+    bad: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_lint([str(bad)], json=False, diff=False) == 1
+    printed = capsys.readouterr()
+    assert printed.out == (
+        f"{bad}:3: error: sbatch refuses `--ntasks_per_node=4`: it has no option --ntasks_per_node"
+        " [malformed-directive]\n    write --ntasks-per-node\n"
+        f"{bad}:5: info: the port 29500 is fixed: two jobs that share a node want the same one [hardcoded-port]\n"
+        "    derive it from the job: $((10000 + SLURM_JOB_ID % 20000)), below the ephemeral ports\n"
+        f"{bad}:6: error: only the first node runs this: 1 of 2 processes will join,"
+        " and the job ends after the store's time-out [missing-srun]\n"
+        "    put srun before the command: one process for each task\n"
+    )
+    assert printed.err == "1 script: 2 errors, 1 info\n"
+
+
+def test_json_has_the_promised_keys(bad: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_lint([str(bad)], json=True, diff=False) == 1
+    findings = json.loads(capsys.readouterr().out)["findings"]
+    assert [list(finding) for finding in findings] == [
+        ["path", "line", "rule", "severity", "message", "remedy"]
+    ] * 3
+    assert [(finding["line"], finding["rule"], finding["severity"]) for finding in findings] == [
+        (3, "malformed-directive", "error"),
+        (5, "hardcoded-port", "info"),
+        (6, "missing-srun", "error"),
+    ]
+
+
+def test_a_correct_script_exits_with_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "good.sbatch"
+    path.write_text(GOOD, encoding="utf-8")
+    assert run_lint([str(path), str(path)], json=False, diff=False) == 0
+    assert capsys.readouterr() == ("", "1 script: nothing to say\n")
+    assert run_lint([str(path)], json=True, diff=False) == 0
+    assert json.loads(capsys.readouterr().out) == {"findings": []}
+
+
+def test_standard_input_is_read_whatever_its_bytes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stdin = io.TextIOWrapper(io.BytesIO(b"#!/bin/bash\r\n#SBATCH --nodes=1\r\n\xff\xfe\0\r\n"))
+    monkeypatch.setattr("sys.stdin", stdin)
+    assert run_lint(["-"], json=False, diff=False) == 1
+    assert capsys.readouterr().out.startswith(
+        "-:1: error: sbatch refuses the script: its lines end with CR LF"
+    )
+
+
+@pytest.mark.parametrize(("name", "kind"), [("none.sbatch", "does not exist"), ("", "is a directory")])
+def test_a_path_that_is_no_file_is_bad_input(tmp_path: Path, name: str, kind: str) -> None:
+    path = tmp_path / name
+    with pytest.raises(BenchError) as caught:
+        run_lint([str(path)], json=False, diff=False)
+    assert caught.value.exit_code == 2
+    assert str(caught.value) == f"{path}: the script {kind}; give the path of a sbatch script, or - for stdin"
+
+
+def test_the_patch_makes_the_changes_that_need_no_choice(
+    capsys: pytest.CaptureFixture[str], bad: Path
+) -> None:
+    assert run_lint([str(bad)], json=False, diff=True) == 1
+    assert capsys.readouterr().out == (
+        f"--- a/{bad}\n+++ b/{bad}\n@@ -1,6 +1,6 @@\n"
+        " #!/bin/bash\n"
+        " #SBATCH --nodes=2\n"
+        "-#SBATCH --ntasks_per_node=4\n"
+        "+#SBATCH --ntasks-per-node=4\n"
+        " #SBATCH --gpus-per-node=4\n"
+        "-MASTER_PORT=29500\n"
+        "-python train.py --port $MASTER_PORT\n"
+        "+MASTER_PORT=$((10000 + SLURM_JOB_ID % 20000))\n"
+        "+srun python train.py --port $MASTER_PORT\n"
+    )
+
+
+def test_a_patch_keeps_line_ends_and_a_missing_last_one() -> None:
+    assert patch("#!/bin/bash\r\n#SBATCH -nodes=1\r\n", path="x").splitlines(keepends=True)[-1] == (
+        "+#SBATCH --nodes=1\r\n"
+    )
+    assert patch("#!/bin/bash\n#SBATCH -nodes=1", path="x").endswith(
+        "+#SBATCH --nodes=1\n\\ No newline at end of file\n"
+    )
+    assert patch(GOOD, path="x") == ""
+
+
+def test_the_page_of_rules_is_made_of_their_docstrings() -> None:
+    written = (ROOT / "docs" / "lint.md").read_text(encoding="utf-8")
+    assert written == page(), "make it again: python -m bench.lint.docs > docs/lint.md"

@@ -1,0 +1,144 @@
+"""Directives are read as sbatch reads them (verdicts taken from sbatch 22.05)."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.findings import Severity
+from bench.lint.directives import Option, read_line, read_options
+from bench.lint.options import sbatch_options
+from bench.lint.values import gpus_of_gres, gpus_of_list
+
+ACCEPTED = """
+--nodes=2-4 | -N2 | -N 2 -n 8 | --ntasks-per-node 4 | --tasks-per-node=4 | --time=00:010:00 | --time=INFINITE
+--time=-1 | --time=2-4:00 | --time=10 | --time=1-00 | --time 1- | --mem=4g | --mem=64GB | --mem=0 | --nodes=4k
+--mail-type=NONE | --mail-type=END,FAIL | --mail-type=end | --mail-type=ALL,TIME_LIMIT_80 | --signal=B:TERM@60
+--signal=SIGUSR1@90 | -H | -s | -c4 | --hint=nomultithread | --exclusive | --exclusive=user | --export ALL
+--cpus-per-task=4 # x | --cpus-per-task=4#x | --comment "#a b" | --job-name="my job" | -p 'a'b | --time="10:00"
+--gpu-bind=closest | --gpu-bind=none | --array=1-10%2 | --begin=now+1hour | --get-user-env | --nice=abc
+--nodes=2 \\ | hetjob | --wait-all-nodes=1 | --gres=gpu:a100:4,lscratch:10 | --exclud=n1 | --ntasks-per-n=4
+--account=<account> --nodes={{ n }} | --time=HH:MM:SS | --container-image=a --container-mounts /x:/y
+"""
+REFUSED = """
+--nodes=$N | --nodes=1- | -nodes=4 | --node=4 | --ntask=4 | nodes=2 | --nodes=2 foo | --constraints=gpu
+--time=24h | --time=1:2:3:4 | --mem=64 GB | --mem=64GiB | --mem=4.5G | --mem=1P | --gres=gpu 4 | -gres=gpu:4
+-time=10:00 | –nodes=2 | --job-name="a b | --ntasks-per-node = 4 | --ntasks-per-node= 4 | --cpus-per-task=
+--exclusive=foo | --exclusive user | --mail-type=foo | --signal=B:USR1@x | --open-mode=foo | --ntasks=-3
+--ntasks=2.5 | --ntasks=0 | --gpus_per_node=4 | --cpu-bind=none | --mpi=pmix | --label | -l | -N=2 | -t=10:00
+--partition | -J | --nodes=2; | --partition=a, b | --nodes=1 : | - | ---nodes=2 | --ntasks 4 4 | --kill-on-bad-exit
+"""
+
+
+def listed(text: str) -> list[str]:
+    return [item.strip() for line in text.strip().split("\n") for item in line.split("|")]
+
+
+@pytest.mark.parametrize("options", listed(ACCEPTED))
+def test_what_sbatch_takes_is_left_alone(options: str) -> None:
+    assert read_line(f"#SBATCH {options}").complaints == ()
+
+
+@pytest.mark.parametrize("options", listed(REFUSED))
+def test_what_sbatch_refuses_is_an_error(options: str) -> None:
+    (complaint,) = read_line(f"#SBATCH {options}").complaints
+    assert complaint.severity is Severity.ERROR
+
+
+@pytest.mark.parametrize(
+    ("line", "fixed"),
+    [
+        ("#SBATCH --time=24h", "#SBATCH --time=24:00:00"),
+        ("#SBATCH -nodes=4 # four", "#SBATCH --nodes=4 # four"),
+        ("#SBATCH --ntasks_per_node=4", "#SBATCH --ntasks-per-node=4"),
+        ("#SBATCH –nodes=2", "#SBATCH --nodes=2"),
+        ("#SBATCH nodes=2", "#SBATCH --nodes=2"),
+        ("#SBATCH -p=gpu", "#SBATCH -p gpu"),
+        ("# SBATCH --nodes=2", "#SBATCH --nodes=2"),
+        ("#SABTCH -e x", "#SBATCH -e x"),
+        ("#sbatch --nodes=1", "#SBATCH --nodes=1"),
+        ("  #SBATCH -N 1", "#SBATCH -N 1"),
+        ("SBATCH --nodes=2", "#SBATCH --nodes=2"),
+        ("!#SBATCH --signal=SIGUSR1@90", "#SBATCH --signal=SIGUSR1@90"),
+    ],
+)
+def test_a_directive_is_mended_where_it_is_clear_how(line: str, fixed: str) -> None:
+    (complaint,) = read_line(line).complaints
+    assert complaint.fixed == fixed
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "##SBATCH --nodes=2",
+        "# #SBATCH --nodes=2",
+        "### SBATCH options",
+        "# sbatch this script with --nodes=4",
+        "# Search --for",
+        "#",
+        "",
+        "\t ",
+        "#SBATCH",
+        "#SBATCH # nothing",
+    ],
+)
+def test_comments_are_comments(line: str) -> None:
+    assert read_line(line).complaints == ()
+    assert read_line(line).options == ()
+
+
+def test_an_option_that_a_plugin_may_add_is_only_doubted() -> None:
+    (complaint,) = read_line("#SBATCH --site-specific=1").complaints
+    assert complaint.severity is Severity.WARNING
+
+
+def test_several_options_of_one_line_are_all_read() -> None:
+    line = read_line("#SBATCH -N 2 -n8 --gres gpu:v100:4 -HvJ name --exclusive # -t 1")
+    assert [(option.name, option.value) for option in line.options] == [
+        ("nodes", "2"),
+        ("ntasks", "8"),
+        ("gres", "gpu:v100:4"),
+        ("hold", None),
+        ("verbose", None),
+        ("job-name", "name"),
+        ("exclusive", None),
+    ]
+
+
+def test_a_variable_in_a_text_is_doubted_in_a_number_refused() -> None:
+    (text,) = read_line("#SBATCH --output=$HOME/log").complaints
+    (number,) = read_line("#SBATCH --ntasks=$N").complaints
+    assert (text.severity, number.severity) == (Severity.WARNING, Severity.ERROR)
+
+
+def test_options_end_at_two_dashes() -> None:
+    found = list(read_options(["--nodes=2", "--", "--ntasks=3"], sbatch_options()))
+    assert found == [Option("nodes", "2", "--nodes=2")]
+
+
+@pytest.mark.parametrize(
+    ("value", "count"),
+    [
+        ("gpu", 1),
+        ("gpu:4", 4),
+        ("gpu:a100", 1),
+        ("gpu:a100:4", 4),
+        ("gpu:tesla:2(S:0)", 2),
+        ("gres:gpu:4", 4),
+        ("gres/gpu:2", 2),
+        ("gpu:a100:2,nvme:200", 2),
+        ("gpu:a:2,gpu:b:1", 3),
+        ("nvme:200", 0),
+        ("none", 0),
+        ("gpu:<number>", None),
+        ("gpu:$N", None),
+    ],
+)
+def test_gpus_of_generic_resources_are_counted(value: str, count: int | None) -> None:
+    assert gpus_of_gres(value) == count
+
+
+@pytest.mark.parametrize(
+    ("value", "count"), [("4", 4), ("a100:4", 4), ("a100", 1), ("a:2,b:1", 3), ("{{ n }}", None)]
+)
+def test_gpus_of_a_list_are_counted(value: str, count: int | None) -> None:
+    assert gpus_of_list(value) == count

@@ -1,0 +1,106 @@
+"""Nodes, tasks and GPUs, as Slurm derives them."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+
+from bench.lint.directives import Option, read_options
+from bench.lint.geometry import Geometry, expand_hosts
+from bench.lint.options import sbatch_options
+
+
+def geometry(text: str) -> Geometry:
+    found = read_options(shlex.split(text), sbatch_options())
+    return Geometry({option.name: option for option in found if isinstance(option, Option)})
+
+
+@pytest.mark.parametrize(
+    ("options", "nodes", "tasks_per_node", "gpus_per_node"),
+    [
+        ("", 1, 1, 0),
+        ("--nodes=4", 4, 1, 0),
+        ("--nodes=4 --ntasks-per-node=4 --gres=gpu:4", 4, 4, 4),
+        ("-N 4 -n 16", 4, 4, 0),
+        ("-N 3 -n 16", 3, None, 0),
+        ("--ntasks=4 --ntasks-per-node=2", 2, 2, 0),
+        ("--ntasks=5 --ntasks-per-node=2", 3, 2, 0),
+        ("--ntasks=2 --ntasks-per-node=4", 1, 2, 0),
+        ("--ntasks=4", None, None, 0),
+        ("--ntasks=1", 1, 1, 0),
+        ("--nodes=2-4", None, 1, 0),
+        ("--nodes=2 --gpus=8", 2, 1, 4),
+        ("--nodes=2 --gpus=7", 2, 1, None),
+        ("--gpus=8 --gpus-per-node=4", 2, 1, 4),
+        ("--nodes=2 --ntasks-per-node=4 --gpus-per-task=1", 2, 4, 4),
+        ("--nodes=32 --gpus-per-node=8 --gpus-per-task=1", 32, 8, 8),
+        ("--nodes=2 --gpus-per-node=a100:4 --ntasks-per-gpu=1", 2, 4, 4),
+        ("--nodelist=n[1-3]", 3, 1, 0),
+        ("--nodes=2 --ntasks-per-node=4 --ntasks=4", 2, 4, 0),
+        ("--nodes=2 --gres=lscratch:10", 2, 1, 0),
+        ("--nodes=2 --gres=gpu", 2, 1, 1),
+        ("--nodes=2 --ntasks-per-socket=2", 2, None, 0),
+        ("--nodes=<n> --ntasks-per-node=4", None, 4, 0),
+    ],
+)
+def test_a_jobs_geometry_follows_from_its_options(
+    options: str, nodes: int | None, tasks_per_node: int | None, gpus_per_node: int | None
+) -> None:
+    job = geometry(options)
+    assert (job.nodes, job.tasks_per_node, job.gpus_per_node) == (nodes, tasks_per_node, gpus_per_node)
+
+
+@pytest.mark.parametrize(
+    ("job", "srun", "nodes", "tasks_per_node", "gpus_per_node"),
+    [
+        ("--nodes=4 --ntasks-per-node=4 --gres=gpu:4", "", 4, 4, 4),
+        ("--nodes=4 --ntasks-per-node=4 --gres=gpu:4", "--nodes=1 --ntasks=1", 1, 1, 4),
+        ("--nodes=4 --ntasks-per-node=4 --gres=gpu:4", "-n 1", 1, 1, 4),
+        ("--nodes=2 --ntasks-per-node=8 --gres=gpu:8", "-N 2 --ntasks-per-node=1", 2, 1, 8),
+        ("--nodes=2 --ntasks-per-node=8", "--ntasks=2 --ntasks-per-node=1", 2, 1, 0),
+        ("--nodes=2 --ntasks-per-node=4", "--ntasks=8", 2, 4, 0),
+        ("--nodes=2 --gres=gpu:8", "--gres=gpu:2", 2, 1, 2),
+        ("--nodes=4", "-w n[1-2]", 2, 1, 0),
+    ],
+)
+def test_a_step_inherits_the_job_and_overrides_it(
+    job: str, srun: str, nodes: int, tasks_per_node: int, gpus_per_node: int
+) -> None:
+    step = geometry(job).step(geometry(srun).options.values())
+    assert (step.nodes, step.tasks_per_node, step.gpus_per_node) == (nodes, tasks_per_node, gpus_per_node)
+
+
+@pytest.mark.parametrize(
+    ("options", "hides"),
+    [
+        ("--gpus-per-node=4", None),
+        ("--gpus-per-task=1", "gpus-per-task"),
+        ("--gpus-per-task=1 --gpu-bind=none", None),
+        ("--gpus-per-node=4 --gpu-bind=single:1", "gpu-bind"),
+        ("--gpus-per-node=4 --gpu-bind=verbose,closest", "gpu-bind"),
+        ("--tres-per-task=gres/gpu:1", "tres-per-task"),
+        ("--tres-per-task=gres/gpu:1 --tres-bind=gres/gpu:none", None),
+    ],
+)
+def test_some_options_hide_gpus_from_tasks(options: str, hides: str | None) -> None:
+    found = geometry(options).isolation
+    assert (found.name if found else None) == hides
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [
+        ("", ()),
+        ("n1", ("n1",)),
+        ("n[1-3]", ("n1", "n2", "n3")),
+        ("n[01-02,10],login", ("n01", "n02", "n10", "login")),
+        ("r[1-2]n[1-2]", ("r1n1", "r1n2", "r2n1", "r2n2")),
+        ("n[1-", ()),
+        ("n[a-b]", ()),
+        ("$NODES", ()),
+        ("n[1-999999999]", ()),
+    ],
+)
+def test_host_lists_are_expanded(text: str, hosts: tuple[str, ...]) -> None:
+    assert expand_hosts(text) == hosts

@@ -1,0 +1,177 @@
+"""The rules against scripts: mistakes are found at their lines, near misses and correct scripts are not."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from bench.findings import Finding, Severity
+from bench.lint import lint_script, rules
+
+FIXTURES = Path(__file__).parent / "fixtures"
+BAD = sorted((FIXTURES / "bad").glob("*.sbatch"))
+NEAR = sorted((FIXTURES / "near").glob("*.sbatch"))
+GOOD = sorted((FIXTURES / "good").glob("*.sbatch"))
+EXPECTED = re.compile(r"# expect: (\S+) \| (.*)")
+
+ALL_RULES = """
+backend-device-mismatch crlf-script gpu-per-task-isolation hardcoded-host hardcoded-port lightning-under-torchrun
+loopback-master-addr malformed-directive missing-gpu-request missing-srun ntasks-conflict ntasks-not-per-node
+ntasks-per-node-ignored one-launcher-per-gpu port-octal-arithmetic rank-expanded-early sbatch-after-command
+sequential-sruns shell-syntax srun-cpus-not-inherited stray-command task-gpu-mismatch undefined-variable
+""".split()
+
+
+def read(path: Path) -> str:
+    return path.read_bytes().decode("utf-8")
+
+
+def expected_in(text: str) -> Counter[tuple[str, int]]:
+    """Return (rule, line) of the expectations, which name the start of a line's text."""
+    lines = text.replace("\r", "").split("\n")
+    found: Counter[tuple[str, int]] = Counter()
+    for line in lines:
+        match = EXPECTED.fullmatch(line)
+        if match:
+            rule, start = match.groups()
+            places = [
+                n
+                for n, other in enumerate(lines, 1)
+                if other.strip().startswith(start) and "# expect" not in other
+            ]
+            assert places, f"no line starts with {start!r}"
+            found[rule, places[0]] += 1
+    return found
+
+
+def lint(path: Path) -> list[Finding]:
+    return lint_script(read(path), path=path.name)
+
+
+@pytest.mark.parametrize("path", BAD, ids=lambda path: path.stem)
+def test_each_mistake_is_found_at_its_line_and_nothing_else(path: Path) -> None:
+    expected = expected_in(read(path))
+    assert path.stem.partition("--")[0] in {rule for rule, _ in expected}
+    assert Counter((finding.rule, finding.line) for finding in lint(path)) == expected
+
+
+@pytest.mark.parametrize("path", NEAR, ids=lambda path: path.stem)
+def test_a_near_miss_is_left_alone(path: Path) -> None:
+    rule = path.stem.partition("--")[0]
+    assert [str(finding) for finding in lint(path) if finding.rule == rule] == []
+    assert [str(finding) for finding in lint(path) if finding.severity is Severity.ERROR] == []
+
+
+@pytest.mark.parametrize("path", GOOD, ids=lambda path: path.stem)
+def test_a_correct_script_gets_neither_error_nor_warning(path: Path) -> None:
+    assert [str(finding) for finding in lint(path) if finding.severity is not Severity.INFO] == []
+
+
+def test_there_are_enough_correct_scripts() -> None:
+    assert len(GOOD) >= 40
+
+
+def test_every_rule_has_a_bad_script_and_a_near_miss() -> None:
+    assert {path.stem.partition("--")[0] for path in BAD} == set(ALL_RULES)
+    assert {path.stem.partition("--")[0] for path in NEAR} == set(ALL_RULES)
+
+
+def test_the_rules_are_these_and_documented() -> None:
+    assert [rule.name for rule in rules()] == ALL_RULES
+    for rule in rules():
+        assert "\nBad:\n" in rule.doc, rule.name
+        assert "\nGood:\n" in rule.doc, rule.name
+
+
+def test_infos_are_infos() -> None:
+    infos = {rule.name for rule in rules() if rule.severity is Severity.INFO}
+    assert infos == {
+        "hardcoded-port",
+        "lightning-under-torchrun",
+        "missing-gpu-request",
+        "srun-cpus-not-inherited",
+    }
+
+
+def test_the_failing_script_of_four_nodes_is_explained() -> None:
+    path = FIXTURES / "bad" / "missing-srun--mission.sbatch"
+    (finding,) = lint(path)
+    assert finding == Finding(
+        path=path.name,
+        line=15,
+        rule="missing-srun",
+        severity=Severity.ERROR,
+        message=(
+            "only the first node runs this: 1 of 16 processes will join, "
+            "and the job ends after the store's time-out"
+        ),
+        remedy="put srun before the command: one process for each task",
+        replacement="srun python run_training_dense.py --epochs 3",
+    )
+
+
+def test_findings_come_by_line_and_the_worst_of_a_line_first() -> None:
+    text = read(FIXTURES / "bad" / "malformed-directive--many.sbatch")
+    lines = [finding.line for finding in lint_script(text, path="x")]
+    assert lines == sorted(lines)
+    text = "#!/bin/bash\n#SBATCH --nodes=2 --ntasks-per-node=1 --cpus-per-task=4\nsrun torchrun --nnodes=2 x.py\n"
+    assert [(f.severity, f.rule) for f in lint_script(text, path="x")] == [
+        (Severity.ERROR, "loopback-master-addr"),
+        (Severity.INFO, "srun-cpus-not-inherited"),
+    ]
+
+
+def test_options_given_to_sbatch_override_directives() -> None:
+    text = "#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --ntasks-per-node=4 --gpus-per-node=4\npython train.py\n"
+    assert lint_script(text, path="x") == []
+    (finding,) = lint_script(text, path="x", arguments=["--nodes=2"])
+    assert (finding.rule, finding.line) == ("missing-srun", 4)
+    assert "1 of 8 processes" in finding.message
+    assert lint_script(text, path="x", arguments=["-N", "1"]) == []
+
+
+def test_directives_are_replaced_where_numbers_must_agree() -> None:
+    replaced = {
+        "gpu-per-task-isolation--directive": "#SBATCH --gpus-per-node=4",
+        "one-launcher-per-gpu--directive": "#SBATCH --ntasks-per-node=1",
+        "one-launcher-per-gpu--ntasks": "#SBATCH --ntasks-per-node=1",
+        "ntasks-not-per-node--two-nodes": "#SBATCH --ntasks-per-node=4",
+        "ntasks-conflict--less": "#SBATCH --ntasks=8",
+    }
+    for stem, line in replaced.items():
+        assert line in [finding.replacement for finding in lint(FIXTURES / "bad" / f"{stem}.sbatch")]
+
+
+@pytest.mark.parametrize("path", BAD, ids=lambda path: path.stem)
+def test_a_replacement_mends_what_it_is_for(path: Path) -> None:
+    text = read(path)
+    for finding in lint(path):
+        if finding.replacement is None:
+            continue
+        lines = text.split("\n")
+        lines[finding.line - 1] = finding.replacement
+        after = lint_script("\n".join(lines), path=path.name)
+        assert (finding.rule, finding.line) not in {(other.rule, other.line) for other in after}
+
+
+@pytest.mark.parametrize(
+    ("shebang", "is_shell"),
+    [
+        ("#!/bin/bash", True),
+        ("#!/usr/bin/env bash", True),
+        ("#!/usr/bin/env -S bash -l", True),
+        ("#! /bin/sh -e", True),
+        ("", True),
+        ("#!/bin/csh", False),
+        ("#!/bin/tcsh -f", False),
+        ("#!/usr/bin/env python3", False),
+        ("#!/usr/bin/perl", False),
+    ],
+)
+def test_commands_are_judged_only_where_a_shell_like_bash_runs_them(shebang: str, is_shell: bool) -> None:
+    text = f"{shebang}\n#SBATCH --nodes=2\n#SBATCH --time=1h\npython train.py\n"
+    found = {finding.rule for finding in lint_script(text, path="x")}
+    assert found == ({"malformed-directive", "missing-srun"} if is_shell else {"malformed-directive"})
