@@ -16,7 +16,8 @@ _PEER_LOST = re.compile(
     re.IGNORECASE,
 )
 _TIMED_OUT = re.compile(r"timed? ?out", re.IGNORECASE)
-_GLOO_OR_NCCL = re.compile(r"gloo|nccl|c10d|store", re.IGNORECASE)
+# "Application timeout caused pair closure" is gloo's too, and does not say so.
+_GLOO_OR_NCCL = re.compile(r"gloo|nccl|c10d|store|pair closure", re.IGNORECASE)
 
 
 class WorkloadError(BenchError):

@@ -214,7 +214,7 @@ def test_only_chooses_by_name_and_by_property(tmp_path):
     done = bench("submit", "--dry-run", "--only", "wrold_size=2", cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr.startswith(
-        "error: --only: unknown key 'wrold_size'; allowed: nodes, tasks_per_node, world_size, "
+        "error: --only: unknown key 'wrold_size'; allowed: nodes, tasks_per_node, gpus_per_node, "
     )
     assert not (tmp_path / "results/tiny/runs").exists(), "a dry run leaves nothing"
 
