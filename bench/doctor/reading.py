@@ -26,6 +26,10 @@ ABOVE = 12
 BELOW = 64
 #: Lines of one shape that are looked at; of the others, only the last.
 SHAPE_LIMIT = 64
+#: Lines that are looked at whatever they say; beyond, only those whose known words are rare so far.
+#: No log of a real job comes near: it repeats its shapes.
+LOOK_LIMIT = 10_000
+RARE = 8
 #: Shapes that are remembered; a log with more repeats little, so forgetting costs little.
 REMEMBERED_SHAPES = 100_000
 
@@ -95,6 +99,8 @@ class LineFilter:
         self._keys = keys
         self._vocabulary = vocabulary
         self._looked_at: dict[bytes, int] = {}
+        self._looks = 0
+        self._seen: dict[frozenset[bytes], int] = {}
         self.skipped_last: dict[bytes, tuple[int, bytes]] = {}
 
     def select(self, passage: Passage, begin: int, end: int) -> Iterator[tuple[int, frozenset[bytes]]]:
@@ -111,11 +117,21 @@ class LineFilter:
             words = shape.split()
             if keys.isdisjoint(words):
                 looked_at[shape] = -1
-            else:
-                looked_at[shape] = count + 1
-                yield index, vocabulary.intersection(words)
+                continue
+            looked_at[shape] = count + 1
+            known = vocabulary.intersection(words)
+            if self._is_worth_it(known):
+                yield index, known
+            else:  # of these, too, the last is kept
+                self.skipped_last[b" ".join(sorted(known))] = (passage.numbers[index], passage.pieces[index])
         if len(looked_at) >= REMEMBERED_SHAPES:
             looked_at.clear()
+
+    def _is_worth_it(self, known: frozenset[bytes]) -> bool:
+        """Whether a line with these known words is looked at, however different its other words are."""
+        self._looks += 1
+        self._seen[known] = self._seen.get(known, 0) + 1
+        return self._looks <= LOOK_LIMIT or self._seen[known] <= RARE
 
     def words_of(self, piece: bytes) -> frozenset[bytes]:
         """Return the known words of a line."""
