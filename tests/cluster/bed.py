@@ -118,10 +118,11 @@ class Cluster:
         for machine in self._machines.values():
             machine.kill()
         self._machines.clear()
-        self.network.remove()
         _remove_cgroups(self._cgroup)
         if (self.folder / ".bench-cluster").exists():  # never a folder that is not ours
-            shutil.rmtree(self.folder)
+            wait_for(partial(_emptied, self.folder), what=f"the removal of {self.folder}", timeout_s=10)
+        # Last: who takes the slot next finds nothing of this cluster.
+        self.network.remove()
 
     def _build(self, *, owner: Process | None) -> None:
         self._make_folder()
@@ -441,6 +442,12 @@ def _only_one(name: str) -> Iterator[None]:
 
 def _tail(log: Path) -> list[str]:
     return log.read_text(errors="replace").splitlines()[-12:]
+
+
+def _emptied(folder: Path) -> bool:
+    """Remove a folder; a process that is being ended may still remove files of its own."""
+    shutil.rmtree(folder, ignore_errors=True)
+    return not folder.exists()
 
 
 def _remove_cgroups(top: Path) -> None:

@@ -111,7 +111,9 @@ class Daemons:
         node.run(["slurmd", "-N", node.name], env=self.environment)
 
     def start_sshd(self, node: Container, keys: Path) -> None:
-        """Start a node's sshd, which knows only the cluster's own key."""
+        """Start a node's sshd, which knows only the cluster's own key; one that runs goes on."""
+        if node.run(["sh", "-c", "kill -0 $(cat /run/sshd.pid)"], check=False).returncode == 0:
+            return
         options = {
             "HostKey": keys / "host",
             "AuthorizedKeysFile": keys / "user.pub",

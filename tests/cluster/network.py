@@ -48,7 +48,9 @@ class Network:
         container.run(["ip", "link", "set", "eth0", "up"])
 
     def remove(self) -> None:
-        """Delete the bridge; the veth pairs went with their machines."""
+        """Delete the bridge, and the veth pairs first: those of dead machines go a while after them."""
+        for port in Path(f"/sys/class/net/{self.bridge}/brif").glob("*"):
+            run(["ip", "link", "delete", port.name], check=False)
         run(["ip", "link", "delete", self.bridge], check=False)
 
 
