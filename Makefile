@@ -11,15 +11,18 @@ help:
 	@echo "make test       set up and run every test"
 	@echo "make check      ruff, mypy, layers and docs"
 	@echo "make benchmark  print the ratios that docs/benchmarks.md speaks of"
-	@echo "make campaign   kill bench submit 50 times on the test cluster, and count the jobs"
+	@echo "make campaign   kill bench submit 50 times on the test cluster; bring about every fault"
 	@echo "make cluster    a real Slurm on this machine (make cluster-down ends it)"
 	@echo "make clean      remove what these made (results/ stays)"
 
 demo: setup
 	$(BIN)/bench run smoke_cpu
 
+# Three at a time: tests on the cluster wait more than they compute. Then those that compare times, one
+# by one (pytest says 5 where TESTS holds none of a kind).
 test: setup-tests
-	$(BIN)/python -m pytest $(TESTS)
+	$(BIN)/python -m pytest -n 3 --dist loadscope -m "not alone" $(TESTS) || [ $$? = 5 ]
+	$(BIN)/python -m pytest -m alone $(TESTS) || [ $$? = 5 ]
 
 check: setup-tests
 	$(BIN)/ruff check .
@@ -29,11 +32,14 @@ check: setup-tests
 
 # Ratios of interleaved rounds, best on a quiet machine; docs/benchmarks.md says what they mean.
 benchmark: setup-tests
-	for name in plan overhead report submit; do echo "== $$name"; $(BIN)/python benchmarks/$$name.py || exit 1; done
+	failed=0; for name in plan overhead recorder report submit status; do \
+	  echo "== $$name"; $(BIN)/python benchmarks/$$name.py || failed=1; done; exit $$failed
 
-# Long: bench submit is killed 50 times at random moments, on the test cluster.
+# Long, on the test cluster: bench submit is killed 50 times at random moments; every fault a run can meet.
 campaign: setup-tests
 	$(BIN)/python benchmarks/campaign_submit.py
+	$(BIN)/python benchmarks/campaign_faults.py
+	$(BIN)/python benchmarks/campaign_statistics.py
 
 # A real Slurm of four nodes on this machine, to play with (root, Debian).
 cluster: setup-tests

@@ -15,7 +15,8 @@ from analysis.wording import clean, count, listed, one_line
 from bench.layout import RunFolder, StudyFolder
 from bench.ledger import RunState
 
-#: Columns of the frame of runs, one row per planned run, about its latest attempt.
+#: Columns of the frame of runs, one row per planned run, about its latest attempt. ``allocation``
+#: is ``job`` (the run had a job of its own) or ``pack`` (it shared one, ``job_id``, with others).
 RUNS_COLUMNS = (
     "run_id",
     "cell_id",
@@ -27,11 +28,12 @@ RUNS_COLUMNS = (
     "failure_class",
     "exit_code",
     "job_id",
+    "allocation",
     "submitted_at",
     "started_at",
     "ended_at",
 )
-_TEXTS = ("failure_class", "job_id")
+_TEXTS = ("failure_class", "job_id", "allocation")
 _TIMES = ("submitted_at", "started_at", "ended_at")
 _STATES = frozenset(str(state) for state in RunState)
 # Of thousands of runs, paths are put together as texts: pathlib would take a third of the loading.
@@ -91,11 +93,16 @@ def _record(run_id: str, path: str | None, *, tried: bool) -> tuple[Any, ...]:
     if not isinstance(state, str) or state not in _STATES:
         odd = f"run.json gives the state {one_line(state, limit=40)!r}, which is none of bench's"
         state, reason = str(RunState.UNKNOWN), f"{odd}; {reason}" if reason else odd
-    failure_class, job_id = (one_line(v) if (v := content.get(k)) is not None else None for k in _TEXTS)
+    failure_class, job_id = (
+        one_line(v) if (v := content.get(k)) is not None else None for k in ("failure_class", "job_id")
+    )
+    how = content.get("allocation")
+    kind = how.get("kind") if isinstance(how, Mapping) else None
+    kind = kind if kind in ("job", "pack") else None
     exit_code = content.get("exit_code")
     exit_code = exit_code if isinstance(exit_code, int) and abs(exit_code) < 2**31 else None
     times = (t if isinstance(t := content.get(k), str) else None for k in _TIMES)
-    return (state, reason, failure_class, exit_code, job_id, *times)
+    return (state, reason, failure_class, exit_code, job_id, kind, *times)
 
 
 def _told(content: Mapping[str, Any]) -> str:

@@ -271,10 +271,10 @@ def legend_lines(names: Sequence[str]) -> int:
 def _mean_tip(curve: Curve, label: str, row: dict[Hashable, Any]) -> str:
     value, low, high = (float(row[name]) for name in (curve.column, curve.low, curve.high))
     ranks = count(int(row["gpus"]), "rank")
-    place = f"{row['nodes']} × {row['gpus_per_node']}"
+    place = f" ({row['nodes']} × {row['gpus_per_node']})" if row["gpus_per_node"] else ""
     words = f"{curve.words(value)} {curve.bounds(low, high)}".strip()
     base = ", the baseline" if row["is_base"] and curve.kind != "throughput" else ""
-    return f"{label}\n{ranks} ({place}): {words}{base}\n{count(int(row['n']), 'run')}"
+    return f"{label}\n{ranks}{place}: {words}{base}\n{count(int(row['n']), 'run')}"
 
 
 def _run_tip(curve: Curve, label: str, run: Any) -> str:

@@ -18,7 +18,8 @@ MAX_READ = 500
 _MAX_VALUES = 4
 _MAX_HOSTS = 64
 
-_FACTS = (
+#: What env.json says of a run's software and hardware: label and key.
+FACTS = (
     ("bench", "bench_version"),
     ("PyTorch", "torch"),
     ("Python", "python"),
@@ -31,12 +32,14 @@ _FACTS = (
     ("Parameters", "parameters"),
     ("Gradients", "gradient_bytes"),
 )
-_TRANSPORT = (
+#: The same of its ``transport``.
+TRANSPORT = (
     ("Interface", "interface"),
     ("Network", "network"),
     ("Algorithm", "algorithm"),
     ("Transport version", "version"),
     ("GPUDirect", "gpudirect"),
+    ("Within a host", "within_host"),
 )
 
 
@@ -100,15 +103,17 @@ class Environment:
 def describe_environment(study: Study) -> Environment:
     """Return the environment of the study's runs, from every env.json or from a sample of them."""
     tried = [place for place, folder in enumerate(study.attempts) if folder is not None]
-    chosen = _sample(study, tried)
+    chosen = sampled(study, tried)
     run_ids = study.runs["run_id"].iloc[chosen]
     envs = list(study.envs_of(run_ids).values())
     found = Environment(read=len(envs), asked=len(chosen), started=len(tried))
-    for label, key in _FACTS:
-        _add_fact(found, label, [_value(env, key) for env in envs])
+    for label, key in FACTS:
+        _add_fact(found, label, [value_of(env, key) for env in envs])
     transports = [env.get("transport") for env in envs]
-    for label, key in _TRANSPORT:
-        _add_fact(found, label, [_value(t, key) if isinstance(t, dict) else None for t in transports])
+    for label, key in TRANSPORT:
+        _add_fact(found, label, [value_of(t, key) if isinstance(t, dict) else None for t in transports])
+    if way := _allocations(study):
+        found.facts.append(("Run", way))
     _add_variables(found, envs)
     _add_hosts(found, envs)
     found.crowding = _crowding(envs)
@@ -117,7 +122,21 @@ def describe_environment(study: Study) -> Environment:
     return found
 
 
-def _sample(study: Study, places: list[int]) -> list[int]:
+def _allocations(study: Study) -> str:
+    """Return in which way the runs were run, where that is known: jobs of their own, or packed into some."""
+    runs = study.runs[study.runs["started_at"].notna()]
+    own = int((runs["allocation"] == "job").sum())
+    packed = runs[runs["allocation"] == "pack"]
+    ways = []
+    if len(packed):
+        jobs = listed([f"job {job}" for job in packed["job_id"].unique()], limit=_MAX_VALUES)
+        ways.append(f"{count(len(packed), 'run')} one after another in the allocation of {jobs}")
+    if own:
+        ways.append(f"{count(own, 'run')} in a job of its own each")
+    return "; ".join(ways)
+
+
+def sampled(study: Study, places: list[int]) -> list[int]:
     """Return all places, or one run of each size, launcher and backend and others spread over the study."""
     if len(places) <= MAX_READ:
         return places
@@ -132,7 +151,8 @@ def _items(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _value(mapping: dict[str, Any], key: str) -> str | None:
+def value_of(mapping: dict[str, Any], key: str) -> str | None:
+    """Return a fact of env.json (or of its transport) as text; None where it is not known."""
     value = mapping.get(key)
     if value is None or isinstance(value, (dict, list)):
         return None
@@ -174,14 +194,15 @@ def _add_variables(found: Environment, envs: list[dict[str, Any]]) -> None:
             found.variables.append((name, listed(shown, limit=_MAX_VALUES)))
 
 
-def _hosts(env: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def hosts_of(env: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the entries of the hosts that joined a run."""
     return (host for host in _items(env.get("hosts")) if isinstance(host, dict))
 
 
 def _add_hosts(found: Environment, envs: list[dict[str, Any]]) -> None:
     hosts: Counter[tuple[str, str, str, str]] = Counter()
     for env in envs:
-        for host in _hosts(env):
+        for host in hosts_of(env):
             memory = host.get("memory_bytes")
             key = (
                 one_line(host.get("host"), limit=80),
@@ -200,7 +221,7 @@ def _crowding(envs: list[dict[str, Any]]) -> Crowding | None:
     worst: tuple[float, int, int, bool] | None = None
     sizes: set[int] = set()
     for env in envs:
-        hosts = list(_hosts(env))
+        hosts = list(hosts_of(env))
         for host in hosts:
             ranks, cores = host.get("ranks_here"), host.get("cores")
             if not (isinstance(ranks, int) and isinstance(cores, int)) or cores < 1 or ranks <= cores:

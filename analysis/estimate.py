@@ -109,13 +109,19 @@ def ratio_interval(top: LogMoments, bottom: LogMoments, *, level: float = LEVEL)
     (B. L. Welch, Biometrika 34, 1947).
     """
     enough = (top.n >= MIN_RUNS) & (bottom.n >= MIN_RUNS)
+    centre, error, freedom = welch(top, bottom)
+    with np.errstate(invalid="ignore"):
+        half = np.where(error > 0, _t_quantile(freedom, level) * error, 0.0)
+        low, high = np.exp(centre - half), np.exp(centre + half)
+    return np.where(enough, low, np.nan), np.where(enough, high, np.nan)
+
+
+def welch(top: LogMoments, bottom: LogMoments) -> tuple[Floats, Floats, Floats]:
+    """Return the differences of the mean logarithms, their standard errors and degrees of freedom."""
     with np.errstate(divide="ignore", invalid="ignore"):
         a, b = top.variance / top.n, bottom.variance / bottom.n
         freedom = (a + b) ** 2 / (a**2 / (top.n - 1) + b**2 / (bottom.n - 1))
-        half = np.where(a + b > 0, _t_quantile(freedom, level) * np.sqrt(a + b), 0.0)
-        centre = top.mean - bottom.mean
-        low, high = np.exp(centre - half), np.exp(centre + half)
-    return np.where(enough, low, np.nan), np.where(enough, high, np.nan)
+    return top.mean - bottom.mean, np.sqrt(a + b), freedom
 
 
 def _t_quantile(freedom: Floats, level: float) -> Floats:

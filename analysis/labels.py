@@ -17,7 +17,7 @@ def series_parts(plan: dict[str, Any]) -> dict[str, dict[str, str]]:
         mode = one_line(series.get("mode"), limit=20)
         known = {
             "mode": mode,
-            "batch": f"{size} per rank" if mode == "weak" else f"batch {size}",
+            "batch": "" if not size else f"{size} per rank" if mode == "weak" else f"batch {size}",
             "backend": one_line(series.get("backend"), limit=30),
             "launcher": one_line(series.get("launcher"), limit=30),
         }

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.wording import MISSING, fraction, interval, number, one_line, whole
+from analysis.wording import MISSING, fraction, interval, known, number, one_line, whole
 from bench.ledger import RunState
 
 #: Rows of the table that stand in the page itself; the others come from its data block.
@@ -44,6 +44,10 @@ COLUMNS = (
     Column("Step (ms)", "Time per step, that is per global batch"),
     Column("Speedup", "S = T(N₀)/T(N), for weak scaling E·N/N₀; below it the 95 % interval"),
     Column("Efficiency", "Strong: S·N₀/N. Weak: T(N₀)/T(N). Below it the 95 % interval"),
+    Column(
+        "Per doubling",
+        "Incremental efficiency: of the step from the size below it, per doubling; 0.75 is 1.5 times as fast",
+    ),
     Column("LB", "Load balance: mean useful time of the ranks over the greatest"),
     Column("CommE", "Communication efficiency: greatest useful time over the step's time"),
     Column("PE", "Parallel efficiency: LB · CommE"),
@@ -61,6 +65,11 @@ _STATE_WORDS = {
 }
 
 
+def row_state(state: object) -> str:
+    """Return the state of a cell without a value, in words."""
+    return _STATE_WORDS.get(str(state), str(state))
+
+
 def place_of(name: str) -> int:
     """Return the place of a column in the table."""
     return next(place for place, column in enumerate(COLUMNS) if column.name == name)
@@ -73,13 +82,13 @@ def table_rows(rows: pd.DataFrame, *, labels: dict[str, str]) -> list[list[Table
 
 def _table_row(row: dict[Any, Any], labels: dict[str, str]) -> list[TableCell]:
     bounds = [fraction(row[name]) for name in ("efficiency_low", "efficiency_high")]
-    size = f"{row['nodes']} × {row['gpus_per_node']}"
+    size = f"{row['nodes']} × {row['gpus_per_node']}" if row["gpus_per_node"] else ""
     return [
         row["cell_id"],
         labels[row["series"]],
         row["mode"] or MISSING,
-        (whole(row["gpus"]), size),
-        (whole(row["global_batch"]), f"{whole(row['per_gpu_batch'])} per rank"),
+        _two(whole(row["gpus"]), size),
+        _two(whole(row["global_batch"]), _per_rank(row["per_gpu_batch"])),
         row["state"],
         _two(str(row["n"]), f"of {row['runs']}" if row["n"] < row["runs"] else ""),
         _two(
@@ -88,6 +97,7 @@ def _table_row(row: dict[Any, Any], labels: dict[str, str]) -> list[TableCell]:
         number(1000 * row["step_time_sec"]),
         _two(number(row["speedup"], digits=3), interval(row["speedup_low"], row["speedup_high"], digits=3)),
         _two(fraction(row["efficiency"]), f"[{bounds[0]}, {bounds[1]}]" if bounds[0] != MISSING else ""),
+        _two(fraction(row["incremental_efficiency"]), _from(row["incremental_from"])),
         fraction(row["load_balance"]),
         fraction(row["comm_efficiency"]),
         fraction(row["pop_parallel_efficiency"]),
@@ -96,6 +106,14 @@ def _table_row(row: dict[Any, Any], labels: dict[str, str]) -> list[TableCell]:
         number(row["node_hours"], digits=3),
         one_line(row["reason"], limit=240),
     ]
+
+
+def _from(size: float) -> str:
+    return f"from {whole(size)}" if known(size) else ""
+
+
+def _per_rank(batch: float) -> str:
+    return f"{whole(batch)} per rank" if known(batch) else ""
 
 
 def _two(text: str, below: str) -> TableCell:

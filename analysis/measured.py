@@ -13,7 +13,7 @@ from analysis.load import Study
 from analysis.wording import number
 from bench.ledger import RunState
 
-#: What a cell is; the other columns of ``cells`` and ``members`` are carried along.
+#: What a cell is; ``gpus_per_node`` is an empty text where a table does not tell the nodes.
 SIZE_COLUMNS = ("nodes", "gpus_per_node", "gpus", "global_batch", "per_gpu_batch")
 
 
@@ -22,17 +22,25 @@ class Frames:
     """Planned cells, their series, and all runs with what they measured.
 
     Attributes:
-        cells: one row per cell: ``cell_id, launcher, backend`` and :data:`SIZE_COLUMNS`.
+        cells: one row per cell: ``cell_id, launcher, backend`` and :data:`SIZE_COLUMNS`; ``ddp`` is
+            false where a single rank ran without DDP (left out: with).
         members: one row per cell and series: ``cell_id, series, mode``.
         runs: one row per planned run: ``run_id, cell_id, state, reason, failure_class``;
             ``measured`` (completed, with a throughput: the runs that count),
-            ``throughput_samples_per_sec, step_time_sec, wall_s, outlier`` and the columns of
+            ``throughput_samples_per_sec, step_time_sec, wall_s, outlier``, ``rate`` (the throughput,
+            also where a table does not tell its unit), ``unit`` (samples that it counted over those
+            planned; NaN where it does not tell) and the columns of
             :func:`analysis.decompose.run_parts`.
+        labelled_by: who gave the series their mode, in words.
+        to_train: series whose times are those of a whole training: they include convergence,
+            so that a ratio of them is no parallel efficiency.
     """
 
     cells: pd.DataFrame
     members: pd.DataFrame
     runs: pd.DataFrame
+    labelled_by: str = "the plan"
+    to_train: frozenset[str] = frozenset()
 
 
 def measure(study: Study) -> Frames:
@@ -49,11 +57,21 @@ def measure(study: Study) -> Frames:
     runs["measured"] = completed & runs["throughput_samples_per_sec"].notna()
     batch = study.cells.set_index("cell_id")["global_batch"].reindex(runs["cell_id"]).to_numpy(dtype=float)
     runs["step_time_sec"] = batch / runs["throughput_samples_per_sec"]
+    runs["unit"] = runs["samples"] / runs["steps"] / batch
     runs["wall_s"] = (runs["ended_at"] - runs["started_at"]).dt.total_seconds().where(lambda s: s >= 0)
     counted = runs["throughput_samples_per_sec"].where(runs["measured"])
+    runs["rate"] = runs["throughput_samples_per_sec"]
     runs["outlier"] = outliers(counted, by=runs["cell_id"])
     runs["reason"] = _reasons(runs, batch)
-    return Frames(study.cells, study.members, runs)
+    return Frames(study.cells.assign(ddp=_with_ddp(study)), study.members, runs)
+
+
+def _with_ddp(study: Study) -> list[bool]:
+    """Return by cell whether its ranks run under DDP: one rank alone can do without (``ddp: false``)."""
+    options = [cell.get("workload") for cell in study.plan.get("cells") or []]
+    if len(options) != len(study.cells):
+        return [True] * len(study.cells)
+    return [not isinstance(own, dict) or own.get("ddp") is not False for own in options]
 
 
 def _reasons(runs: pd.DataFrame, batch: np.ndarray[tuple[int], np.dtype[np.float64]]) -> pd.Series:
@@ -114,6 +132,7 @@ def _runs_of_points(frame: pd.DataFrame) -> pd.DataFrame:
         runs["throughput_samples_per_sec"]
     )
     runs["step_time_sec"] = frame["global_batch"] / runs["throughput_samples_per_sec"]
+    runs["rate"] = runs["throughput_samples_per_sec"]
     runs["outlier"] = outliers(runs["throughput_samples_per_sec"], by=runs["cell_id"])
-    missing = pd.DataFrame(np.nan, index=runs.index, columns=["wall_s", *PARTS, "exposed", *TIMES])
+    missing = pd.DataFrame(np.nan, index=runs.index, columns=["unit", "wall_s", *PARTS, "exposed", *TIMES])
     return pd.concat([runs, missing], axis=1).assign(parts_known=False)

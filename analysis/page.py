@@ -4,23 +4,32 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 
+from analysis.anomalies import anomalies
+from analysis.citation import citation, matrix_digest
+from analysis.drawing import Drawing
 from analysis.environment import Environment
-from analysis.figures import Drawing
 from analysis.labels import series_parts, short_labels
+from analysis.laws_probes import fabrics
+from analysis.laws_words import LAW_HEADINGS, PARAMETER_HEADINGS, PREDICTION_HEADINGS, law_views
 from analysis.listing import COLUMNS, MAX_ROWS, STATIC_ROWS, place_of, runs_context, states, table_rows
 from analysis.load import Study
 from analysis.measured import Frames
+from analysis.rank_view import MAX_NODES_LISTED, NODE_HEADINGS, Ranks, node_table
 from analysis.scaling import GUIDE
-from analysis.summary import certainty, find
+from analysis.stragglers import alert
+from analysis.summary import certainty, find, nothing_to_tell
+from analysis.two_axes import GRID_HEADINGS, Grid, grid_table, grids, two_axes
 from analysis.wording import MISSING, clean, count, listed, one_line
 
 MAX_MATRIX_CHARACTERS = 100_000
+#: Of how many runs ranks.csv is read in search of a slow node.
+MAX_RUNS_READ = 300
 
 
 @dataclass(frozen=True)
@@ -31,26 +40,42 @@ class Section:
     formula: str
     baselines: str
     figures: list[Drawing]
+    axes: list[tuple[str, list[list[str]]]]
 
 
 def page_context(
-    study: Study, frames: Frames, rows: pd.DataFrame, drawings: Sequence[Drawing], environment: Environment
+    study: Study,
+    frames: Frames,
+    rows: pd.DataFrame,
+    drawings: Sequence[Drawing],
+    environment: Environment,
+    ranks: Ranks | None,
 ) -> dict[str, Any]:
     """Return the values that the template lays out; all texts are unescaped."""
     parts = series_parts(study.plan)
     labels, shared = short_labels(parts, dict.fromkeys(rows["series"]))
-    findings = find(
-        rows, labels={series: _with_mode(parts, series, label) for series, label in labels.items()}
-    )
     table = table_rows(rows.head(MAX_ROWS), labels=labels)
+    named = {series: _with_mode(parts, series, label) for series, label in labels.items()}
+    findings = find(rows, labels=named)
     return {
         "name": study.name,
         "lead": _lead(study, frames, environment),
         "shared": shared,
-        "alerts": _alerts(frames, environment),
+        "alerts": [*_alerts(frames, environment), *filter(None, [alert(study)])],
         "findings": findings,
+        "no_finding": nothing_to_tell(rows),
+        "anomalies": anomalies(rows, frames, ranks=_some_ranks(study, frames)),
+        "laws": law_views(rows, frames, labels=named, fabrics=fabrics(study, rows)),
+        "law_headings": LAW_HEADINGS,
+        "parameter_headings": PARAMETER_HEADINGS,
+        "prediction_headings": PREDICTION_HEADINGS,
         "certainty": certainty(rows),
-        "sections": _sections(rows, drawings),
+        "topics": _topics(drawings),
+        "nodes": node_table(ranks) if ranks is not None else [],
+        "node_headings": NODE_HEADINGS,
+        "nodes_left_out": max(0, len(ranks.by_host) - MAX_NODES_LISTED) if ranks is not None else 0,
+        "sections": _sections(rows, drawings, grids(two_axes(rows), parts)),
+        "axes_headings": GRID_HEADINGS,
         "columns": COLUMNS,
         "rows": table[:STATIC_ROWS],
         "total_rows": len(table),
@@ -66,7 +91,9 @@ def page_context(
         "warnings": [one_line(text, limit=500) for text in study.plan.get("warnings") or []],
         "environment": environment,
         "matrix": _matrix(study),
+        "table": study.plan.get("table"),
         "reproduce": _reproduce(study),
+        "citation": citation(study, frames, environment),
         "plan_facts": plan_facts(study),
         "missing": MISSING,
     }
@@ -85,6 +112,13 @@ def _with_mode(parts: dict[str, dict[str, str]], series: str, label: str) -> str
     return f"{mode.capitalize()} scaling, {label}" if mode else label
 
 
+def _some_ranks(study: Study, frames: Frames) -> pd.DataFrame:
+    """Return the rows of ranks.csv of runs over several nodes, of a very large study of the first ones."""
+    wide = set(frames.cells.loc[frames.cells["nodes"] > 1, "cell_id"])
+    runs = frames.runs[frames.runs["measured"] & frames.runs["cell_id"].isin(wide)]
+    return study.ranks_of(runs["run_id"].head(MAX_RUNS_READ))
+
+
 # -- top of the page ------------------------------------------------------------------
 
 
@@ -92,6 +126,9 @@ def _lead(study: Study, frames: Frames, environment: Environment) -> str:
     """Return in a sentence or two what was measured, on what, and when."""
     runs = frames.runs
     done = int(runs["measured"].sum())
+    if table := study.plan.get("table"):
+        cells = count(len(study.cells), "cell")
+        return f"{cells} from {count(table['rows'], 'row')} of {one_line(table['name'])}, measured elsewhere."
     facts = dict(environment.facts)
     cells = count(len(study.cells), "cell").capitalize()
     text = f"{cells}, {done:,} of {count(len(runs), 'run')} completed"
@@ -145,7 +182,9 @@ def _alerts(frames: Frames, environment: Environment) -> list[tuple[str, str]]:
     return alerts
 
 
-def _sections(rows: pd.DataFrame, drawings: Iterable[Drawing]) -> list[Section]:
+def _sections(
+    rows: pd.DataFrame, drawings: Iterable[Drawing], with_two_axes: Mapping[str, Grid]
+) -> list[Section]:
     drawings = list(drawings)
     texts = {
         "strong": ("Strong scaling", "The global batch is constant: S = T(N₀)/T(N), E = S·N₀/N."),
@@ -155,35 +194,65 @@ def _sections(rows: pd.DataFrame, drawings: Iterable[Drawing]) -> list[Section]:
             "Neither batch is constant over these series: they have no efficiency.",
         ),
     }
+    if rows.loc[rows["mode"] == "", "to_train"].all():
+        texts[""] = (
+            "Time to train",
+            "S = T(N₀)/T(N) of whole trainings, convergence included: no efficiency.",
+        )
     sections = []
     for regime, (title, formula) in texts.items():
-        own = [drawing for drawing in drawings if drawing.regime == regime]
+        own = [drawing for drawing in drawings if drawing.topic == "scaling" and drawing.regime == regime]
         if own:
             based = rows[(rows["mode"] == regime) & (rows["baseline"] != "")]
             names = listed(list(dict.fromkeys(based["baseline"])), limit=4)
-            sections.append(Section(title, formula, names, own))
+            axes = grid_table(with_two_axes[regime]) if regime in with_two_axes else []
+            sections.append(Section(title, formula, names, own, axes))
     return sections
+
+
+def _topics(drawings: Iterable[Drawing]) -> dict[str, list[tuple[str, Drawing]]]:
+    """Return the figures of each other part of the page, with the regime where a topic has several."""
+    topics: dict[str, list[tuple[str, Drawing]]] = {"time": [], "communication": [], "steps": [], "ranks": []}
+    for drawing in drawings:
+        if drawing.topic in topics:
+            regime = f"{drawing.regime.capitalize()} scaling: " if drawing.regime else ""
+            topics[drawing.topic].append((regime, drawing))
+    return topics
 
 
 # -- foot of the page -----------------------------------------------------------------
 
 
 def _matrix(study: Study) -> str:
+    """Return what was asked for: the matrix, or the table that was measured elsewhere."""
+    if table := study.plan.get("table"):
+        return _shortened(clean(table["text"]), "the table")
     try:
         text = study.folder.matrix.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
-    text = clean(text)
-    if len(text) > MAX_MATRIX_CHARACTERS:
-        return f"{text[:MAX_MATRIX_CHARACTERS]}\n… the rest is in matrix.yaml"
-    return text
+    return _shortened(clean(text), "matrix.yaml")
+
+
+def _shortened(text: str, name: str) -> str:
+    if len(text) <= MAX_MATRIX_CHARACTERS:
+        return text
+    return f"{text[:MAX_MATRIX_CHARACTERS]}\n… the rest is in {name}"
 
 
 def _reproduce(study: Study) -> list[tuple[str, str]]:
     """Return commands with what each does."""
+    if table := study.plan.get("table"):
+        mode = f" --mode {table['mode']}" if table.get("mode") else ""
+        command = f"bench report {shlex.quote(one_line(table['name'], limit=200))}{mode}"
+        return [(command, "writes this page and its tables and figures from the table above")]
     folder = shlex.quote(f"results/{study.name}")
+    site = " --site site.yaml" if study.plan.get("inherited") else ""
     return [
-        ("bench plan matrix.yaml", "plans the same cells, scripts and order again from the matrix above"),
+        (
+            f"bench plan matrix.yaml{site}",
+            "plans the same cells, scripts and order again from the matrix above",
+        ),
         (f"bench submit {folder}", "submits what has not been done"),
         (f"bench report {folder}", "writes this page and its tables and figures"),
     ]
@@ -192,8 +261,15 @@ def _reproduce(study: Study) -> list[tuple[str, str]]:
 def plan_facts(study: Study) -> list[tuple[str, str]]:
     """Return what fixes the study beside its matrix: version, seed, repeats, executor."""
     names = (("bench", "bench_version"), ("seed", "seed"), ("repeats", "repeats"), ("executor", "executor"))
-    return [
+    facts = [
         (label, one_line(study.plan.get(key), limit=80))
         for label, key in names
         if study.plan.get(key) is not None
     ]
+    if digest := matrix_digest(study):
+        facts.append(("SHA-256 of matrix.yaml", digest))
+    inherited = study.plan.get("inherited")
+    if isinstance(inherited, dict) and inherited:
+        taken = [f"{one_line(key, limit=80)} {one_line(value, limit=80)}" for key, value in inherited.items()]
+        facts.append(("from the site file", listed(taken, limit=20)))
+    return facts

@@ -50,3 +50,12 @@ STEP_PARTS = (
     ("transfer", "exposed communication", VERMILLION, ""),
     ("wait", "waiting for the slowest rank", ORANGE, "////"),
 )
+
+#: The factors of the efficiency, in the order they are stacked: name, colour, hatch. Colours are those
+#: of what causes each in the step's time.
+LOSS_PARTS = (
+    ("comm_efficiency", VERMILLION, ""),
+    ("load_balance", ORANGE, "////"),
+    ("data_scalability", SKY, ""),
+    ("compute_scalability", BLUE, ""),
+)

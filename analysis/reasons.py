@@ -8,9 +8,22 @@ from dataclasses import dataclass, field
 
 import pandas as pd
 
+from analysis.baselines import asked_for, sizes_of
 from analysis.measured import Frames
 from analysis.wording import count, listed, one_line
 from bench.ledger import RunState
+
+#: Why a ratio of times to train is called a speedup only.
+TO_TRAIN = (
+    "no efficiency: a time to train includes convergence, which changes with the global batch; its ratio is "
+    "a speedup, not a parallel efficiency"
+)
+
+#: Why work that was counted otherwise is not compared.
+OTHER_UNIT = (
+    "no efficiency: its runs count another unit of work than the plan's samples, or than those of the "
+    "baseline"
+)
 
 #: What a cell is called when its runs differ: the first of these that one of them has.
 _STATE_ORDER = (
@@ -41,11 +54,13 @@ def row_reasons(rows: pd.DataFrame, frames: Frames, *, asked: str | None = None)
     """Return each row's reason: missing runs, the baseline, the regime; empty where all is well."""
     runs = _about_runs(frames.runs)
     base = _about_baselines(rows, asked)
-    regime = _about_regimes(rows)
+    regime = _about_regimes(rows, labelled_by=frames.labelled_by)
     words = []
     for cell_id, place, n in zip(rows["cell_id"], rows["series_place"], rows["n"], strict=True):
         parts = (runs.get(cell_id), regime.get(place), base.get(place) if n else None)
         words.append("; ".join(part for part in parts if part))
+    for at in rows.index[rows["other_unit"]]:
+        words[at] = "; ".join(filter(None, (words[at], OTHER_UNIT)))
     return pd.Series(words, index=rows.index, dtype="str")
 
 
@@ -91,14 +106,13 @@ def _kind(state: str, failure: object) -> str:
 
 def _about_baselines(rows: pd.DataFrame, asked: str | None) -> dict[int, str]:
     """Return by series that its baseline is not the smallest planned size, or not the one asked for."""
-    sizes = [f"{nodes}x{each}" for nodes, each in zip(rows["nodes"], rows["gpus_per_node"], strict=True)]
-    based = rows.assign(size=sizes)[rows["base_place"].notna()]
+    based = rows.assign(size=sizes_of(rows))[rows["base_place"].notna()]
     words: dict[int, str] = {}
     if asked:
-        base = based[based["is_base"] & (based["cell_id"] != asked) & (based["size"] != asked)]
+        base = based[~based["base_place"].isin(rows.index[asked_for(rows, asked)])]
         told = f"the baseline asked for, {one_line(asked, limit=80)}, was not measured in this series"
         return dict.fromkeys(base["series_place"], told)
-    smaller = based[(based["gpus"] < based["base_gpus"]) & (based["n"] == 0)]
+    smaller = based[(based["gpus"] < based["base_gpus"]) & (based["n"] == 0) & based["ddp"]]
     missing: dict[int, list[str]] = {}
     for place, size in zip(smaller["series_place"], smaller["size"], strict=True):
         missing.setdefault(place, []).append(size)
@@ -109,14 +123,19 @@ def _about_baselines(rows: pd.DataFrame, asked: str | None) -> dict[int, str]:
     return words
 
 
-def _about_regimes(rows: pd.DataFrame) -> dict[int, str]:
-    """Return by series why it has no efficiency, or another regime than the plan says."""
+def _about_regimes(rows: pd.DataFrame, *, labelled_by: str) -> dict[int, str]:
+    """Return by series why it has no efficiency, or another regime than its label says."""
     words: dict[int, str] = {}
     first = rows.drop_duplicates("series_place")
     sizes = rows["series_place"].value_counts()
     table = zip(first["series_place"], first["mode"], first["label_mode"], strict=True)
+    whole = set(rows.loc[rows["to_train"], "series_place"])
     for place, mode, label in _odd(table, sizes):
-        if sizes[place] == 1:
+        if place in whole:
+            words[place] = TO_TRAIN
+        elif mode and not label:
+            continue
+        elif sizes[place] == 1:
             words[place] = "no efficiency: the series has one cell only"
         elif not mode:
             words[place] = (
@@ -124,9 +143,7 @@ def _about_regimes(rows: pd.DataFrame) -> dict[int, str]:
             )
         else:
             constant = "global batch" if mode == "strong" else "batch per rank"
-            words[place] = (
-                f"called {label or 'nothing'} by the plan, but its {constant} is constant: {mode} scaling"
-            )
+            words[place] = f"called {label} by {labelled_by}, but its {constant} is constant: {mode} scaling"
     return words
 
 

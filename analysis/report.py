@@ -16,41 +16,104 @@ from bench.errors import BenchError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import pandas as pd
+
     from analysis.figures import Drawing
+    from analysis.load import Study
+    from analysis.measured import Frames
 
 _TEMPLATE = Path(__file__).resolve().parent / "template"
 
 
-def write_report(study_path: Path, *, progress: Callable[[str], None] | None = None) -> Path:
+def write_report(
+    study_path: Path,
+    *,
+    baseline: str | None = None,
+    proposal: bool = False,
+    progress: Callable[[str], None] | None = None,
+) -> Path:
     """Write ``report/`` of a study and return the path of its index.html.
 
     Beside the page: scaling.csv, scaling.md, scaling.tex, runs.csv, and each figure as SVG,
-    PNG and PDF in figures/. What was there of an older report is replaced.
+    PNG and PDF in figures/; where runs left it, sweep.csv, fabric.csv
+    and nodes.csv. What was there of an older report is replaced.
 
     Args:
         study_path: the study's folder.
+        baseline: what efficiencies refer to, as :func:`analysis.baselines.asked_for` reads it; by
+            default the smallest size that was measured.
+        proposal: write proposal.md and proposal.tex, too.
         progress: called with a few words before each step.
 
     Raises:
-        BenchError: there is no readable plan, or the folder cannot be written.
+        BenchError: there is no readable plan or no such baseline, or the folder cannot be written.
     """
-    from analysis.environment import describe_environment
-    from analysis.figures import draw_figures
-    from analysis.labels import series_parts
     from analysis.load import load_study
     from analysis.measured import measure
-    from analysis.page import page_context
     from analysis.scaling import scale
-    from analysis.tables import csv_table, latex_table, markdown_table, runs_csv
 
     say = progress or (lambda words: None)
     say("reading the runs")
     study = load_study(study_path)
     say("computing")
     frames = measure(study)
-    rows = scale(frames)
+    return _report(study, frames, scale(frames, baseline=baseline), say, proposal=proposal)
+
+
+def write_table_report(
+    table: Path,
+    *,
+    output: Path,
+    mode: str | None = None,
+    baseline: str | None = None,
+    proposal: bool = False,
+    progress: Callable[[str], None] | None = None,
+) -> Path:
+    """Write the report of a table measured elsewhere and return the path of its index.html.
+
+    Args:
+        table: a CSV file, one row per run or per size; docs/analysis.md says which columns.
+        output: the folder that ``report/`` is made in.
+        mode: ``strong`` or ``weak`` for series whose batch columns do not tell.
+        baseline: as for :func:`write_report`.
+        proposal: as for :func:`write_report`.
+        progress: called with a few words before each step.
+
+    Raises:
+        BenchError: the table is wrong, every problem with its line; there is no such baseline; the
+            folder cannot be written.
+    """
+    from analysis.foreign import read_table
+    from analysis.foreign_study import foreign_study
+
+    say = progress or (lambda words: None)
+    say("reading the table")
+    foreign = foreign_study(read_table(table), mode=mode, folder=output)
+    for remark in foreign.remarks:
+        say(remark)
+    say("computing")
+    rows = foreign.scale(baseline=baseline)
+    return _report(foreign.study, foreign.shown, rows, say, proposal=proposal)
+
+
+def _report(
+    study: Study, frames: Frames, rows: pd.DataFrame, say: Callable[[str], None], *, proposal: bool
+) -> Path:
+    """Write what a study and a table have in common: all files of the report."""
+    from analysis.details import look_closer
+    from analysis.environment import describe_environment
+    from analysis.figures import draw_figures
+    from analysis.labels import series_parts
+    from analysis.page import page_context
+    from analysis.tables import axes_csv, csv_table, latex_table, markdown_table, runs_csv
+    from analysis.two_axes import two_axes
+    from analysis.usual import with_usual
+
+    rows = with_usual(study, frames, rows)
     say("drawing")
-    drawings = list(draw_figures(rows, frames.runs, parts=series_parts(study.plan)))
+    parts = series_parts(study.plan)
+    closer = look_closer(study, frames, rows, parts=parts)
+    drawings = [*draw_figures(rows, frames.runs, parts=parts), *closer.drawings]
     say("reading the environment")
     environment = describe_environment(study)
     say("writing")
@@ -59,8 +122,16 @@ def write_report(study_path: Path, *, progress: Callable[[str], None] | None = N
         "scaling.md": markdown_table(rows),
         "scaling.tex": latex_table(rows),
         "runs.csv": runs_csv(frames.runs),
-        "index.html": render_page(page_context(study, frames, rows, drawings, environment)),
+        "index.html": render_page(page_context(study, frames, rows, drawings, environment, closer.ranks)),
     }
+    if proposal:
+        from analysis.proposal import proposal_files
+
+        files |= proposal_files(study, frames, rows, drawings, environment)
+    sizes = two_axes(rows)
+    if len(sizes):
+        files["axes.csv"] = axes_csv(sizes)
+    files |= closer.files
     return _write(study.folder.report, files, drawings)
 
 
@@ -110,6 +181,8 @@ def _write(folder: Path, files: dict[str, str], drawings: Sequence[Drawing]) -> 
         _remove_stale(figures, {drawing.name for drawing in drawings})
         for name, text in files.items():
             write_atomically(folder / name, text)
+        for name in {"axes.csv", "fabric.csv", "sweep.csv", "nodes.csv"} - set(files):
+            (folder / name).unlink(missing_ok=True)
     except OSError as error:
         raise BenchError(f"{error.filename or folder}: cannot be written: {error.strerror}") from None
     return folder / "index.html"

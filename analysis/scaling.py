@@ -11,7 +11,8 @@ weak     the batch per rank                          S = E·N/N₀          E = 
 
 (G. M. Amdahl 1967 and J. L. Gustafson 1988 for the two views.) The regime follows from the
 batch columns, never from a label; any other series has no efficiency, and a reason. The
-baseline is the smallest size measured, named in the column ``baseline``.
+baseline is the smallest size measured, named in the column ``baseline``. A series of times to
+train has the speedup T(N₀)/T(N) and no efficiency.
 """
 
 from __future__ import annotations
@@ -19,14 +20,20 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
+from analysis.baselines import base_places, check_asked, sizes_of
 from analysis.decompose import PARTS, cell_parts, computational_scalability
 from analysis.estimate import LogMoments, log_moments, mean_interval, ratio_interval
+from analysis.increments import INCREMENT_COLUMNS, add_increments, karp_flatt
 from analysis.load import Study
 from analysis.measured import SIZE_COLUMNS, Frames, measure
 from analysis.reasons import cell_states, row_reasons
+from analysis.wording import count
 
 #: The efficiency from which on POP's guidelines speak of good scaling (https://pop-coe.eu/node/69).
 GUIDE = 0.8
+
+#: How far the samples per step of two cells may lie from their plans', relatively, to be of one unit.
+SAME_UNIT = 0.01
 
 #: The columns of report/scaling.csv, one row per cell and series.
 COLUMNS = (
@@ -61,6 +68,10 @@ COLUMNS = (
 )
 
 
+#: What report/scaling.csv holds after these.
+FURTHER_COLUMNS = (*INCREMENT_COLUMNS, "karp_flatt")
+
+
 def scaling_table(source: Study | Frames, *, baseline: str | None = None) -> pd.DataFrame:
     """Return one row per cell and series with the columns of report/scaling.csv.
 
@@ -70,9 +81,12 @@ def scaling_table(source: Study | Frames, *, baseline: str | None = None) -> pd.
 
     Args:
         source: a study, or its frames.
-        baseline: which measured cell a series starts from, by its ``cell_id`` or its size
-            as nodes x ranks per node (``1x4``); a series that lacks it, and by default every
-            series, starts from its smallest measured size.
+        baseline: which measured cell a series starts from, as :func:`analysis.baselines.asked_for`
+            reads it; a series that lacks it, and by default every series, starts from its
+            smallest measured size.
+
+    Raises:
+        BenchError: no series has such a baseline.
     """
     return scale(source, baseline=baseline)[list(COLUMNS)]
 
@@ -80,16 +94,22 @@ def scaling_table(source: Study | Frames, *, baseline: str | None = None) -> pd.
 def scale(source: Study | Frames, *, baseline: str | None = None) -> pd.DataFrame:
     """Return the scaling table with what figures and words need beside it.
 
-    Beyond :data:`COLUMNS`: ``runs`` (planned), ``label_mode`` (the plan's), ``base_cell``,
-    ``base_gpus, is_base``, ``speedup_low, speedup_high``, and the step's
+    Beyond :data:`COLUMNS` and :data:`FURTHER_COLUMNS`: ``runs`` (planned), ``label_mode`` (the
+    plan's), ``base_cell``, ``base_gpus, is_base``, ``speedup_low, speedup_high``, ``ddp, to_train``,
+    ``rate`` (as ``throughput_samples_per_sec``, also where a table hides that), and the step's
     :data:`analysis.decompose.PARTS` with ``exposed`` (seconds per step).
     """
     frames = source if isinstance(source, Frames) else measure(source)
     rows = _rows(frames)
+    check_asked(rows, baseline)
     rows["label_mode"] = rows["mode"]
-    rows["mode"] = _regimes(rows)
+    rows["to_train"] = rows["series"].isin(frames.to_train)
+    rows["mode"] = _regimes(rows).where(~rows["to_train"], "")
     _add_baselines(rows, baseline)
-    _add_efficiency(rows, _cell_moments(frames))
+    moments = _cell_moments(frames)
+    _add_efficiency(rows, moments)
+    rows = add_increments(rows, moments)
+    rows["karp_flatt"] = karp_flatt(rows)
     rows["reason"] = row_reasons(rows, frames, asked=baseline)
     return rows
 
@@ -99,11 +119,18 @@ def _rows(frames: Frames) -> pd.DataFrame:
     cells = frames.cells.set_index("cell_id")
     measured = frames.runs[frames.runs["measured"]]
     groups = measured.groupby("cell_id", observed=True, sort=False)
+    cells["ddp"] = cells["ddp"].astype(bool) if "ddp" in cells else True
+    cells["variant"] = _variants(cells)
     cells["n"] = groups.size().reindex(cells.index).fillna(0).astype("int64")
     cells["runs"] = frames.runs.groupby("cell_id").size().reindex(cells.index).fillna(0).astype("int64")
     # The mean time per step, which makes the throughput the harmonic mean of the runs'.
     cells["step_time_sec"] = groups["step_time_sec"].mean()
     cells["throughput_samples_per_sec"] = cells["global_batch"] / cells["step_time_sec"]
+    units = groups["unit"]
+    # Runs of one cell that count different units have no mean: infinity agrees with no other cell.
+    cells["unit"] = (
+        units.median().where(units.max() <= (1 + SAME_UNIT) * units.min(), np.inf).where(units.count() > 0)
+    )
     cells["node_hours"] = cells["nodes"] * groups["wall_s"].mean() / 3600
     moments = _cell_moments(frames)
     cells["throughput_low"], cells["throughput_high"] = mean_interval(moments)
@@ -112,13 +139,22 @@ def _rows(frames: Frames) -> pd.DataFrame:
     columns = ["launcher", "backend", *SIZE_COLUMNS, "n", "runs", "step_time_sec", "cell_place"]
     columns += ["throughput_samples_per_sec", "throughput_low", "throughput_high", "node_hours"]
     columns += ["load_balance", "comm_efficiency", "pop_parallel_efficiency", "useful_s", "state"]
+    columns += ["ddp", "variant", "unit"]
     rows = frames.members[["cell_id", "series", "mode"]].join(
         cells[[*columns, *PARTS, "exposed"]], on="cell_id"
     )
     order = {name: place for place, name in enumerate(dict.fromkeys(rows["series"]))}
     rows["series_place"] = rows["series"].map(order)
     keys = ["series_place", "gpus", "nodes", "cell_place"]
+    rows["rate"] = rows["throughput_samples_per_sec"]
     return rows.sort_values(keys, kind="stable", ignore_index=True)
+
+
+def _variants(cells: pd.DataFrame) -> list[str]:
+    """Return the swept options of each cell but for ``ddp``: cells of one variant do the same work."""
+    if "swept" not in cells:
+        return [""] * len(cells)
+    return [repr(sorted((k, v) for k, v in swept.items() if k != "ddp")) for swept in cells["swept"]]
 
 
 def _cell_moments(frames: Frames) -> LogMoments:
@@ -131,7 +167,8 @@ def _cell_moments(frames: Frames) -> LogMoments:
 
 def _regimes(rows: pd.DataFrame) -> pd.Series:
     """Return ``strong``, ``weak`` or nothing for each row, from the batches of its whole series."""
-    per_rank = rows["global_batch"] / rows["gpus"]
+    # To nine digits: the batch of a table may be a product that was rounded.
+    per_rank = (rows["global_batch"] / rows["gpus"]).map(lambda value: f"{value:.9g}")
     by = rows["series_place"]
     same_global = rows["global_batch"].groupby(by).transform("nunique") == 1
     same_per_rank = per_rank.groupby(by).transform("nunique") == 1
@@ -145,28 +182,38 @@ def _regimes(rows: pd.DataFrame) -> pd.Series:
 
 def _add_baselines(rows: pd.DataFrame, asked: str | None) -> None:
     """Add base_place (the base's row), base_gpus, is_base and baseline, where there is one."""
-    size = rows["nodes"].astype(str) + "x" + rows["gpus_per_node"].astype(str)
-    preferred = (rows["cell_id"] == asked) | (size == asked) if asked else False
-    candidates = rows.assign(preferred=preferred)[rows["n"] > 0]
-    keys = ["series_place", "preferred", "gpus", "nodes", "cell_place"]
-    candidates = candidates.sort_values(keys, ascending=[True, False, True, True, True], kind="stable")
-    first = candidates.drop_duplicates("series_place")
-    places = pd.Series(first.index, index=first["series_place"])
-    base = rows["series_place"].map(places).astype("Int64")
     alone = rows.groupby("series_place")["cell_id"].transform("size") == 1
-    rows["base_place"] = base.mask(alone | (rows["mode"] == ""))
+    base = base_places(rows, asked)
+    elsewhere = base.map(rows["series_place"]) != rows["series_place"]
+    none = (rows["mode"] == "") & ~rows["to_train"]
+    rows["base_place"] = base.mask((alone & ~elsewhere.fillna(False)) | none)
     rows["base_gpus"] = rows["base_place"].map(rows["gpus"])
     rows["base_cell"] = rows["base_place"].map(rows["cell_id"])
     rows["is_base"] = (rows["base_place"] == rows.index.to_series()).fillna(False).astype(bool)
-    ranks = np.where(rows["gpus"] == 1, " rank)", " ranks)")
-    names = pd.Series(
-        [f"{a} ({b}{c}" for a, b, c in zip(size, rows["gpus"], ranks, strict=True)], dtype="str"
-    )
-    same_size = candidates.groupby(["series_place", "nodes", "gpus_per_node"])["cell_id"].nunique()
-    if (same_size > 1).any():
+    rows["baseline"] = rows["base_place"].map(_names(rows)).fillna("").astype("str")
+
+
+def _names(rows: pd.DataFrame) -> pd.Series:
+    """Return what each row is called as a baseline: its size, and more where that does not tell."""
+    ranks = [count(int(gpus), "rank") for gpus in rows["gpus"]]
+    names = [
+        f"{size} ({told})" if layout else told
+        for size, told, layout in zip(sizes_of(rows), ranks, rows["gpus_per_node"], strict=True)
+    ]
+    named = pd.Series(names, index=rows.index, dtype="str")
+    named = named.where(rows["ddp"], named + " without DDP")
+    same_size = rows[rows["n"] > 0].groupby(["series_place", "nodes", "gpus_per_node", "gpus", "ddp"])
+    if (same_size["cell_id"].nunique() > 1).any():
         # Two baselines of one size (with and without DDP, say): the size does not name it.
-        names = names + ", " + rows["cell_id"]
-    rows["baseline"] = rows["base_place"].map(names).fillna("").astype("str")
+        named = named + ", " + rows["cell_id"]
+    return named
+
+
+def other_unit(units: pd.Series, base: pd.Series) -> pd.Series:
+    """Return which rows count another unit of work (tokens, say) than their baseline, or several."""
+    with np.errstate(invalid="ignore"):
+        apart = np.abs(units.fillna(1.0).to_numpy() / base.fillna(1.0).to_numpy() - 1)
+    return pd.Series(~(apart <= SAME_UNIT), index=units.index)
 
 
 def _add_efficiency(rows: pd.DataFrame, moments: LogMoments) -> None:
@@ -177,6 +224,8 @@ def _add_efficiency(rows: pd.DataFrame, moments: LogMoments) -> None:
     growth = rows["gpus"] / base["gpus"]
     time_ratio = base["step_time_sec"] / rows["step_time_sec"]
     strong = rows["mode"] == "strong"
+    rows["other_unit"] = other_unit(rows["unit"], base["unit"]) & has_base
+    has_base = has_base & ~rows["other_unit"].to_numpy()
     efficiency = (time_ratio / growth).where(strong, time_ratio).where(has_base)
     top = moments.take(rows["cell_place"].to_numpy())
     bottom = moments.take(base["cell_place"].to_numpy())
@@ -186,10 +235,12 @@ def _add_efficiency(rows: pd.DataFrame, moments: LogMoments) -> None:
     per_rank = np.where(strong, 1 / growth, 1 / work)
     comparable = has_base & ~rows["is_base"].to_numpy()
     rows["efficiency"] = efficiency
+    whole = rows["to_train"].to_numpy()
     rows["efficiency_low"] = np.where(comparable, low * per_rank, np.nan)
     rows["efficiency_high"] = np.where(comparable, high * per_rank, np.nan)
     for name in ("", "_low", "_high"):
-        rows[f"speedup{name}"] = rows[f"efficiency{name}"] * growth
+        rows[f"speedup{name}"] = rows[f"efficiency{name}"] * np.where(whole, 1.0, growth)
+        rows[f"efficiency{name}"] = rows[f"efficiency{name}"].mask(whole)
     rows["computational_scalability"] = computational_scalability(
         rows["useful_s"],
         ranks=rows["gpus"],

@@ -62,10 +62,10 @@ def _thin(rows: pd.DataFrame, limit: int) -> pd.DataFrame:
 def repeats_of(curve: Curve, rows: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     """Return one row per run of the rows: its own value on the curve."""
     wanted = runs["measured"] & runs["cell_id"].isin(rows["cell_id"])
-    counted = runs.loc[wanted, ["run_id", "cell_id", "throughput_samples_per_sec"]]
-    frame = rows[["cell_id", "series", "gpus", "throughput_samples_per_sec", curve.column]]
-    frame = frame.loc[:, ~frame.columns.duplicated()].merge(counted, on="cell_id", suffixes=("", "_run"))
-    own = frame["throughput_samples_per_sec_run"] / frame["throughput_samples_per_sec"]
+    counted = runs.loc[wanted, ["run_id", "cell_id", "rate"]]
+    frame = rows[["cell_id", "series", "gpus", "rate", curve.column]]
+    frame = frame.merge(counted, on="cell_id", suffixes=("", "_run"))
+    own = frame["rate_run"] / frame["rate"]
     return frame.assign(value=frame[curve.column] * own)
 
 

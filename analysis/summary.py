@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pandas as pd
 
+from analysis.losses import LOSSES, SHORT, Loss, losses
 from analysis.scaling import GUIDE
 from analysis.wording import count, fraction, known, listed, number, percent
 
-#: Factors of the efficiency, with the words for what each takes away.
-LOSSES = {
-    "load_balance": "uneven work between ranks",
-    "comm_efficiency": "communication that computation does not hide",
-    "computational_scalability": "computation that takes longer per sample",
-}
-_SHORT = {
-    "load_balance": "load imbalance",
-    "comm_efficiency": "communication",
-    "computational_scalability": "slower computation",
-}
 #: Efficiencies above this have no loss worth explaining.
 _NO_LOSS = 0.97
+#: From this share of the step on, data loading is told of.
+_MUCH_LOADING = 0.1
 #: How far the attribution window's efficiency may lie from the throughput window's, relatively.
 _AGREE = 0.05
 
@@ -43,15 +34,6 @@ class Finding:
     loss_detail: str
 
 
-@dataclass(frozen=True)
-class Loss:
-    """A factor's share of the loss, on a logarithmic scale: factors multiply, logarithms add."""
-
-    factor: str
-    value: float
-    share: float
-
-
 def find(rows: pd.DataFrame, *, labels: dict[str, str], limit: int = 4) -> list[Finding]:
     """Return findings for the series with the most measured sizes, in the plan's order.
 
@@ -66,24 +48,23 @@ def find(rows: pd.DataFrame, *, labels: dict[str, str], limit: int = 4) -> list[
     sizes = sizes[sizes > 1].sort_values(ascending=False, kind="stable")
     chosen = set(sizes.index[:limit])
     order = [series for series in dict.fromkeys(based["series"]) if series in chosen]
-    return [_finding(based[based["series"] == series], labels.get(series, series)) for series in order]
+    return [
+        _finding(based[based["series"] == series], rows, label=labels.get(series, series)) for series in order
+    ]
 
 
-def losses(row: pd.Series, base: pd.Series) -> list[Loss]:
-    """Return the factors of E(N) = LB/LB₀ · CommE/CommE₀ · CompS, the greatest loss first.
-
-    Empty where a factor is not known, or where there is nothing to explain.
-    """
-    factors = {name: float(row[name]) / float(base[name]) for name in ("load_balance", "comm_efficiency")}
-    factors["computational_scalability"] = float(row["computational_scalability"])
-    if not all(known(value) and value > 0 for value in factors.values()):
-        return []
-    lost = {name: max(0.0, -math.log(value)) for name, value in factors.items()}
-    total = sum(lost.values())
-    if total <= 0:
-        return []
-    found = [Loss(name, factors[name], lost[name] / total) for name in factors]
-    return sorted(found, key=lambda loss: -loss.share)
+def nothing_to_tell(rows: pd.DataFrame) -> str:
+    """Return what stands where no series has an efficiency."""
+    timed = rows[rows["to_train"] & rows["speedup"].notna() & ~rows["is_base"]]
+    if not len(timed):
+        return "No series has two measured sizes: there is no speedup and no efficiency to tell of."
+    last = timed.sort_values("gpus", kind="stable").iloc[-1]
+    times = number(last["speedup"], digits=3)
+    return (
+        f"{count(int(last['gpus']), 'rank')} trained {times} times as fast as {last['baseline']}. A time to "
+        "train includes convergence, which changes with the global batch: this is a speedup of the whole "
+        "training, not a parallel efficiency."
+    )
 
 
 def certainty(rows: pd.DataFrame) -> str:
@@ -104,9 +85,9 @@ def certainty(rows: pd.DataFrame) -> str:
     return f"{runs} per cell: no intervals (they need 3), so small differences may be chance."
 
 
-def _finding(rows: pd.DataFrame, label: str) -> Finding:
-    base = rows[rows["is_base"]].iloc[0]
+def _finding(rows: pd.DataFrame, table: pd.DataFrame, *, label: str) -> Finding:
     last = rows.iloc[-1]
+    base = table.iloc[int(last["base_place"])]
     best = _best(rows)
     found = losses(last, base) if last["efficiency"] < _NO_LOSS else []
     main = found[0] if found else None
@@ -120,7 +101,7 @@ def _finding(rows: pd.DataFrame, label: str) -> Finding:
         else f"no size beyond the baseline reaches {GUIDE}",
         speedup=f"{number(last['speedup'], digits=3)}×",
         speedup_detail=f"on {_size(last)}; ideal {number(last['gpus'] / base['gpus'], digits=3)}×",
-        main_loss=_SHORT[main.factor]
+        main_loss=SHORT[main.factor]
         if main
         else ("hardly any" if last["efficiency"] >= _NO_LOSS else "not known"),
         loss_detail=f"{percent(main.share)} of the loss on {_size(last)}" if main else f"on {_size(last)}",
@@ -170,11 +151,11 @@ def _best_sentence(rows: pd.DataFrame, best: pd.Series | None) -> str:
 
 def _loss_sentence(last: pd.Series, base: pd.Series, found: Sequence[Loss]) -> str:
     if last["efficiency"] >= _NO_LOSS:
-        return f"There is hardly any loss to explain on {_size(last)}."
+        return f"There is hardly any loss to explain on {_size(last)}{_loading(last)}."
     if not found:
         return "Where the rest goes is not known: no attribution window was measured."
     parts = [f"{percent(loss.share)} is {LOSSES[loss.factor]}" for loss in found if loss.share >= 0.005]
-    text = f"Of the loss on {_size(last)}, {listed(parts)}."
+    text = f"Of the loss on {_size(last)}, {listed(parts)}{_loading(last)}."
     attributed = last["global_efficiency"] / base["pop_parallel_efficiency"]
     if abs(attributed / last["efficiency"] - 1) > _AGREE:
         measured = fraction(attributed, decimals=2)
@@ -182,3 +163,11 @@ def _loss_sentence(last: pd.Series, base: pd.Series, found: Sequence[Loss]) -> s
             f" The instrumented window that tells them apart shows an efficiency of {measured}: rough shares."
         )
     return text
+
+
+def _loading(row: pd.Series) -> str:
+    """Return how much of the step is data loading, where it is much: slow at every size, it loses nothing."""
+    share = float(row["data"] / row["useful_s"] * row["pop_parallel_efficiency"])
+    if not known(share) or share < _MUCH_LOADING:
+        return ""
+    return f"; data loading takes {percent(share)} of its step"

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 
 import pandas as pd
 
-from analysis.scaling import COLUMNS
+from analysis.scaling import COLUMNS, FURTHER_COLUMNS
+from analysis.two_axes import AXES_COLUMNS
 from analysis.wording import MISSING, clean, fraction, interval, number, one_line, whole
 
 #: Beyond this many rows a LaTeX table is a longtable.
@@ -37,34 +38,50 @@ _LATEX = {
     "]": "{]}",
     "–": "--",
     "×": r"$\times$",
+    "±": r"$\pm$",
+    "≥": r"$\ge$",
     "…": r"\dots{}",
     "µ": r"$\mu$",
 }
 
 
 def csv_table(table: pd.DataFrame) -> str:
-    """Return the promised columns as CSV; what was not measured is an empty cell."""
-    frame = table[list(COLUMNS)].copy()
+    """Return the promised columns and those that follow as CSV; what was not measured is an empty cell."""
+    further = [name for name in FURTHER_COLUMNS if name in table]
+    frame = table[[*COLUMNS, *further]].copy()
+    # A table measured elsewhere need not tell the nodes.
+    frame["nodes"] = frame["nodes"].astype("Int64").mask(frame["gpus_per_node"] == "")
     for name in ("cell_id", "series", "baseline", "launcher", "backend", "reason"):
-        frame[name] = [_safe_for_spreadsheets(clean(value)) for value in frame[name]]
+        frame[name] = [safe_for_spreadsheets(clean(value)) for value in frame[name]]
+    return str(frame.to_csv(index=False, float_format="%.12g", lineterminator="\n"))
+
+
+def axes_csv(sizes: pd.DataFrame) -> str:
+    """Return the sizes of :func:`analysis.two_axes.two_axes` as CSV."""
+    frame = sizes[list(AXES_COLUMNS)].copy()
+    for name in ("cell_id", "series", "baseline", "reason"):
+        frame[name] = [safe_for_spreadsheets(clean(value)) for value in frame[name]]
     return str(frame.to_csv(index=False, float_format="%.12g", lineterminator="\n"))
 
 
 def runs_csv(runs: pd.DataFrame) -> str:
     """Return every planned run with its state, reason and what it measured, as CSV."""
     columns = ["run_id", "cell_id", "repeat", "order", "attempt", "state", "failure_class", "reason"]
-    columns += ["exit_code", "started_at", "ended_at", "epochs", "samples", "steps", "window_s"]
+    columns += ["exit_code", "allocation", "allocation_id", "started_at", "ended_at"]
+    columns += ["epochs", "samples", "steps", "window_s"]
     columns += ["throughput_samples_per_sec", "step_time_sec", "outlier"]
-    frame = runs[columns].copy()
-    for name in ("run_id", "cell_id", "failure_class", "reason"):
+    # Runs with one allocation_id ran on the same nodes, one after another: a comparison may pair them.
+    frame = runs.assign(allocation_id=runs["job_id"])[columns].copy()
+    for name in ("run_id", "cell_id", "failure_class", "allocation", "allocation_id", "reason"):
         texts = frame[name].fillna("")
-        frame[name] = [_safe_for_spreadsheets(clean(value)) for value in texts]
+        frame[name] = [safe_for_spreadsheets(clean(value)) for value in texts]
     for name in ("started_at", "ended_at"):
         frame[name] = frame[name].dt.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     return str(frame.to_csv(index=False, float_format="%.12g", lineterminator="\n"))
 
 
-def _safe_for_spreadsheets(text: str) -> str:
+def safe_for_spreadsheets(text: str) -> str:
+    """Return ``text`` so that a spreadsheet shows it and does not run it as a formula."""
     return f"'{text}" if text.startswith(_FORMULA) else text
 
 
@@ -73,7 +90,10 @@ def readable(table: pd.DataFrame) -> pd.DataFrame:
     columns: dict[str, list[str]] = {
         "Series": [one_line(v) for v in table["series"]],
         "Mode": [str(v) for v in table["mode"]],
-        "Nodes": [str(v) for v in table["nodes"]],
+        "Nodes": [
+            str(nodes) if each else MISSING
+            for nodes, each in zip(table["nodes"], table["gpus_per_node"], strict=True)
+        ],
         "Ranks": [str(v) for v in table["gpus"]],
         "Batch": [whole(v) for v in table["global_batch"]],
         "Per rank": [whole(v) for v in table["per_gpu_batch"]],
@@ -130,24 +150,25 @@ def notes(table: pd.DataFrame) -> list[str]:
 def markdown_table(table: pd.DataFrame) -> str:
     """Return the table as Markdown with its notes, and a list of what is missing."""
     frame = readable(table)
-    lines = [_markdown_line(list(frame.columns)), "|" + "---|" * len(frame.columns)]
-    lines += [_markdown_line(row) for row in frame.itertuples(index=False)]
-    lines += ["", *(f"{_markdown(note)}\n" for note in notes(table))]
+    lines = [markdown_line(list(frame.columns)), "|" + "---|" * len(frame.columns)]
+    lines += [markdown_line(row) for row in frame.itertuples(index=False)]
+    lines += ["", *(f"{markdown(note)}\n" for note in notes(table))]
     told = table[table["reason"] != ""].drop_duplicates(["cell_id", "reason"])
     lines += [
-        f"- {_markdown(cell)}: {_markdown(one_line(reason))}"
+        f"- {markdown(cell)}: {markdown(one_line(reason))}"
         for cell, reason in zip(told["cell_id"], told["reason"], strict=True)
     ]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _markdown_line(texts: Sequence[str]) -> str:
-    return "| " + " | ".join(_markdown(text) for text in texts) + " |"
+def markdown_line(texts: Sequence[str]) -> str:
+    """Return a row of a Markdown table; the texts are shown as they are."""
+    return "| " + " | ".join(markdown(text) for text in texts) + " |"
 
 
-def _markdown(text: str) -> str:
+def markdown(text: str, *, limit: int = 300) -> str:
     """Return a text that Markdown shows as it is, HTML and table bars included."""
-    return re.sub(r"([\\`*_{}\[\]<>|#!&~$])", r"\\\1", one_line(text))
+    return re.sub(r"([\\`*_{}\[\]<>|#!&~$])", r"\\\1", one_line(text, limit=limit))
 
 
 def latex_table(table: pd.DataFrame) -> str:
@@ -175,9 +196,11 @@ def latex_table(table: pd.DataFrame) -> str:
     return "\n".join(lines) + "\n"
 
 
-def latex(text: str) -> str:
+def latex(text: str, *, limit: int = 300) -> str:
     """Return a text that LaTeX prints as it is; letters that pdfLaTeX's fonts lack become question marks."""
-    return "".join(_LATEX.get(letter, letter if _printable(letter) else "?") for letter in one_line(text))
+    return "".join(
+        _LATEX.get(letter, letter if _printable(letter) else "?") for letter in one_line(text, limit=limit)
+    )
 
 
 def _printable(letter: str) -> bool:

@@ -102,3 +102,13 @@ def listed(items: list[str], *, limit: int = 5) -> str:
     if len(items) < 2:
         return "".join(items)
     return f"{', '.join(items[:-1])} and {items[-1]}"
+
+
+def plain(value: Any) -> Any:
+    """Return a value of a frame as JSON can hold it; what is not known is None."""
+    if value is None or isinstance(value, (str, bool)):
+        return value
+    item = value.item() if hasattr(value, "item") else value
+    if isinstance(item, float) and not math.isfinite(item):
+        return None
+    return item if isinstance(item, (bool, int, float)) else None

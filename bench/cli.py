@@ -8,7 +8,20 @@ from typing import Any
 import typer
 
 from bench import __version__
-from bench.commands import cancel, diagnose, init, plan, report, run, schema, status, submit, verify
+from bench.commands import (
+    advise,
+    cancel,
+    compare,
+    diagnose,
+    init,
+    plan,
+    report,
+    run,
+    schema,
+    status,
+    submit,
+    verify,
+)
 from bench.errors import BenchError
 
 
@@ -63,7 +76,7 @@ def _root(
     pass
 
 
-for _module in (init, plan, submit, status, cancel, run, verify, report, diagnose, schema):
+for _module in (init, plan, submit, status, cancel, run, verify, report, compare, advise, diagnose, schema):
     _module.register(app)
 
 

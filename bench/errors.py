@@ -6,6 +6,7 @@ an exit code in ``bench.cli``; anything else that escapes is a defect of ours.
 
 from __future__ import annotations
 
+import errno
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -57,3 +58,21 @@ def missing_file(path: Path, *, what: str, remedy: str) -> BenchError:
     """Return the error for a file that is not there, or is not a file."""
     kind = "is a directory" if path.is_dir() else "is no regular file" if path.exists() else "does not exist"
     return BenchError(f"{path}: {what} {kind}", remedy=remedy)
+
+
+class UnwritableError(BenchError):
+    """A file or folder of results cannot be written: the disk is full, read-only, or another's."""
+
+
+_REMEDIES = {
+    errno.ENOSPC: "free some space there, then type it again",
+    errno.EDQUOT: "free some space there, then type it again",
+    errno.EROFS: "make it writable, then type it again",
+    errno.EACCES: "make it writable, then type it again",
+}
+
+
+def unwritable(path: Path, error: OSError) -> UnwritableError:
+    """Return the error for a file that cannot be written, with what mends it."""
+    what = f"{path}: cannot be written: {error.strerror}"
+    return UnwritableError(what, remedy=_REMEDIES.get(error.errno or 0, ""))

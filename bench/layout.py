@@ -5,6 +5,7 @@
     results/<study>/  matrix.yaml plan.json ledger.jsonl scripts/<cell>.sbatch report/
       runs/<run>/attempt-<n>/  run.json metrics.csv ranks.csv steps.csv probes.json
                                env.json end.json sacct_summary.txt job.out job.err
+      packs/pack-<n>/  pack.json members marks.jsonl <cell>.sbatch job.out job.err
 
 What a run *is* stands in its ``run.json``; nothing is parsed out of a folder's name.
 """
@@ -14,9 +15,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from bench.errors import unwritable
 
 #: One row per epoch. Values are over all ranks; times of the parts are seconds per step
 #: (mean over ranks and steps) of the attribution window. Empty means not measured.
@@ -79,15 +83,23 @@ STEPS_COLUMNS = ("epoch", "step", "step_time_sec", "slowest_rank")
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write ``text`` beside ``path`` and rename it, so that a reader never sees half a file."""
+    """Write ``text`` beside ``path`` and rename it, so that a reader never sees half a file.
+
+    Raises:
+        UnwritableError: the disk is full or read-only, or the folder is not there; what was at
+            ``path`` before is still there.
+    """
     # The host too: on a shared file system two nodes may have the same process id.
     beside = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}.tmp")
     try:
         with beside.open("w", encoding="utf-8", newline="") as file:
             file.write(text)
         os.replace(beside, path)
-    except BaseException:
-        beside.unlink(missing_ok=True)
+    except BaseException as error:
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise unwritable(path, error) from error
         raise
 
 
@@ -136,6 +148,11 @@ class RunFolder:
         return self.path / "probes.json"
 
     @property
+    def trace(self) -> Path:
+        """The profiler's trace of some steps of rank 0, where one was asked for."""
+        return self.path / "trace-rank0.json.gz"
+
+    @property
     def env(self) -> Path:
         """Software, hardware, hosts that joined, and the transport in use."""
         return self.path / "env.json"
@@ -162,6 +179,42 @@ class RunFolder:
 
 
 @dataclass(frozen=True)
+class PackFolder:
+    """The folder of one pack: many runs of a study in one allocation."""
+
+    path: Path
+
+    @property
+    def pack_json(self) -> Path:
+        """What was asked for: the job's name, the allocation, and its runs in their order."""
+        return self.path / "pack.json"
+
+    @property
+    def members(self) -> Path:
+        """The list that the job's script reads."""
+        return self.path / "members"
+
+    @property
+    def marks(self) -> Path:
+        """When each run began and ended, by the job's script: one JSON object a line."""
+        return self.path / "marks.jsonl"
+
+    @property
+    def out(self) -> Path:
+        """The job's own standard output; that of its runs lies in their folders."""
+        return self.path / "job.out"
+
+    @property
+    def err(self) -> Path:
+        """The job's own standard error."""
+        return self.path / "job.err"
+
+    def script(self, cell_id: str) -> Path:
+        """Return a cell's script as it was when the pack was submitted."""
+        return self.path / f"{cell_id}.sbatch"
+
+
+@dataclass(frozen=True)
 class StudyFolder:
     """The folder of one study: one planned matrix and its results."""
 
@@ -176,6 +229,11 @@ class StudyFolder:
     def matrix(self) -> Path:
         """The matrix as it was planned, byte for byte."""
         return self.path / "matrix.yaml"
+
+    @property
+    def site(self) -> Path:
+        """The site file that the matrix inherited from, byte for byte; absent where it took nothing."""
+        return self.path / "site.yaml"
 
     @property
     def plan(self) -> Path:
@@ -196,6 +254,20 @@ class StudyFolder:
     def scripts(self) -> Path:
         """One script per cell."""
         return self.path / "scripts"
+
+    @property
+    def pack_script(self) -> Path:
+        """The script that runs many runs in one allocation."""
+        return self.scripts / "pack.sbatch"
+
+    @property
+    def packs(self) -> Path:
+        """One folder per pack."""
+        return self.path / "packs"
+
+    def pack(self, number: int) -> PackFolder:
+        """Return the folder of pack ``number`` (from 1)."""
+        return PackFolder(self.packs / f"pack-{number}")
 
     @property
     def runs(self) -> Path:

@@ -6,7 +6,8 @@ that was begun and not ended, and settles it.
 
 Events: ``intent`` (about to be started, with the name that makes it findable),
 ``submitted`` (accepted; ``job_id``), ``started``, ``ended`` (``state``, ``reason``, ...),
-``withdrawn`` (an intent of which nothing came).
+``withdrawn`` (an intent of which nothing came), ``accounted`` (an ``ended`` once more, with what
+Slurm's accounting adds when it answers at last; ``accounted`` false: it has yet to).
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from bench.errors import BenchError
+from bench.errors import BenchError, unwritable
 
 
 class RunState(StrEnum):
@@ -79,19 +80,26 @@ class Ledger:
         """Write one event durably: when this returns, it survives a crash.
 
         Raises:
-            BenchError: the file cannot be written (full, read-only).
+            BenchError: the file cannot be written (full, read-only); nothing of it is left there.
         """
-        line = json.dumps({"time": now(), "event": event, "run_id": run_id, "attempt": attempt, **details})
+        self.append_all([{"event": event, "run_id": run_id, "attempt": attempt, **details}])
+
+    def append_all(self, events: Sequence[Mapping[str, Any]]) -> None:
+        """Write events durably, in one go: all of them, or none. See :meth:`append`."""
+        if not events:
+            return
+        time_utc = now()
+        text = "".join(json.dumps({"time": time_utc, **event}) + "\n" for event in events)
         try:
             descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
-                os.write(descriptor, (self._mend_torn_end(descriptor) + line + "\n").encode())
+                _write_whole(descriptor, (self._mend_torn_end(descriptor) + text).encode())
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
         except OSError as error:
-            raise BenchError(f"{self.path}: cannot be written: {error.strerror}") from None
+            raise unwritable(self.path, error) from None
 
     @staticmethod
     def _mend_torn_end(descriptor: int) -> str:
@@ -128,6 +136,18 @@ class Ledger:
         return records
 
 
+def _write_whole(descriptor: int, content: bytes) -> None:
+    """Append ``content``; on a disk that fills up on the way, take back what was written of it."""
+    size = os.fstat(descriptor).st_size
+    left = memoryview(content)
+    try:
+        while left:
+            left = left[os.write(descriptor, left) :]
+    except OSError:
+        os.ftruncate(descriptor, size)
+        raise
+
+
 def _apply(record: RunRecord, event: dict[str, Any]) -> None:
     kind = event["event"]
     extra = {k: v for k, v in event.items() if k not in ("event", "run_id", "attempt", "state", "reason")}
@@ -137,8 +157,8 @@ def _apply(record: RunRecord, event: dict[str, Any]) -> None:
     if kind in ("intent", "submitted"):
         record.state = RunState.QUEUED
     elif kind == "started":
-        record.state = RunState.RUNNING
-    elif kind == "ended":
+        record.state, record.reason = RunState.RUNNING, ""
+    elif kind in ("ended", "accounted"):
         record.state = RunState(event["state"])
         record.reason = event.get("reason", "")
         record.failure_class = event.get("failure_class")
@@ -157,9 +177,12 @@ def submit_lock(path: Path, *, wait_s: float = 0.0) -> Iterator[int]:
     outlives a killed harness still holds it, so nobody submits beside it.
 
     Raises:
-        BenchError: another process holds it for longer than ``wait_s`` seconds.
+        BenchError: another process holds it for longer than ``wait_s`` seconds, or it cannot be made.
     """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise unwritable(path, error) from None
     try:
         deadline = time.monotonic() + wait_s
         while True:
@@ -175,8 +198,9 @@ def submit_lock(path: Path, *, wait_s: float = 0.0) -> Iterator[int]:
                         remedy="wait for it, or stop it first",
                     ) from None
                 time.sleep(0.1)
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"pid {os.getpid()} on {os.uname().nodename}\n".encode(), 0)
+        with suppress(OSError):  # a full disk: the lock is held all the same
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"pid {os.getpid()} on {os.uname().nodename}\n".encode(), 0)
         yield descriptor
     finally:
         os.close(descriptor)

@@ -22,7 +22,7 @@ from bench.matrix import Document, Matrix, load_matrix
 from bench.matrix.cell import Cell, Run
 from bench.matrix.expansion import expand
 from bench.matrix.remarks import remarks
-from bench.render import Renderer
+from bench.render import Renderer, gpu_option
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,8 @@ class Plan:
 
     @property
     def script_suffix(self) -> str:
-        """``.sbatch``, or ``.sh`` for runs on this machine."""
-        return ".sh" if self.matrix.cluster.executor == "local" else ".sbatch"
+        """``.sbatch``, or ``.sh`` for runs without Slurm."""
+        return ".sbatch" if self.matrix.cluster.executor == "slurm" else ".sh"
 
     def script_name(self, cell: Cell) -> str:
         """Return the path of a cell's script below the study's folder."""
@@ -75,13 +75,13 @@ class Plan:
         )
 
 
-def make_plan(path: Path) -> Plan:
-    """Return the plan of a matrix file.
+def make_plan(path: Path, *, site: Path | None = None) -> Plan:
+    """Return the plan of a matrix file, and of the site file that it inherits from.
 
     Raises:
         BenchError, InputError: whatever is wrong with the matrix, all at once.
     """
-    matrix, document = load_matrix(path)
+    matrix, document = load_matrix(path, site=site)
     expansion = expand(matrix, document)
     runs = ordered_runs(expansion.cells, repeats=matrix.repeats, seed=matrix.seed)
     warnings = [*expansion.warnings, *remarks(matrix, document, expansion.cells)]
@@ -111,21 +111,35 @@ def scripts(plan: Plan) -> Iterator[tuple[Cell, str]]:
     Raises:
         BenchError: our own linter finds an error in one (a set-up line, a directive).
     """
-    from bench.lint import lint_script
-
     renderer = Renderer(plan.matrix)
     fine: set[tuple[Any, ...]] = set()
     for cell in plan.cells:
         script = renderer.render(cell)
         if script.kind not in fine:
-            findings = lint_script(script.text, path=plan.script_name(cell))
-            errors = [str(finding) for finding in findings if finding.severity is Severity.ERROR]
-            if errors:
-                where = f"{plan.document.path}: the script of cell {cell.cell_id} would not run:"
-                what = "\n".join([where, *errors])
-                raise BenchError(what, remedy="mend cluster.setup or cluster.directives")
+            _refuse_errors(plan, script.text, name=plan.script_name(cell), what=f"cell {cell.cell_id}")
             fine.add(script.kind)
         yield cell, script.text
+
+
+def pack_script(plan: Plan) -> str:
+    """Return the linted script that runs many runs in one allocation (`bench submit --pack`).
+
+    Raises:
+        BenchError: our own linter finds an error in it (a directive).
+    """
+    text = Renderer(plan.matrix).render_pack(plan.cells, runs=len(plan.runs))
+    _refuse_errors(plan, text, name="scripts/pack.sbatch", what="packs")
+    return text
+
+
+def _refuse_errors(plan: Plan, text: str, *, name: str, what: str) -> None:
+    from bench.lint import lint_script
+
+    findings = lint_script(text, path=name)
+    errors = [str(finding) for finding in findings if finding.severity is Severity.ERROR]
+    if errors:
+        lines = "\n".join([f"{plan.document.path}: the script of {what} would not run:", *errors])
+        raise BenchError(lines, remedy="mend cluster.setup or cluster.directives")
 
 
 def write_plan(plan: Plan, root: Path, *, progress: Callable[[int], None] | None = None) -> StudyFolder:
@@ -142,14 +156,21 @@ def write_plan(plan: Plan, root: Path, *, progress: Callable[[int], None] | None
     # Tells this study's jobs from those of another folder's study of the same name.
     content = {**plan_json(plan), "key": (old or {}).get("key") or secrets.token_hex(3)}
     _refuse_changed_cells(folder, old, plan)
+    inherited = plan.document.site if plan.document.site and plan.document.site.values else None
     try:
         folder.scripts.mkdir(parents=True, exist_ok=True)
         for done, (cell, text) in enumerate(scripts(plan), 1):
             _write_script(f"{folder.path}/{plan.script_name(cell)}", text.encode())
             if progress is not None:
                 progress(done)
+        if plan.matrix.cluster.executor == "slurm":
+            _write_script(str(folder.pack_script), pack_script(plan).encode())
         _remove_stale_scripts(folder, old, plan)
         write_atomically(folder.matrix, plan.document.text)
+        if inherited:
+            write_atomically(folder.site, inherited.text)
+        else:
+            folder.site.unlink(missing_ok=True)
         write_atomically(folder.plan, plan_text(content))
     except OSError as error:
         raise BenchError(f"{error.filename or folder.path}: cannot be written: {error.strerror}") from None
@@ -181,6 +202,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "study": plan.matrix.study,
         "bench_version": __version__,
         "executor": plan.matrix.cluster.executor,
+        "hosts": [host.model_dump() for host in plan.matrix.cluster.hosts or []],
         "device": plan.matrix.workload.device,
         "repeats": plan.matrix.repeats,
         "seed": plan.matrix.seed,
@@ -188,6 +210,9 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "cpus_per_task": plan.matrix.cluster.cpus_per_task,
         "setup": plan.matrix.cluster.setup,
         "container": plan.matrix.cluster.container is not None,
+        "gpu_option": gpu_option(plan.matrix.cluster) if plan.matrix.workload.device == "cuda" else None,
+        # What the matrix does not say itself; the whole file lies beside it as site.yaml.
+        "inherited": plan.document.site.values if plan.document.site else {},
         "cost": {name: getattr(cost, name) for name in cost.__dataclass_fields__},
         "warnings": plan.warnings,
         "series": _series(plan.cells),

@@ -12,7 +12,7 @@ shape, with a mark in place of every value, and the marks are then filled cell b
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ import jinja2
 
 from bench.matrix.arguments import to_arguments
 from bench.matrix.cell import Cell
+from bench.matrix.command import command_values, shell_word, task_words, torchrun_words
 from bench.matrix.schema import Cluster, Container, Matrix
 from bench.shipped import shipped
 from bench.units import slurm_time
@@ -34,6 +35,10 @@ class _Shape(NamedTuple):
     launcher: str
     device: str
     mixed: bool
+    #: torchrun on one node, which needs no srun.
+    alone: bool
+    #: The matrix's command instead of the built-in training.
+    command: bool
     env_names: tuple[str, ...]
 
 
@@ -71,7 +76,11 @@ class Renderer:
     def render(self, cell: Cell) -> Script:
         """Return the script that runs ``cell``."""
         mixed = isinstance(cell.tasks_per_node, list)
-        shape = _Shape(cell.launcher, cell.workload["device"], mixed, tuple(cell.env))
+        alone = cell.launcher == "torchrun" and cell.nodes == 1
+        command = cell.command
+        shape = _Shape(
+            cell.launcher, cell.workload["device"], mixed, alone, command is not None, tuple(cell.env)
+        )
         pieces = self._shapes.get(shape)
         if pieces is None:
             pieces = self._shapes[shape] = self._render_shape(shape)
@@ -88,25 +97,35 @@ class Renderer:
             "backend": cell.backend,
             "global_batch": str(cell.global_batch),
             "join_timeout": str(cell.workload["join_timeout"]),
-            "arguments": self._argument_lines(cell),
+            "per_gpu_batch": str(cell.per_gpu_batch),
+            **{name: str(cell.workload[name]) for name in _RECORDER_VALUES},
+            "arguments": self._command_lines(cell) if command else self._argument_lines(cell),
             **env,
         }
         text = "".join([values[piece] if i % 2 else piece for i, piece in enumerate(pieces)])
-        return Script(text, (shape, cell.backend, cell.nodes > 1, most > 1, *env.values()))
+        own = tuple(command or ())
+        return Script(text, (shape, cell.backend, cell.nodes > 1, most > 1, own, *env.values()))
 
     def _render_shape(self, shape: _Shape) -> list[str]:
         """Return the shape's text, split at its marks: literal, name, literal, name, ..., literal."""
         matrix, cluster = self.matrix, self.matrix.cluster
-        local = cluster.executor == "local"
-        template = self._environment.get_template("local.sh.j2" if local else f"{shape.launcher}.sbatch.j2")
+        submitted = cluster.executor == "slurm"
+        template = self._environment.get_template(_template_name(cluster, shape))
         marked = {name: f"{_MARK}{name}{_MARK}" for name in _VALUES}
         text = template.render(
             marked,
             title=f"Study {matrix.study}: one cell of its matrix.",
             setup=cluster.setup,
             env=[(name, f"{_MARK}env.{name}{_MARK}") for name in shape.env_names],
-            directives=[] if local else list(_directives(cluster, device=shape.device, mixed=shape.mixed)),
+            directives=list(
+                _directives(cluster, device=shape.device, mixed=shape.mixed) if submitted else ()
+            ),
             mixed=shape.mixed,
+            alone=shape.alone,
+            command=shape.command,
+            program=_program(shape),
+            pyxis=cluster.container is not None and cluster.container.runtime == "pyxis",
+            step_gpus=f" {gpu_option(cluster)}{_MARK}ranks_per_node_max{_MARK}" * (shape.device == "cuda"),
             cpus=self._cores,
             threads=self._cores,
             # Without set-up lines or a container, the python that submits is the one that runs.
@@ -115,6 +134,24 @@ class Renderer:
             container=_container_command(cluster.container, shape.device),
         )
         return text.split(_MARK)
+
+    def render_pack(self, cells: Sequence[Cell], *, runs: int) -> str:
+        """Return the script that runs many runs of ``cells`` in one allocation, of the largest size.
+
+        Its sizes and its time limit are those of all ``runs`` of the study; those of a pack
+        of some of them are given to sbatch as options, which win over directives.
+        """
+        matrix, cluster = self.matrix, self.matrix.cluster
+        most = max(max(cell.ranks_per_node) for cell in cells)
+        whole = cluster.model_copy(update={"time_limit": cluster.time_limit * runs})
+        text = self._environment.get_template("pack.sbatch.j2").render(
+            title=f"Study {matrix.study}: runs of its cells, one after another in one allocation.",
+            directives=list(_directives(whole, device=cells[0].device, mixed=True)),
+            tasks_per_node=most,
+            cpus=self._cores,
+        )
+        values = {"nodes": str(max(cell.nodes for cell in cells)), "ranks_per_node_max": str(most)}
+        return "".join([values[piece] if i % 2 else piece for i, piece in enumerate(text.split(_MARK))])
 
     def _argument_lines(self, cell: Cell) -> str:
         """Return the workload's options for the script, one option with its value a line."""
@@ -131,7 +168,38 @@ class Renderer:
                 self._arguments[key] = lines
         return lines
 
+    def _command_lines(self, cell: Cell) -> str:
+        """Return the words of the cell's command for the script, an option with its value a line."""
+        words = [shell_word(text, command_values(cell, self.matrix.study)) for text in self._own_words(cell)]
+        return "".join(f"\n  {word}" if word.startswith("-") else f" {word}" for word in words).strip()
 
+    @staticmethod
+    def _own_words(cell: Cell) -> list[str]:
+        words = cell.command or []
+        return torchrun_words(words) if cell.launcher == "torchrun" else task_words(words)
+
+
+#: Gives each of srun's tasks the names that torchrun gives its ranks; single quotes: in the task, not here.
+_AS_RANK = (
+    "bash -c 'export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS "
+    f'LOCAL_WORLD_SIZE={_MARK}tasks_per_node{_MARK}; exec "$@"\' bash "${{command[@]}}"'
+)
+
+
+def _program(shape: _Shape) -> str:
+    """Return what a launch line ends with: what torchrun is to run, or what each task of srun runs."""
+    if shape.command:
+        return '"${command[@]}"' if shape.launcher == "torchrun" else _AS_RANK
+    program = '-m bench.workload "${workload[@]}"'
+    return program if shape.launcher == "torchrun" else f'"$python" {program}'
+
+
+def _template_name(cluster: Cluster, shape: _Shape) -> str:
+    return f"{shape.launcher}.sbatch.j2" if cluster.executor == "slurm" else f"{cluster.executor}.sh.j2"
+
+
+#: Options of the workload that steer a recorder in a command, too.
+_RECORDER_VALUES = ("grad_accum", "warmup_steps", "steps_per_epoch", "attribution_steps", "epochs")
 _VALUES = (
     "cell_id",
     "nodes",
@@ -144,6 +212,8 @@ _VALUES = (
     "global_batch",
     "join_timeout",
     "arguments",
+    "per_gpu_batch",
+    *_RECORDER_VALUES,
 )
 
 _PLACEMENT = (
@@ -165,9 +235,7 @@ def _directives(cluster: Cluster, *, device: str, mixed: bool) -> Iterator[tuple
         reason = (
             "Slurm asks every node for the GPUs that the largest one needs." if mixed else "One GPU per rank."
         )
-        kind = f"{cluster.gpu_type}:" if cluster.gpu_type else ""
-        option = "--gres=gpu:" if cluster.gpu_request == "gres" else "--gpus-per-node="
-        yield reason, f"{option}{kind}{_MARK}ranks_per_node_max{_MARK}"
+        yield reason, f"{gpu_option(cluster)}{_MARK}ranks_per_node_max{_MARK}"
     for key, reason in _PLACEMENT:
         value = getattr(cluster, key)
         if value is not None:
@@ -178,6 +246,12 @@ def _directives(cluster: Cluster, *, device: str, mixed: bool) -> Iterator[tuple
     yield "Replaced by the run's folder at submission.", "--output=%x-%j.out"
     for line in cluster.directives:
         yield "From the matrix.", line
+
+
+def gpu_option(cluster: Cluster) -> str:
+    """Return Slurm's option for GPUs per node up to their number: ``--gres=gpu:l40s:``."""
+    kind = f"{cluster.gpu_type}:" if cluster.gpu_type else ""
+    return f"{'--gres=gpu:' if cluster.gpu_request == 'gres' else '--gpus-per-node='}{kind}"
 
 
 def _srun_options(container: Container | None) -> str:

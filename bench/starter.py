@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from bench.slurm.resources import NodeGroup
@@ -69,17 +69,19 @@ def _partition(groups: Sequence[NodeGroup]) -> Partition:
     )
 
 
-def cluster_matrix(partition: Partition, *, account: str | None = None) -> str:
-    """Return a matrix for a partition: 1, 2, 4, ... of its nodes, strong and weak."""
+def cluster_matrix(partition: Partition, *, inherited: Collection[str] = ()) -> str:
+    """Return a matrix for a partition: 1, 2, 4, ... of its nodes, strong and weak.
+
+    ``inherited`` are the keys of ``cluster`` that a site file gives.
+    """
     device = "cuda" if partition.gpus else "cpu"
     per_node = partition.gpus or min(8, max(1, partition.cpus // 4))
     sizes = [2**i for i in range(MOST_NODES.bit_length()) if 2**i <= min(partition.nodes, MOST_NODES)]
     ranks = sizes[-1] * per_node
     limit_s = min(TIME_LIMIT_S, partition.time_limit_s or TIME_LIMIT_S)
     gpu_line = f"  gpu_type: {partition.gpu_type}\n" if partition.gpu_type else ""
-    account_line = (
-        f"  account: {account}\n" if account else "  # account: project         # if your site asks for one\n"
-    )
+    why = "comes from the site file" if "account" in inherited else "if your site asks for one"
+    account_line = f"  # account: project         # {why}\n"
     model = "transformer, parameters: 124M, precision: bf16" if device == "cuda" else "convnet"
     backends = (
         "[nccl]                # add gloo to see what the fabric is worth" if device == "cuda" else "[gloo]"

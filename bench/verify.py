@@ -14,6 +14,7 @@ from typing import Any
 
 from bench.errors import BenchError
 from bench.layout import METRICS_COLUMNS, RunFolder, read_json
+from bench.ledger import RunRecord
 
 #: Without these a run measured nothing; the other files are extra evidence.
 _FILES = ("run.json", "metrics.csv", "ranks.csv", "steps.csv", "env.json")
@@ -52,8 +53,13 @@ class Verdict:
         return all(check.passed for check in self.checks)
 
 
-def verify_run(path: Path) -> Verdict:
+def verify_run(path: Path, *, record: RunRecord | None = None) -> Verdict:
     """Return the checks of the attempt in ``path``.
+
+    Args:
+        path: the attempt's folder.
+        record: where it stands, if more is known than what its run.json says: that is written
+            when an attempt is started, and when it has ended.
 
     Raises:
         BenchError: no run.json that says what the run was meant to be.
@@ -65,6 +71,8 @@ def verify_run(path: Path) -> Verdict:
         raise BenchError(
             f"{folder.run_json}: {what}", remedy="give a run's folder: results/STUDY/runs/RUN/attempt-N"
         )
+    if record is not None:
+        run |= {"state": str(record.state), "reason": record.reason}
     return Verdict(str(run.get("run_id", path.name)), path, list(_checks(folder, run)))
 
 
@@ -75,16 +83,38 @@ def _checks(folder: RunFolder, run: dict[str, Any]) -> Iterator[Check]:
     if isinstance(run.get("cause"), dict):
         reason += f"; cause: {run['cause'].get('cause')}; {run['cause'].get('remedy')}"
     yield Check("state", state == "completed", f"{state}{reason}", "completed")
-    missing = [name for name in _FILES if not (folder.path / name).is_file()]
+    files = _files(cell)
+    missing = [name for name in files if not (folder.path / name).is_file()]
     yield Check(
-        "files", not missing, f"missing {', '.join(missing)}" if missing else "all there", ", ".join(_FILES)
+        "files", not missing, f"missing {', '.join(missing)}" if missing else "all there", ", ".join(files)
     )
+    if isinstance(run.get("accounting"), str):
+        found = f"{run['accounting']}; the end is told by squeue and the run's own files"
+        yield Check("accounting", True, found, "sacct's, or none")
     yield from _environment_checks(read_json(folder.env), cell)
-    yield from _metrics_checks(folder, cell)
+    if _source(cell) != "none":
+        yield from _metrics_checks(folder, cell)
+
+
+def _source(cell: dict[str, Any]) -> str | None:
+    """Return where a command's numbers come from; None for the built-in training."""
+    metrics = cell["workload"].get("metrics") or {}
+    return metrics.get("source", "readings") if cell["workload"].get("command") else None
+
+
+def _files(cell: dict[str, Any]) -> tuple[str, ...]:
+    """Return the files that the run must have left; only bench's own code leaves all."""
+    fewer = {"none": _FILES[:1], "readings": _FILES[:2]}
+    return fewer.get(_source(cell) or "", _FILES)
 
 
 def _environment_checks(env: Any, cell: dict[str, Any]) -> Iterator[Check]:
     env = env if isinstance(env, dict) else {}
+    if not env and _source(cell) in ("none", "readings"):
+        # A program of somebody else's: nobody counted its ranks.
+        for name in ("ranks joined", "world size", "backend", "nodes", "global batch"):
+            yield Check(name, True, "not measured", "the plan's, where it is measured")
+        return
     expected = cell["world_size"]
     joined = (env.get("joined") or {}).get("ranks")
     hosts = ", ".join(str(host.get("host")) for host in env.get("hosts") or [])
@@ -98,7 +128,25 @@ def _environment_checks(env: Any, cell: dict[str, Any]) -> Iterator[Check]:
     yield _same("world size", env.get("world_size"), expected)
     yield _same("backend", env.get("backend"), cell["backend"])
     yield _same("nodes", len(env["hosts"]) if env.get("hosts") else None, cell["nodes"])
-    yield _same("global batch", env.get("global_batch"), cell["global_batch"])
+    if env.get("global_batch") is not None or _source(cell) is None:
+        yield _same("global batch", env.get("global_batch"), cell["global_batch"])
+    else:
+        yield Check("global batch", True, "not measured: steps differ", str(cell["global_batch"]))
+    yield from _transport_check(env.get("transport"), cell)
+
+
+def _transport_check(transport: Any, cell: dict[str, Any]) -> Iterator[Check]:
+    """Hold the way that gradients travelled against what was asked for, where env.json tells it."""
+    if not isinstance(transport, dict):
+        return
+    interface, network = transport.get("interface"), transport.get("network")
+    over = " ".join(str(word) for word in (network, interface) if word) or "an unknown interface"
+    asked = (cell.get("env") or {}).get("GLOO_SOCKET_IFNAME") if cell["backend"] == "gloo" else None
+    passed = interface in (asked, None) if asked else cell["nodes"] == 1 or interface != "lo"
+    expected = asked or ("anything" if cell["nodes"] == 1 else "an interface that the other nodes reach")
+    if transport.get("fallback"):
+        passed, expected = False, "InfiniBand, which the hosts have; see the warning in env.json"
+    yield Check("transport", passed, f"{transport.get('backend')} over {over}", expected)
 
 
 def _same(name: str, found: Any, expected: Any) -> Check:
@@ -108,7 +156,10 @@ def _same(name: str, found: Any, expected: Any) -> Check:
 def _metrics_checks(folder: RunFolder, cell: dict[str, Any]) -> Iterator[Check]:
     columns, rows = _read_metrics(folder.metrics)
     expected = int(cell["workload"]["epochs"])
-    yield Check("epochs", len(rows) == expected, str(len(rows)), str(expected))
+    if _source(cell) is None:
+        yield Check("epochs", len(rows) == expected, str(len(rows)), str(expected))
+    else:
+        yield Check("epochs", bool(rows), str(len(rows)), "1 or more")
     if not columns:
         return
     lacking = [name for name in METRICS_COLUMNS if name not in columns]
@@ -124,9 +175,18 @@ def _metrics_checks(folder: RunFolder, cell: dict[str, Any]) -> Iterator[Check]:
         ]
         found = f"not a positive number in epoch {', '.join(bad)}" if bad else "positive in every epoch"
         yield Check("throughput", not bad, found, "a positive number in every epoch")
-        bad = [row.get("epoch", "?") for row in rows if not _is_finite(row.get("train_loss"))]
-        found = f"not finite in epoch {', '.join(bad)}" if bad else "finite in every epoch"
+        told = [row for row in rows if _source(cell) is None or row.get("train_loss")]
+        bad = [row.get("epoch", "?") for row in told if not _is_finite(row.get("train_loss"))]
+        found = (
+            f"not finite in epoch {', '.join(bad)}"
+            if bad
+            else "finite in every epoch"
+            if told
+            else "not measured"
+        )
         yield Check("loss", not bad, found, "a finite number in every epoch")
+        if _source(cell) is not None:
+            return  # a command's steps are its own
         samples = cell["global_batch"] * int(cell["workload"]["steps_per_epoch"])
         counted = {row.get("samples") for row in rows}
         yield Check(

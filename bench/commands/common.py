@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,7 +12,14 @@ from typing import Annotated, Any
 import typer
 
 from bench.errors import BenchError
+from bench.executors import executor_for
+from bench.executors.base import PlannedStudy, note_standing, open_study
 from bench.layout import StudyFolder, results_root, studies
+from bench.ledger import RunRecord
+from bench.slurm.errors import SlurmUnavailableError
+
+#: Slurm's accounting of a job comes in within a second or some after its end.
+PATIENCE_S = 4.0
 
 ResultsOption = Annotated[
     Path | None,
@@ -22,6 +30,14 @@ ResultsOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of a table.")]
 MatrixArgument = Annotated[
     str, typer.Argument(help="A matrix file, or the name of a shipped example.", show_default=False)
+]
+SiteOption = Annotated[
+    str | None,
+    typer.Option(
+        "--site",
+        help="The site file that the matrix inherits from; empty: none. [env var: BENCH_SITE]",
+        show_default="~/.config/ddp-scaling-bench/site.yaml",
+    ),
 ]
 StudyArgument = Annotated[
     str | None,
@@ -55,6 +71,28 @@ def find_study(name: str | None, results: Path | None) -> StudyFolder:
     raise BenchError(
         f"no study {name!r} is planned below {root} (there: {listed})", remedy="plan it: bench plan MATRIX"
     )
+
+
+def settled_records(planned: PlannedStudy) -> dict[str, RunRecord]:
+    """Return where each run stands; a few seconds are given to what has ended just now."""
+    executor = executor_for(planned)
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        records = executor.refresh()
+        ending = any(record.details.get("ending") for record in records.values())
+        if not ending or time.monotonic() > deadline:
+            return records
+        time.sleep(0.4)
+
+
+def settled(folder: StudyFolder) -> StudyFolder:
+    """Settle what has ended in a study and return it; where Slurm cannot be asked, it is as it lies there."""
+    try:
+        planned = open_study(folder)
+        note_standing(planned, settled_records(planned))
+    except SlurmUnavailableError as absent:
+        say(f"{folder.path}: runs under way are left open: {absent.message}")
+    return folder
 
 
 def print_json(content: Any) -> None:

@@ -11,6 +11,7 @@ import typer
 from bench.commands.common import JsonOption, ResultsOption, root_of
 from bench.errors import BenchError
 from bench.layout import RunFolder, StudyFolder, studies
+from bench.ledger import RunState
 
 
 def register(app: typer.Typer) -> None:
@@ -83,9 +84,12 @@ def _run_of(target: str, root: Path) -> RunFolder | None:
         from bench.executors.base import open_study
 
         planned = open_study(study)
-        for run_id, record in planned.records().items():
-            if record.attempt and target in (run_id, record.job_id):
-                return study.attempt(run_id, record.attempt)
+        records = [record for record in planned.records().values() if record.attempt]
+        meant = [record for record in records if target in (record.run_id, record.job_id)]
+        # A job may be a pack of many runs: one that failed is what is asked about.
+        meant.sort(key=lambda record: record.state is not RunState.FAILED)
+        if meant:
+            return study.attempt(meant[0].run_id, meant[0].attempt)
     return None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -41,8 +41,20 @@ def init_command(
                 remedy="leave --partition out, or run this on a login node",
             )
         return _write(path or Path("local.yaml"), local_matrix(os.cpu_count() or 1))
+    defaults = _site_defaults()
+    usual = defaults.get("partition")
+    found.sort(key=lambda one: one.name != usual)  # stable: what the site names comes first
     chosen = _choose(found, partition, ask=not yes and sys.stdin.isatty())
-    return _write(path or Path(f"{chosen.name}.yaml"), cluster_matrix(chosen))
+    return _write(path or Path(f"{chosen.name}.yaml"), cluster_matrix(chosen, inherited=defaults))
+
+
+def _site_defaults() -> dict[str, Any]:
+    """Return what a site file says of the cluster's jobs; nothing where there is none."""
+    from bench.matrix.site import find_site, read_site
+
+    path = find_site()
+    cluster = read_site(path).content.get("cluster") if path else None
+    return cluster or {}
 
 
 def _ask_slurm() -> list[Partition]:

@@ -11,12 +11,14 @@ from bench.commands.common import (
     JsonOption,
     MatrixArgument,
     ResultsOption,
+    SiteOption,
     print_json,
     print_table,
     root_of,
     say,
 )
 from bench.layout import StudyFolder
+from bench.matrix.site import find_site
 from bench.plan import Plan, make_plan, write_plan
 from bench.shipped import find_matrix
 from bench.units import human_duration
@@ -35,6 +37,7 @@ def plan_command(
     everything: Annotated[
         bool, typer.Option("--all", help=f"List every cell, not only the first {SHOWN_CELLS}.")
     ] = False,
+    site: SiteOption = None,
     as_json: JsonOption = False,
 ) -> int:
     """Check a matrix, write one script per cell, and say what it will cost.
@@ -42,7 +45,7 @@ def plan_command(
     Needs no Slurm and submits nothing. Planning again is safe: a study may grow, but a
     cell that has results must stay what it was. Example: bench plan matrices/l40s.yaml
     """
-    plan = make_plan(find_matrix(matrix))
+    plan = make_plan(find_matrix(matrix), site=find_site(site))
     folder = write_plan(plan, root_of(results))
     if as_json:
         print_json(summary(plan, folder))
@@ -76,6 +79,8 @@ def show(plan: Plan, folder: StudyFolder, *, everything: bool = False) -> None:
         print(f"... and {len(plan.cells) - len(shown)} more cells (--all lists them)")
     print(cost_line(plan))
     print(f"written: {folder.path} (scripts/, plan.json)")
+    if plan.document.site:
+        say(str(plan.document.site))
     for warning in plan.warnings:
         say(f"warning: {warning}")
 
@@ -106,7 +111,7 @@ def _count(number: int, noun: str) -> str:
 
 def summary(plan: Plan, folder: StudyFolder) -> dict[str, Any]:
     """Return what `bench plan --json` promises, and the rest of the cost beside it."""
-    cost = plan.cost
+    cost, site = plan.cost, plan.document.site
     cells = [
         {
             "cell_id": cell.cell_id,
@@ -135,5 +140,6 @@ def summary(plan: Plan, folder: StudyFolder) -> dict[str, Any]:
         "nodes": cost.nodes_max,
         "time_limit_s": plan.matrix.cluster.time_limit,
         "warnings": plan.warnings,
+        "site": site and {"path": site.path, "inherited": site.values},
         "cells": cells,
     }

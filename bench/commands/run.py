@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import typer
 
-from bench.commands.common import MatrixArgument, ResultsOption, root_of, say
+from bench.commands.common import MatrixArgument, ResultsOption, SiteOption, root_of, say
 from bench.commands.plan import cost_line
 from bench.commands.report import write
 from bench.commands.submit import BudgetOption, OnlyOption, RetryOption, check_budget, runs_to_start, start
 from bench.executors.base import open_study
+from bench.matrix.site import find_site
 from bench.plan import make_plan, write_plan
 from bench.shipped import find_matrix
 
@@ -24,15 +25,18 @@ def run_command(
     filters: OnlyOption = None,
     retry_failed: RetryOption = False,
     budget: BudgetOption = None,
+    site: SiteOption = None,
 ) -> int:
     """Plan a matrix, run what is not yet done, and write the report.
 
     Ctrl-C stops after ending the run that goes on; the same command continues later.
     Example: bench run smoke_cpu
     """
-    plan = make_plan(find_matrix(matrix))
+    plan = make_plan(find_matrix(matrix), site=find_site(site))
     folder = write_plan(plan, root_of(results))
     say(f"study {plan.matrix.study}: {cost_line(plan)}")
+    if plan.document.site:
+        say(str(plan.document.site))
     for warning in plan.warnings:
         say(f"warning: {warning}")
     planned = open_study(folder)

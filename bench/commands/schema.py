@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
 from bench.commands.common import print_json
@@ -12,13 +14,16 @@ def register(app: typer.Typer) -> None:
     app.command("schema")(schema_command)
 
 
-def schema_command() -> int:
+def schema_command(
+    site: Annotated[bool, typer.Option("--site", help="That of a site file, instead of a matrix's.")] = False,
+) -> int:
     """Print the JSON Schema of a matrix, so that editors complete and check the file.
 
     In VS Code: bench schema > matrix.schema.json, and begin the matrix with
     # yaml-language-server: $schema=matrix.schema.json
     """
     from bench.matrix.schema import json_schema
+    from bench.matrix.site import site_schema
 
-    print_json(json_schema())
+    print_json(site_schema() if site else json_schema())
     return 0

@@ -72,6 +72,8 @@ def status_command(
         if not watch or ended:
             bad = (RunState.FAILED, RunState.UNKNOWN)
             return 1 if any(record.state in bad for record in records.values()) else 0
+        if not any(record.state.active for record in records.values()):
+            say(f"nothing is under way: `bench submit {folder.name}` starts what is planned")
         time.sleep(interval)
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 
-from bench.commands.common import ResultsOption, StudyArgument, find_study, say
+from bench.commands.common import ResultsOption, StudyArgument, find_study, print_json, say
+from bench.commands.packing import check_pack, show_pack
 from bench.commands.progress import watch_runs
 from bench.errors import BenchError
 from bench.executors import executor_for
@@ -21,6 +22,8 @@ from bench.matrix.cell import Run
 from bench.selection import only, pending
 from bench.slurm.errors import SlurmUnavailableError
 from bench.verify import verify_run
+
+T = TypeVar("T")
 
 OnlyOption = Annotated[
     list[str] | None,
@@ -37,6 +40,10 @@ BudgetOption = Annotated[
 QueuedOption = Annotated[
     int | None,
     typer.Option("--max-queued", min=1, help="Have at most so many of the study's jobs in the queue."),
+]
+PackOption = Annotated[
+    bool,
+    typer.Option("--pack", help="One job of the largest size, in which the runs go one after another."),
 ]
 
 
@@ -59,41 +66,84 @@ def submit_command(
     canary: Annotated[
         bool, typer.Option("--canary", help="One small multi-node run first; the rest when it has passed.")
     ] = False,
+    pack: PackOption = False,
+    as_json: Annotated[bool, typer.Option("--json", help="With --dry-run: JSON for programs.")] = False,
 ) -> int:
     """Start the runs of a study that are neither done nor under way.
 
     Safe to type at any time: what is completed or under way is left alone, what was
     interrupted is started again, what failed waits for --retry-failed. With executor local
-    the runs go one after another on this machine; Ctrl-C stops, and the next call goes on.
+    and ssh the runs go one after another, here or on the hosts; Ctrl-C stops, and the next call goes on.
     """
+    if as_json and not dry_run:
+        raise BenchError("--json goes with --dry-run", remedy="`bench status --json` says where runs stand")
+    if pack and max_queued is not None:
+        raise BenchError("--max-queued counts jobs, and a pack is one", remedy="leave one of the two away")
     planned = open_study(find_study(study, results))
-    runs = runs_to_start(planned, filters=filters or [], retry_failed=retry_failed)
-    check_budget(planned, runs, budget)
+    with_patience = wait or canary
+    runs = when_slurm_answers(
+        lambda: runs_to_start(planned, filters=filters or [], retry_failed=retry_failed), wait=with_patience
+    )
+    if pack:
+        check_pack(planned, runs, budget)
+    else:
+        check_budget(planned, runs, budget)
     if dry_run:
-        executor = executor_for(planned)
-        for run in runs:
-            print(executor.command_line(run))
-        print(f"{len(runs)} of {len(planned.runs)} runs would be started")
+        show_commands(planned, runs, as_json=as_json, pack=pack)
         return 0
     if canary:
-        if not canary_passes(planned, runs):
+        if not canary_passes(planned, runs, pack=pack):
             return 1
         begun = planned.records()
         runs = [run for run in runs if begun[run.run_id].state is not RunState.COMPLETED]
-    return start(planned, runs, max_queued=max_queued, wait=wait)
+    return start(planned, runs, max_queued=max_queued, wait=wait, pack=pack)
 
 
-def canary_passes(planned: PlannedStudy, runs: Sequence[Run]) -> bool:
-    """Run the smallest multi-node cell alone; say why the rest stays back where it does not pass."""
+def show_commands(planned: PlannedStudy, runs: Sequence[Run], *, as_json: bool, pack: bool = False) -> None:
+    """Print the commands that would start ``runs``."""
+    if pack:
+        show_pack(planned, runs, as_json=as_json)
+        return
+    executor = executor_for(planned)
+    commands = [(run, executor.command_line(run)) for run in runs]
+    if as_json:
+        shown = [
+            {
+                "run_id": run.run_id,
+                "cell_id": run.cell_id,
+                "command": line,
+                "script": str(planned.script(run.cell_id)),
+            }
+            for run, line in commands
+        ]
+        print_json({"study": planned.folder.name, "planned": len(planned.runs), "runs": shown})
+        return
+    for _, line in commands:
+        print(line)
+    print(f"{len(runs)} of {len(planned.runs)} runs would be started")
+
+
+def canary_passes(planned: PlannedStudy, runs: Sequence[Run], *, pack: bool = False) -> bool:
+    """Run the smallest multi-node cell alone; say why the rest stays back where it does not pass.
+
+    Raises:
+        BenchError: Slurm would not take the rest, however the canary fares.
+    """
     records = planned.records()
     proven = [run for run in planned.runs if records[run.run_id].state is RunState.COMPLETED]
     if not runs or any(planned.cells[run.cell_id].nodes > 1 for run in proven):
         return True
     chosen = choose_canary(planned, runs)
     say(f"canary: {chosen.run_id} goes first; {len(runs) - 1} runs wait for it")
-    executor = executor_for(planned)
+    executor, told = executor_for(planned), set[str]()
+    if rest := [run for run in runs if run is not chosen]:
+        when_slurm_answers(lambda: executor_for(planned, pack=pack).judge(rest))
     _submit(executor, [chosen], None)
-    while (record := executor.refresh()[chosen.run_id]).state in (RunState.QUEUED, RunState.RUNNING):
+    while (record := when_slurm_answers(executor.refresh)[chosen.run_id]).state in (
+        RunState.QUEUED,
+        RunState.RUNNING,
+    ):
+        _point_out_stuck(told, record)
         time.sleep(POLL_S)
     verdict = verify_run(planned.folder.attempt(record.run_id, record.attempt).path)
     if not verdict.passed:
@@ -139,10 +189,15 @@ def check_budget(planned: PlannedStudy, runs: Sequence[Run], budget: float | Non
 
 
 def start(
-    planned: PlannedStudy, runs: Sequence[Run], *, max_queued: int | None = None, wait: bool = False
+    planned: PlannedStudy,
+    runs: Sequence[Run],
+    *,
+    max_queued: int | None = None,
+    wait: bool = False,
+    pack: bool = False,
 ) -> int:
     """Start ``runs`` and say where the study stands; 1 where a run has failed."""
-    executor = executor_for(planned)
+    executor = executor_for(planned, pack=pack)
     left: list[Run] = []
     before = planned.records()
     if runs:
@@ -153,13 +208,18 @@ def start(
                 raise
             left = full.left
             say(f"{full.message}: waiting for room")
+        except SlurmUnavailableError as absent:
+            if not wait or absent.lasting:
+                raise
+            left = list(runs)
+            say(f"{absent.message}: waiting for Slurm")
     else:
         say("nothing to start")
     if left:
         when = "start as others end" if wait else "wait for the next `bench submit`, or use --wait"
         say(f"{len(left)} runs {when}")
     if wait:
-        attempts = {run_id: record.attempt for run_id, record in before.items()}
+        attempts = {run_id: _begun(record) for run_id, record in before.items()}
         records = wait_for_end(executor, left, attempts=attempts, max_queued=max_queued)
     else:
         records = planned.records()
@@ -194,6 +254,7 @@ def wait_for_end(
     ``attempts`` are those of the runs ``left`` before they were to be started.
     """
     attempts, told = attempts or {}, set[str]()
+    wanted = list(left)  # a job whose answer was lost, and of which nothing came, is to be started again
     known_until = time.monotonic()
     full_with, full_until = math.inf, 0.0  # how many of ours were in a full queue
     for turn in count():
@@ -202,7 +263,7 @@ def wait_for_end(
         try:
             records = executor.refresh()
             active = [record for record in records.values() if record.state.active]
-            left = [run for run in left if _is_left(records[run.run_id], attempts.get(run.run_id, 0))]
+            left = [run for run in wanted if _is_left(records[run.run_id], attempts.get(run.run_id, 0))]
             room = max_queued is None or len(active) < max_queued
             if left and room and (len(active) < full_with or time.monotonic() > full_until):
                 left = _submit(executor, left, max_queued)
@@ -211,16 +272,39 @@ def wait_for_end(
             _say_once(told, f"{full.message}: waiting for room")
             left, full_with, full_until = full.left, len(active), time.monotonic() + FULL_WAIT_S
         except SlurmUnavailableError as absent:
+            if absent.lasting:
+                raise
             _say_once(told, f"{absent.message}: waiting for Slurm")
         else:
             for record in active:
-                if record.details.get("stuck"):
-                    _say_once(told, f"{record.run_id} does not start by itself: {record.reason}")
+                _point_out_stuck(told, record)
             if left or any(record.state is not RunState.UNKNOWN for record in active):
                 known_until = time.monotonic()
             elif not active or time.monotonic() - known_until > UNKNOWN_WAIT_S:
                 return records
     raise AssertionError("count() has no end")
+
+
+def when_slurm_answers(ask: Callable[[], T], *, wait: bool = True) -> T:
+    """Return what ``ask`` returns; where Slurm cannot be asked now, ask again until it can.
+
+    Raises:
+        SlurmUnavailableError: it never can be here, or there is no ``wait``.
+    """
+    told: set[str] = set()
+    while True:
+        try:
+            return ask()
+        except SlurmUnavailableError as absent:
+            if not wait or absent.lasting:
+                raise
+            _say_once(told, f"{absent.message}: waiting for Slurm")
+            time.sleep(POLL_S)
+
+
+def _begun(record: RunRecord) -> int:
+    """Return the last attempt that became a job: one that was refused is made again under its number."""
+    return record.attempt - (record.state is RunState.PLANNED and record.attempt > 0)
 
 
 def _is_left(record: RunRecord, attempt_before: int) -> bool:
@@ -231,6 +315,11 @@ def _is_left(record: RunRecord, attempt_before: int) -> bool:
 def _submit(executor: Executor, runs: Sequence[Run], max_queued: int | None) -> list[Run]:
     with watch_runs(len(runs)) as watch:
         return executor.submit(runs, max_queued=max_queued, watch=watch)
+
+
+def _point_out_stuck(told: set[str], record: RunRecord) -> None:
+    if record.details.get("stuck"):
+        _say_once(told, f"{record.run_id} does not start by itself: {record.reason}")
 
 
 def _say_once(told: set[str], words: str) -> None:

@@ -7,9 +7,15 @@ from typing import Annotated
 
 import typer
 
-from bench.commands.common import JsonOption, ResultsOption, find_study, print_json, root_of
+from bench.commands.common import (
+    JsonOption,
+    ResultsOption,
+    find_study,
+    print_json,
+    root_of,
+    settled_records,
+)
 from bench.errors import BenchError
-from bench.executors import executor_for
 from bench.executors.base import PlannedStudy, open_study
 from bench.layout import StudyFolder, studies
 from bench.ledger import RunRecord
@@ -71,34 +77,52 @@ def _verdicts(target: str | None, root: Path, results: Path | None) -> list[Verd
     if target is not None:
         path = Path(target)
         if (path / "run.json").is_file():
-            _settle_study_of(path)
-            return [verify_run(path)]
+            return [verify_run(path, record=_record_of(path))]
         found = _by_run_or_job(target, root)
-        if found is not None:
-            return [found]
+        if found:
+            return found
+        if target.isdigit() and not (root / target).is_dir():
+            what = f"no study below {root} has submitted a job {target}"
+            raise BenchError(what, remedy="`bench status STUDY` lists the jobs of a study")
     planned = open_study(find_study(target, results))
-    return [_latest(planned, record) for record in executor_for(planned).refresh().values()]
+    return [_latest(planned, record) for record in settled_records(planned).values()]
 
 
-def _settle_study_of(path: Path) -> None:
-    """Settle the study around a run's folder, where there is one."""
-    folder = path.resolve().parents
-    if len(folder) > 2 and (folder[2] / "plan.json").is_file():
-        executor_for(open_study(StudyFolder(folder[2]))).refresh()
+def _record_of(path: Path) -> RunRecord | None:
+    """Return where the attempt in ``path`` stands, if a study is around it and it is a run's latest."""
+    parents = path.resolve().parents
+    if len(parents) < 3 or not (parents[2] / "plan.json").is_file():
+        return None
+    record = settled_records(open_study(StudyFolder(parents[2]))).get(parents[0].name)
+    latest = record is not None and path.resolve().name == f"attempt-{record.attempt}"
+    return record if latest else None
 
 
-def _by_run_or_job(target: str, root: Path) -> Verdict | None:
-    """Return the run of this name or job id; the study planned last is looked at first."""
+def _by_run_or_job(target: str, root: Path) -> list[Verdict]:
+    """Return the run of this name, or those of this job; the study planned last is looked at first."""
     known = sorted(studies(root), key=lambda study: study.plan.stat().st_mtime_ns, reverse=True)
     for study in known:
         try:
             planned = open_study(study)
         except BenchError:
             continue
-        for run_id, record in planned.records().items():
-            if target in (run_id, record.job_id):
-                return _latest(planned, executor_for(planned).refresh()[run_id])
-    return None
+        records = planned.records()
+        events = [event for event in planned.ledger.events() if event["event"] == "submitted"]
+        jobs = {(event["run_id"], event["attempt"]) for event in events if event.get("job_id") == target}
+        meant = [(run_id, attempt) for run_id, attempt in sorted(jobs) if run_id in records]
+        if target in records:
+            meant = [(target, records[target].attempt)]
+        if meant:
+            settled = settled_records(planned)
+            return [_verdict(planned, settled[run_id], attempt) for run_id, attempt in meant]
+    return []
+
+
+def _verdict(planned: PlannedStudy, record: RunRecord, attempt: int) -> Verdict:
+    """Return the verdict on one attempt of a run: its latest, or an older one that was kept."""
+    if attempt == record.attempt:
+        return _latest(planned, record)
+    return verify_run(planned.folder.attempt(record.run_id, attempt).path)
 
 
 def _latest(planned: PlannedStudy, record: RunRecord) -> Verdict:
@@ -108,4 +132,4 @@ def _latest(planned: PlannedStudy, record: RunRecord) -> Verdict:
         return Verdict(
             record.run_id, folder.path, [Check("state", False, "planned, not started", "completed")]
         )
-    return verify_run(folder.path)
+    return verify_run(folder.path, record=record)

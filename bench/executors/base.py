@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from bench import __version__
-from bench.errors import BenchError
+from bench.errors import BenchError, unwritable
 from bench.layout import RunFolder, StudyFolder, read_json, write_json
 from bench.ledger import Ledger, RunRecord, RunState
 from bench.matrix.cell import Cell, Run
@@ -39,7 +39,7 @@ class PlannedStudy:
 
     def script(self, cell_id: str) -> Path:
         """Return a cell's script."""
-        suffix = ".sh" if self.executor == "local" else ".sbatch"
+        suffix = ".sbatch" if self.executor == "slurm" else ".sh"
         return self.folder.scripts / f"{cell_id}{suffix}"
 
 
@@ -119,7 +119,7 @@ def new_attempt(study: PlannedStudy, run: Run, record: RunRecord) -> Attempt:
     try:
         attempt.folder.path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise BenchError(f"{attempt.folder.path}: cannot be made: {error.strerror}") from None
+        raise unwritable(attempt.folder.path, error) from None
     return attempt
 
 
@@ -136,33 +136,44 @@ class Outcome:
 
 def settle(study: PlannedStudy, record: RunRecord, outcome: Outcome, *, ended_at: str) -> None:
     """Write how an attempt ended: first into its run.json, then into the ledger."""
+    study.ledger.append_all([settled(study, record, outcome, ended_at=ended_at)])
+
+
+def settled(
+    study: PlannedStudy, record: RunRecord, outcome: Outcome, *, ended_at: str, event: str = "ended"
+) -> dict[str, Any]:
+    """Bring a record up to date, write how its attempt ended into its run.json; return the ledger's event.
+
+    Raises:
+        UnwritableError: run.json cannot be written; the record itself is up to date.
+    """
     folder = study.folder.attempt(record.run_id, record.attempt)
     cause = None if outcome.state is not RunState.FAILED else _cause_of(folder)
-    content = read_json(folder.run_json) or {"run_id": record.run_id, "attempt": record.attempt}
-    content |= {
+    record.state, record.reason = outcome.state, outcome.reason
+    record.failure_class, record.exit_code = outcome.failure_class, outcome.exit_code
+    record.cause = cause["cause"] if cause else None
+    end = {
         "state": str(outcome.state),
         "reason": outcome.reason,
         "failure_class": outcome.failure_class,
         "exit_code": outcome.exit_code,
-        "cause": cause,
-        "ended_at": ended_at,
-        **outcome.details,
     }
+    content = read_json(folder.run_json) or {"run_id": record.run_id, "attempt": record.attempt}
+    content |= {**end, "cause": cause, "ended_at": ended_at, **outcome.details}
     if folder.path.is_dir():
         write_json(folder.run_json, content)
-    study.ledger.append(
-        "ended",
-        run_id=record.run_id,
-        attempt=record.attempt,
-        state=str(outcome.state),
-        reason=outcome.reason,
-        failure_class=outcome.failure_class,
-        exit_code=outcome.exit_code,
-        cause=cause["cause"] if cause else None,
-    )
-    record.cause = cause["cause"] if cause else None
-    record.state, record.reason = outcome.state, outcome.reason
-    record.failure_class, record.exit_code = outcome.failure_class, outcome.exit_code
+    return {"event": event, "run_id": record.run_id, "attempt": record.attempt, **end, "cause": record.cause}
+
+
+def note_standing(study: PlannedStudy, records: Mapping[str, RunRecord]) -> None:
+    """Write into the run.json of attempts that wait or run where they stand: the analysis reads no more."""
+    for record in records.values():
+        run_json = study.folder.attempt(record.run_id, record.attempt).run_json
+        if not record.state.active or not isinstance(content := read_json(run_json), dict):
+            continue
+        stands = {"state": str(record.state), "reason": record.reason}
+        if stands != {name: content.get(name) for name in stands}:
+            write_json(run_json, {**content, **stands})
 
 
 def _cause_of(folder: RunFolder) -> dict[str, Any] | None:
@@ -206,6 +217,13 @@ class Watch:
 
 class Executor(Protocol):
     """Starts runs, and finds out what became of them."""
+
+    def judge(self, runs: Sequence[Run]) -> None:
+        """Find out whether the largest of ``runs`` could be started; start none.
+
+        Raises:
+            BenchError: it could not; the message says why.
+        """
 
     def submit(self, runs: Sequence[Run], *, watch: Watch, max_queued: int | None = None) -> list[Run]:
         """Start ``runs`` in order; local ones are run to their end.

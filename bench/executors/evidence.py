@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import re
 import signal
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from bench.executors.base import Outcome
+from bench.executors.readings import collect
 from bench.layout import METRICS_COLUMNS, RunFolder, read_json
 from bench.ledger import RunState
 from bench.matrix.cell import Cell
+from bench.slurm.parsing import AccountingRow
 
 _TAIL_BYTES = 20_000
+#: A batch script that cannot write end.json ends with this code (EX_IOERR of sysexits.h).
+EXIT_UNWRITABLE = 74
 
 #: srun's words for the signals that end a task from outside, or by a fault of its own.
 _SIGNALS = {
@@ -28,6 +34,11 @@ _SRUN_TASK = re.compile(rf"srun: error: (\S+): tasks? (\S+): ({'|'.join(_SIGNALS
 #: From here on it is Slurm that ends tasks, because one had ended badly.
 _SRUN_ENDS_ALL = re.compile(r"srun: .*Terminating StepId|srun: Job step aborted|srun: Force Terminated")
 _TORCHRUN_RANK = re.compile(r"host +: (\S+)\n *rank +: (\d+) .*\n *exitcode +: -(\d+) ")
+_TORCHRUN_EXIT = re.compile(
+    r"Root Cause .*\n.*\n.*\n *host +: (\S+)\n *rank +: (\d+) .*\n *exitcode +: (\d+) "
+)
+#: torchrun's own error, after whatever its ranks have said: that one failed.
+_TORCHRUNS_OWN = "ChildFailedError"
 
 
 @dataclass(frozen=True)
@@ -69,7 +80,12 @@ def metrics_epochs(folder: RunFolder) -> int | None:
 
 
 def incomplete(folder: RunFolder, cell: Cell) -> str:
-    """Return what a run that ended well still lacks; empty where it lacks nothing."""
+    """Return what a run that ended well still lacks; empty where it lacks nothing.
+
+    The numbers of a command that does not record them itself are collected here.
+    """
+    if cell.command is not None:
+        return _incomplete_command(folder, cell)
     epochs, wanted = metrics_epochs(folder), int(cell.workload["epochs"])
     if epochs is None:
         return "ended without metrics.csv" if not folder.metrics.exists() else "metrics.csv has other columns"
@@ -78,17 +94,47 @@ def incomplete(folder: RunFolder, cell: Cell) -> str:
     return ""
 
 
+def _incomplete_command(folder: RunFolder, cell: Cell) -> str:
+    source = cell.metrics.get("source")
+    if source == "none":
+        return ""
+    if source != "recorder":
+        return collect(folder, cell)
+    epochs = metrics_epochs(folder)
+    if epochs is None and folder.metrics.exists():
+        return "metrics.csv has other columns"
+    if not epochs:
+        what = "the command recorded nothing: use bench.record in it"
+        return f"{what}, or say in workload.metrics where its numbers are"
+    return ""
+
+
 def said_error(folder: RunFolder) -> str:
-    """Return the workload's own first error line, else the log's last telling one."""
-    own, last = "", ""
+    """Return the workload's own first error line, else the log's last telling one, else torchrun's."""
+    own, last, torchruns = "", "", ""
     for path in (folder.err, folder.out):
-        for line in _tail(path):
+        lines = tail(path)
+        for line in lines:
             words = line.strip()
             if "bench: error: " in words and not own:
                 own = words.partition("bench: error: ")[2]
-            if words and words[0] not in "=-[" and "Error" in words:
+            if words and words[0] not in "=-[" and "Error" in words and _TORCHRUNS_OWN not in words:
                 last = words
-    return own or last
+        if found := _TORCHRUN_EXIT.search("\n".join(lines)):
+            host, rank, code = found.groups()
+            torchruns = torchruns or f"rank {rank} on {host} ended with exit code {code}"
+    return own or last or torchruns
+
+
+def unwritable_folder(end: ProvisionalEnd, rows: Sequence[AccountingRow]) -> str:
+    """Return what it means that the job's script could not note its end; empty where it could.
+
+    Its exit code is then all that is left of it: what went wrong was to be written to the same disk.
+    """
+    codes = [row.exit_code for row in rows if row.key.step is None]
+    if end.exit_code is None and EXIT_UNWRITABLE in codes[-1:]:
+        return "the run's folder could not be written when the job ended: the disk is full or read-only"
+    return ""
 
 
 def killed_rank(folder: RunFolder, launcher: str) -> str:
@@ -97,7 +143,7 @@ def killed_rank(folder: RunFolder, launcher: str) -> str:
     To Slurm's accounting a killed and an aborted rank look alike. A killed rank says nothing
     itself, and the others only say that they lost it.
     """
-    text = "\n".join(_tail(folder.err))
+    text = "\n".join(tail(folder.err))
     before = _SRUN_ENDS_ALL.split(text, maxsplit=1)[0]
     lost = "lost the connection to another rank" in text
     if found := _SRUN_TASK.search(before) or (_SRUN_TASK.search(text) if lost else None):
@@ -112,7 +158,8 @@ def killed_rank(folder: RunFolder, launcher: str) -> str:
     return ""
 
 
-def _tail(path: Any) -> list[str]:
+def tail(path: Path) -> list[str]:
+    """Return the last lines of a log; none where it cannot be read."""
     try:
         with open(path, "rb") as file:
             file.seek(0, 2)

@@ -36,7 +36,7 @@ class ForkServer:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            env=_environment(env),
+            env=launch_environment(env),
             start_new_session=True,  # Ctrl-C reaches the harness, which ends things in order
         )
         if self._answer(deadline=None).get("ready") is None:
@@ -133,7 +133,7 @@ def _command(env: Mapping[str, str], setup: Sequence[str]) -> list[str]:
     return ["bash", "-c", "\n".join(lines)]
 
 
-def _environment(env: Mapping[str, str]) -> dict[str, str]:
+def launch_environment(env: Mapping[str, str]) -> dict[str, str]:
     """Return this process's environment without another launcher's words, plus the cell's."""
     own = {name: value for name, value in os.environ.items() if name not in _ANOTHER_LAUNCHERS}
     # Ranks of one machine meet on the loopback, whatever its host name resolves to.

@@ -2,34 +2,42 @@
 
 A job that has ended is settled once accounting has all of its rows: for a second or some they
 come one by one, and the cause may be in the last. Where accounting is off or down, squeue (which
-remembers a job for some minutes) and the run's own files have to do.
+remembers a job for some minutes) and the run's own files have to do. Accounting that was only down
+is *owed*: a later look fetches it, and corrects what was settled without it.
 """
 
 from __future__ import annotations
 
-import time
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import Any
 
 from bench.executors.base import Outcome, PlannedStudy, settle
-from bench.executors.evidence import ProvisionalEnd, incomplete, killed_rank, outcome_of, said_error
-from bench.layout import RunFolder, write_atomically
+from bench.executors.ends import Ends
+from bench.executors.evidence import ProvisionalEnd, outcome_of, tail
+from bench.executors.pack_settlement import Packs, is_packed
+from bench.executors.verdicts import age_s, ended, iso, judged, last_end
+from bench.layout import RunFolder
 from bench.ledger import RunRecord, RunState, now
 from bench.matrix.cell import Cell
 from bench.slurm.client import Slurm
 from bench.slurm.errors import SlurmUnavailableError
+from bench.slurm.last_words import last_words
 from bench.slurm.outcome import JobOutcome, classify, queue_outcomes
 from bench.slurm.parsing import AccountingRow, QueueRow
-from bench.slurm.states import FailureClass
+from bench.slurm.states import FailureClass, SlurmState
 from bench.slurm.summary import accounting_table
 
-#: How long one look waits for the last rows of jobs that have just ended.
-PATIENCE_S = 4.0
 #: Rows that are missing so long after the end do not come any more.
 GRACE_S = 30.0
-_EVERY_S = 0.4
+#: The same by the clock of a node, which may be wrong.
+NOTED_GRACE_S = 120.0
+#: Accounting that did not come in this time does not come any more.
+OWED_FOR_S = 24 * 3600.0
+#: sacct's words where there is no accounting at all.
+_NO_ACCOUNTING = re.compile(r"accounting storage is disabled|command not found|permission denied")
 
 INCOMPLETE = "has ended; Slurm's accounting of it is not complete yet"
 
@@ -60,28 +68,43 @@ class Settlement:
     slurm: Slurm
     cells: Mapping[str, Cell]
 
-    def look(self, records: Sequence[RunRecord], queue: Sequence[QueueRow]) -> None:
+    def look(
+        self, active: Sequence[RunRecord], queue: Sequence[QueueRow], *, owed: Sequence[RunRecord] = ()
+    ) -> None:
         """Bring records of submitted jobs up to date; settle those that have ended.
 
-        One sacct for all jobs that have left the queue, and more of them for a few seconds
-        while rows of just ended jobs are still coming in.
+        One sacct for all jobs that have left the queue. One that has just ended and is not whole
+        in it stays as running, with that reason: look again a little later.
+
+        Args:
+            active: the attempts that wait or run, as far as was known.
+            queue: what squeue says now.
+            owed: attempts that have ended, whose accounting could not be had so far.
         """
-        names = {str(record.job_name) for record in records}
+        names = {str(record.job_name) for record in active}
         answers = _Answers(queue_outcomes([row for row in queue if row.name in names]))
-        ended = []
-        for record in records:
-            if answers.in_queue(record):
-                _update(record, answers.queue[str(record.job_id)])
+        packs, gone = Packs(self.study.folder), []
+        for record in active:
+            if answers.in_queue(record) and not packs.has_ended(record):
+                _update(record, packs.standing(record, answers.queue[str(record.job_id)]))
+                self._tell_of_earlier_start(record)
             else:
-                ended.append(record)
-        deadline = time.monotonic() + PATIENCE_S
-        while ended:
-            self._ask_accounting(answers, ended)
-            last = time.monotonic() > deadline
-            ended = [record for record in ended if not self._settled(record, answers, last=last)]
-            if not ended or last:
-                return
-            time.sleep(_EVERY_S)
+                gone.append(record)
+        if not gone and not owed:
+            return
+        self._ask_accounting(answers, [*gone, *owed])
+        ends = Ends(self.study)
+        for record in gone:
+            if is_packed(record):
+                self._settle_packed(record, answers, ends, packs)
+            else:
+                self._settle_gone(record, answers, ends)
+        for record in owed:
+            if is_packed(record):
+                self._settle_packed(record, answers, ends, packs, event="accounted")
+            else:
+                self._settle_owed(record, answers, ends)
+        ends.write()
 
     def _ask_accounting(self, answers: _Answers, records: Sequence[RunRecord]) -> None:
         names = {record.job_id: record.job_name for record in records}
@@ -91,45 +114,74 @@ class Settlement:
         except SlurmUnavailableError as absent:
             answers.no_accounting = absent.words
             return
-        # A cluster that was set up anew counts its jobs from 1 again: another's job has another name.
-        others = {
-            row.key.job
-            for row in rows
-            if row.key.step is None and row.name not in (names.get(row.key.job), "allocation")
-        }
+        # A controller that lost its state counts its jobs from 1 again: another's job has another name,
+        # also where both have rows. The rows of steps follow their job's.
+        ours: dict[str, bool] = {}
         for row in rows:
-            if row.key.job not in others:
-                answers.rows.setdefault(row.key.job, []).append(row)
+            job = row.key.job
+            if row.key.step is None:
+                ours[job] = row.name in (names.get(job), "allocation")
+            if ours.get(job, False):
+                answers.rows.setdefault(job, []).append(row)
 
-    def _settled(self, record: RunRecord, answers: _Answers, *, last: bool) -> bool:
-        """Settle a job that has left the queue, if what is known will do; False to ask again soon."""
+    def _settle_gone(self, record: RunRecord, answers: _Answers, ends: Ends) -> None:
+        """Settle a job that has left the queue, if what is known will do."""
         queued = answers.queue.get(str(record.job_id))
         accounted = answers.accounted(record)
         known = accounted if accounted is not None and accounted.state.ended else queued
-        if known is not None and (
-            known.settled or answers.no_accounting or self._is_old(record, known, last)
-        ):
-            self._settle(record, known, answers.rows.get(str(record.job_id), []))
-            return True
-        if known is not None:
+        if known is None:
+            self._settle_forgotten(record, accounted, answers.no_accounting, ends)
+        elif known.settled or answers.no_accounting or self._is_old(record, known):
+            self._settle(record, known, answers, ends)
+        else:
             record.state, record.reason = RunState.RUNNING, INCOMPLETE
-            return False
-        return self._forgotten(record, accounted, answers.no_accounting)
+            record.details["ending"] = True
 
-    def _is_old(self, record: RunRecord, known: JobOutcome, last: bool) -> bool:
-        """Whether a job ended so long ago that no more rows of it are to be expected.
+    def _settle_owed(self, record: RunRecord, answers: _Answers, ends: Ends) -> None:
+        """Complete an attempt that was settled without accounting, once that is whole."""
+        known = answers.accounted(record)
+        if known is None or not known.settled:
+            return
+        if record.state is known.state is RunState.CANCELLED:  # by us: that reason says more
+            known = replace(known, reason=record.reason)
+        self._settle(record, known, answers, ends, event="accounted")
 
-        What the job noted itself counts on the ``last`` look only: a node's clock may be wrong.
-        """
-        noted = ProvisionalEnd.read(self._folder(record)).time if last else None
-        ended = known.ended or noted
-        return ended is not None and (datetime.now(UTC) - ended).total_seconds() > GRACE_S
+    def _settle_packed(
+        self, record: RunRecord, answers: _Answers, ends: Ends, packs: Packs, *, event: str = "ended"
+    ) -> None:
+        """Settle a run of a pack: by its own end, else with the pack; one that never began waits anew."""
+        job = str(record.job_id)
+        verdict = packs.verdict(record, answers.rows.get(job, []), answers.queue.get(job))
+        known, first_look = verdict.known, event == "ended"
+        if verdict.not_started and first_look:
+            ends.withdraw(record, verdict.not_started)
+            return
+        if known is None:
+            if first_look:
+                self._settle_forgotten(record, None, answers.no_accounting, ends)
+            return
+        enough = verdict.whole or bool(answers.no_accounting) or self._is_old(record, known)
+        if enough or (first_look and known.state is RunState.COMPLETED):
+            self._settle(record, known, answers, ends, event=event, rows=verdict.rows, whole=enough)
+        elif first_look:
+            record.state, record.reason = RunState.RUNNING, INCOMPLETE
+            record.details["ending"] = True
 
-    def _forgotten(self, record: RunRecord, accounted: JobOutcome | None, no_accounting: str) -> bool:
+    def _is_old(self, record: RunRecord, known: JobOutcome) -> bool:
+        """Whether a job ended so long ago that no more rows of it are to be expected."""
+        if known.ended is not None:
+            return age_s(known.ended) > GRACE_S
+        noted = ProvisionalEnd.read(self._folder(record)).time
+        return noted is not None and age_s(noted) > NOTED_GRACE_S
+
+    def _settle_forgotten(
+        self, record: RunRecord, accounted: JobOutcome | None, no_accounting: str, ends: Ends
+    ) -> None:
         """Settle a job that Slurm knows nothing certain of by its folder; else it is unknown."""
-        if ProvisionalEnd.read(self._folder(record)).exit_code is not None:
-            self.settle_by_folder(record)
-            return True
+        end = ProvisionalEnd.read(self._folder(record))
+        if end.exit_code is not None or self._last_words(record) is not None:
+            ends.add(record, self._by_folder(record, end), ended_at=end.written or now())
+            return
         record.state = RunState.UNKNOWN
         if accounted is not None:
             knows = f"job {record.job_id} is not in the queue, yet sacct says it has not ended"
@@ -138,59 +190,89 @@ class Settlement:
         else:
             knows = f"Slurm does not know job {record.job_id} (any more)"
         record.reason = f"{knows}; the run left no end.json. `bench cancel` gives it up"
-        return True
 
     def settle_by_folder(self, record: RunRecord) -> None:
         """Settle a run by its own files alone."""
-        folder = self._folder(record)
-        end = ProvisionalEnd.read(folder)
-        outcome = outcome_of(folder, self.cells[record.run_id], end.exit_code)
-        outcome.details = {"job_id": record.job_id}
-        settle(self.study, record, outcome, ended_at=end.written or now())
+        end = ProvisionalEnd.read(self._folder(record))
+        settle(self.study, record, self._by_folder(record, end), ended_at=end.written or now())
 
-    def _settle(self, record: RunRecord, known: JobOutcome, rows: Sequence[AccountingRow]) -> None:
+    def _by_folder(self, record: RunRecord, end: ProvisionalEnd) -> Outcome:
+        told = self._last_words(record)
+        if end.exit_code == 0 or told is None:
+            outcome = outcome_of(self._folder(record), self.cells[record.run_id], end.exit_code)
+        else:
+            reason = f"{told.word}: {told.meaning} (job.err says so; Slurm has forgotten the job)"
+            state = RunState.FAILED if told.state.active else told.state  # queued again, and gone since
+            outcome = ended(state, reason, told.failure_class, end.exit_code)
+        outcome.details = {"job_id": record.job_id}
+        return outcome
+
+    def _with_last_words(self, record: RunRecord, known: JobOutcome) -> JobOutcome:
+        """Return squeue's verdict with the cause that it cannot know: a step's, not the job's."""
+        if known.failure_class not in (FailureClass.BAD_EXIT, FailureClass.KILLED):
+            return known
+        told = self._last_words(record)
+        if told is None or told.failure_class is not FailureClass.OUT_OF_MEMORY:
+            return known
+        reason = f"{told.word}: {told.meaning} (job.err says so); {known.reason}"
+        return replace(known, failure_class=told.failure_class, reason=reason)
+
+    def _tell_of_earlier_start(self, record: RunRecord) -> None:
+        """Add to a waiting job's reason why it waits again: squeue's row does not say that it ran."""
+        told = self._last_words(record) if record.state is RunState.QUEUED else None
+        if told is not None:
+            record.reason = f"{told.word}: {told.meaning}; {record.reason}"
+
+    def _last_words(self, record: RunRecord) -> SlurmState | None:
+        """Return what Slurm wrote into job.err when it ended the job, if it did."""
+        return last_words("\n".join(tail(self._folder(record).err)), job_id=str(record.job_id))
+
+    def _settle(
+        self,
+        record: RunRecord,
+        known: JobOutcome,
+        answers: _Answers,
+        ends: Ends,
+        *,
+        event: str = "ended",
+        rows: Sequence[AccountingRow] | None = None,
+        whole: bool = True,
+    ) -> None:
+        """Settle an attempt; ``rows`` are its own of a job's, ``whole`` is false where more are to come."""
         folder = self._folder(record)
-        if rows and folder.path.is_dir():
-            write_atomically(folder.sacct_summary, accounting_table(rows))
-        end = ProvisionalEnd.read(folder)
-        outcome = judged(folder, self.cells[record.run_id], known, end)
-        outcome.details = {"job_id": record.job_id, "started_at": iso(known.started)}
-        settle(self.study, record, outcome, ended_at=iso(known.ended) or end.written or now())
+        rows = answers.rows.get(str(record.job_id), []) if rows is None else rows
+        end = last_end(folder, known)
+        known = known if rows else self._with_last_words(record, known)
+        outcome = judged(folder, self.cells[record.run_id], known, end, rows)
+        own = {"kind": "job", "nodes": self.cells[record.run_id].nodes}
+        allocation = {**own, **(record.details.get("allocation") or {})}
+        allocation |= {"job_id": record.job_id, "hosts": known.hosts}
+        started_at = iso(known.started)
+        outcome.details = {"job_id": record.job_id, "started_at": started_at, "allocation": allocation}
+        ended_at = iso(known.ended) or end.written or now()
+        table = accounting_table(rows) if rows else ""
+        if answers.no_accounting or event == "accounted":
+            # Said instead of a sacct_summary.txt.
+            absent = answers.no_accounting.partition("\n")[0]
+            outcome.details["accounting"] = f"none: {absent}" if absent else None
+        owed = bool(answers.no_accounting) and not _NO_ACCOUNTING.search(answers.no_accounting)
+        ends.add(record, outcome, ended_at=ended_at, event=event, table=table, accounted=whole and not owed)
 
     def _folder(self, record: RunRecord) -> RunFolder:
         return self.study.folder.attempt(record.run_id, record.attempt)
 
 
-def judged(folder: RunFolder, cell: Cell, known: JobOutcome, end: ProvisionalEnd) -> Outcome:
-    """Return Slurm's verdict on an ended job together with what the run's folder says."""
-    if known.state is RunState.COMPLETED:
-        lack = incomplete(folder, cell)
-        if lack:
-            reason = "; ".join(filter(None, (f"{lack}, although Slurm says COMPLETED", known.reason)))
-            return Outcome(RunState.FAILED, reason, str(FailureClass.BAD_EXIT), 0)
-        return Outcome(RunState.COMPLETED, known.reason, None, 0)
-    # sacct shows codes above 128 less 128: what the script itself noted is better.
-    exit_code = end.exit_code or known.exit_code
-    failure_class = known.failure_class
-    if failure_class in (FailureClass.BAD_EXIT, FailureClass.KILLED, None):
-        said = killed_rank(folder, cell.launcher)
-        failure_class = FailureClass.KILLED if said else failure_class
-        said = said or said_error(folder)
-        slurms = known.reason.replace(f"exit code {known.exit_code} or {exit_code}", f"exit code {exit_code}")
-        return _outcome(known.state, "; ".join(filter(None, (said, slurms))), failure_class, exit_code)
-    return _outcome(known.state, known.reason, failure_class, exit_code)
-
-
-def _outcome(state: RunState, reason: str, why: FailureClass | None, exit_code: int | None) -> Outcome:
-    return Outcome(state, reason, None if why is None else str(why), exit_code)
+def is_owed(record: RunRecord) -> bool:
+    """Whether an attempt was settled while accounting was down, not too long ago."""
+    if not record.state.ended or record.job_id is None or record.details.get("accounted") is not False:
+        return False
+    try:
+        return age_s(datetime.fromisoformat(str(record.details.get("time")))) < OWED_FOR_S
+    except ValueError:
+        return False
 
 
 def _update(record: RunRecord, known: JobOutcome) -> None:
     record.state, record.reason = known.state, known.reason
     more: dict[str, Any] = {"stuck": known.stuck}
     record.details |= more
-
-
-def iso(time_utc: datetime | None) -> str | None:
-    """Return a time as run.json has it."""
-    return None if time_utc is None else time_utc.isoformat().replace("+00:00", "Z")

@@ -17,10 +17,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
-from pathlib import Path
-from typing import Any, NoReturn, TypedDict
+from typing import Any, NoReturn
 
-from bench.errors import BenchError
+from bench.errors import BenchError, UnwritableError
+from bench.executors.admission import refused_for_good
 from bench.executors.base import (
     Attempt,
     Outcome,
@@ -29,16 +29,19 @@ from bench.executors.base import (
     Watch,
     new_attempt,
     next_attempt,
-    settle,
+    settled,
 )
 from bench.executors.evidence import ProvisionalEnd
-from bench.executors.settlement import Settlement, iso
+from bench.executors.pack_settlement import is_packed, refuse_part_of_a_pack
+from bench.executors.settlement import Settlement, is_owed
+from bench.executors.verdicts import iso
 from bench.layout import read_json, write_json
 from bench.ledger import RunRecord, RunState, now, submit_lock
 from bench.matrix.cell import Run
-from bench.slurm.client import Slurm, sbatch_command
+from bench.slurm.batch import BatchJob
+from bench.slurm.client import Slurm
 from bench.slurm.errors import SlurmRefusedError, SlurmUnavailableError, SubmissionUncertainError
-from bench.slurm.outcome import queue_outcomes
+from bench.slurm.outcome import JobOutcome, queue_outcomes
 from bench.slurm.parsing import QueueRow
 
 #: An orphaned sbatch ends by itself; it may wait this long for a busy controller.
@@ -62,6 +65,7 @@ class SlurmExecutor:
         self.slurm = slurm or Slurm(environment={**os.environ, **self.variables})
         self._cells = {run.run_id: study.cells[run.cell_id] for run in study.runs}
         self._settlement = Settlement(study, self.slurm, self._cells)
+        self._told_of_overriding = False
 
     def submit(self, runs: Sequence[Run], *, watch: Watch, max_queued: int | None = None) -> list[Run]:
         """Submit ``runs`` in order, as far as ``max_queued`` allows; return those it holds back.
@@ -74,8 +78,9 @@ class SlurmExecutor:
         seen = {run_id: record.attempt for run_id, record in self.study.records().items()}
         with self._lock(watch) as lock:
             records = self._refreshed(reconcile=True)
-            todo = [run for run in runs if _may_start(records[run.run_id], seen[run.run_id])]
-            self._ask_first(todo)
+            todo = [run for run in runs if may_start(records[run.run_id], seen[run.run_id])]
+            self._point_out_overriding(todo, watch)
+            todo = self._asked_first(todo, watch)
             queued = sum(record.state.active for record in records.values())
             room = len(todo) if max_queued is None else max(0, max_queued - queued)
             for done, run in enumerate(todo[:room]):
@@ -87,10 +92,22 @@ class SlurmExecutor:
                 watch.ended(run, record)
             return todo[room:]
 
+    def judge(self, runs: Sequence[Run]) -> None:
+        """Have Slurm judge the largest of ``runs``; what it leaves open is seen when they are submitted.
+
+        Raises:
+            BenchError: its refusal, in Slurm's words.
+        """
+        self._asked_first(list(runs), Watch())
+
     def command_line(self, run: Run) -> str:
-        """Return sbatch's command for the next attempt of ``run``."""
+        """Return sbatch's command for the next attempt of ``run``, with what it gets by its environment."""
         attempt = next_attempt(self.study, run, self._records_once[run.run_id])
-        return shlex.join(sbatch_command(self._script(attempt), _arguments(attempt), **_names(attempt)))
+        return self._shown(self._job(attempt))
+
+    def _shown(self, job: BatchJob) -> str:
+        variables = [f"{name}={shlex.quote(value)}" for name, value in self.variables.items()]
+        return " ".join([*variables, shlex.join(job.command)])
 
     def refresh(self) -> dict[str, RunRecord]:
         """Settle what ended since; one squeue, and one sacct for all jobs that have left the queue."""
@@ -110,22 +127,26 @@ class SlurmExecutor:
             records = self._refreshed(reconcile=True)
             wanted = {run.run_id for run in runs}
             going = [r for r in records.values() if r.run_id in wanted and r.state.active and r.job_id]
+            refuse_part_of_a_pack(records.values(), going)
             # Only jobs that bear their run's name: ids are counted anew on a cluster set up anew.
             queue = self.slurm.queue() if going else []
             ours, known = {(row.key.job, row.name) for row in queue}, queue_outcomes(queue)
             jobs = [str(r.job_id) for r in going if (r.job_id, r.job_name) in ours]
             if jobs:
                 self.slurm.cancel(jobs)
-            for record in going:
-                gone = record.state is RunState.UNKNOWN
-                reason = f"given up by bench cancel: {record.reason}" if gone else "cancelled by bench cancel"
-                started = (
-                    known[str(record.job_id)].started if (record.job_id, record.job_name) in ours else None
-                )
-                details = {"job_id": record.job_id, "started_at": iso(started)}
-                outcome = Outcome(RunState.CANCELLED, reason, "cancelled", details=details)
-                settle(self.study, record, outcome, ended_at=now())
+            ends = [self._cancelled(record, known.get(str(record.job_id)), jobs) for record in going]
+            self.study.ledger.append_all(ends)
             return len(going)
+
+    def _cancelled(self, record: RunRecord, known: JobOutcome | None, jobs: Sequence[str]) -> dict[str, Any]:
+        """Settle an attempt as cancelled; the accounting of its job is still to come."""
+        gone = record.state is RunState.UNKNOWN
+        reason = f"given up by bench cancel: {record.reason}" if gone else "cancelled by bench cancel"
+        ours = record.job_id in jobs
+        started = known.started if known and ours and not is_packed(record) else None
+        details = {"job_id": record.job_id, "started_at": iso(started)}
+        outcome = Outcome(RunState.CANCELLED, reason, "cancelled", details=details)
+        return {**settled(self.study, record, outcome, ended_at=now()), "accounted": not ours}
 
     # -- submitting ---------------------------------------------------------------------
 
@@ -135,32 +156,57 @@ class SlurmExecutor:
         with ExitStack() as held:
             try:
                 lock = held.enter_context(submit_lock(self.study.folder.lock, wait_s=0.5))
+            except UnwritableError:
+                raise
             except BenchError as busy:
                 watch.said(f"{busy.message}: waiting for it to end")
                 lock = held.enter_context(submit_lock(self.study.folder.lock, wait_s=LOCK_WAIT_S))
             yield lock
 
-    def _ask_first(self, runs: Sequence[Run]) -> None:
-        """Have Slurm judge the largest cell before the study's first job is queued.
+    def _point_out_overriding(self, runs: Sequence[Run], watch: Watch) -> None:
+        """Say, once, which variables of the caller change what the scripts ask for."""
+        variables = self.slurm.overriding_variables() if runs else {}
+        if variables and not self._told_of_overriding:
+            self._told_of_overriding = True
+            listed = ", ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
+            watch.said(f"{listed} in the environment: sbatch prefers that to the scripts' #SBATCH lines")
+
+    def _asked_first(self, runs: list[Run], watch: Watch) -> list[Run]:
+        """Have Slurm judge the largest cell, unless it has taken one as large before.
+
+        Returns:
+            ``runs`` in their order; one of the largest cell first, where Slurm leaves it open
+            whether it would take that.
 
         Raises:
             BenchError: its refusal, in Slurm's words.
         """
-        if not runs or any(event["event"] == "submitted" for event in self.study.ledger.events()):
-            return
-        cells = [self._cells[run.run_id] for run in runs]
-        largest = max(cells, key=lambda cell: (cell.nodes, cell.world_size))
+        if not runs:
+            return runs
+        size = {run_id: (cell.nodes, cell.world_size) for run_id, cell in self._cells.items()}
+        first = max(runs, key=lambda run: size[run.run_id])
+        taken = [event["run_id"] for event in self.study.ledger.events() if event["event"] == "submitted"]
+        if any(size.get(run_id, (0, 0)) >= size[first.run_id] for run_id in taken):
+            return runs
+        script, nodes = self.study.script(first.cell_id), self._cells[first.run_id].nodes
         try:
-            self.slurm.test_only(self.study.script(largest.cell_id))
+            self.slurm.test_only(script)
         except SlurmRefusedError as refusal:
-            what = f"Slurm would not take the largest cell, {largest.cell_id}: {refusal.words}"
-            raise BenchError(
-                what, remedy="nothing was submitted; mend the matrix's cluster section"
-            ) from None
+            why = refused_for_good(self.slurm, refusal, script=script, nodes=nodes)
+            if not why:
+                watch.said(f"{first.run_id} goes first: Slurm says of its size now: {refusal.words}")
+                return [first, *(run for run in runs if run is not first)]
+            what = f"Slurm would not take the largest cell, {first.cell_id}: {why}"
+            remedy = (
+                "nothing was submitted; mend the matrix's cluster section, or leave that size out (--only)"
+            )
+            raise BenchError(what, remedy=remedy) from None
+        return runs
 
     def _submit_one(self, run: Run, record: RunRecord, lock: int) -> RunRecord:
         attempt = new_attempt(self.study, run, record)
-        content = attempt.describe(self.study, submitted_at=now())
+        allocation = {"kind": "job", "nodes": attempt.cell.nodes}
+        content = attempt.describe(self.study, submitted_at=now(), allocation=allocation)
         write_json(attempt.folder.run_json, content)
         self.study.ledger.append(
             "intent",
@@ -171,10 +217,7 @@ class SlurmExecutor:
         )
         record = RunRecord(run.run_id, attempt.number, RunState.QUEUED, job_name=attempt.job_name)
         try:
-            submission = self.slurm.submit(
-                self._script(attempt), _arguments(attempt), **_names(attempt), keep_open=(lock,)
-            )
-            job_id = submission.job_id
+            job_id = self.slurm.submit(self._job(attempt), keep_open=(lock,)).job_id
         except SubmissionUncertainError as lost:
             job_id = self._find_by_name(run, attempt.job_name, lost)
         except (SlurmRefusedError, SlurmUnavailableError) as error:
@@ -183,8 +226,16 @@ class SlurmExecutor:
         self._note_job(record, job_id, content)
         return record
 
-    def _script(self, attempt: Attempt) -> Path:
-        return self.study.script(attempt.cell.cell_id)
+    def _job(self, attempt: Attempt) -> BatchJob:
+        """Return the job of an attempt; its script gets the run's folder, wherever the job starts."""
+        folder = attempt.folder
+        return BatchJob(
+            script=self.study.script(attempt.cell.cell_id),
+            arguments=[str(folder.path.absolute())],
+            job_name=attempt.job_name,
+            output=folder.out.absolute(),
+            error=folder.err.absolute(),
+        )
 
     def _note_job(self, record: RunRecord, job_id: str, content: Any) -> None:
         self.study.ledger.append("submitted", run_id=record.run_id, attempt=record.attempt, job_id=job_id)
@@ -197,7 +248,7 @@ class SlurmExecutor:
         """Return the id of a job whose answer was lost, if Slurm shows it within a moment.
 
         Raises:
-            BenchError: it does not; the intent stands, and the next call looks for the job.
+            SlurmUnavailableError: it does not; the intent stands, and the next call looks for the job.
         """
         deadline = time.monotonic() + UNCERTAIN_WAIT_S
         while time.monotonic() < deadline:
@@ -208,8 +259,9 @@ class SlurmExecutor:
             if rows:
                 return rows[0].key.job
             time.sleep(1)
-        raise BenchError(
-            f"{run.run_id}: sbatch gave no answer ({lost.words}), and no job has its name yet",
+        raise SlurmUnavailableError(
+            "sbatch",
+            f"no answer for {run.run_id} ({lost.words}), and no job has its name yet",
             remedy="type `bench submit` again in a minute: it looks for the job before it submits",
         )
 
@@ -221,13 +273,15 @@ class SlurmExecutor:
 
     def _refreshed(self, *, reconcile: bool) -> dict[str, RunRecord]:
         records = self.study.records()
+        queue: list[QueueRow] = []
         if any(record.state.active for record in records.values()):
             queue = self.slurm.queue()
             unanswered = [record for record in records.values() if _unanswered(record)]
             if reconcile and unanswered:
                 queue = self._reconcile(unanswered, queue)
-            known = [record for record in records.values() if record.state.active and record.job_id]
-            self._settlement.look(known, queue)
+        known = [record for record in records.values() if record.state.active and record.job_id]
+        owed = [record for record in records.values() if is_owed(record)]
+        self._settlement.look(known, queue, owed=owed)
         return records
 
     def _reconcile(self, intents: Sequence[RunRecord], queue: list[QueueRow]) -> list[QueueRow]:
@@ -236,14 +290,16 @@ class SlurmExecutor:
         Returns:
             the queue, as seen last.
         """
-        names = {row.name: row.key.job for row in queue}
+        names: dict[str, str | None] = {row.name: row.key.job for row in queue}
         if any(record.job_name not in names for record in intents):
             time.sleep(SECOND_LOOK_S)
             queue = self.slurm.queue()
             names = {row.name: row.key.job for row in queue}
         for record in intents:
-            folder = self.study.folder.attempt(record.run_id, record.attempt)
-            job_id = names.get(str(record.job_name)) or self._accounted_by_name(record)
+            folder, name = self.study.folder.attempt(record.run_id, record.attempt), str(record.job_name)
+            if name not in names:  # the runs of a pack share one: ask once
+                names[name] = self._accounted_by_name(record)
+            job_id = names[name]
             if job_id is not None:
                 self._note_job(record, job_id, read_json(folder.run_json))
             elif ProvisionalEnd.read(folder).exit_code is None:
@@ -281,7 +337,7 @@ def _unanswered(record: RunRecord) -> bool:
     return record.state.active and record.job_id is None
 
 
-def _may_start(record: RunRecord, attempt_seen: int) -> bool:
+def may_start(record: RunRecord, attempt_seen: int) -> bool:
     """Whether a run is still to be started, after another `bench submit` may have been at work."""
     if record.state.active or record.state is RunState.COMPLETED:
         return False
@@ -296,19 +352,3 @@ def _raise_refused(refusal: SlurmRefusedError, todo: Sequence[Run], done: int) -
         raise QueueFullError(what, remedy=remedy, left=todo[done:]) from None
     remedy = "mend the reason, then type `bench submit` again: it goes on with this run"
     raise BenchError(what, remedy=remedy) from None
-
-
-class _Names(TypedDict):
-    job_name: str
-    output: Path
-    error: Path
-
-
-def _names(attempt: Attempt) -> _Names:
-    folder = attempt.folder
-    return {"job_name": attempt.job_name, "output": folder.out.absolute(), "error": folder.err.absolute()}
-
-
-def _arguments(attempt: Attempt) -> list[str]:
-    """Return what the script gets: the run's folder, from wherever the job starts."""
-    return [str(attempt.folder.path.absolute())]

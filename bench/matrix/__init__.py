@@ -11,18 +11,24 @@ from bench.errors import InputError, Problem
 from bench.matrix.loading import Document, read_document
 from bench.matrix.messages import problems_of, without_unknown_keys
 from bench.matrix.schema import STUDY_NAME, STUDY_NAME_RULE, Matrix
+from bench.matrix.site import inherit, read_site
 
 __all__ = ["Document", "Matrix", "load_matrix"]
 
 
-def load_matrix(path: Path) -> tuple[Matrix, Document]:
+def load_matrix(path: Path, *, site: Path | None = None) -> tuple[Matrix, Document]:
     """Return the matrix in a YAML file, and where each of its lines stood.
 
+    Args:
+        path: the matrix.
+        site: a site file that it inherits from.
+
     Raises:
-        BenchError: the file is not there or not text.
-        InputError: everything that is wrong with its YAML and its keys, at once. Where only
-            keys are unknown or given twice, they are kept in the document's problems and told
-            together with what :func:`bench.matrix.expansion.expand` finds.
+        BenchError: a file is not there or not text.
+        InputError: everything that is wrong with the site file; else everything that is wrong
+            with the matrix's YAML and keys, at once. Where only keys are unknown or given twice,
+            they are kept in the document's problems and told together with what
+            :func:`bench.matrix.expansion.expand` finds.
     """
     document = read_document(path)
     if not isinstance(document.content, dict):
@@ -36,6 +42,8 @@ def load_matrix(path: Path) -> tuple[Matrix, Document]:
             what = f"the file's stem {path.stem!r} cannot name the study; allowed: {STUDY_NAME_RULE}"
             raise InputError([Problem(str(path), 1, what, "add `study: NAME`")])
         content["study"] = path.stem
+    if site is not None:
+        content, document.site = inherit(content, read_site(site))
     try:
         return Matrix.model_validate(content), document
     except ValidationError as error:

@@ -55,6 +55,16 @@ class Cell:
         return per_node if isinstance(per_node, list) else [per_node] * self.nodes
 
     @property
+    def command(self) -> list[str] | None:
+        """The words of the matrix's command, braces and all; None for the built-in training."""
+        return self.workload.get("command")
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """Where a command's numbers come from: what :class:`bench.matrix.metrics.Metrics` holds."""
+        return self.workload.get("metrics") or {}
+
+    @property
     def device(self) -> str:
         """``cuda`` or ``cpu``."""
         return str(self.workload["device"])

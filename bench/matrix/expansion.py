@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bench.matrix.cell import Cell, Membership
+from bench.matrix.command_check import check_commands
 from bench.matrix.loading import Document, Place
 from bench.matrix.naming import canonical, name_of, word
 from bench.matrix.points import PER_NODE, Enumeration, Point, Problems
@@ -34,6 +35,8 @@ def expand(matrix: Matrix, document: Document) -> Expansion:
             cannot run, nothing left, or far too much; all of them at once.
     """
     problems = Problems(document)
+    check_commands(matrix, problems)
+    _check_hosts(matrix, problems)
     enumeration = Enumeration(matrix, document, problems)
     points = enumeration.points()
     steps = _steps(points, matrix)
@@ -73,22 +76,27 @@ class _Settings:
     """Workload options and environment of a point; equal ones are one object."""
 
     def __init__(self, matrix: Matrix) -> None:
-        self._workload = matrix.workload.model_dump()
+        self._options = matrix.workload
+        self._workload = matrix.workload.resolved()
         self._env = dict(matrix.cluster.env)
         self._known: dict[tuple[Any, ...], tuple[dict[str, Any], dict[str, str]]] = {}
 
     def of(self, point: Point) -> tuple[dict[str, Any], dict[str, str]]:
-        own = tuple(
-            item for item in point.values.items() if item[0] in self._workload or item[0].startswith("env.")
+        own: tuple[tuple[str, Any], ...] = tuple(
+            (name, tuple(value) if isinstance(value, list) else value)
+            for name, value in point.values.items()
+            if name in self._workload or name == "command" or name.startswith("env.")
         )
         known = self._known.get(own)
         if known is None:
             workload, env = dict(self._workload), dict(self._env)
-            for name, value in own:
+            for name, chosen in own:
                 if name.startswith("env."):
-                    env[name.removeprefix("env.")] = value
+                    env[name.removeprefix("env.")] = chosen
+                elif name == "command":
+                    workload |= self._options.of_command(list(chosen))
                 else:
-                    workload[name] = value
+                    workload[name] = chosen
             known = self._known[own] = (workload, env)
         return known
 
@@ -136,6 +144,10 @@ def _is_runnable(
     point: Point, matrix: Matrix, document: Document, problems: Problems, *, steps: dict[int, int]
 ) -> bool:
     before = len(problems)
+    if matrix.cluster.executor == "ssh":
+        _check_ssh(point, matrix, problems)
+        if len(problems) > before:
+            return False
     _check_layout(point, matrix, problems)
     _check_backend(point, matrix, document, problems)
     if matrix.cluster.executor == "local":
@@ -177,6 +189,31 @@ def _check_local(point: Point, matrix: Matrix, problems: Problems) -> None:
     if launcher != "torchrun":
         what = f"launcher {launcher}: executor local starts ranks as torchrun does"
         problems.add(("axes", "launcher"), what, "use launcher [torchrun]")
+
+
+def _check_hosts(matrix: Matrix, problems: Problems) -> None:
+    if matrix.cluster.executor == "ssh" and not matrix.cluster.hosts:
+        what = "executor ssh needs cluster.hosts"
+        problems.add(("cluster", "executor"), what, "write cluster.hosts: [gpu1, gpu2], names that ssh takes")
+        problems.stop_if_any()
+
+
+def _check_ssh(point: Point, matrix: Matrix, problems: Problems) -> None:
+    hosts, nodes = matrix.cluster.hosts or [], point.values["nodes"]
+    if point.values["launcher"] != "torchrun":
+        what = f"launcher {point.values['launcher']} needs Slurm: executor ssh starts torchrun on each host"
+        problems.add(("axes", "launcher"), what, "use launcher [torchrun]")
+    if nodes > len(hosts):
+        names = "1 host" if len(hosts) == 1 else f"{len(hosts)} hosts"
+        what = f"nodes {nodes}: cluster.hosts names {names}"
+        problems.add(("axes", "nodes"), what, f"add hosts, or use nodes up to {len(hosts)}")
+        return
+    per_node, axis = point.values[PER_NODE], matrix.size_axis
+    counts = per_node if isinstance(per_node, list) else [per_node] * nodes
+    for host, count in zip(hosts, counts, strict=False):
+        if host.processes is not None and count > host.processes:
+            what = f"{axis} {per_node}: host {host.host} takes {host.processes} processes, not {count}"
+            problems.add(("axes", axis), what, f"lower {axis}, or leave it out: each host starts its own")
 
 
 def _check_division(point: Point, matrix: Matrix, problems: Problems, *, every_size: int) -> None:

@@ -41,15 +41,41 @@ _SCALARS: tuple[tuple[re.Pattern[str], Callable[[str], Any]], ...] = (
 )
 
 
+@dataclass(frozen=True)
+class Inheritance:
+    """What a matrix took from a site file.
+
+    ``values`` are by key (``cluster.partition``, ``cluster.env.NAME``), as the file has them;
+    ``executor`` is the one that the file's defaults are for.
+    """
+
+    path: str
+    text: str
+    values: dict[str, Any]
+    executor: str
+
+    def __str__(self) -> str:
+        taken = ", ".join(self.values) or "nothing taken"
+        return f"site defaults of {self.path} (executor {self.executor}): {taken}"
+
+
 @dataclass
 class Document:
-    """The content of a YAML file, with the line (from 1) of each key and list item."""
+    """The content of a YAML file, with the line (from 1) of each key and list item.
+
+    ``site`` is what a matrix inherited; its content and its lines are its own alone.
+    """
 
     path: str
     text: str
     content: Any
     lines: dict[Place, int] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
+    site: Inheritance | None = None
+
+    def inherited(self, key: str) -> bool:
+        """Whether a key (``cluster.partition``) comes from the site file, and not from this one."""
+        return self.site is not None and key in self.site.values
 
     def line(self, place: Place) -> int | None:
         """Return the line of ``place``, or of the closest thing around it."""
@@ -58,8 +84,8 @@ class Document:
         return self.lines.get(place)
 
 
-def read_document(path: Path) -> Document:
-    """Return the content of a YAML file.
+def read_document(path: Path, *, may_be_empty: bool = False) -> Document:
+    """Return the content of a YAML file; with ``may_be_empty`` that of one without content is ``{}``.
 
     Raises:
         BenchError: no file, not a file, not readable, not text.
@@ -72,6 +98,8 @@ def read_document(path: Path) -> Document:
         root = yaml.compose(text, Loader=_Loader)
     except yaml.YAMLError as error:
         raise InputError([_syntax_problem(path, text, error)]) from None
+    if root is None and may_be_empty:
+        return Document(path=str(path), text=text, content={})
     if root is None:
         raise InputError(
             [Problem(str(path), None, "is empty", "start from `bench init`, or from an example in matrices/")]
@@ -81,6 +109,10 @@ def read_document(path: Path) -> Document:
     return Document(
         path=str(path), text=text, content=content, lines=builder.lines, problems=builder.problems
     )
+
+
+#: Line breaks of YAML 1.1 that are letters like any other in YAML 1.2; PyYAML folds them to spaces.
+_LINE_BREAKS = re.compile("[\x85\u2028\u2029]")
 
 
 def _read_text(path: Path) -> str:
@@ -109,6 +141,12 @@ def _read_text(path: Path) -> str:
         raise InputError(
             [Problem(str(path), line, "holds a NUL byte (binary data?)", "is it the right file?")]
         )
+    if odd := _LINE_BREAKS.search(text):
+        code = ord(odd[0])
+        line = text[: odd.start()].count("\n") + 1
+        what = f"holds the character U+{code:04X}, which YAML readers take for a line break"
+        remedy = f'remove it, or write it as "\\u{code:04X}" in double quotes'
+        raise InputError([Problem(str(path), line, what, remedy)])
     return text
 
 

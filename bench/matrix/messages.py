@@ -12,14 +12,17 @@ from pydantic import BaseModel, ValidationError
 from bench.errors import Problem
 from bench.matrix import schema
 from bench.matrix.loading import Document, Place
-from bench.matrix.options import WorkloadOptions
+from bench.matrix.metrics import Metrics
+from bench.matrix.options import Workload
 
 _SECTIONS: dict[str, type[BaseModel]] = {
     "cluster": schema.Cluster,
     "cluster.container": schema.Container,
+    "cluster.hosts": schema.Host,
     "axes": schema.Axes,
     "scaling": schema.Scaling,
-    "workload": WorkloadOptions,
+    "workload": Workload,
+    "workload.metrics": Metrics,
     "exclude": schema.Selection,
     "include": schema.Selection,
     "": schema.Matrix,

@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from bench.matrix.command import Command
+from bench.matrix.metrics import RECORDER, MetricsOption
 from bench.units import parse_count, parse_duration_s
 
 Count = Annotated[int, Field(strict=True, ge=1)]
@@ -51,6 +53,14 @@ class WorkloadOptions(BaseModel):
     """Fewest steps before the first window (DDP rebuilds its buckets in the first)."""
     attribution_steps: Annotated[int, Field(strict=True, ge=0, le=10**5)] = 10
     """Instrumented steps after each throughput window; 0 leaves the split empty."""
+    probe_steps: Annotated[int, Field(strict=True, ge=0, le=10**5)] = 6
+    """Steps of each of five kinds after the last epoch, which tell communication's cost; 0 for none."""
+    sweep_time: Annotated[float, BeforeValidator(_duration), Field(ge=0, le=3600, allow_inf_nan=False)] = 10.0
+    """Most seconds of the all-reduce sweep after the last epoch (large messages give way); 0 for none."""
+    sweep_max_mb: Annotated[float, Field(ge=0.004, le=16_384, allow_inf_nan=False)] | None = None
+    """The sweep's largest message in MiB, beside the model's buckets; default the gradients', 16 to 64."""
+    trace_steps: Annotated[int, Field(strict=True, ge=0, le=1_000)] = 0
+    """Steps of rank 0 in a profiler's trace, taken after everything else; 0 for none."""
     val_steps: Annotated[int, Field(strict=True, ge=0, le=10**6)] = 2
     """Validation batches after each epoch, untimed; 0 leaves val_* empty."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
@@ -77,3 +87,21 @@ class WorkloadOptions(BaseModel):
     """Seed of weights and data."""
     join_timeout: Annotated[int, BeforeValidator(_duration), Field(strict=True, ge=1, le=86_400)] = 300
     """How long ranks wait for each other at the start (seconds, or 5m)."""
+
+
+class Workload(WorkloadOptions):
+    """What a cell runs: the built-in training, or a command of yours."""
+
+    command: Command | None = None
+    """A command instead of the built-in training, with values of the cell in braces."""
+    metrics: MetricsOption = RECORDER
+    """Where a command's numbers come from: recorder, none, csv, jsonl or output."""
+
+    def resolved(self) -> dict[str, Any]:
+        """Return the options as a cell keeps them; the command's only where there is one."""
+        own = {name: getattr(self, name) for name in WorkloadOptions.model_fields}
+        return own if self.command is None else own | self.of_command(self.command)
+
+    def of_command(self, command: list[str]) -> dict[str, Any]:
+        """Return what a cell keeps of a command."""
+        return {"command": command, "metrics": self.metrics.as_json()}

@@ -20,6 +20,8 @@ MAX_PROBLEMS = 20
 
 #: The size axis's neutral name: gpus_per_node or tasks_per_node, by the device.
 PER_NODE = "per_node"
+#: Stands for the ranks per node where cluster.hosts gives them.
+_AS_HOSTS_TAKE = "as the hosts take"
 _PLACED = ("nodes", "gpus_per_node", "tasks_per_node", "backend", "launcher")
 _BATCH_KEYS = ("global_batch", "per_gpu_batch")
 _Batch = tuple[Mode, int, Place]
@@ -119,10 +121,10 @@ class Enumeration:
             self.problems.add(("axes", wrong), what, f"use {matrix.size_axis}, or change workload.device")
         defaults: dict[str, list[Any]] = {
             "nodes": given.get("nodes") or [1],
-            PER_NODE: given.get(matrix.size_axis) or [1],
+            PER_NODE: given.get(matrix.size_axis) or [_AS_HOSTS_TAKE if self._counted_hosts else 1],
             "backend": given.get("backend") or ["nccl" if device == "cuda" else "gloo"],
             "launcher": given.get("launcher")
-            or ["torchrun" if matrix.cluster.executor == "local" else "srun"],
+            or ["srun" if matrix.cluster.executor == "slurm" else "torchrun"],
         }
         return defaults | {name: values for name, values in given.items() if name not in _PLACED}
 
@@ -167,10 +169,22 @@ class Enumeration:
         self.problems.add(("axes",), what, remedy)
         return True
 
-    @staticmethod
-    def _product(axes: dict[str, list[Any]], batches: Sequence[_Batch]) -> Iterator[Point]:
+    @property
+    def _counted_hosts(self) -> bool:
+        """Whether the hosts say themselves how many ranks they start."""
+        cluster = self.matrix.cluster
+        return cluster.executor == "ssh" and any(host.processes for host in cluster.hosts or [])
+
+    def _ranks_of_hosts(self, nodes: int) -> int | list[int]:
+        """Return the ranks per node of the first ``nodes`` hosts."""
+        counts = [host.processes or 1 for host in (self.matrix.cluster.hosts or [])[:nodes]]
+        return counts[0] if len(set(counts)) == 1 else counts
+
+    def _product(self, axes: dict[str, list[Any]], batches: Sequence[_Batch]) -> Iterator[Point]:
         for combination in itertools.product(*axes.values()):
             values = dict(zip(axes, combination, strict=True))
+            if values[PER_NODE] is _AS_HOSTS_TAKE:
+                values[PER_NODE] = self._ranks_of_hosts(values["nodes"])
             for mode, batch, place in batches:
                 yield Point(values, mode, batch, place)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from bench.matrix.cell import Cell
+from bench.matrix.command_check import command_remarks
 from bench.matrix.loading import Document
 from bench.matrix.schema import Matrix
 
@@ -35,7 +36,12 @@ _ONLY_FOR_MODELS = {
 
 def remarks(matrix: Matrix, document: Document, cells: Sequence[Cell]) -> list[str]:
     """Return the plan's warnings, the ones about the answers first."""
-    return [*_unanswerable(matrix, cells), *_surprising(matrix, document, cells), *_ignored(matrix, document)]
+    return [
+        *_unanswerable(matrix, cells),
+        *_surprising(matrix, document, cells),
+        *command_remarks(matrix, document),
+        *_ignored(matrix, document),
+    ]
 
 
 def _unanswerable(matrix: Matrix, cells: Sequence[Cell]) -> Iterator[str]:
@@ -65,7 +71,7 @@ def _surprising(matrix: Matrix, document: Document, cells: Sequence[Cell]) -> It
     """Yield a remark for each setting that does something else than people expect."""
     cluster, path = matrix.cluster, document.path
     for name, value in cluster.env.items():
-        if "$" in value:
+        if "$" in value and not document.inherited(f"cluster.env.{name}"):
             line = document.line(("cluster", "env", name))
             yield (
                 f"{path}:{line}: cluster.env.{name} holds a $ and arrives literally; "
@@ -85,9 +91,14 @@ def _ignored(matrix: Matrix, document: Document) -> Iterator[str]:
     cluster, workload, path = matrix.cluster, matrix.workload, document.path
     axes = matrix.axes.given
     models = set(axes.get("model") or [workload.model])
-    if cluster.executor == "local":
+    by = f"is ignored by executor {cluster.executor}"
+    if cluster.executor != "slurm":
         for name in sorted(cluster.model_fields_set & set(_SLURM_ONLY)):
-            yield f"{path}:{document.line(('cluster', name))}: cluster.{name} is ignored by executor local"
+            if document.inherited(f"cluster.{name}"):
+                continue
+            yield f"{path}:{document.line(('cluster', name))}: cluster.{name} {by}"
+    if cluster.hosts and cluster.executor != "ssh" and not document.inherited("cluster.hosts"):
+        yield f"{path}:{document.line(('cluster', 'hosts'))}: cluster.hosts {by}"
     if workload.device == "cpu":
         for section, name in (
             ("cluster", "gpu_type"),
@@ -95,8 +106,11 @@ def _ignored(matrix: Matrix, document: Document) -> Iterator[str]:
             ("workload", "pin_memory"),
         ):
             holder = cluster if section == "cluster" else workload
-            if name in holder.model_fields_set and cluster.executor != "local":
+            said = name in holder.model_fields_set and not document.inherited(f"{section}.{name}")
+            if said and cluster.executor == "slurm":
                 yield f"{path}:{document.line((section, name))}: {section}.{name} is ignored on device cpu"
+    if workload.command is not None or "command" in axes:
+        return  # the models' options are told with the command
     for name, wanted in _ONLY_FOR_MODELS.items():
         given = name in workload.model_fields_set or name in axes
         if given and not models & set(wanted):

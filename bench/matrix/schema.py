@@ -22,7 +22,7 @@ from pydantic import (
     model_validator,
 )
 
-from bench.matrix.options import WorkloadOptions
+from bench.matrix.options import Workload
 from bench.units import DURATION_FORMS, parse_duration_s
 
 MAX_NODES = 100_000
@@ -30,6 +30,9 @@ MAX_TASKS_PER_NODE = 1_024
 MAX_BATCH = 10**9
 
 STUDY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+#: A host's name as ssh takes it. It can begin no option and reach no shell.
+HOST_NAME = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.-]*@)?[A-Za-z0-9_][A-Za-z0-9_.-]*")
+HOST_ADDRESS = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 STUDY_NAME_RULE = "letters, digits, '.', '_' and '-', at most 64, beginning with a letter or digit"
 ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 #: What may stand in an #SBATCH directive: no space, quote, backslash, $, ;, # or backtick,
@@ -105,6 +108,44 @@ _OWNED_DIRECTIVES = {
     "output o error e job-name J chdir D parsable": "bench submit sets it for each run",
     "array a hetjob wrap requeue no-requeue test-only wait W": "every run is one job, started once",
 }
+
+
+def _host_name(name: str) -> str:
+    if not HOST_NAME.fullmatch(name):
+        raise ValueError(
+            f"{name!r} is not a host's name; allowed: NAME or USER@NAME with letters, digits, '.', '_' "
+            "and '-' (ports, keys and jump hosts go into ~/.ssh/config)"
+        )
+    return name
+
+
+def _host_address(address: str) -> str:
+    if not HOST_ADDRESS.fullmatch(address):
+        raise ValueError(
+            f"{address!r} is not an address; allowed: a name or an IPv4 address, "
+            "with letters, digits, '.', '_' and '-'"
+        )
+    return address
+
+
+def _host_entry(value: Any) -> Any:
+    """Take a plain name as a host without further words."""
+    if isinstance(value, str):
+        return {"host": value}
+    if isinstance(value, dict) and "host" in value:
+        return value
+    example = "{host: gpu1, processes: 4}"
+    if isinstance(value, dict) and len(value) == 1:
+        example = "{{host: {}, processes: {}}}".format(*next(iter(value.items())))
+    raise ValueError(f"{value!r} is not a host; write its name, or {example}")
+
+
+def _different_hosts(hosts: list[Host]) -> list[Host]:
+    names = [host.host for host in hosts]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ValueError(f"{twice} is named twice; one entry per host, with `processes` for its ranks")
+    return hosts
 
 
 def _time_limit(value: Any) -> Any:
@@ -206,11 +247,31 @@ class Container(_Section):
     """Further options of the runtime, one word each (`--cleanenv`)."""
 
 
+class Host(_Section):
+    """A host that is reached by ssh."""
+
+    host: Annotated[str, Field(min_length=1), AfterValidator(_host_name)]
+    """Its name as ssh takes it: NAME, USER@NAME, or an alias of ~/.ssh/config."""
+    processes: Annotated[int, Field(strict=True, ge=1, le=MAX_TASKS_PER_NODE)] | None = None
+    """The most ranks it takes, and what it starts where the axes name no ranks per node."""
+    address: Annotated[str, Field(min_length=1), AfterValidator(_host_address)] | None = None
+    """Where the other hosts reach it; default: the HostName that ssh uses."""
+
+
+HostEntry = Annotated[
+    Host,
+    BeforeValidator(_host_entry),
+    WithJsonSchema({"anyOf": [{"type": "string", "minLength": 1}, Host.model_json_schema()]}),
+]
+
+
 class Cluster(_Section):
     """Where and how the runs are started."""
 
-    executor: Literal["slurm", "local"] = "slurm"
-    """slurm submits one job per run; local runs them on this machine, one after another."""
+    executor: Literal["slurm", "local", "ssh"] = "slurm"
+    """slurm submits one job per run; local and ssh run one after another, here or on `hosts`."""
+    hosts: Annotated[list[HostEntry], Field(min_length=1), AfterValidator(_different_hosts)] | None = None
+    """The hosts of executor ssh: `nodes: n` takes the first n."""
     partition: DirectiveValue | None = None
     """sbatch --partition."""
     account: DirectiveValue | None = None
@@ -278,11 +339,11 @@ class Scaling(_Section):
 
 def _annotated(name: str) -> Any:
     """Return an option's type with all its constraints, as a list item or a single value."""
-    info = WorkloadOptions.model_fields[name]
+    info = Workload.model_fields[name]
     return Annotated[(info.annotation, *info.metadata)] if info.metadata else info.annotation
 
 
-AXIS_OPTIONS = tuple(name for name in WorkloadOptions.model_fields if name != "device")
+AXIS_OPTIONS = tuple(name for name in Workload.model_fields if name not in ("device", "metrics"))
 _SIZE_AXES: dict[str, Any] = {
     "nodes": Nodes,
     "gpus_per_node": RanksPerNode,
@@ -365,8 +426,8 @@ class Matrix(_Section):
     """What is enumerated."""
     scaling: Annotated[list[Scaling], Field(min_length=1)]
     """The batch axis, by its meaning."""
-    workload: WorkloadOptions = WorkloadOptions()
-    """The DDP training that a cell runs."""
+    workload: Workload = Workload()
+    """What a cell runs: the built-in training, or a command."""
     repeats: Annotated[int, Field(strict=True, ge=1, le=1000)] = 3
     """Runs of each cell; intervals need 3."""
     seed: Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)] = 0

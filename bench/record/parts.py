@@ -33,6 +33,10 @@ class StepParts:
         )
 
 
+#: How far the clocks may part in a step: a millisecond is the finest that the parts are trusted to.
+_JUMP_NS = 1_000_000
+#: How often the clocks are read again where the process lost its core between two readings.
+_READINGS = 10
 #: The fields of :class:`StepParts`, in the order of :func:`mean_parts`' result.
 PART_FIELDS = tuple(field.name for field in fields(StepParts))
 
@@ -42,6 +46,35 @@ def mean_parts(steps: list[StepParts]) -> StepParts:
     assert steps, "no step was timed"
     columns = zip(*(astuple(step) for step in steps), strict=True)
     return StepParts(*(sum(column) / len(steps) for column in columns))
+
+
+class WallClock:
+    """Tells whether the host's wall clock was set while something was timed.
+
+    DDP's logger stamps with the wall clock, everything here with a monotonic one. Where the two
+    disagree about how long a step took, somebody set the wall clock (NTP, an administrator, a virtual
+    machine that was moved), and the logger's figures are wrong by as much.
+    """
+
+    def __init__(self) -> None:
+        self._apart_ns = 0
+
+    def start(self) -> None:
+        """Begin to compare."""
+        self._apart_ns = _apart_ns()
+
+    def jumped(self) -> bool:
+        """Tell whether the clocks have parted since the start (slewing moves both alike)."""
+        return abs(_apart_ns() - self._apart_ns) > _JUMP_NS
+
+
+def _apart_ns() -> int:
+    """Return the wall clock minus the monotonic one, from readings that nothing came between."""
+    for _ in range(_READINGS):
+        before, wall, after = time.perf_counter_ns(), time.time_ns(), time.perf_counter_ns()
+        if after - before < _JUMP_NS // 10:
+            break
+    return wall - (before + after) // 2
 
 
 class StepTimer:
@@ -64,17 +97,31 @@ class StepTimer:
         self._forward_ended_ns = 0
         self._step_begin: Any = None
         self._step_end: Any = None
+        self._wall_clock = WallClock()
+        #: Whether the wall clock was set during the last step, which then has no parts.
+        self.clock_jumped = False
 
     def start(self) -> None:
         """Begin a step; the device has caught up, so that its timeline starts with the step."""
         self._clock.settle()
         self._spans.clear()
+        self._open = None
+        self._wall_clock.start()
         self._step_begin = self._clock.stamp()
 
     def begin(self, part: str) -> None:
         """Begin ``part`` (data_load, forward, backward or optimizer)."""
         assert self._open is None, "parts do not nest"
         self._open = (part, self._clock.stamp())
+
+    @property
+    def open_part(self) -> str | None:
+        """The part that was begun and not ended yet."""
+        return None if self._open is None else self._open[0]
+
+    def drop(self) -> None:
+        """Forget the part that is open, if one is: its end will not be seen."""
+        self._open = None
 
     def end(self) -> None:
         """End the part that is open."""
@@ -89,10 +136,12 @@ class StepTimer:
         """End the step."""
         self._step_end = self._clock.stamp()
         self._clock.settle()
+        # On a device the logger uses events, which no clock of the host moves.
+        self.clock_jumped = self._clock.is_host and self._wall_clock.jumped()
 
     def parts(self, reading: BackwardReading | None) -> StepParts | None:
-        """Return the parts of the step that was stopped; None where the logger had no reading."""
-        if reading is None:
+        """Return the parts of the step that was stopped; None where the logger had no reading to trust."""
+        if reading is None or self.clock_jumped:
             return None
         total = dict.fromkeys(("data_load", "forward", "backward", "optimizer"), 0.0)
         for part, begin, end in self._spans:

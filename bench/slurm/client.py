@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
 
-from bench.errors import BenchError
+from bench.slurm.batch import BatchJob
 from bench.slurm.environment import for_query, for_submission, overriding
 from bench.slurm.errors import SlurmRefusedError, SlurmUnavailableError, SubmissionUncertainError
 from bench.slurm.parsing import (
@@ -41,6 +41,8 @@ _UNREACHABLE = re.compile(
 #: After these, slurmctld may have taken the job.
 _UNCERTAIN = re.compile(r"timed out|Zero Bytes were transmitted|Unexpected message received|Connection reset")
 _NO_SUCH_JOB = re.compile(r"Invalid job id specified|already completing or completed|Job/step already")
+#: Slurm's commands are there, but no cluster is: a laptop, or a node outside of it.
+_UNCONFIGURED = re.compile(r"Could not establish a configuration source|[Uu]nable to .*slurm\.conf")
 _NOT_HERE = "run this on a login node (perhaps after `module load slurm`), or set cluster.executor: local"
 
 
@@ -61,28 +63,11 @@ class Slurm:
     submit_timeout_s: float = 180
     environment: Mapping[str, str] | None = None
 
-    def submit(
-        self,
-        script: Path,
-        arguments: Sequence[str] = (),
-        *,
-        job_name: str,
-        output: Path,
-        error: Path,
-        options: Sequence[str] = (),
-        folder: Path | None = None,
-        keep_open: Sequence[int] = (),
-    ) -> Submission:
+    def submit(self, job: BatchJob, *, keep_open: Sequence[int] = ()) -> Submission:
         """Submit a batch script and return the job's id.
 
         Args:
-            script: the batch script.
-            arguments: what the script gets as ``$1``, ``$2``, ...
-            job_name: the name by which the job can be found when the answer is lost: make it unique.
-            output: where the job's standard output goes, taken literally.
-            error: where its standard error goes, taken literally.
-            options: further options of sbatch.
-            folder: where the job starts; by default the current folder.
+            job: the script, and what sbatch is told about it.
             keep_open: file descriptors that sbatch inherits: a lock among them is held as long
                 as an sbatch lives that outlasted its caller.
 
@@ -91,26 +76,23 @@ class Slurm:
             SubmissionUncertainError: the answer was lost, and the job may be there.
             SlurmUnavailableError: sbatch could not reach Slurm; nothing was submitted.
         """
-        command = sbatch_command(
-            script, arguments, job_name=job_name, output=output, error=error, options=options, folder=folder
-        )
         try:
             done = self._run(
-                command,
+                job.command,
                 environment=for_submission(self._inherited()),
                 timeout_s=self.submit_timeout_s,
                 keep_open=keep_open,
             )
         except _TimedOutError as slow:
-            raise SubmissionUncertainError(slow.words, job_name=job_name) from slow
+            raise SubmissionUncertainError(slow.words, job_name=job.job_name) from slow
         words = _words(done)
         submission = parse_submission(done.stdout)
         if submission is not None:  # even where sbatch then failed: the job is there
             return Submission(submission.job_id, submission.cluster, remarks=done.stderr.strip())
         if done.returncode < 0:
-            raise SubmissionUncertainError(f"killed by signal {-done.returncode}", job_name=job_name)
+            raise SubmissionUncertainError(f"killed by signal {-done.returncode}", job_name=job.job_name)
         if done.returncode == 0 or _UNCERTAIN.search(words):
-            raise SubmissionUncertainError(words or "printed no job id", job_name=job_name)
+            raise SubmissionUncertainError(words or "printed no job id", job_name=job.job_name)
         raise _unreachable_or_refused("sbatch", words)
 
     def test_only(
@@ -207,7 +189,7 @@ class Slurm:
         """Run a command that only asks; that Slurm does not know a job is an empty answer."""
         done = self._run(command, environment=for_query(self._inherited()))
         if done.returncode and not _NO_SUCH_JOB.search(done.stderr):
-            raise SlurmUnavailableError(command[0], _words(done) or f"exit code {done.returncode}")
+            raise _unavailable(command[0], _words(done) or f"exit code {done.returncode}")
         try:
             return parse(done.stdout)
         except UnreadableOutputError as strange:
@@ -253,45 +235,6 @@ class _TimedOutError(SlurmUnavailableError):
     """A command took longer than it may."""
 
 
-def sbatch_command(
-    script: Path,
-    arguments: Sequence[str] = (),
-    *,
-    job_name: str,
-    output: Path,
-    error: Path,
-    options: Sequence[str] = (),
-    folder: Path | None = None,
-) -> list[str]:
-    """Return the words of the command that :meth:`Slurm.submit` runs; see there."""
-    return [
-        "sbatch",
-        "--parsable",
-        f"--job-name={job_name}",
-        f"--output={literal_pattern(output)}",
-        f"--error={literal_pattern(error)}",
-        *([f"--chdir={folder}"] if folder else []),
-        *options,
-        str(script.absolute()),
-        *arguments,
-    ]
-
-
-def literal_pattern(path: Path) -> str:
-    """Return ``path`` so that sbatch's --output and --error take it literally.
-
-    Raises:
-        BenchError: it holds a backslash, which those options cannot express.
-    """
-    text = str(path)
-    if "\\" in text:
-        raise BenchError(
-            f"{text}: Slurm cannot write its output to a path with a backslash",
-            remedy="choose another folder for results",
-        )
-    return text.replace("%", "%%")
-
-
 def _lists(job_ids: Sequence[str], *, separator: str = ",") -> Iterator[str]:
     """Yield the ids as one list, or as several where one would be too long for a command line."""
     chunk: list[str] = []
@@ -312,7 +255,11 @@ def _words(done: subprocess.CompletedProcess[str]) -> str:
     return re.sub(r"^(?:sbatch|scancel|squeue|sacct|sinfo|scontrol): (?:error: )?", "", said, flags=re.M)
 
 
+def _unavailable(command: str, words: str) -> SlurmUnavailableError:
+    return SlurmUnavailableError(command, words, remedy=_NOT_HERE if _UNCONFIGURED.search(words) else "")
+
+
 def _unreachable_or_refused(command: str, words: str) -> SlurmUnavailableError | SlurmRefusedError:
     if _UNREACHABLE.search(words) or _UNCERTAIN.search(words):
-        return SlurmUnavailableError(command, words)
+        return _unavailable(command, words)
     return SlurmRefusedError(command, words or "failed without a word")

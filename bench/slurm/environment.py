@@ -19,11 +19,11 @@ def for_query(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def for_submission(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of sbatch, which jobs inherit."""
+    """Return the environment of sbatch, which jobs inherit; a run of a pack may submit others."""
     return {
         name: value
         for name, value in environment.items()
-        if not name.startswith("SLURM_") or name in _SUBMISSION_KEEPS
+        if not name.startswith(("SLURM_", "BENCH_STEP_")) or name in _SUBMISSION_KEEPS
     }
 
 

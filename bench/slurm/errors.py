@@ -26,6 +26,11 @@ class SlurmUnavailableError(SlurmError):
 
     exit_code = 1
 
+    @property
+    def lasting(self) -> bool:
+        """Whether waiting does not help: the command is not there."""
+        return self.words in ("command not found", "permission denied")
+
 
 class SubmissionUncertainError(SlurmUnavailableError):
     """The connection broke during sbatch: the job may have been accepted all the same.

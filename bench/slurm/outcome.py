@@ -75,7 +75,8 @@ class _Attempt:
     def settled(self) -> bool:
         """Whether this is the whole record of an attempt that ended."""
         rows_end = all(read_state(row.state).state.ended for row in (self.job, *self.steps))
-        return rows_end and self.job.name != _PROVISIONAL_NAME
+        # A row that says how it ended but not when is slurmdbd's guess, until the job's own record comes.
+        return rows_end and self.job.ended is not None and self.job.name != _PROVISIONAL_NAME
 
     @property
     def started(self) -> datetime | None:
@@ -206,7 +207,9 @@ def _why_failed(attempt: _Attempt, steps: Sequence[AccountingRow]) -> tuple[Fail
 def _why_bad_exit(attempt: _Attempt, steps: Sequence[AccountingRow]) -> tuple[FailureClass, str]:
     job = attempt.job
     if job.signal == _NO_OUTPUT_MARK:
-        words = "FAILED (0:53): Slurm could not open the job's output; does its folder exist on the nodes?"
+        words = (
+            "FAILED (0:53): Slurm could not open the job's output: is its folder on the nodes, and writable?"
+        )
         return FailureClass.NEVER_STARTED, words
     if attempt.started is None:
         return FailureClass.NEVER_STARTED, "FAILED before it started"

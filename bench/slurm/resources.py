@@ -14,7 +14,12 @@ NODES_FORMAT = "%P|%a|%l|%D|%T|%c|%m|%G|%f|%N"
 #: Suffixes of sinfo's states: * not responding, ~ # ! % powered down or changing, $ maintenance,
 #: @ ^ reboot, - planned for a larger job, + more (a mixed group).
 _STATE_MARKS = "*~#!%$@^-+"
-_IN_SERVICE = {"idle", "mixed", "allocated", "completing", "planned", "reserved", "maint"}
+_IN_SERVICE = {
+    *("idle", "mixed", "allocated", "completing", "planned", "reserved", "maint"),
+    # Shut down to save power, and started for a job (21.08 and later write words for the marks).
+    *("powered_down", "powering_down", "powering_up", "power_up"),
+    "blocked",  # another job's exclusive topology block, 23.11 and later
+}
 
 
 @dataclass(frozen=True)

@@ -69,6 +69,9 @@ _STATES = (
     SlurmState("PREEMPTED", "PR", _FAILED, FailureClass.PREEMPTED, "had to make room for another job"),
     SlurmState("BOOT_FAIL", "BF", _FAILED, FailureClass.NEVER_STARTED, "its nodes did not boot"),
     SlurmState("LAUNCH_FAILED", None, _FAILED, FailureClass.NEVER_STARTED, "could not be launched"),
+    SlurmState(
+        "GETENV_FAILED", None, _FAILED, FailureClass.NEVER_STARTED, "its environment was not to be had"
+    ),
     SlurmState("RECONFIG_FAIL", None, _FAILED, FailureClass.NEVER_STARTED, "its nodes could not be set up"),
     SlurmState("DEADLINE", "DL", _FAILED, FailureClass.NEVER_STARTED, "could not meet its deadline"),
     SlurmState("CANCELLED", "CA", RunState.CANCELLED, FailureClass.CANCELLED, "was cancelled"),
@@ -82,7 +85,7 @@ STATES = {key: state for state in _STATES for key in (state.word, state.code) if
 _STUCK = re.compile(
     r"JobHeld(?:User|Admin)|JobHoldMaxRequeue|DependencyNeverSatisfied|BadConstraints|Invalid(?:Account|QOS)"
     r"|AccountNotAllowed|QOSNotAllowed|PartitionNodeLimit|PartitionTimeLimit|MaxMemPerLimit"
-    r"|(?:Assoc|QOS)Max\w+Per(?:Job|Node)(?:Limit)?|ReservationDeleted|launch failed requeued held"
+    r"|(?:Assoc|QOS)Max\w+Per(?:Job|Node)(?:Limit)?|ReservationDeleted|requeued[ _](?:in[ _])?held"
 )
 
 

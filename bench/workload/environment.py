@@ -10,7 +10,7 @@ import ipaddress
 import platform
 import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import psutil
@@ -18,9 +18,10 @@ import torch
 
 from bench import __version__
 from bench.workload.arguments import Request
-from bench.workload.hosts import crowded_machines
+from bench.workload.hosts import RankFacts, crowded_machines, hosts_of
 from bench.workload.launch import Launch
 from bench.workload.rendezvous import Joined
+from bench.workload.transport import address_of
 
 _KEPT = re.compile(
     r"(NCCL|GLOO|OMP|KMP|MKL|TORCH|PYTORCH|UCX|FI)_[A-Z0-9_]+|CUDA_VISIBLE_DEVICES|BENCH_[A-Z_]+"
@@ -51,6 +52,8 @@ def environment(
     threads: int,
     warnings: list[str],
     sizes: tuple[int, int] | None = None,
+    in_use: Mapping[str, str | None] | None = None,
+    flops: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return the content of env.json.
 
@@ -63,9 +66,57 @@ def environment(
         threads: the threads that rank 0 computes with.
         warnings: what a reader of the results should know.
         sizes: parameters and bytes of their gradients; None before the model exists.
+        in_use: the transport that was found in use; None before anything was sent.
+        flops: what MFU is computed with; None before the model exists.
     """
     options = request.options
     parameters, gradient_bytes = sizes or (None, None)
+    found = surroundings(
+        joined.facts,
+        env,
+        backend=request.backend,
+        world_size=launch.world_size,
+        launcher=launch.launcher,
+        seconds=joined.seconds,
+        device=device,
+        threads=threads,
+    )
+    if in_use is not None:
+        found["transport"] = dict(in_use)
+    return found | {
+        "workload": options.model_dump(),
+        "per_gpu_batch": request.per_gpu_batch,
+        "global_batch": request.per_gpu_batch * launch.world_size * options.grad_accum,
+        "parameters": parameters,
+        "gradient_bytes": gradient_bytes,
+        "flops": None if flops is None else dict(flops),
+        "warnings": warnings,
+    }
+
+
+def surroundings(
+    facts: Sequence[RankFacts],
+    env: Mapping[str, str],
+    *,
+    backend: str,
+    world_size: int,
+    launcher: str,
+    seconds: float | None,
+    device: torch.device,
+    threads: int,
+) -> dict[str, Any]:
+    """Return what env.json says of software, hosts and transport, whatever is trained.
+
+    Args:
+        facts: the ranks that came.
+        env: the environment variables of rank 0.
+        backend: who communicates.
+        world_size: how many ranks there were to be.
+        launcher: who started them.
+        seconds: how long they took to find each other; None where nobody timed that.
+        device: rank 0's device.
+        threads: the threads that rank 0 computes with.
+    """
     return {
         "schema": 1,
         "bench_version": __version__,
@@ -73,39 +124,36 @@ def environment(
         "python": platform.python_version(),
         "cuda": torch.version.cuda,
         "nccl": _nccl_version(),
-        "device_name": _device_name(device, joined),
-        "device": options.device,
-        "backend": request.backend,
-        "world_size": launch.world_size,
-        "launcher": launch.launcher,
+        "device_name": _device_name(device, facts),
+        "device": device.type,
+        "backend": backend,
+        "world_size": world_size,
+        "launcher": launcher,
         "joined": {
-            "ranks": len(joined.facts),
-            "expected": launch.world_size,
-            "seconds": round(joined.seconds, 6),
+            "ranks": len(facts),
+            "expected": world_size,
+            "seconds": None if seconds is None else round(seconds, 6),
         },
-        "hosts": [host.as_json() for host in joined.hosts],
-        "ranks_outnumber_cores": bool(crowded_machines(joined.facts)),
-        "transport": transport(request.backend, env),
+        "hosts": [host.as_json() for host in hosts_of(facts)],
+        "ranks_outnumber_cores": bool(crowded_machines(facts)),
+        "transport": transport(backend, env),
         "threads_per_rank": threads,
-        "workload": options.model_dump(),
-        "per_gpu_batch": request.per_gpu_batch,
-        "global_batch": request.per_gpu_batch * launch.world_size * options.grad_accum,
-        "parameters": parameters,
-        "gradient_bytes": gradient_bytes,
         "env": {
             name: env[name] for name in sorted(env) if _KEPT.fullmatch(name) and not _SECRET.search(name)
         },
         "slurm": {name: env[name] for name in _SLURM_IDS if name in env},
-        "warnings": warnings,
     }
 
 
 def transport(backend: str, env: Mapping[str, str]) -> dict[str, str | None]:
-    """Return what is known of the way gradients travel, before anything was sent."""
+    """Return what the configuration says of the way gradients travel, before anything was sent.
+
+    What is found in use later (:mod:`bench.workload.transport`) takes its place.
+    """
     found: dict[str, str | None] = dict.fromkeys(
         ("backend", "interface", "network", "algorithm", "version", "gpudirect")
     )
-    found["backend"] = backend
+    found |= {"backend": backend, "source": "configuration"}
     if backend == "gloo":
         found["interface"] = env.get("GLOO_SOCKET_IFNAME") or _gloo_interface()
         found["network"] = "tcp"
@@ -127,17 +175,10 @@ def _gloo_interface() -> str | None:
     for address in [*wanted, ipaddress.ip_address("127.0.0.1")]:
         for name, entries in psutil.net_if_addrs().items():
             for entry in entries:
-                if _address(entry.address) == address:
+                if address_of(entry.address) == address:
                     return name
     # All of 127.0.0.0/8 is loopback; Debian gives the host name 127.0.1.1.
     return "lo" if any(address.is_loopback for address in wanted) else None
-
-
-def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    try:
-        return ipaddress.ip_address(text.partition("%")[0])
-    except ValueError:
-        return None
 
 
 def _nccl_version() -> str | None:
@@ -149,5 +190,5 @@ def _nccl_version() -> str | None:
         return None
 
 
-def _device_name(device: torch.device, joined: Joined) -> str | None:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else joined.facts[0].cpu_model
+def _device_name(device: torch.device, facts: Sequence[RankFacts]) -> str | None:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else facts[0].cpu_model

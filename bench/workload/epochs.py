@@ -4,39 +4,56 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, replace
 from pathlib import Path
+from statistics import fmean
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from bench.workload.collectives import Collectives
+from bench.workload.devices import Device
 from bench.workload.feed import Feed
+from bench.workload.probes import Attributed, Probes
 from bench.workload.resources import Meters, peak_memory_bytes
 from bench.workload.results import EpochRecord, RankPlace, Results, gather_ranks
 from bench.workload.session import Session
 from bench.workload.task import Validation
+from bench.workload.trace import trace
 from bench.workload.training import Trainer
 from bench.workload.windows import Windows
 
-
-@dataclass(frozen=True)
-class _Device:
-    """A rank's device: how it calls it, and which one it is (ranks can share a GPU)."""
-
-    name: str
-    identity: str
+_JUMPED = (
+    "a host's clock was set during {steps} step(s) of the attribution windows, which do not count:"
+    " DDP's logger reads that clock; throughput is timed with another one"
+)
 
 
-def measure(session: Session, collectives: Collectives, feed: Feed, model: DistributedDataParallel) -> None:
-    """Warm up, then measure every epoch; rank 0 writes the tables after each.
+def measure(
+    session: Session,
+    collectives: Collectives,
+    feed: Feed,
+    model: DistributedDataParallel,
+    *,
+    devices: Sequence[Device],
+    ideal_s: float | None,
+) -> None:
+    """Warm up, measure every epoch, then probe and trace; rank 0 writes the tables after each epoch.
+
+    Args:
+        session: this rank.
+        collectives: the ranks' own reductions.
+        feed: the rank's batches.
+        model: what is trained.
+        devices: every rank's.
+        ideal_s: what a step takes where all devices run at their stated peaks; None where that is not known.
 
     Raises:
         CollectiveError: the loss is no number.
     """
     options = session.request.options
-    devices = [_Device(*one) for one in collectives.objects(_own_device(session))]
     identities = [device.identity for device in devices]
     rank = session.launch.rank
     meters = Meters(
@@ -51,22 +68,30 @@ def measure(session: Session, collectives: Collectives, feed: Feed, model: Distr
     if not warm_up.stable:
         session.warnings.append(f"the step time was not yet stable after {warm_up.steps} warm-up steps")
     results = Results(session.folder, _places(session, devices)) if session.is_first else None
+    record: EpochRecord | None = None
     for epoch in range(1, options.epochs + 1):
         record = _epoch(session, epoch, windows, trainer, feed, collectives, counters)
+        record = replace(record, ideal_step_s=ideal_s)
         if results is not None:
             results.add(record)
         session.say(_epoch_line(record, options.epochs))
+    if windows.clock_jumps:
+        session.warn(_JUMPED.format(steps=windows.clock_jumps))
+    comm_s = Probes(session, collectives, trainer, feed).run(_attributed(record))
+    if results is not None and comm_s is not None:
+        results.add_communication(comm_s)
+    if options.trace_steps:
+        trace(session, trainer, options.trace_steps)
 
 
-def _own_device(session: Session) -> tuple[str, str]:
-    if session.device.type == "cpu":
-        return "cpu", session.me.host
-    properties = torch.cuda.get_device_properties(session.device)
-    name = str(session.device)
-    return name, str(getattr(properties, "uuid", f"{session.me.host} {name}"))
+def _attributed(record: EpochRecord | None) -> Attributed | None:
+    """Return the means over ranks of an epoch's exposed communication and of the wait within it."""
+    ranks = [] if record is None else record.ranks
+    known = [(rank.parts.exposed_s, rank.wait_s) for rank in ranks if rank.parts and rank.wait_s is not None]
+    return Attributed(fmean(e for e, _ in known), fmean(w for _, w in known)) if known else None
 
 
-def _places(session: Session, devices: list[_Device]) -> list[RankPlace]:
+def _places(session: Session, devices: Sequence[Device]) -> list[RankPlace]:
     return [
         RankPlace(one.rank, one.local_rank, one.host, device.name)
         for one, device in zip(session.joined.facts, devices, strict=True)
@@ -138,6 +163,7 @@ def _checkpoint(session: Session, trainer: Trainer, epoch: int) -> float | None:
 
 def _epoch_line(record: EpochRecord, epochs: int) -> str:
     seconds = max(rank.window_s for rank in record.ranks)
+    assert record.samples is not None, "the workload counts its samples"
     return (
         f"bench: epoch {record.epoch}/{epochs}: {len(record.step_s)} steps in {seconds:.3f} s,"
         f" {record.samples / seconds:.1f} samples/s"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import re
 
 import torch
@@ -20,6 +21,13 @@ _TIMED_OUT = re.compile(r"timed? ?out", re.IGNORECASE)
 _GLOO_OR_NCCL = re.compile(r"gloo|nccl|c10d|store|pair closure", re.IGNORECASE)
 
 
+class Symptom(enum.Enum):
+    """How communication broke, which says little about why."""
+
+    LOST = enum.auto()
+    TIMED_OUT = enum.auto()
+
+
 class WorkloadError(BenchError):
     """The run cannot go on; the exit code is 1."""
 
@@ -30,8 +38,32 @@ class SetupError(WorkloadError):
     """Something that this rank needs is missing or wrong; other ranks may find the same."""
 
 
+class BrokenError(WorkloadError):
+    """Communication broke, and the other ranks told more than the error itself."""
+
+
 class CollectiveError(WorkloadError):
     """The same reason on every rank: rank 0 says it for all."""
+
+
+def named(error: BaseException, *, timeout_s: float) -> str:
+    """Return :func:`reason`, or for what nobody foresaw its type and the first line of its text."""
+    known = reason(error, timeout_s=timeout_s)
+    if known is not None:
+        return known
+    text = str(error).strip()
+    return f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__
+
+
+def symptom_of(error: BaseException) -> Symptom | None:
+    """Return how communication broke; None for an error of another kind."""
+    text = str(error)
+    if isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and _GLOO_OR_NCCL.search(text)):
+        if _PEER_LOST.search(text):
+            return Symptom.LOST
+        if _TIMED_OUT.search(text):
+            return Symptom.TIMED_OUT
+    return None
 
 
 def reason(error: BaseException, *, timeout_s: float) -> str | None:
@@ -49,14 +81,14 @@ def reason(error: BaseException, *, timeout_s: float) -> str | None:
     ):
         first = (text.strip() or "no memory left").splitlines()[0].rstrip(".")
         return f"out of memory: {first}; lower the batch per rank, or set --activation-checkpointing true"
-    if isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and _GLOO_OR_NCCL.search(text)):
-        if _PEER_LOST.search(text):
-            return "lost the connection to another rank: it ended first, and its own message says why"
-        if _TIMED_OUT.search(text):
-            return (
-                f"a collective did not complete in {timeout_s:g} s: a rank hangs or was lost;"
-                " see the other ranks' messages, or raise --join-timeout"
-            )
+    symptom = symptom_of(error)
+    if symptom is Symptom.LOST:
+        return "lost the connection to another rank: it ended first, and its own message says why"
+    if symptom is Symptom.TIMED_OUT:
+        return (
+            f"a collective did not complete in {timeout_s:g} s: a rank hangs or was lost;"
+            " see the other ranks' messages, or raise --join-timeout"
+        )
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return None

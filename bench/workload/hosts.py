@@ -18,7 +18,8 @@ class RankFacts:
     """One rank, its host, and the cores that it may run on.
 
     ``machine`` names the kernel that runs the host: several "hosts" of a test cluster can be
-    one machine, whose cores must not be counted twice.
+    one machine, whose cores must not be counted twice. ``infiniband`` are the devices with an
+    active port.
     """
 
     rank: int
@@ -28,6 +29,7 @@ class RankFacts:
     core_ids: list[int] = field(repr=False)
     memory_bytes: int
     cpu_model: str | None
+    infiniband: list[str] = field(default_factory=list, repr=False)
 
     def as_json(self) -> dict[str, Any]:
         """Return what travels through the store."""
@@ -54,12 +56,18 @@ def own_facts(rank: int, local_rank: int, env: Mapping[str, str]) -> RankFacts:
     return RankFacts(
         rank=rank,
         local_rank=local_rank,
-        host=env.get("SLURMD_NODENAME") or socket.gethostname(),
+        host=host_name(env),
         machine=_machine(),
         core_ids=sorted(os.sched_getaffinity(0)),
         memory_bytes=psutil.virtual_memory().total,
         cpu_model=_cpu_model(),
+        infiniband=infiniband_devices(),
     )
+
+
+def host_name(env: Mapping[str, str]) -> str:
+    """Return what this host is called: by Slurm, where that started the process, else by itself."""
+    return env.get("SLURMD_NODENAME") or socket.gethostname()
 
 
 def hosts_of(facts: Sequence[RankFacts]) -> list[Host]:
@@ -101,6 +109,23 @@ def threads_per_rank(me: RankFacts, facts: Sequence[RankFacts], env: Mapping[str
             return int(first)
     here = [one for one in facts if one.host == me.host]
     return max(1, len(set().union(*(one.core_ids for one in here))) // len(here))
+
+
+def infiniband_devices(root: Path = Path("/sys/class/infiniband")) -> list[str]:
+    """Return the InfiniBand and RoCE devices that have a port whose state is ACTIVE.
+
+    Source: the kernel's Documentation/ABI/stable/sysfs-class-infiniband.
+    """
+    found = []
+    for state in sorted(root.glob("*/ports/*/state")):
+        name = state.parts[-4]
+        try:
+            active = "ACTIVE" in state.read_text(encoding="ascii", errors="replace")
+        except OSError:
+            continue
+        if active and name not in found:
+            found.append(name)
+    return found
 
 
 @cache

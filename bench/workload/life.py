@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 
 import torch
@@ -13,15 +14,36 @@ from torch.nn.parallel import DistributedDataParallel
 from bench.units import human_bytes
 from bench.workload.arguments import Request
 from bench.workload.collectives import Collectives
+from bench.workload.devices import Device, device_of
 from bench.workload.epochs import measure
-from bench.workload.failures import CollectiveError, SetupError, WorkloadError, reason
+from bench.workload.failures import (
+    BrokenError,
+    CollectiveError,
+    SetupError,
+    WorkloadError,
+    named,
+    reason,
+    symptom_of,
+)
 from bench.workload.feed import Feed, Place, open_feed
+from bench.workload.flops import count_step
 from bench.workload.hosts import crowded_machines, own_facts, threads_per_rank
 from bench.workload.launch import Launch, launch_from
+from bench.workload.mfu import Utilisation, precisions, utilisation
+from bench.workload.peers import Peers
 from bench.workload.rendezvous import Joined, join, start_line
 from bench.workload.session import Session
-from bench.workload.task import Task, build_task, parameters_of
+from bench.workload.task import DataShape, Task, build_task, parameters_of
 from bench.workload.training import STATES_PER_WEIGHT, wrap
+from bench.workload.transport import (
+    NcclLog,
+    NcclLogFile,
+    fallback_warning,
+    gloo_transport,
+    is_disabled,
+    nccl_transport,
+    open_interfaces,
+)
 
 
 def run(request: Request) -> None:
@@ -38,17 +60,104 @@ def run(request: Request) -> None:
     if session.is_first:
         request.run_dir.mkdir(parents=True, exist_ok=True)
     session.write_environment(env)
-    collectives = _communicate(session)
-    feed, model = _set_up(session, collectives)
     try:
-        session.write_environment(env, parameters_of(model))
-        measure(session, collectives, feed, model)
-        session.write_environment(env, parameters_of(model))
+        _train(session, dict(env))
+    except CollectiveError:
+        raise
+    except Exception as error:
+        _consult(session, error)
+        raise
+
+
+def _consult(session: Session, error: Exception) -> None:
+    """Tell the other ranks why this one fails, or raise what they tell where this one only lost them.
+
+    Raises:
+        BrokenError: the others know more than ``error`` says.
+    """
+    launch, timeout_s = session.launch, session.request.options.join_timeout
+    if launch.world_size == 1:
+        return
+    peers = Peers(
+        session.joined.store, launch.rank, session.joined.facts, rank_0_serves=not launch.agent_store
+    )
+    symptom = symptom_of(error)
+    if symptom is None:
+        peers.tell(named(error, timeout_s=timeout_s))
+        return
+    words = peers.explain(symptom, timeout_s=timeout_s)
+    if words is not None:
+        raise BrokenError(f"{peers.place(launch.rank)}: {words}") from error
+
+
+def _train(session: Session, told: dict[str, str]) -> None:
+    """Build, measure and leave; ``told`` are the variables that env.json is to speak of."""
+    request = session.request
+    log = (
+        NcclLogFile.arrange(os.environ, session.folder, rank=session.launch.rank)
+        if request.backend == "nccl"
+        else None
+    )
+    try:
+        collectives = _communicate(session)
+        feed, model = _set_up(session, collectives)
+        try:
+            devices = collectives.objects(device_of(session.device, session.me.host))
+            used = _utilisation(session, feed.shape, devices, told)
+            sizes, flops = parameters_of(model), None if used is None else used.as_json()
+            session.write_environment(told, sizes, flops=flops)
+            ideal_s = None if used is None else used.ideal_s
+            measure(session, collectives, feed, model, devices=devices, ideal_s=ideal_s)
+            in_use = _transport_in_use(session, collectives, log, told)
+            session.write_environment(told, sizes, in_use, flops)
+        finally:
+            feed.close()
     finally:
-        feed.close()
+        if log is not None:
+            log.remove()
     # Rank 0 may serve the store, which the others still need until here.
     collectives.barrier()
     _leave(model)
+
+
+def _utilisation(
+    session: Session, shape: DataShape, devices: Sequence[Device], env: Mapping[str, str]
+) -> Utilisation | None:
+    """Return what MFU is computed with, on rank 0, which writes it."""
+    if not session.is_first:
+        return None
+    options = session.request.options
+    distinct = {device.identity: device.model for device in devices}
+    return utilisation(
+        count_step(options, shape, session.request.per_gpu_batch),
+        precisions(options.precision, env),
+        list(distinct.values()),
+        ranks=len(devices),
+    )
+
+
+def _transport_in_use(
+    session: Session, collectives: Collectives, log: NcclLogFile | None, env: Mapping[str, str]
+) -> dict[str, str | None]:
+    """Return what all ranks found in use, and add a warning where it is slower than it need be."""
+    facts = session.joined.facts
+    if log is None:
+        found = collectives.objects(open_interfaces(store_port=session.launch.port))
+        by_host: dict[str, list[str]] = {}
+        for one, names in zip(facts, found, strict=True):
+            by_host[one.host] = sorted({*by_host.get(one.host, []), *names})
+        return gloo_transport(by_host)
+    merged = NcclLog()
+    for other in collectives.objects(log.read()):
+        merged.merge(other)
+    transport = nccl_transport(merged, hosts=len(session.joined.hosts), env=env)
+    warning = fallback_warning(transport, {one.host: one.infiniband for one in facts}, env)
+    if warning:
+        session.warnings.append(warning)
+        session.say(f"bench: warning: {warning}")
+        if not is_disabled(env):
+            transport["fallback"] = "sockets beside InfiniBand"
+    return transport
 
 
 def _leave(model: DistributedDataParallel) -> None:

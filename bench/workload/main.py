@@ -7,6 +7,7 @@ on its environment variables.
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -16,7 +17,8 @@ import torch.distributed as dist
 
 from bench.errors import BenchError
 from bench.workload.arguments import parse_arguments
-from bench.workload.failures import CollectiveError, WorkloadError, reason
+from bench.workload.failures import CollectiveError, WorkloadError, named, reason
+from bench.workload.hosts import host_name
 from bench.workload.life import run
 from bench.workload.rendezvous import JoinError, OtherRankError
 
@@ -53,10 +55,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except Exception as error:
         _ABANDONED.append(error)
-        words = reason(error, timeout_s=request.options.join_timeout)
-        if words is None:
+        timeout_s = request.options.join_timeout
+        words = named(error, timeout_s=timeout_s)
+        if reason(error, timeout_s=timeout_s) is None:
             traceback.print_exc()
-            words = f"unforeseen {type(error).__name__}: see the traceback above"
+            words = f"unforeseen {words}; see the traceback above"
         _complain(words if isinstance(error, WorkloadError) else f"{_who()}{words}")
         return 1
     return 0
@@ -69,4 +72,4 @@ def _complain(words: str) -> None:
 
 
 def _who() -> str:
-    return f"rank {dist.get_rank()}: " if dist.is_initialized() else ""
+    return f"rank {dist.get_rank()} on {host_name(os.environ)}: " if dist.is_initialized() else ""

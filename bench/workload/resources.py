@@ -83,7 +83,8 @@ class _Powercap:
     def found(cls) -> _Powercap | None:
         """Return the counters that this process may read; None where it may read none or not all."""
         zones = sorted(_POWERCAP.glob("intel-rapl:[0-9]*"))
-        packages = [zone for zone in zones if zone.name.count(":") == 1]
+        # Zones of a zone are parts of it; psys, beside the packages, is the whole machine with them in it.
+        packages = [zone for zone in zones if zone.name.count(":") == 1 and _is_package(zone)]
         readable = [zone for zone in packages if _microjoules(zone / "energy_uj") is not None]
         return cls(packages) if packages and len(readable) == len(packages) else None
 
@@ -100,6 +101,13 @@ class _Powercap:
                 return None
             total += now - before if now >= before else now - before + (span or 0)
         return total / 1e6
+
+
+def _is_package(zone: Path) -> bool:
+    try:
+        return (zone / "name").read_text(encoding="ascii").startswith("package")
+    except (OSError, ValueError):
+        return False
 
 
 def _microjoules(path: Path) -> int | None:

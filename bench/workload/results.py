@@ -43,7 +43,10 @@ class RankPlace:
 
 @dataclass(frozen=True)
 class RankRecord:
-    """One rank's epoch; ``parts`` is its mean step of the attribution window, None where there is none."""
+    """One rank's epoch; ``parts`` is its mean step of the attribution window, None where there is none.
+
+    ``samples`` are the rank's own; None for an equal share of the epoch's.
+    """
 
     window_s: float
     loss: float
@@ -51,14 +54,19 @@ class RankRecord:
     usage: Usage
     parts: StepParts | None
     wait_s: float | None
+    samples: int | None = None
 
 
 @dataclass(frozen=True)
 class EpochRecord:
-    """One epoch over all ranks; ``energy_counters`` says how many counters make up the whole energy."""
+    """One epoch over all ranks; ``energy_counters`` says how many counters make up the whole energy.
+
+    ``ideal_step_s`` is what a step takes where all devices run at their stated peaks.
+    ``samples`` is None where nobody counted them; then there is no throughput.
+    """
 
     epoch: int
-    samples: int
+    samples: int | None
     step_s: list[float]
     slowest_rank: list[int]
     attribution_steps: int
@@ -66,6 +74,7 @@ class EpochRecord:
     validation: Validation | None
     checkpoint_s: float | None
     energy_counters: int
+    ideal_step_s: float | None = None
 
 
 def gather_ranks(
@@ -122,6 +131,14 @@ class Results:
         for path, text in self._texts.items():
             write_atomically(path, text)
 
+    def add_communication(self, seconds: float) -> None:
+        """Write ``comm_time_sec`` into every row of metrics.csv: it is measured once, after the epochs."""
+        rows = list(csv.DictReader(io.StringIO(self._texts[self._folder.metrics])))
+        cells = [{**row, "comm_time_sec": _cell(seconds)} for row in rows]
+        lines = [_line([row[name] for name in METRICS_COLUMNS]) for row in cells]
+        self._texts[self._folder.metrics] = _line(METRICS_COLUMNS) + "".join(lines)
+        write_atomically(self._folder.metrics, self._texts[self._folder.metrics])
+
     def _append(self, path: object, columns: Sequence[str], rows: Sequence[Row]) -> None:
         self._texts[path] += "".join(_line([_cell(row.get(name)) for name in columns]) for row in rows)  # type: ignore[index]
 
@@ -136,7 +153,7 @@ def metrics_row(epoch: EpochRecord) -> Row:
         "samples": epoch.samples,
         "train_loss": _mean([rank.loss for rank in ranks]),
         "epoch_time_sec": seconds,
-        "throughput_samples_per_sec": epoch.samples / seconds,
+        "throughput_samples_per_sec": None if epoch.samples is None else epoch.samples / seconds,
         "step_time_sec_median": float(np.percentile(epoch.step_s, 50)),
         "step_time_sec_p95": float(np.percentile(epoch.step_s, 95)),
         "checkpoint_time_sec": epoch.checkpoint_s,
@@ -144,6 +161,7 @@ def metrics_row(epoch: EpochRecord) -> Row:
         "cpu_util_avg": _mean_told([rank.usage.cpu_percent for rank in ranks]),
         "energy_joules": _energy(epoch),
         "peak_mem_bytes": int(max(rank.peak_mem_bytes for rank in ranks)),
+        "mfu": None if epoch.ideal_step_s is None else epoch.ideal_step_s * len(epoch.step_s) / seconds,
     }
     return row | _split_columns(epoch) | _validation_columns(epoch.validation)
 
@@ -159,7 +177,7 @@ def rank_rows(epoch: EpochRecord, places: Sequence[RankPlace]) -> list[Row]:
             "host": place.host,
             "device": place.device,
             "steps": len(epoch.step_s),
-            "samples": epoch.samples // len(places),
+            "samples": _share(epoch, len(places)) if rank.samples is None else rank.samples,
             "window_time_sec": rank.window_s,
             "peak_mem_bytes": int(rank.peak_mem_bytes),
         }
@@ -168,6 +186,10 @@ def rank_rows(epoch: EpochRecord, places: Sequence[RankPlace]) -> list[Row]:
             row |= {"step_time_sec": rank.parts.step_s, "comm_wait_time_sec": rank.wait_s}
         rows.append(row)
     return rows
+
+
+def _share(epoch: EpochRecord, ranks: int) -> int | None:
+    return None if epoch.samples is None else epoch.samples // ranks
 
 
 def _split_columns(epoch: EpochRecord) -> Row:

@@ -28,6 +28,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from bench.errors import UnwritableError
 from bench.layout import RunFolder, write_json
 from bench.workload.main import main as workload_main
 
@@ -223,8 +224,8 @@ def _note_end(
     end["failures"] = list(failures)
     try:
         write_json(folder.end, end)
-    except OSError as error:
-        print(f"bench: error: {folder.end}: {error.strerror}", file=sys.stderr, flush=True)
+    except UnwritableError as error:
+        print(f"bench: error: {error}", file=sys.stderr, flush=True)
 
 
 def _say(message: Mapping[str, Any]) -> None:

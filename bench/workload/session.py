@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -37,7 +38,13 @@ class Session:
         """Whether this is rank 0, which speaks for all."""
         return self.launch.rank == 0
 
-    def write_environment(self, env: Mapping[str, str], sizes: tuple[int, int] | None = None) -> None:
+    def write_environment(
+        self,
+        env: Mapping[str, str],
+        sizes: tuple[int, int] | None = None,
+        in_use: Mapping[str, str | None] | None = None,
+        flops: Mapping[str, Any] | None = None,
+    ) -> None:
         """Write env.json, where this is rank 0."""
         if self.is_first:
             content = environment(
@@ -49,8 +56,15 @@ class Session:
                 threads=self.threads,
                 warnings=self.warnings,
                 sizes=sizes,
+                in_use=in_use,
+                flops=flops,
             )
             write_json(self.folder.env, content)
+
+    def warn(self, words: str) -> None:
+        """Keep a warning for env.json and print it, where this is rank 0."""
+        self.warnings.append(words)
+        self.say(f"bench: warning: {words}")
 
     def say(self, line: str) -> None:
         """Print a line, where this is rank 0."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
@@ -12,7 +12,7 @@ from statistics import median
 import torch
 
 from bench.record import ddp_logger
-from bench.record.clock import clock_for
+from bench.record.clock import Clock, clock_for
 from bench.record.parts import StepParts, StepTimer
 from bench.workload.collectives import Collectives
 from bench.workload.failures import CollectiveError
@@ -55,6 +55,8 @@ class Windows:
         self._collectives = collectives
         self._meters = meters
         self._device = device
+        #: Attributed steps that were dropped because some rank's wall clock was set during them.
+        self.clock_jumps = 0
 
     def warm_up(self, fewest: int) -> WarmUp:
         """Train ``fewest`` steps, and up to twice as many more until every rank's step time is stable.
@@ -91,17 +93,26 @@ class Windows:
     def attribution(self, steps: int) -> list[StepParts]:
         """Train ``steps`` steps with a timer on each part; one more before them is not counted.
 
-        Returns no steps where DDP's logger has nothing to say on any rank.
+        A step during which any rank's wall clock was set counts on no rank. Returns no steps where DDP's
+        logger has nothing to say on any rank.
         """
         model, timer = self._trainer.model, StepTimer(clock_for(self._device))
         ddp_logger.sample_every_step(model)
         self._collectives.barrier()
-        timed = [self._trainer.timed_step(timer) for _ in range(steps + 1)][1:]
+        timed, jumps = [], []
+        for _ in range(steps + 1):
+            timed.append(self._trainer.timed_step(timer))
+            jumps.append(float(timer.clock_jumped))
         ddp_logger.sample_no_step(model)
         self._trainer.take_loss()
-        read = [parts for parts in timed if parts is not None]
-        fewest, *_ = self._collectives.minima([float(len(read))])
-        return read if fewest == steps else []
+        del timed[0], jumps[0]
+        jumped = self._collectives.maxima(jumps)
+        self.clock_jumps += sum(1 for one in jumped if one)
+        unread = [float(parts is None and not jump) for parts, jump in zip(timed, jumps, strict=True)]
+        if any(self._collectives.maxima(unread)):
+            return []
+        kept = zip(timed, jumped, strict=True)
+        return [parts for parts, jump in kept if parts is not None and not jump]
 
     def check_losses(self, own: float, where: str) -> list[float]:
         """Return every rank's loss.
@@ -123,25 +134,28 @@ class Windows:
         return losses
 
     def _steps(self, steps: int) -> list[float]:
-        return self._steps_on_cuda(steps) if self._device.type == "cuda" else self._steps_on_host(steps)
+        return step_times(self._trainer.step, steps, clock_for(self._device))
 
-    def _steps_on_host(self, steps: int) -> list[float]:
-        step, now = self._trainer.step, time.perf_counter
-        stamps = [now()]
+
+def step_times(step: Callable[[], None], steps: int, clock: Clock) -> list[float]:
+    """Call ``step`` so often, with a clock beside it and nothing else; return each call's seconds.
+
+    On CUDA the device is waited for once, at the end.
+    """
+    if clock.is_host:
+        now = time.perf_counter
+        marks = [now()]
         for _ in range(steps):
             step()
-            stamps.append(now())
-        return [end - begin for begin, end in pairwise(stamps)]
-
-    def _steps_on_cuda(self, steps: int) -> list[float]:
-        clock, step = clock_for(self._device), self._trainer.step
-        clock.settle()
-        stamps = [clock.stamp()]
-        for _ in range(steps):
-            step()
-            stamps.append(clock.stamp())
-        clock.settle()
-        return [clock.seconds(begin, end) for begin, end in pairwise(stamps)]
+            marks.append(now())
+        return [end - begin for begin, end in pairwise(marks)]
+    clock.settle()
+    stamps = [clock.stamp()]
+    for _ in range(steps):
+        step()
+        stamps.append(clock.stamp())
+    clock.settle()
+    return [clock.seconds(begin, end) for begin, end in pairwise(stamps)]
 
 
 def is_stable(times: Sequence[float]) -> bool:

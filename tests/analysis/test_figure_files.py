@@ -45,8 +45,8 @@ def tips(drawing: Drawing) -> list[str]:
     return [mark.findtext("title") or "" for mark in root.iter() if mark.get("class") == "mark"]
 
 
-def test_each_regime_has_its_four_figures(demo: dict[str, Drawing]) -> None:
-    kinds = ("speedup", "efficiency", "throughput", "step")
+def test_each_regime_has_its_figures(demo: dict[str, Drawing]) -> None:
+    kinds = ("speedup", "efficiency", "throughput", "loss", "step")
     assert list(demo) == [f"{kind}-{regime}" for regime in ("strong", "weak") for kind in kinds]
     assert set(demo) <= set(all_names())
 

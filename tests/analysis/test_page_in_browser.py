@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import studies
+from closer_studies import with_probes, write_ranks
 
 from analysis.report import write_report
 
@@ -131,7 +132,7 @@ def test_nothing_is_wider_than_the_window(browser: Any, page_file: Path, width: 
     )
     assert outside == []
     scrolls = visited.page.evaluate(
-        "(() => { const b = document.querySelector('.scroll'); return b.scrollWidth > b.clientWidth; })()"
+        "(() => { const b = document.getElementById('table').parentElement; return b.scrollWidth > b.clientWidth; })()"
     )
     assert scrolls
     assert visited.complaints == []
@@ -297,3 +298,115 @@ def test_the_page_prints_in_light_colours_without_controls(browser: Any, page_fi
     assert visited.page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     assert visited.page.pdf().startswith(b"%PDF-")
     visited.context.close()
+
+
+@pytest.fixture(scope="module")
+def grid_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A page with two axes: nodes and ranks per node."""
+    cells = [
+        studies.make_cell(n * k, batch=16, mode="weak", per_node=k, launcher=launcher)
+        for launcher in ("srun", "torchrun")
+        for k in (1, 2, 4)
+        for n in (1, 2, 4, 8)
+    ]
+    path = tmp_path_factory.mktemp("grid") / "axes"
+    studies.finished(path, cells, epochs=1, ranks_files=False)
+    return write_report(path)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [360, 1400])
+def test_the_grid_of_two_axes_and_its_table_fit_the_window(
+    browser: Any, grid_page: Path, width: int, scheme: str
+) -> None:
+    visited = Visit(browser, grid_page, width=width, scheme=scheme)
+    visited.page.click("text=Within a node and over nodes, in numbers")
+    table = visited.page.locator("details.axes table").first
+    assert table.is_visible()
+    assert table.locator("tbody tr").count() == 12
+    assert visited.page.evaluate("document.documentElement.scrollWidth") <= width
+    plot = visited.page.locator(".plot").filter(has=visited.page.locator("text=Ranks per node")).first
+    box = plot.locator("svg").bounding_box()
+    assert box is not None
+    assert box["x"] >= 0
+    assert box["x"] + box["width"] <= width
+    assert plot.locator(".mark").count() == 24
+    field = plot.locator(".mark").last
+    field.scroll_into_view_if_needed()
+    box = field.bounding_box()
+    assert box is not None
+    visited.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    assert "8 nodes × 4 ranks = 32 ranks" in str(visited.page.text_content("#tip"))
+    assert "over nodes" in str(visited.page.text_content("#tip"))
+    visited.context.close()
+    assert visited.complaints == []
+
+
+@pytest.fixture(scope="module")
+def full_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A page with every part: batches by sizes, a late rank, probes, step times; hosts with hostile names."""
+    cells = [cell for batch in (64, 128) for cell in studies.strong(batch, (1, 2, 4), per_node=2)]
+    path = tmp_path_factory.mktemp("full") / "every part"
+    studies.finished(path, cells, epochs=1)
+    with_probes(path, [cell for cell in cells if cell.world_size > 1])
+    write_ranks(path, late=lambda run, rank: 0.004 * (rank == 1), host=lambda rank: f"n{rank}{HOSTILE}")
+    return write_report(path)
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(360, "dark"), (1400, "light")])
+def test_every_figure_has_words_and_values_and_fits_the_window(
+    browser: Any, full_page: Path, width: int, scheme: str
+) -> None:
+    visited = Visit(browser, full_page, width=width, scheme=scheme)
+    visited.page.evaluate("document.querySelectorAll('details').forEach((fold) => { fold.open = true; })")
+    figures = visited.page.evaluate(
+        """() => [...document.querySelectorAll('figure')].map((figure) => {
+            const svg = figure.querySelector('svg');
+            const box = svg.getBoundingClientRect();
+            return [svg.getAttribute('role'), svg.getAttribute('aria-label').length > 40, box.left >= 0,
+                    box.right <= innerWidth, figure.querySelectorAll('.mark').length > 0,
+                    figure.querySelector('.plot').tabIndex, figure.querySelector('figcaption').innerText.length > 40];
+        })"""
+    )
+    assert figures == [["img", True, True, True, True, 0, True]] * 10
+    assert visited.page.evaluate("document.documentElement.scrollWidth") <= width
+    headings = visited.page.locator("h2").all_text_contents()
+    order = [
+        "Summary",
+        "Strong scaling",
+        "Where the time goes",
+        "Ranks and nodes",
+        "A closer look",
+        "All cells",
+    ]
+    assert [heading for heading in headings if heading in order] == order
+    node = visited.page.locator("details.nodes tbody tr").first
+    assert str(node.text_content()).startswith(f"n1{HOSTILE}")
+    visited.context.close()
+    assert visited.complaints == []
+
+
+def test_the_values_of_the_folded_figures_are_under_the_pointer_and_the_keys(
+    browser: Any, full_page: Path
+) -> None:
+    visited = Visit(browser, full_page)
+    assert not visited.page.locator("svg[aria-label^='All-reduce bandwidth']").is_visible()
+    for summary in ("All-reduce bandwidth", "Step times"):
+        fold = visited.page.locator("summary", has_text=summary)
+        fold.focus()
+        visited.page.keyboard.press("Enter")
+        visited.page.keyboard.press("Tab")  # to a link of the fold, or to its figure
+        plot = fold.locator("xpath=..").locator(".plot").first
+        while not plot.evaluate("(plot) => plot === document.activeElement"):
+            visited.page.keyboard.press("Tab")
+        visited.page.keyboard.press("ArrowRight")
+        told = str(visited.page.text_content("#tip"))
+        assert ("bandwidth" in summary and "/s" in told) or "median" in told or "slowest" in told
+    late = visited.page.locator("svg[aria-label^='Work and waiting'] .mark").first
+    late.scroll_into_view_if_needed()
+    box = late.bounding_box()
+    assert box is not None
+    visited.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    assert HOSTILE in str(visited.page.text_content("#tip"))
+    visited.context.close()
+    assert visited.complaints == []

@@ -79,7 +79,7 @@ def test_the_report_has_its_files(whole: Page, tmp_path_factory: pytest.TempPath
     names = {path.name for path in folder.iterdir()}
     assert names == {"index.html", "scaling.csv", "scaling.md", "scaling.tex", "runs.csv", "figures"}
     figures = {path.name for path in (folder / "figures").iterdir()}
-    kinds = ("speedup", "efficiency", "throughput", "step")
+    kinds = ("speedup", "efficiency", "throughput", "loss", "step", "times")
     forms = ("svg", "png", "pdf")
     assert figures == {f"{k}-{m}.{f}" for k in kinds for m in ("strong", "weak") for f in forms}
     assert len(pd.read_csv(folder / "scaling.csv")) == 8
@@ -234,7 +234,7 @@ def test_a_series_of_no_regime_has_throughput_only_and_says_so(tmp_path: Path) -
     assert "Neither strong nor weak Neither batch is constant over these series" in page.text
     assert {row[2] for row in page.rows} == {"–"}
     names = {figure.stem for figure in (path / "report" / "figures").iterdir()}
-    assert names == {"throughput-other", "step-other"}
+    assert names == {"throughput-other", "step-other", "times-other"}
 
 
 def test_a_plan_without_cells_has_a_page(tmp_path: Path) -> None:
@@ -248,9 +248,26 @@ def test_what_was_not_measured_is_a_dash_and_never_zero(tmp_path: Path) -> None:
         frame[["load_balance", "comm_wait_time_sec"]] = math.nan
         frame.to_csv(metrics, index=False)
     (row,) = (r for r in report(path).rows if r[0].startswith("n2x1"))
-    assert row[11:16] == ["–"] * 5
+    assert row[12:17] == ["–"] * 5
     read = pd.read_csv(path / "report" / "scaling.csv")
     assert read.loc[read["gpus"] == 2, ["load_balance", "global_efficiency"]].isna().all(axis=None)
+
+
+def test_two_units_of_work_are_not_compared(tmp_path: Path) -> None:
+    path = studies.finished(tmp_path / "s", repeats=2)
+    for metrics in path.glob("runs/n4x1*/attempt-1/metrics.csv"):
+        frame = pd.read_csv(metrics)
+        frame[["samples", "throughput_samples_per_sec"]] *= 128  # counted in tokens
+        frame.to_csv(metrics, index=False)
+    (path / "runs" / "n8x1-gloo-srun-b8-r1" / "attempt-1" / "metrics.csv").write_bytes(
+        next(path.glob("runs/n4x1*/attempt-1/metrics.csv")).read_bytes()
+    )
+    page = report(path)
+    read = pd.read_csv(path / "report" / "scaling.csv").set_index("gpus")
+    assert read["efficiency"].notna().to_dict() == {1: True, 2: True, 4: False, 8: False}
+    told = "no efficiency: its runs count another unit of work than the plan's samples, or than those of the baseline"
+    assert read.loc[[4, 8], "reason"].to_list() == [told, told]
+    assert "8192 samples per step, but the plan's global batch is 64" in page.text
 
 
 def test_half_written_files_are_reasons_on_the_page(tmp_path: Path) -> None:

@@ -18,7 +18,8 @@ from scipy import stats
 
 from analysis.load import load_study
 from analysis.measured import frames_of_points, measure
-from analysis.scaling import COLUMNS, scale, scaling_table
+from analysis.scaling import COLUMNS, FURTHER_COLUMNS, scale, scaling_table
+from bench.errors import BenchError
 from bench.layout import StudyFolder
 
 PROMISED = [
@@ -111,7 +112,7 @@ def test_the_columns_are_the_promised_ones() -> None:
 
 def test_every_column_is_documented() -> None:
     text = (Path(__file__).parents[2] / "docs" / "analysis.md").read_text(encoding="utf-8")
-    assert [name for name in COLUMNS if f"`{name}`" not in text] == []
+    assert [name for name in (*COLUMNS, *FURTHER_COLUMNS) if f"`{name}`" not in text] == []
 
 
 @pytest.mark.parametrize(("name", "mode"), [(STRONG, "strong"), (WEAK, "weak")])
@@ -197,7 +198,7 @@ def test_a_failed_baseline_gives_way_to_the_next_size_and_every_row_says_so(tmp_
     assert eight["speedup"] == pytest.approx(base["step_time_sec"] / eight["step_time_sec"])
 
 
-@pytest.mark.parametrize("asked", ["2x1", "n2x1-gloo-srun-b32"])
+@pytest.mark.parametrize("asked", ["2x1", "n2x1-gloo-srun-b32", "2", "2 GPUs", "2 × 1"])
 def test_another_baseline_can_be_asked_for(tmp_path: Path, asked: str) -> None:
     found = table(studies.finished(tmp_path / "s"), baseline=asked)
     assert set(found["baseline"]) == {"2x1 (2 ranks)"}
@@ -206,10 +207,24 @@ def test_another_baseline_can_be_asked_for(tmp_path: Path, asked: str) -> None:
     assert set(found["reason"]) == {""}
 
 
-def test_a_baseline_that_was_not_measured_is_told(tmp_path: Path) -> None:
-    found = table(studies.finished(tmp_path / "s"), baseline="3x1")
+def test_a_baseline_that_was_planned_but_not_measured_is_told(tmp_path: Path) -> None:
+    def state(cell: Any, repeat: int) -> tuple[str, str, str | None]:
+        return ("failed", "boom", "bad-exit") if cell.world_size == 2 else ("completed", "", None)
+
+    found = table(studies.finished(tmp_path / "s", state=state), baseline="2x1")
     assert set(found["baseline"]) == {"1x1 (1 rank)"}
-    assert set(found["reason"]) == {"the baseline asked for, 3x1, was not measured in this series"}
+    told = "the baseline asked for, 2x1, was not measured in this series"
+    assert set(found.loc[found["n"] > 0, "reason"]) == {told}
+
+
+@pytest.mark.parametrize("asked", ["3x1", "16", "16 GPUs", "no-such-cell", "no-ddp"])
+def test_a_baseline_of_no_planned_size_is_refused_with_the_sizes(tmp_path: Path, asked: str) -> None:
+    with pytest.raises(BenchError) as refused:
+        table(studies.finished(tmp_path / "s"), baseline=asked)
+    assert str(refused.value) == (
+        f"--baseline {asked}: no such size or cell; there are 1x1, 2x1, 4x1 and 8x1; "
+        "give one of these sizes, a number of ranks, or the cell_id of one of its cells"
+    )
 
 
 @pytest.mark.parametrize(
@@ -372,3 +387,52 @@ def test_points_from_elsewhere_scale_as_runs_do() -> None:
     assert found["n"].to_list() == [3, 3]
     assert set(found["mode"]) == {"weak"}
     assert found["efficiency_low"].iloc[1] < 0.8 < found["efficiency_high"].iloc[1]
+
+
+def test_each_step_in_size_has_what_a_doubling_keeps(tmp_path: Path) -> None:
+    cells = studies.strong(64, (1, 2, 8), per_node=2)
+    found = scale(load_study(studies.finished(tmp_path / "s", cells, repeats=4, noise=0.03)))
+    one, two, eight = (row for _, row in found.iterrows())
+    assert math.isnan(one["incremental_efficiency"])
+    assert (two["incremental_from"], eight["incremental_from"]) == (1, 2)
+    assert two["incremental_efficiency"] == pytest.approx(two["efficiency"])
+    assert eight["incremental_efficiency"] == pytest.approx((eight["efficiency"] / two["efficiency"]) ** 0.5)
+    assert eight["incremental_low"] < eight["incremental_efficiency"] < eight["incremental_high"]
+    assert two["incremental_low"] == pytest.approx(two["efficiency_low"])
+
+
+def test_the_serial_fraction_is_that_of_karp_and_flatt() -> None:
+    sizes = [1, 2, 4, 8]
+    points = pd.DataFrame({"gpus": sizes, "time": [0.05 + 0.95 / n for n in sizes], "global_batch": 64})
+    found = scale(frames_of_points(points))["karp_flatt"]
+    assert math.isnan(found.iloc[0])
+    assert found.iloc[1:].to_list() == pytest.approx([0.05] * 3)
+    weak = scale(frames_of_points(points.drop(columns="global_batch").assign(per_gpu_batch=8)))
+    assert weak["karp_flatt"].isna().all()
+
+
+def test_the_smallest_common_size_can_be_the_baseline(tmp_path: Path) -> None:
+    cells = [*studies.strong(64, (1, 2, 4)), *studies.strong(64, (2, 4), backend="nccl")]
+    found = table(studies.finished(tmp_path / "s", cells), baseline="common")
+    assert set(found["baseline"]) == {"2x1 (2 ranks)"}
+    apart = [*studies.strong(64, (1, 2)), *studies.strong(64, (4, 8), backend="nccl")]
+    with pytest.raises(BenchError) as refused:
+        table(studies.finished(tmp_path / "t", apart), baseline="common")
+    assert str(refused.value) == (
+        "--baseline common: no size was measured in every series; name a size, or leave it out"
+    )
+
+
+def test_a_cell_without_ddp_is_a_baseline_only_when_asked_for(tmp_path: Path) -> None:
+    alone = studies.make_cell(1, batch=64, swept={"ddp": False}, name="plain")
+    alone.workload["ddp"] = False
+    path = studies.finished(tmp_path / "s", [alone, *studies.strong(64)])
+    usual = series(table(path), STRONG)
+    assert set(usual["baseline"]) == {"1x1 (1 rank)"}
+    found = scale(load_study(path), baseline="no-ddp")
+    own = series(found, STRONG)
+    assert set(own["baseline"]) == {"1x1 (1 rank) without DDP"}
+    plain = found[found["cell_id"] == "plain"].iloc[0]
+    ratio = plain["step_time_sec"] / own["step_time_sec"]
+    assert own["efficiency"].to_list() == pytest.approx((ratio / own["gpus"]).to_list())
+    assert own["efficiency_low"].notna().all()

@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analysis.load import load_study
+from analysis.losses import losses
 from analysis.scaling import scale
-from analysis.summary import certainty, find, losses
+from analysis.summary import certainty, find
 from analysis.wording import (
     clean,
     count,

@@ -45,6 +45,19 @@ def ran(tmp_path_factory) -> Path:
     return folder
 
 
+def test_a_watch_says_that_nothing_is_under_way(tmp_path):
+    (tmp_path / "tiny.yaml").write_text(TINY)
+    assert bench("plan", "tiny.yaml", cwd=tmp_path).returncode == 0
+    command = [sys.executable, "-m", "bench", "status", "--watch", "--interval", "0.5"]
+    with subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    ) as watch:
+        assert watch.stderr is not None
+        words = "nothing is under way: `bench submit tiny` starts what is planned\n"
+        assert [watch.stderr.readline(), watch.stderr.readline()] == [words, words]
+        watch.terminate()
+
+
 def test_plan_prints_cells_cost_and_where_they_were_written(tmp_path):
     done = bench("plan", "l40s", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -147,6 +160,7 @@ def test_verify_passes_for_study_run_and_folder(ran):
         "ranks joined",
         "world size",
         "backend",
+        "transport",
         "nodes",
         "global batch",
         "epochs",

@@ -93,3 +93,30 @@ def test_a_partition_is_taken_by_name_or_the_first_listed(tmp_path):
     done = init("--partition", "nope", cwd=tmp_path, path=path)
     assert done.returncode == 2
     assert done.stderr == "error: no partition 'nope' is in service; there are: gpu, odd, debug, cpu\n"
+
+
+def test_what_the_site_file_gives_is_left_to_it():
+    partition = partitions(parse_nodes(SINFO))[0]
+    assert "  # account: project         # comes from the site file\n" in cluster_matrix(
+        partition, inherited={"account": "users"}
+    )
+    assert "  # account: project         # if your site asks for one\n" in cluster_matrix(partition)
+
+
+def test_the_partition_of_the_site_file_is_the_one_taken(tmp_path):
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    (tools / "sinfo").write_text(f"#!/bin/sh\ncat <<'END'\n{SINFO}END\n")
+    (tools / "sinfo").chmod(0o755)
+    site = tmp_path / "site.yaml"
+    site.write_text("cluster: {partition: cpu, account: users}\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "bench", "init", str(tmp_path / "m.yaml"), "--yes"],
+        env={**os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "BENCH_SITE": str(site)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "  partition: cpu\n" in (tmp_path / "m.yaml").read_text()
+    assert make_plan(tmp_path / "m.yaml", site=site).matrix.cluster.account == "users"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.executors.evidence import ProvisionalEnd, killed_rank
+from bench.executors.evidence import ProvisionalEnd, killed_rank, said_error
 from bench.layout import RunFolder
 
 LOST = "bench: error: rank 0: lost the connection to another rank: it ended first, and its own message says why\n"
@@ -57,6 +57,20 @@ Root Cause (first observed failure):
 def test_a_killed_rank_is_named(tmp_path, launcher, words, said):
     (tmp_path / "job.err").write_text(words)
     assert killed_rank(RunFolder(tmp_path), launcher) == said
+
+
+@pytest.mark.parametrize(
+    ("own", "said"),
+    [
+        ("", "rank 1 on n2 ended with exit code 7"),
+        ("ValueError: the loss is nan\n", "ValueError: the loss is nan"),
+        ("[rank1]: RuntimeError: boom\nbench: error: no such data\n", "no such data"),
+    ],
+)
+def test_what_a_rank_said_comes_before_torchruns_own_error(tmp_path, own, said):
+    torchruns = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n"
+    (tmp_path / "job.err").write_text(own + torchruns + TORCHRUN.format(code=7, name=""))
+    assert said_error(RunFolder(tmp_path)) == said
 
 
 @pytest.mark.parametrize(

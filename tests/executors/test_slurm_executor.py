@@ -281,9 +281,86 @@ def test_what_slurm_would_not_take_is_said_before_anything_is_submitted(scripted
     assert done.stderr == (
         "error: Slurm would not take the largest cell, n1x1-gloo-srun-b1: invalid partition specified: nope\n"
         "allocation failure: Invalid partition name specified; nothing was submitted; "
-        "mend the matrix's cluster section\n"
+        "mend the matrix's cluster section, or leave that size out (--only)\n"
     )
     assert not (study.folder / "ledger.jsonl").exists()
+
+
+def test_a_job_is_verified_by_its_id_also_when_its_run_was_started_again(scripted, running_cluster):
+    study = scripted("case $1 in *-1) exit 3 ;; esac; " + MEASURE)
+    results = ("--results", str(study.folder.parent))
+    assert study.bench("submit", "STUDY", "--wait").returncode == 1
+    assert study.bench("submit", "STUDY", "--wait", "--retry-failed").returncode == 0
+    first, second = (study.run_json(run_id(1), attempt)["job_id"] for attempt in (1, 2))
+    done = study.bench("verify", first, *results)
+    assert done.returncode == 1
+    assert "  FAIL  state: failed (FAILED: exit code 3), expected completed" in done.stdout.splitlines()
+    verified = json.loads(study.bench("verify", second, *results, "--json").stdout)
+    assert verified["runs"][0]["checks"][0]["found"] == "completed"
+    done = study.bench("verify", "99999999", *results)
+    assert (done.returncode, done.stderr) == (
+        2,
+        f"error: no study below {study.folder.parent} has submitted a job 99999999; "
+        "`bench status STUDY` lists the jobs of a study\n",
+    )
+
+
+def test_variables_that_win_over_the_scripts_are_pointed_out(scripted):
+    study = scripted(MEASURE)
+    study.environment = {**study.environment, "SBATCH_COMMENT": "a b"}
+    done = study.bench("submit", "STUDY", "--wait")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines()[0] == (
+        "SBATCH_COMMENT='a b' in the environment: sbatch prefers that to the scripts' #SBATCH lines"
+    )
+
+
+def test_more_nodes_than_there_are_is_said_before_the_canary_and_after_smaller_runs(
+    running_cluster, tmp_path
+):
+    matrix = """\
+study: eight
+cluster: {executor: slurm, partition: l40s, account: users, time_limit: 2m}
+axes: {nodes: [1, 8], tasks_per_node: [1]}
+scaling: [{mode: weak, per_gpu_batch: [4]}]
+workload: {device: cpu, command: "true", metrics: none}
+repeats: 1
+"""
+    study = plan_study(tmp_path / "eight", matrix, running_cluster.environment)
+    refusal = (
+        "error: Slurm would not take the largest cell, n8x1-gloo-srun-b4: allocation failure: "
+        "Requested node configuration is not available (partition l40s has 4 nodes, and it takes 8); "
+        "nothing was submitted; mend the matrix's cluster section, or leave that size out (--only)"
+    )
+    done = study.bench("submit", "STUDY", "--canary")
+    assert (done.returncode, done.stderr.splitlines()[1:]) == (2, [refusal])
+    assert not (study.folder / "ledger.jsonl").exists()
+    done = study.bench("submit", "STUDY", "--only", "nodes=1", "--wait")
+    assert done.returncode == 0, done.stderr
+    done = study.bench("submit", "STUDY")
+    assert (done.returncode, done.stderr.splitlines()) == (2, [refusal])
+    assert list(study.jobs_per_run()) == ["n1x1-gloo-srun-b4-r1"]
+
+
+def test_a_canary_that_cannot_start_by_itself_is_pointed_out(running_cluster, tmp_path):
+    matrix = """\
+study: long
+cluster: {executor: slurm, partition: short, account: users, time_limit: 6m}
+axes: {nodes: [1], tasks_per_node: [1]}
+scaling: [{mode: weak, per_gpu_batch: [4]}]
+workload: {device: cpu, command: "true", metrics: none}
+repeats: 1
+"""
+    study = plan_study(tmp_path / "long", matrix, running_cluster.environment)
+    run = "n1x1-gloo-srun-b4-r1"
+    with study.start("submit", "STUDY", "--canary") as submission:
+        assert submission.stderr is not None
+        said = lines(submission.stderr)
+        words = f"{run} does not start by itself: waits to start (PartitionTimeLimit)"
+        assert next((line for line in said if "by itself" in line), None) == words
+        assert study.bench("cancel", "STUDY").returncode == 0
+        assert list(said)[-1] == f"the canary {run} did not pass: nothing else was submitted"
+    assert submission.returncode == 1
 
 
 def test_a_controller_that_is_down_is_an_error_and_loses_nothing(scripted, running_cluster):
@@ -368,7 +445,8 @@ def test_another_jobs_accounting_under_the_same_id_is_not_believed(scripted, run
         timeout_s=20,
     )
     _pretend_submitted(study, run_id(1), job_id=other)
-    assert study.status()[run_id(1)]["state"] == "unknown"
+    # For some seconds sacct knows no name of a job that has just ended.
+    wait_for(lambda: study.status()[run_id(1)]["state"] == "unknown", what="the other name", timeout_s=30)
 
 
 # -- commands -------------------------------------------------------------------------------
@@ -431,9 +509,26 @@ def test_a_dry_run_prints_what_sbatch_would_get(scripted):
     folder, key = study.folder, study.planned.plan["key"]
     attempt = f"{folder}/runs/{run_id(1)}/attempt-1"
     assert done.stdout == (
+        f"BENCH_PYTHON={sys.executable} "
         f"sbatch --parsable --job-name=scripted.{run_id(1)}.a1.{key} --output={attempt}/job.out "
         f"--error={attempt}/job.err {folder}/scripts/n1x1-gloo-srun-b1.sbatch {attempt}\n"
         "1 of 1 runs would be started\n"
+    )
+    shown = json.loads(study.bench("submit", "STUDY", "--dry-run", "--json").stdout)
+    assert shown == {
+        "study": "scripted",
+        "planned": 1,
+        "runs": [
+            {
+                "run_id": run_id(1),
+                "cell_id": "n1x1-gloo-srun-b1",
+                "command": done.stdout.splitlines()[0],
+                "script": f"{folder}/scripts/n1x1-gloo-srun-b1.sbatch",
+            }
+        ],
+    }
+    assert study.bench("submit", "STUDY", "--json").stderr == (
+        "error: --json goes with --dry-run; `bench status --json` says where runs stand\n"
     )
     assert study.jobs_per_run() == {}
     assert not (folder / "ledger.jsonl").exists()

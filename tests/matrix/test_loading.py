@@ -72,6 +72,11 @@ def test_anchors_and_merges_work_and_own_keys_win(tmp_path):
         ),
         (b"study: \xff\xfe\n", "{path}:1: is not text in UTF-8 (binary data?); is it the right file?"),
         (b"study: a\nx: \0\n", "{path}:2: holds a NUL byte (binary data?); is it the right file?"),
+        (
+            "study: a\nx: 'b\u2028c'\n".encode(),
+            "{path}:2: holds the character U+2028, which YAML readers take for a line break; "
+            'remove it, or write it as "\\u2028" in double quotes',
+        ),
     ],
 )
 def test_what_is_not_a_matrix_is_refused_with_its_line(tmp_path, text, message):

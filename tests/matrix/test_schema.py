@@ -279,7 +279,7 @@ def test_the_json_schema_names_every_key_and_refuses_others():
     assert set(axes["properties"]) >= set(WorkloadOptions.model_fields) - {"device"} | {"nodes", "backend"}
     assert axes["additionalProperties"] is False
     assert list(axes["patternProperties"]) == [r"^env\.[A-Za-z_][A-Za-z0-9_]*$"]
-    for option in schema["$defs"]["WorkloadOptions"]["properties"].values():
+    for option in schema["$defs"]["Workload"]["properties"].values():
         assert option["description"], "an editor shows it"
 
 

@@ -40,6 +40,7 @@ def test_the_study_holds_the_matrix_the_plan_and_one_script_per_cell(tmp_path):
     assert sorted(path.name for path in folder.scripts.iterdir()) == [
         "n1x4-nccl-srun-b8.sbatch",
         "n2x4-nccl-srun-b8.sbatch",
+        "pack.sbatch",
     ]
     content = json.loads(folder.plan.read_text())
     assert content["study"] == "s"
@@ -68,6 +69,7 @@ def test_scripts_of_cells_that_are_gone_go_too(tmp_path):
     assert sorted(path.name for path in folder.scripts.iterdir()) == [
         "n2x4-nccl-srun-b8.sbatch",
         "n4x4-nccl-srun-b8.sbatch",
+        "pack.sbatch",
     ]
 
 
@@ -129,7 +131,7 @@ def test_shipped_examples_are_found_by_name_and_the_users_own_files_first(tmp_pa
     assert find_matrix("smoke_cpu.yaml") == Path("smoke_cpu.yaml")
     with pytest.raises(BenchError) as caught:
         find_matrix("nowhere")
-    examples = "backends, h200, l40s, mixed_nodes, smoke_cpu, strong_cpu, weak_cpu"
+    examples = "backends, h200, l40s, mixed_nodes, smoke_cpu, ssh_hosts, strong_cpu, weak_cpu"
     assert str(caught.value) == (
         "nowhere: matrix file does not exist; "
         f"give the path of a YAML file, or one of the shipped examples: {examples}"

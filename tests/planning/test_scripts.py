@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.lint import lint_script
-from bench.plan import Plan, make_plan, scripts
+from bench.plan import Plan, make_plan, pack_script, scripts
 from bench.render import Renderer
 from bench.shipped import shipped
 
@@ -58,6 +58,27 @@ CONTAINERS = {
 }
 
 
+#: A command in place of the built-in training, with words that a shell would read otherwise.
+COMMAND = """\
+study: own
+cluster: {executor: slurm, time_limit: 10m, env: {DATA: "a 'b' $(c)"}}
+axes: {nodes: [2], tasks_per_node: [2], launcher: [srun, torchrun]}
+scaling: [{mode: weak, per_gpu_batch: [8]}]
+workload:
+  device: cpu
+  command:
+    - python
+    - train.py
+    - --batch={per_gpu_batch}
+    - --data
+    - "{env.DATA}/{{x}}"
+    - --out
+    - "{run_dir}/it's $HOME"
+    - "{master_addr}:{master_port}"
+    - ""
+"""
+
+
 def plan_of(tmp_path: Path, text: str) -> Plan:
     path = tmp_path / "m.yaml"
     path.write_text(text)
@@ -67,13 +88,18 @@ def plan_of(tmp_path: Path, text: str) -> Plan:
 def golden_scripts(tmp_path: Path) -> dict[str, str]:
     """Every shape of script that the templates can give, by file name."""
     found = {}
-    for name in ("l40s", "mixed_nodes", "smoke_cpu"):
+    for name in ("l40s", "mixed_nodes", "smoke_cpu", "ssh_hosts"):
         plan = make_plan(shipped("matrices") / f"{name}.yaml")
         cell, text = list(scripts(plan))[-1]
         found[f"{name}-{cell.cell_id}{plan.script_suffix}"] = text
     for name, container in CONTAINERS.items():
         for cell, text in scripts(plan_of(tmp_path, SITE % container)):
             found[f"{name}-{cell.launcher}.sbatch"] = text
+    alone = plan_of(tmp_path, (SITE % "").replace("nodes: [2]", "nodes: [1]"))
+    found["one-node-torchrun.sbatch"] = list(scripts(alone))[-1][1]
+    for cell, text in scripts(plan_of(tmp_path, COMMAND)):
+        found[f"command-{cell.launcher}.sbatch"] = text
+    found["pack.sbatch"] = pack_script(plan_of(tmp_path, SITE % ""))
     return found
 
 
@@ -179,7 +205,6 @@ def hostile_matrix(value: str, *, launcher: str = "srun") -> str:
             "workload": {"data": f"/data/{value}"},
             "scaling": [{"mode": "weak", "per_gpu_batch": [2]}],
         },
-        allow_unicode=True,
     )
 
 
@@ -267,8 +292,51 @@ def test_a_torchrun_task_gets_the_cores_of_all_its_ranks(tmp_path):
     for cell, text in scripts(plan_of(tmp_path, SITE % "")):
         cores = {"srun": 6, "torchrun": 24}[cell.launcher]
         assert f"#SBATCH --cpus-per-task={cores}\n" in text
-        assert f"srun --kill-on-bad-exit=1 --cpus-per-task={cores} " in text
+        tasks = {"srun": "--ntasks=8 --ntasks-per-node=4", "torchrun": "--ntasks=2 --ntasks-per-node=1"}
+        assert f"\nsrun --nodes=2 {tasks[cell.launcher]} --cpus-per-task={cores} " in text
         assert "export OMP_NUM_THREADS=6 BENCH_THREADS_PER_RANK=6\n" in text
+
+
+def test_our_own_linter_has_nothing_to_say_about_any_script():
+    for path in sorted(GOLDEN.glob("*.sbatch")):
+        assert lint_script(path.read_text(), path=path.name) == []
+
+
+AGENT = """\
+#!/bin/bash
+trap 'echo asked to end; exit 7' TERM
+printf '%s\\n' "$@"
+[ -z "$WAITS" ] || { kill -TERM "$PPID"; sleep 20 & wait; }
+exit 5
+"""
+
+
+@pytest.mark.parametrize(("waits", "said", "code"), [("", "", 5), ("yes", "asked to end\n", 143)])
+def test_a_torchrun_on_one_node_is_started_without_srun_and_its_end_is_the_jobs(tmp_path, waits, said, code):
+    matrix = yaml.safe_load(hostile_matrix("x", launcher="torchrun"))
+    matrix["axes"]["nodes"] = [1]
+    ((_, text),) = scripts(plan_of(tmp_path, yaml.safe_dump(matrix)))
+    agent = tmp_path / "agent"
+    agent.write_text(AGENT)
+    agent.chmod(0o755)
+    done = run_script(f"export BENCH_PYTHON={agent} WAITS={waits}\n{text}", tmp_path)
+    assert (done.returncode, done.stderr) == (code, "")
+    assert done.stdout.startswith("-m\ntorch.distributed.run\n--nnodes=1\n--nproc-per-node=2\n--standalone\n")
+    assert done.stdout.endswith(f"--join-timeout\n300\n{said}")
+    end = json.loads((tmp_path / "run dir/end.json").read_text())
+    assert (end["exit_code"], end["stage"]) == (code, "run")
+
+
+def test_in_a_pack_the_step_is_told_its_hosts_its_gpus_and_the_runs_name(tmp_path):
+    ((_, text),) = scripts(plan_of(tmp_path, hostile_matrix("x")))
+    packed = "export BENCH_STEP_HOSTS=$'n3\\nn7' BENCH_STEP_NAME=a-run BENCH_STEP_PLACE=12\n"
+    arrived = json.loads(run_script(f"{packed}{text}", tmp_path).stdout)
+    words, env = arrived["words"], arrived["env"]
+    sizes = ["--nodes=2", "--ntasks=4", "--ntasks-per-node=2", "--cpus-per-task=1"]
+    assert words[: words.index("--export=ALL")] == [*sizes, "--kill-on-bad-exit=1"]
+    placed = ["--nodelist=n3,n7", "--job-name=a-run", "--gres=gpu:2"]
+    assert words[words.index("--export=ALL") + 1 :][:3] == placed
+    assert (env["MASTER_ADDR"], env["MASTER_PORT"], env["BENCH_HOSTS"]) == ("n3", "26567", "n3,n7")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,8 @@ import typer
 from bench.cli import app
 from bench.layout import METRICS_COLUMNS, RANKS_COLUMNS, STEPS_COLUMNS
 from bench.matrix import schema
-from bench.matrix.options import WorkloadOptions
+from bench.matrix.metrics import Metrics
+from bench.matrix.options import Workload
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -54,8 +55,10 @@ def test_no_command_is_documented_that_is_not_there():
         (schema.Matrix, ""),
         (schema.Cluster, "cluster."),
         (schema.Container, "container."),
+        (schema.Host, "hosts."),
         (schema.Scaling, "scaling."),
-        (WorkloadOptions, "workload."),
+        (Workload, "workload."),
+        (Metrics, "workload.metrics."),
     ],
 )
 def test_every_key_of_the_matrix_is_documented(model, prefix):

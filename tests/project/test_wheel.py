@@ -44,7 +44,9 @@ def bench(wheel, tmp_path_factory):
     subprocess.run([python, "-m", "pip", "install", "-q", "--no-deps", "--no-index", wheel], check=True)
 
     def run(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-        env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "BENCH_RESULTS")}
+        env = {
+            name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "BENCH_RESULTS")
+        }
         return subprocess.run(
             [home / "bin" / "bench", *words], cwd=cwd, env=env, capture_output=True, text=True
         )

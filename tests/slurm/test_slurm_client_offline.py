@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from bench.errors import BenchError
-from bench.slurm.client import Slurm, literal_pattern
+from bench.slurm.batch import BatchJob, literal_pattern
+from bench.slurm.client import Slurm
 from bench.slurm.errors import SlurmRefusedError, SlurmUnavailableError, SubmissionUncertainError
 
 
@@ -59,9 +60,8 @@ def commands(tmp_path):
 def submit(slurm: Slurm, place: Path, **more):
     script = place / "a script's name.sbatch"
     script.write_text("#!/bin/bash\n")
-    return slurm.submit(
-        script, job_name="study.run.1", output=place / "job.out", error=place / "job.err", **more
-    )
+    names = {"job_name": "study.run.1", "output": place / "job.out", "error": place / "job.err"}
+    return slurm.submit(BatchJob(script=script, **names, **more))
 
 
 def test_without_slurm_every_question_says_what_is_missing_and_what_to_do(commands):
@@ -83,6 +83,16 @@ def test_without_slurm_every_question_says_what_is_missing_and_what_to_do(comman
     assert str(caught.value) == (
         "sbatch: command not found; run this on a login node (perhaps after `module load slurm`), "
         "or set cluster.executor: local"
+    )
+
+
+def test_where_slurm_is_installed_but_no_cluster_is_the_remedy_is_another_executor(commands):
+    words = "Could not establish a configuration source"
+    commands.add("squeue", err=f"squeue: fatal: {words}\n", code=1)
+    with pytest.raises(SlurmUnavailableError) as caught:
+        commands.slurm().queue()
+    assert str(caught.value).endswith(
+        f"{words}; run this on a login node (perhaps after `module load slurm`), or set cluster.executor: local"
     )
 
 

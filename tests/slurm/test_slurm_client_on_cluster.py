@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from bench.ledger import RunState
+from bench.slurm.batch import BatchJob
 from bench.slurm.client import Slurm
 from bench.slurm.errors import SlurmRefusedError, SlurmUnavailableError, SubmissionUncertainError
 from bench.slurm.outcome import JobOutcome, outcomes, queue_outcomes
@@ -37,14 +38,15 @@ class Desk:
     def submit(self, name: str, body: str, *options: str, arguments: tuple[str, ...] = ()) -> Submission:
         script = self.folder / f"{name}.sbatch"
         script.write_text(f"#!/bin/bash\n{body}\n")
-        return self.slurm.submit(
-            script,
-            arguments,
+        job = BatchJob(
+            script=script,
+            arguments=arguments,
             job_name=name,
             output=self.folder / f"{name}.out",
             error=self.folder / f"{name}.err",
             options=options,
         )
+        return self.slurm.submit(job)
 
     def ended(self, job_ids: list[str]) -> dict[str, JobOutcome]:
         """Return the outcomes as soon as sacct has all of them."""
@@ -91,7 +93,7 @@ ENDS = {
     ),
     "no-output": (
         *("true", ["--output=/nonexistent/job.out"], "failed", "never-started", None),
-        "FAILED (0:53): Slurm could not open the job's output; does its folder exist on the nodes?",
+        "FAILED (0:53): Slurm could not open the job's output: is its folder on the nodes, and writable?",
     ),
     "het": (
         *("#SBATCH -N1\n#SBATCH hetjob\n#SBATCH -N1\nsrun --het-group=0,1 true", [], "completed", None, 0),
@@ -268,7 +270,8 @@ def test_a_job_whose_sbatch_was_killed_in_the_middle_is_found_by_its_name(slurm,
 
         impatient = Slurm(submit_timeout_s=0.5)
         with pytest.raises(SubmissionUncertainError):
-            impatient.submit(script, job_name="study.run.2", output=tmp_path / "o", error=tmp_path / "e")
+            names = {"job_name": "study.run.2", "output": tmp_path / "o", "error": tmp_path / "e"}
+            impatient.submit(BatchJob(script=script, **names))
     names = ["study.run.1", "study.run.2", "study.run.3"]
     wait_for(
         lambda: sorted(row.name for row in slurm.queue(names=names)) == names[:2],

@@ -158,6 +158,65 @@ def test_the_start_that_test_only_expects_is_read(line):
     assert (estimate.processors, estimate.hosts, estimate.partition) == (2, "n[1-2]", "l40s")
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        # allocate.c of 20.11 to 25.05 (sbatch --test-only); before 18.08 without the partition, and
+        # the jobs that would have to make room on a line of their own.
+        "sbatch: Job 7 to start at 2026-11-20T17:13:29 using 2 processors on nodes n[1-2]\n",
+        "sbatch: Job 7 to start at 2026-11-20T17:13:29 using 2 processors on nodes n[1-2] in partition l40s\n"
+        "sbatch:   Preempts: 3,4\n",
+        # A job_submit plugin's words come first, and lmod's on standard output after.
+        "sbatch: lua: account set to users\n"
+        "sbatch: Job 7 to start at 2026-11-20T17:13:29 using 2 processors on nodes n[1-2] in partition l40s\n"
+        "The following have been reloaded\n",
+    ],
+)
+def test_the_start_is_found_among_what_other_releases_and_sites_print(text):
+    estimate = parse_estimate(text, now=NOW)
+    assert estimate is not None
+    assert (estimate.starts, estimate.hosts) == (datetime(2026, 11, 20, 17, 13, 29, tzinfo=UTC), "n[1-2]")
+
+
+@pytest.mark.parametrize(
+    ("line", "key", "state", "reason"),
+    [
+        # squeue(1): array tasks one by one (--array), and those still to be split off as one row.
+        (
+            "25_[3-9%2]|PENDING|JobArrayTaskLimit|2026-11-20T19:51:36|N/A|1:00|1||root|l40s|x",
+            JobKey("25", task="[3-9%2]"),
+            *("PENDING", "JobArrayTaskLimit"),
+        ),
+        # Flags that squeue shows instead of the base state: while nodes boot (21.08 and later), while
+        # a job is queued again and held, revoked by a sibling cluster.
+        (
+            "9|CONFIGURING|None|2026-11-20T19:51:36|2026-11-20T19:51:37|1:00|2|n[1-2]|root|l40s|x",
+            JobKey("9"),
+            *("CONFIGURING", ""),
+        ),
+        (
+            "9|REQUEUE_HOLD|job_requeued_in_held_state|2026-11-20T19:51:36|N/A|1:00|1||root|l40s|x",
+            JobKey("9"),
+            *("REQUEUE_HOLD", "job_requeued_in_held_state"),
+        ),
+        (
+            "67108873|REVOKED|None|2026-11-20T19:51:36|N/A|1:00|1||root|l40s|x",
+            JobKey("67108873"),
+            *("REVOKED", ""),
+        ),
+        # A reason of several words, as 20.11 to 25.05 print it in the queue's own column.
+        (
+            "9|PENDING|ReqNodeNotAvail, UnavailableNodes:n[3-4]|2026-11-20T19:51:36|N/A|1:00|1||root|l40s|x",
+            JobKey("9"),
+            *("PENDING", "ReqNodeNotAvail, UnavailableNodes:n[3-4]"),
+        ),
+    ],
+)
+def test_rows_of_the_queue_are_read_in_all_states_and_forms(line, key, state, reason):
+    (row,) = parse_queue(f"{line}\n")
+    assert (row.key, row.state, row.reason) == (key, state, reason)
+
+
 def test_a_start_centuries_away_is_no_estimate():
     # Slurm 22.05.8, behind a pending job that can never start.
     line = (

@@ -17,6 +17,27 @@ saving|up|1-00:00:00|4|idle~|64|257000|(null)|(null)|c[1-4]
 broken|up|1-00:00:00|2|drained|64|257000|gpu:2|(null)|d[1-2]
 """
 
+# States of sinfo(1), "NODE STATE CODES", of 21.08 to 25.05: what can run a job sooner or later.
+IN_SERVICE = ("IDLE", "mixed-", "allocated", "completing", "planned", "reserved", "maint", "idle$")
+IN_SERVICE += (
+    "powered_down",
+    "powering_up",
+    "powering_down",
+    "idle%",
+    "idle#",
+    "blocked",
+    "mixed@",
+    "mixed^",
+)
+OUT_OF_SERVICE = ("down", "down*", "idle*", "drained", "draining", "drained*", "fail", "failing", "error")
+OUT_OF_SERVICE += ("inval", "future", "unknown", "perfctrs", "reboot", "rebooting")
+
+
+@pytest.mark.parametrize("state", [*IN_SERVICE, *OUT_OF_SERVICE])
+def test_a_nodes_state_says_whether_jobs_can_run_on_it(state):
+    (group,) = parse_nodes(f"gpu|up|1:00|1|{state}|8|1000|(null)|(null)|n1\n")
+    assert group.in_service == (state in IN_SERVICE)
+
 
 def test_partitions_nodes_and_gpus_are_read():
     groups = parse_nodes(SINFO)

@@ -13,7 +13,15 @@ BASE_STATES = (
     *("PENDING", "PREEMPTED", "RUNNING", "SUSPENDED", "TIMEOUT"),
 )
 FLAGS = (
-    *("COMPLETING", "CONFIGURING", "EXPEDITING", "LAUNCH_FAILED", "POWER_UP_NODE", "RECONFIG_FAIL"),
+    *(
+        "COMPLETING",
+        "CONFIGURING",
+        "EXPEDITING",
+        "GETENV_FAILED",
+        "LAUNCH_FAILED",
+        "POWER_UP_NODE",
+        "RECONFIG_FAIL",
+    ),
     *("REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESIZING", "RESV_DEL_HOLD", "REVOKED", "SIGNALING"),
     *("SPECIAL_EXIT", "STAGE_OUT", "STOPPED", "UPDATE_DB"),
 )
@@ -84,7 +92,12 @@ def test_an_unknown_or_ambiguous_state_says_so_with_slurms_word(printed):
 
 @pytest.mark.parametrize(
     "reason",
-    ["JobHeldUser", "PartitionNodeLimit", "DependencyNeverSatisfied", "AssocMaxWallDurationPerJobLimit"],
+    [
+        *("JobHeldUser", "PartitionNodeLimit", "DependencyNeverSatisfied", "AssocMaxWallDurationPerJobLimit"),
+        # squeue writes a job's state_desc with underscores for spaces.
+        *("launch failed requeued held", "launch_failed_requeued_held"),
+        "user_env_retrieval_failed_requeued_held",
+    ],
 )
 def test_a_reason_that_only_a_person_can_end_is_stuck(reason):
     assert is_stuck(reason)

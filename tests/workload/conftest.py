@@ -16,10 +16,11 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-#: Short windows on the smallest model that still has several buckets.
+#: Short windows on the smallest model that still has several buckets; no probes.
 QUICK = [
     *("--device", "cpu", "--model", "mlp", "--parameters", "100k", "--bucket-cap-mb", "0.1"),
     *("--steps-per-epoch", "5", "--epochs", "2", "--warmup-steps", "3", "--attribution-steps", "4"),
+    *("--probe-steps", "0", "--sweep-time", "0"),
 ]
 
 
@@ -107,7 +108,7 @@ class ForkServer:
         assert self._process.stdin
         assert self._process.stdout
         self._process.stdin.close()
-        self._process.wait(timeout=30)
+        self._process.wait(timeout=120)
         self._process.stdout.close()
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -13,7 +14,10 @@ import torch.distributed as dist
 
 from bench.matrix.options import WorkloadOptions
 from bench.record import ddp_logger
+from bench.record.parts import StepTimer
+from bench.workload import life, mfu
 from bench.workload.arguments import parse_arguments
+from bench.workload.devices import device_of
 from bench.workload.feed import SyntheticFeed
 from bench.workload.launch import launch_from
 from bench.workload.main import main
@@ -107,6 +111,71 @@ def out_of_memory_on_rank_1(argv: list[str]) -> int:
 
     if rank_of_env() == 1:
         SyntheticFeed.next = broken
+    return main(argv)
+
+
+def sleeps_on_rank_1(argv: list[str]) -> int:
+    """Rank 1 never comes to its 25th step, after an epoch: its process lives, and does nothing."""
+    drawn = SyntheticFeed.next
+    count = 0
+
+    def stuck(self: SyntheticFeed):
+        nonlocal count
+        count += 1
+        if count == 25:
+            time.sleep(600)
+        return drawn(self)
+
+    if rank_of_env() == 1:
+        SyntheticFeed.next = stuck
+    return main(argv)
+
+
+def raises_on_rank_0(argv: list[str]) -> int:
+    """Rank 0, which serves the store, meets an error that nobody foresaw."""
+    drawn = SyntheticFeed.next
+    count = 0
+
+    def broken(self: SyntheticFeed):
+        nonlocal count
+        count += 1
+        if count == 3:
+            raise ZeroDivisionError("a defect\nof two lines")
+        return drawn(self)
+
+    if rank_of_env() == 0:
+        SyntheticFeed.next = broken
+    return main(argv)
+
+
+def clock_set_on_rank_1(argv: list[str]) -> int:
+    """Rank 1's wall clock, as Python reads it, is set an hour back in the middle of an optimizer step.
+
+    It happens in the first epoch's attribution window: three steps of warm-up (or six, or nine) and five of
+    the throughput window come before it, so the step is found by its timer.
+    """
+    wall = time.time_ns
+    stop = StepTimer.stop
+    count = shift = 0
+
+    def stops(self: StepTimer):
+        nonlocal count, shift
+        count += 1
+        if count == 3:  # the first does not count anyway
+            shift = 3_600_000_000_000
+        stop(self)
+
+    if rank_of_env() == 1:
+        time.time_ns = lambda: wall() - shift
+        StepTimer.stop = stops
+    return main(argv)
+
+
+def cpu_with_a_peak(argv: list[str]) -> int:
+    """A CPU that has a name and a stated peak."""
+    plain = device_of
+    life.device_of = lambda device, host: replace(plain(device, host), model="a CPU")
+    mfu.peaks = lambda: {"a CPU": mfu.Peak({"fp32": 1e12}, "https://example.org")}
     return main(argv)
 
 

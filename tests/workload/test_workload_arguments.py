@@ -26,6 +26,10 @@ VALUES = {
     "epochs": st.integers(1, 10**5),
     "warmup_steps": st.integers(3, 10**6),
     "attribution_steps": st.integers(0, 10**5),
+    "probe_steps": st.integers(0, 10**5),
+    "trace_steps": st.integers(0, 1000),
+    "sweep_time": st.floats(0, 3600),
+    "sweep_max_mb": st.none() | st.floats(0.004, 16_384),
     "val_steps": st.integers(0, 10**6),
     "precision": st.sampled_from(["fp32", "bf16", "fp16"]),
     "optimizer": st.sampled_from(["sgd", "adam", "adamw"]),
@@ -64,7 +68,8 @@ def test_words_survive_a_shell_once_they_are_quoted(values):
 
 def test_every_option_is_written_but_for_what_is_unset():
     words = to_arguments(WorkloadOptions(epochs=5, compile=True, bucket_cap_mb=4).model_dump())
-    assert len(words) == 2 * (len(WorkloadOptions.model_fields) - 1)
+    unset = [name for name, field in WorkloadOptions.model_fields.items() if field.default is None]
+    assert len(words) == 2 * (len(WorkloadOptions.model_fields) - len(unset))
     given = dict(zip(words[::2], words[1::2], strict=True))
     assert "--parameters" not in given
     assert (given["--epochs"], given["--bucket-cap-mb"], given["--compile"]) == ("5", "4.0", "true")

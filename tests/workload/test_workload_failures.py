@@ -7,11 +7,15 @@ import signal
 import time
 
 import pytest
+import torch
 
 from bench.layout import METRICS_COLUMNS
+from bench.workload.failures import reason
+from bench.workload.hosts import host_name
 from tests.workload.conftest import QUICK, torchrun_env
 
-LOST = "lost the connection to another rank: it ended first, and its own message says why"
+HOST = host_name(os.environ)
+LOST = "lost the connection to another rank"
 NAN = "lower --learning-rate, use bf16 or fp32 for fp16, or look for NaN in the data"
 
 
@@ -36,16 +40,20 @@ def test_an_unforeseen_error_keeps_its_traceback_and_ends_the_others(run_ranks):
     assert finished.codes == [1, 1]
     assert "ZeroDivisionError: a defect" in finished.err[1]
     assert finished.err[1].endswith(
-        "bench: error: rank 1: unforeseen ZeroDivisionError: see the traceback above\n"
+        f"bench: error: rank 1 on {HOST}: unforeseen ZeroDivisionError: a defect; see the traceback above\n"
     )
-    assert finished.err[0].splitlines()[-1] == f"bench: error: rank 0: {LOST}"
+    assert finished.err[0] == (
+        f"bench: error: rank 0 on {HOST}: {LOST}: rank 1 on {HOST} failed first: ZeroDivisionError: a defect\n"
+    )
     assert "Traceback" not in finished.err[0]
 
 
 def test_running_out_of_memory_is_one_line(run_ranks):
     finished = run_ranks(target="tests.workload.scenarios:out_of_memory_on_rank_1")
     assert finished.codes == [1, 1]
-    assert finished.err[1].startswith("bench: error: rank 1: out of memory: ")
+    assert finished.err[1].startswith(f"bench: error: rank 1 on {HOST}: out of memory: ")
+    told = finished.err[1].partition(f"rank 1 on {HOST}: ")[2]
+    assert finished.err[0] == f"bench: error: rank 0 on {HOST}: {LOST}: rank 1 on {HOST} failed first: {told}"
     assert finished.err[1].endswith("; lower the batch per rank, or set --activation-checkpointing true\n")
     assert "Traceback" not in finished.err[1]
 
@@ -93,10 +101,9 @@ def test_a_killed_rank_ends_the_other_and_leaves_whole_files(server, tmp_path):
     finished = started.finish()
     assert time.monotonic() - killed < 20
     assert finished.codes == [1, -9]
-    assert (
-        finished.err[0]
-        .splitlines()[-1]
-        .startswith("bench: error: rank 0: lost the connection to another rank")
+    assert finished.err[0] == (
+        f"bench: error: rank 0 on {HOST}: {LOST}: nothing was heard from rank 1 on {HOST};"
+        " killed, or its host was lost?\n"
     )
     rows = finished.table("metrics")
     assert 1 <= len(rows) < 400
@@ -116,6 +123,10 @@ def test_a_killed_rank_0_leaves_whole_files(server, tmp_path):
     os.kill(started.pids[0], signal.SIGKILL)
     finished = started.finish()
     assert finished.codes == [-9, 1]
+    # torch has words of its own before it, about the store that has gone.
+    assert finished.err[1].splitlines()[-1] == (
+        f"bench: error: rank 1 on {HOST}: {LOST}: rank 0 on {HOST} has ended, and its own message says why"
+    )
     rows = finished.table("metrics")
     assert rows
     assert all(list(row) == list(METRICS_COLUMNS) and None not in row.values() for row in rows)
@@ -138,10 +149,64 @@ def test_a_rank_that_hangs_ends_the_others_after_the_time_out(server, tmp_path):
         os.kill(started.pids[1], signal.SIGKILL)
     finished = started.finish()
     assert finished.codes == [1, -9]
-    assert finished.err[0].splitlines()[-1] == (
-        "bench: error: rank 0: a collective did not complete in 3 s: a rank hangs or was lost;"
-        " see the other ranks' messages, or raise --join-timeout"
+    assert finished.err[0] == (
+        f"bench: error: rank 0 on {HOST}: a collective did not complete in 3 s: rank 1 on {HOST} did not come;"
+        " find out where it hangs, or raise --join-timeout\n"
     )
+
+
+def test_of_four_ranks_the_one_that_does_not_come_is_named_by_those_that_did(server, tmp_path):
+    argv = ["--per-gpu-batch", "8", *QUICK, "--epochs", "4", "--join-timeout", "4"]
+    started = server.start(tmp_path, argv, torchrun_env(4), "tests.workload.scenarios:sleeps_on_rank_1")
+    until = time.monotonic() + 60
+    while not all("bench: error" in (tmp_path / f"{rank}.err").read_text() for rank in (0, 2, 3)):
+        assert time.monotonic() < until, "some rank still waits"
+        time.sleep(0.1)
+    os.kill(started.pids[1], signal.SIGKILL)
+    finished = started.finish()
+    assert finished.codes == [1, -9, 1, 1]
+    words = [finished.err[rank] for rank in (0, 2, 3)]
+    # The first that gives up closes its connections, and the others may see that before their own time-out.
+    assert all(f"rank 1 on {HOST}" in line and len(line.splitlines()) == 1 for line in words), words
+    assert all(f"rank {rank} on {HOST} did not come" not in line for rank in (0, 2, 3) for line in words)
+    assert any("a collective did not complete in 4 s" in line for line in words)
+    assert finished.table("metrics")
+
+
+def test_an_error_on_rank_0_is_told_by_itself_and_the_others_point_to_it(run_ranks):
+    finished = run_ranks(target="tests.workload.scenarios:raises_on_rank_0")
+    assert finished.codes == [1, 1]
+    assert finished.err[0].endswith(
+        f"bench: error: rank 0 on {HOST}: unforeseen ZeroDivisionError: a defect; see the traceback above\n"
+    )
+    # Its store ends with it, perhaps before the other has read.
+    assert finished.err[1].splitlines()[-1] in (
+        f"bench: error: rank 1 on {HOST}: {LOST}: rank 0 on {HOST} has ended, and its own message says why",
+        f"bench: error: rank 1 on {HOST}: {LOST}: rank 0 on {HOST} failed first: ZeroDivisionError: a defect",
+    )
+
+
+def test_cudas_lack_of_memory_is_one_line():
+    text = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 44.40 GiB of which"
+    error = torch.cuda.OutOfMemoryError(f"{text} 1.21 GiB is free.\nmore")
+    assert reason(error, timeout_s=1) == (
+        f"out of memory: {text} 1.21 GiB is free; lower the batch per rank,"
+        " or set --activation-checkpointing true"
+    )
+
+
+def test_steps_in_which_a_clock_was_set_are_left_out_and_said(run_ranks):
+    finished = run_ranks(target="tests.workload.scenarios:clock_set_on_rank_1").succeeded()
+    said = (
+        "a host's clock was set during 1 step(s) of the attribution windows, which do not count: DDP's logger"
+        " reads that clock; throughput is timed with another one"
+    )
+    assert said in finished.env["warnings"]
+    assert f"bench: warning: {said}" in finished.out[0].splitlines()
+    for row in finished.table("ranks"):
+        step = float(row["step_time_sec"])
+        parts = ("forward", "backward", "optimizer", "comm_exposed")
+        assert all(0 <= float(row[f"{part}_time_sec"]) <= step < 60 for part in parts), row
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+import math
+import re
+
 import pytest
 import torch
 
+from bench.workload.mfu import peaks
 from tests.workload.conftest import torchrun_env
 
 pytestmark = [
@@ -49,3 +55,106 @@ def test_throughput_without_synchronisation_adds_up_to_the_window(server, tmp_pa
     for row in finished.table("metrics"):
         steps = [float(r["step_time_sec"]) for r in finished.table("steps") if r["epoch"] == row["epoch"]]
         assert sum(steps) == pytest.approx(float(row["epoch_time_sec"]), rel=0.1)
+
+
+@pytest.mark.parametrize(("backend", "ranks"), [("nccl", 1), ("gloo", 2)])
+def test_events_and_wall_time_agree_within_two_percent(server, tmp_path, backend, ranks):
+    words = [
+        *WORDS,
+        "--per-gpu-batch",
+        "2048",
+        "--backend",
+        backend,
+        "--probe-steps",
+        "0",
+        "--sweep-time",
+        "0",
+    ]
+    words += [
+        "--steps-per-epoch",
+        "200",
+    ]  # the window's ends, which events do not see, are a step's time or less
+    finished = server.start(tmp_path, words, torchrun_env(ranks)).finish().succeeded()
+    for row in finished.table("metrics"):
+        wall = float(row["epoch_time_sec"])
+        steps = [float(r["step_time_sec"]) for r in finished.table("steps") if r["epoch"] == row["epoch"]]
+        # A step's time is the longest of all ranks, so that two ranks' sum may exceed the wall time.
+        assert sum(steps) >= 0.98 * wall
+        if ranks == 1:
+            assert sum(steps) <= 1.02 * wall
+
+
+def test_a_transformer_in_bf16_states_its_utilisation(server, tmp_path):
+    words = ["--device", "cuda", "--model", "transformer", "--parameters", "350M", "--seq-len", "1024"]
+    words += ["--per-gpu-batch", "8", "--precision", "bf16", "--backend", "nccl", "--epochs", "2"]
+    words += ["--steps-per-epoch", "20", "--probe-steps", "0", "--sweep-time", "0", "--trace-steps", "2"]
+    finished = server.start(tmp_path, words, torchrun_env(1)).finish().succeeded()
+    name, flops = torch.cuda.get_device_name(), finished.env["flops"]
+    rates = [float(row["mfu"] or "nan") for row in finished.table("metrics")]
+    print(f"{name}: MFU {rates}, {flops['per_step_and_rank']:.3e} FLOPs a step")
+    if name not in peaks():
+        assert flops["mfu_empty_because"].startswith(f"the peak of {name!r} is not known")
+        assert all(math.isnan(rate) for rate in rates)
+        return
+    assert flops["mfu_empty_because"] is None
+    assert all(0.05 < rate < 1 for rate in rates)
+    with gzip.open(finished.folder / "trace-rank0.json.gz", "rt") as file:
+        assert {"kernel", "cpu_op"} <= {event.get("cat") for event in json.load(file)["traceEvents"]}
+
+
+def test_a_gpu_tells_its_energy_and_its_utilisation(server, tmp_path):
+    pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
+    words = [
+        *WORDS,
+        "--per-gpu-batch",
+        "4096",
+        "--backend",
+        "nccl",
+        "--steps-per-epoch",
+        "2000",
+        "--epochs",
+        "1",
+    ]
+    words += ["--probe-steps", "0", "--sweep-time", "0"]
+    row = server.start(tmp_path, words, torchrun_env(1)).finish().succeeded().table("metrics")[0]
+    watts = float(row["energy_joules"]) / float(row["epoch_time_sec"])
+    assert 10 < watts < 2_000
+    if float(row["epoch_time_sec"]) > 2:  # the driver takes a sample every sixth of a second or so
+        assert 0 < float(row["gpu_util_avg"]) <= 100
+
+
+def test_running_out_of_a_gpus_memory_is_one_line(server, tmp_path):
+    words = [*WORDS, "--per-gpu-batch", str(2**28), "--backend", "nccl"]
+    finished = server.start(tmp_path, words, torchrun_env(1)).finish()
+    assert finished.codes == [1]
+    last = finished.err[0].splitlines()[-1]
+    assert re.match(
+        r"bench: error: rank 0 on \S+: out of memory: CUDA out of memory\. Tried to allocate", last
+    )
+    assert last.endswith("; lower the batch per rank, or set --activation-checkpointing true")
+
+
+@pytest.mark.parametrize(("backend", "ranks"), [("nccl", 1), ("gloo", 2)])
+def test_probes_on_a_gpu_time_buckets_and_messages_with_events(server, tmp_path, backend, ranks):
+    words = [*WORDS, "--per-gpu-batch", "512", "--backend", backend, "--sweep-max-mb", "4"]
+    finished = server.start(tmp_path, words, torchrun_env(ranks)).finish().succeeded()
+    content = json.loads((finished.folder / "probes.json").read_text(encoding="utf-8"))
+    steps = content["steps"]
+    assert [len(step) for step in steps["timed_buckets_rank_0"]] == [len(content["bucket_bytes"])] * 6
+    longest = max(max(rank) for block in steps["blocks"] for rank in block["seconds"])
+    assert all(0 < union <= longest for rank in steps["timed_union_s"] for union in rank)
+    assert 0 < steps["noop_s"] < longest
+    if ranks > 1:
+        times = [size["time_s"] for size in content["all_reduce"]["sizes"]]
+        assert times[-1] > times[0] > 0
+    assert float(finished.table("metrics")[-1]["comm_time_sec"]) > 0
+
+
+def test_nccls_log_lies_in_the_runs_folder_and_is_understood(server, tmp_path):
+    words = [*WORDS, "--per-gpu-batch", "512", "--backend", "nccl", "--probe-steps", "0"]
+    finished = server.start(tmp_path, words, torchrun_env(1)).finish().succeeded()
+    assert "NCCL INFO" in (finished.folder / "nccl.log").read_text(errors="replace")
+    transport = finished.env["transport"]
+    assert transport["source"] == "NCCL's log"
+    assert transport["version"]
+    assert transport["network"] is None, "one rank sends nothing over a network"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 from statistics import mean, median
@@ -11,6 +12,9 @@ import pytest
 from bench.layout import METRICS_COLUMNS, RANKS_COLUMNS, STEPS_COLUMNS
 from bench.record.pop import pop_efficiencies
 from tests.workload.scenarios import NAP_S
+
+#: Times are compared here: other tests beside these would take their cores.
+pytestmark = pytest.mark.alone
 
 PARTS = ("data_load", "forward", "backward", "comm_exposed", "optimizer", "other")
 
@@ -115,7 +119,7 @@ def test_the_rank_that_waits_least_in_every_step_waits_for_nobody(plain):
 
 def test_what_is_not_measured_is_empty(plain):
     for row in plain.table("metrics"):
-        for column in ("comm_time_sec", "mfu", "gpu_util_avg", "val_mae", "val_rmse"):
+        for column in ("mfu", "gpu_util_avg", "val_mae", "val_rmse"):
             assert row[column] == ""
         assert row["cpu_util_avg"] != ""
 
@@ -221,3 +225,21 @@ def test_pop_efficiencies_of_a_worked_example():
     assert found.load_balance == pytest.approx(0.6 / 0.8)
     assert found.comm_efficiency == pytest.approx(0.8)
     assert found.parallel_efficiency == pytest.approx(0.6)
+
+
+def test_a_trace_has_the_steps_that_were_asked_for_and_leaves_the_rows_as_they_are(run_ranks):
+    finished = run_ranks("--trace-steps", "3").succeeded()
+    assert len(finished.table("metrics")) == 2
+    assert finished.out[0].splitlines()[-1] == "bench: a trace of 3 steps of rank 0 is in trace-rank0.json.gz"
+    with gzip.open(finished.folder / "trace-rank0.json.gz", "rt", encoding="utf-8") as file:
+        events = json.load(file)["traceEvents"]
+    names = [event["name"] for event in events if event.get("cat") == "user_annotation"]
+    assert [name for name in names if name.startswith("bench: traced step")] == [
+        f"bench: traced step {number}" for number in (1, 2, 3)
+    ]
+    assert "aten::addmm" in {event["name"] for event in events}
+    assert not [path for path in finished.folder.iterdir() if path.name.startswith(".")]
+
+
+def test_without_being_asked_for_there_is_no_trace(plain):
+    assert not (plain.folder / "trace-rank0.json.gz").exists()

@@ -210,13 +210,14 @@ def test_env_json_says_what_ran(run_ranks):
         "ranks_outnumber_cores",
         "transport",
         "threads_per_rank",
+        "env",
+        "slurm",
         "workload",
         "per_gpu_batch",
         "global_batch",
         "parameters",
         "gradient_bytes",
-        "env",
-        "slurm",
+        "flops",
         "warnings",
     ]
     assert env["env"]["NCCL_ALGO"] == "Ring"

@@ -30,6 +30,10 @@ workload=(
   --epochs 3
   --warmup-steps 5
   --attribution-steps 6
+  --probe-steps 2
+  --sweep-time 10.0
+  --sweep-max-mb 4.0
+  --trace-steps 0
   --val-steps 2
   --precision fp32
   --optimizer sgd

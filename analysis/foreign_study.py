@@ -1,0 +1,228 @@
+"""A table measured elsewhere as a study: its series, cells and runs, and what it does not know.
+
+Where the table has no batch columns, the regime is the label's, and the work of a step is counted
+in units of its own: one per step for strong scaling, one per rank and step for weak. What
+that makes up (batches, and throughput or time, whichever was not given) is hidden again by
+:meth:`Foreign.scale`; ratios do not depend on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from analysis.foreign import Reader, Table
+from analysis.foreign_frames import frames_of, name_cells, size_key, study_of
+from analysis.load import Study
+from analysis.measured import Frames
+from analysis.scaling import scale
+from analysis.wording import listed, one_line
+
+MODE_REMEDY = (
+    "add a column global_batch or per_gpu_batch, or say it with --mode strong (the same work at every size) "
+    "or --mode weak (the same work per rank)"
+)
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """A table as a study.
+
+    Attributes:
+        study: its cells and runs, as if they had been planned.
+        frames: what they measured.
+        hidden: by series, the columns of the scaling table that the table does not know.
+        remarks: what was derived, taken for granted or left out.
+    """
+
+    study: Study
+    frames: Frames
+    hidden: dict[str, tuple[str, ...]]
+    remarks: list[str]
+
+    def scale(self, *, baseline: str | None = None) -> pd.DataFrame:
+        """Return :func:`analysis.scaling.scale` with what the table does not know left empty."""
+        rows = scale(self.frames, baseline=baseline)
+        for series, columns in self.hidden.items():
+            own = rows["series"] == series
+            for name in columns:
+                rows[name] = rows[name].astype(float).mask(own)
+        return rows
+
+    @property
+    def shown(self) -> Frames:
+        """The frames with what the table does not know left empty in the runs, too."""
+        runs = self.frames.runs.copy()
+        series = self.frames.members.set_index("cell_id")["series"]
+        for name in ("throughput_samples_per_sec", "step_time_sec"):
+            hides = {own for own, columns in self.hidden.items() if name in columns}
+            runs[name] = runs[name].mask(runs["cell_id"].map(series).isin(hides))
+        return replace(self.frames, runs=runs)
+
+
+def foreign_study(table: Table, *, mode: str | None, folder: Path) -> Foreign:
+    """Return the table as a study that lies in ``folder``.
+
+    Args:
+        table: the rows.
+        mode: ``strong`` or ``weak`` for series whose columns do not tell.
+        folder: where its report goes.
+
+    Raises:
+        InputError: what the rows say of their series, batches or repeats cannot be.
+    """
+    reader = Reader(table.path)
+    rows = table.rows.copy()
+    remarks = list(table.remarks)
+    split = _name_series(rows, table)
+    if split:
+        remarks.append(f"Series were told apart by {listed(split)}")
+    unused = [name for name in table.header.other if name not in split]
+    if unused:
+        remarks.append(f"Columns that were not used: {listed(unused, limit=30)}")
+    _add_repeats(rows, reader, remarks, has_repeats="repeat" in table.header.places)
+    reader.stop_on_problems()
+    rows["to_train"] = False
+    rows["work"] = None
+    hidden = {}
+    for series, own in rows.groupby("series", sort=False):
+        hidden[str(series)] = _settle(rows, own, reader, mode=mode)
+    reader.stop_on_problems()
+    name_cells(rows, reader)
+    reader.stop_on_problems()
+    frames = frames_of(
+        rows, labelled_by="--mode" if mode and "mode" not in table.header.places else "the table"
+    )
+    study = study_of(table, rows, frames, folder=folder, remarks=remarks, mode=mode)
+    return Foreign(study, frames, hidden, remarks)
+
+
+# -- series and repeats ---------------------------------------------------------------
+
+
+def _name_series(rows: pd.DataFrame, table: Table) -> list[str]:
+    """Name each row's series; return the text columns of no known name that were needed for it.
+
+    Such a column is needed where rows of one size would otherwise be taken as repeats.
+    """
+    records = rows.to_dict("records")
+    for row in records:
+        row["series"] = _joined(row[name] for name in ("series", "mode", "backend", "launcher"))
+    texts = [name for name in table.header.other if _is_text([row["other"][name] for row in records])]
+    needed: list[str] = []
+    if "repeat" not in table.header.places:
+        groups: dict[tuple[Any, ...], list[dict[str, str]]] = {}
+        for row in records:
+            groups.setdefault(size_key(row), []).append(row["other"])
+        needed = [
+            name for name in texts if any(len({other[name] for other in own}) > 1 for own in groups.values())
+        ]
+    rows["series"] = [
+        _joined([row["series"], *(row["other"][name] for name in needed)])
+        or one_line(table.path.stem, limit=80)
+        for row in records
+    ]
+    return needed
+
+
+def _joined(texts: Iterable[str | None]) -> str:
+    return one_line(", ".join(text for text in texts if text), limit=160)
+
+
+def _is_text(values: Sequence[str]) -> bool:
+    return any(value and not _is_number(value) for value in values)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text.rstrip("%x"))
+    except ValueError:
+        return False
+    return True
+
+
+def _add_repeats(rows: pd.DataFrame, reader: Reader, remarks: list[str], *, has_repeats: bool) -> None:
+    """Number the repeats; rows of one size without a column for it are taken as repeats, and told."""
+    first: dict[tuple[Any, ...], int] = {}
+    amount: dict[tuple[Any, ...], int] = {}
+    for row in rows.to_dict("records"):
+        key = size_key(row)
+        amount[key] = amount.get(key, 0) + 1
+        if has_repeats:
+            named = (*key, row["repeat"])
+            if named in first:
+                what = f"repeat {row['repeat']!r} of this size stands in line {first[named]} already"
+                remedy = "number the repeats, or name the series in a column series"
+                reader.problem(row["line"], what, remedy)
+            first.setdefault(named, row["line"])
+    several = [key for key, runs in amount.items() if runs > 1]
+    if several and not has_repeats:
+        sizes = listed([f"{runs} of {key[1]}" for key, runs in amount.items() if runs > 1], limit=6)
+        remarks.append(f"Rows of one size and series were taken as repeats of one cell ({sizes} ranks)")
+
+
+# -- regime ---------------------------------------------------------------------------
+
+
+def _settle(rows: pd.DataFrame, own: pd.DataFrame, reader: Reader, *, mode: str | None) -> tuple[str, ...]:
+    """Fill in the label, the work and the time of one series; return what stays hidden."""
+    label = next((value for value in own["mode"] if value), None)
+    has_batch = own["global_batch"].notna()
+    if label and mode and label != mode and not has_batch.any():
+        line = int(own["line"].iloc[0])
+        reader.problem(line, f"the row says {label}, but --mode says {mode}", "leave one of the two out")
+    label = label or mode
+    rows.loc[own.index, "mode"] = label or ""
+    if label == "time to train" or own["time_to_train"].notna().any():
+        return _settle_time_to_train(rows, own)
+    if has_batch.any() and not has_batch.all():
+        line = int(own.loc[~has_batch, "line"].iloc[0])
+        reader.problem(line, "the batch is missing, while other rows of the series have one", "fill it in")
+        return ()
+    if has_batch.all():
+        return _settle_with_batch(rows, own)
+    if label is None:
+        line = int(own["line"].iloc[0])
+        what = "nothing tells whether this is strong or weak scaling"
+        reader.problem(line, what, MODE_REMEDY)
+        return ()
+    return _settle_without_batch(rows, own, reader, label=label)
+
+
+def _settle_time_to_train(rows: pd.DataFrame, own: pd.DataFrame) -> tuple[str, ...]:
+    rows.loc[own.index, "to_train"] = True
+    rows.loc[own.index, "time"] = own["time_to_train"].fillna(own["time"])
+    rows.loc[own.index, "mode"] = ""
+    had = own["global_batch"].notna().all()
+    rows.loc[own.index, ["global_batch", "per_gpu_batch"]] = own[["global_batch", "per_gpu_batch"]]
+    rows.loc[own.index, "work"] = 1.0
+    throughput = ("throughput_samples_per_sec", "throughput_low", "throughput_high", "step_time_sec")
+    return throughput if had else (*throughput, "global_batch", "per_gpu_batch")
+
+
+def _settle_with_batch(rows: pd.DataFrame, own: pd.DataFrame) -> tuple[str, ...]:
+    rows.loc[own.index, "work"] = own["global_batch"]
+    from_rate = own["global_batch"].astype(float) / own["throughput"].astype(float)
+    rows.loc[own.index, "time"] = own["time"].astype(float).fillna(from_rate)
+    return ()
+
+
+def _settle_without_batch(
+    rows: pd.DataFrame, own: pd.DataFrame, reader: Reader, *, label: str
+) -> tuple[str, ...]:
+    work = own["gpus"].astype(float) if label == "weak" else pd.Series(1.0, index=own.index)
+    rows.loc[own.index, "work"] = work
+    batches = ("global_batch", "per_gpu_batch")
+    measured = own[own["time"].notna() | own["throughput"].notna()]
+    if measured["throughput"].notna().all():
+        rows.loc[own.index, "time"] = work / own["throughput"].astype(float)
+        return (*batches, "step_time_sec")
+    if not measured["time"].notna().all():
+        line = int(measured.loc[measured["time"].isna(), "line"].iloc[0])
+        what = "this row has a throughput and others of its series a time, and without a batch"
+        reader.problem(line, f"{what} they cannot be compared", "give one of the two everywhere, or a batch")
+    return (*batches, "throughput_samples_per_sec", "throughput_low", "throughput_high")

@@ -1,0 +1,174 @@
+"""Efficiency and throughput over sizes and batches: which batch carries how many nodes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+
+from analysis.grid import draw_field
+from analysis.listing import row_state
+from analysis.palette import INK
+from analysis.wording import count, fraction, known, listed, number, one_line, whole
+
+MAX_PANELS = 3
+MAX_BATCHES = 8
+MAX_SIZES = 8
+_HEADING = 0.62
+
+
+@dataclass(frozen=True)
+class Heat:
+    """What a figure of one regime shows: a panel per backend, launcher and whatever else is swept.
+
+    Attributes:
+        regime: ``strong`` (batches are global) or ``weak`` (per rank).
+        panels: by the panel's name: ``size, batch``, the columns of the scaling table.
+        axis: what a size counts: nodes, or ranks where there is one node only.
+        left_out: what is not drawn, in words.
+    """
+
+    regime: str
+    panels: dict[str, pd.DataFrame]
+    axis: str
+    left_out: list[str]
+
+
+def heats(table: pd.DataFrame, parts: Mapping[str, Mapping[str, str]]) -> dict[str, Heat]:
+    """Return by regime what its figure shows, where there are two or more batches and sizes.
+
+    Args:
+        table: from :func:`analysis.scaling.scale`.
+        parts: from :func:`analysis.labels.series_parts`.
+    """
+    found = {}
+    for regime in ("strong", "weak"):
+        rows = table[(table["mode"] == regime) & table["gpus_per_node"].str.isdecimal()].copy()
+        rows["batch"] = rows["global_batch" if regime == "strong" else "per_gpu_batch"]
+        over_nodes = rows["nodes"].nunique() > 1
+        rows["size"] = rows["nodes"] if over_nodes else rows["gpus"]
+        rows["panel"] = [
+            _panel(parts.get(series, {}), per_node if over_nodes else "")
+            for series, per_node in zip(rows["series"], rows["gpus_per_node"], strict=True)
+        ]
+        heat = _heat(regime, rows, "Nodes" if over_nodes else "Ranks")
+        if heat is not None:
+            found[regime] = heat
+    return found
+
+
+def _panel(parts: Mapping[str, str], per_node: str) -> str:
+    words = [text for name, text in parts.items() if name not in ("mode", "batch")]
+    words += [f"{count(int(per_node), 'rank')} per node"] if per_node else []
+    return ", ".join(filter(None, words)) or "all"
+
+
+def _heat(regime: str, rows: pd.DataFrame, axis: str) -> Heat | None:
+    panels, left_out = {}, []
+    for name, own in rows.groupby("panel", sort=False):
+        measured = own[own["n"] > 0]
+        if measured["batch"].nunique() > 1 and measured["size"].nunique() > 1:
+            # Of several cells of one size and batch the first that was measured.
+            first = own.assign(unmeasured=own["n"] == 0).sort_values("unmeasured", kind="stable")
+            panels[str(name)] = first.drop_duplicates(["size", "batch"])
+    if not panels:
+        return None
+    if len(panels) > MAX_PANELS:
+        left_out.append(f"{MAX_PANELS} of {len(panels)} panels drawn")
+        panels = dict(list(panels.items())[:MAX_PANELS])
+    shown = {name: _few(own) for name, own in panels.items()}
+    drawn, all_of = (sum(map(len, some.values())) for some in (shown, panels))
+    if drawn < all_of:
+        left_out.append(f"{drawn:,} of {count(all_of, 'cell')} drawn")
+    return Heat(regime, shown, axis, left_out)
+
+
+def _few(rows: pd.DataFrame) -> pd.DataFrame:
+    for column, most in (("size", MAX_SIZES), ("batch", MAX_BATCHES)):
+        values = sorted(set(rows[column]))
+        places = np.unique(np.linspace(0, len(values) - 1, min(most, len(values))).round().astype(int))
+        rows = rows[rows[column].isin([values[place] for place in places])]
+    return rows
+
+
+def draw_heat(axes: Axes, heat: Heat) -> dict[str, list[str]]:
+    """Draw the panels one below the other and return the words for the fields by gid."""
+    sizes = sorted({size for rows in heat.panels.values() for size in rows["size"]})
+    tips: dict[str, list[str]] = {}
+    ticks: list[float] = []
+    names: list[str] = []
+    top = 0.0
+    for panel, (label, rows) in enumerate(heat.panels.items()):
+        if len(heat.panels) > 1:
+            text = one_line(label, limit=60)
+            axes.text(-0.5, top - 0.16, text, va="center", fontsize="small", fontweight="bold", color=INK)
+            top += _HEADING
+        batches = sorted(set(rows["batch"]), reverse=True)
+        for row in rows.to_dict("records"):
+            gid = f"heat-{panel}-{row['size']}-{batches.index(row['batch'])}"
+            place = (sizes.index(row["size"]), top + batches.index(row["batch"]))
+            below = number(float(row["rate"]), digits=3)
+            draw_field(
+                axes, place, efficiency=float(row["efficiency"]), below=below, state=row["state"], gid=gid
+            )
+            tips[gid] = [f"{label}\n{_words(row)}"]
+        ticks += [top + place for place in range(len(batches))]
+        names += [whole(batch) for batch in batches]
+        top += len(batches)
+    axes.set_yticks(ticks, names)
+    axes.set_xticks(range(len(sizes)), [f"{size:,}" for size in sizes])
+    batch = "Global batch" if heat.regime == "strong" else "Batch per rank"
+    axes.set(xlabel=heat.axis, ylabel=batch, xlim=(-0.5, len(sizes) - 0.5), ylim=(top - 0.5, -0.5))
+    axes.tick_params(length=0)
+    axes.spines["bottom"].set_visible(False)
+    return tips
+
+
+def heat_high(heat: Heat) -> float:
+    """Return how many inches the panels need, with the axis below them."""
+    rows = sum(own["batch"].nunique() for own in heat.panels.values())
+    headings = _HEADING * len(heat.panels) if len(heat.panels) > 1 else 0
+    return 0.42 * (rows + headings) + 0.62
+
+
+def heat_description(heat: Heat) -> str:
+    """Return what the figure shows, for who cannot see it: the best throughput of each panel."""
+    texts = []
+    for label, rows in heat.panels.items():
+        measured = rows[rows["rate"].notna()].sort_values("rate", kind="stable")
+        if len(measured):
+            best = measured.iloc[-1]
+            texts.append(
+                f"{label}: most samples per second, {number(best['rate'])}, with batch "
+                f"{whole(best['batch'])} on {count(int(best['gpus']), 'rank')}, at an efficiency "
+                f"of {fraction(best['efficiency'])}."
+            )
+    return f"Efficiency and throughput by {heat.axis.lower()} (columns) and batch (rows). {' '.join(texts)}"
+
+
+def heat_caption(heat: Heat) -> str:
+    """Return how to read the figure."""
+    bases = [name for rows in heat.panels.values() for name in rows["baseline"] if name]
+    return (
+        "Efficiency above samples/s. Each batch has its own baseline "
+        f"({listed(list(dict.fromkeys(bases)), limit=2)}), so that efficiencies compare along a row and "
+        "throughputs everywhere."
+    )
+
+
+def _words(row: Mapping[Hashable, object]) -> str:
+    ranks = count(int(str(row["gpus"])), "rank")
+    size = f"{count(int(str(row['nodes'])), 'node')} × {row['gpus_per_node']} = {ranks}, "
+    batch = (
+        f"batch {whole(float(str(row['global_batch'])))}, {whole(float(str(row['per_gpu_batch'])))} per rank"
+    )
+    efficiency, rate = float(str(row["efficiency"])), float(str(row["rate"]))
+    if not math.isfinite(rate):
+        reason = one_line(row["reason"], limit=160)
+        return f"{size}{batch}: {row_state(row['state'])}" + (f"\n{reason}" if reason else "")
+    told = f"\nefficiency {fraction(efficiency)}" if known(efficiency) else ""
+    return f"{size}{batch}{told}\n{number(rate)} samples/s"

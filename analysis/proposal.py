@@ -1,0 +1,273 @@
+"""The scaling section that proposals for computing time ask for, as Markdown and LaTeX.
+
+What reviewers look for: nodes, GPUs, batch, absolute time, throughput, speedup, efficiency, interval and
+number of runs; a log-log plot with the ideal line and an efficiency plot with a guide;
+main-loop and whole-job time; node-hours; the recommended size and why; what causes the
+loss; settings as in production, input and output told.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from analysis.document import Block, Bullets, Figure, Heading, Paragraph, Table, as_latex, as_markdown
+from analysis.environment import Environment
+from analysis.figures import Drawing
+from analysis.load import Study
+from analysis.losses import LOSSES, losses
+from analysis.measured import Frames
+from analysis.proposal_method import method, missing, nodes_known, settings, size_of
+from analysis.scaling import GUIDE
+from analysis.wording import (
+    MISSING,
+    count,
+    fraction,
+    known,
+    listed,
+    number,
+    percent,
+    seconds,
+    whole,
+)
+
+FILES = ("proposal.md", "proposal.tex")
+#: An efficiency from here on has no loss worth explaining.
+_NO_LOSS = 0.97
+
+
+@dataclass(frozen=True)
+class _Series:
+    """One series that is shown: its measured rows from small to large, its base and its regime."""
+
+    rows: pd.DataFrame
+    regime: str
+    base: pd.Series
+
+    @property
+    def recommended(self) -> pd.Series | None:
+        """The largest size beyond the base at or above the guide."""
+        good = self.rows[(self.rows["efficiency"] >= GUIDE) & (self.rows["gpus"] > self.base["gpus"])]
+        return good.sort_values("gpus", kind="stable").iloc[-1] if len(good) else None
+
+
+def proposal_files(
+    study: Study, frames: Frames, rows: pd.DataFrame, drawings: Sequence[Drawing], environment: Environment
+) -> dict[str, str]:
+    """Return the section by file name, :data:`FILES`.
+
+    Args:
+        study: the study.
+        frames: what its runs measured.
+        rows: from :func:`analysis.scaling.scale`.
+        drawings: the report's figures, which the section refers to.
+        environment: what the runs ran on.
+    """
+    blocks = list(_blocks(study, frames, rows, drawings, environment))
+    return {"proposal.md": as_markdown(blocks), "proposal.tex": as_latex(blocks)}
+
+
+def _blocks(
+    study: Study, frames: Frames, rows: pd.DataFrame, drawings: Sequence[Drawing], environment: Environment
+) -> list[Block]:
+    blocks: list[Block] = [Heading(f"Scaling of {study.name}", level=1)]
+    shown = [found for regime in ("strong", "weak") if (found := _series(rows, regime)) is not None]
+    if not shown:
+        none = "No series has two measured sizes, so there is no scaling to show yet."
+        return [*blocks, Paragraph(none), *missing(rows)]
+    blocks += [Paragraph(_measured_on(frames, environment)), *_recommendation(shown)]
+    for series in shown:
+        blocks += _section(series, frames, drawings)
+    blocks += [
+        *_losses(shown),
+        *method(study, rows),
+        *settings(study, str(shown[0].rows.iloc[-1]["cell_id"]), environment),
+        *missing(rows),
+    ]
+    return blocks
+
+
+def _series(rows: pd.DataFrame, regime: str) -> _Series | None:
+    """Return the series of a regime with the most measured sizes, the plan's first among equals."""
+    measured = rows[(rows["mode"] == regime) & rows["efficiency"].notna()]
+    sizes = measured.groupby("series", sort=False)["gpus"].nunique()
+    sizes = sizes[sizes > 1].sort_values(ascending=False, kind="stable")
+    if not len(sizes):
+        return None
+    own = measured[measured["series"] == sizes.index[0]].sort_values(["gpus", "nodes"], kind="stable")
+    # The base may be a cell of another series: one rank without DDP, say.
+    return _Series(own, regime, rows.iloc[int(own["base_place"].iloc[-1])])
+
+
+def _measured_on(frames: Frames, environment: Environment) -> str:
+    facts = dict(environment.facts)
+    done = frames.runs[frames.runs["measured"]]
+    where = f" on {facts['Device']}" if "Device" in facts else ""
+    text = f"{count(len(done), 'run').capitalize()}{where}"
+    first, last = done["started_at"].min(), done["ended_at"].max()
+    if not (pd.isna(first) or pd.isna(last)):
+        days = list(dict.fromkeys(f"{time:%Y-%m-%d}" for time in (first, last)))
+        text += f", {'on' if len(days) == 1 else 'between'} {' and '.join(days)}"
+    return f"{text}. A rank is one process, with one GPU where there are GPUs."
+
+
+def _recommendation(shown: Sequence[_Series]) -> list[Block]:
+    series = shown[0]
+    best = series.recommended
+    blocks: list[Block] = [Heading("Recommended job size")]
+    if best is None:
+        base = f"No size beyond the baseline, {series.base['baseline']}, reaches an efficiency of {GUIDE}"
+        return [*blocks, Paragraph(f"{base}: more than the baseline cannot be recommended.")]
+    texts = [
+        f"{size_of(best)}: the largest measured size whose efficiency ({series.regime} scaling) is at least "
+        f"{GUIDE}: {_efficiency(best)}.",
+        *_against_base(best, series.base),
+    ]
+    if known(best["efficiency_low"]) and best["efficiency_low"] < GUIDE:
+        texts.append(f"The interval reaches below {GUIDE}: more repeats would settle it.")
+    larger = series.rows[series.rows["gpus"] > best["gpus"]]
+    if len(larger):
+        texts.append(_next_larger(best, larger.iloc[0]))
+    else:
+        texts.append("It is the largest size that was measured; larger ones may do as well.")
+    return [*blocks, Paragraph(" ".join(texts))]
+
+
+def _against_base(best: pd.Series, base: pd.Series) -> list[str]:
+    """Return what the recommended size costs and brings against the baseline, as far as it is known."""
+    texts = []
+    if known(best["step_time_sec"]) and known(base["step_time_sec"]):
+        times = seconds(best["step_time_sec"]), seconds(base["step_time_sec"])
+        texts.append(f"A step takes {times[0]} there and {times[1]} on the baseline, {base['baseline']}.")
+    costs = [_node_hours_per_million(row) for row in (best, base)]
+    if all(known(cost) for cost in costs):
+        there, before = (number(cost, digits=3) for cost in costs)
+        texts.append(f"A million samples cost {there} node-hours there, on the baseline {before}.")
+    return texts
+
+
+def _next_larger(best: pd.Series, larger: pd.Series) -> str:
+    gain = larger["throughput_samples_per_sec"] / best["throughput_samples_per_sec"]
+    cost = _node_hours_per_million(larger) / _node_hours_per_million(best)
+    text = f"The next larger one, {size_of(larger)}, has an efficiency of {_efficiency(larger)}"
+    if not (known(gain) and known(cost)):
+        return f"{text}."
+    times = number(gain, digits=3), number(cost, digits=3)
+    return f"{text}: {times[0]} times the throughput for {times[1]} times the node-hours per sample."
+
+
+def _node_hours_per_million(row: pd.Series) -> float:
+    if not nodes_known(row):
+        return math.nan
+    return float(row["nodes"] * 1e6 / row["throughput_samples_per_sec"] / 3600)
+
+
+def _efficiency(row: pd.Series) -> str:
+    low, high = row["efficiency_low"], row["efficiency_high"]
+    bounds = f" [{fraction(low)}, {fraction(high)}]" if known(low) else ""
+    return f"{fraction(row['efficiency'])}{bounds}"
+
+
+# -- the measurements -----------------------------------------------------------------
+
+_FORMULAS = {
+    "strong": "The global batch is constant. Speedup S(N) = T(N0)/T(N), efficiency E(N) = S(N) N0/N",
+    "weak": "The batch per rank is constant. Efficiency E(N) = T(N0)/T(N), scaled speedup S(N) = E(N) N/N0",
+}
+
+
+def _section(series: _Series, frames: Frames, drawings: Sequence[Drawing]) -> list[Block]:
+    base = series.base
+    text = (
+        f"{_FORMULAS[series.regime]}, with T the time per step and N ranks. Baseline N0: {base['baseline']}"
+    )
+    if known(base["step_time_sec"]):
+        text += f", T(N0) = {seconds(base['step_time_sec'], digits=4)}"
+    return [
+        Heading(f"{series.regime.capitalize()} scaling"),
+        Paragraph(f"{text}."),
+        _table(series, frames),
+        *_figures(series.regime, drawings),
+    ]
+
+
+def _table(series: _Series, frames: Frames) -> Table:
+    measured = frames.runs[frames.runs["measured"]]
+    groups = measured.groupby("cell_id", observed=True)
+    loops, jobs = groups["window_s"].mean(), groups["wall_s"].mean()
+    rows = [_table_row(row, loops, jobs) for row in series.rows.to_dict("records")]
+    headings = (
+        *("Nodes", "Ranks per node", "Ranks", "Batch", "Time per step", "Samples/s", "Speedup"),
+        *(
+            "Efficiency [95 %]",
+            "n",
+            "Main loop (s)",
+            "Whole job (s)",
+            "Node-h per run",
+            "Node-h per 1M samples",
+        ),
+    )
+    kept = [place for place in range(len(headings)) if any(row[place] != MISSING for row in rows)]
+    table_rows = [[row[place] for place in kept] for row in rows]
+    caption = f"{series.regime.capitalize()} scaling. n: runs"
+    if "Main loop (s)" in [headings[place] for place in kept]:
+        caption += "; main loop: the timed windows of one run; whole job: from start to end"
+    caption += f"; {MISSING}: not measured." if any(MISSING in row for row in table_rows) else "."
+    return Table(caption, [headings[place] for place in kept], table_rows, text_columns=())
+
+
+def _table_row(row: Mapping[Any, Any], loops: Any, jobs: Any) -> list[str]:
+    cell = row["cell_id"]
+    return [
+        str(row["nodes"]) if nodes_known(row) else MISSING,
+        str(row["gpus_per_node"]) or MISSING,
+        str(row["gpus"]),
+        whole(row["global_batch"]),
+        seconds(row["step_time_sec"], digits=4),
+        number(row["throughput_samples_per_sec"]),
+        number(row["speedup"], digits=3),
+        _efficiency(pd.Series(dict(row))),
+        str(row["n"]),
+        number(loops.get(cell), digits=3),
+        number(jobs.get(cell), digits=3),
+        number(row["node_hours"], digits=3),
+        number(_node_hours_per_million(pd.Series(dict(row))), digits=3),
+    ]
+
+
+def _figures(regime: str, drawings: Sequence[Drawing]) -> list[Block]:
+    by_name = {drawing.name: drawing for drawing in drawings}
+    found = [by_name[name] for kind in ("speedup", "efficiency") if (name := f"{kind}-{regime}") in by_name]
+    return [
+        Figure(f"figures/{drawing.name}", f"{drawing.title}. {_ascii(drawing.caption)}", drawing.description)
+        for drawing in found
+    ]
+
+
+def _ascii(caption: str) -> str:
+    """Return a caption in letters that any LaTeX has."""
+    return caption.replace("N₀", "N0").replace("·", " ")
+
+
+def _losses(shown: Sequence[_Series]) -> list[Block]:
+    blocks: list[Block] = [Heading("Causes of the loss")]
+    texts = []
+    for series in shown:
+        last = series.rows.iloc[-1]
+        slight = last["efficiency"] >= _NO_LOSS or last["efficiency_high"] >= 1
+        found = [] if slight else [one for one in losses(last, series.base) if one.share >= 0.005]
+        name = f"{series.regime.capitalize()} scaling, {size_of(last)}, efficiency {_efficiency(last)}"
+        parts = [f"{percent(loss.share)} {LOSSES[loss.factor]}" for loss in found]
+        told = "hardly any loss" if slight else listed(parts) or "not known"
+        texts.append(f"{name}: {told}.")
+    if not any("%" in text for text in texts):
+        return [*blocks, Bullets(texts)]
+    note = (
+        "Shares of the logarithm of the efficiency, by load balance, communication efficiency and "
+        "computational scalability (POP Centre of Excellence), from an instrumented window of its own."
+    )
+    return [*blocks, Bullets(texts), Paragraph(note)]

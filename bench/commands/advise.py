@@ -1,0 +1,145 @@
+"""`bench advise`: which configuration a real training should ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bench.commands.common import (
+    JsonOption,
+    ResultsOption,
+    find_study,
+    print_json,
+    print_table,
+    say,
+    settled,
+)
+from bench.commands.waits import parse_waits, waits_for
+from bench.errors import BenchError
+from bench.executors.base import open_study
+from bench.layout import StudyFolder
+from bench.units import parse_count
+
+if TYPE_CHECKING:
+    from analysis.advise import Advice
+
+SHOWN_OPTIONS = 30
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("advise")(advise_command)
+
+
+def advise_command(
+    studies: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[STUDY]...",
+            help="Studies' names or folders, one for each cluster; left out: the one planned last.",
+            show_default=False,
+        ),
+    ] = None,
+    samples: Annotated[
+        str, typer.Option("--samples", help="Training samples of an epoch, such as 1281167 or 1.3M.")
+    ] = "",
+    epochs: Annotated[int, typer.Option("--epochs", min=1, help="Epochs of the training.")] = 1,
+    wait: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--wait", metavar="[STUDY=]TIME", help="How long jobs wait (6.5h, h200=6.5h, l40s=0); repeatable."
+        ),
+    ] = None,
+    no_queue: Annotated[
+        bool, typer.Option("--no-queue", help="Do not ask Slurm when jobs would start.")
+    ] = False,
+    beyond: Annotated[
+        bool, typer.Option("--beyond", help="Predict sizes beyond twice the largest measured one, too.")
+    ] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help=f"List every option, not only the first {SHOWN_OPTIONS}.")
+    ] = False,
+    results: ResultsOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Tell which configuration would be done first, which is cheapest, which is safest.
+
+    Queue wait, time per epoch and in all, GPU-hours and success rate of every configuration
+    that was measured, and of sizes that its scaling law predicts. Example:
+    bench advise l40s h200 --samples 1.3M --epochs 90 --wait l40s=0 --wait h200=6.5h
+    """
+    amount = _samples(samples)
+    names: Sequence[str | None] = studies or [None]
+    folders = _named([settled(find_study(name, results)) for name in names])
+    given = parse_waits(wait or [], studies=list(folders))
+    from analysis.advise import fastest_of, options_of, rank
+    from analysis.load import load_study
+
+    loaded = {name: load_study(folder.path) for name, folder in folders.items()}
+    options, notes = options_of(loaded, samples=amount, epochs=epochs, beyond=beyond)
+    planned = {name: open_study(folder) for name, folder in folders.items()}
+    waits = waits_for(fastest_of(options), planned, given=given, ask=not no_queue)
+    advice = rank(options, waits, samples=amount, epochs=epochs, notes=notes)
+    if as_json:
+        print_json(as_content(advice))
+    else:
+        _show(advice, everything=everything)
+    return 0
+
+
+def _samples(text: str) -> int:
+    if not text:
+        raise BenchError(
+            "--samples is missing", remedy="give the training samples of an epoch: --samples 1.3M"
+        )
+    try:
+        amount = parse_count(text)
+    except ValueError as wrong:
+        raise BenchError(f"--samples: {wrong}") from None
+    if amount < 1:
+        raise BenchError(f"--samples {text} is less than one sample", remedy="give a count such as 1.3M")
+    return amount
+
+
+def _named(folders: list[StudyFolder]) -> dict[str, StudyFolder]:
+    """Return the studies by name; by folder where two have the same name."""
+    names = [folder.name for folder in folders]
+    named: dict[str, StudyFolder] = {}
+    for folder in folders:
+        name = folder.name if names.count(folder.name) == 1 else str(folder.path)
+        if name in named:
+            raise BenchError(f"study {name} is given twice", remedy="give each study once")
+        named[name] = folder
+    return named
+
+
+def as_content(advice: Advice) -> dict[str, Any]:
+    """Return what `bench advise --json` prints; what is not known is None."""
+    from analysis.advise_text import summary
+    from analysis.wording import plain
+
+    rows = advice.options.to_dict("records")
+    return {
+        "samples": advice.samples,
+        "epochs": advice.epochs,
+        "summary": summary(advice),
+        "options": [{str(name): plain(value) for name, value in row.items()} for row in rows],
+        "notes": advice.notes,
+    }
+
+
+def _show(advice: Advice, *, everything: bool) -> None:
+    from analysis.advise_text import HEADINGS, NUMERIC, remarks, summary, table_rows
+
+    rows = table_rows(advice)
+    shown = rows if everything else rows[:SHOWN_OPTIONS]
+    print_table("Options, the soonest first", HEADINGS, shown, right=NUMERIC)
+    if len(shown) < len(rows):
+        print(f"... and {len(rows) - len(shown)} more options (--all lists them)")
+    print()
+    for text in summary(advice):
+        print(text)
+    for text in remarks(advice):
+        say(text)

@@ -1,0 +1,94 @@
+"""How ranks hand their records to rank 0: through torch's store, so that nobody ever waits in a collective.
+
+A collective of ours between a user's collectives could hang a run whose ranks take different
+numbers of steps. A key in the store cannot: each rank writes its own, rank 0 looks which are
+complete, and only the end waits for the others, for a bounded time.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import time
+from typing import Any, Protocol
+
+import torch.distributed as dist
+from torch.distributed import PrefixStore, Store, distributed_c10d  # type: ignore[attr-defined]
+
+_EVERY_S = 0.05
+_numbers = itertools.count()
+
+
+class Exchange(Protocol):
+    """Records by name and rank."""
+
+    def post(self, name: str, content: Any) -> None:
+        """Hand over this rank's record called ``name``."""
+
+    def read(self, name: str) -> list[Any] | None:
+        """Return every rank's record of that name, in the order of ranks; None unless all are there."""
+
+    def present(self, name: str) -> list[int]:
+        """Return the ranks whose record of that name is there."""
+
+
+class LocalExchange:
+    """One process by itself."""
+
+    def __init__(self) -> None:
+        self._posted: dict[str, Any] = {}
+
+    def post(self, name: str, content: Any) -> None:
+        """Keep the record."""
+        self._posted[name] = content
+
+    def read(self, name: str) -> list[Any] | None:
+        """Return the record as a list of one."""
+        return [self._posted[name]] if name in self._posted else None
+
+    def present(self, name: str) -> list[int]:
+        """Return rank 0, where it posted such a record."""
+        return [0] if name in self._posted else []
+
+
+class StoreExchange:
+    """All ranks of the default process group, through the store in which they met."""
+
+    def __init__(self) -> None:
+        store: Store = distributed_c10d._get_default_store()
+        # An agent's store outlives a restart of its ranks, and a program may record twice.
+        restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        self._store = PrefixStore(f"bench-recorder/{restart}/{next(_numbers)}", store)
+        self._rank, self._world_size = dist.get_rank(), dist.get_world_size()
+
+    def post(self, name: str, content: Any) -> None:
+        """Put the record into the store; without effect where the store has gone with its host."""
+        try:
+            self._store.set(f"{name}/{self._rank}", json.dumps(content))
+        except (dist.DistError, RuntimeError):
+            return
+
+    def read(self, name: str) -> list[Any] | None:
+        """Return every rank's record; None unless all are there."""
+        keys = [f"{name}/{rank}" for rank in range(self._world_size)]
+        try:
+            return [json.loads(self._store.get(key)) for key in keys] if self._store.check(keys) else None
+        except (dist.DistError, RuntimeError):
+            return None
+
+    def present(self, name: str) -> list[int]:
+        """Return the ranks whose record is there."""
+        try:
+            return [rank for rank in range(self._world_size) if self._store.check([f"{name}/{rank}"])]
+        except (dist.DistError, RuntimeError):
+            return []
+
+
+def wait_for_all(exchange: Exchange, name: str, *, world_size: int, timeout_s: float) -> list[int]:
+    """Wait until every rank has posted ``name``; return the ranks that have not by then."""
+    until = time.monotonic() + timeout_s
+    while exchange.read(name) is None and time.monotonic() < until:
+        time.sleep(_EVERY_S)
+    there = set(exchange.present(name))
+    return [rank for rank in range(world_size) if rank not in there]

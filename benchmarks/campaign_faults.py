@@ -1,0 +1,150 @@
+"""Bring about every fault that a run can meet, and see that status, verify and report tell it alike.
+
+On a cluster of its own (needs root). Slower than the tests: real time limits, a node that Slurm
+itself has to miss, a controller that is gone for half a minute. Prints one line per fault: the
+state, the class and the reason that `bench status` gives. Exit code 1 where one of the three
+commands says something else than it should, or a job is lost or there twice.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from tests.cluster.bed import Cluster, missing
+from tests.cluster.containers import ClusterError, wait_for
+from tests.executors.fault_studies import FAULTS, Scene, differences, fault_study
+from tests.executors.slurm_studies import MEASURE, Study, lines, scripted_study
+
+OUTAGE_S = 30.0
+JOBS = 6
+
+
+def run_faults(cluster: Cluster, folder: Path) -> list[str]:
+    """Strike one run after the other; return what was told wrongly."""
+    names = list(FAULTS)
+    study = fault_study(folder, names, cluster.environment)
+    took = {}
+    with cluster.configured(SlurmdTimeout="10"):
+        for name in names:
+            began = time.perf_counter()
+            study.submit(name)
+            FAULTS[name].strike(Scene(cluster, study, name))
+            study.await_ends(name, timeout_s=240)
+            took[name] = time.perf_counter() - began
+    wrong = differences(study, names)
+    for name, run in study.status().items():
+        why = f"{run['reason']} [{run['cause']}]" if run["cause"] else run["reason"]
+        _row(name, run["state"], run["failure_class"] or "", why, took[name])
+    return wrong
+
+
+@contextmanager
+def stopped_controller(cluster: Cluster) -> Iterator[None]:
+    """Stop slurmctld for a while."""
+    cluster.stop_slurmctld()
+    try:
+        yield
+    finally:
+        cluster.start_slurmctld()
+
+
+@contextmanager
+def stopped_accounting(cluster: Cluster) -> Iterator[None]:
+    """Stop slurmdbd for a while."""
+    cluster.stop_slurmdbd()
+    try:
+        yield
+    finally:
+        cluster.start_slurmdbd()
+
+
+OUTAGES: dict[str, Callable[[Cluster], object]] = {
+    "controller stopped": stopped_controller,
+    "controller frozen": Cluster.frozen_slurmctld,
+    "accounting stopped": stopped_accounting,
+}
+
+
+def run_outage(cluster: Cluster, folder: Path, name: str) -> list[str]:
+    """Take a daemon away during submit --wait and status; return what went wrong."""
+    study = scripted_study(folder, [f"sleep 2; {MEASURE}"] * JOBS, cluster.environment, name=name.split()[0])
+    began = time.perf_counter()
+    submission = study.start("submit", "STUDY", "--wait")
+    next(lines(submission.stderr))
+    with OUTAGES[name](cluster):  # type: ignore[attr-defined]
+        until = time.monotonic() + OUTAGE_S
+        asked = time.perf_counter()
+        shown = study.bench("status", "STUDY", timeout_s=180)
+        answer_s = time.perf_counter() - asked
+        time.sleep(max(0.0, until - time.monotonic()))
+    try:
+        said = submission.communicate(timeout=240)[1]
+    except subprocess.TimeoutExpired:
+        submission.kill()
+        return [f"{name}: bench submit --wait hangs"]
+    took = time.perf_counter() - began
+    jobs = study.jobs_per_run()
+    states = {run["state"] for run in study.status().values()}
+    answer = shown.stderr.strip().splitlines()[-1] if shown.returncode else "answered"
+    told = "; ".join(line for line in said.splitlines() if "waiting" in line) or "went on"
+    _row(
+        name,
+        ", ".join(map(str, states)),
+        "",
+        f"status after {answer_s:.1f} s: {answer}; submit: {told}",
+        took,
+    )
+    wrong = [f"{name}: {run} has {jobs[run]} jobs" for run in study.planned.records() if jobs[run] != 1]
+    if submission.returncode or states != {"completed"}:
+        wrong.append(f"{name}: submit ended with {submission.returncode}, runs are {states}: {said}")
+    return [*wrong, *_unaccounted(study, name)]
+
+
+def _unaccounted(study: Study, name: str) -> list[str]:
+    """Wait for the accounting of all runs, which may have been down."""
+    summaries = [study.planned.folder.attempt(run, 1).sacct_summary for run in study.planned.records()]
+    try:
+        wait_for(
+            lambda: bool(study.status()) and all(path.exists() for path in summaries),
+            what="sacct_summary.txt of all runs",
+            timeout_s=90,
+            every_s=2,
+        )
+    except ClusterError as late:
+        return [f"{name}: {late}"]
+    return []
+
+
+def _row(name: str, state: str, failure_class: str, reason: str, took_s: float) -> None:
+    print(f"| {name} | {state} | {failure_class} | {reason} | {took_s:.0f} s |", flush=True)
+
+
+def main() -> int:
+    """Run the campaign on a fresh cluster."""
+    if lacking := missing():
+        print(f"not run: {lacking}")
+        return 1
+    print("| fault | state | class | reason | time |\n|---|---|---|---|---|")
+    cluster = Cluster.start()
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            wrong = run_faults(cluster, Path(folder) / "faults")
+            for number, name in enumerate(OUTAGES):
+                wrong += run_outage(cluster, Path(folder) / f"outage{number}", name)
+    finally:
+        cluster.stop()
+    for line in wrong:
+        print(f"WRONG: {line}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,98 @@
+"""Simulate studies of known truth and count how often the report's intervals hold it.
+
+    python benchmarks/campaign_statistics.py [--studies 1000] [--predictions 500] [--seed 1]
+
+First the 95 % intervals of the efficiency, from runs with noise of their own and noisy steps;
+then the 90 % prediction intervals of the scaling laws at twice the largest size, where the truth is
+a ring all-reduce with random constants: with what the report gives, and with the chosen law's
+interval alone. Nothing is run or read: the figures are the same on every machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+# The simulated truths are the tests' own: one place that says what is simulated.
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "analysis"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from test_coverage_simulated import TRUTH, simulated
+from test_laws_simulated import SIZES, ring_truth
+
+from analysis.laws import LawFit, fit_laws
+
+NOISES = ((0.02, 0.1), (0.005, 0.3), (0.08, 0.05))
+KINDS = {
+    "ab": "latency and bandwidth",
+    "a": "latency alone",
+    "b": "bandwidth alone",
+    "sab": "an eighth of both",
+    "abo": "partly hidden",
+    "sabo": "an eighth, partly hidden",
+}
+
+
+def efficiencies(studies: int, *, seed: int) -> None:
+    """Print the coverage of the 95 % intervals of the efficiency by runs and noise."""
+    print("run noise  step noise  runs  held")
+    for run_noise, step_noise in NOISES:
+        for runs in (3, 4, 5, 6, 10):
+            rows = simulated(
+                runs, seed=seed + runs, run_noise=run_noise, step_noise=step_noise, studies=studies
+            )
+            own = rows[rows["gpus"] > 1]
+            truth = own["gpus"].map(TRUTH)
+            held = own["efficiency_low"].le(truth) & own["efficiency_high"].ge(truth)
+            print(f"{run_noise:9.1%}  {step_noise:10.1%}  {runs:4}  {held.mean():.1%}")
+
+
+def predictions(studies: int, *, seed: int) -> None:
+    """Print the coverage of the 90 % prediction intervals at twice the largest size."""
+    print("mode    communication              runs  held   one law  width  refused")
+    for mode in ("strong", "weak"):
+        for kind, words in KINDS.items():
+            for n in (1, 3, 5):
+                print(f"{mode:7} {words:25}  {n:4}  {predicted(mode, kind, n=n, studies=studies, seed=seed)}")
+
+
+def predicted(mode: str, kind: str, *, n: int, studies: int, seed: int) -> str:
+    """Return the shares that hold the truth, the median width and the share that was refused."""
+    draw = np.random.default_rng(seed)
+    target = 2 * int(SIZES[-1])
+    held, alone, widths = 0, 0, []
+    for _ in range(studies):
+        truth = ring_truth(mode, kind, draw)
+        times = np.array([truth(size) for size in np.repeat(SIZES, n)])
+        noisy = times * np.exp(draw.normal(0, 0.02, len(times)))
+        found = fit_laws(pd.DataFrame({"gpus": np.repeat(SIZES, n), "step_time_sec": noisy}), mode=mode)
+        if not isinstance(found, LawFit):
+            continue
+        row = found.predict([target], 0.90).iloc[0]
+        low, high = found.chosen.interval(np.array([float(target)]), level=0.90)
+        held += bool(row["low"] <= truth(target) <= row["high"])
+        alone += bool(low[0] <= truth(target) <= high[0])
+        widths.append(row["high"] / row["low"])
+    fitted = max(len(widths), 1)
+    width = float(np.median(widths)) if widths else float("nan")
+    return f"{held / fitted:5.1%}  {alone / fitted:7.1%}  {width:5.2f}  {1 - len(widths) / studies:.1%}"
+
+
+def main() -> None:
+    """Run both."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--studies", type=int, default=1000)
+    parser.add_argument("--predictions", type=int, default=500)
+    parser.add_argument("--seed", type=int, default=1)
+    asked = parser.parse_args()
+    efficiencies(asked.studies, seed=asked.seed)
+    print()
+    predictions(asked.predictions, seed=asked.seed)
+
+
+if __name__ == "__main__":
+    main()

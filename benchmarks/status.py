@@ -1,0 +1,126 @@
+"""How long `bench status` takes of a study of 2,000 runs; on a cluster of its own (needs root).
+
+The jobs are real: 2,000 scripts of a line, submitted by a bare loop of sbatch under the names that
+`bench submit` would give them, and noted in the study's ledger as it would. Status is timed while
+all are queued, when all have ended and have to be settled, and once more when there is nothing new;
+wrappers of Slurm's commands, first in PATH, count the calls.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from bench.executors.base import new_attempt
+from bench.layout import write_json
+from bench.ledger import now
+from tests.cluster.bed import Cluster, missing
+from tests.cluster.configuration import Options
+from tests.cluster.containers import wait_for
+from tests.executors.slurm_studies import MEASURE, Study, scripted_study
+
+RUNS = 2000
+#: Every tenth run fails, so that there is something for the doctor.
+FAILING = "echo 'RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB' >&2; exit 1"
+COMMANDS = ("squeue", "sacct", "scontrol", "sinfo", "sbatch", "scancel")
+
+
+def submit_bare(study: Study) -> None:
+    """Submit every run, held, as bench does but for the waiting for each answer on the disk."""
+    planned = study.planned
+    events = []
+    environment = {**os.environ, **study.environment}
+    records = planned.records()
+    for run in planned.runs:
+        attempt = new_attempt(planned, run, records[run.run_id])
+        folder = attempt.folder
+        command = ["sbatch", "--parsable", "--hold", f"--job-name={attempt.job_name}"]
+        command += [f"--output={folder.out}", f"--error={folder.err}"]
+        command += [str(planned.script(run.cell_id)), str(folder.path)]
+        done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+        job_id = done.stdout.strip().partition(";")[0]
+        write_json(folder.run_json, {**attempt.describe(planned, submitted_at=now()), "job_id": job_id})
+        common = {"run_id": run.run_id, "attempt": 1}
+        events.append({"event": "intent", **common, "job_name": attempt.job_name, "refused": False})
+        events.append({"event": "submitted", **common, "job_id": job_id})
+    planned.ledger.append_all(events)
+
+
+def counted(study: Study, folder: Path) -> Study:
+    """Return the study with wrappers of Slurm's commands in PATH, which note each call in ``folder``."""
+    folder.mkdir(exist_ok=True)
+    for name in COMMANDS:
+        wrapper = folder / name
+        wrapper.write_text(f'#!/bin/sh\necho {name} >>"{folder}/calls"\nexec {shutil.which(name)} "$@"\n')
+        wrapper.chmod(0o755)
+    return Study(study.folder, {**study.environment, "PATH": f"{folder}:{os.environ['PATH']}"})
+
+
+def time_status(study: Study, folder: Path, what: str) -> None:
+    """Print how long one status takes, what it calls, and what it says."""
+    (folder / "calls").write_text("")
+    began = time.perf_counter()
+    shown = study.bench("status", "STUDY", "--json")
+    took = time.perf_counter() - began
+    states = json.loads(shown.stdout)["counts"]
+    calls = Counter((folder / "calls").read_text().split())
+    counts = ", ".join(f"{count} {state}" for state, count in states.items() if count)
+    said = ", ".join(f"{count} {name}" for name, count in calls.items()) or "none"
+    print(f"{what}: {took:.2f} s; Slurm's commands: {said}; {counts}", flush=True)
+
+
+def measure(cluster: Cluster, folder: Path, *, runs: int) -> None:
+    """Print the figures."""
+    study = scripted_study(folder, [MEASURE] * 9 + [FAILING], cluster.environment, repeats=runs // 10)
+    began = time.perf_counter()
+    submit_bare(study)
+    print(f"{runs} jobs submitted in {time.perf_counter() - began:.0f} s")
+    watched = counted(study, folder / "bin")
+    time_status(watched, folder / "bin", "all queued")
+    cluster.run(["scontrol", "release", *_jobs(study)], timeout_s=300)
+    _await_accounting(cluster, runs)
+    time_status(watched, folder / "bin", "all ended, to be settled")
+    time_status(watched, folder / "bin", "nothing new")
+
+
+def _jobs(study: Study) -> list[str]:
+    return [str(record.job_id) for record in study.planned.records().values()]
+
+
+def _await_accounting(cluster: Cluster, runs: int) -> None:
+    """Wait until sacct has the end of every job and of its step."""
+
+    def all_there() -> bool:
+        shown = cluster.run(["sacct", "-nP", "--starttime=now-2hours", "-o", "state,end"], timeout_s=300)
+        ended = [line for line in shown.stdout.split() if line.startswith(("COMPLETED|2", "FAILED|2"))]
+        return len(ended) >= 2 * runs
+
+    wait_for(all_there, what="the ends of all jobs in sacct", timeout_s=1200, every_s=5)
+
+
+def main() -> int:
+    """Start a cluster, measure, and remove it."""
+    if lacking := missing():
+        print(f"not measured: {lacking}")
+        return 0
+    runs = int(sys.argv[1]) if len(sys.argv) > 1 else RUNS
+    cluster = Cluster.start(Options(cpus=64, memory_mb=64_000, settings={"MinJobAge": "3600"}))
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            measure(cluster, Path(folder) / "study", runs=runs)
+    finally:
+        cluster.stop()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,134 @@
+# What a host does for one run of executor ssh: `bench submit` sends this text to `bash -s` on each host,
+# then variables and the line `bench_host; exit`, then a word a line for as long as the run may go on:
+#   .               the harness lives
+#   go ENDPOINT HOSTS   start the cell's script, with the rendezvous there
+#   stop            end the run in order
+#   done, keep      remove the folder that was made here, or leave it, and go
+# When no word comes any more, the harness or the connection is gone, and what was started here is ended.
+# Answers are the lines of standard output that begin with the mark:
+#   ready WHERE PORT NAME    refused WHY WORDS    ended EXIT_CODE
+#
+# The variables: mark, job, folder (of submission), run_dir, token (a file's name), cell, script (text),
+# script_path, node, address, peer, python (empty: the set-up lines' own), holder (words), patience (s).
+
+say() { printf '%s %s\n' "$mark" "$*"; }
+
+# Every process of a run carries its job's name in the environment: ranks have sessions of their own,
+# so the process group of their agent does not hold them.
+processes() { grep -lz "^BENCH_SSH_JOB=$1" /proc/[0-9]*/environ 2>/dev/null | tr -dc '0-9\n'; }
+
+# Insist, and see them gone.
+kill_processes() {
+  local pids i
+  for ((i = 0; i < 100; i++)); do
+    pids=$(processes "$1")
+    [ -n "$pids" ] || return
+    kill -KILL $pids 2>/dev/null
+    sleep 0.1
+  done
+}
+
+# Ask, and give the agent time to end its ranks and say so; then insist.
+end_run() {
+  local i
+  kill -TERM -- "-$child" 2>/dev/null
+  for ((i = 0; i < 100; i++)); do
+    kill -0 "$child" 2>/dev/null || break
+    sleep 0.1
+  done
+  kill_processes "$job"
+}
+
+remove_folder() {
+  [ "$where" = shared ] || rm -rf -- "$work"
+}
+
+next_word() { read -r -t "$patience" word rest; }
+
+prepare() {
+  local tool error lock
+  for tool in flock setsid tar; do
+    command -v "$tool" >/dev/null || { say refused tool "$tool"; return 1; }
+  done
+  # One run at a time, whichever study it is of: a neighbour would disturb the measurement.
+  lock="/tmp/bench-ssh-$UID-$(uname -n).lock"
+  (umask 077 && : >>"$lock") && exec 9<>"$lock" || { say refused lock "$lock"; return 1; }
+  if ! flock -w 2 9; then
+    say refused busy "$(head -n 1 "$lock")"
+    return 1
+  fi
+  printf '%s\n' "$holder" >"$lock"
+  # With the lock in hand: what still runs was left by a shell like this one that was killed.
+  kill_processes ''
+  if ! error=$(cd -- "$folder" 2>&1); then
+    say refused folder "${error##*: }"
+    return 1
+  fi
+  cd -- "$folder" || return 1
+  if [ -r "$run_dir/$token" ] && [ -w "$run_dir" ]; then
+    where=shared work=$run_dir
+    return 0
+  fi
+  where=apart work=$folder/.bench-$job script_path=$folder/.bench-$job/$cell.sh
+  rm -rf -- "$work"
+  if ! error=$( (mkdir -- "$work" && printf '%s' "$script" >"$script_path") 2>&1); then
+    say refused write "${error##*: }"
+    return 1
+  fi
+}
+
+free_port() { # below the ephemeral range (32768 and up)
+  local port
+  while :; do
+    port=$((20000 + (RANDOM * 32768 + RANDOM) % 10000))
+    (exec 3<>"/dev/tcp/127.0.0.1/$port") 2>/dev/null || break
+  done
+  echo "$port"
+}
+
+run_script() {
+  local endpoint hosts why= variables
+  read -r endpoint hosts <<<"$rest"
+  variables=("BENCH_SSH_JOB=$job" "BENCH_HOSTS=$hosts" "BENCH_ADDRESS=$address" "BENCH_PEER=$peer")
+  [ -z "$python" ] || variables+=("BENCH_PYTHON=$python")
+  trap 'why=stopped' TERM
+  trap 'why=lost' HUP
+  # A group of its own, to be ended as one; it has neither the words nor the lock.
+  env "${variables[@]}" setsid bash "$script_path" "$work" "$node" "$endpoint" "$job" </dev/null 9>&- &
+  child=$!
+  {
+    while next_word && kill -0 $$; do
+      [ "$word" != stop ] || { kill -TERM $$ && exit; }
+    done
+    # Where the shell itself was killed, this one ends what it has left.
+    kill -HUP $$ || kill_processes "$job"
+  } <&0 9>&- 2>/dev/null &
+  listener=$!
+  wait "$child"
+  code=$?
+  if [ -n "$why" ]; then
+    # Not into the run's log: this shell's word "Killed" there would pass for the kernel's deed.
+    { end_run; wait "$child"; } 2>/dev/null
+    code=$?
+  fi
+  kill "$listener" 2>/dev/null
+  wait "$listener" 2>/dev/null
+  kill_processes "$job" # ranks outlive an agent that was killed
+  [ "$why" != lost ]
+}
+
+bench_host() {
+  local word rest where=shared work code child listener
+  trap : PIPE
+  prepare || return
+  say ready "$where" "$(free_port)" "$(uname -n)"
+  while next_word && [ "$word" = . ]; do :; done
+  if [ "$word" = go ] && run_script; then
+    say ended "$code"
+    patience=86400 # the results are being copied, which gives no words
+    while next_word && [ "$word" != done ]; do
+      [ "$word" != keep ] || return
+    done
+  fi
+  remove_folder
+}

@@ -1,0 +1,265 @@
+"""Which configuration trains first: times, waits, costs, success, and sizes that nobody ran."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from analysis.advise import Advice, Wait, options_of, rank
+from analysis.advise_text import about, config, remarks, summary, table_rows
+from analysis.load import Study, load_study
+from analysis.measured import measure
+from analysis.success import cell_success, wilson_low
+from bench.matrix.cell import Cell
+from tests.analysis.studies import Timing, environment, finished, strong, weak
+
+SAMPLES, EPOCHS = 1_300_000, 90
+
+
+def gpu_study(path: Path, cells: list[Cell], *, gpu: str, sample_s: float, **options: Any) -> Study:
+    """Return a finished study on GPUs of one kind."""
+    for cell in cells:
+        cell.workload = {**cell.workload, "device": "cuda"}
+
+    def env(cell: Cell) -> dict[str, Any]:
+        return {**environment(cell), "device": "cuda", "device_name": gpu}
+
+    timing = Timing(sample_s=sample_s, comm_s=2e-4)
+    return load_study(finished(path, cells, timing=timing, env=env, **options))
+
+
+@pytest.fixture
+def l40s(tmp_path):
+    cells = strong(352, sizes=(4, 8), per_node=4, backend="nccl")
+    return gpu_study(tmp_path / "l40s", cells, gpu="NVIDIA L40S", sample_s=2.9e-3, noise=0.002)
+
+
+@pytest.fixture
+def h200(tmp_path):
+    cells = strong(352, sizes=(4, 8), per_node=8, backend="nccl")
+    return gpu_study(tmp_path / "h200", cells, gpu="NVIDIA H200", sample_s=2.37e-3, noise=0.002)
+
+
+def advise(waits: Mapping[str, float | None], *, beyond: bool = False, **studies: Study) -> Advice:
+    options, notes = options_of(studies, samples=SAMPLES, epochs=EPOCHS, beyond=beyond)
+    known = {
+        (row["study"], row["nodes"], row["gpus_per_node"]): Wait(waits[row["study"]], "as given (--wait)")
+        for row in options.to_dict("records")
+        if row["study"] in waits
+    }
+    return rank(options, known, samples=SAMPLES, epochs=EPOCHS, notes=notes)
+
+
+def test_two_slower_nodes_at_once_beat_a_faster_one_that_waits(l40s, h200):
+    found = advise({"l40s": 0, "h200": 6.5 * 3600}, l40s=l40s, h200=h200)
+    assert summary(found)[:2] == [
+        "First: 2 nodes x 4 L40S (l40s): about 12 h, starts now.",
+        "Faster once it runs: 8 H200 (h200): about 10 h, but waits 6.5 h: 16.5 h in all.",
+    ]
+
+
+def test_the_same_studies_without_a_wait_turn_it_round(l40s, h200):
+    found = advise({"l40s": 0, "h200": 0}, l40s=l40s, h200=h200)
+    assert summary(found)[:2] == [
+        "First: 8 H200 (h200): about 10 h, starts now.",
+        "Soonest of l40s: 2 nodes x 4 L40S (l40s): about 12 h, starts now.",
+    ]
+
+
+def test_training_is_whole_steps_at_the_measured_rate_and_costs_its_gpus(l40s):
+    row = advise({"l40s": 3600}, l40s=l40s).options.iloc[0]
+    runs = measure(l40s).runs
+    step = runs.loc[runs["cell_id"] == row["cell_id"], "step_time_sec"].mean()
+    assert row["steps_per_epoch"] == math.ceil(SAMPLES / 352) == 3694
+    assert row["epoch_s"] == pytest.approx(3694 * step)
+    assert row["training_s"] == pytest.approx(90 * 3694 * step)
+    assert row["total_s"] == pytest.approx(row["training_s"] + 3600)
+    assert row["gpu_hours"] == pytest.approx(8 * row["training_s"] / 3600)
+    assert row["node_hours"] == pytest.approx(2 * row["training_s"] / 3600)
+
+
+def test_the_interval_is_that_of_one_further_run(l40s):
+    row = advise({}, l40s=l40s).options.iloc[0]
+    runs = measure(l40s).runs
+    logs = np.log(runs.loc[runs["cell_id"] == row["cell_id"], "step_time_sec"].to_numpy(dtype=float))
+    half = stats.t.ppf(0.95, len(logs) - 1) * logs.std(ddof=1) * math.sqrt(1 + 1 / len(logs))
+    expected = [90 * 3694 * math.exp(logs.mean() + sign * half) for sign in (-1, 1)]
+    assert [row["training_low_s"], row["training_high_s"]] == pytest.approx(expected)
+
+
+def test_a_checkpoint_that_was_measured_counts(tmp_path, l40s):
+    for file in l40s.folder.path.glob("runs/*/attempt-1/metrics.csv"):
+        lines = [line.split(",") for line in file.read_text().splitlines()]
+        place = lines[0].index("checkpoint_time_sec")
+        for line in lines[1:]:
+            line[place] = "12.5"
+        file.write_text("\n".join(",".join(line) for line in lines) + "\n")
+    before = advise({}, l40s=l40s).options.iloc[0]
+    after = advise({}, l40s=load_study(l40s.folder.path)).options.iloc[0]
+    assert after["epoch_s"] == pytest.approx(before["epoch_s"] + 12.5)
+
+
+def test_first_cheapest_and_safest_can_be_three_options(tmp_path):
+    def state(cell: Cell, repeat: int) -> tuple[str, str, str | None]:
+        failed = (cell.world_size == 8 and repeat < 3) or (cell.world_size == 1 and repeat == 1)
+        return ("failed", "node lost", "node-failure") if failed else ("completed", "", None)
+
+    cells = strong(352, sizes=(1, 2, 4, 8), per_node=8, backend="nccl")
+    study = gpu_study(tmp_path / "s", cells, gpu="NVIDIA H200", sample_s=1e-3, repeats=6, state=state)
+    found = advise({"s": 0}, s=study)
+    assert [found.chosen(mark)["gpus"] for mark in ("first", "cheapest", "safest")] == [8, 1, 4]
+    first = found.options.iloc[0]
+    assert (first["completed"], first["attempted"], first["success_rate"]) == (4, 6, pytest.approx(2 / 3))
+    assert first["remark"] == "4 of 6 runs completed: 2 failed by node-failure (node lost)"
+
+
+def test_an_earlier_attempt_that_failed_counts_against_a_cell(tmp_path):
+    study = load_study(finished(tmp_path / "s", strong(sizes=(1,)), repeats=2))
+    run = next((tmp_path / "s/runs").iterdir())
+    (run / "attempt-1").rename(run / "attempt-2")
+    record = json.loads((run / "attempt-2/run.json").read_text())
+    (run / "attempt-1").mkdir()
+    (run / "attempt-1/run.json").write_text(json.dumps({**record, "state": "failed"}))
+    success = cell_success(load_study(study.folder.path)).iloc[0]
+    assert (success["completed"], success["attempted"]) == (2, 3)
+
+
+def test_a_cancelled_attempt_says_nothing_of_a_cell(tmp_path):
+    path = finished(
+        tmp_path / "s",
+        strong(sizes=(1,)),
+        state=lambda cell, repeat: ("cancelled" if repeat == 1 else "completed", "", None),
+    )
+    success = cell_success(load_study(path)).iloc[0]
+    assert (success["completed"], success["attempted"]) == (2, 2)
+
+
+def test_wilsons_bound_is_scipys():
+    for done, tried in ((3, 3), (30, 30), (2, 5), (0, 4)):
+        expected = stats.binomtest(done, tried).proportion_ci(0.95, method="wilson").low
+        assert wilson_low(done, tried) == pytest.approx(expected, abs=1e-12)
+    assert wilson_low(0, 0) == 0.0
+
+
+def test_options_of_another_global_batch_are_marked(tmp_path):
+    cells = [*strong(64, sizes=(2, 4)), *weak(32, sizes=(4, 8))]
+    found = advise({}, s=load_study(finished(tmp_path / "s", cells)))
+    marked = found.options.set_index("gpus")["batch_differs"].groupby(level=0).any()
+    first = found.options.iloc[0]["global_batch"]
+    assert (found.options["batch_differs"] == (found.options["global_batch"] != first)).all()
+    assert marked.any()
+    rows = table_rows(found)
+    assert any(row[3].endswith(" *") for row in rows)
+    assert "* another global batch than the first option's: convergence is not comparable." in remarks(found)
+    assert any("(global batch 64: its convergence is not comparable)" in text for text in summary(found))
+
+
+def test_a_cell_without_a_run_is_listed_last_with_its_reason(tmp_path):
+    path = finished(
+        tmp_path / "s",
+        strong(sizes=(1, 2, 4)),
+        state=lambda cell, repeat: (
+            ("failed", "out of memory", "oom") if cell.world_size == 4 else ("completed", "", None)
+        ),
+    )
+    last = advise({"s": 0}, s=load_study(path)).options.iloc[-1]
+    assert (last["kind"], last["attempted"], last["completed"]) == ("not measured", 3, 0)
+    assert math.isnan(last["training_s"])
+    assert last["remark"] == "no run completed: 3 failed by oom (out of memory)"
+    assert not last[["first", "cheapest", "safest"]].any()
+
+
+def test_without_any_wait_totals_are_the_training_and_that_is_told(l40s):
+    found = advise({}, l40s=l40s)
+    assert (found.options["total_s"] == found.options["training_s"]).all()
+    assert found.notes[-1] == "No wait is known: totals are the training alone"
+    assert summary(found)[0] == "First: 2 nodes x 4 L40S (l40s): about 12 h."
+
+
+def test_an_option_of_unknown_wait_has_no_total_where_others_have_one(l40s, h200):
+    found = advise({"l40s": 3600}, l40s=l40s, h200=h200)
+    assert list(found.options["study"]) == ["l40s", "l40s", "h200", "h200"]
+    assert found.options.loc[found.options["study"] == "h200", "total_s"].isna().all()
+    assert "Where the wait is not known there is no total: those options stand last" in found.notes
+    assert summary(found)[1] == "Soonest of h200: 8 H200 (h200): about 10 h, its wait is not known."
+
+
+def test_options_as_soon_as_the_first_by_their_intervals_are_counted(tmp_path):
+    cells = [*strong(sizes=(4,), backend="gloo"), *strong(sizes=(4,), backend="nccl")]
+    found = advise({"s": 0}, s=load_study(finished(tmp_path / "s", cells, noise=0.05)))
+    assert summary(found)[0].endswith(", starts now; 1 other option may be as soon, by the intervals.")
+    assert set(found.options["setting"]) == {"backend gloo", "backend nccl"}
+
+
+@pytest.fixture
+def wide(tmp_path):
+    cells = weak(16, sizes=(2, 4, 8, 16, 32), per_node=2)
+    return load_study(finished(tmp_path / "wide", cells, repeats=5, noise=0.005))
+
+
+def test_a_size_that_nobody_ran_is_predicted_with_an_interval_and_never_chosen(wide):
+    found = advise({"wide": 0}, wide=wide)
+    predicted = found.options[found.options["kind"] == "predicted"]
+    assert list(predicted["gpus"]) == [64]
+    row = predicted.iloc[0]
+    assert (row["nodes"], row["global_batch"], row["per_gpu_batch"]) == (32, 1024, 16)
+    assert row["training_low_s"] < row["training_s"] < row["training_high_s"]
+    assert (row["attempted"], row["completed"]) == (0, 0)
+    assert not row[["first", "cheapest", "safest"]].any()
+    assert summary(found)[-1].startswith(
+        "Perhaps sooner, but never run: 32 nodes x 2 ranks (wide), predicted "
+    )
+    assert table_rows(found)[0][-1].startswith("predicted by ")
+    assert table_rows(found)[0][-3] == "untried"
+
+
+def test_sizes_beyond_twice_the_largest_are_predicted_only_when_asked_for(wide):
+    found = advise({"wide": 0}, beyond=True, wide=wide).options
+    assert sorted(found.loc[found["kind"] == "predicted", "gpus"]) == [64, 128, 256]
+    assert found["remark"].str.endswith("; beyond twice the largest measured size").sum() == 2
+
+
+def test_why_a_size_is_not_predicted_is_told(l40s, h200):
+    notes = advise({}, l40s=l40s, h200=h200).notes
+    assert notes[0].startswith(
+        "l40s: no size is predicted for strong-352-nccl-srun: 2 sizes measured, and a law needs 5"
+    )
+    assert notes[1] == (
+        "h200: no size is predicted for strong-352-nccl-srun: larger sizes need more nodes, and the series was "
+        "not measured over equal nodes"
+    )
+
+
+def test_ranks_on_a_cpu_cost_node_hours(tmp_path):
+    found = advise({"s": 0}, s=load_study(finished(tmp_path / "s", strong(sizes=(1, 2)))))
+    assert found.options["gpu_hours"].isna().all()
+    assert found.chosen("cheapest")["gpus"] == 1
+    assert config(found.chosen("cheapest")) == "1 rank (s)"
+    assert any(row[9].endswith(" node-h") for row in table_rows(found))
+
+
+def test_nothing_measured_is_nothing_to_advise(tmp_path):
+    path = finished(tmp_path / "s", strong(sizes=(1, 2)), state=lambda cell, repeat: ("planned", "", None))
+    found = advise({"s": 0}, s=load_study(path))
+    assert summary(found) == ["Nothing to advise: no option has been measured."]
+    assert len(table_rows(found)) == 2
+
+
+def test_the_same_studies_give_the_same_advice(l40s, h200):
+    once, again = (advise({"l40s": 0, "h200": 60}, l40s=l40s, h200=h200) for _ in range(2))
+    assert once.options.equals(again.options)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.4, "0.4 s"), (59, "59 s"), (60, "1 min"), (1500, "25 min"), (23_400, "6.5 h"), (43_200, "12 h"), (172_800, "2 d"), (1e9, "11,574 d"), (math.nan, "–"), (None, "–")],
+)  # fmt: skip
+def test_times_are_told_in_a_unit_that_suits_them(seconds, text):
+    assert about(seconds) == text

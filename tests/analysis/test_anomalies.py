@@ -1,0 +1,147 @@
+"""What is odd in a study is said in words, and what is only noise is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import studies
+
+from analysis.anomalies import anomalies, slow_nodes
+from analysis.load import load_study
+from analysis.measured import Frames, frames_of_points, measure
+from analysis.scaling import scale
+from bench.layout import StudyFolder
+
+
+def points(rates: dict[int, list[float]], *, batch: int = 64) -> Frames:
+    """Return a strong series: by size the throughputs of its runs."""
+    rows = [{"gpus": size, "throughput": rate} for size, own in rates.items() for rate in own]
+    return frames_of_points(pd.DataFrame(rows).assign(global_batch=batch))
+
+
+def told(frames: Frames, **options: Any) -> dict[str, str]:
+    return {one.heading: one.words for one in anomalies(scale(frames), frames, **options)}
+
+
+def around(value: float, spread: float = 0.01) -> list[float]:
+    return [value * (1 + step * spread) for step in (-1, 0, 1, 0.5)]
+
+
+def test_a_study_as_it_should_be_has_nothing_to_tell() -> None:
+    assert told(points({1: around(100), 2: around(195), 4: around(370), 8: around(690)})) == {}
+
+
+def test_an_efficiency_above_1_is_told_where_its_interval_is_clear_of_it() -> None:
+    found = told(points({1: around(100), 2: around(240)}))
+    assert found["Efficiency above 1"] == (
+        "1.200 at 2 ranks (its interval is clear of 1). Either the baseline is slower than it should be (fewer "
+        "threads, another node, a slow first run), or the smaller share of the work fits into a faster memory."
+    )
+    assert told(points({1: around(100, 0.2), 2: around(204, 0.2)})).keys() == {"Runs of a cell differ"}
+    assert "without an interval" in told(points({1: [100], 2: [240]}))["Efficiency above 1"]
+
+
+def test_sizes_below_an_asked_baseline_are_no_anomaly() -> None:
+    frames = points({1: around(100), 2: around(180), 4: around(300)})
+    assert anomalies(scale(frames, baseline="4"), frames) == []
+
+
+def test_a_size_that_falls_and_the_next_that_recovers_are_told() -> None:
+    found = told(points({1: around(100), 2: around(120), 4: around(370)}))
+    assert found["A size falls and the next recovers"].startswith("1.000, 0.600, 0.925 at 1, 2, 4 ranks. ")
+
+
+def test_runs_that_differ_widely_are_told_with_their_cell() -> None:
+    found = told(points({1: [100, 101, 99], 2: [150, 200, 250]}))
+    assert found["Runs of a cell differ"].startswith("points-1x2-b32.0 by 26 % (standard deviation")
+
+
+def test_an_outlier_in_the_baseline_is_told() -> None:
+    found = told(points({1: [100, 100.1, 99.9, 100.2, 99.8, 60], 2: around(190)}))
+    assert found["Baseline with an outlier"] == (
+        "points-1x1-b64.0: 1 run far from the others of the baseline. Every efficiency that refers to it carries "
+        "that: run the baseline again."
+    )
+
+
+def timed(change_per_hour: float, *, seed: int = 3, noise: float = 0.005) -> Frames:
+    """Return two cells whose runs alternate over ten hours, with a trend."""
+    draw = np.random.default_rng(seed)
+    hours = np.arange(20) / 2
+    sizes = np.tile([1, 2], 10)
+    rates = 100 * sizes * np.exp(change_per_hour * hours + draw.normal(0, noise, 20))
+    frames = frames_of_points(pd.DataFrame({"gpus": sizes, "throughput": rates, "global_batch": 64}))
+    start = pd.Timestamp("2026-01-02T03:00:00Z")
+    frames.runs["started_at"] = start + pd.to_timedelta(hours, unit="h")
+    return frames
+
+
+def test_a_drift_over_the_study_is_told_with_its_interval() -> None:
+    words = told(timed(-0.01))["Drift"]
+    assert words.startswith("The throughput of equal cells falls by ")
+    assert "over the 9.5 h of the study (p = " in words
+    low, high = (float(text.strip(" %")) for text in words.partition("[")[2].partition("]")[0].split(","))
+    assert low < 100 * (1 - np.exp(-0.095)) < high
+    assert "rises by" in told(timed(0.01))["Drift"]
+
+
+def test_noise_is_hardly_ever_called_a_drift() -> None:
+    rows = scale(timed(0.0))
+    found = [anomalies(rows, timed(0.0, seed=seed, noise=0.02)) for seed in range(60)]
+    assert sum(one.heading == "Drift" for study in found for one in study) <= 3
+
+
+def rank_rows(slow: dict[str, float], *, runs: int = 4, noise: float = 0.01, seed: int = 2) -> pd.DataFrame:
+    """Return rows of ranks.csv of runs on four hosts; ``slow`` gives a factor by host."""
+    draw = np.random.default_rng(seed)
+    rows = [
+        {
+            "run_id": f"r{run}",
+            "host": host,
+            "forward_time_sec": 0.1 * slow.get(host, 1.0) * float(np.exp(draw.normal(0, noise))),
+            "backward_time_sec": 0.2 * slow.get(host, 1.0),
+        }
+        for run in range(runs)
+        for host in ("n1", "n2", "n3", "n4")
+        for _ in range(2)
+    ]
+    return pd.DataFrame(rows)
+
+
+def test_a_node_that_is_slow_in_several_runs_is_named() -> None:
+    found = told(points({1: around(100), 2: around(190)}), ranks=rank_rows({"n3": 1.2}))
+    assert found["Slow node"].startswith("n3 by 20 % in 4 runs: longer than the other nodes of the same runs")
+    table = slow_nodes(rank_rows({"n3": 1.2, "n1": 1.1}))
+    assert table["host"].to_list() == ["n3", "n1"]
+    assert table["excess"].iloc[0] == pytest.approx(0.2, abs=0.06)
+
+
+@pytest.mark.parametrize("runs", [1, 2, 5])
+def test_nodes_alike_and_a_single_run_name_nobody(runs: int) -> None:
+    assert len(slow_nodes(rank_rows({}, runs=runs))) == 0
+    assert len(slow_nodes(rank_rows({"n2": 1.5}, runs=1))) == 0
+
+
+def test_a_host_alone_in_its_runs_is_compared_with_nobody() -> None:
+    rows = rank_rows({})
+    assert len(slow_nodes(rows[rows["host"] == "n1"])) == 0
+    assert len(slow_nodes(rows.iloc[:0])) == 0
+
+
+def test_the_page_names_a_slow_node_and_nothing_is_dropped(tmp_path: Path) -> None:
+    path = studies.finished(tmp_path / "s", studies.strong(64, (1, 2, 4)))
+    for file in StudyFolder(path).runs.glob("*/attempt-1/ranks.csv"):
+        frame = pd.read_csv(file)
+        frame.loc[frame["host"] == "n2", "forward_time_sec"] *= 1.5
+        frame.to_csv(file, index=False)
+    study = load_study(path)
+    frames = measure(study)
+    rows = scale(frames)
+    found = anomalies(rows, frames, ranks=study.ranks)
+    assert [one.heading for one in found] == ["Slow node"]
+    assert found[0].words.startswith("n2 by 50 % in 6 runs")
+    assert (rows["n"] == 3).all()

@@ -1,0 +1,384 @@
+"""Comparing studies: which cells match, what is paired, what is told of the rest."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from analysis.compare import compare_studies, compare_within
+from analysis.compare_text import as_content, conclusion, markdown_report, remarks, table_rows
+from analysis.load import Study, load_study
+from analysis.matching import spelled
+from analysis.measured import measure
+from bench.errors import BenchError
+from bench.matrix.cell import Cell
+from tests.analysis.studies import Timing, environment, finished, make_cell, strong, weak
+
+
+def study(path: Path, cells: list[Cell] | None = None, *, slower: float = 1.0, **options: Any) -> Study:
+    """Return a finished study whose every step takes ``slower`` times as long."""
+    timing = Timing(sample_s=1e-3 * slower, comm_s=4e-3 * slower, fixed_s=1e-3 * slower)
+    return load_study(finished(path, cells, timing=timing, **options))
+
+
+def with_settings(cells: list[Cell], **settings: Any) -> list[Cell]:
+    for cell in cells:
+        cell.workload = {**cell.workload, **settings}
+    return cells
+
+
+def rewrite(
+    path: Path, change: Callable[[dict[str, Any]], dict[str, Any]], *, name: str = "run.json"
+) -> None:
+    """Change every run.json (or another file) of a study."""
+    for file in sorted(path.glob(f"runs/*/attempt-1/{name}")):
+        file.write_text(json.dumps(change(json.loads(file.read_text()))))
+
+
+def test_cells_are_matched_by_what_they_are_and_not_by_their_names(tmp_path):
+    a = study(tmp_path / "a", [make_cell(1, batch=64), make_cell(2, batch=64)])
+    b = study(tmp_path / "b", [make_cell(2, batch=64, name="two"), make_cell(1, batch=64, name="one")])
+    found = compare_studies(a, b)
+    pairs = list(zip(found.cells["cell_a"], found.cells["cell_b"], strict=True))
+    assert pairs == [("n1x1-gloo-srun-b64", "one"), ("n2x1-gloo-srun-b32", "two")]
+    assert (found.only_a, found.only_b, found.settings) == ([], [], [])
+
+
+def test_ratios_are_b_over_a_with_welchs_interval_of_the_logarithms(tmp_path):
+    a = study(tmp_path / "a", repeats=6, noise=0.02)
+    b = study(tmp_path / "b", repeats=5, noise=0.03, slower=1.05, seed=2)
+    found = compare_studies(a, b).cells
+    logs = []
+    for one in (a, b):
+        runs = measure(one).runs
+        own = runs.loc[runs["cell_id"] == "n2x1-gloo-srun-b32", "throughput_samples_per_sec"]
+        logs.append(np.log(own.to_numpy(dtype=float)))
+    expected = stats.ttest_ind(logs[1], logs[0], equal_var=False).confidence_interval(0.95)
+    row = found[found["cell_a"] == "n2x1-gloo-srun-b32"].iloc[0]
+    assert row["ratio"] == pytest.approx(math.exp(logs[1].mean() - logs[0].mean()))
+    assert (row["low"], row["high"]) == pytest.approx((math.exp(expected.low), math.exp(expected.high)))
+    assert row["throughput_a"] == pytest.approx(stats.hmean(np.exp(logs[0])))
+    assert (row["n_a"], row["n_b"]) == (6, 5)
+
+
+def test_a_slower_study_is_a_regression_and_a_faster_one_is_none(tmp_path):
+    a, b = study(tmp_path / "a", repeats=6), study(tmp_path / "b", repeats=6, slower=1.1, seed=2)
+    there, back = compare_studies(a, b), compare_studies(b, a)
+    assert there.counts == {"faster": 0, "slower": 4, "same": 0, "cannot tell": 0}
+    assert there.regression
+    assert back.counts == {"faster": 4, "slower": 0, "same": 0, "cannot tell": 0}
+    assert not back.regression
+    assert conclusion(there) == "4 cells compared: 4 slower"
+
+
+def test_equal_studies_of_little_noise_are_the_same(tmp_path):
+    a, b = (study(tmp_path / name, repeats=6, noise=0.003, seed=seed) for name, seed in (("a", 1), ("b", 2)))
+    assert compare_studies(a, b).counts["same"] == 4
+
+
+def test_what_one_study_has_and_the_other_lacks_is_listed(tmp_path):
+    a = study(tmp_path / "a", [*strong(), *strong(backend="nccl")])
+    b = study(tmp_path / "b", [*strong(sizes=(1, 2)), *weak(32, sizes=(4, 8))])
+    found = compare_studies(a, b)
+    assert list(found.cells["cell_a"]) == ["n1x1-gloo-srun-b64", "n2x1-gloo-srun-b32"]
+    assert "n4x1-gloo-srun-b16" in found.only_a
+    assert "n1x1-nccl-srun-b64" in found.only_a
+    assert found.only_b == ["n4x1-gloo-srun-b32", "n8x1-gloo-srun-b32"]
+
+
+def test_a_setting_that_changed_throughout_is_the_change_and_is_told(tmp_path):
+    a = study(tmp_path / "a", with_settings(strong(), precision="fp32", epochs=3))
+    b = study(tmp_path / "b", with_settings(strong(backend="nccl"), precision="bf16", epochs=5, probes=True))
+    found = compare_studies(a, b)
+    assert len(found.cells) == 4
+    assert {(one.what, one.a, one.b) for one in found.settings} == {
+        ("backend", "gloo", "nccl"),
+        ("precision", "fp32", "bf16"),
+        ("epochs", "3", "5"),
+        ("probes", "not set", "true"),
+    }
+
+
+def test_a_setting_that_varies_within_a_study_must_agree(tmp_path):
+    a = study(tmp_path / "a", [*strong(backend="gloo"), *strong(backend="nccl")])
+    b = study(tmp_path / "b", strong(backend="nccl"))
+    found = compare_studies(a, b)
+    assert set(found.cells["backend"]) == {"nccl"}
+    assert found.settings == []
+
+
+def test_studies_of_other_work_have_nothing_in_common(tmp_path):
+    a = study(tmp_path / "a", with_settings(strong(), model="convnet"))
+    b = study(tmp_path / "b", with_settings(strong(), model="mlp"))
+    with pytest.raises(BenchError) as error:
+        compare_studies(a, b)
+    assert str(error.value) == (
+        "studies a (A) and b (B) have no cell in common: model is convnet in A and mlp in B; compare studies "
+        "of the same work and sizes, or leave a setting out: --ignore KEY"
+    )
+
+
+def test_layouts_can_be_left_out_so_that_clusters_of_other_nodes_compare(tmp_path):
+    a = study(tmp_path / "a", strong(352, sizes=(4, 8), per_node=4))
+    b = study(tmp_path / "b", strong(352, sizes=(4, 8), per_node=8))
+    assert len(compare_studies(a, b).cells) == 1
+    found = compare_studies(a, b, ignore=["nodes"])
+    assert list(found.cells["cell_b"]) == ["n1x4-gloo-srun-b88", "n1x8-gloo-srun-b44"]
+    assert ("nodes", "1 and 2", "1") in {(one.what, one.a, one.b) for one in found.settings}
+
+
+def test_a_setting_left_out_must_not_make_two_cells_one(tmp_path):
+    a = study(tmp_path / "a", [*strong(sizes=(2,)), *strong(sizes=(2,), backend="nccl")])
+    b = study(tmp_path / "b", strong(sizes=(2,)))
+    with pytest.raises(BenchError) as error:
+        compare_studies(a, b, ignore=["backend"])
+    assert str(error.value) == (
+        "cells n2x1-gloo-srun-b32 and n2x1-nccl-srun-b32 of A agree in all that is compared: it is open which "
+        "one is meant; leave fewer settings out (--ignore)"
+    )
+
+
+def test_an_unknown_setting_to_leave_out_is_refused_with_those_there_are(tmp_path):
+    a, b = study(tmp_path / "a"), study(tmp_path / "b")
+    with pytest.raises(BenchError) as error:
+        compare_studies(a, b, ignore=["colour"])
+    assert str(error.value) == (
+        "--ignore: no cell has a setting 'colour'; there are: nodes, tasks_per_node, world_size, global_batch, "
+        "per_gpu_batch, launcher, backend, device, model, grad_accum"
+    )
+
+
+def test_a_study_is_not_compared_with_itself(tmp_path):
+    a = study(tmp_path / "a")
+    (tmp_path / "x").mkdir()
+    with pytest.raises(BenchError) as error:
+        compare_studies(a, load_study(tmp_path / "x" / ".." / "a"))
+    assert str(error.value) == (
+        f"{tmp_path}/a and {tmp_path}/x/../a are the same study; "
+        "give two studies, or compare within one: --by KEY"
+    )
+
+
+def test_a_study_without_a_completed_run_is_refused(tmp_path):
+    a = study(tmp_path / "a")
+    b = study(tmp_path / "b", state=lambda cell, repeat: ("failed", "out of memory", "oom"))
+    with pytest.raises(BenchError) as error:
+        compare_studies(a, b)
+    assert str(error.value) == (
+        f"{tmp_path}/b: nothing to compare: no run has completed (12 failed (oom 12)); run it first: bench submit"
+    )
+
+
+def test_a_cell_that_fails_after_the_change_is_a_regression(tmp_path):
+    a = study(tmp_path / "a")
+    b = study(
+        tmp_path / "b",
+        state=lambda cell, repeat: (
+            ("failed", "boom", "oom") if cell.world_size == 8 else ("completed", "", None)
+        ),
+    )
+    found = compare_studies(a, b)
+    row = found.cells.iloc[-1]
+    assert row["broken"]
+    assert row["verdict"] == "cannot tell"
+    assert row["remark"] == "B: no run counts (3 failed (oom 3)); A completed: this counts as a regression"
+    assert found.regression
+    assert conclusion(found).endswith("; 1 failed in B and completed in A")
+    assert not compare_studies(b, a).regression
+
+
+def test_cells_that_changed_or_broke_can_come_first(tmp_path):
+    a = study(tmp_path / "a", noise=0.002, repeats=4)
+    b = study(
+        tmp_path / "b",
+        noise=0.002,
+        repeats=4,
+        state=lambda cell, repeat: (
+            ("failed", "boom", "oom") if cell.world_size == 4 else ("completed", "", None)
+        ),
+    )
+    found = compare_studies(a, b)
+    ranks = [row[1].split()[0] for row in table_rows(found, changed_first=True)]
+    assert ranks == ["4", "1", "2", "8"]
+    assert [row[1].split()[0] for row in table_rows(found)] == ["1", "2", "4", "8"]
+
+
+def test_a_cell_that_has_not_run_yet_is_no_regression(tmp_path):
+    a = study(tmp_path / "a", noise=0.001)
+    b = study(
+        tmp_path / "b",
+        noise=0.001,
+        state=lambda cell, repeat: ("planned", "", None) if cell.world_size == 8 else ("completed", "", None),
+    )
+    found = compare_studies(a, b)
+    assert found.cells.iloc[-1]["remark"] == "B: no run counts (3 not started)"
+    assert not found.regression
+
+
+def test_two_runs_a_side_are_told_to_be_too_few(tmp_path):
+    a, b = study(tmp_path / "a", repeats=2), study(tmp_path / "b", slower=1.5)
+    found = compare_studies(a, b).cells
+    assert set(found["verdict"]) == {"cannot tell"}
+    assert found["low"].isna().all()
+    assert set(found["remark"]) == {"2 runs on a side: an interval needs 3"}
+
+
+def paired_study(path: Path, *, packed: bool, drift: float = 0.3) -> Study:
+    """Return a study of two backends, 3 % apart, in which every hour (repeat) is different."""
+    cells = [*strong(sizes=(2, 4), backend="gloo"), *strong(sizes=(2, 4), backend="nccl")]
+    finished(path, cells, repeats=6, noise=0.002)
+    hours = np.random.default_rng(7).normal(0, drift, 7)
+    for file in sorted(path.glob("runs/*/attempt-1/metrics.csv")):
+        record = json.loads((file.parent / "run.json").read_text())
+        factor = math.exp(hours[record["repeat"]]) * (1.03 if record["cell"]["backend"] == "nccl" else 1.0)
+        lines = [line.split(",") for line in file.read_text().splitlines()]
+        place = lines[0].index("throughput_samples_per_sec")
+        for line in lines[1:]:
+            line[place] = str(float(line[place]) * factor)
+        file.write_text("\n".join(",".join(line) for line in lines) + "\n")
+    if packed:
+        rewrite(path, lambda run: {**run, "job_id": "77", "allocation": {"kind": "pack", "pack": 1}})
+    return load_study(path)
+
+
+def test_runs_interleaved_in_one_allocation_are_pairs_by_repeat(tmp_path):
+    found = compare_within(paired_study(tmp_path / "packed", packed=True), key="backend").cells
+    assert list(found["pairs"]) == [6, 6]
+    assert list(found["verdict"]) == ["faster", "faster"]
+    assert found["ratio"].to_numpy() == pytest.approx(1.03, rel=0.005)
+    apart = compare_within(paired_study(tmp_path / "apart", packed=False), key="backend").cells
+    assert apart["pairs"].isna().all()
+    assert list(apart["verdict"]) == ["cannot tell", "cannot tell"]
+    assert ((apart["high"] - apart["low"]) > 20 * (found["high"] - found["low"])).all()
+
+
+def test_runs_without_a_partner_in_the_allocation_are_told(tmp_path):
+    paired_study(tmp_path / "packed", packed=True)
+    for file in (tmp_path / "packed").glob("runs/*nccl*-r6/attempt-1/run.json"):
+        file.write_text(json.dumps({**json.loads(file.read_text()), "job_id": "78"}))
+    found = compare_within(load_study(tmp_path / "packed"), key="backend").cells
+    assert list(found["pairs"]) == [5, 5]
+    assert set(found["remark"]) == {"5 interleaved pairs; runs without a partner take no part"}
+
+
+def test_two_studies_are_never_pairs_even_with_the_same_job_id(tmp_path):
+    a, b = (paired_study(tmp_path / name / "s", packed=True) for name in ("a", "b"))
+    assert compare_studies(a, b).cells["pairs"].isna().all()
+
+
+def test_every_value_of_a_setting_is_compared_with_the_base(tmp_path):
+    cells = [
+        make_cell(ranks, batch=64, swept={"env.NCCL_ALGO": algo})
+        for algo in ("Ring", "Tree", "CollNet")
+        for ranks in (1, 2)
+    ]
+    for cell in cells:
+        cell.env = {"NCCL_ALGO": cell.swept["env.NCCL_ALGO"]}
+    one = study(tmp_path / "s", cells)
+    found = compare_within(one, key="env.NCCL_ALGO")
+    assert (
+        list(zip(found.cells["a"], found.cells["b"], strict=True))
+        == [("Ring", "Tree")] * 2 + [("Ring", "CollNet")] * 2
+    )
+    assert (found.a, found.b) == ("env.NCCL_ALGO Ring", "env.NCCL_ALGO Tree, CollNet")
+    assert [row[0] for row in table_rows(found)] == list(found.cells["cell_b"])
+    assert set(compare_within(one, key="env.NCCL_ALGO", base="Tree").cells["a"]) == {"Tree"}
+
+
+@pytest.mark.parametrize(
+    ("key", "base", "said"),
+    [
+        ("nodes", None, "--by nodes: sizes scale, and are not compared like this; bench report shows speedup and efficiency over sizes"),
+        ("precision", None, "--by precision: no cell has a setting 'precision' of study s; those that vary: backend"),
+        ("launcher", None, "--by launcher: launcher is srun in every cell of study s; those that vary: backend"),
+        ("backend", "mpi", "--base: no cell of study s has backend 'mpi'; there are: gloo, nccl"),
+    ],
+)  # fmt: skip
+def test_a_setting_that_cannot_be_compared_is_refused(tmp_path, key, base, said):
+    one = study(tmp_path / "s", [*strong(backend="gloo"), *strong(backend="nccl")])
+    with pytest.raises(BenchError) as error:
+        compare_within(one, key=key, base=base)
+    assert str(error.value) == said
+
+
+def test_cells_that_differ_in_more_than_the_setting_are_not_compared(tmp_path):
+    one = study(tmp_path / "s", [*strong(64, backend="gloo"), *strong(128, backend="nccl")])
+    with pytest.raises(BenchError) as error:
+        compare_within(one, key="backend")
+    assert str(error.value) == (
+        "--by backend: no two cells of study s differ in backend alone; "
+        "plan an axis of its values, so that everything else stays the same"
+    )
+
+
+def test_what_the_runs_ran_on_is_compared_too(tmp_path):
+    def newer(cell: Cell) -> dict[str, Any]:
+        env = environment(cell)
+        env["torch"] = "2.14.0"
+        env["env"] = {"OMP_NUM_THREADS": "2", "NCCL_DEBUG": "INFO"}
+        env["slurm"]["SLURM_JOB_ID"] = "9999"
+        for host in env["hosts"]:
+            host["host"] = host["host"].replace("n", "m")
+        return env
+
+    a, b = study(tmp_path / "a"), study(tmp_path / "b", env=newer)
+    found = {(one.what, one.a, one.b) for one in compare_studies(a, b).environment}
+    assert ("PyTorch", "2.13.0+cpu", "2.14.0") in found
+    assert ("OMP_NUM_THREADS", "1", "2") in found
+    assert ("GLOO_SOCKET_IFNAME", "eth0", "not set") in found
+    assert ("NCCL_DEBUG", "not set", "INFO") in found
+    assert ("Hosts", "n1, n2, n3 and 5 more", "m1, m2, m3 and 5 more") in found
+    assert not any(one[0] == "SLURM_JOB_ID" for one in found)
+
+
+def test_studies_that_ran_one_after_the_other_carry_a_warning(tmp_path):
+    a, b = study(tmp_path / "a"), study(tmp_path / "b")
+    assert compare_studies(a, b).notes == []
+    rewrite(
+        tmp_path / "b",
+        lambda run: {**run, "started_at": "2026-03-01T00:00:00Z", "ended_at": "2026-03-01T00:05:00Z"},
+    )
+    assert compare_studies(a, load_study(tmp_path / "b")).notes == [
+        "A had ended (2026-01-02 03:06 UTC) before B began (2026-03-01 00:00 UTC): "
+        "whatever else changed in between counts as part of the difference"
+    ]
+
+
+def test_json_holds_no_nan_and_markdown_no_markup(tmp_path):
+    a = study(
+        tmp_path / "a", [make_cell(1, batch=64, name="<script>|`x`"), make_cell(2, batch=64)], repeats=1
+    )
+    b = study(tmp_path / "b", [make_cell(1, batch=64), make_cell(2, batch=64)])
+    found = compare_studies(a, b)
+    content = json.loads(json.dumps(as_content(found), allow_nan=False))
+    assert content["cells"][0]["low"] is None
+    assert content["cells"][0]["n_a"] == 1
+    assert content["counts"]["cannot tell"] == 2
+    text = markdown_report(found)
+    assert "\\<script\\>\\|\\`x\\`" in text
+    assert "<script>" not in text
+    table = [line for line in text.splitlines() if line.startswith("|")]
+    assert len({line.replace("\\|", "").count("|") for line in table}) == 1
+
+
+def test_how_to_read_the_verdicts_is_told(tmp_path):
+    found = compare_studies(study(tmp_path / "a"), study(tmp_path / "b"), minimum_effect=0.05)
+    assert remarks(found)[0] == (
+        "faster, slower: a change of at least 5 % that chance explains in at most 5 % of comparisons, however "
+        "many cells; same: the whole interval within 5 %."
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, "not set"), (True, "true"), ([4, 2], "4+2"), ([4, 4], "4"), (4, "4"), (25.0, "25")],
+)
+def test_settings_are_spelled_as_in_the_matrix(value, text):
+    assert spelled(value) == text

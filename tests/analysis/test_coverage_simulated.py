@@ -1,0 +1,42 @@
+"""Intervals of the efficiency hold a known truth as often as they say, in simulated studies."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from analysis.measured import frames_of_points
+from analysis.scaling import scale
+
+STUDIES = 1000
+STEPS = 50
+TRUTH = {1: 1.0, 2: 0.93, 4: 0.81}
+
+
+def simulated(
+    runs: int, *, seed: int, run_noise: float, step_noise: float, studies: int = STUDIES
+) -> pd.DataFrame:
+    """Return the rows of many strong studies of known efficiency, each one a series.
+
+    A run's noise is shared by its steps; each step adds its own.
+    """
+    draw = np.random.default_rng(seed)
+    parts = []
+    for ranks, efficiency in TRUTH.items():
+        of_run = np.exp(draw.normal(0, run_noise, (studies, runs, 1)))
+        of_steps = np.exp(draw.normal(0, step_noise, (studies, runs, STEPS)))
+        seconds = (of_run * of_steps).mean(axis=2) / (ranks * efficiency)
+        places = np.repeat([f"s{place:04d}" for place in range(studies)], runs)
+        parts.append(pd.DataFrame({"series": places, "gpus": ranks, "time": seconds.ravel()}))
+    return scale(frames_of_points(pd.concat(parts).assign(global_batch=64)))
+
+
+@pytest.mark.parametrize("runs", [3, 4, 5, 6])
+def test_of_1000_studies_93_to_97_percent_of_the_intervals_hold_the_true_efficiency(runs: int) -> None:
+    rows = simulated(runs, seed=runs, run_noise=0.02, step_noise=0.1)
+    for ranks in (2, 4):
+        own = rows[rows["gpus"] == ranks]
+        assert len(own) == STUDIES
+        held = own["efficiency_low"].le(TRUTH[ranks]) & own["efficiency_high"].ge(TRUTH[ranks])
+        assert 0.93 <= held.mean() <= 0.97, (runs, ranks, held.mean())

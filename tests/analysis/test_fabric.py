@@ -1,0 +1,192 @@
+"""α and β of the fabric: from exact sweeps, from sweeps that bend, from sweeps that tell nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from analysis.fabric import (
+    FABRIC_COLUMNS,
+    SWEEP_COLUMNS,
+    NoFit,
+    RingFit,
+    fabric_table,
+    fit_ring,
+    frame_csv,
+    read_probes,
+    ring_time,
+    sweep_rows,
+)
+from analysis.load import load_study
+from analysis.report import write_report
+from tests.analysis.studies import finished, make_cell
+
+SIZES = [4096 * 4**k for k in range(8)]
+ALPHA, BETA = 30e-6, 1 / 12.5e9
+
+
+def swept(alpha: float = ALPHA, beta: float = BETA, *, ranks: int = 8, noise: float = 0.0, seed: int = 0):
+    times = np.array([ring_time(size, ranks, alpha, beta) for size in SIZES])
+    return times * np.exp(np.random.default_rng(seed).normal(0, noise, len(SIZES)))
+
+
+def fitted(times, *, ranks: int = 8) -> RingFit:
+    found = fit_ring(SIZES, times, ranks=ranks)
+    assert isinstance(found, RingFit), found
+    return found
+
+
+@given(
+    ranks=st.integers(2, 4096),
+    latency=st.floats(1e-6, 1e-3),
+    rate=st.floats(1e8, 1e11),
+)
+def test_exact_sweeps_give_back_what_they_were_made_of(ranks, latency, rate):
+    found = fit_ring(SIZES, swept(latency, 1 / rate, ranks=ranks), ranks=ranks)
+    # Both regimes have to be there: else one of the two is not told.
+    if isinstance(found, NoFit):
+        assert found.reason == "no message is small enough to show the latency"
+        assert 2 * (ranks - 1) * latency < 2 * (ranks - 1) / ranks * SIZES[0] / rate
+    else:
+        assert found.alpha_s == pytest.approx(latency, rel=1e-3)
+        assert found.beta_s_per_byte == pytest.approx(1 / rate, rel=1e-3)
+
+
+def test_a_size_left_out_is_predicted_within_the_noise():
+    worst = [fitted(swept(noise=0.03, seed=seed)).worst(from_bytes=4_000_000) for seed in range(50)]
+    assert max(worst) < 0.15
+
+
+def test_a_buffer_that_swallows_small_messages_does_not_bend_the_rate_of_large_ones():
+    ranks, line, buffer = 2, 50e6, 256 * 2**10
+    times = [4e-4 + max(size * 0.2, size - buffer) / line for size in SIZES]
+    found = fitted(times, ranks=ranks)
+    assert 1 / found.beta_s_per_byte == pytest.approx(line, rel=0.03)
+    assert found.worst(from_bytes=4_000_000) < 0.15
+
+
+def test_the_prediction_of_any_size_follows_the_ring():
+    fit = fitted(swept())
+    assert fit.time_s(10**8) == pytest.approx(14 * ALPHA + 14 / 8 * 1e8 * BETA, rel=1e-6)
+    assert set(fit.left_out) == set(SIZES)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "times", "ranks", "reason"),
+    [
+        ([4096, 65536], [1e-4, 2e-4], 2, "2 message sizes; a fit needs 3"),
+        (SIZES, [1.0] * len(SIZES), 1, "one rank has nobody to communicate with"),
+        ([2**20, 2**22, 2**24], [0.01, 0.04, 0.16], 2, "no message is small enough to show the latency"),
+        ([2**20, 2**22, float("nan")], [0.01, float("nan"), 1.0], 2, "1 message sizes; a fit needs 3"),
+    ],
+)
+def test_what_cannot_be_fitted_says_why(sizes, times, ranks, reason):
+    assert fit_ring(sizes, times, ranks=ranks) == NoFit(reason)
+
+
+def frame(runs: list[np.ndarray], *, cell: str = "c", ranks: int = 8) -> pd.DataFrame:
+    rows = [
+        {"run_id": f"r{number}", "cell_id": cell, "ranks": ranks, "bytes": size, "time_sec": seconds}
+        for number, times in enumerate(runs)
+        for size, seconds in zip(SIZES, times, strict=True)
+    ]
+    return pd.DataFrame(rows)
+
+
+def test_intervals_come_from_runs_and_contain_the_truth_about_as_often_as_they_say():
+    inside = 0
+    for seed in range(200):
+        generator = np.random.default_rng(seed)
+        # Runs differ from each other by more than their own sizes do.
+        runs = [
+            swept(ALPHA * np.exp(generator.normal(0, 0.05)), BETA * np.exp(generator.normal(0, 0.05)))
+            for _ in range(4)
+        ]
+        (row,) = fabric_table(frame(runs)).to_dict("records")
+        assert row["n"] == 4
+        inside += row["beta_low"] <= BETA <= row["beta_high"]
+    assert 0.91 <= inside / 200 <= 0.99
+
+
+def test_two_runs_give_points_and_no_interval():
+    (row,) = fabric_table(frame([swept(), swept(beta=4 * BETA)])).to_dict("records")
+    assert row["beta_sec_per_byte"] == pytest.approx(2 * BETA, rel=1e-3)
+    assert row["ring_bytes_per_sec"] == pytest.approx(1 / (2 * BETA), rel=1e-3)
+    assert np.isnan([row[name] for name in ("alpha_low", "alpha_high", "beta_low", "beta_high")]).all()
+    assert row["reason"] == "2 runs: no interval (it needs 3)"
+
+
+def test_a_cell_without_a_fit_keeps_its_row_and_says_why():
+    short = frame([swept()]).head(2)
+    (row,) = fabric_table(short).to_dict("records")
+    assert (row["n"], row["reason"]) == (0, "2 message sizes; a fit needs 3")
+    assert np.isnan(row["alpha_sec"])
+
+
+def probes(times, *, ranks: int = 2) -> dict:
+    sizes = [
+        {"bytes": size, "buckets": 0, "times_s": [[t, t / 2], [9 * t, t], [t, t]]}
+        for size, t in zip(SIZES, map(float, times), strict=True)
+    ]
+    return {"schema": 1, "world_size": ranks, "all_reduce": {"dtype": "float32", "sizes": sizes}}
+
+
+@pytest.fixture
+def study(tmp_path):
+    folder = finished(tmp_path / "study", [make_cell(1, batch=64), make_cell(2, batch=64)])
+    loaded = load_study(folder)
+    for number, attempt in enumerate(loaded.attempts):
+        ranks = 2 if "n2" in loaded.runs["cell_id"].iloc[number] else 1
+        content = probes(swept(ranks=2, seed=number, noise=0.01)) if ranks == 2 else {"schema": 1}
+        with open(f"{attempt}/probes.json", "w") as file:
+            json.dump(content, file)
+    return loaded
+
+
+def test_a_study_gives_one_row_per_run_and_size(study):
+    rows = sweep_rows(study)
+    assert tuple(rows.columns) == SWEEP_COLUMNS
+    runs = study.runs[study.runs["cell_id"].str.startswith("n2")]
+    assert set(rows["run_id"]) == set(runs["run_id"])
+    assert len(rows) == len(runs) * len(SIZES)
+    # The median over repeats of the longest rank: t, not 9 t, not t / 2.
+    assert rows["busbw_bytes_per_sec"].max() == pytest.approx(1 / BETA, rel=0.05)
+
+
+def test_files_that_are_not_as_they_should_be_are_passed_over(study):
+    first, *others = [a for a in study.attempts if "n2" in a]
+    broken = ['{"schema": 1', '{"schema": 99, "all_reduce": {}}', "[]"]
+    for attempt, text in zip(others, broken, strict=False):
+        with open(f"{attempt}/probes.json", "w") as file:
+            file.write(text)
+    content = json.loads(Path(first, "probes.json").read_text())
+    content["all_reduce"]["sizes"] += [{"bytes": "many"}, {"bytes": 8, "times_s": []}, 7]
+    with open(f"{first}/probes.json", "w") as file:
+        json.dump(content, file)
+    rows = sweep_rows(study)
+    left = len([a for a in study.attempts if "n2" in a]) - len(list(zip(others, broken, strict=False)))
+    assert len(rows) == left * len(SIZES)
+    assert set(read_probes(study, [])) == set()
+
+
+def test_the_report_writes_the_sweeps_and_the_fits(study):
+    report = write_report(study.folder.path).parent
+    fabric = pd.read_csv(report / "fabric.csv")
+    assert tuple(fabric.columns) == FABRIC_COLUMNS
+    assert list(fabric["cell_id"]) == [c for c in study.cells["cell_id"] if c.startswith("n2")]
+    assert fabric["beta_sec_per_byte"].iloc[0] == pytest.approx(BETA, rel=0.05)
+    assert len(pd.read_csv(report / "sweep.csv")) == len(sweep_rows(study))
+    for attempt in study.attempts:
+        (study.folder.path / attempt / "probes.json").unlink()
+    write_report(study.folder.path)
+    assert not (report / "fabric.csv").exists()
+
+
+def test_a_cell_whose_name_is_a_formula_is_no_formula_in_the_file():
+    assert frame_csv(fabric_table(frame([swept()], cell="=1+1"))).splitlines()[1].startswith("'=1+1,")

@@ -1,0 +1,476 @@
+"""`bench report TABLE.csv`: tables measured elsewhere, through the command as a user types it.
+
+A reported number is rounded (or cut off), and so are the raw numbers it came from: each is met
+within what the rounding of its inputs allows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from typer.testing import CliRunner, Result
+
+from analysis.foreign import read_table
+from analysis.foreign_study import foreign_study
+from analysis.tables import csv_table
+from bench.cli import app
+
+Report = Callable[..., pd.DataFrame]
+
+
+def typed(*words: str) -> Result:
+    return CliRunner().invoke(app, ["report", *words])
+
+
+@pytest.fixture
+def reported(tmp_path: Path) -> Report:
+    """Write a table, report it, and return its scaling.csv, by size."""
+
+    def report(text: str, *options: str, name: str = "table") -> pd.DataFrame:
+        table = tmp_path / f"{name}.csv"
+        table.write_text(text, encoding="utf-8")
+        done = typed(str(table), *options)
+        assert done.exit_code == 0, done.output
+        assert done.stdout.strip() == str(tmp_path / "report" / "index.html")
+        found = pd.read_csv(tmp_path / "report" / "scaling.csv", dtype={"gpus_per_node": str})
+        return found.sort_values("gpus", kind="stable").reset_index(drop=True)
+
+    return report
+
+
+@pytest.fixture
+def analysed(tmp_path: Path) -> Report:
+    """Do the same without the page and the figures, which take most of the time."""
+
+    def analyse(
+        text: str, *, mode: str | None = None, baseline: str | None = None, name: str = "table"
+    ) -> pd.DataFrame:
+        table = tmp_path / f"{name}.csv"
+        table.write_text(text, encoding="utf-8")
+        foreign = foreign_study(read_table(table), mode=mode, folder=tmp_path)
+        told = csv_table(foreign.scale(baseline=baseline))
+        (tmp_path / "scaling.csv").write_text(told, encoding="utf-8")
+        found = pd.read_csv(tmp_path / "scaling.csv", dtype={"gpus_per_node": str})
+        return found.sort_values("gpus", kind="stable").reset_index(drop=True)
+
+    return analyse
+
+
+def refused(tmp_path: Path, text: str, *options: str) -> str:
+    table = tmp_path / "t.csv"
+    table.write_text(text, encoding="utf-8")
+    done = typed(str(table), *options)
+    assert done.exit_code == 2, done.output
+    assert not (tmp_path / "report").exists()
+    told = [line for line in done.stderr.splitlines() if str(table) in line or line.startswith("error")]
+    return "\n".join(told).replace(str(table), "t.csv")
+
+
+# -- published tables -----------------------------------------------------------------
+
+
+def test_bert_of_nvidia_deep_learning_examples(reported: Report) -> None:
+    # NVIDIA/DeepLearningExamples, PyTorch/LanguageModeling/BERT: sequences/s, global batch fixed.
+    found = reported(
+        "Precision,GPUs,Global batch size,Throughput (sequences/s)\n"
+        "FP16,8,65536,4553\nFP16,16,65536,9191\nFP16,32,65536,18119\nFP16,64,65536,35774\n"
+        "TF32,8,65536,2486\nTF32,16,65536,4979\nTF32,32,65536,9859\nTF32,64,65536,19815\n"
+    )
+    assert set(found["mode"]) == {"strong"}
+    told = {series: own["speedup"].to_list() for series, own in found.groupby("series")}
+    assert told["FP16"] == pytest.approx([1, 2.02, 3.98, 7.86], abs=0.0051)
+    assert told["TF32"] == pytest.approx([1, 2.00, 3.97, 7.97], abs=0.0051)
+    assert set(found["baseline"]) == {"8 ranks"}
+    assert found["nodes"].isna().all()
+
+
+def test_resnet50_of_nvidia_deep_learning_examples(reported: Report) -> None:
+    # NVIDIA/DeepLearningExamples, PyTorch/Classification/ConvNets/resnet50v1.5: images/s; the source cuts
+    # its ratios off.
+    found = reported(
+        "series,gpus,per_gpu_batch,img/s\n"
+        "A100,1,256,938\nA100,8,256,7248\nA100 AMP,1,256,2470\nA100 AMP,8,256,16621\n"
+        "V100,1,256,367\nV100,8,256,2855\n"
+    )
+    told = found[found["gpus"] == 8].set_index("series")["speedup"]
+    for series, one, eight, speedup in (
+        ("A100", 938, 7248, 7.72),
+        ("A100 AMP", 2470, 16621, 6.72),
+        ("V100", 367, 2855, 7.76),
+    ):
+        rounding = speedup * (0.5 / one + 0.5 / eight)
+        assert speedup - rounding <= told[series] <= speedup + 0.01 + rounding
+
+
+@pytest.mark.parametrize(
+    ("options", "name", "efficiency"),
+    [
+        ((), "1 rank", 0.959),
+        (("--baseline", "1 GPU without DDP"), "1 rank without DDP", 0.930),
+    ],
+)
+def test_resnet50_of_pytorch_benchmarks_has_two_efficiencies_by_baseline(
+    reported: Report, options: tuple[str, ...], name: str, efficiency: float
+) -> None:
+    # pytorch/pytorch, benchmarks/distributed/ddp: images/s per GPU; one GPU without and with DDP.
+    found = reported(
+        "gpus,ddp,images/s/GPU,batch per GPU\n"
+        "1,no,329,32\n1,yes,319,32\n2,yes,310,32\n4,yes,310,32\n8,yes,307,32\n16,yes,306,32\n",
+        *options,
+    )
+    assert set(found["baseline"]) == {name}
+    assert found["efficiency"].iloc[-1] == pytest.approx(efficiency, abs=0.0005)
+
+
+def test_weak_scaling_of_mfc(reported: Report) -> None:
+    # MFlowCode/MFC#998, weak scaling without and with RDMA: seconds on 16 to 8192 nodes.
+    found = reported(
+        "series,nodes,time\n"
+        "RDMA F,16,1.040951\nRDMA F,128,1.047134\nRDMA F,1024,1.063446\nRDMA F,8192,1.068788\n"
+        "RDMA T,16,0.959884\nRDMA T,128,0.962885\nRDMA T,1024,0.965518\nRDMA T,8192,0.988542\n",
+        "--mode",
+        "weak",
+    )
+    told = {series: own["efficiency"].to_list() for series, own in found.groupby("series")}
+    assert told["RDMA F"] == pytest.approx([1, 0.994095, 0.978847, 0.973955], abs=1e-6)
+    assert told["RDMA T"] == pytest.approx([1, 0.996884, 0.994165, 0.971010], abs=1e-6)
+    assert found[["global_batch", "throughput_samples_per_sec"]].isna().all(axis=None)
+    assert found["step_time_sec"].notna().all()
+
+
+def test_strong_scaling_of_mfc(reported: Report) -> None:
+    # MFlowCode/MFC#998, strong scaling with and without RDMA: seconds on 8 to 4096 nodes.
+    found = reported(
+        "RDMA,Nodes,Time (s),Mode\n"
+        "with,8,0.955644,strong\nwith,64,0.149160,strong\nwith,512,0.040367,strong\nwith,4096,0.021175,strong\n"
+        "off,8,1.034303,strong\noff,64,0.171773,strong\noff,512,0.046694,strong\noff,4096,0.026555,strong\n"
+    )
+    told = dict(iter(found.groupby("series")))
+    assert set(told) == {"strong, with", "strong, off"}
+    for series, speedups, efficiencies in (
+        ("strong, with", [6.4068, 23.674, 45.131], [0.800852, 0.369908, 0.088146]),
+        ("strong, off", [6.021347, 22.150719, 38.948862], [0.752668, 0.346105, 0.076072]),
+    ):
+        assert told[series]["speedup"].iloc[1:].to_list() == pytest.approx(speedups, rel=5e-5)
+        assert told[series]["efficiency"].iloc[1:].to_list() == pytest.approx(efficiencies, rel=5e-5)
+
+
+def test_llm_foundry_7b_weak_scaling(reported: Report) -> None:
+    # mosaicml/llm-foundry, scripts/train/benchmarking: tokens/s of the 7b model on 128 to 512 GPUs.
+    found = reported("gpus,tokens_per_sec\n128,1340830\n256,2590548\n512,4951479\n", "--mode", "weak")
+    assert found["efficiency"].iloc[1:].to_list() == pytest.approx([0.966, 0.923], abs=0.0005)
+    assert found["throughput_samples_per_sec"].to_list() == [1340830, 2590548, 4951479]
+    assert found["step_time_sec"].isna().all()
+
+
+def test_torchtitan_llama3_8b_weak_scaling(analysed: Report) -> None:
+    # pytorch/torchtitan, benchmarks: tokens/s per GPU, 8 to 128 GPUs.
+    found = analysed("gpus,tok/s/GPU,mode\n8,5762,weak scaling\n128,5605,weak scaling\n")
+    assert found["efficiency"].iloc[1] == pytest.approx(0.973, abs=0.0005)
+
+
+def test_megatron_lm_2019_weak_scaling(analysed: Report) -> None:
+    # Shoeybi et al., arXiv:1909.08053: 39 TFLOP/s on one GPU, 15.1 PFLOP/s on 512.
+    found = analysed("gpus,TFLOP/s,mode\n1,39,weak\n512,15100,weak\n")
+    assert found["efficiency"].iloc[1] == pytest.approx(0.76, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        "gpus,Time to train (min),global_batch\n8,29.374,3200\n64,4.587,3200\n",
+        "Accelerators,minutes\n8,29.374\n64,4.587\n",
+        "gpus,time,mode\n8,29.374,time to train\n64,4.587,time to train\n",
+    ],
+)
+def test_a_time_to_train_is_known_by_its_column_or_its_mode(analysed: Report, table: str) -> None:
+    found = analysed(table)
+    assert found["speedup"].iloc[1] == pytest.approx(6.4037, abs=1e-3)
+    assert found["efficiency"].isna().all()
+    assert found["step_time_sec"].isna().all()
+
+
+def test_a_time_to_train_of_mlperf_is_not_called_parallel_efficiency(
+    reported: Report, tmp_path: Path
+) -> None:
+    # MLPerf Training 2.1, ResNet: minutes to the target accuracy on 8 and 64 accelerators.
+    found = reported("gpus,time_to_train_min\n8,29.374\n64,4.587\n")
+    assert found["speedup"].to_list() == pytest.approx([1, 6.4037], abs=1e-3)
+    assert found["efficiency"].isna().all()
+    assert found["mode"].isna().all()
+    assert set(found["reason"]) == {
+        "no efficiency: a time to train includes convergence, which changes with the global batch; its "
+        "ratio is a speedup, not a parallel efficiency"
+    }
+    page = (tmp_path / "report" / "index.html").read_text()
+    assert "64 ranks trained 6.40 times as fast as 8 ranks." in page
+    assert not list((tmp_path / "report" / "figures").glob("efficiency-*"))
+
+
+def test_vgg16_of_tf_cnn_benchmarks_falls_at_eight(analysed: Report) -> None:
+    # server-gear.com, tf_cnn_benchmarks on 8 RTX 3090, fp16: images/s and in brackets the ratio to one.
+    found = analysed(
+        "gpu,model,batch per GPU,images/sec\n"
+        "1,resnet50,64,1026.83\n2,resnet50,64,1828.21\n4,resnet50,64,2798.55\n8,resnet50,64,4039.44\n"
+        "1,vgg16,64,419.83\n2,vgg16,64,589.37\n4,vgg16,64,703.38\n8,vgg16,64,634.67\n"
+    )
+    told = {series: own["speedup"].to_list() for series, own in found.groupby("series")}
+    assert told["resnet50"] == pytest.approx([1, 1.780, 2.725, 3.934], abs=0.0006)
+    assert told["vgg16"] == pytest.approx([1, 1.404, 1.675, 1.512], abs=0.0006)
+
+
+def test_conjugate_gradients_in_milliseconds(analysed: Report) -> None:
+    # 1fni/cuda-spmv-benchmark, docs/scaling_summary.md: 225 million unknowns on 1 to 8 A100.
+    found = analysed("GPUs,Time (ms)\n1,299.5\n2,152.2\n4,77.7\n8,40.3\n", mode="strong")
+    assert found["speedup"].to_list() == pytest.approx([1, 1.97, 3.85, 7.43], abs=0.01)
+    assert found["efficiency"].to_list() == pytest.approx([1, 0.984, 0.963, 0.929], abs=0.002)
+
+
+def test_bert_of_pytorch_17159_by_nodes_and_gpus_per_node(reported: Report, tmp_path: Path) -> None:
+    # pytorch/pytorch#17159: samples/s per GPU of BERT, two machines of eight GPUs.
+    found = reported(
+        "nodes,gpus_per_node,samples/s per GPU\n1,1,122\n1,2,115\n1,4,111\n1,8,110\n2,8,80\n",
+        "--mode",
+        "weak",
+    )
+    expected = [1, 115 / 122, 111 / 122, 110 / 122, 80 / 122]
+    assert found["efficiency"].to_list() == pytest.approx(expected, abs=1e-9)
+    assert found["incremental_efficiency"].iloc[-1] == pytest.approx(80 / 110)
+    page = (tmp_path / "report" / "index.html").read_text()
+    assert "No law is fitted: the sizes lie on both sides of a node boundary" in page
+
+
+def test_ddp_of_csc_is_told_apart_by_cluster_and_data(analysed: Report) -> None:
+    # mvsjober/ml-benchmarks, results.md: ResNet-50 with DDP on CSC's Mahti and Puhti.
+    found = analysed(
+        "Benchmark,Cluster,GPUs,Date,Img/sec\n"
+        "DDP synthetic,mahti,1,2022-05-18,758.90\nDDP synthetic,mahti,4,2022-05-18,2836.54\n"
+        "DDP synthetic,mahti,8,2022-05-18,5502.49\nDDP Imagenet,mahti,1,2022-05-18,759.19\n"
+        "DDP Imagenet,mahti,8,2022-05-18,5492.90\nDDP synthetic,puhti,1,2022-05-18,325.95\n"
+        "DDP synthetic,puhti,8,2022-05-18,2420.71\n",
+        mode="weak",
+    )
+    at_eight = found[found["gpus"] == 8].set_index("series")["efficiency"]
+    assert at_eight["DDP synthetic, mahti"] == pytest.approx(5502.49 / 758.90 / 8)
+    assert at_eight["DDP Imagenet, mahti"] == pytest.approx(5492.90 / 759.19 / 8)
+    assert at_eight["DDP synthetic, puhti"] == pytest.approx(2420.71 / 325.95 / 8)
+
+
+# -- repeats, regimes, baselines ------------------------------------------------------
+
+
+def test_repeats_have_intervals_as_runs_of_a_study_have(analysed: Report) -> None:
+    rows = [f"{n},{64},{r},{64 / (n * f)}" for n in (1, 2) for r, f in enumerate((1.0, 1.02, 0.97), 1)]
+    found = analysed("gpus,global_batch,repeat,time\n" + "\n".join(rows) + "\n")
+    assert found["n"].to_list() == [3, 3]
+    two = found.iloc[1]
+    assert two["efficiency"] == pytest.approx(1.0)
+    assert two["efficiency_low"] < 1 < two["efficiency_high"]
+
+
+def test_rows_of_one_size_are_taken_as_repeats_and_that_is_told(tmp_path: Path) -> None:
+    table = tmp_path / "t.csv"
+    table.write_text("gpus,global_batch,time\n1,64,1.0\n1,64,1.1\n2,64,0.5\n")
+    done = typed(str(table))
+    assert "Rows of one size and series were taken as repeats of one cell (2 of 1 ranks)" in done.stderr
+    assert "taken as repeats of one cell" in (tmp_path / "report" / "index.html").read_text()
+
+
+def test_a_label_that_the_batches_contradict_is_overruled_and_told(analysed: Report) -> None:
+    found = analysed("gpus,global_batch,time,mode\n1,64,1.0,weak\n2,64,0.5,weak\n")
+    assert set(found["mode"]) == {"strong"}
+    assert set(found["reason"]) == {
+        "called weak by the table, but its global batch is constant: strong scaling"
+    }
+    found = analysed("gpus,per_gpu_batch,time\n1,64,1.0\n2,64,1.5\n", mode="strong")
+    assert set(found["mode"]) == {"weak"}
+    assert set(found["reason"]) == {
+        "called strong by --mode, but its batch per rank is constant: weak scaling"
+    }
+
+
+def test_batches_of_no_regime_have_no_efficiency(analysed: Report) -> None:
+    found = analysed("gpus,global_batch,time\n1,64,1.0\n2,96,0.5\n4,100,0.5\n")
+    assert found["efficiency"].isna().all()
+    assert set(found["reason"]) == {
+        "no efficiency: neither the global batch nor the batch per rank is constant over the series"
+    }
+
+
+def test_strong_and_weak_rows_with_a_mode_are_two_series(analysed: Report) -> None:
+    found = analysed(
+        "mode,gpus,global_batch,throughput\nstrong,1,64,100\nstrong,2,64,190\nweak,1,64,100\nweak,2,128,196\n"
+    )
+    assert dict(zip(found["series"], found["mode"], strict=True)) == {"strong": "strong", "weak": "weak"}
+    at_two = found[found["gpus"] == 2].set_index("series")["efficiency"]
+    assert at_two.to_dict() == pytest.approx({"strong": 0.95, "weak": 0.98})
+
+
+def test_a_reports_own_scaling_csv_can_be_reported(reported: Report, tmp_path: Path) -> None:
+    first = reported("gpus,nodes,global_batch,throughput\n4,1,64,100\n8,2,64,190\n")
+    again = reported((tmp_path / "report" / "scaling.csv").read_text(), name="again")
+    assert again["efficiency"].to_list() == pytest.approx(first["efficiency"].to_list())
+    assert again["baseline"].to_list() == ["1x4 (4 ranks)"] * 2
+
+
+@pytest.mark.parametrize("asked", ["8", "2x4", "8 GPUs"])
+def test_another_size_can_be_the_baseline(analysed: Report, asked: str) -> None:
+    text = "gpus,nodes,global_batch,throughput\n4,1,64,100\n8,2,64,190\n16,4,64,350\n"
+    found = analysed(text, baseline=asked)
+    assert set(found["baseline"]) == {"2x4 (8 ranks)"}
+    assert found["efficiency"].to_list() == pytest.approx([100 / 4 / (190 / 8), 1, 350 / 16 / (190 / 8)])
+
+
+def test_a_baseline_that_is_not_in_the_table_is_refused(tmp_path: Path) -> None:
+    told = refused(tmp_path, "gpus,global_batch,time\n8,64,1\n16,64,0.6\n", "--baseline", "4")
+    assert told == (
+        "error: --baseline 4: no such size or cell; there are 8 and 16; give one of these sizes, a number of "
+        "ranks, or the cell_id of one of its cells"
+    )
+
+
+# -- what is wrong with a table -------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            "gpus,global_batch,time\n1,64,1.0\nfour,64,0.3\n8,64,-2\n",
+            "t.csv:3: gpus 'four' is not a whole number of at least 1; write it without thousands separators "
+            "and units, with a decimal point\n"
+            "t.csv:4: time -2 is not a number above 0; leave the cell empty if it was not measured",
+        ),
+        (
+            'gpus,global_batch,throughput\n1,64,"1,340"\n2,64,0\n4,64,nan\n',
+            "t.csv:2: throughput '1,340' is not a number above 0; write it without thousands separators and "
+            "units, with a decimal point\n"
+            "t.csv:3: throughput 0 is not a number above 0; leave the cell empty if it was not measured\n"
+            "t.csv:4: throughput nan is not a number above 0; leave the cell empty if it was not measured",
+        ),
+        (
+            "gpus,loss\n1,2\n",
+            "t.csv:1: no column says how fast a size is (there are gpus and loss); name one of them throughput "
+            "(samples/s of all ranks), throughput_per_gpu, time (s per step), time_ms, steps_per_sec or "
+            "time_to_train",
+        ),
+        (
+            "batch,time\n1,2\n",
+            "t.csv:1: no column says how large a size is (there are time and batch); name one gpus or nodes\n"
+            "t.csv:1: the column 'batch' could be the batch of all ranks or of one; call it global_batch or "
+            "per_gpu_batch",
+        ),
+        (
+            "gpus,training_time\n1,2\n2,1\n",
+            "t.csv:1: the column 'training_time' could be the time of a fixed amount of work or the time to "
+            "reach a target; call it time (of the same work in every row of a strong series, and of the same "
+            "work per rank in a weak one) or time_to_train",
+        ),
+        (
+            "gpus,time\n1,2\n2,1\n",
+            "t.csv:2: nothing tells whether this is strong or weak scaling; add a column global_batch or "
+            "per_gpu_batch, or say it with --mode strong (the same work at every size) or --mode weak (the same "
+            "work per rank)",
+        ),
+        (
+            "gpus,global_batch,time,throughput\n1,64,1.0,64\n2,64,0.5,100\n",
+            "t.csv:3: 64.00 samples in 0.5000 s are 128.0 samples/s, but throughput is 100.0; correct one of "
+            "the three, or remove the column",
+        ),
+        (
+            "gpus,nodes,gpus_per_node,global_batch,time\n8,2,4,64,1\n8,4,4,64,1\n",
+            "t.csv:3: 4 nodes x 4 per node are 16 ranks, but the row says 8; correct one of the three",
+        ),
+        (
+            "gpus,global_batch,per_gpu_batch,time\n4,64,16,1\n8,64,16,1\n",
+            "t.csv:3: global_batch 64.00 is no multiple of per_gpu_batch 16.00 x 8 ranks; correct one of the three",
+        ),
+        (
+            "gpus,global_batch,repeat,time\n1,64,1,1\n1,64,1,1.1\n",
+            "t.csv:3: repeat '1' of this size stands in line 2 already; number the repeats, or name the series "
+            "in a column series",
+        ),
+        (
+            "gpus,global_batch,time\n1,64,1\n2,64\n",
+            "t.csv:3: 2 values instead of 3; give every row as many as the header has; quote values with commas",
+        ),
+        (
+            "gpus,world size,time\n1,1,1\n",
+            "t.csv:1: the columns 'gpus' and 'world size' both mean gpus; rename or remove one",
+        ),
+        (
+            "gpus,global_batch,time,mode\n1,64,1,string\n",
+            "t.csv:2: mode 'string' is not one of strong, strong scaling, weak, weak scaling, time to train, "
+            "time-to-train, time_to_train; write one of these",
+        ),
+        (
+            "gpus,global_batch,time\n1,64,1\n2,,0.5\n",
+            "t.csv:3: the batch is missing, while other rows of the series have one; fill it in",
+        ),
+        ("gpus,time\n", "error: t.csv: the table has a header and no row; add one row per run or per size"),
+        ("\n\n", "error: t.csv: the table is empty; begin with a line of column names"),
+    ],
+)
+def test_each_mistake_has_its_line_its_reason_and_a_remedy(tmp_path: Path, text: str, told: str) -> None:
+    assert refused(tmp_path, text).replace("error: t.csv:", "t.csv:") == told.replace(
+        "error: t.csv:", "t.csv:"
+    )
+
+
+def test_a_table_that_is_not_there_or_not_text_is_refused(tmp_path: Path) -> None:
+    done = typed(str(tmp_path / "no.csv"))
+    assert done.exit_code == 2
+    assert f"error: {tmp_path}/no.csv: the table does not exist; give a CSV file\n" in done.stderr
+    (tmp_path / "binary.csv").write_bytes(b"gpus,time\n1,\xff\n")
+    done = typed(str(tmp_path / "binary.csv"))
+    assert f"{tmp_path}/binary.csv:2: the text is not UTF-8; save it as UTF-8" in done.stderr
+
+
+def test_options_for_tables_are_refused_for_studies_and_a_studys_report_is_not_replaced(
+    tmp_path: Path,
+) -> None:
+    done = typed("some-study", "--mode", "weak")
+    assert done.exit_code == 2
+    assert done.stderr.strip() == (
+        "error: --mode is for a table measured elsewhere, not for a study; leave --mode out, or give a TABLE.csv"
+    )
+    (tmp_path / "plan.json").write_text("{}")
+    (tmp_path / "t.csv").write_text("gpus,global_batch,time\n1,64,1\n2,64,0.5\n")
+    done = typed(str(tmp_path / "t.csv"))
+    assert done.exit_code == 2
+    assert done.stderr.strip() == (
+        f"error: {tmp_path} is a study: the report of t.csv would replace its own; "
+        "say where it should go: --output DIR"
+    )
+    done = typed(str(tmp_path / "t.csv"), "--output", str(tmp_path / "else where"), "--json")
+    assert json.loads(done.stdout)["report"] == str(tmp_path / "else where" / "report" / "index.html")
+
+
+@pytest.mark.parametrize("separator", [";", "\t"])
+def test_other_separators_comments_and_blank_lines_are_read(analysed: Report, separator: str) -> None:
+    lines = ["# from the poster", "", "gpus,global_batch,time", "1,64,1", "", "2,64,0.5"]
+    found = analysed("\ufeff" + "\r\n".join(lines).replace(",", separator))
+    assert found["efficiency"].to_list() == [1, 1]
+
+
+def test_a_row_without_a_value_is_a_cell_with_its_reason(analysed: Report) -> None:
+    found = analysed("gpus,global_batch,time\n1,64,1\n2,64,\n4,64,0.3\n")
+    assert found["n"].to_list() == [1, 0, 1]
+    assert found["reason"].iloc[1] == (
+        "no run completed: 1 completed without a throughput (the row has no value)"
+    )
+
+
+def test_hostile_cells_are_text(reported: Report, tmp_path: Path) -> None:
+    evil = "<script>alert(1)</script>"
+    found = reported(
+        f'series,gpus,global_batch,time\n"{evil}, =cmd|x",1,64,1\n"{evil}, =cmd|x",2,64,0.5\n', name="a;'b"
+    )
+    assert len(found) == 2
+    page = (tmp_path / "report" / "index.html").read_text()
+    assert evil not in page
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page

@@ -1,0 +1,236 @@
+"""Scaling laws: known curves are found again, short series are refused, predictions are marked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import optimize
+
+from analysis.laws import PREDICTION_COLUMNS, LawFit, Refusal, fit_laws
+from analysis.laws_forms import Fabric, laws_of
+from bench.errors import BenchError
+
+SIZES = (1, 2, 4, 8, 16)
+
+
+def runs_of(
+    times: Sequence[float], *, sizes: Sequence[int] = SIZES, n: int = 3, noise: float = 0.0, seed: int = 1
+) -> pd.DataFrame:
+    """Return n runs of each size, with multiplicative noise around the given times."""
+    factors = np.exp(np.random.default_rng(seed).normal(0, noise, n * len(sizes)))
+    return pd.DataFrame({"gpus": np.repeat(sizes, n), "step_time_sec": np.repeat(times, n) * factors})
+
+
+def fit(runs: pd.DataFrame, mode: str, **options: Any) -> LawFit:
+    found = fit_laws(runs, mode=mode, **options)
+    assert isinstance(found, LawFit), found
+    return found
+
+
+def refusal(runs: pd.DataFrame, mode: str) -> str:
+    found = fit_laws(runs, mode=mode)
+    assert isinstance(found, Refusal)
+    return str(found)
+
+
+def parameters(found: LawFit) -> dict[str, float]:
+    return {name: value[0] for name, value in found.table.iloc[0]["parameters"].items()}
+
+
+@pytest.mark.parametrize(
+    ("mode", "law", "curve", "expected"),
+    [
+        ("strong", "amdahl", lambda n: 0.8 * (0.06 + 0.94 / n), {"T₁": 0.8, "s": 0.06}),
+        ("strong", "usl", lambda n: (1 + 0.04 * (n - 1) + 0.003 * n * (n - 1)) / n, {"σ": 0.04, "κ": 0.003}),
+        ("strong", "tree", lambda n: 0.01 + 1 / n + 0.05 * math.log2(n), {"c": 0.01, "w": 1, "a": 0.05}),
+        ("strong", "ideal", lambda n: 0.5 / n, {"T₁": 0.5}),
+        ("weak", "gustafson", lambda n: 0.2 * n / (n - 0.3 * (n - 1)), {"T₁": 0.2, "s": 0.3}),
+        ("weak", "usl", lambda n: 1 + 0.02 * (n - 1) + 0.004 * n * (n - 1), {"σ": 0.02, "κ": 0.004}),
+        ("weak", "ring-latency", lambda n: 0.1 + 0.01 * (n - 1), {"c": 0.1, "a": 0.01}),
+        ("weak", "ring-bandwidth", lambda n: 0.1 + 0.05 * (n - 1) / n, {"c": 0.1, "b": 0.05}),
+        ("weak", "tree", lambda n: 0.1 + 0.02 * math.log2(n), {"c": 0.1, "a": 0.02}),
+    ],
+)
+def test_a_known_law_is_chosen_with_its_parameters(
+    mode: str, law: str, curve: Any, expected: dict[str, float]
+) -> None:
+    found = fit(runs_of([curve(n) for n in SIZES], n=4, noise=0.001), mode)
+    assert found.chosen.law.name == law
+    values = parameters(found)
+    for name, value in expected.items():
+        assert values[name] == pytest.approx(value, rel=0.1)
+    predicted = found.predict([32]).iloc[0]
+    assert predicted["step_time_sec"] == pytest.approx(curve(32), rel=0.02)
+    assert predicted["low"] < curve(32) < predicted["high"]
+
+
+def test_a_fit_is_the_least_squares_of_the_logarithms_over_runs() -> None:
+    runs = runs_of([1, 0.53, 0.3, 0.18, 0.12], noise=0.05)
+    chosen = next(f for f in fit(runs, "strong").laws if f.law.name == "amdahl")
+
+    def squares(theta: Any) -> float:
+        curve = theta[0] * (theta[1] + (1 - theta[1]) / runs["gpus"])
+        return float(((np.log(runs["step_time_sec"]) - np.log(curve)) ** 2).sum())
+
+    best = optimize.minimize(
+        squares, [1.0, 0.1], method="Nelder-Mead", options={"xatol": 1e-9, "fatol": 1e-12}
+    )
+    assert chosen.theta == pytest.approx(best.x, rel=1e-4)
+    n, k = len(runs), 3
+    expected = n * math.log(best.fun / n) + 2 * k + 2 * k * (k + 1) / (n - k - 1)
+    assert chosen.aicc == pytest.approx(expected, rel=1e-6)
+
+
+def test_the_interval_of_a_parameter_covers_it() -> None:
+    hits = 0
+    for seed in range(100):
+        runs = runs_of([0.05 + 0.95 / n for n in SIZES], noise=0.02, seed=seed)
+        amdahl = next(f for f in fit(runs, "strong").laws if f.law.name == "amdahl")
+        hits += bool(amdahl.low[1] <= 0.05 <= amdahl.high[1])
+    assert hits >= 88
+
+
+def test_fewer_than_five_sizes_are_refused() -> None:
+    told = refusal(runs_of([1, 0.5, 0.3, 0.2], sizes=(1, 2, 4, 8), n=10), "strong")
+    assert told == (
+        "4 sizes measured, and a law needs 5 or more: with fewer, many laws fit and none can be told from "
+        "another; measure 1 more size"
+    )
+
+
+def test_a_series_of_neither_regime_is_refused() -> None:
+    told = refusal(runs_of([1, 1, 1, 1, 1]), "")
+    assert told == "neither the global batch nor the batch per rank is constant: no law describes that"
+
+
+def test_a_speedup_beyond_ideal_has_no_law_but_the_ideal_and_says_which_bounds() -> None:
+    found = fit(runs_of([1.0, 0.45, 0.2, 0.09, 0.04], noise=0.01), "strong")
+    assert found.chosen.law.name == "ideal"
+    reasons = dict(zip(found.table["law"], found.table["reason"], strict=True))
+    assert reasons["amdahl"].startswith("s would be -0.")
+    assert reasons["amdahl"].endswith("beyond its bound of 0")
+
+
+def test_a_law_with_too_many_parameters_for_the_sizes_is_refused_with_the_count() -> None:
+    table = fit(runs_of([1, 0.5, 0.3, 0.2, 0.15], noise=0.01), "strong").table.set_index("law")
+    told = "5 sizes leave 0 residual degrees of freedom for 5 parameters"
+    assert table.at["ring-overlap", "reason"] == told
+    assert table.at["ring-overlap", "status"] == "refused"
+
+
+def test_without_degrees_of_freedom_for_aicc_the_size_left_out_decides() -> None:
+    found = fit(runs_of([1, 0.55, 0.32, 0.22, 0.2], n=1), "strong")
+    assert not found.by_aicc
+    errors = {f.law.name: abs(f.leave_last_error) for f in found.laws if not f.refused}
+    assert found.chosen.law.name == min(errors, key=lambda name: errors[name])
+    assert "5 runs are too few for AICc" in found.why
+
+
+def test_twice_the_largest_size_is_predicted_and_more_only_when_asked_for() -> None:
+    found = fit(runs_of([1, 0.53, 0.3, 0.18, 0.12], noise=0.02), "strong")
+    near = found.predict([8, 16, 24, 32])
+    assert tuple(near.columns) == PREDICTION_COLUMNS
+    assert near["extrapolation"].to_list() == [False, False, True, True]
+    assert not near["beyond"].any()
+    with pytest.raises(BenchError) as refused:
+        found.predict([32, 64])
+    assert str(refused.value) == (
+        "64 ranks lie beyond twice the largest measured size (16); measure up to 32 ranks, or ask for it expressly"
+    )
+    far = found.predict([64], beyond=True).iloc[0]
+    assert far["beyond"]
+    assert far["extrapolation"]
+    assert far["high"] / far["low"] > near.iloc[-1]["high"] / near.iloc[-1]["low"]
+
+
+def test_a_higher_level_has_a_wider_interval() -> None:
+    found = fit(runs_of([1, 0.53, 0.3, 0.18, 0.12], noise=0.02), "strong")
+    narrow, wide = (found.predict([32], level).iloc[0] for level in (0.5, 0.99))
+    assert wide["low"] < narrow["low"] < narrow["step_time_sec"] < narrow["high"] < wide["high"]
+
+
+def layout(shapes: Sequence[tuple[int, int]], times: Sequence[float]) -> pd.DataFrame:
+    runs = runs_of(times, sizes=[n * k for n, k in shapes], noise=0.005)
+    runs["nodes"] = np.repeat([n for n, _ in shapes], 3)
+    runs["gpus_per_node"] = np.repeat([str(k) for _, k in shapes], 3)
+    return runs
+
+
+def test_what_leaving_the_node_costs_has_a_term() -> None:
+    shapes = [(1, 1), (1, 2), (1, 4), (2, 4), (4, 4), (8, 4)]
+    times = [0.1 + 1 / (n * k) + (0.05 if n > 1 else 0) for n, k in shapes]
+    found = fit(layout(shapes, times), "strong")
+    assert found.chosen.law.formula.endswith("+ d beyond one node")
+    amdahl = next(f for f in found.laws if f.law.name == "amdahl")
+    assert amdahl.theta[-1] == pytest.approx(0.05, rel=0.3)
+    assert found.path == "for each size the layout on the fewest nodes"
+
+
+def test_a_node_boundary_with_too_few_sizes_beyond_it_is_refused() -> None:
+    shapes = [(1, 1), (1, 2), (1, 4), (2, 4), (4, 4)]
+    assert refusal(layout(shapes, [1, 0.5, 0.3, 0.2, 0.1]), "strong") == (
+        "the sizes lie on both sides of a node boundary, only 2 of them over several nodes: what leaving the "
+        "node costs cannot be told from what a larger size costs; measure 3 sizes or more over several nodes, "
+        "or all within one"
+    )
+
+
+def test_one_rank_alone_is_on_no_side_of_a_node_boundary() -> None:
+    shapes = [(1, 1), (2, 1), (4, 1), (8, 1), (16, 1)]
+    found = fit(layout(shapes, [1, 0.53, 0.3, 0.18, 0.12]), "strong")
+    assert "node" not in found.chosen.law.formula
+    assert found.path == "all sizes"
+
+
+def test_several_layouts_of_a_size_leave_the_path_with_the_ranks_per_node_fixed() -> None:
+    shapes = [(n, k) for k in (1, 2) for n in (1, 2, 4, 8, 16)]
+    times = [1 / (n * k) + 0.02 * (n > 1) for n, k in shapes]
+    found = fit(layout(shapes, times), "strong")
+    assert found.path == "over nodes with 1 per node"
+    assert found.sizes == 5
+
+
+def test_the_probed_all_reduce_gives_the_communication_model_and_its_overlap() -> None:
+    fabric = Fabric(2e-4, 1e-9, 100e6, 10e6, 10)
+
+    def truth(n: float, overlap: float) -> float:
+        compute, ranks = 0.02 + 1.0 / n, np.array([float(n)])
+        last, every = fabric.last_bucket_s(ranks)[0], fabric.all_reduce_s(ranks)[0]
+        return float(compute + max(last, every - overlap * compute))
+
+    times = [truth(n, 0.3) for n in SIZES]
+    found = fit(runs_of(times, n=4, noise=0.003), "strong", probes=fabric)
+    assert found.chosen.law.name == "probed"
+    assert parameters(found)["ω"] == pytest.approx(0.3, abs=0.05)
+    predicted = found.predict([32]).iloc[0]
+    assert predicted["step_time_sec"] == pytest.approx(truth(32, 0.3), rel=0.05)
+    assert predicted["low"] < truth(32, 0.3) < predicted["high"]
+
+
+@pytest.mark.parametrize("mode", ["strong", "weak"])
+def test_every_law_starts_where_its_curve_is_positive(mode: str) -> None:
+    sizes, times = np.array([1.0, 2, 4, 8, 16, 32, 64]), np.array([1, 0.6, 0.4, 0.3, 0.25, 0.24, 0.26])
+    fabric = Fabric(1e-4, 1e-9, 1e6, 1e5)
+    for law in laws_of(mode, fabric=fabric):
+        for theta in np.atleast_2d(law.start(sizes, times)):
+            assert len(theta) == len(law.parameters)
+            assert (law.curve(theta, sizes) > 0).all(), law.name
+
+
+def test_times_that_are_no_times_are_left_out() -> None:
+    runs = runs_of([1, 0.53, 0.3, 0.18, 0.12], noise=0.02)
+    spoilt = pd.concat([runs, pd.DataFrame({"gpus": [1, 2, 4], "step_time_sec": [math.nan, 0, -1]})])
+    assert fit(spoilt, "strong").runs == len(runs)
+
+
+def test_exact_times_have_a_finite_criterion_and_a_narrow_interval() -> None:
+    found = fit(runs_of([0.05 + 0.95 / n for n in SIZES], n=2), "strong")
+    assert found.chosen.law.name == "amdahl"
+    assert math.isfinite(found.chosen.aicc)
+    predicted = found.predict([32]).iloc[0]
+    assert predicted["step_time_sec"] == pytest.approx(0.05 + 0.95 / 32, rel=1e-5)

@@ -1,0 +1,126 @@
+"""The scaling laws on the page: chosen or refused, in words, with parameters and a prediction."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import studies
+
+from analysis.laws_probes import fabrics
+from analysis.laws_words import LawView, karp_flatt_words, law_views
+from analysis.load import Study, load_study
+from analysis.measured import Frames, frames_of_points, measure
+from analysis.report import write_report
+from analysis.scaling import scale
+from bench.layout import StudyFolder
+
+
+def views(frames: Frames) -> list[LawView]:
+    rows = scale(frames)
+    return law_views(rows, frames, labels={})
+
+
+def strong(times: dict[int, float], *, repeats: int = 3) -> Frames:
+    rows = [
+        {"gpus": n, "time": time * (1 + 0.01 * (repeat - 1)), "global_batch": 64}
+        for n, time in times.items()
+        for repeat in range(repeats)
+    ]
+    return frames_of_points(pd.DataFrame(rows))
+
+
+def test_a_fitted_series_has_its_law_its_parameters_and_a_prediction() -> None:
+    (view,) = views(strong({n: 0.05 + 0.95 / n for n in (1, 2, 4, 8, 16)}))
+    assert view.sentences[0] == (
+        "Serial fraction by Karp and Flatt: 0.050 at 2, 0.050 at 4, 0.050 at 8 and 0.050 at 16 ranks. It does "
+        "not clearly change: as a fixed serial part would show."
+    )
+    assert view.sentences[1].startswith("Amdahl has the least AICc over 15 runs.")
+    assert [row[0] for row in view.parameters] == ["T₁", "s"]
+    assert view.parameters[1][1].startswith("0.050")
+    (prediction,) = view.predictions
+    assert prediction[0] == "32"
+    assert float(prediction[2]) == pytest.approx(1 / (32 * (0.05 + 0.95 / 32)), abs=0.002)
+    verdicts = {row[0]: row[4] for row in view.laws}
+    assert verdicts["Amdahl"] == "chosen"
+    told = "refused: 5 sizes leave 0 residual degrees of freedom for 5 parameters"
+    assert verdicts["Ring all-reduce, partly hidden"] == told
+
+
+def test_a_short_series_has_the_refusal_and_the_trend() -> None:
+    (view,) = views(strong({1: 1.0, 2: 0.52, 4: 0.31, 8: 0.25}))
+    assert "It grows with the size: what is lost is added by further ranks" in view.sentences[0]
+    assert view.sentences[1] == (
+        "No law is fitted: 4 sizes measured, and a law needs 5 or more: with fewer, many laws fit and none can "
+        "be told from another; measure 1 more size."
+    )
+    assert (view.parameters, view.laws, view.predictions) == ([], [], [])
+
+
+@pytest.mark.parametrize(
+    ("times", "words"),
+    [
+        ({1: 1.0, 2: 0.49, 4: 0.24}, "none, the speedup is at least ideal."),
+        ({1: 1.0, 2: 0.6, 4: 0.3, 8: 0.15}, "It falls with the size: the smallest sizes lose something"),
+    ],
+)
+def test_other_trends_of_the_serial_fraction_have_their_words(times: dict[int, float], words: str) -> None:
+    rows = scale(strong(times, repeats=1))
+    assert words in karp_flatt_words(rows)
+
+
+def test_without_a_batch_there_are_no_seconds_but_an_efficiency() -> None:
+    frames = strong({n: 0.05 + 0.95 / n for n in (1, 2, 4, 8, 16)})
+    rows = scale(frames)
+    rows["step_time_sec"] = float("nan")
+    (view,) = law_views(rows, frames, labels={})
+    assert [row[0] for row in view.parameters] == ["s"]
+    assert view.predictions[0][1] == "–"
+    assert float(view.predictions[0][2]) > 0
+
+
+def with_sweep(path: Path) -> Study:
+    """Give every run over ranks a probes.json whose times follow a ring of known constants."""
+    study = load_study(path)
+    for attempt, cell in zip(study.attempts, study.runs["cell_id"], strict=True):
+        ranks = int(study.cells.set_index("cell_id").at[cell, "gpus"])
+        sizes = [
+            {"bytes": size, "buckets": buckets, "times_s": [[_ring(size, ranks)] * ranks] * 3}
+            for size, buckets in ((4096, 0), (65_536, 0), (1_048_576, 4), (25_000_000, 1))
+        ]
+        content = {"schema": 1, "world_size": ranks, "all_reduce": {"sizes": sizes}}
+        (Path(str(attempt)) / "probes.json").write_text(json.dumps(content))
+    return study
+
+
+def _ring(size: int, ranks: int) -> float:
+    return 2 * (ranks - 1) * 1e-5 + 2 * (ranks - 1) / ranks * size * 1e-9 if ranks > 1 else 0.0
+
+
+def test_the_probes_of_the_largest_size_give_the_communication_model(tmp_path: Path) -> None:
+    path = studies.finished(tmp_path / "s", studies.strong(512, (1, 2, 4, 8, 16)))
+    study = with_sweep(path)
+    frames = measure(study)
+    rows = scale(frames)
+    (fabric,) = fabrics(study, rows).values()
+    assert (fabric.alpha_s, fabric.beta_s_per_byte) == pytest.approx((1e-5, 1e-9), rel=0.05)
+    assert fabric.buckets == 5
+    assert fabric.payload_bytes == 4 * 1_048_576 + 25_000_000
+    (view,) = law_views(rows, frames, labels={}, fabrics=fabrics(study, rows))
+    assert "Communication model" in {row[0] for row in view.laws}
+
+
+def test_the_page_shows_laws_increments_and_escapes_names(tmp_path: Path) -> None:
+    cells = studies.strong(512, (1, 2, 4, 8, 16), swept={"env.X": "<b onclick=alert(1)>"})
+    path = studies.finished(tmp_path / "s", cells)
+    text = write_report(path).read_text(encoding="utf-8")
+    assert '<h2 id="laws">Scaling laws</h2>' in text
+    assert "Predicted at twice the largest size" in text
+    assert "Per doubling" in text
+    assert "<b onclick" not in text
+    read = pd.read_csv(StudyFolder(path).report / "scaling.csv")
+    assert read["incremental_efficiency"].notna().sum() == 4
+    assert read["karp_flatt"].notna().sum() == 4

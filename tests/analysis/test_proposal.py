@@ -1,0 +1,244 @@
+"""The scaling section of a proposal: what reviewers look for, in Markdown and in LaTeX that compiles."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis.document import Bullets, Figure, Heading, Paragraph, Table, as_latex, as_markdown
+from analysis.load import load_study
+from analysis.measured import measure
+from analysis.report import write_report, write_table_report
+from analysis.scaling import scale
+from bench.matrix.cell import Cell
+from tests.analysis.studies import StudyBuilder, Timing, environment, finished, merged, strong, weak
+
+WRAPPER = r"""\documentclass{article}
+\usepackage[T1]{fontenc}
+\usepackage{booktabs,graphicx,textcomp}
+\begin{document}
+\input{proposal}
+\end{document}
+"""
+
+
+def section(path: Path) -> tuple[str, str]:
+    """Return the section of a study as Markdown and as LaTeX."""
+    report = write_report(path, proposal=True).parent
+    return (report / "proposal.md").read_text(), (report / "proposal.tex").read_text()
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    cells = merged([*strong(64, sizes=(1, 2, 4, 8)), *weak(32, sizes=(1, 2, 4))])
+    for cell in cells:
+        cell.workload = {
+            **cell.workload,
+            "steps_per_epoch": 50,
+            "epochs": 3,
+            "precision": "bf16",
+            "data": "synthetic",
+        }
+    path = finished(tmp_path_factory.mktemp("p") / "s", cells, timing=Timing(comm_s=5e-3), repeats=4)
+    return path, *section(path)
+
+
+def tables(markdown: str) -> list[list[list[str]]]:
+    """Return the tables of a Markdown text as lists of rows of cells."""
+    found: list[list[list[str]]] = []
+    inside = False
+    for line in markdown.splitlines():
+        if line.startswith("|"):
+            if not inside:
+                found.append([])
+            cells = re.split(r"(?<!\\)\|", line.strip())[1:-1]
+            found[-1].append([cell.strip().replace("\\", "") for cell in cells])
+        inside = line.startswith("|")
+    return found
+
+
+def test_the_table_holds_what_reviewers_ask_for(written):
+    path, markdown, _ = written
+    head, _, *rows = tables(markdown)[0]
+    assert head == [
+        *("Nodes", "Ranks per node", "Ranks", "Batch", "Time per step", "Samples/s", "Speedup", "Efficiency [95 %]"),
+        *("n", "Main loop (s)", "Whole job (s)", "Node-h per run", "Node-h per 1M samples"),
+    ]  # fmt: skip
+    assert [row[2] for row in rows] == ["1", "2", "4", "8"]
+    table = scale(measure(load_study(path)))
+    last = table[(table["mode"] == "strong") & (table["gpus"] == 8)].iloc[0]
+    shown = dict(zip(head, rows[-1], strict=True))
+    assert shown["Efficiency [95 %]"] == (
+        f"{last['efficiency']:.3f} [{last['efficiency_low']:.3f}, {last['efficiency_high']:.3f}]"
+    )
+    assert float(shown["Speedup"]) == pytest.approx(last["speedup"], rel=0.005)
+    assert (shown["n"], shown["Whole job (s)"], shown["Node-h per run"]) == ("4", "120", "0.267")
+    per_million = 8 * 1e6 / last["throughput_samples_per_sec"] / 3600
+    assert float(shown["Node-h per 1M samples"]) == pytest.approx(per_million, rel=0.005)
+    step = last["step_time_sec"] * 150
+    assert float(shown["Main loop (s)"]) == pytest.approx(step, rel=0.02)
+
+
+def test_the_recommended_size_is_the_largest_at_or_above_the_guide_and_why(written):
+    path, markdown, _ = written
+    table = scale(measure(load_study(path)))
+    own = table[table["mode"] == "strong"].set_index("gpus")
+    assert own.loc[2, "efficiency"] >= 0.8 > own.loc[4, "efficiency"], "the study is made so"
+    text = markdown.partition("## Recommended job size\n\n")[2].partition("\n\n##")[0].replace("\\", "")
+    assert text.startswith(
+        "2 nodes x 1 (2 ranks): the largest measured size whose efficiency (strong scaling) is at least 0.8: "
+        f"{own.loc[2, 'efficiency']:.3f} ["
+    )
+    assert "The next larger one, 4 nodes x 1 (4 ranks), has an efficiency of 0." in text
+    assert re.search(r"A million samples cost 0\.\d+ node-hours there, on the baseline 0\.\d+\.", text)
+    assert "…" not in text, "no paragraph is cut"
+
+
+def test_formula_and_baseline_are_named_and_both_figures_are_there(written):
+    path, markdown, latex = written
+    assert "Speedup S(N) = T(N0)/T(N), efficiency E(N) = S(N) N0/N" in markdown
+    assert "Baseline N0: 1x1 (1 rank), T(N0) = " in markdown
+    for name in ("speedup-strong", "efficiency-strong", "speedup-weak", "efficiency-weak"):
+        assert (path / "report/figures" / f"{name}.png").is_file()
+        assert (path / "report/figures" / f"{name}.pdf").is_file()
+        assert f"](figures/{name}.png)" in markdown
+        assert f"{{figures/{name}.pdf}}" in latex
+
+
+def test_causes_method_and_settings_are_told(written):
+    _, markdown, _ = written
+    assert "communication that computation does not hide" in markdown.partition("## Causes of the loss")[2]
+    assert "Each run times 3 windows of 50 steps after a warm-up, not instrumented." in markdown
+    assert (
+        "Input: synthetic batches, drawn anew for each step; reading from storage is not included."
+        in markdown
+    )
+    settings = {row[0]: row[1] for row in tables(markdown)[-1][2:]}
+    assert settings["precision"] == "bf16"
+    assert settings["backend"] == "gloo"
+    assert settings["PyTorch"] == "2.13.0+cpu"
+
+
+def test_every_table_of_the_markdown_has_rows_of_one_width(written):
+    _, markdown, _ = written
+    assert len(tables(markdown)) == 3
+    for table in tables(markdown):
+        assert len({len(row) for row in table}) == 1
+
+
+def test_no_size_that_reaches_the_guide_is_told_instead_of_recommended(tmp_path):
+    markdown, _ = section(finished(tmp_path / "s", strong(sizes=(1, 4)), timing=Timing(comm_s=0.1)))
+    assert (
+        "No size beyond the baseline, 1x1 (1 rank), reaches an efficiency of 0.8: more than the baseline cannot "
+        "be recommended."
+    ) in markdown
+
+
+@pytest.mark.parametrize("state", ["planned", "failed"])
+def test_a_study_without_numbers_gives_a_section_that_says_so(tmp_path, state):
+    path = finished(tmp_path / "s", strong(sizes=(1, 2)), state=lambda cell, repeat: (state, "why", None))
+    markdown, latex = section(path)
+    assert "No series has two measured sizes, so there is no scaling to show yet." in markdown
+    assert "Planned and not measured" in latex
+
+
+def test_a_planned_size_without_a_run_is_listed_with_its_reason(tmp_path):
+    path = finished(
+        tmp_path / "s",
+        strong(sizes=(1, 2, 4)),
+        state=lambda cell, repeat: (
+            ("failed", "killed", "oom") if cell.world_size == 4 else ("completed", "", None)
+        ),
+    )
+    markdown, _ = section(path)
+    assert (
+        "n4x1-gloo-srun-b16 (4 nodes x 1 (4 ranks)): no run completed: 3 failed by oom (killed)." in markdown
+    )
+
+
+def test_a_table_measured_elsewhere_gives_a_section_of_what_it_knows(tmp_path):
+    (tmp_path / "bert.csv").write_text("gpus,throughput\n8,4553\n16,9191\n32,18119\n64,35774\n")
+    page = write_table_report(tmp_path / "bert.csv", output=tmp_path, mode="strong", proposal=True)
+    markdown = (page.parent / "proposal.md").read_text()
+    head, _, *rows = tables(markdown)[0]
+    assert head == ["Ranks", "Samples/s", "Speedup", "Efficiency [95 %]", "n"]
+    assert rows[-1] == ["64", "35,770", "7.86", "0.982", "1"]
+    assert "node-hours" not in markdown
+    assert "The figures were measured elsewhere and taken from a table." in markdown
+
+
+def test_without_being_asked_for_no_section_is_written(tmp_path):
+    path = finished(tmp_path / "s", strong(sizes=(1, 2)))
+    report = write_report(path).parent
+    assert not list(report.glob("proposal*"))
+
+
+HOSTILE = "<script>alert(1)</script> \\input{/etc/passwd} $x$ 50% a_b #1 & | `c` [d] ^~ {e} \" ' ± µ “q” 語"
+
+
+def hostile_study(path: Path) -> Path:
+    cells = [*strong(sizes=(1, 2, 4))]
+    for cell in cells:
+        cell.env = {"NOTE": HOSTILE}
+        cell.workload = {**cell.workload, "data": HOSTILE, "model": HOSTILE}
+
+    def env(cell: Cell) -> dict[str, Any]:
+        return {**environment(cell), "device_name": HOSTILE}
+
+    def state(cell: Cell, repeat: int) -> tuple[str, str, str | None]:
+        return ("failed", HOSTILE, HOSTILE) if cell.world_size == 4 else ("completed", "", None)
+
+    return StudyBuilder(path, cells, env=env, state=state).write()
+
+
+def test_texts_from_results_stay_texts(tmp_path):
+    markdown, latex = section(hostile_study(tmp_path / "s"))
+    assert "<script>" not in markdown
+    assert "\\input{" not in latex.replace("\\textbackslash{}input", "")
+    assert not re.search(r"(?<!\\)\$x", latex)
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="no pdflatex here")
+def test_the_latex_compiles_with_hostile_texts_and_without(tmp_path, written):
+    for path in (written[0], hostile_study(tmp_path / "s")):
+        if path != written[0]:
+            section(path)
+        folder = path / "report"
+        (folder / "wrapper.tex").write_text(WRAPPER)
+        done = subprocess.run(
+            ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "wrapper.tex"],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            errors="replace",
+        )
+        assert done.returncode == 0, done.stdout[-2000:]
+        assert (folder / "wrapper.pdf").is_file()
+
+
+def test_a_document_is_the_same_in_both_forms():
+    blocks = [
+        Heading("A & B", level=1),
+        Paragraph("- no list"),
+        Bullets(["one", "two_2"]),
+        Table("T", ("a", "b"), [["x|y", "1"]]),
+        Figure("figures/f", "C", "what it shows"),
+    ]
+    assert as_markdown(blocks) == (
+        "# A \\& B\n\n\\- no list\n\n- one\n- two\\_2\n\n| a | b |\n|---|---:|\n| x\\|y | 1 |\n\n*T*\n\n"
+        "![what it shows](figures/f.png)\n\n*C*\n"
+    )
+    assert as_latex(blocks).partition("\n\n")[2] == (
+        "\\section{A \\& B}\n\n- no list\n\n\\begin{itemize}\n\\item one\n\\item two\\_2\n\\end{itemize}\n\n"
+        "\\begin{table}[htbp]\n\\centering\n\\caption{T}\n"
+        "\\resizebox{\\ifdim\\width>\\linewidth\\linewidth\\else\\width\\fi}{!}{%\n"
+        "\\begin{tabular}{lr}\n\\toprule\na & b \\\\\n\\midrule\nx\\textbar{}y & 1 \\\\\n\\bottomrule\n\\end{tabular}\n}\n"
+        "\\end{table}\n\n"
+        "\\begin{figure}[htbp]\n\\centering\n\\includegraphics[width=0.7\\linewidth]{figures/f.pdf}\n\\caption{C}\n"
+        "\\end{figure}\n"
+    )

@@ -1,0 +1,107 @@
+"""Late ranks are named with their host, chance is not, and nobody calls it slow communication."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from analysis.load import load_study
+from analysis.report import write_report
+from analysis.stragglers import STRAGGLER_COLUMNS, name_stragglers, sentences, stragglers
+from bench.layout import RANKS_COLUMNS
+from tests.analysis.studies import finished, make_cell
+
+STEP_S = 0.1
+
+
+def ranks_frame(late: dict[int, float], *, ranks: int = 4, epochs: int = 3, run: str = "r1") -> pd.DataFrame:
+    """Ranks of one run, two per host; those in ``late`` take so much longer in backward."""
+    latest = max(late.values(), default=0.0)
+    rows = []
+    for epoch in range(1, epochs + 1):
+        for rank in range(ranks):
+            more = late.get(rank, 0.0)
+            rows.append(
+                {
+                    "run_id": run,
+                    "cell_id": "cell",
+                    "epoch": epoch,
+                    "rank": rank,
+                    "local_rank": rank % 2,
+                    "host": f"n{rank // 2 + 1}",
+                    "step_time_sec": STEP_S + latest,
+                    "data_load_time_sec": 0.01,
+                    "forward_time_sec": 0.02,
+                    "backward_time_sec": 0.05 + more,
+                    "comm_exposed_time_sec": 0.01 + latest - more,
+                    "comm_wait_time_sec": latest - more,
+                    "optimizer_time_sec": 0.01,
+                    "other_time_sec": 0.0,
+                }
+            )
+    return pd.DataFrame(rows)
+
+
+def test_a_late_rank_is_named_with_host_part_and_share():
+    found = stragglers(ranks_frame({3: 0.04}))
+    assert tuple(found.columns) == STRAGGLER_COLUMNS
+    (row,) = found.to_dict("records")
+    assert (row["run_id"], row["rank"], row["host"], row["part"]) == ("r1", 3, "n2", "backward")
+    np.testing.assert_allclose([row["excess_sec"], row["share_of_step"]], [0.04, 0.04 / 0.14])
+    assert sentences(found, ["cell"]) == [
+        "rank 3 on n2 takes 40.0 ms per step longer than the others (29 % of the step, in backward),"
+        " in 1 of 1 run of cell"
+    ]
+
+
+def test_a_whole_late_node_is_named():
+    found = stragglers(ranks_frame({2: 0.04, 3: 0.04}))
+    assert [(row["rank"], row["host"]) for row in found.to_dict("records")] == [(2, "n2"), (3, "n2")]
+
+
+def test_even_ranks_and_small_differences_have_no_straggler():
+    assert not len(stragglers(ranks_frame({})))
+    assert not len(stragglers(ranks_frame({1: 0.004})))
+
+
+def test_a_rank_that_was_late_in_one_epoch_only_is_no_straggler():
+    frame = pd.concat([ranks_frame({1: 0.04}, epochs=1), ranks_frame({}).query("epoch > 1")])
+    assert not len(stragglers(frame))
+
+
+def test_one_run_of_three_is_chance_and_two_are_not():
+    quiet, late = ranks_frame({}), {1: 0.04}
+    one = pd.concat([quiet.assign(run_id="a"), quiet.assign(run_id="b"), ranks_frame(late, run="c")])
+    assert sentences(stragglers(one), ["cell"] * 3) == []
+    two = pd.concat([quiet.assign(run_id="a"), ranks_frame(late, run="b"), ranks_frame(late, run="c")])
+    (words,) = sentences(stragglers(two), ["cell"] * 3)
+    assert words.endswith("in 2 of 3 runs of cell")
+
+
+def test_without_an_attribution_window_nothing_is_known():
+    frame = ranks_frame({1: 0.04}).assign(comm_exposed_time_sec=np.nan)
+    assert not len(stragglers(frame))
+    assert not len(stragglers(frame.head(0)))
+
+
+def test_many_late_ranks_are_counted():
+    late = dict.fromkeys(range(8, 15), 0.04)
+    told = sentences(stragglers(ranks_frame(late, ranks=16)), ["cell"])
+    assert len(told) == 5
+    assert told[-1] == "3 more ranks"
+
+
+def test_the_page_says_who_is_late_before_any_number(tmp_path):
+    folder = finished(tmp_path / "study", [make_cell(1, batch=64), make_cell(4, batch=64, per_node=2)])
+    study = load_study(folder)
+    for cell_id, attempt in zip(study.runs["cell_id"], study.attempts, strict=True):
+        rows = ranks_frame({3: 0.04} if "n2" in cell_id else {}).reindex(columns=list(RANKS_COLUMNS))
+        rows.to_csv(Path(attempt, "ranks.csv"), index=False)
+    study = load_study(folder)
+    (words,) = name_stragglers(study)
+    assert words.startswith("rank 3 on n2 takes 40.0 ms per step longer than the others")
+    page = write_report(folder).read_text(encoding="utf-8")
+    assert "<strong>The others wait.</strong> Rank 3 on n2 takes 40.0 ms per step longer" in page
+    assert "This is waiting, not slow communication." in page

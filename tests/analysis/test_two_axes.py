@@ -1,0 +1,181 @@
+"""Scaling along two axes: the split of an efficiency, the figure, the table, and when there is none."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pandas as pd
+import pytest
+import studies
+
+from analysis.figures import Drawing, draw_figures
+from analysis.labels import series_parts
+from analysis.load import load_study
+from analysis.measured import measure
+from analysis.report import write_report
+from analysis.scaling import scale
+from analysis.two_axes import AXES_COLUMNS, MAX_NODES, MAX_SERIES, two_axes
+from bench.matrix.cell import Cell
+
+
+def grid_cells(
+    nodes: tuple[int, ...] = (1, 2, 4), per_node: tuple[int, ...] = (1, 2, 4), **options: Any
+) -> list[Cell]:
+    """Return a weak and a strong series over nodes and ranks per node."""
+    sizes = [(n, k) for k in per_node for n in nodes]
+    most = nodes[-1] * per_node[-1]
+    weak = [studies.make_cell(n * k, batch=16, mode="weak", per_node=k, **options) for n, k in sizes]
+    strong = [studies.make_cell(n * k, batch=4 * most, per_node=k, **options) for n, k in sizes]
+    return studies.merged(weak + strong)
+
+
+def failed_at_four_by_four(cell: Cell, repeat: int) -> tuple[str, str, str | None]:
+    if cell.nodes == 4 and cell.tasks_per_node == 4:
+        return "failed", "ran out of <b>memory</b>", "out-of-memory"
+    return "completed", "", None
+
+
+def table(path: Path) -> pd.DataFrame:
+    return scale(measure(load_study(path)))
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    cells = [cell for launcher in ("srun", "torchrun") for cell in grid_cells(launcher=launcher)]
+    path = tmp_path_factory.mktemp("axes") / "grid"
+    studies.finished(path, cells, epochs=1, ranks_files=False, state=failed_at_four_by_four)
+    write_report(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def drawings(study: Path) -> dict[str, Drawing]:
+    loaded = load_study(study)
+    frames = measure(loaded)
+    drawn = draw_figures(scale(frames), frames.runs, parts=series_parts(loaded.plan))
+    return {drawing.name: drawing for drawing in drawn}
+
+
+def test_an_efficiency_is_that_within_a_node_times_that_over_nodes(study: Path) -> None:
+    """The second factor is computed again from the step times, by the module's formula."""
+    sizes = two_axes(table(study))
+    assert len(sizes) == 4 * 9
+    times = table(study).set_index(["series", "nodes", "gpus_per_node"])["step_time_sec"]
+    for row in sizes[sizes["n"] > 0].to_dict("records"):
+        one_node = times[row["series"], 1, row["gpus_per_node"]]
+        here = times[row["series"], row["nodes"], row["gpus_per_node"]]
+        over = one_node / here / (row["nodes"] if row["mode"] == "strong" else 1)
+        assert row["efficiency_over_nodes"] == pytest.approx(over)
+        assert row["efficiency"] == pytest.approx(
+            row["efficiency_within_node"] * row["efficiency_over_nodes"]
+        )
+    one_node_rows = sizes[sizes["nodes"] == 1]
+    assert (one_node_rows["efficiency_over_nodes"] == 1).all()
+    assert (one_node_rows["efficiency_within_node"] == one_node_rows["efficiency"]).all()
+
+
+def test_a_size_that_failed_is_there_without_a_value_and_with_its_reason(study: Path) -> None:
+    lost = two_axes(table(study)).query("nodes == 4 and gpus_per_node == '4'")
+    assert len(lost) == 4
+    assert lost[["speedup", "efficiency", "efficiency_over_nodes"]].isna().all(axis=None)
+    assert lost["efficiency_within_node"].notna().all()
+    assert set(lost["state"]) == {"failed"}
+    assert lost["reason"].str.contains("ran out of <b>memory</b>").all()
+
+
+def test_a_size_without_its_one_node_has_no_part_over_nodes(tmp_path: Path) -> None:
+    cells = [cell for cell in grid_cells() if (cell.nodes, cell.tasks_per_node) != (1, 4)]
+    sizes = two_axes(table(studies.finished(tmp_path / "s", cells, epochs=1, ranks_files=False)))
+    four = sizes[sizes["gpus_per_node"] == "4"]
+    assert four["efficiency"].notna().all()
+    assert four[["efficiency_within_node", "efficiency_over_nodes"]].isna().all(axis=None)
+
+
+def test_without_two_axes_there_is_neither_figure_nor_table(tmp_path: Path) -> None:
+    for name, cells in {
+        "over nodes": studies.strong(),
+        "within a node": [studies.make_cell(n, batch=64, per_node=n) for n in (1, 2, 4)],
+    }.items():
+        path = studies.finished(tmp_path / name, cells, epochs=1, ranks_files=False)
+        assert two_axes(table(path)).empty
+        page = write_report(path).read_text()
+        assert "by nodes and ranks per node" not in page
+        assert not (path / "report/axes.csv").exists()
+
+
+def test_axes_csv_holds_all_sizes_and_goes_when_there_are_no_axes_any_more(study: Path) -> None:
+    frame = pd.read_csv(study / "report/axes.csv", dtype={"gpus_per_node": str})
+    assert tuple(frame.columns) == AXES_COLUMNS
+    assert len(frame) == 36
+    assert frame["efficiency"].isna().sum() == 4
+
+
+def test_an_older_reports_axes_csv_goes(tmp_path: Path) -> None:
+    path = studies.finished(tmp_path / "s", studies.strong(), epochs=1, ranks_files=False)
+    (path / "report").mkdir()
+    (path / "report/axes.csv").write_text("old")
+    write_report(path)
+    assert not (path / "report/axes.csv").exists()
+
+
+def test_the_figure_has_a_field_per_size_with_efficiency_and_speedup(drawings: dict[str, Drawing]) -> None:
+    figure = drawings["axes-weak"]
+    root = ElementTree.fromstring(figure.inline_svg)
+    marks = [mark.findtext("title") or "" for mark in root.iter() if mark.get("class") == "mark"]
+    assert len(marks) == 18
+    assert marks[0] == (
+        "srun\n1 node × 1 rank = 1 rank\nefficiency 1.000, speedup 1.00×\nwithin one node 1.000"
+    )
+    assert "over nodes 0." in marks[1]
+    assert marks[8].startswith("srun\n4 nodes × 4 ranks = 16 ranks: failed\n")
+    texts = [element.text for element in root.iter("text")]
+    assert {"Nodes", "Ranks per node", "srun", "torchrun", "1", "2", "4"} <= set(texts)
+    assert texts.count("failed") == 2
+    assert texts.count("1.00") == 2
+    assert figure.title == (
+        "Efficiency and speedup by nodes and ranks per node, weak scaling (16 per rank, gloo)"
+    )
+    assert figure.description.startswith(
+        "Efficiency and speedup by nodes (columns) and ranks per node (rows). srun: efficiency "
+    )
+    assert "baseline N₀: 1x1 (1 rank)" in figure.caption
+    assert "Down the first column: within one node." in figure.caption
+    assert not figure.left_out
+
+
+def test_the_page_tells_both_paths_in_a_table_and_escapes_reasons(study: Path) -> None:
+    page = (study / "report/index.html").read_text()
+    assert page.count("<summary>Within a node and over nodes, in numbers</summary>") == 2
+    for word in ("Within one node", "Over nodes", "<caption>srun</caption>", "<caption>torchrun</caption>"):
+        assert word in page
+    assert 'href="axes.csv"' in page
+    assert "<b>memory</b>" not in page
+
+
+def test_what_a_figure_cannot_hold_is_left_out_and_said(tmp_path: Path) -> None:
+    sizes = tuple(range(1, MAX_NODES + 3))
+    cells = [
+        studies.make_cell(n * k, batch=16, mode="weak", per_node=k, swept={"x": x})
+        for x in range(MAX_SERIES + 1)
+        for k in (1, 2)
+        for n in sizes
+    ]
+    path = studies.finished(tmp_path / "s", cells, repeats=1, epochs=1, ranks_files=False)
+    loaded = load_study(path)
+    frames = measure(loaded)
+    figures = draw_figures(scale(frames), frames.runs, parts=series_parts(loaded.plan))
+    figure = next(drawing for drawing in figures if drawing.name == "axes-weak")
+    assert figure.left_out == "4 of 5 series drawn; 64 of 80 sizes drawn"
+
+
+def test_mixed_nodes_have_no_place_on_the_axes(tmp_path: Path) -> None:
+    cells = grid_cells()
+    mixed = studies.make_cell(3, batch=16, mode="weak", per_node=1, name="mixed")
+    mixed = dataclasses.replace(mixed, nodes=2, tasks_per_node=[2, 1])
+    path = studies.finished(tmp_path / "s", [*cells, mixed], repeats=1, epochs=1, ranks_files=False)
+    rows = table(path)
+    assert "mixed" in set(rows["cell_id"])
+    assert "mixed" not in set(two_axes(rows)["cell_id"])

@@ -1,0 +1,151 @@
+"""Whether a change is called: how often falsely, how often rightly, and by the book."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from analysis.estimate import LogMoments
+from analysis.verdicts import (
+    Contrast,
+    Verdict,
+    benjamini_hochberg,
+    bounds,
+    joined,
+    judge,
+    paired,
+    runs_needed,
+    unpaired,
+)
+
+
+def moments(logs: np.ndarray) -> LogMoments:
+    return LogMoments(np.full(len(logs), float(logs.shape[1])), logs.mean(axis=1), logs.var(axis=1, ddof=1))
+
+
+def simulated(
+    *,
+    cells: int,
+    runs: int,
+    changed: int = 0,
+    change: float = 0.0,
+    noise: float = 0.02,
+    studies: int,
+    seed: int,
+) -> np.ndarray:
+    """Return the verdicts of many pairs of studies, one row each; the first cells have the change."""
+    random = np.random.default_rng(seed)
+    truth = np.zeros((cells, 1))
+    truth[:changed] = math.log1p(change)
+    found = []
+    for _ in range(studies):
+        a = random.normal(0.0, noise, (cells, runs))
+        b = random.normal(0.0, noise, (cells, runs)) + truth
+        found.append(judge(unpaired(moments(a), moments(b)))["verdict"])
+    return np.array(found)
+
+
+def called(verdicts: np.ndarray) -> np.ndarray:
+    return (verdicts == Verdict.FASTER) | (verdicts == Verdict.SLOWER)
+
+
+@pytest.mark.parametrize(("cells", "runs"), [(1, 3), (1, 6), (4, 6), (12, 6), (12, 3)])
+def test_without_a_change_at_most_one_study_in_twenty_has_a_false_alarm(cells, runs):
+    verdicts = simulated(cells=cells, runs=runs, studies=1000, seed=11)
+    assert called(verdicts).any(axis=1).mean() <= 0.05
+
+
+def test_a_regression_is_falsely_found_in_at_most_a_fortieth_even_where_many_cells_are_faster():
+    verdicts = simulated(cells=12, runs=6, changed=8, change=0.2, studies=1000, seed=12)
+    assert (verdicts == Verdict.SLOWER).any(axis=1).mean() <= 0.03
+
+
+@pytest.mark.parametrize("change", [0.05, -0.05])
+@pytest.mark.parametrize(("cells", "changed"), [(1, 1), (4, 4), (4, 1)])
+def test_a_true_change_of_5_percent_is_found_with_6_runs_and_2_percent_noise(cells, changed, change):
+    verdicts = simulated(cells=cells, runs=6, changed=changed, change=change, studies=1000, seed=13)
+    right = Verdict.FASTER if change > 0 else Verdict.SLOWER
+    assert (verdicts[:, :changed] == right).mean() >= 0.80
+
+
+def test_a_change_below_the_minimum_effect_is_not_called_however_sure_it_is():
+    verdicts = simulated(cells=1, runs=20, changed=1, change=0.01, noise=0.002, studies=200, seed=14)
+    assert not called(verdicts).any()
+    assert (verdicts == Verdict.SAME).mean() > 0.95
+
+
+def test_the_interval_and_the_p_value_of_unpaired_runs_are_welchs():
+    random = np.random.default_rng(3)
+    a, b = random.normal(5, 0.02, 6), random.normal(5.03, 0.05, 5)
+    contrast = unpaired(moments(a[None]), moments(b[None]))
+    expected = stats.ttest_ind(b, a, equal_var=False)
+    low, high = bounds(contrast)
+    interval = expected.confidence_interval(0.95)
+    assert (low[0], high[0]) == pytest.approx((interval.low, interval.high), rel=1e-9)
+    row = judge(contrast).iloc[0]
+    assert 2 * min(row["p_slower"], row["p_faster"]) == pytest.approx(expected.pvalue, rel=1e-9)
+
+
+def test_the_interval_of_pairs_is_that_of_their_ratios():
+    random = np.random.default_rng(4)
+    hours = random.normal(0, 0.3, 6)
+    a, b = hours + random.normal(5, 0.01, 6), hours + random.normal(5.05, 0.01, 6)
+    low, high = bounds(paired(moments((b - a)[None])))
+    expected = stats.ttest_rel(b, a).confidence_interval(0.95)
+    assert (low[0], high[0]) == pytest.approx((expected.low, expected.high), rel=1e-9)
+    wide = bounds(unpaired(moments(a[None]), moments(b[None])))
+    assert wide[1][0] - wide[0][0] > 10 * (high[0] - low[0])
+
+
+def test_p_values_are_adjusted_as_scipy_adjusts_them():
+    p = np.array([0.01, 0.04, 0.03, 0.005, 0.8])
+    assert benjamini_hochberg(p) == pytest.approx(stats.false_discovery_control(p))
+
+
+def test_a_missing_p_value_is_no_test():
+    assert benjamini_hochberg(np.array([0.02, math.nan]))[0] == pytest.approx(0.02)
+
+
+def test_swapping_a_and_b_turns_the_verdict_round():
+    random = np.random.default_rng(5)
+    a, b = random.normal(0, 0.01, (3, 6)), random.normal(0.1, 0.01, (3, 6))
+    there, back = judge(unpaired(moments(a), moments(b))), judge(unpaired(moments(b), moments(a)))
+    assert list(there["verdict"]) == [Verdict.FASTER] * 3
+    assert list(back["verdict"]) == [Verdict.SLOWER] * 3
+    assert (there["ratio"] * back["ratio"]).to_numpy() == pytest.approx(1)
+    assert (there["low"] * back["high"]).to_numpy() == pytest.approx(1)
+
+
+def test_two_runs_have_a_ratio_and_neither_interval_nor_verdict():
+    row = judge(unpaired(moments(np.array([[0.0, 0.1]])), moments(np.array([[1.0, 1.1, 1.2]])))).iloc[0]
+    assert row["ratio"] == pytest.approx(math.exp(1.05))
+    assert math.isnan(row["low"])
+    assert row["verdict"] == Verdict.UNKNOWN
+
+
+@pytest.mark.parametrize(("shift", "verdict"), [(0.0, "same"), (0.1, "faster"), (-0.1, "slower")])
+def test_runs_without_any_noise_are_judged_by_their_ratio(shift, verdict):
+    a = np.zeros((1, 4))
+    row = judge(unpaired(moments(a), moments(a + shift))).iloc[0]
+    assert row["verdict"] == verdict
+    assert row["low"] == row["ratio"] == row["high"]
+
+
+def test_the_runs_said_to_be_needed_are_about_those_that_tell():
+    contrast = Contrast(np.array([0.0]), np.array([0.02 * math.sqrt(2 / 6)]), np.array([10.0]))
+    needed = int(runs_needed(contrast, n=np.array([6.0]))[0])
+    verdicts = simulated(cells=1, runs=needed, studies=300, seed=15)
+    assert 8 <= needed <= 12
+    enough = simulated(cells=1, runs=4 * needed, studies=300, seed=16)
+    assert (enough == Verdict.SAME).mean() > 0.9 > (verdicts == Verdict.SAME).mean()
+
+
+def test_families_are_joined_in_order():
+    one = Contrast(np.array([1.0]), np.array([2.0]), np.array([3.0]))
+    two = Contrast(np.array([4.0]), np.array([5.0]), np.array([6.0]))
+    both = joined([one, two])
+    assert list(both.centre) == [1.0, 4.0]
+    assert list(both.freedom) == [3.0, 6.0]

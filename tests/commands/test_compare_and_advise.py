@@ -1,0 +1,274 @@
+"""`bench compare` and `bench advise` as their user types them, and the queue that is asked."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.commands.waits import Queue, parse_waits, waits_for
+from bench.errors import BenchError
+from bench.executors.base import PlannedStudy, open_study
+from bench.layout import StudyFolder
+from bench.plan import make_plan, write_plan
+from tests.analysis.studies import StudyBuilder, Timing, finished, strong
+from tests.cluster.bed import Cluster
+from tests.cluster.containers import wait_for
+from tests.commands.test_commands import bench
+
+SLOW = Timing(sample_s=1.2e-3, comm_s=4.8e-3, fixed_s=1.2e-3)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """Return a folder with studies: the same one before and after a change, and one of two backends."""
+    root = tmp_path_factory.mktemp("it's a folder")
+    cells = strong(64, sizes=(1, 2))
+    finished(root / "before/s", cells, repeats=4)
+    finished(root / "after/s", strong(64, sizes=(1, 2)), repeats=4, timing=SLOW, seed=2)
+    both = [*strong(64, sizes=(1, 2)), *strong(64, sizes=(1, 2), backend="nccl")]
+    finished(root / "results/backends", both, repeats=4)
+    return root
+
+
+def test_compare_prints_the_verdicts_and_a_regression_is_exit_code_1(folder):
+    done = bench("compare", "before/s", "after/s", cwd=folder)
+    assert done.returncode == 1, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].strip() == "B: after/s against A: before/s"
+    assert (
+        lines[1].split()
+        == "cell ranks batch A samples/s B samples/s B/A 95 % interval n verdict remark".split()
+    )
+    assert [line.split()[-1] for line in lines[2:4]] == ["slower", "slower"]
+    assert lines[-1] == "2 cells compared: 2 slower"
+    assert bench("compare", "after/s", "before/s", cwd=folder).returncode == 0
+
+
+def test_compare_as_json_and_as_markdown(folder, tmp_path):
+    report = tmp_path / "a report.md"
+    done = bench("compare", "before/s", "after/s", "--json", "--output", str(report), cwd=folder)
+    content = json.loads(done.stdout)
+    assert content["regression"] is True
+    assert content["counts"] == {"faster": 0, "slower": 2, "same": 0, "cannot tell": 0}
+    assert set(content) == {
+        *(
+            "a",
+            "b",
+            "minimum_effect",
+            "regression",
+            "counts",
+            "cells",
+            "only_a",
+            "only_b",
+            "differences",
+            "notes",
+        )
+    }
+    cell = content["cells"][0]
+    assert cell["ratio"] == pytest.approx(1 / 1.2, rel=0.02)
+    assert cell["low"] < cell["ratio"] < cell["high"] < 1
+    assert report.read_text().startswith(
+        "**B: after/s against A: before/s.** 2 cells compared: 2 slower.\n\n| cell |"
+    )
+
+
+def test_compare_within_a_study_by_a_setting(folder):
+    done = bench("compare", "backends", "--by", "backend", "--base", "nccl", "--json", cwd=folder)
+    content = json.loads(done.stdout)
+    assert done.returncode == 0
+    assert (content["a"], content["b"]) == ("backend nccl", "backend gloo")
+    assert len(content["cells"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["before/s"], "a second study is missing; bench compare A B compares two studies, bench compare A --by KEY looks within one"),
+        (["before/s", "after/s", "--by", "backend"], "--by backend looks at one study, and two are given; bench compare A B compares two studies, bench compare A --by KEY looks within one"),
+        (["before/s", "after/s", "--base", "x"], "--base names a value of --by, which is not given; bench compare A --by KEY"),
+        (["backends", "--by", "backend", "--ignore", "x"], "--ignore is for two studies; --by compares cells that differ in KEY alone"),
+        (["before/s", "after/s", "--minimum-effect", "2"], "--minimum-effect 2 is not between 0 and 1; 0.02 stands for 2 %"),
+        (["before/s", "after/s", "--output", "no/such/folder.md"], "no/such/folder.md: cannot be written: No such file or directory"),
+        (["before/s", "nope"], "no study 'nope' is planned below results (there: backends); plan it: bench plan MATRIX"),
+    ],
+)  # fmt: skip
+def test_compare_refuses_what_makes_no_sense(folder, words, said):
+    done = bench("compare", *words, cwd=folder)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"error: {said}\n"
+
+
+def test_advise_prints_options_and_what_to_choose(folder):
+    done = bench("advise", "before/s", "--samples", "1.3M", "--epochs", "3", "--wait", "1h", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].strip() == "Options, the soonest first"
+    assert (
+        lines[1].split()
+        == "study nodes ranks batch setting epoch wait training total hours succeeded choice remark".split()
+    )
+    assert "first" in lines[2]
+    assert lines[5].startswith("First: 2 nodes x 1 rank (s): about ")
+    assert "but waits 1 h: " in lines[5]
+    assert "Wait of s: as given (--wait).\n" in done.stderr
+
+
+def test_advise_as_json_holds_what_is_promised(folder):
+    words = [
+        "--samples",
+        "1000000",
+        "--epochs",
+        "2",
+        "--wait",
+        "before/s=0",
+        "--wait",
+        "after/s=30m",
+        "--json",
+    ]
+    done = bench("advise", "before/s", "after/s", *words, cwd=folder)
+    content = json.loads(done.stdout)
+    assert (content["samples"], content["epochs"]) == (1_000_000, 2)
+    assert set(content) == {"samples", "epochs", "summary", "options", "notes"}
+    waits = {option["study"]: option["wait_s"] for option in content["options"]}
+    assert waits == {"before/s": 0.0, "after/s": 1800.0}
+    first = content["options"][0]
+    assert first["first"] is True
+    assert first["kind"] == "measured"
+    assert first["gpu_hours"] is None
+    assert first["total_s"] == pytest.approx(first["training_s"] + first["wait_s"])
+    again = bench("advise", "before/s", "after/s", *words, cwd=folder)
+    assert again.stdout == done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "--samples is missing; give the training samples of an epoch: --samples 1.3M"),
+        (["--samples", "lots"], "--samples: 'lots' is not a count such as 500000, 10M or 1.5B"),
+        (["--samples", "0"], "--samples 0 is less than one sample; give a count such as 1.3M"),
+        (["--samples", "1M", "--wait", "6"], "--wait 6: '6' is not a duration such as 20m, 1h30m, 45s, or Slurm's [days-]hours:minutes:seconds; 0 where nothing waits"),
+        (["--samples", "1M", "--wait", "x=6h"], "--wait x=6h: no study 'x' is given; there are: s"),
+        (["before/s", "--samples", "1M"], "study before/s is given twice; give each study once"),
+    ],
+)  # fmt: skip
+def test_advise_refuses_what_makes_no_sense(folder, words, said):
+    done = bench("advise", "before/s", *words, cwd=folder)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"error: {said}\n"
+
+
+@pytest.mark.parametrize(
+    ("texts", "expected"),
+    [
+        ([], {}),
+        (["6.5h"], {"a": 23_400.0, "b": 23_400.0}),
+        (["1h", "b=0"], {"a": 3600.0, "b": 0.0}),
+        (["a=none"], {"a": 0.0}),
+        (["b=1-02:00:00"], {"b": 93_600.0}),
+    ],
+)
+def test_waits_are_read_for_all_studies_or_for_one(texts, expected):
+    assert parse_waits(texts, studies=["a", "b"]) == expected
+
+
+# -- the queue of a real Slurm --------------------------------------------------------
+
+MATRIX = """\
+study: queue
+cluster: {{executor: slurm, partition: {partition}, account: users, time_limit: 2m, cpus_per_task: 1}}
+axes: {{nodes: [1, 2], tasks_per_node: [1], backend: [gloo]}}
+scaling: [{{mode: strong, global_batch: [8]}}]
+workload: {{device: cpu, model: mlp, epochs: 1, steps_per_epoch: 4}}
+repeats: 1
+"""
+
+
+def measured_study(path: Path, *, partition: str) -> PlannedStudy:
+    """Return a planned study of the test cluster whose runs were made up."""
+    path.mkdir()
+    (path / "queue.yaml").write_text(MATRIX.format(partition=partition))
+    plan = make_plan(path / "queue.yaml")
+    folder = write_plan(plan, path)
+    builder = StudyBuilder(folder.path, plan.cells, repeats=1)
+    runs = [
+        {"run_id": r.run_id, "cell_id": r.cell_id, "repeat": r.repeat, "order": r.order} for r in plan.runs
+    ]
+    cells = {cell.cell_id: cell for cell in plan.cells}
+    for run in runs:
+        builder._write_run(folder, cells[run["cell_id"]], run, random.Random(1))
+    return open_study(StudyFolder(folder.path))
+
+
+def asked(study: PlannedStudy, *, samples: int) -> dict[tuple[int, str], Any]:
+    from analysis.advise import fastest_of, options_of
+    from analysis.load import load_study
+
+    options, _ = options_of({"queue": load_study(study.folder.path)}, samples=samples, epochs=1)
+    waits = waits_for(fastest_of(options), {"queue": study}, given={}, ask=True)
+    return {layout[1:]: wait for layout, wait in waits.items()}
+
+
+def test_slurm_is_asked_when_each_layout_would_start_and_nothing_is_submitted(cluster: Cluster, tmp_path):
+    study = measured_study(tmp_path / "l40s", partition="l40s")
+    waits = asked(study, samples=1000)
+    assert set(waits) == {(1, "1"), (2, "1")}
+    for wait in waits.values():
+        assert wait.seconds == 0.0
+        assert wait.source.startswith("Slurm's estimate at 2")
+        assert wait.remark == ""
+    assert Queue().slurm.queue() == []
+
+
+def test_a_busy_cluster_has_a_wait_by_slurms_own_estimate(cluster: Cluster, tmp_path):
+    study = measured_study(tmp_path / "l40s", partition="l40s")
+    words = (
+        "sbatch --parsable --partition=l40s --account=users --nodes=4 --exclusive --time=5 --output=/dev/null"
+    )
+    job = subprocess.run([*words.split(), "--wrap=sleep 200"], capture_output=True, text=True, check=True)
+    queue, job_id = Queue().slurm, job.stdout.strip()
+    wait_for(
+        lambda: [row.state for row in queue.queue([job_id])] == ["RUNNING"],
+        what="the job's start",
+        timeout_s=60,
+    )
+    waits = asked(study, samples=1000)
+    assert all(0 < wait.seconds <= 300 for wait in waits.values())
+
+
+def test_a_training_beyond_the_partitions_limits_is_told(cluster: Cluster, tmp_path):
+    study = measured_study(tmp_path / "short", partition="short")
+    # 9 ms for 8 samples and half a million steps: an hour and a quarter, where 5 minutes are allowed.
+    waits = asked(study, samples=4_000_000)
+    one, two = waits[1, "1"], waits[2, "1"]
+    assert one.seconds == 0.0
+    assert one.remark.endswith(" jobs in a row: the partition's limit is 5 min; one wait counted")
+    assert int(one.remark.split()[0]) > 10
+    assert two.seconds is None
+    assert two.remark.startswith("Slurm would not take it: ")
+
+
+def test_without_a_slurm_the_wait_is_not_known_and_why_is_told(tmp_path, monkeypatch):
+    study = measured_study(tmp_path / "l40s", partition="l40s")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert {wait.source for wait in asked(study, samples=1000).values()} == {
+        "not known: sinfo: command not found"
+    }
+
+
+def test_a_study_on_this_machine_waits_for_nobody(tmp_path):
+    path = finished(tmp_path / "s", strong(sizes=(1, 2)))
+    plan = json.loads((path / "plan.json").read_text())
+    (path / "plan.json").write_text(json.dumps({**plan, "executor": "local"}))
+    waits = asked(open_study(StudyFolder(path)), samples=1000)
+    assert {wait.seconds for wait in waits.values()} == {0.0}
+    assert {wait.source for wait in waits.values()} == {"no queue (executor local)"}
+
+
+def test_a_wait_for_an_unknown_study_is_an_error():
+    with pytest.raises(BenchError, match="no study 'c' is given; there are: a, b"):
+        parse_waits(["c=1h"], studies=["a", "b"])

@@ -1,0 +1,183 @@
+"""Commands as cells, carried out: on this machine, and as jobs of a real Slurm."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from bench.executors import script
+from bench.executors.base import PlannedStudy, Watch, open_study
+from bench.executors.local import LocalExecutor
+from bench.layout import RunFolder, StudyFolder
+from bench.plan import make_plan, write_plan
+from bench.verify import verify_run
+
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+MATRIX = """\
+study: own
+cluster: {{executor: local, time_limit: {limit}}}
+axes: {{tasks_per_node: [2]}}
+scaling: [{{mode: weak, per_gpu_batch: [8]}}]
+repeats: 1
+workload:
+  device: cpu
+"""
+
+
+@pytest.fixture
+def study(tmp_path, monkeypatch):
+    """Return a function that plans a study of one command in a folder with an awkward name, and runs it."""
+
+    def study(workload: str, limit: str = "2m") -> PlannedStudy:
+        root = tmp_path / "it's; a $(folder)"
+        root.mkdir()
+        monkeypatch.chdir(root)
+        lines = "".join(f"  {line}\n" for line in workload.splitlines())
+        Path("own.yaml").write_text(MATRIX.format(limit=limit) + lines)
+        planned = open_study(write_plan(make_plan(Path("own.yaml")), Path("results")))
+        LocalExecutor(planned).submit(planned.runs, watch=Watch())
+        return planned
+
+    return study
+
+
+def left(study: PlannedStudy) -> RunFolder:
+    return study.folder.attempt(study.runs[0].run_id, 1)
+
+
+def run_json(study: PlannedStudy) -> dict:
+    return json.loads(left(study).run_json.read_text())
+
+
+def bench(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "bench", *words],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "BENCH_RESULTS": str(cwd / "results"), "OMP_NUM_THREADS": "1"},
+    )
+
+
+def test_a_command_needs_no_torch_and_gets_its_words_as_they_are(study):
+    done = study(
+        """\
+command: [bash, -c, 'printf "%s\\n" "$@" >"$1/words.$RANK"', bash, "{run_dir}", "{cell_id}", "a  'b' $HOME", "{{}}"]
+metrics: none"""
+    )
+    assert run_json(done)["state"] == "completed"
+    folder = left(done)
+    wanted = [str(folder.path.resolve()), "n1x2-gloo-torchrun-b8", "a  'b' $HOME", "{}"]
+    for rank in (0, 1):
+        assert (folder.path / f"words.{rank}").read_text().splitlines() == wanted
+    assert verify_run(folder.path).passed
+
+
+def test_a_command_that_fails_is_told_with_its_words(study):
+    done = study("command: [bash, -c, 'echo \"ValueError: planted\" >&2; exit 3']\nmetrics: none")
+    assert run_json(done)["state"] == "failed"
+    assert "ValueError: planted" in left(done).err.read_text()
+    assert not verify_run(left(done).path).passed
+
+
+def test_a_command_that_prints_nothing_of_the_sort_is_incomplete(study):
+    done = study("command: [echo, hello]\nmetrics: {output: {throughput: 'speed (.*)'}}")
+    content = run_json(done)
+    assert (content["state"], content["reason"]) == (
+        "failed",
+        "no line of job.out or job.err matches workload.metrics.output.throughput 'speed (.*)'",
+    )
+
+
+def test_the_time_limit_ends_every_process_of_a_command(study, monkeypatch):
+    monkeypatch.setattr(script, "GRACE_S", 2.0)
+    began = time.monotonic()
+    done = study(
+        "command: [bash, -c, 'trap \"\" TERM; sleep 4242 & wait; sleep 4242']\nmetrics: none", limit="5s"
+    )
+    assert time.monotonic() - began < 60
+    assert run_json(done)["reason"] == "the time limit of 5 s was reached"
+    assert [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", "4242"]] == []
+
+
+@pytest.mark.slow
+def test_an_unchanged_script_and_one_with_added_lines_end_in_the_same_report(tmp_path):
+    for name in ("train_ddp.py", "train_gpt.py"):
+        shutil.copy(EXAMPLES / name, tmp_path)
+    quick = {
+        "ddp": ("--epochs 4", "--epochs 2 --samples 1600"),
+        "gpt": ("{grad_accum}", "{grad_accum} --max_iters 9"),
+    }
+    reports = {}
+    for name, (old, new) in quick.items():
+        text = (EXAMPLES / f"{name}.yaml").read_text()
+        assert old in text
+        text = text.replace(old, new).replace("steps_per_epoch: 30", "steps_per_epoch: 10")
+        text = text.replace("repeats: 3", "repeats: 1").replace(
+            "tasks_per_node: [1, 2]", "tasks_per_node: [2]"
+        )
+        (tmp_path / f"{name}.yaml").write_text(text)
+        done = bench("run", f"{name}.yaml", cwd=tmp_path)
+        assert done.returncode == 0, done.stdout + done.stderr
+        checked = bench("verify", f"own_{name}", cwd=tmp_path)
+        assert checked.returncode == 0, checked.stdout
+        with (tmp_path / "results" / f"own_{name}" / "report" / "scaling.csv").open(newline="") as file:
+            (reports[name],) = csv.DictReader(file)
+    assert list(reports["ddp"]) == list(reports["gpt"])
+    for row in reports.values():
+        assert (row["state"], row["n"], row["gpus"], row["global_batch"][-1]) == (
+            *("completed", "1", "2"),
+            row["global_batch"][-1],
+        )
+        assert float(row["throughput_samples_per_sec"]) > 0
+    assert float(reports["ddp"]["comm_efficiency"]) > 0
+    assert reports["gpt"]["comm_efficiency"] == ""  # what the script does not tell is not known
+
+
+def test_srun_and_torchrun_give_a_command_the_same_names(cluster, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("own.yaml").write_text(
+        "study: own\n"
+        "cluster: {executor: slurm, partition: l40s, account: users, time_limit: 2m}\n"
+        "axes: {nodes: [2], tasks_per_node: [2], launcher: [srun, torchrun]}\n"
+        "scaling: [{mode: weak, per_gpu_batch: [8]}]\n"
+        "repeats: 1\n"
+        "workload:\n"
+        "  device: cpu\n"
+        "  command:\n"
+        "    - bash\n"
+        "    - -c\n"
+        '    - \'env | grep -E "^(RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|BENCH_GLOBAL_BATCH)=" | sort'
+        ' >"$1/env.$RANK"; echo "rate $2"\'\n'
+        "    - bash\n"
+        "    - '{run_dir}'\n"
+        "    - '{global_batch}'\n"
+        "  metrics: {output: {throughput: 'rate ([0-9]+)'}}\n"
+    )
+    folder = write_plan(make_plan(Path("own.yaml")), tmp_path / "results")
+    done = bench("submit", "own", "--wait", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    study = open_study(StudyFolder(folder.path))
+    names = {}
+    for run in study.runs:
+        path = study.folder.attempt(run.run_id, 1).path
+        names[run.cell_id] = [(path / f"env.{rank}").read_text().split() for rank in range(4)]
+        assert verify_run(path).passed
+    srun, torchrun = names.values()
+    assert srun == torchrun
+    assert srun[3] == [
+        "BENCH_GLOBAL_BATCH=32",
+        "LOCAL_RANK=1",
+        "LOCAL_WORLD_SIZE=2",
+        "RANK=3",
+        "WORLD_SIZE=4",
+    ]

@@ -1,0 +1,240 @@
+"""What goes wrong around a run, on the real cluster: told alike by status, verify and the report."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster.bed import Cluster
+from tests.cluster.containers import wait_for
+from tests.executors.fault_studies import FAULTS, Scene, differences, fault_study
+from tests.executors.slurm_studies import MEASURE, Study, lines, run_id, scripted_study
+from tests.executors.small_disk import SmallDisk, small_disk
+
+#: Those that need no more than seconds; `make campaign` has all.
+QUICK = ("fine", "out-of-memory", "killed", "cancelled", "requeued", "slurmd-killed", "drained")
+
+
+@pytest.fixture
+def scripted(cluster: Cluster, tmp_path: Path) -> Iterator[Callable[..., Study]]:
+    """Make scripted studies; their jobs end with the test."""
+    made: list[Study] = []
+
+    def make(*bodies: str, name: str = "scripted", folder: Path = tmp_path, **more: Any) -> Study:
+        study = scripted_study(folder / name, bodies, cluster.environment, name=name, **more)
+        made.append(study)
+        return study
+
+    yield make
+    for study in made:
+        study.cancel_all()
+
+
+@pytest.fixture
+def disk(cluster: Cluster, tmp_path: Path) -> Iterator[SmallDisk]:
+    """Mount a small disk of its own."""
+    with small_disk(cluster, tmp_path) as mounted:
+        yield mounted
+
+
+def test_every_fault_is_told_alike_by_status_verify_and_report(cluster, tmp_path):
+    study = fault_study(tmp_path, QUICK, cluster.environment)
+    study.submit(*QUICK)
+    for fault in QUICK:
+        FAULTS[fault].strike(Scene(cluster, study, fault))
+    study.await_ends(*QUICK)
+    assert differences(study, QUICK) == []
+    # What the part before left is put aside: it is not this measurement's.
+    again = study.folder("requeued").path
+    assert (again / "before-restart-1/metrics.csv").exists()
+    assert not (again / "probes.json").exists()
+    job_id = study.status()["requeued"]["job_id"]
+    ends = [line.split() for line in (again / "sacct_summary.txt").read_text().splitlines()]
+    assert [words[1] for words in ends if words[0] == job_id] == ["REQUEUED", "COMPLETED"]
+    events = [
+        e["event"] for e in study.study.planned.ledger.events() if e["run_id"] == study.run_id("requeued")
+    ]
+    assert events == ["intent", "submitted", "ended"]
+
+
+def test_a_run_waits_for_a_drained_node_and_says_so(cluster, scripted):
+    study = scripted(f"#SBATCH -w n3\n{MEASURE}")
+    cluster.drain("n3")
+    try:
+        done = study.bench("submit", "STUDY")
+        assert done.returncode == 0
+        assert done.stderr.startswith(
+            f"{run_id(1)} goes first: Slurm says of its size now: "
+            "allocation failure: Requested node configuration is not available\n"
+        )
+        why = "waits to start (ReqNodeNotAvail, UnavailableNodes:n3)"
+        wait_for(lambda: study.status()[run_id(1)]["reason"] == why, what="the reason", timeout_s=20)
+        verified = json.loads(study.bench("verify", "STUDY", "--json").stdout)
+        assert verified["runs"][0]["checks"][0]["found"] == f"queued ({why})"
+        assert study.bench("report", "STUDY").returncode == 0
+        assert why in (study.folder / "report/scaling.csv").read_text()
+    finally:
+        cluster.resume("n3")
+    assert study.bench("submit", "STUDY", "--wait").stderr.splitlines()[-1] == "study scripted: 1 completed"
+
+
+def test_what_was_settled_while_accounting_was_down_is_completed_later(cluster, scripted):
+    study = scripted(
+        MEASURE,
+        "#SBATCH -n2\nsrun -n2 --kill-on-bad-exit=1 bash -c '[ $SLURM_PROCID = 0 ] || kill -9 $$; sleep 30'",
+    )
+    cluster.stop_slurmdbd()
+    try:
+        done = study.bench("submit", "STUDY", "--wait")
+        assert done.returncode == 1
+        assert done.stderr.splitlines()[-2] == "study scripted: 1 completed, 1 failed"
+        early = study.run_json(run_id(2))
+        assert early["reason"].endswith("; ended with a bad exit code (NonZeroExitCode)")
+    finally:
+        cluster.start_slurmdbd()
+    summary = study.folder / f"runs/{run_id(2)}/attempt-1/sacct_summary.txt"
+    assert not summary.exists()
+    wait_for(
+        lambda: bool(study.status()) and summary.exists(), what="the accounting", timeout_s=60, every_s=0.5
+    )
+    assert (study.folder / f"runs/{run_id(1)}/attempt-1/sacct_summary.txt").exists()
+    late = study.run_json(run_id(2))
+    assert (late["state"], late["failure_class"]) == ("failed", "killed")
+    assert "step 0 (bash) was ended by SIG" in late["reason"]
+    events = [e["event"] for e in study.planned.ledger.events() if e["run_id"] == run_id(2)]
+    assert events == ["intent", "submitted", "ended", "accounted"]
+
+
+def test_a_cancelled_run_gets_its_accounting_with_the_next_status(cluster, scripted):
+    study = scripted("sleep 60")
+    assert study.bench("submit", "STUDY").returncode == 0
+    wait_for(lambda: study.status()[run_id(1)]["state"] == "running", what="the run", timeout_s=20)
+    assert study.bench("cancel", "STUDY").stdout == "1 runs cancelled\n"
+    summary = study.folder / f"runs/{run_id(1)}/attempt-1/sacct_summary.txt"
+    wait_for(
+        lambda: bool(study.status()) and summary.exists(), what="its accounting", timeout_s=30, every_s=0.5
+    )
+    content = study.run_json(run_id(1))
+    assert (content["state"], content["reason"]) == ("cancelled", "cancelled by bench cancel")
+    assert content["started_at"] <= content["ended_at"]
+    assert "CANCELLED by 0" in summary.read_text()
+
+
+# -- the results' disk ----------------------------------------------------------------------
+
+
+def test_a_disk_that_is_full_or_read_only_keeps_a_submission_from_queueing_anything(disk, scripted):
+    study = scripted(MEASURE, folder=disk.path)
+    folder = study.folder / f"runs/{run_id(1)}"
+    with disk.full():
+        done = study.bench("submit", "STUDY")
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: {folder}")
+    assert done.stderr.endswith(
+        ": cannot be written: No space left on device; free some space there, then type it again\n"
+    )
+    with disk.read_only():
+        done = study.bench("submit", "STUDY")
+    assert (done.returncode, done.stderr) == (
+        2,
+        f"error: {study.folder}/submit.lock: cannot be written: Read-only file system; "
+        "make it writable, then type it again\n",
+    )
+    assert study.jobs_per_run() == {}
+    done = study.bench("submit", "STUDY", "--wait")
+    assert done.stderr.splitlines()[-1] == "study scripted: 1 completed"
+
+
+def test_a_job_whose_id_found_no_room_on_the_disk_is_not_lost(cluster, disk, scripted):
+    study = scripted(MEASURE, MEASURE, folder=disk.path)
+    first = study.planned.runs[0].run_id
+    assert study.bench("submit", "STUDY", "--wait", "--only", first).returncode == 0
+    ledger = study.folder / "ledger.jsonl"
+    size = ledger.stat().st_size
+    with cluster.frozen_slurmctld():
+        process = study.start("submit", "STUDY")
+        wait_for(lambda: ledger.stat().st_size > size, what="the intent", timeout_s=20)
+        _fill_up(ledger)
+        time.sleep(0.5)
+        disk.fill()
+    said = process.communicate(timeout=60)[1]
+    assert process.returncode == 2, said
+    assert said.startswith(f"error: {ledger}: cannot be written: No space left on device; ")
+    assert all(json.loads(line) for line in ledger.read_text().splitlines() if line.strip())
+    disk.free()
+    done = study.bench("submit", "STUDY", "--wait")
+    assert done.stderr.splitlines()[-1] == "study scripted: 2 completed", done.stderr
+    assert study.jobs_per_run() == {run_id(1): 1, run_id(2): 1}
+
+
+def _fill_up(ledger: Path) -> None:
+    """Lengthen a file by empty lines to a whole block, so that its next line needs a new one."""
+    with ledger.open("a") as file:
+        file.write("\n" * (-ledger.stat().st_size % 4096))
+
+
+def test_a_run_that_could_not_write_its_results_says_why(cluster, disk, tmp_path):
+    study = fault_study(tmp_path / "programs", ["full"], cluster.environment, results=disk.path)
+    study.submit("full")
+    scene = Scene(cluster, study, "full")
+    scene.await_state("RUNNING")
+    wait_for((study.folder("full").path / "job.err").exists, what="the job's files", timeout_s=20)
+    time.sleep(1)
+    (study.study.folder / "go").touch()
+    disk.fill()
+    shown = study.await_ends("full")["full"]
+    why = "the run's folder could not be written when the job ended: the disk is full or read-only; FAILED: "
+    assert (shown["state"], shown["failure_class"]) == ("failed", "bad-exit")
+    assert shown["reason"].startswith(why) or "No space left on device" in shown["reason"]
+    assert "not saved: " in shown["reason"]
+    disk.free()
+    reason = study.status()["full"]["reason"]
+    assert "not saved: " not in reason
+    assert study.verified()["full"].startswith(f"failed ({reason})")
+    rows, page = study.reported()
+    assert reason in rows["full"]["reason"]
+    assert reason in page
+
+
+def test_another_jobs_rows_under_the_same_id_do_not_hide_this_ones(cluster, scripted, tmp_path):
+    """A controller that lost its state gives ids anew; sacct then has rows of both jobs."""
+    study = scripted(MEASURE)
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    sacct = programs / "sacct"
+    sacct.write_text(
+        f'#!/bin/bash\nrows=$({shutil.which("sacct")} "$@")\n'
+        'sed "s/COMPLETED/FAILED/; s/scripted[.].*/other/" <<<"$rows"\nprintf "%s\\n" "$rows"\n'
+    )
+    sacct.chmod(0o755)
+    watched = Study(study.folder, {**study.environment, "PATH": f"{programs}:{os.environ['PATH']}"})
+    done = watched.bench("submit", "STUDY", "--wait")
+    assert done.stderr.splitlines()[-1] == "study scripted: 1 completed", done.stderr
+    summary = (study.folder / f"runs/{run_id(1)}/attempt-1/sacct_summary.txt").read_text()
+    assert "FAILED" not in summary
+    assert study.run_json(run_id(1))["job_name"] in summary
+
+
+def test_with_wait_an_absent_controller_is_waited_for_from_the_start(cluster, scripted):
+    study = scripted(MEASURE)
+    with cluster.configured(MessageTimeout="1"):
+        cluster.stop_slurmctld()
+        try:
+            without = study.bench("submit", "STUDY")
+            with_wait = study.start("submit", "STUDY", "--wait")
+            said = next(lines(with_wait.stderr))
+        finally:
+            cluster.start_slurmctld()
+    assert without.returncode == 1
+    assert "Unable to contact slurm controller" in without.stderr
+    assert said.startswith("sbatch")
+    assert said.endswith(": waiting for Slurm")
+    assert with_wait.communicate(timeout=60)[1].splitlines()[-1] == "study scripted: 1 completed"
+    assert study.jobs_per_run() == {run_id(1): 1}

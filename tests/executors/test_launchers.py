@@ -1,0 +1,209 @@
+"""The same matrix by srun and torchrun, on a real Slurm, from plan to report; and what else sites ask for."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from bench.layout import RunFolder
+from tests.cluster.bed import Cluster
+from tests.cluster.containers import wait_for
+from tests.executors.slurm_studies import MEASURE, Study, plan_study, run_id, scripted_study
+
+MATRIX = """\
+study: launchers
+cluster:
+  executor: slurm
+  partition: l40s
+  account: users
+  cpus_per_task: 1
+  time_limit: 5m
+  env: {GLOO_SOCKET_IFNAME: eth0}
+axes: {nodes: [1, 2], tasks_per_node: [1, 2], backend: [gloo], launcher: [srun, torchrun]}
+scaling: [{mode: weak, per_gpu_batch: [2]}]
+include:
+  - {nodes: 2, tasks_per_node: [2, 1], launcher: torchrun, backend: gloo, mode: weak, per_gpu_batch: 2}
+workload: {device: cpu, model: mlp, parameters: 100k, steps_per_epoch: 3, epochs: 1, warmup_steps: 3,
+           attribution_steps: 0, val_steps: 0}
+repeats: 1
+"""
+
+
+@pytest.fixture(scope="module")
+def study(running_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Study]:
+    """Run all cells to their ends."""
+    study = plan_study(tmp_path_factory.mktemp("launchers"), MATRIX, running_cluster.environment)
+    done = study.bench("submit", "STUDY", "--wait", timeout_s=280)
+    assert done.returncode == 0, done.stderr
+    yield study
+    study.cancel_all()
+
+
+def test_every_run_of_either_launcher_completes_and_passes(study):
+    shown = study.status()
+    assert len(shown) == 9
+    assert {run["state"] for run in shown.values()} == {"completed"}
+    verified = study.bench("verify", "STUDY")
+    assert verified.stdout.splitlines()[-1] == "9 of 9 runs pass"
+
+
+def test_all_ranks_joined_on_the_hosts_that_slurm_gave_and_the_start_says_so(study, running_cluster):
+    for name, run in study.status().items():
+        folder = RunFolder(study.folder / f"runs/{name}/attempt-1")
+        env, cell = json.loads(folder.env.read_text()), study.run_json(name)["cell"]
+        asked = ["sacct", "-nXPj", run["job_id"], "-o", "State,NodeList"]
+        state, nodes = running_cluster.run(asked).stdout.strip().split("|")
+        given = running_cluster.run(["scontrol", "show", "hostnames", nodes]).stdout.split()
+        assert state == "COMPLETED"
+        assert [host["host"] for host in env["hosts"]] == given
+        counts = cell["tasks_per_node"]
+        per_node = counts if isinstance(counts, list) else [counts] * cell["nodes"]
+        assert [host["ranks_here"] for host in env["hosts"]] == per_node
+        ranks = cell["world_size"]
+        assert (env["joined"]["ranks"], env["joined"]["expected"]) == (ranks, ranks)
+        said = folder.out.read_text() + folder.err.read_text()
+        assert re.search(rf"\b{ranks}/{ranks} ranks? joined", said), said
+
+
+def test_the_report_shows_speedup_and_efficiency_over_both_axes(study):
+    done = study.bench("report", "STUDY")
+    assert done.returncode == 0, done.stderr
+    report = study.folder / "report"
+    with (report / "axes.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    sizes = {(row["series"].rsplit("-", 1)[1], row["nodes"], row["gpus_per_node"]) for row in rows}
+    assert sizes == {(who, n, k) for who in ("srun", "torchrun") for n in "12" for k in "12"}
+    for row in rows:
+        within, over = float(row["efficiency_within_node"]), float(row["efficiency_over_nodes"])
+        assert float(row["efficiency"]) == pytest.approx(within * over)
+        assert float(row["speedup"]) == pytest.approx(float(row["efficiency"]) * int(row["gpus"]))
+    page = (report / "index.html").read_text()
+    assert "Efficiency and speedup by nodes and ranks per node" in page
+
+
+# -- what sites ask for -----------------------------------------------------------------------
+
+
+SITE_MATRIX = """\
+study: site
+cluster:
+  executor: slurm
+  partition: l40s
+  account: users
+  qos: bench
+  reservation: tonight
+  constraint: fast
+  gpu_type: l40s
+  gpu_request: {request}
+  mem: 100M
+  time_limit: 2m
+  directives: ["--comment=grant:7"]
+axes: {{nodes: [1], gpus_per_node: [2], backend: [gloo]}}
+scaling: [{{mode: weak, per_gpu_batch: [1]}}]
+workload: {{device: cuda, model: mlp}}
+repeats: 1
+"""
+
+
+@pytest.fixture
+def site(cluster: Cluster) -> Iterator[Cluster]:
+    """Give the cluster what sites have: a QOS, a reservation, a feature on two of its nodes."""
+    cluster.run(["sacctmgr", "-i", "add", "qos", "bench"], check=False)  # there already, the second time
+    cluster.run(["sacctmgr", "-i", "modify", "user", "root", "set", "qos+=bench"])
+    cluster.run(["scontrol", "update", "NodeName=n[3-4]", "AvailableFeatures=fast", "ActiveFeatures=fast"])
+    words = ["ReservationName=tonight", "Users=root", "StartTime=now", "Duration=30", "Nodes=n[2-4]"]
+    cluster.run(["scontrol", "create", "reservation", *words])
+    yield cluster
+    cluster.run(["scancel", "--user=root"])  # a reservation in use cannot be deleted
+
+    def deleted() -> bool:
+        return cluster.run(["scontrol", "delete", "ReservationName=tonight"], check=False).returncode == 0
+
+    wait_for(deleted, what="the end of the reservation", timeout_s=30)
+    cluster.run(["scontrol", "update", "NodeName=n[3-4]", "AvailableFeatures=", "ActiveFeatures="])
+
+
+@pytest.mark.parametrize("request_form", ["gres", "gpus-per-node"])
+def test_what_a_site_asks_for_reaches_slurm_either_way_of_asking_for_gpus(site, tmp_path, request_form):
+    study = plan_study(tmp_path, SITE_MATRIX.format(request=request_form), site.environment)
+    (run,) = study.planned.runs
+    script = study.planned.script(run.cell_id)
+    head = [line for line in script.read_text().splitlines() if line.startswith("#SBATCH")]
+    body = 'nvidia=$CUDA_VISIBLE_DEVICES; echo "devices $nvidia on $(hostname)"'
+    script.write_text("\n".join(["#!/bin/bash", *head, body, MEASURE, ""]))
+    done = study.bench("submit", "STUDY")
+    assert done.returncode == 0, done.stderr
+    job_id = study.run_json(run.run_id)["job_id"]
+    fields = "Partition,Account,QOS,Reservation,Constraints,ReqTRES,NodeList,State"
+
+    def told() -> list[str]:
+        words = ["sacct", "-nXPj", job_id, "-o", fields]
+        return site.run(words).stdout.strip().split("|")
+
+    # The job's own record may come after its steps': until then some columns are empty.
+    wait_for(lambda: told()[-1] == "COMPLETED" and told()[0] != "", what="the job's accounting", timeout_s=60)
+    partition, account, qos, reservation, constraint, tres, node, _ = told()
+    assert (partition, account, qos, reservation, constraint) == ("l40s", "users", "bench", "tonight", "fast")
+    assert "gres/gpu=2" in tres
+    assert node in ("n3", "n4")
+    assert (
+        f"devices 0,1 on {node}" in RunFolder(study.folder / f"runs/{run.run_id}/attempt-1").out.read_text()
+    )
+
+
+# -- preemption -------------------------------------------------------------------------------
+
+
+def push_out(study: Study, cluster: Cluster) -> None:
+    """Run the study's first run on all of a node, and let a job of a higher partition take it."""
+    assert study.bench("submit", "STUDY").returncode == 0
+    wait_for(
+        lambda: study.status()[run_id(1)]["state"] == "running",
+        what="the job that is pushed out",
+        timeout_s=60,
+    )
+    cluster.run(
+        ["sbatch", "-p", "urgent", "-w", "n4", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 60"]
+    )
+
+
+WHOLE_NODE = "#SBATCH -w n4 --exclusive\n"
+
+
+def test_a_run_that_has_to_make_room_fails_as_preempted_everywhere(cluster, tmp_path):
+    body = f"{WHOLE_NODE}#SBATCH --no-requeue\nsleep 300"
+    study = scripted_study(tmp_path, [body], cluster.environment, name="preempted")
+    push_out(study, cluster)
+    wait_for(lambda: study.status()[run_id(1)]["state"] == "failed", what="its end", timeout_s=90)
+    run = study.status()[run_id(1)]
+    reason = "PREEMPTED: had to make room for another job"
+    assert (run["failure_class"], run["reason"]) == ("preempted", reason)
+    assert (
+        study.bench("verify", "STUDY").stdout.splitlines()[1].startswith(f"  FAIL  state: failed ({reason})")
+    )
+    written = study.bench("report", "STUDY")
+    assert written.returncode == 0, written.stderr
+    page = (study.folder / "report/index.html").read_text()
+    assert reason in page
+    assert "preempted" in (study.folder / "report/runs.csv").read_text()
+    dry = study.bench("submit", "STUDY", "--dry-run", "--retry-failed").stdout
+    assert dry.splitlines()[-1] == "1 of 1 runs would be started"
+
+
+def test_a_preempted_job_that_may_be_requeued_waits_again_and_says_so(cluster, tmp_path):
+    """The harness's scripts forbid it; a site's sbatch filter may allow it all the same."""
+    body = f"{WHOLE_NODE}#SBATCH --requeue\nsleep 300"
+    study = scripted_study(tmp_path, [body], cluster.environment, name="requeued")
+    push_out(study, cluster)
+    wait_for(lambda: study.status()[run_id(1)]["state"] == "queued", what="its return", timeout_s=90)
+    run = study.status()[run_id(1)]
+    assert run["job_id"] == study.run_json(run_id(1))["job_id"]
+    assert run["reason"].startswith("PREEMPTED: had to make room for another job; waits to start (")
+    dry = study.bench("submit", "STUDY", "--dry-run").stdout
+    assert dry == "0 of 1 runs would be started\n"
+    assert study.bench("cancel", "STUDY").stdout == "1 runs cancelled\n"
+    assert study.status()[run_id(1)]["state"] == "cancelled"

@@ -1,0 +1,191 @@
+"""The numbers of commands that are not changed: from their output, or from a file of theirs."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.executors.evidence import incomplete
+from bench.layout import METRICS_COLUMNS, RunFolder
+from bench.matrix.cell import Cell
+
+
+def cell(metrics: dict[str, Any]) -> Cell:
+    return Cell(
+        cell_id="c",
+        launcher="torchrun",
+        backend="gloo",
+        nodes=2,
+        tasks_per_node=2,
+        world_size=4,
+        per_gpu_batch=8,
+        global_batch=32,
+        workload={"command": ["x"], "metrics": metrics, "epochs": 3},
+        env={},
+    )
+
+
+class Left:
+    """A run's folder with what a command left in it."""
+
+    def __init__(self, path: Path) -> None:
+        self.folder = RunFolder(path)
+
+    def lack(self, metrics: dict[str, Any]) -> str:
+        return incomplete(self.folder, cell(metrics))
+
+    def rows(self, metrics: dict[str, Any]) -> list[dict[str, str]]:
+        assert self.lack(metrics) == ""
+        with self.folder.metrics.open(newline="") as file:
+            rows = list(csv.DictReader(file))
+        assert tuple(rows[0]) == METRICS_COLUMNS
+        return rows
+
+
+@pytest.fixture
+def left(tmp_path) -> Left:
+    return Left(tmp_path)
+
+
+def column(rows: list[dict[str, str]], name: str) -> list[float | str]:
+    return [float(row[name]) if row[name] else "" for row in rows]
+
+
+STEP_TIME = {"step_time": r"time ([0-9.]+)ms"}
+
+
+def test_step_times_in_milliseconds_become_throughputs_of_the_global_batch(left):
+    left.folder.out.write_text("iter 0: loss 3.0, time 900ms\niter 1: loss 2.5, time 64.0ms\nend\n")
+    metrics = {"output": {**STEP_TIME, "loss": r"loss ([0-9.]+)"}, "units": {"step_time": "ms"}, "skip": 1}
+    (row,) = left.rows(metrics)
+    told = {name: value for name, value in row.items() if value}
+    assert told == {
+        "epoch": "1",
+        "steps": "1",
+        "samples": "32",
+        "train_loss": "2.5",
+        "epoch_time_sec": "0.064",
+        "throughput_samples_per_sec": "500",
+        "step_time_sec_median": "0.064",
+    }
+
+
+@pytest.mark.parametrize(
+    ("more", "throughput"),
+    [
+        ({}, 100.0),
+        ({"scope": "per_gpu"}, 400.0),
+        ({"units": {"throughput": "it/s"}}, 3200.0),
+        ({"units": {"throughput": "it/s"}, "scope": "per_gpu"}, 3200.0),
+    ],
+)
+def test_a_rate_is_of_all_ranks_or_of_one_or_of_steps(left, more, throughput):
+    left.folder.out.write_text("speed: 100/s\n")
+    rows = left.rows({"output": {"throughput": r"speed: (\S+)/s"}, **more})
+    assert column(rows, "throughput_samples_per_sec") == [throughput]
+    assert column(rows, "step_time_sec_median") == [32 / throughput]
+
+
+def test_what_is_told_twice_is_kept_as_it_is_told(left):
+    left.folder.out.write_text("1,000.5 img/s in 0.5 s\n")
+    rows = left.rows({"output": {"throughput": r"(\S+) img/s", "step_time": r"in (\S+) s"}})
+    assert column(rows, "throughput_samples_per_sec") == [1000.5]
+    assert column(rows, "step_time_sec_median") == [0.5]
+
+
+def test_progress_bars_on_standard_error_are_read_where_the_output_has_nothing(left):
+    left.folder.out.write_text("nothing\n")
+    left.folder.err.write_text(" 10%|#  | [00:01, 4.00it/s]\r 20%|## | [00:02, 8.00it/s]\r")
+    rows = left.rows({"output": {"throughput": r"([0-9.]+)it/s"}, "units": {"throughput": "it/s"}})
+    assert column(rows, "throughput_samples_per_sec") == [128.0, 256.0]
+
+
+def test_a_loss_that_is_printed_more_often_is_left_out(left):
+    left.folder.out.write_text("loss 3\nloss 2\ntime 10ms\n")
+    rows = left.rows({"output": {**STEP_TIME, "loss": r"loss (\S+)"}, "units": {"step_time": "ms"}})
+    assert column(rows, "train_loss") == [""]
+
+
+def test_a_csv_of_the_command_is_read_by_its_columns(left):
+    (left.folder.path / "log.csv").write_text("\ufeffstep, ips ,val\n1,10,\n2,20,\n3,,0.5\n")
+    rows = left.rows({"csv": "log.csv", "columns": {"throughput": "ips"}})
+    assert column(rows, "throughput_samples_per_sec") == [10.0, 20.0]
+
+
+def test_json_lines_are_read_by_their_keys_and_others_are_passed_over(left):
+    records = [{"t": 0.5, "loss": 1.0}, {"eval": 3}, {"t": 0.25, "loss": 0.5}]
+    text = "".join(f"{json.dumps(record)}\n" for record in records)
+    (left.folder.path / "log.jsonl").write_text(f"starting\n{text}[1]\n" + '{"t": 0.')
+    rows = left.rows({"jsonl": "log.jsonl", "columns": {"step_time": "t", "loss": "loss"}})
+    assert column(rows, "throughput_samples_per_sec") == [64.0, 128.0]
+    assert column(rows, "train_loss") == [1.0, 0.5]
+
+
+def test_what_cannot_be_read_is_said_with_the_place_and_the_pattern(left):
+    left.folder.out.write_text("time 5ms\ntime 6ms, rate 3\n")
+    pattern = STEP_TIME["step_time"]
+    assert left.lack({"output": {"throughput": "speed ([0-9]+)"}}) == (
+        "no line of job.out or job.err matches workload.metrics.output.throughput 'speed ([0-9]+)'"
+    )
+    assert left.lack({"output": {**STEP_TIME, "throughput": "speed ([0-9]+)"}}) == (
+        "no line of job.out matches workload.metrics.output.throughput 'speed ([0-9]+)'"
+    )
+    assert left.lack({"output": {**STEP_TIME, "throughput": "rate ([0-9]+)"}}) == (
+        "job.out holds step_time 2 times and throughput 1 times: they cannot be paired"
+    )
+    assert left.lack({"output": STEP_TIME, "skip": 2}) == "job.out has 2 values, and skip 2 leaves none"
+    assert left.lack({"output": {"step_time": "(time)"}}) == (
+        "job.out: workload.metrics.output found 'time', which is no number"
+    )
+    assert not left.folder.metrics.exists()
+    assert pattern in left.lack({"output": {"step_time": f"x{pattern}"}})
+
+
+@pytest.mark.parametrize("value", ["0", "-3", "nan", "inf"])
+def test_a_rate_that_cannot_be_is_refused(left, value):
+    left.folder.out.write_text(f"rate {value}\n")
+    assert left.lack({"output": {"throughput": r"rate (\S+)"}}) == (
+        f"reading 1 of job.out is no rate: {{'throughput': {float(value)}}}"
+    )
+
+
+def test_a_loss_that_is_no_number_is_named_and_the_numbers_are_kept(left):
+    left.folder.out.write_text("loss 3 time 5ms\nloss nan time 5ms\n")
+    assert (
+        left.lack({"output": {**STEP_TIME, "loss": r"loss (\S+)"}})
+        == "the loss became nan in reading 2 of job.out"
+    )
+    assert len(left.folder.metrics.read_text().splitlines()) == 3
+
+
+def test_a_file_that_is_missing_or_has_other_columns_is_named(left):
+    path = left.folder.path / "log.csv"
+    metrics = {"csv": "log.csv", "columns": {"throughput": "ips"}}
+    assert left.lack(metrics) == f"the command left no {path}, which workload.metrics.csv names"
+    path.write_text("a,b\n1,2\n")
+    assert left.lack(metrics) == f"{path} has no value of ips (workload.metrics.columns); it has a, b"
+    path.write_text("ips\nfast\n")
+    assert left.lack(metrics) == f"{path}: holds 'fast', which is no number"
+
+
+def test_a_file_of_an_earlier_run_is_not_taken_for_this_ones(left, tmp_path_factory):
+    elsewhere = tmp_path_factory.mktemp("elsewhere") / "log.csv"
+    elsewhere.write_text("ips\n5\n")
+    left.folder.run_json.write_text('{"submitted_at": "2026-01-01T00:00:00.000Z"}')
+    metrics = {"csv": str(elsewhere), "columns": {"throughput": "ips"}}
+    os.utime(elsewhere, (1.7e9, 1.7e9))  # 2023
+    assert left.lack(metrics) == f"{elsewhere} is older than the run: another run wrote it"
+    os.utime(elsewhere, (1.9e9, 1.9e9))
+    assert len(left.rows(metrics)) == 1
+
+
+def test_a_command_that_records_nothing_is_incomplete_unless_nothing_is_wanted(left):
+    assert left.lack({"source": "recorder"}) == (
+        "the command recorded nothing: use bench.record in it, or say in workload.metrics where its numbers are"
+    )
+    assert left.lack({"source": "none"}) == ""

@@ -1,0 +1,229 @@
+"""A command in place of the built-in training: how it is read, checked and quoted."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench.errors import InputError
+from bench.matrix.command import names_in, shell_word, tokens, torchrun_words
+from bench.matrix.metrics import Metrics
+from bench.plan import make_plan
+
+HEAD = """\
+cluster: {executor: %s}
+axes: {tasks_per_node: [1, 2]}
+scaling: [{mode: weak, per_gpu_batch: [16]}]
+workload:
+  device: cpu
+"""
+
+
+@pytest.fixture
+def plan(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def plan(workload: str, executor: str = "local"):
+        (tmp_path / "own.yaml").write_text(
+            HEAD % executor + "".join(f"  {line}\n" for line in workload.splitlines())
+        )
+        return make_plan(Path("own.yaml"))
+
+    return plan
+
+
+def test_a_text_is_split_as_a_shell_splits_it_and_a_list_is_taken_as_it_is(plan):
+    text = plan("command: python train.py --name 'a b' {per_gpu_batch}")
+    words = plan("command: [python, train.py, --name, a b, '{per_gpu_batch}']")
+    assert text.cells[0].command == ["python", "train.py", "--name", "a b", "{per_gpu_batch}"]
+    assert words.cells[0].command == text.cells[0].command
+
+
+def test_without_a_command_a_cell_says_nothing_of_one(plan):
+    assert {"command", "metrics"} & set(plan("model: mlp").cells[0].workload) == set()
+
+
+@pytest.mark.parametrize(
+    ("workload", "words"),
+    [
+        (
+            "command: python x.py {sed}",
+            "own.yaml:6: workload.command: unknown value {sed}; did you mean 'seed'? allowed: study, cell_id, ",
+        ),
+        (
+            "command:\n  - python\n  - x.py\n  - '{rank}'",
+            "own.yaml:6: workload.command: {rank} differs from rank to rank; the command reads $RANK itself",
+        ),
+        (
+            "command: python x.py {",
+            "own.yaml:6: workload.command: '{' has a single '{'; write it twice where a brace is meant",
+        ),
+        (
+            "command: python 'x.py",
+            'own.yaml:6: workload.command: "python \'x.py" has a quote that is never closed',
+        ),
+        (
+            "command: ''",
+            "own.yaml:6: workload.command: names no program; write the words of a command, such as `python train.py`",
+        ),
+        (
+            'command: [python, "a\\nb"]',
+            "own.yaml:6: workload.command: 'a\\nb' has a line break or NUL; put a longer program into a file",
+        ),
+        (
+            "command: [bash, -ec, 'ls {data}']",
+            "own.yaml:6: workload.command: {data} stands in 'ls {data}', which bash runs as a program: the value "
+            "would be code; give it as a word of its own after the program ($1), or write the program into a file",
+        ),
+        (
+            "command: python x.py {parameters} {seed}",
+            "own.yaml:6: the command names {parameters}, which has no value; "
+            "set workload.parameters, or an axis of that name",
+        ),
+        (
+            "command: python x.py {env.A}",
+            "own.yaml:6: the command names {env.A}, which neither cluster.env nor an axis sets; "
+            "set it there (nothing is set)",
+        ),
+        (
+            "command: python x.py {master_addr}",
+            "own.yaml:6: the command names {master_addr}, which executor local does not know; "
+            "torchrun sets $MASTER_ADDR for each rank: read it there",
+        ),
+        (
+            "command: 'true'\nmetrics: recoder",
+            "own.yaml:7: workload.metrics: 'recoder' is no source of numbers; "
+            "allowed: recorder, none, or a mapping",
+        ),
+        (
+            "command: 'true'\nmetrics:\n  output:\n    throughput: 'x ([0-9]'",
+            "own.yaml:9: workload.metrics.output.throughput: 'x ([0-9]' is no regular expression: "
+            "missing ), unterminated subpattern at position 2",
+        ),
+        (
+            "command: 'true'\nmetrics:\n  output:\n    throughput: 'x [0-9]+'",
+            "own.yaml:9: workload.metrics.output.throughput: 'x [0-9]+' has 0 groups; "
+            "put ( ) around the number, and write (?: ) for any other",
+        ),
+        (
+            "command: 'true'\nmetrics: {csv: a.csv, output: {throughput: '(x)'}}",
+            "own.yaml:7: workload.metrics: one of csv, jsonl and output says where the numbers are, "
+            "not csv and output; or write recorder, or none",
+        ),
+        (
+            "command: 'true'\nmetrics: {csv: a.csv}",
+            "own.yaml:7: workload.metrics: columns names the columns of csv or the keys of jsonl: "
+            "add columns: {throughput: NAME}",
+        ),
+        (
+            "command: 'true'\nmetrics: {jsonl: a, columns: {loss: l}}",
+            "own.yaml:7: workload.metrics: neither throughput nor step_time is named; "
+            "name the one that the command tells",
+        ),
+        (
+            "command: 'true'\nmetrics: {output: {step_time: '(x)'}, units: {step_time: min}}",
+            "own.yaml:7: workload.metrics: units.step_time cannot be 'min'; allowed: s, ms, us",
+        ),
+        (
+            "command: 'true'\nmetrics: {cvs: a.csv}",
+            "own.yaml:7: unknown key 'cvs' in workload.metrics; did you mean 'csv'? "
+            "allowed: source, csv, jsonl, columns, output, units, scope, skip",
+        ),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_with_its_line(plan, workload, words):
+    with pytest.raises(InputError) as error:
+        plan(workload)
+    lines = str(error.value).splitlines()
+    assert words in lines or any(line.startswith(words) for line in lines if words.endswith(", "))
+
+
+def test_what_does_nothing_or_something_else_is_warned_about(plan):
+    warnings = plan("command: python x.py $HOME && ls\nprecision: bf16\nepochs: 2").warnings
+    assert [words for words in warnings if words.startswith("own.yaml")] == [
+        "own.yaml:6: '$HOME' in the command arrives literally, no shell reads it; "
+        'for a shell write [bash, -c, "...", bash, WORDS]',
+        "own.yaml:6: '&&' in the command arrives literally, no shell reads it; "
+        'for a shell write [bash, -c, "...", bash, WORDS]',
+        "own.yaml:6: the command names neither {per_gpu_batch} nor {global_batch}: "
+        "it must read $BENCH_PER_GPU_BATCH, or have the cells' batch by chance",
+        "own.yaml:7: workload.precision is ignored: the command does not name {precision}",
+    ]
+    assert (
+        "own.yaml:6: workload.metrics is ignored: there is no workload.command"
+        in plan("metrics: none").warnings
+    )
+
+
+def test_a_command_can_be_an_axis(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("own.yaml").write_text(
+        "cluster: {executor: local}\n"
+        "axes: {command: ['python a.py {global_batch}', [python, b.py, '{global_batch}']]}\n"
+        "scaling: [{mode: weak, per_gpu_batch: [16]}]\n"
+        "workload: {device: cpu, metrics: none}\n"
+    )
+    plan = make_plan(Path("own.yaml"))
+    assert [cell.command for cell in plan.cells] == [
+        ["python", "a.py", "{global_batch}"],
+        ["python", "b.py", "{global_batch}"],
+    ]
+    assert [cell.metrics for cell in plan.cells] == [{"source": "none"}] * 2
+    assert len({cell.cell_id for cell in plan.cells}) == 2
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("python train.py --a", "train.py --a"),
+        ("python3 -u train.py", "train.py"),
+        ("python -m pkg.train --a", "-m pkg.train --a"),
+        ("./train.sh --a", "--no-python ./train.sh --a"),
+        ("/usr/bin/python3 train.py", "--no-python /usr/bin/python3 train.py"),
+        ("true", "--no-python true"),
+    ],
+)
+def test_torchrun_is_given_a_script_a_module_or_a_program(command, words):
+    assert torchrun_words(shlex.split(command)) == shlex.split(words)
+
+
+def test_pythons_own_options_are_kept_under_torchrun():
+    assert shell_word(torchrun_words(["python", "-O", "x.py"])[1], {}) == '"$python"'
+    assert torchrun_words(["python", "-c", "print()"])[2:] == ["-c", "print()"]
+
+
+def test_braces_stand_for_values_and_double_ones_for_themselves():
+    assert list(tokens("a{x}b{{c}}")) == [("text", "a"), ("value", "x"), ("text", "b"), *_texts("{c}")]
+    assert names_in(["{a}{b}", "{a}"]) == ["a", "b"]
+
+
+def _texts(text: str) -> list[tuple[str, str]]:
+    return [("text", letter) for letter in text]
+
+
+@given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])), st.text("{}$`'\" ;a\\"))
+def test_a_value_reaches_the_program_as_it_is_whatever_it_holds(value, around):
+    template = around.replace("{", "{{").replace("}", "}}") + "={data}"
+    word = shell_word(template, {"data": value})
+    assert shlex.split(word) == [f"{around}={value}"]
+
+
+def test_a_value_of_run_time_is_expanded_and_not_split(tmp_path):
+    word = shell_word("--out={run_dir}/a b;{{", {})
+    done = subprocess.run(
+        ["bash", "-c", f"run_dir='x  *\"$(y)'; printf '[%s]' {word}"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == '[--out=x  *"$(y)/a b;{]'
+
+
+def test_metrics_are_kept_as_they_were_given():
+    given = {"output": {"throughput": "(x)"}, "scope": "per_gpu"}
+    assert Metrics.model_validate(given).as_json() == given

@@ -1,0 +1,272 @@
+"""Site defaults: which file is in force, what a matrix inherits of it, and that it is recorded and refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.errors import BenchError
+from bench.matrix import load_matrix
+from bench.matrix.site import find_site, site_schema
+from bench.plan import make_plan, write_plan
+
+MATRIX = """\
+study: s
+cluster: {partition: own}
+axes: {nodes: [1, 2], tasks_per_node: [1], backend: [gloo]}
+scaling: [{mode: weak, per_gpu_batch: [4]}]
+workload: {model: mlp, device: cpu}
+"""
+SITE = """\
+# our cluster
+cluster:
+  partition: gpu
+  account: project
+  qos: long
+  gpu_request: gpus-per-node
+  setup: ["module load site"]
+  directives: ["--mail-type=END"]
+  env: {NCCL_DEBUG: WARN, GLOO_SOCKET_IFNAME: ib0}
+workload: {device: cuda}
+"""
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write_file(text: str, name: str) -> Path:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return path
+
+    return write_file
+
+
+def refusal(matrix: Path, site: Path) -> str:
+    with pytest.raises(BenchError) as caught:
+        make_plan(matrix, site=site)
+    return str(caught.value)
+
+
+# -- what is inherited ----------------------------------------------------------------------
+
+
+def test_a_matrix_inherits_what_it_does_not_say_itself(write):
+    matrix, document = load_matrix(write(MATRIX, "m.yaml"), site=write(SITE, "site.yaml"))
+    cluster = matrix.cluster
+    assert (cluster.partition, cluster.account, cluster.qos) == ("own", "project", "long")
+    assert cluster.setup == ["module load site"]
+    assert matrix.workload.device == "cpu"
+    assert document.site.values == {
+        "cluster.account": "project",
+        "cluster.qos": "long",
+        "cluster.gpu_request": "gpus-per-node",
+        "cluster.setup": ["module load site"],
+        "cluster.directives": ["--mail-type=END"],
+        "cluster.env.NCCL_DEBUG": "WARN",
+        "cluster.env.GLOO_SOCKET_IFNAME": "ib0",
+    }
+
+
+def test_a_list_of_the_matrix_replaces_the_sites_and_env_is_merged_by_name(write):
+    own = MATRIX.replace(
+        "{partition: own}",
+        "{setup: [source venv/bin/activate], directives: [], env: {NCCL_DEBUG: INFO, X: '1'}}",
+    )
+    cluster = load_matrix(write(own, "m.yaml"), site=write(SITE, "site.yaml"))[0].cluster
+    assert cluster.setup == ["source venv/bin/activate"]
+    assert cluster.directives == []
+    assert cluster.env == {"GLOO_SOCKET_IFNAME": "ib0", "NCCL_DEBUG": "INFO", "X": "1"}
+
+
+def test_a_key_that_the_matrix_leaves_empty_is_not_inherited(write):
+    own = MATRIX.replace("{partition: own}", "{partition: null, qos: }")
+    cluster = load_matrix(write(own, "m.yaml"), site=write(SITE, "site.yaml"))[0].cluster
+    assert (cluster.partition, cluster.qos, cluster.account) == (None, None, "project")
+
+
+def test_a_matrix_without_a_cluster_section_inherits_all_of_it(write):
+    own = (
+        MATRIX.replace("cluster: {partition: own}\n", "")
+        .replace(", device: cpu", "")
+        .replace("tasks", "gpus")
+    )
+    matrix, document = load_matrix(write(own, "m.yaml"), site=write(SITE, "site.yaml"))
+    assert (matrix.cluster.partition, matrix.workload.device) == ("gpu", "cuda")
+    assert "workload.device" in document.site.values
+
+
+def test_an_axis_goes_over_an_inherited_variable(write):
+    own = MATRIX.replace("axes: {", "axes: {env.NCCL_DEBUG: [A, B], ")
+    cells = make_plan(write(own, "m.yaml"), site=write(SITE, "site.yaml")).cells
+    assert {cell.env["NCCL_DEBUG"] for cell in cells} == {"A", "B"}
+    assert {cell.env["GLOO_SOCKET_IFNAME"] for cell in cells} == {"ib0"}
+
+
+def test_the_defaults_are_for_the_executor_that_the_site_names(write):
+    local = MATRIX.replace("{partition: own}", "{executor: local}").replace("[1, 2]", "[1]")
+    plan = make_plan(write(local, "m.yaml"), site=write(SITE, "site.yaml"))
+    assert plan.document.site.values == {}
+    assert not plan.matrix.cluster.env
+    here = write("cluster: {executor: local, env: {A: '1'}}\n", "local.yaml")
+    bare = MATRIX.replace("{partition: own}", "{}")
+    cluster = load_matrix(write(bare, "m.yaml"), site=here)[0].cluster
+    assert (cluster.executor, cluster.env) == ("local", {"A": "1"})
+
+
+def test_inherited_settings_that_do_nothing_here_are_not_warned_about(write):
+    warnings = make_plan(write(MATRIX, "m.yaml"), site=write(SITE, "site.yaml")).warnings
+    assert [warning for warning in warnings if "ignored" in warning] == []
+
+
+# -- which file -----------------------------------------------------------------------------
+
+
+def test_the_users_own_file_is_found_unless_another_or_none_is_named(write, tmp_path, monkeypatch):
+    own = write(SITE, "config/ddp-scaling-bench/site.yaml")
+    other = write("", "other.yaml")
+    monkeypatch.delenv("BENCH_SITE")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    assert find_site() == own
+    assert find_site("") is None
+    assert find_site(str(other)) == other
+    monkeypatch.setenv("BENCH_SITE", str(other))
+    assert find_site() == other
+    monkeypatch.setenv("BENCH_SITE", "")
+    assert find_site() is None
+
+
+def test_without_xdg_config_home_it_is_below_the_home_folder(write, tmp_path, monkeypatch):
+    own = write(SITE, "home/.config/ddp-scaling-bench/site.yaml")
+    monkeypatch.delenv("BENCH_SITE")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for unusable in (None, "", "relative/path"):
+        if unusable is None:
+            monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+        else:
+            monkeypatch.setenv("XDG_CONFIG_HOME", unusable)
+        assert find_site() == own
+    own.unlink()
+    assert find_site() is None
+
+
+def test_a_file_that_was_named_and_is_not_there_is_an_error(monkeypatch):
+    monkeypatch.setenv("BENCH_SITE", "/nowhere/site.yaml")
+    with pytest.raises(BenchError) as caught:
+        find_site()
+    assert str(caught.value) == (
+        "/nowhere/site.yaml: site file does not exist; "
+        "name another with --site or $BENCH_SITE; BENCH_SITE= (empty) is none"
+    )
+
+
+# -- what is refused ------------------------------------------------------------------------
+
+
+def test_all_problems_of_a_site_file_are_told_at_once_with_their_lines(write):
+    text = (
+        "cluster:\n  partion: gpu\n  time_limit: 20\n  env: {RANK: '1'}\naxes: {nodes: [1]}\n"
+        "workload: {device: gpu, model: mlp}\n"
+    )
+    site = write(text, "site.yaml")
+    said = refusal(write(MATRIX, "m.yaml"), site).splitlines()
+    assert [line.removeprefix(f"{site}:")[0] for line in said] == ["2", "3", "4", "5", "6", "6"]
+    assert said[0].startswith(
+        f"{site}:2: unknown key 'partion' in cluster; did you mean 'partition'? allowed: "
+    )
+    assert said[3] == (
+        f"{site}:5: unknown key 'axes' in a site file; allowed: cluster, workload; "
+        "what is to be measured belongs into the matrix"
+    )
+    assert said[4] == (
+        f"{site}:6: unknown key 'model' in workload of a site file; allowed: device; "
+        "what is to be measured belongs into the matrix"
+    )
+    assert said[5] == f"{site}:6: workload.device cannot be 'gpu'; did you mean 'cpu'? allowed: cuda, cpu"
+
+
+def test_a_site_file_that_is_no_mapping_is_refused_and_one_of_comments_gives_nothing(write):
+    site = write("- partition\n", "site.yaml")
+    matrix = write(MATRIX, "m.yaml")
+    assert refusal(matrix, site) == (
+        f"{site}:1: a site file is a mapping (key: value); begin with `cluster:`"
+    )
+    for empty in ("", "# cluster:\n#   partition: gpu\n", "cluster:\nworkload:\n"):
+        plan = make_plan(matrix, site=write(empty, "site.yaml"))
+        assert plan.document.site.values == {}
+
+
+# -- what is kept ---------------------------------------------------------------------------
+
+
+def test_what_was_inherited_is_kept_with_the_plan_and_plans_the_same_again(write, tmp_path):
+    matrix, site = write(MATRIX, "m.yaml"), write(SITE, "site.yaml")
+    folder = write_plan(make_plan(matrix, site=site), tmp_path / "results")
+    assert folder.matrix.read_text() == MATRIX
+    assert folder.site.read_text() == SITE
+    assert json.loads(folder.plan.read_text())["inherited"]["cluster.account"] == "project"
+    script = next(folder.scripts.iterdir())
+    text = script.read_text()
+    assert "#SBATCH --account=project\n" in text
+    assert str(tmp_path) not in folder.plan.read_text() + text
+    again = write_plan(make_plan(folder.matrix, site=folder.site), tmp_path / "elsewhere")
+    assert (again.scripts / script.name).read_text() == text
+    bare = write_plan(make_plan(matrix), tmp_path / "results")
+    assert not bare.site.exists()
+    assert json.loads(bare.plan.read_text())["inherited"] == {}
+    assert "#SBATCH --account" not in script.read_text()
+
+
+def test_cells_with_results_that_change_without_the_site_file_are_refused(write, tmp_path):
+    matrix, site = write(MATRIX, "m.yaml"), write(SITE, "site.yaml")
+    folder = write_plan(make_plan(matrix, site=site), tmp_path / "results")
+    (folder.runs / "n1x1-gloo-srun-b4-r1" / "attempt-1").mkdir(parents=True)
+    with pytest.raises(BenchError) as caught:
+        write_plan(make_plan(matrix), tmp_path / "results")
+    assert str(caught.value) == (
+        "study s has results of cell n1x1-gloo-srun-b4, which this matrix changes or leaves out; "
+        f"give the matrix another `study:` name, or move {folder.path} away"
+    )
+    assert folder.site.exists()
+
+
+# -- the commands ---------------------------------------------------------------------------
+
+
+def bench(*words: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "bench", *words],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_plan_says_which_site_file_is_in_force_and_what_it_gave(write, tmp_path):
+    matrix, site = write(MATRIX, "m.yaml"), write(SITE, "config/ddp-scaling-bench/site.yaml")
+    taken = (
+        "cluster.account, cluster.qos, cluster.gpu_request, cluster.setup, cluster.directives, "
+        "cluster.env.NCCL_DEBUG, cluster.env.GLOO_SOCKET_IFNAME"
+    )
+    said = bench("plan", str(matrix), "--site", str(site), cwd=tmp_path)
+    assert f"site defaults of {site} (executor slurm): {taken}" in said.stderr.splitlines()
+    shown = bench("plan", str(matrix), "--json", cwd=tmp_path, BENCH_SITE=str(site))
+    assert json.loads(shown.stdout)["site"]["path"] == str(site)
+    none = bench("plan", str(matrix), "--site", "", cwd=tmp_path, BENCH_SITE=str(site))
+    assert "site defaults" not in none.stderr
+    nothing = bench("plan", "smoke_cpu", "--site", str(site), cwd=tmp_path)
+    assert f"site defaults of {site} (executor slurm): nothing taken" in nothing.stderr.splitlines()
+
+
+def test_the_schema_of_a_site_file_knows_the_clusters_keys_and_nothing_to_measure(tmp_path):
+    printed = json.loads(bench("schema", "--site", cwd=tmp_path).stdout)
+    assert printed == site_schema()
+    assert set(printed["properties"]) == {"cluster", "workload"}
+    assert {"partition", "account", "env"} <= set(printed["$defs"]["Cluster"]["properties"])

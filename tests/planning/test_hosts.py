@@ -1,0 +1,209 @@
+"""Matrices with hosts that are reached by ssh: what is planned, what is refused, and the scripts."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from bench.errors import InputError
+from bench.plan import Plan, make_plan, plan_json, scripts
+from bench.shipped import shipped
+
+
+def plan(folder: Path, cluster: dict[str, Any], **axes: Any) -> Plan:
+    path = folder / "m.yaml"
+    content = {
+        "study": "hosts",
+        "cluster": {"executor": "ssh", **cluster},
+        "axes": axes,
+        "scaling": [{"mode": "weak", "per_gpu_batch": [4]}],
+        "workload": {"device": "cpu", "model": "mlp"},
+    }
+    path.write_text(yaml.safe_dump(content, allow_unicode=True))
+    return make_plan(path)
+
+
+def refusal(folder: Path, cluster: dict[str, Any], **axes: Any) -> str:
+    """Return what is wrong with a matrix, without the file's name and the line."""
+    with pytest.raises(InputError) as caught:
+        plan(folder, cluster, **axes)
+    problems = [str(problem).partition(": ")[2] for problem in caught.value.problems]
+    return "\n".join(problems)
+
+
+def test_each_host_starts_its_own_processes_where_the_axes_name_none(tmp_path):
+    hosts = [{"host": "a", "processes": 4}, {"host": "user@b", "processes": 4}, {"host": "c", "processes": 2}]
+    planned = plan(tmp_path, {"hosts": hosts}, nodes=[1, 2, 3])
+    assert [(cell.nodes, cell.tasks_per_node, cell.world_size) for cell in planned.cells] == [
+        (1, 4, 4),
+        (2, 4, 8),
+        (3, [4, 4, 2], 10),
+    ]
+    assert {cell.launcher for cell in planned.cells} == {"torchrun"}
+    assert plan_json(planned)["hosts"] == [{**host, "address": None} for host in hosts]
+
+
+def test_a_plain_name_is_a_host_of_one_rank_or_of_what_the_axis_says(tmp_path):
+    assert plan(tmp_path, {"hosts": ["a", "b"]}, nodes=[2]).cells[0].tasks_per_node == 1
+    assert plan(tmp_path, {"hosts": ["a", "b"]}, nodes=[2], tasks_per_node=[[4, 2]]).cells[0].world_size == 6
+
+
+NAME_RULE = (
+    "allowed: NAME or USER@NAME with letters, digits, '.', '_' and '-' "
+    "(ports, keys and jump hosts go into ~/.ssh/config)"
+)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "-oProxyCommand=touch planted",
+        "-l",
+        "a;touch planted",
+        "$(touch planted)",
+        "`touch planted`",
+        "a b",
+        "a\nb",
+        "a:22",
+        "u@v@w",
+        "@a",
+        "é",
+        "ssh://a",
+        "a\0",
+    ],
+)
+def test_a_name_that_is_more_than_a_name_is_refused(tmp_path, name):
+    said = refusal(tmp_path, {"hosts": ["n1", name]})
+    assert said == f"cluster.hosts[1].host: {name!r} is not a host's name; {NAME_RULE}"
+    said = refusal(tmp_path, {"hosts": [{"host": "n1", "address": name}]})
+    assert said == (
+        f"cluster.hosts[0].address: {name!r} is not an address; allowed: a name or an IPv4 address, "
+        "with letters, digits, '.', '_' and '-'"
+    )
+
+
+@pytest.mark.parametrize(
+    ("cluster", "axes", "words"),
+    [
+        (
+            {},
+            {},
+            "executor ssh needs cluster.hosts; write cluster.hosts: [gpu1, gpu2], names that ssh takes",
+        ),
+        (
+            {"hosts": []},
+            {},
+            "cluster.hosts is an empty list; give it at least one value, or remove the key",
+        ),
+        (
+            {"hosts": ["a", "b"]},
+            {"nodes": [2, 3]},
+            "nodes 3: cluster.hosts names 2 hosts; add hosts, or use nodes up to 2",
+        ),
+        (
+            {"hosts": ["a"]},
+            {"launcher": ["srun"]},
+            "launcher srun needs Slurm: executor ssh starts torchrun on each host; use launcher [torchrun]",
+        ),
+        (
+            {"hosts": ["a", {"host": "b", "processes": 2}]},
+            {"nodes": [2], "tasks_per_node": [4]},
+            "tasks_per_node 4: host b takes 2 processes, not 4; "
+            "lower tasks_per_node, or leave it out: each host starts its own",
+        ),
+        (
+            {"hosts": ["a", "b", "a"]},
+            {},
+            "cluster.hosts: a is named twice; one entry per host, with `processes` for its ranks",
+        ),
+        (
+            {"hosts": [{"gpu1": 4}]},
+            {},
+            "cluster.hosts[0]: {'gpu1': 4} is not a host; write its name, or {host: gpu1, processes: 4}",
+        ),
+        (
+            {"hosts": [7]},
+            {},
+            "cluster.hosts[0]: 7 is not a host; write its name, or {host: gpu1, processes: 4}",
+        ),
+        (
+            {"hosts": [{"host": "a", "procs": 4}]},
+            {},
+            "unknown key 'procs' in cluster.hosts[0]; did you mean 'processes'? "
+            "allowed: host, processes, address",
+        ),
+    ],
+)
+def test_what_cannot_run_on_the_hosts_is_refused(tmp_path, cluster, axes, words):
+    assert refusal(tmp_path, cluster, **axes) == words
+
+
+def test_hosts_and_slurms_settings_without_effect_are_remarked(tmp_path):
+    ignored = plan(tmp_path, {"hosts": ["a"], "partition": "gpu"}).warnings
+    assert [w for w in ignored if "ignored" in w] == [
+        f"{tmp_path}/m.yaml:6: cluster.partition is ignored by executor ssh"
+    ]
+    ignored = plan(tmp_path, {"executor": "local", "hosts": ["a"]}).warnings
+    assert [w for w in ignored if "ignored" in w] == [
+        f"{tmp_path}/m.yaml:4: cluster.hosts is ignored by executor local"
+    ]
+
+
+def test_editors_are_told_both_ways_to_write_a_host(tmp_path):
+    from bench.matrix.schema import json_schema
+
+    entry = json_schema()["$defs"]["Cluster"]["properties"]["hosts"]["anyOf"][0]["items"]
+    assert [kind["type"] for kind in entry["anyOf"]] == ["string", "object"]
+    assert set(entry["anyOf"][1]["properties"]) == {"host", "processes", "address"}
+
+
+SEEN = "import json, os, sys; json.dump({'words': sys.argv[1:], 'env': dict(os.environ)}, sys.stdout)"
+
+
+def launched(script: str, folder: Path, *words: str) -> dict[str, Any]:
+    """Return the words and the environment that a script starts torchrun with."""
+    python = folder / "python"
+    python.write_text(f'#!/bin/bash\nexec {sys.executable} -c "{SEEN}" "$@"\n')
+    python.chmod(0o755)
+    path = folder / "cell.sh"
+    path.write_text(script)
+    env = {"PATH": "/usr/bin:/bin", "BENCH_PYTHON": str(python), "GLOO_SOCKET_IFNAME": "eth7"}
+    done = subprocess.run(["bash", path, *words], env=env, cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_the_same_script_starts_each_hosts_part_of_a_run(tmp_path):
+    planned = plan(tmp_path, {"hosts": ["a", "b"]}, nodes=[2], tasks_per_node=[[4, 2]])
+    ((_, text),) = scripts(planned)
+    first = launched(text, tmp_path, "run dir", "0", "10.0.0.1:29400", "an-id")["words"]
+    second = launched(text, tmp_path, "run dir", "1", "10.0.0.1:29400", "an-id")["words"]
+    assert first[: first.index("bench.workload")] == [
+        *("-m", "torch.distributed.run"),
+        *("--nnodes=2", "--nproc-per-node=4"),
+        *("--rdzv-backend=c10d", "--rdzv-endpoint=10.0.0.1:29400", "--rdzv-id=an-id"),
+        *("--rdzv-conf=join_timeout=300,is_host=true", "--max-restarts=0", "-m"),
+    ]
+    assert {(a, b) for a, b in zip(first, second, strict=True) if a != b} == {
+        ("--nproc-per-node=4", "--nproc-per-node=2"),
+        ("--rdzv-conf=join_timeout=300,is_host=true", "--rdzv-conf=join_timeout=300,is_host=false"),
+    }
+
+
+@pytest.mark.parametrize("value", ["it's $(touch planted)", "`touch planted`", 'two\nlines "quoted"', "; é"])
+def test_values_arrive_literally_on_the_hosts(tmp_path, value):
+    ((_, text),) = scripts(plan(tmp_path, {"hosts": ["a"], "env": {"VALUE": value}}))
+    assert launched(text, tmp_path, "run dir")["env"]["VALUE"] == value
+    assert not (tmp_path / "planted").exists()
+
+
+def test_what_the_hosts_run_is_bash():
+    path = shipped("slurm_templates") / "ssh_host.sh"
+    checked = subprocess.run(["bash", "-n", path], capture_output=True, text=True)
+    assert (checked.returncode, checked.stderr) == (0, "")

@@ -1,0 +1,282 @@
+"""Training loops as users write them, each with a recorder; what they must read is known beforehand."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.join import Join
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+
+from bench.record import Recorder
+
+NAP_S = 0.03
+BATCH = 8
+LENGTHS = {"warmup_steps": 3, "steps_per_epoch": 5, "attribution_steps": 3, "epochs": 2}
+#: Steps of LENGTHS: warm-up, then twice (window, attribution and one that does not count, two between).
+ALL_STEPS = 3 + 2 * (5 + 4 + 2)
+
+
+def join() -> int:
+    dist.init_process_group("gloo")
+    torch.set_num_threads(1)
+    return dist.get_rank()
+
+
+def network(width: int = 64) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(16, width), nn.ReLU(), nn.Linear(width, 4))
+
+
+def batches(steps: int = ALL_STEPS, nap_s: float = 0.0) -> Iterator[tuple[Tensor, Tensor]]:
+    for _ in range(steps):
+        time.sleep(nap_s)
+        yield torch.randn(BATCH, 16), torch.randint(4, (BATCH,))
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, batch: tuple[Tensor, Tensor]) -> Tensor:
+    loss = cross_entropy(model(batch[0]), batch[1])
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss
+
+
+def trained(model: nn.Module) -> tuple[nn.Module, torch.optim.Optimizer]:
+    return model, torch.optim.SGD(model.parameters(), lr=0.01)
+
+
+def run_dir(argv: list[str]) -> str:
+    return argv[argv.index("--run-dir") + 1]
+
+
+def leave() -> int:
+    dist.barrier()
+    sys.stdout.flush()
+    return 0
+
+
+# -- what is measured ----------------------------------------------------------------------
+
+
+def three_lines(argv: list[str]) -> int:
+    """Rank 1's loader naps; the end is never told."""
+    rank = join()
+    model, optimizer = trained(DistributedDataParallel(network()))
+    recorder = Recorder(model, run_dir=run_dir(argv), **LENGTHS)
+    for batch in recorder.batches(batches(nap_s=NAP_S if rank else 0.0)):
+        with recorder.step():
+            train(model, optimizer, batch)
+    return leave()
+
+
+def accumulates(argv: list[str]) -> int:
+    """Two micro-batches a step, of which the last synchronises; forward naps, losses are told."""
+    join()
+    model, optimizer = trained(DistributedDataParallel(network()))
+    model.module.register_forward_pre_hook(lambda *given: time.sleep(NAP_S / 2))
+    with Recorder(model, run_dir=run_dir(argv), **LENGTHS) as recorder:
+        for number, (points, labels) in enumerate(recorder.batches(batches(2 * ALL_STEPS))):
+            last = number % 2 == 1
+            with recorder.step(update=last), nullcontext() if last else model.no_sync():
+                loss = cross_entropy(model(points), labels)
+                recorder.loss(loss)
+                loss.backward()
+                if last:
+                    optimizer.step()
+                    optimizer.zero_grad()
+    return leave()
+
+
+def synchronises_each(argv: list[str]) -> int:
+    """Two micro-batches a step that both synchronise: the usual mistake."""
+    join()
+    model, optimizer = trained(DistributedDataParallel(network()))
+    with Recorder(model, run_dir=run_dir(argv), **LENGTHS) as recorder:
+        for _ in range(ALL_STEPS):
+            with recorder.step(samples=2 * BATCH):
+                for points, labels in batches(2):
+                    cross_entropy(model(points), labels).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    return leave()
+
+
+def evaluates(argv: list[str]) -> int:
+    """Short epochs with a nap after each, a nap within a pause, and a loop that is left by break."""
+    join()
+    model, optimizer = trained(DistributedDataParallel(network()))
+    recorder = Recorder(model, run_dir=run_dir(argv), **LENGTHS)
+    for _ in range(ALL_STEPS):
+        for number, batch in enumerate(recorder.batches(batches(100))):
+            with recorder.step():
+                train(model, optimizer, batch)
+            with recorder.pause():
+                time.sleep(0.05)
+            if number == 1:
+                break
+        time.sleep(0.1)
+    recorder.close()
+    return leave()
+
+
+def closure(argv: list[str]) -> int:
+    """An optimizer that calls the forward and the backward pass by itself."""
+    join()
+    model, optimizer = trained(DistributedDataParallel(network()))
+    model.module.register_forward_pre_hook(lambda *given: time.sleep(NAP_S))
+    with Recorder(model, run_dir=run_dir(argv), **LENGTHS) as recorder:
+        for points, labels in recorder.batches(batches()):
+
+            def again(points: Tensor = points, labels: Tensor = labels) -> float:
+                optimizer.zero_grad()
+                loss = cross_entropy(model(points), labels)
+                loss.backward()
+                return float(loss)
+
+            with recorder.step():
+                optimizer.step(again)
+    return leave()
+
+
+def own_group_without_ddp(argv: list[str]) -> int:
+    """Gradients that the loop reduces itself: nothing tells how long it waits for them."""
+    join()
+    model, optimizer = trained(network())
+    with Recorder(model, run_dir=run_dir(argv), **LENGTHS) as recorder:
+        for batch in recorder.batches(batches()):
+            with recorder.step():
+                cross_entropy(model(batch[0]), batch[1]).backward()
+                for weight in model.parameters():
+                    dist.all_reduce(weight.grad)
+                optimizer.step()
+                optimizer.zero_grad()
+    return leave()
+
+
+def unknown_samples(argv: list[str]) -> int:
+    join()
+    model, optimizer = trained(DistributedDataParallel(network()))
+    with Recorder(model, run_dir=run_dir(argv), **LENGTHS) as recorder:
+        for batch in batches():
+            with recorder.step():
+                train(model, optimizer, batch)
+    return leave()
+
+
+def uneven_batches(argv: list[str]) -> int:
+    """Rank 1 has one sample less in each step."""
+    rank = join()
+    model, optimizer = trained(DistributedDataParallel(network()))
+    with Recorder(model, run_dir=run_dir(argv), **LENGTHS) as recorder:
+        for points, labels in recorder.batches(batches()):
+            with recorder.step(samples=BATCH - rank):
+                train(model, optimizer, (points[rank:], labels[rank:]))
+                recorder.loss(torch.tensor(float("nan")) if rank else torch.tensor(1.0))
+    return leave()
+
+
+# -- what goes wrong -----------------------------------------------------------------------
+
+
+def uneven_steps(argv: list[str]) -> int:
+    """Rank 1 runs out of data after the first epoch; DDP's Join keeps the other going."""
+    rank = join()
+    model, optimizer = trained(DistributedDataParallel(network()))
+    recorder = Recorder(model, run_dir=run_dir(argv), **LENGTHS)
+    with Join([model]):
+        for batch in recorder.batches(batches(ALL_STEPS - 11 * rank)):
+            with recorder.step():
+                train(model, optimizer, batch)
+    recorder.close()
+    return leave()
+
+
+def raises(argv: list[str]) -> int:
+    """Every rank raises in the second throughput window."""
+    join()
+    model, optimizer = trained(DistributedDataParallel(network()))
+    began = time.monotonic()
+    try:
+        with Recorder(model, run_dir=run_dir(argv), **LENGTHS) as recorder:
+            for number, batch in enumerate(recorder.batches(batches())):
+                with recorder.step():
+                    train(model, optimizer, batch)
+                    if number == 15:
+                        raise KeyError("planted")
+    except KeyError:
+        print(f"left after {time.monotonic() - began:.1f} s")
+    return leave()
+
+
+def one_rank_is_lost(argv: list[str]) -> int:
+    """Rank 1 never comes to the end."""
+    rank = join()
+    model, optimizer = trained(DistributedDataParallel(network()))
+    recorder = Recorder(model, run_dir=run_dir(argv), **LENGTHS)
+    for batch in recorder.batches(batches()):
+        with recorder.step():
+            train(model, optimizer, batch)
+    if rank:
+        time.sleep(1)
+        os._exit(0)
+    recorder.close(timeout_s=0.3)
+    return 0
+
+
+def too_few_steps(argv: list[str]) -> int:
+    join()
+    model, optimizer = trained(DistributedDataParallel(network()))
+    with Recorder(model, run_dir=run_dir(argv), **LENGTHS) as recorder:
+        for batch in recorder.batches(batches(3)):
+            with recorder.step():
+                train(model, optimizer, batch)
+    return leave()
+
+
+def before_the_group(argv: list[str]) -> int:
+    """The first step comes before the process group."""
+    recorder = Recorder(network(), run_dir=run_dir(argv))
+    try:
+        recorder.begin()
+    except Exception as error:
+        print(error)
+    return 0
+
+
+def hooks(argv: list[str]) -> int:
+    """Tells in which steps the model has hooks."""
+    rank = join()
+    model, optimizer = trained(DistributedDataParallel(network()))
+    hooked = []
+    with Recorder(model, run_dir=run_dir(argv), **LENGTHS) as recorder:
+        for batch in recorder.batches(batches(ALL_STEPS + 5)):
+            with recorder.step():
+                train(model, optimizer, batch)
+                hooked.append("x" if model._forward_hooks or model._forward_pre_hooks else ".")
+    if rank == 0:
+        print("".join(hooked))
+    return leave()
+
+
+def on_a_gpu(argv: list[str]) -> int:
+    """A model whose forward pass is longer than the rest, over nccl."""
+    dist.init_process_group("nccl")
+    device = torch.device("cuda", 0)
+    model, optimizer = trained(DistributedDataParallel(network(4096).to(device), device_ids=[0]))
+    model.module.register_forward_pre_hook(lambda *given: torch.cuda._sleep(20_000_000))
+    began = time.perf_counter()
+    with Recorder(model, run_dir=run_dir(argv), **LENGTHS) as recorder:
+        for points, labels in recorder.batches(batches()):
+            with recorder.step():
+                train(model, optimizer, (points.to(device), labels.to(device)))
+        torch.cuda.synchronize()
+    print(f"seconds {time.perf_counter() - began}")
+    return leave()

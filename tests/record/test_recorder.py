@@ -1,0 +1,338 @@
+"""The recorder in loops that users write: real ranks over gloo, with known delays planted in them."""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from bench.layout import METRICS_COLUMNS, RANKS_COLUMNS, STEPS_COLUMNS
+from bench.record import Recorder, RecorderError
+from bench.record.loop import batch_size
+from bench.record.settings import Place, place_of, recording_folder
+from tests.record import loops
+
+NAP_S = loops.NAP_S
+PARTS = ("data_load", "forward", "backward", "comm_exposed", "optimizer")
+
+
+@pytest.fixture
+def run_loop(run_ranks):
+    def run(name: str, **more):
+        return run_ranks(target=f"tests.record.loops:{name}", **more)
+
+    return run
+
+
+def value(row: dict[str, str], part: str) -> float:
+    return float(row[f"{part}_time_sec"])
+
+
+def test_three_lines_leave_the_run_folder_of_the_built_in_workload(run_loop):
+    done = run_loop("three_lines").succeeded()
+    metrics, ranks, steps = (done.table(name) for name in ("metrics", "ranks", "steps"))
+    assert (tuple(metrics[0]), tuple(ranks[0]), tuple(steps[0])) == (
+        METRICS_COLUMNS,
+        RANKS_COLUMNS,
+        STEPS_COLUMNS,
+    )
+    assert [(row["epoch"], row["steps"], row["samples"]) for row in metrics] == [
+        ("1", "5", "80"),
+        ("2", "5", "80"),
+    ]
+    assert [(row["epoch"], row["rank"], row["samples"]) for row in ranks] == [
+        ("1", "0", "40"),
+        ("1", "1", "40"),
+        ("2", "0", "40"),
+        ("2", "1", "40"),
+    ]
+    assert len(steps) == 10
+    for row in metrics:
+        assert float(row["throughput_samples_per_sec"]) == pytest.approx(80 / float(row["epoch_time_sec"]))
+    env = done.env
+    assert (env["world_size"], env["joined"]["ranks"], env["global_batch"]) == (2, 2, 16)
+    assert (env["launcher"], env["backend"], env["parameters"]) == (
+        "torchrun",
+        "gloo",
+        16 * 64 + 64 + 64 * 4 + 4,
+    )
+    assert env["recorder"] == loops.LENGTHS
+
+
+def test_a_late_loader_shows_as_its_ranks_data_and_as_the_other_ranks_wait(run_loop):
+    for row in run_loop("three_lines").succeeded().table("ranks"):
+        late = row["rank"] == "1"
+        assert float(row["window_time_sec"]) >= 5 * NAP_S * 0.95
+        assert (value(row, "data_load") >= NAP_S * 0.95) == late
+        if not late:
+            assert value(row, "comm_exposed") >= NAP_S * 0.6
+            assert value(row, "comm_wait") >= NAP_S * 0.6
+
+
+def test_the_parts_add_up_to_the_step_under_ddp(run_loop):
+    for row in run_loop("three_lines").succeeded().table("ranks"):
+        parts = sum(value(row, part) for part in PARTS)
+        assert value(row, "step") == pytest.approx(parts + value(row, "other"), abs=1e-9)
+        assert all(value(row, part) > 0 for part in PARTS)
+        assert abs(value(row, "other")) < NAP_S / 10
+
+
+def test_micro_batches_are_one_step(run_loop):
+    done = run_loop("accumulates").succeeded()
+    assert [(row["steps"], row["samples"]) for row in done.table("metrics")] == [("5", "160"), ("5", "160")]
+    assert all(math.isfinite(float(row["train_loss"])) for row in done.table("metrics"))
+    for row in done.table("ranks"):
+        assert value(row, "forward") >= NAP_S * 0.95
+        assert 0 < value(row, "backward") < NAP_S
+        assert abs(value(row, "other")) < NAP_S / 5
+
+
+def test_every_pass_that_synchronises_is_read(run_loop):
+    done = run_loop("synchronises_each").succeeded()
+    assert [row["samples"] for row in done.table("metrics")] == ["160", "160"]
+    for row in done.table("ranks"):
+        assert value(row, "comm_exposed") > 0
+        assert row["data_load_time_sec"] == ""  # no loader was given: it was not measured
+
+
+def test_what_lies_between_loops_and_in_pauses_does_not_count(run_loop):
+    for row in run_loop("evaluates").succeeded().table("metrics"):
+        assert row["steps"] == "5"
+        assert float(row["epoch_time_sec"]) < 0.05 * 5
+        assert value(row, "data_load") < 0.02
+
+
+def test_a_closure_of_the_optimizer_is_no_part_of_it(run_loop):
+    for row in run_loop("closure").succeeded().table("ranks"):
+        assert value(row, "forward") >= NAP_S * 0.95
+        assert 0 < value(row, "optimizer") < NAP_S / 3
+        assert abs(value(row, "other")) < NAP_S / 3
+
+
+def test_without_ddp_the_exposed_communication_of_several_ranks_is_not_known(run_loop):
+    done = run_loop("own_group_without_ddp").succeeded()
+    for row in done.table("metrics"):
+        assert row["throughput_samples_per_sec"]
+        assert (row["comm_exposed_time_sec"], row["other_time_sec"], row["load_balance"]) == ("", "", "")
+        assert value(row, "backward") > 0
+
+
+def test_unknown_samples_leave_the_throughput_empty_and_say_so(run_loop):
+    done = run_loop("unknown_samples").succeeded()
+    assert {(row["samples"], row["throughput_samples_per_sec"]) for row in done.table("metrics")} == {
+        ("", "")
+    }
+    words = "the samples of a step are not known, so there is no throughput: use step(samples=...)"
+    assert words in done.env["warnings"]
+    assert f"bench: warning: {words}\n" in done.out[0]
+
+
+def test_ranks_may_have_different_samples_and_a_loss_that_is_no_number_is_named(run_loop):
+    done = run_loop("uneven_batches").succeeded()
+    assert [row["samples"] for row in done.table("metrics")] == ["75", "75"]
+    assert [row["samples"] for row in done.table("ranks")] == ["40", "35"] * 2
+    assert done.env["global_batch"] == 15
+    assert "the loss became NaN or infinite in epoch 1 on rank 1" in done.env["warnings"]
+
+
+def test_the_throughput_window_has_no_hooks(run_loop):
+    out = run_loop("hooks").succeeded().out[0]
+    #       warm-up, window, attribution (one does not count), between, ..., and then never again
+    assert "...|.....|xxxx|..|.....|xxxx|.......\n".replace("|", "") in out
+
+
+def test_ranks_with_different_numbers_of_steps_end_and_what_is_whole_is_written(run_loop):
+    began = time.monotonic()
+    done = run_loop("uneven_steps").succeeded()
+    assert time.monotonic() - began < 30
+    assert [row["epoch"] for row in done.table("metrics")] == ["1"]
+    words = "ranks took different numbers of steps (rank 0 has 2, rank 1 has 1 epochs): what all have is kept"
+    assert words in done.env["warnings"]
+
+
+def test_an_exception_leaves_the_files_so_far_and_waits_for_nobody(run_loop):
+    done = run_loop("raises").succeeded()
+    assert float(re.search(r"left after (\S+) s", done.out[0])[1]) < 20
+    assert done.table("metrics")[0]["steps"] == "5"
+    assert done.env["joined"]["ranks"] == 2
+
+
+def test_a_rank_that_does_not_come_to_the_end_is_named(run_loop):
+    done = run_loop("one_rank_is_lost").succeeded()
+    words = "no end came from rank 1 in 0.3 s: what they recorded last is lost"
+    assert words in done.env["warnings"]
+    assert len(done.table("metrics")) == 2
+
+
+def test_too_few_steps_are_said(run_loop):
+    done = run_loop("too_few_steps").succeeded()
+    assert "no window was recorded: there were fewer than 4 steps on some rank" in done.out[0]
+    assert not (done.folder / "metrics.csv").exists()
+
+
+def test_several_processes_need_a_process_group(run_loop):
+    assert (
+        run_loop("before_the_group").succeeded().out
+        == [
+            "the first step came before torch.distributed was set up, in a job of 2 processes; "
+            "call torch.distributed.init_process_group before the recorder's first step\n"
+        ]
+        * 2
+    )
+
+
+# -- one process ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def alone(monkeypatch, tmp_path):
+    """Return a function that trains alone, in a folder of its own, and returns the rows of metrics.csv."""
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "SLURM_STEP_ID", "BENCH_RUN_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+
+    def train(*, with_model: bool = True, folder: str | None = "run", **lengths) -> list[dict[str, str]]:
+        model, optimizer = loops.trained(loops.network())
+        with Recorder(
+            model if with_model else None, run_dir=folder, **{**loops.LENGTHS, **lengths}
+        ) as recorder:
+            for points, labels in recorder.batches(loops.batches()):
+                with recorder.step():
+                    cross_entropy(model(points), labels).backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+        (path,) = tmp_path.glob(f"{folder or 'bench-record/*'}/metrics.csv")
+        with path.open(newline="") as file:
+            return list(csv.DictReader(file))
+
+    return train
+
+
+def test_one_process_without_ddp_communicates_exactly_nothing(alone):
+    for row in alone():
+        assert (row["comm_exposed_time_sec"], row["load_balance"], row["pop_parallel_efficiency"]) == (
+            "0",
+            "1",
+            "1",
+        )
+        assert all(value(row, part) > 0 for part in ("data_load", "forward", "backward", "optimizer"))
+
+
+def test_a_folder_that_is_gone_does_not_end_the_training(monkeypatch, tmp_path, capsys):
+    monkeypatch.delenv("RANK", raising=False)
+    with Recorder(run_dir=tmp_path / "run", **loops.LENGTHS) as recorder:
+        for number, _ in enumerate(recorder.batches(loops.batches())):
+            with recorder.step():
+                if number == 5:
+                    shutil.rmtree(tmp_path / "run")
+    warned = re.findall("bench: warning: (what is measured is lost: .*)", capsys.readouterr().out)
+    assert len(warned) >= 1
+    assert str(tmp_path / "run") in warned[0]
+
+
+def test_without_the_model_its_parts_are_empty(alone):
+    for row in alone(with_model=False):
+        assert (row["forward_time_sec"], row["backward_time_sec"], row["other_time_sec"]) == ("", "", "")
+        assert value(row, "optimizer") > 0
+
+
+def test_without_attribution_the_split_is_empty(alone):
+    rows = alone(attribution_steps=0)
+    assert len(rows) == 2
+    assert {row["forward_time_sec"] for row in rows} == {""}
+
+
+def test_without_a_folder_a_new_one_is_made_and_told(alone, capsys):
+    alone(folder=None)
+    assert re.match(r"bench: recording into bench-record/\d{8}T\d{6}Z-\d+\n", capsys.readouterr().out)
+
+
+def test_the_harnesss_words_come_before_the_scripts(alone, monkeypatch, tmp_path):
+    monkeypatch.setenv("BENCH_RUN_DIR", str(tmp_path / "run"))
+    monkeypatch.setenv("BENCH_STEPS_PER_EPOCH", "2")
+    monkeypatch.setenv("BENCH_EPOCHS", "3")
+    assert [row["steps"] for row in alone()] == ["2", "2", "2"]
+    assert recording_folder("elsewhere", {"BENCH_RUN_DIR": "here"}) == Path("here")
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"warmup_steps": 2}, "warmup_steps is 2; it must be 3 or more"),
+        (
+            {"warmup": 2},
+            "Recorder has no option 'warmup'; allowed: run_dir, device, warmup_steps, steps_per_epoch, "
+            "attribution_steps, epochs",
+        ),
+    ],
+)
+def test_lengths_that_cannot_be_are_refused(given, words):
+    with pytest.raises(RecorderError) as error:
+        Recorder(**given)
+    assert str(error.value) == words
+
+
+def test_a_variable_that_is_no_number_is_refused(monkeypatch):
+    monkeypatch.setenv("BENCH_EPOCHS", "many")
+    with pytest.raises(RecorderError) as error:
+        Recorder()
+    assert str(error.value) == "BENCH_EPOCHS is 'many', not a whole number"
+
+
+def test_epochs_none_records_to_the_end(alone):
+    rows = alone(epochs=None, attribution_steps=0)
+    assert [row["steps"] for row in rows] == ["5", "5", "5", "1"]
+
+
+@pytest.mark.parametrize(
+    ("env", "group", "place"),
+    [
+        ({}, None, Place("single", 0, 0, 1)),
+        ({"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, None, Place("single", 0, 0, 1)),
+        (
+            {
+                "SLURM_STEP_ID": "0",
+                "SLURM_PROCID": "3",
+                "SLURM_LOCALID": "1",
+                "SLURM_NTASKS": "4",
+                "RANK": "3",
+            },
+            (3, 4),
+            Place("srun", 3, 1, 4),
+        ),
+        (
+            {
+                "SLURM_STEP_ID": "0",
+                "SLURM_PROCID": "0",
+                "SLURM_LOCALID": "0",
+                "SLURM_NTASKS": "2",
+                "TORCHELASTIC_RUN_ID": "x",
+                "RANK": "5",
+                "LOCAL_RANK": "2",
+                "WORLD_SIZE": "8",
+            },
+            (5, 8),
+            Place("torchrun", 5, 2, 8),
+        ),
+    ],
+)
+def test_the_launcher_is_told_by_its_variables(env, group, place):
+    assert place_of(env, group) == place
+
+
+def test_a_batchs_size_is_found_in_it():
+    points = torch.zeros(3, 2)
+    assert [
+        batch_size(batch)
+        for batch in (points, [points], {"x": points}, ("a", (points,)), "a", torch.tensor(1))
+    ] == [
+        *(3.0, 3.0, 3.0, 3.0),
+        *(None, None),
+    ]

@@ -1,0 +1,25 @@
+"""The recorder in a loop whose work a CUDA device does, while the host runs ahead."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.workload.conftest import torchrun_env
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine"),
+]
+
+
+def test_the_devices_time_is_measured_and_not_the_hosts(run_ranks):
+    done = run_ranks(target="tests.record.loops:on_a_gpu", environments=torchrun_env(1)).succeeded()
+    for row in done.table("metrics"):
+        step, forward = float(row["step_time_sec_median"]), float(row["forward_time_sec"])
+        assert forward > 0.005  # twenty million cycles at most at 4 GHz
+        assert step >= forward * 0.95
+    for row in done.table("ranks"):
+        assert row["device"] == "cuda:0"
+        assert abs(float(row["other_time_sec"])) <= 0.05 * float(row["step_time_sec"])
+    assert done.env["device"] == "cuda"

@@ -1,0 +1,78 @@
+"""What slurmstepd writes into a job's output when Slurm ends it.
+
+The forms are 22.05's, recorded on the test cluster (whose slurmd's call themselves slurmstepd-n1),
+and those of `_handle_signal_container` in slurmstepd/req.c of 20.11 to 25.x, which differ in the
+prefix alone; 19.05 and before wrote no node.
+"""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench.slurm.last_words import last_words
+
+AT = "CANCELLED AT 2026-11-21T18:26:34"
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        (f"slurmstepd: error: *** JOB 7 ON n1 {AT} DUE TO TIME LIMIT ***", "TIMEOUT"),
+        (f"slurmstepd-n1: error: *** JOB 7 ON n1 {AT} DUE TO TIME LIMIT ***", "TIMEOUT"),
+        (f"slurmstepd: error: *** STEP 7.0 ON n1 {AT} DUE TO PREEMPTION ***", "PREEMPTED"),
+        (
+            f"slurmstepd: error: *** JOB 7 ON n1 {AT} DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS ***",
+            "NODE_FAIL",
+        ),
+        (f"slurmstepd: error: *** JOB 7 ON n1 {AT} DUE TO JOB REQUEUE ***", "REQUEUED"),
+        (f"slurmstepd: error: *** JOB 7 ON n1 {AT} DUE TO SIGNAL Terminated ***", "CANCELLED"),
+        (f"slurmstepd: error: *** JOB 7 ON n1 {AT} ***", "CANCELLED"),
+        (f"slurmstepd: error: *** JOB 7 {AT} DUE TO TIME LIMIT ***", "TIMEOUT"),
+        (
+            "slurmstepd: error: Detected 1 oom-kill event(s) in StepId=7.batch cgroup. Some of your "
+            "processes may have been killed by the cgroup out-of-memory handler.",
+            "OUT_OF_MEMORY",
+        ),
+        (
+            "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0. Some of the step tasks have been "
+            "OOM Killed.",
+            "OUT_OF_MEMORY",
+        ),
+        (
+            f"slurmstepd: error: *** STEP 7.0 ON n1 {AT} DUE TO TIME LIMIT ***\n"
+            f"slurmstepd: error: *** JOB 7 ON n1 {AT} ***",
+            "TIMEOUT",
+        ),
+        (
+            "slurmstepd: error: Detected 2 oom_kill events in StepId=7.0. Some\n"
+            f"slurmstepd: error: *** JOB 7 ON n1 {AT} DUE TO TIME LIMIT ***",
+            "OUT_OF_MEMORY",
+        ),
+    ],
+)
+def test_a_notice_of_slurm_tells_the_state_that_sacct_would_show(text, word):
+    state = last_words(f"ValueError: before\n{text}\nsrun: error: n1: task 0: Terminated\n", job_id="7")
+    assert state is not None
+    assert state.word == word
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        f"slurmstepd: error: *** STEP 7.0 ON n1 {AT} ***",  # srun ended it, because one task had
+        f"slurmstepd: error: *** JOB 8 ON n1 {AT} DUE TO TIME LIMIT ***",  # another's, appended
+        f"a log that quotes slurmstepd: error: *** JOB 7 ON n1 {AT} ***",
+        "slurmstepd: error: Detected 1 oom_kill event in StepId=70.0. Some",
+        "srun: Job step aborted: Waiting up to 32 seconds for job step to finish.",
+    ],
+)
+def test_what_is_not_slurms_notice_about_this_job_says_nothing(text):
+    assert last_words(text, job_id="7") is None
+
+
+@given(st.text())
+def test_any_text_can_be_read(text):
+    last_words(text, job_id="7")

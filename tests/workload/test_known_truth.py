@@ -1,0 +1,144 @@
+"""Communication against physics: links of known time, a link of known rate, a rank that is late."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from pathlib import Path
+from statistics import fmean
+
+import pandas as pd
+import pytest
+
+from analysis.fabric import LARGE_BYTES, RingFit, fit_ring
+from analysis.stragglers import sentences, stragglers
+from tests.workload.conftest import Finished, torchrun_env
+from tests.workload.scenarios import NAP_S
+from tests.workload.truths import LINK_MS
+
+#: Times are compared here: other tests beside these would take their cores.
+pytestmark = pytest.mark.alone
+
+ROOT = Path(__file__).parents[2]
+
+
+def number(row: dict[str, str], column: str) -> float:
+    return float(row[column])
+
+
+@pytest.mark.parametrize("bucket_ms", [10, 1, 0])
+def test_exposed_communication_is_what_a_link_of_known_time_takes(run_ranks, bucket_ms):
+    steps, epochs, before = 12, 3, 5 + 1  # the throughput window, and a step that does not count
+    environments = [env | {LINK_MS: str(bucket_ms)} for env in torchrun_env(2)]
+    words = f"--epochs {epochs} --steps-per-epoch 5 --attribution-steps {steps} --val-steps 0"
+    finished = run_ranks(
+        *words.split(), environments=environments, target="tests.workload.truths:link_of_known_time"
+    ).succeeded()
+    for rank in ("0", "1"):
+        waited = json.loads((finished.folder / f"truth-{rank}.json").read_text())[
+            -epochs * (before + steps) :
+        ]
+        truths = [
+            fmean(waited[at + before : at + before + steps]) for at in range(0, len(waited), before + steps)
+        ]
+        rows = [row for row in finished.table("ranks") if row["rank"] == rank]
+        read = [number(row, "comm_exposed_time_sec") for row in rows]
+        assert all(truth >= bucket_ms / 1e3 for truth in truths)
+        # One window of three: another process may take the core between the link's end and the rank's waking.
+        assert any(r == pytest.approx(t, rel=0.05, abs=2e-3) for r, t in zip(read, truths, strict=True)), (
+            read,
+            truths,
+        )
+
+
+def test_a_late_rank_is_waited_for_in_communication_and_not_in_forward_with_batch_normalisation(run_ranks):
+    finished = run_ranks(target="tests.workload.truths:late_rank_with_batch_norm").succeeded()
+    ranks = finished.table("ranks")
+    for punctual, late in (ranks[0:2], ranks[2:4]):
+        assert number(punctual, "forward_time_sec") < 0.5 * NAP_S
+        assert number(punctual, "comm_wait_time_sec") > 0.6 * NAP_S
+        assert number(late, "comm_wait_time_sec") < 0.4 * NAP_S
+
+
+def test_a_late_rank_is_named_with_its_host_and_what_makes_it_late(run_ranks):
+    finished = run_ranks(target="tests.workload.scenarios:late_rank").succeeded()
+    ranks = pd.read_csv(finished.folder / "ranks.csv").assign(run_id="run-1", cell_id="two ranks")
+    found = stragglers(ranks)
+    assert list(found["rank"]) == [1]
+    (late,) = found.to_dict("records")
+    assert late["host"] == finished.env["hosts"][0]["host"]
+    assert late["part"] == "data loading"
+    assert 0.8 * NAP_S < late["excess_sec"] < 1.5 * NAP_S
+    (words,) = sentences(found, ["two ranks"])
+    assert words.startswith(f"rank 1 on {late['host']} takes ")
+    assert words.endswith("of the step, in data loading), in 1 of 1 run of two ranks")
+    # The others wait; communication itself is not what the step is lost to.
+    for row in finished.table("metrics"):
+        transfer = number(row, "comm_exposed_time_sec") - number(row, "comm_wait_time_sec")
+        assert transfer < number(row, "comm_wait_time_sec")
+
+
+@pytest.fixture(scope="module")
+def shaped(running_cluster, tmp_path_factory):
+    """Two nodes, one rank each, over links of a rate drawn at random; one bucket, so nothing overlaps."""
+    rate = random.SystemRandom().randrange(210, 480)
+    folder = tmp_path_factory.mktemp("shaped link")
+    words = (
+        "--backend gloo --device cpu --per-gpu-batch 8 --model mlp --parameters 1200k --bucket-cap-mb 64"
+        " --steps-per-epoch 3 --epochs 2 --warmup-steps 3 --attribution-steps 5 --val-steps 0"
+        " --probe-steps 3 --sweep-time 8"
+    )
+    env = {"GLOO_SOCKET_IFNAME": "eth0", "BENCH_THREADS_PER_RANK": "1", "PYTHONPATH": str(ROOT)}
+    env |= {"MASTER_ADDR": running_cluster.address("n1"), "MASTER_PORT": "29411"}
+    command = ["srun", "-N", "2", "--ntasks-per-node=1", "--time=3", sys.executable, "-m", "bench.workload"]
+    with running_cluster.linked(f"{rate}mbit"):
+        running_cluster.run(
+            [*command, "--run-dir", str(folder), *words.split()], timeout_s=150, env=env, cwd=ROOT
+        )
+    running_cluster.clear()
+    return Finished(folder, [0, 0], [], []), rate * 1e6 / 8
+
+
+def probes(finished: Finished) -> dict:
+    return json.loads((finished.folder / "probes.json").read_text())
+
+
+def test_a_large_all_reduce_runs_at_the_rate_of_the_line(shaped):
+    finished, line = shaped
+    swept = [size for size in probes(finished)["all_reduce"]["sizes"] if size["bytes"] >= LARGE_BYTES]
+    assert len(swept) >= 2
+    rates = {size["bytes"]: size["busbw_bytes_per_s"] / line for size in swept}
+    assert all(0.85 <= rate <= 1.0 for rate in rates.values()), (line, rates)
+
+
+def test_alpha_and_beta_predict_a_large_all_reduce_that_was_left_out(shaped):
+    finished, line = shaped
+    sizes = probes(finished)["all_reduce"]["sizes"]
+    fit = fit_ring([s["bytes"] for s in sizes], [s["time_s"] for s in sizes], ranks=2)
+    assert isinstance(fit, RingFit), fit
+    assert 0.85 <= 1 / fit.beta_s_per_byte / line <= 1.0
+    assert fit.worst(from_bytes=LARGE_BYTES) <= 0.15, fit.left_out
+
+
+def test_communication_without_overlap_takes_the_time_that_its_bytes_take_on_the_line(shaped):
+    finished, line = shaped
+    content = probes(finished)
+    assert content["bucket_bytes"] == [finished.env["gradient_bytes"]], (
+        "one bucket is ready when backward ends"
+    )
+    expected = finished.env["gradient_bytes"] / line  # 2(N − 1)/N is 1
+    rows = finished.table("metrics")
+    transfers = [number(row, "comm_exposed_time_sec") - number(row, "comm_wait_time_sec") for row in rows]
+    # The better of two windows: the nodes of the test cluster share this machine's cores.
+    assert min(transfers) == pytest.approx(expected, rel=0.15)
+    assert [number(row, "comm_time_sec") for row in rows] == pytest.approx([expected] * 2, rel=0.15)
+    assert content["steps"]["communication_tax_s"] == pytest.approx(expected, rel=0.2)
+    assert content["standalone_s"] == pytest.approx(expected, rel=0.15)
+    assert content["hidden_fraction"] == pytest.approx(0, abs=0.15)
+
+
+def test_the_interface_in_env_json_is_the_one_that_the_ranks_are_connected_by(shaped):
+    finished, _ = shaped
+    transport = finished.env["transport"]
+    assert (transport["interface"], transport["source"]) == ("eth0", "open connections")

@@ -1,0 +1,239 @@
+"""The probes: what they write, what they leave alone, and what they do where there is no room or time."""
+
+from __future__ import annotations
+
+import json
+from statistics import median
+
+import pytest
+import torch
+
+from bench.record.clock import HostClock
+from bench.workload.probes import Attributed, hidden
+from bench.workload.probes_hook import BucketSpan, tail_s, union_s
+from bench.workload.probes_steps import KINDS, Block, summary
+from bench.workload.probes_sweep import AllReduceSweep, Size, Sweep, message_sizes
+from tests.workload.conftest import torchrun_env
+
+MIB = 2**20
+PROBES = ("--epochs", "1", "--probe-steps", "3", "--sweep-time", "5")
+
+
+@pytest.fixture(scope="module")
+def probed(server, tmp_path_factory):
+    """Two ranks of an mlp with several buckets."""
+    folder = tmp_path_factory.mktemp("probed run")
+    words = (
+        "--per-gpu-batch 8 --device cpu --model mlp --parameters 400k --bucket-cap-mb 0.4 --steps-per-epoch 4"
+        " --epochs 2 --warmup-steps 3 --attribution-steps 4 --val-steps 0 --probe-steps 4 --sweep-max-mb 1"
+    )
+    return server.start(folder, words.split(), torchrun_env(2)).finish().succeeded()
+
+
+def content_of(finished) -> dict:
+    return json.loads((finished.folder / "probes.json").read_text(encoding="utf-8"))
+
+
+def test_probes_json_has_the_documented_keys(probed):
+    content = content_of(probed)
+    assert list(content) == [
+        *("schema", "world_size", "backend", "seconds", "bucket_bytes", "steps", "all_reduce", "reasons"),
+        *("standalone_s", "hidden_fraction"),
+    ]
+    assert (content["schema"], content["world_size"], content["backend"]) == (1, 2, "gloo")
+    assert content["reasons"] == {"steps": None, "all_reduce": None}
+    seconds = content["seconds"]
+    assert seconds["all"] == pytest.approx(seconds["steps"] + seconds["all_reduce"])
+
+
+def test_every_kind_of_step_is_timed_on_every_rank_in_interleaved_blocks(probed):
+    blocks = content_of(probed)["steps"]["blocks"]
+    order = [(block["round"], block["kind"]) for block in blocks]
+    assert sorted(order) == sorted((number, kind) for number in range(3) for kind in KINDS)
+    by_round = [[kind for number, kind in order if number == wanted] for wanted in range(3)]
+    assert by_round[0] != by_round[1] or by_round[1] != by_round[2]
+    for block in blocks:
+        assert [len(rank) for rank in block["seconds"]] == [2, 2]  # 4 steps in 3 rounds: 2 each
+        assert min(min(rank) for rank in block["seconds"]) > 0
+
+
+def test_the_timed_buckets_are_those_that_ddp_says_it_has(probed):
+    content = content_of(probed)
+    buckets = content["bucket_bytes"]
+    assert sum(buckets) == probed.env["gradient_bytes"]
+    assert len(buckets) > 2
+    steps = content["steps"]["timed_buckets_rank_0"]
+    assert len(steps) == 6
+    for step, union, tail in zip(
+        steps, content["steps"]["timed_union_s"][0], content["steps"]["timed_tail_s"][0], strict=True
+    ):
+        assert [size for _, size, _, _ in sorted(step)] == buckets
+        spans = [BucketSpan(*span) for span in step]
+        assert all(0 < span.begin_s < span.end_s for span in spans)
+        assert union_s(spans) == pytest.approx(union)
+        assert tail_s(spans) == pytest.approx(tail)
+        assert union <= sum(span.end_s - span.begin_s for span in spans) + 1e-12
+
+
+def test_total_communication_stands_in_every_row_of_the_metrics(probed):
+    per_rank = content_of(probed)["steps"]["comm_time_s"]
+    for row in probed.table("metrics"):
+        assert float(row["comm_time_sec"]) == pytest.approx(sum(per_rank) / 2, rel=1e-9)
+
+
+def test_the_sweep_times_powers_of_four_and_the_buckets(probed):
+    content = content_of(probed)
+    sizes = content["all_reduce"]["sizes"]
+    buckets = set(content["bucket_bytes"])
+    assert {size["bytes"] for size in sizes} == buckets | {4096 * 4**k for k in range(5)}
+    assert {size["bytes"] for size in sizes if size["buckets"]} == buckets
+    for size in sizes:
+        slowest = [max(ranks) for ranks in size["times_s"]]
+        assert size["time_s"] == pytest.approx(median(slowest))
+        assert len(slowest) >= 3
+        assert size["algbw_bytes_per_s"] == pytest.approx(size["bytes"] / size["time_s"])
+        assert size["busbw_bytes_per_s"] == pytest.approx(size["algbw_bytes_per_s"])  # 2(N − 1)/N is 1
+    alone = {size["bytes"]: size["time_s"] for size in sizes}
+    assert content["standalone_s"] == pytest.approx(sum(alone[size] for size in content["bucket_bytes"]))
+
+
+def test_the_line_on_standard_output_says_what_the_probes_cost(probed):
+    printed = next(line for line in probed.out[0].splitlines() if "probes" in line)
+    assert printed == f"bench: probes took {content_of(probed)['seconds']['all']:.3f} s"
+
+
+def test_without_probes_there_is_no_file_and_no_total_communication(run_ranks):
+    finished = run_ranks("--epochs", "1", "--probe-steps", "0", "--sweep-time", "0").succeeded()
+    assert not (finished.folder / "probes.json").exists()
+    assert finished.table("metrics")[0]["comm_time_sec"] == ""
+
+
+def test_one_rank_has_steps_to_probe_and_nobody_to_communicate_with(run_ranks):
+    content = content_of(run_ranks(*PROBES, environments=[{}]).succeeded())
+    assert content["all_reduce"] is None
+    assert content["reasons"] == {"steps": None, "all_reduce": "one rank has nobody to communicate with"}
+    assert content["steps"]["plain_s"] > 0
+    assert (content["standalone_s"], content["hidden_fraction"]) == (None, None)
+
+
+def test_accumulation_communicates_once_per_step_in_the_probes_too(run_ranks):
+    content = content_of(run_ranks(*PROBES, "--grad-accum", "3", "--probe-steps", "1").succeeded())
+    (step,) = content["steps"]["timed_buckets_rank_0"]
+    assert len(step) == len(content["bucket_bytes"])
+
+
+def test_mixed_precision_and_an_optimizer_with_states_can_be_probed(run_ranks):
+    finished = run_ranks(*PROBES, "--precision", "bf16", "--optimizer", "adamw").succeeded()
+    assert content_of(finished)["steps"]["communication_tax_s"] is not None
+
+
+def test_only_the_sweep_can_be_asked_for(run_ranks):
+    content = content_of(run_ranks(*PROBES, "--probe-steps", "0", "--sweep-max-mb", "0.1").succeeded())
+    assert content["steps"] is None
+    assert content["reasons"]["steps"] == "probe_steps is 0"
+    assert {s["bytes"] for s in content["all_reduce"]["sizes"] if not s["buckets"]} == {4096, 16384, 65536}
+
+
+def test_the_union_counts_no_moment_twice():
+    spans = [BucketSpan(1, 4, 2.0, 5.0), BucketSpan(0, 4, 1.0, 3.0), BucketSpan(2, 4, 7.0, 8.0)]
+    assert union_s(spans) == pytest.approx(5.0)
+    assert tail_s(spans) == pytest.approx(1.0)
+    assert union_s([*spans, BucketSpan(3, 4, 0.0, 9.0)]) == pytest.approx(9.0)
+    assert (union_s([]), tail_s([])) == (0.0, 0.0)
+
+
+def test_differences_of_kinds_are_of_medians_of_the_longest_ranks():
+    times = {"plain": 10.0, "timed": 11.0, "noop": 6.0, "no_sync": 5.0, "no_sync_barrier": 5.5}
+    blocks = [
+        # The shorter rank, and one block that something disturbed, make no difference.
+        Block(kind, number, [[seconds * (9 if number == 1 else 1)] * 2, [seconds / 2] * 2])
+        for kind, seconds in times.items()
+        for number in range(3)
+    ]
+    assert summary(blocks) == {
+        **{f"{kind}_s": seconds for kind, seconds in times.items()},
+        "communication_tax_s": 4.0,
+        "bookkeeping_s": 1.0,
+        "barrier_s": 0.5,
+        "hook_overhead_s": 1.0,
+    }
+
+
+def test_sizes_go_as_far_as_the_gradients_within_bounds():
+    def powers(gradient_bytes: int, largest: int | None = None) -> int:
+        return message_sizes([], gradient_bytes=gradient_bytes, largest=largest)[-1].bytes
+
+    assert powers(1000) == 16 * MIB
+    assert powers(40 * MIB) == 16 * MIB
+    assert powers(64 * MIB) == powers(10**12) == 64 * MIB
+    assert powers(10**12, largest=5 * MIB) == 4 * MIB
+    sizes = message_sizes([100, 25 * MIB, 100, 64 * MIB], gradient_bytes=MIB)
+    assert [(size.bytes, size.buckets) for size in sizes] == [
+        *((100, 2), (4096, 0), (16384, 0), (65536, 0), (262144, 0), (MIB, 0), (4 * MIB, 0), (16 * MIB, 0)),
+        *((25 * MIB, 1), (64 * MIB, 1)),
+    ]
+    many = message_sizes(range(4, 400, 4), gradient_bytes=MIB)
+    assert sum(1 for size in many if size.buckets) == 16
+
+
+class OneRank:
+    """Collectives of one rank that pretends to be two; all that a sweep needs."""
+
+    world_size = 2
+
+    def barrier(self) -> None:
+        pass
+
+    def maxima(self, values):
+        return list(values)
+
+    def rows(self, values):
+        return [list(values), list(values)]
+
+
+class SlowSweep(AllReduceSweep):
+    """A sweep over a link of 1 MB/s that takes no time at all."""
+
+    def _time(self, payload: torch.Tensor) -> float:
+        return payload.numel() * 4 / 1e6
+
+
+def slow_sweep(budget_s: float, room_bytes: float = 1e12) -> Sweep:
+    sweep = SlowSweep(
+        collectives=OneRank(), clock=HostClock(), device=torch.device("cpu"), dtype=torch.float32
+    )
+    sizes = [Size(bytes=4096 * 4**k) for k in range(7)]
+    return sweep.run(sizes, budget_s=budget_s, room_bytes=room_bytes, seed=1)
+
+
+def test_sizes_that_take_too_long_are_left_out_and_named():
+    found = slow_sweep(2.0)
+    assert [size.bytes for size in found.sizes] == [4096, 16384, 65536, 262144]
+    assert found.dropped == [
+        {"bytes": 1048576, "reason": "about 1.05 s each, which 2 s in all do not allow"},
+        {"bytes": 4194304, "reason": "about 4.19 s each, which 2 s in all do not allow"},
+        {"bytes": 16777216, "reason": "about 16.8 s each, which 2 s in all do not allow"},
+    ]
+    assert found.time_s(3) == pytest.approx(0.262144)
+
+
+def test_repeats_are_fewer_where_time_is_short():
+    # 0.35 s for one pass; usual are 5 repeats of the slow sizes.
+    assert [len(times) for times in slow_sweep(2.0).times_s] == [5, 5, 3, 3]
+    assert [len(times) for times in slow_sweep(3.0).times_s] == [5, 5, 5, 5]
+
+
+def test_messages_for_which_there_is_no_memory_are_left_out_and_named():
+    found = slow_sweep(1e3, room_bytes=5 * MIB)
+    assert found.sizes[-1].bytes == 4 * MIB
+    assert found.dropped == [{"bytes": 16 * MIB, "reason": "no room in memory"}]
+
+
+def test_the_hidden_fraction_leaves_waiting_for_late_ranks_out():
+    sweep = Sweep(2, "float32", [Size(8, buckets=2)], [[[0.5, 1.0], [0.25, 2.0], [1.0, 1.0]]])
+    assert hidden(sweep, [8, 8], Attributed(exposed_s=1.5, wait_s=1.0)) == {
+        "standalone_s": 2.0,
+        "hidden_fraction": 0.75,
+    }
+    assert hidden(sweep, [8, 4], Attributed(1.5, 1.0)) == {"standalone_s": None, "hidden_fraction": None}
+    assert hidden(sweep, [8], None) == {"standalone_s": 1.0, "hidden_fraction": None}
