@@ -31,12 +31,13 @@ def citation(study: Study, frames: Frames, environment: Environment) -> str:
     key = re.sub(r"[^a-z0-9]+", "-", study.name.lower()).strip("-") or "study"
     version = one_line(study.plan.get("bench_version"), limit=40)
     facts = dict(environment.facts)
+    what = "" if study.plan.get("table") else " of distributed data parallel training"
     notes = [f"{count(int(frames.runs['measured'].sum()), 'run')}"]
     notes += [f"{name} {facts[name]}" for name in ("Device", "PyTorch") if facts.get(name)]
     if digest := matrix_digest(study):
         notes.append(f"matrix SHA-256 {digest[:16]}")
     fields = {
-        "title": f"{study.name}: a scaling study of distributed data parallel training",
+        "title": f"{study.name}: a scaling study{what}",
         "year": f"{times.max():%Y}" if len(times) else "",
         "howpublished": f"Measured with ddp-scaling-bench {version}" if version else "",
         "note": ", ".join(notes),

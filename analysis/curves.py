@@ -46,14 +46,13 @@ class Curve:
         return f"[{fraction(low)}, {fraction(high)}]" if math.isfinite(low) and math.isfinite(high) else ""
 
 
-THROUGHPUT = Curve(
-    "throughput",
-    "throughput_samples_per_sec",
-    "throughput_low",
-    "throughput_high",
-    "Throughput (samples/s)",
-    " samples/s",
-)
+def throughput_in(rate_unit: str) -> Curve:
+    """Return the curve of the throughput in a unit such as ``samples/s``."""
+    columns = ("throughput_samples_per_sec", "throughput_low", "throughput_high")
+    return Curve("throughput", *columns, f"Throughput ({rate_unit})", f" {rate_unit}")
+
+
+THROUGHPUT = throughput_in("samples/s")
 SPEEDUP = Curve("speedup", "speedup", "speedup_low", "speedup_high", "Speedup", "×")
 EFFICIENCY = Curve(
     "efficiency", "efficiency", "efficiency_low", "efficiency_high", "Efficiency", " efficiency"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -211,9 +212,15 @@ def _add_hosts(found: Environment, envs: list[dict[str, Any]]) -> None:
                 human_bytes(memory) if isinstance(memory, (int, float)) else "",
             )
             hosts[key] += 1
-    ordered = sorted(hosts.items())
+    # n2 before n10.
+    ordered = sorted(hosts.items(), key=lambda item: (_natural(item[0][0]), item[0]))
     found.hosts = [Host(*key, runs) for key, runs in ordered[:_MAX_HOSTS]]
     found.hosts_left_out = max(0, len(ordered) - _MAX_HOSTS)
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """Return what sorts names by the numbers in them."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split("([0-9]+)", name)]
 
 
 def _crowding(envs: list[dict[str, Any]]) -> Crowding | None:

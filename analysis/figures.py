@@ -14,7 +14,16 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from analysis.bars import draw_split, names_wide, rows_high, split_rows
-from analysis.curves import EFFICIENCY, IDEAL, SPEEDUP, THROUGHPUT, Curve, draw_curve, legend_lines
+from analysis.curves import (
+    EFFICIENCY,
+    IDEAL,
+    SPEEDUP,
+    THROUGHPUT,
+    Curve,
+    draw_curve,
+    legend_lines,
+    throughput_in,
+)
 from analysis.decompose import PARTS
 from analysis.drawing import Draft, finish
 from analysis.drawing import Drawing as Drawing
@@ -43,7 +52,11 @@ _COLUMNS = (
 
 
 def draw_figures(
-    table: pd.DataFrame, runs: pd.DataFrame, *, parts: dict[str, dict[str, str]]
+    table: pd.DataFrame,
+    runs: pd.DataFrame,
+    *,
+    parts: dict[str, dict[str, str]],
+    rate_unit: str = "samples/s",
 ) -> Iterator[Drawing]:
     """Yield each regime's figures.
 
@@ -54,17 +67,19 @@ def draw_figures(
         table: from :func:`analysis.scaling.scale`.
         runs: the runs of :func:`analysis.measured.measure`.
         parts: from :func:`analysis.labels.series_parts`.
+        rate_unit: what a throughput counts.
     """
+    throughput = throughput_in(rate_unit)
     with_two_axes = grids(two_axes(table), parts)
-    over_batches = heats(table, parts)
+    over_batches = heats(table, parts, rate_unit=rate_unit)
     columns = [name for name in _COLUMNS if name in table]
     for regime in ("strong", "weak", ""):
         rows = table[(table["mode"] == regime) & (table["n"] > 0)][columns]
         if not len(rows):
             continue
-        for curve in (SPEEDUP, EFFICIENCY, THROUGHPUT):
+        for curve in (SPEEDUP, EFFICIENCY, throughput):
             drawn = rows[rows[curve.column].notna()].drop(columns=[*PARTS, "exposed"])
-            if len(drawn) and (curve is THROUGHPUT or drawn["gpus"].nunique() > 1):
+            if len(drawn) and (curve is throughput or drawn["gpus"].nunique() > 1):
                 yield _curve_figure(curve, select(drawn, regime, parts), runs)
             if curve is EFFICIENCY and regime in with_two_axes:
                 yield _grid_figure(with_two_axes[regime])
@@ -110,7 +125,7 @@ def _curve_figure(curve: Curve, selection: Selection, runs: pd.DataFrame) -> Dra
         left_out=left_out,
         height_in=2.9,
         legend_lines=legend_lines([*selection.labels.values(), IDEAL]),
-        left_in=0.9 if curve is THROUGHPUT and rows[curve.column].max() >= 50_000 else 0.78,
+        left_in=0.9 if curve.kind == THROUGHPUT.kind and rows[curve.column].max() >= 50_000 else 0.78,
     )
     return finish(draft, draw)
 

@@ -7,8 +7,6 @@ left out is told in :attr:`Table.remarks`.
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,11 +14,11 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.foreign_columns import MEASURES, Header, read_header
-from analysis.wording import clean, count, listed, number, one_line
-from bench.errors import BenchError, InputError, Problem, missing_file
+from analysis.foreign_columns import MEASURES, Header
+from analysis.foreign_lines import Reader, split, text_of
+from analysis.wording import clean, listed, number, one_line
+from bench.errors import BenchError
 
-MAX_BYTES = 50_000_000
 #: How far a value may lie from what two others say of it: tables are rounded.
 _AGREE = 0.02
 
@@ -63,28 +61,6 @@ class Table:
     text: str = ""
 
 
-class Reader:
-    """Reads one table; gathers all its problems before it gives up."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.problems: list[Problem] = []
-        self.remarks: list[str] = []
-
-    def problem(self, line: int | None, message: str, remedy: str) -> None:
-        """Note a problem."""
-        self.problems.append(Problem(str(self.path), line, message, remedy))
-
-    def stop_on_problems(self) -> None:
-        """Raise what was found so far.
-
-        Raises:
-            InputError: there is something.
-        """
-        if self.problems:
-            raise InputError(self.problems[:20])
-
-
 def read_table(path: Path) -> Table:
     """Return the rows of a CSV file (separated by commas, semicolons or tabs).
 
@@ -92,9 +68,9 @@ def read_table(path: Path) -> Table:
         BenchError: the file cannot be read.
         InputError: the table is wrong in one place or more.
     """
-    text = _text_of(path)
+    text = text_of(path)
     reader = Reader(path)
-    lines, header = _split(text, reader)
+    lines, header = split(text, reader)
     reader.stop_on_problems()
     _check_header(header, reader)
     reader.stop_on_problems()
@@ -107,50 +83,6 @@ def read_table(path: Path) -> Table:
     _tell_columns(header, reader)
     frame = pd.DataFrame(rows, columns=[*ROW_COLUMNS, "other"], dtype=object)
     return Table(path, frame, header, reader.remarks, text)
-
-
-def _text_of(path: Path) -> str:
-    if not path.is_file():
-        raise missing_file(path, what="the table", remedy="give a CSV file")
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise BenchError(f"{path}: cannot be read: {error.strerror}") from None
-    if len(data) > MAX_BYTES:
-        raise BenchError(f"{path}: {len(data):,} bytes are more than the {MAX_BYTES:,} of a table of runs")
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data[: error.start].count(b"\n") + 1
-        problem = Problem(str(path), line, "the text is not UTF-8", "save it as UTF-8")
-        raise InputError([problem]) from None
-
-
-def _split(text: str, reader: Reader) -> tuple[list[tuple[int, list[str]]], Header]:
-    """Return the numbered rows and the header; blank lines and those that begin with # are left out."""
-    first = next((line for line in text.splitlines() if line.strip() and not line.startswith("#")), "")
-    separator = next((mark for mark in ",;\t" if mark in first), ",")
-    rows: list[tuple[int, list[str]]] = []
-    source = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
-    line = 1
-    try:
-        for values in source:
-            if any(value.strip() for value in values) and not values[0].startswith("#"):
-                rows.append((line, [value.strip() for value in values]))
-            line = source.line_num + 1
-    except csv.Error as error:
-        reader.problem(source.line_num, f"not CSV: {error}", "quote texts with double quotes, in pairs")
-        return [], read_header([])
-    if not rows:
-        raise BenchError(f"{reader.path}: the table is empty", remedy="begin with a line of column names")
-    names = rows[0][1]
-    for number_, values in rows[1:]:
-        if len(values) != len(names):
-            told = f"{count(len(values), 'value')} instead of {len(names)}"
-            reader.problem(
-                number_, told, "give every row as many as the header has; quote values with commas"
-            )
-    return rows[1:], read_header([one_line(name, limit=80) for name in names])
 
 
 def _check_header(header: Header, reader: Reader) -> None:
@@ -302,7 +234,7 @@ def _complete_batch(reader: Reader, header: Header, row: dict[str, Any]) -> None
         row["global_batch"] = whole = each * gpus
     if each is None and whole is not None:
         row["per_gpu_batch"] = whole / gpus
-    if whole and row["time"] and row["throughput"]:
+    if whole and row["time"] and row["throughput"] and header.counts_samples:
         expected = whole / row["time"]
         if abs(expected / row["throughput"] - 1) > _AGREE:
             told = (

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-_COUNT = r"(?:n|num|number_of|total)_"
+_COUNT = r"(?:n|num|no_of|number_of|total)_"
 _ITEMS = "samples?|images?|imgs?|tokens?|toks?|sequences?|seqs?|sentences?|examples?|items?|words?|frames?"
 _RATE = rf"(?:(?:{_ITEMS})_(?:per_)?(?:s|sec|second)|[tgp]?flops?(?:_s)?)"
 _RANK = "(?:gpu|device|rank|accelerator)"
@@ -27,25 +27,28 @@ _PATTERNS = {
     "per_gpu_batch": (
         rf"per_{_RANK}_batch(?:_size)?|batch(?:_size)?_per_{_RANK}|batch(?:_size)?_{_RANK}|local_batch(?:_size)?"
     ),
-    "throughput": rf"throughput|{_RATE}|throughput_{_RATE}|throughput_samples_per_sec",
+    "throughput": rf"(?:(?:total|aggregate|system)_)?throughput(?:_{_RATE})?|{_RATE}",
     "throughput_per_gpu": (
-        rf"throughput_per_{_RANK}|(?:throughput_)?{_RATE}_(?:per_)?{_RANK}|(?:{_ITEMS})_(?:s_)?{_RANK}_s"
+        rf"throughput_per_{_RANK}(?:_{_RATE})?|(?:throughput_)?{_RATE}_(?:per_)?{_RANK}|(?:{_ITEMS})_(?:s_)?{_RANK}_s"
     ),
     "time": (
         "time(?:_s|_sec|_seconds)?|(?:step|iteration|iter)_time(?:_s|_sec|_seconds)?|"
-        "(?:s|sec|seconds|time)_per_(?:step|iteration|iter)(?:_s|_sec)?"
+        "time_per_(?:step|iteration|iter|it)(?:_s|_sec|_seconds)?|"
+        "(?:s|secs?|seconds)_(?:per_)?(?:step|iteration|iter|it)"
     ),
     "time_ms": (
-        "time_ms|(?:step|iteration|iter)_time_ms|(?:ms|time)_per_(?:step|iteration|iter)_?(?:ms)?|step_ms"
+        "time_ms|(?:step|iteration|iter)_time_ms|time_per_(?:step|iteration|iter|it)_ms|step_ms|"
+        "ms_(?:per_)?(?:step|iteration|iter|it)"
     ),
     "steps_per_sec": "(?:its?|iters?|iterations?|steps?)_(?:per_)?(?:s|sec|second)",
     "time_to_train": (
-        "(?:time_to_(?:train|accuracy|target|quality|convergence)|ttt|tta)(?:_[a-z]+)?|minutes?|hours?|"
+        "(?:(?:time|minutes|hours)_to_(?:train|accuracy|target|quality|convergence)|ttt|tta)(?:_[a-z]+)?|"
+        "minutes?|hours?|"
         "time_(?:min|mins|minutes|h|hours)"
     ),
     "mode": "mode|scaling|regime|scaling_mode",
     "series": "series",
-    "repeat": "repeat|repetition|replicate|trial|run",
+    "repeat": "rep|repeat|repetition|replicate|trial|run|seed",
     "cell_id": "cell_id|cell",
     "backend": "backend",
     "launcher": "launcher",
@@ -67,6 +70,18 @@ AMBIGUOUS = {
     ),
 }
 
+#: What a throughput may count by its column's name, beside samples, as it is written on the page.
+_UNITS = {
+    "images": "images?|imgs?",
+    "tokens": "tokens?|toks?",
+    "sequences": "sequences?|seqs?",
+    "sentences": "sentences?",
+    "words": "words?",
+    "frames": "frames?",
+}
+#: Of these a sample holds many: with a batch of samples they give no time per step.
+_PARTS_OF_SAMPLES = ("tokens/s", "words/s")
+
 #: The columns that say how fast.
 MEASURES = ("throughput", "throughput_per_gpu", "time", "time_ms", "steps_per_sec", "time_to_train")
 
@@ -84,6 +99,27 @@ class Header:
     other: dict[str, int]
     ambiguous: dict[str, tuple[str, str]]
     twice: list[tuple[str, str, str]]
+
+    @property
+    def rate_unit(self) -> str:
+        """What the throughput counts: ``tokens/s``, ``TFLOP/s``; ``samples/s`` if its name does not say."""
+        return rate_unit(self.names.get("throughput", self.names.get("throughput_per_gpu", "")))
+
+    @property
+    def counts_samples(self) -> bool:
+        """Whether the throughput counts what a batch counts, too."""
+        return self.rate_unit not in _PARTS_OF_SAMPLES and not self.rate_unit.endswith("FLOP/s")
+
+
+def rate_unit(name: str) -> str:
+    """Return the unit that a throughput column's name tells, ``samples/s`` where it tells none."""
+    for word in normal(name).split("_"):
+        if flops := re.fullmatch("([tgp]?)flops?", word):
+            return f"{flops[1].upper()}FLOP/s"
+        for unit, pattern in _UNITS.items():
+            if re.fullmatch(pattern, word):
+                return f"{unit}/s"
+    return "samples/s"
 
 
 def normal(name: str) -> str:

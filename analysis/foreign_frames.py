@@ -11,7 +11,8 @@ import pandas as pd
 from analysis.attempts import RUNS_COLUMNS
 from analysis.decompose import PARTS, TIMES
 from analysis.estimate import outliers
-from analysis.foreign import Reader, Table
+from analysis.foreign import Table
+from analysis.foreign_lines import Reader
 from analysis.load import Study
 from analysis.measured import Frames
 from analysis.wording import clean, count, one_line
@@ -51,7 +52,7 @@ def _cell_name(row: dict[Any, Any]) -> str:
     return f"{layout}{batch}{'-no-ddp' if row['ddp'] is False else ''}"
 
 
-def frames_of(rows: pd.DataFrame, *, labelled_by: str) -> Frames:
+def frames_of(rows: pd.DataFrame, *, labelled_by: str, rate_unit: str) -> Frames:
     """Return the rows as frames; the work of a step stands for the global batch."""
     cells = rows.drop_duplicates("cell_id")
     frame = pd.DataFrame(
@@ -71,7 +72,14 @@ def frames_of(rows: pd.DataFrame, *, labelled_by: str) -> Frames:
     members = rows.drop_duplicates(["cell_id", "series"])[["cell_id", "series", "mode"]]
     members = members.astype("str").reset_index(drop=True)
     to_train = rows.loc[rows["to_train"].fillna(False).astype(bool), "series"]
-    return Frames(frame, members, _runs(rows), labelled_by=labelled_by, to_train=frozenset(to_train))
+    return Frames(
+        frame,
+        members,
+        _runs(rows),
+        labelled_by=labelled_by,
+        to_train=frozenset(to_train),
+        rate_unit=rate_unit,
+    )
 
 
 def _runs(rows: pd.DataFrame) -> pd.DataFrame:

@@ -15,8 +15,10 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.foreign import Reader, Table
+from analysis.foreign import Table
+from analysis.foreign_columns import Header
 from analysis.foreign_frames import frames_of, name_cells, size_key, study_of
+from analysis.foreign_lines import Reader
 from analysis.load import Study
 from analysis.measured import Frames
 from analysis.scaling import scale
@@ -84,18 +86,26 @@ def foreign_study(table: Table, *, mode: str | None, folder: Path) -> Foreign:
     unused = [name for name in table.header.other if name not in split]
     if unused:
         remarks.append(f"Columns that were not used: {listed(unused, limit=30)}")
+    if "repeat" not in table.header.places:
+        _refuse_unnamed(rows, unused, reader)
     _add_repeats(rows, reader, remarks, has_repeats="repeat" in table.header.places)
     reader.stop_on_problems()
     rows["to_train"] = False
     rows["work"] = None
     hidden = {}
     for series, own in rows.groupby("series", sort=False):
-        hidden[str(series)] = _settle(rows, own, reader, mode=mode)
+        hidden[str(series)] = _settle(rows, own, reader, header=table.header, mode=mode)
     reader.stop_on_problems()
     name_cells(rows, reader)
     reader.stop_on_problems()
+    unit = table.header.rate_unit
+    if not table.header.counts_samples and _timed(table.rows).any():
+        remarks.append(f"The time per step was used, and not the throughput in {unit}")
+        unit = "samples/s"
     frames = frames_of(
-        rows, labelled_by="--mode" if mode and "mode" not in table.header.places else "the table"
+        rows,
+        labelled_by="--mode" if mode and "mode" not in table.header.places else "the table",
+        rate_unit=unit,
     )
     study = study_of(table, rows, frames, folder=folder, remarks=remarks, mode=mode)
     return Foreign(study, frames, hidden, remarks)
@@ -127,6 +137,24 @@ def _name_series(rows: pd.DataFrame, table: Table) -> list[str]:
         for row in records
     ]
     return needed
+
+
+def _refuse_unnamed(rows: pd.DataFrame, unused: Sequence[str], reader: Reader) -> None:
+    """Refuse a column of no known name that takes the same values at every size, one in each row.
+
+    It tells configurations apart or numbers the runs: of the one no mean may be taken. What was
+    measured does not recur like this.
+    """
+    groups: dict[tuple[Any, ...], list[dict[str, str]]] = {}
+    for row in rows.to_dict("records"):
+        groups.setdefault(size_key(row), []).append(row["other"])
+    for name in unused:
+        found = [sorted(other[name] for other in own) for own in groups.values()]
+        crossed = len(found) > 1 and all(values == found[0] for values in found)
+        if crossed and 1 < len(found[0]) == len(set(found[0])):
+            values = listed(found[0], limit=4)
+            what = f"the column {name!r} is {values} at every size, and could be a setting or a repeat"
+            reader.problem(1, what, "call it series if it is a setting, and repeat if it numbers the runs")
 
 
 def _joined(texts: Iterable[str | None]) -> str:
@@ -168,7 +196,14 @@ def _add_repeats(rows: pd.DataFrame, reader: Reader, remarks: list[str], *, has_
 # -- regime ---------------------------------------------------------------------------
 
 
-def _settle(rows: pd.DataFrame, own: pd.DataFrame, reader: Reader, *, mode: str | None) -> tuple[str, ...]:
+def _timed(rows: pd.DataFrame) -> pd.Series:
+    """Return which rows tell both their batch and their time per step."""
+    return rows["global_batch"].notna() & rows["time"].notna()
+
+
+def _settle(
+    rows: pd.DataFrame, own: pd.DataFrame, reader: Reader, *, header: Header, mode: str | None
+) -> tuple[str, ...]:
     """Fill in the label, the work and the time of one series; return what stays hidden."""
     label = next((value for value in own["mode"] if value), None)
     has_batch = own["global_batch"].notna()
@@ -184,7 +219,7 @@ def _settle(rows: pd.DataFrame, own: pd.DataFrame, reader: Reader, *, mode: str 
         reader.problem(line, "the batch is missing, while other rows of the series have one", "fill it in")
         return ()
     if has_batch.all():
-        return _settle_with_batch(rows, own)
+        return _settle_with_batch(rows, own, counts_samples=header.counts_samples)
     if label is None:
         line = int(own["line"].iloc[0])
         what = "nothing tells whether this is strong or weak scaling"
@@ -204,11 +239,14 @@ def _settle_time_to_train(rows: pd.DataFrame, own: pd.DataFrame) -> tuple[str, .
     return throughput if had else (*throughput, "global_batch", "per_gpu_batch")
 
 
-def _settle_with_batch(rows: pd.DataFrame, own: pd.DataFrame) -> tuple[str, ...]:
+def _settle_with_batch(rows: pd.DataFrame, own: pd.DataFrame, *, counts_samples: bool) -> tuple[str, ...]:
     rows.loc[own.index, "work"] = own["global_batch"]
+    if not counts_samples and own["time"].notna().any():
+        return ()
     from_rate = own["global_batch"].astype(float) / own["throughput"].astype(float)
     rows.loc[own.index, "time"] = own["time"].astype(float).fillna(from_rate)
-    return ()
+    # A batch of samples over tokens/s is no time.
+    return () if counts_samples else ("step_time_sec",)
 
 
 def _settle_without_batch(

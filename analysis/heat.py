@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -30,20 +30,25 @@ class Heat:
         panels: by the panel's name: ``size, batch``, the columns of the scaling table.
         axis: what a size counts: nodes, or ranks where there is one node only.
         left_out: what is not drawn, in words.
+        rate_unit: what a throughput counts.
     """
 
     regime: str
     panels: dict[str, pd.DataFrame]
     axis: str
     left_out: list[str]
+    rate_unit: str = "samples/s"
 
 
-def heats(table: pd.DataFrame, parts: Mapping[str, Mapping[str, str]]) -> dict[str, Heat]:
+def heats(
+    table: pd.DataFrame, parts: Mapping[str, Mapping[str, str]], *, rate_unit: str = "samples/s"
+) -> dict[str, Heat]:
     """Return by regime what its figure shows, where there are two or more batches and sizes.
 
     Args:
         table: from :func:`analysis.scaling.scale`.
         parts: from :func:`analysis.labels.series_parts`.
+        rate_unit: what a throughput counts.
     """
     found = {}
     for regime in ("strong", "weak"):
@@ -57,7 +62,7 @@ def heats(table: pd.DataFrame, parts: Mapping[str, Mapping[str, str]]) -> dict[s
         ]
         heat = _heat(regime, rows, "Nodes" if over_nodes else "Ranks")
         if heat is not None:
-            found[regime] = heat
+            found[regime] = replace(heat, rate_unit=rate_unit)
     return found
 
 
@@ -115,7 +120,7 @@ def draw_heat(axes: Axes, heat: Heat) -> dict[str, list[str]]:
             draw_field(
                 axes, place, efficiency=float(row["efficiency"]), below=below, state=row["state"], gid=gid
             )
-            tips[gid] = [f"{label}\n{_words(row)}"]
+            tips[gid] = [f"{label}\n{_words(row, heat.rate_unit)}"]
         ticks += [top + place for place in range(len(batches))]
         names += [whole(batch) for batch in batches]
         top += len(batches)
@@ -143,7 +148,7 @@ def heat_description(heat: Heat) -> str:
         if len(measured):
             best = measured.iloc[-1]
             texts.append(
-                f"{label}: most samples per second, {number(best['rate'])}, with batch "
+                f"{label}: the highest throughput, {number(best['rate'])} {heat.rate_unit}, with batch "
                 f"{whole(best['batch'])} on {count(int(best['gpus']), 'rank')}, at an efficiency "
                 f"of {fraction(best['efficiency'])}."
             )
@@ -154,13 +159,13 @@ def heat_caption(heat: Heat) -> str:
     """Return how to read the figure."""
     bases = [name for rows in heat.panels.values() for name in rows["baseline"] if name]
     return (
-        "Efficiency above samples/s. Each batch has its own baseline "
+        f"Efficiency above {heat.rate_unit}. Each batch has its own baseline "
         f"({listed(list(dict.fromkeys(bases)), limit=2)}), so that efficiencies compare along a row and "
         "throughputs everywhere."
     )
 
 
-def _words(row: Mapping[Hashable, object]) -> str:
+def _words(row: Mapping[Hashable, object], rate_unit: str) -> str:
     ranks = count(int(str(row["gpus"])), "rank")
     size = f"{count(int(str(row['nodes'])), 'node')} × {row['gpus_per_node']} = {ranks}, "
     batch = (
@@ -171,4 +176,4 @@ def _words(row: Mapping[Hashable, object]) -> str:
         reason = one_line(row["reason"], limit=160)
         return f"{size}{batch}: {row_state(row['state'])}" + (f"\n{reason}" if reason else "")
     told = f"\nefficiency {fraction(efficiency)}" if known(efficiency) else ""
-    return f"{size}{batch}{told}\n{number(rate)} samples/s"
+    return f"{size}{batch}{told}\n{number(rate)} {rate_unit}"

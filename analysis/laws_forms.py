@@ -125,7 +125,7 @@ def with_crossing(law: Law, *, largest_within: int) -> Law:
         )
 
     formula = f"{law.formula} + d beyond one node"
-    return Law(law.name, law.title, formula, (*law.parameters, added), curve, start)
+    return Law(law.name, f"{law.title} + leaving the node", formula, (*law.parameters, added), curve, start)
 
 
 def _one(ranks: Floats) -> Floats:

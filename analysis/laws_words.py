@@ -125,7 +125,7 @@ def _law_rows(fit: LawFit) -> list[tuple[str, ...]]:
 
 
 def _prediction_rows(own: pd.DataFrame, fit: LawFit, *, in_seconds: bool) -> list[tuple[str, ...]]:
-    """Return the prediction at twice the largest size; efficiency refers to the measured baseline."""
+    """Return the prediction at twice the largest size; its efficiency refers to the law at the baseline."""
     base = own[own["is_base"]]
     if not len(base):
         return []

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
 
-from analysis.wording import MISSING, fraction, interval, known, number, one_line, whole
+from analysis.wording import MISSING, capital, fraction, interval, known, number, one_line, whole
 from bench.ledger import RunState
 
 #: Rows of the table that stand in the page itself; the others come from its data block.
@@ -68,6 +68,11 @@ _STATE_WORDS = {
 def row_state(state: object) -> str:
     """Return the state of a cell without a value, in words."""
     return _STATE_WORDS.get(str(state), str(state))
+
+
+def columns(rate_unit: str) -> tuple[Column, ...]:
+    """Return :data:`COLUMNS` with the throughput's heading in another unit."""
+    return tuple(replace(c, name=capital(rate_unit)) if c.name == "Samples/s" else c for c in COLUMNS)
 
 
 def place_of(name: str) -> int:

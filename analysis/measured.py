@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from analysis.decompose import PARTS, TIMES, run_parts
+from analysis.decompose import run_parts
 from analysis.estimate import outliers, run_rates
 from analysis.load import Study
 from analysis.wording import number
@@ -15,6 +15,9 @@ from bench.ledger import RunState
 
 #: What a cell is; ``gpus_per_node`` is an empty text where a table does not tell the nodes.
 SIZE_COLUMNS = ("nodes", "gpus_per_node", "gpus", "global_batch", "per_gpu_batch")
+
+#: What the throughput of a study counts.
+SAMPLES_PER_S = "samples/s"
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,7 @@ class Frames:
         labelled_by: who gave the series their mode, in words.
         to_train: series whose times are those of a whole training: they include convergence,
             so that a ratio of them is no parallel efficiency.
+        rate_unit: what a throughput counts; a table measured elsewhere may count tokens, say.
     """
 
     cells: pd.DataFrame
@@ -41,6 +45,7 @@ class Frames:
     runs: pd.DataFrame
     labelled_by: str = "the plan"
     to_train: frozenset[str] = frozenset()
+    rate_unit: str = SAMPLES_PER_S
 
 
 def measure(study: Study) -> Frames:
@@ -87,52 +92,3 @@ def _reasons(runs: pd.DataFrame, batch: np.ndarray[tuple[int], np.dtype[np.float
         odd = f"{number(per_step[place])} samples per step, but the plan's global batch is {batch[place]:.0f}"
         reasons[place] = f"{reasons[place]}; {odd}" if reasons[place] else odd
     return pd.Series(reasons, index=runs.index, dtype="str")
-
-
-def frames_of_points(points: pd.DataFrame) -> Frames:
-    """Return the frames of measured points that came from elsewhere: a published table, say.
-
-    Args:
-        points: one row per run with ``gpus``; ``global_batch`` or ``per_gpu_batch``;
-            ``throughput`` (samples/s) or ``time`` (s per step). Optional: ``nodes`` (1),
-            ``series``, ``mode``, ``cell_id`` (tells apart cells of one size), ``launcher``,
-            ``backend``.
-    """
-    frame = points.reset_index(drop=True).copy()
-    for name, default in (
-        ("nodes", 1),
-        ("series", "points"),
-        ("mode", ""),
-        ("launcher", ""),
-        ("backend", ""),
-    ):
-        frame[name] = frame.get(name, default)
-    if "global_batch" not in frame:
-        frame["global_batch"] = frame["per_gpu_batch"] * frame["gpus"]
-    if "per_gpu_batch" not in frame:
-        frame["per_gpu_batch"] = frame["global_batch"] / frame["gpus"]
-    if "throughput" not in frame:
-        frame["throughput"] = frame["global_batch"] / frame["time"]
-    frame["gpus_per_node"] = (frame["gpus"] // frame["nodes"]).astype("str")
-    if "cell_id" not in frame:
-        size = frame["nodes"].astype("str") + "x" + frame["gpus_per_node"]
-        frame["cell_id"] = frame["series"] + "-" + size + "-b" + frame["per_gpu_batch"].astype("str")
-    cells = frame.drop_duplicates("cell_id")[["cell_id", "launcher", "backend", *SIZE_COLUMNS]]
-    members = frame.drop_duplicates(["cell_id", "series"])[["cell_id", "series", "mode"]]
-    return Frames(cells.reset_index(drop=True), members.reset_index(drop=True), _runs_of_points(frame))
-
-
-def _runs_of_points(frame: pd.DataFrame) -> pd.DataFrame:
-    runs = pd.DataFrame({"run_id": [f"row-{place}" for place in range(1, len(frame) + 1)]})
-    runs["cell_id"] = frame["cell_id"]
-    runs["state"] = str(RunState.COMPLETED)
-    runs["reason"] = runs["failure_class"] = ""
-    runs["throughput_samples_per_sec"] = frame["throughput"].astype(float)
-    runs["measured"] = (runs["throughput_samples_per_sec"] > 0) & np.isfinite(
-        runs["throughput_samples_per_sec"]
-    )
-    runs["step_time_sec"] = frame["global_batch"] / runs["throughput_samples_per_sec"]
-    runs["rate"] = runs["throughput_samples_per_sec"]
-    runs["outlier"] = outliers(runs["throughput_samples_per_sec"], by=runs["cell_id"])
-    missing = pd.DataFrame(np.nan, index=runs.index, columns=["unit", "wall_s", *PARTS, "exposed", *TIMES])
-    return pd.concat([runs, missing], axis=1).assign(parts_known=False)

@@ -17,7 +17,7 @@ from analysis.environment import Environment
 from analysis.labels import series_parts, short_labels
 from analysis.laws_probes import fabrics
 from analysis.laws_words import LAW_HEADINGS, PARAMETER_HEADINGS, PREDICTION_HEADINGS, law_views
-from analysis.listing import COLUMNS, MAX_ROWS, STATIC_ROWS, place_of, runs_context, states, table_rows
+from analysis.listing import MAX_ROWS, STATIC_ROWS, columns, place_of, runs_context, states, table_rows
 from analysis.load import Study
 from analysis.measured import Frames
 from analysis.rank_view import MAX_NODES_LISTED, NODE_HEADINGS, Ranks, node_table
@@ -61,7 +61,7 @@ def page_context(
         "name": study.name,
         "lead": _lead(study, frames, environment),
         "shared": shared,
-        "alerts": [*_alerts(frames, environment), *filter(None, [alert(study)])],
+        "alerts": [*_alerts(rows, frames, environment), *filter(None, [alert(study)])],
         "findings": findings,
         "no_finding": nothing_to_tell(rows),
         "anomalies": anomalies(rows, frames, ranks=_some_ranks(study, frames)),
@@ -69,14 +69,14 @@ def page_context(
         "law_headings": LAW_HEADINGS,
         "parameter_headings": PARAMETER_HEADINGS,
         "prediction_headings": PREDICTION_HEADINGS,
-        "certainty": certainty(rows),
+        "certainty": certainty(rows) if (rows["n"] > 0).any() else "",
         "topics": _topics(drawings),
         "nodes": node_table(ranks) if ranks is not None else [],
         "node_headings": NODE_HEADINGS,
         "nodes_left_out": max(0, len(ranks.by_host) - MAX_NODES_LISTED) if ranks is not None else 0,
         "sections": _sections(rows, drawings, grids(two_axes(rows), parts)),
         "axes_headings": GRID_HEADINGS,
-        "columns": COLUMNS,
+        "columns": columns(frames.rate_unit),
         "rows": table[:STATIC_ROWS],
         "total_rows": len(table),
         "rows_left_out": max(0, len(rows) - MAX_ROWS),
@@ -109,7 +109,9 @@ def json_for_script(content: Any) -> str:
 
 def _with_mode(parts: dict[str, dict[str, str]], series: str, label: str) -> str:
     mode = parts.get(series, {}).get("mode", "")
-    return f"{mode.capitalize()} scaling, {label}" if mode else label
+    # A table without a name for its series calls them by their mode.
+    named = f"{mode.capitalize()} scaling"
+    return label if not mode else named if label == mode else f"{named}, {label}"
 
 
 def _some_ranks(study: Study, frames: Frames) -> pd.DataFrame:
@@ -149,7 +151,7 @@ def _lead(study: Study, frames: Frames, environment: Environment) -> str:
     return f"{text}."
 
 
-def _alerts(frames: Frames, environment: Environment) -> list[tuple[str, str]]:
+def _alerts(rows: pd.DataFrame, frames: Frames, environment: Environment) -> list[tuple[str, str]]:
     """Return what a reader must know before looking at a number: heading and words."""
     alerts = []
     if environment.crowding is not None:
@@ -162,7 +164,8 @@ def _alerts(frames: Frames, environment: Environment) -> list[tuple[str, str]]:
         alerts.append(
             (
                 "Nothing to compare",
-                f"None of the {count(len(runs), 'planned run')} has completed: there are no numbers yet.",
+                f"None of the {count(len(runs), 'planned run')} gave a number"
+                f"{': ' + states(runs) if len(runs) else ''}.",
             )
         )
     elif missing:
@@ -172,6 +175,11 @@ def _alerts(frames: Frames, environment: Environment) -> list[tuple[str, str]]:
                 f"{missing:,} of {count(len(runs), 'run')} do not count: {states(runs[~runs['measured']])}.",
             )
         )
+    mixed = rows[rows["other_unit"]].drop_duplicates("cell_id")
+    if len(mixed):
+        cells = listed([one_line(name, limit=60) for name in mixed["cell_id"]], limit=4)
+        words = f"{cells}: counted in another unit than the plan's samples or the baseline; no efficiency."
+        alerts.append(("Two units of work", words))
     if environment.differing:
         alerts.append(
             (

@@ -23,8 +23,10 @@ from analysis.losses import LOSSES, losses
 from analysis.measured import Frames
 from analysis.proposal_method import method, missing, nodes_known, settings, size_of
 from analysis.scaling import GUIDE
+from analysis.summary import NO_LOSS, nothing_to_tell
 from analysis.wording import (
     MISSING,
+    capital,
     count,
     fraction,
     known,
@@ -36,8 +38,6 @@ from analysis.wording import (
 )
 
 FILES = ("proposal.md", "proposal.tex")
-#: An efficiency from here on has no loss worth explaining.
-_NO_LOSS = 0.97
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,12 @@ class _Series:
     rows: pd.DataFrame
     regime: str
     base: pd.Series
+    rate_unit: str
+
+    @property
+    def counted(self) -> str:
+        """What the throughput counts: samples, as a rule."""
+        return self.rate_unit.removesuffix("/s")
 
     @property
     def recommended(self) -> pd.Series | None:
@@ -75,10 +81,9 @@ def _blocks(
     study: Study, frames: Frames, rows: pd.DataFrame, drawings: Sequence[Drawing], environment: Environment
 ) -> list[Block]:
     blocks: list[Block] = [Heading(f"Scaling of {study.name}", level=1)]
-    shown = [found for regime in ("strong", "weak") if (found := _series(rows, regime)) is not None]
+    shown = [found for regime in ("strong", "weak") if (found := _series(rows, regime, frames.rate_unit))]
     if not shown:
-        none = "No series has two measured sizes, so there is no scaling to show yet."
-        return [*blocks, Paragraph(none), *missing(rows)]
+        return [*blocks, Paragraph(nothing_to_tell(rows)), *missing(rows)]
     blocks += [Paragraph(_measured_on(frames, environment)), *_recommendation(shown)]
     for series in shown:
         blocks += _section(series, frames, drawings)
@@ -91,7 +96,7 @@ def _blocks(
     return blocks
 
 
-def _series(rows: pd.DataFrame, regime: str) -> _Series | None:
+def _series(rows: pd.DataFrame, regime: str, rate_unit: str) -> _Series | None:
     """Return the series of a regime with the most measured sizes, the plan's first among equals."""
     measured = rows[(rows["mode"] == regime) & rows["efficiency"].notna()]
     sizes = measured.groupby("series", sort=False)["gpus"].nunique()
@@ -100,7 +105,7 @@ def _series(rows: pd.DataFrame, regime: str) -> _Series | None:
         return None
     own = measured[measured["series"] == sizes.index[0]].sort_values(["gpus", "nodes"], kind="stable")
     # The base may be a cell of another series: one rank without DDP, say.
-    return _Series(own, regime, rows.iloc[int(own["base_place"].iloc[-1])])
+    return _Series(own, regime, rows.iloc[int(own["base_place"].iloc[-1])], rate_unit)
 
 
 def _measured_on(frames: Frames, environment: Environment) -> str:
@@ -125,39 +130,40 @@ def _recommendation(shown: Sequence[_Series]) -> list[Block]:
     texts = [
         f"{size_of(best)}: the largest measured size whose efficiency ({series.regime} scaling) is at least "
         f"{GUIDE}: {_efficiency(best)}.",
-        *_against_base(best, series.base),
+        *_against_base(best, series),
     ]
     if known(best["efficiency_low"]) and best["efficiency_low"] < GUIDE:
         texts.append(f"The interval reaches below {GUIDE}: more repeats would settle it.")
     larger = series.rows[series.rows["gpus"] > best["gpus"]]
     if len(larger):
-        texts.append(_next_larger(best, larger.iloc[0]))
+        texts.append(_next_larger(best, larger.iloc[0], series))
     else:
         texts.append("It is the largest size that was measured; larger ones may do as well.")
     return [*blocks, Paragraph(" ".join(texts))]
 
 
-def _against_base(best: pd.Series, base: pd.Series) -> list[str]:
+def _against_base(best: pd.Series, series: _Series) -> list[str]:
     """Return what the recommended size costs and brings against the baseline, as far as it is known."""
-    texts = []
+    base, texts = series.base, []
     if known(best["step_time_sec"]) and known(base["step_time_sec"]):
         times = seconds(best["step_time_sec"]), seconds(base["step_time_sec"])
         texts.append(f"A step takes {times[0]} there and {times[1]} on the baseline, {base['baseline']}.")
     costs = [_node_hours_per_million(row) for row in (best, base)]
     if all(known(cost) for cost in costs):
         there, before = (number(cost, digits=3) for cost in costs)
-        texts.append(f"A million samples cost {there} node-hours there, on the baseline {before}.")
+        texts.append(f"A million {series.counted} cost {there} node-hours there, on the baseline {before}.")
     return texts
 
 
-def _next_larger(best: pd.Series, larger: pd.Series) -> str:
+def _next_larger(best: pd.Series, larger: pd.Series, series: _Series) -> str:
     gain = larger["throughput_samples_per_sec"] / best["throughput_samples_per_sec"]
     cost = _node_hours_per_million(larger) / _node_hours_per_million(best)
     text = f"The next larger one, {size_of(larger)}, has an efficiency of {_efficiency(larger)}"
     if not (known(gain) and known(cost)):
         return f"{text}."
     times = number(gain, digits=3), number(cost, digits=3)
-    return f"{text}: {times[0]} times the throughput for {times[1]} times the node-hours per sample."
+    counted = series.counted.removesuffix("s")
+    return f"{text}: {times[0]} times the throughput for {times[1]} times the node-hours per {counted}."
 
 
 def _node_hours_per_million(row: pd.Series) -> float:
@@ -201,14 +207,14 @@ def _table(series: _Series, frames: Frames) -> Table:
     loops, jobs = groups["window_s"].mean(), groups["wall_s"].mean()
     rows = [_table_row(row, loops, jobs) for row in series.rows.to_dict("records")]
     headings = (
-        *("Nodes", "Ranks per node", "Ranks", "Batch", "Time per step", "Samples/s", "Speedup"),
+        *("Nodes", "Ranks per node", "Ranks", "Batch", "Time per step", capital(series.rate_unit), "Speedup"),
         *(
             "Efficiency [95 %]",
             "n",
             "Main loop (s)",
             "Whole job (s)",
             "Node-h per run",
-            "Node-h per 1M samples",
+            f"Node-h per 1M {series.counted}",
         ),
     )
     kept = [place for place in range(len(headings)) if any(row[place] != MISSING for row in rows)]
@@ -258,7 +264,7 @@ def _losses(shown: Sequence[_Series]) -> list[Block]:
     texts = []
     for series in shown:
         last = series.rows.iloc[-1]
-        slight = last["efficiency"] >= _NO_LOSS or last["efficiency_high"] >= 1
+        slight = last["efficiency"] >= NO_LOSS or last["efficiency_high"] >= 1
         found = [] if slight else [one for one in losses(last, series.base) if one.share >= 0.005]
         name = f"{series.regime.capitalize()} scaling, {size_of(last)}, efficiency {_efficiency(last)}"
         parts = [f"{percent(loss.share)} {LOSSES[loss.factor]}" for loss in found]

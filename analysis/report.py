@@ -113,14 +113,14 @@ def _report(
     say("drawing")
     parts = series_parts(study.plan)
     closer = look_closer(study, frames, rows, parts=parts)
-    drawings = [*draw_figures(rows, frames.runs, parts=parts), *closer.drawings]
+    drawings = [*draw_figures(rows, frames.runs, parts=parts, rate_unit=frames.rate_unit), *closer.drawings]
     say("reading the environment")
     environment = describe_environment(study)
     say("writing")
     files = {
         "scaling.csv": csv_table(rows),
-        "scaling.md": markdown_table(rows),
-        "scaling.tex": latex_table(rows),
+        "scaling.md": markdown_table(rows, rate_unit=frames.rate_unit),
+        "scaling.tex": latex_table(rows, rate_unit=frames.rate_unit),
         "runs.csv": runs_csv(frames.runs),
         "index.html": render_page(page_context(study, frames, rows, drawings, environment, closer.ranks)),
     }

@@ -8,14 +8,16 @@ less. So a straggler is looked for in useful time, and is never taken for slow c
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import islice
 
 import pandas as pd
 
 from analysis.load import Study
 from analysis.wording import count, listed, one_line, percent, seconds
 
-#: One row per run and late rank; times are seconds per step, means over the attribution windows.
-STRAGGLER_COLUMNS = ("run_id", "cell_id", "rank", "host", "excess_sec", "share_of_step", "part")
+#: One row per run and late rank; times are seconds per step, means over the attribution windows;
+#: ``host_ranks`` counts the ranks of that run on its host, late or not.
+STRAGGLER_COLUMNS = ("run_id", "cell_id", "rank", "host", "host_ranks", "excess_sec", "share_of_step", "part")
 #: A rank is late if its useful time is longer than usual by this share of the step, in every epoch.
 LATE_FROM = 0.05
 #: The columns of ranks.csv that make up useful time, in words.
@@ -28,6 +30,7 @@ PARTS = {
 }
 _MOST_RUNS = 500
 _MOST_NAMED = 4
+_MEANS = ("excess_sec", "share_of_step")
 
 
 def stragglers(ranks: pd.DataFrame) -> pd.DataFrame:
@@ -56,6 +59,9 @@ def stragglers(ranks: pd.DataFrame) -> pd.DataFrame:
     late = one["share"].min()
     found = one.agg({"cell_id": "first", "host": "first", "excess": "mean", "share": "mean"})
     beyond = one[[f"beyond {column}" for column in PARTS]].mean().set_axis(list(PARTS.values()), axis=1)
+    found["host_ranks"] = found.groupby([found.index.get_level_values("run_id"), "host"])["host"].transform(
+        "size"
+    )
     found["part"] = beyond.fillna(float("-inf")).idxmax(axis=1)
     found = found[late >= LATE_FROM].reset_index()
     found = found.rename(columns={"excess": "excess_sec", "share": "share_of_step"})
@@ -73,7 +79,7 @@ def _usual(frame: pd.DataFrame, column: str) -> pd.Series:
 
 
 def name_stragglers(study: Study) -> list[str]:
-    """Return a sentence for each rank that was late in more than half of the runs of a cell.
+    """Return a sentence for each node with ranks that were late in more than half of the runs of a cell.
 
     Only completed runs are looked at, of a very large study the first 500.
     """
@@ -83,7 +89,7 @@ def name_stragglers(study: Study) -> list[str]:
 
 
 def sentences(found: pd.DataFrame, cells: Iterable[str]) -> list[str]:
-    """Return the sentences, the longest wait first.
+    """Return a sentence for each node, the longest wait first, of the cell where it is longest.
 
     Args:
         found: from :func:`stragglers`.
@@ -93,19 +99,40 @@ def sentences(found: pd.DataFrame, cells: Iterable[str]) -> list[str]:
         return []
     runs = pd.Series(list(cells), dtype="str").value_counts()
     late = found.groupby([found["cell_id"].astype("str"), "rank", "host"], sort=False)
-    summary = late.agg({"run_id": "nunique", "excess_sec": "mean", "share_of_step": "mean", "part": "first"})
-    summary = summary.reset_index()
-    summary["of"] = summary["cell_id"].map(runs)
-    summary = summary[2 * summary["run_id"] > summary["of"]].sort_values("excess_sec", ascending=False)
-    told = [
-        f"rank {row['rank']} on {one_line(row['host'], limit=80)} takes {seconds(row['excess_sec'])} per step"
-        f" longer than the others ({percent(row['share_of_step'])} of the step, in {row['part']}),"
-        f" in {row['run_id']} of {count(int(row['of']), 'run')} of {row['cell_id']}"
-        for row in summary.head(_MOST_NAMED).to_dict("records")
-    ]
-    if (more := len(summary) - len(told)) > 0:
-        told.append(count(more, "more rank"))
+    ranks = late.agg(
+        {**dict.fromkeys(_MEANS, "mean"), "run_id": "nunique", "host_ranks": "max", "part": "first"}
+    )
+    ranks = ranks.reset_index().rename(columns={"run_id": "late_in"})
+    ranks["of"] = ranks["cell_id"].map(runs)
+    ranks = ranks[2 * ranks["late_in"] > ranks["of"]].sort_values(
+        "excess_sec", ascending=False, kind="stable"
+    )
+    nodes = ranks.groupby("host", sort=False)
+    told = [_about_node(str(host), own) for host, own in islice(nodes, _MOST_NAMED)]
+    if (more := nodes.ngroups - len(told)) > 0:
+        told.append(count(more, "more node"))
     return told
+
+
+def _about_node(host: str, late: pd.DataFrame) -> str:
+    """Return what is said of one node: its late ranks, the longest wait first, of one cell or several."""
+    worst = late[late["cell_id"] == late["cell_id"].iloc[0]]
+    first = worst.iloc[0]
+    host = one_line(host, limit=80)
+    if len(worst) == 1:
+        who = f"rank {first['rank']} on {host} takes"
+    else:
+        of = int(first["host_ranks"])
+        every = "both" if of == 2 else f"all {of}"
+        who = f"{every if len(worst) == of else f'{len(worst)} of the {of}'} ranks on {host} take"
+    means = worst[list(_MEANS)].mean()
+    others = late["cell_id"].nunique() - 1
+    return (
+        f"{who} {seconds(means['excess_sec'])} per step longer than the others"
+        f" ({percent(means['share_of_step'])} of the step, in {first['part']}),"
+        f" in {worst['late_in'].max()} of {count(int(first['of']), 'run')} of {first['cell_id']}"
+        + (f", and likewise in {count(others, 'more cell')}" if others else "")
+    )
 
 
 def alert(study: Study) -> tuple[str, str] | None:

@@ -12,7 +12,7 @@ from analysis.scaling import GUIDE
 from analysis.wording import count, fraction, known, listed, number, percent
 
 #: Efficiencies above this have no loss worth explaining.
-_NO_LOSS = 0.97
+NO_LOSS = 0.97
 #: From this share of the step on, data loading is told of.
 _MUCH_LOADING = 0.1
 #: How far the attribution window's efficiency may lie from the throughput window's, relatively.
@@ -57,6 +57,12 @@ def nothing_to_tell(rows: pd.DataFrame) -> str:
     """Return what stands where no series has an efficiency."""
     timed = rows[rows["to_train"] & rows["speedup"].notna() & ~rows["is_base"]]
     if not len(timed):
+        sizes = rows[rows["n"] > 0].groupby("series")["gpus"].nunique()
+        if (sizes > 1).any():
+            return (
+                "Sizes were measured that cannot be compared with each other: there is no speedup and no "
+                "efficiency to tell of. The table has the reason of each."
+            )
         return "No series has two measured sizes: there is no speedup and no efficiency to tell of."
     last = timed.sort_values("gpus", kind="stable").iloc[-1]
     times = number(last["speedup"], digits=3)
@@ -89,7 +95,7 @@ def _finding(rows: pd.DataFrame, table: pd.DataFrame, *, label: str) -> Finding:
     last = rows.iloc[-1]
     base = table.iloc[int(last["base_place"])]
     best = _best(rows)
-    found = losses(last, base) if last["efficiency"] < _NO_LOSS else []
+    found = losses(last, base) if last["efficiency"] < NO_LOSS else []
     main = found[0] if found else None
     return Finding(
         series=str(last["series"]),
@@ -103,7 +109,7 @@ def _finding(rows: pd.DataFrame, table: pd.DataFrame, *, label: str) -> Finding:
         speedup_detail=f"on {_size(last)}; ideal {number(last['gpus'] / base['gpus'], digits=3)}×",
         main_loss=SHORT[main.factor]
         if main
-        else ("hardly any" if last["efficiency"] >= _NO_LOSS else "not known"),
+        else ("hardly any" if last["efficiency"] >= NO_LOSS else "not known"),
         loss_detail=f"{percent(main.share)} of the loss on {_size(last)}" if main else f"on {_size(last)}",
     )
 
@@ -150,7 +156,7 @@ def _best_sentence(rows: pd.DataFrame, best: pd.Series | None) -> str:
 
 
 def _loss_sentence(last: pd.Series, base: pd.Series, found: Sequence[Loss]) -> str:
-    if last["efficiency"] >= _NO_LOSS:
+    if last["efficiency"] >= NO_LOSS:
         return f"There is hardly any loss to explain on {_size(last)}{_loading(last)}."
     if not found:
         return "Where the rest goes is not known: no attribution window was measured."

@@ -9,7 +9,7 @@ import pandas as pd
 
 from analysis.scaling import COLUMNS, FURTHER_COLUMNS
 from analysis.two_axes import AXES_COLUMNS
-from analysis.wording import MISSING, clean, fraction, interval, number, one_line, whole
+from analysis.wording import MISSING, capital, clean, fraction, interval, number, one_line, whole
 
 #: Beyond this many rows a LaTeX table is a longtable.
 _PAGE_ROWS = 40
@@ -85,7 +85,7 @@ def safe_for_spreadsheets(text: str) -> str:
     return f"'{text}" if text.startswith(_FORMULA) else text
 
 
-def readable(table: pd.DataFrame) -> pd.DataFrame:
+def readable(table: pd.DataFrame, *, rate_unit: str = "samples/s") -> pd.DataFrame:
     """Return the table as texts with units in the headings, for Markdown and LaTeX."""
     columns: dict[str, list[str]] = {
         "Series": [one_line(v) for v in table["series"]],
@@ -98,7 +98,7 @@ def readable(table: pd.DataFrame) -> pd.DataFrame:
         "Batch": [whole(v) for v in table["global_batch"]],
         "Per rank": [whole(v) for v in table["per_gpu_batch"]],
         "n": [str(v) for v in table["n"]],
-        "Samples/s": _with_interval(table, "throughput_samples_per_sec", "throughput", number),
+        capital(rate_unit): _with_interval(table, "throughput_samples_per_sec", "throughput", number),
         "Step (ms)": [number(1000 * v) for v in table["step_time_sec"]],
         "Speedup": [number(v, digits=3) for v in table["speedup"]],
         "Efficiency": _with_interval(table, "efficiency", "efficiency", fraction),
@@ -147,9 +147,9 @@ def notes(table: pd.DataFrame) -> list[str]:
     return texts
 
 
-def markdown_table(table: pd.DataFrame) -> str:
+def markdown_table(table: pd.DataFrame, *, rate_unit: str = "samples/s") -> str:
     """Return the table as Markdown with its notes, and a list of what is missing."""
-    frame = readable(table)
+    frame = readable(table, rate_unit=rate_unit)
     lines = [markdown_line(list(frame.columns)), "|" + "---|" * len(frame.columns)]
     lines += [markdown_line(row) for row in frame.itertuples(index=False)]
     lines += ["", *(f"{markdown(note)}\n" for note in notes(table))]
@@ -171,9 +171,9 @@ def markdown(text: str, *, limit: int = 300) -> str:
     return re.sub(r"([\\`*_{}\[\]<>|#!&~$])", r"\\\1", one_line(text, limit=limit))
 
 
-def latex_table(table: pd.DataFrame) -> str:
+def latex_table(table: pd.DataFrame, *, rate_unit: str = "samples/s") -> str:
     """Return the table with its notes for LaTeX: booktabs, a longtable where it is long."""
-    frame = readable(table)
+    frame = readable(table, rate_unit=rate_unit)
     numeric = "ll" + "r" * (len(frame.columns) - 3) + "l"
     head = " & ".join(latex(name) for name in frame.columns) + r" \\"
     body = [" & ".join(latex(value) for value in row) + r" \\" for row in frame.itertuples(index=False)]

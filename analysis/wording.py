@@ -11,6 +11,8 @@ import math
 import re
 from typing import Any
 
+from bench.units import count as count
+
 #: Stands for what was not measured, on pages and in figures (CSV cells stay empty).
 MISSING = "–"
 
@@ -90,11 +92,6 @@ def interval(low: float | None, high: float | None, *, digits: int = 4) -> str:
     return f"[{number(low, digits=digits)}, {number(high, digits=digits)}]"
 
 
-def count(amount: int, noun: str, plural: str = "") -> str:
-    """Return ``1 run``, ``2 runs``, ``10,000 runs``."""
-    return f"{amount:,} {noun if amount == 1 else plural or noun + 's'}"
-
-
 def listed(items: list[str], *, limit: int = 5) -> str:
     """Return ``a, b and c``; beyond ``limit`` items ``a, b and 7 more``."""
     if len(items) > limit:
@@ -102,6 +99,11 @@ def listed(items: list[str], *, limit: int = 5) -> str:
     if len(items) < 2:
         return "".join(items)
     return f"{', '.join(items[:-1])} and {items[-1]}"
+
+
+def capital(text: str) -> str:
+    """Return a text with its first letter as a capital, and the others as they are."""
+    return text[:1].upper() + text[1:]
 
 
 def plain(value: Any) -> Any:

@@ -123,6 +123,11 @@ class Ledger:
         except FileNotFoundError:
             return
 
+    def attempts_of_job(self, job_id: str) -> list[tuple[str, int]]:
+        """Return run and attempt of all that this job ran, older attempts included; a pack has many."""
+        events = (event for event in self.events() if event["event"] == "submitted")
+        return sorted({(e["run_id"], e["attempt"]) for e in events if e.get("job_id") == job_id})
+
     def records(self, run_ids: Iterable[str]) -> dict[str, RunRecord]:
         """Return the latest attempt of each run, in the order of ``run_ids``."""
         records = {run_id: RunRecord(run_id) for run_id in run_ids}

@@ -14,6 +14,11 @@ _COUNT_FACTORS = {"": 1, "k": 1_000, "K": 1_000, "M": 10**6, "G": 10**9, "B": 10
 DURATION_FORMS = "such as 20m, 1h30m, 45s, or Slurm's [days-]hours:minutes:seconds"
 
 
+def count(amount: int, noun: str, plural: str = "") -> str:
+    """Return ``1 run``, ``2 runs``, ``10,000 runs``."""
+    return f"{amount:,} {noun if amount == 1 else plural or noun + 's'}"
+
+
 def parse_duration_s(text: str | int | float) -> int:
     """Return seconds from ``20m``, ``1h30m``, ``1-02:00:00`` or ``00:20:00``.
 

@@ -9,6 +9,7 @@ from bench.commands.submit import OnlyOption
 from bench.executors import executor_for
 from bench.executors.base import open_study
 from bench.selection import only
+from bench.units import count
 
 
 def register(app: typer.Typer) -> None:
@@ -24,6 +25,6 @@ def cancel_command(
     What is cancelled counts as not done: the next `bench submit` starts it again.
     """
     planned = open_study(find_study(study, results))
-    count = executor_for(planned).cancel(only(planned.runs, planned.cells, filters or []))
-    print(f"{count} runs cancelled")
+    cancelled = executor_for(planned).cancel(only(planned.runs, planned.cells, filters or []))
+    print(f"{count(cancelled, 'run')} cancelled")
     return 0

@@ -79,17 +79,21 @@ def _logs(target: str, root: Path) -> list[Path | Literal["-"]]:
 
 
 def _run_of(target: str, root: Path) -> RunFolder | None:
-    """Return the latest attempt of the run of this name, or of this job."""
+    """Return the latest attempt of the run of this name, or the attempt that was this job."""
     for study in _latest_first(root):
         from bench.executors.base import open_study
 
         planned = open_study(study)
-        records = [record for record in planned.records().values() if record.attempt]
-        meant = [record for record in records if target in (record.run_id, record.job_id)]
+        records = {name: record for name, record in planned.records().items() if record.attempt}
+        meant = [
+            (name, attempt) for name, attempt in planned.ledger.attempts_of_job(target) if name in records
+        ]
+        if target in records:
+            meant = [(target, records[target].attempt)]
         # A job may be a pack of many runs: one that failed is what is asked about.
-        meant.sort(key=lambda record: record.state is not RunState.FAILED)
+        meant.sort(key=lambda one: records[one[0]].state is not RunState.FAILED)
         if meant:
-            return study.attempt(meant[0].run_id, meant[0].attempt)
+            return study.attempt(*meant[0])
     return None
 
 

@@ -10,7 +10,7 @@ from bench.executors import pack_executor
 from bench.executors.base import PlannedStudy
 from bench.executors.pack import allocation_of
 from bench.matrix.cell import Run
-from bench.units import human_duration
+from bench.units import count, human_duration
 
 
 def check_pack(planned: PlannedStudy, runs: Sequence[Run], budget: float | None) -> None:
@@ -27,11 +27,11 @@ def check_pack(planned: PlannedStudy, runs: Sequence[Run], budget: float | None)
     if budget is not None and asked.gpu_hours > budget:
         gpus = f"{asked.nodes} x {asked.gpus_per_node} GPUs for {human_duration(asked.limit_s)}"
         hours = f"{asked.gpu_hours:g} GPU-hours ({gpus})"
-        what = f"a pack of {len(runs)} runs could use {hours}, more than the budget of {budget:g}"
+        what = f"a pack of {count(len(runs), 'run')} could use {hours}, more than the budget of {budget:g}"
         remedy = "raise --budget, lower cluster.time_limit, choose runs with --only, or leave --pack away"
         raise BenchError(what, remedy=remedy)
     cost = f"{asked.gpu_hours:g} GPU-hours" if asked.gpus_per_node else f"{asked.node_hours:g} node-hours"
-    say(f"pack: {len(runs)} runs in one job of {size}, {cost} at most")
+    say(f"pack: {count(len(runs), 'run')} in one job of {size}, {cost} at most")
 
 
 def show_pack(planned: PlannedStudy, runs: Sequence[Run], *, as_json: bool) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from itertools import count
 from typing import Annotated, TypeVar
 
 import typer
@@ -21,6 +21,7 @@ from bench.ledger import RunRecord, RunState
 from bench.matrix.cell import Run
 from bench.selection import only, pending
 from bench.slurm.errors import SlurmUnavailableError
+from bench.units import count
 from bench.verify import verify_run
 
 T = TypeVar("T")
@@ -134,7 +135,7 @@ def canary_passes(planned: PlannedStudy, runs: Sequence[Run], *, pack: bool = Fa
     if not runs or any(planned.cells[run.cell_id].nodes > 1 for run in proven):
         return True
     chosen = choose_canary(planned, runs)
-    say(f"canary: {chosen.run_id} goes first; {len(runs) - 1} runs wait for it")
+    say(f"canary: {chosen.run_id} goes first; {count(len(runs) - 1, 'run')} held back until it has passed")
     executor, told = executor_for(planned), set[str]()
     if rest := [run for run in runs if run is not chosen]:
         when_slurm_answers(lambda: executor_for(planned, pack=pack).judge(rest))
@@ -184,7 +185,7 @@ def check_budget(planned: PlannedStudy, runs: Sequence[Run], budget: float | Non
     cells = [planned.cells[run.cell_id] for run in runs]
     total = sum(cell.nodes * max(cell.ranks_per_node) * hours for cell in cells if cell.device == "cuda")
     if total > budget:
-        what = f"{len(runs)} runs could use {total:g} GPU-hours, more than the budget of {budget:g}"
+        what = f"{count(len(runs), 'run')} could use {total:g} GPU-hours, more than the budget of {budget:g}"
         raise BenchError(what, remedy="raise --budget, lower cluster.time_limit, or choose runs with --only")
 
 
@@ -216,8 +217,8 @@ def start(
     else:
         say("nothing to start")
     if left:
-        when = "start as others end" if wait else "wait for the next `bench submit`, or use --wait"
-        say(f"{len(left)} runs {when}")
+        when = "until others end" if wait else "until the next `bench submit`, or use --wait"
+        say(f"{count(len(left), 'run')} held back {when}")
     if wait:
         attempts = {run_id: _begun(record) for run_id, record in before.items()}
         records = wait_for_end(executor, left, attempts=attempts, max_queued=max_queued)
@@ -257,7 +258,7 @@ def wait_for_end(
     wanted = list(left)  # a job whose answer was lost, and of which nothing came, is to be started again
     known_until = time.monotonic()
     full_with, full_until = math.inf, 0.0  # how many of ours were in a full queue
-    for turn in count():
+    for turn in itertools.count():
         if turn:
             time.sleep(POLL_S)
         try:

@@ -107,9 +107,8 @@ def _by_run_or_job(target: str, root: Path) -> list[Verdict]:
         except BenchError:
             continue
         records = planned.records()
-        events = [event for event in planned.ledger.events() if event["event"] == "submitted"]
-        jobs = {(event["run_id"], event["attempt"]) for event in events if event.get("job_id") == target}
-        meant = [(run_id, attempt) for run_id, attempt in sorted(jobs) if run_id in records]
+        jobs = planned.ledger.attempts_of_job(target)
+        meant = [(run_id, attempt) for run_id, attempt in jobs if run_id in records]
         if target in records:
             meant = [(target, records[target].attempt)]
         if meant:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import re
 import signal
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from bench.matrix.cell import Cell
 from bench.slurm.parsing import AccountingRow
 
 _TAIL_BYTES = 20_000
+_NO_NUMBERS = ("nan", "inf", "-inf")
 #: A batch script that cannot write end.json ends with this code (EX_IOERR of sysexits.h).
 EXIT_UNWRITABLE = 74
 
@@ -103,10 +105,24 @@ def _incomplete_command(folder: RunFolder, cell: Cell) -> str:
     epochs = metrics_epochs(folder)
     if epochs is None and folder.metrics.exists():
         return "metrics.csv has other columns"
-    if not epochs:
-        what = "the command recorded nothing: use bench.record in it"
-        return f"{what}, or say in workload.metrics where its numbers are"
-    return ""
+    if epochs:
+        return _no_number(folder)
+    env = read_json(folder.env)
+    warnings = env.get("warnings") if isinstance(env, dict) else None
+    for words in warnings or []:
+        if str(words).startswith("no window was recorded"):
+            return str(words)
+    what = "the command recorded nothing: use bench.record in it"
+    return f"{what}, or say in workload.metrics where its numbers are"
+
+
+def _no_number(folder: RunFolder) -> str:
+    """Return in which epoch a recorder was told a loss that is no number; empty if in none."""
+    rows = csv.DictReader(folder.metrics.read_text(encoding="utf-8", errors="replace").splitlines())
+    losses = ((row["epoch"], row["train_loss"]) for row in rows)
+    return next(
+        (f"the loss became {loss} in epoch {epoch}" for epoch, loss in losses if loss in _NO_NUMBERS), ""
+    )
 
 
 def said_error(folder: RunFolder) -> str:

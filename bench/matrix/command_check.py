@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from pathlib import PurePosixPath
 
 from bench.matrix.command import names_in
 from bench.matrix.loading import Document, Place
@@ -70,6 +71,7 @@ def command_remarks(matrix: Matrix, document: Document) -> Iterator[str]:
             f"{path}:{line}: the command names neither {{per_gpu_batch}} nor {{global_batch}}: "
             "it must read $BENCH_PER_GPU_BATCH, or have the cells' batch by chance"
         )
+    yield from _shared_files(matrix, document)
     options = set(WorkloadOptions.model_fields) - _HEARD
     for name in sorted(options & matrix.axes.given.keys() - named):
         where = f"{path}:{document.line(('axes', name))}"
@@ -77,6 +79,18 @@ def command_remarks(matrix: Matrix, document: Document) -> Iterator[str]:
     for name in sorted(options & matrix.workload.model_fields_set - named):
         where = f"{path}:{document.line(('workload', name))}"
         yield f"{where}: workload.{name} is ignored: the command does not name {{{name}}}"
+
+
+def _shared_files(matrix: Matrix, document: Document) -> Iterator[str]:
+    for kind in ("csv", "jsonl"):
+        file = getattr(matrix.workload.metrics, kind, None)
+        if file is not None and PurePosixPath(file).is_absolute():
+            line = document.line(("workload", "metrics", kind))
+            yield (
+                f"{document.path}:{line}: workload.metrics.{kind} is one file for all runs: a command that"
+                " appends to it, and runs beside each other, mix their numbers; write it below {run_dir}"
+                " and name it relative to the run's folder"
+            )
 
 
 def _odd_words(words: Sequence[str]) -> Iterator[str]:

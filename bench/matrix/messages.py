@@ -98,6 +98,11 @@ def _type_wanted(wanted: str, example: str = "") -> Callable[..., tuple[str, str
     return words
 
 
+def _text_wanted(name: str, value: Any, ctx: Any, place: Place) -> tuple[str, str]:
+    remedy = f'put it in quotes: "{_shown(value)}"' if isinstance(value, bool | int | float) else ""
+    return f"{name} must be text, not {_shown(value)}", remedy
+
+
 def _bound(word: str) -> Callable[..., tuple[str, str]]:
     def words(name: str, value: Any, ctx: Any, place: Place) -> tuple[str, str]:
         limit = next(ctx[key] for key in ("ge", "le", "gt", "lt") if key in ctx)
@@ -115,7 +120,7 @@ _WORDS: dict[str, Callable[..., tuple[str, str]]] = {
     "float_parsing": _type_wanted("a number"),
     "finite_number": _type_wanted("a finite number"),
     "bool_type": _type_wanted("true or false"),
-    "string_type": _type_wanted("text"),
+    "string_type": _text_wanted,
     "dict_type": _type_wanted("a mapping (key: value)"),
     "model_type": _type_wanted("a mapping (key: value)"),
     "model_attributes_type": _type_wanted("a mapping (key: value)"),

@@ -92,6 +92,22 @@ class Metrics(BaseModel):
                 )
         return self
 
+    @model_validator(mode="after")
+    def _means_something(self) -> Metrics:
+        read = self.columns or self.output or {}
+        for quantity in self.units.keys() - read.keys():
+            raise ValueError(
+                f"units.{quantity} has no effect: {quantity} is not read; name it, or remove its unit"
+            )
+        rate_is_read = "throughput" in read and self.units.get("throughput") != "it/s"
+        if self.scope == "per_gpu" and not rate_is_read:
+            raise ValueError("scope per_gpu has no effect: no throughput in samples/s is read; remove it")
+        if self.skip and not read:
+            raise ValueError(
+                "skip has no effect: no values are read; remove it (the recorder has warmup_steps)"
+            )
+        return self
+
     def as_json(self) -> dict[str, Any]:
         """Return what plan.json and run.json keep: what was given, and nothing that is a default."""
         return self.model_dump(exclude_none=True, exclude_defaults=True)

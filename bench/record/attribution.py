@@ -40,6 +40,7 @@ class Attribution:
         self._world_size = world_size
         self._timer = StepTimer(clock)
         self._handles: list[RemovableHandle] = []
+        self._is_prepared = False  # a backward pass that synchronises is to come
         self._forget()
 
     # -- the window ---------------------------------------------------------------------
@@ -80,21 +81,23 @@ class Attribution:
 
     def data_begins(self) -> None:
         """The loader is asked for a batch."""
-        self._timer.drop()
-        self._timer.begin("data_load")
+        self._set_aside()
+        self._timer.begin("data_load", within_backward=self._is_prepared)
         self._seen.add("data_load_s")
 
     def data_ended(self) -> None:
         """The batch is here."""
         self._end("data_load")
+        self._take_up()
 
     def forward_begins(self) -> None:
         """The model is called."""
-        # The logger keeps one pass only; the next would overwrite it.
-        self._take_reading()
+        if not self._is_prepared:
+            # The logger keeps one pass only; the next would overwrite it.
+            self._take_reading()
         self._end("optimizer")  # whose step calls a closure
-        self._timer.drop()
-        self._timer.begin("forward")
+        self._set_aside()
+        self._timer.begin("forward", within_backward=self._is_prepared)
         self._seen.add("forward_s")
 
     def forward_ended(self, output: Any) -> None:
@@ -102,10 +105,14 @@ class Attribution:
         self._end("forward")
         tensor = _differentiable(output) if torch.is_grad_enabled() else None
         if tensor is None:
+            self._take_up()
             return
+        self._is_set_aside = False
         self._seen.add("backward_s")
         if self._ddp is not None and self._ddp.require_backward_grad_sync:
-            self._awaits_reading = True
+            # Of two forward passes before one backward pass the logger counts from the second's end.
+            self._timer.backward_is_prepared(anew=self._is_prepared)
+            self._awaits_reading = self._is_prepared = True
         else:
             self._timer.begin("backward")
         tensor.register_hook(self._backward_reached_output)  # type: ignore[no-untyped-call]
@@ -127,6 +134,8 @@ class Attribution:
         self._seen: set[str] = set()
         self._readings: list[BackwardReading | None] = []
         self._is_void = self._awaits_reading = False
+        self._is_prepared = False
+        self._is_set_aside = False
         self._depth = 0
 
     def _reading(self) -> BackwardReading | None:
@@ -146,6 +155,18 @@ class Attribution:
             self._awaits_reading = False
             self._readings.append(ddp_logger.read(self._ddp))
 
+    def _set_aside(self) -> None:
+        """Interrupt a backward part whose pass has not begun: a batch or another forward pass comes first."""
+        self._is_set_aside = self._timer.open_part == "backward"
+        if self._is_set_aside:
+            self._timer.end()
+        self._timer.drop()
+
+    def _take_up(self) -> None:
+        if self._is_set_aside:
+            self._is_set_aside = False
+            self._timer.begin("backward")
+
     def _end(self, part: str) -> None:
         if self._timer.open_part == part:
             self._timer.end()
@@ -163,11 +184,13 @@ class Attribution:
         _at_end_of_backward(lambda: _at_end_of_backward(self._backward_ended))
 
     def _backward_ended(self) -> None:
+        self._is_prepared = False
         self._end("backward")
         if self._depth and self._timer.open_part is None:  # the rest of a step with a closure
             self._timer.begin("optimizer")
 
     def _optimizer_begins(self, *details: Any) -> None:
+        self._is_prepared = False  # also where the loss does not come from the output that has the hook
         self._depth += 1  # optimizers are wrapped in optimizers
         self._seen.add("optimizer_s")
         if self._depth == 1 and self._timer.open_part != "forward":

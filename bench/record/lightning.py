@@ -79,7 +79,8 @@ class BenchCallback(Callback):  # type: ignore[misc]
             return
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         if loss is not None:
-            self._recorder.loss(loss)
+            # Lightning has divided it among the step's micro-batches.
+            self._recorder.loss(loss * trainer.accumulate_grad_batches)
         update = trainer.global_step > self._updates
         self._updates = trainer.global_step
         self._recorder.end(None, update=update)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, astuple, dataclass, fields
 from typing import Any
@@ -92,7 +91,7 @@ def _rank(
     waits = [own.exposed_s - low for own, low in zip(parts, least, strict=True)]
     return RankRecord(
         window_s=sum(window.step_s[:steps]),
-        loss=math.nan if window.loss is None else window.loss,
+        loss=window.loss,
         peak_mem_bytes=window.peak_mem_bytes,
         usage=usage,
         parts=mean_parts(parts) if parts else None,

@@ -94,7 +94,11 @@ class StepTimer:
         self._clock = clock
         self._spans: list[tuple[str, Any, Any]] = []
         self._open: tuple[str, Any] | None = None
-        self._forward_ended_ns = 0
+        self._forwards_ns: list[tuple[int, int]] = []  # of the host's wall clock, as the logger's
+        self._forward_began_ns = 0
+        self._is_within = False
+        self._within: list[tuple[Any, Any]] = []
+        self._within_last: list[tuple[Any, Any]] = []  # of the backward pass that was prepared last
         self._step_begin: Any = None
         self._step_end: Any = None
         self._wall_clock = WallClock()
@@ -105,13 +109,35 @@ class StepTimer:
         """Begin a step; the device has caught up, so that its timeline starts with the step."""
         self._clock.settle()
         self._spans.clear()
+        self._forwards_ns.clear()
+        self._within.clear()
+        self._within_last.clear()
         self._open = None
         self._wall_clock.start()
         self._step_begin = self._clock.stamp()
 
-    def begin(self, part: str) -> None:
-        """Begin ``part`` (data_load, forward, backward or optimizer)."""
+    def backward_is_prepared(self, *, anew: bool) -> None:
+        """Say that the logger takes backward to begin here.
+
+        Args:
+            anew: whether no backward pass came since the last time, which then does not count.
+        """
+        if not anew:
+            self._within += self._within_last
+        self._within_last.clear()
+
+    def begin(self, part: str, *, within_backward: bool = False) -> None:
+        """Begin ``part`` (data_load, forward, backward or optimizer).
+
+        Args:
+            part: which.
+            within_backward: whether the logger takes this time for backward: it comes between the
+                forward pass and the backward pass that synchronises.
+        """
         assert self._open is None, "parts do not nest"
+        if part == "forward":
+            self._forward_began_ns = time.time_ns()
+        self._is_within = within_backward
         self._open = (part, self._clock.stamp())
 
     @property
@@ -127,10 +153,13 @@ class StepTimer:
         """End the part that is open."""
         assert self._open is not None, "no part is open"
         part, begin = self._open
-        self._spans.append((part, begin, self._clock.stamp()))
+        end = self._clock.stamp()
+        self._spans.append((part, begin, end))
         self._open = None
-        if part == "forward":
-            self._forward_ended_ns = time.time_ns()
+        if self._is_within:
+            self._within_last.append((begin, end))
+        elif part == "forward":
+            self._forwards_ns.append((self._forward_began_ns, time.time_ns()))
 
     def stop(self) -> None:
         """End the step."""
@@ -156,11 +185,15 @@ class StepTimer:
         )
 
     def _counted_twice_s(self, reading: BackwardReading) -> float:
-        """Return the time between DDP's end of forward and ours, which both timers cover.
+        """Return the time that both the logger's clock of backward and a timer of ours cover.
 
-        It is microseconds, unless the processor was given to another process in between.
-        The device's timeline has nothing there.
+        What comes between the forward and the backward pass is known as such. The time between DDP's end of
+        forward and ours is microseconds, unless the processor was given to another process in
+        between; the device's timeline has nothing there.
         """
+        within = sum(self._clock.seconds(*span) for span in (*self._within, *self._within_last))
         if not self._clock.is_host:
-            return 0.0
-        return min(max(0, self._forward_ended_ns - reading.began_ns) * 1e-9, reading.compute_s)
+            return within
+        begin, end = reading.began_ns, reading.began_ns + round(reading.compute_s * 1e9)
+        shared = (min(end, ended) - max(begin, began) for began, ended in self._forwards_ns)
+        return within + sum(max(0, ns) for ns in shared) * 1e-9

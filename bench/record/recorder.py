@@ -142,11 +142,15 @@ class Recorder:
         self._handle.samples, self._handle.update = samples, update
         return self._handle
 
-    def loss(self, loss: Tensor) -> None:
-        """Take the loss of a micro-batch for ``train_loss``; the device is not waited for."""
+    def loss(self, loss: Tensor | float) -> None:
+        """Take the loss of a micro-batch for ``train_loss``; the device is not waited for.
+
+        One with several values counts with their mean.
+        """
         if self._phase is not _Phase.THROUGHPUT:
             return
-        value = loss.detach()
+        value = torch.as_tensor(loss).detach().float()  # a sum in half precision soon stands still
+        value = value.mean() if value.dim() else value
         self._loss_sum = value.clone() if self._loss_sum is None else self._loss_sum.add_(value)
         self._losses += 1
 

@@ -12,6 +12,7 @@ from torch import nn
 
 from bench.errors import UnwritableError
 from bench.layout import RunFolder, write_json
+from bench.record.attribution import find_ddp
 from bench.record.exchange import Exchange
 from bench.record.merging import Seat, Window, merge
 from bench.record.settings import Lengths, Place
@@ -39,6 +40,7 @@ class Scribe:
         self._lengths = lengths
         self._device = device
         self._sizes = _sizes(model)
+        self._has_bare_model = model is not None and find_ddp(model) is None
         self._facts: list[RankFacts] = []
         self._seats: list[Seat] = []
         self._results: Results | None = None
@@ -90,6 +92,11 @@ class Scribe:
             for facts, one in zip(self._facts, contents, strict=True)
         ]
         self._results = Results(self._folder, places)
+        if self._place.world_size > 1 and self._has_bare_model:
+            self._tell(
+                "the recorder's model is not under DDP: exposed communication is not known, and backward may"
+                " hold it; give Recorder what the loop calls"
+            )
         for ranks, cores in crowded_machines(self._facts):
             self.warn(f"{ranks} ranks share {cores} cores: adding ranks measures how cores are shared")
         self._write_environment()

@@ -45,11 +45,12 @@ class RankPlace:
 class RankRecord:
     """One rank's epoch; ``parts`` is its mean step of the attribution window, None where there is none.
 
-    ``samples`` are the rank's own; None for an equal share of the epoch's.
+    ``samples`` are the rank's own; None for an equal share of the epoch's. ``loss`` is None where
+    nobody told it.
     """
 
     window_s: float
-    loss: float
+    loss: float | None
     peak_mem_bytes: float
     usage: Usage
     parts: StepParts | None
@@ -151,7 +152,7 @@ def metrics_row(epoch: EpochRecord) -> Row:
         "epoch": epoch.epoch,
         "steps": len(epoch.step_s),
         "samples": epoch.samples,
-        "train_loss": _mean([rank.loss for rank in ranks]),
+        "train_loss": _loss(ranks),
         "epoch_time_sec": seconds,
         "throughput_samples_per_sec": None if epoch.samples is None else epoch.samples / seconds,
         "step_time_sec_median": float(np.percentile(epoch.step_s, 50)),
@@ -226,6 +227,15 @@ def _energy(epoch: EpochRecord) -> float | None:
     """Return the energy of all GPUs (or all hosts' processors); None unless every counter was read."""
     told = [rank.usage.energy_joules for rank in epoch.ranks if rank.usage.energy_joules is not None]
     return sum(told) if len(told) == epoch.energy_counters else None
+
+
+def _loss(ranks: Sequence[RankRecord]) -> object:
+    """Return the mean loss; None unless every rank told its own, and a word for NaN, whose cell is empty."""
+    told = [rank.loss for rank in ranks if rank.loss is not None]
+    if len(told) < len(ranks):
+        return None
+    mean = _mean(told)
+    return mean if math.isfinite(mean) else str(mean)
 
 
 def _mean(values: Sequence[float]) -> float:

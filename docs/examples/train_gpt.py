@@ -95,4 +95,6 @@ for iter_num in range(config.max_iters):
         lossf = loss.item() * config.gradient_accumulation_steps
         print(f"iter {iter_num}: loss {lossf:.4f}, time {dt * 1000:.2f}ms")
 if ddp:
+    # DDP holds the group: only without it do the group's threads end here, and not in Python's own end.
+    del model
     dist.destroy_process_group()

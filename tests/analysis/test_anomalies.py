@@ -12,9 +12,10 @@ import studies
 
 from analysis.anomalies import anomalies, slow_nodes
 from analysis.load import load_study
-from analysis.measured import Frames, frames_of_points, measure
+from analysis.measured import Frames, measure
 from analysis.scaling import scale
 from bench.layout import StudyFolder
+from tests.analysis.points import frames_of_points
 
 
 def points(rates: dict[int, list[float]], *, batch: int = 64) -> Frames:

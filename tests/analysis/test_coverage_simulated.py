@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.measured import frames_of_points
 from analysis.scaling import scale
+from tests.analysis.points import frames_of_points
 
 STUDIES = 1000
 STEPS = 50

@@ -113,6 +113,11 @@ def test_of_many_runs_a_sample_with_every_size_is_read(
     assert {host.name for host in found.hosts} == {f"n{n}" for n in range(1, 9)}
 
 
+def test_hosts_stand_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    found = described(tmp_path / "s", cells=studies.strong(sizes=(1, 16)), repeats=1)
+    assert [host.name for host in found.hosts] == [f"n{n}" for n in range(1, 17)]
+
+
 anything = st.recursive(
     st.none() | st.booleans() | st.integers(-5, 10**30) | st.floats(allow_nan=True) | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),

@@ -15,6 +15,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from analysis.foreign import read_table
+from analysis.foreign_columns import read_header
 from analysis.foreign_study import foreign_study
 from analysis.tables import csv_table
 from bench.cli import app
@@ -167,10 +168,15 @@ def test_llm_foundry_7b_weak_scaling(reported: Report) -> None:
     assert found["step_time_sec"].isna().all()
 
 
-def test_torchtitan_llama3_8b_weak_scaling(analysed: Report) -> None:
+def test_torchtitan_llama3_8b_weak_scaling(reported: Report, tmp_path: Path) -> None:
     # pytorch/torchtitan, benchmarks: tokens/s per GPU, 8 to 128 GPUs.
-    found = analysed("gpus,tok/s/GPU,mode\n8,5762,weak scaling\n128,5605,weak scaling\n")
+    found = reported("gpus,tok/s/GPU,mode\n8,5762,weak scaling\n128,5605,weak scaling\n")
     assert found["efficiency"].iloc[1] == pytest.approx(0.973, abs=0.0005)
+    page = (tmp_path / "report" / "index.html").read_text()
+    assert '<p class="about">Weak scaling</p>' in page
+    # Whatever ran there, nothing says that it was DDP.
+    assert "PyTorch DDP" not in page
+    assert "distributed data parallel" not in page
 
 
 def test_megatron_lm_2019_weak_scaling(analysed: Report) -> None:
@@ -221,6 +227,58 @@ def test_vgg16_of_tf_cnn_benchmarks_falls_at_eight(analysed: Report) -> None:
     told = {series: own["speedup"].to_list() for series, own in found.groupby("series")}
     assert told["resnet50"] == pytest.approx([1, 1.780, 2.725, 3.934], abs=0.0006)
     assert told["vgg16"] == pytest.approx([1, 1.404, 1.675, 1.512], abs=0.0006)
+
+
+def test_throughputs_keep_the_unit_of_their_column(reported: Report, tmp_path: Path) -> None:
+    # Narayanan et al., arXiv:2104.04473, table 1: TFLOP/s per GPU; here three sizes of one batch per GPU.
+    found = reported("gpus,batch per GPU,nodes,TFLOP/s per GPU\n512,3,64,138\n2048,3,256,140\n", "--proposal")
+    assert found["throughput_samples_per_sec"].to_list() == [512 * 138, 2048 * 140]
+    assert found["efficiency"].to_list() == pytest.approx([1, 140 / 138])
+    # 1,536 samples over 70,656 TFLOP/s are no 22 ms.
+    assert found["step_time_sec"].isna().all()
+    folder = tmp_path / "report"
+    for name in ("index.html", "scaling.md", "scaling.tex", "proposal.md", "figures/throughput-weak.svg"):
+        text = (folder / name).read_text()
+        assert "TFLOP/s" in text
+        assert "amples/s" not in text
+
+
+def test_tokens_per_second_beside_a_batch_and_a_time_are_no_contradiction(analysed: Report) -> None:
+    found = analysed("gpus,global_batch,tok/s,time\n8,64,131072,1.0\n16,64,249661,0.525\n")
+    assert found["step_time_sec"].to_list() == [1.0, 0.525]
+    assert found["throughput_samples_per_sec"].to_list() == pytest.approx([64, 64 / 0.525])
+    assert found["efficiency"].to_list() == pytest.approx([1, 1 / 0.525 / 2])
+
+
+@pytest.mark.parametrize(
+    ("name", "field"),
+    [
+        ("s/step", "time"),
+        ("sec / iteration", "time"),
+        ("Time per iteration (s)", "time"),
+        ("ms/step", "time_ms"),
+        ("Time per iteration [ms]", "time_ms"),
+        ("Minutes to train", "time_to_train"),
+        ("hours to target", "time_to_train"),
+        ("Throughput per GPU (img/s)", "throughput_per_gpu"),
+        ("Total throughput (tokens/s)", "throughput"),
+        ("No. of GPUs", "gpus"),
+        ("GPUs/node", "gpus_per_node"),
+        ("Per-GPU batch size", "per_gpu_batch"),
+    ],
+)
+def test_columns_are_known_by_the_names_that_people_give_them(name: str, field: str) -> None:
+    assert read_header([name]).names == {field: name}
+
+
+def test_a_commented_header_is_the_header_where_the_first_row_is_numbers(analysed: Report) -> None:
+    found = analysed("# measured in May\n#GPUs,global_batch,time\n1,64,1\n2,64,0.5\n")
+    assert found["efficiency"].to_list() == [1, 1]
+
+
+def test_a_comma_in_a_heading_does_not_part_a_table_of_semicolons(analysed: Report) -> None:
+    found = analysed("GPUs;global_batch;time;Remark (who, when)\n1;64;1;x\n2;64;0.5;x\n")
+    assert len(found) == 2
 
 
 def test_conjugate_gradients_in_milliseconds(analysed: Report) -> None:
@@ -293,8 +351,12 @@ def test_a_label_that_the_batches_contradict_is_overruled_and_told(analysed: Rep
     }
 
 
-def test_batches_of_no_regime_have_no_efficiency(analysed: Report) -> None:
-    found = analysed("gpus,global_batch,time\n1,64,1.0\n2,96,0.5\n4,100,0.5\n")
+def test_batches_of_no_regime_have_no_efficiency(reported: Report, tmp_path: Path) -> None:
+    found = reported("gpus,global_batch,time\n1,64,1.0\n2,96,0.5\n4,100,0.5\n", "--proposal")
+    for name in ("index.html", "proposal.md"):
+        told = (tmp_path / "report" / name).read_text()
+        assert "Sizes were measured that cannot be compared with each other" in told
+        assert "two measured sizes" not in told
     assert found["efficiency"].isna().all()
     assert set(found["reason"]) == {
         "no efficiency: neither the global batch nor the batch per rank is constant over the series"
@@ -410,6 +472,11 @@ def test_a_baseline_that_is_not_in_the_table_is_refused(tmp_path: Path) -> None:
         (
             "gpus,global_batch,time\n1,64,1\n2,,0.5\n",
             "t.csv:3: the batch is missing, while other rows of the series have one; fill it in",
+        ),
+        (
+            "gpus,seq_len,per_gpu_batch,tok/s\n1,512,8,100\n2,512,8,190\n1,2048,8,300\n2,2048,8,560\n",
+            "t.csv:1: the column 'seq_len' is 2048 and 512 at every size, and could be a setting or a repeat; call it "
+            "series if it is a setting, and repeat if it numbers the runs",
         ),
         ("gpus,time\n", "error: t.csv: the table has a header and no row; add one row per run or per size"),
         ("\n\n", "error: t.csv: the table is empty; begin with a line of column names"),

@@ -166,6 +166,7 @@ def test_what_leaving_the_node_costs_has_a_term() -> None:
     times = [0.1 + 1 / (n * k) + (0.05 if n > 1 else 0) for n, k in shapes]
     found = fit(layout(shapes, times), "strong")
     assert found.chosen.law.formula.endswith("+ d beyond one node")
+    assert found.chosen.law.title.endswith(" + leaving the node")
     amdahl = next(f for f in found.laws if f.law.name == "amdahl")
     assert amdahl.theta[-1] == pytest.approx(0.05, rel=0.3)
     assert found.path == "for each size the layout on the fewest nodes"

@@ -12,10 +12,11 @@ import studies
 from analysis.laws_probes import fabrics
 from analysis.laws_words import LawView, karp_flatt_words, law_views
 from analysis.load import Study, load_study
-from analysis.measured import Frames, frames_of_points, measure
+from analysis.measured import Frames, measure
 from analysis.report import write_report
 from analysis.scaling import scale
 from bench.layout import StudyFolder
+from tests.analysis.points import frames_of_points
 
 
 def views(frames: Frames) -> list[LawView]:

@@ -143,7 +143,7 @@ def test_no_size_that_reaches_the_guide_is_told_instead_of_recommended(tmp_path)
 def test_a_study_without_numbers_gives_a_section_that_says_so(tmp_path, state):
     path = finished(tmp_path / "s", strong(sizes=(1, 2)), state=lambda cell, repeat: (state, "why", None))
     markdown, latex = section(path)
-    assert "No series has two measured sizes, so there is no scaling to show yet." in markdown
+    assert "No series has two measured sizes: there is no speedup and no efficiency to tell of." in markdown
     assert "Planned and not measured" in latex
 
 

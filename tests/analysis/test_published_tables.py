@@ -12,8 +12,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from analysis.measured import frames_of_points
 from analysis.scaling import scaling_table
+from tests.analysis.points import frames_of_points
 
 
 def scaled(sizes: Sequence[int], *, baseline: str | None = None, **columns: Any) -> pd.DataFrame:

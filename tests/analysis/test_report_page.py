@@ -202,9 +202,9 @@ def run_states(*names: str) -> Any:
 @pytest.mark.parametrize(
     ("state", "alert"),
     [
-        (run_states("planned"), "None of the 12 planned runs has completed: there are no numbers yet."),
-        (run_states("failed"), "None of the 12 planned runs has completed: there are no numbers yet."),
-        (run_states("running", "queued"), "None of the 12 planned runs has completed"),
+        (run_states("planned"), "None of the 12 planned runs gave a number: 12 not started."),
+        (run_states("failed"), "None of the 12 planned runs gave a number: 12 failed (bad-exit 12)."),
+        (run_states("running", "queued"), "None of the 12 planned runs gave a number: 8 running"),
         (
             run_states("completed", "failed", "cancelled"),
             "8 of 12 runs do not count: 4 failed (bad-exit 4), 4 cancelled (bad-exit 4).",
@@ -221,6 +221,7 @@ def test_a_study_of_one_run_says_what_it_cannot_say(tmp_path: Path) -> None:
     page = report(studies.finished(tmp_path / "s", studies.strong(sizes=(2,)), repeats=1))
     assert "No series has two measured sizes: there is no speedup and no efficiency to tell of." in page.text
     assert "1 run per cell: no intervals (they need 3)" in page.text
+    assert "None: the one run completed and counts." in page.text
     assert "no efficiency: the series has one cell only" in page.text
 
 
@@ -268,6 +269,17 @@ def test_two_units_of_work_are_not_compared(tmp_path: Path) -> None:
     told = "no efficiency: its runs count another unit of work than the plan's samples, or than those of the baseline"
     assert read.loc[[4, 8], "reason"].to_list() == [told, told]
     assert "8192 samples per step, but the plan's global batch is 64" in page.text
+    assert (
+        "Two units of work. n4x1-gloo-srun-b16 and n8x1-gloo-srun-b8: counted in another unit than the plan's "
+        "samples or the baseline; no efficiency." in page.text
+    )
+
+
+def test_many_hosts_are_folded_and_few_are_not(tmp_path: Path) -> None:
+    few = report(studies.finished(tmp_path / "few"))
+    assert "<details open><summary>Hosts</summary>" in few.html
+    many = report(studies.finished(tmp_path / "many", studies.strong(sizes=(1, 16)), repeats=1))
+    assert "<details><summary>Hosts</summary>" in many.html
 
 
 def test_half_written_files_are_reasons_on_the_page(tmp_path: Path) -> None:

@@ -17,10 +17,11 @@ import studies
 from scipy import stats
 
 from analysis.load import load_study
-from analysis.measured import frames_of_points, measure
+from analysis.measured import measure
 from analysis.scaling import COLUMNS, FURTHER_COLUMNS, scale, scaling_table
 from bench.errors import BenchError
 from bench.layout import StudyFolder
+from tests.analysis.points import frames_of_points
 
 PROMISED = [
     *("cell_id", "series", "baseline", "mode", "launcher", "backend", "nodes", "gpus_per_node", "gpus"),

@@ -59,6 +59,25 @@ def test_a_late_rank_is_named_with_host_part_and_share():
 def test_a_whole_late_node_is_named():
     found = stragglers(ranks_frame({2: 0.04, 3: 0.04}))
     assert [(row["rank"], row["host"]) for row in found.to_dict("records")] == [(2, "n2"), (3, "n2")]
+    assert sentences(found, ["cell"]) == [
+        "both ranks on n2 take 40.0 ms per step longer than the others (29 % of the step, in backward),"
+        " in 1 of 1 run of cell"
+    ]
+
+
+def test_a_node_is_named_once_however_many_of_its_ranks_and_cells_are_late():
+    two = ranks_frame({2: 0.04, 3: 0.04})
+    four = ranks_frame({2: 0.06}, ranks=8, run="r2").assign(cell_id="larger")
+    four["host"] = [f"n{rank // 4 + 1}" for rank in four["rank"]]
+    three = ranks_frame({4: 0.05, 5: 0.05, 6: 0.05}, ranks=8, run="r3").assign(cell_id="other")
+    three["host"] = [f"n{rank // 4 + 1}" for rank in three["rank"]]
+    found = stragglers(pd.concat([two, four, three]))
+    assert sentences(found, ["cell", "larger", "other"]) == [
+        "rank 2 on n1 takes 60.0 ms per step longer than the others (38 % of the step, in backward),"
+        " in 1 of 1 run of larger",
+        "3 of the 4 ranks on n2 take 50.0 ms per step longer than the others (33 % of the step, in backward),"
+        " in 1 of 1 run of other, and likewise in 1 more cell",
+    ]
 
 
 def test_even_ranks_and_small_differences_have_no_straggler():
@@ -86,11 +105,11 @@ def test_without_an_attribution_window_nothing_is_known():
     assert not len(stragglers(frame.head(0)))
 
 
-def test_many_late_ranks_are_counted():
-    late = dict.fromkeys(range(8, 15), 0.04)
-    told = sentences(stragglers(ranks_frame(late, ranks=16)), ["cell"])
+def test_many_late_nodes_are_counted():
+    late = dict.fromkeys(range(17, 32), 0.04)
+    told = sentences(stragglers(ranks_frame(late, ranks=32)), ["cell"])
     assert len(told) == 5
-    assert told[-1] == "3 more ranks"
+    assert told[-1] == "4 more nodes"
 
 
 def test_the_page_says_who_is_late_before_any_number(tmp_path):

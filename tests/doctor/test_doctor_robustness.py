@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -73,7 +74,8 @@ def check(found: object) -> None:
     for cause in content["causes"]:
         assert cause["line"] >= 1
         assert cause["explanation"]
-        assert "{" not in cause["explanation"]
+        # Nothing of the catalogue's own {names} is left; a broken log may have braces of its own.
+        assert not re.search(r"\{[a-z_]+\}", cause["explanation"])
         assert len(cause["evidence"]) <= 2002
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
 from pathlib import Path
 
 from tests.cluster.bed import Cluster
@@ -34,12 +35,10 @@ def test_the_rest_follows_a_canary_that_has_passed(cluster, tmp_path):
     done = study.bench("submit", "STUDY", "--canary", "--wait")
     assert done.returncode == 0, done.stderr
     said = done.stderr.splitlines()
-    assert said[0] == "canary: n2x1-gloo-srun-b4-r1 goes first; 1 runs wait for it"
+    assert said[0] == "canary: n2x1-gloo-srun-b4-r1 goes first; 1 run held back until it has passed"
     assert said[-1] == "study sound: 2 completed"
-    assert (
-        study.run_json("n2x1-gloo-srun-b4-r1")["ended_at"]
-        <= study.run_json("n1x1-gloo-srun-b4-r1")["submitted_at"]
-    )
+    ended = datetime.fromisoformat(study.run_json("n2x1-gloo-srun-b4-r1")["ended_at"])
+    assert ended <= datetime.fromisoformat(study.run_json("n1x1-gloo-srun-b4-r1")["submitted_at"])
     verified = json.loads(
         study.bench("verify", "n2x1-gloo-srun-b4-r1", "--results", str(study.folder.parent), "--json").stdout
     )

@@ -116,7 +116,7 @@ def test_a_cancelled_run_gets_its_accounting_with_the_next_status(cluster, scrip
     study = scripted("sleep 60")
     assert study.bench("submit", "STUDY").returncode == 0
     wait_for(lambda: study.status()[run_id(1)]["state"] == "running", what="the run", timeout_s=20)
-    assert study.bench("cancel", "STUDY").stdout == "1 runs cancelled\n"
+    assert study.bench("cancel", "STUDY").stdout == "1 run cancelled\n"
     summary = study.folder / f"runs/{run_id(1)}/attempt-1/sacct_summary.txt"
     wait_for(
         lambda: bool(study.status()) and summary.exists(), what="its accounting", timeout_s=30, every_s=0.5

@@ -145,7 +145,7 @@ def test_what_a_site_asks_for_reaches_slurm_either_way_of_asking_for_gpus(site, 
         return site.run(words).stdout.strip().split("|")
 
     # The job's own record may come after its steps': until then some columns are empty.
-    wait_for(lambda: told()[-1] == "COMPLETED" and told()[0] != "", what="the job's accounting", timeout_s=60)
+    wait_for(lambda: told()[-1] == "COMPLETED" and all(told()[:5]), what="the job's accounting", timeout_s=60)
     partition, account, qos, reservation, constraint, tres, node, _ = told()
     assert (partition, account, qos, reservation, constraint) == ("l40s", "users", "bench", "tonight", "fast")
     assert "gres/gpu=2" in tres
@@ -205,5 +205,5 @@ def test_a_preempted_job_that_may_be_requeued_waits_again_and_says_so(cluster, t
     assert run["reason"].startswith("PREEMPTED: had to make room for another job; waits to start (")
     dry = study.bench("submit", "STUDY", "--dry-run").stdout
     assert dry == "0 of 1 runs would be started\n"
-    assert study.bench("cancel", "STUDY").stdout == "1 runs cancelled\n"
+    assert study.bench("cancel", "STUDY").stdout == "1 run cancelled\n"
     assert study.status()[run_id(1)]["state"] == "cancelled"

@@ -88,3 +88,12 @@ def test_the_lock_is_held_as_long_as_a_child_has_its_descriptor(tmp_path):
         os.close(kept)
     with submit_lock(path):
         pass
+
+
+def test_a_job_is_found_by_its_id_with_older_attempts_and_all_runs_of_a_pack(tmp_path):
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    for run_id, attempt, job_id in [("a", 1, "7"), ("b", 1, "8"), ("a", 2, "9"), ("c", 1, "9")]:
+        ledger.append("submitted", run_id=run_id, attempt=attempt, job_id=job_id)
+    assert ledger.attempts_of_job("7") == [("a", 1)]
+    assert ledger.attempts_of_job("9") == [("a", 2), ("c", 1)]
+    assert ledger.attempts_of_job("10") == []

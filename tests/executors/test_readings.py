@@ -189,3 +189,21 @@ def test_a_command_that_records_nothing_is_incomplete_unless_nothing_is_wanted(l
         "the command recorded nothing: use bench.record in it, or say in workload.metrics where its numbers are"
     )
     assert left.lack({"source": "none"}) == ""
+
+
+def test_a_recorder_that_saw_too_few_steps_says_how_many_it_wanted(left):
+    words = "no window was recorded: there were fewer than 6 steps on some rank"
+    left.folder.env.write_text(json.dumps({"recorder": {}, "warnings": ["another one", words]}))
+    assert left.lack({"source": "recorder"}) == words
+
+
+def test_a_loss_that_a_recorder_saw_become_no_number_is_named_with_its_epoch(left):
+    def record(loss: str) -> None:
+        rows = [METRICS_COLUMNS, *([epoch, "5", "40", told] for epoch, told in (("1", "2.5"), ("2", loss)))]
+        lines = [",".join([*row, *[""] * (len(METRICS_COLUMNS) - len(row))]) for row in rows]
+        left.folder.metrics.write_text("\n".join(lines) + "\n")
+
+    assert METRICS_COLUMNS[3] == "train_loss"
+    for loss, words in (("nan", "the loss became nan in epoch 2"), ("2.4", ""), ("", "")):
+        record(loss)
+        assert left.lack({"source": "recorder"}) == words

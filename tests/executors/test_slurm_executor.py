@@ -424,7 +424,7 @@ def test_a_job_that_slurm_has_forgotten_is_told_by_its_folder_or_is_unknown(scri
         "unknown",
         "Slurm does not know job 999902 (any more); the run left no end.json. `bench cancel` gives it up",
     )
-    assert study.bench("cancel", "STUDY").stdout == "1 runs cancelled\n"
+    assert study.bench("cancel", "STUDY").stdout == "1 run cancelled\n"
     assert study.status()[run_id(2)]["state"] == "cancelled"
 
 
@@ -456,9 +456,9 @@ def test_cancel_ends_this_studys_jobs_only(scripted):
     mine, other = scripted("sleep 60", "sleep 60", name="mine"), scripted("sleep 60", name="other")
     for study in (mine, other):
         assert study.bench("submit", "STUDY").returncode == 0
-    assert mine.bench("cancel", "STUDY", "--only", "*-b1-*").stdout == "1 runs cancelled\n"
+    assert mine.bench("cancel", "STUDY", "--only", "*-b1-*").stdout == "1 run cancelled\n"
     assert [mine.status()[run_id(i)]["state"] in ("queued", "running") for i in (1, 2)] == [False, True]
-    assert mine.bench("cancel", "STUDY").stdout == "1 runs cancelled\n"
+    assert mine.bench("cancel", "STUDY").stdout == "1 run cancelled\n"
     assert mine.bench("cancel", "STUDY").stdout == "0 runs cancelled\n"
     assert other.status()[run_id(1)]["state"] in ("queued", "running")
     cancelled = mine.run_json(run_id(1))
@@ -485,7 +485,7 @@ repeats: 2
     study = scripted(*(["sleep 60"] * 3))
     done = study.bench("submit", "STUDY", "--max-queued", "2")
     assert done.stderr.splitlines()[-2:] == [
-        "1 runs wait for the next `bench submit`, or use --wait",
+        "1 run held back until the next `bench submit`, or use --wait",
         "study scripted: 1 planned, 2 queued",
     ]
     assert sum(study.jobs_per_run().values()) == 2
@@ -497,7 +497,7 @@ def test_a_canary_that_does_not_pass_keeps_the_rest_back(scripted):
     done = study.bench("submit", "STUDY", "--canary")
     assert done.returncode == 1
     said = done.stderr.splitlines()
-    assert said[0] == f"canary: {canary} goes first; 2 runs wait for it"
+    assert said[0] == f"canary: {canary} goes first; 2 runs held back until it has passed"
     assert "  FAIL  ranks joined: unknown of 1, expected 1 of 1" in said
     assert said[-1] == f"the canary {canary} did not pass: nothing else was submitted"
     assert sum(study.jobs_per_run().values()) == 1

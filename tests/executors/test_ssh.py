@@ -229,7 +229,7 @@ def test_a_cancelled_run_ends_in_order_and_is_started_again(bed, make):
     study = make(f"{RANKS} touch begun; [ -e go ] || wait; {MEASURE}")
     with harness_of(study) as harness:
         wait_for(lambda: Path("begun").exists() and running(bed, "n2"), what="a run", timeout_s=30)
-        assert study.bench("cancel", "STUDY").stdout == "1 runs cancelled\n"
+        assert study.bench("cancel", "STUDY").stdout == "1 run cancelled\n"
         assert harness.wait(30) == 130
     assert states(study) == {2: ("cancelled", "stopped by the user")}
     assert not running(bed, "n1")

@@ -191,7 +191,7 @@ def test_without_sacct_and_scontrol_everything_works(bare, tmp_path, monkeypatch
     )
     assert study.run_json(run_id(1))["accounting"] == "none: command not found"
     cancelled = study.bench("cancel", "STUDY")
-    assert (cancelled.returncode, cancelled.stdout) == (0, "1 runs cancelled\n"), cancelled.stderr
+    assert (cancelled.returncode, cancelled.stdout) == (0, "1 run cancelled\n"), cancelled.stderr
     verified = study.bench("verify", "STUDY")
     assert "Traceback" not in verified.stderr
     matrix = tmp_path / "starter.yaml"

@@ -130,6 +130,20 @@ def test_without_a_command_a_cell_says_nothing_of_one(plan):
             "own.yaml:7: workload.metrics: units.step_time cannot be 'min'; allowed: s, ms, us",
         ),
         (
+            "command: 'true'\nmetrics: {output: {step_time: '(x)'}, units: {throughput: it/s}}",
+            "own.yaml:7: workload.metrics: units.throughput has no effect: throughput is not read; "
+            "name it, or remove its unit",
+        ),
+        (
+            "command: 'true'\nmetrics: {output: {step_time: '(x)'}, scope: per_gpu}",
+            "own.yaml:7: workload.metrics: scope per_gpu has no effect: no throughput in samples/s is read; remove it",
+        ),
+        (
+            "command: 'true'\nmetrics: {source: recorder, skip: 5}",
+            "own.yaml:7: workload.metrics: skip has no effect: no values are read; "
+            "remove it (the recorder has warmup_steps)",
+        ),
+        (
             "command: 'true'\nmetrics: {cvs: a.csv}",
             "own.yaml:7: unknown key 'cvs' in workload.metrics; did you mean 'csv'? "
             "allowed: source, csv, jsonl, columns, output, units, scope, skip",
@@ -154,6 +168,12 @@ def test_what_does_nothing_or_something_else_is_warned_about(plan):
         "it must read $BENCH_PER_GPU_BATCH, or have the cells' batch by chance",
         "own.yaml:7: workload.precision is ignored: the command does not name {precision}",
     ]
+    assert (
+        "own.yaml:7: workload.metrics.csv is one file for all runs: a command that appends to it, and runs beside each"
+        " other, mix their numbers; write it below {run_dir} and name it relative to the run's folder"
+    ) in plan(
+        "command: python x.py {per_gpu_batch}\nmetrics: {csv: /tmp/a.csv, columns: {throughput: t}}"
+    ).warnings
     assert (
         "own.yaml:6: workload.metrics is ignored: there is no workload.command"
         in plan("metrics: none").warnings

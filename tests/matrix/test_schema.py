@@ -55,6 +55,10 @@ CASES = {
         changed("nodes: [1, 2]", 'nodes: [1, "2"]'),
         "m.yaml:4: axes.nodes[1] must be a whole number, not '2'; remove the quotes",
     ),
+    "a number for text": (
+        changed("cluster: {executor: slurm}", "cluster: {executor: slurm, mem: 3000}"),
+        'm.yaml:2: cluster.mem must be text, not 3000; put it in quotes: "3000"',
+    ),
     "a fraction of a node": (
         changed("nodes: [1, 2]", "nodes: [1.5]"),
         "m.yaml:4: axes.nodes[0] must be a whole number, not 1.5; write a number such as 4",

@@ -161,6 +161,58 @@ def own_group_without_ddp(argv: list[str]) -> int:
     return leave()
 
 
+def fetches_between(argv: list[str]) -> int:
+    """Takes the next batch between the forward and the backward pass, in each of two micro-batches."""
+    join()
+    model, optimizer = trained(DistributedDataParallel(network()))
+    with Recorder(model, run_dir=run_dir(argv), **LENGTHS) as recorder:
+        waiting = iter(recorder.batches(batches(2 * ALL_STEPS + 1, nap_s=NAP_S)))
+        points, labels = next(waiting)
+        for _ in range(ALL_STEPS):
+            with recorder.step():
+                for last in (False, True):
+                    model.require_backward_grad_sync = last
+                    loss = cross_entropy(model(points), labels)
+                    points, labels = next(waiting)
+                    loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    return leave()
+
+
+def looks_in_the_step(argv: list[str]) -> int:
+    """Calls the model without gradients before and after the backward pass of the same step."""
+    join()
+    model, optimizer = trained(DistributedDataParallel(network(512)))
+    model.module.register_forward_pre_hook(lambda *given: time.sleep(NAP_S))
+    with Recorder(model, run_dir=run_dir(argv), **LENGTHS) as recorder:
+        for points, labels in recorder.batches(batches()):
+            with recorder.step():
+                loss = cross_entropy(model(points), labels)
+                with torch.no_grad():
+                    model(points)
+                loss.backward()
+                with torch.no_grad():
+                    model(points)
+                optimizer.step()
+                optimizer.zero_grad()
+    return leave()
+
+
+def compares_two_views(argv: list[str]) -> int:
+    """Two forward passes, and one backward pass for both."""
+    join()
+    model, optimizer = trained(DistributedDataParallel(network(512)))
+    model.module.register_forward_pre_hook(lambda *given: time.sleep(NAP_S))
+    with Recorder(model, run_dir=run_dir(argv), **LENGTHS) as recorder:
+        for points, labels in recorder.batches(batches()):
+            with recorder.step():
+                (cross_entropy(model(points), labels) + model(-points).square().mean()).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    return leave()
+
+
 def unknown_samples(argv: list[str]) -> int:
     join()
     model, optimizer = trained(DistributedDataParallel(network()))

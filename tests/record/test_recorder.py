@@ -109,6 +109,29 @@ def test_what_lies_between_loops_and_in_pauses_does_not_count(run_loop):
         assert value(row, "data_load") < 0.02
 
 
+def assert_little_is_left(rows: list[dict[str, str]]) -> None:
+    """Of all that naps nothing is in backward, and no part is counted twice, in one window at least."""
+    assert all(value(row, "backward") > 1e-5 for row in rows)
+    assert min(value(row, "backward") for row in rows) < NAP_S / 3
+    assert min(abs(value(row, "other")) for row in rows) < NAP_S / 3
+
+
+def test_a_batch_that_is_fetched_between_forward_and_backward_is_no_part_of_backward(run_loop):
+    rows = run_loop("fetches_between").succeeded().table("ranks")
+    assert all(value(row, "data_load") >= 2 * NAP_S * 0.95 for row in rows)
+    assert_little_is_left(rows)
+
+
+@pytest.mark.parametrize(("loop", "passes"), [("looks_in_the_step", 3), ("compares_two_views", 2)])
+def test_each_forward_pass_of_a_step_is_forward_and_nothing_else(run_loop, loop, passes):
+    rows = run_loop(loop).succeeded().table("ranks")
+    assert len(rows) == 4
+    for row in rows:
+        assert value(row, "forward") >= passes * NAP_S * 0.95
+        assert value(row, "comm_exposed") > 0
+    assert_little_is_left(rows)
+
+
 def test_a_closure_of_the_optimizer_is_no_part_of_it(run_loop):
     for row in run_loop("closure").succeeded().table("ranks"):
         assert value(row, "forward") >= NAP_S * 0.95
@@ -122,6 +145,10 @@ def test_without_ddp_the_exposed_communication_of_several_ranks_is_not_known(run
         assert row["throughput_samples_per_sec"]
         assert (row["comm_exposed_time_sec"], row["other_time_sec"], row["load_balance"]) == ("", "", "")
         assert value(row, "backward") > 0
+    assert (
+        "the recorder's model is not under DDP: exposed communication is not known, and backward may hold it;"
+        " give Recorder what the loop calls"
+    ) in done.env["warnings"]
 
 
 def test_unknown_samples_leave_the_throughput_empty_and_say_so(run_loop):
@@ -140,6 +167,7 @@ def test_ranks_may_have_different_samples_and_a_loss_that_is_no_number_is_named(
     assert [row["samples"] for row in done.table("ranks")] == ["40", "35"] * 2
     assert done.env["global_batch"] == 15
     assert "the loss became NaN or infinite in epoch 1 on rank 1" in done.env["warnings"]
+    assert {row["train_loss"] for row in done.table("metrics")} == {"nan"}  # empty would be: not told
 
 
 def test_the_throughput_window_has_no_hooks(run_loop):
@@ -284,6 +312,39 @@ def test_a_variable_that_is_no_number_is_refused(monkeypatch):
     with pytest.raises(RecorderError) as error:
         Recorder()
     assert str(error.value) == "BENCH_EPOCHS is 'many', not a whole number"
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [torch.ones((), dtype=torch.bfloat16), torch.tensor([0.5, 1.5]), 1.0],
+    ids=["bf16", "several", "float"],
+)
+def test_the_mean_loss_is_that_of_all_steps_whatever_the_loss_is(monkeypatch, tmp_path, loss):
+    monkeypatch.delenv("RANK", raising=False)
+    steps = 400  # a sum of ones in bf16 stands still at 256
+    lengths = {"warmup_steps": 3, "steps_per_epoch": steps, "attribution_steps": 0, "epochs": 1}
+    with Recorder(run_dir=tmp_path, **lengths) as recorder:
+        for _ in range(3 + steps):
+            with recorder.step(samples=1):
+                recorder.loss(loss)
+    with (tmp_path / "metrics.csv").open(newline="") as file:
+        assert [float(row["train_loss"]) for row in csv.DictReader(file)] == [1.0]
+
+
+def test_a_row_that_the_loop_ends_has_the_steps_so_far_and_no_split(monkeypatch, tmp_path):
+    monkeypatch.delenv("RANK", raising=False)
+    with Recorder(run_dir=tmp_path, **loops.LENGTHS) as recorder:
+        for number in range(3 + 4 + 2 + 5 + 4):
+            with recorder.step(samples=1):
+                time.sleep(0.001)
+            if number == 3 + 4 - 1:
+                recorder.end_epoch()
+    with (tmp_path / "metrics.csv").open(newline="") as file:
+        told = [
+            (row["epoch"], row["steps"], bool(row["other_time_sec"] or row["load_balance"]))
+            for row in csv.DictReader(file)
+        ]
+    assert told == [("1", "4", False), ("2", "5", True)]
 
 
 def test_epochs_none_records_to_the_end(alone):

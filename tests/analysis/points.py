@@ -1,0 +1,60 @@
+"""Measured points as the frames that a study has: for tests of formulas, without files."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from analysis.decompose import PARTS, TIMES
+from analysis.estimate import outliers
+from analysis.measured import SIZE_COLUMNS, Frames
+from bench.ledger import RunState
+
+
+def frames_of_points(points: pd.DataFrame) -> Frames:
+    """Return the frames of measured points.
+
+    Args:
+        points: one row per run with ``gpus``; ``global_batch`` or ``per_gpu_batch``;
+            ``throughput`` (samples/s) or ``time`` (s per step). Optional: ``nodes`` (1),
+            ``series``, ``mode``, ``cell_id`` (tells apart cells of one size), ``launcher``,
+            ``backend``.
+    """
+    frame = points.reset_index(drop=True).copy()
+    for name, default in (
+        ("nodes", 1),
+        ("series", "points"),
+        ("mode", ""),
+        ("launcher", ""),
+        ("backend", ""),
+    ):
+        frame[name] = frame.get(name, default)
+    if "global_batch" not in frame:
+        frame["global_batch"] = frame["per_gpu_batch"] * frame["gpus"]
+    if "per_gpu_batch" not in frame:
+        frame["per_gpu_batch"] = frame["global_batch"] / frame["gpus"]
+    if "throughput" not in frame:
+        frame["throughput"] = frame["global_batch"] / frame["time"]
+    frame["gpus_per_node"] = (frame["gpus"] // frame["nodes"]).astype("str")
+    if "cell_id" not in frame:
+        size = frame["nodes"].astype("str") + "x" + frame["gpus_per_node"]
+        frame["cell_id"] = frame["series"] + "-" + size + "-b" + frame["per_gpu_batch"].astype("str")
+    cells = frame.drop_duplicates("cell_id")[["cell_id", "launcher", "backend", *SIZE_COLUMNS]]
+    members = frame.drop_duplicates(["cell_id", "series"])[["cell_id", "series", "mode"]]
+    return Frames(cells.reset_index(drop=True), members.reset_index(drop=True), _runs_of_points(frame))
+
+
+def _runs_of_points(frame: pd.DataFrame) -> pd.DataFrame:
+    runs = pd.DataFrame({"run_id": [f"row-{place}" for place in range(1, len(frame) + 1)]})
+    runs["cell_id"] = frame["cell_id"]
+    runs["state"] = str(RunState.COMPLETED)
+    runs["reason"] = runs["failure_class"] = ""
+    runs["throughput_samples_per_sec"] = frame["throughput"].astype(float)
+    runs["measured"] = (runs["throughput_samples_per_sec"] > 0) & np.isfinite(
+        runs["throughput_samples_per_sec"]
+    )
+    runs["step_time_sec"] = frame["global_batch"] / runs["throughput_samples_per_sec"]
+    runs["rate"] = runs["throughput_samples_per_sec"]
+    runs["outlier"] = outliers(runs["throughput_samples_per_sec"], by=runs["cell_id"])
+    missing = pd.DataFrame(np.nan, index=runs.index, columns=["unit", "wall_s", *PARTS, "exposed", *TIMES])
+    return pd.concat([runs, missing], axis=1).assign(parts_known=False)
