@@ -7,7 +7,7 @@ ever dropped, and nothing that lies in a run's folder can stop the loading.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -128,7 +128,8 @@ def load_study(path: Path) -> Study:
             )
             raise BenchError(what, remedy="plan the matrix again")
     runs, attempts, remarks = read_runs(folder, planned)
-    epochs, problems = _epochs(runs, attempts)
+    unasked = {clean(c["cell_id"]) for c in plan["cells"] if (c.get("metrics") or {}).get("source") == "none"}
+    epochs, problems = _epochs(runs, attempts, unasked=unasked)
     _add_reasons(runs, problems)
     return Study(folder, plan, cells, members, runs, epochs, remarks, attempts)
 
@@ -179,8 +180,13 @@ def _per_node(value: Any) -> str:
     return "+".join(str(int(v)) for v in value) if isinstance(value, list) else str(int(value))
 
 
-def _epochs(runs: pd.DataFrame, attempts: Sequence[str | None]) -> tuple[pd.DataFrame, dict[int, str]]:
-    """Return all rows of all metrics.csv, and by the run's place what is wrong with its file."""
+def _epochs(
+    runs: pd.DataFrame, attempts: Sequence[str | None], *, unasked: Collection[str] = ()
+) -> tuple[pd.DataFrame, dict[int, str]]:
+    """Return all rows of all metrics.csv, and by the run's place what is wrong with its file.
+
+    Of the cells ``unasked`` the matrix wants no metrics.
+    """
     file = RunFolder(Path()).metrics.name
     places = [place for place, attempt in enumerate(attempts) if attempt]
     loaded = read_csvs([f"{attempts[place]}/{file}" for place in places], columns=METRICS_COLUMNS)
@@ -188,8 +194,11 @@ def _epochs(runs: pd.DataFrame, attempts: Sequence[str | None]) -> tuple[pd.Data
     problems = {}
     for index, problem in loaded.problems.items():
         place = places[index]
+        absent, completed = problem.endswith("is missing"), states[place] == RunState.COMPLETED
+        if absent and completed and runs["cell_id"].iloc[place] in unasked:
+            problems[place] = "the matrix asks for no metrics (metrics: none)"
         # A run that waits or died early has no metrics: that is its state, not a broken file.
-        if states[place] == RunState.COMPLETED or not problem.endswith("is missing"):
+        elif completed or not absent:
             problems[place] = problem
     return _with_ids(loaded, runs, places), problems
 

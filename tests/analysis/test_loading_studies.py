@@ -127,6 +127,15 @@ def test_runs_that_do_not_count_have_no_complaint_about_missing_metrics(tmp_path
     assert load_study(path).runs["reason"].to_list() == ["", "", "out of memory"]
 
 
+def test_a_run_of_which_no_metrics_are_asked_lacks_none(tmp_path: Path) -> None:
+    path = studies.finished(tmp_path / "s", repeats=1)
+    plan = json.loads((path / "plan.json").read_text())
+    plan["cells"][0]["metrics"] = {"source": "none"}
+    (path / "plan.json").write_text(json.dumps(plan))
+    (attempt(path) / "metrics.csv").unlink()
+    assert row(path)["reason"] == "the matrix asks for no metrics (metrics: none)"
+
+
 def test_partial_results_of_a_failed_run_do_not_count(tmp_path: Path) -> None:
     path = studies.finished(tmp_path / "s", repeats=1)
     record = json.loads((attempt(path) / "run.json").read_text())
