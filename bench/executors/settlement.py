@@ -180,7 +180,10 @@ class Settlement:
         """Settle a job that Slurm knows nothing certain of by its folder; else it is unknown."""
         end = ProvisionalEnd.read(self._folder(record))
         if end.exit_code is not None or self._last_words(record) is not None:
-            ends.add(record, self._by_folder(record, end), ended_at=end.written or now())
+            outcome = self._by_folder(record, end)
+            if no_accounting:
+                outcome.details["accounting"] = _absent(no_accounting)
+            ends.add(record, outcome, ended_at=end.written or now())
             return
         record.state = RunState.UNKNOWN
         if accounted is not None:
@@ -253,8 +256,7 @@ class Settlement:
         table = accounting_table(rows) if rows else ""
         if answers.no_accounting or event == "accounted":
             # Said instead of a sacct_summary.txt.
-            absent = answers.no_accounting.partition("\n")[0]
-            outcome.details["accounting"] = f"none: {absent}" if absent else None
+            outcome.details["accounting"] = _absent(answers.no_accounting)
         owed = bool(answers.no_accounting) and not _NO_ACCOUNTING.search(answers.no_accounting)
         ends.add(record, outcome, ended_at=ended_at, event=event, table=table, accounted=whole and not owed)
 
@@ -276,3 +278,9 @@ def _update(record: RunRecord, known: JobOutcome) -> None:
     record.state, record.reason = known.state, known.reason
     more: dict[str, Any] = {"stuck": known.stuck}
     record.details |= more
+
+
+def _absent(no_accounting: str) -> str | None:
+    """Return what run.json says in place of an accounting; None where there is one."""
+    words = no_accounting.partition("\n")[0]
+    return f"none: {words}" if words else None
