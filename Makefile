@@ -11,7 +11,7 @@ help:
 	@echo "make test       set up and run every test"
 	@echo "make check      ruff, mypy, layers and docs"
 	@echo "make benchmark  print the ratios that docs/benchmarks.md speaks of"
-	@echo "make campaign   kill bench submit 50 times on the test cluster; bring about every fault"
+	@echo "make campaign   kill bench submit 50 times on the test cluster; bring about every fault; count intervals"
 	@echo "make cluster    a real Slurm on this machine (make cluster-down ends it)"
 	@echo "make clean      remove what these made (results/ stays)"
 
@@ -35,11 +35,17 @@ benchmark: setup-tests
 	failed=0; for name in plan overhead recorder report submit status; do \
 	  echo "== $$name"; $(BIN)/python benchmarks/$$name.py || failed=1; done; exit $$failed
 
-# Long, on the test cluster: bench submit is killed 50 times at random moments; every fault a run can meet.
+# Long (half an hour), on the test cluster: bench submit is killed at random moments; every fault a run can
+# meet; the intervals of simulated studies. Short: make campaign KILLS=2 FAULTS=killed STUDIES=20 PREDICTIONS=5
+KILLS ?= 50
+FAULTS ?=
+STUDIES ?= 1000
+PREDICTIONS ?= 500
 campaign: setup-tests
-	$(BIN)/python benchmarks/campaign_submit.py
-	$(BIN)/python benchmarks/campaign_faults.py
-	$(BIN)/python benchmarks/campaign_statistics.py
+	$(BIN)/python benchmarks/campaign_submit.py --kills $(KILLS)
+	$(BIN)/python benchmarks/campaign_faults.py $(FAULTS)
+	$(BIN)/python benchmarks/campaign_statistics.py --studies $(STUDIES) --predictions $(PREDICTIONS)
+	$(BIN)/python benchmarks/campaign_compare.py --studies $(STUDIES)
 
 # A real Slurm of four nodes on this machine, to play with (root, Debian).
 cluster: setup-tests

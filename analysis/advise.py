@@ -19,9 +19,10 @@ from scipy import special
 
 from analysis.estimate import MIN_RUNS, log_moments
 from analysis.forecast import forecasts
+from analysis.laws_probes import fabrics
 from analysis.load import Study
 from analysis.matching import settings_of
-from analysis.measured import Frames, measure
+from analysis.measured import SIZE_COLUMNS, Frames, measure
 from analysis.scaling import scale
 from analysis.success import cell_success
 from analysis.wording import clean, one_line
@@ -64,8 +65,12 @@ class Advice:
 
     def chosen(self, mark: str) -> dict[str, Any] | None:
         """Return the option that is ``first``, ``cheapest`` or ``safest``; None where there is none."""
-        rows = self.options[self.options[mark]]
-        return None if not len(rows) else {str(k): v for k, v in rows.iloc[0].to_dict().items()}
+        return first_of(self.options[self.options[mark]])
+
+
+def first_of(options: pd.DataFrame) -> dict[str, Any] | None:
+    """Return the first option as a dict; None where there is none."""
+    return {str(name): options[name].iloc[0] for name in options} if len(options) else None
 
 
 def options_of(
@@ -84,7 +89,7 @@ def options_of(
         frames = measure(study)
         rows = scale(frames)
         measured = _measured(study, frames, rows)
-        predicted, reasons = forecasts(frames, rows, beyond=beyond)
+        predicted, reasons = forecasts(frames, rows, fabrics=fabrics(study, rows), beyond=beyond)
         notes += [f"{name}: {reason}" for reason in reasons]
         part = pd.concat([measured, _like(predicted, measured)], ignore_index=True)
         parts.append(part.assign(study=name, gpu=_gpu(study)))
@@ -142,16 +147,7 @@ def _measured(study: Study, frames: Frames, rows: pd.DataFrame) -> pd.DataFrame:
     """Return one row per planned cell, whether it has been measured or not."""
     options = rows.drop_duplicates("cell_id").set_index("cell_id", drop=False)
     options = options.rename(columns={"step_time_sec": "step_time_s"})
-    own = (
-        "cell_id",
-        "launcher",
-        "backend",
-        "nodes",
-        "gpus_per_node",
-        "gpus",
-        "global_batch",
-        "per_gpu_batch",
-    )
+    own = ("cell_id", "launcher", "backend", *SIZE_COLUMNS)
     options = options[[*own, "n", "throughput_samples_per_sec", "step_time_s", "state", "reason"]]
     options["kind"] = np.where(options["n"] > 0, "measured", "not measured")
     options["remark"] = options.pop("reason").where(options["n"] < _runs_planned(frames, options.index), "")

@@ -7,7 +7,8 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.advise import Advice
+from analysis.advise import Advice, first_of
+from analysis.sizes import devices, layout
 from analysis.wording import MISSING, count, known, number, whole
 
 HEADINGS = (
@@ -42,7 +43,7 @@ def _row(row: dict[Any, Any]) -> list[str]:
         remark = remark or "not measured"
     return [
         row["study"],
-        f"{row['nodes']} x {row['gpus_per_node']}",
+        layout(row, times="x"),
         str(row["gpus"]),
         whole(row["global_batch"]) + (" *" if row["batch_differs"] else ""),
         row["setting"],
@@ -107,15 +108,12 @@ def summary(advice: Advice) -> list[str]:
 def config(option: dict[str, Any]) -> str:
     """Return ``2 nodes x 4 L40S (l40s)``, or ``8 H200 (h200)`` on one node; with the setting that varies."""
     what = option["gpu"] or ("GPUs" if option["device"] == "cuda" else "ranks")
-    nodes = int(option["nodes"])
-    size = f"{option['gpus']} {what}" if nodes == 1 else f"{nodes} nodes x {option['gpus_per_node']} {what}"
-    if not option["gpu"] and option["gpus_per_node" if nodes > 1 else "gpus"] in (1, "1"):
-        size = size.removesuffix("s")
-    return f"{size} ({', '.join(part for part in (option['study'], option['setting']) if part)})"
+    where = ", ".join(part for part in (option["study"], option["setting"]) if part)
+    return f"{devices(option, what, counted=not option['gpu'])} ({where})"
 
 
 def _told(option: dict[str, Any]) -> str:
-    return f"{config(option)}: about {about(option['training_s'])}{_start(option)}"
+    return f"{config(option)}: {_when(option)}"
 
 
 def _start(option: dict[str, Any]) -> str:
@@ -155,16 +153,15 @@ def _fastest(advice: Advice, first: dict[str, Any]) -> dict[str, Any] | None:
     """Return the option that trains faster than the first one and waits longer, if any."""
     options = _measured(advice)
     faster = options[(options["training_s"] < first["training_s"]) & (options["total_s"] > first["total_s"])]
-    if not len(faster):
-        return None
-    return {str(k): v for k, v in faster.sort_values("training_s", kind="stable").iloc[0].to_dict().items()}
+    return first_of(faster.sort_values("training_s", kind="stable"))
 
 
 def _best_elsewhere(advice: Advice, first: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the soonest option of each other study."""
     options = _measured(advice)
-    others = options[options["study"] != first["study"]].drop_duplicates("study")
-    return [{str(k): v for k, v in row.items()} for row in others.to_dict("records")]
+    others = options[options["study"] != first["study"]]
+    soonest = (first_of(own) for _, own in others.groupby("study", sort=False))
+    return [option for option in soonest if option is not None]
 
 
 def _close(advice: Advice, first: dict[str, Any]) -> str:
@@ -181,10 +178,9 @@ def _close(advice: Advice, first: dict[str, Any]) -> str:
 
 def _sooner_predictions(advice: Advice, first: dict[str, Any]) -> str:
     options = advice.options
-    sooner = options[(options["kind"] == "predicted") & (options["total_s"] < first["total_s"])]
-    if not len(sooner):
+    best = first_of(options[(options["kind"] == "predicted") & (options["total_s"] < first["total_s"])])
+    if best is None:
         return ""
-    best = {str(k): v for k, v in sooner.iloc[0].to_dict().items()}
     told = f"{config(best)}, predicted {_with_interval(best)}{_other_batch(best)}"
     return f"Perhaps sooner, but never run: {told}."
 

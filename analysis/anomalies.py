@@ -7,16 +7,17 @@ reader who should not be bothered by noise: an interval clear of the limit where
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from scipy import special
 
 from analysis.estimate import LEVEL, MIN_RUNS
 from analysis.measured import Frames
+from analysis.sizes import paths, ranks
+from analysis.slow_nodes import WHAT_TO_DO, by_how_much
 from analysis.wording import count, fraction, known, listed, one_line, percent
 
 #: Without intervals: how far an efficiency lies above 1, or above that of the size before, to be told.
@@ -26,18 +27,8 @@ UNSTABLE = 0.05
 #: Level of the test for drift, and the least change over the study that is told.
 DRIFT_LEVEL = 0.01
 DRIFT_LEAST = 0.01
-#: How much longer a slow node's ranks take, at least.
-SLOW_NODE = 1.03
 _MANY = 5
-
-#: The columns of ranks.csv that are a rank's own work: waiting for others is not among them.
-OWN_WORK = (
-    "data_load_time_sec",
-    "forward_time_sec",
-    "backward_time_sec",
-    "optimizer_time_sec",
-    "other_time_sec",
-)
+_PATH_COLUMNS = ["gpus", "efficiency", "efficiency_low", "efficiency_high"]
 
 
 @dataclass(frozen=True)
@@ -48,16 +39,17 @@ class Anomaly:
     words: str
 
 
-def anomalies(rows: pd.DataFrame, frames: Frames, *, ranks: pd.DataFrame | None = None) -> list[Anomaly]:
+def anomalies(rows: pd.DataFrame, frames: Frames, *, slow: pd.DataFrame | None = None) -> list[Anomaly]:
     """Return what is odd about a study, what concerns the most numbers first.
 
     Args:
         rows: from :func:`analysis.scaling.scale`.
         frames: what that was made from.
-        ranks: rows of ranks.csv of some runs (``run_id, host`` and :data:`OWN_WORK`).
+        slow: of :func:`analysis.slow_nodes.slow_nodes`, those that are not told of elsewhere.
     """
     found = [*_baselines_with_outliers(rows, frames), *_drift(frames)]
-    found += _slow_nodes(ranks) if ranks is not None and len(ranks) else []
+    if slow is not None and len(slow):
+        found.append(_slow_nodes(slow))
     found += [*_superlinear(rows), *_recoveries(rows), *_unstable(frames)]
     return found
 
@@ -84,10 +76,7 @@ def _superlinear(rows: pd.DataFrame) -> Iterator[Anomaly]:
     apart = beyond[beyond["efficiency_low"].isna() & (beyond["efficiency"] > 1 + MARGIN)]
     told = pd.concat([clear, apart])
     if len(told):
-        cells = [
-            f"{fraction(row['efficiency'])} at {count(int(row['gpus']), 'rank')}"
-            for row in told.to_dict("records")
-        ]
+        cells = [f"{fraction(row['efficiency'])} at {ranks(row)}" for row in told.to_dict("records")]
         sure = "its interval is clear of 1" if len(apart) == 0 else "without an interval where n is below 3"
         yield Anomaly(
             "Efficiency above 1",
@@ -100,7 +89,8 @@ def _recoveries(rows: pd.DataFrame) -> Iterator[Anomaly]:
     """Yield the sizes whose efficiency falls, and recovers at the next larger size."""
     told = []
     measured = rows[rows["efficiency"].notna() & rows["ddp"]]
-    for path in _paths(measured):
+    for _, own in paths(measured):
+        path = own[_PATH_COLUMNS].to_dict("records")
         for before, low, after in zip(path, path[1:], path[2:], strict=False):
             if low["efficiency"] < before["efficiency"] and _clearly_above(after, low):
                 three = (before, low, after)
@@ -113,18 +103,6 @@ def _recoveries(rows: pd.DataFrame) -> Iterator[Anomaly]:
             f"{_few(told)}. A larger size does not repair a smaller one: look at the nodes, the order of the "
             "runs and the batch per rank of the one between.",
         )
-
-
-def _paths(rows: pd.DataFrame) -> Iterable[list[dict[Hashable, Any]]]:
-    """Return the sizes within one node, and those over nodes with the ranks per node fixed, by series."""
-    names = ["series_place", "nodes", "gpus_per_node", "gpus"]
-    names += ["efficiency", "efficiency_low", "efficiency_high"]
-    paths: dict[tuple[Any, ...], list[dict[Hashable, Any]]] = {}
-    for row in rows[names].to_dict("records"):
-        if row["nodes"] == 1:
-            paths.setdefault((row["series_place"], "within"), []).append(row)
-        paths.setdefault((row["series_place"], "over", row["gpus_per_node"]), []).append(row)
-    return paths.values()
 
 
 def _clearly_above(upper: dict[Hashable, Any], lower: dict[Hashable, Any]) -> bool:
@@ -178,57 +156,9 @@ def _drift(frames: Frames) -> Iterator[Anomaly]:
     )
 
 
-def _slow_nodes(ranks: pd.DataFrame) -> Iterator[Anomaly]:
-    """Yield nodes whose ranks take longer for their own work than those of other nodes, run after run."""
-    found = slow_nodes(ranks)
-    if len(found):
-        nodes = [
-            f"{one_line(row['host'], limit=60)} by {percent(row['excess'])} in {count(row['runs'], 'run')}"
-            for row in found.to_dict("records")
-        ]
-        yield Anomaly(
-            "Slow node",
-            f"{_few(nodes)}: longer than the other nodes of the same runs for work that waits for nobody. "
-            "Every step waits for it: leave it out (--exclude) or have it looked at.",
-        )
-
-
-def slow_nodes(ranks: pd.DataFrame) -> pd.DataFrame:
-    """Return the nodes that are slower than the others of their runs, in several runs: the slowest first.
-
-    A node's time in a run is the median over its ranks and epochs of their own work; its excess
-    is that over the median of the run's other nodes, minus 1. It is slow if the interval of the mean
-    log ratio over runs (t, at a level that allows for the number of nodes) lies above 0 and the
-    excess is above 3 %; with two runs, if it is so in both.
-
-    Args:
-        ranks: rows of ranks.csv with ``run_id, host`` and :data:`OWN_WORK`.
-
-    Returns:
-        ``host, runs, excess``.
-    """
-    own = ranks[[name for name in OWN_WORK if name in ranks]].astype(float).sum(axis=1, min_count=1)
-    timed = ranks.assign(own=own)[own > 0]
-    by_host = timed.groupby(["run_id", "host"], observed=True, sort=False)["own"].median().reset_index()
-    ratios = []
-    for _, run in by_host.groupby("run_id", observed=True, sort=False):
-        times = run["own"].to_numpy()
-        for place, host in enumerate(run["host"] if len(run) > 1 else ()):
-            others = float(np.median(np.delete(times, place)))
-            ratios.append((str(host), math.log(times[place] / others)))
-    frame = pd.DataFrame(ratios, columns=["host", "ratio"])
-    groups = frame.groupby("host", sort=False)["ratio"]
-    table = groups.agg(["size", "mean", "std", "min"])
-    table = table[(table["size"] >= 2) & (table["mean"] > math.log(SLOW_NODE))]
-    level = 0.5 + (1 - 0.05 / max(frame["host"].nunique(), 1)) / 2
-    half = special.stdtrit(table["size"] - 1, level) * table["std"] / np.sqrt(table["size"])
-    few = table["size"] < MIN_RUNS
-    slow = table[(few & (table["min"] > math.log(SLOW_NODE))) | (~few & (table["mean"] - half > 0))]
-    slow = slow.sort_values("mean", ascending=False)
-    return pd.DataFrame(
-        {
-            "host": slow.index.astype("str"),
-            "runs": slow["size"].to_numpy(dtype="int64"),
-            "excess": np.expm1(slow["mean"].to_numpy(dtype=float)),
-        }
+def _slow_nodes(slow: pd.DataFrame) -> Anomaly:
+    return Anomaly(
+        "Slow node",
+        f"{_few(by_how_much(slow))}: longer than the other nodes of the same runs for work that waits for "
+        f"nobody. Every step waits for it: {WHAT_TO_DO}.",
     )

@@ -10,12 +10,14 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from analysis.curves import legend_lines
-from analysis.drawing import Draft, Drawing, finish
+from analysis.drawing import Draft, Drawing, finish, log_ticks
 from analysis.fabric import fabric_table, ring_time
 from analysis.palette import INK, SERIES_COLOURS, SERIES_MARKERS, SURFACE
+from analysis.sizes import with_layout
+from analysis.thinning import spread
 from analysis.wording import count, known, number, one_line, seconds
 
 MAX_LINES = len(SERIES_COLOURS)
@@ -38,8 +40,7 @@ def bandwidth_figure(sweep: pd.DataFrame, cells: pd.DataFrame) -> Drawing | None
     left_out = []
     if len(labels) > MAX_LINES:
         left_out.append(f"{MAX_LINES} of {len(labels)} lines drawn, spread over the sizes")
-        places = np.linspace(0, len(labels) - 1, MAX_LINES).round().astype(int)
-        labels = [labels[place] for place in places]
+        labels = [labels[place] for place in spread(len(labels), MAX_LINES)]
     lines = lines[lines["cell_id"].isin(labels)]
     fits = {str(fit["cell_id"]): fit for fit in fabric_table(lines).to_dict("records")}
     draft = Draft(
@@ -66,11 +67,10 @@ def _names(cells: pd.DataFrame) -> dict[str, str]:
     frame = cells.sort_values(["gpus", "nodes"], kind="stable")
     names = {}
     for cell in frame.to_dict("records"):
-        size = f"{count(int(cell['gpus']), 'rank')} ({cell['nodes']} × {cell['gpus_per_node']})"
         swept: Mapping[str, Any] = cell["swept"] if isinstance(cell["swept"], dict) else {}
         words = [cell["backend"]] if several else []
         words += [f"{k.removeprefix('env.')} {v}" for k, v in swept.items() if str(k).startswith("env.")]
-        names[cell["cell_id"]] = one_line(", ".join([size, *map(str, words)]), limit=60)
+        names[cell["cell_id"]] = one_line(", ".join([with_layout(cell), *map(str, words)]), limit=60)
     return names
 
 
@@ -123,11 +123,7 @@ def _set_scales(axes: Axes, lines: pd.DataFrame) -> None:
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _bytes(value)))
     bottom, top = axes.get_ylim()
-    ticks = [t for t in LogLocator(base=10, subs=(1.0,)).tick_values(bottom, top) if bottom <= t <= top]
-    if len(ticks) < 3:
-        found = LogLocator(base=10, subs=(1.0, 2.0, 5.0)).tick_values(bottom, top)
-        ticks = [t for t in found if bottom <= t <= top]
-    axes.yaxis.set_major_locator(FixedLocator(ticks))
+    axes.yaxis.set_major_locator(FixedLocator(log_ticks(bottom, top, (1.0,), (1.0, 2.0, 5.0))))
     axes.yaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _short_rate(value)))
     axes.set(xlabel="Message size", ylabel="Bus bandwidth")

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from analysis.sizes import sizes_of
 from analysis.wording import listed, one_line
 from bench.errors import BenchError
 
@@ -16,12 +17,6 @@ Mask = npt.NDArray[np.bool_]
 #: How the cell of one rank without DDP is asked for.
 _NO_DDP = re.compile(r"(?:1 (?:gpu|rank) )?(?:no|without)[ -]ddp", re.IGNORECASE)
 _RANKS = re.compile(r"([0-9]+)(?: (?:gpus?|ranks?))?", re.IGNORECASE)
-
-
-def sizes_of(rows: pd.DataFrame) -> pd.Series:
-    """Return each row's size: nodes x ranks per node (``2x4``), or the ranks where nodes are not known."""
-    layout = rows["nodes"].astype("str") + "x" + rows["gpus_per_node"].astype("str")
-    return layout.where(rows["gpus_per_node"] != "", rows["gpus"].astype("str"))
 
 
 def asked_for(rows: pd.DataFrame, asked: str) -> Mask:
@@ -53,7 +48,9 @@ def _smallest_common(rows: pd.DataFrame) -> Mask:
     measured = rows[(rows["n"] > 0) & rows["ddp"]]
     series = measured.groupby("gpus")["series_place"].nunique()
     common = series.index[series == rows["series_place"].nunique()]
-    return np.asarray((rows["gpus"] == (common.min() if len(common) else -1)) & rows["ddp"], dtype=bool)
+    if not len(common):
+        return np.zeros(len(rows), dtype=bool)
+    return np.asarray((rows["gpus"] == common.min()) & rows["ddp"], dtype=bool)
 
 
 def check_asked(rows: pd.DataFrame, asked: str | None) -> None:

@@ -20,7 +20,7 @@ from analysis.load import Study
 from analysis.matching import Difference, match_studies, match_within
 from analysis.sides import Part, Side, contrast
 from analysis.verdicts import MINIMUM_EFFECT, Verdict, joined, judge, runs_needed
-from analysis.wording import count, percent
+from analysis.wording import count, short_percent
 from bench.errors import BenchError
 
 #: One row per matched pair of cells.
@@ -170,7 +170,7 @@ def _remark(row: dict[Any, Any], tested: int, minimum_effect: float) -> str:
 
 
 def _why_unknown(row: dict[Any, Any], tested: int, minimum_effect: float) -> str:
-    least = percent(minimum_effect, decimals=1).replace(".0 %", " %")
+    least = short_percent(minimum_effect)
     clear = row["low"] > 1 or row["high"] < 1
     if clear and abs(math.log(row["ratio"])) >= math.log1p(minimum_effect):
         return f"clear of 1 by itself, but of {tested} cells one may be so by chance"

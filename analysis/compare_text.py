@@ -10,23 +10,14 @@ import pandas as pd
 
 from analysis.compare import Comparison
 from analysis.matching import Difference
+from analysis.sizes import layout
 from analysis.tables import markdown, markdown_line
 from analysis.verdicts import Verdict
-from analysis.wording import MISSING, count, fraction, listed, number, percent, plain, whole
+from analysis.wording import MISSING, count, fraction, listed, number, plain, short_percent, whole
 
 HEADINGS = (
-    *(
-        "cell",
-        "ranks",
-        "batch",
-        "A samples/s",
-        "B samples/s",
-        "B/A",
-        "95 % interval",
-        "n",
-        "verdict",
-        "remark",
-    ),
+    *("cell", "ranks", "batch", "A samples/s", "B samples/s", "B/A", "95 % interval", "n"),
+    *("verdict", "remark"),
 )
 NUMERIC = ("ranks", "batch", "A samples/s", "B samples/s", "B/A", "95 % interval", "n")
 _SHOWN_CELLS = 8
@@ -56,7 +47,7 @@ def _row(row: dict[Any, Any], several: bool) -> list[str]:
     cell = row["cell_b"] if several else row["cell_a"]
     return [
         cell,
-        f"{row['gpus']} ({row['nodes']} x {row['gpus_per_node']})",
+        f"{row['gpus']} ({layout(row, times='x')})",
         whole(row["global_batch"]),
         number(row["throughput_a"]),
         number(row["throughput_b"]),
@@ -80,7 +71,7 @@ def conclusion(comparison: Comparison) -> str:
 
 def remarks(comparison: Comparison) -> list[str]:
     """Return how to read the verdicts, and what else a reader should know."""
-    least = percent(comparison.minimum_effect, decimals=1).replace(".0 %", " %")
+    least = short_percent(comparison.minimum_effect)
     texts = [
         f"faster, slower: a change of at least {least} that chance explains in at most 5 % of comparisons, "
         f"however many cells; same: the whole interval within {least}."

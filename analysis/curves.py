@@ -12,11 +12,14 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
+from analysis.drawing import log_ticks
 from analysis.palette import INK, MUTED, SERIES_COLOURS, SERIES_DASHES, SERIES_MARKERS, SURFACE
 from analysis.scaling import GUIDE
-from analysis.wording import count, fraction, interval, number
+from analysis.sizes import paths, ranks, with_layout
+from analysis.thinning import spread
+from analysis.wording import count, fraction, fractions, interval, number
 
 MAX_TICKS = 8
 IDEAL = "ideal, through the baseline"
@@ -41,9 +44,7 @@ class Curve:
 
     def bounds(self, low: float, high: float) -> str:
         """Return the interval in brackets, or nothing."""
-        if self.kind != "efficiency":
-            return interval(low, high)
-        return f"[{fraction(low)}, {fraction(high)}]" if math.isfinite(low) and math.isfinite(high) else ""
+        return fractions(low, high) if self.kind == "efficiency" else interval(low, high)
 
 
 def throughput_in(rate_unit: str) -> Curve:
@@ -75,33 +76,31 @@ def draw_curve(
     tips: dict[str, list[str]] = {}
     _draw_ideal(axes, curve, shown)
     _draw_lines(axes, curve, shown, list(labels.values()))
+    span = float(shown["gpus"].max() / shown["gpus"].min())
     for place, (series, label) in enumerate(labels.items()):
-        colour, marker = SERIES_COLOURS[place], SERIES_MARKERS[place]
-        own_runs = repeats[repeats["series"] == series]
-        if len(own_runs):
-            beside = _beside(own_runs, span=float(shown["gpus"].max() / shown["gpus"].min()))
-            dots = axes.scatter(
-                beside, own_runs["value"], s=7, color=colour, alpha=0.6, linewidth=0, zorder=3
-            )
-            dots.set_gid(f"runs-{place}")
-            tips[f"runs-{place}"] = [_run_tip(curve, label, run) for run in own_runs.itertuples()]
-        own = shown[shown["series"] == series]
-        _draw_intervals(axes, curve, own, colour)
-        points = axes.scatter(
-            own["gpus"],
-            own[curve.column],
-            s=30,
-            color=colour,
-            marker=marker,
-            edgecolor=SURFACE,
-            linewidth=0.7,
-            zorder=4,
-        )
-        points.set_gid(f"mean-{place}")
+        runs, own = repeats[repeats["series"] == series], shown[shown["series"] == series]
+        if len(runs):
+            _draw_runs(axes, runs, span=span, place=place)
+            tips[f"runs-{place}"] = [_run_tip(curve, label, run) for run in runs.to_dict("records")]
+        _draw_intervals(axes, curve, own, SERIES_COLOURS[place])
+        _draw_means(axes, own["gpus"], own[curve.column], place=place)
         tips[f"mean-{place}"] = [_mean_tip(curve, label, row) for row in own.to_dict("records")]
     _set_scales(axes, curve, shown)
     _add_legend(axes, curve, list(labels.values()))
     return tips
+
+
+def _draw_means(axes: Axes, sizes: pd.Series, values: pd.Series, *, place: int) -> None:
+    style: dict[str, Any] = {"color": SERIES_COLOURS[place], "marker": SERIES_MARKERS[place]}
+    points = axes.scatter(sizes, values, s=30, edgecolor=SURFACE, linewidth=0.7, zorder=4, **style)
+    points.set_gid(f"mean-{place}")
+
+
+def _draw_runs(axes: Axes, runs: pd.DataFrame, *, span: float, place: int) -> None:
+    """Draw a dot for each run; ``span`` is the largest size over the smallest."""
+    style: dict[str, Any] = {"color": SERIES_COLOURS[place], "alpha": 0.6, "linewidth": 0}
+    dots = axes.scatter(_beside(runs, span=span), runs["value"], s=7, zorder=3, **style)
+    dots.set_gid(f"runs-{place}")
 
 
 def _beside(runs: pd.DataFrame, *, span: float) -> pd.Series:
@@ -110,19 +109,6 @@ def _beside(runs: pd.DataFrame, *, span: float) -> pd.Series:
     amount = groups["gpus"].transform("size")
     place = (groups.cumcount() - (amount - 1) / 2) / amount.clip(lower=2)
     return runs["gpus"] * max(span, 2.0) ** (place / 22)
-
-
-def paths(rows: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
-    """Return what one line joins: sizes within one node, or over nodes with the ranks per node fixed."""
-    found = []
-    for series, own in rows.groupby("series", sort=False):
-        per_node = own["gpus_per_node"]
-        if per_node.nunique() == 1 or (own["nodes"] == 1).all():
-            found.append((f"{series}", own))
-            continue
-        found.append((f"{series} within", own[own["nodes"] == 1]))
-        found += [(f"{series} {size}", own[per_node == size]) for size in per_node.unique()]
-    return found
 
 
 def _draw_lines(axes: Axes, curve: Curve, rows: pd.DataFrame, labels: Sequence[str]) -> None:
@@ -201,9 +187,7 @@ def _set_log_ticks(axes: Axes, curve: Curve) -> None:
         powers = range(math.floor(math.log2(low)), math.ceil(math.log2(high)) + 1)
         ticks = _few_ticks([2.0**power for power in powers if low <= 2.0**power <= high])
     else:
-        ticks = [
-            t for t in LogLocator(base=10, subs=(1.0, 2.0, 5.0)).tick_values(low, high) if low <= t <= high
-        ]
+        ticks = log_ticks(low, high, (1.0, 2.0, 5.0))
         ticks = ticks if len(ticks) > 1 else list(np.linspace(low, high, 4)[1:-1])
     axes.yaxis.set_major_locator(FixedLocator(_few_ticks(ticks)))
     axes.yaxis.set_minor_locator(NullLocator())
@@ -227,10 +211,7 @@ def _spread_sizes(sizes: Sequence[int]) -> list[int]:
 
 def _few_ticks(values: Sequence[float]) -> list[float]:
     """Return at most 8 of the values, evenly spread, the first and the last among them."""
-    if len(values) <= MAX_TICKS:
-        return list(values)
-    places = np.unique(np.linspace(0, len(values) - 1, MAX_TICKS).round().astype(int))
-    return [values[place] for place in places]
+    return [values[place] for place in spread(len(values), MAX_TICKS)]
 
 
 def _add_legend(axes: Axes, curve: Curve, labels: Sequence[str]) -> None:
@@ -269,13 +250,10 @@ def legend_lines(names: Sequence[str]) -> int:
 
 def _mean_tip(curve: Curve, label: str, row: dict[Hashable, Any]) -> str:
     value, low, high = (float(row[name]) for name in (curve.column, curve.low, curve.high))
-    ranks = count(int(row["gpus"]), "rank")
-    place = f" ({row['nodes']} × {row['gpus_per_node']})" if row["gpus_per_node"] else ""
     words = f"{curve.words(value)} {curve.bounds(low, high)}".strip()
     base = ", the baseline" if row["is_base"] and curve.kind != "throughput" else ""
-    return f"{label}\n{ranks}{place}: {words}{base}\n{count(int(row['n']), 'run')}"
+    return f"{label}\n{with_layout(row)}: {words}{base}\n{count(int(row['n']), 'run')}"
 
 
-def _run_tip(curve: Curve, label: str, run: Any) -> str:
-    ranks, value = count(int(run.gpus), "rank"), curve.words(float(run.value))
-    return f"{label}\n{ranks}: {value}\nrun {run.run_id}"
+def _run_tip(curve: Curve, label: str, run: dict[Hashable, Any]) -> str:
+    return f"{label}\n{ranks(run)}: {curve.words(float(run['value']))}\nrun {run['run_id']}"

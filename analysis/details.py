@@ -7,8 +7,11 @@ from dataclasses import dataclass, replace
 import pandas as pd
 
 from analysis.bandwidth import bandwidth_figure
+from analysis.csv_files import csv_text
 from analysis.drawing import Drawing
-from analysis.fabric import fabric_table, frame_csv, sweep_rows
+from analysis.fabric import fabric_table, sweep_rows
+from analysis.laws_communication import Fabric
+from analysis.laws_probes import fabrics_of
 from analysis.load import Study
 from analysis.measured import Frames
 from analysis.rank_view import Ranks, nodes_frame, rank_means, ranks_figure, worst_cells
@@ -21,10 +24,18 @@ FILES = ("sweep.csv", "fabric.csv", "nodes.csv")
 
 @dataclass(frozen=True)
 class Details:
-    """Figures, the ranks' means (None where no run tells them), and files by name."""
+    """What lies behind the curves.
+
+    Attributes:
+        drawings: the figures.
+        ranks: the ranks' means; None where no run tells them.
+        fabrics: by series, the all-reduce as its runs probed it.
+        files: texts by name, some of :data:`FILES`.
+    """
 
     drawings: list[Drawing]
     ranks: Ranks | None
+    fabrics: dict[str, Fabric]
     files: dict[str, str]
 
 
@@ -41,16 +52,22 @@ def look_closer(
     """
     files = {}
     sweep = sweep_rows(study)
+    fits = fabric_table(sweep)
     if len(sweep):
-        files = {"sweep.csv": frame_csv(sweep), "fabric.csv": frame_csv(fabric_table(sweep))}
+        files = {"sweep.csv": _csv(sweep), "fabric.csv": _csv(fits)}
     drawings = [figure for figure in [bandwidth_figure(sweep, study.cells)] if figure is not None]
     drawings += _step_figures(study, frames, rows, parts)
     ranks = rank_means(study, worst_cells(rows), frames.runs)
     if ranks is not None:
         balance = dict(zip(rows["cell_id"], rows["load_balance"].astype(float), strict=True))
         drawings.append(ranks_figure(ranks, balance=balance))
-        files["nodes.csv"] = frame_csv(nodes_frame(ranks))
-    return Details(drawings, ranks, files)
+        files["nodes.csv"] = _csv(nodes_frame(ranks))
+    return Details(drawings, ranks, fabrics_of(sweep, fits, rows), files)
+
+
+def _csv(table: pd.DataFrame) -> str:
+    # Timers tell microseconds of steps that take seconds: nine digits hold all of it.
+    return csv_text(table, digits=9)
 
 
 def _step_figures(

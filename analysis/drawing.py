@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,7 @@ import matplotlib as mpl
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 
 from analysis.palette import GRID, INK, MUTED, SURFACE
 from analysis.svg import inline, standalone, tidy
@@ -52,7 +53,7 @@ class Draft:
     what: str
     description: str
     caption: str
-    height_in: float
+    height_in: float = 2.9
     topic: str = "scaling"
     regime: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -142,6 +143,23 @@ def finish(draft: Draft, draw: Callable[[Axes], dict[str, list[str]]]) -> Drawin
         png=png,
         pdf=pdf,
     )
+
+
+def log_ticks(low: float, high: float, *steps: Sequence[float]) -> list[float]:
+    """Return the ticks of a logarithmic axis: of the first of ``steps`` that gives three, else of the last.
+
+    Args:
+        low: where the axis begins.
+        high: where it ends.
+        steps: the multiples of a power of ten that get a tick, ``(1, 2, 5)`` say; the fewest first.
+    """
+    ticks: list[float] = []
+    for multiples in steps:
+        found = LogLocator(base=10, subs=multiples).tick_values(low, high)
+        ticks = [float(tick) for tick in found if low <= tick <= high]
+        if len(ticks) >= 3:
+            break
+    return ticks
 
 
 def _saved(figure: Figure, form: str, name: str) -> bytes:

@@ -41,6 +41,7 @@ TRANSPORT = (
     ("Transport version", "version"),
     ("GPUDirect", "gpudirect"),
     ("Within a host", "within_host"),
+    ("Transport not read", "not_read_because"),
 )
 
 

@@ -16,7 +16,6 @@ The unit is the run: one run gives one α and one β, and intervals come from ru
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
@@ -25,14 +24,12 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
-from scipy import stats
 
+from analysis.attempts import json_object
+from analysis.estimate import MIN_RUNS, Floats, log_moments, mean_interval
 from analysis.load import Study
-from analysis.tables import safe_for_spreadsheets
+from analysis.wording import count
 from bench.layout import RunFolder
-
-_Numbers = NDArray[np.float64]
 
 #: One row per run and message size.
 SWEEP_COLUMNS = (
@@ -65,7 +62,6 @@ FABRIC_COLUMNS = (
 #: From here on a message is large: TCP windows, pipelines and buffers of switches are filled.
 LARGE_BYTES = 4_000_000
 _FEWEST_SIZES = 3
-_FEWEST_RUNS = 3
 _ROUNDS = 50
 
 
@@ -134,7 +130,7 @@ def fit_ring(sizes: Sequence[float], times_s: Sequence[float], *, ranks: int) ->
     return RingFit(*found, ranks, left_out)
 
 
-def _parameters(size: _Numbers, time: _Numbers, ranks: int) -> tuple[float, float] | NoFit:
+def _parameters(size: Floats, time: Floats, ranks: int) -> tuple[float, float] | NoFit:
     """Return α and β of some sizes and their times, each from the sizes that tell it."""
     if len(size) < _FEWEST_SIZES:
         return NoFit(f"{len(size)} message sizes; a fit needs {_FEWEST_SIZES}")
@@ -169,18 +165,10 @@ def read_probes(study: Study, run_ids: Iterable[str] | None = None) -> dict[str,
     for run_id, attempt in zip(study.runs["run_id"], study.attempts, strict=True):
         if attempt is None or (wanted is not None and run_id not in wanted):
             continue
-        content = _read(RunFolder(Path(attempt)).probes)
-        if content is not None:
+        content, _ = json_object(str(RunFolder(Path(attempt)).probes))
+        if content is not None and content.get("schema") == 1:
             found[str(run_id)] = content
     return found
-
-
-def _read(path: Path) -> dict[str, Any] | None:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return content if isinstance(content, dict) and content.get("schema") == 1 else None
 
 
 def sweep_rows(study: Study, probes: Mapping[str, dict[str, Any]] | None = None) -> pd.DataFrame:
@@ -201,24 +189,31 @@ def sweep_rows(study: Study, probes: Mapping[str, dict[str, Any]] | None = None)
 
 def _sizes(content: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
     ranks, swept = content.get("world_size"), content.get("all_reduce")
-    if not isinstance(ranks, int) or ranks < 2 or not isinstance(swept, dict):
+    sizes = swept.get("sizes") if isinstance(swept, dict) else None
+    if not isinstance(ranks, int) or ranks < 2 or not isinstance(sizes, list):
         return
-    for entry in swept.get("sizes") or []:
+    for entry in sizes:
         try:
-            size, repeats = int(entry["bytes"]), [max(map(float, one)) for one in entry["times_s"]]
-            seconds = float(np.median(repeats)) if repeats else float("nan")
-        except (KeyError, TypeError, ValueError):
+            row = _size(entry, ranks)
+        except (KeyError, TypeError, ValueError, OverflowError, AttributeError):
             continue
-        if size > 0 and isfinite(seconds) and seconds > 0:
-            yield {
-                "ranks": ranks,
-                "bytes": size,
-                "buckets": int(entry.get("buckets") or 0),
-                "repeats": len(repeats),
-                "time_sec": seconds,
-                "algbw_bytes_per_sec": size / seconds,
-                "busbw_bytes_per_sec": size * 2 * (ranks - 1) / ranks / seconds,
-            }
+        if row["bytes"] > 0 and isfinite(row["time_sec"]) and row["time_sec"] > 0:
+            yield row
+
+
+def _size(entry: Mapping[str, Any], ranks: int) -> dict[str, Any]:
+    size, repeats = int(entry["bytes"]), [max(map(float, one)) for one in entry["times_s"]]
+    time_s = float(np.median(repeats)) if repeats else float("nan")
+    rate = size / time_s if time_s else float("nan")
+    return {
+        "ranks": ranks,
+        "bytes": size,
+        "buckets": int(entry.get("buckets") or 0),
+        "repeats": len(repeats),
+        "time_sec": time_s,
+        "algbw_bytes_per_sec": rate,
+        "busbw_bytes_per_sec": rate * 2 * (ranks - 1) / ranks,
+    }
 
 
 def fabric_table(sweep: pd.DataFrame) -> pd.DataFrame:
@@ -244,11 +239,10 @@ def _cell(cell_id: str, rows: pd.DataFrame) -> dict[str, Any]:
     ]
     fits = [fit for fit in tried if isinstance(fit, RingFit)]
     reasons = dict.fromkeys(fit.reason for fit in tried if isinstance(fit, NoFit))
-    alpha = _log_interval([fit.alpha_s for fit in fits])
-    beta = _log_interval([fit.beta_s_per_byte for fit in fits])
-    if 0 < len(fits) < _FEWEST_RUNS:
-        few = f"{len(fits)} {'run' if len(fits) == 1 else 'runs'}: no interval (it needs {_FEWEST_RUNS})"
-        reasons[few] = None
+    alpha = _with_interval([fit.alpha_s for fit in fits])
+    beta = _with_interval([fit.beta_s_per_byte for fit in fits])
+    if 0 < len(fits) < MIN_RUNS:
+        reasons[f"{count(len(fits), 'run')}: no interval (it needs {MIN_RUNS})"] = None
     return {
         "cell_id": cell_id,
         "ranks": ranks,
@@ -262,26 +256,14 @@ def _cell(cell_id: str, rows: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-def _log_interval(values: Sequence[float]) -> tuple[float, float, float]:
+def _with_interval(values: Sequence[float]) -> tuple[float, float, float]:
     """Return the geometric mean and its 95 % interval; NaN where there is none."""
-    if not values:
-        return float("nan"), float("nan"), float("nan")
-    logs = np.log(np.asarray(values, dtype=float))
-    mean = float(logs.mean())
-    if len(logs) < _FEWEST_RUNS:
-        return float(np.exp(mean)), float("nan"), float("nan")
-    half = float(stats.t.ppf(0.975, len(logs) - 1) * logs.std(ddof=1) / np.sqrt(len(logs)))
-    return float(np.exp(mean)), float(np.exp(mean - half)), float(np.exp(mean + half))
+    one_group = np.zeros(len(values), dtype=np.intp)
+    moments = log_moments(np.asarray(values, dtype=float), groups=one_group, size=1)
+    (low,), (high,) = mean_interval(moments)
+    return float(np.exp(moments.mean[0])), float(low), float(high)
 
 
 def _median(values: Iterable[float | None]) -> float:
     told = [value for value in values if value is not None]
     return float(np.median(told)) if told else float("nan")
-
-
-def frame_csv(table: pd.DataFrame) -> str:
-    """Return the text of fabric.csv, sweep.csv or nodes.csv: an empty cell is what was not measured."""
-    safe = table.copy()
-    for name in {"run_id", "cell_id", "host"} & set(table.columns):
-        safe[name] = [safe_for_spreadsheets(str(value)) for value in table[name]]
-    return str(safe.to_csv(index=False, float_format="%.9g", lineterminator="\n"))

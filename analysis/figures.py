@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from analysis.bars import draw_split, names_wide, rows_high, split_rows
+from analysis.bar_rows import bars_draft
+from analysis.bars import draw_split, split_rows
 from analysis.curves import (
     EFFICIENCY,
     IDEAL,
@@ -25,12 +27,12 @@ from analysis.curves import (
     throughput_in,
 )
 from analysis.decompose import PARTS
-from analysis.drawing import Draft, finish
-from analysis.drawing import Drawing as Drawing
-from analysis.grid import draw_grid, grid_caption, grid_description, height_in
-from analysis.heat import Heat, draw_heat, heat_caption, heat_description, heat_high, heats
+from analysis.drawing import Draft, Drawing, finish
+from analysis.fields import Panels
+from analysis.grid import grid_caption, grid_description, grid_panels
+from analysis.heat import Heat, heat_caption, heat_description, heat_panels, heats
 from analysis.loss_bars import draw_losses, loss_rows
-from analysis.losses import LOSSES, SHORT
+from analysis.losses import LOSSES, SHORT, WORTH_TELLING
 from analysis.selection import (
     MAX_REPEATS,
     Selection,
@@ -39,6 +41,7 @@ from analysis.selection import (
     repeats_of,
     select,
 )
+from analysis.sizes import ranks
 from analysis.two_axes import Grid, grids, two_axes
 from analysis.usual import USUAL_COLUMNS
 from analysis.wording import count, fraction, percent
@@ -140,11 +143,9 @@ def _grid_figure(grid: Grid) -> Drawing:
         description=grid_description(grid),
         caption=grid_caption(grid),
         left_out=list(grid.left_out),
-        height_in=height_in(grid),
         left_in=0.6,
-        with_axis=False,
     )
-    return finish(draft, lambda axes: draw_grid(axes, grid))
+    return _panels_figure(draft, grid_panels(grid))
 
 
 def _heat_figure(heat: Heat) -> Drawing:
@@ -156,35 +157,30 @@ def _heat_figure(heat: Heat) -> Drawing:
         description=heat_description(heat),
         caption=heat_caption(heat),
         left_out=list(heat.left_out),
-        height_in=heat_high(heat),
         left_in=0.9,
-        with_axis=False,
     )
-    return finish(draft, lambda axes: draw_heat(axes, heat))
+    return _panels_figure(draft, heat_panels(heat))
+
+
+def _panels_figure(draft: Draft, panels: Panels) -> Drawing:
+    return finish(replace(draft, height_in=panels.height_in, with_axis=False), panels.draw)
 
 
 def _loss_figure(selection: Selection) -> Drawing:
-    rows = selection.rows
-    draft = Draft(
-        name=f"loss-{selection.regime or 'other'}",
+    draft = bars_draft(
+        selection,
+        kind="loss",
         what="What the efficiency is lost to",
         topic="time",
-        regime=selection.regime,
-        labels=selection.labels,
-        shared=selection.shared,
-        description=_loss_description(rows),
+        description=_loss_description(selection.rows),
         caption=(
             "From 1 to the efficiency that is left: each factor takes its share on a logarithmic axis, since "
             "factors multiply. Behind the bar: the efficiency, from the throughput windows; the factors are "
             "those of the attribution window. Left of 1: gains."
         ),
-        left_out=list(selection.left_out),
-        height_in=rows_high(rows, selection.labels),
         legend_lines=2,
-        left_in=names_wide(rows),
-        with_axis=False,
     )
-    return finish(draft, lambda axes: draw_losses(axes, rows, labels=selection.labels))
+    return finish(draft, lambda axes: draw_losses(axes, selection.rows, labels=selection.labels))
 
 
 def _loss_description(rows: pd.DataFrame) -> str:
@@ -194,11 +190,10 @@ def _loss_description(rows: pd.DataFrame) -> str:
     shares = [
         f"{SHORT[name]} {percent(part / total)}"
         for name, part in sorted(lost.items(), key=lambda item: -item[1])
-        if total > 0 and part / total >= 0.005
+        if total > 0 and part / total >= WORTH_TELLING
     ]
-    ranks = count(int(largest["gpus"]), "rank")
     return (
-        f"Stacked bars of {count(len(rows), 'cell')}. At {ranks} the efficiency is "
+        f"Stacked bars of {count(len(rows), 'cell')}. At {ranks(largest)} the efficiency is "
         f"{fraction(largest['efficiency'], decimals=2)}; of the loss: {', '.join(shares) or 'nothing'}."
     )
 
@@ -207,25 +202,19 @@ def _split_figure(selection: Selection) -> Drawing:
     rows = selection.rows
     largest = rows.sort_values("gpus", kind="stable").iloc[-1]
     exposed = (largest["transfer"] + np.nan_to_num(largest["wait"])) / largest["total_s"]
-    draft = Draft(
-        name=f"step-{selection.regime or 'other'}",
+    draft = bars_draft(
+        selection,
+        kind="step",
         what="Where the step's time goes",
         topic="time",
-        regime=selection.regime,
-        labels=selection.labels,
-        shared=selection.shared,
         description=(
-            f"Stacked bars of {count(len(rows), 'cell')}. At {count(int(largest['gpus']), 'rank')} "
+            f"Stacked bars of {count(len(rows), 'cell')}. At {ranks(largest)} "
             f"{percent(exposed)} of the step is exposed communication."
         ),
         caption=(
             "Means over ranks, of the attribution window; the step's time stands behind its bar. Hatched: "
             "waiting for the slowest rank, the part of exposed communication above the least of all ranks."
         ),
-        left_out=list(selection.left_out),
-        height_in=rows_high(rows, selection.labels),
         legend_lines=4,
-        left_in=names_wide(rows),
-        with_axis=False,
     )
     return finish(draft, lambda axes: draw_split(axes, rows, labels=selection.labels))

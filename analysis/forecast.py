@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pandas as pd
 
-from analysis.laws import REACH, LawFit, Refusal, fit_laws
+from analysis.laws import REACH, LawFit, fit_laws
+from analysis.laws_communication import Fabric
+from analysis.laws_path import Refusal, runs_of
 from analysis.measured import Frames
 from analysis.wording import count, one_line
 
@@ -18,7 +22,9 @@ _COLUMNS = (
 )
 
 
-def forecasts(frames: Frames, rows: pd.DataFrame, *, beyond: bool = False) -> tuple[pd.DataFrame, list[str]]:
+def forecasts(
+    frames: Frames, rows: pd.DataFrame, *, fabrics: Mapping[str, Fabric], beyond: bool = False
+) -> tuple[pd.DataFrame, list[str]]:
     """Return larger sizes of each series with the time per step that its law expects, and refusals.
 
     Only over nodes with the ranks per node of the largest measured cell: what a first node more
@@ -27,7 +33,8 @@ def forecasts(frames: Frames, rows: pd.DataFrame, *, beyond: bool = False) -> tu
 
     Args:
         frames: from :func:`analysis.measured.measure`.
-        rows: from :func:`analysis.scaling.scale`.
+        rows: from :func:`analysis.scaling.scale`; cells without DDP take no part.
+        fabrics: by series, the all-reduce as probed: the law is then the page's.
         beyond: predict beyond twice the largest measured size, too.
 
     Returns:
@@ -36,8 +43,8 @@ def forecasts(frames: Frames, rows: pd.DataFrame, *, beyond: bool = False) -> tu
     """
     parts: list[pd.DataFrame] = []
     refusals: dict[str, list[str]] = {}
-    for series, own in rows[rows["n"] > 0].groupby("series", sort=False):
-        found = _forecast(frames, own, beyond=beyond)
+    for series, own in rows[(rows["n"] > 0) & rows["ddp"]].groupby("series", sort=False):
+        found = _forecast(frames, own, fabrics.get(str(series)), beyond=beyond)
         if isinstance(found, Refusal):
             refusals.setdefault(str(found), []).append(one_line(series, limit=60))
         else:
@@ -62,23 +69,20 @@ def _named(series: list[str]) -> str:
     return series[0] if len(series) == 1 else count(len(series), "series", "series")
 
 
-def _forecast(frames: Frames, rows: pd.DataFrame, *, beyond: bool) -> pd.DataFrame | Refusal:
+def _forecast(
+    frames: Frames, rows: pd.DataFrame, fabric: Fabric | None, *, beyond: bool
+) -> pd.DataFrame | Refusal:
     largest = rows.sort_values(["gpus", "nodes"], ascending=[False, True], kind="stable").iloc[0]
     if rows["mode"].iloc[0] not in ("strong", "weak"):
         return Refusal("neither the global batch nor the batch per rank is constant")
     if largest["nodes"] < 2 or not str(largest["gpus_per_node"]).isdecimal():
         return Refusal("larger sizes need more nodes, and the series was not measured over equal nodes")
-    fit = fit_laws(_runs(frames, rows), mode=str(largest["mode"]))
+    fit = fit_laws(runs_of(rows, frames), mode=str(largest["mode"]), probes=fabric)
     if isinstance(fit, Refusal):
         return fit
     if fit.largest < largest["gpus"]:
         return Refusal(f"its law holds {fit.path}, and the largest size was measured otherwise")
     return _predicted(fit, largest, beyond=beyond)
-
-
-def _runs(frames: Frames, rows: pd.DataFrame) -> pd.DataFrame:
-    counted = frames.runs.loc[frames.runs["measured"], ["cell_id", "step_time_sec"]]
-    return counted.merge(rows[["cell_id", "gpus", "nodes", "gpus_per_node"]], on="cell_id")
 
 
 def _predicted(fit: LawFit, largest: pd.Series, *, beyond: bool) -> pd.DataFrame | Refusal:

@@ -15,6 +15,7 @@ from analysis.foreign import Table
 from analysis.foreign_lines import Reader
 from analysis.load import Study
 from analysis.measured import Frames
+from analysis.sizes import layout, ranks
 from analysis.wording import clean, count, one_line
 from bench.layout import METRICS_COLUMNS, StudyFolder
 from bench.ledger import RunState
@@ -47,9 +48,13 @@ def name_cells(rows: pd.DataFrame, reader: Reader) -> None:
 
 
 def _cell_name(row: dict[Any, Any]) -> str:
-    layout = f"{row['nodes']}x{row['gpus_per_node']}" if row["gpus_per_node"] else count(row["gpus"], "rank")
+    size = layout(row, times="x").replace(" ", "") or ranks(row)
     batch = f"-b{row['per_gpu_batch']:g}" if row["per_gpu_batch"] else ""
-    return f"{layout}{batch}{'-no-ddp' if row['ddp'] is False else ''}"
+    return f"{size}{batch}{'-no-ddp' if row['ddp'] is False else ''}"
+
+
+#: What tells apart rows that are read as one series and are a strong and a weak one.
+REGIME_REMEDY = "if these rows are a strong and a weak series, tell them apart in a column mode or series"
 
 
 def frames_of(rows: pd.DataFrame, *, labelled_by: str, rate_unit: str) -> Frames:
@@ -77,6 +82,7 @@ def frames_of(rows: pd.DataFrame, *, labelled_by: str, rate_unit: str) -> Frames
         members,
         _runs(rows),
         labelled_by=labelled_by,
+        regime_remedy=REGIME_REMEDY,
         to_train=frozenset(to_train),
         rate_unit=rate_unit,
     )

@@ -81,7 +81,7 @@ def split(text: str, reader: Reader) -> tuple[list[tuple[int, list[str]]], Heade
         return [], read_header([])
     if not rows:
         raise BenchError(f"{reader.path}: the table is empty", remedy="begin with a line of column names")
-    if all(map(_is_number, rows[0][1])) and comment and len(comment[0][1]) == len(rows[0][1]):
+    if all(map(is_number, rows[0][1])) and comment and len(comment[0][1]) == len(rows[0][1]):
         rows = comment + rows
     names = rows[0][1]
     for number_, values in rows[1:]:
@@ -103,7 +103,8 @@ def _separator(text: str) -> str:
     return next((mark for mark in _SEPARATORS if told and mark in told[0]), ",")
 
 
-def _is_number(text: str) -> bool:
+def is_number(text: str) -> bool:
+    """Return whether a value is a number as it stands, without a unit."""
     try:
         float(text)
     except ValueError:

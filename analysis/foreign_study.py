@@ -8,7 +8,8 @@ that makes up (batches, and throughput or time, whichever was not given) is hidd
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import pandas as pd
 from analysis.foreign import Table
 from analysis.foreign_columns import Header
 from analysis.foreign_frames import frames_of, name_cells, size_key, study_of
-from analysis.foreign_lines import Reader
+from analysis.foreign_lines import Reader, is_number
 from analysis.load import Study
 from analysis.measured import Frames
 from analysis.scaling import scale
@@ -79,16 +80,7 @@ def foreign_study(table: Table, *, mode: str | None, folder: Path) -> Foreign:
     """
     reader = Reader(table.path)
     rows = table.rows.copy()
-    remarks = list(table.remarks)
-    split = _name_series(rows, table)
-    if split:
-        remarks.append(f"Series were told apart by {listed(split)}")
-    unused = [name for name in table.header.other if name not in split]
-    if unused:
-        remarks.append(f"Columns that were not used: {listed(unused, limit=30)}")
-    if "repeat" not in table.header.places:
-        _refuse_unnamed(rows, unused, reader)
-    _add_repeats(rows, reader, remarks, has_repeats="repeat" in table.header.places)
+    remarks = [*table.remarks, *_tell_apart(rows, table, reader)]
     reader.stop_on_problems()
     rows["to_train"] = False
     rows["work"] = None
@@ -112,6 +104,26 @@ def foreign_study(table: Table, *, mode: str | None, folder: Path) -> Foreign:
 
 
 # -- series and repeats ---------------------------------------------------------------
+
+
+def _tell_apart(rows: pd.DataFrame, table: Table, reader: Reader) -> Iterator[str]:
+    """Name each row's series and number its repeats; yield what was taken for granted."""
+    has_repeats = "repeat" in table.header.places
+    split = _name_series(rows, table)
+    if split:
+        yield f"Series were told apart by {listed(split)}"
+    unused = [name for name in table.header.other if name not in split]
+    if unused:
+        yield f"Columns that were not used: {listed(unused, limit=30)}"
+    if has_repeats:
+        _refuse_repeated(rows, reader)
+        return
+    _refuse_unnamed(rows, unused, reader)
+    runs = Counter(size_key(row) for row in rows.to_dict("records"))
+    several = [f"{amount} of {key[1]}" for key, amount in runs.items() if amount > 1]
+    if several:
+        sizes = listed(several, limit=6)
+        yield f"Rows of one size and series were taken as repeats of one cell ({sizes} ranks)"
 
 
 def _name_series(rows: pd.DataFrame, table: Table) -> list[str]:
@@ -162,35 +174,18 @@ def _joined(texts: Iterable[str | None]) -> str:
 
 
 def _is_text(values: Sequence[str]) -> bool:
-    return any(value and not _is_number(value) for value in values)
+    # 85% and 3.9x are measured, too.
+    return any(value and not is_number(value.rstrip("%x")) for value in values)
 
 
-def _is_number(text: str) -> bool:
-    try:
-        float(text.rstrip("%x"))
-    except ValueError:
-        return False
-    return True
-
-
-def _add_repeats(rows: pd.DataFrame, reader: Reader, remarks: list[str], *, has_repeats: bool) -> None:
-    """Number the repeats; rows of one size without a column for it are taken as repeats, and told."""
+def _refuse_repeated(rows: pd.DataFrame, reader: Reader) -> None:
+    """Refuse a repeat that a row of the same size and series has already."""
     first: dict[tuple[Any, ...], int] = {}
-    amount: dict[tuple[Any, ...], int] = {}
     for row in rows.to_dict("records"):
-        key = size_key(row)
-        amount[key] = amount.get(key, 0) + 1
-        if has_repeats:
-            named = (*key, row["repeat"])
-            if named in first:
-                what = f"repeat {row['repeat']!r} of this size stands in line {first[named]} already"
-                remedy = "number the repeats, or name the series in a column series"
-                reader.problem(row["line"], what, remedy)
-            first.setdefault(named, row["line"])
-    several = [key for key, runs in amount.items() if runs > 1]
-    if several and not has_repeats:
-        sizes = listed([f"{runs} of {key[1]}" for key, runs in amount.items() if runs > 1], limit=6)
-        remarks.append(f"Rows of one size and series were taken as repeats of one cell ({sizes} ranks)")
+        line = first.setdefault((*size_key(row), row["repeat"]), row["line"])
+        if line != row["line"]:
+            what = f"repeat {row['repeat']!r} of this size stands in line {line} already"
+            reader.problem(row["line"], what, "number the repeats, or name the series in a column series")
 
 
 # -- regime ---------------------------------------------------------------------------
@@ -233,7 +228,6 @@ def _settle_time_to_train(rows: pd.DataFrame, own: pd.DataFrame) -> tuple[str, .
     rows.loc[own.index, "time"] = own["time_to_train"].fillna(own["time"])
     rows.loc[own.index, "mode"] = ""
     had = own["global_batch"].notna().all()
-    rows.loc[own.index, ["global_batch", "per_gpu_batch"]] = own[["global_batch", "per_gpu_batch"]]
     rows.loc[own.index, "work"] = 1.0
     throughput = ("throughput_samples_per_sec", "throughput_low", "throughput_high", "step_time_sec")
     return throughput if had else (*throughput, "global_batch", "per_gpu_batch")

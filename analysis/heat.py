@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
-import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 
-from analysis.grid import draw_field
+from analysis.fields import Field, Panel, Panels
 from analysis.listing import row_state
-from analysis.palette import INK
+from analysis.sizes import as_product, ranks
+from analysis.thinning import spread
 from analysis.wording import count, fraction, known, listed, number, one_line, whole
 
 MAX_PANELS = 3
 MAX_BATCHES = 8
 MAX_SIZES = 8
-_HEADING = 0.62
 
 
 @dataclass(frozen=True)
@@ -95,49 +93,30 @@ def _heat(regime: str, rows: pd.DataFrame, axis: str) -> Heat | None:
 def _few(rows: pd.DataFrame) -> pd.DataFrame:
     for column, most in (("size", MAX_SIZES), ("batch", MAX_BATCHES)):
         values = sorted(set(rows[column]))
-        places = np.unique(np.linspace(0, len(values) - 1, min(most, len(values))).round().astype(int))
-        rows = rows[rows[column].isin([values[place] for place in places])]
+        rows = rows[rows[column].isin([values[place] for place in spread(len(values), most)])]
     return rows
 
 
-def draw_heat(axes: Axes, heat: Heat) -> dict[str, list[str]]:
-    """Draw the panels one below the other and return the words for the fields by gid."""
+def heat_panels(heat: Heat) -> Panels:
+    """Return a panel for each of the heat's: sizes from left to right, batches from the top down."""
     sizes = sorted({size for rows in heat.panels.values() for size in rows["size"]})
-    tips: dict[str, list[str]] = {}
-    ticks: list[float] = []
-    names: list[str] = []
-    top = 0.0
-    for panel, (label, rows) in enumerate(heat.panels.items()):
-        if len(heat.panels) > 1:
-            text = one_line(label, limit=60)
-            axes.text(-0.5, top - 0.16, text, va="center", fontsize="small", fontweight="bold", color=INK)
-            top += _HEADING
+    panels = []
+    for label, rows in heat.panels.items():
         batches = sorted(set(rows["batch"]), reverse=True)
-        for row in rows.to_dict("records"):
-            gid = f"heat-{panel}-{row['size']}-{batches.index(row['batch'])}"
-            place = (sizes.index(row["size"]), top + batches.index(row["batch"]))
-            below = number(float(row["rate"]), digits=3)
-            draw_field(
-                axes, place, efficiency=float(row["efficiency"]), below=below, state=row["state"], gid=gid
+        fields = [
+            Field(
+                column=sizes.index(row["size"]),
+                line=batches.index(row["batch"]),
+                efficiency=float(row["efficiency"]),
+                below=number(float(row["rate"]), digits=3),
+                state=row["state"],
+                words=f"{label}\n{_words(row, heat.rate_unit)}",
             )
-            tips[gid] = [f"{label}\n{_words(row, heat.rate_unit)}"]
-        ticks += [top + place for place in range(len(batches))]
-        names += [whole(batch) for batch in batches]
-        top += len(batches)
-    axes.set_yticks(ticks, names)
-    axes.set_xticks(range(len(sizes)), [f"{size:,}" for size in sizes])
+            for row in rows.to_dict("records")
+        ]
+        panels.append(Panel(one_line(label, limit=60), [whole(batch) for batch in batches], fields))
     batch = "Global batch" if heat.regime == "strong" else "Batch per rank"
-    axes.set(xlabel=heat.axis, ylabel=batch, xlim=(-0.5, len(sizes) - 0.5), ylim=(top - 0.5, -0.5))
-    axes.tick_params(length=0)
-    axes.spines["bottom"].set_visible(False)
-    return tips
-
-
-def heat_high(heat: Heat) -> float:
-    """Return how many inches the panels need, with the axis below them."""
-    rows = sum(own["batch"].nunique() for own in heat.panels.values())
-    headings = _HEADING * len(heat.panels) if len(heat.panels) > 1 else 0
-    return 0.42 * (rows + headings) + 0.62
+    return Panels(panels, [f"{size:,}" for size in sizes], heat.axis, batch)
 
 
 def heat_description(heat: Heat) -> str:
@@ -149,7 +128,7 @@ def heat_description(heat: Heat) -> str:
             best = measured.iloc[-1]
             texts.append(
                 f"{label}: the highest throughput, {number(best['rate'])} {heat.rate_unit}, with batch "
-                f"{whole(best['batch'])} on {count(int(best['gpus']), 'rank')}, at an efficiency "
+                f"{whole(best['batch'])} on {ranks(best)}, at an efficiency "
                 f"of {fraction(best['efficiency'])}."
             )
     return f"Efficiency and throughput by {heat.axis.lower()} (columns) and batch (rows). {' '.join(texts)}"
@@ -165,15 +144,11 @@ def heat_caption(heat: Heat) -> str:
     )
 
 
-def _words(row: Mapping[Hashable, object], rate_unit: str) -> str:
-    ranks = count(int(str(row["gpus"])), "rank")
-    size = f"{count(int(str(row['nodes'])), 'node')} × {row['gpus_per_node']} = {ranks}, "
-    batch = (
-        f"batch {whole(float(str(row['global_batch'])))}, {whole(float(str(row['per_gpu_batch'])))} per rank"
-    )
-    efficiency, rate = float(str(row["efficiency"])), float(str(row["rate"]))
-    if not math.isfinite(rate):
+def _words(row: Mapping[Hashable, Any], rate_unit: str) -> str:
+    batch = f"batch {whole(row['global_batch'])}, {whole(row['per_gpu_batch'])} per rank"
+    told = f"{as_product(row)}, {batch}"
+    if not known(row["rate"]):
         reason = one_line(row["reason"], limit=160)
-        return f"{size}{batch}: {row_state(row['state'])}" + (f"\n{reason}" if reason else "")
-    told = f"\nefficiency {fraction(efficiency)}" if known(efficiency) else ""
-    return f"{size}{batch}{told}\n{number(rate)} {rate_unit}"
+        return f"{told}: {row_state(row['state'])}" + (f"\n{reason}" if reason else "")
+    efficiency = f"\nefficiency {fraction(row['efficiency'])}" if known(row["efficiency"]) else ""
+    return f"{told}{efficiency}\n{number(row['rate'])} {rate_unit}"

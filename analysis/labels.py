@@ -1,9 +1,11 @@
-"""Short names for series: what tells them apart where they are shown together."""
+"""Which series are shown, and their short names: what tells them apart where they stand together."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
+
+import pandas as pd
 
 from analysis.wording import clean, one_line, whole
 
@@ -26,6 +28,18 @@ def series_parts(plan: dict[str, Any]) -> dict[str, dict[str, str]]:
             known[f"swept {axis}"] = f"{axis} {one_line(value, limit=40)}"
         parts[clean(series.get("series"))] = known
     return parts
+
+
+def widest_series(rows: pd.DataFrame, *, limit: int) -> list[str]:
+    """Return the series with the most sizes, of those with two or more, in the plan's order.
+
+    Args:
+        rows: ``series, gpus``, in the plan's order.
+        limit: how many series; among equals the plan's first.
+    """
+    sizes = rows.groupby("series", sort=False)["gpus"].nunique()
+    chosen = sizes[sizes > 1].sort_values(ascending=False, kind="stable").head(limit)
+    return [str(series) for series in sizes.index if series in set(chosen.index)]
 
 
 def short_labels(parts: dict[str, dict[str, str]], series: Iterable[str]) -> tuple[dict[str, str], str]:

@@ -14,14 +14,14 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from analysis.laws_communication import Fabric
 from analysis.laws_fit import Fitted, Points, fit_law, points_of, shortfall
-from analysis.laws_forms import Fabric, Law, laws_of, with_crossing
+from analysis.laws_forms import laws_of, with_crossing
+from analysis.laws_path import Refusal, path_of
+from analysis.laws_terms import Law
 from analysis.wording import count, listed, percent
 from bench.errors import BenchError
 
-MIN_SIZES = 5
-#: Fewest sizes over several nodes, where others lie within one.
-_MIN_ACROSS = 3
 LEVEL = 0.90
 #: Predictions further out than this times the largest measured size are made only when asked for.
 REACH = 2.0
@@ -35,17 +35,6 @@ _ERROR_FLOOR = 0.03
 
 #: The columns of :meth:`LawFit.predict`.
 PREDICTION_COLUMNS = ("gpus", "step_time_sec", "low", "high", "extrapolation", "beyond")
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """No law is fitted: why, and what would change that."""
-
-    reason: str
-    remedy: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.reason}; {self.remedy}" if self.remedy else self.reason
 
 
 @dataclass(frozen=True)
@@ -206,15 +195,13 @@ def fit_laws(runs: pd.DataFrame, *, mode: str, probes: Fabric | None = None) -> 
     if mode not in ("strong", "weak"):
         return Refusal("neither the global batch nor the batch per rank is constant: no law describes that")
     usable = runs[(runs["step_time_sec"] > 0) & np.isfinite(runs["step_time_sec"])]
-    chosen_path = _path(usable)
-    if isinstance(chosen_path, Refusal):
-        return chosen_path
-    own, path, largest_within = chosen_path
-    points = points_of(own)
+    path = path_of(usable)
+    if isinstance(path, Refusal):
+        return path
     laws = laws_of(mode, fabric=probes)
-    if largest_within:
-        laws = [with_crossing(law, largest_within=largest_within) for law in laws]
-    return _choose(laws, points, mode=mode, path=path)
+    if path.largest_within:
+        laws = [with_crossing(law, largest_within=path.largest_within) for law in laws]
+    return _choose(laws, points_of(path.runs), mode=mode, path=path.name)
 
 
 def _choose(laws: Sequence[Law], points: Points, *, mode: str, path: str) -> LawFit | Refusal:
@@ -251,51 +238,3 @@ def _score(fitted: Fitted, by_aicc: bool) -> float:
     if by_aicc:
         return fitted.aicc
     return abs(fitted.leave_last_error) if math.isfinite(fitted.leave_last_error) else math.inf
-
-
-def _path(runs: pd.DataFrame) -> tuple[pd.DataFrame, str, int] | Refusal:
-    """Return the runs of one path through the sizes, its name, and the most ranks within one node.
-
-    Over nodes with the ranks per node fixed, where that has enough sizes; else, for each size, the
-    layout on the fewest nodes. The last value is 0 where no node boundary needs a term: one rank
-    alone has no communication, wherever it is.
-    """
-    total = runs["gpus"].nunique()
-    if total < MIN_SIZES:
-        return _too_few(total)
-    if "nodes" not in runs:
-        return runs, "all sizes", 0
-    own, name = runs, "all sizes"
-    if _most_within(runs) or runs.groupby("gpus")["nodes"].nunique().gt(1).any():
-        each = (runs["gpus_per_node"] if "gpus_per_node" in runs else runs["gpus"] // runs["nodes"]).astype(
-            "str"
-        )
-        sizes = runs["gpus"].groupby(each).nunique()
-        if sizes.max() >= MIN_SIZES:
-            own, name = runs[each == sizes.idxmax()], f"over nodes with {sizes.idxmax()} per node"
-        else:
-            own = runs[runs["nodes"] == runs.groupby("gpus")["nodes"].transform("min")]
-            name = "for each size the layout on the fewest nodes"
-    most_within = _most_within(own)
-    across = own.loc[own["nodes"] > 1, "gpus"].nunique()
-    if most_within and across < _MIN_ACROSS:
-        return Refusal(
-            f"the sizes lie on both sides of a node boundary, only {across} of them over several nodes: what "
-            "leaving the node costs cannot be told from what a larger size costs",
-            f"measure {_MIN_ACROSS} sizes or more over several nodes, or all within one",
-        )
-    return own, name, most_within
-
-
-def _most_within(runs: pd.DataFrame) -> int:
-    """Return the largest size within one node that communicates, where others lie across nodes; else 0."""
-    within = runs[(runs["nodes"] == 1) & (runs["gpus"] > 1)]
-    return int(within["gpus"].max()) if len(within) and (runs["nodes"] > 1).any() else 0
-
-
-def _too_few(total: int) -> Refusal:
-    return Refusal(
-        f"{count(total, 'size')} measured, and a law needs {MIN_SIZES} or more: "
-        "with fewer, many laws fit and none can be told from another",
-        f"measure {count(MIN_SIZES - total, 'more size')}",
-    )

@@ -10,7 +10,8 @@ import numpy.typing as npt
 import pandas as pd
 from scipy import optimize, special
 
-from analysis.laws_forms import Floats, Law
+from analysis.estimate import Floats
+from analysis.laws_terms import Law
 from analysis.wording import count
 
 #: Residuals below this (relative) are rounding, not agreement: keeps AICc finite on exact data.
@@ -61,6 +62,9 @@ class Fitted:
         freedom: residual degrees of freedom, over runs.
         refused: why it may not be chosen; empty where it may.
         misfit: whether it misses the sizes by more than the runs' noise explains.
+        covariance: of the parameters, for runs of unit variance.
+        scale: the variance of a run about the curve that the parameters' intervals are made with;
+            where the law misses the sizes, that of the sizes.
     """
 
     law: Law
@@ -198,11 +202,11 @@ def _aicc(squares: float, *, runs: int, parameters: int) -> float:
 
     (C. M. Hurvich and C.-L. Tsai, Biometrika 76, 1989.)
     """
-    count = parameters + 1
-    spare = runs - count - 1
+    free = parameters + 1
+    spare = runs - free - 1
     if spare <= 0:
         return math.inf
-    return runs * math.log(squares / runs) + 2 * count + 2 * count * (count + 1) / spare
+    return runs * math.log(squares / runs) + 2 * free + 2 * free * (free + 1) / spare
 
 
 def _leave_last_error(law: Law, points: Points) -> float:

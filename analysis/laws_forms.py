@@ -24,85 +24,35 @@ c + w/N + a(N−1) + b(N−1)/N, has three free terms (1, 1/N, N), as USL has: o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import numpy as np
-import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
+from analysis.estimate import Floats
+from analysis.laws_communication import Fabric, communication_laws
+from analysis.laws_terms import (
+    FIXED,
+    OVERLAP,
+    WORK,
+    Law,
+    Parameter,
+    constant,
+    linear_fit,
+    linear_law,
+    with_each,
+)
 
 _TINY = 1e-300
 
-
-@dataclass(frozen=True)
-class Parameter:
-    """One parameter: what it means, its unit (empty for a number), and its bounds."""
-
-    name: str
-    meaning: str
-    unit: str = ""
-    low: float = 0.0
-    high: float = np.inf
-
-
-@dataclass(frozen=True)
-class Law:
-    """A curve with parameters.
-
-    Attributes:
-        name: short, unique within a mode.
-        title: as people call it.
-        formula: T(N), in words of the page.
-        parameters: in the order of the vector that ``curve`` takes.
-        curve: seconds per step, from the parameters and the ranks (float array).
-        start: parameters to start the fit from, of ranks and times; need not be feasible. A curve
-            with a kink has several starts, one per row.
-    """
-
-    name: str
-    title: str
-    formula: str
-    parameters: tuple[Parameter, ...]
-    curve: Callable[[Floats, Floats], Floats]
-    start: Callable[[Floats, Floats], Floats]
-
-
-@dataclass(frozen=True)
-class Fabric:
-    """The all-reduce as the probes measured it.
-
-    Attributes:
-        alpha_s: latency of one ring step, seconds.
-        beta_s_per_byte: inverse bandwidth of one ring step.
-        payload_bytes: gradients of one step, all buckets.
-        last_bucket_bytes: the bucket that is ready last, which no computation can hide.
-        buckets: how many all-reduces a step has.
-    """
-
-    alpha_s: float
-    beta_s_per_byte: float
-    payload_bytes: float
-    last_bucket_bytes: float
-    buckets: int = 1
-
-    def all_reduce_s(self, ranks: Floats) -> Floats:
-        """Return the seconds that all of a step's buckets take, one after another."""
-        return self._ring(ranks, self.payload_bytes, self.buckets)
-
-    def last_bucket_s(self, ranks: Floats) -> Floats:
-        """Return the seconds that the last bucket takes."""
-        return self._ring(ranks, self.last_bucket_bytes, 1)
-
-    def _ring(self, ranks: Floats, size: float, times: int) -> Floats:
-        latency = 2 * (ranks - 1) * self.alpha_s * times
-        return np.asarray(latency + 2 * (ranks - 1) / ranks * size * self.beta_s_per_byte)
+_T1 = Parameter("T₁", "time per step on one rank", "s")
+_LATENCY = Parameter("a", "communication that grows with every further rank", "s")
+_BYTES = Parameter("b", "communication bound by bandwidth, at many ranks", "s")
 
 
 def laws_of(mode: str, *, fabric: Fabric | None = None) -> list[Law]:
     """Return the laws that apply to ``strong`` or ``weak`` scaling, the simplest first."""
     laws = _STRONG if mode == "strong" else _WEAK
-    return [*laws, *(_probed(mode, fabric) if fabric else ())]
+    return [*laws, *(communication_laws(mode, fabric) if fabric else ())]
 
 
 def with_crossing(law: Law, *, largest_within: int) -> Law:
@@ -128,68 +78,32 @@ def with_crossing(law: Law, *, largest_within: int) -> Law:
     return Law(law.name, f"{law.title} + leaving the node", formula, (*law.parameters, added), curve, start)
 
 
-def _one(ranks: Floats) -> Floats:
-    return np.ones_like(ranks)
-
-
-def _linear(ranks: Floats, times: Floats, *terms: Callable[[Floats], Floats]) -> Floats:
-    """Return the coefficients of the terms, by least squares of the relative error."""
-    design = np.stack([term(ranks) for term in terms], axis=1) / times[:, None]
-    return np.asarray(np.linalg.lstsq(design, np.ones_like(times), rcond=None)[0], dtype=float)
-
-
-def _with_each(theta: Floats, last: Sequence[float]) -> Floats:
-    """Return one row per value of the last parameter, after the others."""
-    return np.array([[*theta, value] for value in last])
-
-
 def _positive(value: float, times: Floats) -> float:
     return float(max(value, 1e-6 * float(np.min(times))))
-
-
-_T1 = Parameter("T₁", "time per step on one rank", "s")
-_FIXED = Parameter("c", "part of the step that stays the same at every size", "s")
-_WORK = Parameter("w", "part of the step that is divided among the ranks, on one of them", "s")
-_LATENCY = Parameter("a", "communication that grows with every further rank", "s")
-_BYTES = Parameter("b", "communication bound by bandwidth, at many ranks", "s")
-_OVERLAP = Parameter("ω", "communication that computation hides, as a share of it", "", 0.0, 1.0)
 
 
 def _scaled_start(*terms: Callable[[Floats], Floats]) -> Callable[[Floats, Floats], Floats]:
     """Return a start for T₁ and parameters that are shares of it."""
 
     def start(ranks: Floats, times: Floats) -> Floats:
-        found = _linear(ranks, times, *terms)
+        found = linear_fit(ranks, times, *terms)
         first = _positive(found[0], times)
         return np.concatenate([[first], found[1:] / first])
 
     return start
 
 
-def _linear_law(
-    name: str,
-    title: str,
-    formula: str,
-    parameters: tuple[Parameter, ...],
-    terms: tuple[Callable[[Floats], Floats], ...],
-) -> Law:
-    """Return a law that is a sum of terms, each with its own coefficient."""
-
-    def curve(theta: Floats, ranks: Floats) -> Floats:
-        return np.asarray(sum(c * term(ranks) for c, term in zip(theta, terms, strict=True)))
-
-    return Law(name, title, formula, parameters, curve, lambda n, t: _linear(n, t, *terms))
-
-
 def _amdahl_start(ranks: Floats, times: Floats) -> Floats:
-    shared, fixed = _linear(ranks, times, lambda n: 1 / n, _one)
+    shared, fixed = linear_fit(ranks, times, lambda n: 1 / n, constant)
     return np.array([_positive(shared + fixed, times), fixed / _positive(shared + fixed, times)])
 
 
 def _gustafson_start(ranks: Floats, times: Floats) -> Floats:
     # 1/T is linear in (N-1)/N.
     rate, loss = np.linalg.lstsq(
-        np.stack([_one(ranks), -(ranks - 1) / ranks], axis=1) * times[:, None], _one(times), rcond=None
+        np.stack([constant(ranks), -(ranks - 1) / ranks], axis=1) * times[:, None],
+        constant(times),
+        rcond=None,
     )[0]
     rate = max(float(rate), _TINY)
     return np.array([1 / rate, loss / rate])
@@ -200,7 +114,7 @@ _CONTENTION = Parameter("σ", "contention: what is done one rank after another")
 _COHERENCE = Parameter("κ", "coherence: what every pair of ranks costs")
 
 _STRONG: tuple[Law, ...] = (
-    _linear_law("ideal", "Ideal", "T = T₁/N", (_T1,), (lambda n: 1 / n,)),
+    linear_law("ideal", "Ideal", "T = T₁/N", (_T1,), (lambda n: 1 / n,)),
     Law(
         "amdahl",
         "Amdahl",
@@ -209,12 +123,12 @@ _STRONG: tuple[Law, ...] = (
         lambda p, n: p[0] * (p[1] + (1 - p[1]) / n),
         _amdahl_start,
     ),
-    _linear_law(
+    linear_law(
         "tree",
         "Tree all-reduce",
         "T = c + w/N + a·log₂N",
-        (_FIXED, _WORK, Parameter("a", "communication that every doubling adds", "s")),
-        (_one, lambda n: 1 / n, np.log2),
+        (FIXED, WORK, Parameter("a", "communication that every doubling adds", "s")),
+        (constant, lambda n: 1 / n, np.log2),
     ),
     Law(
         "usl",
@@ -228,17 +142,17 @@ _STRONG: tuple[Law, ...] = (
         "ring-overlap",
         "Ring all-reduce, partly hidden",
         "T = C + max(0, a(N−1) + b(N−1)/N − ωC), C = c + w/N",
-        (_FIXED, _WORK, _LATENCY, _BYTES, _OVERLAP),
+        (FIXED, WORK, _LATENCY, _BYTES, OVERLAP),
         lambda p, n: (c := p[0] + p[1] / n) + np.maximum(0.0, p[2] * (n - 1) + p[3] * (n - 1) / n - p[4] * c),
-        lambda n, t: _with_each(
-            np.abs(_linear(n, t, _one, lambda n: 1 / n, lambda n: n - 1, lambda n: (n - 1) / n)),
+        lambda n, t: with_each(
+            np.abs(linear_fit(n, t, constant, lambda n: 1 / n, lambda n: n - 1, lambda n: (n - 1) / n)),
             (0.1, 0.5, 0.9),
         ),
     ),
 )
 
 _WEAK: tuple[Law, ...] = (
-    _linear_law("ideal", "Ideal", "T = T₁", (_T1,), (_one,)),
+    linear_law("ideal", "Ideal", "T = T₁", (_T1,), (constant,)),
     Law(
         "gustafson",
         "Gustafson",
@@ -247,33 +161,33 @@ _WEAK: tuple[Law, ...] = (
         lambda p, n: p[0] / np.maximum(1 - p[1] * (n - 1) / n, 1e-9),
         _gustafson_start,
     ),
-    _linear_law(
+    linear_law(
         "tree",
         "Tree all-reduce",
         "T = c + a·log₂N",
-        (_FIXED, Parameter("a", "communication that every doubling adds", "s")),
-        (_one, np.log2),
+        (FIXED, Parameter("a", "communication that every doubling adds", "s")),
+        (constant, np.log2),
     ),
-    _linear_law(
+    linear_law(
         "ring-bandwidth",
         "Ring all-reduce, bandwidth",
         "T = c + b(N−1)/N",
-        (_FIXED, _BYTES),
-        (_one, lambda n: (n - 1) / n),
+        (FIXED, _BYTES),
+        (constant, lambda n: (n - 1) / n),
     ),
-    _linear_law(
+    linear_law(
         "ring-latency",
         "Ring all-reduce, latency",
         "T = c + a(N−1)",
-        (_FIXED, _LATENCY),
-        (_one, lambda n: n - 1),
+        (FIXED, _LATENCY),
+        (constant, lambda n: n - 1),
     ),
-    _linear_law(
+    linear_law(
         "ring",
         "Ring all-reduce",
         "T = c + a(N−1) + b(N−1)/N",
-        (_FIXED, _LATENCY, _BYTES),
-        (_one, lambda n: n - 1, lambda n: (n - 1) / n),
+        (FIXED, _LATENCY, _BYTES),
+        (constant, lambda n: n - 1, lambda n: (n - 1) / n),
     ),
     Law(
         "usl",
@@ -281,64 +195,16 @@ _WEAK: tuple[Law, ...] = (
         "T = T₁(1 + σ(N−1) + κN(N−1))",
         (_T1, _CONTENTION, _COHERENCE),
         lambda p, n: p[0] * (1 + p[1] * (n - 1) + p[2] * n * (n - 1)),
-        _scaled_start(_one, lambda n: n - 1, lambda n: n * (n - 1)),
+        _scaled_start(constant, lambda n: n - 1, lambda n: n * (n - 1)),
     ),
     Law(
         "ring-overlap",
         "Ring all-reduce, partly hidden",
         "T = c + max(0, a(N−1) + b(N−1)/N − h)",
-        (_FIXED, _LATENCY, _BYTES, Parameter("h", "communication that computation hides", "s")),
+        (FIXED, _LATENCY, _BYTES, Parameter("h", "communication that computation hides", "s")),
         lambda p, n: p[0] + np.maximum(0.0, p[1] * (n - 1) + p[2] * (n - 1) / n - p[3]),
-        lambda n, t: np.append(np.abs(_linear(n, t, _one, lambda n: n - 1, lambda n: (n - 1) / n)), 0.0),
+        lambda n, t: np.append(
+            np.abs(linear_fit(n, t, constant, lambda n: n - 1, lambda n: (n - 1) / n)), 0.0
+        ),
     ),
 )
-
-
-def _probed(mode: str, fabric: Fabric) -> tuple[Law, ...]:
-    """Return the communication model with the all-reduce as it was probed: all, a part, or nothing hidden."""
-    strong = mode == "strong"
-    work = (_FIXED, _WORK) if strong else (_FIXED,)
-    size = len(work)
-    told = "C = c + w/N" if strong else "C = c"
-
-    def compute(theta: Floats, ranks: Floats) -> Floats:
-        return np.asarray(theta[0] + theta[1] / ranks if strong else theta[0] * _one(ranks))
-
-    def exposed(ranks: Floats, hidden_s: Floats | float) -> Floats:
-        return np.maximum(fabric.last_bucket_s(ranks), fabric.all_reduce_s(ranks) - hidden_s)
-
-    def start(ranks: Floats, times: Floats) -> Floats:
-        rest = np.maximum(times - fabric.last_bucket_s(ranks), 1e-3 * times)
-        terms = (_one, lambda n: 1 / n) if strong else (_one,)
-        return np.abs(_linear(ranks, rest, *terms))
-
-    def partly(theta: Floats, ranks: Floats) -> Floats:
-        own = compute(theta[:size], ranks)
-        return np.asarray(own + exposed(ranks, theta[-1] * own))
-
-    return (
-        Law(
-            "probed-hidden",
-            "Communication model, hidden but for the last bucket",
-            f"T = C + t_last, {told}",
-            work,
-            lambda p, n: compute(p, n) + fabric.last_bucket_s(n),
-            start,
-        ),
-        Law(
-            "probed-exposed",
-            "Communication model, nothing hidden",
-            f"T = C + t_all, {told}",
-            work,
-            lambda p, n: compute(p, n) + fabric.all_reduce_s(n),
-            start,
-        ),
-        Law(
-            "probed",
-            "Communication model",
-            f"T = C + max(t_last, t_all − ωC), {told}",
-            (*work, _OVERLAP),
-            partly,
-            lambda n, t: _with_each(start(n, t), (0.1, 0.5, 0.9)),
-        ),
-    )

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from analysis.laws import LEVEL, LawFit, Refusal, fit_laws
-from analysis.laws_forms import Fabric
+from analysis.labels import widest_series
+from analysis.laws import LEVEL, LawFit, fit_laws
+from analysis.laws_communication import Fabric
+from analysis.laws_path import ALL_SIZES, Refusal, runs_of
 from analysis.measured import Frames
-from analysis.wording import MISSING, fraction, interval, known, listed, number, percent, seconds
+from analysis.wording import MISSING, fraction, fractions, interval, known, listed, number, percent, seconds
 
 MAX_SERIES = 4
 #: A relative change of the serial fraction below this is called none, where there are no intervals.
@@ -50,11 +52,8 @@ def law_views(
         limit: how many series.
     """
     measured = rows[(rows["n"] > 0) & (rows["mode"] != "") & rows["ddp"]]
-    sizes = measured.groupby("series", sort=False)["gpus"].nunique()
-    sizes = sizes[sizes > 1].sort_values(ascending=False, kind="stable").head(limit)
-    chosen = [series for series in dict.fromkeys(measured["series"]) if series in set(sizes.index)]
     views = []
-    for series in chosen:
+    for series in widest_series(measured, limit=limit):
         own = measured[measured["series"] == series]
         fit = fit_laws(
             runs_of(own, frames), mode=str(own["mode"].iloc[0]), probes=(fabrics or {}).get(series)
@@ -63,33 +62,17 @@ def law_views(
     return views
 
 
-def runs_of(rows: pd.DataFrame, frames: Frames) -> pd.DataFrame:
-    """Return the runs of one series as :func:`analysis.laws.fit_laws` takes them.
-
-    Args:
-        rows: the series' measured rows with DDP.
-        frames: with the runs. Where a table does not tell the batch, its time is in units of its own.
-    """
-    runs = frames.runs[frames.runs["measured"]]
-    cells = rows[["cell_id", "gpus", "nodes", "gpus_per_node"]].drop_duplicates("cell_id")
-    found = cells.merge(runs[["cell_id", "rate"]], on="cell_id")
-    work = found["cell_id"].map(frames.cells.set_index("cell_id")["global_batch"])
-    found["step_time_sec"] = work.astype(float) / found["rate"]
-    unknown = (rows["gpus_per_node"] == "").any()
-    return found.drop(columns=["nodes", "gpus_per_node"] if unknown else [])
-
-
 def _view(own: pd.DataFrame, fit: LawFit | Refusal, *, heading: str) -> LawView:
     trend = karp_flatt_words(own)
     if isinstance(fit, Refusal):
         told = f"No law is fitted: {fit}."
         return LawView(heading, tuple(filter(None, (trend, told))), [], [], [])
     in_seconds = bool(own["step_time_sec"].notna().all())
-    path = "" if fit.path == "all sizes" else f" Sizes: {fit.path}."
+    path = "" if fit.path == ALL_SIZES else f" Sizes: {fit.path}."
     told = f"{fit.why}{path} Noise of a run about it: {percent(fit.chosen.noise, decimals=1)}."
     return LawView(
         heading,
-        tuple(filter(None, (trend, told))),
+        tuple(filter(None, (trend, told, _why_nothing_is_predicted(own)))),
         _parameter_rows(fit, in_seconds=in_seconds),
         _law_rows(fit),
         _prediction_rows(own, fit, in_seconds=in_seconds),
@@ -124,6 +107,16 @@ def _law_rows(fit: LawFit) -> list[tuple[str, ...]]:
     return rows
 
 
+def _why_nothing_is_predicted(own: pd.DataFrame) -> str:
+    """Return why a fitted law has no prediction: its efficiency would refer to a cell that it is not of."""
+    if own["is_base"].any():
+        return ""
+    return (
+        f"Nothing is predicted: an efficiency would refer to {own['baseline'].iloc[0]}, which the law of the "
+        "sizes with DDP does not describe; with a baseline of these sizes (--baseline) there is a prediction."
+    )
+
+
 def _prediction_rows(own: pd.DataFrame, fit: LawFit, *, in_seconds: bool) -> list[tuple[str, ...]]:
     """Return the prediction at twice the largest size; its efficiency refers to the law at the baseline."""
     base = own[own["is_base"]]
@@ -135,11 +128,10 @@ def _prediction_rows(own: pd.DataFrame, fit: LawFit, *, in_seconds: bool) -> lis
     for row in fit.predict([2 * fit.largest], LEVEL).to_dict("records"):
         growth = row["gpus"] / first["gpus"] if fit.mode == "strong" else 1.0
         values = [fitted / row[name] / growth for name in ("step_time_sec", "high", "low")]
-        bounds = f"[{fraction(values[1])}, {fraction(values[2])}]"
         time = seconds(row["step_time_sec"]) if in_seconds else MISSING
         if in_seconds:
             time += f" [{seconds(row['low'])}, {seconds(row['high'])}]"
-        rows.append((f"{row['gpus']:,}", time, fraction(values[0]), bounds))
+        rows.append((f"{row['gpus']:,}", time, fraction(values[0]), fractions(*values[1:])))
     return rows
 
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.wording import MISSING, capital, fraction, interval, known, number, one_line, whole
+from analysis.sizes import layout
+from analysis.wording import MISSING, capital, fraction, fractions, interval, known, number, one_line, whole
 from bench.ledger import RunState
 
 #: Rows of the table that stand in the page itself; the others come from its data block.
@@ -66,7 +67,7 @@ _STATE_WORDS = {
 
 
 def row_state(state: object) -> str:
-    """Return the state of a cell without a value, in words."""
+    """Return the state of a cell or a run without a value, in words."""
     return _STATE_WORDS.get(str(state), str(state))
 
 
@@ -86,13 +87,11 @@ def table_rows(rows: pd.DataFrame, *, labels: dict[str, str]) -> list[list[Table
 
 
 def _table_row(row: dict[Any, Any], labels: dict[str, str]) -> list[TableCell]:
-    bounds = [fraction(row[name]) for name in ("efficiency_low", "efficiency_high")]
-    size = f"{row['nodes']} × {row['gpus_per_node']}" if row["gpus_per_node"] else ""
     return [
         row["cell_id"],
         labels[row["series"]],
         row["mode"] or MISSING,
-        _two(whole(row["gpus"]), size),
+        _two(whole(row["gpus"]), layout(row)),
         _two(whole(row["global_batch"]), _per_rank(row["per_gpu_batch"])),
         row["state"],
         _two(str(row["n"]), f"of {row['runs']}" if row["n"] < row["runs"] else ""),
@@ -101,7 +100,7 @@ def _table_row(row: dict[Any, Any], labels: dict[str, str]) -> list[TableCell]:
         ),
         number(1000 * row["step_time_sec"]),
         _two(number(row["speedup"], digits=3), interval(row["speedup_low"], row["speedup_high"], digits=3)),
-        _two(fraction(row["efficiency"]), f"[{bounds[0]}, {bounds[1]}]" if bounds[0] != MISSING else ""),
+        _two(fraction(row["efficiency"]), fractions(row["efficiency_low"], row["efficiency_high"])),
         _two(fraction(row["incremental_efficiency"]), _from(row["incremental_from"])),
         fraction(row["load_balance"]),
         fraction(row["comm_efficiency"]),
@@ -129,9 +128,9 @@ def runs_context(runs: pd.DataFrame) -> dict[str, Any]:
     """Return the runs that do not count, or of which something is to be said."""
     told = runs[~runs["measured"] | (runs["reason"] != "") | runs["outlier"]]
     shown = told.head(MAX_RUNS_LISTED)
-    columns = ["run_id", "cell_id", "attempt", "state", "failure_class", "reason", "measured", "outlier"]
+    names = ["run_id", "cell_id", "attempt", "state", "failure_class", "reason", "measured", "outlier"]
     return {
-        "listed": [_run(record) for record in shown[columns].to_dict("records")],
+        "listed": [_run(record) for record in shown[names].to_dict("records")],
         "left_out": len(told) - len(shown),
         "missing": int((~runs["measured"]).sum()),
         "states": states(runs[~runs["measured"]]),
@@ -152,7 +151,7 @@ def _run(record: dict[Any, Any]) -> dict[str, str]:
         "attempt": MISSING if pd.isna(record["attempt"]) else str(record["attempt"]),
         "state": record["state"],
         "failure": failure if isinstance(failure, str) and failure else MISSING,
-        "reason": reason or {"planned": "not started"}.get(record["state"], MISSING),
+        "reason": reason or (row_state(RunState.PLANNED) if record["state"] == RunState.PLANNED else MISSING),
         "counts": "yes" if record["measured"] else "no",
     }
 
@@ -161,7 +160,7 @@ def states(runs: pd.DataFrame) -> str:
     """Return ``4 failed (time-limit 3), 2 not started``, the most frequent state first."""
     words = []
     for state, group in sorted(runs.groupby("state", sort=False), key=lambda item: -len(item[1])):
-        name = _STATE_WORDS.get(str(state), str(state))
+        name = row_state(state)
         classes = group["failure_class"].dropna()
         detail = ", ".join(f"{c} {n}" for c, n in classes[classes != ""].value_counts().head(4).items())
         words.append(f"{len(group):,} {name}" + (f" ({detail})" if detail else ""))

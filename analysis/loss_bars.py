@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
+from functools import partial
 from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.patches import Patch
 
-from analysis.bars import draw_rows
+from analysis.bar_rows import draw_rows, parts_legend
 from analysis.losses import LOSSES, SHORT, factors
-from analysis.palette import INK, LOSS_PARTS, MUTED, SURFACE
+from analysis.palette import LOSS_PARTS, MUTED, SURFACE
 from analysis.usual import USUAL_COLUMNS
 from analysis.wording import fraction, percent
 
@@ -46,21 +46,18 @@ def draw_losses(axes: Axes, rows: pd.DataFrame, *, labels: dict[str, str]) -> di
         rows: from :func:`loss_rows`, of a few series.
         labels: the series in order, with their names.
     """
-    tips: dict[str, list[str]] = {}
     ends = [_ends(row) for row in rows.to_dict("records")]
     longest = max(0.01, *(end for _, end in ends))
     least = min(0.0, *(start for start, _ in ends))
-
-    def bar(place: float, row: dict[Hashable, Any], name: str) -> None:
-        tips.update(_draw_bar(axes, place, row, name, beside=0.02 * (longest - least)))
-
+    bar = partial(_draw_bar, axes, beside=0.02 * (longest - least))
+    tips = draw_rows(axes, rows, labels=labels, bar=bar)
     # Room for the text behind a bar.
-    bottom = draw_rows(axes, rows, labels=labels, bar=bar)
-    axes.set(xlim=(least * 1.03, longest * 1.16), ylim=(bottom, -0.65))
+    axes.set_xlim(least * 1.03, longest * 1.16)
     ticks = _few([tick for tick in _TICKS if least <= -math.log(tick) <= 1.1 * longest])
     axes.set_xticks([-math.log(tick) for tick in ticks], [f"{tick:g}" for tick in ticks])
     axes.set_xlabel("Efficiency left (logarithmic)")
-    _add_legend(axes, rows)
+    shown = [part for part in LOSS_PARTS if (rows[part[0]].sub(1).abs() > 1e-9).any()]
+    parts_legend(axes, [(SHORT[factor], colour, hatch) for factor, colour, hatch in shown])
     return tips
 
 
@@ -102,10 +99,3 @@ def _draw_bar(
     text = fraction(row["efficiency"], decimals=2)
     axes.text(right + beside, place, text, va="center", ha="left", fontsize="small", color=MUTED)
     return tips
-
-
-def _add_legend(axes: Axes, rows: pd.DataFrame) -> None:
-    shown = [part for part in LOSS_PARTS if (rows[part[0]].sub(1).abs() > 1e-9).any()]
-    handles = [Patch(facecolor=colour, hatch=hatch, edgecolor=SURFACE) for _, colour, hatch in shown]
-    names = [SHORT[factor] for factor, *_ in shown]
-    axes.figure.legend(handles, names, loc="lower left", ncols=2, frameon=False, labelcolor=INK)

@@ -18,17 +18,11 @@ Energy Policy 33, 2005.) Factors multiply, so that a share of the loss is one of
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
-import pandas as pd
-
+from analysis.sizes import Row
 from analysis.usual import USUAL_COLUMNS
 from analysis.wording import known
-
-#: A row of the scaling table.
-Row = pd.Series | Mapping[Hashable, Any]
 
 #: Factors of the efficiency, with the words for what each takes away.
 LOSSES = {
@@ -44,6 +38,11 @@ SHORT = {
     "data_scalability": "data loading",
     "compute_scalability": "slower computation",
 }
+
+#: Efficiencies from here on have hardly any loss: shares of it would be shares of noise.
+HARDLY_ANY = 0.97
+#: Shares of the loss below this are not told of.
+WORTH_TELLING = 0.005
 
 
 @dataclass(frozen=True)
@@ -90,6 +89,20 @@ def losses(row: Row, base: Row) -> list[Loss]:
         return []
     shares = [Loss(name, found[name], lost[name] / total) for name in found]
     return sorted(shares, key=lambda loss: -loss.share)
+
+
+def hardly_any_loss(row: Row) -> bool:
+    """Return whether a size loses too little to explain, whatever its interval."""
+    return bool(row["efficiency"] >= HARDLY_ANY)
+
+
+def why_not_known(row: Row, base: Row) -> str:
+    """Return why :func:`losses` tells nothing of a size that does lose efficiency."""
+    if factors(row, base):
+        return "the instrumented window that would tell shows no loss"
+    if all(known(one["load_balance"]) for one in (row, base)):
+        return "a part of the step was not measured"
+    return "no attribution window was measured"
 
 
 def _usual(row: Row) -> tuple[float, float, float]:

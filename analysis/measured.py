@@ -35,6 +35,8 @@ class Frames:
             planned; NaN where it does not tell) and the columns of
             :func:`analysis.decompose.run_parts`.
         labelled_by: who gave the series their mode, in words.
+        regime_remedy: what to do about a series of neither regime, in words; empty where it was
+            planned so.
         to_train: series whose times are those of a whole training: they include convergence,
             so that a ratio of them is no parallel efficiency.
         rate_unit: what a throughput counts; a table measured elsewhere may count tokens, say.
@@ -44,6 +46,7 @@ class Frames:
     members: pd.DataFrame
     runs: pd.DataFrame
     labelled_by: str = "the plan"
+    regime_remedy: str = ""
     to_train: frozenset[str] = frozenset()
     rate_unit: str = SAMPLES_PER_S
 

@@ -10,26 +10,26 @@ from typing import Any
 
 import pandas as pd
 
+from analysis.alerts import alerts
 from analysis.anomalies import anomalies
 from analysis.citation import citation, matrix_digest
+from analysis.details import Details
 from analysis.drawing import Drawing
 from analysis.environment import Environment
 from analysis.labels import series_parts, short_labels
-from analysis.laws_probes import fabrics
 from analysis.laws_words import LAW_HEADINGS, PARAMETER_HEADINGS, PREDICTION_HEADINGS, law_views
-from analysis.listing import MAX_ROWS, STATIC_ROWS, columns, place_of, runs_context, states, table_rows
+from analysis.listing import MAX_ROWS, STATIC_ROWS, columns, place_of, runs_context, table_rows
 from analysis.load import Study
 from analysis.measured import Frames
 from analysis.rank_view import MAX_NODES_LISTED, NODE_HEADINGS, Ranks, node_table
 from analysis.scaling import GUIDE
-from analysis.stragglers import alert
+from analysis.slow_nodes import ranks_over_nodes, slow_nodes
+from analysis.stragglers import late_nodes
 from analysis.summary import certainty, find, nothing_to_tell
 from analysis.two_axes import GRID_HEADINGS, Grid, grid_table, grids, two_axes
 from analysis.wording import MISSING, clean, count, listed, one_line
 
 MAX_MATRIX_CHARACTERS = 100_000
-#: Of how many runs ranks.csv is read in search of a slow node.
-MAX_RUNS_READ = 300
 
 
 @dataclass(frozen=True)
@@ -49,53 +49,82 @@ def page_context(
     rows: pd.DataFrame,
     drawings: Sequence[Drawing],
     environment: Environment,
-    ranks: Ranks | None,
+    closer: Details,
 ) -> dict[str, Any]:
     """Return the values that the template lays out; all texts are unescaped."""
     parts = series_parts(study.plan)
     labels, shared = short_labels(parts, dict.fromkeys(rows["series"]))
-    table = table_rows(rows.head(MAX_ROWS), labels=labels)
     named = {series: _with_mode(parts, series, label) for series, label in labels.items()}
-    findings = find(rows, labels=named)
     return {
         "name": study.name,
         "lead": _lead(study, frames, environment),
         "shared": shared,
-        "alerts": [*_alerts(rows, frames, environment), *filter(None, [alert(study)])],
-        "findings": findings,
-        "no_finding": nothing_to_tell(rows),
-        "anomalies": anomalies(rows, frames, ranks=_some_ranks(study, frames)),
-        "laws": law_views(rows, frames, labels=named, fabrics=fabrics(study, rows)),
+        "missing": MISSING,
+        **_summary(study, frames, rows, environment, labels=named),
+        "sections": _sections(rows, drawings, grids(two_axes(rows), parts)),
+        "axes_headings": GRID_HEADINGS,
+        "topics": _topics(drawings),
+        **_nodes(closer.ranks),
+        "laws": law_views(rows, frames, labels=named, fabrics=closer.fabrics),
         "law_headings": LAW_HEADINGS,
         "parameter_headings": PARAMETER_HEADINGS,
         "prediction_headings": PREDICTION_HEADINGS,
+        **_table(rows, labels=labels, rate_unit=frames.rate_unit),
+        "runs": runs_context(frames.runs),
+        "remarks": study.remarks,
+        **_foot(study, frames, environment),
+    }
+
+
+def _summary(
+    study: Study, frames: Frames, rows: pd.DataFrame, environment: Environment, *, labels: dict[str, str]
+) -> dict[str, Any]:
+    """Return what stands before the figures; a node that is late and slow is told of once."""
+    late, slow = late_nodes(study), slow_nodes(ranks_over_nodes(study, frames))
+    both = slow["host"].isin(list(late.sentences))
+    return {
+        "alerts": list(alerts(rows, frames, environment, late=late, slow=slow[both])),
+        "findings": find(rows, labels=labels),
+        "no_finding": nothing_to_tell(rows),
         "certainty": certainty(rows) if (rows["n"] > 0).any() else "",
-        "topics": _topics(drawings),
-        "nodes": node_table(ranks) if ranks is not None else [],
+        "anomalies": anomalies(rows, frames, slow=slow[~both]),
+    }
+
+
+def _nodes(ranks: Ranks | None) -> dict[str, Any]:
+    hosts = 0 if ranks is None else len(ranks.by_host)
+    return {
+        "nodes": [] if ranks is None else node_table(ranks),
         "node_headings": NODE_HEADINGS,
-        "nodes_left_out": max(0, len(ranks.by_host) - MAX_NODES_LISTED) if ranks is not None else 0,
-        "sections": _sections(rows, drawings, grids(two_axes(rows), parts)),
-        "axes_headings": GRID_HEADINGS,
-        "columns": columns(frames.rate_unit),
+        "nodes_left_out": max(0, hosts - MAX_NODES_LISTED),
+    }
+
+
+def _table(rows: pd.DataFrame, *, labels: dict[str, str], rate_unit: str) -> dict[str, Any]:
+    """Return the table of all cells: the first rows for the page itself, all of them for its script."""
+    table = table_rows(rows.head(MAX_ROWS), labels=labels)
+    efficiency, state = place_of("Efficiency"), place_of("State")
+    return {
+        "columns": columns(rate_unit),
         "rows": table[:STATIC_ROWS],
         "total_rows": len(table),
         "rows_left_out": max(0, len(rows) - MAX_ROWS),
-        "data": json_for_script(
-            {"rows": table, "guide": GUIDE, "efficiency": place_of("Efficiency"), "state": place_of("State")}
-        ),
-        "efficiency_column": place_of("Efficiency"),
-        "state_column": place_of("State"),
         "guide": GUIDE,
-        "runs": runs_context(frames.runs),
-        "remarks": study.remarks,
-        "warnings": [one_line(text, limit=500) for text in study.plan.get("warnings") or []],
+        "efficiency_column": efficiency,
+        "state_column": state,
+        "data": json_for_script({"rows": table, "guide": GUIDE, "efficiency": efficiency, "state": state}),
+    }
+
+
+def _foot(study: Study, frames: Frames, environment: Environment) -> dict[str, Any]:
+    return {
         "environment": environment,
-        "matrix": _matrix(study),
-        "table": study.plan.get("table"),
+        "warnings": [one_line(text, limit=500) for text in study.plan.get("warnings") or []],
+        "plan_facts": plan_facts(study),
         "reproduce": _reproduce(study),
         "citation": citation(study, frames, environment),
-        "plan_facts": plan_facts(study),
-        "missing": MISSING,
+        "matrix": _matrix(study),
+        "table": study.plan.get("table"),
     }
 
 
@@ -112,13 +141,6 @@ def _with_mode(parts: dict[str, dict[str, str]], series: str, label: str) -> str
     # A table without a name for its series calls them by their mode.
     named = f"{mode.capitalize()} scaling"
     return label if not mode else named if label == mode else f"{named}, {label}"
-
-
-def _some_ranks(study: Study, frames: Frames) -> pd.DataFrame:
-    """Return the rows of ranks.csv of runs over several nodes, of a very large study of the first ones."""
-    wide = set(frames.cells.loc[frames.cells["nodes"] > 1, "cell_id"])
-    runs = frames.runs[frames.runs["measured"] & frames.runs["cell_id"].isin(wide)]
-    return study.ranks_of(runs["run_id"].head(MAX_RUNS_READ))
 
 
 # -- top of the page ------------------------------------------------------------------
@@ -149,45 +171,6 @@ def _lead(study: Study, frames: Frames, environment: Environment) -> str:
         first, last = (f"{t:%Y-%m-%d %H:%M}" for t in (times.min(), times.max()))
         text += f"; run between {first} and {last} UTC" if first != last else f"; run at {first} UTC"
     return f"{text}."
-
-
-def _alerts(rows: pd.DataFrame, frames: Frames, environment: Environment) -> list[tuple[str, str]]:
-    """Return what a reader must know before looking at a number: heading and words."""
-    alerts = []
-    if environment.crowding is not None:
-        sizes = environment.crowding.sizes
-        concerned = f". Sizes concerned: {listed([str(s) for s in sizes], limit=8)} ranks" if sizes else ""
-        alerts.append(("Ranks outnumber cores", f"{environment.crowding}{concerned}."))
-    runs = frames.runs
-    missing = int((~runs["measured"]).sum())
-    if missing == len(runs):
-        alerts.append(
-            (
-                "Nothing to compare",
-                f"None of the {count(len(runs), 'planned run')} gave a number"
-                f"{': ' + states(runs) if len(runs) else ''}.",
-            )
-        )
-    elif missing:
-        alerts.append(
-            (
-                "Incomplete",
-                f"{missing:,} of {count(len(runs), 'run')} do not count: {states(runs[~runs['measured']])}.",
-            )
-        )
-    mixed = rows[rows["other_unit"]].drop_duplicates("cell_id")
-    if len(mixed):
-        cells = listed([one_line(name, limit=60) for name in mixed["cell_id"]], limit=4)
-        words = f"{cells}: counted in another unit than the plan's samples or the baseline; no efficiency."
-        alerts.append(("Two units of work", words))
-    if environment.differing:
-        alerts.append(
-            (
-                "Runs differ",
-                f"Not all runs had the same {listed(environment.differing)}: see the environment below.",
-            )
-        )
-    return alerts
 
 
 def _sections(

@@ -9,26 +9,29 @@ loss; settings as in production, input and output told.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 
 from analysis.document import Block, Bullets, Figure, Heading, Paragraph, Table, as_latex, as_markdown
+from analysis.drawing import Drawing
 from analysis.environment import Environment
-from analysis.figures import Drawing
+from analysis.labels import widest_series
 from analysis.load import Study
-from analysis.losses import LOSSES, losses
+from analysis.losses import LOSSES, WORTH_TELLING, hardly_any_loss, losses, why_not_known
 from analysis.measured import Frames
-from analysis.proposal_method import method, missing, nodes_known, settings, size_of
+from analysis.proposal_method import method, missing, settings
 from analysis.scaling import GUIDE
-from analysis.summary import NO_LOSS, nothing_to_tell
+from analysis.sizes import Row, job_size, nodes_known
+from analysis.summary import closest_to_guide, nothing_to_tell, recommended
 from analysis.wording import (
     MISSING,
     capital,
     count,
     fraction,
+    fractions,
     known,
     listed,
     number,
@@ -53,12 +56,6 @@ class _Series:
     def counted(self) -> str:
         """What the throughput counts: samples, as a rule."""
         return self.rate_unit.removesuffix("/s")
-
-    @property
-    def recommended(self) -> pd.Series | None:
-        """The largest size beyond the base at or above the guide."""
-        good = self.rows[(self.rows["efficiency"] >= GUIDE) & (self.rows["gpus"] > self.base["gpus"])]
-        return good.sort_values("gpus", kind="stable").iloc[-1] if len(good) else None
 
 
 def proposal_files(
@@ -99,11 +96,10 @@ def _blocks(
 def _series(rows: pd.DataFrame, regime: str, rate_unit: str) -> _Series | None:
     """Return the series of a regime with the most measured sizes, the plan's first among equals."""
     measured = rows[(rows["mode"] == regime) & rows["efficiency"].notna()]
-    sizes = measured.groupby("series", sort=False)["gpus"].nunique()
-    sizes = sizes[sizes > 1].sort_values(ascending=False, kind="stable")
-    if not len(sizes):
+    widest = widest_series(measured, limit=1)
+    if not widest:
         return None
-    own = measured[measured["series"] == sizes.index[0]].sort_values(["gpus", "nodes"], kind="stable")
+    own = measured[measured["series"] == widest[0]].sort_values(["gpus", "nodes"], kind="stable")
     # The base may be a cell of another series: one rank without DDP, say.
     return _Series(own, regime, rows.iloc[int(own["base_place"].iloc[-1])], rate_unit)
 
@@ -122,13 +118,12 @@ def _measured_on(frames: Frames, environment: Environment) -> str:
 
 def _recommendation(shown: Sequence[_Series]) -> list[Block]:
     series = shown[0]
-    best = series.recommended
+    best = recommended(series.rows)
     blocks: list[Block] = [Heading("Recommended job size")]
     if best is None:
-        base = f"No size beyond the baseline, {series.base['baseline']}, reaches an efficiency of {GUIDE}"
-        return [*blocks, Paragraph(f"{base}: more than the baseline cannot be recommended.")]
+        return [*blocks, Paragraph(_no_more_than_base(series))]
     texts = [
-        f"{size_of(best)}: the largest measured size whose efficiency ({series.regime} scaling) is at least "
+        f"{job_size(best)}: the largest measured size whose efficiency ({series.regime} scaling) is at least "
         f"{GUIDE}: {_efficiency(best)}.",
         *_against_base(best, series),
     ]
@@ -140,6 +135,15 @@ def _recommendation(shown: Sequence[_Series]) -> list[Block]:
     else:
         texts.append("It is the largest size that was measured; larger ones may do as well.")
     return [*blocks, Paragraph(" ".join(texts))]
+
+
+def _no_more_than_base(series: _Series) -> str:
+    base, closest = series.base["baseline"], closest_to_guide(series.rows)
+    text = f"No size beyond the baseline, {base}, reaches an efficiency of {GUIDE}"
+    text = f"{text}: more than the baseline cannot be recommended."
+    if closest is None:
+        return text
+    return f"{text} {capital(job_size(closest))} comes closest, with {_efficiency(closest)}."
 
 
 def _against_base(best: pd.Series, series: _Series) -> list[str]:
@@ -158,7 +162,7 @@ def _against_base(best: pd.Series, series: _Series) -> list[str]:
 def _next_larger(best: pd.Series, larger: pd.Series, series: _Series) -> str:
     gain = larger["throughput_samples_per_sec"] / best["throughput_samples_per_sec"]
     cost = _node_hours_per_million(larger) / _node_hours_per_million(best)
-    text = f"The next larger one, {size_of(larger)}, has an efficiency of {_efficiency(larger)}"
+    text = f"The next larger one, {job_size(larger)}, has an efficiency of {_efficiency(larger)}"
     if not (known(gain) and known(cost)):
         return f"{text}."
     times = number(gain, digits=3), number(cost, digits=3)
@@ -166,16 +170,15 @@ def _next_larger(best: pd.Series, larger: pd.Series, series: _Series) -> str:
     return f"{text}: {times[0]} times the throughput for {times[1]} times the node-hours per {counted}."
 
 
-def _node_hours_per_million(row: pd.Series) -> float:
+def _node_hours_per_million(row: Row) -> float:
     if not nodes_known(row):
         return math.nan
     return float(row["nodes"] * 1e6 / row["throughput_samples_per_sec"] / 3600)
 
 
-def _efficiency(row: pd.Series) -> str:
-    low, high = row["efficiency_low"], row["efficiency_high"]
-    bounds = f" [{fraction(low)}, {fraction(high)}]" if known(low) else ""
-    return f"{fraction(row['efficiency'])}{bounds}"
+def _efficiency(row: Row) -> str:
+    bounds = fractions(row["efficiency_low"], row["efficiency_high"])
+    return f"{fraction(row['efficiency'])} {bounds}".strip()
 
 
 # -- the measurements -----------------------------------------------------------------
@@ -226,7 +229,7 @@ def _table(series: _Series, frames: Frames) -> Table:
     return Table(caption, [headings[place] for place in kept], table_rows, text_columns=())
 
 
-def _table_row(row: Mapping[Any, Any], loops: Any, jobs: Any) -> list[str]:
+def _table_row(row: Row, loops: Any, jobs: Any) -> list[str]:
     cell = row["cell_id"]
     return [
         str(row["nodes"]) if nodes_known(row) else MISSING,
@@ -236,12 +239,12 @@ def _table_row(row: Mapping[Any, Any], loops: Any, jobs: Any) -> list[str]:
         seconds(row["step_time_sec"], digits=4),
         number(row["throughput_samples_per_sec"]),
         number(row["speedup"], digits=3),
-        _efficiency(pd.Series(dict(row))),
+        _efficiency(row),
         str(row["n"]),
         number(loops.get(cell), digits=3),
         number(jobs.get(cell), digits=3),
         number(row["node_hours"], digits=3),
-        number(_node_hours_per_million(pd.Series(dict(row))), digits=3),
+        number(_node_hours_per_million(row), digits=3),
     ]
 
 
@@ -264,12 +267,8 @@ def _losses(shown: Sequence[_Series]) -> list[Block]:
     texts = []
     for series in shown:
         last = series.rows.iloc[-1]
-        slight = last["efficiency"] >= NO_LOSS or last["efficiency_high"] >= 1
-        found = [] if slight else [one for one in losses(last, series.base) if one.share >= 0.005]
-        name = f"{series.regime.capitalize()} scaling, {size_of(last)}, efficiency {_efficiency(last)}"
-        parts = [f"{percent(loss.share)} {LOSSES[loss.factor]}" for loss in found]
-        told = "hardly any loss" if slight else listed(parts) or "not known"
-        texts.append(f"{name}: {told}.")
+        name = f"{series.regime.capitalize()} scaling, {job_size(last)}, efficiency {_efficiency(last)}"
+        texts.append(f"{name}: {_causes(last, series.base)}.")
     if not any("%" in text for text in texts):
         return [*blocks, Bullets(texts)]
     note = (
@@ -277,3 +276,11 @@ def _losses(shown: Sequence[_Series]) -> list[Block]:
         "computational scalability (POP Centre of Excellence), from an instrumented window of its own."
     )
     return [*blocks, Bullets(texts), Paragraph(note)]
+
+
+def _causes(last: pd.Series, base: pd.Series) -> str:
+    if hardly_any_loss(last):
+        return "hardly any loss"
+    found = [loss for loss in losses(last, base) if loss.share >= WORTH_TELLING]
+    told = [f"{percent(loss.share)} {LOSSES[loss.factor]}" for loss in found]
+    return listed(told) or f"not known, {why_not_known(last, base)}"

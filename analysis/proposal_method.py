@@ -11,6 +11,7 @@ from analysis.document import Block, Bullets, Heading, Paragraph, Table
 from analysis.environment import Environment
 from analysis.load import Study
 from analysis.matching import spelled
+from analysis.sizes import job_size
 from analysis.summary import certainty
 from analysis.wording import count, one_line
 
@@ -20,21 +21,6 @@ _SETTINGS = (
     *("bucket_cap_mb", "activation_checkpointing", "compile", "data", "num_workers", "checkpoint"),
 )
 _FACTS = ("Device", "PyTorch", "CUDA", "NCCL", "Network", "Interface", "Threads per rank")
-
-
-def nodes_known(row: Mapping[Any, Any] | pd.Series) -> bool:
-    """Return whether the nodes were given: a table measured elsewhere may count GPUs alone."""
-    return bool(row["gpus_per_node"] != "")
-
-
-def size_of(row: Mapping[Any, Any] | pd.Series) -> str:
-    """Return ``2 nodes x 4 (8 ranks)``."""
-    ranks = count(int(row["gpus"]), "rank")
-    return (
-        f"{count(int(row['nodes']), 'node')} x {row['gpus_per_node']} ({ranks})"
-        if nodes_known(row)
-        else ranks
-    )
 
 
 def method(study: Study, rows: pd.DataFrame) -> list[Block]:
@@ -97,7 +83,7 @@ def missing(rows: pd.DataFrame) -> list[Block]:
     if not len(lacking):
         return []
     items = [
-        f"{row['cell_id']} ({size_of(pd.Series(row))}): {one_line(row['reason'], limit=160) or row['state']}."
+        f"{row['cell_id']} ({job_size(row)}): {one_line(row['reason'], limit=160) or row['state']}."
         for row in lacking.head(20).to_dict("records")
     ]
     if len(lacking) > len(items):

@@ -8,12 +8,13 @@ from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.patches import Patch
 
+from analysis.bar_rows import parts_legend
 from analysis.drawing import WIDTH_IN, Draft, Drawing, finish
 from analysis.load import Study
 from analysis.palette import BLUE, GREY, INK, ORANGE, SKY, SURFACE, VERMILLION
 from analysis.stragglers import LATE_FROM
+from analysis.usual import usual_value
 from analysis.wording import MISSING, clean, count, fraction, known, one_line, percent, seconds
 
 #: How many cells are looked at, and of how many runs of each ranks.csv is read.
@@ -98,7 +99,7 @@ def _means(frame: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
     means["n"] = groups["run_id"].nunique()
     means = means.reset_index()
     by_cell = means.groupby("cell_id")
-    usual = by_cell["useful"].transform(lambda values: values.quantile(0.5, interpolation="lower"))
+    usual = usual_value(means, "useful", among=["cell_id"])
     means["beyond"] = (means["useful"] - usual) / by_cell["step"].transform("max")
     return means
 
@@ -117,18 +118,10 @@ def nodes_frame(ranks: Ranks) -> pd.DataFrame:
     return ranks.by_host.rename(columns=names)[list(NODE_COLUMNS)]
 
 
+#: The headings of :func:`node_table`; all but the first two are of numbers.
 NODE_HEADINGS = (
-    *(
-        "Host",
-        "Cell",
-        "Ranks",
-        "Runs",
-        "Works per step",
-        "of it data loading",
-        "Beyond the usual",
-        "Waits",
-        "Step",
-    ),
+    *("Host", "Cell", "Ranks", "Runs"),
+    *("Works per step", "of it data loading", "Beyond the usual", "Waits", "Step"),
 )
 
 
@@ -239,10 +232,7 @@ def _draw(axes: Axes, panels: Sequence[pd.DataFrame], balance: Mapping[str, floa
     axes.set(xlim=(0, 1.02 * widest), ylim=(place - 0.5, -0.6), xlabel=f"Time per step ({unit})")
     axes.xaxis.set_major_formatter(lambda value, _: f"{value * factor:.4g}")
     axes.tick_params(axis="y", length=0)
-    shown = [part for part in _STACK if any((panel[part[0]] > 0).any() for panel in panels)]
-    handles = [Patch(facecolor=colour, hatch=hatch, edgecolor=SURFACE) for _, _, colour, hatch in shown]
-    words = [words for _, words, *_ in shown]
-    axes.figure.legend(handles, words, loc="lower left", ncols=2, frameon=False, labelcolor=INK)
+    parts_legend(axes, [part[1:] for part in _STACK if any((panel[part[0]] > 0).any() for panel in panels)])
     return tips
 
 

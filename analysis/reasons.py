@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 
 import pandas as pd
 
-from analysis.baselines import asked_for, sizes_of
+from analysis.baselines import asked_for
+from analysis.listing import row_state
 from analysis.measured import Frames
+from analysis.sizes import sizes_of
 from analysis.wording import count, listed, one_line
 from bench.ledger import RunState
 
@@ -54,7 +56,7 @@ def row_reasons(rows: pd.DataFrame, frames: Frames, *, asked: str | None = None)
     """Return each row's reason: missing runs, the baseline, the regime; empty where all is well."""
     runs = _about_runs(frames.runs)
     base = _about_baselines(rows, asked)
-    regime = _about_regimes(rows, labelled_by=frames.labelled_by)
+    regime = _about_regimes(rows, frames)
     words = []
     for cell_id, place, n in zip(rows["cell_id"], rows["series_place"], rows["n"], strict=True):
         parts = (runs.get(cell_id), regime.get(place), base.get(place) if n else None)
@@ -97,11 +99,9 @@ def _about_runs(runs: pd.DataFrame) -> dict[str, str]:
 
 
 def _kind(state: str, failure: object) -> str:
-    if state == RunState.COMPLETED:
-        return "completed without a throughput"
     if state == RunState.FAILED and isinstance(failure, str) and failure:
         return f"failed by {failure}"
-    return {str(RunState.UNKNOWN): "of unknown state", str(RunState.PLANNED): "not started"}.get(state, state)
+    return row_state(state)
 
 
 def _about_baselines(rows: pd.DataFrame, asked: str | None) -> dict[int, str]:
@@ -123,7 +123,7 @@ def _about_baselines(rows: pd.DataFrame, asked: str | None) -> dict[int, str]:
     return words
 
 
-def _about_regimes(rows: pd.DataFrame, *, labelled_by: str) -> dict[int, str]:
+def _about_regimes(rows: pd.DataFrame, frames: Frames) -> dict[int, str]:
     """Return by series why it has no efficiency, or another regime than its label says."""
     words: dict[int, str] = {}
     first = rows.drop_duplicates("series_place")
@@ -138,13 +138,25 @@ def _about_regimes(rows: pd.DataFrame, *, labelled_by: str) -> dict[int, str]:
         elif sizes[place] == 1:
             words[place] = "no efficiency: the series has one cell only"
         elif not mode:
-            words[place] = (
+            told = (
                 "no efficiency: neither the global batch nor the batch per rank is constant over the series"
             )
+            own = rows[rows["series_place"] == place]
+            remedy = frames.regime_remedy if _holds_several(own) else ""
+            words[place] = "; ".join(filter(None, (told, remedy)))
         else:
             constant = "global batch" if mode == "strong" else "batch per rank"
-            words[place] = f"called {label} by {labelled_by}, but its {constant} is constant: {mode} scaling"
+            words[place] = (
+                f"called {label} by {frames.labelled_by}, but its {constant} is constant: {mode} scaling"
+            )
     return words
+
+
+def _holds_several(rows: pd.DataFrame) -> bool:
+    """Return whether some rows of a series of neither regime make one of their own: a batch of two sizes."""
+    per_rank = rows["global_batch"] / rows["gpus"]
+    batches = (rows["global_batch"], per_rank.map(lambda value: f"{value:.9g}"))
+    return any(rows["gpus"].groupby(batch).nunique().max() > 1 for batch in batches)
 
 
 def _odd(table: Iterable[tuple[int, str, str]], sizes: pd.Series) -> list[tuple[int, str, str]]:

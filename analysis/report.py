@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
-    from analysis.figures import Drawing
+    from analysis.drawing import Drawing
     from analysis.load import Study
     from analysis.measured import Frames
 
@@ -35,8 +35,9 @@ def write_report(
     """Write ``report/`` of a study and return the path of its index.html.
 
     Beside the page: scaling.csv, scaling.md, scaling.tex, runs.csv, and each figure as SVG,
-    PNG and PDF in figures/; where runs left it, sweep.csv, fabric.csv
-    and nodes.csv. What was there of an older report is replaced.
+    PNG and PDF in figures/; where runs left it, axes.csv, sweep.csv, fabric.csv
+    and nodes.csv. What was there of an older report is replaced; of its proposal nothing is
+    touched unless a new one is asked for.
 
     Args:
         study_path: the study's folder.
@@ -122,7 +123,7 @@ def _report(
         "scaling.md": markdown_table(rows, rate_unit=frames.rate_unit),
         "scaling.tex": latex_table(rows, rate_unit=frames.rate_unit),
         "runs.csv": runs_csv(frames.runs),
-        "index.html": render_page(page_context(study, frames, rows, drawings, environment, closer.ranks)),
+        "index.html": render_page(page_context(study, frames, rows, drawings, environment, closer)),
     }
     if proposal:
         from analysis.proposal import proposal_files
@@ -169,6 +170,7 @@ def _digest(text: str) -> str:
 
 
 def _write(folder: Path, files: dict[str, str], drawings: Sequence[Drawing]) -> Path:
+    from analysis.details import FILES
     from bench.layout import write_atomically
 
     figures = folder / "figures"
@@ -181,7 +183,7 @@ def _write(folder: Path, files: dict[str, str], drawings: Sequence[Drawing]) -> 
         _remove_stale(figures, {drawing.name for drawing in drawings})
         for name, text in files.items():
             write_atomically(folder / name, text)
-        for name in {"axes.csv", "fabric.csv", "sweep.csv", "nodes.csv"} - set(files):
+        for name in {"axes.csv", *FILES} - set(files):
             (folder / name).unlink(missing_ok=True)
     except OSError as error:
         raise BenchError(f"{error.filename or folder}: cannot be written: {error.strerror}") from None

@@ -20,14 +20,14 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from analysis.baselines import base_places, check_asked, sizes_of
+from analysis.baselines import base_places, check_asked
 from analysis.decompose import PARTS, cell_parts, computational_scalability
 from analysis.estimate import LogMoments, log_moments, mean_interval, ratio_interval
 from analysis.increments import INCREMENT_COLUMNS, add_increments, karp_flatt
 from analysis.load import Study
 from analysis.measured import SIZE_COLUMNS, Frames, measure
 from analysis.reasons import cell_states, row_reasons
-from analysis.wording import count
+from analysis.sizes import baseline_names
 
 #: The efficiency from which on POP's guidelines speak of good scaling (https://pop-coe.eu/node/69).
 GUIDE = 0.8
@@ -95,18 +95,21 @@ def scale(source: Study | Frames, *, baseline: str | None = None) -> pd.DataFram
     """Return the scaling table with what figures and words need beside it.
 
     Beyond :data:`COLUMNS` and :data:`FURTHER_COLUMNS`: ``runs`` (planned), ``label_mode`` (the
-    plan's), ``base_cell``, ``base_gpus, is_base``, ``speedup_low, speedup_high``, ``ddp, to_train``,
-    ``rate`` (as ``throughput_samples_per_sec``, also where a table hides that), and the step's
-    :data:`analysis.decompose.PARTS` with ``exposed`` (seconds per step).
+    plan's), ``base_place`` (the label of the baseline's row), ``base_cell``, ``base_gpus, is_base``,
+    ``speedup_low, speedup_high``, ``ddp, to_train``, ``other_unit`` (no efficiency, since its work is
+    counted otherwise), ``rate`` (as ``throughput_samples_per_sec``, also where a table hides that),
+    and the step's :data:`analysis.decompose.PARTS` with ``exposed`` and ``useful_s`` (seconds per step).
+    ``series_place`` and ``cell_place`` number series and cells in the plan's order; rows are sorted by
+    series, then size.
     """
     frames = source if isinstance(source, Frames) else measure(source)
-    rows = _rows(frames)
+    moments = _cell_moments(frames)
+    rows = _rows(frames, moments)
     check_asked(rows, baseline)
     rows["label_mode"] = rows["mode"]
     rows["to_train"] = rows["series"].isin(frames.to_train)
     rows["mode"] = _regimes(rows).where(~rows["to_train"], "")
     _add_baselines(rows, baseline)
-    moments = _cell_moments(frames)
     _add_efficiency(rows, moments)
     rows = add_increments(rows, moments)
     rows["karp_flatt"] = karp_flatt(rows)
@@ -114,7 +117,7 @@ def scale(source: Study | Frames, *, baseline: str | None = None) -> pd.DataFram
     return rows
 
 
-def _rows(frames: Frames) -> pd.DataFrame:
+def _rows(frames: Frames, moments: LogMoments) -> pd.DataFrame:
     """Return one row per cell and series with what its runs measured, whatever the series."""
     cells = frames.cells.set_index("cell_id")
     measured = frames.runs[frames.runs["measured"]]
@@ -132,7 +135,6 @@ def _rows(frames: Frames) -> pd.DataFrame:
         units.median().where(units.max() <= (1 + SAME_UNIT) * units.min(), np.inf).where(units.count() > 0)
     )
     cells["node_hours"] = cells["nodes"] * groups["wall_s"].mean() / 3600
-    moments = _cell_moments(frames)
     cells["throughput_low"], cells["throughput_high"] = mean_interval(moments)
     cells = cells.join(cell_parts(measured)).join(cell_states(frames.runs))
     cells["cell_place"] = np.arange(len(cells))
@@ -195,12 +197,7 @@ def _add_baselines(rows: pd.DataFrame, asked: str | None) -> None:
 
 def _names(rows: pd.DataFrame) -> pd.Series:
     """Return what each row is called as a baseline: its size, and more where that does not tell."""
-    ranks = [count(int(gpus), "rank") for gpus in rows["gpus"]]
-    names = [
-        f"{size} ({told})" if layout else told
-        for size, told, layout in zip(sizes_of(rows), ranks, rows["gpus_per_node"], strict=True)
-    ]
-    named = pd.Series(names, index=rows.index, dtype="str")
+    named = pd.Series(baseline_names(rows), index=rows.index, dtype="str")
     named = named.where(rows["ddp"], named + " without DDP")
     same_size = rows[rows["n"] > 0].groupby(["series_place", "nodes", "gpus_per_node", "gpus", "ddp"])
     if (same_size["cell_id"].nunique() > 1).any():
@@ -209,7 +206,7 @@ def _names(rows: pd.DataFrame) -> pd.Series:
     return named
 
 
-def other_unit(units: pd.Series, base: pd.Series) -> pd.Series:
+def _other_unit(units: pd.Series, base: pd.Series) -> pd.Series:
     """Return which rows count another unit of work (tokens, say) than their baseline, or several."""
     with np.errstate(invalid="ignore"):
         apart = np.abs(units.fillna(1.0).to_numpy() / base.fillna(1.0).to_numpy() - 1)
@@ -224,7 +221,7 @@ def _add_efficiency(rows: pd.DataFrame, moments: LogMoments) -> None:
     growth = rows["gpus"] / base["gpus"]
     time_ratio = base["step_time_sec"] / rows["step_time_sec"]
     strong = rows["mode"] == "strong"
-    rows["other_unit"] = other_unit(rows["unit"], base["unit"]) & has_base
+    rows["other_unit"] = _other_unit(rows["unit"], base["unit"]) & has_base
     has_base = has_base & ~rows["other_unit"].to_numpy()
     efficiency = (time_ratio / growth).where(strong, time_ratio).where(has_base)
     top = moments.take(rows["cell_place"].to_numpy())
@@ -235,12 +232,12 @@ def _add_efficiency(rows: pd.DataFrame, moments: LogMoments) -> None:
     per_rank = np.where(strong, 1 / growth, 1 / work)
     comparable = has_base & ~rows["is_base"].to_numpy()
     rows["efficiency"] = efficiency
-    whole = rows["to_train"].to_numpy()
+    to_train = rows["to_train"].to_numpy()
     rows["efficiency_low"] = np.where(comparable, low * per_rank, np.nan)
     rows["efficiency_high"] = np.where(comparable, high * per_rank, np.nan)
     for name in ("", "_low", "_high"):
-        rows[f"speedup{name}"] = rows[f"efficiency{name}"] * np.where(whole, 1.0, growth)
-        rows[f"efficiency{name}"] = rows[f"efficiency{name}"].mask(whole)
+        rows[f"speedup{name}"] = rows[f"efficiency{name}"] * np.where(to_train, 1.0, growth)
+        rows[f"efficiency{name}"] = rows[f"efficiency{name}"].mask(to_train)
     rows["computational_scalability"] = computational_scalability(
         rows["useful_s"],
         ranks=rows["gpus"],

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import pandas as pd
 
-from analysis.curves import Curve, paths
+from analysis.curves import Curve
 from analysis.labels import short_labels
 from analysis.scaling import GUIDE
+from analysis.sizes import paths, ranks
+from analysis.thinning import spread
 from analysis.wording import count, fraction, known, listed, number
 
 MAX_SERIES = 6
@@ -54,9 +55,7 @@ def select(
 
 
 def _thin(rows: pd.DataFrame, limit: int) -> pd.DataFrame:
-    if len(rows) <= limit:
-        return rows
-    return rows.iloc[np.unique(np.linspace(0, len(rows) - 1, limit).round().astype(int))]
+    return rows.iloc[spread(len(rows), limit)]
 
 
 def repeats_of(curve: Curve, rows: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
@@ -102,8 +101,8 @@ def curve_description(curve: Curve, selection: Selection) -> str:
         rows = selection.rows[selection.rows["series"] == series]
         first, last = rows.iloc[0], rows.iloc[-1]
         value = fraction if curve.kind == "efficiency" else number
-        ends = f"{value(first[curve.column])} at {count(int(first['gpus']), 'rank')}"
+        ends = f"{value(first[curve.column])} at {ranks(first)}"
         if known(last[curve.column]) and len(rows) > 1:
-            ends += f", {value(last[curve.column])} at {count(int(last['gpus']), 'rank')}"
+            ends += f", {value(last[curve.column])} at {ranks(last)}"
         texts.append(f"{label}: {ends}.")
     return f"{curve.axis} over ranks. {' '.join(texts)}"

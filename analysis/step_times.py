@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from analysis.bars import draw_rows, names_wide, rows_high
-from analysis.drawing import Draft, Drawing, finish
+from analysis.bar_rows import bars_draft, draw_rows
+from analysis.drawing import Drawing, finish, log_ticks
 from analysis.load import Study
 from analysis.palette import BLUE, INK, MUTED, VERMILLION
 from analysis.selection import Selection
+from analysis.sizes import ranks
+from analysis.thinning import spread
 from analysis.wording import count, number, one_line, seconds, whole
 
 #: Of how many runs of a cell steps.csv is read, spread over its repeats.
 MAX_RUNS = 5
+#: The ticks of a decade, from few to as many as a narrow span needs.
+_STEPS = ((1.0,), (1.0, 2.0, 5.0), tuple(range(1, 10)), tuple(np.arange(1, 10, 0.25)))
 _QUANTILES = {"low": 0.05, "lower": 0.25, "median": 0.5, "upper": 0.75, "high": 0.95}
 
 
@@ -31,7 +36,7 @@ def step_rows(study: Study, rows: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFr
         runs: of :func:`analysis.measured.measure`.
     """
     wanted = runs[runs["measured"] & runs["cell_id"].isin(rows["cell_id"])]
-    sample = wanted.groupby("cell_id", sort=False)["run_id"].apply(_spread).explode()
+    sample = wanted.groupby("cell_id", sort=False)["run_id"].apply(_some).explode()
     steps = study.steps_of(sample.to_list())
     steps = steps[np.isfinite(steps["step_time_sec"]) & (steps["step_time_sec"] > 0)]
     groups = steps.groupby(steps["cell_id"].astype("str"), sort=False)
@@ -40,9 +45,8 @@ def step_rows(study: Study, rows: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFr
     return rows.merge(pd.DataFrame(found, columns=columns), on="cell_id")
 
 
-def _spread(run_ids: pd.Series) -> list[str]:
-    places = np.linspace(0, len(run_ids) - 1, min(MAX_RUNS, len(run_ids))).round().astype(int)
-    return [str(run_ids.iloc[place]) for place in np.unique(places)]
+def _some(run_ids: pd.Series) -> list[str]:
+    return [str(run_ids.iloc[place]) for place in spread(len(run_ids), MAX_RUNS)]
 
 
 def _told(steps: pd.DataFrame) -> dict[str, Any]:
@@ -70,16 +74,13 @@ def steps_figure(selection: Selection) -> Drawing:
     """
     rows = selection.rows
     widest = rows.assign(spread=rows["high"] / rows["low"]).sort_values("spread").iloc[-1]
-    ranks = count(int(widest["gpus"]), "rank")
-    draft = Draft(
-        name=f"times-{selection.regime or 'other'}",
+    draft = bars_draft(
+        selection,
+        kind="times",
         what="How step times are distributed",
         topic="steps",
-        regime=selection.regime,
-        labels=selection.labels,
-        shared=selection.shared,
         description=(
-            f"Boxes of {count(len(rows), 'cell')}. The widest spread is at {ranks}: "
+            f"Boxes of {count(len(rows), 'cell')}. The widest spread is at {ranks(widest)}: "
             f"the middle 90 % of its steps took {seconds(widest['low'])} to {seconds(widest['high'])}, "
             f"median {seconds(widest['median'])}."
         ),
@@ -87,29 +88,17 @@ def steps_figure(selection: Selection) -> Drawing:
             "Steps of the throughput windows, each the longest rank's. Box: the middle half, with the "
             f"median; whiskers: 5 to 95 %; dot: the slowest step. Of up to {MAX_RUNS} runs per cell."
         ),
-        left_out=list(selection.left_out),
-        height_in=rows_high(rows, selection.labels),
-        left_in=names_wide(rows),
-        with_axis=False,
     )
     return finish(draft, lambda axes: _draw(axes, rows, selection.labels))
 
 
 def _draw(axes: Axes, rows: pd.DataFrame, labels: dict[str, str]) -> dict[str, list[str]]:
-    tips: dict[str, list[str]] = {}
-
-    def box(place: float, row: dict[Hashable, Any], name: str) -> None:
-        tips.update(_draw_box(axes, place, row, name))
-
     axes.set_xscale("log")
     axes.grid(axis="x")
-    bottom = draw_rows(axes, rows, labels=labels, bar=box)
+    tips = draw_rows(axes, rows, labels=labels, bar=partial(_draw_box, axes))
     low, high = float(rows["low"].min()) / 1.1, float(rows["slowest"].max()) * 1.1
-    axes.set(xlim=(low, high), ylim=(bottom, -0.65), xlabel="Time per step")
-    for subs in ((1.0,), (1.0, 2.0, 5.0), tuple(range(1, 10)), tuple(np.arange(1, 10, 0.25))):
-        ticks = [t for t in LogLocator(base=10, subs=subs).tick_values(low, high) if low <= t <= high]
-        if len(ticks) >= 3:
-            break
+    axes.set(xlim=(low, high), xlabel="Time per step")
+    ticks = log_ticks(low, high, *_STEPS)
     axes.xaxis.set_major_locator(FixedLocator(ticks[:: -(-len(ticks) // 6)]))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _short(value)))

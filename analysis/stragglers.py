@@ -8,12 +8,16 @@ less. So a straggler is looked for in useful time, and is never taken for slow c
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import islice
 
 import pandas as pd
 
+from analysis.decompose import USEFUL_PARTS
 from analysis.load import Study
-from analysis.wording import count, listed, one_line, percent, seconds
+from analysis.slow_nodes import WHAT_TO_DO, by_how_much
+from analysis.usual import usual_value
+from analysis.wording import capital, count, listed, one_line, percent, seconds
 
 #: One row per run and late rank; times are seconds per step, means over the attribution windows;
 #: ``host_ranks`` counts the ranks of that run on its host, late or not.
@@ -21,16 +25,17 @@ STRAGGLER_COLUMNS = ("run_id", "cell_id", "rank", "host", "host_ranks", "excess_
 #: A rank is late if its useful time is longer than usual by this share of the step, in every epoch.
 LATE_FROM = 0.05
 #: The columns of ranks.csv that make up useful time, in words.
-PARTS = {
-    "data_load_time_sec": "data loading",
-    "forward_time_sec": "forward",
-    "backward_time_sec": "backward",
-    "optimizer_time_sec": "the optimizer",
-    "other_time_sec": "what no timer covered",
+_WORDS = {
+    USEFUL_PARTS["data"]: "data loading",
+    USEFUL_PARTS["forward"]: "forward",
+    USEFUL_PARTS["backward"]: "backward",
+    USEFUL_PARTS["optimizer"]: "the optimizer",
+    USEFUL_PARTS["other"]: "what no timer covered",
 }
 _MOST_RUNS = 500
 _MOST_NAMED = 4
 _MEANS = ("excess_sec", "share_of_step")
+_EPOCH = ["run_id", "epoch"]
 
 
 def stragglers(ranks: pd.DataFrame) -> pd.DataFrame:
@@ -49,16 +54,16 @@ def stragglers(ranks: pd.DataFrame) -> pd.DataFrame:
     if not len(frame):
         return pd.DataFrame(columns=list(STRAGGLER_COLUMNS))
     frame["run_id"] = frame["run_id"].astype("str")
-    epochs = frame.groupby(["run_id", "epoch"], sort=False)
+    epochs = frame.groupby(_EPOCH, sort=False)
     frame["useful"] = frame["step_time_sec"] - frame["comm_exposed_time_sec"]
-    frame["excess"] = frame["useful"] - _usual(frame, "useful")
+    frame["excess"] = frame["useful"] - usual_value(frame, "useful", among=_EPOCH)
     frame["share"] = frame["excess"] / epochs["step_time_sec"].transform("max")
-    for column in PARTS:
-        frame[f"beyond {column}"] = frame[column] - _usual(frame, column)
+    for column in _WORDS:
+        frame[f"beyond {column}"] = frame[column] - usual_value(frame, column, among=_EPOCH)
     one = frame.groupby(["run_id", "rank"], sort=False)
     late = one["share"].min()
     found = one.agg({"cell_id": "first", "host": "first", "excess": "mean", "share": "mean"})
-    beyond = one[[f"beyond {column}" for column in PARTS]].mean().set_axis(list(PARTS.values()), axis=1)
+    beyond = one[[f"beyond {column}" for column in _WORDS]].mean().set_axis(list(_WORDS.values()), axis=1)
     found["host_ranks"] = found.groupby([found.index.get_level_values("run_id"), "host"])["host"].transform(
         "size"
     )
@@ -69,26 +74,30 @@ def stragglers(ranks: pd.DataFrame) -> pd.DataFrame:
     return found[list(STRAGGLER_COLUMNS)]
 
 
-def _usual(frame: pd.DataFrame, column: str) -> pd.Series:
-    """Return for each row the lower median over the ranks of its run and epoch."""
-    keys = ["run_id", "epoch"]
-    # One quantile of all groups: a function called group by group takes seconds in a large study.
-    medians = frame.groupby(keys, sort=False)[column].quantile(0.5, interpolation="lower")
-    values = medians.reindex(pd.MultiIndex.from_frame(frame[keys])).to_numpy(dtype=float)
-    return pd.Series(values, index=frame.index)
+@dataclass(frozen=True)
+class LateNodes:
+    """The nodes that the others wait for longest: a sentence by host, and how many more there are."""
+
+    sentences: dict[str, str]
+    more: int = 0
+
+    @property
+    def told(self) -> list[str]:
+        """The sentences, and a last one that counts the rest."""
+        return [*self.sentences.values(), *([count(self.more, "more node")] if self.more else [])]
 
 
-def name_stragglers(study: Study) -> list[str]:
-    """Return a sentence for each node with ranks that were late in more than half of the runs of a cell.
+def late_nodes(study: Study) -> LateNodes:
+    """Return the nodes with ranks that were late in more than half of the runs of a cell.
 
     Only completed runs are looked at, of a very large study the first 500.
     """
     measured = study.runs.loc[study.runs["state"].astype("str") == "completed", ["run_id", "cell_id"]]
     measured = measured.head(_MOST_RUNS)
-    return sentences(stragglers(study.ranks_of(measured["run_id"])), measured["cell_id"])
+    return by_node(stragglers(study.ranks_of(measured["run_id"])), measured["cell_id"])
 
 
-def sentences(found: pd.DataFrame, cells: Iterable[str]) -> list[str]:
+def by_node(found: pd.DataFrame, cells: Iterable[str]) -> LateNodes:
     """Return a sentence for each node, the longest wait first, of the cell where it is longest.
 
     Args:
@@ -96,7 +105,7 @@ def sentences(found: pd.DataFrame, cells: Iterable[str]) -> list[str]:
         cells: the cell of every run that was looked at.
     """
     if not len(found):
-        return []
+        return LateNodes({})
     runs = pd.Series(list(cells), dtype="str").value_counts()
     late = found.groupby([found["cell_id"].astype("str"), "rank", "host"], sort=False)
     ranks = late.agg(
@@ -108,10 +117,8 @@ def sentences(found: pd.DataFrame, cells: Iterable[str]) -> list[str]:
         "excess_sec", ascending=False, kind="stable"
     )
     nodes = ranks.groupby("host", sort=False)
-    told = [_about_node(str(host), own) for host, own in islice(nodes, _MOST_NAMED)]
-    if (more := nodes.ngroups - len(told)) > 0:
-        told.append(count(more, "more node"))
-    return told
+    told = {str(host): _about_node(str(host), own) for host, own in islice(nodes, _MOST_NAMED)}
+    return LateNodes(told, nodes.ngroups - len(told))
 
 
 def _about_node(host: str, late: pd.DataFrame) -> str:
@@ -135,10 +142,17 @@ def _about_node(host: str, late: pd.DataFrame) -> str:
     )
 
 
-def alert(study: Study) -> tuple[str, str] | None:
-    """Return a heading and words for the page; None where no rank is late."""
-    told = name_stragglers(study)
-    if not told:
-        return None
-    words = listed(told, limit=_MOST_NAMED + 1)
-    return "The others wait", f"{words[0].upper()}{words[1:]}. This is waiting, not slow communication."
+def others_wait(late: LateNodes, *, slow: pd.DataFrame) -> tuple[str, str]:
+    """Return a heading and words for the page.
+
+    Args:
+        late: at least one node.
+        slow: of :func:`analysis.slow_nodes.slow_nodes`, those of these nodes.
+    """
+    words = f"{capital(listed(late.told, limit=_MOST_NAMED + 1))}. This is waiting, not slow communication."
+    if len(slow):
+        words += (
+            " Work that waits for nobody takes longer there than on the other nodes of the same runs: "
+            f"{listed(by_how_much(slow))}. Every step waits for such a node: {WHAT_TO_DO}."
+        )
+    return "The others wait", words

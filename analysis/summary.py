@@ -7,12 +7,20 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from analysis.losses import LOSSES, SHORT, Loss, losses
+from analysis.labels import widest_series
+from analysis.losses import (
+    LOSSES,
+    SHORT,
+    WORTH_TELLING,
+    Loss,
+    hardly_any_loss,
+    losses,
+    why_not_known,
+)
 from analysis.scaling import GUIDE
-from analysis.wording import count, fraction, known, listed, number, percent
+from analysis.sizes import ranks, with_layout
+from analysis.wording import count, fraction, fractions, known, listed, number, percent
 
-#: Efficiencies above this have no loss worth explaining.
-NO_LOSS = 0.97
 #: From this share of the step on, data loading is told of.
 _MUCH_LOADING = 0.1
 #: How far the attribution window's efficiency may lie from the throughput window's, relatively.
@@ -44,12 +52,9 @@ def find(rows: pd.DataFrame, *, labels: dict[str, str], limit: int = 4) -> list[
     """
     based = rows[rows["efficiency"].notna()].copy()
     based["several"] = based.duplicated(["series", "gpus"], keep=False)
-    sizes = based.groupby("series", sort=False)["gpus"].nunique()
-    sizes = sizes[sizes > 1].sort_values(ascending=False, kind="stable")
-    chosen = set(sizes.index[:limit])
-    order = [series for series in dict.fromkeys(based["series"]) if series in chosen]
     return [
-        _finding(based[based["series"] == series], rows, label=labels.get(series, series)) for series in order
+        _finding(based[based["series"] == series], rows, label=labels.get(series, series))
+        for series in widest_series(based, limit=limit)
     ]
 
 
@@ -67,7 +72,7 @@ def nothing_to_tell(rows: pd.DataFrame) -> str:
     last = timed.sort_values("gpus", kind="stable").iloc[-1]
     times = number(last["speedup"], digits=3)
     return (
-        f"{count(int(last['gpus']), 'rank')} trained {times} times as fast as {last['baseline']}. A time to "
+        f"{ranks(last)} trained {times} times as fast as {last['baseline']}. A time to "
         "train includes convergence, which changes with the global batch: this is a speedup of the whole "
         "training, not a parallel efficiency."
     )
@@ -94,35 +99,34 @@ def certainty(rows: pd.DataFrame) -> str:
 def _finding(rows: pd.DataFrame, table: pd.DataFrame, *, label: str) -> Finding:
     last = rows.iloc[-1]
     base = table.iloc[int(last["base_place"])]
-    best = _best(rows)
-    found = losses(last, base) if last["efficiency"] < NO_LOSS else []
+    best, closest = recommended(rows), closest_to_guide(rows)
+    found = [] if hardly_any_loss(last) else losses(last, base)
     main = found[0] if found else None
+    unexplained = "hardly any" if hardly_any_loss(last) else "not known"
     return Finding(
         series=str(last["series"]),
         heading=label,
-        sentences=(_reach(last, base), _best_sentence(rows, best), _loss_sentence(last, base, found)),
-        best_size=_size(best) if best is not None else "none",
-        best_detail=f"largest with efficiency ≥ {GUIDE}"
-        if best is not None
-        else f"no size beyond the baseline reaches {GUIDE}",
+        sentences=(
+            _reach(last, base),
+            _best_sentence(rows, best, closest),
+            _loss_sentence(last, base, found),
+        ),
+        best_size=_size(best) if best is not None else f"no more than {ranks(base)}",
+        best_detail=f"largest with efficiency ≥ {GUIDE}" if best is not None else _closest_detail(closest),
         speedup=f"{number(last['speedup'], digits=3)}×",
         speedup_detail=f"on {_size(last)}; ideal {number(last['gpus'] / base['gpus'], digits=3)}×",
-        main_loss=SHORT[main.factor]
-        if main
-        else ("hardly any" if last["efficiency"] >= NO_LOSS else "not known"),
+        main_loss=SHORT[main.factor] if main else unexplained,
         loss_detail=f"{percent(main.share)} of the loss on {_size(last)}" if main else f"on {_size(last)}",
     )
 
 
 def _size(row: pd.Series) -> str:
-    ranks = count(int(row["gpus"]), "rank")
-    return f"{ranks} ({row['nodes']} × {row['gpus_per_node']})" if row["several"] else ranks
+    return with_layout(row) if row["several"] else ranks(row)
 
 
 def _with_interval(row: pd.Series) -> str:
-    text = fraction(row["efficiency"], decimals=2)
-    low, high = row["efficiency_low"], row["efficiency_high"]
-    return f"{text} [{fraction(low, decimals=2)}, {fraction(high, decimals=2)}]" if known(low) else text
+    bounds = fractions(row["efficiency_low"], row["efficiency_high"], decimals=2)
+    return f"{fraction(row['efficiency'], decimals=2)} {bounds}".strip()
 
 
 def _reach(last: pd.Series, base: pd.Series) -> str:
@@ -133,15 +137,31 @@ def _reach(last: pd.Series, base: pd.Series) -> str:
     )
 
 
-def _best(rows: pd.DataFrame) -> pd.Series | None:
-    """Return the largest size at or above the guide, beyond the baseline."""
+def recommended(rows: pd.DataFrame) -> pd.Series | None:
+    """Return the largest size of a series at or above the guide, beyond the baseline."""
     good = rows[(rows["efficiency"] >= GUIDE) & (rows["gpus"] > rows["base_gpus"])]
     return None if not len(good) else good.sort_values("gpus", kind="stable").iloc[-1]
 
 
-def _best_sentence(rows: pd.DataFrame, best: pd.Series | None) -> str:
+def closest_to_guide(rows: pd.DataFrame) -> pd.Series | None:
+    """Return the size of a series with the highest efficiency, beyond the baseline."""
+    larger = rows[rows["gpus"] > rows["base_gpus"]]
+    return None if not len(larger) else larger.sort_values("efficiency", kind="stable").iloc[-1]
+
+
+def _closest_detail(closest: pd.Series | None) -> str:
+    if closest is None:
+        return "no larger size has an efficiency"
+    return f"{_size(closest)} come closest to {GUIDE}, with {fraction(closest['efficiency'], decimals=2)}"
+
+
+def _best_sentence(rows: pd.DataFrame, best: pd.Series | None, closest: pd.Series | None) -> str:
+    if best is None and closest is None:
+        return "No size beyond the baseline has an efficiency."
     if best is None:
-        return f"No size beyond the baseline reaches an efficiency of {GUIDE}."
+        assert closest is not None
+        told = f"{_size(closest)} come closest, with {_with_interval(closest)}"
+        return f"No size beyond the baseline reaches an efficiency of {GUIDE}: {told}."
     text = f"The largest size at or above {GUIDE} is {_size(best)}, with {_with_interval(best)}"
     if known(best["efficiency_low"]) and best["efficiency_low"] < GUIDE:
         text += f" (its interval reaches below {GUIDE}: not certain)"
@@ -156,11 +176,13 @@ def _best_sentence(rows: pd.DataFrame, best: pd.Series | None) -> str:
 
 
 def _loss_sentence(last: pd.Series, base: pd.Series, found: Sequence[Loss]) -> str:
-    if last["efficiency"] >= NO_LOSS:
+    if hardly_any_loss(last):
         return f"There is hardly any loss to explain on {_size(last)}{_loading(last)}."
     if not found:
-        return "Where the rest goes is not known: no attribution window was measured."
-    parts = [f"{percent(loss.share)} is {LOSSES[loss.factor]}" for loss in found if loss.share >= 0.005]
+        return f"Where the rest goes is not known: {why_not_known(last, base)}."
+    parts = [
+        f"{percent(loss.share)} is {LOSSES[loss.factor]}" for loss in found if loss.share >= WORTH_TELLING
+    ]
     text = f"Of the loss on {_size(last)}, {listed(parts)}{_loading(last)}."
     attributed = last["global_efficiency"] / base["pop_parallel_efficiency"]
     if abs(attributed / last["efficiency"] - 1) > _AGREE:

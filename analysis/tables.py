@@ -7,14 +7,13 @@ from collections.abc import Callable, Sequence
 
 import pandas as pd
 
+from analysis.csv_files import csv_text
 from analysis.scaling import COLUMNS, FURTHER_COLUMNS
 from analysis.two_axes import AXES_COLUMNS
-from analysis.wording import MISSING, capital, clean, fraction, interval, number, one_line, whole
+from analysis.wording import MISSING, capital, fraction, fractions, interval, number, one_line, whole
 
 #: Beyond this many rows a LaTeX table is a longtable.
 _PAGE_ROWS = 40
-#: A spreadsheet would run a text that begins with one of these as a formula.
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 _LATEX = {
     "\\": r"\textbackslash{}",
@@ -51,17 +50,12 @@ def csv_table(table: pd.DataFrame) -> str:
     frame = table[[*COLUMNS, *further]].copy()
     # A table measured elsewhere need not tell the nodes.
     frame["nodes"] = frame["nodes"].astype("Int64").mask(frame["gpus_per_node"] == "")
-    for name in ("cell_id", "series", "baseline", "launcher", "backend", "reason"):
-        frame[name] = [safe_for_spreadsheets(clean(value)) for value in frame[name]]
-    return str(frame.to_csv(index=False, float_format="%.12g", lineterminator="\n"))
+    return csv_text(frame)
 
 
 def axes_csv(sizes: pd.DataFrame) -> str:
     """Return the sizes of :func:`analysis.two_axes.two_axes` as CSV."""
-    frame = sizes[list(AXES_COLUMNS)].copy()
-    for name in ("cell_id", "series", "baseline", "reason"):
-        frame[name] = [safe_for_spreadsheets(clean(value)) for value in frame[name]]
-    return str(frame.to_csv(index=False, float_format="%.12g", lineterminator="\n"))
+    return csv_text(sizes[list(AXES_COLUMNS)])
 
 
 def runs_csv(runs: pd.DataFrame) -> str:
@@ -72,17 +66,9 @@ def runs_csv(runs: pd.DataFrame) -> str:
     columns += ["throughput_samples_per_sec", "step_time_sec", "outlier"]
     # Runs with one allocation_id ran on the same nodes, one after another: a comparison may pair them.
     frame = runs.assign(allocation_id=runs["job_id"])[columns].copy()
-    for name in ("run_id", "cell_id", "failure_class", "allocation", "allocation_id", "reason"):
-        texts = frame[name].fillna("")
-        frame[name] = [safe_for_spreadsheets(clean(value)) for value in texts]
     for name in ("started_at", "ended_at"):
         frame[name] = frame[name].dt.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-    return str(frame.to_csv(index=False, float_format="%.12g", lineterminator="\n"))
-
-
-def safe_for_spreadsheets(text: str) -> str:
-    """Return ``text`` so that a spreadsheet shows it and does not run it as a formula."""
-    return f"'{text}" if text.startswith(_FORMULA) else text
+    return csv_text(frame)
 
 
 def readable(table: pd.DataFrame, *, rate_unit: str = "samples/s") -> pd.DataFrame:
@@ -114,12 +100,8 @@ def readable(table: pd.DataFrame, *, rate_unit: str = "samples/s") -> pd.DataFra
 def _with_interval(table: pd.DataFrame, name: str, bounds: str, form: Callable[[float], str]) -> list[str]:
     rows = zip(table[name], table[f"{bounds}_low"], table[f"{bounds}_high"], strict=True)
     if form is fraction:
-        return [f"{fraction(v)} {_short(low, high)}".strip() for v, low, high in rows]
+        return [f"{fraction(v)} {fractions(low, high)}".strip() for v, low, high in rows]
     return [f"{number(v)} {interval(low, high)}".strip() for v, low, high in rows]
-
-
-def _short(low: float, high: float) -> str:
-    return "" if pd.isna(low) or pd.isna(high) else f"[{fraction(low)}, {fraction(high)}]"
 
 
 def _state(n: int, state: str) -> str:

@@ -21,6 +21,7 @@ import pandas as pd
 
 from analysis.labels import short_labels
 from analysis.listing import row_state
+from analysis.thinning import spread
 from analysis.wording import MISSING, count, fraction, interval, listed, number, one_line
 
 #: The columns of report/axes.csv: one row per series and size, sorted by ranks per node, then nodes.
@@ -94,18 +95,14 @@ def _grid(regime: str, rows: pd.DataFrame, parts: dict[str, dict[str, str]]) -> 
         left_out.append(f"{MAX_SERIES} of {len(series)} series drawn")
         series = series[:MAX_SERIES]
     shown = rows[rows["series"].isin(series)]
-    nodes = _few(sorted(set(shown["nodes"])), MAX_NODES)
-    per_node = _few(sorted(set(shown["per_node"])), MAX_PER_NODE)
-    thinned = shown[shown["nodes"].isin(nodes) & shown["per_node"].isin(per_node)]
+    thinned = shown
+    for column, most in (("nodes", MAX_NODES), ("per_node", MAX_PER_NODE)):
+        values = sorted(set(shown[column]))
+        thinned = thinned[thinned[column].isin([values[place] for place in spread(len(values), most)])]
     if len(thinned) < len(shown):
         left_out.append(f"{len(thinned):,} of {count(len(shown), 'size')} drawn")
     labels, shared = short_labels(parts, series)
     return Grid(regime, thinned, labels, shared, left_out)
-
-
-def _few(values: list[int], most: int) -> list[int]:
-    places = np.unique(np.linspace(0, len(values) - 1, min(most, len(values))).round().astype(int))
-    return [values[place] for place in places]
 
 
 def grid_table(grid: Grid) -> list[tuple[str, list[list[str]]]]:

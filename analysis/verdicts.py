@@ -19,13 +19,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 from scipy import special
 
-from analysis.estimate import LEVEL, MIN_RUNS, LogMoments, welch
-
-Floats = npt.NDArray[np.float64]
+from analysis.estimate import LEVEL, MIN_RUNS, Floats, LogMoments, welch
 
 #: A change of throughput below this is not worth a verdict.
 MINIMUM_EFFECT = 0.02

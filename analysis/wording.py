@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Any
+from typing import Any, TypeGuard
 
 from bench.units import count as count
 
@@ -35,14 +35,14 @@ def one_line(value: Any, *, limit: int = 300) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
-def known(value: float | None) -> bool:
+def known(value: float | None) -> TypeGuard[float]:
     """Return whether ``value`` is a number that was measured."""
     return value is not None and math.isfinite(value)
 
 
 def number(value: float | None, *, digits: int = 4) -> str:
     """Return a number with ``digits`` significant digits, commas from 10,000 on, or a dash."""
-    if value is None or not math.isfinite(value):
+    if not known(value):
         return MISSING
     if value == 0:
         return "0"
@@ -56,28 +56,33 @@ def number(value: float | None, *, digits: int = 4) -> str:
 
 def whole(value: float | None) -> str:
     """Return a count such as a batch without decimals (2 where it has some), or a dash."""
-    if value is None or not math.isfinite(value):
+    if not known(value):
         return MISSING
     return f"{value:,.0f}" if value == round(value) else f"{value:,.2f}"
 
 
 def fraction(value: float | None, *, decimals: int = 3) -> str:
     """Return an efficiency or another ratio near 1 with fixed decimals, or a dash."""
-    if value is None or not math.isfinite(value):
+    if not known(value):
         return MISSING
     return f"{value:.{decimals}f}" if abs(value) < 1000 else number(value)
 
 
 def percent(value: float | None, *, decimals: int = 0) -> str:
     """Return a share as ``23 %``, or a dash."""
-    if value is None or not math.isfinite(value):
+    if not known(value):
         return MISSING
     return f"{100 * value:.{decimals}f} %"
 
 
+def short_percent(value: float) -> str:
+    """Return a share as ``2 %`` or ``2.5 %``: with a decimal only where it tells something."""
+    return percent(value, decimals=1).replace(".0 %", " %")
+
+
 def seconds(value: float | None, *, digits: int = 3) -> str:
     """Return a time with the unit that suits it: ``820 µs``, ``115 ms``, ``1.23 s``."""
-    if value is None or not math.isfinite(value):
+    if not known(value):
         return MISSING
     for factor, unit in ((1.0, "s"), (1e-3, "ms")):
         if abs(value) >= factor:
@@ -90,6 +95,13 @@ def interval(low: float | None, high: float | None, *, digits: int = 4) -> str:
     if low is None or high is None or not (math.isfinite(low) and math.isfinite(high)):
         return ""
     return f"[{number(low, digits=digits)}, {number(high, digits=digits)}]"
+
+
+def fractions(low: float | None, high: float | None, *, decimals: int = 3) -> str:
+    """Return the interval of an efficiency, ``[0.812, 0.846]``, or an empty text where there is none."""
+    if not (known(low) and known(high)):
+        return ""
+    return f"[{fraction(low, decimals=decimals)}, {fraction(high, decimals=decimals)}]"
 
 
 def listed(items: list[str], *, limit: int = 5) -> str:

@@ -2,9 +2,11 @@
 
 ::
 
-    results/<study>/  matrix.yaml plan.json ledger.jsonl scripts/<cell>.sbatch report/
+    results/<study>/  matrix.yaml site.yaml plan.json ledger.jsonl submit.lock report/
+      scripts/                 <cell>.sbatch (.sh without Slurm) pack.sbatch
       runs/<run>/attempt-<n>/  run.json metrics.csv ranks.csv steps.csv probes.json
-                               env.json end.json sacct_summary.txt job.out job.err
+                               trace-rank0.json.gz env.json end.json sacct_summary.txt
+                               job.out job.err
       packs/pack-<n>/  pack.json members marks.jsonl <cell>.sbatch job.out job.err
 
 What a run *is* stands in its ``run.json``; nothing is parsed out of a folder's name.
@@ -12,6 +14,8 @@ What a run *is* stands in its ``run.json``; nothing is parsed out of a folder's 
 
 from __future__ import annotations
 
+import fcntl
+import io
 import json
 import os
 from collections.abc import Iterator
@@ -78,6 +82,9 @@ RANKS_COLUMNS = (
     "peak_mem_bytes",
 )
 
+#: What every file system writes in one go.
+_PAGE_BYTES = 4096
+
 #: One row per epoch and step of the throughput window; the time is the maximum over ranks.
 STEPS_COLUMNS = ("epoch", "step", "step_time_sec", "slowest_rank")
 
@@ -92,8 +99,8 @@ def write_atomically(path: Path, text: str) -> None:
     # The host too: on a shared file system two nodes may have the same process id.
     beside = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}.tmp")
     try:
-        with beside.open("w", encoding="utf-8", newline="") as file:
-            file.write(text)
+        with open(beside, "wb", buffering=0) as file:
+            _write_whole(file, text.encode())
         os.replace(beside, path)
     except BaseException as error:
         with suppress(OSError):
@@ -105,22 +112,89 @@ def write_atomically(path: Path, text: str) -> None:
 
 def write_json(path: Path, content: Any) -> None:
     """Write ``content`` as JSON (sorted keys would hide the order that readers expect)."""
-    write_atomically(path, json.dumps(content, ensure_ascii=False, indent=1) + "\n")
+    write_atomically(path, _as_json(content))
+
+
+def rewrite_json(path: Path, content: Any) -> None:
+    """Write ``content`` over the JSON in ``path``, in one call where both fit a page; else replace it.
+
+    Thousands of runs may end between two looks, and to make and free a file for each is most of what
+    that costs. A page that is there needs no space, and a call that fills it is not interrupted: the
+    file is never left half-written. A reader in that very moment reads again (:func:`read_json`).
+
+    Raises:
+        UnwritableError: as for :func:`write_atomically`.
+    """
+    text = _as_json(content)
+    if not _overwritten(path, text.encode()):
+        write_atomically(path, text)
+
+
+def _overwritten(path: Path, data: bytes) -> bool:
+    """Write over what is in a file, if that goes; False where it is as it was, or broken."""
+    try:
+        with open(path, "r+b", buffering=0) as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # another look may be settling the same run
+            old = os.fstat(file.fileno()).st_size
+            if not 0 < max(old, len(data)) <= _PAGE_BYTES:
+                return False
+            # Blanks in place of what was longer: to shorten the file would be a second call.
+            data = data[:-1].ljust(old - 1) + b"\n"
+            return file.write(data) == len(data)
+    except OSError:
+        return False  # to replace it will say what is wrong
 
 
 def read_json(path: Path) -> Any | None:
     """Return the JSON in ``path``; None where the file is absent or not whole."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        try:
+            return json.loads(_read_at_once(path))
+        except ValueError:  # it was being rewritten, and is whole by now; or it is broken
+            return json.loads(_read_at_once(path))
     except (OSError, ValueError):
         return None
 
 
+def _as_json(content: Any) -> str:
+    return json.dumps(content, ensure_ascii=False, indent=1) + "\n"
+
+
+def _read_at_once(path: Path) -> str:
+    """Read a file of up to a page by one call, between whose parts nobody can rewrite it."""
+    with open(path, "rb", buffering=0) as file:
+        data = file.read(_PAGE_BYTES + 1)
+        if len(data) > _PAGE_BYTES:
+            data += file.readall()
+    return data.decode()
+
+
+def _write_whole(file: io.FileIO, data: bytes) -> None:
+    left = memoryview(data)
+    while left:
+        left = left[file.write(left) :]
+
+
 @dataclass(frozen=True)
-class RunFolder:
-    """The folder of one attempt of one run."""
+class JobFolder:
+    """A folder that a job writes its output to."""
 
     path: Path
+
+    @property
+    def out(self) -> Path:
+        """The job's standard output."""
+        return self.path / "job.out"
+
+    @property
+    def err(self) -> Path:
+        """The job's standard error."""
+        return self.path / "job.err"
+
+
+@dataclass(frozen=True)
+class RunFolder(JobFolder):
+    """The folder of one attempt of one run."""
 
     @property
     def run_json(self) -> Path:
@@ -167,22 +241,10 @@ class RunFolder:
         """Slurm's accounting of the job, step rows included; written from outside."""
         return self.path / "sacct_summary.txt"
 
-    @property
-    def out(self) -> Path:
-        """The job's standard output."""
-        return self.path / "job.out"
-
-    @property
-    def err(self) -> Path:
-        """The job's standard error."""
-        return self.path / "job.err"
-
 
 @dataclass(frozen=True)
-class PackFolder:
-    """The folder of one pack: many runs of a study in one allocation."""
-
-    path: Path
+class PackFolder(JobFolder):
+    """The folder of one pack: many runs of a study in one allocation; each leaves its output in its own."""
 
     @property
     def pack_json(self) -> Path:
@@ -198,16 +260,6 @@ class PackFolder:
     def marks(self) -> Path:
         """When each run began and ended, by the job's script: one JSON object a line."""
         return self.path / "marks.jsonl"
-
-    @property
-    def out(self) -> Path:
-        """The job's own standard output; that of its runs lies in their folders."""
-        return self.path / "job.out"
-
-    @property
-    def err(self) -> Path:
-        """The job's own standard error."""
-        return self.path / "job.err"
 
     def script(self, cell_id: str) -> Path:
         """Return a cell's script as it was when the pack was submitted."""
@@ -281,7 +333,7 @@ class StudyFolder:
 
     def attempt(self, run_id: str, attempt: int) -> RunFolder:
         """Return the folder of attempt ``attempt`` (from 1) of a run."""
-        return RunFolder(self.runs / run_id / f"attempt-{attempt}")
+        return RunFolder(self.runs.joinpath(run_id, f"attempt-{attempt}"))
 
 
 def results_root() -> Path:
@@ -290,8 +342,13 @@ def results_root() -> Path:
 
 
 def studies(root: Path) -> Iterator[StudyFolder]:
-    """Yield every planned study below ``root``."""
+    """Yield every planned study below ``root``, by name."""
     if root.is_dir():
         for path in sorted(root.iterdir()):
             if (path / "plan.json").is_file():
                 yield StudyFolder(path)
+
+
+def latest_first(root: Path) -> list[StudyFolder]:
+    """Return the studies below ``root``, the one planned last first."""
+    return sorted(studies(root), key=lambda study: study.plan.stat().st_mtime_ns, reverse=True)

@@ -8,6 +8,8 @@ Events: ``intent`` (about to be started, with the name that makes it findable),
 ``submitted`` (accepted; ``job_id``), ``started``, ``ended`` (``state``, ``reason``, ...),
 ``withdrawn`` (an intent of which nothing came), ``accounted`` (an ``ended`` once more, with what
 Slurm's accounting adds when it answers at last; ``accounted`` false: it has yet to).
+One event is of the study and names no run: ``halted`` (all of it was cancelled; a submission
+that was typed before starts nothing more).
 """
 
 from __future__ import annotations
@@ -101,6 +103,10 @@ class Ledger:
         except OSError as error:
             raise unwritable(self.path, error) from None
 
+    def halt(self) -> None:
+        """Note that the whole study is being cancelled. See :class:`HaltWatch`, and :meth:`append`."""
+        self.append_all([{"event": "halted"}])
+
     @staticmethod
     def _mend_torn_end(descriptor: int) -> str:
         """Return a line break where the last writer died in the middle of a line."""
@@ -139,6 +145,34 @@ class Ledger:
                 record = records[record.run_id] = RunRecord(record.run_id, attempt=event["attempt"])
             _apply(record, event)
         return records
+
+
+class HaltWatch:
+    """Looks whether a study was halted since this was made; reads no more than what is new since."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._path = ledger.path
+        self._read_to = ledger.path.stat().st_size if ledger.path.exists() else 0
+        self._halted = False
+
+    def halted(self) -> bool:
+        """Whether all of the study was cancelled meanwhile."""
+        if self._halted or not self._path.exists():
+            return self._halted
+        with self._path.open("rb") as file:
+            file.seek(self._read_to)
+            whole, line_break, _ = file.read().rpartition(b"\n")
+        self._read_to += len(whole) + len(line_break)
+        self._halted = any(_event_of(line) == "halted" for line in whole.splitlines())
+        return self._halted
+
+
+def _event_of(line: bytes) -> str | None:
+    try:
+        event = json.loads(line)
+    except ValueError:  # a torn line
+        return None
+    return event.get("event") if isinstance(event, dict) else None
 
 
 def _write_whole(descriptor: int, content: bytes) -> None:

@@ -18,10 +18,12 @@ from bench import __version__
 from bench.errors import BenchError
 from bench.findings import Severity
 from bench.layout import StudyFolder, read_json, write_atomically
-from bench.matrix import Document, Matrix, load_matrix
 from bench.matrix.cell import Cell, Run
 from bench.matrix.expansion import expand
+from bench.matrix.load import load_matrix
+from bench.matrix.loading import Document
 from bench.matrix.remarks import remarks
+from bench.matrix.schema import Matrix
 from bench.render import Renderer, gpu_option
 
 

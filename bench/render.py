@@ -20,8 +20,9 @@ import jinja2
 
 from bench.matrix.arguments import to_arguments
 from bench.matrix.cell import Cell
+from bench.matrix.cluster import Cluster, Container
 from bench.matrix.command import command_values, shell_word, task_words, torchrun_words
-from bench.matrix.schema import Cluster, Container, Matrix
+from bench.matrix.schema import Matrix
 from bench.shipped import shipped
 from bench.units import slurm_time
 
@@ -39,6 +40,8 @@ class _Shape(NamedTuple):
     alone: bool
     #: The matrix's command instead of the built-in training.
     command: bool
+    #: The command measures itself, with the recorder.
+    records: bool
     env_names: tuple[str, ...]
 
 
@@ -79,7 +82,13 @@ class Renderer:
         alone = cell.launcher == "torchrun" and cell.nodes == 1
         command = cell.command
         shape = _Shape(
-            cell.launcher, cell.workload["device"], mixed, alone, command is not None, tuple(cell.env)
+            cell.launcher,
+            cell.workload["device"],
+            mixed,
+            alone,
+            command is not None,
+            cell.metrics.get("source") == "recorder",
+            tuple(cell.env),
         )
         pieces = self._shapes.get(shape)
         if pieces is None:
@@ -123,6 +132,7 @@ class Renderer:
             mixed=shape.mixed,
             alone=shape.alone,
             command=shape.command,
+            records=shape.records,
             program=_program(shape),
             pyxis=cluster.container is not None and cluster.container.runtime == "pyxis",
             step_gpus=f" {gpu_option(cluster)}{_MARK}ranks_per_node_max{_MARK}" * (shape.device == "cuda"),

@@ -9,6 +9,7 @@ from typing import Any
 from bench.errors import BenchError
 from bench.ledger import RunRecord, RunState
 from bench.matrix.cell import Cell, Run
+from bench.matrix.naming import word
 
 _FIELDS = (
     "nodes",
@@ -61,7 +62,7 @@ def _agrees(run: Run, cell: Cell, words: str) -> bool:
     if key == "mode":
         return value in cell.modes
     found = _property(cell, key)
-    return _spelled(found) == value
+    return word(found) == value
 
 
 def _property(cell: Cell, key: str) -> Any:
@@ -77,9 +78,3 @@ def _property(cell: Cell, key: str) -> Any:
     raise BenchError(
         f"--only: unknown key {key!r}", remedy=f"allowed: {allowed}, or a pattern such as 'n4x4-*'"
     )
-
-
-def _spelled(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return "+".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -156,45 +156,47 @@ def _same(name: str, found: Any, expected: Any) -> Check:
 def _metrics_checks(folder: RunFolder, cell: dict[str, Any]) -> Iterator[Check]:
     columns, rows = _read_metrics(folder.metrics)
     expected = int(cell["workload"]["epochs"])
-    if _source(cell) is None:
+    built_in = _source(cell) is None
+    if built_in:
         yield Check("epochs", len(rows) == expected, str(len(rows)), str(expected))
     else:
         yield Check("epochs", bool(rows), str(len(rows)), "1 or more")
     if not columns:
         return
     lacking = [name for name in METRICS_COLUMNS if name not in columns]
-    yield Check(
-        "columns",
-        not lacking,
-        f"missing {', '.join(lacking)}" if lacking else "all there",
-        "the promised ones",
-    )
-    if rows:
-        bad = [
-            row.get("epoch", "?") for row in rows if not _is_positive(row.get("throughput_samples_per_sec"))
-        ]
-        found = f"not a positive number in epoch {', '.join(bad)}" if bad else "positive in every epoch"
-        yield Check("throughput", not bad, found, "a positive number in every epoch")
-        told = [row for row in rows if _source(cell) is None or row.get("train_loss")]
-        bad = [row.get("epoch", "?") for row in told if not _is_finite(row.get("train_loss"))]
-        found = (
-            f"not finite in epoch {', '.join(bad)}"
-            if bad
-            else "finite in every epoch"
-            if told
-            else "not measured"
-        )
-        yield Check("loss", not bad, found, "a finite number in every epoch")
-        if _source(cell) is not None:
-            return  # a command's steps are its own
-        samples = cell["global_batch"] * int(cell["workload"]["steps_per_epoch"])
-        counted = {row.get("samples") for row in rows}
-        yield Check(
-            "samples",
-            counted == {str(samples)},
-            " and ".join(sorted(map(str, counted))),
-            f"{samples} an epoch",
-        )
+    found = f"missing {', '.join(lacking)}" if lacking else "all there"
+    yield Check("columns", not lacking, found, "the promised ones")
+    if not rows:
+        return
+    yield _throughput_check(rows)
+    yield _loss_check(rows if built_in else [row for row in rows if row.get("train_loss")])
+    if built_in:  # a command's steps are its own
+        yield _samples_check(rows, cell)
+
+
+def _throughput_check(rows: list[dict[str, str]]) -> Check:
+    bad = _epochs(row for row in rows if not _is_positive(row.get("throughput_samples_per_sec")))
+    found = f"not a positive number in epoch {bad}" if bad else "positive in every epoch"
+    return Check("throughput", not bad, found, "a positive number in every epoch")
+
+
+def _loss_check(told: list[dict[str, str]]) -> Check:
+    """Return the check of the rows that tell a loss; a command's may tell none."""
+    bad = _epochs(row for row in told if not _is_finite(row.get("train_loss")))
+    found = "finite in every epoch" if told else "not measured"
+    if bad:
+        found = f"not finite in epoch {bad}"
+    return Check("loss", not bad, found, "a finite number in every epoch")
+
+
+def _samples_check(rows: list[dict[str, str]], cell: dict[str, Any]) -> Check:
+    samples = cell["global_batch"] * int(cell["workload"]["steps_per_epoch"])
+    counted = {str(row.get("samples")) for row in rows}
+    return Check("samples", counted == {str(samples)}, " and ".join(sorted(counted)), f"{samples} an epoch")
+
+
+def _epochs(rows: Iterable[dict[str, str]]) -> str:
+    return ", ".join(row.get("epoch", "?") for row in rows)
 
 
 def _read_metrics(path: Path) -> tuple[list[str], list[dict[str, str]]]:

@@ -1,5 +1,7 @@
 """Bring about every fault that a run can meet, and see that status, verify and report tell it alike.
 
+    python benchmarks/campaign_faults.py [FAULT ...]
+
 On a cluster of its own (needs root). Slower than the tests: real time limits, a node that Slurm
 itself has to miss, a controller that is gone for half a minute. Prints one line per fault: the
 state, the class and the reason that `bench status` gives. Exit code 1 where one of the three
@@ -8,13 +10,15 @@ commands says something else than it should, or a job is lost or there twice.
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+
+from clusters import own_cluster
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -27,9 +31,8 @@ OUTAGE_S = 30.0
 JOBS = 6
 
 
-def run_faults(cluster: Cluster, folder: Path) -> list[str]:
+def run_faults(cluster: Cluster, folder: Path, names: Sequence[str]) -> list[str]:
     """Strike one run after the other; return what was told wrongly."""
-    names = list(FAULTS)
     study = fault_study(folder, names, cluster.environment)
     took = {}
     with cluster.configured(SlurmdTimeout="10"):
@@ -129,18 +132,25 @@ def _row(name: str, state: str, failure_class: str, reason: str, took_s: float) 
 
 def main() -> int:
     """Run the campaign on a fresh cluster."""
+    known = [*FAULTS, *OUTAGES]
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "faults", nargs="*", metavar="FAULT", help=f"these only: {', '.join(map(repr, known))}"
+    )
+    chosen = parser.parse_args().faults or known
+    if unknown := sorted(set(chosen) - set(known)):
+        parser.error(f"unknown: {', '.join(unknown)}")
     if lacking := missing():
         print(f"not run: {lacking}")
         return 1
     print("| fault | state | class | reason | time |\n|---|---|---|---|---|")
-    cluster = Cluster.start()
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            wrong = run_faults(cluster, Path(folder) / "faults")
-            for number, name in enumerate(OUTAGES):
-                wrong += run_outage(cluster, Path(folder) / f"outage{number}", name)
-    finally:
-        cluster.stop()
+    with own_cluster() as (cluster, folder):
+        faults = [name for name in FAULTS if name in chosen]
+        wrong = run_faults(cluster, folder / "faults", faults) if faults else []
+        for number, name in enumerate(name for name in OUTAGES if name in chosen):
+            wrong += run_outage(cluster, folder / f"outage{number}", name)
     for line in wrong:
         print(f"WRONG: {line}")
     return 1 if wrong else 0

@@ -12,10 +12,11 @@ from __future__ import annotations
 import argparse
 import random
 import sys
-import tempfile
 import time
 from collections import Counter
 from pathlib import Path
+
+from clusters import own_cluster
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -85,12 +86,8 @@ def main() -> int:
     if lacking := missing():
         print(f"not run: {lacking}")
         return 1
-    cluster = Cluster.start()
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            fine = campaign(cluster, Path(folder), kills=options.kills, seed=options.seed)
-    finally:
-        cluster.stop()
+    with own_cluster() as (cluster, folder):
+        fine = campaign(cluster, folder, kills=options.kills, seed=options.seed)
     return 0 if fine else 1
 
 

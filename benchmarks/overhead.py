@@ -2,7 +2,7 @@
 
 Both run in the same two gloo ranks, one thread each, on networks of the same size: a block of
 steps of one, a block of the other, in alternating order. A pair of neighbouring blocks gives
-one ratio; the interval is Student's t on the logarithms of the ratios.
+one ratio; the interval is that of their trimmed mean.
 
     python benchmarks/overhead.py [--device cpu|cuda] [--parameters 8M] [--pairs 200] [--steps 5]
 
@@ -13,20 +13,17 @@ interval lies above that).
 from __future__ import annotations
 
 import argparse
-import json
-import math
-import os
-import socket
+import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from scipy import stats
+from paired import in_ranks, ratio
 from torch import nn
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.nn.functional import cross_entropy
@@ -35,10 +32,10 @@ from torch.nn.parallel import DistributedDataParallel
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.matrix.options import WorkloadOptions
+from bench.measurement.resources import Meters
 from bench.workload.collectives import Collectives
 from bench.workload.feed import Place, open_feed
 from bench.workload.models.mlp import Mlp, width_for
-from bench.workload.resources import Meters
 from bench.workload.synthetic import generator_on, signal_for
 from bench.workload.task import build_task
 from bench.workload.training import Trainer, wrap
@@ -107,8 +104,8 @@ def by_harness(options: WorkloadOptions, batch: int, here: Seat) -> Callable[[in
     return lambda steps: windows.throughput(steps).seconds
 
 
-def measure(rank: int, port: int, given: argparse.Namespace, result: Path) -> None:
-    """Run all pairs on one rank; rank 0 writes the blocks' seconds, maxima over ranks."""
+def measure(rank: int, port: int, *, given: argparse.Namespace) -> list[list[float]]:
+    """Run all pairs on one rank; return the blocks' seconds (by hand, in the harness), maxima over ranks."""
     torch.set_num_threads(1)
     here = seat(rank, given.device)
     store = TCPStore("127.0.0.1", port, here.world_size, is_master=rank == 0)
@@ -125,39 +122,8 @@ def measure(rank: int, port: int, given: argparse.Namespace, result: Path) -> No
         order = (0, 1) if pair % 2 == 0 else (1, 0)
         seconds = {number: ways[number](given.steps) for number in order}
         pairs.append(collectives.maxima([seconds[0], seconds[1]]))
-    if rank == 0:
-        result.write_text(json.dumps(pairs))
     collectives.barrier()
-    os._exit(0)
-
-
-def free_port() -> int:
-    """Return a port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def run(given: argparse.Namespace) -> list[list[float]]:
-    """Fork the ranks and return the pairs of blocks: seconds by hand, seconds in the harness."""
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    port = free_port()
-    with tempfile.TemporaryDirectory() as folder:
-        result = Path(folder, "pairs.json")
-        children = []
-        for rank in range(RANKS if given.device == "cpu" else 1):
-            child = os.fork()
-            if child == 0:
-                try:
-                    measure(rank, port, given, result)
-                finally:
-                    os._exit(1)
-            children.append(child)
-        codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
-        if any(codes):
-            sys.exit(f"the ranks ended with {codes}")
-        pairs: list[list[float]] = json.loads(result.read_text())
-        return pairs
+    return pairs
 
 
 def main() -> int:
@@ -176,28 +142,16 @@ def main() -> int:
     )
     given = parser.parse_args()
     given.parameters = WorkloadOptions(parameters=given.parameters).parameters
-    pairs = run(given)
-    logs = [math.log(harness / hand) for hand, harness in pairs]
-    centre, error = sum(logs) / len(logs), float(stats.sem(logs))
-    low, high = stats.t.interval(0.95, len(logs) - 1, loc=centre, scale=error)
-    hand_s, harness_s = (sorted(column)[len(pairs) // 2] / given.steps for column in zip(*pairs, strict=True))
+    ranks = RANKS if given.device == "cpu" else 1
+    pairs = in_ranks(partial(measure, given=given), ranks=ranks)
+    hand_s, harness_s = (statistics.median(column) / given.steps for column in zip(*pairs, strict=True))
     print(
         f"mlp of {given.parameters:,} parameters, {given.device}, {given.pairs} pairs of {given.steps} steps"
     )
     print(f"median step: by hand {hand_s * 1e3:.3f} ms, in the harness {harness_s * 1e3:.3f} ms")
-    ratio, interval = math.exp(centre), (math.exp(low), math.exp(high))
-    print(f"ratio harness / by hand: {ratio:.4f}, 95 % interval [{interval[0]:.4f}, {interval[1]:.4f}]")
-    most = MOST_ADDED[given.device]
-    if interval[0] > 1 + most:
-        print(f"the harness adds more than {most:.1%}")
-        return 1
-    at_most = interval[1] <= 1 + most
-    print(
-        f"the harness adds at most {most:.1%}"
-        if at_most
-        else "undecided: the machine is too noisy for these pairs"
-    )
-    return 0
+    found = ratio(pairs)
+    print(f"ratio harness / by hand: {found}")
+    return 1 if found.adds_more_than(MOST_ADDED[given.device], who="the harness") else 0
 
 
 if __name__ == "__main__":

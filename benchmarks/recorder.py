@@ -2,8 +2,8 @@
 
 Two gloo ranks, one thread each, one model. A block of steps of the bare loop, a block of the same
 loop with the recorder in its throughput window, and a block with the hooks of the attribution
-window, in rotating order. Neighbouring blocks give one ratio each; the interval is Student's t on
-the logarithms of the ratios.
+window, in rotating order. Neighbouring blocks give one ratio each; the interval is that of their
+trimmed mean.
 
     python benchmarks/recorder.py [--width 1024] [--rounds 200] [--steps 5]
 
@@ -15,19 +15,19 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
-import json
 import math
 import os
-import socket
+import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from scipy import stats
+from paired import in_ranks, ratio
 from torch import Tensor, nn
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.nn.functional import cross_entropy
@@ -35,9 +35,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from bench.measurement.clock import clock_for
 from bench.record import Recorder
 from bench.record.attribution import Attribution
-from bench.record.clock import clock_for
 
 RANKS = 2
 MOST_ADDED = 0.01
@@ -72,7 +72,12 @@ class Loop:
 
     def bare(self, steps: int) -> float:
         """Return the seconds of some steps of the loop as it is."""
-        return self._timed(lambda: [self._train(*batch) for batch in self._batches(steps)])
+
+        def loop() -> None:
+            for batch in self._batches(steps):
+                self._train(*batch)
+
+        return self._timed(loop)
 
     def recorded(self, steps: int) -> float:
         """Return the same with the recorder."""
@@ -106,8 +111,8 @@ class Loop:
         return time.perf_counter() - began
 
 
-def measure(rank: int, port: int, given: argparse.Namespace, folder: str) -> None:
-    """Run all rounds on one rank; rank 0 writes the blocks' seconds, maxima over ranks."""
+def measure(rank: int, port: int, *, given: argparse.Namespace, folder: str) -> list[list[float]]:
+    """Run all rounds on one rank; return the seconds of each way, maxima over ranks."""
     torch.set_num_threads(1)
     store = TCPStore("127.0.0.1", port, RANKS, is_master=rank == 0)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
@@ -122,10 +127,8 @@ def measure(rank: int, port: int, given: argparse.Namespace, folder: str) -> Non
         seconds = torch.tensor([own[way] for way in WAYS], dtype=torch.float64)
         dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
         rounds.append(seconds.tolist())
-    if rank == 0:
-        Path(folder, "rounds.json").write_text(json.dumps(rounds))
     dist.barrier()
-    os._exit(0)
+    return rounds
 
 
 def empty_step_us() -> float:
@@ -144,42 +147,6 @@ def empty_step_us() -> float:
     return least * 1e6
 
 
-def free_port() -> int:
-    """Return a port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def run(given: argparse.Namespace) -> list[list[float]]:
-    """Fork the ranks and return the rounds: seconds of each way."""
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    port = free_port()
-    with tempfile.TemporaryDirectory() as folder:
-        children = []
-        for rank in range(RANKS):
-            child = os.fork()
-            if child == 0:
-                try:
-                    measure(rank, port, given, folder)
-                finally:
-                    os._exit(1)
-            children.append(child)
-        codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
-        if any(codes):
-            sys.exit(f"the ranks ended with {codes}")
-        rounds: list[list[float]] = json.loads(Path(folder, "rounds.json").read_text())
-        return rounds
-
-
-def ratio(rounds: list[list[float]], way: int) -> tuple[float, float, float]:
-    """Return the ratio of a way to the bare loop, with its 95 % interval."""
-    logs = [math.log(one[way] / one[0]) for one in rounds]
-    centre = sum(logs) / len(logs)
-    low, high = stats.t.interval(0.95, len(logs) - 1, loc=centre, scale=float(stats.sem(logs)))
-    return math.exp(centre), math.exp(low), math.exp(high)
-
-
 def main() -> int:
     """Print the ratios with their intervals; return 1 where the recorder clearly adds more than 1 %."""
     parser = argparse.ArgumentParser(
@@ -190,25 +157,16 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--steps", type=int, default=5, help="per block; short blocks share the noise")
     given = parser.parse_args()
-    rounds = run(given)
-    bare_ms = sorted(one[0] for one in rounds)[len(rounds) // 2] / given.steps * 1e3
+    with tempfile.TemporaryDirectory() as folder:
+        rounds = in_ranks(partial(measure, given=given, folder=folder), ranks=RANKS)
+    bare, recorded, attributed = zip(*rounds, strict=True)
+    bare_ms = statistics.median(bare) / given.steps * 1e3
     print(f"{RANKS} ranks, {given.rounds} rounds of {given.steps} steps; median bare step {bare_ms:.3f} ms")
-    value, low, high = ratio(rounds, 1)
-    print(f"ratio recorder / bare loop: {value:.4f}, 95 % interval [{low:.4f}, {high:.4f}]")
-    print(
-        "ratio attribution window / bare loop: {:.4f}, 95 % interval [{:.4f}, {:.4f}]".format(
-            *ratio(rounds, 2)
-        )
-    )
+    found = ratio(zip(bare, recorded, strict=True))
+    print(f"ratio recorder / bare loop: {found}")
+    print(f"ratio attribution window / bare loop: {ratio(zip(bare, attributed, strict=True))}")
     print(f"the recorder's own time in a step: {empty_step_us():.1f} us")
-    if low > 1 + MOST_ADDED:
-        print("the recorder adds more than 1 %")
-        return 1
-    at_most = high <= 1 + MOST_ADDED
-    print(
-        "the recorder adds at most 1 %" if at_most else "undecided: the machine is too noisy for these rounds"
-    )
-    return 0
+    return 1 if found.adds_more_than(MOST_ADDED, who="the recorder") else 0
 
 
 if __name__ == "__main__":

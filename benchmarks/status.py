@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 import time
-from collections import Counter
 from pathlib import Path
+
+from clusters import Counted, own_cluster
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -31,7 +30,6 @@ from tests.executors.slurm_studies import MEASURE, Study, scripted_study
 RUNS = 2000
 #: Every tenth run fails, so that there is something for the doctor.
 FAILING = "echo 'RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB' >&2; exit 1"
-COMMANDS = ("squeue", "sacct", "scontrol", "sinfo", "sbatch", "scancel")
 
 
 def submit_bare(study: Study) -> None:
@@ -55,24 +53,14 @@ def submit_bare(study: Study) -> None:
     planned.ledger.append_all(events)
 
 
-def counted(study: Study, folder: Path) -> Study:
-    """Return the study with wrappers of Slurm's commands in PATH, which note each call in ``folder``."""
-    folder.mkdir(exist_ok=True)
-    for name in COMMANDS:
-        wrapper = folder / name
-        wrapper.write_text(f'#!/bin/sh\necho {name} >>"{folder}/calls"\nexec {shutil.which(name)} "$@"\n')
-        wrapper.chmod(0o755)
-    return Study(study.folder, {**study.environment, "PATH": f"{folder}:{os.environ['PATH']}"})
-
-
-def time_status(study: Study, folder: Path, what: str) -> None:
+def time_status(counted: Counted, what: str) -> None:
     """Print how long one status takes, what it calls, and what it says."""
-    (folder / "calls").write_text("")
+    counted.calls()
     began = time.perf_counter()
-    shown = study.bench("status", "STUDY", "--json")
+    shown = counted.study.bench("status", "STUDY", "--json")
     took = time.perf_counter() - began
     states = json.loads(shown.stdout)["counts"]
-    calls = Counter((folder / "calls").read_text().split())
+    calls = counted.calls()
     counts = ", ".join(f"{count} {state}" for state, count in states.items() if count)
     said = ", ".join(f"{count} {name}" for name, count in calls.items()) or "none"
     print(f"{what}: {took:.2f} s; Slurm's commands: {said}; {counts}", flush=True)
@@ -84,12 +72,12 @@ def measure(cluster: Cluster, folder: Path, *, runs: int) -> None:
     began = time.perf_counter()
     submit_bare(study)
     print(f"{runs} jobs submitted in {time.perf_counter() - began:.0f} s")
-    watched = counted(study, folder / "bin")
-    time_status(watched, folder / "bin", "all queued")
+    counted = Counted.of(study, folder / "bin")
+    time_status(counted, "all queued")
     cluster.run(["scontrol", "release", *_jobs(study)], timeout_s=300)
     _await_accounting(cluster, runs)
-    time_status(watched, folder / "bin", "all ended, to be settled")
-    time_status(watched, folder / "bin", "nothing new")
+    time_status(counted, "all ended, to be settled")
+    time_status(counted, "nothing new")
 
 
 def _jobs(study: Study) -> list[str]:
@@ -113,12 +101,9 @@ def main() -> int:
         print(f"not measured: {lacking}")
         return 0
     runs = int(sys.argv[1]) if len(sys.argv) > 1 else RUNS
-    cluster = Cluster.start(Options(cpus=64, memory_mb=64_000, settings={"MinJobAge": "3600"}))
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            measure(cluster, Path(folder) / "study", runs=runs)
-    finally:
-        cluster.stop()
+    options = Options(cpus=64, memory_mb=64_000, settings={"MinJobAge": "3600"})
+    with own_cluster(options) as (cluster, folder):
+        measure(cluster, folder / "study", runs=runs)
     return 0
 
 

@@ -13,10 +13,11 @@ import os
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
+
+from clusters import Counted, own_cluster
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -46,21 +47,15 @@ def bench_submit(study: Study) -> float:
     return took
 
 
-def status(study: Study, folder: Path) -> tuple[float, list[str]]:
+def status(study: Study, folder: Path) -> tuple[float, str]:
     """Return how long `bench status` takes, and which commands of Slurm it calls."""
     began = time.perf_counter()
     shown = study.bench("status", "STUDY", "--json")
     took = time.perf_counter() - began
     assert len(json.loads(shown.stdout)["runs"]) == JOBS
-    calls = folder / "calls"
-    folder.mkdir(exist_ok=True)
-    for name in ("squeue", "sacct", "scontrol", "sinfo"):
-        real = subprocess.run(["which", name], capture_output=True, text=True, check=True).stdout.strip()
-        (folder / name).write_text(f'#!/bin/sh\necho {name} >>"{calls}"\nexec {real} "$@"\n')
-        (folder / name).chmod(0o755)
-    path = f"{folder}:{os.environ['PATH']}"
-    Study(study.folder, {**study.environment, "PATH": path}).bench("status", "STUDY")
-    return took, calls.read_text().split()
+    counted = Counted.of(study, folder)
+    counted.study.bench("status", "STUDY")
+    return took, ", ".join(f"{number} {name}" for name, number in counted.calls().items()) or "none"
 
 
 def measure(cluster: Cluster, folder: Path) -> None:
@@ -82,7 +77,7 @@ def measure(cluster: Cluster, folder: Path) -> None:
         f"{statistics.median(bare):.2f} s; {more:.2f} s more, {1000 * more / JOBS:.1f} ms a job "
         f"(median of {ROUNDS} interleaved rounds, start of python included)"
     )
-    print(f"bench status of {JOBS} queued runs: {took:.2f} s; it calls {', '.join(calls)}")
+    print(f"bench status of {JOBS} queued runs: {took:.2f} s; Slurm's commands: {calls}")
 
 
 def main() -> int:
@@ -90,12 +85,8 @@ def main() -> int:
     if lacking := missing():
         print(f"not measured: {lacking}")
         return 0
-    cluster = Cluster.start()
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            measure(cluster, Path(folder))
-    finally:
-        cluster.stop()
+    with own_cluster() as (cluster, folder):
+        measure(cluster, folder)
     return 0
 
 

@@ -28,39 +28,46 @@ if TYPE_CHECKING:
 SHOWN_OPTIONS = 30
 
 
+StudiesArgument = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[STUDY]...",
+        help="Studies' names or folders, one for each cluster; left out: the one planned last.",
+        show_default=False,
+    ),
+]
+SamplesOption = Annotated[
+    str, typer.Option("--samples", help="Training samples of an epoch, such as 1281167 or 1.3M.")
+]
+EpochsOption = Annotated[int, typer.Option("--epochs", min=1, help="Epochs of the training.")]
+WaitOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--wait", metavar="[STUDY=]TIME", help="How long jobs wait (6.5h, h200=6.5h, l40s=0); repeatable."
+    ),
+]
+NoQueueOption = Annotated[bool, typer.Option("--no-queue", help="Do not ask Slurm when jobs would start.")]
+BeyondOption = Annotated[
+    bool, typer.Option("--beyond", help="Predict sizes beyond twice the largest measured one, too.")
+]
+AllOption = Annotated[
+    bool, typer.Option("--all", help=f"List every option, not only the first {SHOWN_OPTIONS}.")
+]
+
+
 def register(app: typer.Typer) -> None:
     """Add the command."""
     app.command("advise")(advise_command)
 
 
 def advise_command(
-    studies: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[STUDY]...",
-            help="Studies' names or folders, one for each cluster; left out: the one planned last.",
-            show_default=False,
-        ),
-    ] = None,
-    samples: Annotated[
-        str, typer.Option("--samples", help="Training samples of an epoch, such as 1281167 or 1.3M.")
-    ] = "",
-    epochs: Annotated[int, typer.Option("--epochs", min=1, help="Epochs of the training.")] = 1,
-    wait: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--wait", metavar="[STUDY=]TIME", help="How long jobs wait (6.5h, h200=6.5h, l40s=0); repeatable."
-        ),
-    ] = None,
-    no_queue: Annotated[
-        bool, typer.Option("--no-queue", help="Do not ask Slurm when jobs would start.")
-    ] = False,
-    beyond: Annotated[
-        bool, typer.Option("--beyond", help="Predict sizes beyond twice the largest measured one, too.")
-    ] = False,
-    everything: Annotated[
-        bool, typer.Option("--all", help=f"List every option, not only the first {SHOWN_OPTIONS}.")
-    ] = False,
+    studies: StudiesArgument = None,
+    samples: SamplesOption = "",
+    epochs: EpochsOption = 1,
+    wait: WaitOption = None,
+    no_queue: NoQueueOption = False,
+    beyond: BeyondOption = False,
+    everything: AllOption = False,
     results: ResultsOption = None,
     as_json: JsonOption = False,
 ) -> int:

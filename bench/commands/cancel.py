@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import typer
 
-from bench.commands.common import ResultsOption, StudyArgument, find_study
+from bench.commands.common import ResultsOption, StudyArgument, find_study, say
 from bench.commands.submit import OnlyOption
+from bench.errors import UnwritableError
 from bench.executors import executor_for
-from bench.executors.base import open_study
+from bench.executors.base import PlannedStudy, open_study
 from bench.selection import only
 from bench.units import count
 
@@ -22,9 +23,20 @@ def cancel_command(
 ) -> int:
     """Cancel what a study has queued or running, and nothing else.
 
-    What is cancelled counts as not done: the next `bench submit` starts it again.
+    What is cancelled counts as not done: the next `bench submit` starts it again. One that still
+    submits or waits elsewhere starts nothing more, unless --only names a part.
     """
     planned = open_study(find_study(study, results))
+    if not filters:
+        _halt_submissions(planned)
     cancelled = executor_for(planned).cancel(only(planned.runs, planned.cells, filters or []))
     print(f"{count(cancelled, 'run')} cancelled")
     return 0
+
+
+def _halt_submissions(planned: PlannedStudy) -> None:
+    """Tell submissions that go on elsewhere; where the disk is full, jobs are cancelled all the same."""
+    try:
+        planned.ledger.halt()
+    except UnwritableError as error:
+        say(f"{error.message}: a `bench submit` that waits elsewhere cannot be told, and goes on")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,51 +26,57 @@ if TYPE_CHECKING:
 SHOWN_CELLS = 60
 
 
+AArgument = Annotated[
+    str,
+    typer.Argument(metavar="A", help="A study's name or folder: what is compared to.", show_default=False),
+]
+BArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[B]", help="The other study's name or folder; not with --by.", show_default=False
+    ),
+]
+ByOption = Annotated[
+    str | None,
+    typer.Option(
+        "--by",
+        metavar="KEY",
+        help="Compare within A the values of a setting, such as backend or env.NCCL_ALGO.",
+    ),
+]
+BaseOption = Annotated[
+    str | None,
+    typer.Option("--base", metavar="VALUE", help="With --by: the value that the others are compared to."),
+]
+EffectOption = Annotated[
+    float, typer.Option("--minimum-effect", help="The least relative change that is worth a verdict.")
+]
+IgnoreOption = Annotated[
+    list[str] | None,
+    typer.Option("--ignore", metavar="KEY", help="A setting that cells need not agree in; repeatable."),
+]
+AllOption = Annotated[
+    bool, typer.Option("--all", help=f"List every cell, not only {SHOWN_CELLS}, changed ones first.")
+]
+OutputOption = Annotated[
+    Path | None, typer.Option("--output", help="Write the comparison as Markdown to this file, too.")
+]
+
+
 def register(app: typer.Typer) -> None:
     """Add the command."""
     app.command("compare")(compare_command)
 
 
 def compare_command(
-    a: Annotated[
-        str,
-        typer.Argument(
-            metavar="A", help="A study's name or folder: what is compared to.", show_default=False
-        ),
-    ],
-    b: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[B]", help="The other study's name or folder; not with --by.", show_default=False
-        ),
-    ] = None,
-    by: Annotated[
-        str | None,
-        typer.Option(
-            "--by",
-            metavar="KEY",
-            help="Compare within A the values of a setting, such as backend or env.NCCL_ALGO.",
-        ),
-    ] = None,
-    base: Annotated[
-        str | None,
-        typer.Option("--base", metavar="VALUE", help="With --by: the value that the others are compared to."),
-    ] = None,
-    minimum_effect: Annotated[
-        float,
-        typer.Option("--minimum-effect", help="The least relative change that is worth a verdict."),
-    ] = 0.02,
-    ignore: Annotated[
-        list[str] | None,
-        typer.Option("--ignore", metavar="KEY", help="A setting that cells need not agree in; repeatable."),
-    ] = None,
-    everything: Annotated[
-        bool,
-        typer.Option("--all", help=f"List every cell, not only {SHOWN_CELLS}, changed ones first."),
-    ] = False,
-    output: Annotated[
-        Path | None, typer.Option("--output", help="Write the comparison as Markdown to this file, too.")
-    ] = None,
+    a: AArgument,
+    b: BArgument = None,
+    by: ByOption = None,
+    base: BaseOption = None,
+    minimum_effect: EffectOption = 0.02,
+    ignore: IgnoreOption = None,
+    everything: AllOption = False,
+    output: OutputOption = None,
     results: ResultsOption = None,
     as_json: JsonOption = False,
 ) -> int:
@@ -77,18 +85,14 @@ def compare_command(
     Exit code 1 where a cell is slower in B, or failed in B where A completed. For CI:
     bench compare results-before/l40s results/l40s
     """
-    if not 0 <= minimum_effect < 1:
-        raise BenchError(
-            f"--minimum-effect {minimum_effect:g} is not between 0 and 1", remedy="0.02 stands for 2 %"
-        )
-    found = _comparison(a, b, by=by, base=base, effect=minimum_effect, ignore=ignore or [], results=results)
+    settings = _Settings(by=by, base=base, minimum_effect=minimum_effect, ignore=ignore or [])
+    settings.check(b)
+    folders = [settled(find_study(name, results)) for name in (a, b) if name is not None]
+    found = _comparison([folder.path for folder in folders], settings)
     from analysis.compare_text import as_content, markdown_report
 
     if output is not None:
-        try:
-            write_atomically(output, markdown_report(found))
-        except OSError as error:
-            raise BenchError(f"{output}: cannot be written: {error.strerror}") from None
+        write_atomically(output, markdown_report(found))
     if as_json:
         print_json(as_content(found))
     else:
@@ -96,37 +100,45 @@ def compare_command(
     return 1 if found.regression else 0
 
 
-def _comparison(
-    a: str,
-    b: str | None,
-    *,
-    by: str | None,
-    base: str | None,
-    effect: float,
-    ignore: list[str],
-    results: Path | None,
-) -> Comparison:
-    if (b is None) == (by is None):
-        what = (
-            "a second study is missing" if b is None else f"--by {by} looks at one study, and two are given"
-        )
-        raise BenchError(
-            what, remedy="bench compare A B compares two studies, bench compare A --by KEY looks within one"
-        )
-    if by is None and base is not None:
-        raise BenchError(
-            "--base names a value of --by, which is not given", remedy="bench compare A --by KEY"
-        )
-    if by is not None and ignore:
-        raise BenchError("--ignore is for two studies", remedy="--by compares cells that differ in KEY alone")
-    folders = [settled(find_study(name, results)) for name in (a, b) if name is not None]
+@dataclass(frozen=True)
+class _Settings:
+    """What is compared, and how."""
+
+    by: str | None
+    base: str | None
+    minimum_effect: float
+    ignore: list[str]
+
+    def check(self, b: str | None) -> None:
+        """Refuse what does not go together, or with a second study ``b``.
+
+        Raises:
+            BenchError: with what to type instead.
+        """
+        if not 0 <= self.minimum_effect < 1:
+            what = f"--minimum-effect {self.minimum_effect:g} is not between 0 and 1"
+            raise BenchError(what, remedy="0.02 stands for 2 %")
+        if (b is None) == (self.by is None):
+            both = f"--by {self.by} looks at one study, and two are given"
+            remedy = "bench compare A B compares two studies, bench compare A --by KEY looks within one"
+            raise BenchError("a second study is missing" if b is None else both, remedy=remedy)
+        if self.by is None and self.base is not None:
+            what = "--base names a value of --by, which is not given"
+            raise BenchError(what, remedy="bench compare A --by KEY")
+        if self.by is not None and self.ignore:
+            what = "--ignore is for two studies"
+            raise BenchError(what, remedy="--by compares cells that differ in KEY alone")
+
+
+def _comparison(folders: Sequence[Path], settings: _Settings) -> Comparison:
     from analysis.compare import compare_studies, compare_within
     from analysis.load import load_study
 
-    studies = [load_study(folder.path) for folder in folders]
-    if by is not None:
-        return compare_within(studies[0], key=by, base=base, minimum_effect=effect)
-    return compare_studies(studies[0], studies[1], minimum_effect=effect, ignore=ignore)
+    studies = [load_study(folder) for folder in folders]
+    effect = settings.minimum_effect
+    if settings.by is not None:
+        return compare_within(studies[0], key=settings.by, base=settings.base, minimum_effect=effect)
+    return compare_studies(*studies, minimum_effect=effect, ignore=settings.ignore)
 
 
 def _show(found: Comparison, *, everything: bool) -> None:

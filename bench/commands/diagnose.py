@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -10,7 +9,7 @@ import typer
 
 from bench.commands.common import JsonOption, ResultsOption, root_of
 from bench.errors import BenchError
-from bench.layout import RunFolder, StudyFolder, studies
+from bench.layout import RunFolder
 from bench.ledger import RunState
 
 
@@ -80,22 +79,13 @@ def _logs(target: str, root: Path) -> list[Path | Literal["-"]]:
 
 def _run_of(target: str, root: Path) -> RunFolder | None:
     """Return the latest attempt of the run of this name, or the attempt that was this job."""
-    for study in _latest_first(root):
-        from bench.executors.base import open_study
+    from bench.commands.targets import attempts_meant
 
-        planned = open_study(study)
-        records = {name: record for name, record in planned.records().items() if record.attempt}
-        meant = [
-            (name, attempt) for name, attempt in planned.ledger.attempts_of_job(target) if name in records
-        ]
-        if target in records:
-            meant = [(target, records[target].attempt)]
+    for planned, attempts in attempts_meant(target, root):
+        records = planned.records()
+        begun = [(run_id, attempt) for run_id, attempt in attempts if attempt]
         # A job may be a pack of many runs: one that failed is what is asked about.
-        meant.sort(key=lambda one: records[one[0]].state is not RunState.FAILED)
-        if meant:
-            return study.attempt(*meant[0])
+        begun.sort(key=lambda one: records[one[0]].state is not RunState.FAILED)
+        if begun:
+            return planned.folder.attempt(*begun[0])
     return None
-
-
-def _latest_first(root: Path) -> Iterator[StudyFolder]:
-    yield from sorted(studies(root), key=lambda study: study.plan.stat().st_mtime_ns, reverse=True)

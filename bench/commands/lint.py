@@ -8,10 +8,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.errors import missing_file
+from bench.errors import BenchError, missing_file
 from bench.findings import Finding, Severity
 from bench.lint import lint_script
 from bench.lint.engine import edits
+from bench.units import count
 
 
 def run_lint(paths: list[str], *, json: bool, diff: bool) -> int:
@@ -48,9 +49,7 @@ def _read(path: str) -> str:
     try:
         return file.read_bytes().decode("utf-8", errors="replace")
     except OSError as error:
-        raise missing_file(
-            file, what=f"the script cannot be read ({error.strerror}) and", remedy=""
-        ) from error
+        raise BenchError(f"{file}: cannot be read: {error.strerror}") from None
 
 
 def patch(text: str, *, path: str) -> str:
@@ -76,5 +75,5 @@ def _unified(before: Sequence[str], after: Sequence[str], path: str) -> Sequence
 
 def _summary(findings: Sequence[Finding], *, scripts: int) -> str:
     counts = {severity: sum(one.severity is severity for one in findings) for severity in Severity}
-    parts = [f"{count} {severity}{'' if count == 1 else 's'}" for severity, count in counts.items() if count]
-    return f"{scripts} script{'' if scripts == 1 else 's'}: {', '.join(parts) if parts else 'nothing to say'}"
+    parts = [count(number, severity) for severity, number in counts.items() if number]
+    return f"{count(scripts, 'script')}: {', '.join(parts) if parts else 'nothing to say'}"

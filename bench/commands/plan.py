@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,10 +18,10 @@ from bench.commands.common import (
     say,
 )
 from bench.layout import StudyFolder
-from bench.matrix.site import find_site
-from bench.plan import Plan, make_plan, write_plan
-from bench.shipped import find_matrix
 from bench.units import human_duration
+
+if TYPE_CHECKING:  # planning loads what the other commands need not wait for
+    from bench.plan import Plan
 
 SHOWN_CELLS = 40
 
@@ -45,14 +45,23 @@ def plan_command(
     Needs no Slurm and submits nothing. Planning again is safe: a study may grow, but a
     cell that has results must stay what it was. Example: bench plan matrices/l40s.yaml
     """
-    plan = make_plan(find_matrix(matrix), site=find_site(site))
-    folder = write_plan(plan, root_of(results))
+    plan, folder = planned(matrix, site=site, results=results)
     if as_json:
         print_json(summary(plan, folder))
     else:
         show(plan, folder, everything=everything)
         say(f"next: bench submit {plan.matrix.study}")
     return 0
+
+
+def planned(matrix: str, *, site: str | None, results: Path | None) -> tuple[Plan, StudyFolder]:
+    """Return the plan of a matrix (a file, or a shipped one's name), written into its study's folder."""
+    from bench.matrix.site import find_site
+    from bench.plan import make_plan, write_plan
+    from bench.shipped import find_matrix
+
+    plan = make_plan(find_matrix(matrix), site=find_site(site))
+    return plan, write_plan(plan, root_of(results))
 
 
 def show(plan: Plan, folder: StudyFolder, *, everything: bool = False) -> None:

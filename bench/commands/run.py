@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import typer
 
-from bench.commands.common import MatrixArgument, ResultsOption, SiteOption, root_of, say
-from bench.commands.plan import cost_line
+from bench.commands.common import MatrixArgument, ResultsOption, SiteOption, say
+from bench.commands.plan import cost_line, planned
 from bench.commands.report import write
 from bench.commands.submit import BudgetOption, OnlyOption, RetryOption, check_budget, runs_to_start, start
 from bench.executors.base import open_study
-from bench.matrix.site import find_site
-from bench.plan import make_plan, write_plan
-from bench.shipped import find_matrix
 
 
 def register(app: typer.Typer) -> None:
@@ -32,16 +29,15 @@ def run_command(
     Ctrl-C stops after ending the run that goes on; the same command continues later.
     Example: bench run smoke_cpu
     """
-    plan = make_plan(find_matrix(matrix), site=find_site(site))
-    folder = write_plan(plan, root_of(results))
+    plan, folder = planned(matrix, site=site, results=results)
     say(f"study {plan.matrix.study}: {cost_line(plan)}")
     if plan.document.site:
         say(str(plan.document.site))
     for warning in plan.warnings:
         say(f"warning: {warning}")
-    planned = open_study(folder)
-    runs = runs_to_start(planned, filters=filters or [], retry_failed=retry_failed)
-    check_budget(planned, runs, budget)
-    code = start(planned, runs, wait=True)
+    study = open_study(folder)
+    runs = runs_to_start(study, filters=filters or [], retry_failed=retry_failed)
+    check_budget(study, runs, budget)
+    code = start(study, runs, wait=True)
     write(folder)
     return code

@@ -36,7 +36,7 @@ def status_command(
     study: StudyArgument = None,
     results: ResultsOption = None,
     watch: Annotated[
-        bool, typer.Option("--watch", help="Show it again every few seconds, until all have ended.")
+        bool, typer.Option("--watch", help="Show it again every few seconds, until nothing is under way.")
     ] = False,
     interval: Annotated[
         float, typer.Option("--interval", min=0.5, help="Seconds between two looks (--watch).")
@@ -58,6 +58,9 @@ def status_command(
             records = executor_for(planned).refresh()
         except SlurmUnavailableError as absent:
             if not watch:
+                if not as_json:
+                    say("Slurm cannot be asked: this is what was known before")
+                    show(planned, planned.records(), everything=everything)
                 raise
             say(f"{absent.message}: waiting for Slurm")
             time.sleep(interval)
@@ -68,12 +71,12 @@ def status_command(
             if watch and sys.stdout.isatty():
                 typer.echo("\033[2J\033[H", nl=False)
             show(planned, records, everything=everything)
-        ended = all(record.state.ended for record in records.values())
-        if not watch or ended:
+        under_way = any(record.state.active for record in records.values())
+        if watch and not under_way and not all(record.state.ended for record in records.values()):
+            say(f"nothing is under way: `bench submit {folder.name}` starts what is planned")
+        if not watch or not under_way:
             bad = (RunState.FAILED, RunState.UNKNOWN)
             return 1 if any(record.state in bad for record in records.values()) else 0
-        if not any(record.state.active for record in records.values()):
-            say(f"nothing is under way: `bench submit {folder.name}` starts what is planned")
         time.sleep(interval)
 
 

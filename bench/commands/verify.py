@@ -15,9 +15,10 @@ from bench.commands.common import (
     root_of,
     settled_records,
 )
+from bench.commands.targets import attempts_meant
 from bench.errors import BenchError
 from bench.executors.base import PlannedStudy, open_study
-from bench.layout import StudyFolder, studies
+from bench.layout import StudyFolder
 from bench.ledger import RunRecord
 from bench.verify import Check, Verdict, verify_run
 
@@ -42,7 +43,7 @@ def verify_command(
 
     Exit code 1 where a check fails or a run of the study is still to come.
     """
-    verdicts = _verdicts(target, root_of(results), results)
+    verdicts = _verdicts(target, results)
     passed = sum(verdict.passed for verdict in verdicts)
     if as_json:
         print_json(
@@ -73,8 +74,9 @@ def _show(verdict: Verdict, *, alone: bool) -> None:
             print(f"  {check}")
 
 
-def _verdicts(target: str | None, root: Path, results: Path | None) -> list[Verdict]:
+def _verdicts(target: str | None, results: Path | None) -> list[Verdict]:
     if target is not None:
+        root = root_of(results)
         path = Path(target)
         if (path / "run.json").is_file():
             return [verify_run(path, record=_record_of(path))]
@@ -99,21 +101,10 @@ def _record_of(path: Path) -> RunRecord | None:
 
 
 def _by_run_or_job(target: str, root: Path) -> list[Verdict]:
-    """Return the run of this name, or those of this job; the study planned last is looked at first."""
-    known = sorted(studies(root), key=lambda study: study.plan.stat().st_mtime_ns, reverse=True)
-    for study in known:
-        try:
-            planned = open_study(study)
-        except BenchError:
-            continue
-        records = planned.records()
-        jobs = planned.ledger.attempts_of_job(target)
-        meant = [(run_id, attempt) for run_id, attempt in jobs if run_id in records]
-        if target in records:
-            meant = [(target, records[target].attempt)]
-        if meant:
-            settled = settled_records(planned)
-            return [_verdict(planned, settled[run_id], attempt) for run_id, attempt in meant]
+    """Return the verdict on the run of this name, or on those of this job."""
+    for planned, attempts in attempts_meant(target, root):
+        records = settled_records(planned)
+        return [_verdict(planned, records[run_id], attempt) for run_id, attempt in attempts]
     return []
 
 

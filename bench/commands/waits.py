@@ -7,10 +7,13 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.errors import BenchError
+from bench.executors.admission import longest_limit_s, partitions_of
 from bench.executors.base import PlannedStudy
+from bench.matrix.naming import word
 from bench.slurm.client import Slurm
 from bench.slurm.errors import SlurmRefusedError, SlurmUnavailableError
 from bench.units import human_duration, parse_duration_s, slurm_time
@@ -22,7 +25,6 @@ if TYPE_CHECKING:
 _MARGIN = 1.1
 _LEAST_S = 600
 _NOTHING = re.compile(r"0+(?:\.0*)?[smhd]?|none|now")
-_PARTITION = re.compile(r"^#SBATCH --partition=(\S+)", re.M)
 
 
 def parse_waits(texts: Sequence[str], *, studies: Sequence[str]) -> dict[str, float]:
@@ -58,7 +60,7 @@ class Queue:
     """Asks Slurm when jobs would start, through the study's own scripts; nothing is submitted."""
 
     slurm: Slurm = field(default_factory=Slurm)
-    _limits: dict[str, int | None] | None = None
+    _limits: dict[Path, int | None] = field(default_factory=dict)
 
     def waits(self, study: PlannedStudy, layouts: Mapping[Layout, float]) -> dict[Layout, Wait]:
         """Return the wait of each layout of a study, by the seconds of its fastest training.
@@ -82,7 +84,7 @@ class Queue:
         _, nodes, each = layout
         script = study.script(_cell_like(study, nodes, each))
         wanted_s = max(_LEAST_S, math.ceil(_MARGIN * training_s))
-        limit_s = self._limit_of(script.read_text(encoding="utf-8") if script.is_file() else "")
+        limit_s = self._limit_of(script)
         jobs = 1 if limit_s is None else math.ceil(wanted_s / limit_s)
         asked_s = wanted_s if limit_s is None else min(wanted_s, limit_s)
         remark = ""
@@ -104,19 +106,12 @@ class Queue:
         seconds = 0.0 if seconds < 2 else seconds
         return Wait(seconds, f"Slurm's estimate at {now:%Y-%m-%d %H:%M} UTC (sbatch --test-only)", remark)
 
-    def _limit_of(self, script: str) -> int | None:
+    def _limit_of(self, script: Path) -> int | None:
         """Return the time limit of the script's partitions, seconds; None for no limit or not known."""
-        if self._limits is None:
-            groups = self.slurm.nodes()
-            self._limits = {group.partition: group.time_limit_s for group in groups}
-            for group in groups:
-                if group.default:
-                    self._limits[""] = group.time_limit_s
-        match = _PARTITION.search(script)
-        names = match[1].split(",") if match else [""]
-        limits = [self._limits.get(name) for name in names]
-        known = [limit for limit in limits if limit is not None]
-        return max(known) if known and len(known) == len(limits) else None
+        if script not in self._limits:
+            partitions = partitions_of(self.slurm, script) if script.is_file() else {}
+            self._limits[script] = longest_limit_s(partitions)
+        return self._limits[script]
 
 
 def _one_line(words: str) -> str:
@@ -125,14 +120,8 @@ def _one_line(words: str) -> str:
 
 def _cell_like(study: PlannedStudy, nodes: int, each: str) -> str:
     """Return the cell of this layout; for a predicted size one with as many ranks on each node."""
-    of_each = {
-        cell.cell_id: cell.nodes for cell in study.cells.values() if _each(cell.tasks_per_node) == each
-    }
+    of_each = {cell.cell_id: cell.nodes for cell in study.cells.values() if word(cell.tasks_per_node) == each}
     return min(of_each, key=lambda cell_id: (of_each[cell_id] != nodes, -of_each[cell_id], cell_id))
-
-
-def _each(per_node: int | list[int]) -> str:
-    return "+".join(map(str, per_node)) if isinstance(per_node, list) else str(per_node)
 
 
 def waits_for(

@@ -27,7 +27,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from bench.doctor.model import CauseInfo, Disagreement, Signature
+from bench.doctor.model import CauseInfo, Disagreement, Expression, Signature
 
 _COMPARISON = re.compile(r"(\w+) (<|>|==|!=|apart) (\w+)")
 _SIGNATURE_KEYS = {
@@ -101,15 +101,15 @@ def _signature(name: str, body: dict[str, Any], *, is_cause: bool) -> Signature:
     return Signature(
         name=name,
         is_cause=is_cause,
-        pattern=_compiled(body["pattern"]),
+        pattern=Expression(body["pattern"]),
         words=tuple(frozenset(words.encode().split()) for words in body["words"]),
         weight=body["weight"],
         example=body["example"].strip("\n"),
         explanation=_flat(body.get("explanation", "")),
         remedy=_flat(body.get("remedy", "")),
-        near=_compiled(body["near"]) if "near" in body else None,
-        not_here=_compiled(body["not_here"]) if "not_here" in body else None,
-        not_near=_compiled(body["not_near"]) if "not_near" in body else None,
+        near=Expression(body["near"]) if "near" in body else None,
+        not_here=Expression(body["not_here"]) if "not_here" in body else None,
+        not_near=Expression(body["not_near"]) if "not_near" in body else None,
         needs=tuple(body.get("needs", ())),
         unless=tuple(body.get("unless", ())),
         where=(groups[0], groups[1], groups[2]) if groups else None,
@@ -117,10 +117,6 @@ def _signature(name: str, body: dict[str, Any], *, is_cause: bool) -> Signature:
         times=body.get("times", 1),
         retried=body.get("retried", False),
     )
-
-
-def _compiled(pattern: str) -> re.Pattern[str]:
-    return re.compile(pattern, re.IGNORECASE)
 
 
 def _index(signatures: list[Signature]) -> dict[bytes, tuple[tuple[frozenset[bytes], Signature], ...]]:

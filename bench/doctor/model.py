@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 
@@ -29,6 +30,22 @@ class Disagreement:
     differ: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class Expression:
+    """A regular expression without regard to case; compiled when first used: a log needs few of them."""
+
+    text: str
+
+    @cached_property
+    def compiled(self) -> re.Pattern[str]:
+        """The expression, ready to use."""
+        return re.compile(self.text, re.IGNORECASE)
+
+    def search(self, line: str) -> re.Match[str] | None:
+        """Return where it matches first."""
+        return self.compiled.search(line)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Signature:
     """One way in which a log shows a cause (or, without a cause, a fact or a sign of failure).
@@ -45,15 +62,15 @@ class Signature:
 
     name: str
     is_cause: bool
-    pattern: re.Pattern[str]
+    pattern: Expression
     words: tuple[frozenset[bytes], ...]
     weight: int
     example: str
     explanation: str = ""
     remedy: str = ""
-    near: re.Pattern[str] | None = None
-    not_here: re.Pattern[str] | None = None
-    not_near: re.Pattern[str] | None = None
+    near: Expression | None = None
+    not_here: Expression | None = None
+    not_near: Expression | None = None
     needs: tuple[str, ...] = ()
     unless: tuple[str, ...] = ()
     where: tuple[str, str, str] | None = None
@@ -64,7 +81,7 @@ class Signature:
     @property
     def wraps(self) -> bool:
         """Whether its message may go on in the lines below."""
-        return r"\s" in self.pattern.pattern
+        return r"\s" in self.pattern.text
 
     @property
     def conditional(self) -> bool:

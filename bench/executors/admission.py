@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bench.slurm.client import Slurm
@@ -30,6 +31,13 @@ def partitions_of(slurm: Slurm, script: Path) -> dict[str, list[NodeGroup]]:
     names = named[1].split(",") if named else [group.partition for group in groups if group.default]
     found = {name: [group for group in groups if group.partition == name] for name in names}
     return found if all(found.values()) else {}
+
+
+def longest_limit_s(partitions: Mapping[str, Sequence[NodeGroup]]) -> int | None:
+    """Return the longest time limit of partitions, seconds; None for no limit, or where it is not known."""
+    limits = {group.time_limit_s for groups in partitions.values() for group in groups}
+    known = [limit for limit in limits if limit is not None]
+    return max(known) if known and len(known) == len(limits) else None
 
 
 def refused_for_good(slurm: Slurm, refusal: SlurmRefusedError, *, script: Path, nodes: int) -> str:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from bench import __version__
 from bench.errors import BenchError, unwritable
-from bench.layout import RunFolder, StudyFolder, read_json, write_json
+from bench.layout import RunFolder, StudyFolder, read_json, rewrite_json
 from bench.ledger import Ledger, RunRecord, RunState
 from bench.matrix.cell import Cell, Run
 
@@ -161,7 +161,7 @@ def settled(
     content = read_json(folder.run_json) or {"run_id": record.run_id, "attempt": record.attempt}
     content |= {**end, "cause": cause, "ended_at": ended_at, **outcome.details}
     if folder.path.is_dir():
-        write_json(folder.run_json, content)
+        rewrite_json(folder.run_json, content)
     return {"event": event, "run_id": record.run_id, "attempt": record.attempt, **end, "cause": record.cause}
 
 
@@ -173,7 +173,7 @@ def note_standing(study: PlannedStudy, records: Mapping[str, RunRecord]) -> None
             continue
         stands = {"state": str(record.state), "reason": record.reason}
         if stands != {name: content.get(name) for name in stands}:
-            write_json(run_json, {**content, **stands})
+            rewrite_json(run_json, {**content, **stands})
 
 
 def _cause_of(folder: RunFolder) -> dict[str, Any] | None:
@@ -208,7 +208,10 @@ class QueueFullError(BenchError):
 
 @dataclass
 class Watch:
-    """What an executor tells while it works; each call is optional."""
+    """What an executor tells while it works; each call is optional.
+
+    ``started`` is called before anything of a run has begun: what it raises ends the submission.
+    """
 
     started: Callable[[Run], None] = lambda run: None
     ended: Callable[[Run, RunRecord], None] = lambda run, record: None

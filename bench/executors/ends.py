@@ -13,11 +13,13 @@ from bench.ledger import RunRecord, RunState
 
 @dataclass
 class Ends:
-    """The ends that one look finds; where they cannot be written down, the records still have them."""
+    """The ends that one look finds; where they cannot be written down, the records still have them.
+
+    Several threads may add to it, each the end of another run.
+    """
 
     study: PlannedStudy
-    events: list[dict[str, Any]] = field(default_factory=list)
-    records: list[RunRecord] = field(default_factory=list)
+    _found: dict[str, tuple[RunRecord, dict[str, Any]]] = field(default_factory=dict)
 
     def add(
         self,
@@ -38,8 +40,7 @@ class Ends:
         except UnwritableError as full:
             record.reason = "; ".join(filter(None, (record.reason, f"not saved: {full.message}")))
             return
-        self.events.append({**noted, "accounted": accounted})
-        self.records.append(record)
+        self._found[record.run_id] = (record, {**noted, "accounted": accounted})
 
     def withdraw(self, record: RunRecord, reason: str) -> None:
         """Note that nothing came of an attempt: the next submission starts the run, as another one."""
@@ -52,13 +53,13 @@ class Ends:
             record.reason = f"{reason}; not saved: {full.message}"
             return
         event = {"event": "withdrawn", "run_id": record.run_id, "attempt": record.attempt}
-        self.events.append({**event, "reason": reason, "refused": False})
-        self.records.append(record)
+        self._found[record.run_id] = (record, {**event, "reason": reason, "refused": False})
 
     def write(self) -> None:
-        """Write all of them into the ledger, at once: durable writing is slow."""
+        """Write all of them into the ledger in the planned order, at once: durable writing is slow."""
+        found = [self._found[run.run_id] for run in self.study.runs if run.run_id in self._found]
         try:
-            self.study.ledger.append_all(self.events)
+            self.study.ledger.append_all([event for _, event in found])
         except UnwritableError as full:
-            for record in self.records:
+            for record, _ in found:
                 record.reason = "; ".join(filter(None, (record.reason, f"not saved: {full.message}")))

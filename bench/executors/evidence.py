@@ -33,12 +33,14 @@ _SIGNALS = {
     "Floating point exception": "SIGFPE",
 }
 _SRUN_TASK = re.compile(rf"srun: error: (\S+): tasks? (\S+): ({'|'.join(_SIGNALS)})")
+_SRUN_EXIT = re.compile(r"srun: error: (\S+): tasks? (\S+): Exited with exit code (\d+)")
 #: From here on it is Slurm that ends tasks, because one had ended badly.
 _SRUN_ENDS_ALL = re.compile(r"srun: .*Terminating StepId|srun: Job step aborted|srun: Force Terminated")
 _TORCHRUN_RANK = re.compile(r"host +: (\S+)\n *rank +: (\d+) .*\n *exitcode +: -(\d+) ")
 _TORCHRUN_EXIT = re.compile(
     r"Root Cause .*\n.*\n.*\n *host +: (\S+)\n *rank +: (\d+) .*\n *exitcode +: (\d+) "
 )
+_OWN_ERROR = "bench: error: "
 #: torchrun's own error, after whatever its ranks have said: that one failed.
 _TORCHRUNS_OWN = "ChildFailedError"
 
@@ -127,19 +129,28 @@ def _no_number(folder: RunFolder) -> str:
 
 def said_error(folder: RunFolder) -> str:
     """Return the workload's own first error line, else the log's last telling one, else torchrun's."""
-    own, last, torchruns = "", "", ""
+    last, torchruns = "", ""
     for path in (folder.err, folder.out):
         lines = tail(path)
         for line in lines:
             words = line.strip()
-            if "bench: error: " in words and not own:
-                own = words.partition("bench: error: ")[2]
             if words and words[0] not in "=-[" and "Error" in words and _TORCHRUNS_OWN not in words:
                 last = words
         if found := _TORCHRUN_EXIT.search("\n".join(lines)):
             host, rank, code = found.groups()
             torchruns = torchruns or f"rank {rank} on {host} ended with exit code {code}"
-    return own or last or torchruns
+    return own_error(folder) or last or torchruns
+
+
+def own_error(folder: RunFolder) -> str:
+    """Return the first error line of the workload, or of the recorder in a user's script, if there is one."""
+    lines = (line for path in (folder.err, folder.out) for line in tail(path))
+    return next((line.partition(_OWN_ERROR)[2].strip() for line in lines if _OWN_ERROR in line), "")
+
+
+def ended_from_outside(folder: RunFolder, reason: str) -> str:
+    """Return why a run was ended, and what it told of itself then: who did not come, at a time limit."""
+    return "; ".join(filter(None, (reason, own_error(folder))))
 
 
 def unwritable_folder(end: ProvisionalEnd, rows: Sequence[AccountingRow]) -> str:
@@ -172,6 +183,20 @@ def killed_rank(folder: RunFolder, launcher: str) -> str:
         if int(number) != signal.SIGTERM:  # that is how torchrun ends the others
             return f"rank {rank} on {host} was killed by {_signal_name(int(number))}"
     return ""
+
+
+def exited_rank(folder: RunFolder, launcher: str) -> str:
+    """Return which rank exited first, as srun's words in job.err tell it; empty for nobody.
+
+    srun ends the others then, and hands on the code of the worst: to accounting, SIGTERM ended the step.
+    """
+    before = _SRUN_ENDS_ALL.split("\n".join(tail(folder.err)), maxsplit=1)[0]
+    found = _SRUN_EXIT.search(before)
+    if found is None:
+        return ""
+    host, tasks, code = found.groups()
+    ranks = f"rank{'s' if re.search(r'[-,]', tasks) else ''} {tasks}"
+    return f"{ranks if launcher == 'srun' else 'the torchrun agent'} on {host} exited with code {code}"
 
 
 def tail(path: Path) -> list[str]:

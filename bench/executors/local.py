@@ -11,7 +11,7 @@ import shlex
 from pathlib import Path
 
 from bench.executors.base import Attempt, Outcome, PlannedStudy
-from bench.executors.evidence import outcome_of
+from bench.executors.evidence import ended_from_outside, outcome_of
 from bench.executors.fork_server import ForkServer
 from bench.executors.script import run_script
 from bench.executors.serial import SerialExecutor
@@ -43,7 +43,7 @@ class LocalExecutor(SerialExecutor):
             code = run_script(script, attempt.folder, env={}, limit_s=limit_s)
         if code is None:
             reason = f"the time limit of {human_duration(limit_s)} was reached"
-            return Outcome(RunState.FAILED, reason, "time-limit")
+            return Outcome(RunState.FAILED, ended_from_outside(attempt.folder, reason), "time-limit")
         return outcome_of(attempt.folder, attempt.cell, code)
 
     def _by_server(self, attempt: Attempt, limit_s: int) -> int | None:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from bench.errors import BenchError
-from bench.executors.admission import partitions_of, refused_for_good
+from bench.executors.admission import longest_limit_s, partitions_of, refused_for_good
 from bench.executors.base import Attempt, QueueFullError, Watch, new_attempt, next_attempt
 from bench.executors.pack import Pack, allocation_of, job_name, next_number, pack_script, write_pack
 from bench.executors.slurm import SlurmExecutor, may_start
@@ -50,9 +50,10 @@ class PackExecutor(SlurmExecutor):
             asked = self._pack([next_attempt(self.study, run, records[run.run_id]) for run in todo])
             self._ask(asked, watch)
             self._point_out_limit(asked, watch)
+            for run in todo:
+                watch.started(run)  # it may stop us here, where nothing has begun
             pack = self._pack([new_attempt(self.study, run, records[run.run_id]) for run in todo])
             for run, record in zip(todo, self._submit_pack(pack, lock), strict=True):
-                watch.started(run)
                 watch.ended(run, record)
             self._point_out_stuck(pack, watch)
         return []
@@ -113,10 +114,9 @@ class PackExecutor(SlurmExecutor):
         """Say where the partition's time limit is shorter: many sites take such a job, and never start it."""
         asked_s = pack.allocation.limit_s
         partitions = partitions_of(self.slurm, pack_script(self.study))
-        limits = {group.time_limit_s for groups in partitions.values() for group in groups}
-        known = [limit for limit in limits if limit is not None]
-        if known and len(known) == len(limits) and max(known) < asked_s:
-            allowed = f"partition {' or '.join(partitions)} allows {human_duration(max(known))}"
+        limit_s = longest_limit_s(partitions)
+        if limit_s is not None and limit_s < asked_s:
+            allowed = f"partition {' or '.join(partitions)} allows {human_duration(limit_s)}"
             what = f"{allowed}, and this pack asks for {human_duration(asked_s)}: Slurm may never start it"
             watch.said(f"{what}; cancel it, then {_REMEDY}")
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from bench.layout import METRICS_COLUMNS, RunFolder, read_json, write_atomically
 from bench.matrix.cell import Cell
-from bench.matrix.metrics import UNITS
+from bench.matrix.quantities import UNITS
 
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 _LINE_END = re.compile(r"[\r\n]+")  # progress bars return to the line's beginning

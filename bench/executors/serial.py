@@ -104,6 +104,7 @@ class SerialExecutor:
     # -- one run ----------------------------------------------------------------------
 
     def _run(self, run: Run, record: RunRecord, watch: Watch) -> RunRecord:
+        watch.started(run)  # it may stop us here, where nothing of the run has begun
         attempt = new_attempt(self.study, run, record)
         started = now()
         content = attempt.describe(
@@ -118,7 +119,6 @@ class SerialExecutor:
         me = {"pid": os.getpid(), "pid_started": _started(os.getpid()), "host": os.uname().nodename}
         self.study.ledger.append("started", run_id=run.run_id, attempt=attempt.number, **me)
         write_json(attempt.folder.run_json, content)
-        watch.started(run)
         try:
             outcome = self._carry_out(attempt)
         except KeyboardInterrupt:

@@ -20,7 +20,7 @@ from typing import Any
 
 from bench.errors import BenchError, UnwritableError, unwritable
 from bench.executors.base import Attempt, Outcome, PlannedStudy, Watch, next_attempt
-from bench.executors.evidence import killed_rank, outcome_of, said_error
+from bench.executors.evidence import ended_from_outside, killed_rank, outcome_of, said_error
 from bench.executors.serial import NotNowError, SerialExecutor
 from bench.executors.ssh_connection import Connection, HostError, address_of, program, ssh_command
 from bench.executors.ssh_hosts import PATIENCE_S, READY_S, HostGroup, fetch
@@ -28,7 +28,7 @@ from bench.executors.ssh_refusals import raise_unless_ready
 from bench.layout import write_json
 from bench.ledger import RunState, now
 from bench.matrix.cell import Cell, Run
-from bench.matrix.schema import HOST_ADDRESS, Host
+from bench.matrix.cluster import HOST_ADDRESS, Host
 from bench.units import human_duration
 
 #: How long the hosts of a harness that has just died may take to end what it ran.
@@ -253,7 +253,7 @@ def _outcome(
         return Outcome(RunState.FAILED, "; ".join(filter(None, (what, said))), "node-failure")
     if limit_s is not None:
         reason = f"the time limit of {human_duration(limit_s)} was reached"
-        return Outcome(RunState.FAILED, reason, "time-limit")
+        return Outcome(RunState.FAILED, ended_from_outside(attempt.folder, reason), "time-limit")
     code = first_failed.code if first_failed else 0
     outcome = outcome_of(attempt.folder, attempt.cell, code)
     if outcome.state is RunState.FAILED and (said := killed_rank(attempt.folder, "torchrun")):

@@ -6,7 +6,15 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from bench.executors.base import Outcome
-from bench.executors.evidence import ProvisionalEnd, incomplete, killed_rank, said_error, unwritable_folder
+from bench.executors.evidence import (
+    ProvisionalEnd,
+    ended_from_outside,
+    exited_rank,
+    incomplete,
+    killed_rank,
+    said_error,
+    unwritable_folder,
+)
 from bench.layout import RunFolder
 from bench.ledger import RunState
 from bench.matrix.cell import Cell
@@ -35,10 +43,13 @@ def judged(
     if failure_class in (FailureClass.BAD_EXIT, FailureClass.KILLED, None):
         said = killed_rank(folder, cell.launcher)
         failure_class = FailureClass.KILLED if said else failure_class
-        said = said or said_error(folder) or unwritable_folder(end, rows)
+        exited = "" if said else exited_rank(folder, cell.launcher)
+        if exited:  # what ended the others is no cause
+            failure_class = FailureClass.BAD_EXIT
+        said = said or said_error(folder) or exited or unwritable_folder(end, rows)
         slurms = known.reason.replace(f"exit code {known.exit_code} or {exit_code}", f"exit code {exit_code}")
         return ended(known.state, "; ".join(filter(None, (said, slurms))), failure_class, exit_code)
-    return ended(known.state, known.reason, failure_class, exit_code)
+    return ended(known.state, ended_from_outside(folder, known.reason), failure_class, exit_code)
 
 
 def ended(state: RunState, reason: str, why: FailureClass | None, exit_code: int | None) -> Outcome:

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from bench.matrix.cell import Cell
+from bench.matrix.fields import shell_words
 from bench.matrix.naming import word as spoken_word
 
 _TOKEN = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
@@ -117,13 +118,7 @@ def task_words(words: Sequence[str]) -> list[str]:
 
 
 def _words(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
-    try:
-        return shlex.split(value)
-    except ValueError as error:
-        what = "a quote that is never closed" if "quotation" in str(error) else "a backslash at its end"
-        raise ValueError(f"{value!r} has {what}") from None
+    return shell_words(value) if isinstance(value, str) else value
 
 
 def _checked(words: list[str]) -> list[str]:

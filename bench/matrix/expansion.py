@@ -42,10 +42,12 @@ def expand(matrix: Matrix, document: Document) -> Expansion:
     steps = _steps(points, matrix)
     runnable = [point for point in points if _is_runnable(point, matrix, document, problems, steps=steps)]
     problems.stop_if_any()
-    return Expansion(_cells(runnable, matrix), enumeration.warnings)
+    cells = _cells(runnable, matrix, problems)
+    problems.stop_if_any()
+    return Expansion(cells, enumeration.warnings)
 
 
-def _cells(points: Sequence[Point], matrix: Matrix) -> list[Cell]:
+def _cells(points: Sequence[Point], matrix: Matrix, problems: Problems) -> list[Cell]:
     swept_names = _swept_names(points, matrix)
     settings = _Settings(matrix)
     cells: dict[str, Cell] = {}
@@ -53,9 +55,18 @@ def _cells(points: Sequence[Point], matrix: Matrix) -> list[Cell]:
         swept = {name: point.values[name] for name in swept_names if name in point.values}
         cell = _cell(point, swept, settings)
         known = cells.setdefault(cell.cell_id, cell)
+        if known.swept != swept:
+            _note_namesakes(known.swept, swept, problems)
         parts = [point.mode, str(point.batch), cell.backend, cell.launcher]
         known.series.append(Membership(name_of(parts, swept), point.mode, point.batch))
     return list(cells.values())
+
+
+def _note_namesakes(one: dict[str, Any], other: dict[str, Any], problems: Problems) -> None:
+    """Note two cells of one name: long and odd values stand in it as a digest of 32 bits."""
+    axis = next(name for name in other if one.get(name) != other[name])
+    what = f"axes.{axis}: {word(one.get(axis))!r} and {word(other[axis])!r} would give two cells one name"
+    problems.add(("axes", axis), what, "write one of them shorter, or with letters and digits alone")
 
 
 def _swept_names(points: Sequence[Point], matrix: Matrix) -> list[str]:

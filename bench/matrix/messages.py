@@ -11,14 +11,15 @@ from pydantic import BaseModel, ValidationError
 
 from bench.errors import Problem
 from bench.matrix import schema
+from bench.matrix.cluster import Cluster, Container, Host
 from bench.matrix.loading import Document, Place
 from bench.matrix.metrics import Metrics
 from bench.matrix.options import Workload
 
 _SECTIONS: dict[str, type[BaseModel]] = {
-    "cluster": schema.Cluster,
-    "cluster.container": schema.Container,
-    "cluster.hosts": schema.Host,
+    "cluster": Cluster,
+    "cluster.container": Container,
+    "cluster.hosts": Host,
     "axes": schema.Axes,
     "scaling": schema.Scaling,
     "workload": Workload,

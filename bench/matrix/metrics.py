@@ -7,20 +7,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     WithJsonSchema,
     model_validator,
 )
 
-Quantity = Literal["throughput", "step_time", "loss"]
-#: Units of each quantity, the default first.
-UNITS: dict[str, tuple[str, ...]] = {
-    "throughput": ("samples/s", "it/s"),
-    "step_time": ("s", "ms", "us"),
-}
+from bench.matrix.fields import Section
+from bench.matrix.quantities import UNITS, Quantity
 
 
 def _pattern(text: str) -> str:
@@ -45,10 +39,8 @@ Pattern = Annotated[str, AfterValidator(_pattern)]
 Path = Annotated[str, Field(min_length=1), AfterValidator(_path)]
 
 
-class Metrics(BaseModel):
+class Metrics(Section):
     """Where the numbers of a command come from, and what they mean."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     source: Literal["recorder", "none"] | None = None
     """recorder: the command uses bench.record; none: nothing is measured."""
@@ -60,7 +52,7 @@ class Metrics(BaseModel):
     """Which column or key holds throughput, step_time, loss."""
     output: dict[Quantity, Pattern] | None = None
     """Regular expressions with one group, searched in each line of the command's output."""
-    units: dict[Literal["throughput", "step_time"], str] = {}
+    units: dict[Literal["throughput", "step_time"], str] = Field(default={})
     """throughput: samples/s or it/s; step_time: s, ms or us."""
     scope: Literal["global", "per_gpu"] = "global"
     """Whether samples/s are of all ranks together or of one."""

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, Field
 
 from bench.matrix.command import Command
+from bench.matrix.fields import Section
 from bench.matrix.metrics import RECORDER, MetricsOption
 from bench.units import parse_count, parse_duration_s
 
@@ -28,10 +29,8 @@ def _duration(value: Any) -> Any:
     return parse_duration_s(value) if isinstance(value, str) else value
 
 
-class WorkloadOptions(BaseModel):
+class WorkloadOptions(Section):
     """The DDP training that a cell runs."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     device: Literal["cuda", "cpu"] = "cuda"
     """Where tensors live; nccl needs cuda."""

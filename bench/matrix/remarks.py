@@ -12,21 +12,8 @@ from bench.matrix.schema import Matrix
 FORECAST_SIZES = 5
 INTERVAL_REPEATS = 3
 
-_SLURM_ONLY = (
-    "partition",
-    "account",
-    "qos",
-    "reservation",
-    "constraint",
-    "nodelist",
-    "exclude",
-    "mem",
-    "gpu_type",
-    "gpu_request",
-    "exclusive",
-    "directives",
-    "container",
-)
+#: What every executor heeds; `hosts` is told by itself.
+_FOR_ALL_EXECUTORS = {"executor", "hosts", "cpus_per_task", "time_limit", "setup", "env"}
 _ONLY_FOR_MODELS = {
     "seq_len": ("transformer",),
     "image_size": ("resnet50",),
@@ -93,22 +80,14 @@ def _ignored(matrix: Matrix, document: Document) -> Iterator[str]:
     models = set(axes.get("model") or [workload.model])
     by = f"is ignored by executor {cluster.executor}"
     if cluster.executor != "slurm":
-        for name in sorted(cluster.model_fields_set & set(_SLURM_ONLY)):
+        for name in sorted(cluster.model_fields_set - _FOR_ALL_EXECUTORS):
             if document.inherited(f"cluster.{name}"):
                 continue
             yield f"{path}:{document.line(('cluster', name))}: cluster.{name} {by}"
     if cluster.hosts and cluster.executor != "ssh" and not document.inherited("cluster.hosts"):
         yield f"{path}:{document.line(('cluster', 'hosts'))}: cluster.hosts {by}"
     if workload.device == "cpu":
-        for section, name in (
-            ("cluster", "gpu_type"),
-            ("cluster", "gpu_request"),
-            ("workload", "pin_memory"),
-        ):
-            holder = cluster if section == "cluster" else workload
-            said = name in holder.model_fields_set and not document.inherited(f"{section}.{name}")
-            if said and cluster.executor == "slurm":
-                yield f"{path}:{document.line((section, name))}: {section}.{name} is ignored on device cpu"
+        yield from _only_for_gpus(matrix, document)
     if workload.command is not None or "command" in axes:
         return  # the models' options are told with the command
     for name, wanted in _ONLY_FOR_MODELS.items():
@@ -121,3 +100,16 @@ def _ignored(matrix: Matrix, document: Document) -> Iterator[str]:
                 else f"models {' and '.join(wanted)} read it"
             )
             yield f"{path}:{document.line(place)}: {name} is ignored: only {readers}"
+
+
+def _only_for_gpus(matrix: Matrix, document: Document) -> Iterator[str]:
+    """Yield a remark for each setting that has no effect on a CPU."""
+    places = [("workload", name) for name in ("pin_memory",) if name in matrix.workload.model_fields_set]
+    places += [("axes", name) for name in ("pin_memory",) if name in matrix.axes.given]
+    if matrix.cluster.executor == "slurm":  # other executors ignore them on any device
+        given = matrix.cluster.model_fields_set
+        places = [("cluster", name) for name in ("gpu_type", "gpu_request") if name in given] + places
+    for section, name in places:
+        if not document.inherited(f"{section}.{name}"):
+            line = document.line((section, name))
+            yield f"{document.path}:{line}: {section}.{name} is ignored on device cpu"

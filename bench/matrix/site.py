@@ -13,22 +13,23 @@ from typing import Any, Literal
 from pydantic import BaseModel, ValidationError
 
 from bench.errors import BenchError, InputError, Problem, missing_file
+from bench.matrix.cluster import Cluster
+from bench.matrix.fields import Section
 from bench.matrix.loading import Document, Inheritance, read_document
 from bench.matrix.messages import problems_of
-from bench.matrix.schema import Cluster, _Section
 
 VARIABLE = "BENCH_SITE"
 _NONE_REMEDY = f"name another with --site or ${VARIABLE}; {VARIABLE}= (empty) is none"
 
 
-class SiteWorkload(_Section):
+class SiteWorkload(Section):
     """What the cluster decides of the workload."""
 
     device: Literal["cuda", "cpu"] | None = None
     """What this cluster's nodes train on."""
 
 
-class Site(_Section):
+class Site(Section):
     """A site file: defaults that the matrices of this cluster inherit."""
 
     cluster: Cluster = Cluster()

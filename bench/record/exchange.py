@@ -7,14 +7,19 @@ complete, and only the end waits for the others, for a bounded time.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 import os
 import time
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, distributed_c10d  # type: ignore[attr-defined]
+
+from bench.measurement.hosts import RankFacts
+from bench.measurement.peers import Peers
 
 _EVERY_S = 0.05
 _numbers = itertools.count()
@@ -22,6 +27,10 @@ _numbers = itertools.count()
 
 class Exchange(Protocol):
     """Records by name and rank."""
+
+    @property
+    def port(self) -> int | None:
+        """Where the store listens; None where nothing does."""
 
     def post(self, name: str, content: Any) -> None:
         """Hand over this rank's record called ``name``."""
@@ -32,9 +41,14 @@ class Exchange(Protocol):
     def present(self, name: str) -> list[int]:
         """Return the ranks whose record of that name is there."""
 
+    def told(self, name: str, rank: int) -> Any | None:
+        """Return one rank's record; None unless it is there."""
+
 
 class LocalExchange:
     """One process by itself."""
+
+    port: int | None = None
 
     def __init__(self) -> None:
         self._posted: dict[str, Any] = {}
@@ -51,6 +65,10 @@ class LocalExchange:
         """Return rank 0, where it posted such a record."""
         return [0] if name in self._posted else []
 
+    def told(self, name: str, rank: int) -> Any | None:
+        """Return the record."""
+        return self._posted.get(name)
+
 
 class StoreExchange:
     """All ranks of the default process group, through the store in which they met."""
@@ -61,6 +79,21 @@ class StoreExchange:
         restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         self._store = PrefixStore(f"bench-recorder/{restart}/{next(_numbers)}", store)
         self._rank, self._world_size = dist.get_rank(), dist.get_world_size()
+        while hasattr(store, "underlying_store"):
+            store = store.underlying_store
+        self.port: int | None = getattr(store, "port", None)
+
+    def apart(self) -> StoreExchange:
+        """Return the same over a connection of its own, where torch gives one, for another thread."""
+        other = copy.copy(self)
+        if hasattr(self._store, "clone"):  # since torch 2.5
+            other._store = self._store.clone()
+        return other
+
+    def peers(self, facts: Sequence[RankFacts]) -> Peers:
+        """Return the other ranks, as those to whom a failure is told."""
+        by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE", "").lower() in ("1", "true")
+        return Peers(self._store, self._rank, facts, rank_0_serves=not by_agent)
 
     def post(self, name: str, content: Any) -> None:
         """Put the record into the store; without effect where the store has gone with its host."""
@@ -83,6 +116,14 @@ class StoreExchange:
             return [rank for rank in range(self._world_size) if self._store.check([f"{name}/{rank}"])]
         except (dist.DistError, RuntimeError):
             return []
+
+    def told(self, name: str, rank: int) -> Any | None:
+        """Return one rank's record; None unless it is there."""
+        key = f"{name}/{rank}"
+        try:
+            return json.loads(self._store.get(key)) if self._store.check([key]) else None
+        except (dist.DistError, RuntimeError):
+            return None
 
 
 def wait_for_all(exchange: Exchange, name: str, *, world_size: int, timeout_s: float) -> list[int]:

@@ -102,7 +102,7 @@ class BenchCallback(Callback):  # type: ignore[misc]
     def on_exception(self, trainer: Any, module: Any, exception: BaseException) -> None:
         """Write what is left, and wait for nobody."""
         if self._recorder is not None:
-            self._recorder.close(timeout_s=0.0)
+            self._recorder.give_up()
 
     def _rest(self) -> None:
         if self._recorder is not None:

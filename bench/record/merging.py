@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, astuple, dataclass, fields
 from typing import Any
 
-from bench.record.parts import StepParts, mean_parts
-from bench.workload.resources import Usage
-from bench.workload.results import EpochRecord, RankRecord
+from bench.measurement.parts import StepParts, mean_parts
+from bench.measurement.resources import Usage
+from bench.measurement.results import EpochRecord, RankRecord
 
 
 @dataclass(frozen=True)

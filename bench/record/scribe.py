@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Sequence
+from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from bench.errors import UnwritableError
 from bench.layout import RunFolder, write_json
+from bench.measurement.hosts import RankFacts, crowded_machines
+from bench.measurement.results import EpochRecord, RankPlace, Results
+from bench.measurement.surroundings import surroundings
 from bench.record.attribution import find_ddp
 from bench.record.exchange import Exchange
 from bench.record.merging import Seat, Window, merge
 from bench.record.settings import Lengths, Place
-from bench.workload.environment import surroundings
-from bench.workload.hosts import RankFacts, crowded_machines
-from bench.workload.results import EpochRecord, RankPlace, Results
+from bench.record.transport import transport_in_use, users_variables
 
 
 class Scribe:
@@ -33,12 +35,15 @@ class Scribe:
         lengths: Lengths,
         device: torch.device,
         model: nn.Module | None,
+        backend: str,
     ) -> None:
         self._folder = folder
         self._exchange = exchange
         self._place = place
         self._lengths = lengths
         self._device = device
+        self._backend = backend
+        self._transport: dict[str, Any] | None = None  # once it is known to be in use
         self._sizes = _sizes(model)
         self._has_bare_model = model is not None and find_ddp(model) is None
         self._facts: list[RankFacts] = []
@@ -46,35 +51,60 @@ class Scribe:
         self._results: Results | None = None
         self._samples_per_step: float | None = None
         self._warnings: list[str] = []
+        self._lock = threading.RLock()  # a loop that stands still is looked after by another thread
         self.epochs = 0
 
-    def look(self) -> None:
+    def look(self, *, is_last: bool = False) -> None:
         """Write what is complete by now; nothing is waited for.
 
         A disk that is full does not end the training; it is said once.
-        """
-        try:
-            self._look()
-        except UnwritableError as error:
-            self._tell(f"what is measured is lost: {error}")
 
-    def _look(self) -> None:
+        Args:
+            is_last: whether a rank's window counts whose attribution has not ended.
+        """
+        with self._lock:
+            try:
+                self._look(is_last)
+            except UnwritableError as error:
+                self._tell(f"what is measured is lost: {error}")
+
+    def _look(self, is_last: bool) -> None:
         if not self._facts and not self._meet():
             return
-        while (contents := self._exchange.read(f"window/{self.epochs + 1}")) is not None:
+        while (contents := self._windows_of(self.epochs + 1, is_last)) is not None:
             self._write([Window.from_json(content) for content in contents])
             self.epochs += 1
+        if self._transport is None and (traces := self._exchange.read("transport")) is not None:
+            self._transport, warning = transport_in_use(
+                traces, self._facts, backend=self._backend, env=os.environ
+            )
+            if warning:
+                self._tell(warning)
+            self._write_environment()
+
+    def _windows_of(self, epoch: int, is_last: bool) -> list[Any] | None:
+        """Return every rank's window; None unless all are there."""
+        contents = self._exchange.read(f"window/{epoch}")
+        if contents is not None or not is_last:
+            return contents
+        ranks = range(self._place.world_size)
+        either = [
+            self._exchange.told(f"window/{epoch}", rank) or self._exchange.told(f"early/{epoch}", rank)
+            for rank in ranks
+        ]
+        return None if None in either else either
 
     def warn(self, words: str) -> None:
         """Keep a warning for env.json, once, and print it."""
-        if words in self._warnings:
-            return
-        self._tell(words)
-        if self._facts:
-            try:
-                self._write_environment()
-            except UnwritableError as error:
-                self._tell(f"what is measured is lost: {error}")
+        with self._lock:
+            if words in self._warnings:
+                return
+            self._tell(words)
+            if self._facts:
+                try:
+                    self._write_environment()
+                except UnwritableError as error:
+                    self._tell(f"what is measured is lost: {error}")
 
     def _tell(self, words: str) -> None:
         if words not in self._warnings:
@@ -126,17 +156,18 @@ class Scribe:
         print(_line(record, self._lengths.epochs), flush=True)
 
     def _write_environment(self) -> None:
-        env: Mapping[str, str] = os.environ
         found = surroundings(
             self._facts,
-            env,
-            backend=dist.get_backend() if dist.is_initialized() else env.get("BENCH_BACKEND", "none"),
+            users_variables(os.environ),
+            backend=self._backend,
             world_size=self._place.world_size,
             launcher=self._place.launcher,
             seconds=None,
             device=self._device,
             threads=torch.get_num_threads(),
         )
+        if self._transport is not None:
+            found["transport"] = self._transport
         batch = self._samples_per_step
         parameters, gradient_bytes = self._sizes
         write_json(

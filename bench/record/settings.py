@@ -94,11 +94,18 @@ def place_of(env: Mapping[str, str], group: tuple[int, int] | None) -> Place:
         group: rank and world size of the process group; None where there is none.
 
     Raises:
-        RecorderError: several processes were started, and no process group joins them.
+        RecorderError: several processes were started, and no process group joins them; a group of
+            another size than the cell's (``BENCH_EXPECTED_WORLD_SIZE``).
     """
     launcher, numbers = _launch(env)
     local_rank = numbers[1]
     if group is not None:
+        expected = env.get("BENCH_EXPECTED_WORLD_SIZE", "")
+        if expected.isdigit() and int(expected) != group[1]:
+            raise RecorderError(
+                f"the process group has {group[1]} processes, and the cell {expected}",
+                remedy="let the script take its size from the launcher's variables",
+            )
         return Place(launcher, group[0], local_rank, group[1])
     if numbers[2] > 1:
         raise RecorderError(

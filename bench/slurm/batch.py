@@ -20,7 +20,6 @@ class BatchJob:
         output: where the job's standard output goes, taken literally.
         error: where its standard error goes, taken literally.
         options: further options of sbatch.
-        folder: where the job starts; by default the current folder.
     """
 
     script: Path
@@ -29,7 +28,6 @@ class BatchJob:
     error: Path
     arguments: Sequence[str] = ()
     options: Sequence[str] = ()
-    folder: Path | None = None
 
     @property
     def command(self) -> list[str]:
@@ -44,7 +42,6 @@ class BatchJob:
             f"--job-name={self.job_name}",
             f"--output={literal_pattern(self.output)}",
             f"--error={literal_pattern(self.error)}",
-            *([f"--chdir={self.folder}"] if self.folder else []),
             *self.options,
             str(self.script.absolute()),
             *self.arguments,

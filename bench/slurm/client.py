@@ -43,6 +43,9 @@ _UNCERTAIN = re.compile(r"timed out|Zero Bytes were transmitted|Unexpected messa
 _NO_SUCH_JOB = re.compile(r"Invalid job id specified|already completing or completed|Job/step already")
 #: Slurm's commands are there, but no cluster is: a laptop, or a node outside of it.
 _UNCONFIGURED = re.compile(r"Could not establish a configuration source|[Uu]nable to .*slurm\.conf")
+#: What passes: the controller is restarted, or busy.
+_AWAY = re.compile(r"[Uu]nable to contact|timed out|Connection (?:refused|reset)")
+_LATER = "type it again when Slurm answers (scontrol ping); nothing is lost meanwhile"
 _NOT_HERE = "run this on a login node (perhaps after `module load slurm`), or set cluster.executor: local"
 
 
@@ -95,16 +98,13 @@ class Slurm:
             raise SubmissionUncertainError(words or "printed no job id", job_name=job.job_name)
         raise _unreachable_or_refused("sbatch", words)
 
-    def test_only(
-        self, script: Path, *, options: Sequence[str] = (), folder: Path | None = None
-    ) -> StartEstimate | None:
+    def test_only(self, script: Path, *, options: Sequence[str] = ()) -> StartEstimate | None:
         """Return when Slurm expects the script to start, without submitting it; None where it is silent.
 
         Raises:
             SlurmRefusedError: Slurm would not take the script.
         """
-        chdir = [f"--chdir={folder}"] if folder else []
-        command = ["sbatch", "--test-only", *chdir, *options, str(script.absolute())]
+        command = ["sbatch", "--test-only", *options, str(script.absolute())]
         environment = for_query(for_submission(self._inherited()))
         done = self._run(command, environment=environment, timeout_s=self.submit_timeout_s)
         estimate = parse_estimate(done.stderr + done.stdout, now=datetime.now(UTC))
@@ -172,14 +172,6 @@ class Slurm:
     def nodes(self) -> list[NodeGroup]:
         """Return the cluster's partitions and nodes."""
         return self._query(["sinfo", "--noheader", f"--format={NODES_FORMAT}"], parse_nodes)
-
-    def hostnames(self, hosts: str) -> list[str]:
-        """Return the names that Slurm's short form stands for, as Slurm expands it."""
-        return self._query(["scontrol", "show", "hostnames", hosts], str.split)
-
-    def version(self) -> str:
-        """Return Slurm's release, such as ``22.05.8``."""
-        return self._query(["sinfo", "--version"], lambda text: text.split()[-1])
 
     def overriding_variables(self) -> dict[str, str]:
         """Return the SBATCH_* variables in force: they win over the directives of a script, silently."""
@@ -256,7 +248,8 @@ def _words(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def _unavailable(command: str, words: str) -> SlurmUnavailableError:
-    return SlurmUnavailableError(command, words, remedy=_NOT_HERE if _UNCONFIGURED.search(words) else "")
+    remedy = _NOT_HERE if _UNCONFIGURED.search(words) else _LATER if _AWAY.search(words) else ""
+    return SlurmUnavailableError(command, words, remedy=remedy)
 
 
 def _unreachable_or_refused(command: str, words: str) -> SlurmUnavailableError | SlurmRefusedError:

@@ -7,10 +7,9 @@ the only column that may hold the separator.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from itertools import product
 
 #: squeue -o: id as shown, state, reason, submitted, start, limit, nodes, hosts, user, partition, name.
 QUEUE_FORMAT = "%i|%T|%r|%V|%S|%l|%D|%N|%u|%P|%j"
@@ -264,38 +263,3 @@ def parse_estimate(text: str, *, now: datetime) -> StartEstimate | None:
     if time is not None and time - now > timedelta(days=366):
         time = None
     return StartEstimate(time, int(processors), hosts, partition)
-
-
-def expand_hosts(hosts: str) -> list[str]:
-    """Return the names in ``n[1-4,7],gpu-[001-003],r[1-2]n[01-02]-ib``, in Slurm's order.
-
-    Raises:
-        UnreadableOutputError: brackets that do not close, or a range that is none.
-    """
-    if not _word(hosts):
-        return []
-    return [name for item in _split_outside_brackets(hosts.strip()) for name in _expand_item(item)]
-
-
-def _split_outside_brackets(text: str) -> list[str]:
-    if text.count("[") != text.count("]"):
-        raise UnreadableOutputError(f"{text!r} is not a list of hosts")
-    return [item for item in re.split(r",(?![^\[]*\])", text) if item]
-
-
-def _expand_item(item: str) -> list[str]:
-    parts = re.split(r"\[([^\]]*)\]", item)  # text, ranges, text, ranges, ..., text
-    choices: list[Sequence[str]] = [_expand_ranges(part) if i % 2 else [part] for i, part in enumerate(parts)]
-    return ["".join(combination) for combination in product(*choices)]
-
-
-def _expand_ranges(ranges: str) -> list[str]:
-    numbers: list[str] = []
-    for piece in ranges.split(","):
-        match = re.fullmatch(r"(\d+)(?:-(\d+))?", piece)
-        if not match:
-            raise UnreadableOutputError(f"{piece!r} is not a range of hosts")
-        first, last = match.group(1), match.group(2) or match.group(1)
-        width = len(first) if first.startswith("0") else 0
-        numbers += [f"{number:0{width}d}" for number in range(int(first), int(last) + 1)]
-    return numbers

@@ -39,4 +39,4 @@ def _cells(row: AccountingRow) -> tuple[str, ...]:
 
 
 def _clock(time: datetime | None) -> str:
-    return "-" if time is None else f"{time:%Y-%m-%d %H:%M:%S}"
+    return "-" if time is None else time.replace(tzinfo=None).isoformat(" ", "seconds")

@@ -13,14 +13,14 @@ from statistics import fmean
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from bench.measurement.devices import Device
+from bench.measurement.resources import Meters, peak_memory_bytes
+from bench.measurement.results import EpochRecord, RankPlace, Results, Validation
 from bench.workload.collectives import Collectives
-from bench.workload.devices import Device
 from bench.workload.feed import Feed
+from bench.workload.gathering import gather_ranks
 from bench.workload.probes import Attributed, Probes
-from bench.workload.resources import Meters, peak_memory_bytes
-from bench.workload.results import EpochRecord, RankPlace, Results, gather_ranks
 from bench.workload.session import Session
-from bench.workload.task import Validation
 from bench.workload.trace import trace
 from bench.workload.training import Trainer
 from bench.workload.windows import Windows

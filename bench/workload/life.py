@@ -11,10 +11,21 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 
+from bench.measurement.devices import Device, device_of
+from bench.measurement.hosts import crowded_machines, own_facts, threads_per_rank
+from bench.measurement.nccl_log import (
+    NcclLog,
+    NcclLogFile,
+    fallback_warning,
+    is_disabled,
+    nccl_transport,
+)
+from bench.measurement.peers import Peers
+from bench.measurement.symptoms import symptom_of
+from bench.measurement.transport import gloo_transport, open_interfaces
 from bench.units import human_bytes
 from bench.workload.arguments import Request
 from bench.workload.collectives import Collectives
-from bench.workload.devices import Device, device_of
 from bench.workload.epochs import measure
 from bench.workload.failures import (
     BrokenError,
@@ -23,27 +34,15 @@ from bench.workload.failures import (
     WorkloadError,
     named,
     reason,
-    symptom_of,
 )
 from bench.workload.feed import Feed, Place, open_feed
 from bench.workload.flops import count_step
-from bench.workload.hosts import crowded_machines, own_facts, threads_per_rank
 from bench.workload.launch import Launch, launch_from
 from bench.workload.mfu import Utilisation, precisions, utilisation
-from bench.workload.peers import Peers
 from bench.workload.rendezvous import Joined, join, start_line
 from bench.workload.session import Session
 from bench.workload.task import DataShape, Task, build_task, parameters_of
 from bench.workload.training import STATES_PER_WEIGHT, wrap
-from bench.workload.transport import (
-    NcclLog,
-    NcclLogFile,
-    fallback_warning,
-    gloo_transport,
-    is_disabled,
-    nccl_transport,
-    open_interfaces,
-)
 
 
 def run(request: Request) -> None:
@@ -85,7 +84,7 @@ def _consult(session: Session, error: Exception) -> None:
     if symptom is None:
         peers.tell(named(error, timeout_s=timeout_s))
         return
-    words = peers.explain(symptom, timeout_s=timeout_s)
+    words = peers.explain(symptom, timeout_s=timeout_s, longer="raise --join-timeout")
     if words is not None:
         raise BrokenError(f"{peers.place(launch.rank)}: {words}") from error
 

@@ -17,7 +17,7 @@ import torch
 
 from bench.layout import write_json
 from bench.matrix.options import WorkloadOptions
-from bench.record.clock import clock_for
+from bench.measurement.clock import clock_for
 from bench.workload.collectives import Collectives
 from bench.workload.feed import Feed
 from bench.workload.probes_steps import StepProbes, StepReadings

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from bench.record.clock import Clock
+from bench.measurement.clock import Clock
 
 
 @dataclass(frozen=True, slots=True)

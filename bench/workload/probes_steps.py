@@ -21,8 +21,8 @@ from dataclasses import asdict, dataclass
 from statistics import fmean, median
 from typing import Any
 
-from bench.record import ddp_logger
-from bench.record.clock import Clock
+from bench.measurement import ddp_logger
+from bench.measurement.clock import Clock
 from bench.workload.collectives import Collectives
 from bench.workload.probes_hook import Buckets, BucketSpan, bucket_hook, tail_s, union_s
 from bench.workload.training import Trainer

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from bench.record.clock import Clock
+from bench.measurement.clock import Clock
 from bench.workload.collectives import Collectives
 
 _KIB, _MIB = 2**10, 2**20

@@ -16,8 +16,8 @@ from itertools import groupby
 import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
+from bench.measurement.hosts import Host, RankFacts, hosts_of
 from bench.workload.failures import WorkloadError
-from bench.workload.hosts import Host, RankFacts, hosts_of
 from bench.workload.launch import Launch
 
 #: How much longer than rank 0 the others wait, so that they hear its verdict.

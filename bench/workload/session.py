@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from bench.layout import RunFolder, write_json
+from bench.measurement.hosts import RankFacts
 from bench.workload.arguments import Request
 from bench.workload.environment import environment
-from bench.workload.hosts import RankFacts
 from bench.workload.launch import Launch
 from bench.workload.rendezvous import Joined
 

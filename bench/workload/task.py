@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from bench.matrix.options import WorkloadOptions
+from bench.measurement.results import Validation
 from bench.workload.failures import SetupError
 from bench.workload.models.convnet import Convnet
 from bench.workload.models.mlp import Mlp, width_for
@@ -41,22 +42,6 @@ class DataShape:
     inputs: tuple[int, ...]
     targets: tuple[int, ...]
     classes: int | None
-
-
-@dataclass(frozen=True)
-class Validation:
-    """Sums over validation samples; they add up over batches and ranks.
-
-    ``labels`` counts predicted classes, ``values`` predicted values.
-    """
-
-    samples: float = 0.0
-    loss: float = 0.0
-    labels: float = 0.0
-    correct: float = 0.0
-    values: float = 0.0
-    absolute_error: float = 0.0
-    squared_error: float = 0.0
 
 
 class Task(nn.Module):

@@ -12,8 +12,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from bench.matrix.options import WorkloadOptions
-from bench.record import ddp_logger
-from bench.record.parts import StepParts, StepTimer
+from bench.measurement import ddp_logger
+from bench.measurement.parts import StepParts, StepTimer
 from bench.workload.feed import Feed
 from bench.workload.task import Task
 

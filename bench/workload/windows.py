@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import median
 
 import torch
 
-from bench.record import ddp_logger
-from bench.record.clock import Clock, clock_for
-from bench.record.parts import StepParts, StepTimer
+from bench.measurement import ddp_logger
+from bench.measurement.clock import Clock, clock_for
+from bench.measurement.parts import StepParts, StepTimer
+from bench.measurement.resources import Meters, Usage
+from bench.measurement.stability import is_stable
 from bench.workload.collectives import Collectives
 from bench.workload.failures import CollectiveError
-from bench.workload.resources import Meters, Usage
 from bench.workload.training import Trainer
 
-#: The first steps of all: DDP rebuilds its buckets in the second, allocators fill.
-_UNLIKE_THE_REST = 2
-#: How far the medians of the last steps and of those before them may be apart.
-_STABLE_WITHIN = 0.10
 #: The warm-up ends after this many times its fewest steps, stable or not.
 _MOST_ROUNDS = 3
 
@@ -156,13 +152,3 @@ def step_times(step: Callable[[], None], steps: int, clock: Clock) -> list[float
         stamps.append(clock.stamp())
     clock.settle()
     return [clock.seconds(begin, end) for begin, end in pairwise(stamps)]
-
-
-def is_stable(times: Sequence[float]) -> bool:
-    """Tell whether the medians of the later and the earlier half agree, without the first two steps."""
-    kept = times[_UNLIKE_THE_REST:]
-    half = len(kept) // 2
-    if half < 1:
-        return False
-    earlier, later = median(kept[-2 * half : -half]), median(kept[-half:])
-    return abs(later / earlier - 1) <= _STABLE_WITHIN

@@ -18,10 +18,15 @@ SIZES = [4096 * 4**power for power in range(8)]
 ALPHA, BETA = 25e-6, 1 / 5e9
 
 
-def with_probes(path: Path, cells: Iterable[Cell], *, repeats: int = 3) -> Path:
+def with_probes(path: Path, cells: Iterable[Cell], *, repeats: int = 3, buckets: int = 0) -> Path:
+    """Write probes.json of every run; ``buckets`` of the model are of the largest size."""
     for cell in cells:
         sizes = [
-            {"bytes": size, "buckets": 0, "times_s": [[ring_time(size, cell.world_size, ALPHA, BETA)]] * 3}
+            {
+                "bytes": size,
+                "buckets": buckets * (size == SIZES[-1]),
+                "times_s": [[ring_time(size, cell.world_size, ALPHA, BETA)]] * 3,
+            }
             for size in SIZES
         ]
         content = {"schema": 1, "world_size": cell.world_size, "all_reduce": {"sizes": sizes}}

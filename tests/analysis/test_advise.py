@@ -12,13 +12,18 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from analysis import wording
 from analysis.advise import Advice, Wait, options_of, rank
 from analysis.advise_text import about, config, remarks, summary, table_rows
+from analysis.laws_probes import fabrics
+from analysis.laws_words import law_views
 from analysis.load import Study, load_study
 from analysis.measured import measure
+from analysis.scaling import scale
 from analysis.success import cell_success, wilson_low
 from bench.matrix.cell import Cell
-from tests.analysis.studies import Timing, environment, finished, strong, weak
+from tests.analysis.closer_studies import with_probes
+from tests.analysis.studies import Timing, environment, finished, make_cell, strong, weak
 
 SAMPLES, EPOCHS = 1_300_000, 90
 
@@ -55,6 +60,26 @@ def advise(waits: Mapping[str, float | None], *, beyond: bool = False, **studies
         if row["study"] in waits
     }
     return rank(options, known, samples=SAMPLES, epochs=EPOCHS, notes=notes)
+
+
+def test_a_predicted_size_is_that_of_the_page_with_probes_and_with_ddp_alone(tmp_path):
+    alone = make_cell(1, batch=512, swept={"ddp": False}, name="plain")
+    alone.workload["ddp"] = False
+    cells = [alone, *strong(512, sizes=(1, 2, 4, 8, 16))]
+    # In the series of the others, as a matrix without an axis of it has them.
+    alone.series, alone.swept = cells[1].series, {}
+    path = finished(tmp_path / "s", cells)
+    with_probes(path, cells[1:], buckets=4)
+    study = load_study(path)
+    frames = measure(study)
+    rows = scale(frames)
+    (view,) = law_views(rows, frames, labels={}, fabrics=fabrics(study, rows))
+    options = advise({}, s=study).options
+    (predicted,) = options[options["kind"] == "predicted"].to_dict("records")
+    assert predicted["gpus"] == 32
+    assert view.predictions[0][1].startswith(f"{wording.seconds(predicted['step_time_s'])} [")
+    assert predicted["remark"] == view.laws[0][0]
+    assert "Communication model" in {row[0] for row in view.laws}
 
 
 def test_two_slower_nodes_at_once_beat_a_faster_one_that_waits(l40s, h200):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,14 @@ import pandas as pd
 import pytest
 import studies
 
-from analysis.anomalies import anomalies, slow_nodes
+from analysis.anomalies import anomalies
 from analysis.load import load_study
 from analysis.measured import Frames, measure
+from analysis.report import write_report
 from analysis.scaling import scale
+from analysis.slow_nodes import slow_nodes
 from bench.layout import StudyFolder
+from tests.analysis.closer_studies import write_ranks
 from tests.analysis.points import frames_of_points
 
 
@@ -114,7 +118,7 @@ def rank_rows(slow: dict[str, float], *, runs: int = 4, noise: float = 0.01, see
 
 
 def test_a_node_that_is_slow_in_several_runs_is_named() -> None:
-    found = told(points({1: around(100), 2: around(190)}), ranks=rank_rows({"n3": 1.2}))
+    found = told(points({1: around(100), 2: around(190)}), slow=slow_nodes(rank_rows({"n3": 1.2})))
     assert found["Slow node"].startswith("n3 by 20 % in 4 runs: longer than the other nodes of the same runs")
     table = slow_nodes(rank_rows({"n3": 1.2, "n1": 1.1}))
     assert table["host"].to_list() == ["n3", "n1"]
@@ -142,7 +146,37 @@ def test_the_page_names_a_slow_node_and_nothing_is_dropped(tmp_path: Path) -> No
     study = load_study(path)
     frames = measure(study)
     rows = scale(frames)
-    found = anomalies(rows, frames, ranks=study.ranks)
+    found = anomalies(rows, frames, slow=slow_nodes(study.ranks))
     assert [one.heading for one in found] == ["Slow node"]
     assert found[0].words.startswith("n2 by 50 % in 6 runs")
     assert (rows["n"] == 3).all()
+
+
+def page_with_late_ranks(path: Path, extra_s: float) -> str:
+    """Return the page of a study in which both ranks of n2 take so much longer than the 9 ms of the others."""
+    study = studies.finished(path, [studies.make_cell(n, batch=64, per_node=2) for n in (1, 2, 4)])
+    late = {2, 3}
+    write_ranks(
+        study, late=lambda run, rank: extra_s if rank in late else 0.0, host=lambda rank: f"n{rank // 2 + 1}"
+    )
+    return unescape(write_report(study).read_text(encoding="utf-8"))
+
+
+def test_a_node_that_is_late_and_slow_is_told_of_once_with_both_facts(tmp_path: Path) -> None:
+    page = page_with_late_ranks(tmp_path / "s", 0.005)
+    assert (
+        "<strong>The others wait.</strong> Both ranks on n2 take 5.00 ms per step longer than the others (29 % of "
+        "the step, in backward), in 3 of 3 runs of n2x2-gloo-srun-b16. This is waiting, not slow communication. "
+        "Work that waits for nobody takes longer there than on the other nodes of the same runs: n2 by 50 % in 3 "
+        "runs. Every step waits for such a node: leave it out (--exclude) or have it looked at.</div>"
+    ) in page
+    assert "Slow node" not in page
+
+
+def test_a_node_that_is_slow_but_not_late_is_worth_a_look(tmp_path: Path) -> None:
+    page = page_with_late_ranks(tmp_path / "s", 0.0005)
+    assert "The others wait" not in page
+    assert (
+        "<strong>Slow node.</strong> n2 by 5 % in 3 runs: longer than the other nodes of the same runs for work "
+        "that waits for nobody. Every step waits for it: leave it out (--exclude) or have it looked at.</p>"
+    ) in page

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from analysis.csv_files import csv_text
 from analysis.fabric import (
     FABRIC_COLUMNS,
     SWEEP_COLUMNS,
@@ -18,7 +20,6 @@ from analysis.fabric import (
     RingFit,
     fabric_table,
     fit_ring,
-    frame_csv,
     read_probes,
     ring_time,
     sweep_rows,
@@ -175,6 +176,28 @@ def test_files_that_are_not_as_they_should_be_are_passed_over(study):
     assert set(read_probes(study, [])) == set()
 
 
+ENTRY: dict[str, Any] = {"bytes": 4096, "times_s": [[1e-3, 1e-3]] * 3}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 100_000,
+        json.dumps({"schema": 1, "world_size": 2, "all_reduce": {"sizes": 5}}),
+        json.dumps({"schema": 1, "world_size": 2, "all_reduce": {"sizes": [{**ENTRY, "buckets": "many"}]}}),
+        json.dumps(
+            {"schema": 1, "world_size": 2, "all_reduce": {"sizes": [{**ENTRY, "bytes": float("inf")}]}}
+        ),
+        json.dumps({"schema": 1, "world_size": 2, "all_reduce": {"sizes": [{**ENTRY, "times_s": [[0, 0]]}]}}),
+    ],
+    ids=["too-deep", "no-list", "no-count", "endless", "in-no-time"],
+)
+def test_no_probes_of_one_run_can_stop_the_others(study, text):
+    first, *others = [attempt for attempt in study.attempts if "n2" in attempt]
+    Path(first, "probes.json").write_text(text)
+    assert len(sweep_rows(study)) == len(others) * len(SIZES)
+
+
 def test_the_report_writes_the_sweeps_and_the_fits(study):
     report = write_report(study.folder.path).parent
     fabric = pd.read_csv(report / "fabric.csv")
@@ -189,4 +212,4 @@ def test_the_report_writes_the_sweeps_and_the_fits(study):
 
 
 def test_a_cell_whose_name_is_a_formula_is_no_formula_in_the_file():
-    assert frame_csv(fabric_table(frame([swept()], cell="=1+1"))).splitlines()[1].startswith("'=1+1,")
+    assert csv_text(fabric_table(frame([swept()], cell="=1+1"))).splitlines()[1].startswith("'=1+1,")

@@ -12,7 +12,8 @@ import pytest
 import studies
 
 from analysis.bars import split_rows
-from analysis.figures import Drawing, all_names, draw_figures
+from analysis.drawing import Drawing
+from analysis.figures import all_names, draw_figures
 from analysis.labels import series_parts, short_labels
 from analysis.load import load_study
 from analysis.measured import measure

@@ -351,6 +351,22 @@ def test_a_label_that_the_batches_contradict_is_overruled_and_told(analysed: Rep
     }
 
 
+def test_a_strong_and_a_weak_series_in_one_are_told_how_to_be_told_apart(analysed: Report) -> None:
+    text = "gpus,global_batch,throughput\n1,64,100\n2,64,180\n4,64,300\n2,128,190\n4,256,370\n"
+    found = analysed(text)
+    assert set(found["reason"]) == {
+        "no efficiency: neither the global batch nor the batch per rank is constant over the series; if these rows "
+        "are a strong and a weak series, tell them apart in a column mode or series"
+    }
+    apart = "".join(
+        f"{line},{mode}\n"
+        for line, mode in zip(text.splitlines(), ["mode", *["strong"] * 3, *["weak"] * 2], strict=True)
+    )
+    found = analysed(apart + "1,64,100,weak\n")
+    assert found["efficiency"].notna().all()
+    assert set(found["mode"]) == {"strong", "weak"}
+
+
 def test_batches_of_no_regime_have_no_efficiency(reported: Report, tmp_path: Path) -> None:
     found = reported("gpus,global_batch,time\n1,64,1.0\n2,96,0.5\n4,100,0.5\n", "--proposal")
     for name in ("index.html", "proposal.md"):

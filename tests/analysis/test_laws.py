@@ -11,8 +11,10 @@ import pandas as pd
 import pytest
 from scipy import optimize
 
-from analysis.laws import PREDICTION_COLUMNS, LawFit, Refusal, fit_laws
-from analysis.laws_forms import Fabric, laws_of
+from analysis.laws import PREDICTION_COLUMNS, LawFit, fit_laws
+from analysis.laws_communication import Fabric
+from analysis.laws_forms import laws_of
+from analysis.laws_path import Refusal
 from bench.errors import BenchError
 
 SIZES = (1, 2, 4, 8, 16)

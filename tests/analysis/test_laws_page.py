@@ -83,6 +83,21 @@ def test_without_a_batch_there_are_no_seconds_but_an_efficiency() -> None:
     assert float(view.predictions[0][2]) > 0
 
 
+def test_against_a_baseline_without_ddp_it_is_told_why_nothing_is_predicted(tmp_path: Path) -> None:
+    alone = studies.make_cell(1, batch=512, swept={"ddp": False}, name="plain")
+    alone.workload["ddp"] = False
+    cells = [alone, *studies.strong(512, (1, 2, 4, 8, 16))]
+    frames = measure(load_study(studies.finished(tmp_path / "s", cells)))
+    (view,) = law_views(scale(frames, baseline="no-ddp"), frames, labels={})
+    assert view.predictions == []
+    assert view.sentences[-1] == (
+        "Nothing is predicted: an efficiency would refer to 1x1 (1 rank) without DDP, which the law of the sizes "
+        "with DDP does not describe; with a baseline of these sizes (--baseline) there is a prediction."
+    )
+    (view,) = law_views(scale(frames, baseline="2"), frames, labels={})
+    assert [row[0] for row in view.predictions] == ["32"]
+
+
 def with_sweep(path: Path) -> Study:
     """Give every run over ranks a probes.json whose times follow a ring of known constants."""
     study = load_study(path)

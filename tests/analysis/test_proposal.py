@@ -135,7 +135,7 @@ def test_no_size_that_reaches_the_guide_is_told_instead_of_recommended(tmp_path)
     markdown, _ = section(finished(tmp_path / "s", strong(sizes=(1, 4)), timing=Timing(comm_s=0.1)))
     assert (
         "No size beyond the baseline, 1x1 (1 rank), reaches an efficiency of 0.8: more than the baseline cannot "
-        "be recommended."
+        "be recommended. 4 nodes x 1 (4 ranks) comes closest, with 0."
     ) in markdown
 
 

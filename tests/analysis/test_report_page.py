@@ -295,6 +295,24 @@ def test_half_written_files_are_reasons_on_the_page(tmp_path: Path) -> None:
     assert "matrix.yaml is missing." in page.text
 
 
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("pack", "12 runs one after another in the allocation of job 77"),
+        ("job", "12 runs in a job of its own each"),
+    ],
+)
+def test_how_the_runs_were_run_is_told_also_where_no_environment_is_known(
+    tmp_path: Path, kind: str, words: str
+) -> None:
+    path = studies.finished(tmp_path / "s", repeats=3)
+    for file in sorted(path.glob("runs/*/attempt-1/run.json")):
+        run = {**json.loads(file.read_text()), "job_id": "77", "allocation": {"kind": kind}}
+        file.write_text(json.dumps(run))
+        (file.parent / "env.json").unlink()
+    assert f"what the study ran on is not known. Run {words}" in report(path).text
+
+
 def test_ranks_that_outnumber_cores_are_told_on_top(tmp_path: Path) -> None:
     cells = studies.strong(sizes=(1, 2, 4), per_node=4)
     path = studies.finished(tmp_path / "s", cells, env=lambda cell: studies.environment(cell, cores=2))

@@ -12,20 +12,25 @@ import studies
 from hypothesis import given
 from hypothesis import strategies as st
 
+from analysis.environment import describe_environment
 from analysis.load import load_study
 from analysis.losses import losses
+from analysis.measured import measure
+from analysis.proposal import proposal_files
 from analysis.scaling import scale
 from analysis.summary import certainty, find
 from analysis.wording import (
     clean,
     count,
     fraction,
+    fractions,
     interval,
     listed,
     number,
     one_line,
     percent,
     seconds,
+    short_percent,
     whole,
 )
 
@@ -79,10 +84,23 @@ def test_other_causes_lead_to_other_words(tmp_path: Path) -> None:
     assert found.sentences[2] == "There is hardly any loss to explain on 8 ranks."
 
 
-def test_without_a_good_size_none_is_recommended(tmp_path: Path) -> None:
-    (found,) = findings(rows_of(tmp_path, timing=studies.Timing(comm_s=0.2)))
-    assert found.best_size == "none"
-    assert found.sentences[1] == "No size beyond the baseline reaches an efficiency of 0.8."
+def test_without_a_good_size_it_is_told_what_comes_closest(tmp_path: Path) -> None:
+    (found,) = findings(rows_of(tmp_path, timing=studies.Timing(comm_s=0.2), noise=0.0))
+    assert found.best_size == "no more than 1 rank"
+    assert found.best_detail == "2 ranks come closest to 0.8, with 0.12"
+    assert found.sentences[1] == (
+        "No size beyond the baseline reaches an efficiency of 0.8: 2 ranks come closest, with 0.12 [0.12, 0.12]."
+    )
+
+
+def test_where_no_larger_size_than_the_baseline_was_measured_none_comes_closest(tmp_path: Path) -> None:
+    rows = scale(load_study(studies.finished(tmp_path / "s", studies.strong())), baseline="8")
+    (found,) = findings(rows)
+    assert (found.best_size, found.best_detail) == (
+        "no more than 8 ranks",
+        "no larger size has an efficiency",
+    )
+    assert found.sentences[1] == "No size beyond the baseline has an efficiency."
 
 
 def test_an_interval_across_the_guide_is_told(tmp_path: Path) -> None:
@@ -123,6 +141,32 @@ def test_without_an_attribution_window_the_loss_is_not_known(tmp_path: Path) -> 
     (found,) = findings(rows)
     assert found.main_loss == "not known"
     assert found.sentences[2] == "Where the rest goes is not known: no attribution window was measured."
+
+
+def test_of_a_loss_that_is_not_known_the_reason_is_the_true_one(tmp_path: Path) -> None:
+    rows = rows_of(tmp_path)
+    partly = rows.assign(useful_s=math.nan)
+    assert findings(partly)[0].sentences[2] == (
+        "Where the rest goes is not known: a part of the step was not measured."
+    )
+    same = ["load_balance", "comm_efficiency", "useful_s", "data"]
+    even = rows.assign(**{name: rows[name].iloc[0] for name in same}, global_batch=64 * rows["gpus"])
+    assert findings(even)[0].sentences[2] == (
+        "Where the rest goes is not known: the instrumented window that would tell shows no loss."
+    )
+
+
+@pytest.mark.parametrize(("efficiency", "slight"), [(0.971, True), (0.969, False)])
+def test_page_and_proposal_agree_on_hardly_any_loss(tmp_path: Path, efficiency: float, slight: bool) -> None:
+    study = load_study(studies.finished(tmp_path / "s"))
+    frames = measure(study)
+    rows = scale(frames)
+    rows.loc[rows["gpus"] == 8, ["efficiency", "efficiency_low", "efficiency_high"]] = [efficiency, 0.9, 1.05]
+    (found,) = findings(rows)
+    section = proposal_files(study, frames, rows, [], describe_environment(study))["proposal.md"]
+    assert ("There is hardly any loss to explain on 8 ranks." in found.sentences) is slight
+    assert (found.main_loss == "hardly any") is slight
+    assert ("hardly any loss." in section) is slight
 
 
 def test_certainty_tells_runs_and_intervals(tmp_path: Path) -> None:
@@ -179,6 +223,8 @@ def test_units_counts_and_lists() -> None:
     assert (fraction(0.98765), fraction(math.nan), whole(352), whole(2.5)) == ("0.988", "–", "352", "2.50")
     assert interval(1.0, 2.0) == "[1.000, 2.000]"
     assert interval(math.nan, 2.0) == ""
+    assert (fractions(0.8, 0.9), fractions(0.8, math.nan)) == ("[0.800, 0.900]", "")
+    assert (short_percent(0.02), short_percent(0.025)) == ("2 %", "2.5 %")
     assert (count(1, "run"), count(12_000, "run"), count(2, "series", "series")) == (
         "1 run",
         "12,000 runs",

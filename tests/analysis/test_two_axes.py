@@ -11,7 +11,8 @@ import pandas as pd
 import pytest
 import studies
 
-from analysis.figures import Drawing, draw_figures
+from analysis.drawing import Drawing
+from analysis.figures import draw_figures
 from analysis.labels import series_parts
 from analysis.load import load_study
 from analysis.measured import measure

@@ -45,17 +45,20 @@ def ran(tmp_path_factory) -> Path:
     return folder
 
 
-def test_a_watch_says_that_nothing_is_under_way(tmp_path):
+def test_a_limit_on_the_queue_is_remarked_where_there_is_none(tmp_path):
     (tmp_path / "tiny.yaml").write_text(TINY)
     assert bench("plan", "tiny.yaml", cwd=tmp_path).returncode == 0
-    command = [sys.executable, "-m", "bench", "status", "--watch", "--interval", "0.5"]
-    with subprocess.Popen(
-        command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    ) as watch:
-        assert watch.stderr is not None
-        words = "nothing is under way: `bench submit tiny` starts what is planned\n"
-        assert [watch.stderr.readline(), watch.stderr.readline()] == [words, words]
-        watch.terminate()
+    done = bench("submit", "--max-queued", "2", "--dry-run", cwd=tmp_path)
+    assert done.returncode == 0
+    assert done.stderr == "--max-queued is ignored: executor local has no queue, runs go one after another\n"
+
+
+def test_a_watch_ends_where_nothing_is_under_way(tmp_path):
+    (tmp_path / "tiny.yaml").write_text(TINY)
+    assert bench("plan", "tiny.yaml", cwd=tmp_path).returncode == 0
+    watched = bench("status", "--watch", cwd=tmp_path)
+    assert watched.returncode == 0
+    assert watched.stderr == "nothing is under way: `bench submit tiny` starts what is planned\n"
 
 
 def test_plan_prints_cells_cost_and_where_they_were_written(tmp_path):

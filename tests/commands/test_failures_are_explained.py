@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -54,6 +55,25 @@ def test_the_doctor_reads_a_run_by_its_name_and_by_its_folder(failed):
     assert done.stderr.startswith(
         "error: no-such-run is no log, run or job that is known here; give a log file"
     )
+
+
+def test_a_run_is_found_beside_a_study_of_another_version_and_one_that_was_not_started(failed):
+    run_id = "n1x1-gloo-torchrun-b4-r1"
+    planned = bench("plan", "fails.yaml", "--results", "later", cwd=failed)
+    assert planned.returncode == 0, planned.stderr
+    (failed / "later/fails").rename(failed / "results/later")
+    (failed / "results/other").mkdir()
+    (failed / "results/other/plan.json").write_text('{"version": 99}')
+    try:
+        told = bench("doctor", run_id, cwd=failed)
+        checked = bench("verify", run_id, cwd=failed)
+    finally:
+        shutil.rmtree(failed / "results/other")
+        shutil.rmtree(failed / "results/later")
+    assert (told.returncode, told.stderr) == (1, "")
+    assert f"results/fails/runs/{run_id}/attempt-1/job." in told.stdout
+    # The study planned last is meant: its run has not been started.
+    assert checked.stdout.splitlines()[1] == "  FAIL  state: planned, not started, expected completed"
 
 
 def test_a_known_cause_is_kept_with_the_run_and_shown(failed, tmp_path):

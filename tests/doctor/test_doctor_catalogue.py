@@ -58,7 +58,7 @@ def test_texts_of_a_signature_name_only_groups_of_its_pattern() -> None:
     for signature in SIGNATURES:
         for text in (signature.explanation, signature.remedy):
             fields = {name for _, name, _, _ in string.Formatter().parse(text) if name}
-            assert fields <= set(signature.pattern.groupindex), (signature.name, fields)
+            assert fields <= set(signature.pattern.compiled.groupindex), (signature.name, fields)
 
 
 def test_conditions_name_facts_and_causes_that_there_are() -> None:
@@ -80,7 +80,7 @@ def test_no_pattern_repeats_without_a_bound_what_matches_almost_anything() -> No
     unbounded = re.compile(r"(?<!\\)\.[*+]|\\[SDW][*+]|\[\^[^\]]*\][*+]")
     for signature in SIGNATURES:
         for pattern in (signature.pattern, signature.near, signature.not_near, signature.not_here):
-            bare = classes.sub("", pattern.pattern) if pattern else ""
+            bare = classes.sub("", pattern.text) if pattern else ""
             assert not unbounded.search(bare), (signature.name, bare)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,8 +22,8 @@ from bench.slurm.client import Slurm
 
 HEAD = """\
 study: {name}
-cluster: {{executor: slurm, partition: {partition}, account: users, time_limit: 2m, cpus_per_task: 1}}
-axes: {{nodes: [1], tasks_per_node: [1], backend: [gloo]}}
+cluster: {{executor: slurm, partition: {partition}, account: users, time_limit: {limit}, cpus_per_task: 1}}
+axes: {{nodes: {nodes}, tasks_per_node: [1], backend: [gloo]}}
 scaling: [{{mode: weak, per_gpu_batch: {batches}}}]
 workload: {{device: cpu, model: mlp, epochs: 1}}
 repeats: {repeats}
@@ -86,29 +88,40 @@ class Study:
 
     def jobs_per_run(self) -> Counter[str]:
         """Return how many jobs Slurm has for each run, whatever the attempt; ended ones too."""
-        key = self.planned.plan["key"]
+        return Counter(name.split(".")[1] for name in self._queue("--states=all").values())
+
+    def job_ids(self) -> list[str]:
+        """Return the ids of all jobs that this study ever had."""
+        return sorted(self._queue("--states=all"), key=int)
+
+    def cancel_all(self) -> None:
+        """Cancel every job of this study, known to its ledger or not."""
+        if ids := list(self._queue()):
+            subprocess.run(["scancel", *ids], env={**os.environ, **self.environment}, check=False)
+
+    def _queue(self, *options: str) -> dict[str, str]:
+        """Return this study's jobs in squeue by their ids: their names."""
         shown = subprocess.run(
-            ["squeue", "-h", "-t", "all", "-o", "%j"],
+            ["squeue", "--noheader", "--format=%A %j", *options],
             env={**os.environ, **self.environment},
             capture_output=True,
             text=True,
             check=True,
         )
-        ours = [name.split(".") for name in shown.stdout.split() if name.endswith(f".{key}")]
-        return Counter(run for _, run, _, _ in ours)
-
-    def cancel_all(self) -> None:
-        """Cancel every job of this study, known to its ledger or not."""
+        jobs = dict(line.split(maxsplit=1) for line in shown.stdout.splitlines())
         key = self.planned.plan["key"]
-        shown = subprocess.run(
-            ["squeue", "-h", "-o", "%A %j"],
-            env={**os.environ, **self.environment},
-            capture_output=True,
-            text=True,
-        )
-        ids = [line.split()[0] for line in shown.stdout.splitlines() if line.endswith(f".{key}")]
-        if ids:
-            subprocess.run(["scancel", *ids], env={**os.environ, **self.environment}, check=False)
+        return {job_id: name for job_id, name in jobs.items() if name.endswith(f".{key}")}
+
+
+@contextmanager
+def submitted(study: Study, *options: str, timeout_s: float = 120) -> Iterator[Study]:
+    """Submit a study; its jobs end with the block."""
+    try:
+        done = study.bench("submit", "STUDY", *options, timeout_s=timeout_s)
+        assert done.returncode == 0, done.stderr
+        yield study
+    finally:
+        study.cancel_all()
 
 
 def plan_study(folder: Path, matrix: str, environment: Mapping[str, str]) -> Study:
@@ -125,18 +138,21 @@ def scripted_study(
     environment: Mapping[str, str],
     *,
     name: str = "scripted",
+    nodes: Sequence[int] = (1,),
     repeats: int = 1,
     partition: str = "l40s",
+    limit: str = "2m",
 ) -> Study:
     """Plan a study whose cells are scripts of a few lines; the run's folder is ``$1``.
 
-    Its runs are called ``n1x1-gloo-srun-b1-r1``, ``...-b2-r1``: cell N runs body N.
+    Its runs are called ``n1x1-gloo-srun-b1-r1``, ``...-b2-r1``: the N-th batch runs body N, on each
+    number of nodes.
     """
     batches = list(range(1, len(bodies) + 1))
-    matrix = HEAD.format(name=name, partition=partition, batches=batches, repeats=repeats)
-    study = plan_study(folder, matrix, environment)
-    for batch, body in zip(batches, bodies, strict=True):
-        script = study.folder / f"scripts/n1x1-gloo-srun-b{batch}.sbatch"
+    sizes = {"nodes": list(nodes), "batches": batches, "repeats": repeats}
+    study = plan_study(folder, HEAD.format(name=name, partition=partition, limit=limit, **sizes), environment)
+    for size, (batch, body) in itertools.product(nodes, enumerate(bodies, 1)):
+        script = study.folder / f"scripts/n{size}x1-gloo-srun-b{batch}.sbatch"
         assert script.exists()
         head, directives, body = _parted(body)
         script.write_text(f"{head}{directives}\n{body}\n")

@@ -109,6 +109,15 @@ def test_the_time_limit_ends_every_process_of_a_command(study, monkeypatch):
     assert [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", "4242"]] == []
 
 
+def test_a_run_that_is_ended_at_its_time_limit_tells_what_it_said_of_itself(study):
+    words = "rank 0 on n1: nothing has moved for 40 s: rank 1 on n2 did not come"
+    said = f"trap 'echo \\\"bench: error: {words}\\\" >&2; exit 1' TERM; sleep 60 & wait"
+    done = study(f'command: [bash, -c, "{said}"]\nmetrics: none', limit="5s")
+    content = run_json(done)
+    assert content["reason"] == f"the time limit of 5 s was reached; {words}"
+    assert content["failure_class"] == "time-limit"
+
+
 @pytest.mark.slow
 def test_an_unchanged_script_and_one_with_added_lines_end_in_the_same_report(tmp_path):
     for name in ("train_ddp.py", "train_gpt.py"):

@@ -6,35 +6,19 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.cluster.bed import Cluster
 from tests.cluster.containers import wait_for
 from tests.executors.fault_studies import FAULTS, Scene, differences, fault_study
-from tests.executors.slurm_studies import MEASURE, Study, lines, run_id, scripted_study
+from tests.executors.slurm_studies import MEASURE, Study, lines, run_id
 from tests.executors.small_disk import SmallDisk, small_disk
 
 #: Those that need no more than seconds; `make campaign` has all.
 QUICK = ("fine", "out-of-memory", "killed", "cancelled", "requeued", "slurmd-killed", "drained")
-
-
-@pytest.fixture
-def scripted(cluster: Cluster, tmp_path: Path) -> Iterator[Callable[..., Study]]:
-    """Make scripted studies; their jobs end with the test."""
-    made: list[Study] = []
-
-    def make(*bodies: str, name: str = "scripted", folder: Path = tmp_path, **more: Any) -> Study:
-        study = scripted_study(folder / name, bodies, cluster.environment, name=name, **more)
-        made.append(study)
-        return study
-
-    yield make
-    for study in made:
-        study.cancel_all()
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.executors.evidence import ProvisionalEnd, killed_rank, said_error
+from bench.executors.evidence import ProvisionalEnd, exited_rank, killed_rank, said_error
 from bench.layout import RunFolder
 
 LOST = "bench: error: rank 0: lost the connection to another rank: it ended first, and its own message says why\n"
@@ -57,6 +57,25 @@ Root Cause (first observed failure):
 def test_a_killed_rank_is_named(tmp_path, launcher, words, said):
     (tmp_path / "job.err").write_text(words)
     assert killed_rank(RunFolder(tmp_path), launcher) == said
+
+
+@pytest.mark.parametrize(
+    ("launcher", "words", "said"),
+    [
+        ("srun", ENDED_BY_SLURM, "rank 0 on n1 exited with code 1"),
+        ("torchrun", ENDED_BY_SLURM, "the torchrun agent on n1 exited with code 1"),
+        (
+            "srun",
+            "srun: error: n3: tasks 4-5: Exited with exit code 3\n",
+            "ranks 4-5 on n3 exited with code 3",
+        ),
+        ("srun", SRUN, ""),  # that was after Slurm had begun to end the others
+        ("srun", "", ""),
+    ],
+)
+def test_the_rank_that_exited_first_is_named(tmp_path, launcher, words, said):
+    (tmp_path / "job.err").write_text(words)
+    assert exited_rank(RunFolder(tmp_path), launcher) == said
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from bench.layout import RunFolder
 from tests.cluster.bed import Cluster
 from tests.cluster.containers import wait_for
-from tests.executors.slurm_studies import MEASURE, Study, plan_study, run_id, scripted_study
+from tests.executors.slurm_studies import MEASURE, Study, plan_study, run_id, scripted_study, submitted
 
 MATRIX = """\
 study: launchers
@@ -37,10 +37,8 @@ repeats: 1
 def study(running_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Study]:
     """Run all cells to their ends."""
     study = plan_study(tmp_path_factory.mktemp("launchers"), MATRIX, running_cluster.environment)
-    done = study.bench("submit", "STUDY", "--wait", timeout_s=280)
-    assert done.returncode == 0, done.stderr
-    yield study
-    study.cancel_all()
+    with submitted(study, "--wait", timeout_s=280):
+        yield study
 
 
 def test_every_run_of_either_launcher_completes_and_passes(study):

@@ -9,7 +9,7 @@ import os
 import pytest
 
 from bench.errors import BenchError
-from bench.ledger import Ledger, RunState, submit_lock
+from bench.ledger import HaltWatch, Ledger, RunState, submit_lock
 
 
 def test_the_last_attempt_of_a_run_counts(tmp_path):
@@ -97,3 +97,26 @@ def test_a_job_is_found_by_its_id_with_older_attempts_and_all_runs_of_a_pack(tmp
     assert ledger.attempts_of_job("7") == [("a", 1)]
     assert ledger.attempts_of_job("9") == [("a", 2), ("c", 1)]
     assert ledger.attempts_of_job("10") == []
+
+
+def test_a_halt_is_seen_by_who_watched_before_it_and_by_nobody_after(tmp_path):
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    before = HaltWatch(ledger)
+    assert not before.halted()
+    ledger.append("started", run_id="halted", attempt=1, note="halted")
+    assert not before.halted()
+    ledger.halt()
+    ledger.append("ended", run_id="halted", attempt=1, state="completed")
+    after = HaltWatch(ledger)
+    assert [before.halted(), before.halted(), after.halted()] == [True, True, False]
+    assert ledger.records(["halted"])["halted"].state is RunState.COMPLETED
+
+
+@pytest.mark.parametrize("torn", [b'{"event": "hal', b"\0\xff", b'"halted"', b"[1]"])
+def test_a_halt_is_seen_behind_a_line_that_is_still_being_written(tmp_path, torn):
+    path = tmp_path / "ledger.jsonl"
+    ledger, watch = Ledger(path), HaltWatch(Ledger(path))
+    path.write_bytes(torn)
+    assert not watch.halted()
+    ledger.halt()
+    assert watch.halted()

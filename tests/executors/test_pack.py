@@ -6,13 +6,14 @@ import json
 import os
 import random
 import re
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
@@ -23,18 +24,8 @@ from bench.layout import PackFolder, RunFolder
 from bench.shipped import shipped
 from tests.cluster.bed import Cluster
 from tests.cluster.containers import wait_for
-from tests.executors.slurm_studies import MEASURE, Study, lines, plan_study
+from tests.executors.slurm_studies import MEASURE, Study, lines, plan_study, scripted_study, submitted
 
-MakeStudy = Callable[..., Study]
-
-MATRIX = """\
-study: {name}
-cluster: {{executor: slurm, partition: {partition}, account: users, time_limit: {limit}, cpus_per_task: 1}}
-axes: {{nodes: {nodes}, tasks_per_node: [1], backend: [gloo]}}
-scaling: [{{mode: weak, per_gpu_batch: {batches}}}]
-workload: {{device: cpu, model: mlp, epochs: 1}}
-repeats: {repeats}
-"""
 DDP = """\
 study: ddp
 cluster:
@@ -56,81 +47,26 @@ repeats: 2
 ALONE = "n1x2-gloo-torchrun-b4-r1"
 
 
-def made(
-    folder: Path,
-    bodies: Sequence[str],
-    cluster: Cluster,
-    *,
-    nodes: Sequence[int] = (1,),
-    repeats: int = 1,
-    limit: str = "2m",
-    partition: str = "l40s",
-) -> Study:
-    """Plan a study whose N-th batch runs body N on each number of nodes; the run's folder is ``$1``."""
-    batches = list(range(1, len(bodies) + 1))
-    matrix = MATRIX.format(
-        name=folder.name,
-        partition=partition,
-        limit=limit,
-        nodes=list(nodes),
-        batches=batches,
-        repeats=repeats,
-    )
-    study = plan_study(folder, matrix, cluster.environment)
-    for size in nodes:
-        for batch, body in zip(batches, bodies, strict=True):
-            script = study.folder / f"scripts/n{size}x1-gloo-srun-b{batch}.sbatch"
-            assert script.exists()
-            script.write_text(f"#!/bin/bash\n#SBATCH --mem=100M\n{body}\n")
-    return study
-
-
-@pytest.fixture
-def scripted(running_cluster: Cluster, tmp_path: Path) -> Iterator[MakeStudy]:
-    """Make studies of scripts of a few lines; their jobs end with the test, those of other tests go on."""
-    studies: list[Study] = []
-
-    def make(*bodies: str, name: str = "packed", **more: object) -> Study:
-        studies.append(made(tmp_path / name, bodies, running_cluster, **more))
-        return studies[-1]
-
-    yield make
-    for study in studies:
-        study.cancel_all()
-
-
 @pytest.fixture(scope="module")
 def ddp(running_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Study]:
     """Start a pack of real DDP runs, which take their time on few cores."""
     study = plan_study(tmp_path_factory.mktemp("ddp"), DDP, running_cluster.environment)
-    done = study.bench("submit", "STUDY", "--pack")
-    assert done.returncode == 0, done.stderr
-    yield study
-    study.cancel_all()
+    with submitted(study, "--pack"):
+        yield study
 
 
 @pytest.fixture(scope="module")
 def overrun(running_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Study]:
     """Start a pack that its job's time limit will end, which Slurm looks for twice a minute."""
-    folder = tmp_path_factory.mktemp("over") / "overrun"
-    study = made(folder, [f"[ -e ../go ] && exec sleep 300; touch ../go; {MEASURE}"] * 4, running_cluster)
-    shared = folder / "results"
-    for script in study.folder.glob("scripts/n1x1-*.sbatch"):
-        script.write_text(script.read_text().replace("../go", str(shared / "go")))
-    assert study.bench("submit", "STUDY", "--pack").returncode == 0
-    job = _jobs(study, running_cluster)[0]
-    _wait_for_states(study, {"completed": 1, "running": 1, "queued": 2})
-    # Limits count minutes; the end itself can be set to the second.
-    running_cluster.run(["scontrol", "update", f"JobId={job}", "EndTime=now+1"])
-    yield study
-    study.cancel_all()
-
-
-def _jobs(study: Study, cluster: Cluster) -> list[str]:
-    """Return the ids of all jobs that this study ever had, by their names."""
-    key = study.planned.plan["key"]
-    shown = cluster.run(["squeue", "-h", "-t", "all", "-o", "%A %j"]).stdout.splitlines()
-    return sorted((line.split()[0] for line in shown if line.endswith(f".{key}")), key=int)
+    folder = tmp_path_factory.mktemp("over")
+    go = shlex.quote(str(folder / "go"))
+    body = f"[ -e {go} ] && exec sleep 300; touch {go}; {MEASURE}"
+    study = scripted_study(folder, [body] * 4, running_cluster.environment, name="overrun")
+    with submitted(study, "--pack"):
+        _wait_for_states(study, {"completed": 1, "running": 1, "queued": 2})
+        # Limits count minutes; the end itself can be set to the second.
+        running_cluster.run(["scontrol", "update", f"JobId={study.job_ids()[0]}", "EndTime=now+1"])
+        yield study
 
 
 def _states(study: Study) -> dict[str, str]:
@@ -185,7 +121,7 @@ def test_each_repeat_runs_on_other_nodes_of_the_same_job_and_sees_only_those(
     study = scripted(body, nodes=(1, 2, 4), repeats=4)
     done = study.bench("submit", "STUDY", "--pack", "--wait")
     assert done.returncode == 0, done.stderr
-    assert len(_jobs(study, running_cluster)) == 1
+    assert len(study.job_ids()) == 1
     for size in (1, 2, 4):
         hosts = []
         for repeat in (1, 2, 3, 4):
@@ -207,7 +143,7 @@ def test_what_a_pack_would_do_is_shown_and_its_cost_is_checked(scripted, running
     pack = f"{folder}/packs/pack-1"
     starts = {size: first_host(seed=0, nodes=size, repeat=1, hosts=2) for size in (1, 2)}
     assert done.stdout.splitlines()[0] == (
-        f"BENCH_PYTHON={sys.executable} sbatch --parsable --job-name=packed.pack.a1.{key} --output={pack}/job.out --error={pack}/job.err "
+        f"BENCH_PYTHON={sys.executable} sbatch --parsable --job-name=scripted.pack.a1.{key} --output={pack}/job.out --error={pack}/job.err "
         f"--nodes=2 --ntasks-per-node=1 --time=00:08:00 {folder}/scripts/pack.sbatch {pack}"
     )
     shown = [line.split(maxsplit=2) for line in done.stdout.splitlines()[1:-1]]
@@ -249,8 +185,14 @@ repeats: 2
 
 
 def test_only_slurm_has_packs(tmp_path):
-    matrix = MATRIX.format(name="here", partition="p", limit="2m", nodes=[1], batches=[1], repeats=1)
-    study = plan_study(tmp_path, matrix.replace("executor: slurm", "executor: local"), {})
+    matrix = """\
+study: here
+cluster: {executor: local}
+axes: {tasks_per_node: [1]}
+scaling: [{mode: weak, per_gpu_batch: [1]}]
+workload: {device: cpu, model: mlp}
+"""
+    study = plan_study(tmp_path, matrix, {})
     done = study.bench("submit", "STUDY", "--pack")
     assert (done.returncode, done.stderr) == (
         2,
@@ -337,7 +279,7 @@ def test_a_run_that_ends_badly_ends_no_other(scripted, running_cluster):
         names[run_id]: (run["state"], run["failure_class"], run["exit_code"], run["reason"])
         for run_id, run in shown.items()
     } == EXPECTED
-    (job,) = _jobs(study, running_cluster)
+    (job,) = study.job_ids()
     assert {run["job_id"] for run in shown.values()} == {job}
     verified = study.bench("verify", job, "--results", str(study.folder.parent), "--json")
     assert {run["run_id"] for run in json.loads(verified.stdout)["runs"]} == set(names)
@@ -370,7 +312,7 @@ def test_a_pack_that_is_cancelled_from_outside_keeps_what_it_has(scripted, runni
     first, running, *waiting = _in_order(study, "b1", "b2", "b3", "b4")
     assert study.bench("submit", "STUDY", "--pack").returncode == 0
     _wait_for_states(study, {"completed": 1, "running": 1, "queued": 2})
-    (job,) = _jobs(study, running_cluster)
+    (job,) = study.job_ids()
     shown = study.status()
     waits = f"waits in its pack (job {job}) for"
     assert [shown[run]["reason"] for run in (running, *waiting)] == [
@@ -397,7 +339,7 @@ def test_bench_cancel_ends_the_whole_pack_and_no_part_of_it(scripted, running_cl
     first, running, waiting = _in_order(study, "b1", "b2", "b3")
     assert study.bench("submit", "STUDY", "--pack").returncode == 0
     _wait_for_states(study, {"completed": 1, "running": 1, "queued": 1})
-    (job,) = _jobs(study, running_cluster)
+    (job,) = study.job_ids()
     part = study.bench("cancel", "STUDY", "--only", waiting)
     assert (part.returncode, part.stderr) == (
         2,
@@ -481,7 +423,7 @@ def test_an_sbatch_that_outlives_its_bench_is_waited_for_and_its_job_found(
     said = lines(again.stderr)
     assert next(said) == "nothing to start"  # what was asked for is under way
     go.touch()
-    assert list(said)[-1] == "study packed: 3 completed"
+    assert list(said)[-1] == "study scripted: 3 completed"
     assert again.wait(timeout=60) == 0
     again.stderr.close()
     (name,) = (path.name for path in study.folder.glob("packs/*") if (path / "marks.jsonl").is_file())
@@ -528,7 +470,7 @@ def _each_run_in_one_job(study: Study, cluster: Cluster) -> None:
 def test_the_jobs_time_limit_leaves_what_is_finished_and_starts_the_rest_anew(overrun, running_cluster):
     study = overrun
     _wait_for_end(study)
-    (job,) = _jobs(study, running_cluster)
+    (job,) = study.job_ids()
     shown = [study.status()[run.run_id] for run in study.planned.runs]
     limit = "TIMEOUT: reached its time limit"
     assert [(run["state"], run["failure_class"], run["reason"]) for run in shown] == [
@@ -546,7 +488,7 @@ def test_a_pack_leaves_the_folders_that_jobs_leave(ddp, running_cluster, tmp_pat
     done = ddp.bench("submit", "STUDY", "--pack", "--wait", timeout_s=240)
     assert done.returncode == 0, ddp.bench("verify", "STUDY").stdout
     assert done.stderr.splitlines()[-1] == "study ddp: 6 completed"
-    assert len(_jobs(ddp, running_cluster)) == 1
+    assert len(ddp.job_ids()) == 1
     verified = ddp.bench("verify", "STUDY", "--json")
     assert verified.returncode == 0, verified.stdout
     wait_for(
@@ -571,9 +513,9 @@ def test_a_pack_leaves_the_folders_that_jobs_leave(ddp, running_cluster, tmp_pat
     assert ddp.bench("report", "STUDY").returncode == 0
     runs = pd.read_csv(ddp.folder / "report/runs.csv")
     assert set(runs["allocation"]) == {"pack"}
-    assert set(runs["allocation_id"]) == {int(_jobs(ddp, running_cluster)[0])}
+    assert set(runs["allocation_id"]) == {int(ddp.job_ids()[0])}
     page = (ddp.folder / "report/index.html").read_text()
-    assert f"6 runs one after another in the allocation of job {_jobs(ddp, running_cluster)[0]}" in page
+    assert f"6 runs one after another in the allocation of job {ddp.job_ids()[0]}" in page
 
 
 def test_hosts_are_listed_in_order_where_there_is_no_scontrol(running_cluster, tmp_path):

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,9 +21,7 @@ from bench.ledger import submit_lock
 from bench.slurm.outcome import outcomes
 from tests.cluster.bed import Cluster
 from tests.cluster.containers import wait_for
-from tests.executors.slurm_studies import MEASURE, Study, lines, plan_study, run_id, scripted_study
-
-MakeStudy = Callable[..., Study]
+from tests.executors.slurm_studies import MEASURE, Study, lines, plan_study, run_id, scripted_study, submitted
 
 DDP = """\
 study: ddp
@@ -44,41 +42,21 @@ repeats: 1
 """
 
 
-@pytest.fixture
-def scripted(running_cluster: Cluster, tmp_path: Path) -> Iterator[MakeStudy]:
-    """Make scripted studies; their jobs end with the test, those of other tests go on."""
-    made: list[Study] = []
-
-    def make(*bodies: str, name: str = "scripted", **more: Any) -> Study:
-        study = scripted_study(tmp_path / name, bodies, running_cluster.environment, name=name, **more)
-        made.append(study)
-        return study
-
-    yield make
-    for study in made:
-        study.cancel_all()
-
-
 @pytest.fixture(scope="module")
 def ends(running_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Study]:
     """Start a study whose runs come to many ends; the slowest takes half a minute to be ended."""
-    bodies = [f"{body}" for body in ENDS.values()]
-    study = scripted_study(tmp_path_factory.mktemp("ends"), bodies, running_cluster.environment, name="ends")
-    done = study.bench("submit", "STUDY")
-    assert done.returncode == 0, done.stderr
-    _end_some(study, running_cluster)
-    yield study
-    study.cancel_all()
+    folder = tmp_path_factory.mktemp("ends")
+    study = scripted_study(folder, [*ENDS.values()], running_cluster.environment, name="ends")
+    with submitted(study):
+        _end_some(study, running_cluster)
+        yield study
 
 
 @pytest.fixture(scope="module")
 def ddp(running_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Study]:
     """Start real DDP cells, which take their time on few cores."""
-    study = plan_study(tmp_path_factory.mktemp("ddp"), DDP, running_cluster.environment)
-    done = study.bench("submit", "STUDY")
-    assert done.returncode == 0, done.stderr
-    yield study
-    study.cancel_all()
+    with submitted(plan_study(tmp_path_factory.mktemp("ddp"), DDP, running_cluster.environment)) as study:
+        yield study
 
 
 RANK_1 = "srun -n2 --kill-on-bad-exit=1 bash -c '[ $SLURM_PROCID = 0 ] && sleep 60; sleep 0.5; {}' & wait $!"
@@ -185,6 +163,15 @@ def test_a_submission_says_for_whom_it_waits(scripted):
         said
         == f"{study.folder}: another `bench submit` is at work on this study {who}: waiting for it to end"
     )
+
+
+def test_of_ranks_on_one_node_that_srun_ends_the_first_to_exit_is_to_blame(scripted):
+    fails = "[ $SLURM_PROCID = 1 ] && exit 3; sleep 60"
+    study = scripted(f"srun --ntasks=2 --overcommit --kill-on-bad-exit=1 bash -c '{fails}'")
+    assert study.bench("submit", "STUDY", "--wait").returncode == 1
+    ended = study.run_json(run_id(1))
+    assert ended["failure_class"] == "bad-exit"
+    assert re.match(r"rank 1 on n\d exited with code 3; FAILED: ", ended["reason"])
 
 
 def test_two_submissions_at_once_share_the_work(scripted):
@@ -374,7 +361,10 @@ def test_a_controller_that_is_down_is_an_error_and_loses_nothing(scripted, runni
             for other in others:
                 said = other.communicate(timeout=60)[1]
                 assert other.returncode == 1, said
-                assert said.splitlines()[-1].endswith("Unable to contact slurm controller (connect failure)")
+                assert "Unable to contact slurm controller (connect failure)" in said
+                assert said.splitlines()[-1].endswith(
+                    "type it again when Slurm answers (scontrol ping); nothing is lost meanwhile"
+                )
                 assert "Traceback" not in said
         finally:
             running_cluster.start_slurmctld()
@@ -400,9 +390,9 @@ def test_without_accounting_squeue_and_the_runs_folder_tell_the_end(scripted, ru
             what="the ends",
             timeout_s=30,
         )
+        shown = [study.status()[run_id(i)] for i in (1, 2, 3)]  # later, accounting would know more
     finally:
         running_cluster.start_slurmdbd()
-    shown = [study.status()[run_id(i)] for i in (1, 2, 3)]
     assert [(run["state"], run["failure_class"], run["exit_code"]) for run in shown] == [
         ("completed", None, 0),
         ("failed", "bad-exit", 3),

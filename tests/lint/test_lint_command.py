@@ -117,3 +117,9 @@ def test_a_patch_keeps_line_ends_and_a_missing_last_one() -> None:
 def test_the_page_of_rules_is_made_of_their_docstrings() -> None:
     written = (ROOT / "docs" / "lint.md").read_text(encoding="utf-8")
     assert written == page(), "make it again: python -m bench.lint.docs > docs/lint.md"
+
+
+def test_a_script_that_cannot_be_read_is_an_error_in_the_systems_words() -> None:
+    with pytest.raises(BenchError) as caught:
+        run_lint(["/proc/self/mem"], json=False, diff=False)
+    assert str(caught.value) == "/proc/self/mem: cannot be read: Input/output error"

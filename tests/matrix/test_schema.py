@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from bench.errors import BenchError, InputError
-from bench.matrix import load_matrix
 from bench.matrix.expansion import expand
+from bench.matrix.load import load_matrix
 from bench.matrix.options import WorkloadOptions
 from bench.matrix.schema import json_schema
 from bench.shipped import shipped
@@ -116,10 +116,30 @@ CASES = {
         "m.yaml:6: axes.env.OMP_NUM_THREADS: OMP_NUM_THREADS is set by the job's script and would be overwritten; "
         "use cluster.cpus_per_task, which sets the threads of every rank",
     ),
+    "a variable that the script's shell works with": (
+        changed("executor: slurm", "executor: slurm, env: {run_dir: /tmp, IFS: ';'}"),
+        "m.yaml:2: cluster.env.run_dir: run_dir is a variable that the job's script works with; choose another name",
+        "m.yaml:2: cluster.env.IFS: IFS is a variable that the job's script works with; choose another name",
+    ),
     "a directive that the plan counts with": (
         changed("executor: slurm", 'executor: slurm, directives: ["--nodes=9", "-t 9", "--mail-type=END"]'),
         "m.yaml:2: cluster.directives[0]: '--nodes=9' would change what the plan counts with; use axes.nodes",
         "m.yaml:2: cluster.directives[1]: '-t 9' would change what the plan counts with; use cluster.time_limit",
+    ),
+    "directives that sbatch reads as ones that the plan counts with": (
+        changed(
+            "executor: slurm",
+            'executor: slurm, directives: ["--arr=1-9", "--hold --nodes=9", "-Hn9", "--comment=a -N 9"]',
+        ),
+        "m.yaml:2: cluster.directives[0]: '--arr=1-9' would change what the plan counts with; every run is one job, started once",
+        "m.yaml:2: cluster.directives[1]: '--hold --nodes=9' would change what the plan counts with; use axes.nodes",
+        "m.yaml:2: cluster.directives[2]: '-Hn9' would change what the plan counts with; "
+        "use axes.tasks_per_node or axes.gpus_per_node",
+        "m.yaml:2: cluster.directives[3]: '--comment=a -N 9' would change what the plan counts with; use axes.nodes",
+    ),
+    "a directive with a quote that is never closed": (
+        changed("executor: slurm", "executor: slurm, directives: ['--comment=\"a', '--comment=\"-N 9\"']"),
+        "m.yaml:2: cluster.directives[0]: '--comment=\"a' has a quote that is never closed; each entry is a whole line of #SBATCH options",
     ),
     "a value twice in an axis": (
         changed("nodes: [1, 2]", "nodes: [1, 2, 1]"),

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bench.errors import BenchError
-from bench.matrix import load_matrix
+from bench.matrix.load import load_matrix
 from bench.matrix.site import find_site, site_schema
 from bench.plan import make_plan, write_plan
 

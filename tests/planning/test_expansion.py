@@ -10,8 +10,9 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.matrix import load_matrix
+from bench.errors import InputError
 from bench.matrix.expansion import Expansion, expand
+from bench.matrix.load import load_matrix
 from bench.plan import make_plan, ordered_runs
 from bench.shipped import shipped
 
@@ -162,6 +163,23 @@ def test_the_order_of_runs_is_seeded_and_spreads_the_repeats(tmp_path):
     assert len(set(orders)) > 1, "and not in the same order"
 
 
+def test_two_cells_that_would_have_one_name_are_refused(tmp_path):
+    # Their SHA-256 begin with the same 32 bits.
+    twins = [f"a value of many letters: {number}" for number in (79102, 126337)]
+    content = gpu_matrix()
+    content["axes"]["env.NOTE"] = ["short", *twins]
+    with pytest.raises(InputError) as caught:
+        expanded(tmp_path, content)
+    line = next(
+        i for i, words in enumerate((tmp_path / "m.yaml").read_text().splitlines(), 1) if "env" in words
+    )
+    assert str(caught.value) == (
+        f"{tmp_path}/m.yaml:{line}: axes.env.NOTE: 'a value of many letters: 79102' and "
+        "'a value of many letters: 126337' would give two cells one name; "
+        "write one of them shorter, or with letters and digits alone"
+    )
+
+
 def warnings_of(name: str) -> list[str]:
     return make_plan(shipped("matrices") / f"{name}.yaml").warnings
 
@@ -207,3 +225,23 @@ def test_settings_that_do_nothing_are_remarked(tmp_path):
         f"{path}:2: cluster.partition is ignored by executor local",
         f"{path}:6: seq_len is ignored: only model transformer reads it",
     ]
+
+
+def test_settings_of_gpus_are_remarked_on_a_cpu_device(tmp_path):
+    path = tmp_path / "m.yaml"
+    text = (
+        "study: s\ncluster: {executor: slurm, gpu_type: a100}\n"
+        "axes: {pin_memory: [true, false]}\n"
+        "workload: {device: cpu, pin_memory: true}\n"
+        "scaling: [{mode: weak, per_gpu_batch: [8]}]\n"
+    )
+    path.write_text(text)
+    without_cluster = [
+        f"{path}:4: workload.pin_memory is ignored on device cpu",
+        f"{path}:3: axes.pin_memory is ignored on device cpu",
+    ]
+    ignored = [w for w in make_plan(path).warnings if "ignored" in w]
+    assert ignored == [f"{path}:2: cluster.gpu_type is ignored on device cpu", *without_cluster]
+    path.write_text(text.replace("executor: slurm", "executor: local"))
+    ignored = [w for w in make_plan(path).warnings if "ignored" in w]
+    assert ignored == [f"{path}:2: cluster.gpu_type is ignored by executor local", *without_cluster]

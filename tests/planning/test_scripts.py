@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from itertools import pairwise
 from pathlib import Path
@@ -18,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.lint import lint_script
+from bench.matrix.fields import env_name
 from bench.plan import Plan, make_plan, pack_script, scripts
 from bench.render import Renderer
 from bench.shipped import shipped
@@ -261,6 +263,43 @@ def test_the_job_leaves_a_provisional_end_also_when_it_is_terminated(tmp_path):
     assert run_script(terminated, tmp_path).returncode == 143
     end = json.loads((tmp_path / "run dir" / "end.json").read_text())
     assert (end["exit_code"], end["signal"], end["stage"]) == (143, "TERM", "run")
+
+
+AWAY = """\
+#!/bin/bash
+# A controller that is back at the second question.
+echo "$*" >>asked
+[ "$(wc -l <asked)" -lt 3 ] || exit 0
+echo "slurm_load_jobs error: Unable to contact slurm controller (connect failure)" >&2
+exit 1
+"""
+
+
+@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
+def test_a_controller_that_is_away_is_waited_for_before_srun(tmp_path, launcher):
+    ((_, text),) = scripts(plan_of(tmp_path, hostile_matrix("x", launcher=launcher)))
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    (tools / "squeue").write_text(AWAY)
+    (tools / "sleep").write_text('#!/bin/bash\necho "sleep $*" >>asked\n')
+    done = run_script(text, tmp_path)
+    question = "--noheader --jobs=1234567"
+    assert (tmp_path / "asked").read_text().splitlines() == [question, "sleep 5", question, "sleep 15"]
+    assert done.stderr == "bench: Slurm's controller does not answer: waiting for it\n"
+    assert json.loads(done.stdout)["words"]
+    assert done.returncode == 0
+
+
+def test_a_matrix_cannot_set_a_variable_that_a_script_works_with():
+    templates = [path for path in shipped("slurm_templates").glob("*.j2") if path.stem != "pack.sbatch"]
+    texts = [path.read_text(encoding="utf-8") for path in templates]
+    bodies = re.compile(r"^\w+\(\) {.*?^}", re.MULTILINE | re.DOTALL)  # of functions: theirs are local
+    texts = [bodies.sub("", text) for text in texts]
+    names = {name for text in texts for name in re.findall(r"^ *([a-z_]+)=", text, re.MULTILINE)}
+    assert {"run_dir", "python", "hosts", "rdzv_id"} < names
+    for name in names:
+        with pytest.raises(ValueError, match=f"^{name} is a variable that the job's script works with"):
+            env_name(name)
 
 
 def test_a_set_up_line_that_fails_ends_the_job_before_the_launch(tmp_path):

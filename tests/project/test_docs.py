@@ -12,7 +12,7 @@ import typer
 
 from bench.cli import app
 from bench.layout import METRICS_COLUMNS, RANKS_COLUMNS, STEPS_COLUMNS
-from bench.matrix import schema
+from bench.matrix import cluster, schema
 from bench.matrix.metrics import Metrics
 from bench.matrix.options import Workload
 
@@ -53,9 +53,9 @@ def test_no_command_is_documented_that_is_not_there():
     ("model", "prefix"),
     [
         (schema.Matrix, ""),
-        (schema.Cluster, "cluster."),
-        (schema.Container, "container."),
-        (schema.Host, "hosts."),
+        (cluster.Cluster, "cluster."),
+        (cluster.Container, "container."),
+        (cluster.Host, "hosts."),
         (schema.Scaling, "scaling."),
         (Workload, "workload."),
         (Metrics, "workload.metrics."),

@@ -22,20 +22,17 @@ LAYERS = [
         "bench.lint",
         "bench.doctor",
         "bench.slurm",
-        "bench.record.clock",
-        "bench.record.ddp_logger",
-        "bench.record.parts",
-        "bench.record.pop",
+        "bench.measurement",
         "bench.verify",
     ],
-    ["bench.plan", "bench.selection", "bench.starter"],
-    ["bench.executors", "bench.workload", "bench.record"],
+    ["bench.plan", "bench.selection", "bench.starter", "bench.record"],
+    ["bench.executors", "bench.workload"],
     ["bench.commands"],
     ["bench.cli", "bench.__main__"],
 ]
 
 HOMES = {
-    "torch": ("bench.workload", "bench.record"),
+    "torch": ("bench.measurement", "bench.workload", "bench.record"),
     "pandas": ("analysis",),
     "scipy": ("analysis",),
     "seaborn": ("analysis",),
@@ -51,7 +48,8 @@ HOMES = {
         "bench.executors.ssh_hosts",
     ),
     "typer": ("bench.cli", "bench.commands"),
-    "pynvml": ("bench.workload", "bench.record"),
+    "pynvml": ("bench.measurement",),
+    "psutil": ("bench.measurement", "bench.workload", "bench.executors"),
 }
 
 #: What analysis may read of bench: its data modules, never executors or workload.

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import signal
+import socket
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -15,7 +20,9 @@ from torch.distributed.algorithms.join import Join
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from bench.record import Recorder
+from bench.record import Recorder, watch
+from bench.record.exchange import StoreExchange
+from bench.record.watch import Progress
 
 NAP_S = 0.03
 BATCH = 8
@@ -233,6 +240,135 @@ def uneven_batches(argv: list[str]) -> int:
                 train(model, optimizer, (points[rank:], labels[rank:]))
                 recorder.loss(torch.tensor(float("nan")) if rank else torch.tensor(1.0))
     return leave()
+
+
+def talks_to_a_server(argv: list[str]) -> int:
+    """Holds a connection to a server of its own, by another way than the ranks'."""
+    join()
+    model, optimizer = trained(DistributedDataParallel(network()))
+    with socket.create_server(("", 0)) as server:
+        own = next(iter(_addresses() - {"127.0.0.1"}), "127.0.0.1")
+        _client = socket.create_connection((own, server.getsockname()[1]))
+        with server.accept()[0], Recorder(model, run_dir=run_dir(argv), **LENGTHS) as recorder:
+            for batch in recorder.batches(batches()):
+                with recorder.step():
+                    train(model, optimizer, batch)
+    return leave()
+
+
+def _addresses() -> set[str]:
+    entries = (one for some in psutil.net_if_addrs().values() for one in some)
+    return {one.address for one in entries if one.family == socket.AF_INET}
+
+
+def names_no_backend(argv: list[str]) -> int:
+    """Leaves it to torch who communicates."""
+    dist.init_process_group()
+    model, optimizer = trained(DistributedDataParallel(network()))
+    with Recorder(model, run_dir=run_dir(argv), **LENGTHS) as recorder:
+        for batch in recorder.batches(batches()):
+            with recorder.step():
+                train(model, optimizer, batch)
+    return leave()
+
+
+# -- what hangs ----------------------------------------------------------------------------
+
+#: The step that does not end: the one after is in the attribution window of the second epoch.
+HANGS_AFTER = 3 + 11 + 5 + 2
+
+
+def hangs(argv: list[str]) -> int:
+    """Trains until the step in which rank 1 does what the last word says; the watch is in a hurry."""
+    watch.EVERY_S, watch.PATIENCE_S = 0.5, 3.0
+    rank, what = join(), argv[-1]
+    model, optimizer = trained(DistributedDataParallel(network()))
+    if what == "own handler":
+        signal.signal(signal.SIGTERM, lambda number, frame: print("saved", flush=True))
+    recorder = Recorder(model, run_dir=run_dir(argv), **LENGTHS)
+    for number in range(ALL_STEPS):
+        with recorder.step(samples=BATCH):
+            points, labels = next(batches(1))
+            loss = cross_entropy(model(points), labels)
+            if number == HANGS_AFTER:
+                misbehave(what, rank, recorder)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    recorder.close()
+    return leave()
+
+
+def misbehave(what: str, rank: int, recorder: Recorder) -> None:
+    if what == "own handler":
+        print("waiting", flush=True)
+        until = time.monotonic() + 3
+        while time.monotonic() < until:
+            time.sleep(0.1)
+    elif rank == 1 and what == "pause":
+        with recorder.pause():
+            time.sleep(6)
+    elif rank == 1 and what == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif rank == 1:
+        time.sleep(float(what))
+
+
+class Prints:
+    """Prints what a watch tells."""
+
+    def stalled(self, words: str, *, is_surprising: bool) -> None:
+        """Print it."""
+        print(f"stalled {is_surprising}: {words}", flush=True)
+
+    def overdue(self, words: str) -> None:
+        """Print it."""
+        print(f"overdue: {words}", flush=True)
+
+
+def has_a_deadline(argv: list[str]) -> int:
+    """Rank 1 comes late to a collective; who waits for it is about to be ended in five seconds."""
+    watch.EVERY_S, watch.PATIENCE_S = 0.5, 2.0
+    rank = join()
+    exchange = StoreExchange()
+    exchange.post("facts", {"facts": {"host": "n1"}})
+    still = Progress(7, counting=True, paused=False)
+    watch.Watch(lambda: still, exchange.apart(), rank=rank, world_size=2, listener=Prints(), deadline_s=5.0)
+    if rank == 1:
+        time.sleep(7)
+    dist.barrier()
+    return leave()
+
+
+def has_a_child(argv: list[str]) -> int:
+    """Ends a child process of its own while it records."""
+    recorder = Recorder(run_dir=run_dir(argv), **LENGTHS)
+    for number in range(ALL_STEPS):
+        with recorder.step(samples=1):
+            time.sleep(0.001)
+        if number % 4 == 1:
+            child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+            child.start()
+            child.terminate()
+            child.join()
+            print(f"child ended with {child.exitcode}", flush=True)
+    recorder.close()
+    print(f"handler {signal.getsignal(signal.SIGTERM).name}, wakeup {signal.set_wakeup_fd(-1)}", flush=True)
+    time.sleep(0.1)
+    print([thread.name for thread in threading.enumerate()], flush=True)
+    return 0
+
+
+def loses_the_wakeup(argv: list[str]) -> int:
+    """Gets SIGTERM in the first attribution window, after another library has taken the wake-up descriptor."""
+    recorder = Recorder(run_dir=run_dir(argv), **LENGTHS)
+    for number in range(ALL_STEPS):
+        with recorder.step(samples=1):
+            if number == 3 + 5 + 2:
+                signal.set_wakeup_fd(-1)
+                os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.001)
+    return 0
 
 
 # -- what goes wrong -----------------------------------------------------------------------

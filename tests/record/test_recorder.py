@@ -388,6 +388,17 @@ def test_the_launcher_is_told_by_its_variables(env, group, place):
     assert place_of(env, group) == place
 
 
+def test_a_group_of_another_size_than_the_cells_is_refused():
+    env = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "BENCH_EXPECTED_WORLD_SIZE": "4"}
+    with pytest.raises(RecorderError) as error:
+        place_of(env, (0, 2))
+    assert str(error.value) == (
+        "the process group has 2 processes, and the cell 4;"
+        " let the script take its size from the launcher's variables"
+    )
+    assert place_of({**env, "BENCH_EXPECTED_WORLD_SIZE": "2"}, (0, 2)).world_size == 2
+
+
 def test_a_batchs_size_is_found_in_it():
     points = torch.zeros(3, 2)
     assert [

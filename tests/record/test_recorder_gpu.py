@@ -23,3 +23,14 @@ def test_the_devices_time_is_measured_and_not_the_hosts(run_ranks):
         assert row["device"] == "cuda:0"
         assert abs(float(row["other_time_sec"])) <= 0.05 * float(row["step_time_sec"])
     assert done.env["device"] == "cuda"
+
+
+def test_nccls_log_that_a_user_asked_for_is_read(run_ranks, tmp_path):
+    path = tmp_path / "mine.log"
+    asked = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": str(path)}
+    environments = [{**torchrun_env(1)[0], **asked}]
+    done = run_ranks(target="tests.record.loops:on_a_gpu", environments=environments).succeeded()
+    transport = done.env["transport"]
+    assert (transport["backend"], transport["source"]) == ("nccl", "NCCL's log")
+    assert transport["version"]
+    assert path.exists()

@@ -72,8 +72,6 @@ def test_without_slurm_every_question_says_what_is_missing_and_what_to_do(comman
         lambda: slurm.accounting(["1"]),
         lambda: slurm.cancel(["1"]),
         slurm.nodes,
-        slurm.version,
-        lambda: slurm.hostnames("n[1-2]"),
         lambda: slurm.test_only(Path("x")),
         lambda: submit(slurm, commands.folder),
     ):
@@ -149,9 +147,7 @@ def test_sbatch_is_given_literal_paths_and_the_runs_arguments(commands):
     commands.add("sbatch", out="4711;alpha\n")
     folder = commands.folder / "100% a'; echo foo"
     folder.mkdir()
-    submission = submit(
-        commands.slurm(), folder, arguments=["first one", "--second"], options=["--hold"], folder=folder
-    )
+    submission = submit(commands.slurm(), folder, arguments=["first one", "--second"], options=["--hold"])
     assert (submission.job_id, submission.cluster) == ("4711", "alpha")
     doubled = str(folder).replace("%", "%%")
     assert commands.calls("sbatch") == [
@@ -160,7 +156,6 @@ def test_sbatch_is_given_literal_paths_and_the_runs_arguments(commands):
             "--job-name=study.run.1",
             f"--output={doubled}/job.out",
             f"--error={doubled}/job.err",
-            f"--chdir={folder}",
             "--hold",
             f"{folder}/a script's name.sbatch",
             "first one",

@@ -16,7 +16,7 @@ from bench.slurm.batch import BatchJob
 from bench.slurm.client import Slurm
 from bench.slurm.errors import SlurmRefusedError, SlurmUnavailableError, SubmissionUncertainError
 from bench.slurm.outcome import JobOutcome, outcomes, queue_outcomes
-from bench.slurm.parsing import Submission, expand_hosts
+from bench.slurm.parsing import Submission
 from bench.slurm.resources import Gres
 from bench.slurm.states import FailureClass
 from tests.cluster.bed import Cluster
@@ -247,8 +247,6 @@ def test_the_cluster_is_described(slurm, cluster):
     l40s = [g for g in groups if g.partition == "l40s"]
     assert sum(g.nodes for g in l40s) == 4
     assert {g.gpus for g in l40s} == {(Gres("gpu", "l40s", 4),)}
-    assert slurm.hostnames("n[1-3],n4") == expand_hosts("n[1-3],n4") == ["n1", "n2", "n3", "n4"]
-    assert slurm.version().startswith("2")
     cluster.drain("n2")
     try:
         assert [g.in_service for g in slurm.nodes() if g.hosts == "n2"] == [False, False, False]

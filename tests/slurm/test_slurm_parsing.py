@@ -5,14 +5,11 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from bench.slurm.parsing import (
     JobKey,
     Submission,
     UnreadableOutputError,
-    expand_hosts,
     parse_accounting,
     parse_estimate,
     parse_exit,
@@ -231,34 +228,3 @@ def test_no_estimate_is_read_from_a_refusal():
     assert (
         parse_estimate("allocation failure: Requested node configuration is not available", now=NOW) is None
     )
-
-
-@pytest.mark.parametrize(
-    ("hosts", "names"),
-    [
-        ("n1", ["n1"]),
-        ("n[1-4,7]", ["n1", "n2", "n3", "n4", "n7"]),
-        ("n[1-2],gpu-[001-003]", ["n1", "n2", "gpu-001", "gpu-002", "gpu-003"]),
-        ("a[08-11]", ["a08", "a09", "a10", "a11"]),
-        ("r[1-2]n[01-02]-ib", ["r1n01-ib", "r1n02-ib", "r2n01-ib", "r2n02-ib"]),
-        ("n[1,3],login", ["n1", "n3", "login"]),
-        ("", []),
-        ("None assigned", []),
-        ("(null)", []),
-    ],
-)
-def test_host_lists_are_expanded(hosts, names):
-    assert expand_hosts(hosts) == names
-
-
-@pytest.mark.parametrize("hosts", ["n[1-4", "n[a-b]", "n[]"])
-def test_a_broken_host_list_is_refused(hosts):
-    with pytest.raises(UnreadableOutputError):
-        expand_hosts(hosts)
-
-
-@given(st.integers(1, 3), st.integers(0, 990), st.integers(0, 40))
-def test_a_padded_range_expands_to_names_of_equal_width(padding, first, count):
-    width = padding + len(str(first + count))
-    names = expand_hosts(f"n[{first:0{width}d}-{first + count:0{width}d}]")
-    assert names == [f"n{number:0{width}d}" for number in range(first, first + count + 1)]

@@ -13,11 +13,11 @@ import torch
 import torch.distributed as dist
 
 from bench.matrix.options import WorkloadOptions
-from bench.record import ddp_logger
-from bench.record.parts import StepTimer
+from bench.measurement import ddp_logger
+from bench.measurement.devices import device_of
+from bench.measurement.parts import StepTimer
 from bench.workload import life, mfu
 from bench.workload.arguments import parse_arguments
-from bench.workload.devices import device_of
 from bench.workload.feed import SyntheticFeed
 from bench.workload.launch import launch_from
 from bench.workload.main import main

@@ -8,7 +8,7 @@ from statistics import median
 import pytest
 import torch
 
-from bench.record.clock import HostClock
+from bench.measurement.clock import HostClock
 from bench.workload.probes import Attributed, hidden
 from bench.workload.probes_hook import BucketSpan, tail_s, union_s
 from bench.workload.probes_steps import KINDS, Block, summary

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from bench.layout import METRICS_COLUMNS
+from bench.measurement.hosts import host_name
 from bench.workload.failures import reason
-from bench.workload.hosts import host_name
 from tests.workload.conftest import QUICK, torchrun_env
 
 HOST = host_name(os.environ)

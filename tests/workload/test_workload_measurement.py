@@ -10,7 +10,7 @@ from statistics import mean, median
 import pytest
 
 from bench.layout import METRICS_COLUMNS, RANKS_COLUMNS, STEPS_COLUMNS
-from bench.record.pop import pop_efficiencies
+from bench.measurement.pop import pop_efficiencies
 from tests.workload.scenarios import NAP_S
 
 #: Times are compared here: other tests beside these would take their cores.

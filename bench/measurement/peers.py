@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
-from bench.workload.failures import Symptom
-from bench.workload.hosts import RankFacts
+from bench.measurement.hosts import RankFacts
+from bench.measurement.symptoms import Symptom
 
 #: How long a rank listens for the others, who meet the same failure at about the same time.
 LISTEN_S = 2.0
@@ -56,16 +56,18 @@ class Peers:
         content = json.dumps(f"{self.place(self._rank)} failed first: {words}") + "\n"
         self._bounded(lambda heard: self._store.append("causes", content))  # type: ignore[attr-defined]
 
-    def explain(self, symptom: Symptom, *, timeout_s: float) -> str | None:
+    def explain(self, symptom: Symptom, *, timeout_s: float | None, longer: str) -> str | None:
         """Return why communication broke, as far as the others tell; None where they tell nothing.
 
         Args:
             symptom: how it broke.
-            timeout_s: the time-out of collectives.
+            timeout_s: the time-out of collectives; None where it is not known.
+            longer: how to raise it.
         """
         heard = self._bounded(self._listen)
         lost = symptom is Symptom.LOST
-        late = f"a collective did not complete in {timeout_s:g} s"
+        limit = "its time-out" if timeout_s is None else f"{timeout_s:g} s"
+        late = f"a collective did not complete in {limit}"
         what = "lost the connection to another rank" if lost else late
         if heard.cause:
             return f"{what}: {heard.cause}"
@@ -78,7 +80,7 @@ class Peers:
             named += f" and {len(heard.silent) - _NAMED} more"
         if lost:
             return f"{what}: nothing was heard from {named}; killed, or its host was lost?"
-        return f"{what}: {named} did not come; find out where it hangs, or raise --join-timeout"
+        return f"{what}: {named} did not come; find out where it hangs, or {longer}"
 
     def place(self, rank: int) -> str:
         """Return ``rank 1 on n2``."""

@@ -6,8 +6,8 @@ import time
 from dataclasses import astuple, dataclass, fields
 from typing import Any
 
-from bench.record.clock import Clock
-from bench.record.ddp_logger import BackwardReading
+from bench.measurement.clock import Clock
+from bench.measurement.ddp_logger import BackwardReading
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,18 +14,16 @@ from pathlib import Path
 import pytest
 
 from bench.layout import RunFolder, write_json
-from bench.verify import verify_run
-from bench.workload.hosts import infiniband_devices
-from bench.workload.transport import (
+from bench.measurement.hosts import infiniband_devices
+from bench.measurement.nccl_log import (
     NcclLog,
     NcclLogFile,
-    address_of,
     fallback_warning,
-    gloo_transport,
     nccl_transport,
-    open_interfaces,
     read_nccl_log,
 )
+from bench.measurement.transport import address_of, gloo_transport, open_interfaces
+from bench.verify import verify_run
 
 INFINIBAND = """\
 g1:4052:4052 [0] NCCL INFO Bootstrap : Using ib0:10.1.0.1<0>

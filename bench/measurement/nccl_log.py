@@ -1,6 +1,4 @@
-"""The way that gradients really travel: gloo's sockets, and what NCCL writes about itself.
-
-gloo: the interfaces of the connections that this process has open to other ranks.
+"""The way that gradients really travel over NCCL, from what it writes about itself.
 
 NCCL tells in its log, at level INFO, which network it took. It writes the log into a file of the
 run's folder (NCCL_DEBUG_FILE) at start-up only, so that nothing is written within a window. The
@@ -11,7 +9,6 @@ of them, where the subsystem TUNING is asked for; else NCCL does not tell it.
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import re
 import tempfile
@@ -20,8 +17,7 @@ from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-
-import psutil
+from typing import Any
 
 from bench.layout import RunFolder
 
@@ -51,6 +47,16 @@ class NcclLog:
     ways: Counter[str] = field(default_factory=Counter)
     channels: int | None = None
     algorithms: Counter[str] = field(default_factory=Counter)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what travels through a store."""
+        return {**vars(self), "chosen": sorted(self.chosen)}
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> NcclLog:
+        """Return the log that :meth:`as_json` described."""
+        counted = {name: Counter(content[name]) for name in ("ways", "algorithms")}
+        return cls(**{**content, **counted, "chosen": set(content["chosen"])})
 
     def merge(self, other: NcclLog) -> None:
         """Add what another rank's log says."""
@@ -182,7 +188,7 @@ class NcclLogFile:
             given = env.get("NCCL_DEBUG_FILE")
             if given is None:  # NCCL writes to standard output, where all ranks' lines meet
                 return cls(folder.out if rank == 0 else None, ours=False)
-            return cls(Path(_expanded(given)), ours=False)
+            return cls(Path(expanded(given)), ours=False)
         if rank == 0:
             path = folder.path / "nccl.log"
         else:
@@ -209,68 +215,7 @@ class NcclLogFile:
                 self.path.unlink(missing_ok=True)
 
 
-def _expanded(template: str) -> str:
+def expanded(template: str) -> str:
     """Return NCCL_DEBUG_FILE as NCCL expands it for this process."""
     words = {"%h": os.uname().nodename.partition(".")[0], "%p": str(os.getpid()), "%%": "%"}
     return re.sub("%[hp%]", lambda match: words[match[0]], template)
-
-
-def open_interfaces(*, store_port: int) -> list[str]:
-    """Return the interfaces of this process's open connections, but for those to the store.
-
-    Empty where there is none, or where the system does not tell.
-    """
-    names = _interface_names()
-    process = psutil.Process()
-    # psutil 6 renamed it.
-    listing = getattr(process, "net_connections", None) or process.connections
-    try:
-        connections = listing(kind="tcp")
-    except (psutil.Error, OSError):
-        return []
-    found = set()
-    for one in connections:
-        if one.status != psutil.CONN_ESTABLISHED or store_port in (one.laddr.port, one.raddr.port):
-            continue
-        name = names.get(address_of(one.laddr.ip))
-        if name is not None:
-            found.add(name)
-    return sorted(found)
-
-
-def _interface_names() -> dict[ipaddress.IPv4Address | ipaddress.IPv6Address | None, str]:
-    return {
-        address: name
-        for name, entries in psutil.net_if_addrs().items()
-        for entry in entries
-        if (address := address_of(entry.address)) is not None
-    }
-
-
-def address_of(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """Return the address that ``text`` spells, as IPv4 where it is one in IPv6's clothes."""
-    try:
-        address = ipaddress.ip_address(text.partition("%")[0])
-    except ValueError:
-        return None
-    return (address.ipv4_mapped or address) if isinstance(address, ipaddress.IPv6Address) else address
-
-
-def gloo_transport(interfaces: Mapping[str, Sequence[str]]) -> dict[str, str | None]:
-    """Return the part ``transport`` of env.json, from the interfaces in use by host."""
-    kinds = {name for names in interfaces.values() for name in names}
-    same = len({tuple(sorted(names)) for names in interfaces.values()}) <= 1
-    told = (
-        ", ".join(sorted(kinds))
-        if same
-        else "; ".join(f"{host}: {', '.join(names) or 'none'}" for host, names in interfaces.items())
-    )
-    return {
-        "backend": "gloo",
-        "interface": told or None,
-        "network": "tcp" if kinds else None,
-        "algorithm": None,
-        "version": None,
-        "gpudirect": None,
-        "source": "open connections",
-    }

@@ -10,8 +10,8 @@ import psutil
 import pytest
 import torch
 
-from bench.workload import resources
-from bench.workload.resources import Meters, Usage, _Nvml
+from bench.measurement import resources
+from bench.measurement.resources import Meters, Usage, _Nvml
 
 CPU = torch.device("cpu")
 RANGE_UJ = 262_143_328_850

@@ -6,17 +6,14 @@ import csv
 import io
 import math
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 
 from bench.layout import METRICS_COLUMNS, RANKS_COLUMNS, STEPS_COLUMNS, RunFolder, write_atomically
-from bench.record.parts import PART_FIELDS, StepParts, mean_parts
-from bench.record.pop import pop_efficiencies
-from bench.workload.collectives import Collectives
-from bench.workload.resources import Usage
-from bench.workload.task import Validation
-from bench.workload.windows import Throughput
+from bench.measurement.parts import StepParts
+from bench.measurement.pop import pop_efficiencies
+from bench.measurement.resources import Usage
 
 Row = dict[str, object]
 
@@ -29,6 +26,22 @@ _PART_COLUMNS = {
     "optimizer_time_sec": "optimizer_s",
     "other_time_sec": "other_s",
 }
+
+
+@dataclass(frozen=True)
+class Validation:
+    """Sums over validation samples; they add up over batches and ranks.
+
+    ``labels`` counts predicted classes, ``values`` predicted values.
+    """
+
+    samples: float = 0.0
+    loss: float = 0.0
+    labels: float = 0.0
+    correct: float = 0.0
+    values: float = 0.0
+    absolute_error: float = 0.0
+    squared_error: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -76,34 +89,6 @@ class EpochRecord:
     checkpoint_s: float | None
     energy_counters: int
     ideal_step_s: float | None = None
-
-
-def gather_ranks(
-    collectives: Collectives,
-    throughput: Throughput,
-    attribution: Sequence[StepParts],
-    *,
-    peak_mem_bytes: float,
-) -> list[RankRecord]:
-    """Return the record of every rank, on every rank."""
-    usage = throughput.usage
-    row = [throughput.seconds, throughput.loss, peak_mem_bytes]
-    row += [math.nan if value is None else value for value in astuple(usage)]
-    if attribution:
-        # Wait per step first, then the mean: the rank that waits least changes from step to step.
-        exposed = [parts.exposed_s for parts in attribution]
-        least = collectives.minima(exposed)
-        wait = sum(own - low for own, low in zip(exposed, least, strict=True)) / len(exposed)
-        row += [*astuple(mean_parts(list(attribution))), wait]
-    return [_record(values, attributed=bool(attribution)) for values in collectives.rows(row)]
-
-
-def _record(values: Sequence[float], *, attributed: bool) -> RankRecord:
-    window_s, loss, peak = values[:3]
-    usage = Usage(*(None if math.isnan(value) else value for value in values[3:6]))
-    if not attributed:
-        return RankRecord(window_s, loss, peak, usage, None, None)
-    return RankRecord(window_s, loss, peak, usage, StepParts(*values[6 : 6 + len(PART_FIELDS)]), values[-1])
 
 
 class Results:

@@ -1,0 +1,130 @@
+"""Types of fields that several sections of a matrix have, with their checks and limits."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+
+MAX_NODES = 100_000
+MAX_TASKS_PER_NODE = 1_024
+MAX_BATCH = 10**9
+
+ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+
+
+class Section(BaseModel):
+    """A mapping of the matrix; what stands below a field is its description."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+def one_line(value: str) -> str:
+    """Return a text of one line.
+
+    Raises:
+        ValueError: it has a line break or control character.
+    """
+    if _CONTROL.search(value):
+        raise ValueError(f"{value!r} has a line break or control character; write one entry per line")
+    return value
+
+
+def shell_words(value: str, *, comments: bool = False) -> list[str]:
+    """Return the words of a line as a shell splits it; nothing is expanded.
+
+    With ``comments``, what follows a # is left out.
+
+    Raises:
+        ValueError: a quote is never closed, or a backslash stands at its end.
+    """
+    try:
+        return shlex.split(value, comments=comments)
+    except ValueError as error:
+        what = "a quote that is never closed" if "quotation" in str(error) else "a backslash at its end"
+        raise ValueError(f"{value!r} has {what}") from None
+
+
+def _text(value: Any) -> Any:
+    """Take numbers as the text they were written as, but no YAML booleans."""
+    if isinstance(value, bool):
+        raise ValueError(
+            f"{str(value).lower()} is a YAML boolean; quote it if the variable is to hold that word"
+        )
+    return str(value) if isinstance(value, int | float) else value
+
+
+def _env_value(value: str) -> str:
+    if "\0" in value:
+        raise ValueError("has a NUL character")
+    return value
+
+
+#: Variables that the scripts set themselves: a value from the matrix would be overwritten.
+_OWNED_VARIABLES = {
+    "OMP_NUM_THREADS": "use cluster.cpus_per_task, which sets the threads of every rank",
+    "MASTER_ADDR": "it is the first host of each job",
+    "MASTER_PORT": "it follows from each job's id",
+    **dict.fromkeys(
+        ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"), "the launcher sets it for each rank"
+    ),
+}
+#: The shell of the scripts works with them: a value from the matrix would not arrive, or would mislead it.
+_SHELL_VARIABLE = re.compile(
+    "agent|before|cell|child|command|counts|endpoint|file|hosts|interface|is_host|node|placement|processes|"
+    "python|rdzv_id|run_dir|stage|workload|BASHOPTS|BASH_VERSINFO|EUID|IFS|PPID|SHELLOPTS|UID"
+)
+
+
+def env_name(name: str) -> str:
+    """Return the name of an environment variable that a matrix may set.
+
+    Raises:
+        ValueError: it is no such name, or the job's script sets the variable itself.
+    """
+    owner = _OWNED_VARIABLES.get(name)
+    if name.startswith(("BENCH_", "SLURM_")):
+        owner = "names beginning with BENCH_ and SLURM_ belong to the harness and to Slurm"
+    if owner:
+        raise ValueError(f"{name} is set by the job's script and would be overwritten; {owner}")
+    if _SHELL_VARIABLE.fullmatch(name):
+        raise ValueError(f"{name} is a variable that the job's script works with; choose another name")
+    if not ENV_NAME.fullmatch(name):
+        raise ValueError(
+            f"{name!r} is not the name of an environment variable; allowed: letters, digits and '_'"
+        )
+    return name
+
+
+def _layout(value: Any) -> Any:
+    """Check ranks per node: a number, or a list with one number per node."""
+    numbers = value if isinstance(value, list) else [value]
+    for number in numbers:
+        if isinstance(number, bool) or not isinstance(number, int):
+            raise ValueError(f"{number!r} is not a whole number (or a list with one whole number per node)")
+        if not 1 <= number <= MAX_TASKS_PER_NODE:
+            raise ValueError(f"{number} is not between 1 and {MAX_TASKS_PER_NODE}")
+    if isinstance(value, list) and len(value) < 2:
+        raise ValueError(f"{value!r} is a list for one node; write {value[0] if value else 1} instead")
+    return value
+
+
+Line = Annotated[str, Field(min_length=1), AfterValidator(one_line)]
+EnvName = Annotated[str, AfterValidator(env_name)]
+EnvValue = Annotated[
+    str,
+    BeforeValidator(_text),
+    AfterValidator(_env_value),
+    WithJsonSchema({"type": ["string", "number"]}),
+]
+Nodes = Annotated[int, Field(strict=True, ge=1, le=MAX_NODES)]
+_PER_NODE = {"type": "integer", "minimum": 1, "maximum": MAX_TASKS_PER_NODE}
+RanksPerNode = Annotated[
+    Any,
+    BeforeValidator(_layout),
+    WithJsonSchema({"anyOf": [_PER_NODE, {"type": "array", "items": _PER_NODE, "minItems": 2}]}),
+]
+Batch = Annotated[int, Field(strict=True, ge=1, le=MAX_BATCH)]

@@ -1,0 +1,58 @@
+"""What benchmarks and campaigns on a cluster share: one of their own, and counted commands of Slurm."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from tests.cluster.bed import Cluster
+from tests.cluster.configuration import Options
+from tests.executors.slurm_studies import Study
+
+COMMANDS = ("squeue", "sacct", "scontrol", "sinfo", "sbatch", "scancel")
+
+
+@contextmanager
+def own_cluster(options: Options | None = None) -> Iterator[tuple[Cluster, Path]]:
+    """Yield a fresh cluster and an empty folder; both are removed in the end."""
+    cluster = Cluster.start(options) if options else Cluster.start()
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            yield cluster, Path(folder)
+    finally:
+        cluster.stop()
+
+
+@dataclass(frozen=True)
+class Counted:
+    """A study whose `bench` finds, first in PATH, wrappers of Slurm's commands that note each call."""
+
+    study: Study
+    folder: Path
+
+    @classmethod
+    def of(cls, study: Study, folder: Path) -> Counted:
+        """Return the study so, with the wrappers in ``folder``."""
+        folder.mkdir()
+        for name in COMMANDS:
+            wrapper = folder / name
+            wrapper.write_text(f'#!/bin/sh\necho {name} >>"{folder}/calls"\nexec {shutil.which(name)} "$@"\n')
+            wrapper.chmod(0o755)
+        path = f"{folder}:{os.environ['PATH']}"
+        return cls(Study(study.folder, {**study.environment, "PATH": path}), folder)
+
+    def calls(self) -> Counter[str]:
+        """Return how often each command was called since this was asked last."""
+        log = self.folder / "calls"
+        found = Counter(log.read_text().split() if log.exists() else [])
+        log.write_text("")
+        return found

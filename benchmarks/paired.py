@@ -1,0 +1,90 @@
+"""What `overhead.py` and `recorder.py` share: ranks on this machine, and the ratio of neighbouring blocks."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import socket
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scipy import stats
+
+#: The share of the pairs that is left out at either end.
+TRIMMED = 0.2
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A ratio of times with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.4f}, 95 % interval [{self.low:.4f}, {self.high:.4f}]"
+
+    def adds_more_than(self, most: float, *, who: str) -> bool:
+        """Print, and return, whether ``who`` certainly adds more than the share ``most``."""
+        if self.low > 1 + most:
+            print(f"{who} adds more than {most:.1%}")
+            return True
+        at_most = f"{who} adds at most {most:.1%}"
+        print(at_most if self.high <= 1 + most else "undecided: the machine is too noisy for these blocks")
+        return False
+
+
+def ratio(pairs: Iterable[tuple[float, float]]) -> Ratio:
+    """Return the ratio of the second to the first time of pairs: a trimmed mean of the logarithms.
+
+    The interval is that of Tukey and McLaughlin, without the lowest and the highest fifth of the
+    pairs: those in which the machine did something else.
+    """
+    logs = [math.log(second / first) for first, second in pairs]
+    centre = stats.trim_mean(logs, TRIMMED)
+    low, high = stats.mstats.trimmed_mean_ci(logs, limits=(TRIMMED, TRIMMED), alpha=0.05)
+    return Ratio(math.exp(centre), math.exp(low), math.exp(high))
+
+
+def in_ranks(measure: Callable[[int, int], Any], *, ranks: int) -> Any:
+    """Call ``measure(rank, port)`` in a process per rank; return what rank 0's returns, which JSON can hold.
+
+    Ends this process where a rank fails.
+    """
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    port = _free_port()
+    with tempfile.TemporaryDirectory() as folder:
+        result = Path(folder, "result.json")
+        children = [_fork(measure, rank, port, result) for rank in range(ranks)]
+        codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+        if any(codes):
+            sys.exit(f"the ranks ended with {codes}")
+        return json.loads(result.read_text())
+
+
+def _fork(measure: Callable[[int, int], Any], rank: int, port: int, result: Path) -> int:
+    child = os.fork()
+    if child:
+        return child
+    try:
+        found = measure(rank, port)
+        if rank == 0:
+            result.write_text(json.dumps(found))
+    except BaseException:  # this process must not go on as a second parent
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
+
+
+def _free_port() -> int:
+    """Return a port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,87 @@
+"""What many parts of a report share: how sizes are told, thinning, ticks, and CSV that no spreadsheet runs."""
+
+from __future__ import annotations
+
+import io
+
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from analysis.csv_files import csv_text
+from analysis.drawing import log_ticks
+from analysis.labels import widest_series
+from analysis.sizes import as_product, baseline_names, devices, job_size, layout, ranks, with_layout
+from analysis.thinning import spread
+
+SIZE = {"nodes": 2, "gpus_per_node": "4", "gpus": 8}
+UNEQUAL = {"nodes": 2, "gpus_per_node": "4+2", "gpus": 6}
+NODES_NOT_KNOWN = {"nodes": 1, "gpus_per_node": "", "gpus": 1}
+
+
+def test_a_size_is_told_in_one_way_for_each_use() -> None:
+    told = (ranks(SIZE), layout(SIZE), with_layout(SIZE), as_product(SIZE), job_size(SIZE))
+    product = "2 nodes × 4 ranks = 8 ranks"
+    assert told == ("8 ranks", "2 × 4", "8 ranks (2 × 4)", product, "2 nodes x 4 (8 ranks)")
+    assert (with_layout(UNEQUAL), job_size(UNEQUAL)) == ("6 ranks (2 × 4+2)", "2 nodes x 4+2 (6 ranks)")
+
+
+def test_where_nodes_are_not_known_a_size_is_its_ranks() -> None:
+    assert layout(NODES_NOT_KNOWN) == ""
+    for tell in (with_layout, as_product, job_size):
+        assert tell(NODES_NOT_KNOWN) == "1 rank"
+    rows = pd.DataFrame([SIZE, NODES_NOT_KNOWN])
+    assert baseline_names(rows) == ["2x4 (8 ranks)", "1 rank"]
+
+
+@pytest.mark.parametrize(
+    ("row", "what", "counted", "told"),
+    [
+        (SIZE, "GPUs", True, "2 nodes x 4 GPUs"),
+        ({**SIZE, "nodes": 1}, "L40S", False, "8 L40S"),
+        ({"nodes": 1, "gpus_per_node": "1", "gpus": 1}, "ranks", True, "1 rank"),
+        ({"nodes": 2, "gpus_per_node": "1", "gpus": 2}, "L40S", False, "2 nodes x 1 L40S"),
+    ],
+)
+def test_devices_have_a_singular_but_for_the_names_of_models(
+    row: dict[str, object], what: str, counted: bool, told: str
+) -> None:
+    assert devices(row, what, counted=counted) == told
+
+
+@given(st.integers(1, 500), st.integers(2, 40))
+def test_what_is_thinned_keeps_both_ends_and_no_more_than_fits(length: int, most: int) -> None:
+    places = spread(length, most)
+    assert len(places) == min(length, most)
+    assert (places[0], places[-1]) == (0, length - 1)
+    assert places == sorted(set(places))
+
+
+def test_ticks_are_the_fewest_that_are_three() -> None:
+    assert log_ticks(1, 1000, (1.0,), (1.0, 2.0, 5.0)) == [1, 10, 100, 1000]
+    assert log_ticks(1, 20, (1.0,), (1.0, 2.0, 5.0)) == [1, 2, 5, 10, 20]
+    assert log_ticks(3, 60, (1.0,)) == [10]
+
+
+def test_the_series_with_the_most_sizes_are_shown_in_the_order_of_the_plan() -> None:
+    sizes = {"a": [1, 2], "alone": [1], "b": [1, 2, 4], "c": [1, 2, 4]}
+    rows = pd.DataFrame([{"series": name, "gpus": size} for name, own in sizes.items() for size in own])
+    assert widest_series(rows, limit=2) == ["b", "c"]
+    assert widest_series(rows, limit=9) == ["a", "b", "c"]
+
+
+def test_no_text_column_of_a_csv_is_run_as_a_formula_and_nothing_measured_changes() -> None:
+    frame = pd.DataFrame(
+        {
+            "anything": ["=1+1", None, "plain\x1b[31m"],
+            "value": [-1.5, float("nan"), 1 / 3],
+            "whole": [1, 2, 3],
+        }
+    )
+    text = csv_text(frame)
+    assert text.splitlines()[1:3] == ["'=1+1,-1.5,1", ",,2"]
+    read = pd.read_csv(io.StringIO(text))
+    assert read["value"].iloc[2] == pytest.approx(1 / 3, rel=1e-11)
+    assert "\x1b" not in text
+    assert csv_text(frame, digits=3).splitlines()[3].split(",")[1] == "0.333"

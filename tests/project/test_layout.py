@@ -1,0 +1,78 @@
+"""Files that are written again and again while others read them."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench.errors import UnwritableError
+from bench.layout import read_json, rewrite_json, write_json
+
+texts = st.text(max_size=5000)
+
+
+@given(old=texts, new=texts)
+def test_what_is_rewritten_reads_as_it_was_given_whether_it_grew_shrank_or_is_long(
+    tmp_path_factory: pytest.TempPathFactory, old: str, new: str
+) -> None:
+    path = tmp_path_factory.mktemp("layout") / "run.json"
+    write_json(path, {"text": old})
+    rewrite_json(path, {"text": new})
+    assert read_json(path) == {"text": new}
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_small_file_stays_the_same_file_and_a_large_one_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    write_json(path, {"state": "queued", "reason": "x" * 100})
+    first = path.stat().st_ino
+    rewrite_json(path, {"state": "completed"})
+    assert path.stat().st_ino == first
+    with path.open():  # so that its number is not given to the next file
+        rewrite_json(path, {"state": "completed", "reason": "x" * 5000})
+        assert path.stat().st_ino != first
+
+
+def test_a_file_that_is_not_there_is_written(tmp_path: Path) -> None:
+    rewrite_json(tmp_path / "run.json", {"state": "completed"})
+    assert read_json(tmp_path / "run.json") == {"state": "completed"}
+
+
+def test_a_folder_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "gone" / "run.json"
+    with pytest.raises(UnwritableError) as raised:
+        rewrite_json(path, {})
+    assert raised.value.message == f"{path}: cannot be written: No such file or directory"
+
+
+@pytest.mark.parametrize("broken", [b"", b'{"state": "com', b"\xff\xfe", b'{"state": 1}{'])
+def test_a_file_that_is_not_whole_reads_as_nothing_and_is_written_anew(tmp_path: Path, broken: bytes) -> None:
+    path = tmp_path / "run.json"
+    path.write_bytes(broken)
+    assert read_json(path) is None
+    rewrite_json(path, {"state": "completed"})
+    assert read_json(path) == {"state": "completed"}
+
+
+def test_of_two_that_rewrite_a_file_at_once_one_stays_whole(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    contents = [{"reason": "x" * length} for length in (10, 700)]
+    for _ in range(300):
+        write_json(path, {"reason": "queued"})
+        together = threading.Barrier(2)
+
+        def rewrite(content: dict[str, str], barrier: threading.Barrier = together) -> None:
+            barrier.wait()
+            rewrite_json(path, content)
+
+        writers = [threading.Thread(target=rewrite, args=[content]) for content in contents]
+        for writer in writers:
+            writer.start()
+        for writer in writers:
+            writer.join()
+        assert json.loads(path.read_text()) in contents

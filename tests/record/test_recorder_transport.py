@@ -1,0 +1,197 @@
+"""What the recorder tells of the transport in use, in a process whose settings are not its own."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from bench.layout import RunFolder
+from bench.measurement.hosts import RankFacts
+from bench.measurement.nccl_log import NcclLog, read_nccl_log
+from bench.measurement.transport import between_ranks
+from bench.record.transport import ask_nccl, own_traces, transport_in_use, users_variables
+
+SOCKETS = """\
+NCCL version 2.18.1+cuda12.1
+g1:919:1150 [0] NCCL INFO NET/Socket : Using [0]eth0:10.0.0.1<0>
+g1:919:1150 [0] NCCL INFO Using network Socket
+g1:919:1150 [0] NCCL INFO Channel 00/0 : 1[0] -> 0[0] [receive] via NET/Socket/0
+"""
+INFINIBAND = """\
+NCCL version 2.21.5+cuda12.4
+g1:4052:4122 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB [RO]; OOB ib0:10.1.0.1<0>
+g1:4052:4122 [0] NCCL INFO Using network IB
+g1:4052:4122 [0] NCCL INFO Channel 00/0 : 1[0] -> 0[0] [receive] via NET/IB/0/GDRDMA
+"""
+STORE_PORT = 29500
+
+
+def facts(*hosts: str, infiniband: tuple[str, ...] = ("mlx5_0",)) -> list[RankFacts]:
+    return [RankFacts(rank, 0, host, host, [0], 1, None, list(infiniband)) for rank, host in enumerate(hosts)]
+
+
+def traces_of_nccl(env: dict[str, str], *, rank: int = 0, folder: Path | None = None) -> dict:
+    of = None if folder is None else RunFolder(folder)
+    return own_traces("nccl", store_port=STORE_PORT, env=env, rank=rank, folder=of)
+
+
+def scripts_variables(folder: Path) -> dict[str, str]:
+    """What a job's script sets for a command with the recorder."""
+    template = str(folder).replace("%", "%%") + "/nccl.%h.%p.log"
+    return {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": template, "BENCH_RUN_DIR": str(folder)}
+
+
+def log_in(folder: Path, text: str) -> Path:
+    path = folder / f"nccl.{os.uname().nodename.partition('.')[0]}.{os.getpid()}.log"
+    path.write_text(text)
+    return path
+
+
+def test_gloos_interface_is_that_of_the_connections_between_ranks(run_ranks):
+    done = run_ranks(target="tests.record.loops:talks_to_a_server").succeeded()
+    assert done.env["backend"] == "gloo"
+    assert done.env["transport"] == {
+        "backend": "gloo",
+        "interface": "lo",
+        "network": "tcp",
+        "algorithm": None,
+        "version": None,
+        "gpudirect": None,
+        "source": "open connections",
+    }
+
+
+def test_a_connection_with_one_end_only_at_a_rank_is_none_between_ranks():
+    first = {
+        "ib0": [["10.1.0.1:4000", "10.1.0.2:5000"]],
+        "eth0": [["10.0.0.1:4001", "93.184.0.1:443"]],
+        "lo": [["127.0.0.1:6000", "127.0.0.1:6001"]],
+    }
+    second = {
+        "ib1": [["10.1.0.2:5000", "10.1.0.1:4000"]],
+        "lo": [["127.0.0.1:6001", "127.0.0.1:6000"]],  # a program's own, of the same numbers by chance
+    }
+    assert between_ranks([first, second], ["n1", "n2"]) == {"n1": ["ib0"], "n2": ["ib1"]}
+    assert between_ranks([first, second], ["n1", "n1"]) == {"n1": ["ib0", "ib1", "lo"]}
+    itself = {"eth0": [["10.0.0.1:1", "10.0.0.1:2"], ["10.0.0.1:2", "10.0.0.1:1"]]}
+    assert between_ranks([itself, {}], ["n1", "n2"]) == {"n1": [], "n2": []}
+
+
+def test_without_a_connection_between_ranks_gloos_interface_is_empty_with_the_reason():
+    found, warning = transport_in_use(
+        [{"connections": {}}, {"connections": {}}], facts("n1", "n2"), backend="gloo", env={}
+    )
+    assert (found["interface"], found["network"], warning) == (None, None, None)
+    assert found["not_read_because"] == "no connection was open of which both ends are ranks"
+    alone, _ = transport_in_use([{"connections": {}}], facts("n1"), backend="gloo", env={})
+    assert "not_read_because" not in alone
+
+
+def test_the_scripts_log_of_nccl_is_read_and_rank_0_keeps_its_own(tmp_path):
+    folder = tmp_path / "50 %h"
+    folder.mkdir()
+    env = scripts_variables(folder)
+    path = log_in(folder, INFINIBAND)
+    found = traces_of_nccl(env, folder=folder)
+    assert NcclLog.from_json(json.loads(json.dumps(found["log"]))) == read_nccl_log(INFINIBAND.splitlines())
+    assert [one.name for one in folder.iterdir()] == ["nccl.log"]
+    path.write_text(INFINIBAND)
+    assert traces_of_nccl(env, rank=1) == found
+    assert [one.name for one in folder.iterdir()] == ["nccl.log"]
+
+
+def test_a_log_that_the_user_asked_for_is_read_and_stays(tmp_path):
+    path = tmp_path / "mine.log"
+    path.write_text(SOCKETS)
+    found = traces_of_nccl({"NCCL_DEBUG": "info", "NCCL_DEBUG_FILE": str(path)}, folder=tmp_path)
+    assert found["log"]["chosen"] == ["Socket"]
+    assert path.exists()
+    (tmp_path / "job.out").write_text(SOCKETS)
+    printed = {"NCCL_DEBUG": "INFO", "BENCH_RUN_DIR": str(tmp_path)}
+    assert traces_of_nccl(printed, folder=tmp_path)["log"]["chosen"] == ["Socket"]
+
+
+@pytest.mark.parametrize(
+    ("env", "why"),
+    [
+        ({}, "NCCL_DEBUG is not set, and NCCL names its network at INFO only"),
+        ({"NCCL_DEBUG": "WARN"}, "NCCL_DEBUG is WARN, and NCCL names its network at INFO only"),
+        (
+            {"NCCL_DEBUG": "INFO"},
+            "NCCL writes its log to standard output: set NCCL_DEBUG_FILE, too",
+        ),
+        (
+            {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": "/nowhere/nccl.%h.%p.log"},
+            "NCCL has written no log to NCCL_DEBUG_FILE",
+        ),
+    ],
+)
+def test_what_nccl_does_not_tell_is_empty_with_the_reason(env, why):
+    traces = traces_of_nccl(env)
+    assert traces == {"why": why}
+    found, warning = transport_in_use([traces, traces], facts("g1", "g2"), backend="nccl", env=env)
+    assert found == {
+        "backend": "nccl",
+        "interface": None,
+        "network": None,
+        "algorithm": None,
+        "version": None,
+        "gpudirect": None,
+        "source": None,
+        "not_read_because": why,
+    }
+    assert warning is None
+
+
+def test_a_recorder_that_is_made_before_nccl_starts_asks_for_its_log(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    env: dict[str, str] = {}
+    ask_nccl(env)
+    assert env == {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": f"{tmp_path}/bench-nccl-%p.log"}
+    assert traces_of_nccl(env) == {
+        "why": "NCCL had started before the recorder was made: set NCCL_DEBUG=INFO and NCCL_DEBUG_FILE"
+        " before the start"
+    }
+    path = tmp_path / f"bench-nccl-{os.getpid()}.log"
+    path.write_text(SOCKETS)
+    assert traces_of_nccl(env, rank=1)["log"]["chosen"] == ["Socket"]
+    assert not path.exists()
+    theirs = {"NCCL_DEBUG": "VERSION"}
+    ask_nccl(theirs)
+    assert theirs == {"NCCL_DEBUG": "VERSION"}
+
+
+def test_sockets_beside_infiniband_are_warned_about_in_a_script_of_the_users_too(tmp_path):
+    log_in(tmp_path, SOCKETS)
+    traces = traces_of_nccl(scripts_variables(tmp_path), folder=tmp_path)
+    both = [traces, {"why": "elsewhere"}]
+    found, warning = transport_in_use(both, facts("g1", "g2"), backend="nccl", env={})
+    assert (found["network"], found["interface"], found["fallback"]) == (
+        "Socket",
+        "eth0",
+        "sockets beside InfiniBand",
+    )
+    assert warning == (
+        "NCCL goes between hosts by sockets (eth0), though g1 and 1 more host has InfiniBand devices with an"
+        " active port (mlx5_0): expect a fraction of the bandwidth; look for NET/IB in nccl.log, and at"
+        " NCCL_IB_HCA, NCCL_NET, `ulimit -l` and the container"
+    )
+    meant, told = transport_in_use(both, facts("g1", "g2"), backend="nccl", env={"NCCL_IB_DISABLE": "1"})
+    assert "fallback" not in meant
+    assert told is not None
+    assert told.endswith("NCCL_IB_DISABLE=1 is set")
+
+
+def test_variables_that_were_set_for_the_recorder_are_not_told_as_the_users(tmp_path):
+    env = {**scripts_variables(tmp_path), "NCCL_ALGO": "Ring"}
+    assert users_variables(env) == {"BENCH_RUN_DIR": str(tmp_path), "NCCL_ALGO": "Ring"}
+    own = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": "/tmp/mine"}
+    assert users_variables(own) == own
+
+
+def test_a_group_without_a_named_backend_is_told_by_the_device(run_ranks):
+    done = run_ranks(target="tests.record.loops:names_no_backend").succeeded()
+    assert (done.env["backend"], done.env["transport"]["interface"]) == ("gloo", "lo")

@@ -1,0 +1,94 @@
+"""Whom the others wait for, from what each rank says of itself."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from bench.record.stall import State, find_stall, line_of, words
+
+HOSTS = ["n1", "n1", "n2"]
+
+
+def state(
+    steps: int,
+    collectives: int | None = None,
+    where: str = "train.py:7 in main: x()",
+    *,
+    paused: bool = False,
+) -> State:
+    return State(1, steps, collectives, where, paused)
+
+
+def told(states: dict[int, State]) -> str:
+    return words(find_stall(states, 3), states, HOSTS, idle_s=44.6)
+
+
+def test_a_rank_that_called_fewer_collectives_is_behind():
+    states = {0: state(12, 41), 1: state(12, 41), 2: state(12, 40, "train.py:38 in main: time.sleep(600)")}
+    assert told(states) == (
+        "nothing has moved for 45 s: rank 2 on n2 (at train.py:38 in main: time.sleep(600)) did not come to a"
+        " collective of step 13"
+    )
+
+
+def test_where_collectives_are_not_told_or_alike_steps_are_compared():
+    for collectives in (None, 40):
+        states = {0: state(12, collectives), 1: state(11, collectives), 2: state(12, collectives)}
+        assert told(states) == (
+            "nothing has moved for 45 s: rank 1 on n1 (at train.py:7 in main: x()) did not come to step 13"
+        )
+
+
+def test_a_pause_is_told_and_a_rank_that_moves_on_elsewhere():
+    states = {0: state(12, 41), 1: state(12, 40, paused=True), 2: state(12, 40, "")}
+    assert told(states) == (
+        "nothing has moved for 45 s: rank 1 on n1 (in recorder.pause(), at train.py:7 in main: x()),"
+        " rank 2 on n2 (moving on) did not come to a collective of step 13"
+    )
+
+
+def test_silent_ranks_are_named():
+    states = {1: state(12, 41)}
+    assert find_stall(states, 3).late == [0, 2]
+    assert told(states) == (
+        "nothing has moved for 45 s: nothing is heard from rank 0 on n1, rank 2 on n2: stuck in C code,"
+        " stopped or killed, or its host was lost?"
+    )
+
+
+def test_nobody_is_blamed_where_all_are_at_the_same_place():
+    states = {rank: state(12, 41) for rank in range(3)}
+    assert find_stall(states, 3).late == []
+    assert told(states) == (
+        "nothing has moved for 45 s, and no rank is behind another: rank 0 on n1 (at train.py:7 in main: x())"
+    )
+
+
+def test_a_message_names_eight_ranks_at_most():
+    states = {0: state(1, 2), **{rank: state(1, 1, "x.py:1 in f") for rank in range(1, 11)}}
+    text = words(find_stall(states, 11), states, [], idle_s=30)
+    assert text.startswith("nothing has moved for 30 s: rank 1 (at x.py:1 in f), rank 2 (")
+    assert text.endswith("rank 8 (at x.py:1 in f) and 2 more did not come to a collective of step 2")
+
+
+def test_the_line_is_the_users_though_libraries_are_called_in_it():
+    ready, leave = threading.Event(), threading.Event()
+
+    def waits() -> None:
+        ready.set()
+        leave.wait()  # within the standard library
+
+    thread = threading.Thread(target=waits)
+    thread.start()
+    assert ready.wait(10)
+    time.sleep(0.05)
+    line = line_of(thread.ident or 0)
+    leave.set()
+    thread.join()
+    file, _, rest = line.partition(":")
+    assert (file, rest.partition(" ")[2]) == (
+        "test_stall.py",
+        "in waits: leave.wait() # within the standard library",
+    )
+    assert line_of(-1) == ""
