@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
 from bench.executors.base import Outcome, PlannedStudy, settle
+from bench.executors.each import each
 from bench.executors.ends import Ends
 from bench.executors.evidence import ProvisionalEnd, outcome_of, tail
 from bench.executors.pack_settlement import Packs, is_packed
@@ -37,8 +37,6 @@ GRACE_S = 30.0
 NOTED_GRACE_S = 120.0
 #: Accounting that did not come in this time does not come any more.
 OWED_FOR_S = 24 * 3600.0
-#: Runs that are settled at the same time: a shared file system answers each question slowly, many at once.
-SETTLED_AT_ONCE = 4
 #: sacct's words where there is no accounting at all.
 _NO_ACCOUNTING = re.compile(r"accounting storage is disabled|command not found|permission denied")
 
@@ -106,9 +104,9 @@ class Settlement:
             else:
                 self._settle_owed(record, answers, ends)
 
-        with ThreadPoolExecutor(SETTLED_AT_ONCE) as pool:
-            events = ["ended"] * len(gone) + ["accounted"] * len(owed)
-            list(pool.map(settle_one, [*gone, *owed], events))
+        each(
+            settle_one, [*((record, "ended") for record in gone), *((record, "accounted") for record in owed)]
+        )
         ends.write()
 
     def _ask_accounting(self, answers: _Answers, records: Sequence[RunRecord]) -> None:
@@ -147,7 +145,8 @@ class Settlement:
         known = answers.accounted(record)
         if known is None or not known.settled:
             return
-        if record.state is known.state is RunState.CANCELLED:  # by us: that reason says more
+        by_us = "bench cancel" in record.reason
+        if by_us and record.state is known.state is RunState.CANCELLED:  # that reason says more
             known = replace(known, reason=record.reason)
         self._settle(record, known, answers, ends, event="accounted")
 

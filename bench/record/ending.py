@@ -51,7 +51,8 @@ class Ending:
             return
         self._listens = False
         self._restore()
-        self._bell.send(_QUIT)
+        with suppress(BlockingIOError):  # full of other signals, after the one that ended the listening
+            self._bell.send(_QUIT)
 
     def _install(self) -> bool:
         handler = signal.getsignal(signal.SIGTERM)

@@ -27,7 +27,8 @@ class State:
 
     ``steps`` are whole ones. ``collectives`` counts what it has called on the default process group;
     None where that does not tell. ``where`` is the line of code that it has been at; empty while
-    it moves on. ``beat`` grows as long as the process lives.
+    it moves on. ``beat`` grows as long as the process lives. ``counting`` is false where all windows
+    are recorded: its steps are counted no more.
     """
 
     beat: int
@@ -35,6 +36,7 @@ class State:
     collectives: int | None
     where: str
     paused: bool
+    counting: bool = True
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,8 @@ class Stall:
     silent: list[int]
     #: Whether those behind lack a collective (else a step).
     by_collectives: bool
-    step: int
+    #: The step that those ahead are in, from 1; None where they count no more.
+    step: int | None
 
     @property
     def late(self) -> list[int]:
@@ -63,7 +66,9 @@ def find_stall(states: Mapping[int, State], world_size: int) -> Stall:
     counts = {rank: count or 0 for rank, count in calls.items()} if by_collectives else steps
     most = max(counts.values(), default=0)
     behind = [rank for rank, count in counts.items() if count < most]
-    step = max((steps[rank] for rank in counts if rank not in behind), default=0) + 1
+    ahead = [rank for rank in counts if rank not in behind]
+    counting = all(states[rank].counting for rank in ahead)
+    step = max((steps[rank] for rank in ahead), default=0) + 1 if counting else None
     return Stall(behind, silent, by_collectives, step)
 
 
@@ -72,7 +77,8 @@ def words(stall: Stall, states: Mapping[int, State], hosts: Sequence[str], *, id
     begin = f"nothing has moved for {idle_s:.0f} s"
     parts = []
     if stall.behind:
-        what = f"a collective of step {stall.step}" if stall.by_collectives else f"step {stall.step}"
+        step = "a step after the recorded ones" if stall.step is None else f"step {stall.step}"
+        what = f"a collective of {step}" if stall.by_collectives else step
         who = _listed([_told(rank, states[rank], hosts) for rank in stall.behind])
         parts.append(f"{who} did not come to {what}")
     if stall.silent:

@@ -123,7 +123,7 @@ class Watch:
             self._moves_on()
         where = "" if is_moving else line_of(self._thread)
         self._beat += 1
-        self._state = State(self._beat, progress.steps, calls, where, progress.paused)
+        self._state = State(self._beat, progress.steps, calls, where, progress.paused, progress.counting)
         self._exchange.post("beat", asdict(self._state))
 
     def _moves_on(self) -> None:

@@ -371,6 +371,24 @@ def loses_the_wakeup(argv: list[str]) -> int:
     return 0
 
 
+def outlives_sigterm(argv: list[str]) -> int:
+    """Goes on after SIGTERM, as its own handler says, and gets more signals than anybody reads."""
+    signal.signal(signal.SIGTERM, lambda number, frame: print("going on", flush=True))
+    signal.signal(signal.SIGUSR1, lambda number, frame: None)
+    recorder = Recorder(run_dir=run_dir(argv), **LENGTHS)
+    for number in range(ALL_STEPS):
+        with recorder.step(samples=1):
+            time.sleep(0.001)
+        if number == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.5)
+            for _ in range(2000):
+                signal.raise_signal(signal.SIGUSR1)
+    recorder.close()
+    print("saved", flush=True)
+    return 0
+
+
 # -- what goes wrong -----------------------------------------------------------------------
 
 

@@ -174,6 +174,12 @@ def test_sigterm_ends_the_process_though_nobody_listens_any_more(run_ranks):
     assert epochs(done) == [("1", False)]
 
 
+def test_many_signals_after_a_sigterm_that_was_outlived_do_not_break_the_end(run_ranks):
+    done = run_ranks(target="tests.record.loops:outlives_sigterm", environments=[{}]).succeeded()
+    assert "going on\n" in done.out[0]
+    assert "saved\n" in done.out[0]
+
+
 @pytest.mark.slow
 def test_a_rank_that_raises_says_so_and_the_other_says_who_it_was(end_badly, tmp_path):
     first, second = end_badly("raise ValueError('planted')", timeout_s=90)

@@ -16,8 +16,9 @@ def state(
     where: str = "train.py:7 in main: x()",
     *,
     paused: bool = False,
+    counting: bool = True,
 ) -> State:
-    return State(1, steps, collectives, where, paused)
+    return State(1, steps, collectives, where, paused, counting)
 
 
 def told(states: dict[int, State]) -> str:
@@ -38,6 +39,11 @@ def test_where_collectives_are_not_told_or_alike_steps_are_compared():
         assert told(states) == (
             "nothing has moved for 45 s: rank 1 on n1 (at train.py:7 in main: x()) did not come to step 13"
         )
+
+
+def test_no_step_is_named_where_steps_are_counted_no_more():
+    states = {rank: state(12, 40 if rank == 1 else 41, counting=False) for rank in range(3)}
+    assert told(states).endswith(" did not come to a collective of a step after the recorded ones")
 
 
 def test_a_pause_is_told_and_a_rank_that_moves_on_elsewhere():
