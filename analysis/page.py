@@ -146,6 +146,13 @@ def _with_mode(parts: dict[str, dict[str, str]], series: str, label: str) -> str
 # -- top of the page ------------------------------------------------------------------
 
 
+def models_of(cells: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the models that cells train: a command's own is not known, unless it is told ``model``."""
+    workloads = [cell.get("workload") or {} for cell in cells]
+    told = [one for one in workloads if not one.get("command") or "{model}" in str(one["command"])]
+    return sorted({one_line(one.get("model"), limit=40) for one in told} - {""})
+
+
 def _lead(study: Study, frames: Frames, environment: Environment) -> str:
     """Return in a sentence or two what was measured, on what, and when."""
     runs = frames.runs
@@ -157,9 +164,7 @@ def _lead(study: Study, frames: Frames, environment: Environment) -> str:
     cells = count(len(study.cells), "cell").capitalize()
     text = f"{cells}, {done:,} of {count(len(runs), 'run')} completed"
     device = facts.get("Device")
-    models = sorted(
-        {one_line((c.get("workload") or {}).get("model"), limit=40) for c in study.plan["cells"]} - {""}
-    )
+    models = models_of(study.plan["cells"])
     if models:
         text += f"; model {listed(models, limit=3)}"
     if device:

@@ -16,7 +16,7 @@ import pytest
 import studies
 
 from analysis.listing import MAX_RUNS_LISTED, STATIC_ROWS
-from analysis.page import json_for_script
+from analysis.page import json_for_script, models_of
 from analysis.report import write_report
 from bench.errors import BenchError
 from bench.layout import StudyFolder
@@ -392,3 +392,11 @@ def test_importing_the_report_imports_no_heavy_package() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_the_model_of_a_command_is_named_only_where_the_command_is_told_it():
+    own = {"workload": {"model": "transformer", "command": ["python", "train.py"]}}
+    told = {"workload": {"model": "mlp", "command": ["python", "train.py", "--net", "{model}"]}}
+    built_in = {"workload": {"model": "convnet", "command": None}}
+    assert models_of([own]) == []
+    assert models_of([own, told, built_in]) == ["convnet", "mlp"]

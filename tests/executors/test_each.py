@@ -22,7 +22,8 @@ def test_work_that_waits_is_done_by_several_threads():
     done, threads = set(), set()
 
     def wait(number: int) -> None:
-        time.sleep(0.003)
+        for _ in range(5):
+            time.sleep(0.001)
         done.add(number)
         threads.add(threading.get_ident())
 
@@ -37,7 +38,8 @@ def test_the_first_error_ends_it(slow):
 
     def fail(number: int) -> None:
         begun.add(number)
-        time.sleep(0.003 if slow else 0)
+        for _ in range(5 if slow else 0):
+            time.sleep(0.001)
         if number == FIRST + 1:
             raise ValueError("this one")
 
