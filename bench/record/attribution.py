@@ -41,6 +41,8 @@ class Attribution:
         self._timer = StepTimer(clock)
         self._handles: list[RemovableHandle] = []
         self._is_prepared = False  # a backward pass that synchronises is to come
+        #: Whether the model was ever called in an instrumented step.
+        self.was_called = False
         self._forget()
 
     # -- the window ---------------------------------------------------------------------
@@ -92,6 +94,7 @@ class Attribution:
 
     def forward_begins(self) -> None:
         """The model is called."""
+        self.was_called = True
         if not self._is_prepared:
             # The logger keeps one pass only; the next would overwrite it.
             self._take_reading()

@@ -43,16 +43,26 @@ class Ending:
             os.register_at_fork(
                 before=self._forking, after_in_parent=self._has_forked, after_in_child=self._was_forked
             )
-            threading.Thread(target=self._listen, name="bench-ending", daemon=True).start()
+            self._listener = threading.Thread(target=self._listen, name="bench-ending", daemon=True)
+            self._listener.start()
+        else:
+            self._close()
 
     def withdraw(self) -> None:
         """Leave the process as it was."""
         if not self._listens or os.getpid() != self._pid:
             return
         self._listens = False
-        self._restore()
+        is_restored = self._restore()
         with suppress(BlockingIOError):  # full of other signals, after the one that ended the listening
             self._bell.send(_QUIT)
+        self._listener.join(GRACE_S)
+        if is_restored and not self._listener.is_alive():
+            self._close()
+
+    def _close(self) -> None:
+        self._ears.close()
+        self._bell.close()
 
     def _install(self) -> bool:
         handler = signal.getsignal(signal.SIGTERM)
@@ -71,14 +81,16 @@ class Ending:
         """End the process from the main thread, where that can, and nobody listens any more."""
         self._end()
 
-    def _restore(self) -> None:
+    def _restore(self) -> bool:
+        """Take the bell off, if this thread may; return whether nothing rings it any more."""
         if threading.current_thread() is not threading.main_thread():
-            return
+            return False
         former = signal.set_wakeup_fd(-1)
         if former not in (self._bell.fileno(), -1):
             signal.set_wakeup_fd(former)  # another library's, by now
         if self._is_ours():
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        return True
 
     def _is_ours(self) -> bool:
         return self._was_default and signal.getsignal(signal.SIGTERM) == self._noted

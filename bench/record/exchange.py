@@ -32,8 +32,8 @@ class Exchange(Protocol):
     def port(self) -> int | None:
         """Where the store listens; None where nothing does."""
 
-    def post(self, name: str, content: Any) -> None:
-        """Hand over this rank's record called ``name``."""
+    def post(self, name: str, content: Any) -> bool:
+        """Hand over this rank's record called ``name``; return whether there is still a place for it."""
 
     def read(self, name: str) -> list[Any] | None:
         """Return every rank's record of that name, in the order of ranks; None unless all are there."""
@@ -53,9 +53,10 @@ class LocalExchange:
     def __init__(self) -> None:
         self._posted: dict[str, Any] = {}
 
-    def post(self, name: str, content: Any) -> None:
+    def post(self, name: str, content: Any) -> bool:
         """Keep the record."""
         self._posted[name] = content
+        return True
 
     def read(self, name: str) -> list[Any] | None:
         """Return the record as a list of one."""
@@ -95,12 +96,13 @@ class StoreExchange:
         by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE", "").lower() in ("1", "true")
         return Peers(self._store, self._rank, facts, rank_0_serves=not by_agent)
 
-    def post(self, name: str, content: Any) -> None:
-        """Put the record into the store; without effect where the store has gone with its host."""
+    def post(self, name: str, content: Any) -> bool:
+        """Put the record into the store; False where the store has gone with its host."""
         try:
             self._store.set(f"{name}/{self._rank}", json.dumps(content))
         except (dist.DistError, RuntimeError):
-            return
+            return False
+        return True
 
     def read(self, name: str) -> list[Any] | None:
         """Return every rank's record; None unless all are there."""

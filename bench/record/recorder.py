@@ -112,9 +112,11 @@ class Recorder:
         Args:
             samples: this rank's samples of the step; the default is the size of what ``batches`` gave.
             update: False for a micro-batch that is not the last of its step (gradient accumulation).
+
+        Raises:
+            RecorderError: a step within a step, or without ``with``; ``samples`` is no number of them.
         """
-        self._handle.samples, self._handle.update = samples, update
-        return self._handle
+        return self._handle.ask(samples, update=update)
 
     def loss(self, loss: Tensor | float) -> None:
         """Take the loss of a micro-batch for ``train_loss``; the device is not waited for.
@@ -162,8 +164,19 @@ class Recorder:
             self._guard.withdraw()
         self._leave()
         self._windows.end()
+        self._warn_of_another_model()
         warmup = self._windows.warmup_steps
         self._session.finish(self._windows.posted, warmup_steps=warmup, timeout_s=timeout_s)
+
+    def _warn_of_another_model(self) -> None:
+        assert self._session is not None
+        instrumented = self._windows.posted > 0 and self._lengths.attribution_steps > 0
+        unused = self._model is not None and instrumented and not self._attribution.was_called
+        if unused and self._session.place.rank == 0:
+            self._session.warn(
+                "the model that the recorder was given was never called in an instrumented step: forward and "
+                "backward are not known; give it what the loop calls"
+            )
 
     def __enter__(self) -> Recorder:
         return self

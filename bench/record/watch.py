@@ -111,7 +111,8 @@ class Watch:
     def _run(self) -> None:
         while not self._stop.is_set():
             self._tell()
-            self._look()
+            if not self._stop.is_set():
+                self._look()
             self._stop.wait(EVERY_S)
 
     def _tell(self) -> None:
@@ -124,7 +125,8 @@ class Watch:
         where = "" if is_moving else line_of(self._thread)
         self._beat += 1
         self._state = State(self._beat, progress.steps, calls, where, progress.paused, progress.counting)
-        self._exchange.post("beat", asdict(self._state))
+        if not self._exchange.post("beat", asdict(self._state)):
+            self._stop.set()  # the store has gone: nobody listens
 
     def _moves_on(self) -> None:
         if self._has_told:

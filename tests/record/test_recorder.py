@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import math
 import re
 import shutil
@@ -312,6 +313,62 @@ def test_a_variable_that_is_no_number_is_refused(monkeypatch):
     with pytest.raises(RecorderError) as error:
         Recorder()
     assert str(error.value) == "BENCH_EPOCHS is 'many', not a whole number"
+
+
+ONCE = "; write `with recorder.step():` around one step's forward, backward and update"
+
+
+def test_a_step_within_a_step_is_refused(monkeypatch, tmp_path):
+    monkeypatch.delenv("RANK", raising=False)
+    with Recorder(run_dir=tmp_path) as recorder:
+        with recorder.step(samples=1), pytest.raises(RecorderError) as error:
+            recorder.step()
+        with recorder.step(samples=1):
+            pass
+    assert str(error.value) == "recorder.step() within a step that has not ended" + ONCE
+
+
+def test_a_step_without_a_with_is_refused(monkeypatch, tmp_path):
+    monkeypatch.delenv("RANK", raising=False)
+    recorder = Recorder(run_dir=tmp_path)
+    recorder.step()
+    with pytest.raises(RecorderError) as error:
+        recorder.step()
+    assert str(error.value) == "recorder.step() was called without `with`" + ONCE
+
+
+@pytest.mark.parametrize("samples", [-4, "32", math.nan, math.inf, torch.ones(2), None.__class__])
+def test_what_is_no_number_of_samples_is_refused(samples):
+    with pytest.raises(RecorderError) as error:
+        Recorder().step(samples)
+    words = "not a number of samples; give how many samples this rank trains on in the step"
+    assert str(error.value) == f"recorder.step(samples={samples!r}): {words}"
+
+
+def test_a_tensor_may_tell_the_samples(monkeypatch, tmp_path):
+    monkeypatch.delenv("RANK", raising=False)
+    lengths = {"warmup_steps": 3, "steps_per_epoch": 4, "attribution_steps": 0, "epochs": 1}
+    with Recorder(run_dir=tmp_path, **lengths) as recorder:
+        for _ in range(7):
+            with recorder.step(torch.tensor([True, False, True]).sum()):
+                pass
+    with (tmp_path / "metrics.csv").open(newline="") as file:
+        assert [row["samples"] for row in csv.DictReader(file)] == ["8"]
+
+
+def test_a_model_that_the_loop_does_not_call_is_pointed_out(monkeypatch, tmp_path):
+    monkeypatch.delenv("RANK", raising=False)
+    lengths = {"warmup_steps": 3, "steps_per_epoch": 4, "attribution_steps": 3, "epochs": 1}
+    given, called = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    with Recorder(given, run_dir=tmp_path, **lengths) as recorder:
+        for _ in range(20):
+            with recorder.step(samples=1):
+                called(torch.ones(1, 2)).sum().backward()
+    warnings = json.loads((tmp_path / "env.json").read_text())["warnings"]
+    assert (
+        "the model that the recorder was given was never called in an instrumented step: forward and "
+        "backward are not known; give it what the loop calls"
+    ) in warnings
 
 
 @pytest.mark.parametrize(
