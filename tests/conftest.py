@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -13,3 +15,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 os.environ["BENCH_SITE"] = ""
 
 pytest_plugins = ["tests.cluster.plugin"]
+
+
+def pytest_configure() -> None:
+    """Let Ctrl-C reach the programs that tests start: a suite in the background inherits that it is ignored."""
+    with contextlib.suppress(ValueError):  # not in the main thread
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+            signal.signal(signal.SIGINT, signal.default_int_handler)

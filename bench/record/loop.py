@@ -107,8 +107,13 @@ def batch_size(batch: Any) -> float | None:
     """Return the samples in a batch: the first dimension of the first tensor found in it."""
     if isinstance(batch, Tensor):
         return float(batch.shape[0]) if batch.dim() else None
-    if isinstance(batch, Mapping):
-        return next((size for one in batch.values() if (size := batch_size(one)) is not None), None)
+    parts: Iterable[Any] = ()
     if isinstance(batch, (list, tuple)):
-        return next((size for one in batch if (size := batch_size(one)) is not None), None)
+        parts = batch
+    elif isinstance(batch, Mapping):  # asked last: that takes longest
+        parts = batch.values()
+    for part in parts:
+        size = batch_size(part)
+        if size is not None:
+            return size
     return None

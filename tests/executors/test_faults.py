@@ -137,8 +137,9 @@ def test_a_disk_that_is_full_or_read_only_keeps_a_submission_from_queueing_anyth
 
 
 def test_a_job_whose_id_found_no_room_on_the_disk_is_not_lost(cluster, disk, scripted):
-    study = scripted(MEASURE, MEASURE, folder=disk.path)
-    first = study.planned.runs[0].run_id
+    when_there_is_room = f'until echo >"$1/room"; do sleep 0.2; done 2>/dev/null; {MEASURE}'
+    study = scripted(MEASURE, when_there_is_room, folder=disk.path)
+    first = run_id(1)
     assert study.bench("submit", "STUDY", "--wait", "--only", first).returncode == 0
     ledger = study.folder / "ledger.jsonl"
     size = ledger.stat().st_size

@@ -171,7 +171,7 @@ def test_a_killed_rank_fails_its_run_with_the_reason_and_the_others_go_on(tmp_pa
         wait_for(lambda: states(study)[study.runs[1].run_id] == "running")
     finally:
         process.send_signal(signal.SIGINT)
-        process.wait(30)
+        process.wait(timeout=180)
 
 
 def test_a_killed_harness_leaves_no_process_and_a_failed_run_with_the_reason(tmp_path):
@@ -203,7 +203,7 @@ def test_a_stopped_study_goes_on_where_it_stopped(tmp_path, number):
     first = study.folder.attempt(study.runs[0].run_id, 1)
     wait_for(first.metrics.exists)
     process.send_signal(number)
-    assert process.wait(40) == 130
+    assert process.wait(timeout=180) == 130
     assert said(study).read_text().splitlines()[-1] == "stopped"
     record = study.records()[study.runs[0].run_id]
     assert (str(record.state), record.reason) == ("cancelled", "stopped by the user")
@@ -256,7 +256,7 @@ def test_two_harnesses_on_one_study_do_not_meet(tmp_path):
         )
     finally:
         process.send_signal(signal.SIGINT)
-        process.wait(40)
+        process.wait(timeout=180)
 
 
 def test_set_up_lines_and_variables_reach_the_ranks_literally(tmp_path):
