@@ -171,7 +171,7 @@ def _digest(text: str) -> str:
 
 def _write(folder: Path, files: dict[str, str], drawings: Sequence[Drawing]) -> Path:
     from analysis.details import FILES
-    from bench.layout import write_atomically
+    from bench.files import write_atomically
 
     figures = folder / "figures"
     try:

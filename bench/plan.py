@@ -16,8 +16,9 @@ from typing import Any
 
 from bench import __version__
 from bench.errors import BenchError
+from bench.files import read_json, write_atomically
 from bench.findings import Severity
-from bench.layout import StudyFolder, read_json, write_atomically
+from bench.layout import StudyFolder
 from bench.matrix.cell import Cell, Run
 from bench.matrix.expansion import expand
 from bench.matrix.load import load_matrix

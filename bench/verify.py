@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.errors import BenchError
-from bench.layout import METRICS_COLUMNS, RunFolder, read_json
+from bench.files import read_json
+from bench.layout import METRICS_COLUMNS, RunFolder
 from bench.ledger import RunRecord
 
 #: Without these a run measured nothing; the other files are extra evidence.

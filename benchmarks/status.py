@@ -20,7 +20,7 @@ from clusters import Counted, own_cluster
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.executors.base import new_attempt
-from bench.layout import write_json
+from bench.files import write_json
 from bench.ledger import now
 from tests.cluster.bed import Cluster, missing
 from tests.cluster.configuration import Options

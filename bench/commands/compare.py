@@ -18,7 +18,7 @@ from bench.commands.common import (
     settled,
 )
 from bench.errors import BenchError
-from bench.layout import write_atomically
+from bench.files import write_atomically
 
 if TYPE_CHECKING:
     from analysis.compare import Comparison

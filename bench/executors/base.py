@@ -9,7 +9,8 @@ from typing import Any, Protocol
 
 from bench import __version__
 from bench.errors import BenchError, unwritable
-from bench.layout import RunFolder, StudyFolder, read_json, rewrite_json
+from bench.files import read_json, rewrite_json
+from bench.layout import RunFolder, StudyFolder
 from bench.ledger import Ledger, RunRecord, RunState
 from bench.matrix.cell import Cell, Run
 

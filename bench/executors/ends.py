@@ -7,7 +7,7 @@ from typing import Any
 
 from bench.errors import UnwritableError
 from bench.executors.base import Outcome, PlannedStudy, settled
-from bench.layout import read_json, write_atomically, write_json
+from bench.files import read_json, write_atomically, write_json
 from bench.ledger import RunRecord, RunState
 
 

@@ -13,7 +13,8 @@ from typing import Any
 
 from bench.executors.base import Outcome
 from bench.executors.readings import collect
-from bench.layout import METRICS_COLUMNS, RunFolder, read_json
+from bench.files import read_json
+from bench.layout import METRICS_COLUMNS, RunFolder
 from bench.ledger import RunState
 from bench.matrix.cell import Cell
 from bench.slurm.parsing import AccountingRow

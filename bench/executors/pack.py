@@ -19,7 +19,8 @@ from typing import Any
 
 from bench.errors import BenchError, unwritable
 from bench.executors.base import Attempt, PlannedStudy
-from bench.layout import PackFolder, write_atomically, write_json
+from bench.files import write_atomically, write_json
+from bench.layout import PackFolder
 from bench.ledger import RunRecord, now
 from bench.matrix.cell import Run
 from bench.units import slurm_time

@@ -16,7 +16,7 @@ from bench.executors.admission import longest_limit_s, partitions_of, refused_fo
 from bench.executors.base import Attempt, QueueFullError, Watch, new_attempt, next_attempt
 from bench.executors.pack import Pack, allocation_of, job_name, next_number, pack_script, write_pack
 from bench.executors.slurm import SlurmExecutor, may_start
-from bench.layout import write_json
+from bench.files import write_json
 from bench.ledger import RunRecord, RunState, now
 from bench.matrix.cell import Run
 from bench.slurm.batch import BatchJob

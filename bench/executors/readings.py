@@ -17,7 +17,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from bench.layout import METRICS_COLUMNS, RunFolder, read_json, write_atomically
+from bench.files import read_json, write_atomically
+from bench.layout import METRICS_COLUMNS, RunFolder
 from bench.matrix.cell import Cell
 from bench.matrix.quantities import UNITS
 

@@ -14,7 +14,7 @@ import psutil
 from bench.errors import BenchError
 from bench.executors.base import Attempt, Outcome, PlannedStudy, Watch, new_attempt, settle
 from bench.executors.evidence import incomplete
-from bench.layout import read_json, write_json
+from bench.files import read_json, write_json
 from bench.ledger import RunRecord, RunState, now, submit_lock
 from bench.matrix.cell import Cell, Run
 

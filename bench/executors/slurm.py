@@ -35,7 +35,7 @@ from bench.executors.evidence import ProvisionalEnd
 from bench.executors.pack_settlement import is_packed, refuse_part_of_a_pack
 from bench.executors.settlement import Settlement, is_owed
 from bench.executors.verdicts import iso
-from bench.layout import read_json, write_json
+from bench.files import read_json, write_json
 from bench.ledger import RunRecord, RunState, now, submit_lock
 from bench.matrix.cell import Run
 from bench.slurm.batch import BatchJob

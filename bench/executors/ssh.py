@@ -25,7 +25,7 @@ from bench.executors.serial import NotNowError, SerialExecutor
 from bench.executors.ssh_connection import Connection, HostError, address_of, program, ssh_command
 from bench.executors.ssh_hosts import PATIENCE_S, READY_S, HostGroup, fetch
 from bench.executors.ssh_refusals import raise_unless_ready
-from bench.layout import write_json
+from bench.files import write_json
 from bench.ledger import RunState, now
 from bench.matrix.cell import Cell, Run
 from bench.matrix.cluster import HOST_ADDRESS, Host

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bench.layout import METRICS_COLUMNS, RANKS_COLUMNS, STEPS_COLUMNS, RunFolder, write_atomically
+from bench.files import write_atomically
+from bench.layout import METRICS_COLUMNS, RANKS_COLUMNS, STEPS_COLUMNS, RunFolder
 from bench.measurement.parts import StepParts
 from bench.measurement.pop import pop_efficiencies
 from bench.measurement.resources import Usage

@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from bench.errors import UnwritableError
-from bench.layout import RunFolder, write_json
+from bench.files import write_json
+from bench.layout import RunFolder
 from bench.measurement.hosts import RankFacts, crowded_machines
 from bench.measurement.results import EpochRecord, RankPlace, Results
 from bench.measurement.surroundings import surroundings

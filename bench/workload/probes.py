@@ -15,7 +15,7 @@ from statistics import fmean
 import psutil
 import torch
 
-from bench.layout import write_json
+from bench.files import write_json
 from bench.matrix.options import WorkloadOptions
 from bench.measurement.clock import clock_for
 from bench.workload.collectives import Collectives

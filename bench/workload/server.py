@@ -29,7 +29,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.errors import UnwritableError
-from bench.layout import RunFolder, write_json
+from bench.files import write_json
+from bench.layout import RunFolder
 from bench.workload.main import main as workload_main
 
 GRACE_S = 5.0

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from bench.layout import RunFolder, write_json
+from bench.files import write_json
+from bench.layout import RunFolder
 from bench.measurement.hosts import RankFacts
 from bench.workload.arguments import Request
 from bench.workload.environment import environment

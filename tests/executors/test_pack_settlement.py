@@ -10,7 +10,8 @@ import pytest
 
 from bench.executors.pack import Marks
 from bench.executors.pack_settlement import Packs, not_started, own_rows
-from bench.layout import PackFolder, StudyFolder, write_json
+from bench.files import write_json
+from bench.layout import PackFolder, StudyFolder
 from bench.ledger import RunRecord, RunState
 from bench.slurm.outcome import JobOutcome, classify
 from bench.slurm.parsing import AccountingRow, parse_job_id

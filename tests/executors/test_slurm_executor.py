@@ -210,7 +210,7 @@ def test_the_lost_answer_of_an_sbatch_is_looked_up(scripted, running_cluster):
 def _write_intent(study: Study) -> None:
     """Leave what a bench leaves that was killed just before its sbatch."""
     from bench.executors.base import new_attempt
-    from bench.layout import write_json
+    from bench.files import write_json
 
     planned = study.planned
     run = planned.runs[0]

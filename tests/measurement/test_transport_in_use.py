@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.layout import RunFolder, write_json
+from bench.files import write_json
+from bench.layout import RunFolder
 from bench.measurement.hosts import infiniband_devices
 from bench.measurement.nccl_log import (
     NcclLog,

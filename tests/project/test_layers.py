@@ -14,7 +14,15 @@ ROOT = Path(__file__).resolve().parents[2]
 
 #: From bottom to top: a module imports from its own layer or from lower ones only.
 LAYERS = [
-    ["bench", "bench.errors", "bench.units", "bench.findings", "bench.layout", "bench.shipped"],
+    [
+        "bench",
+        "bench.errors",
+        "bench.units",
+        "bench.findings",
+        "bench.files",
+        "bench.layout",
+        "bench.shipped",
+    ],
     ["bench.matrix"],
     [
         "bench.ledger",
@@ -56,6 +64,7 @@ HOMES = {
 READABLE = (
     "bench",
     "bench.matrix",
+    "bench.files",
     "bench.layout",
     "bench.ledger",
     "bench.units",
