@@ -16,16 +16,16 @@ from typing import Any
 
 from bench import __version__
 from bench.errors import BenchError
-from bench.files import read_json, write_atomically
 from bench.findings import Severity
-from bench.layout import StudyFolder
 from bench.matrix.cell import Cell, Run
+from bench.matrix.checks import remarks
+from bench.matrix.document import Document
 from bench.matrix.expansion import expand
 from bench.matrix.load import load_matrix
-from bench.matrix.loading import Document
-from bench.matrix.remarks import remarks
 from bench.matrix.schema import Matrix
 from bench.render import Renderer, gpu_option
+from bench.study.files import read_json, write_atomically
+from bench.study.layout import StudyFolder
 
 
 @dataclass(frozen=True)

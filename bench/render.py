@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 
 import jinja2
 
-from bench.matrix.arguments import to_arguments
 from bench.matrix.cell import Cell
 from bench.matrix.cluster import Cluster, Container
 from bench.matrix.command import command_values, shell_word, task_words, torchrun_words
 from bench.matrix.schema import Matrix
+from bench.matrix.workload import to_arguments
 from bench.shipped import shipped
 from bench.units import slurm_time
 

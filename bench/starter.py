@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from bench.slurm.resources import NodeGroup
+from bench.slurm.parsing import NodeGroup
 from bench.units import slurm_time
 
 #: Longer than a first study's run should take; a partition's own limit may be shorter.

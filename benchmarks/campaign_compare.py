@@ -18,8 +18,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from analysis.estimate import LogMoments
-from analysis.verdicts import Verdict, judge, paired, unpaired
+from analysis.compare.verdicts import Verdict, judge, paired, unpaired
+from analysis.stats.estimate import LogMoments
 
 NOISE = 0.02
 #: Noise that the runs of one repeat share when they are interleaved in one allocation.

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from test_coverage_simulated import TRUTH, simulated
 from test_laws_simulated import SIZES, ring_truth
 
-from analysis.laws import LawFit, fit_laws
+from analysis.stats.laws.choose import LawFit, fit_laws
 
 NOISES = ((0.02, 0.1), (0.005, 0.3), (0.08, 0.05))
 KINDS = {

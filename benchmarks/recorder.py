@@ -36,7 +36,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bench.measurement.clock import clock_for
+from bench.measure.step_parts import clock_for
 from bench.record import Recorder
 from bench.record.attribution import Attribution
 

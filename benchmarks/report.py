@@ -26,8 +26,8 @@ _MEASURE = """
 import json, resource, sys, time
 from pathlib import Path
 path, what = Path(sys.argv[1]), sys.argv[2]
-from analysis.load import load_study
-from analysis.report import write_report
+from analysis.data.load import load_study
+from analysis.report.write import write_report
 start = time.perf_counter()
 size = len(load_study(path).epochs) if what == "load" else write_report(path).stat().st_size
 seconds = time.perf_counter() - start

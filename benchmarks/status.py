@@ -20,8 +20,8 @@ from clusters import Counted, own_cluster
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.executors.base import new_attempt
-from bench.files import write_json
-from bench.ledger import now
+from bench.study.files import write_json
+from bench.study.ledger import now
 from tests.cluster.bed import Cluster, missing
 from tests.cluster.configuration import Options
 from tests.cluster.containers import wait_for

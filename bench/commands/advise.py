@@ -7,23 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bench.commands.common import (
-    JsonOption,
-    ResultsOption,
-    find_study,
-    print_json,
-    print_table,
-    say,
-    settled,
-)
-from bench.commands.waits import parse_waits, waits_for
+from bench.commands.common import JsonOption, ResultsOption, find_study, print_json, print_table, say, settled
+from bench.commands.queue_wait import parse_waits, waits_for
 from bench.errors import BenchError
 from bench.executors.base import open_study
-from bench.layout import StudyFolder
+from bench.study.layout import StudyFolder
 from bench.units import parse_count
 
 if TYPE_CHECKING:
-    from analysis.advise import Advice
+    from analysis.advise.options import Advice
 
 SHOWN_OPTIONS = 30
 
@@ -81,8 +73,8 @@ def advise_command(
     names: Sequence[str | None] = studies or [None]
     folders = _named([settled(find_study(name, results)) for name in names])
     given = parse_waits(wait or [], studies=list(folders))
-    from analysis.advise import fastest_of, options_of, rank
-    from analysis.load import load_study
+    from analysis.advise.options import fastest_of, options_of, rank
+    from analysis.data.load import load_study
 
     loaded = {name: load_study(folder.path) for name, folder in folders.items()}
     options, notes = options_of(loaded, samples=amount, epochs=epochs, beyond=beyond)
@@ -124,8 +116,8 @@ def _named(folders: list[StudyFolder]) -> dict[str, StudyFolder]:
 
 def as_content(advice: Advice) -> dict[str, Any]:
     """Return what `bench advise --json` prints; what is not known is None."""
-    from analysis.advise_text import summary
-    from analysis.wording import plain
+    from analysis.advise.words import summary
+    from analysis.text import plain
 
     rows = advice.options.to_dict("records")
     return {
@@ -138,7 +130,7 @@ def as_content(advice: Advice) -> dict[str, Any]:
 
 
 def _show(advice: Advice, *, everything: bool) -> None:
-    from analysis.advise_text import HEADINGS, NUMERIC, remarks, summary, table_rows
+    from analysis.advise.words import HEADINGS, NUMERIC, remarks, summary, table_rows
 
     rows = table_rows(advice)
     shown = rows if everything else rows[:SHOWN_OPTIONS]

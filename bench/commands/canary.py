@@ -9,10 +9,10 @@ from bench.commands.common import say
 from bench.commands.waiting import POLL_S, begin, point_out_stuck, when_slurm_answers
 from bench.executors import executor_for
 from bench.executors.base import Executor, PlannedStudy
-from bench.ledger import HaltWatch, RunRecord, RunState
 from bench.matrix.cell import Run
+from bench.study.ledger import HaltWatch, RunRecord, RunState
+from bench.study.verify import Verdict, verify_run
 from bench.units import count
-from bench.verify import Verdict, verify_run
 
 
 def canary_passes(planned: PlannedStudy, runs: Sequence[Run], *, halt: HaltWatch, pack: bool = False) -> bool:

@@ -9,7 +9,7 @@ from bench.commands.submit import OnlyOption
 from bench.errors import UnwritableError
 from bench.executors import executor_for
 from bench.executors.base import PlannedStudy, open_study
-from bench.selection import only
+from bench.study.selection import only
 from bench.units import count
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,9 +14,9 @@ import typer
 from bench.errors import BenchError
 from bench.executors import executor_for
 from bench.executors.base import PlannedStudy, note_standing, open_study
-from bench.layout import StudyFolder, results_root, studies
-from bench.ledger import RunRecord
-from bench.slurm.errors import SlurmUnavailableError
+from bench.slurm.client import SlurmUnavailableError
+from bench.study.layout import StudyFolder, latest_first, results_root, studies
+from bench.study.ledger import RunRecord
 
 #: Slurm's accounting of a job comes in within a second or some after its end.
 PATIENCE_S = 4.0
@@ -126,3 +126,24 @@ def print_table(
     for row in rows:
         table.add_row(*(Text("" if value is None else str(value)) for value in row))
     console.print(table)
+
+
+# What a run's name or a job's id stands for, among all studies.
+
+
+def attempts_meant(target: str, root: Path) -> Iterator[tuple[PlannedStudy, list[tuple[str, int]]]]:
+    """Yield the studies below ``root`` that know ``target``, the one planned last first.
+
+    With each come run and attempt of what is meant: of a run's name the latest attempt (0 where it
+    was never started), of a job's id all that the job ran, older attempts included.
+    """
+    for folder in latest_first(root):
+        try:
+            planned = open_study(folder)
+        except BenchError:  # another version's: what is meant may be elsewhere
+            continue
+        records = planned.records()
+        if target in records:
+            yield planned, [(target, records[target].attempt)]
+        elif of_job := [one for one in planned.ledger.attempts_of_job(target) if one[0] in records]:
+            yield planned, of_job

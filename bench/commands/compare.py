@@ -9,19 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bench.commands.common import (
-    JsonOption,
-    ResultsOption,
-    find_study,
-    print_json,
-    print_table,
-    settled,
-)
+from bench.commands.common import JsonOption, ResultsOption, find_study, print_json, print_table, settled
 from bench.errors import BenchError
-from bench.files import write_atomically
+from bench.study.files import write_atomically
 
 if TYPE_CHECKING:
-    from analysis.compare import Comparison
+    from analysis.compare.contrast import Comparison
 
 SHOWN_CELLS = 60
 
@@ -89,7 +82,7 @@ def compare_command(
     settings.check(b)
     folders = [settled(find_study(name, results)) for name in (a, b) if name is not None]
     found = _comparison([folder.path for folder in folders], settings)
-    from analysis.compare_text import as_content, markdown_report
+    from analysis.compare.words import as_content, markdown_report
 
     if output is not None:
         write_atomically(output, markdown_report(found))
@@ -131,8 +124,8 @@ class _Settings:
 
 
 def _comparison(folders: Sequence[Path], settings: _Settings) -> Comparison:
-    from analysis.compare import compare_studies, compare_within
-    from analysis.load import load_study
+    from analysis.compare.contrast import compare_studies, compare_within
+    from analysis.data.load import load_study
 
     studies = [load_study(folder) for folder in folders]
     effect = settings.minimum_effect
@@ -142,7 +135,15 @@ def _comparison(folders: Sequence[Path], settings: _Settings) -> Comparison:
 
 
 def _show(found: Comparison, *, everything: bool) -> None:
-    from analysis.compare_text import HEADINGS, NUMERIC, conclusion, differences, remarks, table_rows, title
+    from analysis.compare.words import (
+        HEADINGS,
+        NUMERIC,
+        conclusion,
+        differences,
+        remarks,
+        table_rows,
+        title,
+    )
 
     whole = everything or len(found.cells) <= SHOWN_CELLS
     rows = table_rows(found, changed_first=not whole)

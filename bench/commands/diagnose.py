@@ -9,8 +9,8 @@ import typer
 
 from bench.commands.common import JsonOption, ResultsOption, root_of
 from bench.errors import BenchError
-from bench.layout import RunFolder
-from bench.ledger import RunState
+from bench.study.layout import RunFolder
+from bench.study.ledger import RunState
 
 
 def register(app: typer.Typer) -> None:
@@ -79,7 +79,7 @@ def _logs(target: str, root: Path) -> list[Path | Literal["-"]]:
 
 def _run_of(target: str, root: Path) -> RunFolder | None:
     """Return the latest attempt of the run of this name, or the attempt that was this job."""
-    from bench.commands.targets import attempts_meant
+    from bench.commands.common import attempts_meant
 
     for planned, attempts in attempts_meant(target, root):
         records = planned.records()

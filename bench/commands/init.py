@@ -59,8 +59,7 @@ def _site_defaults() -> dict[str, Any]:
 
 def _ask_slurm() -> list[Partition]:
     """Return the cluster's partitions; none where there is no Slurm."""
-    from bench.slurm.client import Slurm
-    from bench.slurm.errors import SlurmUnavailableError
+    from bench.slurm.client import Slurm, SlurmUnavailableError
 
     try:
         return partitions(Slurm().nodes())

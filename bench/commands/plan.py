@@ -17,7 +17,7 @@ from bench.commands.common import (
     root_of,
     say,
 )
-from bench.layout import StudyFolder
+from bench.study.layout import StudyFolder
 from bench.units import human_duration
 
 if TYPE_CHECKING:  # planning loads what the other commands need not wait for

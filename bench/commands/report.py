@@ -8,17 +8,10 @@ from typing import Annotated
 
 import typer
 
-from bench.commands.common import (
-    JsonOption,
-    ResultsOption,
-    find_study,
-    print_json,
-    say,
-    settled_records,
-)
+from bench.commands.common import JsonOption, ResultsOption, find_study, print_json, say, settled_records
 from bench.errors import BenchError
 from bench.executors.base import note_standing, open_study
-from bench.layout import StudyFolder
+from bench.study.layout import StudyFolder
 
 #: What a table's name ends in; a study whose name does is given as a folder.
 TABLE_SUFFIXES = (".csv", ".tsv")
@@ -110,7 +103,7 @@ def write(
     """Settle the study's runs, write its report and print where it is."""
     planned = open_study(folder)
     note_standing(planned, settled_records(planned))
-    from analysis.report import write_report
+    from analysis.report.write import write_report
 
     page = write_report(folder.path, baseline=baseline, proposal=proposal, progress=say)
     _print(page, study=folder.name, as_json=as_json)
@@ -136,7 +129,7 @@ def _write_table(
             f"{folder} is a study: the report of {table.name} would replace its own",
             remedy="say where it should go: --output DIR",
         )
-    from analysis.report import write_table_report
+    from analysis.report.write import write_table_report
 
     page = write_table_report(
         table,

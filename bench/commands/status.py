@@ -21,8 +21,8 @@ from bench.commands.common import (
 from bench.commands.submit import counts_line
 from bench.executors import executor_for
 from bench.executors.base import PlannedStudy, open_study
-from bench.ledger import RunRecord, RunState
-from bench.slurm.errors import SlurmUnavailableError
+from bench.slurm.client import SlurmUnavailableError
+from bench.study.ledger import RunRecord, RunState
 
 SHOWN_RUNS = 60
 

@@ -15,10 +15,10 @@ from bench.commands.waiting import HaltedError, Waiting, begin, when_slurm_answe
 from bench.errors import BenchError
 from bench.executors import executor_for
 from bench.executors.base import Executor, PlannedStudy, QueueFullError, open_study
-from bench.ledger import HaltWatch, RunRecord, RunState
 from bench.matrix.cell import Run
-from bench.selection import only, pending
-from bench.slurm.errors import SlurmUnavailableError
+from bench.slurm.client import SlurmUnavailableError
+from bench.study.ledger import HaltWatch, RunRecord, RunState
+from bench.study.selection import only, pending
 from bench.units import count
 
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Say what would be started; start nothing.")]

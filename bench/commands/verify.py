@@ -10,17 +10,17 @@ import typer
 from bench.commands.common import (
     JsonOption,
     ResultsOption,
+    attempts_meant,
     find_study,
     print_json,
     root_of,
     settled_records,
 )
-from bench.commands.targets import attempts_meant
 from bench.errors import BenchError
 from bench.executors.base import PlannedStudy, open_study
-from bench.layout import StudyFolder
-from bench.ledger import RunRecord
-from bench.verify import Check, Verdict, verify_run
+from bench.study.layout import StudyFolder
+from bench.study.ledger import RunRecord
+from bench.study.verify import Check, Verdict, verify_run
 
 
 def register(app: typer.Typer) -> None:

@@ -24,7 +24,7 @@ def executor_for(study: PlannedStudy, *, pack: bool = False) -> Executor:
 
         return LocalExecutor(study)
     if study.executor == "ssh":
-        from bench.executors.ssh import SshExecutor
+        from bench.executors.ssh.executor import SshExecutor
 
         return SshExecutor(study)
     if study.executor == "slurm":

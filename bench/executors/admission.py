@@ -6,9 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from bench.slurm.client import Slurm
-from bench.slurm.errors import SlurmRefusedError, SlurmUnavailableError
-from bench.slurm.resources import NodeGroup
+from bench.slurm.client import Slurm, SlurmRefusedError, SlurmUnavailableError
+from bench.slurm.parsing import NodeGroup
 
 #: sbatch --test-only says this of what can never run, and of what cannot now because a node is down
 #: or drained; sbatch itself takes both (unless a site has it refuse the former), and the job waits.

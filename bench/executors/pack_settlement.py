@@ -11,13 +11,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from bench.errors import BenchError
-from bench.executors.evidence import ProvisionalEnd
+from bench.executors.outcome import ProvisionalEnd
 from bench.executors.pack import Mark, Marks, number_of
-from bench.layout import StudyFolder
-from bench.ledger import RunRecord, RunState
-from bench.slurm.outcome import JobOutcome, classify
+from bench.slurm.accounting import JobOutcome, classify
 from bench.slurm.parsing import AccountingRow, JobKey
 from bench.slurm.states import FailureClass
+from bench.study.layout import StudyFolder
+from bench.study.ledger import RunRecord, RunState
 
 #: Marks that say how a run ended, whatever becomes of its pack.
 _OWN_ENDS = ("exit", "limit")

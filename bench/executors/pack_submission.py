@@ -1,7 +1,7 @@
-"""Runs of a study as one job of Slurm: the guarantees of single jobs, with one name for all of them.
+"""Submit many runs of a study as one Slurm job.
 
-The intents of all runs are durable, in one piece, before the one sbatch; they bear the pack's
-name, by which its job is found again after any interruption.
+The intents of all runs are written in one piece before the one sbatch. They contain the pack's name,
+so the job is found again after any interruption.
 """
 
 from __future__ import annotations
@@ -14,15 +14,21 @@ from typing import Any
 from bench.errors import BenchError
 from bench.executors.admission import longest_limit_s, partitions_of, refused_for_good
 from bench.executors.base import Attempt, QueueFullError, Watch, new_attempt, next_attempt
-from bench.executors.pack import Pack, allocation_of, job_name, next_number, pack_script, write_pack
+from bench.executors.pack import (
+    Pack,
+    allocation_of,
+    job_name,
+    next_number,
+    pack_script,
+    write_pack,
+)
 from bench.executors.slurm import SlurmExecutor, may_start
-from bench.files import write_json
-from bench.ledger import RunRecord, RunState, now
 from bench.matrix.cell import Run
-from bench.slurm.batch import BatchJob
-from bench.slurm.errors import SlurmRefusedError, SlurmUnavailableError, SubmissionUncertainError
-from bench.slurm.outcome import queue_outcomes
+from bench.slurm.accounting import queue_outcomes
+from bench.slurm.client import BatchJob, SlurmRefusedError, SlurmUnavailableError, SubmissionUncertainError
 from bench.slurm.parsing import QueueRow
+from bench.study.files import write_json
+from bench.study.ledger import RunRecord, RunState, now
 from bench.units import human_duration
 
 #: Slurm's scheduler looks at a new job in this time, where it is not very busy.

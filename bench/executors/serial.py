@@ -13,10 +13,10 @@ import psutil
 
 from bench.errors import BenchError
 from bench.executors.base import Attempt, Outcome, PlannedStudy, Watch, new_attempt, settle
-from bench.executors.evidence import incomplete
-from bench.files import read_json, write_json
-from bench.ledger import RunRecord, RunState, now, submit_lock
+from bench.executors.outcome import incomplete
 from bench.matrix.cell import Cell, Run
+from bench.study.files import read_json, write_json
+from bench.study.ledger import RunRecord, RunState, now, submit_lock
 
 
 class NotNowError(BenchError):

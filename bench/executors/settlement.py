@@ -1,10 +1,4 @@
-"""What became of jobs of Slurm: squeue first, sacct for what has left it, the run's folder for the rest.
-
-A job that has ended is settled once accounting has all of its rows: for a second or some they
-come one by one, and the cause may be in the last. Where accounting is off or down, squeue (which
-remembers a job for some minutes) and the run's own files have to do. Accounting that was only down
-is *owed*: a later look fetches it, and corrects what was settled without it.
-"""
+"""The ends of attempts that one look at Slurm finds, written down together."""
 
 from __future__ import annotations
 
@@ -14,22 +8,80 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
-from bench.executors.base import Outcome, PlannedStudy, settle
-from bench.executors.each import each
-from bench.executors.ends import Ends
-from bench.executors.evidence import ProvisionalEnd, outcome_of, tail
+from bench.errors import UnwritableError
+from bench.executors.base import Outcome, PlannedStudy, each, settle, settled
+from bench.executors.outcome import ProvisionalEnd, age_s, ended, iso, judged, last_end, outcome_of, tail
 from bench.executors.pack_settlement import Packs, is_packed
-from bench.executors.verdicts import age_s, ended, iso, judged, last_end
-from bench.layout import RunFolder
-from bench.ledger import RunRecord, RunState, now
 from bench.matrix.cell import Cell
-from bench.slurm.client import Slurm
-from bench.slurm.errors import SlurmUnavailableError
-from bench.slurm.last_words import last_words
-from bench.slurm.outcome import JobOutcome, classify, queue_outcomes
-from bench.slurm.parsing import AccountingRow, QueueRow
-from bench.slurm.states import FailureClass, SlurmState
-from bench.slurm.summary import accounting_table
+from bench.slurm.accounting import JobOutcome, classify, queue_outcomes
+from bench.slurm.client import Slurm, SlurmUnavailableError
+from bench.slurm.parsing import AccountingRow, QueueRow, accounting_table
+from bench.slurm.states import FailureClass, SlurmState, last_words
+from bench.study.files import read_json, write_atomically, write_json
+from bench.study.layout import RunFolder
+from bench.study.ledger import RunRecord, RunState, now
+
+
+@dataclass
+class Ends:
+    """The ends that one look finds; where they cannot be written down, the records still have them.
+
+    Several threads may add to it, each the end of another run.
+    """
+
+    study: PlannedStudy
+    _found: dict[str, tuple[RunRecord, dict[str, Any]]] = field(default_factory=dict)
+
+    def add(
+        self,
+        record: RunRecord,
+        outcome: Outcome,
+        *,
+        ended_at: str,
+        event: str = "ended",
+        table: str = "",
+        accounted: bool = True,
+    ) -> None:
+        """Note how an attempt ended; ``table`` is its accounting, ``accounted`` false where that is owed."""
+        folder = self.study.folder.attempt(record.run_id, record.attempt)
+        try:
+            noted = settled(self.study, record, outcome, ended_at=ended_at, event=event)
+            if table and folder.path.is_dir():
+                write_atomically(folder.sacct_summary, table)
+        except UnwritableError as full:
+            record.reason = "; ".join(filter(None, (record.reason, f"not saved: {full.message}")))
+            return
+        self._found[record.run_id] = (record, {**noted, "accounted": accounted})
+
+    def withdraw(self, record: RunRecord, reason: str) -> None:
+        """Note that nothing came of an attempt: the next submission starts the run, as another one."""
+        record.state, record.reason = RunState.PLANNED, reason
+        end = {"state": str(record.state), "reason": reason}
+        try:
+            run_json = self.study.folder.attempt(record.run_id, record.attempt).run_json
+            write_json(run_json, {**(read_json(run_json) or {}), **end})
+        except UnwritableError as full:
+            record.reason = f"{reason}; not saved: {full.message}"
+            return
+        event = {"event": "withdrawn", "run_id": record.run_id, "attempt": record.attempt}
+        self._found[record.run_id] = (record, {**event, "reason": reason, "refused": False})
+
+    def write(self) -> None:
+        """Write all of them into the ledger in the planned order, at once: durable writing is slow."""
+        found = [self._found[run.run_id] for run in self.study.runs if run.run_id in self._found]
+        try:
+            self.study.ledger.append_all([event for _, event in found])
+        except UnwritableError as full:
+            for record, _ in found:
+                record.reason = "; ".join(filter(None, (record.reason, f"not saved: {full.message}")))
+
+
+# What became of jobs of Slurm: squeue first, sacct for what has left it, the run's folder for the rest.
+#
+# A job that has ended is settled once accounting has all of its rows: for a second or some they
+# come one by one, and the cause may be in the last. Where accounting is off or down, squeue (which
+# remembers a job for some minutes) and the run's own files have to do. Accounting that was only down
+# is *owed*: a later look fetches it, and corrects what was settled without it.
 
 #: Rows that are missing so long after the end do not come any more.
 GRACE_S = 30.0

@@ -31,18 +31,21 @@ from bench.executors.base import (
     next_attempt,
     settled,
 )
-from bench.executors.evidence import ProvisionalEnd
+from bench.executors.outcome import ProvisionalEnd, iso
 from bench.executors.pack_settlement import is_packed, refuse_part_of_a_pack
 from bench.executors.settlement import Settlement, is_owed
-from bench.executors.verdicts import iso
-from bench.files import read_json, write_json
-from bench.ledger import RunRecord, RunState, now, submit_lock
 from bench.matrix.cell import Run
-from bench.slurm.batch import BatchJob
-from bench.slurm.client import Slurm
-from bench.slurm.errors import SlurmRefusedError, SlurmUnavailableError, SubmissionUncertainError
-from bench.slurm.outcome import JobOutcome, queue_outcomes
+from bench.slurm.accounting import JobOutcome, queue_outcomes
+from bench.slurm.client import (
+    BatchJob,
+    Slurm,
+    SlurmRefusedError,
+    SlurmUnavailableError,
+    SubmissionUncertainError,
+)
 from bench.slurm.parsing import QueueRow
+from bench.study.files import read_json, write_json
+from bench.study.ledger import RunRecord, RunState, now, submit_lock
 
 #: An orphaned sbatch ends by itself; it may wait this long for a busy controller.
 LOCK_WAIT_S = 200.0

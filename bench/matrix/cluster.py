@@ -7,7 +7,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
-from bench.matrix.fields import MAX_TASKS_PER_NODE, EnvName, EnvValue, Line, Section, one_line, shell_words
+from bench.matrix.field_types import (
+    MAX_TASKS_PER_NODE,
+    EnvName,
+    EnvValue,
+    Line,
+    Section,
+    one_line,
+    shell_words,
+)
 from bench.units import DURATION_FORMS, parse_duration_s
 
 #: A host's name as ssh takes it. It can begin no option and reach no shell.

@@ -16,8 +16,8 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from bench.matrix.cell import Cell
-from bench.matrix.fields import shell_words
-from bench.matrix.naming import word as spoken_word
+from bench.matrix.cell import word as spoken_word
+from bench.matrix.field_types import shell_words
 
 _TOKEN = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 #: What a script knows only when it runs, as a quoted expansion of its own variable.
@@ -157,7 +157,7 @@ def _check_name(name: str) -> None:
 
 def value_names() -> list[str]:
     """Return every name that may stand in braces, but for ``env.NAME``."""
-    from bench.matrix.options import WorkloadOptions
+    from bench.matrix.workload import WorkloadOptions
 
     return [*OF_CELL, *AT_RUN_TIME, *WorkloadOptions.model_fields]
 

@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from bench.matrix.cell import Cell, Membership
-from bench.matrix.command_check import check_commands
-from bench.matrix.loading import Document, Place
-from bench.matrix.naming import canonical, name_of, word
+from bench.matrix.cell import Cell, Membership, canonical, name_of, word
+from bench.matrix.checks import check_commands
+from bench.matrix.document import Document, Place
 from bench.matrix.points import PER_NODE, Enumeration, Point, Problems
 from bench.matrix.schema import Matrix
 

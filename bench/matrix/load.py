@@ -8,7 +8,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from bench.errors import InputError, Problem
-from bench.matrix.loading import Document, read_document
+from bench.matrix.document import Document, read_document
 from bench.matrix.messages import problems_of, without_unknown_keys
 from bench.matrix.schema import STUDY_NAME, STUDY_NAME_RULE, Matrix
 from bench.matrix.site import inherit, read_site

@@ -12,9 +12,9 @@ from pydantic import BaseModel, ValidationError
 from bench.errors import Problem
 from bench.matrix import schema
 from bench.matrix.cluster import Cluster, Container, Host
-from bench.matrix.loading import Document, Place
+from bench.matrix.document import Document, Place
 from bench.matrix.metrics import Metrics
-from bench.matrix.options import Workload
+from bench.matrix.workload import Workload
 
 _SECTIONS: dict[str, type[BaseModel]] = {
     "cluster": Cluster,

@@ -5,16 +5,18 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    WithJsonSchema,
-    model_validator,
-)
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
-from bench.matrix.fields import Section
-from bench.matrix.quantities import UNITS, Quantity
+from bench.matrix.field_types import Section
+
+# What a command's own output may tell, and in which units.
+
+Quantity = Literal["throughput", "step_time", "loss"]
+#: Units of each quantity, the default first.
+UNITS: dict[str, tuple[str, ...]] = {
+    "throughput": ("samples/s", "it/s"),
+    "step_time": ("s", "ms", "us"),
+}
 
 
 def _pattern(text: str) -> str:

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.errors import InputError, Problem
-from bench.matrix.cell import Mode
-from bench.matrix.loading import Document, Place
-from bench.matrix.naming import canonical, word
+from bench.matrix.cell import Mode, canonical, word
+from bench.matrix.document import Document, Place
 from bench.matrix.schema import Matrix
 
 MAX_CELLS = 100_000

@@ -14,16 +14,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model,
 
 from bench.matrix.cell import Mode
 from bench.matrix.cluster import Cluster
-from bench.matrix.fields import (
-    ENV_NAME,
-    Batch,
-    EnvValue,
-    Nodes,
-    RanksPerNode,
-    Section,
-    env_name,
-)
-from bench.matrix.options import Workload
+from bench.matrix.field_types import ENV_NAME, Batch, EnvValue, Nodes, RanksPerNode, Section, env_name
+from bench.matrix.workload import Workload
 
 STUDY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 STUDY_NAME_RULE = "letters, digits, '.', '_' and '-', at most 64, beginning with a letter or digit"

@@ -14,8 +14,8 @@ from pydantic import BaseModel, ValidationError
 
 from bench.errors import BenchError, InputError, Problem, missing_file
 from bench.matrix.cluster import Cluster
-from bench.matrix.fields import Section
-from bench.matrix.loading import Document, Inheritance, read_document
+from bench.matrix.document import Document, Inheritance, read_document
+from bench.matrix.field_types import Section
 from bench.matrix.messages import problems_of
 
 VARIABLE = "BENCH_SITE"

@@ -10,7 +10,7 @@
             ...
     recorder.close()
 
-How it is measured stands in :mod:`bench.measurement`, as for the built-in workload.
+How it is measured stands in :mod:`bench.measure`, as for the built-in workload.
 """
 
 from __future__ import annotations

@@ -23,10 +23,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-from bench.measurement import ddp_logger
-from bench.measurement.clock import Clock
-from bench.measurement.ddp_logger import BackwardReading
-from bench.measurement.parts import StepParts, StepTimer
+from bench.measure import step_parts as ddp_logger
+from bench.measure.step_parts import BackwardReading, Clock, StepParts, StepTimer
 
 _NO_COMMUNICATION = BackwardReading(0.0, 0.0, 0)
 

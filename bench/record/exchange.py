@@ -18,8 +18,8 @@ from typing import Any, Protocol
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, distributed_c10d  # type: ignore[attr-defined]
 
-from bench.measurement.hosts import RankFacts
-from bench.measurement.peers import Peers
+from bench.measure.hosts import RankFacts
+from bench.measure.peers import Peers
 
 _EVERY_S = 0.05
 _numbers = itertools.count()

@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 import torch
 
-from bench.measurement.hosts import RankFacts
-from bench.measurement.symptoms import Symptom, symptom_of
-from bench.record.ending import Ending
+from bench.measure.hosts import RankFacts
+from bench.measure.peers import Symptom, symptom_of
 from bench.record.exchange import StoreExchange
+from bench.record.hang_watch import Progress, Watch, timeout_s
 from bench.record.session import Session
-from bench.record.watch import Progress, Watch, timeout_s
+from bench.record.stop_signal import Ending
 
 
 class Guard:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, astuple, dataclass, fields
 from typing import Any
 
-from bench.measurement.parts import StepParts, mean_parts
-from bench.measurement.resources import Usage
-from bench.measurement.results import EpochRecord, RankRecord
+from bench.measure.meters import Usage
+from bench.measure.results import EpochRecord, RankRecord
+from bench.measure.step_parts import StepParts, mean_parts
 
 
 @dataclass(frozen=True)

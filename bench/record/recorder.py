@@ -18,15 +18,15 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from bench.measurement.clock import Clock, clock_for
-from bench.measurement.devices import device_for
+from bench.measure.hosts import device_for
+from bench.measure.step_parts import Clock, clock_for
 from bench.record.attribution import Attribution
 from bench.record.guard import Guard
-from bench.record.loop import Batches, Step, batch_size
+from bench.record.hang_watch import Progress
 from bench.record.session import Session
 from bench.record.settings import Lengths, RecorderError
+from bench.record.step import Batches, Step, batch_size
 from bench.record.transport import ask_nccl
-from bench.record.watch import Progress
 from bench.record.windows import Phase, Span, Windows
 
 T = TypeVar("T")

@@ -8,14 +8,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from bench.layout import RunFolder
-from bench.measurement.devices import device_of
-from bench.measurement.hosts import own_facts
+from bench.measure.hosts import device_of, own_facts
 from bench.record.exchange import Exchange, LocalExchange, StoreExchange, wait_for_all
 from bench.record.merging import Window
-from bench.record.scribe import Scribe
+from bench.record.rank_files import Scribe
 from bench.record.settings import Lengths, Place, RecorderError, place_of, recording_folder
 from bench.record.transport import backend_for, own_traces
+from bench.study.layout import RunFolder
 
 
 class Session:

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from bench.errors import BenchError
-from bench.matrix.options import WorkloadOptions
+from bench.matrix.workload import WorkloadOptions
 
 #: Where standalone recordings land, below the current folder.
 HOME = Path("bench-record")

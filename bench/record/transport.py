@@ -17,17 +17,10 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from bench.layout import RunFolder
-from bench.measurement.hosts import RankFacts
-from bench.measurement.nccl_log import (
-    NcclLog,
-    NcclLogFile,
-    expanded,
-    fallback_warning,
-    is_disabled,
-    nccl_transport,
-)
-from bench.measurement.transport import between_ranks, gloo_transport, open_connections
+from bench.measure.hosts import RankFacts
+from bench.measure.nccl import NcclLog, NcclLogFile, expanded, fallback_warning, is_disabled, nccl_transport
+from bench.measure.transport import between_ranks, gloo_transport, open_connections
+from bench.study.layout import RunFolder
 
 #: The end of NCCL_DEBUG_FILE where a job's script has set it for the recorder.
 _SCRIPTS_LOG = "/nccl.%h.%p.log"

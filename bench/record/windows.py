@@ -16,10 +16,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from bench.measurement import ddp_logger
-from bench.measurement.clock import Clock
-from bench.measurement.resources import Meters, peak_memory_bytes
-from bench.measurement.stability import is_stable
+from bench.measure import step_parts as ddp_logger
+from bench.measure.meters import Meters, peak_memory_bytes
+from bench.measure.stability import is_stable
+from bench.measure.step_parts import Clock
 from bench.record.attribution import Attribution
 from bench.record.merging import Window, parts_row
 from bench.record.settings import Lengths

@@ -1,4 +1,4 @@
-"""The only place that runs Slurm's commands: no shell, time limits, errors in Slurm's words."""
+"""How asking Slurm can fail: it cannot be asked, it says no, or nobody knows whether it said yes."""
 
 from __future__ import annotations
 
@@ -11,23 +11,159 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
 
-from bench.slurm.batch import BatchJob
-from bench.slurm.environment import for_query, for_submission, overriding
-from bench.slurm.errors import SlurmRefusedError, SlurmUnavailableError, SubmissionUncertainError
+from bench.errors import BenchError
 from bench.slurm.parsing import (
     ACCOUNTING_FIELDS,
+    NODES_FORMAT,
     QUEUE_FORMAT,
     AccountingRow,
+    NodeGroup,
     QueueRow,
     StartEstimate,
     Submission,
     UnreadableOutputError,
     parse_accounting,
     parse_estimate,
+    parse_nodes,
     parse_queue,
     parse_submission,
 )
-from bench.slurm.resources import NODES_FORMAT, NodeGroup, parse_nodes
+
+#: Slurm's words for a limit on how many jobs may be queued: later there is room again.
+_QUEUE_FULL = re.compile(
+    r"(?:Assoc|QOS)\w*(?:Max|Grp)Submit\w*|MaxSubmitJobs\w*|temporarily unable to accept job|MaxJobCount"
+)
+
+
+class SlurmError(BenchError):
+    """A command of Slurm failed. ``words`` is what it printed, one line per message."""
+
+    def __init__(self, command: str, words: str, *, remedy: str = "") -> None:
+        super().__init__(f"{command}: {words}", remedy=remedy)
+        self.command = command
+        self.words = words
+
+
+class SlurmUnavailableError(SlurmError):
+    """Slurm (or its accounting) cannot be asked now or here; the caller falls back or tries again."""
+
+    exit_code = 1
+
+    @property
+    def lasting(self) -> bool:
+        """Whether waiting does not help: the command is not there."""
+        return self.words in ("command not found", "permission denied")
+
+
+class SubmissionUncertainError(SlurmUnavailableError):
+    """The connection broke during sbatch: the job may have been accepted all the same.
+
+    Look for ``job_name`` with :meth:`bench.slurm.client.Slurm.queue` before submitting again.
+    """
+
+    def __init__(self, words: str, *, job_name: str) -> None:
+        super().__init__(
+            "sbatch", words, remedy=f"the job may have been accepted: look for the name {job_name}"
+        )
+        self.job_name = job_name
+
+
+class SlurmRefusedError(SlurmError):
+    """Slurm answered, and said no."""
+
+    @property
+    def queue_is_full(self) -> bool:
+        """Whether the refusal is a limit on queued jobs, so that waiting helps."""
+        return _QUEUE_FULL.search(self.words) is not None
+
+
+# What Slurm's commands may inherit of the caller's environment.
+
+#: They filter what a query shows, or change how it is printed.
+_QUERY_NOISE = re.compile(r"(?:SQUEUE|SACCT|SINFO|SCANCEL)_\w+|SLURM_TIME_FORMAT")
+#: What a submission may inherit of SLURM_*. The rest describes the allocation that bench may itself
+#: run in, and would reach the job: SLURM_MEM_PER_CPU from outside makes srun inside fail.
+_SUBMISSION_KEEPS = {"SLURM_CONF", "SLURM_CLUSTERS"}
+
+
+def for_query(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a command that asks: everything is shown, and times are UTC."""
+    kept = {name: value for name, value in environment.items() if not _QUERY_NOISE.fullmatch(name)}
+    return {**kept, "TZ": "UTC"}
+
+
+def for_submission(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of sbatch, which jobs inherit; a run of a pack may submit others."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if not name.startswith(("SLURM_", "BENCH_STEP_")) or name in _SUBMISSION_KEEPS
+    }
+
+
+def overriding(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that win over the directives of a script, silently."""
+    return {name: environment[name] for name in sorted(environment) if name.startswith("SBATCH_")}
+
+
+# A batch script with what sbatch is told about it.
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchJob:
+    """A job to be submitted.
+
+    Attributes:
+        script: the batch script.
+        arguments: what the script gets as ``$1``, ``$2``, ...
+        job_name: the name by which the job can be found when the answer is lost: make it unique.
+        output: where the job's standard output goes, taken literally.
+        error: where its standard error goes, taken literally.
+        options: further options of sbatch.
+    """
+
+    script: Path
+    job_name: str
+    output: Path
+    error: Path
+    arguments: Sequence[str] = ()
+    options: Sequence[str] = ()
+
+    @property
+    def command(self) -> list[str]:
+        """The words of the command that submits it.
+
+        Raises:
+            BenchError: a path that sbatch cannot be told literally.
+        """
+        return [
+            "sbatch",
+            "--parsable",
+            f"--job-name={self.job_name}",
+            f"--output={literal_pattern(self.output)}",
+            f"--error={literal_pattern(self.error)}",
+            *self.options,
+            str(self.script.absolute()),
+            *self.arguments,
+        ]
+
+
+def literal_pattern(path: Path) -> str:
+    """Return ``path`` so that sbatch's --output and --error take it literally.
+
+    Raises:
+        BenchError: it holds a backslash, which those options cannot express.
+    """
+    text = str(path)
+    if "\\" in text:
+        raise BenchError(
+            f"{text}: Slurm cannot write its output to a path with a backslash",
+            remedy="choose another folder for results",
+        )
+    return text.replace("%", "%%")
+
+
+# The only place that runs Slurm's commands: no shell, time limits, errors in Slurm's words.
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, NoReturn, get_args, get_origin
 from pydantic import ValidationError
 
 from bench.errors import BenchError
-from bench.matrix.options import WorkloadOptions
+from bench.matrix.workload import WorkloadOptions
 
 _BOOLEANS = {"true": True, "false": False}
 

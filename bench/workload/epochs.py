@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Sequence
@@ -13,17 +14,17 @@ from statistics import fmean
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from bench.measurement.devices import Device
-from bench.measurement.resources import Meters, peak_memory_bytes
-from bench.measurement.results import EpochRecord, RankPlace, Results, Validation
+from bench.measure.hosts import Device
+from bench.measure.meters import Meters, Usage, peak_memory_bytes
+from bench.measure.results import EpochRecord, RankPlace, RankRecord, Results, Validation
+from bench.measure.step_parts import PART_FIELDS, StepParts, mean_parts
 from bench.workload.collectives import Collectives
-from bench.workload.feed import Feed
-from bench.workload.gathering import gather_ranks
-from bench.workload.probes import Attributed, Probes
+from bench.workload.data.feed import Feed
+from bench.workload.probes.probes import Attributed, Probes
 from bench.workload.session import Session
 from bench.workload.trace import trace
 from bench.workload.training import Trainer
-from bench.workload.windows import Windows
+from bench.workload.windows import Throughput, Windows
 
 _JUMPED = (
     "a host's clock was set during {steps} step(s) of the attribution windows, which do not count:"
@@ -168,3 +169,31 @@ def _epoch_line(record: EpochRecord, epochs: int) -> str:
         f"bench: epoch {record.epoch}/{epochs}: {len(record.step_s)} steps in {seconds:.3f} s,"
         f" {record.samples / seconds:.1f} samples/s"
     )
+
+
+def gather_ranks(
+    collectives: Collectives,
+    throughput: Throughput,
+    attribution: Sequence[StepParts],
+    *,
+    peak_mem_bytes: float,
+) -> list[RankRecord]:
+    """Return the record of every rank, on every rank."""
+    usage = throughput.usage
+    row = [throughput.seconds, throughput.loss, peak_mem_bytes]
+    row += [math.nan if value is None else value for value in astuple(usage)]
+    if attribution:
+        # Wait per step first, then the mean: the rank that waits least changes from step to step.
+        exposed = [parts.exposed_s for parts in attribution]
+        least = collectives.minima(exposed)
+        wait = sum(own - low for own, low in zip(exposed, least, strict=True)) / len(exposed)
+        row += [*astuple(mean_parts(list(attribution))), wait]
+    return [_record(values, attributed=bool(attribution)) for values in collectives.rows(row)]
+
+
+def _record(values: Sequence[float], *, attributed: bool) -> RankRecord:
+    window_s, loss, peak = values[:3]
+    usage = Usage(*(None if math.isnan(value) else value for value in values[3:6]))
+    if not attributed:
+        return RankRecord(window_s, loss, peak, usage, None, None)
+    return RankRecord(window_s, loss, peak, usage, StepParts(*values[6 : 6 + len(PART_FIELDS)]), values[-1])

@@ -16,10 +16,10 @@ import torch._dynamo  # noqa: F401 - DDP needs it, compiled or not: import it wh
 import torch.distributed as dist
 
 from bench.errors import BenchError
-from bench.measurement.hosts import host_name
+from bench.measure.hosts import host_name
 from bench.workload.arguments import parse_arguments
 from bench.workload.failures import CollectiveError, WorkloadError, named, reason
-from bench.workload.life import run
+from bench.workload.rank import run
 from bench.workload.rendezvous import JoinError, OtherRankError
 
 #: Errors of this process: their frames hold the process group, whose end may wait for a lost rank.

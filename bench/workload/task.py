@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from bench.matrix.options import WorkloadOptions
-from bench.measurement.results import Validation
+from bench.matrix.workload import WorkloadOptions
+from bench.measure.results import Validation
 from bench.workload.failures import SetupError
 from bench.workload.models.convnet import Convnet
 from bench.workload.models.mlp import Mlp, width_for

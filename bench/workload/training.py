@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from bench.matrix.options import WorkloadOptions
-from bench.measurement import ddp_logger
-from bench.measurement.parts import StepParts, StepTimer
-from bench.workload.feed import Feed
+from bench.matrix.workload import WorkloadOptions
+from bench.measure import step_parts as ddp_logger
+from bench.measure.step_parts import StepParts, StepTimer
+from bench.workload.data.feed import Feed
 from bench.workload.task import Task
 
 #: The momentum of sgd; without it resnet50 would not be trained like that anywhere.

@@ -10,11 +10,10 @@ from itertools import pairwise
 
 import torch
 
-from bench.measurement import ddp_logger
-from bench.measurement.clock import Clock, clock_for
-from bench.measurement.parts import StepParts, StepTimer
-from bench.measurement.resources import Meters, Usage
-from bench.measurement.stability import is_stable
+from bench.measure import step_parts as ddp_logger
+from bench.measure.meters import Meters, Usage
+from bench.measure.stability import is_stable
+from bench.measure.step_parts import Clock, StepParts, StepTimer, clock_for
 from bench.workload.collectives import Collectives
 from bench.workload.failures import CollectiveError
 from bench.workload.training import Trainer

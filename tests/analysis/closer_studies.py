@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis.fabric import ring_time
-from bench.layout import RANKS_COLUMNS, StudyFolder
+from analysis.checks.fabric import ring_time
 from bench.matrix.cell import Cell
+from bench.study.layout import RANKS_COLUMNS, StudyFolder
 
 #: The sweep's message sizes (bytes), and the fabric that its times are computed from.
 SIZES = [4096 * 4**power for power in range(8)]

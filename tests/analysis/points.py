@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from analysis.decompose import PARTS, TIMES
-from analysis.estimate import outliers
-from analysis.measured import SIZE_COLUMNS, Frames
-from bench.ledger import RunState
+from analysis.stats.decompose import PARTS, TIMES
+from analysis.stats.estimate import outliers
+from analysis.stats.measured import SIZE_COLUMNS, Frames
+from bench.study.ledger import RunState
 
 
 def frames_of_points(points: pd.DataFrame) -> Frames:

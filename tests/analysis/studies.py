@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.layout import METRICS_COLUMNS, RANKS_COLUMNS, STEPS_COLUMNS, StudyFolder
 from bench.matrix.cell import Cell, Membership
+from bench.study.layout import METRICS_COLUMNS, RANKS_COLUMNS, STEPS_COLUMNS, StudyFolder
 
 MATRIX = """\
 # A study made up for tests

@@ -12,15 +12,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from analysis import wording
-from analysis.advise import Advice, Wait, options_of, rank
-from analysis.advise_text import about, config, remarks, summary, table_rows
-from analysis.laws_probes import fabrics
-from analysis.laws_words import law_views
-from analysis.load import Study, load_study
-from analysis.measured import measure
-from analysis.scaling import scale
-from analysis.success import cell_success, wilson_low
+from analysis import text as wording
+from analysis.advise.options import Advice, Wait, cell_success, options_of, rank, wilson_low
+from analysis.advise.words import about, config, remarks, summary, table_rows
+from analysis.checks.fabric import fabrics
+from analysis.data.load import Study, load_study
+from analysis.report.laws_words import law_views
+from analysis.stats.measured import measure
+from analysis.stats.scaling import scale
 from bench.matrix.cell import Cell
 from tests.analysis.closer_studies import with_probes
 from tests.analysis.studies import Timing, environment, finished, make_cell, strong, weak

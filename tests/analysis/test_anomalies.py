@@ -11,13 +11,13 @@ import pandas as pd
 import pytest
 import studies
 
-from analysis.anomalies import anomalies
-from analysis.load import load_study
-from analysis.measured import Frames, measure
-from analysis.report import write_report
-from analysis.scaling import scale
-from analysis.slow_nodes import slow_nodes
-from bench.layout import StudyFolder
+from analysis.checks.anomalies import anomalies
+from analysis.checks.stragglers import slow_nodes
+from analysis.data.load import load_study
+from analysis.report.write import write_report
+from analysis.stats.measured import Frames, measure
+from analysis.stats.scaling import scale
+from bench.study.layout import StudyFolder
 from tests.analysis.closer_studies import write_ranks
 from tests.analysis.points import frames_of_points
 

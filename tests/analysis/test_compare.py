@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from analysis.compare import compare_studies, compare_within
-from analysis.compare_text import as_content, conclusion, markdown_report, remarks, table_rows
-from analysis.load import Study, load_study
-from analysis.matching import spelled
-from analysis.measured import measure
+from analysis.compare.contrast import compare_studies, compare_within
+from analysis.compare.matching import spelled
+from analysis.compare.words import as_content, conclusion, markdown_report, remarks, table_rows
+from analysis.data.load import Study, load_study
+from analysis.stats.measured import measure
 from bench.errors import BenchError
 from bench.matrix.cell import Cell
 from tests.analysis.studies import Timing, environment, finished, make_cell, strong, weak

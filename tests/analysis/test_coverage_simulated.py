@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.scaling import scale
+from analysis.stats.scaling import scale
 from tests.analysis.points import frames_of_points
 
 STUDIES = 1000

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.decompose import cell_parts, computational_scalability, run_parts
-from bench.layout import METRICS_COLUMNS
+from analysis.stats.decompose import cell_parts, computational_scalability, run_parts
+from bench.study.layout import METRICS_COLUMNS
 
 
 def metrics(rows: list[dict[str, float]], run_id: str = "a") -> pd.DataFrame:

@@ -13,19 +13,19 @@ import pytest
 import studies
 from closer_studies import ALPHA, BETA, SIZES, with_probes, write_ranks
 
-from analysis.details import Details, look_closer
-from analysis.drawing import Drawing
-from analysis.fabric import ring_time
-from analysis.figures import all_names, draw_figures
-from analysis.labels import series_parts
-from analysis.load import load_study
-from analysis.measured import measure
-from analysis.rank_view import MAX_BARS
-from analysis.report import write_report
-from analysis.scaling import scale
-from analysis.step_times import MAX_RUNS
-from bench.layout import StudyFolder
+from analysis.checks.fabric import ring_time
+from analysis.data.load import load_study
+from analysis.data.names import series_parts
+from analysis.report.details import Details, look_closer
+from analysis.report.figures.all_figures import all_names, draw_figures
+from analysis.report.figures.drawing import Drawing
+from analysis.report.figures.ranks import MAX_BARS
+from analysis.report.figures.step_times import MAX_RUNS
+from analysis.report.write import write_report
+from analysis.stats.measured import measure
+from analysis.stats.scaling import scale
 from bench.matrix.cell import Cell
+from bench.study.layout import StudyFolder
 
 HOSTILE = '"><script>alert(1)</script>$\\frac{1}{0}$ \x1b[31m'
 

@@ -11,9 +11,9 @@ import studies
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from analysis import environment
-from analysis.environment import describe_environment
-from analysis.load import load_study
+from analysis.data import environment
+from analysis.data.environment import describe_environment
+from analysis.data.load import load_study
 
 
 def described(path: Path, **options: Any) -> environment.Environment:

@@ -11,7 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy import stats
 
-from analysis.estimate import log_moments, mean_interval, outliers, ratio_interval, run_rates
+from analysis.stats.estimate import log_moments, mean_interval, outliers, ratio_interval, run_rates
 
 values = st.lists(st.floats(0.01, 1e6), min_size=3, max_size=8)
 

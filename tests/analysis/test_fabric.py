@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.csv_files import csv_text
-from analysis.fabric import (
+from analysis.checks.fabric import (
     FABRIC_COLUMNS,
     SWEEP_COLUMNS,
     NoFit,
@@ -24,8 +23,9 @@ from analysis.fabric import (
     ring_time,
     sweep_rows,
 )
-from analysis.load import load_study
-from analysis.report import write_report
+from analysis.data.csv_files import csv_text
+from analysis.data.load import load_study
+from analysis.report.write import write_report
 from tests.analysis.studies import finished, make_cell
 
 SIZES = [4096 * 4**k for k in range(8)]

@@ -11,15 +11,21 @@ import pandas as pd
 import pytest
 import studies
 
-from analysis.bars import split_rows
-from analysis.drawing import Drawing
-from analysis.figures import all_names, draw_figures
-from analysis.labels import series_parts, short_labels
-from analysis.load import load_study
-from analysis.measured import measure
-from analysis.palette import CSS_NAMES, SERIES_COLOURS, SERIES_DASHES, SERIES_MARKERS, STEP_PARTS
-from analysis.scaling import scale
-from analysis.selection import MAX_SERIES, MAX_SIZES
+from analysis.data.load import load_study
+from analysis.data.names import series_parts, short_labels
+from analysis.report.figures.all_figures import all_names, draw_figures
+from analysis.report.figures.bars import split_rows
+from analysis.report.figures.drawing import Drawing
+from analysis.report.figures.palette import (
+    CSS_NAMES,
+    SERIES_COLOURS,
+    SERIES_DASHES,
+    SERIES_MARKERS,
+    STEP_PARTS,
+)
+from analysis.report.figures.selection import MAX_SERIES, MAX_SIZES
+from analysis.stats.measured import measure
+from analysis.stats.scaling import scale
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -14,10 +14,10 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner, Result
 
-from analysis.foreign import read_table
-from analysis.foreign_columns import read_header
-from analysis.foreign_study import foreign_study
-from analysis.tables import csv_table
+from analysis.report.tables import csv_table
+from analysis.tables_in.columns import read_header
+from analysis.tables_in.read import read_table
+from analysis.tables_in.study import foreign_study
 from bench.cli import app
 
 Report = Callable[..., pd.DataFrame]

@@ -11,10 +11,10 @@ import pandas as pd
 import pytest
 from scipy import optimize
 
-from analysis.laws import PREDICTION_COLUMNS, LawFit, fit_laws
-from analysis.laws_communication import Fabric
-from analysis.laws_forms import laws_of
-from analysis.laws_path import Refusal
+from analysis.stats.laws.choose import PREDICTION_COLUMNS, LawFit, fit_laws
+from analysis.stats.laws.communication import Fabric
+from analysis.stats.laws.forms import laws_of
+from analysis.stats.laws.path import Refusal
 from bench.errors import BenchError
 
 SIZES = (1, 2, 4, 8, 16)

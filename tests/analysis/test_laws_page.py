@@ -9,13 +9,13 @@ import pandas as pd
 import pytest
 import studies
 
-from analysis.laws_probes import fabrics
-from analysis.laws_words import LawView, karp_flatt_words, law_views
-from analysis.load import Study, load_study
-from analysis.measured import Frames, measure
-from analysis.report import write_report
-from analysis.scaling import scale
-from bench.layout import StudyFolder
+from analysis.checks.fabric import fabrics
+from analysis.data.load import Study, load_study
+from analysis.report.laws_words import LawView, karp_flatt_words, law_views
+from analysis.report.write import write_report
+from analysis.stats.measured import Frames, measure
+from analysis.stats.scaling import scale
+from bench.study.layout import StudyFolder
 from tests.analysis.points import frames_of_points
 
 

@@ -13,12 +13,12 @@ import studies
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from analysis.load import load_study
-from analysis.measured import measure
+from analysis.data.load import load_study
+from analysis.stats.measured import measure
 from bench.errors import BenchError
-from bench.layout import METRICS_COLUMNS, StudyFolder
 from bench.plan import make_plan, plan_json, plan_text
 from bench.shipped import find_matrix
+from bench.study.layout import METRICS_COLUMNS, StudyFolder
 
 RUN = "n1x1-gloo-srun-b64-r1"
 

@@ -12,13 +12,13 @@ import studies
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.load import load_study
-from analysis.loss_bars import loss_rows
-from analysis.losses import LOSSES, factors, losses
-from analysis.measured import measure
-from analysis.scaling import scale
-from analysis.summary import find
-from analysis.usual import with_usual
+from analysis.data.load import load_study
+from analysis.report.figures.bars import loss_rows
+from analysis.report.summary import find
+from analysis.stats.losses import LOSSES, factors, losses
+from analysis.stats.measured import measure
+from analysis.stats.scaling import scale
+from analysis.stats.typical_rank import with_usual
 from bench.matrix.cell import Cell
 
 fraction = st.floats(0.05, 1.0)

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pandas.testing import assert_frame_equal
 
-from analysis import csvs
-from analysis.csvs import read_csvs
+from analysis.data import csv_files as csvs
+from analysis.data.csv_files import read_csvs
 
 COLUMNS = ("epoch", "rate", "host")
 

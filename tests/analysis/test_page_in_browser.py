@@ -11,7 +11,7 @@ import pytest
 import studies
 from closer_studies import with_probes, write_ranks
 
-from analysis.report import write_report
+from analysis.report.write import write_report
 
 CHROMIUM = Path(os.environ.get("BENCH_CHROMIUM", "/usr/bin/chromium"))
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]

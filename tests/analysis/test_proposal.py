@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from analysis.document import Bullets, Figure, Heading, Paragraph, Table, as_latex, as_markdown
-from analysis.load import load_study
-from analysis.measured import measure
-from analysis.report import write_report, write_table_report
-from analysis.scaling import scale
+from analysis.data.load import load_study
+from analysis.report.document import Bullets, Figure, Heading, Paragraph, Table, as_latex, as_markdown
+from analysis.report.write import write_report, write_table_report
+from analysis.stats.measured import measure
+from analysis.stats.scaling import scale
 from bench.matrix.cell import Cell
 from tests.analysis.studies import StudyBuilder, Timing, environment, finished, merged, strong, weak
 

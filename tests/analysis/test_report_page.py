@@ -15,11 +15,11 @@ import pandas as pd
 import pytest
 import studies
 
-from analysis.listing import MAX_RUNS_LISTED, STATIC_ROWS
-from analysis.page import json_for_script, models_of
-from analysis.report import write_report
+from analysis.report.listing import MAX_RUNS_LISTED, STATIC_ROWS
+from analysis.report.page import json_for_script, models_of
+from analysis.report.write import write_report
 from bench.errors import BenchError
-from bench.layout import StudyFolder
+from bench.study.layout import StudyFolder
 
 
 class Page(HTMLParser):
@@ -386,7 +386,7 @@ def test_a_folder_that_cannot_be_written_is_an_error_in_words(tmp_path: Path) ->
 
 def test_importing_the_report_imports_no_heavy_package() -> None:
     code = (
-        "import sys, analysis.report; "
+        "import sys, analysis.report.write; "
         "heavy = ('pandas', 'scipy', 'seaborn', 'matplotlib', 'jinja2', 'torch'); "
         "print([name for name in heavy if name in sys.modules])"
     )

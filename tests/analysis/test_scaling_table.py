@@ -16,11 +16,11 @@ import pytest
 import studies
 from scipy import stats
 
-from analysis.load import load_study
-from analysis.measured import measure
-from analysis.scaling import COLUMNS, FURTHER_COLUMNS, scale, scaling_table
+from analysis.data.load import load_study
+from analysis.stats.measured import measure
+from analysis.stats.scaling import COLUMNS, FURTHER_COLUMNS, scale, scaling_table
 from bench.errors import BenchError
-from bench.layout import StudyFolder
+from bench.study.layout import StudyFolder
 from tests.analysis.points import frames_of_points
 
 PROMISED = [

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from analysis.load import load_study
-from analysis.report import write_report
-from analysis.stragglers import STRAGGLER_COLUMNS, by_node, late_nodes, stragglers
-from bench.layout import RANKS_COLUMNS
+from analysis.checks.stragglers import STRAGGLER_COLUMNS, by_node, late_nodes, stragglers
+from analysis.data.load import load_study
+from analysis.report.write import write_report
+from bench.study.layout import RANKS_COLUMNS
 from tests.analysis.studies import finished, make_cell
 
 STEP_S = 0.1

@@ -12,14 +12,14 @@ import studies
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.environment import describe_environment
-from analysis.load import load_study
-from analysis.losses import losses
-from analysis.measured import measure
-from analysis.proposal import proposal_files
-from analysis.scaling import scale
-from analysis.summary import certainty, find
-from analysis.wording import (
+from analysis.data.environment import describe_environment
+from analysis.data.load import load_study
+from analysis.report.proposal import proposal_files
+from analysis.report.summary import certainty, find
+from analysis.stats.losses import losses
+from analysis.stats.measured import measure
+from analysis.stats.scaling import scale
+from analysis.text import (
     clean,
     count,
     fraction,

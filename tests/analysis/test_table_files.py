@@ -13,10 +13,10 @@ import studies
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.load import load_study
-from analysis.measured import measure
-from analysis.scaling import COLUMNS, scaling_table
-from analysis.tables import csv_table, latex, latex_table, markdown_table, runs_csv
+from analysis.data.load import load_study
+from analysis.report.tables import csv_table, latex, latex_table, markdown_table, runs_csv
+from analysis.stats.measured import measure
+from analysis.stats.scaling import COLUMNS, scaling_table
 
 HOSTILE = "<script>alert(1)</script> | `x` $y$ \\input{/etc/passwd} 100% & #1 _a_ ^b^ ~c~ {d}\n[e]"
 

@@ -11,14 +11,14 @@ import pandas as pd
 import pytest
 import studies
 
-from analysis.drawing import Drawing
-from analysis.figures import draw_figures
-from analysis.labels import series_parts
-from analysis.load import load_study
-from analysis.measured import measure
-from analysis.report import write_report
-from analysis.scaling import scale
-from analysis.two_axes import AXES_COLUMNS, MAX_NODES, MAX_SERIES, two_axes
+from analysis.data.load import load_study
+from analysis.data.names import series_parts
+from analysis.report.figures.all_figures import draw_figures
+from analysis.report.figures.drawing import Drawing
+from analysis.report.write import write_report
+from analysis.stats.measured import measure
+from analysis.stats.scaling import scale
+from analysis.stats.two_axes import AXES_COLUMNS, MAX_NODES, MAX_SERIES, two_axes
 from bench.matrix.cell import Cell
 
 

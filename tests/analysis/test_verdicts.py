@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from analysis.estimate import LogMoments
-from analysis.verdicts import (
+from analysis.compare.verdicts import (
     Contrast,
     Verdict,
     benjamini_hochberg,
@@ -20,6 +19,7 @@ from analysis.verdicts import (
     runs_needed,
     unpaired,
 )
+from analysis.stats.estimate import LogMoments
 
 
 def moments(logs: np.ndarray) -> LogMoments:

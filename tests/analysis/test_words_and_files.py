@@ -9,11 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.csv_files import csv_text
-from analysis.drawing import log_ticks
-from analysis.labels import widest_series
-from analysis.sizes import as_product, baseline_names, devices, job_size, layout, ranks, with_layout
-from analysis.thinning import spread
+from analysis.data.csv_files import csv_text
+from analysis.data.names import (
+    as_product,
+    baseline_names,
+    devices,
+    job_size,
+    layout,
+    ranks,
+    widest_series,
+    with_layout,
+)
+from analysis.data.sampling import spread
+from analysis.report.figures.drawing import log_ticks
 
 SIZE = {"nodes": 2, "gpus_per_node": "4", "gpus": 8}
 UNEQUAL = {"nodes": 2, "gpus_per_node": "4+2", "gpus": 6}

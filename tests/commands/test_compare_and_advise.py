@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from bench.commands.waits import Queue, parse_waits, waits_for
+from bench.commands.queue_wait import Queue, parse_waits, waits_for
 from bench.errors import BenchError
 from bench.executors.base import PlannedStudy, open_study
-from bench.layout import StudyFolder
 from bench.plan import make_plan, write_plan
+from bench.study.layout import StudyFolder
 from tests.analysis.studies import StudyBuilder, Timing, finished, strong
 from tests.cluster.bed import Cluster
 from tests.cluster.containers import wait_for
@@ -205,8 +205,8 @@ def measured_study(path: Path, *, partition: str) -> PlannedStudy:
 
 
 def asked(study: PlannedStudy, *, samples: int) -> dict[tuple[int, str], Any]:
-    from analysis.advise import fastest_of, options_of
-    from analysis.load import load_study
+    from analysis.advise.options import fastest_of, options_of
+    from analysis.data.load import load_study
 
     options, _ = options_of({"queue": load_study(study.folder.path)}, samples=samples, epochs=1)
     waits = waits_for(fastest_of(options), {"queue": study}, given={}, ask=True)

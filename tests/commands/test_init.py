@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bench.plan import make_plan
-from bench.slurm.resources import parse_nodes
+from bench.slurm.parsing import parse_nodes
 from bench.starter import cluster_matrix, local_matrix, partitions
 
 SINFO = """\

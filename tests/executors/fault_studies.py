@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.layout import METRICS_COLUMNS, RunFolder
+from bench.study.layout import METRICS_COLUMNS, RunFolder
 from tests.cluster.bed import Cluster
 from tests.cluster.containers import wait_for
 from tests.executors.slurm_studies import Study, plan_study

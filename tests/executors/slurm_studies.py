@@ -16,9 +16,9 @@ from typing import Any
 
 from bench.executors.base import PlannedStudy, open_study
 from bench.executors.slurm import SlurmExecutor
-from bench.layout import METRICS_COLUMNS, StudyFolder
 from bench.plan import make_plan, write_plan
 from bench.slurm.client import Slurm
+from bench.study.layout import METRICS_COLUMNS, StudyFolder
 
 HEAD = """\
 study: {name}

@@ -14,12 +14,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bench.executors import script
+from bench.executors import local as script
 from bench.executors.base import PlannedStudy, Watch, open_study
 from bench.executors.local import LocalExecutor
-from bench.layout import RunFolder, StudyFolder
 from bench.plan import make_plan, write_plan
-from bench.verify import verify_run
+from bench.study.layout import RunFolder, StudyFolder
+from bench.study.verify import verify_run
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 MATRIX = """\

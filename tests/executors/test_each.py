@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from bench.executors.each import AT_ONCE, FIRST, each
+from bench.executors.base import AT_ONCE, FIRST, each
 
 MANY = [(number,) for number in range(FIRST + 60)]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bench.executors.evidence import ProvisionalEnd, exited_rank, killed_rank, said_error
-from bench.layout import RunFolder
+from bench.executors.outcome import ProvisionalEnd, exited_rank, killed_rank, said_error
+from bench.study.layout import RunFolder
 
 LOST = "bench: error: rank 0: lost the connection to another rank: it ended first, and its own message says why\n"
 SRUN = (

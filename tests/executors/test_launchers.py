@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from bench.layout import RunFolder
+from bench.study.layout import RunFolder
 from tests.cluster.bed import Cluster
 from tests.cluster.containers import wait_for
 from tests.executors.slurm_studies import MEASURE, Study, plan_study, run_id, scripted_study, submitted

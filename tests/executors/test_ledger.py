@@ -9,7 +9,7 @@ import os
 import pytest
 
 from bench.errors import BenchError
-from bench.ledger import HaltWatch, Ledger, RunState, submit_lock
+from bench.study.ledger import HaltWatch, Ledger, RunState, submit_lock
 
 
 def test_the_last_attempt_of_a_run_counts(tmp_path):

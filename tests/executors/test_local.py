@@ -17,10 +17,10 @@ import pytest
 from bench.errors import BenchError
 from bench.executors.base import PlannedStudy, Watch, open_study
 from bench.executors.local import LocalExecutor
-from bench.layout import METRICS_COLUMNS, RANKS_COLUMNS, STEPS_COLUMNS, StudyFolder
 from bench.plan import make_plan, write_plan
-from bench.selection import pending
-from bench.verify import verify_run
+from bench.study.layout import METRICS_COLUMNS, RANKS_COLUMNS, STEPS_COLUMNS, StudyFolder
+from bench.study.selection import pending
+from bench.study.verify import verify_run
 
 MATRIX = """\
 study: tiny

@@ -20,8 +20,8 @@ import pandas as pd
 import pytest
 
 from bench.executors.pack import first_host
-from bench.layout import PackFolder, RunFolder
 from bench.shipped import shipped
+from bench.study.layout import PackFolder, RunFolder
 from tests.cluster.bed import Cluster
 from tests.cluster.containers import wait_for
 from tests.executors.slurm_studies import MEASURE, Study, lines, plan_study, scripted_study, submitted

@@ -10,11 +10,11 @@ import pytest
 
 from bench.executors.pack import Marks
 from bench.executors.pack_settlement import Packs, not_started, own_rows
-from bench.files import write_json
-from bench.layout import PackFolder, StudyFolder
-from bench.ledger import RunRecord, RunState
-from bench.slurm.outcome import JobOutcome, classify
+from bench.slurm.accounting import JobOutcome, classify
 from bench.slurm.parsing import AccountingRow, parse_job_id
+from bench.study.files import write_json
+from bench.study.layout import PackFolder, StudyFolder
+from bench.study.ledger import RunRecord, RunState
 
 BEGAN, ENDED = "2026-01-01T00:00:00Z", "2026-01-01T00:01:00Z"
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from bench.executors.evidence import incomplete
-from bench.layout import METRICS_COLUMNS, RunFolder
+from bench.executors.outcome import incomplete
 from bench.matrix.cell import Cell
+from bench.study.layout import METRICS_COLUMNS, RunFolder
 
 
 def cell(metrics: dict[str, Any]) -> Cell:

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.layout import RunFolder
-from bench.ledger import submit_lock
-from bench.slurm.outcome import outcomes
+from bench.slurm.accounting import outcomes
+from bench.study.layout import RunFolder
+from bench.study.ledger import submit_lock
 from tests.cluster.bed import Cluster
 from tests.cluster.containers import wait_for
 from tests.executors.slurm_studies import MEASURE, Study, lines, plan_study, run_id, scripted_study, submitted
@@ -210,7 +210,7 @@ def test_the_lost_answer_of_an_sbatch_is_looked_up(scripted, running_cluster):
 def _write_intent(study: Study) -> None:
     """Leave what a bench leaves that was killed just before its sbatch."""
     from bench.executors.base import new_attempt
-    from bench.files import write_json
+    from bench.study.files import write_json
 
     planned = study.planned
     run = planned.runs[0]

@@ -16,12 +16,12 @@ from pathlib import Path
 import pytest
 
 from bench.errors import BenchError
-from bench.executors import ssh
 from bench.executors.base import PlannedStudy, Watch, open_study
-from bench.executors.ssh import SshExecutor
-from bench.layout import METRICS_COLUMNS, RunFolder
+from bench.executors.ssh.executor import SshExecutor
+from bench.executors.ssh.executor import executor as ssh
 from bench.plan import make_plan, write_plan
-from bench.selection import pending
+from bench.study.layout import METRICS_COLUMNS, RunFolder
+from bench.study.selection import pending
 from tests.cluster.bed import Cluster
 from tests.cluster.containers import wait_for
 from tests.executors.slurm_studies import Study
@@ -411,7 +411,7 @@ def test_a_host_whose_address_only_it_can_use_is_refused(bed, make, ssh_config, 
 
 
 def test_the_interface_that_leads_to_another_host_is_found(bed):
-    words = [sys.executable, "-m", "bench.workload.interface"]
+    words = [sys.executable, "-m", "bench.workload.network_interface"]
     assert bed.run_on_node("n1", [*words, "n2"]).stdout == "eth0\n"
     assert bed.run_on_node("n1", [*words, "localhost"]).stdout == "\n"
     failed = bed.run_on_node("n1", [*words, "no-such-host"], check=False)

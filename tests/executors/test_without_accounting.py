@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.layout import RunFolder
+from bench.study.layout import RunFolder
 from tests.cluster.bed import Cluster, missing
 from tests.cluster.configuration import Options, memory_limits_possible
 from tests.cluster.containers import wait_for

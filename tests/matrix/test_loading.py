@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bench.errors import BenchError
-from bench.matrix.loading import read_document
+from bench.matrix.document import read_document
 
 
 def write(tmp_path: Path, text: str | bytes) -> Path:

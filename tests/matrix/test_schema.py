@@ -10,8 +10,8 @@ import pytest
 from bench.errors import BenchError, InputError
 from bench.matrix.expansion import expand
 from bench.matrix.load import load_matrix
-from bench.matrix.options import WorkloadOptions
 from bench.matrix.schema import json_schema
+from bench.matrix.workload import WorkloadOptions
 from bench.shipped import shipped
 
 GOOD = """\

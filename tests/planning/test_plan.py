@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from bench.errors import BenchError
-from bench.layout import StudyFolder
 from bench.plan import make_plan, write_plan
 from bench.shipped import find_matrix, shipped
+from bench.study.layout import StudyFolder
 
 MATRIX = """\
 study: s

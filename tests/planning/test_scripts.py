@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.lint import lint_script
-from bench.matrix.fields import env_name
+from bench.matrix.field_types import env_name
 from bench.plan import Plan, make_plan, pack_script, scripts
 from bench.render import Renderer
 from bench.shipped import shipped

@@ -11,10 +11,10 @@ import pytest
 import typer
 
 from bench.cli import app
-from bench.layout import METRICS_COLUMNS, RANKS_COLUMNS, STEPS_COLUMNS
 from bench.matrix import cluster, schema
 from bench.matrix.metrics import Metrics
-from bench.matrix.options import Workload
+from bench.matrix.workload import Workload
+from bench.study.layout import METRICS_COLUMNS, RANKS_COLUMNS, STEPS_COLUMNS
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"

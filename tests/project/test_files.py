@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.errors import UnwritableError
-from bench.files import read_json, rewrite_json, write_json
+from bench.study.files import read_json, rewrite_json, write_json
 
 texts = st.text(max_size=5000)
 

@@ -14,10 +14,10 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from bench.layout import METRICS_COLUMNS, RANKS_COLUMNS, STEPS_COLUMNS
 from bench.record import Recorder, RecorderError
-from bench.record.loop import batch_size
 from bench.record.settings import Place, place_of, recording_folder
+from bench.record.step import batch_size
+from bench.study.layout import METRICS_COLUMNS, RANKS_COLUMNS, STEPS_COLUMNS
 from tests.record import loops
 
 NAP_S = loops.NAP_S

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from bench.layout import RunFolder
-from bench.measurement.hosts import RankFacts
-from bench.measurement.nccl_log import NcclLog, read_nccl_log
-from bench.measurement.transport import between_ranks
+from bench.measure.hosts import RankFacts
+from bench.measure.nccl import NcclLog, read_nccl_log
+from bench.measure.transport import between_ranks
 from bench.record.transport import ask_nccl, own_traces, transport_in_use, users_variables
+from bench.study.layout import RunFolder
 
 SOCKETS = """\
 NCCL version 2.18.1+cuda12.1

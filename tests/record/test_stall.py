@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
-from bench.record.stall import State, find_stall, line_of, words
+from bench.record.hang_watch import State, find_stall, line_of, words
 
 HOSTS = ["n1", "n1", "n2"]
 

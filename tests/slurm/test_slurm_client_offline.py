@@ -11,9 +11,14 @@ from pathlib import Path
 import pytest
 
 from bench.errors import BenchError
-from bench.slurm.batch import BatchJob, literal_pattern
-from bench.slurm.client import Slurm
-from bench.slurm.errors import SlurmRefusedError, SlurmUnavailableError, SubmissionUncertainError
+from bench.slurm.client import (
+    BatchJob,
+    Slurm,
+    SlurmRefusedError,
+    SlurmUnavailableError,
+    SubmissionUncertainError,
+    literal_pattern,
+)
 
 
 class Commands:

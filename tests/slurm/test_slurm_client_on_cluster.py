@@ -11,14 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from bench.ledger import RunState
-from bench.slurm.batch import BatchJob
-from bench.slurm.client import Slurm
-from bench.slurm.errors import SlurmRefusedError, SlurmUnavailableError, SubmissionUncertainError
-from bench.slurm.outcome import JobOutcome, outcomes, queue_outcomes
-from bench.slurm.parsing import Submission
-from bench.slurm.resources import Gres
+from bench.slurm.accounting import JobOutcome, outcomes, queue_outcomes
+from bench.slurm.client import (
+    BatchJob,
+    Slurm,
+    SlurmRefusedError,
+    SlurmUnavailableError,
+    SubmissionUncertainError,
+)
+from bench.slurm.parsing import Gres, Submission
 from bench.slurm.states import FailureClass
+from bench.study.ledger import RunState
 from tests.cluster.bed import Cluster
 from tests.cluster.containers import wait_for
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.slurm.last_words import last_words
+from bench.slurm.states import last_words
 
 AT = "CANCELLED AT 2026-11-21T18:26:34"
 

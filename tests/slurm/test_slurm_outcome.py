@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from bench.ledger import RunState
-from bench.slurm.outcome import JobOutcome, classify, outcomes, queue_outcomes
-from bench.slurm.parsing import parse_accounting, parse_queue
+from bench.slurm.accounting import JobOutcome, classify, outcomes, queue_outcomes
+from bench.slurm.parsing import accounting_table, parse_accounting, parse_queue
 from bench.slurm.states import FailureClass
-from bench.slurm.summary import accounting_table
+from bench.study.ledger import RunState
 
 FIXTURES = sorted((Path(__file__).parent / "fixtures/accounting").glob("*.txt"))
 KEYS = (

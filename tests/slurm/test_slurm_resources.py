@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.slurm.parsing import UnreadableOutputError
-from bench.slurm.resources import Gres, parse_gres, parse_nodes
+from bench.slurm.parsing import Gres, UnreadableOutputError, parse_gres, parse_nodes
 
 # The first three lines: Slurm 22.05.8; the others composed after sinfo(1) of 20.11 to 25.05.
 SINFO = """\

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bench.ledger import RunState
 from bench.slurm.states import STATES, FailureClass, is_stuck, read_state
+from bench.study.ledger import RunState
 
 # https://slurm.schedmd.com/job_state_codes.html: base states and flags of releases 20.11 to 25.x.
 BASE_STATES = (

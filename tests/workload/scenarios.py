@@ -12,13 +12,14 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from bench.matrix.options import WorkloadOptions
-from bench.measurement import ddp_logger
-from bench.measurement.devices import device_of
-from bench.measurement.parts import StepTimer
-from bench.workload import life, mfu
+from bench.matrix.workload import WorkloadOptions
+from bench.measure import step_parts as ddp_logger
+from bench.measure.hosts import device_of
+from bench.measure.step_parts import StepTimer
+from bench.workload import flops as mfu
+from bench.workload import rank as life
 from bench.workload.arguments import parse_arguments
-from bench.workload.feed import SyntheticFeed
+from bench.workload.data.feed import SyntheticFeed
 from bench.workload.launch import launch_from
 from bench.workload.main import main
 from bench.workload.task import DataShape, Task, build_task

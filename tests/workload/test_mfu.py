@@ -8,10 +8,9 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from bench.matrix.options import WorkloadOptions
-from bench.workload.flops import StepFlops, count_step
-from bench.workload.mfu import Precisions, peaks, precisions, utilisation
-from bench.workload.synthetic import generator_on, signal_for, synthetic_shape
+from bench.matrix.workload import WorkloadOptions
+from bench.workload.data.synthetic import generator_on, signal_for, synthetic_shape
+from bench.workload.flops import Precisions, StepFlops, count_step, peaks, precisions, utilisation
 from bench.workload.task import DataShape, build_task
 
 PRECISE = Precisions("bf16", "bf16")

@@ -8,11 +8,11 @@ from statistics import median
 import pytest
 import torch
 
-from bench.measurement.clock import HostClock
-from bench.workload.probes import Attributed, hidden
-from bench.workload.probes_hook import BucketSpan, tail_s, union_s
-from bench.workload.probes_steps import KINDS, Block, summary
-from bench.workload.probes_sweep import AllReduceSweep, Size, Sweep, message_sizes
+from bench.measure.step_parts import HostClock
+from bench.workload.probes.comm_hook import BucketSpan, tail_s, union_s
+from bench.workload.probes.probes import Attributed, hidden
+from bench.workload.probes.steps import KINDS, Block, summary
+from bench.workload.probes.sweep import AllReduceSweep, Size, Sweep, message_sizes
 from tests.workload.conftest import torchrun_env
 
 MIB = 2**20

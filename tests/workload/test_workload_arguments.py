@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.matrix.arguments import to_arguments
-from bench.matrix.options import WorkloadOptions
+from bench.matrix.workload import WorkloadOptions, to_arguments
 from bench.workload.arguments import parse_arguments
 
 HEAD = ["--run-dir", "a run", "--backend", "gloo", "--per-gpu-batch", "22"]

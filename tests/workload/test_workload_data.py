@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from bench.errors import BenchError
-from bench.matrix.options import WorkloadOptions
-from bench.workload.arrays import load_arrays
-from bench.workload.feed import Place, open_feed
+from bench.matrix.workload import WorkloadOptions
+from bench.workload.data.arrays import load_arrays
+from bench.workload.data.feed import Place, open_feed
 from bench.workload.task import KINDS
 
 

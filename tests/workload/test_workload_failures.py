@@ -9,8 +9,8 @@ import time
 import pytest
 import torch
 
-from bench.layout import METRICS_COLUMNS
-from bench.measurement.hosts import host_name
+from bench.measure.hosts import host_name
+from bench.study.layout import METRICS_COLUMNS
 from bench.workload.failures import reason
 from tests.workload.conftest import QUICK, torchrun_env
 

@@ -9,8 +9,8 @@ from statistics import mean, median
 
 import pytest
 
-from bench.layout import METRICS_COLUMNS, RANKS_COLUMNS, STEPS_COLUMNS
-from bench.measurement.pop import pop_efficiencies
+from bench.measure.results import pop_efficiencies
+from bench.study.layout import METRICS_COLUMNS, RANKS_COLUMNS, STEPS_COLUMNS
 from tests.workload.scenarios import NAP_S
 
 #: Times are compared here: other tests beside these would take their cores.

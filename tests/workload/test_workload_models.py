@@ -7,10 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.matrix.options import WorkloadOptions
+from bench.matrix.workload import WorkloadOptions
+from bench.workload.data.synthetic import generator_on, signal_for, synthetic_shape
 from bench.workload.models.mlp import Mlp, width_for
 from bench.workload.models.transformer import Transformer, shape_for
-from bench.workload.synthetic import generator_on, signal_for, synthetic_shape
 from bench.workload.task import KINDS, DataShape, build_task, parameters_of
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
-import bench.workload.life as life
+import bench.workload.rank as life
 from bench.workload.arguments import parse_arguments
-from bench.workload.feed import SyntheticFeed
+from bench.workload.data.feed import SyntheticFeed
 from bench.workload.main import main
 from bench.workload.models.mlp import Mlp
 from bench.workload.training import wrap

@@ -1,0 +1,311 @@
+"""How often a cell's attempts have completed so far."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy import special
+
+from analysis.checks.fabric import fabrics
+from analysis.compare.matching import settings_of
+from analysis.data.load import Study
+from analysis.data.runs import json_object
+from analysis.stats.estimate import MIN_RUNS, log_moments
+from analysis.stats.laws.forecast import forecasts
+from analysis.stats.measured import SIZE_COLUMNS, Frames, measure
+from analysis.stats.scaling import scale
+from analysis.text import clean, one_line
+from bench.study.layout import RunFolder
+from bench.study.ledger import RunState
+
+#: Attempts that ended by themselves: a cancelled or queued one says nothing of the cell.
+_DECIDED = (str(RunState.COMPLETED), str(RunState.FAILED))
+#: The normal quantile of a two-sided 95 % interval.
+_Z = float(special.ndtri(0.975))
+
+
+def cell_success(study: Study) -> pd.DataFrame:
+    """Return by ``cell_id``: attempts ``completed`` and ``attempted``, and ``success_low``.
+
+    Earlier attempts of a run that was started again count. ``success_low`` is the lower bound of
+    Wilson's 95 % interval (E. B. Wilson, JASA 22, 1927), so that 3 of 3 is less than 30 of 30;
+    0 where nothing was attempted.
+    """
+    latest = pd.DataFrame({"cell_id": study.runs["cell_id"], "state": study.runs["state"]})
+    both = pd.concat([latest, _earlier(study)], ignore_index=True)
+    decided = both[both["state"].isin(_DECIDED)]
+    groups = decided["state"].eq(str(RunState.COMPLETED)).groupby(decided["cell_id"])
+    cells = pd.Index(study.cells["cell_id"], name="cell_id")
+    frame = pd.DataFrame({"completed": groups.sum(), "attempted": groups.size()}).reindex(cells)
+    frame = frame.fillna(0).astype("int64")
+    frame["success_low"] = [
+        wilson_low(int(done), int(tried))
+        for done, tried in zip(frame["completed"], frame["attempted"], strict=True)
+    ]
+    return frame
+
+
+def _earlier(study: Study) -> pd.DataFrame:
+    """Return the states of the attempts before each run's latest one."""
+    rows = []
+    numbers = study.runs["attempt"].to_numpy(dtype=float, na_value=np.nan)
+    for place in np.flatnonzero(numbers > 1):
+        latest = Path(str(study.attempts[place]))
+        for number in range(1, int(numbers[place])):
+            content, _ = json_object(str(RunFolder(latest.with_name(f"attempt-{number}")).run_json))
+            rows.append((study.runs["cell_id"].iloc[place], (content or {}).get("state")))
+    return pd.DataFrame(rows, columns=["cell_id", "state"], dtype="object")
+
+
+def wilson_low(completed: int, attempted: int) -> float:
+    """Return the lower bound of Wilson's 95 % interval of a rate; 0 without attempts."""
+    if attempted == 0:
+        return 0.0
+    rate, spread = completed / attempted, _Z**2 / attempted
+    centre = rate + spread / 2
+    return float(
+        (centre - _Z * math.sqrt(rate * (1 - rate) / attempted + spread / (4 * attempted))) / (1 + spread)
+    )
+
+
+# Which configuration trains first, cheapest, safest: measured cells and predicted sizes as options.
+#
+# The time per epoch is that of whole steps, ceil(samples / global batch) · T, plus the
+# checkpoint where the study wrote one. Start-up and validation are not in it. Intervals are
+# those of one further run (90 %), since a training is one job: Student's t on the logarithms
+# of the cell's runs with √(1 + 1/n) for measured cells, the law's for predicted sizes.
+
+LEVEL = 0.90
+
+#: One row per option; times in seconds, ``success_low`` by Wilson (95 %).
+COLUMNS = (
+    *("study", "kind", "cell_id", "launcher", "backend", "setting", "nodes", "gpus_per_node", "gpus"),
+    *("device", "gpu", "global_batch", "per_gpu_batch", "n", "throughput_samples_per_sec", "step_time_s"),
+    *("steps_per_epoch", "checkpoint_s", "epoch_s", "wait_s", "wait_source", "training_s", "training_low_s"),
+    *("training_high_s", "total_s", "gpu_hours", "node_hours", "completed", "attempted", "success_rate"),
+    *("success_low", "first", "cheapest", "safest", "batch_differs", "state", "remark"),
+)
+
+#: A layout that a job can ask for: study, nodes, ranks per node.
+Layout = tuple[str, int, str]
+
+
+@dataclass(frozen=True)
+class Wait:
+    """How long a layout waits in the queue, in seconds; None where that is not known.
+
+    ``source`` says where that comes from; ``remark`` is for the option's row.
+    """
+
+    seconds: float | None
+    source: str
+    remark: str = ""
+
+
+@dataclass(frozen=True)
+class Advice:
+    """The options, the soonest first, and what a reader should know."""
+
+    samples: int
+    epochs: int
+    options: pd.DataFrame
+    notes: list[str] = field(default_factory=list)
+
+    def chosen(self, mark: str) -> dict[str, Any] | None:
+        """Return the option that is ``first``, ``cheapest`` or ``safest``; None where there is none."""
+        return first_of(self.options[self.options[mark]])
+
+
+def first_of(options: pd.DataFrame) -> dict[str, Any] | None:
+    """Return the first option as a dict; None where there is none."""
+    return {str(name): options[name].iloc[0] for name in options} if len(options) else None
+
+
+def options_of(
+    studies: Mapping[str, Study], *, samples: int, epochs: int, beyond: bool = False
+) -> tuple[pd.DataFrame, list[str]]:
+    """Return the options of some studies, without waits, and why sizes are not predicted.
+
+    Args:
+        studies: by the name to show.
+        samples: training samples of an epoch.
+        epochs: epochs of the training.
+        beyond: predict beyond twice the largest measured size, too.
+    """
+    parts, notes = [], []
+    for name, study in studies.items():
+        frames = measure(study)
+        rows = scale(frames)
+        measured = _measured(study, frames, rows)
+        predicted, reasons = forecasts(frames, rows, fabrics=fabrics(study, rows), beyond=beyond)
+        notes += [f"{name}: {reason}" for reason in reasons]
+        part = pd.concat([measured, _like(predicted, measured)], ignore_index=True)
+        parts.append(part.assign(study=name, gpu=_gpu(study)))
+    options = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
+    return _with_times(options, samples=samples, epochs=epochs), notes
+
+
+def rank(
+    options: pd.DataFrame,
+    waits: Mapping[Layout, Wait],
+    *,
+    samples: int,
+    epochs: int,
+    notes: Iterable[str] = (),
+) -> Advice:
+    """Return the options with their waits, ordered by when they would be done.
+
+    First, cheapest and safest are chosen among measured options: a prediction may be sooner,
+    but nobody has seen it run. Without any wait the order is that of the training times.
+    """
+    options = options.copy()
+    found = [waits.get(layout, Wait(None, "")) for layout in layouts_of(options)]
+    options["wait_s"] = np.array([w.seconds for w in found], dtype=float)
+    options["wait_source"] = [w.source for w in found]
+    options["remark"] = _joined(options["remark"], [w.remark for w in found])
+    notes = list(notes)
+    none_known = options["wait_s"].isna().all()
+    if none_known:
+        notes.append("No wait is known: totals are the training alone")
+    elif options["wait_s"].isna().any():
+        notes.append("Where the wait is not known there is no total: those options stand last")
+    options["total_s"] = options["training_s"] + (0.0 if none_known else options["wait_s"])
+    _mark(options)
+    order = ["total_s", "training_s", "node_hours", "study", "cell_id"]
+    options = options.sort_values(order, kind="stable", ignore_index=True, na_position="last")
+    return Advice(samples, epochs, options[list(COLUMNS)], notes)
+
+
+def layouts_of(options: pd.DataFrame) -> list[Layout]:
+    """Return each option's layout."""
+    table = zip(options["study"], options["nodes"], options["gpus_per_node"], strict=True)
+    return [(str(study), int(nodes), str(each)) for study, nodes, each in table]
+
+
+def fastest_of(options: pd.DataFrame) -> dict[Layout, float]:
+    """Return by layout the seconds of its fastest training; infinite where none is known."""
+    found: dict[Layout, float] = {}
+    for layout, training_s in zip(layouts_of(options), options["training_s"], strict=True):
+        known_s = float(training_s) if math.isfinite(training_s) else math.inf
+        found[layout] = min(found.get(layout, math.inf), known_s)
+    return found
+
+
+def _measured(study: Study, frames: Frames, rows: pd.DataFrame) -> pd.DataFrame:
+    """Return one row per planned cell, whether it has been measured or not."""
+    options = rows.drop_duplicates("cell_id").set_index("cell_id", drop=False)
+    options = options.rename(columns={"step_time_sec": "step_time_s"})
+    own = ("cell_id", "launcher", "backend", *SIZE_COLUMNS)
+    options = options[[*own, "n", "throughput_samples_per_sec", "step_time_s", "state", "reason"]]
+    options["kind"] = np.where(options["n"] > 0, "measured", "not measured")
+    options["remark"] = options.pop("reason").where(options["n"] < _runs_planned(frames, options.index), "")
+    options["device"] = study.cells.set_index("cell_id")["device"].reindex(options.index)
+    options["setting"] = pd.Series(_settings(study)).reindex(options.index).fillna("")
+    options["low_s"], options["high_s"] = _further_run(frames, options.index)
+    options["checkpoint_s"] = _checkpoints(study, frames).reindex(options.index)
+    return options.join(cell_success(study)).reset_index(drop=True)
+
+
+def _runs_planned(frames: Frames, cells: pd.Index[Any]) -> pd.Series:
+    return frames.runs.groupby("cell_id").size().reindex(cells).fillna(0)
+
+
+def _settings(study: Study) -> dict[str, str]:
+    """Return by cell what tells it from other cells of its size and batch."""
+    cells = {clean(cell["cell_id"]): settings_of(cell) for cell in study.plan["cells"]}
+    names = {name for cell in cells.values() for name in cell} - {"nodes", "tasks_per_node", "world_size"}
+    names -= {"global_batch", "per_gpu_batch"}
+    varying = sorted(name for name in names if len({cell.get(name) for cell in cells.values()}) > 1)
+    return {
+        cell_id: ", ".join(f"{name.removeprefix('env.')} {cell.get(name, 'not set')}" for name in varying)
+        for cell_id, cell in cells.items()
+    }
+
+
+def _further_run(frames: Frames, cells: pd.Index[Any]) -> tuple[Any, Any]:
+    """Return the interval of the time per step of one further run of each cell; NaN below 3 runs."""
+    measured = frames.runs[frames.runs["measured"]]
+    places = cells.get_indexer(pd.Index(measured["cell_id"]))
+    values = measured["step_time_sec"].to_numpy(dtype=float)
+    moments = log_moments(values, groups=places, size=len(cells))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        quantile = special.stdtrit(np.where(moments.n > 1, moments.n - 1, np.nan), 0.5 + LEVEL / 2)
+        half = quantile * np.sqrt(moments.variance * (1 + 1 / moments.n))
+    half = np.where(moments.n >= MIN_RUNS, half, np.nan)
+    return np.exp(moments.mean - half), np.exp(moments.mean + half)
+
+
+def _checkpoints(study: Study, frames: Frames) -> pd.Series:
+    """Return each cell's mean seconds for a checkpoint, over the epochs of the runs that count."""
+    counted = set(frames.runs.loc[frames.runs["measured"], "run_id"])
+    epochs = study.epochs[study.epochs["run_id"].isin(counted)]
+    means = epochs.groupby("cell_id", observed=True)["checkpoint_time_sec"].mean()
+    means.index = means.index.astype("str")
+    return means
+
+
+def _gpu(study: Study) -> str:
+    """Return the GPU's name as a run saw it, without its maker's; empty where none says so."""
+    started = [run_id for run_id, path in zip(study.runs["run_id"], study.attempts, strict=True) if path]
+    for run_id in started[:50]:
+        env = study.envs_of([run_id]).get(run_id)
+        if env and env.get("device") == "cuda" and env.get("device_name"):
+            return one_line(env["device_name"], limit=60).removeprefix("NVIDIA ")
+    return ""
+
+
+def _like(predicted: pd.DataFrame, measured: pd.DataFrame) -> pd.DataFrame:
+    """Return predicted sizes with the columns of measured options."""
+    if not len(predicted):
+        return measured.iloc[:0]
+    like = measured.set_index("cell_id").loc[predicted["like"]].reset_index(drop=True)
+    frame = predicted.drop(columns="like").reset_index(drop=True)
+    for name in ("launcher", "backend", "device", "setting", "checkpoint_s"):
+        frame[name] = like[name]
+    return frame.assign(cell_id="", n=0, kind="predicted", state="", completed=0, attempted=0)
+
+
+def _with_times(options: pd.DataFrame, *, samples: int, epochs: int) -> pd.DataFrame:
+    if not len(options):
+        return options
+    options["steps_per_epoch"] = [math.ceil(samples / batch) for batch in options["global_batch"]]
+    extra = options["checkpoint_s"].astype(float).fillna(0.0)
+    for name, step in (("", "step_time_s"), ("_low", "low_s"), ("_high", "high_s")):
+        epoch_s = options["steps_per_epoch"] * options[step].astype(float) + extra
+        options[f"training{name}_s"] = epochs * epoch_s
+    options["epoch_s"] = options["training_s"] / epochs
+    hours = options["training_s"] / 3600
+    options["gpu_hours"] = (hours * options["gpus"]).where(options["device"] == "cuda")
+    options["node_hours"] = hours * options["nodes"]
+    options["success_rate"] = options["completed"] / options["attempted"].where(options["attempted"] > 0)
+    return options
+
+
+def _mark(options: pd.DataFrame) -> None:
+    """Add first, cheapest, safest and batch_differs."""
+    own = options[(options["kind"] == "measured") & options["total_s"].notna()]
+    cost = "gpu_hours" if options["gpu_hours"].notna().all() else "node_hours"
+    ranked = {
+        "first": (["total_s", cost], [True, True]),
+        "cheapest": ([cost, "total_s"], [True, True]),
+        "safest": (["success_low", "total_s"], [False, True]),
+    }
+    for mark, (keys, ascending) in ranked.items():
+        options[mark] = False
+        best = own.sort_values(keys, ascending=ascending, kind="stable").head(1)
+        options.loc[best.index, mark] = True
+    first = options[options["first"]]
+    batch = first["global_batch"].iloc[0] if len(first) else None
+    options["batch_differs"] = (options["global_batch"] != batch) if batch is not None else False
+
+
+def _joined(texts: Sequence[str] | pd.Series, more: Sequence[str]) -> list[str]:
+    return [
+        "; ".join(part for part in (text, other) if part) for text, other in zip(texts, more, strict=True)
+    ]

@@ -1,0 +1,215 @@
+"""What in a study is odd, in words; nothing is dropped because of it.
+
+Each finding states what was seen and what would be worth a look. Thresholds are those of a
+reader who should not be bothered by noise: an interval clear of the limit where there is one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+from scipy import special
+
+from analysis.checks.stragglers import WHAT_TO_DO, LateNodes, by_how_much, others_wait
+from analysis.data.environment import Crowding, Environment
+from analysis.data.names import paths, ranks
+from analysis.data.runs import states
+from analysis.stats.estimate import LEVEL, MIN_RUNS
+from analysis.stats.measured import Frames
+from analysis.text import count, fraction, known, listed, one_line, percent
+
+#: Without intervals: how far an efficiency lies above 1, or above that of the size before, to be told.
+MARGIN = 0.05
+#: Coefficient of variation over the runs of a cell from which it is called unstable.
+UNSTABLE = 0.05
+#: Level of the test for drift, and the least change over the study that is told.
+DRIFT_LEVEL = 0.01
+DRIFT_LEAST = 0.01
+_MANY = 5
+_PATH_COLUMNS = ["gpus", "efficiency", "efficiency_low", "efficiency_high"]
+
+
+@dataclass(frozen=True)
+class Anomaly:
+    """One thing that is odd: a heading of a few words, and a sentence."""
+
+    heading: str
+    words: str
+
+
+def anomalies(rows: pd.DataFrame, frames: Frames, *, slow: pd.DataFrame | None = None) -> list[Anomaly]:
+    """Return what is odd about a study, what concerns the most numbers first.
+
+    Args:
+        rows: from :func:`analysis.stats.scaling.scale`.
+        frames: what that was made from.
+        slow: of ``slow_nodes``, those that are not told of elsewhere.
+    """
+    found = [*_baselines_with_outliers(rows, frames), *_drift(frames)]
+    if slow is not None and len(slow):
+        found.append(_slow_nodes(slow))
+    found += [*_superlinear(rows), *_recoveries(rows), *_unstable(frames)]
+    return found
+
+
+def _few(items: list[str]) -> str:
+    return listed(items, limit=_MANY)
+
+
+def _baselines_with_outliers(rows: pd.DataFrame, frames: Frames) -> Iterator[Anomaly]:
+    bases = set(rows["base_cell"].dropna())
+    odd = frames.runs[frames.runs["outlier"] & frames.runs["cell_id"].isin(bases)]
+    if len(odd):
+        cells = [one_line(cell, limit=60) for cell in dict.fromkeys(odd["cell_id"])]
+        yield Anomaly(
+            "Baseline with an outlier",
+            f"{_few(cells)}: {count(len(odd), 'run')} far from the others of the baseline. "
+            "Every efficiency that refers to it carries that: run the baseline again.",
+        )
+
+
+def _superlinear(rows: pd.DataFrame) -> Iterator[Anomaly]:
+    beyond = rows[(rows["gpus"] > rows["base_gpus"]) & rows["ddp"] & (rows["mode"] != "")]
+    clear = beyond[beyond["efficiency_low"] > 1]
+    apart = beyond[beyond["efficiency_low"].isna() & (beyond["efficiency"] > 1 + MARGIN)]
+    told = pd.concat([clear, apart])
+    if len(told):
+        cells = [f"{fraction(row['efficiency'])} at {ranks(row)}" for row in told.to_dict("records")]
+        sure = "its interval is clear of 1" if len(apart) == 0 else "without an interval where n is below 3"
+        yield Anomaly(
+            "Efficiency above 1",
+            f"{_few(cells)} ({sure}). Either the baseline is slower than it should be (fewer threads, "
+            "another node, a slow first run), or the smaller share of the work fits into a faster memory.",
+        )
+
+
+def _recoveries(rows: pd.DataFrame) -> Iterator[Anomaly]:
+    """Yield the sizes whose efficiency falls, and recovers at the next larger size."""
+    told = []
+    measured = rows[rows["efficiency"].notna() & rows["ddp"]]
+    for _, own in paths(measured):
+        path = own[_PATH_COLUMNS].to_dict("records")
+        for before, low, after in zip(path, path[1:], path[2:], strict=False):
+            if low["efficiency"] < before["efficiency"] and _clearly_above(after, low):
+                three = (before, low, after)
+                values = ", ".join(fraction(row["efficiency"]) for row in three)
+                told.append(f"{values} at {', '.join(str(row['gpus']) for row in three)} ranks")
+    told = list(dict.fromkeys(told))
+    if told:
+        yield Anomaly(
+            "A size falls and the next recovers",
+            f"{_few(told)}. A larger size does not repair a smaller one: look at the nodes, the order of the "
+            "runs and the batch per rank of the one between.",
+        )
+
+
+def _clearly_above(upper: dict[Hashable, Any], lower: dict[Hashable, Any]) -> bool:
+    if known(upper["efficiency_low"]) and known(lower["efficiency_high"]):
+        return bool(upper["efficiency_low"] > lower["efficiency_high"])
+    return bool(upper["efficiency"] > lower["efficiency"] * (1 + MARGIN))
+
+
+def _unstable(frames: Frames) -> Iterator[Anomaly]:
+    runs = frames.runs[frames.runs["measured"]]
+    logs = runs["rate"].astype(float).map(math.log).groupby(runs["cell_id"])
+    spread = logs.std()[logs.size() >= MIN_RUNS].sort_values(ascending=False)
+    wide = spread[spread > UNSTABLE]
+    if len(wide):
+        cells = [f"{one_line(cell, limit=60)} by {percent(value)}" for cell, value in wide.items()]
+        yield Anomaly(
+            "Runs of a cell differ",
+            f"{_few(cells)} (standard deviation from run to run). Shared nodes, a shared network or file "
+            "system, changing clocks: more repeats, or exclusive nodes.",
+        )
+
+
+def _drift(frames: Frames) -> Iterator[Anomaly]:
+    """Yield a trend of the throughput over the time of the study, cells compared with themselves only."""
+    runs = frames.runs[frames.runs["measured"]]
+    if "started_at" not in runs or runs["started_at"].isna().any() or not len(runs):
+        return
+    hours = (runs["started_at"] - runs["started_at"].min()).dt.total_seconds() / 3600
+    logs = runs["rate"].astype(float).map(math.log)
+    time = hours - hours.groupby(runs["cell_id"]).transform("mean")
+    change = logs - logs.groupby(runs["cell_id"]).transform("mean")
+    freedom = len(runs) - runs["cell_id"].nunique() - 1
+    spread = float((time**2).sum())
+    if freedom < MIN_RUNS or spread <= 0:
+        return
+    slope = float((time * change).sum()) / spread
+    error = math.sqrt(float(((change - slope * time) ** 2).sum()) / freedom / spread)
+    span = float(hours.max())
+    p_value = 2 * float(special.stdtr(freedom, -abs(slope) / error)) if error > 0 else 0.0
+    if p_value > DRIFT_LEVEL or abs(slope * span) < DRIFT_LEAST:
+        return
+    half = float(special.stdtrit(freedom, 0.5 + LEVEL / 2)) * error
+    low, high = sorted(abs(math.expm1(bound * span)) for bound in (slope - half, slope + half))
+    direction = "falls" if slope < 0 else "rises"
+    yield Anomaly(
+        "Drift",
+        f"The throughput of equal cells {direction} by {percent(abs(math.expm1(slope * span)), decimals=1)} "
+        f"[{percent(low, decimals=1)}, {percent(high, decimals=1)}] over the {span:.1f} h of the study "
+        f"(p = {p_value:.2g}). Repeats are spread over the order, so it widens intervals more than it shifts "
+        "ratios: look for heat, other users, a filling file system.",
+    )
+
+
+def _slow_nodes(slow: pd.DataFrame) -> Anomaly:
+    return Anomaly(
+        "Slow node",
+        f"{_few(by_how_much(slow))}: longer than the other nodes of the same runs for work that waits for "
+        f"nobody. Every step waits for it: {WHAT_TO_DO}.",
+    )
+
+
+# What a reader must know of a study before looking at a number.
+
+#: A heading and words.
+Alert = tuple[str, str]
+
+
+def alerts(
+    rows: pd.DataFrame, frames: Frames, environment: Environment, *, late: LateNodes, slow: pd.DataFrame
+) -> Iterator[Alert]:
+    """Yield what stands on top of the page.
+
+    Args:
+        rows: from :func:`analysis.stats.scaling.scale`.
+        frames: what that was made from.
+        environment: what the runs ran on.
+        late: the nodes that the others wait for.
+        slow: those of them that are slow by their own work, too (``slow_nodes``).
+    """
+    if environment.crowding is not None:
+        yield _crowded(environment.crowding)
+    yield from _without_a_number(frames.runs)
+    mixed = rows[rows["other_unit"]].drop_duplicates("cell_id")
+    if len(mixed):
+        cells = listed([one_line(name, limit=60) for name in mixed["cell_id"]], limit=4)
+        words = f"{cells}: counted in another unit than the plan's samples or the baseline; no efficiency."
+        yield "Two units of work", words
+    if environment.differing:
+        words = f"Not all runs had the same {listed(environment.differing)}: see the environment below."
+        yield "Runs differ", words
+    if late.sentences:
+        yield others_wait(late, slow=slow)
+
+
+def _crowded(crowding: Crowding) -> Alert:
+    sizes = listed([str(size) for size in crowding.sizes], limit=8)
+    concerned = f". Sizes concerned: {sizes} ranks" if sizes else ""
+    return "Ranks outnumber cores", f"{crowding}{concerned}."
+
+
+def _without_a_number(runs: pd.DataFrame) -> Iterator[Alert]:
+    missing = runs[~runs["measured"]]
+    if len(missing) == len(runs):
+        told = f": {states(runs)}" if len(runs) else ""
+        yield "Nothing to compare", f"None of the {count(len(runs), 'planned run')} gave a number{told}."
+    elif len(missing):
+        words = f"{len(missing):,} of {count(len(runs), 'run')} do not count: {states(missing)}."
+        yield "Incomplete", words

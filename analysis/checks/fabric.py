@@ -1,0 +1,306 @@
+"""What the fabric does by itself: latency and bandwidth from the all-reduces that every run times.
+
+The model is that of a ring all-reduce of S bytes over N ranks::
+
+    t = 2(N − 1) · α + 2(N − 1)/N · S · β
+
+α is the latency of one of its 2(N − 1) steps (s), β the time per byte on a rank's link (s/byte).
+Source: R. Thakur, R. Rabenseifner, W. Gropp, *Optimization of Collective Communication Operations
+in MPICH*, IJHPCA 19(1), 2005; bandwidths as nccl-tests defines them (doc/PERFORMANCE.md).
+
+Sizes differ by orders of magnitude, and each parameter is told by its own: β by the large ones,
+α by those where the bytes take less than half of the time. Fitted to all of them alike, what
+happens in between (a library that changes its algorithm, a switch with a buffer) would bend both.
+The unit is the run: one run gives one α and one β, and intervals come from runs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis.data.load import Study
+from analysis.data.runs import json_object
+from analysis.stats.estimate import MIN_RUNS, Floats, log_moments, mean_interval
+from analysis.stats.laws.communication import Fabric
+from analysis.text import count
+from bench.study.layout import RunFolder
+
+#: One row per run and message size.
+SWEEP_COLUMNS = (
+    "run_id",
+    "cell_id",
+    "ranks",
+    "bytes",
+    "buckets",
+    "repeats",
+    "time_sec",
+    "algbw_bytes_per_sec",
+    "busbw_bytes_per_sec",
+)
+#: One row per cell with a sweep: ``n`` runs with a fit; ``reason`` says why a value is missing.
+FABRIC_COLUMNS = (
+    "cell_id",
+    "ranks",
+    "n",
+    "alpha_sec",
+    "alpha_low",
+    "alpha_high",
+    "beta_sec_per_byte",
+    "beta_low",
+    "beta_high",
+    "ring_bytes_per_sec",
+    "left_out_error",
+    "left_out_error_large",
+    "reason",
+)
+#: From here on a message is large: TCP windows, pipelines and buffers of switches are filled.
+LARGE_BYTES = 4_000_000
+_FEWEST_SIZES = 3
+_ROUNDS = 50
+
+
+@dataclass(frozen=True)
+class RingFit:
+    """α and β of one sweep.
+
+    Attributes:
+        alpha_s: seconds per step of the ring.
+        beta_s_per_byte: seconds per byte on a rank's link.
+        ranks: N.
+        left_out: by message size, the prediction of the other sizes over what was measured, minus 1;
+            a size without which there is no fit is absent.
+    """
+
+    alpha_s: float
+    beta_s_per_byte: float
+    ranks: int
+    left_out: Mapping[int, float]
+
+    def time_s(self, size: float) -> float:
+        """Return the predicted seconds of an all-reduce of ``size`` bytes."""
+        return float(ring_time(size, self.ranks, self.alpha_s, self.beta_s_per_byte))
+
+    def worst(self, *, from_bytes: int = 0) -> float | None:
+        """Return the largest error of a size left out, of those of so many bytes or more."""
+        errors = [abs(error) for size, error in self.left_out.items() if size >= from_bytes]
+        return max(errors, default=None)
+
+
+@dataclass(frozen=True)
+class NoFit:
+    """Why a sweep has no α and β."""
+
+    reason: str
+
+
+def ring_time(size: Any, ranks: Any, alpha_s: Any, beta_s_per_byte: Any) -> Any:
+    """Return the model's seconds for ``size`` bytes (scalars or arrays)."""
+    steps = 2 * (ranks - 1)
+    return steps * alpha_s + steps / ranks * size * beta_s_per_byte
+
+
+def fit_ring(sizes: Sequence[float], times_s: Sequence[float], *, ranks: int) -> RingFit | NoFit:
+    """Return α and β of all-reduces of several sizes, or why there are none.
+
+    Args:
+        sizes: bytes of each message.
+        times_s: seconds of each.
+        ranks: N, 2 or more.
+    """
+    if ranks < 2:
+        return NoFit("one rank has nobody to communicate with")
+    given = np.asarray(sizes, dtype=float), np.asarray(times_s, dtype=float)
+    usable = np.isfinite(given).all(axis=0) & (np.minimum(*given) > 0)
+    size, places = np.unique(given[0][usable], return_inverse=True)
+    time = np.array([np.median(given[1][usable][places == place]) for place in range(len(size))])
+    found = _parameters(size, time, ranks)
+    if isinstance(found, NoFit):
+        return found
+    left_out = {}
+    for place in range(len(size)):
+        without = _parameters(np.delete(size, place), np.delete(time, place), ranks)
+        if not isinstance(without, NoFit):
+            left_out[int(size[place])] = float(ring_time(size[place], ranks, *without) / time[place]) - 1
+    return RingFit(*found, ranks, left_out)
+
+
+def _parameters(size: Floats, time: Floats, ranks: int) -> tuple[float, float] | NoFit:
+    """Return α and β of some sizes and their times, each from the sizes that tell it."""
+    if len(size) < _FEWEST_SIZES:
+        return NoFit(f"{len(size)} message sizes; a fit needs {_FEWEST_SIZES}")
+    steps, wire = 2 * (ranks - 1), size * 2 * (ranks - 1) / ranks
+    # Relative errors, weighted by the square of the size: the largest messages tell β.
+    weighted = (size / time) ** 2 * wire
+    scale = float((weighted * wire).sum())
+    alpha, beta = 0.0, 0.0
+    for _ in range(_ROUNDS):
+        beta = float((weighted * (time - steps * alpha)).sum()) / scale
+        if not (isfinite(beta) and beta > 0):
+            return NoFit("large messages take no longer than small ones")
+        latent = wire * beta < time / 2
+        if not latent.any():
+            return NoFit("no message is small enough to show the latency")
+        new = float(np.median((time - wire * beta)[latent])) / steps
+        if abs(new - alpha) <= 1e-9 * abs(new):
+            break
+        alpha = new
+    return alpha, beta
+
+
+def read_probes(study: Study, run_ids: Iterable[str] | None = None) -> dict[str, dict[str, Any]]:
+    """Return probes.json by run_id, of the runs that left a whole one.
+
+    Args:
+        study: the study.
+        run_ids: of some runs; None for all.
+    """
+    wanted = None if run_ids is None else set(run_ids)
+    found = {}
+    for run_id, attempt in zip(study.runs["run_id"], study.attempts, strict=True):
+        if attempt is None or (wanted is not None and run_id not in wanted):
+            continue
+        content, _ = json_object(str(RunFolder(Path(attempt)).probes))
+        if content is not None and content.get("schema") == 1:
+            found[str(run_id)] = content
+    return found
+
+
+def sweep_rows(study: Study, probes: Mapping[str, dict[str, Any]] | None = None) -> pd.DataFrame:
+    """Return :data:`SWEEP_COLUMNS`, one row per run and message size.
+
+    A time is the median over a size's repeats, each the longest rank's. A size whose entry is
+    not as it should be is left out.
+    """
+    read = read_probes(study) if probes is None else probes
+    cells = dict(zip(study.runs["run_id"], study.runs["cell_id"], strict=True))
+    rows = [
+        {"run_id": run_id, "cell_id": cells[run_id], **row}
+        for run_id, content in read.items()
+        for row in _sizes(content)
+    ]
+    return pd.DataFrame(rows, columns=list(SWEEP_COLUMNS))
+
+
+def _sizes(content: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
+    ranks, swept = content.get("world_size"), content.get("all_reduce")
+    sizes = swept.get("sizes") if isinstance(swept, dict) else None
+    if not isinstance(ranks, int) or ranks < 2 or not isinstance(sizes, list):
+        return
+    for entry in sizes:
+        try:
+            row = _size(entry, ranks)
+        except (KeyError, TypeError, ValueError, OverflowError, AttributeError):
+            continue
+        if row["bytes"] > 0 and isfinite(row["time_sec"]) and row["time_sec"] > 0:
+            yield row
+
+
+def _size(entry: Mapping[str, Any], ranks: int) -> dict[str, Any]:
+    size, repeats = int(entry["bytes"]), [max(map(float, one)) for one in entry["times_s"]]
+    time_s = float(np.median(repeats)) if repeats else float("nan")
+    rate = size / time_s if time_s else float("nan")
+    return {
+        "ranks": ranks,
+        "bytes": size,
+        "buckets": int(entry.get("buckets") or 0),
+        "repeats": len(repeats),
+        "time_sec": time_s,
+        "algbw_bytes_per_sec": rate,
+        "busbw_bytes_per_sec": rate * 2 * (ranks - 1) / ranks,
+    }
+
+
+def fabric_table(sweep: pd.DataFrame) -> pd.DataFrame:
+    """Return :data:`FABRIC_COLUMNS`, one row per cell.
+
+    A cell's α and β are the geometric means of its runs'; their 95 % intervals are Student's t on
+    the logarithms, from three runs. ``ring_bytes_per_sec`` is 1/β: the rate on a rank's link.
+    ``left_out_error`` is the largest relative error of a size that the other sizes predict, median
+    over runs; ``left_out_error_large`` the same among messages of 4 MB or more.
+
+    Args:
+        sweep: from :func:`sweep_rows`.
+    """
+    rows = [_cell(str(cell_id), runs) for cell_id, runs in sweep.groupby("cell_id", sort=False)]
+    return pd.DataFrame(rows, columns=list(FABRIC_COLUMNS))
+
+
+def _cell(cell_id: str, rows: pd.DataFrame) -> dict[str, Any]:
+    ranks = int(rows["ranks"].iloc[0])
+    tried = [
+        fit_ring(run["bytes"].to_list(), run["time_sec"].to_list(), ranks=ranks)
+        for _, run in rows.groupby("run_id", sort=False)
+    ]
+    fits = [fit for fit in tried if isinstance(fit, RingFit)]
+    reasons = dict.fromkeys(fit.reason for fit in tried if isinstance(fit, NoFit))
+    alpha = _with_interval([fit.alpha_s for fit in fits])
+    beta = _with_interval([fit.beta_s_per_byte for fit in fits])
+    if 0 < len(fits) < MIN_RUNS:
+        reasons[f"{count(len(fits), 'run')}: no interval (it needs {MIN_RUNS})"] = None
+    return {
+        "cell_id": cell_id,
+        "ranks": ranks,
+        "n": len(fits),
+        **dict(zip(("alpha_sec", "alpha_low", "alpha_high"), alpha, strict=True)),
+        **dict(zip(("beta_sec_per_byte", "beta_low", "beta_high"), beta, strict=True)),
+        "ring_bytes_per_sec": 1 / beta[0],
+        "left_out_error": _median([fit.worst() for fit in fits]),
+        "left_out_error_large": _median([fit.worst(from_bytes=LARGE_BYTES) for fit in fits]),
+        "reason": "; ".join(reasons),
+    }
+
+
+def _with_interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """Return the geometric mean and its 95 % interval; NaN where there is none."""
+    one_group = np.zeros(len(values), dtype=np.intp)
+    moments = log_moments(np.asarray(values, dtype=float), groups=one_group, size=1)
+    (low,), (high,) = mean_interval(moments)
+    return float(np.exp(moments.mean[0])), float(low), float(high)
+
+
+def _median(values: Iterable[float | None]) -> float:
+    told = [value for value in values if value is not None]
+    return float(np.median(told)) if told else float("nan")
+
+
+# The all-reduce of a series as its runs probed it, for the communication model.
+
+
+def fabrics(study: Study, rows: pd.DataFrame) -> dict[str, Fabric]:
+    """Return :func:`fabrics_of` a study's probes.json."""
+    sweep = sweep_rows(study)
+    return fabrics_of(sweep, fabric_table(sweep), rows)
+
+
+def fabrics_of(sweep: pd.DataFrame, fits: pd.DataFrame, rows: pd.DataFrame) -> dict[str, Fabric]:
+    """Return by series the fabric that its largest probed size saw; series without one are left out.
+
+    The largest size stands for the others: its ring takes the path that larger ones take. Which
+    bucket is ready last is not told by the probes: it is counted with the mean size.
+
+    Args:
+        sweep: from :func:`analysis.checks.fabric.sweep_rows`.
+        fits: its :func:`analysis.checks.fabric.fabric_table`.
+        rows: from :func:`analysis.stats.scaling.scale`.
+    """
+    table = fits.set_index("cell_id")
+    known = table[(table["alpha_sec"] >= 0) & (table["beta_sec_per_byte"] > 0)]
+    buckets = sweep[sweep["buckets"] > 0].drop_duplicates(["cell_id", "bytes"])
+    found = {}
+    for series, own in rows[rows["cell_id"].isin(known.index)].groupby("series", sort=False):
+        cell = own.sort_values("gpus", kind="stable")["cell_id"].iloc[-1]
+        real = buckets[buckets["cell_id"] == cell]
+        amount = int(real["buckets"].sum())
+        payload = float((real["bytes"] * real["buckets"]).sum())
+        if amount and math.isfinite(payload):
+            alpha, beta = known.loc[cell, ["alpha_sec", "beta_sec_per_byte"]].to_numpy(dtype=float)
+            found[str(series)] = Fabric(float(alpha), float(beta), payload, payload / amount, amount)
+    return found

@@ -1,0 +1,235 @@
+"""Read thousands of small CSV files of one known header as one frame.
+
+A call of ``read_csv`` per file costs milliseconds, mostly fixed. Here a file that looks
+exactly as expected is only counted and appended; all of them are parsed at once by
+Arrow. Any other file (another header, a torn last line, a value that is no number) is
+read by itself, with care and with words for what is wrong with it.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+from pyarrow import csv as arrow_csv
+
+from analysis.text import clean, listed, one_line
+
+#: Files are handed to Arrow in portions of about this many bytes: bounds the memory, and
+#: a value that is no number costs one portion its fast path, not the whole study.
+_PORTION_BYTES = 1 << 22
+
+
+@dataclass
+class Loaded:
+    """The rows of many files: ``file`` is the index of the path; ``problems`` say what is amiss by index."""
+
+    rows: pd.DataFrame
+    problems: dict[int, str] = field(default_factory=dict)
+
+
+@dataclass
+class _Portion:
+    """Bodies of files that look as expected, not yet parsed."""
+
+    bodies: list[bytes] = field(default_factory=list)
+    files: list[int] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+    size: int = 0
+
+    def add(self, file: int, body: bytes, count: int) -> None:
+        self.bodies.append(body)
+        self.files.append(file)
+        self.counts.append(count)
+        self.size += len(body)
+
+
+def read_csvs(paths: Sequence[str], *, columns: Sequence[str], text: Collection[str] = ()) -> Loaded:
+    """Return the rows of all files in the order of ``paths``.
+
+    Columns are float64 (empty is NaN) but for those named in ``text``. A file that is
+    missing or unreadable adds no row and a problem in words; so does each of its lines.
+    """
+    reader = _Reader(paths, tuple(columns), frozenset(text))
+    for index in range(len(paths)):
+        reader.read(index)
+    return reader.loaded()
+
+
+class _Reader:
+    def __init__(self, paths: Sequence[str], columns: tuple[str, ...], text: frozenset[str]) -> None:
+        self.paths = paths
+        self.columns = columns
+        self.text = text
+        self.header = ",".join(columns).encode() + b"\n"
+        types = {name: pa.string() if name in text else pa.float64() for name in columns}
+        self.convert = arrow_csv.ConvertOptions(column_types=types, null_values=[""])
+        self.portion = _Portion()
+        self.frames: list[pd.DataFrame] = []
+        self.problems: dict[int, str] = {}
+
+    def read(self, index: int) -> None:
+        try:
+            with open(self.paths[index], "rb", buffering=0) as file:
+                data = file.read()
+        except FileNotFoundError:
+            self.problems[index] = f"{self._name(index)} is missing"
+            return
+        except OSError as error:
+            self.problems[index] = f"{self._name(index)} cannot be read: {error.strerror}"
+            return
+        count = self._plain_rows(data)
+        if count is None:
+            self._read_with_care(index, data)
+            return
+        if count:
+            self.portion.add(index, data[len(self.header) :], count)
+        if self.portion.size > _PORTION_BYTES:
+            self._parse_portion()
+
+    def loaded(self) -> Loaded:
+        self._parse_portion()
+        empty = pd.DataFrame({"file": np.array([], dtype=np.int64), **self._typed([])})
+        frames = [frame for frame in self.frames if len(frame)]
+        rows = pd.concat(frames, ignore_index=True) if frames else empty
+        if len(frames) > 1:
+            rows = rows.sort_values("file", kind="stable", ignore_index=True)
+        return Loaded(rows, self.problems)
+
+    def _plain_rows(self, data: bytes) -> int | None:
+        """Return the number of rows of a file that is exactly as expected, else None."""
+        if not data.startswith(self.header) or not data.endswith(b"\n"):
+            return None
+        lines = data.count(b"\n")
+        if data.count(b",") != lines * (len(self.columns) - 1):
+            return None
+        if b'"' in data or b"\r" in data or b"\n\n" in data or b"\0" in data:
+            return None
+        return lines - 1
+
+    def _parse_portion(self) -> None:
+        portion, self.portion = self.portion, _Portion()
+        if not portion.bodies:
+            return
+        try:
+            source = pa.BufferReader(self.header + b"".join(portion.bodies))
+            table = arrow_csv.read_csv(source, convert_options=self.convert)
+        except pa.ArrowInvalid:
+            table = None
+        if table is None or table.num_rows != sum(portion.counts):
+            for index, body in zip(portion.files, portion.bodies, strict=True):
+                self._read_with_care(index, self.header + body)
+            return
+        frame = table.to_pandas()
+        frame.insert(0, "file", np.repeat(np.array(portion.files, dtype=np.int64), portion.counts))
+        self.frames.append(frame)
+
+    def _read_with_care(self, index: int, data: bytes) -> None:
+        rows, remarks = _rows_with_care(data, self.columns, self.text)
+        if remarks:
+            self.problems[index] = f"{self._name(index)}: {'; '.join(remarks)}"
+        if rows:
+            files = np.full(len(rows), index, dtype=np.int64)
+            self.frames.append(pd.DataFrame({"file": files, **self._typed(rows)}))
+
+    def _name(self, index: int) -> str:
+        return self.paths[index].rpartition("/")[2]
+
+    def _typed(self, rows: list[list[str | float]]) -> dict[str, pd.Series]:
+        columns = zip(*rows, strict=True) if rows else ([] for _ in self.columns)
+        return {
+            name: pd.Series(list(values), dtype="str" if name in self.text else "float64")
+            for name, values in zip(self.columns, columns, strict=True)
+        }
+
+
+def _rows_with_care(
+    data: bytes, columns: tuple[str, ...], text: frozenset[str]
+) -> tuple[list[list[str | float]], list[str]]:
+    """Return the rows that can be read and what is wrong with the rest."""
+    content = data.decode("utf-8-sig", "replace").replace("\0", "\N{REPLACEMENT CHARACTER}")
+    remarks: list[str] = []
+    if not content:
+        return [], ["the file is empty"]
+    if not content.endswith("\n"):
+        content = content[: content.rfind("\n") + 1]
+        remarks.append("the last line is torn and was left out")
+    reader = csv.reader(io.StringIO(content, newline=""))
+    rows: list[list[str | float]] = []
+    try:
+        header = next(reader, [])
+        places = [header.index(name) if name in header else None for name in columns]
+        if places[0] is None:
+            return [], [*remarks, f"another table: its header is {one_line(','.join(header), limit=60)!r}"]
+        absent = [name for name, place in zip(columns, places, strict=True) if place is None]
+        if absent:
+            remarks.append(f"lacks the {'column' if len(absent) == 1 else 'columns'} {listed(absent)}")
+        for line in reader:
+            if len(line) == len(header):
+                rows.append(_row(line, places, columns, text, reader.line_num, remarks))
+            elif line:
+                remarks.append(f"line {reader.line_num} has {len(line)} values instead of {len(header)}")
+    except csv.Error as error:
+        remarks.append(f"line {reader.line_num}: {error}")
+    return rows, _few(remarks)
+
+
+def _few(remarks: list[str], *, limit: int = 3) -> list[str]:
+    left_out = len(remarks) - limit
+    return remarks if left_out <= 0 else [*remarks[:limit], f"and {left_out} more such lines"]
+
+
+def _row(
+    line: list[str],
+    places: list[int | None],
+    columns: tuple[str, ...],
+    text: frozenset[str],
+    number: int,
+    remarks: list[str],
+) -> list[str | float]:
+    row: list[str | float] = []
+    for name, place in zip(columns, places, strict=True):
+        value = "" if place is None else line[place]
+        if name in text:
+            row.append(value)
+            continue
+        try:
+            row.append(float(value) if value.strip() else math.nan)
+        except ValueError:
+            row.append(math.nan)
+            remarks.append(f"line {number}: {name} {one_line(value, limit=30)!r} is not a number")
+    return row
+
+
+# A frame as the text of a CSV file that programs read and spreadsheets only show.
+
+#: A spreadsheet would run a text that begins with one of these as a formula.
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+
+
+def csv_text(frame: pd.DataFrame, *, digits: int = 12) -> str:
+    """Return the frame as CSV: what was not measured is an empty cell, no text can run as a formula.
+
+    Args:
+        frame: its texts may come from results; they lose what no table can show safely.
+        digits: significant digits of a number.
+    """
+    safe = frame.copy()
+    for name in frame.columns:
+        if pd.api.types.is_object_dtype(frame[name]) or pd.api.types.is_string_dtype(frame[name]):
+            safe[name] = pd.Series([_safe(value) for value in frame[name]], index=frame.index, dtype=object)
+    return str(safe.to_csv(index=False, float_format=f"%.{digits}g", lineterminator="\n"))
+
+
+def _safe(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    text = clean(value)
+    return f"'{text}" if text.startswith(_FORMULA) else text

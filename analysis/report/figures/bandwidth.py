@@ -1,0 +1,178 @@
+"""All-reduce bandwidth against message size, one line per size and backend, with the fabric's fit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+from analysis.checks.fabric import fabric_table, ring_time
+from analysis.data.names import with_layout
+from analysis.data.sampling import spread
+from analysis.report.figures.curves import legend_lines
+from analysis.report.figures.drawing import Draft, Drawing, finish, log_ticks
+from analysis.report.figures.palette import INK, SERIES_COLOURS, SERIES_MARKERS, SURFACE
+from analysis.text import count, known, number, one_line, seconds
+
+MAX_LINES = len(SERIES_COLOURS)
+#: Of how many lines the caption tells the fit.
+_MOST_TOLD = 3
+
+
+def bandwidth_figure(sweep: pd.DataFrame, cells: pd.DataFrame) -> Drawing | None:
+    """Return the figure; None where no run swept.
+
+    Args:
+        sweep: from :func:`analysis.checks.fabric.sweep_rows`.
+        cells: of a study: ``cell_id, nodes, gpus_per_node, gpus, backend, swept``.
+    """
+    if not len(sweep):
+        return None
+    names = _names(cells[cells["cell_id"].isin(set(sweep["cell_id"]))])
+    lines = sweep.assign(cell_id=sweep["cell_id"].map(names))
+    labels = list(dict.fromkeys(name for name in names.values() if name in set(lines["cell_id"])))
+    left_out = []
+    if len(labels) > MAX_LINES:
+        left_out.append(f"{MAX_LINES} of {len(labels)} lines drawn, spread over the sizes")
+        labels = [labels[place] for place in spread(len(labels), MAX_LINES)]
+    lines = lines[lines["cell_id"].isin(labels)]
+    fits = {str(fit["cell_id"]): fit for fit in fabric_table(lines).to_dict("records")}
+    draft = Draft(
+        name="bandwidth",
+        what="All-reduce bandwidth against message size",
+        topic="communication",
+        description=_description(lines, fits, labels),
+        caption=(
+            "Bus bandwidth, 2(N − 1)/N · bytes / time: what a ring sends over each rank's link. Points: "
+            "medians over runs; lines: the fit t = 2(N − 1)·α + 2(N − 1)/N · S · β"
+            f"{_few_fits(labels, fits)}"
+        ),
+        left_out=left_out,
+        height_in=2.9,
+        legend_lines=legend_lines(labels),
+        left_in=0.9,
+    )
+    return finish(draft, lambda axes: _draw(axes, lines, fits, labels))
+
+
+def _names(cells: pd.DataFrame) -> dict[str, str]:
+    """Return by cell the name of its line, small sizes first: batches and models share their fabric."""
+    several = cells["backend"].nunique() > 1
+    frame = cells.sort_values(["gpus", "nodes"], kind="stable")
+    names = {}
+    for cell in frame.to_dict("records"):
+        swept: Mapping[str, Any] = cell["swept"] if isinstance(cell["swept"], dict) else {}
+        words = [cell["backend"]] if several else []
+        words += [f"{k.removeprefix('env.')} {v}" for k, v in swept.items() if str(k).startswith("env.")]
+        names[cell["cell_id"]] = one_line(", ".join([with_layout(cell), *map(str, words)]), limit=60)
+    return names
+
+
+def _draw(
+    axes: Axes, lines: pd.DataFrame, fits: Mapping[str, Mapping[Hashable, Any]], labels: Sequence[str]
+) -> dict[str, list[str]]:
+    tips: dict[str, list[str]] = {}
+    handles = []
+    for place, label in enumerate(labels):
+        colour, marker = SERIES_COLOURS[place], SERIES_MARKERS[place]
+        own = lines[lines["cell_id"] == label]
+        by_size = own.groupby("bytes")
+        points = by_size[["busbw_bytes_per_sec", "time_sec"]].median().reset_index()
+        runs = by_size["run_id"].nunique().to_list()
+        _draw_fit(axes, fits[label], points["bytes"], colour)
+        style: dict[str, Any] = {"marker": marker, "edgecolor": SURFACE, "linewidth": 0.7, "zorder": 4}
+        marks = axes.scatter(points["bytes"], points["busbw_bytes_per_sec"], s=26, color=colour, **style)
+        marks.set_gid(f"bandwidth-{place}")
+        tips[f"bandwidth-{place}"] = [
+            f"{label}\n{_bytes(size)}: {rate_words(rate)}\n{seconds(time)}, {count(amount, 'run')}"
+            for size, rate, time, amount in zip(*(points[name] for name in points), runs, strict=True)
+        ]
+        handles.append(
+            Line2D([], [], color=colour, marker=marker, linestyle="-", markersize=5, linewidth=1.2)
+        )
+    _set_scales(axes, lines)
+    rows = legend_lines(labels)
+    axes.figure.legend(
+        handles, labels, loc="lower left", ncols=-(-len(labels) // rows), frameon=False, labelcolor=INK
+    )
+    return tips
+
+
+def _draw_fit(axes: Axes, fit: Mapping[Hashable, Any], sizes: pd.Series, colour: str) -> None:
+    alpha, beta, ranks = float(fit["alpha_sec"]), float(fit["beta_sec_per_byte"]), int(fit["ranks"])
+    if not (known(alpha) and known(beta)):
+        return
+    size = np.geomspace(float(sizes.min()), float(sizes.max()), 60)
+    rate = size * 2 * (ranks - 1) / ranks / ring_time(size, ranks, alpha, beta)
+    axes.plot(size, rate, color=colour, linewidth=1.2, zorder=2)
+
+
+def _set_scales(axes: Axes, lines: pd.DataFrame) -> None:
+    axes.grid(axis="y")
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    low, high = math.log2(lines["bytes"].min()), math.log2(lines["bytes"].max())
+    step = max(2, math.ceil((high - low) / 6))
+    axes.xaxis.set_major_locator(FixedLocator([2.0**p for p in range(math.ceil(low), int(high) + 1, step)]))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _bytes(value)))
+    bottom, top = axes.get_ylim()
+    axes.yaxis.set_major_locator(FixedLocator(log_ticks(bottom, top, (1.0,), (1.0, 2.0, 5.0))))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _short_rate(value)))
+    axes.set(xlabel="Message size", ylabel="Bus bandwidth")
+
+
+def _bytes(size: float) -> str:
+    """Return a size in binary units: ``64 KiB``, ``25 MiB``."""
+    for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if size >= 2**power:
+            return f"{size / 2**power:.3g} {unit}"
+    return f"{size:.0f} B"
+
+
+def _short_rate(rate: float) -> str:
+    for factor, unit in ((1e9, "GB/s"), (1e6, "MB/s"), (1e3, "kB/s")):
+        if rate >= factor:
+            return f"{rate / factor:.3g} {unit}"
+    return f"{rate:.3g} B/s"
+
+
+def rate_words(rate: float) -> str:
+    """Return a rate in decimal units, as fabrics are sold: ``12.3 GB/s``."""
+    for factor, unit in ((1e9, "GB/s"), (1e6, "MB/s")):
+        if rate >= factor:
+            return f"{number(rate / factor, digits=3)} {unit}"
+    return f"{number(rate / 1e3, digits=3)} kB/s"
+
+
+def _fit_words(label: str, fits: Mapping[str, Mapping[Hashable, Any]]) -> str:
+    fit = fits[label]
+    if not known(float(fit["ring_bytes_per_sec"])):
+        return f"{label}: no fit ({one_line(fit['reason'], limit=80)})."
+    return f"{label}: α = {seconds(fit['alpha_sec'])}, 1/β = {rate_words(fit['ring_bytes_per_sec'])}."
+
+
+def _few_fits(labels: Sequence[str], fits: Mapping[str, Mapping[Hashable, Any]]) -> str:
+    """Return the fits of a few lines; of more, where they stand."""
+    if len(labels) > _MOST_TOLD:
+        return ", whose α and β are in fabric.csv."
+    return ". " + " ".join(_fit_words(label, fits) for label in labels)
+
+
+def _description(
+    lines: pd.DataFrame, fits: Mapping[str, Mapping[Hashable, Any]], labels: Sequence[str]
+) -> str:
+    texts = []
+    for label in labels:
+        own = lines[lines["cell_id"] == label]
+        largest = int(own["bytes"].max())
+        rate = float(own.loc[own["bytes"] == largest, "busbw_bytes_per_sec"].median())
+        texts.append(f"{label}: {rate_words(rate)} at {_bytes(largest)}; {_fit_words(label, fits)}")
+    return f"Bus bandwidth over the size of a message. {' '.join(texts)}"

@@ -1,0 +1,177 @@
+"""The scaling laws of a study as the page tells them: chosen or refused, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import pandas as pd
+
+from analysis.data.names import widest_series
+from analysis.stats.laws.choose import LEVEL, LawFit, fit_laws
+from analysis.stats.laws.communication import Fabric
+from analysis.stats.laws.path import ALL_SIZES, Refusal, runs_of
+from analysis.stats.measured import Frames
+from analysis.text import MISSING, fraction, fractions, interval, known, listed, number, percent, seconds
+
+MAX_SERIES = 4
+#: A relative change of the serial fraction below this is called none, where there are no intervals.
+_FLAT = 0.25
+
+LAW_HEADINGS = ("Law", "Time per step", "ΔAICc", "Largest size left out", "Verdict")
+PARAMETER_HEADINGS = ("Parameter", "Value", "95 % interval", "Meaning")
+PREDICTION_HEADINGS = ("Ranks", "Time per step", "Efficiency", "90 % interval")
+
+
+@dataclass(frozen=True)
+class LawView:
+    """What is told of one series: sentences, and rows of texts under the headings above."""
+
+    heading: str
+    sentences: tuple[str, ...]
+    parameters: list[tuple[str, ...]]
+    laws: list[tuple[str, ...]]
+    predictions: list[tuple[str, ...]]
+
+
+def law_views(
+    rows: pd.DataFrame,
+    frames: Frames,
+    *,
+    labels: Mapping[str, str],
+    fabrics: Mapping[str, Fabric] | None = None,
+    limit: int = MAX_SERIES,
+) -> list[LawView]:
+    """Return a view of each of the series with the most measured sizes, in the plan's order.
+
+    Args:
+        rows: from :func:`analysis.stats.scaling.scale`.
+        frames: what that was made from.
+        labels: a name for each series.
+        fabrics: by series, the all-reduce as probed.
+        limit: how many series.
+    """
+    measured = rows[(rows["n"] > 0) & (rows["mode"] != "") & rows["ddp"]]
+    views = []
+    for series in widest_series(measured, limit=limit):
+        own = measured[measured["series"] == series]
+        fit = fit_laws(
+            runs_of(own, frames), mode=str(own["mode"].iloc[0]), probes=(fabrics or {}).get(series)
+        )
+        views.append(_view(own, fit, heading=labels.get(series, series)))
+    return views
+
+
+def _view(own: pd.DataFrame, fit: LawFit | Refusal, *, heading: str) -> LawView:
+    trend = karp_flatt_words(own)
+    if isinstance(fit, Refusal):
+        told = f"No law is fitted: {fit}."
+        return LawView(heading, tuple(filter(None, (trend, told))), [], [], [])
+    in_seconds = bool(own["step_time_sec"].notna().all())
+    path = "" if fit.path == ALL_SIZES else f" Sizes: {fit.path}."
+    told = f"{fit.why}{path} Noise of a run about it: {percent(fit.chosen.noise, decimals=1)}."
+    return LawView(
+        heading,
+        tuple(filter(None, (trend, told, _why_nothing_is_predicted(own)))),
+        _parameter_rows(fit, in_seconds=in_seconds),
+        _law_rows(fit),
+        _prediction_rows(own, fit, in_seconds=in_seconds),
+    )
+
+
+def _parameter_rows(fit: LawFit, *, in_seconds: bool) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = []
+    chosen = fit.chosen
+    table = zip(chosen.law.parameters, chosen.theta, chosen.low, chosen.high, strict=True)
+    for parameter, value, low, high in table:
+        if parameter.unit and not in_seconds:
+            continue
+        if parameter.unit:
+            bounds = f"[{seconds(low)}, {seconds(high)}]"
+            rows.append((parameter.name, seconds(value), bounds, parameter.meaning))
+        else:
+            rows.append(
+                (parameter.name, number(value, digits=3), interval(low, high, digits=3), parameter.meaning)
+            )
+    return rows
+
+
+def _law_rows(fit: LawFit) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = []
+    for law in fit.table.to_dict("records"):
+        delta = number(law["delta_aicc"], digits=3) if known(law.get("delta_aicc")) else MISSING
+        error = percent(law.get("leave_last_error"), decimals=1)
+        reason = law.get("reason") or ""
+        verdict = f"refused: {reason}" if law["status"] == "refused" else law["status"]
+        rows.append((law["title"], law["formula"], delta, error, verdict))
+    return rows
+
+
+def _why_nothing_is_predicted(own: pd.DataFrame) -> str:
+    """Return why a fitted law has no prediction: its efficiency would refer to a cell that it is not of."""
+    if own["is_base"].any():
+        return ""
+    return (
+        f"Nothing is predicted: an efficiency would refer to {own['baseline'].iloc[0]}, which the law of the "
+        "sizes with DDP does not describe; with a baseline of these sizes (--baseline) there is a prediction."
+    )
+
+
+def _prediction_rows(own: pd.DataFrame, fit: LawFit, *, in_seconds: bool) -> list[tuple[str, ...]]:
+    """Return the prediction at twice the largest size; its efficiency refers to the law at the baseline."""
+    base = own[own["is_base"]]
+    if not len(base):
+        return []
+    first = base.iloc[0]
+    fitted = float(fit.chosen.curve(own["gpus"].to_numpy(dtype=float)[own["is_base"].to_numpy()])[0])
+    rows: list[tuple[str, ...]] = []
+    for row in fit.predict([2 * fit.largest], LEVEL).to_dict("records"):
+        growth = row["gpus"] / first["gpus"] if fit.mode == "strong" else 1.0
+        values = [fitted / row[name] / growth for name in ("step_time_sec", "high", "low")]
+        time = seconds(row["step_time_sec"]) if in_seconds else MISSING
+        if in_seconds:
+            time += f" [{seconds(row['low'])}, {seconds(row['high'])}]"
+        rows.append((f"{row['gpus']:,}", time, fraction(values[0]), fractions(*values[1:])))
+    return rows
+
+
+def karp_flatt_words(own: pd.DataFrame) -> str:
+    """Return the trend of Karp-Flatt's serial fraction over the sizes of a strong series, or nothing."""
+    told = own[own["karp_flatt"].notna()].drop_duplicates("gpus")
+    if len(told) < 2:
+        return ""
+    values = [f"{number(v, digits=2)} at {n}" for n, v in zip(told["gpus"], told["karp_flatt"], strict=True)]
+    text = f"Serial fraction by Karp and Flatt: {listed(values, limit=8)} ranks"
+    first, last = told.iloc[0], told.iloc[-1]
+    rise = _rise(first, last)
+    if told["karp_flatt"].max() <= 0:
+        return f"{text}: none, the speedup is at least ideal."
+    if rise > 0:
+        return (
+            f"{text}. It grows with the size: what is lost is added by further ranks (communication, "
+            "imbalance), it is not a fixed serial part."
+        )
+    if rise < 0:
+        return f"{text}. It falls with the size: the smallest sizes lose something that larger ones do not."
+    return f"{text}. It does not clearly change: as a fixed serial part would show."
+
+
+def _rise(first: pd.Series, last: pd.Series) -> int:
+    """Return 1, -1 or 0: whether the fraction rises or falls beyond its intervals, or beyond a quarter."""
+    bounds = [_bounds(row) for row in (first, last)]
+    if all(known(value) for pair in bounds for value in pair):
+        (low, high), (last_low, last_high) = bounds
+        return int(last_low > high) - int(last_high < low)
+    change = float(last["karp_flatt"] - first["karp_flatt"])
+    if abs(change) <= _FLAT * max(abs(float(first["karp_flatt"])), abs(float(last["karp_flatt"]))):
+        return 0
+    return 1 if change > 0 else -1
+
+
+def _bounds(row: pd.Series) -> tuple[float, float]:
+    """Return the serial fraction at the ends of the speedup's interval."""
+    times = float(row["gpus"]) / float(row["base_gpus"])
+    low, high = (
+        (1 / float(row[name]) - 1 / times) / (1 - 1 / times) for name in ("speedup_high", "speedup_low")
+    )
+    return low, high

@@ -1,0 +1,112 @@
+"""Which cell a series is measured against: the smallest size, or the one that was asked for."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from analysis.data.names import sizes_of
+from analysis.text import listed, one_line
+from bench.errors import BenchError
+
+Mask = npt.NDArray[np.bool_]
+
+#: How the cell of one rank without DDP is asked for.
+_NO_DDP = re.compile(r"(?:1 (?:gpu|rank) )?(?:no|without)[ -]ddp", re.IGNORECASE)
+_RANKS = re.compile(r"([0-9]+)(?: (?:gpus?|ranks?))?", re.IGNORECASE)
+
+
+def asked_for(rows: pd.DataFrame, asked: str) -> Mask:
+    """Return which rows a ``--baseline`` means.
+
+    Args:
+        rows: ``cell_id, nodes, gpus_per_node, gpus`` and ``ddp`` (bool).
+        asked: a cell's id, else a size as nodes x ranks per node (``1x4``) or as ranks (``4``,
+            ``4 GPUs``), else ``no-ddp`` (one rank without DDP), else ``common``: the smallest size
+            that every series has measured. Sizes mean cells with DDP where there are any.
+    """
+    asked = asked.strip()
+    by_name = np.asarray(rows["cell_id"] == asked, dtype=bool)
+    if by_name.any():
+        return by_name
+    if asked.casefold() == "common":
+        return _smallest_common(rows)
+    with_ddp = rows["ddp"].to_numpy(dtype=bool)
+    if _NO_DDP.fullmatch(asked):
+        return ~with_ddp
+    size = np.asarray(sizes_of(rows) == asked.replace("×", "x").replace(" ", ""), dtype=bool)
+    ranks = _RANKS.fullmatch(asked)
+    if ranks and not size.any():
+        size = np.asarray(rows["gpus"] == int(ranks[1]), dtype=bool)
+    return size & with_ddp if (size & with_ddp).any() else size
+
+
+def _smallest_common(rows: pd.DataFrame) -> Mask:
+    measured = rows[(rows["n"] > 0) & rows["ddp"]]
+    series = measured.groupby("gpus")["series_place"].nunique()
+    common = series.index[series == rows["series_place"].nunique()]
+    if not len(common):
+        return np.zeros(len(rows), dtype=bool)
+    return np.asarray((rows["gpus"] == common.min()) & rows["ddp"], dtype=bool)
+
+
+def check_asked(rows: pd.DataFrame, asked: str | None) -> None:
+    """Refuse a baseline that no series has.
+
+    Raises:
+        BenchError: nothing of that name or size was planned; the message lists the sizes.
+    """
+    if asked is None or asked_for(rows, asked).any():
+        return
+    if asked.strip().casefold() == "common":
+        raise BenchError(
+            "--baseline common: no size was measured in every series", remedy="name a size, or leave it out"
+        )
+    ordered = rows.assign(size=sizes_of(rows)).sort_values(["gpus", "nodes"], kind="stable")
+    sizes = list(dict.fromkeys(ordered["size"]))
+    without = "" if rows["ddp"].all() else ", and no-ddp"
+    raise BenchError(
+        f"--baseline {one_line(asked, limit=80)}: no such size or cell; "
+        f"there are {listed(sizes, limit=20)}{without}",
+        remedy="give one of these sizes, a number of ranks, or the cell_id of one of its cells",
+    )
+
+
+def base_places(rows: pd.DataFrame, asked: str | None) -> pd.Series:
+    """Return for each row the label of its baseline's row; missing where it has none.
+
+    The baseline asked for, where the series has it measured, or where it is a cell without DDP that
+    does the same work in a series of its own; else the smallest measured size, by ranks, then
+    nodes, with DDP first.
+    """
+    preferred = asked_for(rows, asked) if asked else np.zeros(len(rows), dtype=bool)
+    candidates = rows.assign(preferred=preferred, without_ddp=~rows["ddp"])[rows["n"] > 0]
+    keys = ["series_place", "preferred", "without_ddp", "gpus", "nodes", "cell_place"]
+    order = [True, False, True, True, True, True]
+    candidates = candidates.sort_values(keys, ascending=order, kind="stable")
+    first = candidates.drop_duplicates("series_place")
+    places = pd.Series(first.index, index=first["series_place"], dtype="Int64")
+    elsewhere = candidates[candidates["preferred"] & candidates["without_ddp"]]
+    for place in first.loc[~first["preferred"], "series_place"] if len(elsewhere) else ():
+        same = _same_work(elsewhere, rows[rows["series_place"] == place])
+        if len(same):
+            places[place] = same.index[0]
+    return rows["series_place"].map(places).astype("Int64")
+
+
+def _same_work(candidates: pd.DataFrame, series: pd.DataFrame) -> pd.DataFrame:
+    """Return the candidates of other series that do the work of this one, as its regime has it."""
+    mode = series["mode"].iloc[0]
+    first = series.iloc[0]
+    if mode == "strong":
+        same = candidates["global_batch"] == first["global_batch"]
+    elif mode == "weak":
+        same = candidates["global_batch"] / candidates["gpus"] == first["global_batch"] / first["gpus"]
+    else:
+        return candidates.iloc[:0]
+    alike = (candidates["launcher"] == first["launcher"]) & (candidates["variant"] == first["variant"])
+    alike &= candidates["backend"] == first["backend"]
+    return candidates[np.asarray(same & alike, dtype=bool)]

@@ -1,0 +1,239 @@
+"""Scaling laws of a series: which one its runs support, what it predicts, and when there is none.
+
+:func:`fit_laws` fits every law that applies (:mod:`analysis.stats.laws.forms`), compares them by AICc
+over the runs and by the error at the largest size when it is left out, and refuses with a
+reason where the runs cannot tell: that is the rule, not the exception, for short series.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from analysis.stats.laws.communication import Fabric, Law
+from analysis.stats.laws.fit import Fitted, Points, fit_law, points_of, shortfall
+from analysis.stats.laws.forms import laws_of, with_crossing
+from analysis.stats.laws.path import Refusal, path_of
+from analysis.text import count, listed, percent
+from bench.errors import BenchError
+
+LEVEL = 0.90
+#: Predictions further out than this times the largest measured size are made only when asked for.
+REACH = 2.0
+#: Laws within this of the best AICc are nearly as well supported: the interval spans them, too
+#: (K. P. Burnham and D. R. Anderson, Model Selection and Multimodel Inference, 2002: up to 7).
+PLAUSIBLE_AICC = 6.0
+#: Where AICc cannot judge: laws whose leave-last-out error is within this factor of the least.
+_PLAUSIBLE_ERROR = 3.0
+#: An error at the left-out size below this tells no law from another.
+_ERROR_FLOOR = 0.03
+
+#: The columns of :meth:`LawFit.predict`.
+PREDICTION_COLUMNS = ("gpus", "step_time_sec", "low", "high", "extrapolation", "beyond")
+
+
+@dataclass(frozen=True)
+class LawFit:
+    """The laws of one series.
+
+    Attributes:
+        mode: ``strong`` or ``weak``.
+        chosen: the law that predictions are made from.
+        laws: all that could be fitted, the chosen one first; those with a reason in ``refused``
+            are not chosen.
+        left_out: laws that could not even be fitted, with the reason.
+        by_aicc: whether AICc compared them, or the leave-last-out error alone.
+        path: which sizes these are, in words.
+        sizes, runs: how many distinct sizes and runs.
+        largest, smallest: sizes in ranks.
+    """
+
+    mode: str
+    chosen: Fitted
+    laws: tuple[Fitted, ...]
+    left_out: tuple[tuple[Law, str], ...]
+    by_aicc: bool
+    path: str
+    sizes: int
+    runs: int
+    smallest: int
+    largest: int
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """One row per law, the chosen one first.
+
+        Columns ``law, title, formula, parameters, aicc, delta_aicc, leave_last_error, noise,
+        status, reason``; ``parameters`` maps a name to (value, low, high), 95 %.
+        """
+        best = self.chosen.aicc
+        rows = [
+            {
+                "law": fitted.law.name,
+                "title": fitted.law.title,
+                "formula": fitted.law.formula,
+                "parameters": _parameters(fitted),
+                "aicc": fitted.aicc,
+                "delta_aicc": fitted.aicc - best if math.isfinite(fitted.aicc) else math.nan,
+                "leave_last_error": fitted.leave_last_error,
+                "noise": fitted.noise,
+                "status": self._status(fitted),
+                "reason": fitted.refused,
+            }
+            for fitted in self.laws
+        ]
+        rows += [
+            {
+                "law": law.name,
+                "title": law.title,
+                "formula": law.formula,
+                "status": "refused",
+                "reason": why,
+            }
+            for law, why in self.left_out
+        ]
+        return pd.DataFrame(rows)
+
+    @property
+    def plausible(self) -> tuple[Fitted, ...]:
+        """The chosen law and those that the runs support nearly as well."""
+        return tuple(fitted for fitted in self.laws if self._is_plausible(fitted))
+
+    @property
+    def why(self) -> str:
+        """Why this law, in a sentence."""
+        title = self.chosen.law.title
+        others = [f.law.title for f in self.plausible if f is not self.chosen and not f.refused]
+        error = percent(abs(self.chosen.leave_last_error), decimals=1)
+        how = f"It foretells the largest size from the others to within {error}"
+        if not self.by_aicc:
+            text = (
+                f"{title} has the least error at the largest size when that is left out ({error}); "
+                f"{count(self.runs, 'run')} are too few for AICc"
+            )
+        else:
+            text = f"{title} has the least AICc over {count(self.runs, 'run')}. {how}"
+        if others:
+            text += f". Nearly as well supported: {listed(others)}; intervals span these"
+        return f"{text}."
+
+    def predict(self, gpus: Sequence[int], level: float = LEVEL, *, beyond: bool = False) -> pd.DataFrame:
+        """Return the time per step at the given sizes, with prediction intervals of a further run.
+
+        The point is the chosen law's. The interval spans those of all laws that the runs support
+        nearly as well, also of those that a parameter at its bound refuses: a term that is not seen
+        at the measured sizes may be there, and weigh more at larger ones.
+
+        Args:
+            gpus: sizes in ranks.
+            level: of the interval.
+            beyond: predict beyond twice the largest measured size, too.
+
+        Returns:
+            :data:`PREDICTION_COLUMNS`: seconds per global batch with interval; ``extrapolation``
+            where the size lies outside of the measured ones, ``beyond`` where further out than
+            twice the largest.
+
+        Raises:
+            BenchError: a size lies beyond twice the largest one, and that was not asked for.
+        """
+        sizes = np.asarray(list(gpus), dtype=float)
+        far = sizes > REACH * self.largest
+        if far.any() and not beyond:
+            asked = int(sizes[far].max())
+            raise BenchError(
+                f"{asked} ranks lie beyond twice the largest measured size ({self.largest})",
+                remedy=f"measure up to {math.ceil(asked / REACH)} ranks, or ask for it expressly",
+            )
+        bounds = [fitted.interval(sizes, level=level) for fitted in self.plausible]
+        return pd.DataFrame(
+            {
+                "gpus": sizes.astype("int64"),
+                "step_time_sec": self.chosen.curve(sizes),
+                "low": np.fmin.reduce([low for low, _ in bounds]),
+                "high": np.fmax.reduce([high for _, high in bounds]),
+                "extrapolation": (sizes > self.largest) | (sizes < self.smallest),
+                "beyond": far,
+            }
+        )
+
+    def _is_plausible(self, fitted: Fitted) -> bool:
+        if fitted is self.chosen:
+            return True
+        if self.by_aicc:
+            return fitted.aicc <= self.chosen.aicc + PLAUSIBLE_AICC
+        allowed = _PLAUSIBLE_ERROR * (abs(self.chosen.leave_last_error) + _ERROR_FLOOR)
+        return abs(fitted.leave_last_error) <= allowed
+
+    def _status(self, fitted: Fitted) -> str:
+        if fitted is self.chosen:
+            return "chosen"
+        if fitted.refused:
+            return "refused"
+        return "plausible" if self._is_plausible(fitted) else "less supported"
+
+
+def _parameters(fitted: Fitted) -> dict[str, tuple[float, float, float]]:
+    table = zip(fitted.law.parameters, fitted.theta, fitted.low, fitted.high, strict=True)
+    return {parameter.name: (float(a), float(b), float(c)) for parameter, a, b, c in table}
+
+
+def fit_laws(runs: pd.DataFrame, *, mode: str, probes: Fabric | None = None) -> LawFit | Refusal:
+    """Return the laws of one series, or why there are none.
+
+    Args:
+        runs: one row per run that counts: ``gpus``, ``step_time_sec`` (seconds per global batch);
+            optional ``nodes`` and ``gpus_per_node`` (text), which tell within one node from across.
+        mode: ``strong`` or ``weak``; any other series has no law.
+        probes: the all-reduce as measured, where it was: adds the communication model.
+    """
+    if mode not in ("strong", "weak"):
+        return Refusal("neither the global batch nor the batch per rank is constant: no law describes that")
+    usable = runs[(runs["step_time_sec"] > 0) & np.isfinite(runs["step_time_sec"])]
+    path = path_of(usable)
+    if isinstance(path, Refusal):
+        return path
+    laws = laws_of(mode, fabric=probes)
+    if path.largest_within:
+        laws = [with_crossing(law, largest_within=path.largest_within) for law in laws]
+    return _choose(laws, points_of(path.runs), mode=mode, path=path.name)
+
+
+def _choose(laws: Sequence[Law], points: Points, *, mode: str, path: str) -> LawFit | Refusal:
+    left_out = []
+    fitted = []
+    for law in laws:
+        found = fit_law(law, points)
+        if found is None:
+            left_out.append((law, shortfall(law, points) or "the fit did not converge"))
+        else:
+            fitted.append(found)
+    by_aicc = all(math.isfinite(law.aicc) for law in fitted)
+    eligible = [law for law in fitted if not law.refused and math.isfinite(_score(law, by_aicc))]
+    if not eligible:
+        told = [f"{law.law.title} ({law.refused})" for law in fitted if law.refused]
+        return Refusal(f"no law fits within its bounds: {listed(told) or 'too few sizes'}")
+    chosen = min(eligible, key=lambda law: _score(law, by_aicc))
+    rest = sorted((law for law in fitted if law is not chosen), key=lambda law: _score(law, by_aicc))
+    return LawFit(
+        mode=mode,
+        chosen=chosen,
+        laws=(chosen, *rest),
+        left_out=tuple(left_out),
+        by_aicc=by_aicc,
+        path=path,
+        sizes=len(points.ranks),
+        runs=points.runs,
+        smallest=int(points.ranks[0]),
+        largest=int(points.ranks[-1]),
+    )
+
+
+def _score(fitted: Fitted, by_aicc: bool) -> float:
+    if by_aicc:
+        return fitted.aicc
+    return abs(fitted.leave_last_error) if math.isfinite(fitted.leave_last_error) else math.inf

@@ -1,0 +1,246 @@
+"""Fit one scaling law to the runs of a series: least squares on the logarithm of the time per step."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from scipy import optimize, special
+
+from analysis.stats.estimate import Floats
+from analysis.stats.laws.communication import Law
+from analysis.text import count
+
+#: Residuals below this (relative) are rounding, not agreement: keeps AICc finite on exact data.
+_FLOOR = 1e-7
+#: Level from which a law's misfit at the sizes is more than the runs' noise explains.
+_MISFIT_LEVEL = 0.05
+#: Residual degrees of freedom that a law needs, counted over sizes: repeats do not bend a curve.
+MIN_FREEDOM = 2
+#: Exponents beyond this say nothing any more.
+_MOST = 20.0
+
+
+@dataclass(frozen=True)
+class Points:
+    """The runs of a series by size: ``ranks`` ascending, how many runs, the mean of the logarithms.
+
+    ``scatter`` is the sum of squares within the sizes, ``spare`` its degrees of freedom.
+    """
+
+    ranks: Floats
+    n: Floats
+    mean: Floats
+    scatter: float
+    spare: int
+
+    @property
+    def runs(self) -> int:
+        """Return how many runs there are."""
+        return int(self.n.sum())
+
+    def without_last(self) -> Points:
+        """Return the points but for the largest size."""
+        return Points(self.ranks[:-1], self.n[:-1], self.mean[:-1], self.scatter, self.spare)
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """One law with what the runs say of its parameters.
+
+    Attributes:
+        law: the law.
+        theta: its parameters, in the order of ``law.parameters``.
+        low, high: their 95 % intervals.
+        aicc: Akaike's criterion, corrected; infinite where the runs do not suffice for it.
+        leave_last_error: predicted over measured, minus 1, at the largest size when fitted
+            without it; NaN where too few sizes are left.
+        noise: standard deviation of a run around the curve, relative.
+        freedom: residual degrees of freedom, over runs.
+        refused: why it may not be chosen; empty where it may.
+        misfit: whether it misses the sizes by more than the runs' noise explains.
+        covariance: of the parameters, for runs of unit variance.
+        scale: the variance of a run about the curve that the parameters' intervals are made with;
+            where the law misses the sizes, that of the sizes.
+    """
+
+    law: Law
+    theta: Floats
+    low: Floats
+    high: Floats
+    aicc: float
+    leave_last_error: float
+    noise: float
+    freedom: int
+    refused: str
+    misfit: bool
+    covariance: Floats
+    scale: float
+
+    def curve(self, ranks: Floats) -> Floats:
+        """Return the seconds per step at the given sizes."""
+        return np.asarray(self.law.curve(self.theta, ranks))
+
+    def interval(self, ranks: Floats, *, level: float) -> tuple[Floats, Floats]:
+        """Return the prediction interval of a further run's time per step.
+
+        Adds up what the parameters leave open, the noise of one run, and, for a law
+        that misses the measured sizes, the error with which it foretold the largest one.
+        NaN where the curve is not positive.
+        """
+        centre = self.curve(ranks)
+        usable = centre > 0
+        log_gradient = _gradient(self.law, self.theta, ranks)
+        variance = self.scale * np.einsum("sp,pq,sq->s", log_gradient, self.covariance, log_gradient)
+        variance = np.maximum(variance, 0.0) + self.noise**2
+        if self.misfit and math.isfinite(self.leave_last_error):
+            variance = variance + math.log1p(max(self.leave_last_error, -0.99)) ** 2
+        half = float(special.stdtrit(self.freedom, 0.5 + level / 2)) * np.sqrt(variance)
+        half = np.minimum(half, _MOST)
+        low, high = centre * np.exp(-half), centre * np.exp(half)
+        return np.where(usable, low, np.nan), np.where(usable, high, np.nan)
+
+
+def points_of(runs: pd.DataFrame) -> Points:
+    """Return the runs by size.
+
+    Args:
+        runs: one row per run with ``gpus`` and ``step_time_sec`` (positive).
+    """
+    logs = np.log(runs["step_time_sec"].to_numpy(dtype=float))
+    ranks, places = np.unique(runs["gpus"].to_numpy(dtype=float), return_inverse=True)
+    n = np.bincount(places).astype(float)
+    mean = np.bincount(places, weights=logs) / n
+    scatter = float(((logs - mean[places]) ** 2).sum())
+    return Points(ranks, n, mean, scatter, int(n.sum()) - len(ranks))
+
+
+def fit_law(law: Law, points: Points) -> Fitted | None:
+    """Return the law fitted to all points, or None where they leave no degree of freedom.
+
+    The squares of all runs about the curve are those within the sizes, which no curve
+    changes, and those of the sizes' means: only the latter are minimised.
+    """
+    sizes, size = len(points.ranks), len(law.parameters)
+    theta = _solve(law, points) if sizes > size else None
+    if theta is None:
+        return None
+    missed = float((points.n * (points.mean - _log_curve(law, theta, points.ranks)) ** 2).sum())
+    squares = max(missed + points.scatter, points.runs * _FLOOR**2)
+    freedom = points.runs - size
+    per_run = squares / freedom
+    # With repeats, noise is known apart from misfit; a misfit widens what the parameters leave open.
+    per_size = missed / (sizes - size)
+    gradient = _gradient(law, theta, points.ranks) * np.sqrt(points.n)[:, None]
+    covariance = np.asarray(np.linalg.pinv(gradient.T @ gradient), dtype=float)
+    scale = max(per_run, per_size)
+    half = float(special.stdtrit(freedom, 0.975)) * np.sqrt(scale * np.diag(covariance))
+    return Fitted(
+        law=law,
+        theta=theta,
+        low=theta - half,
+        high=theta + half,
+        aicc=_aicc(squares, runs=points.runs, parameters=size),
+        leave_last_error=_leave_last_error(law, points),
+        noise=math.sqrt(per_run),
+        freedom=freedom,
+        refused=shortfall(law, points) or _at_bound(law, theta),
+        misfit=_misfit(per_size, sizes - size, points),
+        covariance=covariance,
+        scale=scale,
+    )
+
+
+def _solve(law: Law, points: Points) -> Floats | None:
+    """Return the parameters without regard to their bounds, or None."""
+    if len(points.ranks) < len(law.parameters):
+        return None
+    starts = np.atleast_2d(law.start(points.ranks, np.exp(points.mean)))
+    found = [solved for start in starts if (solved := _descend(law, points, start)) is not None]
+    return min(found, key=lambda solved: solved[1])[0] if found else None
+
+
+def _descend(law: Law, points: Points, start: Floats) -> tuple[Floats, float] | None:
+    """Return the parameters that a descent from ``start`` ends at, and the sum of squares there."""
+    weights = np.sqrt(points.n)
+    # Parameters differ by orders of magnitude: each is counted in units of where it starts.
+    unit = np.maximum(np.abs(start), 1e-6 * max(float(np.max(np.abs(start))), _FLOOR))
+
+    def residuals(theta: Floats) -> Floats:
+        return np.asarray(weights * (points.mean - _log_curve(law, theta * unit, points.ranks)))
+
+    # Levenberg and Marquardt's method as in MINPACK: bounds are looked at afterwards, to refuse.
+    found, *_ = optimize.leastsq(residuals, start / unit, maxfev=400, full_output=True)
+    squares = float((residuals(found) ** 2).sum())
+    if not (np.isfinite(found).all() and math.isfinite(squares)):
+        return None
+    return np.asarray(found * unit, dtype=float), squares
+
+
+def _log_curve(law: Law, theta: Floats, ranks: Floats) -> Floats:
+    times = law.curve(theta, ranks)
+    return np.asarray(np.log(np.maximum(times, 1e-12 * np.max(np.abs(times)) + 1e-300)))
+
+
+def _gradient(law: Law, theta: Floats, ranks: Floats) -> npt.NDArray[np.float64]:
+    """Return d log T / d theta, one row per size, by central differences."""
+    columns = []
+    for place, value in enumerate(theta):
+        step = 1e-5 * max(abs(value), 1e-3 * float(np.max(np.abs(theta))))
+        above, below = theta.copy(), theta.copy()
+        above[place] += step
+        below[place] -= step
+        columns.append((_log_curve(law, above, ranks) - _log_curve(law, below, ranks)) / (2 * step))
+    return np.stack(columns, axis=1)
+
+
+def _aicc(squares: float, *, runs: int, parameters: int) -> float:
+    """Return AICc with the runs' variance as one parameter more; infinite without degrees of freedom.
+
+    (C. M. Hurvich and C.-L. Tsai, Biometrika 76, 1989.)
+    """
+    free = parameters + 1
+    spare = runs - free - 1
+    if spare <= 0:
+        return math.inf
+    return runs * math.log(squares / runs) + 2 * free + 2 * free * (free + 1) / spare
+
+
+def _leave_last_error(law: Law, points: Points) -> float:
+    """Return predicted / measured - 1 at the largest size, fitted without it."""
+    theta = _solve(law, points.without_last())
+    if theta is None:
+        return math.nan
+    predicted = float(law.curve(theta, points.ranks[-1:])[0])
+    return predicted / math.exp(points.mean[-1]) - 1
+
+
+def _misfit(per_size: float, spare_sizes: int, points: Points) -> bool:
+    """Return whether an F test of the lack of fit against the repeats says so."""
+    if points.spare < 1 or points.scatter <= 0:
+        return False
+    ratio = per_size / (points.scatter / points.spare)
+    return bool(special.fdtrc(spare_sizes, points.spare, ratio) < _MISFIT_LEVEL)
+
+
+def _at_bound(law: Law, theta: Floats) -> str:
+    """Return which parameters want to leave their bounds: those terms are not seen in the data."""
+    names = [
+        f"{parameter.name} would be {value:.2g}, beyond its bound of {bound:g}"
+        for parameter, value in zip(law.parameters, theta, strict=True)
+        for bound in (parameter.low, parameter.high)
+        if (value <= bound if bound == parameter.low else value >= bound)
+    ]
+    return "; ".join(names)
+
+
+def shortfall(law: Law, points: Points) -> str:
+    """Return why there are too few sizes to choose the law; empty where there are enough."""
+    sizes, size = len(points.ranks), len(law.parameters)
+    spare = max(sizes - size, 0)
+    if spare >= MIN_FREEDOM:
+        return ""
+    return f"{sizes} sizes leave {count(spare, 'residual degree')} of freedom for {size} parameters"

@@ -1,0 +1,139 @@
+"""Numbers and texts as people read them: sensible digits, units, nothing that can mislead a page.
+
+Texts come from result files and are not trusted: :func:`clean` takes out what no page,
+figure or table can show safely (control characters, lone surrogates, text-direction
+overrides). Escaping for HTML, SVG, Markdown or LaTeX is the writer's own business.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from typing import Any, TypeGuard
+
+from bench.units import count as count
+
+#: Stands for what was not measured, on pages and in figures (CSV cells stay empty).
+MISSING = "–"
+
+_UNSAFE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff\ufffe\uffff]"
+)
+
+
+def clean(value: Any) -> str:
+    """Return ``value`` as text without characters that are invisible or change how text is read."""
+    if value is None:
+        return ""
+    text = value if isinstance(value, str) else str(value)
+    return text if text.isprintable() else _UNSAFE.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def one_line(value: Any, *, limit: int = 300) -> str:
+    """Return ``value`` cleaned, on one line, of at most ``limit`` characters."""
+    text = " ".join(clean(value).split())
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def known(value: float | None) -> TypeGuard[float]:
+    """Return whether ``value`` is a number that was measured."""
+    return value is not None and math.isfinite(value)
+
+
+def number(value: float | None, *, digits: int = 4) -> str:
+    """Return a number with ``digits`` significant digits, commas from 10,000 on, or a dash."""
+    if not known(value):
+        return MISSING
+    if value == 0:
+        return "0"
+    scientific = f"{value:.{digits - 1}e}"
+    rounded, magnitude = float(scientific), int(scientific.partition("e")[2])
+    if not -4 <= magnitude < 15:
+        return scientific
+    decimals = max(digits - 1 - magnitude, 0)
+    return f"{rounded:,.{decimals}f}" if abs(rounded) >= 10_000 else f"{rounded:.{decimals}f}"
+
+
+def whole(value: float | None) -> str:
+    """Return a count such as a batch without decimals (2 where it has some), or a dash."""
+    if not known(value):
+        return MISSING
+    return f"{value:,.0f}" if value == round(value) else f"{value:,.2f}"
+
+
+def fraction(value: float | None, *, decimals: int = 3) -> str:
+    """Return an efficiency or another ratio near 1 with fixed decimals, or a dash."""
+    if not known(value):
+        return MISSING
+    return f"{value:.{decimals}f}" if abs(value) < 1000 else number(value)
+
+
+def percent(value: float | None, *, decimals: int = 0) -> str:
+    """Return a share as ``23 %``, or a dash."""
+    if not known(value):
+        return MISSING
+    return f"{100 * value:.{decimals}f} %"
+
+
+def short_percent(value: float) -> str:
+    """Return a share as ``2 %`` or ``2.5 %``: with a decimal only where it tells something."""
+    return percent(value, decimals=1).replace(".0 %", " %")
+
+
+def seconds(value: float | None, *, digits: int = 3) -> str:
+    """Return a time with the unit that suits it: ``820 µs``, ``115 ms``, ``1.23 s``."""
+    if not known(value):
+        return MISSING
+    for factor, unit in ((1.0, "s"), (1e-3, "ms")):
+        if abs(value) >= factor:
+            return f"{number(value / factor, digits=digits)} {unit}"
+    return f"{number(value / 1e-6, digits=digits)} µs"
+
+
+def interval(low: float | None, high: float | None, *, digits: int = 4) -> str:
+    """Return ``[low, high]``, or an empty text where there is no interval."""
+    if low is None or high is None or not (math.isfinite(low) and math.isfinite(high)):
+        return ""
+    return f"[{number(low, digits=digits)}, {number(high, digits=digits)}]"
+
+
+def fractions(low: float | None, high: float | None, *, decimals: int = 3) -> str:
+    """Return the interval of an efficiency, ``[0.812, 0.846]``, or an empty text where there is none."""
+    if not (known(low) and known(high)):
+        return ""
+    return f"[{fraction(low, decimals=decimals)}, {fraction(high, decimals=decimals)}]"
+
+
+def listed(items: list[str], *, limit: int = 5) -> str:
+    """Return ``a, b and c``; beyond ``limit`` items ``a, b and 7 more``."""
+    if len(items) > limit:
+        items = [*items[: limit - 1], f"{len(items) - limit + 1} more"]
+    if len(items) < 2:
+        return "".join(items)
+    return f"{', '.join(items[:-1])} and {items[-1]}"
+
+
+def capital(text: str) -> str:
+    """Return a text with its first letter as a capital, and the others as they are."""
+    return text[:1].upper() + text[1:]
+
+
+def plain(value: Any) -> Any:
+    """Return a value of a frame as JSON can hold it; what is not known is None."""
+    if value is None or isinstance(value, (str, bool)):
+        return value
+    item = value.item() if hasattr(value, "item") else value
+    if isinstance(item, float) and not math.isfinite(item):
+        return None
+    return item if isinstance(item, (bool, int, float)) else None
+
+
+def markdown_line(texts: Sequence[str]) -> str:
+    """Return a row of a Markdown table; the texts are shown as they are."""
+    return "| " + " | ".join(markdown(text) for text in texts) + " |"
+
+
+def markdown(text: str, *, limit: int = 300) -> str:
+    """Return a text that Markdown shows as it is, HTML and table bars included."""
+    return re.sub(r"([\\`*_{}\[\]<>|#!&~$])", r"\\\1", one_line(text, limit=limit))

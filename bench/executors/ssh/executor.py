@@ -1,0 +1,284 @@
+"""Runs on several hosts without Slurm: torchrun is started on each over ssh, one run after another.
+
+The hosts meet at the first one. Where they see the study's folder, rank 0 writes into it as it
+does under Slurm; where not, each works in a folder of its own, whose files are copied here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import os
+import random
+import secrets
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.errors import BenchError, UnwritableError, unwritable
+from bench.executors.base import Attempt, Outcome, PlannedStudy, Watch, next_attempt
+from bench.executors.outcome import ended_from_outside, killed_rank, outcome_of, said_error
+from bench.executors.serial import NotNowError, SerialExecutor
+from bench.executors.ssh.connection import Connection, HostError, address_of, program, ssh_command
+from bench.executors.ssh.hosts import PATIENCE_S, READY_S, HostGroup, fetch, raise_unless_ready
+from bench.matrix.cell import Cell, Run
+from bench.matrix.cluster import HOST_ADDRESS, Host
+from bench.study.files import write_json
+from bench.study.ledger import RunState, now
+from bench.units import human_duration
+
+#: How long the hosts of a harness that has just died may take to end what it ran.
+BUSY_S = 20.0
+#: After the first failure the others may say why themselves.
+SAY_WHY_S = 5.0
+#: A host that is asked to end a run insists after 10 s.
+STOP_S = 25.0
+
+
+class SshExecutor(SerialExecutor):
+    """Runs of one study on hosts that are reached by ssh."""
+
+    def __init__(self, study: PlannedStudy) -> None:
+        super().__init__(study)
+        self.hosts = [Host(**host) for host in study.plan.get("hosts") or []]
+        self._addresses: dict[str, str] = {}
+        #: Hosts that could not take part, and why; what needs one waits for the next `bench submit`.
+        self._absent: dict[str, HostError] = {}
+        self._waiting: list[Run] = []
+
+    def submit(self, runs: Sequence[Run], *, watch: Watch, max_queued: int | None = None) -> list[Run]:
+        """Run ``runs`` one after another; see :class:`SerialExecutor`.
+
+        Raises:
+            BenchError: hosts could not take part; the runs that can do without them were run.
+        """
+        left = super().submit(runs, watch=watch, max_queued=max_queued)
+        if self._waiting:
+            reasons = "\n".join(error.message for error in self._absent.values())
+            noun = "run waits" if len(self._waiting) == 1 else "runs wait"
+            what = f"{reasons}\n{len(self._waiting)} {noun} for that"
+            raise BenchError(what, remedy="when it is mended, type `bench submit` again")
+        return left
+
+    def command_line(self, run: Run) -> str:
+        """Return the ssh command for each host, and after a ``#`` what is run there."""
+        attempt = next_attempt(self.study, run, self.study.records()[run.run_id])
+        hosts = self._hosts_of(attempt.cell)
+        endpoint = f"{self._address(hosts[0], hosts)}:PORT"
+        lines = []
+        for node, host in enumerate(hosts):
+            words = [str(self._script(attempt)), str(attempt.folder.path.absolute()), str(node), endpoint]
+            python = f"BENCH_PYTHON={shlex.quote(self._python)} " if self._python else ""
+            there = f"cd {shlex.quote(str(_here()))} && {python}{shlex.join(['bash', *words])}"
+            lines.append(f"{shlex.join(ssh_command(host.host))}  # {there}")
+        return "\n".join(lines)
+
+    # -- one run ------------------------------------------------------------------------------
+
+    def _may_start(self, run: Run) -> bool:
+        needed = {host.host for host in self._hosts_of(self.study.cells[run.cell_id])}
+        if needed & set(self._absent):
+            self._waiting.append(run)
+            return False
+        return True
+
+    def _described(self, attempt: Attempt) -> dict[str, Any]:
+        return {"hosts": [host.host for host in self._hosts_of(attempt.cell)]}
+
+    def _failed_to_start(self, attempt: Attempt, error: BenchError) -> None:
+        if not isinstance(error, HostError):
+            raise error
+        self._absent[error.host] = error
+
+    def _carry_out(self, attempt: Attempt) -> Outcome:
+        mark = f"bench-{secrets.token_hex(8)}"
+        limit_s = int(self.study.plan["time_limit_s"])
+        with self._prepared(attempt, mark) as group:
+            names = ",".join(_name(connection) for connection in group.connections)
+            group.say(f"go {self._endpoint(attempt, group)} {names}")
+            in_time, problems = True, list[str]()
+            try:
+                in_time = group.listen(lambda: group.decided, limit_s=limit_s)
+                if group.first_failed is not None:
+                    group.listen(lambda: group.over, limit_s=SAY_WHY_S)
+            finally:  # also on Ctrl-C
+                first_failed = group.first_failed
+                group.say("stop")
+                group.listen(lambda: group.over, limit_s=STOP_S)
+                problems = self._collect(group, attempt, mark)
+                self._note_end(group, attempt, first_failed)
+            outcome = _outcome(attempt, group, first_failed, limit_s=None if in_time else limit_s)
+        outcome.reason = "; ".join(filter(None, (outcome.reason, *problems)))
+        return outcome
+
+    def _prepared(self, attempt: Attempt, mark: str) -> HostGroup:
+        """Return the hosts of an attempt, all of them ready.
+
+        Raises:
+            NotNowError: a host is at work on another run.
+            HostError: a host cannot be reached, or cannot run it.
+        """
+        deadline = time.monotonic() + BUSY_S
+        while True:
+            try:
+                return self._try_to_prepare(attempt, mark)
+            except NotNowError:
+                if time.monotonic() > deadline:
+                    raise
+                # Two harnesses that each hold one host and want the other's part differently.
+                time.sleep(random.uniform(0.2, 2.0))
+
+    def _try_to_prepare(self, attempt: Attempt, mark: str) -> HostGroup:
+        token = attempt.folder.path / f".{mark}"
+        hosts, folder = self._hosts_of(attempt.cell), attempt.folder
+        programs = [program(self._variables(attempt, node, mark)) for node in range(len(hosts))]
+        with contextlib.ExitStack() as undo:
+            try:
+                token.touch()
+                undo.callback(token.unlink, missing_ok=True)
+                group = HostGroup(several=len(hosts) > 1, out=folder.out, err=folder.err)
+            except OSError as error:
+                raise unwritable(folder.path, error) from None
+            with contextlib.ExitStack() as undo_connections:
+                undo_connections.push(group)
+                for host, content in zip(hosts, programs, strict=True):
+                    group.connect(host.host, mark=mark, content=content)
+                group.listen(lambda: group.answered, limit_s=READY_S)
+                for connection in sorted(group.connections, key=lambda one: not one.refused):
+                    raise_unless_ready(connection, job=attempt.job_name, folder=_here())
+                undo_connections.pop_all()
+        return group
+
+    def _variables(self, attempt: Attempt, node: int, mark: str) -> dict[str, str]:
+        """Return the variables of ``ssh_host.sh``."""
+        hosts, script = self._hosts_of(attempt.cell), self._script(attempt)
+        peer = hosts[0 if node else 1] if len(hosts) > 1 else None
+        holder = f"{attempt.job_name} (process {os.getpid()} of {_user()} on {os.uname().nodename})"
+        return {
+            "mark": mark,
+            "job": attempt.job_name,
+            "folder": str(_here()),
+            "run_dir": str(attempt.folder.path.absolute()),
+            "token": f".{mark}",
+            "cell": attempt.cell.cell_id,
+            "script": script.read_text(encoding="utf-8"),
+            "script_path": str(script),
+            "node": str(node),
+            "address": self._address(hosts[node], hosts),
+            "peer": self._address(peer, hosts) if peer else "",
+            "python": self._python,
+            "holder": holder,
+            "patience": str(PATIENCE_S),
+        }
+
+    def _endpoint(self, attempt: Attempt, group: HostGroup) -> str:
+        """Return where the hosts of a run meet: the first one, at a port that is free there."""
+        hosts = self._hosts_of(attempt.cell)
+        first = group.connections[0]
+        port = first.ready[1] if first.ready else ""
+        if not port.isdigit():
+            raise HostError(first.host, f"{first.host} found no free port, but said {port!r}")
+        return f"{self._address(hosts[0], hosts)}:{port}"
+
+    def _collect(self, group: HostGroup, attempt: Attempt, mark: str) -> list[str]:
+        """Copy what hosts have written for themselves, and let them remove it; return what went wrong."""
+        problems = []
+        for connection in group.connections:
+            if connection.ready is None or connection.ready[0] == "shared" or connection.code is None:
+                continue
+            remote = f"{_here()}/.bench-{attempt.job_name}"
+            script = f"{attempt.cell.cell_id}.sh"
+            why = fetch(connection.host, remote, attempt.folder.path, mark=mark, besides=script)
+            if why:
+                problems.append(
+                    f"results could not be copied ({why}): they lie in {connection.host}:{remote}"
+                )
+            connection.say("keep" if why else "done")
+        return problems
+
+    @staticmethod
+    def _note_end(group: HostGroup, attempt: Attempt, first_failed: Connection | None) -> None:
+        codes = {connection.host: connection.code for connection in group.connections}
+        code = first_failed.code if first_failed else next((c for c in codes.values() if c), 0)
+        end = {"exit_code": code, "signal": None, "stage": "run", "time": now(), "hosts": codes}
+        with contextlib.suppress(UnwritableError):
+            write_json(attempt.folder.end, end)
+
+    # -- hosts ----------------------------------------------------------------------------------
+
+    def _hosts_of(self, cell: Cell) -> list[Host]:
+        return self.hosts[: cell.nodes]
+
+    def _script(self, attempt: Attempt) -> Path:
+        return self.study.script(attempt.cell.cell_id).absolute()
+
+    @property
+    def _python(self) -> str:
+        """The python that submits, where no set-up line brings another."""
+        return "" if self.study.plan.get("setup") or self.study.plan.get("container") else sys.executable
+
+    def _address(self, host: Host, hosts: Sequence[Host]) -> str:
+        """Return where the other hosts of a run reach one of them.
+
+        Raises:
+            HostError: ssh does not take its name, or names an address that only it can use.
+        """
+        if len(hosts) == 1:
+            return "localhost"
+        if host.host not in self._addresses:
+            self._addresses[host.host] = host.address or address_of(host.host)
+        address = self._addresses[host.host]
+        if not HOST_ADDRESS.fullmatch(address) or address == "localhost" or address.startswith("127."):
+            what = f"{host.host} has the address {address}, at which other hosts cannot meet it"
+            entry = f"{{host: {host.host}, address: ADDRESS}}"
+            raise HostError(host.host, what, remedy=f"write {entry} in cluster.hosts")
+        return address
+
+
+def _outcome(
+    attempt: Attempt, group: HostGroup, first_failed: Connection | None, *, limit_s: int | None
+) -> Outcome:
+    """Return how a run ended; ``limit_s`` is the time limit that it has reached, if it has."""
+    if first_failed is not None and first_failed.lost:
+        what = f"the connection to {first_failed.host} was lost: {first_failed.last_words}"
+        return Outcome(RunState.FAILED, what, "node-failure")
+    silent = [connection.host for connection in group.connections if not connection.over]
+    if silent:  # asked to stop, it did not even say that it did
+        said = said_error(attempt.folder)
+        what = f"{', '.join(silent)} does not answer any more"
+        return Outcome(RunState.FAILED, "; ".join(filter(None, (what, said))), "node-failure")
+    if limit_s is not None:
+        reason = f"the time limit of {human_duration(limit_s)} was reached"
+        return Outcome(RunState.FAILED, ended_from_outside(attempt.folder, reason), "time-limit")
+    code = first_failed.code if first_failed else 0
+    outcome = outcome_of(attempt.folder, attempt.cell, code)
+    if outcome.state is RunState.FAILED and (said := killed_rank(attempt.folder, "torchrun")):
+        return Outcome(RunState.FAILED, said, "killed", code)
+    if first_failed and outcome.reason == f"exit code {code}":
+        outcome.reason = f"exit code {code} on {first_failed.host}"
+    return outcome
+
+
+def _name(connection: Connection) -> str:
+    """Return a host's own name, by which ranks call it; ours where it has a strange one."""
+    own = connection.ready[2] if connection.ready else ""
+    return own if HOST_ADDRESS.fullmatch(own) else connection.host.rpartition("@")[2]
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"user {os.getuid()}"
+
+
+def _here() -> Path:
+    """Return the folder of submission, by the name that its user has for it (a link, an automount)."""
+    own = Path(os.environ.get("PWD", ""))
+    try:
+        return own if own.is_absolute() and own.samefile(Path.cwd()) else Path.cwd()
+    except OSError:
+        return Path.cwd()

@@ -1,0 +1,280 @@
+"""Load balance, communication efficiency and parallel efficiency, exact for DDP.
+
+Source: the POP Centre of Excellence's multiplicative model (https://pop-coe.eu/node/69), with
+DDP's exposed communication as the time outside of computation.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from bench.measure.meters import Usage
+from bench.measure.step_parts import StepParts
+from bench.study.files import write_atomically
+from bench.study.layout import METRICS_COLUMNS, RANKS_COLUMNS, STEPS_COLUMNS, RunFolder
+
+
+@dataclass(frozen=True, slots=True)
+class PopEfficiencies:
+    """The factors of one window; parallel_efficiency = load_balance x comm_efficiency."""
+
+    load_balance: float
+    comm_efficiency: float
+    parallel_efficiency: float
+
+
+def pop_efficiencies(step_totals_s: Sequence[float], exposed_totals_s: Sequence[float]) -> PopEfficiencies:
+    """Return the efficiencies of one window from every rank's totals over the same steps.
+
+    With U_r the sum of (step - exposed) of rank r and T the longest rank's sum of steps (the
+    sum of the steps' maxima would exceed the wall time):
+    load balance = mean U / max U, communication efficiency = max U / T,
+    parallel efficiency = mean U / T, their product.
+
+    Args:
+        step_totals_s: per rank, the sum of its steps (s).
+        exposed_totals_s: per rank, the sum of its exposed communication (s).
+    """
+    useful = [step - exposed for step, exposed in zip(step_totals_s, exposed_totals_s, strict=True)]
+    longest, most_useful = max(step_totals_s), max(useful)
+    balance = sum(useful) / len(useful) / most_useful
+    communication = most_useful / longest
+    return PopEfficiencies(balance, communication, balance * communication)
+
+
+# From what the ranks measured to the rows of metrics.csv, ranks.csv and steps.csv.
+
+Row = dict[str, object]
+
+#: Which column has which part.
+_PART_COLUMNS = {
+    "data_load_time_sec": "data_load_s",
+    "forward_time_sec": "forward_s",
+    "backward_time_sec": "backward_s",
+    "comm_exposed_time_sec": "exposed_s",
+    "optimizer_time_sec": "optimizer_s",
+    "other_time_sec": "other_s",
+}
+
+
+@dataclass(frozen=True)
+class Validation:
+    """Sums over validation samples; they add up over batches and ranks.
+
+    ``labels`` counts predicted classes, ``values`` predicted values.
+    """
+
+    samples: float = 0.0
+    loss: float = 0.0
+    labels: float = 0.0
+    correct: float = 0.0
+    values: float = 0.0
+    absolute_error: float = 0.0
+    squared_error: float = 0.0
+
+
+@dataclass(frozen=True)
+class RankPlace:
+    """What ranks.csv says about a rank besides its times."""
+
+    rank: int
+    local_rank: int
+    host: str
+    device: str
+
+
+@dataclass(frozen=True)
+class RankRecord:
+    """One rank's epoch; ``parts`` is its mean step of the attribution window, None where there is none.
+
+    ``samples`` are the rank's own; None for an equal share of the epoch's. ``loss`` is None where
+    nobody told it.
+    """
+
+    window_s: float
+    loss: float | None
+    peak_mem_bytes: float
+    usage: Usage
+    parts: StepParts | None
+    wait_s: float | None
+    samples: int | None = None
+
+
+@dataclass(frozen=True)
+class EpochRecord:
+    """One epoch over all ranks; ``energy_counters`` says how many counters make up the whole energy.
+
+    ``ideal_step_s`` is what a step takes where all devices run at their stated peaks.
+    ``samples`` is None where nobody counted them; then there is no throughput.
+    """
+
+    epoch: int
+    samples: int | None
+    step_s: list[float]
+    slowest_rank: list[int]
+    attribution_steps: int
+    ranks: list[RankRecord]
+    validation: Validation | None
+    checkpoint_s: float | None
+    energy_counters: int
+    ideal_step_s: float | None = None
+
+
+class Results:
+    """The three tables of a run; every epoch rewrites them whole, so a killed run keeps whole files."""
+
+    def __init__(self, folder: RunFolder, places: Sequence[RankPlace]) -> None:
+        self._folder = folder
+        self._places = places
+        self._texts = {
+            folder.metrics: _line(METRICS_COLUMNS),
+            folder.ranks: _line(RANKS_COLUMNS),
+            folder.steps: _line(STEPS_COLUMNS),
+        }
+
+    def add(self, epoch: EpochRecord) -> None:
+        """Write the tables with one more epoch."""
+        steps: list[Row] = [
+            {"epoch": epoch.epoch, "step": step, "step_time_sec": seconds, "slowest_rank": rank}
+            for step, (seconds, rank) in enumerate(
+                zip(epoch.step_s, epoch.slowest_rank, strict=True), start=1
+            )
+        ]
+        self._append(self._folder.steps, STEPS_COLUMNS, steps)
+        self._append(self._folder.ranks, RANKS_COLUMNS, rank_rows(epoch, self._places))
+        self._append(self._folder.metrics, METRICS_COLUMNS, [metrics_row(epoch)])
+        for path, text in self._texts.items():
+            write_atomically(path, text)
+
+    def add_communication(self, seconds: float) -> None:
+        """Write ``comm_time_sec`` into every row of metrics.csv: it is measured once, after the epochs."""
+        rows = list(csv.DictReader(io.StringIO(self._texts[self._folder.metrics])))
+        cells = [{**row, "comm_time_sec": _cell(seconds)} for row in rows]
+        lines = [_line([row[name] for name in METRICS_COLUMNS]) for row in cells]
+        self._texts[self._folder.metrics] = _line(METRICS_COLUMNS) + "".join(lines)
+        write_atomically(self._folder.metrics, self._texts[self._folder.metrics])
+
+    def _append(self, path: object, columns: Sequence[str], rows: Sequence[Row]) -> None:
+        self._texts[path] += "".join(_line([_cell(row.get(name)) for name in columns]) for row in rows)  # type: ignore[index]
+
+
+def metrics_row(epoch: EpochRecord) -> Row:
+    """Return the epoch's row over all ranks: :data:`bench.study.layout.METRICS_COLUMNS`."""
+    ranks = epoch.ranks
+    seconds = max(rank.window_s for rank in ranks)
+    row: Row = {
+        "epoch": epoch.epoch,
+        "steps": len(epoch.step_s),
+        "samples": epoch.samples,
+        "train_loss": _loss(ranks),
+        "epoch_time_sec": seconds,
+        "throughput_samples_per_sec": None if epoch.samples is None else epoch.samples / seconds,
+        "step_time_sec_median": float(np.percentile(epoch.step_s, 50)),
+        "step_time_sec_p95": float(np.percentile(epoch.step_s, 95)),
+        "checkpoint_time_sec": epoch.checkpoint_s,
+        "gpu_util_avg": _mean_told([rank.usage.gpu_percent for rank in ranks]),
+        "cpu_util_avg": _mean_told([rank.usage.cpu_percent for rank in ranks]),
+        "energy_joules": _energy(epoch),
+        "peak_mem_bytes": int(max(rank.peak_mem_bytes for rank in ranks)),
+        "mfu": None if epoch.ideal_step_s is None else epoch.ideal_step_s * len(epoch.step_s) / seconds,
+    }
+    return row | _split_columns(epoch) | _validation_columns(epoch.validation)
+
+
+def rank_rows(epoch: EpochRecord, places: Sequence[RankPlace]) -> list[Row]:
+    """Return the epoch's row of every rank: :data:`bench.study.layout.RANKS_COLUMNS`."""
+    rows: list[Row] = []
+    for place, rank in zip(places, epoch.ranks, strict=True):
+        row: Row = {
+            "epoch": epoch.epoch,
+            "rank": place.rank,
+            "local_rank": place.local_rank,
+            "host": place.host,
+            "device": place.device,
+            "steps": len(epoch.step_s),
+            "samples": _share(epoch, len(places)) if rank.samples is None else rank.samples,
+            "window_time_sec": rank.window_s,
+            "peak_mem_bytes": int(rank.peak_mem_bytes),
+        }
+        if rank.parts is not None:
+            row |= {column: getattr(rank.parts, part) for column, part in _PART_COLUMNS.items()}
+            row |= {"step_time_sec": rank.parts.step_s, "comm_wait_time_sec": rank.wait_s}
+        rows.append(row)
+    return rows
+
+
+def _share(epoch: EpochRecord, ranks: int) -> int | None:
+    return None if epoch.samples is None else epoch.samples // ranks
+
+
+def _split_columns(epoch: EpochRecord) -> Row:
+    """Return the parts of a step, means over ranks, and the POP efficiencies of the same window."""
+    parts = [rank.parts for rank in epoch.ranks if rank.parts is not None]
+    waits = [rank.wait_s for rank in epoch.ranks if rank.wait_s is not None]
+    if not parts:
+        return {}
+    row: Row = {column: _mean([getattr(p, part) for p in parts]) for column, part in _PART_COLUMNS.items()}
+    steps = epoch.attribution_steps
+    pop = pop_efficiencies([p.step_s * steps for p in parts], [p.exposed_s * steps for p in parts])
+    return row | {
+        "compute_time_sec": _mean([p.forward_s + p.backward_s for p in parts]),
+        "comm_wait_time_sec": _mean(waits),
+        "load_balance": pop.load_balance,
+        "comm_efficiency": pop.comm_efficiency,
+        "pop_parallel_efficiency": pop.parallel_efficiency,
+    }
+
+
+def _validation_columns(sums: Validation | None) -> Row:
+    if sums is None or not sums.samples:
+        return {}
+    row: Row = {"val_loss": sums.loss / sums.samples}
+    if sums.labels:
+        row["val_accuracy"] = sums.correct / sums.labels
+    if sums.values:
+        row["val_mae"] = sums.absolute_error / sums.values
+        row["val_rmse"] = math.sqrt(sums.squared_error / sums.values)
+    return row
+
+
+def _energy(epoch: EpochRecord) -> float | None:
+    """Return the energy of all GPUs (or all hosts' processors); None unless every counter was read."""
+    told = [rank.usage.energy_joules for rank in epoch.ranks if rank.usage.energy_joules is not None]
+    return sum(told) if len(told) == epoch.energy_counters else None
+
+
+def _loss(ranks: Sequence[RankRecord]) -> object:
+    """Return the mean loss; None unless every rank told its own, and a word for NaN, whose cell is empty."""
+    told = [rank.loss for rank in ranks if rank.loss is not None]
+    if len(told) < len(ranks):
+        return None
+    mean = _mean(told)
+    return mean if math.isfinite(mean) else str(mean)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _mean_told(values: Sequence[float | None]) -> float | None:
+    told = [value for value in values if value is not None]
+    return _mean(told) if told else None
+
+
+def _cell(value: object) -> object:
+    """Return what a cell shows: nothing for what was not measured, twelve digits of a float."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return ""
+    return format(value, ".12g") if isinstance(value, float) else value
+
+
+def _line(cells: Sequence[object]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerow(cells)
+    return text.getvalue()

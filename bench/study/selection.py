@@ -1,0 +1,79 @@
+"""Which runs are meant: what is still to be done, and `--only FILTER`."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bench.errors import BenchError
+from bench.matrix.cell import Cell, Run, word
+from bench.study.ledger import RunRecord, RunState
+
+_FIELDS = (
+    "nodes",
+    "tasks_per_node",
+    "gpus_per_node",
+    "world_size",
+    "backend",
+    "launcher",
+    "global_batch",
+    "per_gpu_batch",
+    "mode",
+    "repeat",
+)
+
+
+def pending(
+    runs: Sequence[Run], records: Mapping[str, RunRecord], *, retry_failed: bool = False
+) -> list[Run]:
+    """Return the runs that are neither done nor under way; failed ones only when asked for."""
+    wanted = {RunState.PLANNED, RunState.CANCELLED}
+    if retry_failed:
+        wanted.add(RunState.FAILED)
+    return [run for run in runs if records[run.run_id].state in wanted]
+
+
+def only(runs: Sequence[Run], cells: Mapping[str, Cell], filters: Sequence[str]) -> list[Run]:
+    """Return the runs that agree with every filter.
+
+    A filter is a pattern on the run's or cell's name (``n4x4-*``), or ``key=value`` with a
+    property of the cell or a workload option (``nodes=4``, ``mode=weak``, ``precision=bf16``).
+
+    Raises:
+        BenchError: an unknown key, or nothing left.
+    """
+    kept = [run for run in runs if all(_agrees(run, cells[run.cell_id], words) for words in filters)]
+    if filters and runs and not kept:
+        raise BenchError(
+            f"--only {' --only '.join(filters)} agrees with no run",
+            remedy=f"names look like {runs[0].run_id}",
+        )
+    return kept
+
+
+def _agrees(run: Run, cell: Cell, words: str) -> bool:
+    key, equals, value = words.partition("=")
+    if not equals:
+        return fnmatch.fnmatchcase(run.run_id, words) or fnmatch.fnmatchcase(run.cell_id, words)
+    if key == "repeat":
+        return str(run.repeat) == value
+    if key == "mode":
+        return value in cell.modes
+    found = _property(cell, key)
+    return word(found) == value
+
+
+def _property(cell: Cell, key: str) -> Any:
+    if key == "gpus_per_node":  # the same axis, by the name it has on GPUs
+        return cell.tasks_per_node
+    if key in _FIELDS:
+        return getattr(cell, key)
+    if key in cell.workload:
+        return cell.workload[key]
+    if key.startswith("env."):
+        return cell.env.get(key.removeprefix("env."), "")
+    allowed = ", ".join([*_FIELDS, *cell.workload, "env.NAME"])
+    raise BenchError(
+        f"--only: unknown key {key!r}", remedy=f"allowed: {allowed}, or a pattern such as 'n4x4-*'"
+    )

@@ -1,0 +1,225 @@
+"""The checks that people script by hand: did this run really do what it was asked for?
+
+Each check compares what was found with what the plan expected. A run passes when all do.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.errors import BenchError
+from bench.study.files import read_json
+from bench.study.layout import METRICS_COLUMNS, RunFolder
+from bench.study.ledger import RunRecord
+
+#: Without these a run measured nothing; the other files are extra evidence.
+_FILES = ("run.json", "metrics.csv", "ranks.csv", "steps.csv", "env.json")
+
+
+@dataclass(frozen=True)
+class Check:
+    """One comparison of what was found with what was expected."""
+
+    name: str
+    passed: bool
+    found: str
+    expected: str
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the check for `--json`."""
+        return {"check": self.name, "passed": self.passed, "found": self.found, "expected": self.expected}
+
+    def __str__(self) -> str:
+        if self.passed:
+            return f"ok    {self.name}: {self.found}"
+        return f"FAIL  {self.name}: {self.found}, expected {self.expected}"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """All checks of one attempt of one run."""
+
+    run_id: str
+    folder: Path
+    checks: list[Check]
+
+    @property
+    def passed(self) -> bool:
+        """Whether every check passed."""
+        return all(check.passed for check in self.checks)
+
+
+def verify_run(path: Path, *, record: RunRecord | None = None) -> Verdict:
+    """Return the checks of the attempt in ``path``.
+
+    Args:
+        path: the attempt's folder.
+        record: where it stands, if more is known than what its run.json says: that is written
+            when an attempt is started, and when it has ended.
+
+    Raises:
+        BenchError: no run.json that says what the run was meant to be.
+    """
+    folder = RunFolder(path)
+    run = read_json(folder.run_json)
+    if not isinstance(run, dict) or not isinstance(run.get("cell"), dict):
+        what = "is not whole" if folder.run_json.exists() else "does not exist"
+        raise BenchError(
+            f"{folder.run_json}: {what}", remedy="give a run's folder: results/STUDY/runs/RUN/attempt-N"
+        )
+    if record is not None:
+        run |= {"state": str(record.state), "reason": record.reason}
+    return Verdict(str(run.get("run_id", path.name)), path, list(_checks(folder, run)))
+
+
+def _checks(folder: RunFolder, run: dict[str, Any]) -> Iterator[Check]:
+    cell = run["cell"]
+    state = str(run.get("state"))
+    reason = f" ({run['reason']})" if run.get("reason") else ""
+    if isinstance(run.get("cause"), dict):
+        reason += f"; cause: {run['cause'].get('cause')}; {run['cause'].get('remedy')}"
+    yield Check("state", state == "completed", f"{state}{reason}", "completed")
+    files = _files(cell)
+    missing = [name for name in files if not (folder.path / name).is_file()]
+    yield Check(
+        "files", not missing, f"missing {', '.join(missing)}" if missing else "all there", ", ".join(files)
+    )
+    if isinstance(run.get("accounting"), str):
+        found = f"{run['accounting']}; the end is told by squeue and the run's own files"
+        yield Check("accounting", True, found, "sacct's, or none")
+    yield from _environment_checks(read_json(folder.env), cell)
+    if _source(cell) != "none":
+        yield from _metrics_checks(folder, cell)
+
+
+def _source(cell: dict[str, Any]) -> str | None:
+    """Return where a command's numbers come from; None for the built-in training."""
+    metrics = cell["workload"].get("metrics") or {}
+    return metrics.get("source", "readings") if cell["workload"].get("command") else None
+
+
+def _files(cell: dict[str, Any]) -> tuple[str, ...]:
+    """Return the files that the run must have left; only bench's own code leaves all."""
+    fewer = {"none": _FILES[:1], "readings": _FILES[:2]}
+    return fewer.get(_source(cell) or "", _FILES)
+
+
+def _environment_checks(env: Any, cell: dict[str, Any]) -> Iterator[Check]:
+    env = env if isinstance(env, dict) else {}
+    if not env and _source(cell) in ("none", "readings"):
+        # A program of somebody else's: nobody counted its ranks.
+        for name in ("ranks joined", "world size", "backend", "nodes", "global batch"):
+            yield Check(name, True, "not measured", "the plan's, where it is measured")
+        return
+    expected = cell["world_size"]
+    joined = (env.get("joined") or {}).get("ranks")
+    hosts = ", ".join(str(host.get("host")) for host in env.get("hosts") or [])
+    found = f"{joined} of {expected}" if joined is not None else f"unknown of {expected}"
+    yield Check(
+        "ranks joined",
+        joined == expected,
+        f"{found}{f' on {hosts}' if hosts else ''}",
+        f"{expected} of {expected}",
+    )
+    yield _same("world size", env.get("world_size"), expected)
+    yield _same("backend", env.get("backend"), cell["backend"])
+    yield _same("nodes", len(env["hosts"]) if env.get("hosts") else None, cell["nodes"])
+    if env.get("global_batch") is not None or _source(cell) is None:
+        yield _same("global batch", env.get("global_batch"), cell["global_batch"])
+    else:
+        yield Check("global batch", True, "not measured: steps differ", str(cell["global_batch"]))
+    yield from _transport_check(env.get("transport"), cell)
+
+
+def _transport_check(transport: Any, cell: dict[str, Any]) -> Iterator[Check]:
+    """Hold the way that gradients travelled against what was asked for, where env.json tells it."""
+    if not isinstance(transport, dict):
+        return
+    interface, network = transport.get("interface"), transport.get("network")
+    over = " ".join(str(word) for word in (network, interface) if word) or "an unknown interface"
+    asked = (cell.get("env") or {}).get("GLOO_SOCKET_IFNAME") if cell["backend"] == "gloo" else None
+    passed = interface in (asked, None) if asked else cell["nodes"] == 1 or interface != "lo"
+    expected = asked or ("anything" if cell["nodes"] == 1 else "an interface that the other nodes reach")
+    if transport.get("fallback"):
+        passed, expected = False, "InfiniBand, which the hosts have; see the warning in env.json"
+    yield Check("transport", passed, f"{transport.get('backend')} over {over}", expected)
+
+
+def _same(name: str, found: Any, expected: Any) -> Check:
+    return Check(name, found == expected, "unknown" if found is None else str(found), str(expected))
+
+
+def _metrics_checks(folder: RunFolder, cell: dict[str, Any]) -> Iterator[Check]:
+    columns, rows = _read_metrics(folder.metrics)
+    expected = int(cell["workload"]["epochs"])
+    built_in = _source(cell) is None
+    if built_in:
+        yield Check("epochs", len(rows) == expected, str(len(rows)), str(expected))
+    else:
+        yield Check("epochs", bool(rows), str(len(rows)), "1 or more")
+    if not columns:
+        return
+    lacking = [name for name in METRICS_COLUMNS if name not in columns]
+    found = f"missing {', '.join(lacking)}" if lacking else "all there"
+    yield Check("columns", not lacking, found, "the promised ones")
+    if not rows:
+        return
+    yield _throughput_check(rows)
+    yield _loss_check(rows if built_in else [row for row in rows if row.get("train_loss")])
+    if built_in:  # a command's steps are its own
+        yield _samples_check(rows, cell)
+
+
+def _throughput_check(rows: list[dict[str, str]]) -> Check:
+    bad = _epochs(row for row in rows if not _is_positive(row.get("throughput_samples_per_sec")))
+    found = f"not a positive number in epoch {bad}" if bad else "positive in every epoch"
+    return Check("throughput", not bad, found, "a positive number in every epoch")
+
+
+def _loss_check(told: list[dict[str, str]]) -> Check:
+    """Return the check of the rows that tell a loss; a command's may tell none."""
+    bad = _epochs(row for row in told if not _is_finite(row.get("train_loss")))
+    found = "finite in every epoch" if told else "not measured"
+    if bad:
+        found = f"not finite in epoch {bad}"
+    return Check("loss", not bad, found, "a finite number in every epoch")
+
+
+def _samples_check(rows: list[dict[str, str]], cell: dict[str, Any]) -> Check:
+    samples = cell["global_batch"] * int(cell["workload"]["steps_per_epoch"])
+    counted = {str(row.get("samples")) for row in rows}
+    return Check("samples", counted == {str(samples)}, " and ".join(sorted(counted)), f"{samples} an epoch")
+
+
+def _epochs(rows: Iterable[dict[str, str]]) -> str:
+    return ", ".join(row.get("epoch", "?") for row in rows)
+
+
+def _read_metrics(path: Path) -> tuple[list[str], list[dict[str, str]]]:
+    try:
+        with path.open(encoding="utf-8", errors="replace", newline="") as file:
+            reader = csv.DictReader(file)
+            rows = [row for row in reader if None not in row and None not in row.values()]
+            return list(reader.fieldnames or []), rows
+    except OSError:
+        return [], []
+
+
+def _number(text: Any) -> float:
+    try:
+        return float(text)
+    except (TypeError, ValueError):
+        return math.nan
+
+
+def _is_finite(text: Any) -> bool:
+    return math.isfinite(_number(text))
+
+
+def _is_positive(text: Any) -> bool:
+    return _is_finite(text) and _number(text) > 0

@@ -1,0 +1,240 @@
+"""A fork server: torch is imported once, each run's ranks are forked from it.
+
+Importing torch takes longer than a short run, and a study on one machine has dozens.
+The server reads one request a line on standard input and starts its ranks with the
+environment that torchrun gives (torch's own agent keeps threads, and forking a process
+that has threads can hang; this one has none)::
+
+    {"run_dir": "...", "arguments": ["--model", "mlp", ...], "ranks": 4, "env": {...}}
+
+and answers on standard output with ``{"started": PID}`` and ``{"ended": EXIT_CODE}``.
+When its standard input closes, the harness is gone: what runs is ended, noted, and the
+server leaves. No process outlives it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from bench.errors import UnwritableError
+from bench.study.files import write_json
+from bench.study.layout import RunFolder
+from bench.workload.main import main as workload_main
+
+GRACE_S = 5.0
+SAY_WHY_S = 3.0
+_PR_SET_PDEATHSIG = 1
+
+
+def serve() -> int:
+    """Answer requests until standard input closes; return the exit code."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the harness's to handle
+    requests = _Lines(sys.stdin.fileno())
+    _say({"ready": os.getpid()})
+    while (line := requests.next()) is not None:
+        _run(json.loads(line), requests)
+    return 0
+
+
+class _Lines:
+    """Lines of a pipe, read without the buffering that would hide them from select."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self._pending = b""
+
+    def next(self) -> bytes | None:
+        """Return the next line, or None when the pipe has closed."""
+        while b"\n" not in self._pending:
+            block = os.read(self.descriptor, 65536)
+            if not block:
+                return None
+            self._pending += block
+        line, _, self._pending = self._pending.partition(b"\n")
+        return line
+
+
+def _run(request: Mapping[str, Any], requests: _Lines) -> None:
+    folder = RunFolder(Path(request["run_dir"]))
+    server = os.getpid()
+    child = os.fork()
+    if child == 0:
+        _agent(request, folder, server=server, inherited=requests.descriptor)
+    _say({"started": child})
+    pidfd = os.pidfd_open(child)
+    try:
+        # Ready: the run ended, or the harness is gone (it sends nothing while a run goes on).
+        ready, _, _ = select.select([pidfd, requests.descriptor], [], [])
+        if pidfd not in ready:
+            _end_group(child, pidfd)
+            _note_end(folder, exit_code=137, signal_name="KILL", stage="the harness was gone")
+    finally:
+        os.close(pidfd)
+    _, status = os.waitpid(child, 0)
+    _sweep_group(child)
+    _say({"ended": os.waitstatus_to_exitcode(status)})
+
+
+def _end_group(leader: int, pidfd: int) -> None:
+    """End a run's processes: ask them, then insist."""
+    os.killpg(leader, signal.SIGTERM)
+    if not select.select([pidfd], [], [], GRACE_S)[0]:
+        os.killpg(leader, signal.SIGKILL)
+        select.select([pidfd], [], [])
+
+
+def _sweep_group(leader: int) -> None:
+    """End what a run's agent left behind, if it died before its ranks."""
+    try:
+        os.killpg(leader, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+def _agent(request: Mapping[str, Any], folder: RunFolder, *, server: int, inherited: int) -> None:
+    """Be what torchrun's agent is to its ranks: never returns."""
+    code = 1
+    try:
+        os.setsid()
+        _die_with_parent(server)
+        _redirect(folder, inherited)
+        os.environ.update(request["env"])
+        signal.signal(signal.SIGTERM, _raise_terminated)
+        failures = _launch(request["arguments"], request["ranks"])
+        code = 1 if failures else 0
+        _note_end(folder, exit_code=code, stage="run", failures=failures)
+    except _Terminated:
+        code = 128 + signal.SIGTERM
+        _note_end(folder, exit_code=code, signal_name="TERM", stage="run")
+    except BaseException as error:
+        print(f"bench: error: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        _note_end(folder, exit_code=1, stage="launch")
+    finally:
+        os._exit(code)
+
+
+class _Terminated(BaseException):
+    """The run was asked to end."""
+
+
+def _raise_terminated(number: int, frame: object) -> None:
+    raise _Terminated
+
+
+def _launch(arguments: Sequence[str], ranks: int) -> list[dict[str, Any]]:
+    """Run the ranks to their end; return those that failed, the first to fail first.
+
+    The first failure ends the others, after a moment in which they may say why
+    themselves: one dead rank must not leave a collective that hangs.
+    """
+    port = _free_port()
+    alive = {_fork_rank(arguments, rank=rank, ranks=ranks, port=port): rank for rank in range(ranks)}
+    failures: list[dict[str, Any]] = []
+    deadlines: Iterator[tuple[float, int]] = iter(())
+    deadline: tuple[float, int] | None = None
+    while alive:
+        pid, status = os.waitpid(-1, os.WNOHANG if failures else 0)
+        if pid in alive:
+            rank, code = alive.pop(pid), os.waitstatus_to_exitcode(status)
+            if code and not (failures and code == -signal.SIGTERM):
+                failures.append({"rank": rank, "exit_code": code})
+                if len(failures) == 1:
+                    now = time.monotonic()
+                    steps = [(now + SAY_WHY_S, signal.SIGTERM), (now + SAY_WHY_S + GRACE_S, signal.SIGKILL)]
+                    deadlines = iter(steps)
+                    deadline = next(deadlines)
+            continue
+        if deadline and time.monotonic() >= deadline[0]:
+            for other in alive:
+                os.kill(other, deadline[1])
+            deadline = next(deadlines, None)
+        time.sleep(0.02)
+    return failures
+
+
+def _fork_rank(arguments: Sequence[str], *, rank: int, ranks: int, port: int) -> int:
+    """Fork one rank with torchrun's variables; return its process id."""
+    agent = os.getpid()
+    child = os.fork()
+    if child:
+        return child
+    code = 1
+    try:
+        _die_with_parent(agent)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+        os.environ.update({name: str(number) for name, number in numbers.items()})
+        os.environ.update({"GROUP_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)})
+        code = workload_main(list(arguments))
+    except SystemExit as leaving:
+        code = leaving.code if isinstance(leaving.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)  # no atexit handlers of the server's
+
+
+def _free_port() -> int:
+    """Return a port that nobody listens on now; rank 0 takes it at once."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _die_with_parent(parent: int) -> None:
+    """Have the kernel end this process when its parent dies, however it dies."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before the line above
+        os._exit(137)
+
+
+def _redirect(folder: RunFolder, inherited: int) -> None:
+    """Send output to the run's files and let go of the harness's pipe."""
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, inherited)
+    for stream, path in ((1, folder.out), (2, folder.err)):
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(file, stream)
+        os.close(file)
+
+
+def _note_end(
+    folder: RunFolder,
+    *,
+    exit_code: int,
+    stage: str,
+    signal_name: str | None = None,
+    failures: Sequence[Mapping[str, Any]] = (),
+) -> None:
+    time_utc = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    end: dict[str, Any] = {"exit_code": exit_code, "signal": signal_name, "stage": stage, "time": time_utc}
+    end["failures"] = list(failures)
+    try:
+        write_json(folder.end, end)
+    except UnwritableError as error:
+        print(f"bench: error: {error}", file=sys.stderr, flush=True)
+
+
+def _say(message: Mapping[str, Any]) -> None:
+    try:
+        os.write(1, (json.dumps(message) + "\n").encode())
+    except BrokenPipeError:
+        time.sleep(0)  # the harness is gone; the closed standard input ends the server
+
+
+if __name__ == "__main__":
+    sys.exit(serve())

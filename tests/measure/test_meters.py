@@ -1,0 +1,153 @@
+"""Meters of energy and utilisation: counters that wrap, that nobody may read, that are not there."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+import torch
+
+from bench.measure import meters as resources
+from bench.measure.meters import Meters, Usage, _Nvml
+
+CPU = torch.device("cpu")
+RANGE_UJ = 262_143_328_850
+
+
+@pytest.fixture
+def powercap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(resources, "_POWERCAP", tmp_path)
+    return tmp_path
+
+
+def zone(root: Path, number: str, name: str, energy_uj: object, *, range_uj: object = RANGE_UJ) -> Path:
+    folder = root / f"intel-rapl:{number}"
+    folder.mkdir(exist_ok=True)
+    (folder / "name").write_text(f"{name}\n")
+    (folder / "energy_uj").write_text(f"{energy_uj}\n")
+    if range_uj is not None:
+        (folder / "max_energy_range_uj").write_text(f"{range_uj}\n")
+    return folder
+
+
+def meters(*, speaks_for_host: bool = True) -> Meters:
+    return Meters(CPU, speaks_for_host=speaks_for_host, speaks_for_device=True)
+
+
+def test_energy_is_that_of_all_packages_without_their_parts_and_the_whole_machine(powercap):
+    zones = [zone(powercap, "0", "package-0", 1_000_000), zone(powercap, "1", "package-1", 5_000_000)]
+    parts = [
+        zone(powercap, "0:0", "core", 10),
+        zone(powercap, "0:1", "dram", 10),
+        zone(powercap, "2", "psys", 10),
+    ]
+    meter = meters()
+    meter.start()
+    zones[0].joinpath("energy_uj").write_text("3500000\n")
+    zones[1].joinpath("energy_uj").write_text("5250000\n")
+    for part in parts:
+        part.joinpath("energy_uj").write_text("99000000\n")
+    assert meter.stop().energy_joules == pytest.approx(2.75)
+
+
+def test_a_counter_that_wrapped_around_is_unwrapped(powercap):
+    package = zone(powercap, "0", "package-0", RANGE_UJ - 1_000_000)
+    meter = meters()
+    meter.start()
+    package.joinpath("energy_uj").write_text("2000000\n")
+    assert meter.stop().energy_joules == pytest.approx(3.0)
+
+
+def test_a_counter_that_wrapped_around_an_unknown_range_is_no_energy(powercap):
+    package = zone(powercap, "0", "package-0", 9_000_000, range_uj=None)
+    meter = meters()
+    meter.start()
+    package.joinpath("energy_uj").write_text("1\n")
+    assert meter.stop().energy_joules is None
+
+
+def test_a_counter_that_can_no_longer_be_read_is_no_energy(powercap):
+    package = zone(powercap, "0", "package-0", 1)
+    meter = meters()
+    meter.start()
+    package.joinpath("energy_uj").unlink()
+    assert meter.stop().energy_joules is None
+
+
+@pytest.mark.parametrize("second", ["no number", None])
+def test_energy_is_empty_unless_every_package_can_be_read(powercap, second):
+    zone(powercap, "0", "package-0", 1)
+    other = zone(powercap, "1", "package-1", second)
+    if second is None:
+        other.joinpath("energy_uj").unlink()
+    meter = meters()
+    meter.start()
+    assert meter.stop().energy_joules is None
+
+
+def test_without_counters_and_on_ranks_that_do_not_speak_for_a_host_nothing_is_told(powercap):
+    assert meters(speaks_for_host=False).stop() == Usage(None, None, None)
+    zone(powercap, "0", "package-0", 1)
+    silent = meters(speaks_for_host=False)
+    silent.start()
+    assert silent.stop() == Usage(None, None, None)
+
+
+@pytest.mark.skipif(psutil.cpu_count() is None, reason="the number of cores is not known")
+def test_processor_time_is_percent_of_all_cores():
+    meter = meters()
+    meter.start()
+    until = time.perf_counter() + 0.2
+    while time.perf_counter() < until:
+        pass
+    percent = meter.stop().cpu_percent
+    assert percent is not None
+    # One busy core of all, and perhaps others by other processes.
+    assert 0 < percent <= 100
+
+
+class Driver:
+    """The few calls of NVML that are used, with the types that nvidia-ml-py gives."""
+
+    NVML_GPU_UTILIZATION_SAMPLES = 1
+
+    class NVMLError(Exception):
+        """As nvidia-ml-py raises."""
+
+    def __init__(self) -> None:
+        self.millijoules: list[int] = [5_000, 12_500]
+        self.samples = [(-1, 100), (1_000, 40), (2_000, 60)]
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle: object) -> int:
+        if not self.millijoules:
+            raise self.NVMLError("not supported")
+        return self.millijoules.pop(0)
+
+    def nvmlDeviceGetSamples(self, handle: object, kind: int, since_us: int):
+        if not self.samples:
+            raise self.NVMLError("no sample yet")
+        return 0, [
+            SimpleNamespace(timeStamp=since_us + after, sampleValue=SimpleNamespace(uiVal=value))
+            for after, value in self.samples
+        ]
+
+
+def test_a_gpus_energy_is_the_counters_difference_and_its_share_the_mean_of_the_samples_since():
+    gpu = _Nvml(Driver(), object())
+    gpu.reset()
+    assert gpu.joules() == pytest.approx(7.5)
+    assert gpu.busy_percent() == 50
+
+
+def test_a_gpu_without_these_counters_tells_nothing():
+    driver = Driver()
+    driver.millijoules, driver.samples = [], []
+    gpu = _Nvml(driver, object())
+    gpu.reset()
+    assert gpu.joules() is None
+    assert gpu.busy_percent() is None
+    driver.samples = [(-5, 100)]
+    assert gpu.busy_percent() is None, "a window too short for a sample"

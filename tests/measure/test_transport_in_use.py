@@ -1,0 +1,246 @@
+"""The transport in use: NCCL's log in the forms of its releases, gloo's connections, InfiniBand that lies idle.
+
+The forms of the lines are those of logs in NVIDIA/nccl#226 (2.4), #707 (2.7), #952 and #1412 (2.1x), #1029
+(HPC-X's plugin), #1538 (2.22), aws/aws-ofi-nccl#715, and of NCCL's sources for TUNING (enqueue.cc, 2.24).
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from bench.measure.hosts import infiniband_devices
+from bench.measure.nccl import NcclLog, NcclLogFile, fallback_warning, nccl_transport, read_nccl_log
+from bench.measure.transport import address_of, gloo_transport, open_interfaces
+from bench.study.files import write_json
+from bench.study.layout import RunFolder
+from bench.study.verify import verify_run
+
+INFINIBAND = """\
+g1:4052:4052 [0] NCCL INFO Bootstrap : Using ib0:10.1.0.1<0>
+g1:4052:4052 [0] NCCL INFO NET/Plugin: No plugin found (libnccl-net.so)
+NCCL version 2.21.5+cuda12.4
+g1:4052:4122 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB/SHARP [1]mlx5_1:1/IB/SHARP [RO]; OOB ib0:10.1.0.1<0>
+g1:4052:4122 [0] NCCL INFO Using non-device net plugin version 0
+g1:4052:4122 [0] NCCL INFO Using network IB
+g1:4052:4122 [0] NCCL INFO DMA-BUF is available on GPU device 0
+g1:4052:4122 [0] NCCL INFO Channel 00/16 :    0   1   2   3
+g1:4052:4122 [0] NCCL INFO Channel 00/0 : 3[1] -> 0[0] [receive] via NET/IB/0/GDRDMA
+g1:4052:4122 [0] NCCL INFO Channel 01/0 : 0[0] -> 3[1] [send] via NET/IB/1(0)/GDRDMA/Shared
+g1:4052:4122 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM/read
+g1:4052:4122 [0] NCCL INFO Connected all rings
+g1:4052:4122 [0] NCCL INFO 16 coll channels, 16 collnet channels, 0 nvls channels, 16 p2p channels, 2 p2p channels per peer
+"""
+SOCKETS = """\
+g1:919:1150 [0] NCCL INFO Bootstrap : Using eth0:10.0.0.1<0>
+NCCL version 2.18.1+cuda12.1
+g1:919:1150 [0] NCCL INFO NET/IB : No device found.
+g1:919:1150 [0] NCCL INFO NET/Socket : Using [0]eth0:10.0.0.1<0> [1]eth1:fe80::1%eth1<0>
+g1:919:1150 [0] NCCL INFO Using network Socket
+g1:919:1150 [0] NCCL INFO Channel 00/0 : 8[0] -> 0[0] [receive] via NET/Socket/0
+g1:919:1150 [0] NCCL INFO Channel 00/0 : 0[0] -> 8[0] [send] via NET/Socket/0
+g1:919:1150 [0] NCCL INFO Channel 00 : 0[1a000] -> 1[1b000] via SHM/direct/direct
+g1:919:1150 [0] NCCL INFO 2 coll channels, 0 nvls channels, 2 p2p channels, 1 p2p channels per peer
+"""
+OLD = """\
+a1:20:289 [0] NCCL INFO NET/Socket : Using [0]ib0:192.168.11.1<0>
+a1:20:289 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB ; OOB ib0:192.168.11.1<0>
+NCCL version 2.4.7+cuda10.0
+a1:20:377 [0] NCCL INFO Ring 00 : 7 -> 0 [receive] via NET/IB/0/GDRDMA
+a1:20:377 [0] NCCL INFO Ring 00 : 0 -> 7 [send] via NET/IB/0
+"""
+PLUGIN = """\
+w0:18059:18146 [2] NCCL INFO NET/OFI Selected provider is efa, fabric is efa (found 4 nics)
+w0:18059:18146 [2] NCCL INFO Using network AWS Libfabric
+w0:18059:20782 [2] NCCL INFO Channel 05/1 : 6[6] -> 10[2] [send] via NET/AWS Libfabric/1(2)/GDRDMA/Shared
+"""
+HPCX = """\
+w0:19491:21059 [7] NCCL INFO NET/IB : Using [0]mlx5_9:1/RoCE [RO]; OOB eth0:10.2.3.4<0>
+w0:19491:21059 [7] NCCL INFO Using network IBext
+w0:11985:12554 [7] NCCL INFO Channel 09/0 : 15[7] -> 7[7] [receive] via NET/IBext/7/GDRDMA(PCI)
+"""
+TUNING = """\
+[2026-05-05 06:16:47] g1:1:9 [0] NCCL INFO AllReduce: 4 Bytes -> Algo TREE proto LL channel{Lo..Hi}={0..0}
+[2026-05-05 06:16:48] g1:1:9 [0] NCCL INFO AllReduce: 26214400 Bytes -> Algo RING proto SIMPLE channel{Lo..Hi}={0..15}
+[2026-05-05 06:16:48] g1:1:9 [0] NCCL INFO AllReduce: 26214400 Bytes -> Algo RING proto SIMPLE channel{Lo..Hi}={0..15}
+"""
+HOSTS = {"g1": ["mlx5_0", "mlx5_1"], "g2": ["mlx5_0"]}
+
+
+def told(*logs: str, hosts: int = 2, **env: str) -> dict[str, str | None]:
+    merged = NcclLog()
+    for log in logs:
+        merged.merge(read_nccl_log(log.splitlines()))
+    return nccl_transport(merged, hosts=hosts, env=env)
+
+
+def test_a_log_over_infiniband_says_all():
+    assert told(INFINIBAND, NCCL_ALGO="Ring") == {
+        "backend": "nccl",
+        "interface": "mlx5_0, mlx5_1",
+        "network": "IB",
+        "algorithm": "Ring",
+        "version": "2.21.5+cuda12.4",
+        "gpudirect": "yes",
+        "within_host": "P2P/CUMEM",
+        "channels": "16",
+        "source": "NCCL's log",
+    }
+
+
+def test_a_log_over_sockets_names_the_interfaces():
+    found = told(SOCKETS)
+    assert (found["network"], found["interface"], found["gpudirect"]) == ("Socket", "eth0, eth1", "no")
+    assert (found["within_host"], found["channels"], found["algorithm"]) == ("SHM", "2", None)
+
+
+@pytest.mark.parametrize(
+    ("log", "network", "interface", "gpudirect"),
+    [
+        (OLD, "IB", "mlx5_0", "partly"),
+        (PLUGIN, "AWS Libfabric", "efa", "yes"),
+        (HPCX, "IBext", "mlx5_9", "yes"),
+    ],
+)
+def test_older_releases_and_plugins_are_understood(log, network, interface, gpudirect):
+    found = told(log)
+    assert (found["network"], found["interface"], found["gpudirect"]) == (network, interface, gpudirect)
+
+
+def test_the_algorithm_is_told_where_the_user_asked_for_it():
+    assert told(INFINIBAND, TUNING)["algorithm"] == "RING/SIMPLE, TREE/LL"
+
+
+def test_on_one_host_no_network_is_in_use():
+    alone = "\n".join(line for line in INFINIBAND.splitlines() if " via NET" not in line)
+    found = told(alone, hosts=1)
+    assert (found["network"], found["interface"], found["within_host"]) == (None, None, "P2P/CUMEM")
+    # On two, NCCL's choice stands until it has said which channels it opened.
+    assert told(alone)["network"] == "IB"
+
+
+def test_logs_of_several_ranks_are_put_together():
+    found = told(INFINIBAND, SOCKETS)
+    assert found["network"] == "IB, Socket"
+    assert found["gpudirect"] == "partly"
+    assert found["interface"] == "mlx5_0, mlx5_1, eth0, eth1"
+    assert told("", "nothing of NCCL's\nChannel 00/0 : via NET/IB/0")["network"] is None
+
+
+def test_a_fall_back_to_sockets_is_warned_about():
+    assert fallback_warning(told(SOCKETS), HOSTS, {}) == (
+        "NCCL goes between hosts by sockets (eth0, eth1), though g1 and 1 more host has InfiniBand devices"
+        " with an active port (mlx5_0, mlx5_1): expect a fraction of the bandwidth; look for NET/IB in"
+        " nccl.log, and at NCCL_IB_HCA, NCCL_NET, `ulimit -l` and the container"
+    )
+    because = fallback_warning(told(SOCKETS), HOSTS, {"NCCL_IB_DISABLE": "1"})
+    assert because is not None
+    assert because.endswith("expect a fraction of the bandwidth; NCCL_IB_DISABLE=1 is set")
+
+
+@pytest.mark.parametrize(
+    ("log", "infiniband"),
+    [
+        (INFINIBAND, HOSTS),  # it is in use
+        (SOCKETS, {"g1": [], "g2": []}),  # there is none
+        (SOCKETS, {"g1": ["mlx5_0"]}),  # nothing leaves the host
+    ],
+)
+def test_no_warning_without_a_fall_back(log, infiniband):
+    assert fallback_warning(told(log), infiniband, {}) is None
+
+
+def test_active_infiniband_devices_are_found(tmp_path):
+    for device, port, state in (
+        ("mlx5_0", "1", "4: ACTIVE\n"),
+        ("mlx5_1", "1", "1: DOWN\n"),
+        ("mlx5_2", "1", "2: INIT\n"),
+        ("mlx5_2", "2", "4: ACTIVE\n"),
+    ):
+        (tmp_path / device / "ports" / port).mkdir(parents=True)
+        (tmp_path / device / "ports" / port / "state").write_text(state)
+    assert infiniband_devices(tmp_path) == ["mlx5_0", "mlx5_2"]
+    assert infiniband_devices(tmp_path / "absent") == []
+
+
+def test_nccl_is_asked_for_a_log_in_the_runs_folder(tmp_path):
+    folder = RunFolder(tmp_path / "50 %h")
+    folder.path.mkdir()
+    env: dict[str, str] = {}
+    log = NcclLogFile.arrange(env, folder, rank=0)
+    assert env == {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": f"{tmp_path}/50 %%h/nccl.log"}
+    assert log.read() == NcclLog(), "nothing written yet"
+    (folder.path / "nccl.log").write_text(INFINIBAND)
+    assert log.read().chosen == {"IB"}
+    log.remove()
+    assert (folder.path / "nccl.log").exists(), "rank 0's log stays, for people"
+
+
+def test_other_ranks_logs_are_removed_once_read(tmp_path):
+    env: dict[str, str] = {}
+    log = NcclLogFile.arrange(env, RunFolder(tmp_path), rank=3)
+    path = Path(env["NCCL_DEBUG_FILE"])
+    assert path == Path(tempfile.gettempdir()) / f"bench-nccl-{os.getpid()}-3.log"
+    path.write_text(SOCKETS)
+    assert log.read().chosen == {"Socket"}
+    log.remove()
+    assert not path.exists()
+
+
+def test_what_the_user_asks_of_nccls_log_stays(tmp_path):
+    quiet = {"NCCL_DEBUG": "WARN"}
+    assert NcclLogFile.arrange(quiet, RunFolder(tmp_path), rank=0).path is None
+    assert quiet == {"NCCL_DEBUG": "WARN"}
+    printed = {"NCCL_DEBUG": "INFO"}
+    assert NcclLogFile.arrange(printed, RunFolder(tmp_path), rank=0).path == tmp_path / "job.out"
+    assert NcclLogFile.arrange(printed, RunFolder(tmp_path), rank=1).path is None
+    own = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": f"{tmp_path}/nccl.%h.%p.100%%"}
+    name = f"nccl.{os.uname().nodename.partition('.')[0]}.{os.getpid()}.100%"
+    assert NcclLogFile.arrange(own, RunFolder(tmp_path), rank=1).path == tmp_path / name
+
+
+def test_the_interface_of_an_open_connection_is_found_and_that_to_the_store_is_not():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)), server.accept()[0]:
+            assert open_interfaces(store_port=0) == ["lo"]
+            assert open_interfaces(store_port=port) == []
+
+
+def test_gloo_says_which_hosts_use_which_interface():
+    same = gloo_transport({"n1": ["eth0"], "n2": ["eth0"]})
+    assert (same["interface"], same["network"], same["source"]) == ("eth0", "tcp", "open connections")
+    assert gloo_transport({"n1": ["eth0"], "n2": ["ib0"]})["interface"] == "n1: eth0; n2: ib0"
+    alone = gloo_transport({"n1": []})
+    assert (alone["interface"], alone["network"]) == (None, None)
+
+
+def test_addresses_are_compared_whatever_they_wear():
+    assert address_of("::ffff:10.0.0.1") == address_of("10.0.0.1")
+    assert address_of("fe80::1%eth0") == address_of("fe80::1")
+    assert address_of("not an address") is None
+
+
+@pytest.mark.parametrize("fallback", [None, "sockets beside InfiniBand"])
+def test_verify_does_not_pass_a_fall_back(tmp_path, fallback):
+    workload = {"epochs": 1, "steps_per_epoch": 1}
+    cell = {
+        "world_size": 2,
+        "backend": "nccl",
+        "nodes": 2,
+        "global_batch": 8,
+        "workload": workload,
+        "env": {},
+    }
+    write_json(tmp_path / "run.json", {"run_id": "r1", "state": "completed", "cell": cell})
+    transport = told(SOCKETS) | {"fallback": fallback}
+    write_json(tmp_path / "env.json", {"world_size": 2, "backend": "nccl", "transport": transport})
+    (check,) = [check for check in verify_run(tmp_path).checks if check.name == "transport"]
+    assert check.passed == (fallback is None)
+    assert check.found == "nccl over Socket eth0, eth1"
+    if fallback:
+        assert check.expected == "InfiniBand, which the hosts have; see the warning in env.json"
