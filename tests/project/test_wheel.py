@@ -65,6 +65,16 @@ def test_everything_that_is_no_python_travels_with_the_wheel(wheel):
                 assert path.relative_to(ROOT).as_posix() in names
 
 
+def test_the_wheel_contains_no_stray_files(wheel):
+    kinds = {".py", ".toml", ".j2", ".js", ".css", ".sh", ".yaml"}
+    stray = [
+        name
+        for name in zipfile.ZipFile(wheel).namelist()
+        if ".dist-info/" not in name and Path(name).suffix not in kinds
+    ]
+    assert stray == []
+
+
 def test_a_study_goes_from_matrix_to_report_in_an_empty_folder(bench, tmp_path):
     (tmp_path / "own.yaml").write_text(
         "cluster: {executor: local, time_limit: 2m}\n"
