@@ -10,8 +10,6 @@ from xml.etree import ElementTree
 import numpy as np
 import pandas as pd
 import pytest
-import studies
-from closer_studies import ALPHA, BETA, SIZES, with_probes, write_ranks
 
 from analysis.checks.fabric import ring_time
 from analysis.data.load import load_study
@@ -26,6 +24,8 @@ from analysis.stats.measured import measure
 from analysis.stats.scaling import scale
 from bench.matrix.cell import Cell
 from bench.study.layout import StudyFolder
+from tests.analysis import studies
+from tests.analysis.closer_studies import ALPHA, BETA, SIZES, with_probes, write_ranks
 
 HOSTILE = '"><script>alert(1)</script>$\\frac{1}{0}$ \x1b[31m'
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import studies
-from closer_studies import with_probes, write_ranks
 
 from analysis.report.write import write_report
+from tests.analysis import studies
+from tests.analysis.closer_studies import with_probes, write_ranks
 
 CHROMIUM = Path(os.environ.get("BENCH_CHROMIUM", "/usr/bin/chromium"))
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]

@@ -9,7 +9,6 @@ from typing import Any
 
 import pandas as pd
 import pytest
-import studies
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,6 +16,7 @@ from analysis.data.load import load_study
 from analysis.report.tables import csv_table, latex, latex_table, markdown_table, runs_csv
 from analysis.stats.measured import measure
 from analysis.stats.scaling import COLUMNS, scaling_table
+from tests.analysis import studies
 
 HOSTILE = "<script>alert(1)</script> | `x` $y$ \\input{/etc/passwd} 100% & #1 _a_ ^b^ ~c~ {d}\n[e]"
 

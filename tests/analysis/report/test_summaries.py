@@ -8,7 +8,6 @@ from typing import Any
 
 import pandas as pd
 import pytest
-import studies
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -33,6 +32,7 @@ from analysis.text import (
     short_percent,
     whole,
 )
+from tests.analysis import studies
 
 
 def rows_of(path: Path, cells: Any = None, **options: Any) -> pd.DataFrame:

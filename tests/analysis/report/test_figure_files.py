@@ -9,7 +9,6 @@ from xml.etree import ElementTree
 
 import pandas as pd
 import pytest
-import studies
 
 from analysis.data.load import load_study
 from analysis.data.names import series_parts, short_labels
@@ -26,6 +25,7 @@ from analysis.report.figures.palette import (
 from analysis.report.figures.selection import MAX_SERIES, MAX_SIZES
 from analysis.stats.measured import measure
 from analysis.stats.scaling import scale
+from tests.analysis import studies
 
 SVG = "{http://www.w3.org/2000/svg}"
 

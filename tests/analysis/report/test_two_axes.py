@@ -9,7 +9,6 @@ from xml.etree import ElementTree
 
 import pandas as pd
 import pytest
-import studies
 
 from analysis.data.load import load_study
 from analysis.data.names import series_parts
@@ -20,6 +19,7 @@ from analysis.stats.measured import measure
 from analysis.stats.scaling import scale
 from analysis.stats.two_axes import AXES_COLUMNS, MAX_NODES, MAX_SERIES, two_axes
 from bench.matrix.cell import Cell
+from tests.analysis import studies
 
 
 def grid_cells(

@@ -13,13 +13,13 @@ from typing import Any
 
 import pandas as pd
 import pytest
-import studies
 
 from analysis.report.listing import MAX_RUNS_LISTED, STATIC_ROWS
 from analysis.report.page import json_for_script, models_of
 from analysis.report.write import write_report
 from bench.errors import BenchError
 from bench.study.layout import StudyFolder
+from tests.analysis import studies
 
 
 class Page(HTMLParser):

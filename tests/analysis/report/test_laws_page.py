@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-import studies
 
 from analysis.checks.fabric import fabrics
 from analysis.data.load import Study, load_study
@@ -16,6 +15,7 @@ from analysis.report.write import write_report
 from analysis.stats.measured import Frames, measure
 from analysis.stats.scaling import scale
 from bench.study.layout import StudyFolder
+from tests.analysis import studies
 from tests.analysis.points import frames_of_points
 
 
