@@ -32,8 +32,8 @@ from torch.nn.parallel import DistributedDataParallel
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.matrix.workload import WorkloadOptions
+from bench.measure.exchange import Collectives
 from bench.measure.meters import Meters
-from bench.workload.collectives import Collectives
 from bench.workload.data.feed import Place, open_feed
 from bench.workload.data.synthetic import generator_on, signal_for
 from bench.workload.models.mlp import Mlp, width_for

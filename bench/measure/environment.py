@@ -1,24 +1,194 @@
-"""What env.json says of software, hosts and transport, whatever is trained.
-
-What could not be determined is null. Variables are taken by name and prefix, never all of
-them: an environment holds secrets.
-"""
+"""A rank's device, and which one it is: ranks can share a GPU."""
 
 from __future__ import annotations
 
-import ipaddress
+import os
 import platform
 import re
 import socket
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
+from torch import nn
 
 from bench import __version__
-from bench.measure.hosts import RankFacts, crowded_machines, hosts_of
-from bench.measure.transport import address_of
+
+
+@dataclass(frozen=True)
+class Device:
+    """How a rank calls its device, which one it is, and its model's name (None for a CPU)."""
+
+    name: str
+    identity: str
+    model: str | None
+
+
+def device_of(device: torch.device, host: str) -> Device:
+    """Return what ``device`` of ``host`` is; of a CPU there is one per host."""
+    if device.type == "cpu":
+        return Device("cpu", host, None)
+    properties = torch.cuda.get_device_properties(device)
+    name = str(device)
+    return Device(name, str(getattr(properties, "uuid", f"{host} {name}")), properties.name)
+
+
+def device_for(model: nn.Module | None, given: torch.device | str | None) -> torch.device:
+    """Return the device that was given, with its number, else that of the model's weights."""
+    if given is not None:
+        device = torch.device(given)
+    else:
+        weight = next(model.parameters(), None) if model is not None else None
+        device = torch.device("cpu") if weight is None else weight.device
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
+
+
+# What a rank says about itself when it joins, and what follows for its host.
+
+
+@dataclass(frozen=True)
+class RankFacts:
+    """One rank, its host, and the cores that it may run on.
+
+    ``machine`` names the kernel that runs the host: several "hosts" of a test cluster can be
+    one machine, whose cores must not be counted twice. ``infiniband`` are the devices with an
+    active port.
+    """
+
+    rank: int
+    local_rank: int
+    host: str
+    machine: str
+    core_ids: list[int] = field(repr=False)
+    memory_bytes: int
+    cpu_model: str | None
+    infiniband: list[str] = field(default_factory=list, repr=False)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what travels through the store."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Host:
+    """One host and the ranks on it, in their order; ``cores`` is the union of what they may use."""
+
+    host: str
+    ranks: list[int]
+    cores: int
+    cpu_model: str | None
+    memory_bytes: int
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the host's entry in env.json."""
+        return {**asdict(self), "ranks_here": len(self.ranks)}
+
+
+def own_facts(rank: int, local_rank: int, env: Mapping[str, str]) -> RankFacts:
+    """Return the facts of this process."""
+    return RankFacts(
+        rank=rank,
+        local_rank=local_rank,
+        host=host_name(env),
+        machine=_machine(),
+        core_ids=sorted(os.sched_getaffinity(0)),
+        memory_bytes=psutil.virtual_memory().total,
+        cpu_model=_cpu_model(),
+        infiniband=infiniband_devices(),
+    )
+
+
+def host_name(env: Mapping[str, str]) -> str:
+    """Return what this host is called: by Slurm, where that started the process, else by itself."""
+    return env.get("SLURMD_NODENAME") or socket.gethostname()
+
+
+def hosts_of(facts: Sequence[RankFacts]) -> list[Host]:
+    """Group ranks by their host, in the order of each host's first rank."""
+    groups: dict[str, list[RankFacts]] = {}
+    for one in sorted(facts, key=lambda f: f.rank):
+        groups.setdefault(one.host, []).append(one)
+    return [
+        Host(
+            name,
+            [one.rank for one in group],
+            len(set().union(*(one.core_ids for one in group))),
+            group[0].cpu_model,
+            group[0].memory_bytes,
+        )
+        for name, group in groups.items()
+    ]
+
+
+def crowded_machines(facts: Sequence[RankFacts]) -> list[tuple[int, int]]:
+    """Return (ranks, cores) of every machine that has fewer cores than ranks."""
+    groups: dict[str, list[RankFacts]] = {}
+    for one in facts:
+        groups.setdefault(one.machine, []).append(one)
+    sizes = [(len(group), len(set().union(*(one.core_ids for one in group)))) for group in groups.values()]
+    return [(ranks, cores) for ranks, cores in sizes if ranks > cores]
+
+
+def threads_per_rank(me: RankFacts, facts: Sequence[RankFacts], env: Mapping[str, str]) -> int:
+    """Return the threads that each rank computes with, the same under every launcher.
+
+    ``BENCH_THREADS_PER_RANK``, else ``OMP_NUM_THREADS``, else the cores that this host's ranks
+    may use, shared out. (torchrun sets OMP_NUM_THREADS=1 for two or more processes and srun
+    sets nothing, so a plan that compares launchers sets the first.)
+    """
+    for name in ("BENCH_THREADS_PER_RANK", "OMP_NUM_THREADS"):
+        first = env.get(name, "").split(",")[0].strip()
+        if first.isdigit() and int(first) > 0:
+            return int(first)
+    here = [one for one in facts if one.host == me.host]
+    return max(1, len(set().union(*(one.core_ids for one in here))) // len(here))
+
+
+def infiniband_devices(root: Path = Path("/sys/class/infiniband")) -> list[str]:
+    """Return the InfiniBand and RoCE devices that have a port whose state is ACTIVE.
+
+    Source: the kernel's Documentation/ABI/stable/sysfs-class-infiniband.
+    """
+    found = []
+    for state in sorted(root.glob("*/ports/*/state")):
+        name = state.parts[-4]
+        try:
+            active = "ACTIVE" in state.read_text(encoding="ascii", errors="replace")
+        except OSError:
+            continue
+        if active and name not in found:
+            found.append(name)
+    return found
+
+
+@cache
+def _machine() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return socket.gethostname()
+
+
+@cache
+def _cpu_model() -> str | None:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, None)
+
+
+# What env.json says of software, hosts and transport, whatever is trained.
+#
+# What could not be determined is null. Variables are taken by name and prefix, never all of
+# them: an environment holds secrets.
 
 _KEPT = re.compile(
     r"(NCCL|GLOO|OMP|KMP|MKL|TORCH|PYTORCH|UCX|FI)_[A-Z0-9_]+|CUDA_VISIBLE_DEVICES|BENCH_[A-Z_]+"
@@ -49,6 +219,7 @@ def surroundings(
     seconds: float | None,
     device: torch.device,
     threads: int,
+    transport: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Return what env.json says of software, hosts and transport, whatever is trained.
 
@@ -61,6 +232,7 @@ def surroundings(
         seconds: how long they took to find each other; None where nobody timed that.
         device: rank 0's device.
         threads: the threads that rank 0 computes with.
+        transport: how gradients travel, from :mod:`bench.measure.transport`.
     """
     return {
         "schema": 1,
@@ -68,7 +240,7 @@ def surroundings(
         "torch": torch.__version__,
         "python": platform.python_version(),
         "cuda": torch.version.cuda,
-        "nccl": _nccl_version(),
+        "nccl": nccl_version(),
         "device_name": _device_name(device, facts),
         "device": device.type,
         "backend": backend,
@@ -81,7 +253,7 @@ def surroundings(
         },
         "hosts": [host.as_json() for host in hosts_of(facts)],
         "ranks_outnumber_cores": bool(crowded_machines(facts)),
-        "transport": transport(backend, env),
+        "transport": dict(transport),
         "threads_per_rank": threads,
         "env": {
             name: env[name] for name in sorted(env) if _KEPT.fullmatch(name) and not _SECRET.search(name)
@@ -90,43 +262,8 @@ def surroundings(
     }
 
 
-def transport(backend: str, env: Mapping[str, str]) -> dict[str, str | None]:
-    """Return what the configuration says of the way gradients travel, before anything was sent.
-
-    What is found in use later (:mod:`bench.measure.transport`) takes its place.
-    """
-    found: dict[str, str | None] = dict.fromkeys(
-        ("backend", "interface", "network", "algorithm", "version", "gpudirect")
-    )
-    found |= {"backend": backend, "source": "configuration"}
-    if backend == "gloo":
-        found["interface"] = env.get("GLOO_SOCKET_IFNAME") or _gloo_interface()
-        found["network"] = "tcp"
-        return found
-    found["interface"] = env.get("NCCL_SOCKET_IFNAME")
-    found["network"] = env.get("NCCL_NET") or ("Socket" if env.get("NCCL_IB_DISABLE") == "1" else None)
-    found["algorithm"] = env.get("NCCL_ALGO")
-    found["version"] = _nccl_version()
-    return found
-
-
-def _gloo_interface() -> str | None:
-    """Return the interface that gloo binds to by itself: that of the host name's address, else loopback."""
-    try:
-        infos = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
-    except OSError:
-        infos = []
-    wanted = [ipaddress.ip_address(str(info[4][0]).partition("%")[0]) for info in infos]
-    for address in [*wanted, ipaddress.ip_address("127.0.0.1")]:
-        for name, entries in psutil.net_if_addrs().items():
-            for entry in entries:
-                if address_of(entry.address) == address:
-                    return name
-    # All of 127.0.0.0/8 is loopback; Debian gives the host name 127.0.1.1.
-    return "lo" if any(address.is_loopback for address in wanted) else None
-
-
-def _nccl_version() -> str | None:
+def nccl_version() -> str | None:
+    """Return the version of NCCL that torch uses; None without a CUDA device."""
     if not torch.cuda.is_available():
         return None
     try:

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from bench.record.exchange import Exchange
+from bench.measure.exchange import Exchange
 
 #: How many ranks a message names.
 _NAMED = 8

@@ -18,10 +18,9 @@ from torch import Tensor
 
 from bench.measure import step_parts as ddp_logger
 from bench.measure.meters import Meters, peak_memory_bytes
-from bench.measure.stability import is_stable
 from bench.measure.step_parts import Clock
+from bench.measure.windows import Window, is_stable, parts_row
 from bench.record.attribution import Attribution
-from bench.record.merging import Window, parts_row
 from bench.record.settings import Lengths
 
 #: A stretch of time in which the clock ran: its first and its last stamp.

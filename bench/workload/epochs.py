@@ -14,11 +14,11 @@ from statistics import fmean
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from bench.measure.hosts import Device
+from bench.measure.environment import Device
+from bench.measure.exchange import Collectives
 from bench.measure.meters import Meters, Usage, peak_memory_bytes
 from bench.measure.results import EpochRecord, RankPlace, RankRecord, Results, Validation
 from bench.measure.step_parts import PART_FIELDS, StepParts, mean_parts
-from bench.workload.collectives import Collectives
 from bench.workload.data.feed import Feed
 from bench.workload.probes.probes import Attributed, Probes
 from bench.workload.session import Session

@@ -16,7 +16,7 @@ import torch._dynamo  # noqa: F401 - DDP needs it, compiled or not: import it wh
 import torch.distributed as dist
 
 from bench.errors import BenchError
-from bench.measure.hosts import host_name
+from bench.measure.environment import host_name
 from bench.workload.arguments import parse_arguments
 from bench.workload.failures import CollectiveError, WorkloadError, named, reason
 from bench.workload.rank import run

@@ -11,13 +11,20 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 
-from bench.measure.hosts import Device, crowded_machines, device_of, own_facts, threads_per_rank
-from bench.measure.nccl import NcclLog, NcclLogFile, fallback_warning, is_disabled, nccl_transport
+from bench.measure.environment import Device, crowded_machines, device_of, own_facts, threads_per_rank
+from bench.measure.exchange import Collectives
 from bench.measure.peers import Peers, symptom_of
-from bench.measure.transport import gloo_transport, open_interfaces
+from bench.measure.transport import (
+    NcclLog,
+    NcclLogFile,
+    fallback_warning,
+    gloo_transport,
+    is_disabled,
+    nccl_transport,
+    open_interfaces,
+)
 from bench.units import human_bytes
 from bench.workload.arguments import Request
-from bench.workload.collectives import Collectives
 from bench.workload.data.feed import Feed, Place, open_feed
 from bench.workload.epochs import measure
 from bench.workload.failures import BrokenError, CollectiveError, SetupError, WorkloadError, named, reason

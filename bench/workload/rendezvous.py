@@ -16,7 +16,7 @@ from itertools import groupby
 import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
-from bench.measure.hosts import Host, RankFacts, hosts_of
+from bench.measure.environment import Host, RankFacts, hosts_of
 from bench.workload.failures import WorkloadError
 from bench.workload.launch import Launch
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from bench.measure.environment import surroundings
-from bench.measure.hosts import RankFacts
+from bench.measure.environment import RankFacts, surroundings
+from bench.measure.transport import configured_transport
 from bench.study.files import write_json
 from bench.study.layout import RunFolder
 from bench.workload.arguments import Request
@@ -114,9 +114,8 @@ def environment(
         seconds=joined.seconds,
         device=device,
         threads=threads,
+        transport=in_use or configured_transport(request.backend, env),
     )
-    if in_use is not None:
-        found["transport"] = dict(in_use)
     return found | {
         "workload": options.model_dump(),
         "per_gpu_batch": request.per_gpu_batch,

@@ -11,10 +11,10 @@ from itertools import pairwise
 import torch
 
 from bench.measure import step_parts as ddp_logger
+from bench.measure.exchange import Collectives
 from bench.measure.meters import Meters, Usage
-from bench.measure.stability import is_stable
 from bench.measure.step_parts import Clock, StepParts, StepTimer, clock_for
-from bench.workload.collectives import Collectives
+from bench.measure.windows import is_stable
 from bench.workload.failures import CollectiveError
 from bench.workload.training import Trainer
 

@@ -13,9 +13,17 @@ from pathlib import Path
 
 import pytest
 
-from bench.measure.hosts import infiniband_devices
-from bench.measure.nccl import NcclLog, NcclLogFile, fallback_warning, nccl_transport, read_nccl_log
-from bench.measure.transport import address_of, gloo_transport, open_interfaces
+from bench.measure.environment import infiniband_devices
+from bench.measure.transport import (
+    NcclLog,
+    NcclLogFile,
+    address_of,
+    fallback_warning,
+    gloo_transport,
+    nccl_transport,
+    open_interfaces,
+    read_nccl_log,
+)
 from bench.study.files import write_json
 from bench.study.layout import RunFolder
 from bench.study.verify import verify_run

@@ -134,7 +134,7 @@ def test_imports_only_point_downward(package):
 
 
 #: One module of each cycle that is still to be untied.
-LEFT_TO_UNTIE = ("bench.matrix.command", "bench.lint.builtins", "bench.record.step")
+LEFT_TO_UNTIE = ("bench.matrix.command", "bench.lint.builtins")
 
 
 def test_no_modules_import_each_other_in_a_cycle():

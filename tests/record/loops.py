@@ -20,9 +20,9 @@ from torch.distributed.algorithms.join import Join
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
+from bench.measure.exchange import StoreExchange
 from bench.record import Recorder
 from bench.record import hang_watch as watch
-from bench.record.exchange import StoreExchange
 from bench.record.hang_watch import Progress
 
 NAP_S = 0.03

@@ -15,8 +15,8 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from bench.record import Recorder, RecorderError
+from bench.record.recorder import batch_size
 from bench.record.settings import Place, place_of, recording_folder
-from bench.record.step import batch_size
 from bench.study.layout import METRICS_COLUMNS, RANKS_COLUMNS, STEPS_COLUMNS
 from tests.record import loops
 

@@ -8,10 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from bench.measure.hosts import RankFacts
-from bench.measure.nccl import NcclLog, read_nccl_log
-from bench.measure.transport import between_ranks
-from bench.record.transport import ask_nccl, own_traces, transport_in_use, users_variables
+from bench.measure.environment import RankFacts
+from bench.measure.transport import (
+    NcclLog,
+    ask_nccl,
+    between_ranks,
+    own_traces,
+    read_nccl_log,
+    transport_in_use,
+    users_variables,
+)
 from bench.study.layout import RunFolder
 
 SOCKETS = """\

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from bench.matrix.workload import WorkloadOptions
 from bench.measure import step_parts as ddp_logger
-from bench.measure.hosts import device_of
+from bench.measure.environment import device_of
 from bench.measure.step_parts import StepTimer
 from bench.workload import flops as mfu
 from bench.workload import rank as life

@@ -13,7 +13,7 @@ import time
 import pytest
 
 from bench.errors import BenchError
-from bench.measure.hosts import RankFacts, crowded_machines, hosts_of, threads_per_rank
+from bench.measure.environment import RankFacts, crowded_machines, hosts_of, threads_per_rank
 from bench.workload.launch import launch_from
 from bench.workload.rendezvous import Joined, missing_line, start_line
 from tests.workload.conftest import QUICK, ROOT, srun_env, torchrun_env

@@ -16,9 +16,9 @@ import psutil
 import torch
 
 from bench.matrix.workload import WorkloadOptions
+from bench.measure.exchange import Collectives
 from bench.measure.step_parts import clock_for
 from bench.study.files import write_json
-from bench.workload.collectives import Collectives
 from bench.workload.data.feed import Feed
 from bench.workload.probes.steps import StepProbes, StepReadings
 from bench.workload.probes.sweep import AllReduceSweep, Sweep, message_sizes

@@ -22,8 +22,8 @@ from statistics import fmean, median
 from typing import Any
 
 from bench.measure import step_parts as ddp_logger
+from bench.measure.exchange import Collectives
 from bench.measure.step_parts import Clock
-from bench.workload.collectives import Collectives
 from bench.workload.probes.comm_hook import Buckets, BucketSpan, bucket_hook, tail_s, union_s
 from bench.workload.training import Trainer
 from bench.workload.windows import step_times

@@ -21,8 +21,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from bench.measure.exchange import Collectives
 from bench.measure.step_parts import Clock
-from bench.workload.collectives import Collectives
 
 _KIB, _MIB = 2**10, 2**20
 _SMALLEST = 4 * _KIB
