@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from bench.doctor import diagnose
-from bench.doctor.reading import Source
+from bench.doctor.scan import Source
 from bench.doctor.report import as_text
 from bench.errors import BenchError, missing_file
 

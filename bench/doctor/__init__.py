@@ -1,9 +1,6 @@
-"""Why a job failed: read its logs, rank the causes, name the line and what to change."""
+"""Diagnose failed jobs: find the causes in their logs, with the evidence and a remedy."""
 
-from __future__ import annotations
-
-from bench.doctor.catalogue import causes
-from bench.doctor.model import Cause, CauseInfo, Diagnosis, TellingLine
-from bench.doctor.verdict import diagnose, diagnose_text
+from bench.doctor.catalogue import CauseInfo, causes
+from bench.doctor.diagnosis import Cause, Diagnosis, TellingLine, diagnose, diagnose_text
 
 __all__ = ["Cause", "CauseInfo", "Diagnosis", "TellingLine", "causes", "diagnose", "diagnose_text"]

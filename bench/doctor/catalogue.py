@@ -1,6 +1,6 @@
-r"""Load the causes and their signatures: the TOML files beside this module.
+r"""Load the known causes and their signatures from the TOML files in ``catalogue/``.
 
-One entry of a file::
+An entry of a file::
 
     [port-in-use]
     explanation = "..."
@@ -12,10 +12,10 @@ One entry of a file::
     weight = 80
     example = "..."
 
-``explanation`` and ``remedy`` of a signature replace the cause's; ``{port}`` in them is
-filled from the pattern's group. A table under ``fact`` names something a log says that is
-no cause (that a scheduler runs the job, that training goes on); one under ``sign`` a line
-that tells of a failure without explaining it.
+``explanation`` and ``remedy`` of a signature replace those of its cause. Placeholders such as
+``{port}`` are filled from the named groups of the pattern. A signature under ``fact`` recognizes
+a fact that is not a cause, such as "the training makes progress". A signature under ``sign``
+recognizes a line that shows a failure without explaining it.
 """
 
 from __future__ import annotations
@@ -23,17 +23,104 @@ from __future__ import annotations
 import re
 import tomllib
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from importlib import resources
 from typing import Any
-
-from bench.doctor.model import CauseInfo, Disagreement, Expression, Signature
 
 _COMPARISON = re.compile(r"(\w+) (<|>|==|!=|apart) (\w+)")
 _SIGNATURE_KEYS = {
     "pattern", "words", "weight", "example", "explanation", "remedy", "near", "not_near",
     "not_here", "needs", "unless", "where", "disagree", "times", "retried",
 }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class CauseInfo:
+    """A cause of the catalogue, with its general explanation and remedy."""
+
+    name: str
+    explanation: str
+    remedy: str
+    example: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Disagreement:
+    """Condition that two lines of a job agree in the groups ``same`` and differ in ``differ``.
+
+    The names are groups of the signature's pattern. Example: two ranks wait in the collective
+    with the same sequence number but in different operations.
+    """
+
+    same: tuple[str, ...]
+    differ: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Expression:
+    """A case-insensitive regular expression, compiled on first use: most logs need few of them."""
+
+    text: str
+
+    @cached_property
+    def compiled(self) -> re.Pattern[str]:
+        """The compiled expression."""
+        return re.compile(self.text, re.IGNORECASE)
+
+    def search(self, line: str) -> re.Match[str] | None:
+        """Return the first match in the line."""
+        return self.compiled.search(line)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Signature:
+    r"""A pattern that recognizes a cause, a fact or a sign of failure in a log line.
+
+    Attributes:
+        name: the name of the cause, fact or sign.
+        is_cause: True for a cause.
+        pattern: the expression. If it contains ``\s``, a match may continue in the following lines.
+        words: alternative sets of words. The pattern is tried only on lines that contain all
+            words of at least one set, which keeps the scan fast.
+        weight: the distance from the root cause, see ``docs/doctor.md``; heavier is closer.
+        example: a log that the signature matches.
+        explanation, remedy: replace those of the cause if not empty.
+        near, not_near: must (must not) match between 12 lines above and 4 lines below.
+        not_here: must not match in the line itself.
+        needs, unless: at least one (none) of these names must be found in the job's logs.
+        where: a comparison of two numbers in the line: left, operator, right.
+        disagree: requires two lines that contradict each other.
+        times: the number of matching lines required.
+        retried: ignore the line if a later line shows that the job continued.
+    """
+
+    name: str
+    is_cause: bool
+    pattern: Expression
+    words: tuple[frozenset[bytes], ...]
+    weight: int
+    example: str
+    explanation: str = ""
+    remedy: str = ""
+    near: Expression | None = None
+    not_here: Expression | None = None
+    not_near: Expression | None = None
+    needs: tuple[str, ...] = ()
+    unless: tuple[str, ...] = ()
+    where: tuple[str, str, str] | None = None
+    disagree: Disagreement | None = None
+    times: int = 1
+    retried: bool = False
+
+    @property
+    def spans_lines(self) -> bool:
+        """Whether the message may continue in the following lines."""
+        return r"\s" in self.pattern.text
+
+    @property
+    def conditional(self) -> bool:
+        """Whether the signature depends on other lines of the job's logs."""
+        return bool(self.needs or self.unless or self.disagree or self.times > 1)
 
 
 @dataclass(frozen=True)
@@ -46,18 +133,18 @@ class Catalogue:
     vocabulary: frozenset[bytes]
 
     def candidates(self, words: frozenset[bytes]) -> tuple[Signature, ...]:
-        """Return the signatures whose words are all among these."""
+        """Return the signatures that have a word set contained in ``words``."""
         found: dict[int, Signature] = {}
         for word in words & self.index.keys():
-            for wanted, signature in self.index[word]:
-                if wanted <= words:
+            for required, signature in self.index[word]:
+                if required <= words:
                     found[id(signature)] = signature
         return tuple(found.values())
 
 
 @cache
 def load() -> Catalogue:
-    """Return the catalogue that the doctor uses."""
+    """Return the catalogue that comes with the package."""
     causes: dict[str, CauseInfo] = {}
     signatures: list[Signature] = []
     folder = resources.files("bench.doctor").joinpath("catalogue")
@@ -71,19 +158,21 @@ def load() -> Catalogue:
                 assert name not in causes, f"{file.name}: {name} is described twice"
                 found = _signatures(name, entry, is_cause=True)
                 example = found[0].example if found else ""
-                causes[name] = CauseInfo(name, _flat(entry["explanation"]), _flat(entry["remedy"]), example)
+                causes[name] = CauseInfo(
+                    name, _unwrapped(entry["explanation"]), _unwrapped(entry["remedy"]), example
+                )
                 signatures += found
     vocabulary = frozenset(word for signature in signatures for words in signature.words for word in words)
     return Catalogue(dict(sorted(causes.items())), tuple(signatures), _index(signatures), vocabulary)
 
 
 def causes() -> list[CauseInfo]:
-    """Return every cause that the doctor knows, by name, with explanation and remedy."""
+    """Return all known causes, sorted by name."""
     return list(load().causes.values())
 
 
-def _flat(text: str) -> str:
-    """Undo the line breaks of a text that was wrapped in the file."""
+def _unwrapped(text: str) -> str:
+    """Remove the line breaks of a wrapped text."""
     return " ".join(text.split())
 
 
@@ -105,8 +194,8 @@ def _signature(name: str, body: dict[str, Any], *, is_cause: bool) -> Signature:
         words=tuple(frozenset(words.encode().split()) for words in body["words"]),
         weight=body["weight"],
         example=body["example"].strip("\n"),
-        explanation=_flat(body.get("explanation", "")),
-        remedy=_flat(body.get("remedy", "")),
+        explanation=_unwrapped(body.get("explanation", "")),
+        remedy=_unwrapped(body.get("remedy", "")),
         near=Expression(body["near"]) if "near" in body else None,
         not_here=Expression(body["not_here"]) if "not_here" in body else None,
         not_near=Expression(body["not_near"]) if "not_near" in body else None,
@@ -120,7 +209,7 @@ def _signature(name: str, body: dict[str, Any], *, is_cause: bool) -> Signature:
 
 
 def _index(signatures: list[Signature]) -> dict[bytes, tuple[tuple[frozenset[bytes], Signature], ...]]:
-    """Index each alternative by its longest word, which is likely its rarest."""
+    """Index each word set by its longest word, which is probably its rarest."""
     index: dict[bytes, list[tuple[frozenset[bytes], Signature]]] = {}
     for signature in signatures:
         for words in signature.words:

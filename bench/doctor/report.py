@@ -1,52 +1,75 @@
-"""A diagnosis in words, for people: what `bench doctor` prints without --json."""
+"""Print a diagnosis as text, and list all known causes in ``docs/doctor.md``.
+
+``python -m bench.doctor.report docs/doctor.md`` updates the list in the page.
+"""
 
 from __future__ import annotations
 
+import sys
 import textwrap
+from pathlib import Path
 
-from bench.doctor.model import Cause, Diagnosis
+from bench.doctor.catalogue import CauseInfo, causes
+from bench.doctor.diagnosis import Cause, Diagnosis
+
+BEGIN = "<!-- causes: written by python -m bench.doctor.report -->"
+END = "<!-- end of causes -->"
 
 _WIDTH = 100
-_EVIDENCE_LINES = 3
-
 _HEADINGS = {
-    "ok": "Nothing in it shows a failure.",
-    "unknown": "Unknown: the job failed, and no known cause shows. The most telling lines:",
-    "harmless": "Nothing in it shows a failure, only warnings of attempts that are repeated:",
+    "ok": "The logs show no failure.",
+    "unknown": "The job failed for an unknown reason. The most informative lines:",
+    "harmless": "The logs show no failure, only warnings of operations that are retried:",
 }
 
 
 def as_text(diagnosis: Diagnosis) -> str:
-    """Return the diagnosis, the first cause first, in lines of about 100 characters."""
+    """Return the diagnosis, first cause first, in lines of about 100 characters."""
     blocks = [_HEADINGS[diagnosis.verdict]] if diagnosis.verdict in _HEADINGS else []
     for place, cause in enumerate(diagnosis.causes):
         if place == 1:
-            blocks.append("Also seen; look at the first cause first, these may follow from it:")
+            blocks.append("Further causes, which may be consequences of the first:")
         blocks.append(_cause(cause))
     if diagnosis.telling_lines and diagnosis.causes:
-        blocks.append("Other telling lines:")
+        blocks.append("Other informative lines:")
     if diagnosis.telling_lines:
-        blocks.append("\n".join(_line(line.path, line.line, line.text) for line in diagnosis.telling_lines))
+        lines = diagnosis.telling_lines
+        blocks.append("\n".join(f"  {at.path}:{at.line}\n{_evidence(at.text)}" for at in lines))
     return "\n\n".join(blocks) + "\n"
 
 
 def _cause(cause: Cause) -> str:
-    return "\n".join(
-        (
-            f"{cause.cause}  {cause.path}:{cause.line}",
-            _wrapped(cause.evidence, "    ", _EVIDENCE_LINES),
-            _wrapped(f"Why: {cause.explanation}", "  "),
-            _wrapped(f"Do:  {cause.remedy}", "  "),
-        )
-    )
+    heading = f"{cause.cause}  {cause.path}:{cause.line}\n{_evidence(cause.evidence)}"
+    why, remedy = _wrapped(f"Why: {cause.explanation}", "  "), _wrapped(f"Do:  {cause.remedy}", "  ")
+    return f"{heading}\n{why}\n{remedy}"
 
 
-def _line(path: str, line: int, text: str) -> str:
-    return f"  {path}:{line}\n" + _wrapped(text, "    ", _EVIDENCE_LINES)
+def _evidence(text: str) -> str:
+    return _wrapped(text, "    ", max_lines=3)
 
 
-def _wrapped(text: str, indent: str, most: int | None = None) -> str:
-    """Break text at about 100 characters; what is beyond ``most`` lines is cut."""
+def _wrapped(text: str, indent: str, max_lines: int | None = None) -> str:
+    """Wrap text at about 100 characters and shorten it to ``max_lines``."""
     width = _WIDTH - len(indent)
-    lines = textwrap.wrap(text, width, break_on_hyphens=False, max_lines=most, placeholder=" …")
+    lines = textwrap.wrap(text, width, break_on_hyphens=False, max_lines=max_lines, placeholder=" …")
     return "\n".join(indent + line for line in lines)
+
+
+def _section(info: CauseInfo) -> str:
+    lines = [f"### {info.name}", "", info.explanation, "", f"**Do:** {info.remedy}"]
+    if info.example:
+        lines += ["", "```text", *(line.rstrip() for line in info.example.splitlines()), "```"]
+    return "\n".join(lines)
+
+
+def updated_page(page: str) -> str:
+    """Return a page with the list of causes between its two markers replaced."""
+    before, rest = page.split(BEGIN)
+    after = rest.split(END)[1]
+    sections = "\n\n".join(_section(info) for info in causes())
+    return f"{before}{BEGIN}\n\n{sections}\n\n{END}{after}"
+
+
+if __name__ == "__main__":
+    target = Path(sys.argv[1])
+    target.write_text(updated_page(target.read_text(encoding="utf-8")), encoding="utf-8")

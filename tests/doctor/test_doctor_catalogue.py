@@ -1,4 +1,4 @@
-"""The catalogue as data: complete, consistent, and without an expression that can run away."""
+"""The catalogue is complete and consistent, and its expressions are fast on any input."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ import time
 import pytest
 
 from bench.doctor import causes, diagnose_text
-from bench.doctor.catalogue import load
-from bench.doctor.matching import Scan
-from bench.doctor.model import Signature
+from bench.doctor.catalogue import Signature, load
+from bench.doctor.scan import Scan
 from bench.lint import rules
 
 SIGNATURES = load().signatures
-#: Causes that only the script shows; what a log shows of them are their consequences.
+#: Causes visible only in the script; a log shows their consequences.
 SHOWN_BY_LINT_ONLY = {
     "hardcoded-host",
     "hardcoded-port",
@@ -33,7 +32,7 @@ def identifier(signature: Signature) -> str:
 @pytest.mark.parametrize("signature", SIGNATURES, ids=identifier)
 def test_a_signature_matches_its_own_example(signature: Signature) -> None:
     scan = Scan("example", load()).read(signature.example)
-    assert signature in [seen.signature for seen in scan.seen()]
+    assert signature in [found.signature for found in scan.hits()]
 
 
 @pytest.mark.parametrize("signature", [s for s in SIGNATURES if s.is_cause], ids=identifier)
@@ -47,7 +46,7 @@ def test_every_cause_that_a_log_can_show_has_a_signature() -> None:
     assert {info.name for info in causes()} - with_signature == SHOWN_BY_LINT_ONLY
 
 
-def test_every_cause_says_what_it_means_and_what_to_do() -> None:
+def test_every_cause_has_an_explanation_and_a_remedy() -> None:
     for info in causes():
         assert re.fullmatch(r"[a-z]+(-[a-z]+)*", info.name)
         assert info.explanation.endswith(".")
@@ -61,7 +60,7 @@ def test_texts_of_a_signature_name_only_groups_of_its_pattern() -> None:
             assert fields <= set(signature.pattern.compiled.groupindex), (signature.name, fields)
 
 
-def test_conditions_name_facts_and_causes_that_there_are() -> None:
+def test_conditions_name_existing_facts_and_causes() -> None:
     names = {signature.name for signature in SIGNATURES}
     for signature in SIGNATURES:
         assert set(signature.needs) | set(signature.unless) <= names, signature.name
@@ -75,7 +74,7 @@ def test_words_are_lower_case_letters_only() -> None:
             assert any(len(word) >= 3 for word in words), (signature.name, words)
 
 
-def test_no_pattern_repeats_without_a_bound_what_matches_almost_anything() -> None:
+def test_no_pattern_has_an_unbounded_repetition_of_a_broad_class() -> None:
     classes = re.compile(r"\[(?!\^)(?:\\.|[^\]])*\]")
     unbounded = re.compile(r"(?<!\\)\.[*+]|\\[SDW][*+]|\[\^[^\]]*\][*+]")
     for signature in SIGNATURES:

@@ -1,4 +1,4 @@
-"""`bench doctor` as it is called: text, JSON, exit codes, and words instead of tracebacks."""
+"""`bench doctor`: text, JSON, exit codes and error messages."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ TEXT = """\
 missing-srun  job.err:2
     torch.distributed.DistStoreError: Timed out after 3601 seconds waiting for clients. 1/16 clients
     joined.
-  Why: 1 of 16 processes came to the store. A batch script runs on the first node alone: a program
-  that is started without srun (or mpirun) exists once, and waits for tasks that nobody starts.
+  Why: Only 1 of 16 processes joined. A batch script runs on the first node only: a program that is
+  started without srun (or mpirun) runs there once, and waits for tasks that are never started.
   Do:  Put srun before the command in the batch script, so that all 16 processes start: srun python
-  train.py, or srun torchrun ... with --ntasks-per-node=1. If srun is there, look for what kept the
-  others from starting.
+  train.py, or srun torchrun ... with --ntasks-per-node=1. If the script uses srun, find out why the
+  other processes did not start.
 
-Also seen; look at the first cause first, these may follow from it:
+Further causes, which may be consequences of the first:
 
 clients-missing  job.err:2
     torch.distributed.DistStoreError: Timed out after 3601 seconds waiting for clients. 1/16 clients
     joined.
-  Why: The store waited for all ranks, and some did not come: they were never started, died before
-  they joined, or look for the master elsewhere.
-  Do:  Compare the two numbers with what srun started (nodes x --ntasks-per-node, or nodes x
-  --nproc_per_node), and read the logs of the missing ranks for why they did not start or died
-  first; all must use one MASTER_ADDR and MASTER_PORT.
+  Why: Some ranks did not join: they were never started, died before they joined, or use another
+  master address.
+  Do:  Compare both numbers with the number of processes that srun starts (nodes x
+  --ntasks-per-node, or nodes x --nproc_per_node). Read the logs of the missing ranks first. All
+  ranks must use the same MASTER_ADDR and MASTER_PORT.
 """
 
 
@@ -62,15 +62,15 @@ def test_the_json_lists_the_first_cause_first(folder: Path, capsys: pytest.Captu
     assert set(first) == {"cause", "path", "line", "evidence", "explanation", "remedy"}
 
 
-def test_a_log_that_ended_well_says_so_and_exits_with_zero(
+def test_a_log_of_a_successful_run_shows_no_failure_and_exits_with_zero(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("job.out").write_text("step 1 loss 2.0\nTraining finished\n")
     assert run_doctor([Path("job.out")], json=False) == 0
-    assert capsys.readouterr().out == "Nothing in it shows a failure.\n"
+    assert capsys.readouterr().out == "The logs show no failure.\n"
 
 
-def test_what_is_unknown_shows_the_most_telling_lines(
+def test_an_unknown_failure_lists_the_most_informative_lines(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("job.err").write_text(
@@ -78,13 +78,13 @@ def test_what_is_unknown_shows_the_most_telling_lines(
     )
     assert run_doctor([Path("job.err")], json=False) == 1
     assert capsys.readouterr().out == (
-        "Unknown: the job failed, and no known cause shows. The most telling lines:\n\n"
+        "The job failed for an unknown reason. The most informative lines:\n\n"
         "  job.err:1\n    ValueError: labels out of range: 17\n"
         "  job.err:2\n    srun: error: n1: task 0: Exited with exit code 1\n"
     )
 
 
-def test_standard_input_is_read_beside_files(
+def test_standard_input_and_files_are_read_together(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     awkward = Path("a'; echo foo ä.log")
@@ -114,13 +114,13 @@ def test_escape_sequences_of_a_log_do_not_reach_the_terminal(
         (".", ".: log is a directory; give a log file, such as slurm-<job>.out"),
     ],
 )
-def test_what_is_no_log_is_said_in_words(folder: Path, name: str, message: str) -> None:
+def test_a_target_that_is_not_a_log_is_an_error_with_a_remedy(folder: Path, name: str, message: str) -> None:
     with pytest.raises(BenchError) as caught:
         run_doctor([Path(name)], json=False)
     assert str(caught.value) == message
 
 
-def test_no_log_at_all_is_said_in_words() -> None:
+def test_a_missing_target_is_an_error_with_a_remedy() -> None:
     with pytest.raises(BenchError) as caught:
         run_doctor([], json=False)
     assert str(caught.value) == "no log to read; name the job's logs, or - for standard input"

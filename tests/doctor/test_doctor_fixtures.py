@@ -1,6 +1,7 @@
-"""Logs as data: each says in its first lines which cause comes first, and what its evidence is.
+"""Diagnoses of the logs in ``fixtures/``.
 
-To add a cause or a wording: one entry in the catalogue, one file here.
+The first lines of a log name the expected first cause and its evidence. For a new cause or message,
+add an entry to the catalogue and a log to ``fixtures/``.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ FIXTURES = sorted(Path(__file__).parent.glob("fixtures/*.txt"))
 
 
 def read(path: Path) -> tuple[str, str, bytes]:
-    """Return the expected cause (or verdict), the evidence, and the log itself."""
+    """Return the expected cause (or verdict), the expected evidence, and the log."""
     content = path.read_bytes()
     header: dict[str, str] = {}
     while content.startswith((b"# expect: ", b"# evidence: ")):

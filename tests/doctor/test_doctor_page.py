@@ -1,4 +1,4 @@
-"""docs/doctor.md says of every cause what the catalogue says."""
+"""The list of causes in docs/doctor.md equals the catalogue."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import re
 from pathlib import Path
 
 from bench.doctor import causes
-from bench.doctor.page import rewritten
+from bench.doctor.report import updated_page
 
 PAGE = Path(__file__).parents[2] / "docs" / "doctor.md"
 
 
-def test_the_page_is_what_the_catalogue_says() -> None:
+def test_the_page_is_up_to_date() -> None:
     page = PAGE.read_text(encoding="utf-8")
-    assert rewritten(page) == page, "run: python -m bench.doctor.page docs/doctor.md"
+    assert updated_page(page) == page, "run: python -m bench.doctor.report docs/doctor.md"
 
 
-def test_every_cause_stands_under_its_name_once() -> None:
+def test_the_page_has_one_section_for_each_cause() -> None:
     headings = re.findall(r"^### (\S+)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
     assert headings == [info.name for info in causes()]

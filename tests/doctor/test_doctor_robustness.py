@@ -1,4 +1,4 @@
-"""Whatever a log holds: no traceback, no expression that runs away, and large logs in seconds."""
+"""Every log has a diagnosis, whatever its content, and large logs take only seconds."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bench.doctor import diagnose
-from bench.doctor.reading import OVERLAP_BYTES, PIECE_BYTES
+from bench.doctor.scan import OVERLAP_BYTES, PIECE_BYTES
 
 LOGS = [path.read_bytes() for path in sorted(Path(__file__).parent.glob("fixtures/*.txt"))]
 LARGE_BYTES = 50_000_000
-#: Seconds of processor time for a large log; wall time would measure the machine's other work.
+#: Processor time for a large log; wall time would include other work of the machine.
 LARGE_LIMIT_S = 5.0
 
 mutation = st.tuples(
@@ -52,7 +52,7 @@ def test_random_bytes_have_a_diagnosis(log: bytes) -> None:
     check(diagnose({"log": log}))
 
 
-def test_a_number_too_long_to_be_read_is_no_count() -> None:
+def test_a_number_that_is_too_long_does_not_count() -> None:
     line = f"Timed out after 9 seconds waiting for clients. 1/{'9' * 6000} clients joined.\n"
     assert diagnose({"log": line}).causes == []
 
@@ -74,7 +74,7 @@ def check(found: object) -> None:
     for cause in content["causes"]:
         assert cause["line"] >= 1
         assert cause["explanation"]
-        # Nothing of the catalogue's own {names} is left; a broken log may have braces of its own.
+        # The placeholders of the catalogue are filled; a mutated log may contain braces itself.
         assert not re.search(r"\{[a-z_]+\}", cause["explanation"])
         assert len(cause["evidence"]) <= 2002
 
@@ -99,7 +99,7 @@ def training(chance: random.Random, words: list[bytes]) -> bytes:
 
 
 def hostile(chance: random.Random, words: list[bytes]) -> bytes:
-    """Return a line of its own shape that holds words of many signatures."""
+    """Return a line of a unique shape with words of many signatures."""
     return b"error: connection failed " + b" ".join(chance.choices(words, k=10)) + b" timed out\n"
 
 

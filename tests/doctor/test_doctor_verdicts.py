@@ -1,4 +1,4 @@
-"""The order of causes, several logs together, conditions between lines, and ends without a cause."""
+"""The order of causes, diagnoses from several logs, conditions between lines, and other verdicts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def names(found: Diagnosis) -> list[str]:
     return [cause.cause for cause in found.causes]
 
 
-def test_the_cause_comes_before_its_echo_whatever_the_order_of_the_lines() -> None:
+def test_a_cause_comes_before_its_consequence_in_any_order_of_lines() -> None:
     assert names(diagnose_text(f"{CLOSED}\n{OOM}\n")) == ["oom-host", "secondary-peer-exit"]
     assert names(diagnose_text(f"{OOM}\n{CLOSED}\n")) == ["oom-host", "secondary-peer-exit"]
 
@@ -51,25 +51,25 @@ def test_of_two_root_causes_the_earlier_line_comes_first() -> None:
     assert names(diagnose_text(f"{gpu}\n{quota}\n")) == ["oom-gpu", "disk-quota"]
 
 
-def test_between_logs_the_time_decides_where_the_lines_tell_it() -> None:
+def test_between_logs_the_times_of_the_lines_decide() -> None:
     quota = "2025-03-09T02:11:{s}Z OSError: [Errno 122] Disk quota exceeded"
     gpu = "2025-03-09T02:11:{s}Z torch.OutOfMemoryError: CUDA out of memory."
     assert names(diagnose({"a": quota.format(s=40), "b": gpu.format(s=39)})) == ["oom-gpu", "disk-quota"]
     assert names(diagnose({"a": quota.format(s=38), "b": gpu.format(s=39)})) == ["disk-quota", "oom-gpu"]
 
 
-def test_one_of_many_clients_means_that_srun_is_missing_and_several_that_some_died() -> None:
+def test_one_client_of_many_means_a_missing_srun_and_several_mean_missing_clients() -> None:
     one = diagnose_text(CLIENTS.format("1/16"))
     assert names(one) == ["missing-srun", "clients-missing"]
-    assert one.causes[0].explanation.startswith("1 of 16 processes came to the store.")
+    assert one.causes[0].explanation.startswith("Only 1 of 16 processes joined.")
     assert one.causes[0].remedy.startswith("Put srun before the command in the batch script, so that all 16")
     several = diagnose_text(CLIENTS.format("12/16"))
     assert names(several) == ["clients-missing"]
-    assert several.causes[0].explanation.startswith("12 of 16 ranks came to the store")
+    assert several.causes[0].explanation.startswith("12 of 16 ranks joined")
     assert names(diagnose_text(CLIENTS.format("16/4"))) == ["double-launch"]
 
 
-def test_a_line_counts_once_however_long_it_is_and_however_often_it_is_looked_at() -> None:
+def test_a_line_counts_once_even_if_it_is_long_or_matched_twice() -> None:
     member = "Initializing distributed: GLOBAL_RANK: 0, MEMBER: 1/4"
     assert names(diagnose_text(f"{' ' * 7500}{member}{' ' * 5000}\n")) == ["missing-srun"]
     assert names(diagnose_text(f"{member}\n{member}\n")) == ["task-gpu-mismatch", "missing-srun"]
@@ -84,7 +84,7 @@ def test_missing_clients_are_a_consequence_where_a_rank_could_not_import() -> No
     assert names(found) == ["wrong-python-env", "clients-missing"]
 
 
-def test_ranks_that_wait_in_different_operations_mismatch_and_in_the_same_one_only_time_out() -> None:
+def test_ranks_waiting_in_different_operations_are_a_mismatch_and_in_the_same_one_a_time_out() -> None:
     same = [WATCHDOG.format(rank=r, seq=25, op="ALLREDUCE", numel=512) for r in (0, 1)]
     other = [same[0], WATCHDOG.format(rank=1, seq=25, op="BROADCAST", numel=512)]
     later = [same[0], WATCHDOG.format(rank=1, seq=26, op="BROADCAST", numel=512)]
@@ -94,7 +94,7 @@ def test_ranks_that_wait_in_different_operations_mismatch_and_in_the_same_one_on
     assert names(diagnose({"0": other[0], "1": other[1]})) == ["collective-mismatch", "nccl-timeout"]
 
 
-def test_an_error_of_the_program_itself_is_unknown_with_its_line_and_not_its_echo() -> None:
+def test_an_unknown_error_of_the_program_is_reported_instead_of_its_consequences() -> None:
     found = diagnose_text(
         "[rank1]: Traceback (most recent call last):\n"
         '[rank1]:   File "train.py", line 9, in <module>\n'
@@ -122,7 +122,7 @@ def test_an_illegal_memory_access_is_not_called_out_of_memory() -> None:
     assert (found.verdict, names(found)) == ("unknown", [])
 
 
-def test_warnings_of_attempts_are_dropped_where_the_training_goes_on() -> None:
+def test_warnings_of_retries_are_dropped_if_the_training_continues() -> None:
     warning = (
         "[W socket.cpp:601] [c10d] The client socket has failed to connect to [n1]:17211 "
         "(errno: 111 - Connection refused)."
@@ -135,7 +135,7 @@ def test_warnings_of_attempts_are_dropped_where_the_training_goes_on() -> None:
     assert (elsewhere.verdict, elsewhere.causes) == ("ok", [])
 
 
-def test_a_log_that_ends_well_has_no_cause_even_with_resets_at_the_exit() -> None:
+def test_a_log_with_success_has_no_cause_even_with_connection_resets_at_the_exit() -> None:
     reset = (
         "[W309 02:11 TCPStore.cpp:125] [c10d] recvValue failed on SocketImpl(fd=5): Connection reset by peer"
     )
@@ -147,11 +147,11 @@ def test_a_memory_kill_after_the_success_message_is_still_a_cause() -> None:
     assert names(diagnose_text(f"Training finished\n{OOM}\n")) == ["oom-host"]
 
 
-def test_one_rank_that_ended_well_does_not_hide_another_that_failed() -> None:
+def test_a_rank_that_succeeded_does_not_hide_one_that_failed() -> None:
     assert names(diagnose({"rank0.log": "Training finished\n", "rank1.log": OOM})) == ["oom-host"]
 
 
-def test_usual_noise_has_no_cause() -> None:
+def test_common_harmless_messages_have_no_cause() -> None:
     noise = """\
 n1:41:42 [0] NCCL INFO NET/Plugin : dlerror=libnccl-net.so: cannot open shared object file: No such file
 n1:41:42 [0] NCCL INFO NET/Socket : Using [0]lo:127.0.0.1<0>
@@ -163,7 +163,7 @@ errors: 0, failed requests: 0
     assert (diagnose_text(noise).verdict, diagnose_text("").verdict) == ("ok", "ok")
 
 
-def test_a_wrapped_message_is_read_over_its_lines() -> None:
+def test_a_message_wrapped_over_lines_is_matched() -> None:
     found = diagnose_text(
         "srun: error: Unable to create step for job 12: Invalid generic\n    resource (gres) specification\n"
     )
@@ -178,7 +178,7 @@ def test_colours_carriage_returns_and_wide_characters_do_not_hide_a_line() -> No
     assert names(diagnose({"utf-16": log.encode("utf-16-le")})) == ["backend-device-mismatch"]
 
 
-def test_a_log_may_be_a_path_an_open_file_lines_or_the_whole(tmp_path: Path) -> None:
+def test_a_log_may_be_a_path_an_open_file_lines_or_text(tmp_path: Path) -> None:
     path = tmp_path / "job 'ä'; echo.err"
     path.write_text(f"start\n{OOM}\n")
     with path.open("rb") as binary, path.open() as text:

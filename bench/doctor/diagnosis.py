@@ -1,0 +1,242 @@
+"""Diagnose a job from the scans of its logs: rank the causes, or list the most informative lines."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from bench.doctor.catalogue import Catalogue, Signature, load
+from bench.doctor.scan import Hit, Scan, SignatureHits, Source
+
+TELLING_LINES = 5
+HARMLESS = "harmless-retry"
+#: Causes below this weight are symptoms: a process waited in vain for another one that failed.
+SYMPTOM_WEIGHT = 60
+#: Signs from this weight on are errors of the program itself: an exception or a crash.
+OWN_ERROR_WEIGHT = 58
+#: Causes below this weight are consequences of another failure, or warnings.
+ECHO_WEIGHT = 28
+#: Signs from this weight on prove a failure.
+SIGN_WEIGHT = 20
+
+_SOURCE_LINE = re.compile(r"(?:^|\s)raise [\w.]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """A cause found in the logs, with the line that shows it; the fields are keys of the JSON output."""
+
+    cause: str
+    path: str
+    line: int
+    evidence: str
+    explanation: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
+class TellingLine:
+    """One of the most informative lines about a failure without a known cause."""
+
+    path: str
+    line: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """The diagnosis of one job.
+
+    ``verdict`` is one of:
+
+    - ``cause``: ``causes`` lists the causes found; fix the first one first.
+    - ``unknown``: the job failed for an unknown reason; see ``telling_lines``.
+    - ``harmless``: the logs contain only warnings of operations that are retried.
+    - ``ok``: the logs show no failure.
+    """
+
+    verdict: str
+    causes: list[Cause]
+    telling_lines: list[TellingLine]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the output of ``bench doctor --json``."""
+        return asdict(self)
+
+
+def diagnose(logs: Mapping[str, Source]) -> Diagnosis:
+    """Diagnose a job.
+
+    Args:
+        logs: all logs of one job, from all ranks and nodes, by the path or name to report. A log
+            is a path, an open file, the whole text as str or bytes, or its lines.
+
+    Raises:
+        OSError: a log cannot be read.
+    """
+    catalogue = load()
+    scans = [Scan(path, catalogue).read(source) for path, source in logs.items()]
+    scans = [scan for scan in scans if not _succeeded(scan)]
+    hits = _evidence(scans)
+    order = {scan.path: place for place, scan in enumerate(scans)}
+    ranked = _ranked(hits, order)
+    signs = _unexplained_signs(scans)
+    if ranked and ranked[0].weight < ECHO_WEIGHT and any(sign.weight >= OWN_ERROR_WEIGHT for sign in signs):
+        ranked = []  # The program's own error is unknown; the known lines are its consequences.
+    causes = [_cause(hit, catalogue) for hit in _without_harmless(ranked)]
+    if not causes:
+        return Diagnosis("unknown" if signs else "ok", [], _telling_lines(signs, order))
+    if causes[0].cause == HARMLESS:
+        return Diagnosis("harmless", causes, [])
+    return Diagnosis("cause", causes, _telling_lines(_preceding_errors(ranked[0], signs), order))
+
+
+def diagnose_text(text: str) -> Diagnosis:
+    """Diagnose a job from the text of its only log."""
+    return diagnose({"-": text})
+
+
+def _succeeded(scan: Scan) -> bool:
+    """Return whether the log reports success and no failure after it."""
+    success = scan.last_line("success")
+    return bool(success) and not any(
+        found.last_line > success
+        for found in scan.hits()
+        if found.signature.weight >= (ECHO_WEIGHT if found.signature.is_cause else SIGN_WEIGHT)
+    )
+
+
+def _evidence(scans: Sequence[Scan]) -> list[Hit]:
+    """Return one hit per log of every cause signature whose conditions are met."""
+    matched = [(scan, found) for scan in scans for found in scan.hits()]
+    everything = [found for _, found in matched]
+    unconditional = {found.signature.name for found in everything if not found.signature.conditional}
+    names = unconditional | {
+        found.signature.name for found in everything if _is_met(found.signature, everything, unconditional)
+    }
+    evidence: list[Hit] = []
+    for scan, found in matched:
+        signature = found.signature
+        if not signature.is_cause or not _is_met(signature, everything, names - {signature.name}):
+            continue
+        hit = _disagreeing(signature, everything) if signature.disagree else _best_line(found.hits)
+        if hit and hit.path == scan.path and not (signature.retried and _continued(scan, found, scans)):
+            evidence.append(hit)
+    return evidence
+
+
+def _is_met(signature: Signature, everything: Sequence[SignatureHits], names: set[str]) -> bool:
+    """Return whether the conditions on other lines are met; ``names`` are the causes and facts found."""
+    if signature.needs and not names.intersection(signature.needs):
+        return False
+    if names.intersection(signature.unless):
+        return False
+    if signature.disagree:
+        return _disagreeing(signature, everything) is not None
+    return sum(found.count for found in everything if found.signature is signature) >= signature.times
+
+
+def _disagreeing(signature: Signature, everything: Sequence[SignatureHits]) -> Hit | None:
+    """Return the first line that another line of the signature contradicts (or repeats)."""
+    assert signature.disagree
+    groups: dict[tuple[str | None, ...], list[Hit]] = {}
+    for found in everything:
+        for hit in found.hits if found.signature is signature else ():
+            groups.setdefault(tuple(hit.groups.get(name) for name in signature.disagree.same), []).append(hit)
+    for members in groups.values():
+        values = {tuple(hit.groups.get(name) for name in signature.disagree.differ) for hit in members}
+        if len(values) > 1 or (not signature.disagree.differ and len(members) >= signature.times):
+            return members[0]
+    return None
+
+
+def _continued(scan: Scan, found: SignatureHits, scans: Sequence[Scan]) -> bool:
+    """Return whether the job continued after these lines: by the same log, or by any for a mere warning."""
+    if max(scan.last_line("progress"), scan.last_line("success")) > found.last_line:
+        return True
+    others = (other for other in scans if other is not scan)
+    return found.signature.weight < ECHO_WEIGHT and any(other.last_line("progress") for other in others)
+
+
+def _best_line(hits: Sequence[Hit]) -> Hit:
+    """Return the first hit that is not source code in a traceback, or the first hit."""
+    return next((hit for hit in hits if not _SOURCE_LINE.search(hit.evidence)), hits[0])
+
+
+def _ranked(hits: Sequence[Hit], order: Mapping[str, int]) -> list[Hit]:
+    """Return one hit per cause, sorted by weight, then by time, then by position.
+
+    Weights in the same decade count as equal. Times are compared only between different logs and
+    only if all hits of that decade have one: within one log the position is more reliable.
+    """
+    untimed = {hit.weight // 10 for hit in hits if hit.clock_s is None}
+
+    def position(hit: Hit) -> tuple[float, int, int]:
+        timed = len(order) > 1 and hit.weight // 10 not in untimed
+        return ((hit.clock_s or 0.0) if timed else 0.0, order[hit.path], hit.line)
+
+    best: dict[str, Hit] = {}
+    for hit in sorted(hits, key=lambda hit: (-hit.weight, *position(hit))):
+        best.setdefault(hit.signature.name, hit)
+    return sorted(best.values(), key=lambda hit: (-(hit.weight // 10), *position(hit), -hit.weight))
+
+
+def _without_harmless(ranked: list[Hit]) -> list[Hit]:
+    """Remove harmless warnings, unless they come first; then return only them."""
+    if ranked and ranked[0].signature.name == HARMLESS:
+        return ranked[:1]
+    return [hit for hit in ranked if hit.signature.name != HARMLESS]
+
+
+def _unexplained_signs(scans: Sequence[Scan]) -> list[Hit]:
+    """Return the signs of failure that no cause explains and that no progress follows."""
+    explained: set[tuple[str, int]] = set()
+    signs: dict[tuple[str, int], Hit] = {}
+    for scan in scans:
+        last_progress = scan.last_line("progress")
+        for hit in (hit for found in scan.hits() for hit in found.hits):
+            place = (hit.path, hit.line)
+            if hit.signature.is_cause or hit.signature.name == "boilerplate":
+                explained.add(place)
+            elif hit.weight >= OWN_ERROR_WEIGHT or (hit.weight > 0 and hit.line > last_progress):
+                signs[place] = max(hit, signs.get(place, hit), key=lambda hit: hit.weight)
+    return [hit for place, hit in signs.items() if place not in explained]
+
+
+def _preceding_errors(first: Hit, signs: Sequence[Hit]) -> list[Hit]:
+    """Return the program's own errors that may have led to the first cause, if that is a symptom."""
+    if first.weight >= SYMPTOM_WEIGHT:
+        return []
+    return [
+        sign
+        for sign in signs
+        if sign.weight >= OWN_ERROR_WEIGHT and (sign.path != first.path or sign.line < first.line)
+    ]
+
+
+def _telling_lines(signs: Sequence[Hit], order: Mapping[str, int]) -> list[TellingLine]:
+    """Return the heaviest signs without repeated texts, in the order of the logs."""
+    texts: dict[str, Hit] = {}
+    for hit in sorted(signs, key=lambda hit: (-hit.weight, order[hit.path], hit.line)):
+        texts.setdefault(hit.evidence.lstrip("[]:0123456789 rank"), hit)
+    chosen = list(texts.values())[:TELLING_LINES]
+    chosen.sort(key=lambda hit: (order[hit.path], hit.line))
+    return [TellingLine(hit.path, hit.line, hit.evidence) for hit in chosen]
+
+
+def _cause(hit: Hit, catalogue: Catalogue) -> Cause:
+    info = catalogue.causes[hit.signature.name]
+    explanation = _filled(hit.signature.explanation, hit.groups) or info.explanation
+    remedy = _filled(hit.signature.remedy, hit.groups) or info.remedy
+    return Cause(info.name, hit.path, hit.line, hit.evidence, explanation, remedy)
+
+
+def _filled(text: str, groups: Mapping[str, str]) -> str:
+    """Return text with its ``{name}`` placeholders filled; empty if one has no value."""
+    try:
+        return string.Template(text.replace("$", "$$").replace("{", "${")).substitute(groups)
+    except (KeyError, ValueError):
+        return ""

@@ -1,0 +1,404 @@
+"""Scan logs of any size and collect the lines that match signatures.
+
+The *shape* of a line is the line in lower case without digits and punctuation. The thousands of
+lines of a training loop have only a handful of shapes. Each shape is checked once for words of the
+catalogue, and only lines of a shape that contains such a word are matched against expressions.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import string
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from bench.doctor.catalogue import Catalogue, Signature
+
+#: A log: a file's path, an open file, the whole text as str or bytes, or the lines.
+Source = Path | Iterable[bytes | str]
+
+#: Bytes read at a time.
+BLOCK_BYTES = 1 << 20
+#: Longer lines are cut into pieces of this size, which overlap.
+PIECE_BYTES = 8192
+OVERLAP_BYTES = 1024
+#: Context of a line that signatures can use, in lines.
+ABOVE = 12
+BELOW = 64
+#: Lines of one shape that are matched; of all further ones only the last.
+LINES_PER_SHAPE = 64
+#: Lines that are matched unconditionally; later ones only if their words are rare so far. Logs of
+#: real jobs repeat their shapes and stay far below this limit.
+UNCONDITIONAL_LINES = 10_000
+RARE_COUNT = 8
+REMEMBERED_SHAPES = 100_000
+
+HITS_KEPT = 64
+#: Following lines into which a message may be wrapped.
+FOLLOWING_LINES = 3
+#: Range of lines for ``near``, and above a line for its time.
+NEAR_ABOVE, NEAR_BELOW = 12, 4
+EVIDENCE_CHARACTERS = 2000
+TRACEBACK_LINES = 60
+#: Skipped lines kept until the end of the log, where all signatures are tried on them again.
+TAIL_LINES = 512
+#: Lines with the same known words that are matched.
+LINES_PER_WORD_SET = 1024
+#: Number of such lines after which signatures with enough hits are removed again.
+CANDIDATE_REFRESH = 16
+REMEMBERED_WORD_SETS = 50_000
+#: Name of the sign whose hit is the last line of a traceback instead of the matching line.
+TRACEBACK = "traceback"
+
+_LETTERS = string.ascii_letters.encode()
+_SHAPE = bytes(ord(chr(code).lower()) if code in _LETTERS or code == 0x0A else 0x20 for code in range(256))
+_DROPPED = string.digits.encode() + b"\0"
+_CONTROLS = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*\x07?|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_DATE = re.compile(r"\b\d{4}-(\d\d)-(\d\d)[T _](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?")
+_GLOG = re.compile(r"\[?\b[IWEF](\d?\d)(\d\d) (\d\d):(\d\d):(\d\d)(?:\.(\d{1,9}))?")
+_EXCEPTION = re.compile(r"(?:[A-Za-z_]\w{0,60}\.){1,8}\w{1,80}(?::|$)|[A-Z]\w{2,80}(?::|$)")
+
+
+@dataclass(slots=True)
+class Passage:
+    """Consecutive lines of a log with their line numbers; long lines are several pieces."""
+
+    pieces: list[bytes] = field(default_factory=list)
+    numbers: list[int] = field(default_factory=list)
+
+    def text(self, index: int) -> str:
+        """Return a piece as text without control characters."""
+        return readable(self.pieces[index])
+
+    def around(self, index: int, *, above: int, below: int) -> str:
+        """Return a piece with its neighbours, joined by newlines."""
+        start, stop = max(0, index - above), min(len(self.pieces), index + below + 1)
+        return "\n".join(self.text(i)[:1000] for i in range(start, stop))
+
+
+def readable(piece: bytes) -> str:
+    """Decode text and remove escape sequences, NULs and other control characters."""
+    text = piece.decode("utf-8", "replace")
+    return (text if text.isprintable() else _CONTROLS.sub("", text)).rstrip()
+
+
+def blocks(source: Source) -> Iterator[bytes]:
+    """Yield the bytes of a log in large blocks."""
+    if isinstance(source, Path):
+        with source.open("rb") as file:
+            yield from blocks(file)
+    elif isinstance(source, io.IOBase):
+        while block := source.read(BLOCK_BYTES):
+            yield _encoded(block)
+    elif isinstance(source, bytes | str):
+        yield _encoded(source)
+    else:
+        lines: list[bytes] = []
+        size = 0
+        for line in source:
+            lines.append(_encoded(line).removesuffix(b"\n"))
+            size += len(lines[-1]) + 1
+            if size >= BLOCK_BYTES:
+                yield b"\n".join([*lines, b""])
+                lines, size = [], 0
+        yield b"\n".join(lines)
+
+
+def _encoded(text: bytes | str) -> bytes:
+    return text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
+
+
+class LineFilter:
+    """Select the lines of a log that contain words of the catalogue.
+
+    A line is selected if it contains one of ``keys``. It is yielded with the words of
+    ``vocabulary`` that it contains.
+    """
+
+    def __init__(self, keys: frozenset[bytes], vocabulary: frozenset[bytes]) -> None:
+        self._keys = keys
+        self._vocabulary = vocabulary
+        self._lines_by_shape: dict[bytes, int] = {}
+        self._lines_by_words: dict[frozenset[bytes], int] = {}
+        self._checked = 0
+        self.skipped_last: dict[bytes, tuple[int, bytes]] = {}
+
+    def select(self, passage: Passage, begin: int, end: int) -> Iterator[tuple[int, frozenset[bytes]]]:
+        """Yield index and known words of the selected pieces in [begin, end)."""
+        shapes = b"\n".join(passage.pieces[begin:end]).translate(_SHAPE, _DROPPED).split(b"\n")
+        lines_by_shape, keys, vocabulary = self._lines_by_shape, self._keys, self._vocabulary
+        for index, shape in enumerate(shapes, begin):
+            count = lines_by_shape.get(shape, 0)
+            if count < 0:
+                continue
+            if count >= LINES_PER_SHAPE:
+                self.skipped_last[shape] = (passage.numbers[index], passage.pieces[index])
+                continue
+            words = shape.split()
+            if keys.isdisjoint(words):
+                lines_by_shape[shape] = -1
+                continue
+            lines_by_shape[shape] = count + 1
+            known = vocabulary.intersection(words)
+            if self._within_limits(known):
+                yield index, known
+            else:
+                self.skipped_last[b" ".join(sorted(known))] = (passage.numbers[index], passage.pieces[index])
+        if len(lines_by_shape) >= REMEMBERED_SHAPES:
+            lines_by_shape.clear()
+
+    def _within_limits(self, known: frozenset[bytes]) -> bool:
+        """Return whether to match a further line with these known words; protects against endless shapes."""
+        self._checked += 1
+        self._lines_by_words[known] = self._lines_by_words.get(known, 0) + 1
+        return self._checked <= UNCONDITIONAL_LINES or self._lines_by_words[known] <= RARE_COUNT
+
+    def words_of(self, piece: bytes) -> frozenset[bytes]:
+        """Return the known words of a line."""
+        return self._vocabulary.intersection(piece.translate(_SHAPE, _DROPPED).split())
+
+
+def passages(source: Source) -> Iterator[tuple[Passage, int, int]]:
+    """Yield passages, each with the range of indices that is new and has its full context."""
+    passage, begin, number, rest = Passage(), 0, 1, b""
+    for block in blocks(source):
+        lines = (rest + block).split(b"\n")
+        rest = lines.pop()
+        _append(passage, lines, number)
+        number += len(lines)
+        if len(rest) > BLOCK_BYTES:
+            _append(passage, [rest], number)
+            rest = rest[-OVERLAP_BYTES:]
+        end = len(passage.pieces) - BELOW
+        if end > begin:
+            yield passage, begin, end
+            kept = max(0, end - ABOVE)
+            passage = Passage(passage.pieces[kept:], passage.numbers[kept:])
+            begin = end - kept
+    if rest:
+        _append(passage, [rest], number)
+    if begin < len(passage.pieces):
+        yield passage, begin, len(passage.pieces)
+
+
+def _append(passage: Passage, lines: list[bytes], number: int) -> None:
+    """Add lines; split long lines and lines with carriage returns into several pieces."""
+    if max(map(len, lines), default=0) <= PIECE_BYTES and not any(b"\r" in line for line in lines):
+        passage.pieces += lines
+        passage.numbers += range(number, number + len(lines))
+        return
+    for offset, line in enumerate(lines):
+        for part in line.rstrip(b"\r").split(b"\r"):
+            for start in range(0, max(1, len(part) - OVERLAP_BYTES), PIECE_BYTES - OVERLAP_BYTES):
+                passage.pieces.append(part[start : start + PIECE_BYTES])
+                passage.numbers.append(number + offset)
+
+
+class Line:
+    """A line with its context; texts are decoded only when needed."""
+
+    def __init__(self, passage: Passage, index: int) -> None:
+        self._passage = passage
+        self._index = index
+        self.number = passage.numbers[index]
+        self.text = passage.text(index)
+
+    @cached_property
+    def with_following(self) -> str:
+        """The line and the following lines, for messages that are wrapped."""
+        following = self._passage.around(self._index + 1, above=0, below=FOLLOWING_LINES - 1)
+        return f"{self.text}\n{following}"
+
+    @cached_property
+    def neighbourhood(self) -> str:
+        """The line with the lines above and below."""
+        return self._passage.around(self._index, above=NEAR_ABOVE, below=NEAR_BELOW)
+
+    @cached_property
+    def clock_s(self) -> float | None:
+        """Seconds of the year at which it was written, read from the line or a line above."""
+        for index in range(self._index, max(-1, self._index - NEAR_ABOVE), -1):
+            text = self._passage.text(index)[:300]
+            match = _DATE.search(text) or _GLOG.search(text)
+            if match:
+                month, day, hour, minute, second = (int(part) for part in match.groups()[:5])
+                fraction = float(f"0.{match.group(6)}") if match.group(6) else 0.0
+                return ((month * 31 + day) * 24 + hour) * 3600 + minute * 60 + second + fraction
+        return None
+
+    def exception_below(self) -> tuple[int, str] | None:
+        """Return number and text of the last line of the traceback that starts here."""
+        prefix = self.text.split("Traceback")[0]
+        stop = min(len(self._passage.pieces), self._index + TRACEBACK_LINES)
+        for below in range(self._index + 1, stop):
+            text = self._passage.text(below)
+            rest = text[len(prefix) :]
+            if text.startswith(prefix) and rest and not rest[0].isspace():
+                return (self._passage.numbers[below], text) if _EXCEPTION.match(rest) else None
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A line that a signature matched.
+
+    ``line`` counts from 1. ``clock_s`` (seconds of the year) orders the lines of different logs;
+    None if neither the line nor one above it contains a time.
+    """
+
+    signature: Signature
+    path: str
+    line: int
+    evidence: str
+    groups: dict[str, str]
+    clock_s: float | None = None
+
+    @property
+    def weight(self) -> int:
+        """The weight of the signature."""
+        return self.signature.weight
+
+
+@dataclass(slots=True)
+class SignatureHits:
+    """The hits of one signature in one log: the first ones, the last line, and the number of lines."""
+
+    signature: Signature
+    hits: list[Hit] = field(default_factory=list)
+    last_line: int = 0
+    count: int = 0
+
+
+@dataclass(slots=True)
+class _Candidates:
+    """Signatures for lines with certain words; ``active`` are those that need further hits."""
+
+    signatures: tuple[Signature, ...]
+    active: tuple[Signature, ...]
+    lines: int = 0
+
+
+class Scan:
+    """The hits of all signatures in one log."""
+
+    def __init__(self, path: str, catalogue: Catalogue) -> None:
+        self.path = path
+        self.catalogue = catalogue
+        self._hits: dict[int, SignatureHits] = {}
+        self._candidates: dict[frozenset[bytes], _Candidates] = {}
+        self._tail: deque[tuple[int, bytes, frozenset[bytes]]] = deque(maxlen=TAIL_LINES)
+
+    def read(self, source: Source) -> Scan:
+        """Read the log once and collect the hits."""
+        lines = LineFilter(frozenset(self.catalogue.index), self.catalogue.vocabulary)
+        for passage, begin, end in passages(source):
+            for index, words in lines.select(passage, begin, end):
+                self._match_line(passage, index, words)
+        skipped = [(number, piece, lines.words_of(piece)) for number, piece in lines.skipped_last.values()]
+        for number, piece, words in sorted([*skipped, *self._tail], key=lambda line: line[0]):
+            self._match_all(self._candidates_for(words).signatures, Line(Passage([piece], [number]), 0))
+        return self
+
+    def hits(self) -> list[SignatureHits]:
+        """Return the hits of every signature that matched."""
+        return list(self._hits.values())
+
+    def last_line(self, fact: str) -> int:
+        """Return the number of the last line that states a fact, 0 if there is none."""
+        return max((found.last_line for found in self.hits() if found.signature.name == fact), default=0)
+
+    def _match_line(self, passage: Passage, index: int, words: frozenset[bytes]) -> None:
+        """Match a line against the active signatures; keep it for the end if some are inactive."""
+        candidates = self._candidates_for(words)
+        candidates.lines += 1
+        if candidates.lines % CANDIDATE_REFRESH == 0:
+            candidates.active = tuple(s for s in candidates.active if not self._has_enough(s))
+        if candidates.lines > LINES_PER_WORD_SET:
+            candidates.active = ()
+        if len(candidates.active) < len(candidates.signatures):
+            self._tail.append((passage.numbers[index], passage.pieces[index], words))
+        if candidates.active:
+            self._match_all(candidates.active, Line(passage, index))
+
+    def _match_all(self, signatures: tuple[Signature, ...], line: Line) -> None:
+        for signature in signatures:
+            if signature.name == TRACEBACK:
+                self._add_exception(signature, line)
+            elif match := _match(signature, line):
+                groups = {name: value.strip() for name, value in match.groupdict().items() if value}
+                evidence = shortened(line.text, match.start())
+                self._add(Hit(signature, self.path, line.number, evidence, groups, line.clock_s))
+
+    def _candidates_for(self, words: frozenset[bytes]) -> _Candidates:
+        found = self._candidates.get(words)
+        if found is None:
+            if len(self._candidates) >= REMEMBERED_WORD_SETS:
+                self._candidates.clear()
+            signatures = self.catalogue.candidates(words)
+            active = tuple(s for s in signatures if not self._has_enough(s))
+            found = self._candidates[words] = _Candidates(signatures, active)
+        return found
+
+    def _has_enough(self, signature: Signature) -> bool:
+        found = self._hits.get(id(signature))
+        return found is not None and len(found.hits) >= HITS_KEPT
+
+    def _add(self, hit: Hit) -> None:
+        found = self._hits.setdefault(id(hit.signature), SignatureHits(hit.signature))
+        if any(kept.line == hit.line for kept in found.hits):
+            return  # Pieces of a long line overlap, and the last lines are matched twice.
+        found.count += 1
+        found.last_line = max(found.last_line, hit.line)
+        if len(found.hits) < HITS_KEPT:
+            found.hits.append(hit)
+
+    def _add_exception(self, signature: Signature, line: Line) -> None:
+        """Add the last line of a traceback as a sign, independent of the exception's name."""
+        found = line.exception_below()
+        if found:
+            self._add(Hit(signature, self.path, found[0], shortened(found[1], 0), {}))
+
+
+def _match(signature: Signature, line: Line) -> re.Match[str] | None:
+    """Return the match that starts in this line if the conditions on its context are met."""
+    match = signature.pattern.search(line.with_following if signature.spans_lines else line.text)
+    if not match or match.start() > len(line.text):
+        return None
+    if signature.near and not signature.near.search(line.neighbourhood):
+        return None
+    if signature.not_here and signature.not_here.search(line.text):
+        return None
+    if signature.not_near and signature.not_near.search(line.neighbourhood):
+        return None
+    if signature.where and not _compare(*signature.where, match.groupdict()):
+        return None
+    return match
+
+
+def _compare(left: str, operator: str, right: str, groups: dict[str, str | None]) -> bool:
+    """Compare two numbers; each is a literal or the name of a group of the pattern."""
+    digits = [groups.get(side) or side for side in (left, right)]
+    if max(map(len, digits)) > 18:
+        return False  # Too long for a count; Python refuses to convert very long numbers.
+    one, other = map(int, digits)
+    return {
+        "<": one < other,
+        ">": one > other,
+        "==": one == other,
+        "!=": one != other,
+        "apart": one != other and (one - other) % 8 == 0,
+    }[operator]
+
+
+def shortened(text: str, around: int) -> str:
+    """Cut text to a printable length that includes the match."""
+    text = text.strip()
+    if len(text) <= EVIDENCE_CHARACTERS:
+        return text
+    start = max(0, min(around - 200, len(text) - EVIDENCE_CHARACTERS))
+    cut = text[start : start + EVIDENCE_CHARACTERS]
+    return ("…" if start else "") + cut + ("…" if start + EVIDENCE_CHARACTERS < len(text) else "")
