@@ -114,12 +114,12 @@ class Signature:
 
     @property
     def spans_lines(self) -> bool:
-        """Whether the message may continue in the following lines."""
+        """True if the message may continue in the following lines."""
         return r"\s" in self.pattern.text
 
     @property
     def conditional(self) -> bool:
-        """Whether the signature depends on other lines of the job's logs."""
+        """True if other lines of the job's logs decide whether it counts."""
         return bool(self.needs or self.unless or self.disagree or self.times > 1)
 
 
@@ -144,7 +144,7 @@ class Catalogue:
 
 @cache
 def load() -> Catalogue:
-    """Return the catalogue that comes with the package."""
+    """Load the packaged catalogue."""
     causes: dict[str, CauseInfo] = {}
     signatures: list[Signature] = []
     folder = resources.files("bench.doctor").joinpath("catalogue")
