@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Literal
 
 from bench.doctor import diagnose
-from bench.doctor.scan import Source
 from bench.doctor.report import as_text
+from bench.doctor.scan import Source
 from bench.errors import BenchError, missing_file
 
 
