@@ -6,7 +6,6 @@ same plan and byte-identical scripts anywhere.
 
 from __future__ import annotations
 
-import json
 import random
 import secrets
 from collections.abc import Callable, Iterator, Sequence
@@ -24,8 +23,9 @@ from bench.matrix.expansion import expand
 from bench.matrix.load import load_matrix
 from bench.matrix.schema import Matrix
 from bench.render import Renderer, gpu_option
-from bench.study.files import read_json, write_atomically
+from bench.study.files import write_atomically
 from bench.study.layout import StudyFolder
+from bench.study.plan_json import try_read_plan, write_plan_json
 
 
 @dataclass(frozen=True)
@@ -155,9 +155,9 @@ def write_plan(plan: Plan, root: Path, *, progress: Callable[[int], None] | None
         BenchError: results of another matrix are there, or the folder cannot be written.
     """
     folder = StudyFolder(root / plan.matrix.study)
-    old = read_json(folder.plan) if folder.plan.exists() else None
+    old = try_read_plan(folder)
     # Tells this study's jobs from those of another folder's study of the same name.
-    content = {**plan_json(plan), "key": (old or {}).get("key") or secrets.token_hex(3)}
+    content = {**plan_content(plan), "key": (old or {}).get("key") or secrets.token_hex(3)}
     _refuse_changed_cells(folder, old, plan)
     inherited = plan.document.site if plan.document.site and plan.document.site.values else None
     try:
@@ -174,7 +174,7 @@ def write_plan(plan: Plan, root: Path, *, progress: Callable[[int], None] | None
             write_atomically(folder.site, inherited.text)
         else:
             folder.site.unlink(missing_ok=True)
-        write_atomically(folder.plan, plan_text(content))
+        write_plan_json(folder, content)
     except OSError as error:
         raise BenchError(f"{error.filename or folder.path}: cannot be written: {error.strerror}") from None
     return folder
@@ -197,7 +197,7 @@ def _write_script(path: str, data: bytes) -> None:
             _write_script(path, data)
 
 
-def plan_json(plan: Plan) -> dict[str, Any]:
+def plan_content(plan: Plan) -> dict[str, Any]:
     """Return what plan.json holds; cells and runs one by one, in order."""
     cost = plan.cost
     return {
@@ -225,39 +225,6 @@ def plan_json(plan: Plan) -> dict[str, Any]:
             for r in plan.runs
         ],
     }
-
-
-def plan_text(content: dict[str, Any]) -> str:
-    """Return plan.json's text: one cell and one run a line, for people and for diff."""
-    dump = json.JSONEncoder(ensure_ascii=False).encode
-    line_of = {"cells": _CellLines(dump).line, "series": dump, "runs": dump}
-    parts = []
-    for key, value in content.items():
-        if key in line_of and value:
-            items = ",\n  ".join(map(line_of[key], value))
-            parts.append(f" {dump(key)}: [\n  {items}\n ]")
-        else:
-            parts.append(f" {dump(key)}: {dump(value)}")
-    return "{\n" + ",\n".join(parts) + "\n}\n"
-
-
-class _CellLines:
-    """Write cells as JSON; the settings that many cells share are written once and reused."""
-
-    def __init__(self, dump: Callable[[Any], str]) -> None:
-        self._dump = dump
-        self._known: dict[int, str] = {}
-
-    def line(self, cell: dict[str, Any]) -> str:
-        own = self._dump({key: value for key, value in cell.items() if key not in ("workload", "env")})
-        workload, env = self._shared(cell["workload"]), self._shared(cell["env"])
-        return f'{own[:-1]}, "workload": {workload}, "env": {env}}}'
-
-    def _shared(self, settings: dict[str, Any]) -> str:
-        text = self._known.get(id(settings))  # the plan holds it, so its id stays its own
-        if text is None:
-            text = self._known[id(settings)] = self._dump(settings)
-        return text
 
 
 def _series(cells: Sequence[Cell]) -> list[dict[str, Any]]:

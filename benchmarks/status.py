@@ -19,9 +19,8 @@ from clusters import Counted, own_cluster
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bench.executors.base import new_attempt
-from bench.study.files import write_json
 from bench.study.ledger import now
+from bench.study.run_json import new_attempt, write_run
 from tests.cluster.bed import Cluster, missing
 from tests.cluster.configuration import Options
 from tests.cluster.containers import wait_for
@@ -46,7 +45,7 @@ def submit_bare(study: Study) -> None:
         command += [str(planned.script(run.cell_id)), str(folder.path)]
         done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
         job_id = done.stdout.strip().partition(";")[0]
-        write_json(folder.run_json, {**attempt.describe(planned, submitted_at=now()), "job_id": job_id})
+        write_run(folder, {**attempt.describe(planned, submitted_at=now()), "job_id": job_id})
         common = {"run_id": run.run_id, "attempt": 1}
         events.append({"event": "intent", **common, "job_name": attempt.job_name, "refused": False})
         events.append({"event": "submitted", **common, "job_id": job_id})

@@ -15,14 +15,13 @@ from scipy import special
 from analysis.checks.fabric import fabrics
 from analysis.compare.matching import settings_of
 from analysis.data.load import Study
-from analysis.data.runs import json_object
 from analysis.stats.estimate import MIN_RUNS, log_moments
 from analysis.stats.laws.forecast import forecasts
 from analysis.stats.measured import SIZE_COLUMNS, Frames, measure
 from analysis.stats.scaling import scale
 from analysis.text import clean, one_line
-from bench.study.layout import RunFolder
 from bench.study.ledger import RunState
+from bench.study.run_json import read_run
 
 #: Attempts that ended by themselves: a cancelled or queued one says nothing of the cell.
 _DECIDED = (str(RunState.COMPLETED), str(RunState.FAILED))
@@ -58,7 +57,7 @@ def _earlier(study: Study) -> pd.DataFrame:
     for place in np.flatnonzero(numbers > 1):
         latest = Path(str(study.attempts[place]))
         for number in range(1, int(numbers[place])):
-            content, _ = json_object(str(RunFolder(latest.with_name(f"attempt-{number}")).run_json))
+            content, _ = read_run(latest.with_name(f"attempt-{number}"))
             rows.append((study.runs["cell_id"].iloc[place], (content or {}).get("state")))
     return pd.DataFrame(rows, columns=["cell_id", "state"], dtype="object")
 

@@ -27,10 +27,10 @@ import numpy as np
 import pandas as pd
 
 from analysis.data.load import Study
-from analysis.data.runs import json_object
 from analysis.stats.estimate import MIN_RUNS, Floats, log_moments, mean_interval
 from analysis.stats.laws.communication import Fabric
 from analysis.text import count
+from bench.study.files import read_json
 from bench.study.layout import RunFolder
 
 #: One row per run and message size.
@@ -167,7 +167,7 @@ def read_probes(study: Study, run_ids: Iterable[str] | None = None) -> dict[str,
     for run_id, attempt in zip(study.runs["run_id"], study.attempts, strict=True):
         if attempt is None or (wanted is not None and run_id not in wanted):
             continue
-        content, _ = json_object(str(RunFolder(Path(attempt)).probes))
+        content = read_json(RunFolder(Path(attempt)).probes)
         if content is not None and content.get("schema") == 1:
             found[str(run_id)] = content
     return found

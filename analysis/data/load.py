@@ -17,11 +17,12 @@ import numpy as np
 import pandas as pd
 
 from analysis.data.csv_files import Loaded, read_csvs
-from analysis.data.runs import json_object, read_runs
+from analysis.data.runs import read_runs
 from analysis.text import clean, one_line
-from bench.errors import BenchError, missing_file
+from bench.study.files import read_json
 from bench.study.layout import METRICS_COLUMNS, RANKS_COLUMNS, STEPS_COLUMNS, RunFolder, StudyFolder
 from bench.study.ledger import RunState
+from bench.study.plan_json import read_plan, unreadable_plan, wrong_plan
 
 
 @dataclass
@@ -73,18 +74,18 @@ class Study:
 
     def ranks_of(self, run_ids: Iterable[str]) -> pd.DataFrame:
         """Return the rows of ranks.csv of some runs, with ``run_id`` and ``cell_id``."""
-        return self._table_of(run_ids, "ranks", RANKS_COLUMNS, text=("host", "device"))
+        return self._table_of(run_ids, "ranks_csv", RANKS_COLUMNS, text=("host", "device"))
 
     def steps_of(self, run_ids: Iterable[str]) -> pd.DataFrame:
         """Return the rows of steps.csv of some runs, with ``run_id`` and ``cell_id``."""
-        return self._table_of(run_ids, "steps", STEPS_COLUMNS)
+        return self._table_of(run_ids, "steps_csv", STEPS_COLUMNS)
 
     def envs_of(self, run_ids: Iterable[str]) -> dict[str, dict[str, Any]]:
         """Return env.json of those of the runs that left a whole one."""
         found = {}
         for place in self._places(run_ids):
             attempt = self.attempts[place]
-            content = json_object(str(RunFolder(Path(attempt)).env))[0] if attempt else None
+            content = read_json(RunFolder(Path(attempt)).env) if attempt else None
             if content is not None:
                 found[str(self.runs["run_id"].iloc[place])] = content
         return found
@@ -110,7 +111,7 @@ def load_study(path: Path) -> Study:
         BenchError: there is no plan.json, or it is not one that this version can read.
     """
     folder = StudyFolder(Path(path))
-    plan = _read_plan(folder)
+    plan = read_plan(folder)
     try:
         cells, members = _cells(plan), _members(plan)
         planned = [
@@ -118,30 +119,17 @@ def load_study(path: Path) -> Study:
             for run in plan["runs"]
         ]
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        what = f"{folder.plan}: is not a plan that this version can read ({type(error).__name__}: {error})"
-        raise BenchError(one_line(what), remedy="plan the matrix again") from None
+        raise unreadable_plan(folder, error) from None
     known_cells = set(cells["cell_id"])
     for run_id, cell_id, *_ in planned:
         if cell_id not in known_cells:
-            what = (
-                f"{folder.plan}: run {one_line(run_id)} is of cell {one_line(cell_id)}, which the plan lacks"
-            )
-            raise BenchError(what, remedy="plan the matrix again")
+            what = f"the cell {one_line(cell_id)} of run {one_line(run_id)} is not defined"
+            raise wrong_plan(folder, what)
     runs, attempts, remarks = read_runs(folder, planned)
     unasked = {clean(c["cell_id"]) for c in plan["cells"] if (c.get("metrics") or {}).get("source") == "none"}
     epochs, problems = _epochs(runs, attempts, unasked=unasked)
     _add_reasons(runs, problems)
     return Study(folder, plan, cells, members, runs, epochs, remarks, attempts)
-
-
-def _read_plan(folder: StudyFolder) -> dict[str, Any]:
-    if not folder.plan.is_file():
-        remedy = "give the folder of a study, such as results/<study>, or plan one: bench plan MATRIX"
-        raise missing_file(folder.plan, what="the study's plan", remedy=remedy)
-    plan, problem = json_object(str(folder.plan))
-    if plan is None:
-        raise BenchError(f"{folder.plan}: {problem}", remedy="plan the matrix again")
-    return plan
 
 
 def _cells(plan: dict[str, Any]) -> pd.DataFrame:
@@ -187,7 +175,7 @@ def _epochs(
 
     Of the cells ``unasked`` the matrix wants no metrics.
     """
-    file = RunFolder(Path()).metrics.name
+    file = RunFolder(Path()).metrics_csv.name
     places = [place for place, attempt in enumerate(attempts) if attempt]
     loaded = read_csvs([f"{attempts[place]}/{file}" for place in places], columns=METRICS_COLUMNS)
     states = runs["state"].to_numpy()

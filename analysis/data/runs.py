@@ -1,19 +1,18 @@
-"""What became of each planned run, by the run.json of its latest attempt."""
+"""State of each planned run, from the run.json of its latest attempt."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from analysis.text import clean, count, listed, one_line
-from bench.study.layout import RunFolder, StudyFolder
+from bench.study.layout import StudyFolder
 from bench.study.ledger import RunState
+from bench.study.run_json import read_run
 
 #: Columns of the frame of runs, one row per planned run, about its latest attempt. ``allocation``
 #: is ``job`` (the run had a job of its own) or ``pack`` (it shared one, ``job_id``, with others).
@@ -36,8 +35,6 @@ RUNS_COLUMNS = (
 _TEXTS = ("failure_class", "job_id", "allocation")
 _TIMES = ("submitted_at", "started_at", "ended_at")
 _STATES = frozenset(str(state) for state in RunState)
-# Of thousands of runs, paths are put together as texts: pathlib would take a third of the loading.
-_RUN_JSON = RunFolder(Path()).run_json.name
 _ATTEMPT = re.compile(r"attempt-([0-9]{1,9})", re.ASCII).fullmatch
 
 
@@ -83,9 +80,9 @@ def _record(run_id: str, path: str | None, *, tried: bool) -> tuple[Any, ...]:
         return _no_record(RunState.PLANNED)
     if path is None:
         return _no_record(RunState.UNKNOWN, "its folder holds no attempt")
-    content, problem = json_object(f"{path}/{_RUN_JSON}")
+    content, problem = read_run(path)
     if content is None:
-        return _no_record(RunState.UNKNOWN, problem)
+        return _no_record(RunState.UNKNOWN, f"run.json {problem}")
     if content.get("run_id") != run_id:
         other = one_line(content.get("run_id"), limit=80)
         return _no_record(RunState.UNKNOWN, f"run.json is that of another run: {other!r}")
@@ -129,23 +126,6 @@ def _runs_frame(records: list[tuple[Any, ...]]) -> pd.DataFrame:
     for name in _TIMES:
         frame[name] = pd.to_datetime(frame[name], utc=True, errors="coerce", format="ISO8601")
     return frame
-
-
-def json_object(path: str) -> tuple[dict[str, Any] | None, str]:
-    """Return the object in a JSON file, or None and why not."""
-    name = path.rpartition("/")[2]
-    try:
-        with open(path, "rb") as file:
-            content = json.loads(file.read())
-    except FileNotFoundError:
-        return None, f"{name} is missing"
-    except OSError as error:
-        return None, f"{name} cannot be read: {error.strerror}"
-    except (ValueError, RecursionError):
-        return None, f"{name} is not whole JSON"
-    if not isinstance(content, dict):
-        return None, f"{name} is not a JSON object"
-    return content, ""
 
 
 _STATE_WORDS = {

@@ -10,8 +10,8 @@ import typer
 from bench.commands.common import JsonOption, ResultsOption, find_study, print_json, print_table, say, settled
 from bench.commands.queue_wait import parse_waits, waits_for
 from bench.errors import BenchError
-from bench.executors.base import open_study
 from bench.study.layout import StudyFolder
+from bench.study.plan_json import open_study
 from bench.units import parse_count
 
 if TYPE_CHECKING:

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from bench.commands.common import say
 from bench.commands.waiting import POLL_S, begin, point_out_stuck, when_slurm_answers
 from bench.executors import executor_for
-from bench.executors.base import Executor, PlannedStudy
+from bench.executors.base import Executor
 from bench.matrix.cell import Run
 from bench.study.ledger import HaltWatch, RunRecord, RunState
+from bench.study.plan_json import PlannedStudy
 from bench.study.verify import Verdict, verify_run
 from bench.units import count
 

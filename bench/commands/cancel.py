@@ -8,7 +8,7 @@ from bench.commands.common import ResultsOption, StudyArgument, find_study, say
 from bench.commands.submit import OnlyOption
 from bench.errors import UnwritableError
 from bench.executors import executor_for
-from bench.executors.base import PlannedStudy, open_study
+from bench.study.plan_json import PlannedStudy, open_study
 from bench.study.selection import only
 from bench.units import count
 

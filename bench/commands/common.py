@@ -13,10 +13,11 @@ import typer
 
 from bench.errors import BenchError
 from bench.executors import executor_for
-from bench.executors.base import PlannedStudy, note_standing, open_study
+from bench.executors.base import note_standing
 from bench.slurm.client import SlurmUnavailableError
 from bench.study.layout import StudyFolder, latest_first, results_root, studies
 from bench.study.ledger import RunRecord
+from bench.study.plan_json import PlannedStudy, open_study
 
 #: Slurm's accounting of a job comes in within a second or some after its end.
 PATIENCE_S = 4.0
@@ -61,9 +62,9 @@ def find_study(name: str | None, results: Path | None) -> StudyFolder:
     if name is None:
         if not known:
             raise BenchError(f"no study is planned below {root}", remedy="plan one: bench plan MATRIX")
-        return max(known, key=lambda study: study.plan.stat().st_mtime_ns)
+        return latest_first(root)[0]
     for path in (Path(name), root / name):
-        if (path / "plan.json").is_file():
+        if StudyFolder(path).is_planned:
             return StudyFolder(path)
     if Path(name).suffix in (".yaml", ".yml"):
         raise BenchError(f"{name} is a matrix, not a study", remedy=f"plan it first: bench plan {name}")

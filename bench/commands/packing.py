@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from bench.commands.common import print_json, say
 from bench.errors import BenchError
 from bench.executors import pack_executor
-from bench.executors.base import PlannedStudy
 from bench.executors.pack import allocation_of
 from bench.matrix.cell import Run
+from bench.study.plan_json import PlannedStudy
 from bench.units import count, human_duration
 
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from bench.errors import BenchError
 from bench.executors.admission import longest_limit_s, partitions_of
-from bench.executors.base import PlannedStudy
 from bench.matrix.cell import word
 from bench.slurm.client import Slurm, SlurmRefusedError, SlurmUnavailableError
+from bench.study.plan_json import PlannedStudy
 from bench.units import human_duration, parse_duration_s, slurm_time
 
 if TYPE_CHECKING:

@@ -10,8 +10,9 @@ import typer
 
 from bench.commands.common import JsonOption, ResultsOption, find_study, print_json, say, settled_records
 from bench.errors import BenchError
-from bench.executors.base import note_standing, open_study
+from bench.executors.base import note_standing
 from bench.study.layout import StudyFolder
+from bench.study.plan_json import open_study
 
 #: What a table's name ends in; a study whose name does is given as a folder.
 TABLE_SUFFIXES = (".csv", ".tsv")
@@ -124,7 +125,7 @@ def _write_table(
     as_json: bool,
 ) -> int:
     folder = output if output is not None else table.parent
-    if (folder / "plan.json").is_file():
+    if StudyFolder(folder).is_planned:
         raise BenchError(
             f"{folder} is a study: the report of {table.name} would replace its own",
             remedy="say where it should go: --output DIR",

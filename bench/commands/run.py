@@ -8,7 +8,7 @@ from bench.commands.common import MatrixArgument, ResultsOption, SiteOption, say
 from bench.commands.plan import cost_line, planned
 from bench.commands.report import write
 from bench.commands.submit import BudgetOption, OnlyOption, RetryOption, check_budget, runs_to_start, start
-from bench.executors.base import open_study
+from bench.study.plan_json import open_study
 
 
 def register(app: typer.Typer) -> None:

@@ -20,9 +20,9 @@ from bench.commands.common import (
 )
 from bench.commands.submit import counts_line
 from bench.executors import executor_for
-from bench.executors.base import PlannedStudy, open_study
 from bench.slurm.client import SlurmUnavailableError
 from bench.study.ledger import RunRecord, RunState
+from bench.study.plan_json import PlannedStudy, open_study
 
 SHOWN_RUNS = 60
 

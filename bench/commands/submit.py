@@ -14,10 +14,11 @@ from bench.commands.packing import check_pack, show_pack
 from bench.commands.waiting import HaltedError, Waiting, begin, when_slurm_answers
 from bench.errors import BenchError
 from bench.executors import executor_for
-from bench.executors.base import Executor, PlannedStudy, QueueFullError, open_study
+from bench.executors.base import Executor, QueueFullError
 from bench.matrix.cell import Run
 from bench.slurm.client import SlurmUnavailableError
 from bench.study.ledger import HaltWatch, RunRecord, RunState
+from bench.study.plan_json import PlannedStudy, open_study
 from bench.study.selection import only, pending
 from bench.units import count
 

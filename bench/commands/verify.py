@@ -17,9 +17,9 @@ from bench.commands.common import (
     settled_records,
 )
 from bench.errors import BenchError
-from bench.executors.base import PlannedStudy, open_study
-from bench.study.layout import StudyFolder
+from bench.study.layout import RunFolder, StudyFolder
 from bench.study.ledger import RunRecord
+from bench.study.plan_json import PlannedStudy, open_study
 from bench.study.verify import Check, Verdict, verify_run
 
 
@@ -78,7 +78,7 @@ def _verdicts(target: str | None, results: Path | None) -> list[Verdict]:
     if target is not None:
         root = root_of(results)
         path = Path(target)
-        if (path / "run.json").is_file():
+        if RunFolder(path).is_described:
             return [verify_run(path, record=_record_of(path))]
         found = _by_run_or_job(target, root)
         if found:
@@ -93,7 +93,7 @@ def _verdicts(target: str | None, results: Path | None) -> list[Verdict]:
 def _record_of(path: Path) -> RunRecord | None:
     """Return where the attempt in ``path`` stands, if a study is around it and it is a run's latest."""
     parents = path.resolve().parents
-    if len(parents) < 3 or not (parents[2] / "plan.json").is_file():
+    if len(parents) < 3 or not StudyFolder(parents[2]).is_planned:
         return None
     record = settled_records(open_study(StudyFolder(parents[2]))).get(parents[0].name)
     latest = record is not None and path.resolve().name == f"attempt-{record.attempt}"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from bench.errors import BenchError
-from bench.executors.base import Executor, PlannedStudy
+from bench.executors.base import Executor
+from bench.study.plan_json import PlannedStudy
 
 if TYPE_CHECKING:
     from bench.executors.pack_submission import PackExecutor

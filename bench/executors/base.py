@@ -6,15 +6,14 @@ import resource
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Protocol
 
-from bench import __version__
-from bench.errors import BenchError, unwritable
-from bench.matrix.cell import Cell, Run
-from bench.study.files import read_json, rewrite_json
-from bench.study.layout import RunFolder, StudyFolder
-from bench.study.ledger import Ledger, RunRecord, RunState
+from bench.errors import BenchError
+from bench.matrix.cell import Run
+from bench.study.layout import RunFolder
+from bench.study.ledger import RunRecord, RunState
+from bench.study.plan_json import PlannedStudy
+from bench.study.run_json import update_run
 
 #: After so many it is known how the files answer.
 FIRST = 32
@@ -52,115 +51,6 @@ def _waits() -> int:
 # What an executor is: the one shape that local and Slurm runs share.
 
 
-@dataclass(frozen=True)
-class PlannedStudy:
-    """A study as its plan.json says, with the ledger of what has happened to it."""
-
-    folder: StudyFolder
-    plan: dict[str, Any]
-    cells: dict[str, Cell]
-    runs: list[Run]
-
-    @property
-    def ledger(self) -> Ledger:
-        """The study's ledger."""
-        return Ledger(self.folder.ledger)
-
-    @property
-    def executor(self) -> str:
-        """The executor that the matrix names."""
-        return str(self.plan["executor"])
-
-    def records(self) -> dict[str, RunRecord]:
-        """Return the latest attempt of every planned run, in the planned order."""
-        return self.ledger.records(run.run_id for run in self.runs)
-
-    def script(self, cell_id: str) -> Path:
-        """Return a cell's script."""
-        suffix = ".sbatch" if self.executor == "slurm" else ".sh"
-        return self.folder.scripts / f"{cell_id}{suffix}"
-
-
-def open_study(folder: StudyFolder) -> PlannedStudy:
-    """Return the study planned in ``folder``.
-
-    Raises:
-        BenchError: no plan.json there, or one that this version cannot read.
-    """
-    plan = read_json(folder.plan)
-    if plan is None:
-        what = "does not exist" if not folder.plan.exists() else "is not readable JSON"
-        raise BenchError(f"{folder.plan}: {what}", remedy="plan the study again: bench plan MATRIX")
-    try:
-        cells = {cell["cell_id"]: Cell.from_json(cell) for cell in plan["cells"]}
-        runs = [Run(r["run_id"], r["cell_id"], r["repeat"], r["order"]) for r in plan["runs"]]
-    except (KeyError, TypeError) as error:
-        what = f"{folder.plan}: is not a plan of this version ({error!r} is wrong or missing)"
-        raise BenchError(what, remedy="plan the study again: bench plan MATRIX") from None
-    return PlannedStudy(folder, plan, cells, runs)
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """One run about to be started, or started: a job of its own."""
-
-    run: Run
-    cell: Cell
-    number: int
-    folder: RunFolder
-    job_name: str
-
-    def describe(self, study: PlannedStudy, **more: Any) -> dict[str, Any]:
-        """Return what the attempt's run.json says before it starts."""
-        return {
-            "schema": 1,
-            "bench_version": __version__,
-            "study": study.folder.name,
-            "run_id": self.run.run_id,
-            "cell_id": self.cell.cell_id,
-            "repeat": self.run.repeat,
-            "attempt": self.number,
-            "order": self.run.order,
-            "executor": study.executor,
-            "job_name": self.job_name,
-            "job_id": None,
-            "cell": self.cell.as_json(),
-            "state": str(RunState.QUEUED),
-            "reason": "",
-            "failure_class": None,
-            "exit_code": None,
-            "submitted_at": None,
-            "started_at": None,
-            "ended_at": None,
-            **more,
-        }
-
-
-def next_attempt(study: PlannedStudy, run: Run, record: RunRecord) -> Attempt:
-    """Return the next attempt of a run; its job's name belongs to no other attempt anywhere.
-
-    An attempt that was refused left nothing, and is made again under its number.
-    """
-    refused = record.state is RunState.PLANNED and bool(record.details.get("refused"))
-    number = record.attempt if refused else record.attempt + 1
-    name = f"{study.folder.name}.{run.run_id}.a{number}.{study.plan.get('key', '')}"
-    return Attempt(run, study.cells[run.cell_id], number, study.folder.attempt(run.run_id, number), name)
-
-
-def new_attempt(study: PlannedStudy, run: Run, record: RunRecord) -> Attempt:
-    """Return the next attempt of a run with its folder made; an older attempt's is kept.
-
-    Raises:
-        BenchError: the folder cannot be made.
-    """
-    attempt = next_attempt(study, run, record)
-    try:
-        attempt.folder.path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise unwritable(attempt.folder.path, error) from None
-    return attempt
-
-
 @dataclass
 class Outcome:
     """How an attempt ended, or stands."""
@@ -196,22 +86,18 @@ def settled(
         "failure_class": outcome.failure_class,
         "exit_code": outcome.exit_code,
     }
-    content = read_json(folder.run_json) or {"run_id": record.run_id, "attempt": record.attempt}
-    content |= {**end, "cause": cause, "ended_at": ended_at, **outcome.details}
     if folder.path.is_dir():
-        rewrite_json(folder.run_json, content)
+        changes = {**end, "cause": cause, "ended_at": ended_at, **outcome.details}
+        update_run(folder, changes, fallback={"run_id": record.run_id, "attempt": record.attempt})
     return {"event": event, "run_id": record.run_id, "attempt": record.attempt, **end, "cause": record.cause}
 
 
 def note_standing(study: PlannedStudy, records: Mapping[str, RunRecord]) -> None:
     """Write into the run.json of attempts that wait or run where they stand: the analysis reads no more."""
     for record in records.values():
-        run_json = study.folder.attempt(record.run_id, record.attempt).run_json
-        if not record.state.active or not isinstance(content := read_json(run_json), dict):
-            continue
-        stands = {"state": str(record.state), "reason": record.reason}
-        if stands != {name: content.get(name) for name in stands}:
-            rewrite_json(run_json, {**content, **stands})
+        if record.state.active:
+            folder = study.folder.attempt(record.run_id, record.attempt)
+            update_run(folder, {"state": str(record.state), "reason": record.reason})
 
 
 def _cause_of(folder: RunFolder) -> dict[str, Any] | None:

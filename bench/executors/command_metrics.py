@@ -19,8 +19,9 @@ from typing import Any
 
 from bench.matrix.cell import Cell
 from bench.matrix.metrics import UNITS
-from bench.study.files import read_json, write_atomically
+from bench.study.files import write_atomically
 from bench.study.layout import METRICS_COLUMNS, RunFolder
+from bench.study.run_json import read_run
 
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 _LINE_END = re.compile(r"[\r\n]+")  # progress bars return to the line's beginning
@@ -51,7 +52,7 @@ def collect(folder: RunFolder, cell: Cell) -> str:
     writer = csv.DictWriter(text, METRICS_COLUMNS, lineterminator="\n", restval="")
     writer.writeheader()
     writer.writerows(rows)
-    write_atomically(folder.metrics, text.getvalue())
+    write_atomically(folder.metrics_csv, text.getvalue())
     for row, reading in zip(rows, found.readings[-len(rows) :], strict=True):
         if not math.isfinite(reading.get("loss", 0.0)):
             return f"the loss became {reading['loss']} in reading {row['epoch']} of {found.where}"
@@ -118,9 +119,9 @@ def _from_file(folder: RunFolder, metrics: Mapping[str, Any]) -> _Found:
 
 
 def _is_older(path: Path, folder: RunFolder) -> bool:
-    run = read_json(folder.run_json)
+    run, _ = read_run(folder.path)
     try:
-        submitted = datetime.fromisoformat(str(run["submitted_at"])) if isinstance(run, dict) else None
+        submitted = datetime.fromisoformat(str(run["submitted_at"])) if run else None
         return submitted is not None and path.stat().st_mtime < submitted.timestamp()
     except (KeyError, ValueError, OSError):
         return False

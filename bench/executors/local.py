@@ -20,13 +20,15 @@ from typing import IO, Any
 import psutil
 
 from bench.errors import BenchError
-from bench.executors.base import Attempt, Outcome, PlannedStudy
+from bench.executors.base import Outcome
 from bench.executors.outcome import ended_from_outside, outcome_of
 from bench.executors.serial import SerialExecutor
 from bench.matrix.cell import Cell, Run
 from bench.matrix.workload import to_arguments
 from bench.study.layout import RunFolder
 from bench.study.ledger import RunState
+from bench.study.plan_json import PlannedStudy
+from bench.study.run_json import Attempt
 from bench.units import human_duration
 
 GRACE_S = 7.0

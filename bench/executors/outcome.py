@@ -78,7 +78,7 @@ class ProvisionalEnd:
 def metrics_epochs(folder: RunFolder) -> int | None:
     """Return how many whole epochs metrics.csv holds; None where it is absent or not ours."""
     try:
-        lines = folder.metrics.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = folder.metrics_csv.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return None
     if not lines or tuple(lines[0].split(",")) != METRICS_COLUMNS:
@@ -95,7 +95,11 @@ def incomplete(folder: RunFolder, cell: Cell) -> str:
         return _incomplete_command(folder, cell)
     epochs, wanted = metrics_epochs(folder), int(cell.workload["epochs"])
     if epochs is None:
-        return "ended without metrics.csv" if not folder.metrics.exists() else "metrics.csv has other columns"
+        return (
+            "ended without metrics.csv"
+            if not folder.metrics_csv.exists()
+            else "metrics.csv has other columns"
+        )
     if epochs < wanted:
         return f"metrics.csv holds {epochs} of {wanted} epochs"
     return ""
@@ -108,7 +112,7 @@ def _incomplete_command(folder: RunFolder, cell: Cell) -> str:
     if source != "recorder":
         return collect(folder, cell)
     epochs = metrics_epochs(folder)
-    if epochs is None and folder.metrics.exists():
+    if epochs is None and folder.metrics_csv.exists():
         return "metrics.csv has other columns"
     if epochs:
         return _no_number(folder)
@@ -123,7 +127,7 @@ def _incomplete_command(folder: RunFolder, cell: Cell) -> str:
 
 def _no_number(folder: RunFolder) -> str:
     """Return in which epoch a recorder was told a loss that is no number; empty if in none."""
-    rows = csv.DictReader(folder.metrics.read_text(encoding="utf-8", errors="replace").splitlines())
+    rows = csv.DictReader(folder.metrics_csv.read_text(encoding="utf-8", errors="replace").splitlines())
     losses = ((row["epoch"], row["train_loss"]) for row in rows)
     return next(
         (f"the loss became {loss} in epoch {epoch}" for epoch, loss in losses if loss in _NO_NUMBERS), ""

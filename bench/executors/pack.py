@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from bench.errors import BenchError, unwritable
-from bench.executors.base import Attempt, PlannedStudy
 from bench.matrix.cell import Run
 from bench.study.files import write_atomically, write_json
 from bench.study.layout import PackFolder
 from bench.study.ledger import RunRecord, now
+from bench.study.plan_json import PlannedStudy
+from bench.study.run_json import Attempt
 from bench.units import slurm_time
 
 _WORD = re.compile(r"[A-Za-z0-9_.+/-]+")

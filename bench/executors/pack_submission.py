@@ -13,7 +13,7 @@ from typing import Any
 
 from bench.errors import BenchError
 from bench.executors.admission import longest_limit_s, partitions_of, refused_for_good
-from bench.executors.base import Attempt, QueueFullError, Watch, new_attempt, next_attempt
+from bench.executors.base import QueueFullError, Watch
 from bench.executors.pack import (
     Pack,
     allocation_of,
@@ -27,8 +27,8 @@ from bench.matrix.cell import Run
 from bench.slurm.accounting import queue_outcomes
 from bench.slurm.client import BatchJob, SlurmRefusedError, SlurmUnavailableError, SubmissionUncertainError
 from bench.slurm.parsing import QueueRow
-from bench.study.files import write_json
 from bench.study.ledger import RunRecord, RunState, now
+from bench.study.run_json import Attempt, new_attempt, next_attempt, update_run, write_run
 from bench.units import human_duration
 
 #: Slurm's scheduler looks at a new job in this time, where it is not very busy.
@@ -145,7 +145,7 @@ class PackExecutor(SlurmExecutor):
         write_pack(self.study, pack)
         contents = [self._content(pack, place) for place in range(1, len(pack.attempts) + 1)]
         for attempt, content in zip(pack.attempts, contents, strict=True):
-            write_json(attempt.folder.run_json, content)
+            write_run(attempt.folder, content)
         self.study.ledger.append_all([_intent(content) for content in contents])
         records = [
             RunRecord(attempt.run.run_id, attempt.number, RunState.QUEUED, job_name=pack.job_name)
@@ -161,18 +161,15 @@ class PackExecutor(SlurmExecutor):
             if isinstance(error, SlurmRefusedError):
                 raise _refused(pack, error.words, queue_is_full=error.queue_is_full) from None
             raise
-        self._note_jobs(records, contents, job_id)
+        self._note_jobs(records, job_id)
         return records
 
-    def _note_jobs(
-        self, records: Sequence[RunRecord], contents: Sequence[dict[str, Any]], job_id: str
-    ) -> None:
+    def _note_jobs(self, records: Sequence[RunRecord], job_id: str) -> None:
         common = {"event": "submitted", "job_id": job_id}
         events = [{**common, "run_id": record.run_id, "attempt": record.attempt} for record in records]
         self.study.ledger.append_all(events)
-        for record, content in zip(records, contents, strict=True):
-            folder = self.study.folder.attempt(record.run_id, record.attempt)
-            write_json(folder.run_json, {**content, "job_id": job_id})
+        for record in records:
+            update_run(self.study.folder.attempt(record.run_id, record.attempt), {"job_id": job_id})
             record.job_id = job_id
 
     def _content(self, pack: Pack, place: int) -> dict[str, Any]:

@@ -12,11 +12,13 @@ from typing import Any
 import psutil
 
 from bench.errors import BenchError
-from bench.executors.base import Attempt, Outcome, PlannedStudy, Watch, new_attempt, settle
+from bench.executors.base import Outcome, Watch, settle
 from bench.executors.outcome import incomplete
 from bench.matrix.cell import Cell, Run
-from bench.study.files import read_json, write_json
+from bench.study.files import read_json
 from bench.study.ledger import RunRecord, RunState, now, submit_lock
+from bench.study.plan_json import PlannedStudy
+from bench.study.run_json import Attempt, new_attempt, write_run
 
 
 class NotNowError(BenchError):
@@ -118,7 +120,7 @@ class SerialExecutor:
         record = RunRecord(run.run_id, attempt.number, RunState.RUNNING)
         me = {"pid": os.getpid(), "pid_started": _started(os.getpid()), "host": os.uname().nodename}
         self.study.ledger.append("started", run_id=run.run_id, attempt=attempt.number, **me)
-        write_json(attempt.folder.run_json, content)
+        write_run(attempt.folder, content)
         try:
             outcome = self._carry_out(attempt)
         except KeyboardInterrupt:
@@ -141,7 +143,7 @@ class SerialExecutor:
             "withdrawn", run_id=record.run_id, attempt=record.attempt, reason=reason, refused=True
         )
         content = attempt.describe(self.study, state=str(RunState.PLANNED), reason=reason)
-        write_json(attempt.folder.run_json, content)
+        write_run(attempt.folder, content)
 
     # -- what a dead harness left -------------------------------------------------------
 

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from bench.errors import UnwritableError
-from bench.executors.base import Outcome, PlannedStudy, each, settle, settled
+from bench.executors.base import Outcome, each, settle, settled
 from bench.executors.outcome import ProvisionalEnd, age_s, ended, iso, judged, last_end, outcome_of, tail
 from bench.executors.pack_settlement import Packs, is_packed
 from bench.matrix.cell import Cell
@@ -17,9 +17,11 @@ from bench.slurm.accounting import JobOutcome, classify, queue_outcomes
 from bench.slurm.client import Slurm, SlurmUnavailableError
 from bench.slurm.parsing import AccountingRow, QueueRow, accounting_table
 from bench.slurm.states import FailureClass, SlurmState, last_words
-from bench.study.files import read_json, write_atomically, write_json
+from bench.study.files import write_atomically
 from bench.study.layout import RunFolder
 from bench.study.ledger import RunRecord, RunState, now
+from bench.study.plan_json import PlannedStudy
+from bench.study.run_json import update_run
 
 
 @dataclass
@@ -58,8 +60,8 @@ class Ends:
         record.state, record.reason = RunState.PLANNED, reason
         end = {"state": str(record.state), "reason": reason}
         try:
-            run_json = self.study.folder.attempt(record.run_id, record.attempt).run_json
-            write_json(run_json, {**(read_json(run_json) or {}), **end})
+            folder = self.study.folder.attempt(record.run_id, record.attempt)
+            update_run(folder, end, fallback={"run_id": record.run_id, "attempt": record.attempt})
         except UnwritableError as full:
             record.reason = f"{reason}; not saved: {full.message}"
             return

@@ -21,16 +21,7 @@ from typing import Any, NoReturn
 
 from bench.errors import BenchError, UnwritableError
 from bench.executors.admission import refused_for_good
-from bench.executors.base import (
-    Attempt,
-    Outcome,
-    PlannedStudy,
-    QueueFullError,
-    Watch,
-    new_attempt,
-    next_attempt,
-    settled,
-)
+from bench.executors.base import Outcome, QueueFullError, Watch, settled
 from bench.executors.outcome import ProvisionalEnd, iso
 from bench.executors.pack_settlement import is_packed, refuse_part_of_a_pack
 from bench.executors.settlement import Settlement, is_owed
@@ -44,8 +35,9 @@ from bench.slurm.client import (
     SubmissionUncertainError,
 )
 from bench.slurm.parsing import QueueRow
-from bench.study.files import read_json, write_json
 from bench.study.ledger import RunRecord, RunState, now, submit_lock
+from bench.study.plan_json import PlannedStudy
+from bench.study.run_json import Attempt, new_attempt, next_attempt, update_run, write_run
 
 #: An orphaned sbatch ends by itself; it may wait this long for a busy controller.
 LOCK_WAIT_S = 200.0
@@ -210,7 +202,7 @@ class SlurmExecutor:
         attempt = new_attempt(self.study, run, record)
         allocation = {"kind": "job", "nodes": attempt.cell.nodes}
         content = attempt.describe(self.study, submitted_at=now(), allocation=allocation)
-        write_json(attempt.folder.run_json, content)
+        write_run(attempt.folder, content)
         self.study.ledger.append(
             "intent",
             run_id=run.run_id,
@@ -226,7 +218,7 @@ class SlurmExecutor:
         except (SlurmRefusedError, SlurmUnavailableError) as error:
             self._withdraw(record, error.words, refused=True)
             raise
-        self._note_job(record, job_id, content)
+        self._note_job(record, job_id)
         return record
 
     def _job(self, attempt: Attempt) -> BatchJob:
@@ -240,11 +232,9 @@ class SlurmExecutor:
             error=folder.err.absolute(),
         )
 
-    def _note_job(self, record: RunRecord, job_id: str, content: Any) -> None:
+    def _note_job(self, record: RunRecord, job_id: str) -> None:
         self.study.ledger.append("submitted", run_id=record.run_id, attempt=record.attempt, job_id=job_id)
-        if isinstance(content, dict):
-            run_json = self.study.folder.attempt(record.run_id, record.attempt).run_json
-            write_json(run_json, {**content, "job_id": job_id})
+        update_run(self.study.folder.attempt(record.run_id, record.attempt), {"job_id": job_id})
         record.job_id = job_id
 
     def _find_by_name(self, run: Run, job_name: str, lost: SubmissionUncertainError) -> str:
@@ -304,7 +294,7 @@ class SlurmExecutor:
                 names[name] = self._accounted_by_name(record)
             job_id = names[name]
             if job_id is not None:
-                self._note_job(record, job_id, read_json(folder.run_json))
+                self._note_job(record, job_id)
             elif ProvisionalEnd.read(folder).exit_code is None:
                 self._withdraw(record, _INTERRUPTED)
             else:  # it ran, and Slurm has forgotten it
@@ -316,10 +306,8 @@ class SlurmExecutor:
         self.study.ledger.append(
             "withdrawn", run_id=record.run_id, attempt=record.attempt, reason=reason, refused=refused
         )
-        run_json = self.study.folder.attempt(record.run_id, record.attempt).run_json
-        content = read_json(run_json)
-        if isinstance(content, dict):
-            write_json(run_json, {**content, "state": str(RunState.PLANNED), "reason": reason})
+        folder = self.study.folder.attempt(record.run_id, record.attempt)
+        update_run(folder, {"state": str(RunState.PLANNED), "reason": reason})
         record.state, record.reason = RunState.PLANNED, reason
 
     def _accounted_by_name(self, record: RunRecord) -> str | None:

@@ -1,4 +1,4 @@
-"""Files that several programs write and read at the same time: nobody sees half of one."""
+"""Read and write JSON and text files that several programs use at the same time."""
 
 from __future__ import annotations
 
@@ -12,91 +12,102 @@ from typing import Any
 
 from bench.errors import unwritable
 
-#: What every file system writes in one go.
+#: Every file system writes this many bytes in one operation.
 _PAGE_BYTES = 4096
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write ``text`` beside ``path`` and rename it, so that a reader never sees half a file.
+    """Write ``text`` to a temporary file and rename it, so that readers never see a partial file.
 
     Raises:
-        UnwritableError: the disk is full or read-only, or the folder is not there; what was at
-            ``path`` before is still there.
+        UnwritableError: the disk is full or read-only, or the folder does not exist; the previous
+            content of ``path`` is kept.
     """
-    # The host too: on a shared file system two nodes may have the same process id.
-    beside = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}.tmp")
+    # The host name too: on a shared file system two nodes may have the same process id.
+    temporary = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}.tmp")
     try:
-        with open(beside, "wb", buffering=0) as file:
-            _write_whole(file, text.encode())
-        os.replace(beside, path)
+        with open(temporary, "wb", buffering=0) as file:
+            _write_all(file, text.encode())
+        os.replace(temporary, path)
     except BaseException as error:
         with suppress(OSError):
-            beside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
         if isinstance(error, OSError):
             raise unwritable(path, error) from error
         raise
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write ``content`` as JSON (sorted keys would hide the order that readers expect)."""
+    """Write ``content`` as JSON; keys keep their order."""
     write_atomically(path, _as_json(content))
 
 
 def rewrite_json(path: Path, content: Any) -> None:
-    """Write ``content`` over the JSON in ``path``, in one call where both fit a page; else replace it.
+    """Overwrite a JSON file in place if old and new content fit one page; replace it otherwise.
 
-    Thousands of runs may end between two looks, and to make and free a file for each is most of what
-    that costs. A page that is there needs no space, and a call that fills it is not interrupted: the
-    file is never left half-written. A reader in that very moment reads again (:func:`read_json`).
+    `bench status` may rewrite thousands of files, and creating and freeing them would take most of
+    its time. Overwriting an existing page needs no disk space, and the single write call is not
+    interrupted. A reader that meets the write reads again (:func:`read_object`).
 
     Raises:
-        UnwritableError: as for :func:`write_atomically`.
+        UnwritableError: see :func:`write_atomically`.
     """
     text = _as_json(content)
-    if not _overwritten(path, text.encode()):
+    if not _overwrite(path, text.encode()):
         write_atomically(path, text)
 
 
-def _overwritten(path: Path, data: bytes) -> bool:
-    """Write over what is in a file, if that goes; False where it is as it was, or broken."""
+def _overwrite(path: Path, data: bytes) -> bool:
+    """Overwrite a file in place; return False if that was not possible."""
     try:
         with open(path, "r+b", buffering=0) as file:
-            fcntl.flock(file, fcntl.LOCK_EX)  # another look may be settling the same run
-            old = os.fstat(file.fileno()).st_size
-            if not 0 < max(old, len(data)) <= _PAGE_BYTES:
+            fcntl.flock(file, fcntl.LOCK_EX)  # another process may rewrite the same file
+            old_bytes = os.fstat(file.fileno()).st_size
+            if not 0 < max(old_bytes, len(data)) <= _PAGE_BYTES:
                 return False
-            # Blanks in place of what was longer: to shorten the file would be a second call.
-            data = data[:-1].ljust(old - 1) + b"\n"
+            # Pad with blanks: shortening the file would need a second call.
+            data = data[:-1].ljust(old_bytes - 1) + b"\n"
             return file.write(data) == len(data)
     except OSError:
-        return False  # to replace it will say what is wrong
+        return False  # write_atomically reports the cause
 
 
-def read_json(path: Path) -> Any | None:
-    """Return the JSON in ``path``; None where the file is absent or not whole."""
+def read_object(path: str | Path) -> tuple[dict[str, Any] | None, str]:
+    """Return the object in a JSON file, or None and the reason, such as ``is missing``."""
     try:
         try:
-            return json.loads(_read_at_once(path))
-        except ValueError:  # it was being rewritten, and is whole by now; or it is broken
-            return json.loads(_read_at_once(path))
-    except (OSError, ValueError):
-        return None
+            content = json.loads(_read_bytes(path))
+        except ValueError:  # broken, or another process was rewriting it
+            content = json.loads(_read_bytes(path, lock=True))
+    except FileNotFoundError:
+        return None, "is missing"
+    except OSError as error:
+        return None, f"cannot be read: {error.strerror}"
+    except (ValueError, RecursionError):
+        return None, "is not valid JSON"
+    return (content, "") if isinstance(content, dict) else (None, "is not a JSON object")
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Return the object in a JSON file; None if the file is missing or broken."""
+    return read_object(path)[0]
 
 
 def _as_json(content: Any) -> str:
     return json.dumps(content, ensure_ascii=False, indent=1) + "\n"
 
 
-def _read_at_once(path: Path) -> str:
-    """Read a file of up to a page by one call, between whose parts nobody can rewrite it."""
+def _read_bytes(path: str | Path, *, lock: bool = False) -> bytes:
+    """Read a file, up to a page of it in one call; ``lock`` waits for the end of a rewrite."""
     with open(path, "rb", buffering=0) as file:
+        if lock:
+            with suppress(OSError):  # a file system without locks
+                fcntl.flock(file, fcntl.LOCK_SH)
         data = file.read(_PAGE_BYTES + 1)
-        if len(data) > _PAGE_BYTES:
-            data += file.readall()
-    return data.decode()
+        return data if len(data) <= _PAGE_BYTES else data + file.readall()
 
 
-def _write_whole(file: io.FileIO, data: bytes) -> None:
+def _write_all(file: io.FileIO, data: bytes) -> None:
     left = memoryview(data)
     while left:
         left = left[file.write(left) :]

@@ -1,4 +1,4 @@
-"""Where everything lies: the one module that knows the names of files and folders.
+"""Names of all files and folders of the results.
 
 ::
 
@@ -9,7 +9,7 @@
                                job.out job.err
       packs/pack-<n>/  pack.json members marks.jsonl <cell>.sbatch job.out job.err
 
-What a run *is* stands in its ``run.json``; nothing is parsed out of a folder's name.
+A run is described by its ``run.json``; folder names are never parsed.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-#: One row per epoch. Values are over all ranks; times of the parts are seconds per step
-#: (mean over ranks and steps) of the attribution window. Empty means not measured.
+#: One row per epoch. Values are over all ranks. Times of the parts of a step are seconds per step,
+#: means over the ranks and steps of the attribution window. An empty cell was not measured.
 METRICS_COLUMNS = (
     "epoch",
     "steps",
@@ -54,7 +54,7 @@ METRICS_COLUMNS = (
     "mfu",
 )
 
-#: One row per epoch and rank; the parts are seconds per step of that rank's attribution window.
+#: One row per epoch and rank; the parts are seconds per step of the rank's attribution window.
 RANKS_COLUMNS = (
     "epoch",
     "rank",
@@ -81,144 +81,154 @@ STEPS_COLUMNS = ("epoch", "step", "step_time_sec", "slowest_rank")
 
 @dataclass(frozen=True)
 class JobFolder:
-    """A folder that a job writes its output to."""
+    """Folder of a job's output."""
 
     path: Path
 
     @property
     def out(self) -> Path:
-        """The job's standard output."""
+        """Standard output of the job."""
         return self.path / "job.out"
 
     @property
     def err(self) -> Path:
-        """The job's standard error."""
+        """Standard error of the job."""
         return self.path / "job.err"
 
 
 @dataclass(frozen=True)
 class RunFolder(JobFolder):
-    """The folder of one attempt of one run."""
+    """Folder of one attempt of a run."""
 
     @property
     def run_json(self) -> Path:
-        """What this run is, and how it ended; written by the harness only."""
+        """Description and state of the attempt: :mod:`bench.study.run_json`."""
         return self.path / "run.json"
 
     @property
-    def metrics(self) -> Path:
+    def metrics_csv(self) -> Path:
         """One row per epoch: :data:`METRICS_COLUMNS`."""
         return self.path / "metrics.csv"
 
     @property
-    def ranks(self) -> Path:
+    def ranks_csv(self) -> Path:
         """One row per epoch and rank: :data:`RANKS_COLUMNS`."""
         return self.path / "ranks.csv"
 
     @property
-    def steps(self) -> Path:
+    def steps_csv(self) -> Path:
         """One row per epoch and step: :data:`STEPS_COLUMNS`."""
         return self.path / "steps.csv"
 
     @property
     def probes(self) -> Path:
-        """What the probes read."""
+        """Results of the probes."""
         return self.path / "probes.json"
 
     @property
     def trace(self) -> Path:
-        """The profiler's trace of some steps of rank 0, where one was asked for."""
+        """Profiler trace of some steps of rank 0, if the matrix asks for one."""
         return self.path / "trace-rank0.json.gz"
 
     @property
     def env(self) -> Path:
-        """Software, hardware, hosts that joined, and the transport in use."""
+        """Software, hardware, the hosts that joined and the transport in use."""
         return self.path / "env.json"
 
     @property
     def end(self) -> Path:
-        """The provisional end that the job itself could still write."""
+        """Exit code and time, written by the job itself."""
         return self.path / "end.json"
 
     @property
     def sacct_summary(self) -> Path:
-        """Slurm's accounting of the job, step rows included; written from outside."""
+        """Slurm's accounting of the job and its steps, written by the harness."""
         return self.path / "sacct_summary.txt"
+
+    @property
+    def is_described(self) -> bool:
+        """Whether the folder contains a run.json."""
+        return self.run_json.is_file()
 
 
 @dataclass(frozen=True)
 class PackFolder(JobFolder):
-    """The folder of one pack: many runs of a study in one allocation; each leaves its output in its own."""
+    """Folder of a pack: many runs in one allocation, each with its own run folder."""
 
     @property
     def pack_json(self) -> Path:
-        """What was asked for: the job's name, the allocation, and its runs in their order."""
+        """Job name, allocation and the runs in their order."""
         return self.path / "pack.json"
 
     @property
     def members(self) -> Path:
-        """The list that the job's script reads."""
+        """List of runs, read by the job's script."""
         return self.path / "members"
 
     @property
     def marks(self) -> Path:
-        """When each run began and ended, by the job's script: one JSON object a line."""
+        """Start and end of each run, one JSON object per line, written by the job's script."""
         return self.path / "marks.jsonl"
 
     def script(self, cell_id: str) -> Path:
-        """Return a cell's script as it was when the pack was submitted."""
+        """Return the path of a cell's script as it was when the pack was submitted."""
         return self.path / f"{cell_id}.sbatch"
 
 
 @dataclass(frozen=True)
 class StudyFolder:
-    """The folder of one study: one planned matrix and its results."""
+    """Folder of a study: one planned matrix and its results."""
 
     path: Path
 
     @property
     def name(self) -> str:
-        """The study's name."""
+        """Name of the study."""
         return self.path.name
 
     @property
     def matrix(self) -> Path:
-        """The matrix as it was planned, byte for byte."""
+        """Copy of the planned matrix."""
         return self.path / "matrix.yaml"
 
     @property
     def site(self) -> Path:
-        """The site file that the matrix inherited from, byte for byte; absent where it took nothing."""
+        """Copy of the site file, if the matrix inherits values from one."""
         return self.path / "site.yaml"
 
     @property
-    def plan(self) -> Path:
-        """Cells, runs and their order."""
+    def plan_json(self) -> Path:
+        """Cells, runs and their order: :mod:`bench.study.plan_json`."""
         return self.path / "plan.json"
 
     @property
+    def is_planned(self) -> bool:
+        """Whether the folder contains a plan.json."""
+        return self.plan_json.is_file()
+
+    @property
     def ledger(self) -> Path:
-        """What happened, one JSON object a line, only ever appended to."""
+        """Events of the study: :mod:`bench.study.ledger`."""
         return self.path / "ledger.jsonl"
 
     @property
     def lock(self) -> Path:
-        """Held by whoever submits."""
+        """Lock file, held during a submission."""
         return self.path / "submit.lock"
 
     @property
     def scripts(self) -> Path:
-        """One script per cell."""
+        """Folder with one script per cell."""
         return self.path / "scripts"
 
     @property
     def pack_script(self) -> Path:
-        """The script that runs many runs in one allocation."""
+        """Script that runs many runs in one allocation."""
         return self.scripts / "pack.sbatch"
 
     @property
     def packs(self) -> Path:
-        """One folder per pack."""
+        """Folder with one subfolder per pack."""
         return self.path / "packs"
 
     def pack(self, number: int) -> PackFolder:
@@ -227,12 +237,12 @@ class StudyFolder:
 
     @property
     def runs(self) -> Path:
-        """One folder per run, one below it per attempt."""
+        """Folder with one subfolder per run, which contains one per attempt."""
         return self.path / "runs"
 
     @property
     def report(self) -> Path:
-        """The page, the tables and the figures."""
+        """Folder of the page, its tables and figures."""
         return self.path / "report"
 
     def attempt(self, run_id: str, attempt: int) -> RunFolder:
@@ -241,18 +251,18 @@ class StudyFolder:
 
 
 def results_root() -> Path:
-    """Return the folder that studies land in: ``$BENCH_RESULTS``, else ``results`` here."""
+    """Return the folder of all studies: ``$BENCH_RESULTS``, or ``results`` in the current folder."""
     return Path(os.environ.get("BENCH_RESULTS") or "results")
 
 
 def studies(root: Path) -> Iterator[StudyFolder]:
-    """Yield every planned study below ``root``, by name."""
+    """Yield every planned study in ``root``, sorted by name."""
     if root.is_dir():
         for path in sorted(root.iterdir()):
-            if (path / "plan.json").is_file():
+            if StudyFolder(path).is_planned:
                 yield StudyFolder(path)
 
 
 def latest_first(root: Path) -> list[StudyFolder]:
-    """Return the studies below ``root``, the one planned last first."""
-    return sorted(studies(root), key=lambda study: study.plan.stat().st_mtime_ns, reverse=True)
+    """Return the studies in ``root``, the most recently planned first."""
+    return sorted(studies(root), key=lambda study: study.plan_json.stat().st_mtime_ns, reverse=True)

@@ -16,6 +16,7 @@ from bench.errors import BenchError
 from bench.study.files import read_json
 from bench.study.layout import METRICS_COLUMNS, RunFolder
 from bench.study.ledger import RunRecord
+from bench.study.run_json import read_run
 
 #: Without these a run measured nothing; the other files are extra evidence.
 _FILES = ("run.json", "metrics.csv", "ranks.csv", "steps.csv", "env.json")
@@ -66,11 +67,11 @@ def verify_run(path: Path, *, record: RunRecord | None = None) -> Verdict:
         BenchError: no run.json that says what the run was meant to be.
     """
     folder = RunFolder(path)
-    run = read_json(folder.run_json)
-    if not isinstance(run, dict) or not isinstance(run.get("cell"), dict):
-        what = "is not whole" if folder.run_json.exists() else "does not exist"
+    run, problem = read_run(path)
+    if run is None or not isinstance(run.get("cell"), dict):
         raise BenchError(
-            f"{folder.run_json}: {what}", remedy="give a run's folder: results/STUDY/runs/RUN/attempt-N"
+            f"{folder.run_json}: {problem or 'does not describe a cell'}",
+            remedy="give a run's folder: results/STUDY/runs/RUN/attempt-N",
         )
     if record is not None:
         run |= {"state": str(record.state), "reason": record.reason}
@@ -155,7 +156,7 @@ def _same(name: str, found: Any, expected: Any) -> Check:
 
 
 def _metrics_checks(folder: RunFolder, cell: dict[str, Any]) -> Iterator[Check]:
-    columns, rows = _read_metrics(folder.metrics)
+    columns, rows = _read_metrics(folder.metrics_csv)
     expected = int(cell["workload"]["epochs"])
     built_in = _source(cell) is None
     if built_in:

@@ -87,7 +87,7 @@ class StudyBuilder:
         ]
         for order, run in enumerate(runs, 1):
             run["order"] = order
-        folder.plan.write_text(json.dumps(self.plan(runs), ensure_ascii=False), encoding="utf-8")
+        folder.plan_json.write_text(json.dumps(self.plan(runs), ensure_ascii=False), encoding="utf-8")
         noise = random.Random(self.seed)
         by_id = {cell.cell_id: cell for cell in self.cells}
         for run in runs:
@@ -164,11 +164,11 @@ class StudyBuilder:
                 self.epoch(cell, e, factor * math.exp(noise.gauss(0, self.noise / 3)))
                 for e in range(self.epochs)
             ]
-            place.metrics.write_text(table(METRICS_COLUMNS, rows), encoding="utf-8")
+            place.metrics_csv.write_text(table(METRICS_COLUMNS, rows), encoding="utf-8")
             place.env.write_text(json.dumps((self.env or environment)(cell), indent=1), encoding="utf-8")
             if self.ranks_files:
-                place.ranks.write_text(table(RANKS_COLUMNS, self.rank_rows(cell)), encoding="utf-8")
-                place.steps.write_text(table(STEPS_COLUMNS, self.step_rows(cell)), encoding="utf-8")
+                place.ranks_csv.write_text(table(RANKS_COLUMNS, self.rank_rows(cell)), encoding="utf-8")
+                place.steps_csv.write_text(table(STEPS_COLUMNS, self.step_rows(cell)), encoding="utf-8")
 
     def epoch(self, cell: Cell, number: int, factor: float) -> dict[str, float]:
         """Return one row of metrics.csv; windows agree, so that identities hold to the last digit."""

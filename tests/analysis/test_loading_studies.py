@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from analysis.data.load import load_study
 from analysis.stats.measured import measure
 from bench.errors import BenchError
-from bench.plan import make_plan, plan_json, plan_text
+from bench.plan import make_plan, plan_content
 from bench.shipped import find_matrix
 from bench.study.layout import METRICS_COLUMNS, StudyFolder
+from bench.study.plan_json import plan_text
 
 RUN = "n1x1-gloo-srun-b64-r1"
 
@@ -77,10 +78,10 @@ def test_a_run_without_a_folder_is_planned_and_the_latest_attempt_counts(tmp_pat
     ("spoil", "state", "reason"),
     [
         (lambda f: (f / "run.json").unlink(), "unknown", "run.json is missing"),
-        (lambda f: (f / "run.json").write_text('{"state": "comp'), "unknown", "run.json is not whole JSON"),
+        (lambda f: (f / "run.json").write_text('{"state": "comp'), "unknown", "run.json is not valid JSON"),
         (lambda f: (f / "run.json").write_text("[1]"), "unknown", "run.json is not a JSON object"),
-        (lambda f: (f / "run.json").write_bytes(b"\xff\x00"), "unknown", "run.json is not whole JSON"),
-        (lambda f: (f / "run.json").write_text("[" * 100_000), "unknown", "run.json is not whole JSON"),
+        (lambda f: (f / "run.json").write_bytes(b"\xff\x00"), "unknown", "run.json is not valid JSON"),
+        (lambda f: (f / "run.json").write_text("[" * 100_000), "unknown", "run.json is not valid JSON"),
         (lambda f: shutil.rmtree(f), "unknown", "its folder holds no attempt"),
         (
             lambda f: (f / "run.json").write_text('{"run_id": "x", "state": "completed"}'),
@@ -182,7 +183,7 @@ def test_ranks_steps_and_environments_are_read_when_asked_for(tmp_path: Path) ->
 @pytest.mark.parametrize("name", ["smoke_cpu", "mixed_nodes", "l40s"])
 def test_a_real_plan_loads_with_every_run_planned(tmp_path: Path, name: str) -> None:
     plan = make_plan(find_matrix(name))
-    (tmp_path / "plan.json").write_text(plan_text(plan_json(plan)), encoding="utf-8")
+    (tmp_path / "plan.json").write_text(plan_text(plan_content(plan)), encoding="utf-8")
     study = load_study(tmp_path)
     assert study.cells["cell_id"].to_list() == [cell.cell_id for cell in plan.cells]
     assert study.cells["gpus"].to_list() == [cell.world_size for cell in plan.cells]
@@ -203,7 +204,7 @@ def test_a_folder_that_is_no_study_is_an_error_with_a_remedy(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "is not whole JSON"),
+        ("{", "is not valid JSON"),
         ("[]", "is not a JSON object"),
         ('{"cells": []}', "is not a plan that this version can read (KeyError: 'runs')"),
         (
@@ -218,7 +219,7 @@ def test_a_broken_plan_is_an_error_in_one_line(tmp_path: Path, text: str, messag
         load_study(tmp_path)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
-    assert str(caught.value).endswith("; plan the matrix again")
+    assert str(caught.value).endswith("; plan the study again: bench plan MATRIX")
 
 
 def test_a_run_of_an_unknown_cell_is_an_error(tmp_path: Path) -> None:
@@ -229,7 +230,7 @@ def test_a_run_of_an_unknown_cell_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(BenchError) as caught:
         load_study(path)
     assert str(caught.value) == (
-        f"{path}/plan.json: run {RUN} is of cell nowhere, which the plan lacks; plan the matrix again"
+        f"{path}/plan.json: the cell nowhere of run {RUN} is not defined; plan the study again: bench plan MATRIX"
     )
 
 

@@ -54,7 +54,7 @@ def series(frame: pd.DataFrame, name: str) -> pd.DataFrame:
 
 def run_times(path: Path, run: dict[str, Any], batch: int) -> tuple[float, dict[str, float]]:
     """Return one run's time per global batch and its mean parts, with nothing but the standard library."""
-    with open(StudyFolder(path).attempt(run["run_id"], 1).metrics, newline="") as file:
+    with open(StudyFolder(path).attempt(run["run_id"], 1).metrics_csv, newline="") as file:
         rows = [{k: float(v) for k, v in row.items() if v} for row in csv.DictReader(file)]
     seconds = sum(row["samples"] / row["throughput_samples_per_sec"] for row in rows)
     time = batch * seconds / sum(row["samples"] for row in rows)

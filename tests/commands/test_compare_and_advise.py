@@ -12,9 +12,9 @@ import pytest
 
 from bench.commands.queue_wait import Queue, parse_waits, waits_for
 from bench.errors import BenchError
-from bench.executors.base import PlannedStudy, open_study
 from bench.plan import make_plan, write_plan
 from bench.study.layout import StudyFolder
+from bench.study.plan_json import PlannedStudy, open_study
 from tests.analysis.studies import StudyBuilder, Timing, finished, strong
 from tests.cluster.bed import Cluster
 from tests.cluster.containers import wait_for

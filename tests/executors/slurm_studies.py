@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.executors.base import PlannedStudy, open_study
 from bench.executors.slurm import SlurmExecutor
 from bench.plan import make_plan, write_plan
 from bench.slurm.client import Slurm
 from bench.study.layout import METRICS_COLUMNS, StudyFolder
+from bench.study.plan_json import PlannedStudy, open_study
 
 HEAD = """\
 study: {name}

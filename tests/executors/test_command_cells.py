@@ -15,10 +15,11 @@ import psutil
 import pytest
 
 from bench.executors import local as script
-from bench.executors.base import PlannedStudy, Watch, open_study
+from bench.executors.base import Watch
 from bench.executors.local import LocalExecutor
 from bench.plan import make_plan, write_plan
 from bench.study.layout import RunFolder, StudyFolder
+from bench.study.plan_json import PlannedStudy, open_study
 from bench.study.verify import verify_run
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"

@@ -15,10 +15,11 @@ import psutil
 import pytest
 
 from bench.errors import BenchError
-from bench.executors.base import PlannedStudy, Watch, open_study
+from bench.executors.base import Watch
 from bench.executors.local import LocalExecutor
 from bench.plan import make_plan, write_plan
 from bench.study.layout import METRICS_COLUMNS, RANKS_COLUMNS, STEPS_COLUMNS, StudyFolder
+from bench.study.plan_json import PlannedStudy, open_study
 from bench.study.selection import pending
 from bench.study.verify import verify_run
 
@@ -104,9 +105,9 @@ def test_every_run_completes_and_leaves_the_promised_files(finished):
             "job.out",
             "job.err",
         }
-        assert folder.metrics.read_text().splitlines()[0] == ",".join(METRICS_COLUMNS)
-        assert folder.ranks.read_text().splitlines()[0] == ",".join(RANKS_COLUMNS)
-        assert folder.steps.read_text().splitlines()[0] == ",".join(STEPS_COLUMNS)
+        assert folder.metrics_csv.read_text().splitlines()[0] == ",".join(METRICS_COLUMNS)
+        assert folder.ranks_csv.read_text().splitlines()[0] == ",".join(RANKS_COLUMNS)
+        assert folder.steps_csv.read_text().splitlines()[0] == ",".join(STEPS_COLUMNS)
         verdict = verify_run(folder.path)
         assert verdict.passed, [str(check) for check in verdict.checks]
 
@@ -149,7 +150,7 @@ def test_the_script_does_by_hand_what_the_executor_did(finished, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert "2/2 ranks joined" in done.stdout
-    ours = finished.folder.attempt(run.run_id, 1).metrics.read_text().splitlines()
+    ours = finished.folder.attempt(run.run_id, 1).metrics_csv.read_text().splitlines()
     theirs = (tmp_path / "by hand" / "metrics.csv").read_text().splitlines()
     assert (theirs[0], len(theirs)) == (ours[0], len(ours))
 
@@ -178,7 +179,7 @@ def test_a_killed_harness_leaves_no_process_and_a_failed_run_with_the_reason(tmp
     study = planned(tmp_path, ranks=[2], steps=400, epochs=50, repeats=2)
     process = harness(study)
     first, second = (run.run_id for run in study.runs)
-    wait_for(study.folder.attempt(first, 1).metrics.exists)
+    wait_for(study.folder.attempt(first, 1).metrics_csv.exists)
     family = psutil.Process(process.pid).children(recursive=True)
     assert len(family) == 1 + 1 + 2, "the server, its agent, and as many ranks as asked for"
     os.kill(process.pid, signal.SIGKILL)
@@ -291,12 +292,14 @@ def test_a_set_up_line_that_fails_is_one_clear_error(tmp_path):
 
 def test_a_study_without_a_plan_is_refused(tmp_path):
     with pytest.raises(
-        BenchError, match=r"plan\.json: does not exist; plan the study again: bench plan MATRIX$"
+        BenchError, match=r"plan\.json: the study's plan does not exist; give the folder of a study"
     ):
         open_study(StudyFolder(tmp_path))
     (tmp_path / "plan.json").write_text("{")
-    with pytest.raises(BenchError, match=r"plan\.json: is not readable JSON"):
+    with pytest.raises(
+        BenchError, match=r"plan\.json: is not valid JSON; plan the study again: bench plan MATRIX$"
+    ):
         open_study(StudyFolder(tmp_path))
     (tmp_path / "plan.json").write_text('{"cells": [{}], "runs": []}')
-    with pytest.raises(BenchError, match=r"plan\.json: is not a plan of this version"):
+    with pytest.raises(BenchError, match=r"plan\.json: is not a plan that this version can read"):
         open_study(StudyFolder(tmp_path))

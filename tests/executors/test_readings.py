@@ -41,7 +41,7 @@ class Left:
 
     def rows(self, metrics: dict[str, Any]) -> list[dict[str, str]]:
         assert self.lack(metrics) == ""
-        with self.folder.metrics.open(newline="") as file:
+        with self.folder.metrics_csv.open(newline="") as file:
             rows = list(csv.DictReader(file))
         assert tuple(rows[0]) == METRICS_COLUMNS
         return rows
@@ -142,7 +142,7 @@ def test_what_cannot_be_read_is_said_with_the_place_and_the_pattern(left):
     assert left.lack({"output": {"step_time": "(time)"}}) == (
         "job.out: workload.metrics.output found 'time', which is no number"
     )
-    assert not left.folder.metrics.exists()
+    assert not left.folder.metrics_csv.exists()
     assert pattern in left.lack({"output": {"step_time": f"x{pattern}"}})
 
 
@@ -160,7 +160,7 @@ def test_a_loss_that_is_no_number_is_named_and_the_numbers_are_kept(left):
         left.lack({"output": {**STEP_TIME, "loss": r"loss (\S+)"}})
         == "the loss became nan in reading 2 of job.out"
     )
-    assert len(left.folder.metrics.read_text().splitlines()) == 3
+    assert len(left.folder.metrics_csv.read_text().splitlines()) == 3
 
 
 def test_a_file_that_is_missing_or_has_other_columns_is_named(left):
@@ -201,7 +201,7 @@ def test_a_loss_that_a_recorder_saw_become_no_number_is_named_with_its_epoch(lef
     def record(loss: str) -> None:
         rows = [METRICS_COLUMNS, *([epoch, "5", "40", told] for epoch, told in (("1", "2.5"), ("2", loss)))]
         lines = [",".join([*row, *[""] * (len(METRICS_COLUMNS) - len(row))]) for row in rows]
-        left.folder.metrics.write_text("\n".join(lines) + "\n")
+        left.folder.metrics_csv.write_text("\n".join(lines) + "\n")
 
     assert METRICS_COLUMNS[3] == "train_loss"
     for loss, words in (("nan", "the loss became nan in epoch 2"), ("2.4", ""), ("", "")):

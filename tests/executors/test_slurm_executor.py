@@ -209,8 +209,8 @@ def test_the_lost_answer_of_an_sbatch_is_looked_up(scripted, running_cluster):
 
 def _write_intent(study: Study) -> None:
     """Leave what a bench leaves that was killed just before its sbatch."""
-    from bench.executors.base import new_attempt
     from bench.study.files import write_json
+    from bench.study.run_json import new_attempt
 
     planned = study.planned
     run = planned.runs[0]

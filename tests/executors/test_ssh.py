@@ -16,11 +16,12 @@ from pathlib import Path
 import pytest
 
 from bench.errors import BenchError
-from bench.executors.base import PlannedStudy, Watch, open_study
+from bench.executors.base import Watch
 from bench.executors.ssh.executor import SshExecutor
 from bench.executors.ssh.executor import executor as ssh
 from bench.plan import make_plan, write_plan
 from bench.study.layout import METRICS_COLUMNS, RunFolder
+from bench.study.plan_json import PlannedStudy, open_study
 from bench.study.selection import pending
 from tests.cluster.bed import Cluster
 from tests.cluster.containers import wait_for
@@ -143,7 +144,7 @@ def test_ranks_of_two_hosts_train_together_and_leave_what_any_run_leaves(bed, ma
     hosts_of_ranks = set()
     for run in study.planned.runs:
         folder = study.planned.folder.attempt(run.run_id, 1)
-        with folder.ranks.open() as file:
+        with folder.ranks_csv.open() as file:
             hosts_of_ranks.add(tuple(row["host"] for row in csv.DictReader(file)))
         content = json.loads(folder.run_json.read_text())
         assert (content["hosts"], content["executor"]) == (["n1", "root@n2"], "ssh")
@@ -186,7 +187,7 @@ def test_a_killed_rank_ends_the_run_on_all_hosts_with_the_reason(bed, make):
     study = make(hosts="[n1, n2]", steps="300", epochs="500")
     folder = only_folder(study)
     with harness_of(study) as harness:
-        wait_for(folder.metrics.exists, what="the first epoch", timeout_s=180)
+        wait_for(folder.metrics_csv.exists, what="the first epoch", timeout_s=180)
         rank = "ps -eo pid,args | grep '[m] bench.workload --run-dir' | grep -v distributed.run"
         pid = bed.run_on_node("n2", ["sh", "-c", rank]).stdout.split()[0]
         bed.run_on_node("n2", ["kill", "-KILL", pid])

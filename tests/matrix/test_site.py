@@ -209,11 +209,11 @@ def test_what_was_inherited_is_kept_with_the_plan_and_plans_the_same_again(write
     folder = write_plan(make_plan(matrix, site=site), tmp_path / "results")
     assert folder.matrix.read_text() == MATRIX
     assert folder.site.read_text() == SITE
-    assert json.loads(folder.plan.read_text())["inherited"]["cluster.account"] == "project"
+    assert json.loads(folder.plan_json.read_text())["inherited"]["cluster.account"] == "project"
     script = next(folder.scripts.iterdir())
     text = script.read_text()
     assert "#SBATCH --account=project\n" in text
-    assert str(tmp_path) not in folder.plan.read_text() + text
+    assert str(tmp_path) not in folder.plan_json.read_text() + text
     again = write_plan(make_plan(folder.matrix, site=folder.site), tmp_path / "elsewhere")
     assert (again.scripts / script.name).read_text() == text
     bare = write_plan(make_plan(matrix), tmp_path / "results")

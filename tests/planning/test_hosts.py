@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from bench.errors import InputError
-from bench.plan import Plan, make_plan, plan_json, scripts
+from bench.plan import Plan, make_plan, plan_content, scripts
 from bench.shipped import shipped
 
 
@@ -46,7 +46,7 @@ def test_each_host_starts_its_own_processes_where_the_axes_name_none(tmp_path):
         (3, [4, 4, 2], 10),
     ]
     assert {cell.launcher for cell in planned.cells} == {"torchrun"}
-    assert plan_json(planned)["hosts"] == [{**host, "address": None} for host in hosts]
+    assert plan_content(planned)["hosts"] == [{**host, "address": None} for host in hosts]
 
 
 def test_a_plain_name_is_a_host_of_one_rank_or_of_what_the_axis_says(tmp_path):

@@ -42,7 +42,7 @@ def test_the_study_holds_the_matrix_the_plan_and_one_script_per_cell(tmp_path):
         "n2x4-nccl-srun-b8.sbatch",
         "pack.sbatch",
     ]
-    content = json.loads(folder.plan.read_text())
+    content = json.loads(folder.plan_json.read_text())
     assert content["study"] == "s"
     assert [run["order"] for run in content["runs"]] == [1, 2, 3, 4]
     assert content["cost"] == {
@@ -76,7 +76,7 @@ def test_scripts_of_cells_that_are_gone_go_too(tmp_path):
 def test_a_study_with_results_may_grow(tmp_path):
     give_it_a_run(planned(tmp_path), "n1x4-nccl-srun-b8-r1")
     folder = planned(tmp_path, MATRIX.replace("[1, 2]", "[1, 2, 4]").replace("repeats: 2", "repeats: 5"))
-    assert len(json.loads(folder.plan.read_text())["runs"]) == 15
+    assert len(json.loads(folder.plan_json.read_text())["runs"]) == 15
 
 
 @pytest.mark.parametrize(
@@ -97,12 +97,12 @@ def test_a_cell_that_has_results_must_stay_what_it_was(tmp_path, change, what):
     folder = planned(tmp_path)
     give_it_a_run(folder, "n1x4-nccl-srun-b8-r1")
     give_it_a_run(folder, "n1x4-nccl-srun-b8-r2")
-    before = folder.plan.read_bytes()
+    before = folder.plan_json.read_bytes()
     with pytest.raises(BenchError) as caught:
         planned(tmp_path, MATRIX.replace(*change))
     assert str(caught.value).startswith(f"study s {what}")
     assert str(caught.value).endswith(f"; give the matrix another `study:` name, or move {folder.path} away")
-    assert folder.plan.read_bytes() == before
+    assert folder.plan_json.read_bytes() == before
 
 
 def test_a_script_that_the_linter_refuses_is_not_written(tmp_path):
@@ -158,6 +158,6 @@ def test_planning_imports_neither_torch_nor_pandas_and_needs_no_command(tmp_path
 def test_any_number_of_cells_keeps_its_plan_readable_line_by_line(tmp_path):
     text = MATRIX.replace("[1, 2]", str(list(range(1, 101))))
     folder = planned(tmp_path, text)
-    lines = folder.plan.read_text().splitlines()
+    lines = folder.plan_json.read_text().splitlines()
     assert sum(line.lstrip().startswith('{"cell_id"') for line in lines) == 100
     assert sum(line.lstrip().startswith('{"run_id"') for line in lines) == 200

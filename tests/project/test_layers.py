@@ -170,6 +170,54 @@ def test_analysis_reads_the_data_modules_of_bench_only():
     assert wrong == []
 
 
+#: The modules that may name these files or use their paths. Everyone else calls them.
+READERS = {
+    "run.json": ("bench.study",),
+    "plan.json": ("bench.study",),
+    # Rank 0 writes the table during the run; analysis reads it as a frame.
+    "ranks.csv": ("bench.study", "bench.measure.results", "analysis.data"),
+}
+
+
+def file_uses(path: Path) -> Iterator[str]:
+    """Yield the records of READERS whose path a module names or uses."""
+    attributes = {name.replace(".", "_"): name for name in READERS}
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Attribute) and node.attr in attributes:
+            yield attributes[node.attr]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            text = node.value
+            yield from (
+                name
+                for name in READERS
+                if text in (name, name.replace(".", "_")) or text.endswith(f"/{name}")
+            )
+
+
+def test_each_record_of_the_results_has_one_reader():
+    wrong = [
+        f"{module} uses {name}"
+        for module, path in modules()
+        for name in file_uses(path)
+        if not within(module, READERS[name])
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "json.loads(folder.run_json.read_text())",
+        "open(f'{attempt}/run.json')",
+        "Path(attempt, 'run.json')",
+        "getattr(folder, 'run_json')",
+    ],
+)
+def test_a_second_reader_is_found(tmp_path, line):
+    (tmp_path / "module.py").write_text(f"{line}\n")
+    assert list(file_uses(tmp_path / "module.py")) == ["run.json"]
+
+
 def test_bench_reaches_analysis_from_its_commands_only():
     wrong = [
         f"{module} imports {name}"

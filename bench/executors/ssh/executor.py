@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.errors import BenchError, UnwritableError, unwritable
-from bench.executors.base import Attempt, Outcome, PlannedStudy, Watch, next_attempt
+from bench.executors.base import Outcome, Watch
 from bench.executors.outcome import ended_from_outside, killed_rank, outcome_of, said_error
 from bench.executors.serial import NotNowError, SerialExecutor
 from bench.executors.ssh.connection import Connection, HostError, address_of, program, ssh_command
@@ -28,6 +28,8 @@ from bench.matrix.cell import Cell, Run
 from bench.matrix.cluster import HOST_ADDRESS, Host
 from bench.study.files import write_json
 from bench.study.ledger import RunState, now
+from bench.study.plan_json import PlannedStudy
+from bench.study.run_json import Attempt, next_attempt
 from bench.units import human_duration
 
 #: How long the hosts of a harness that has just died may take to end what it ran.

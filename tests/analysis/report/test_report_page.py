@@ -287,11 +287,11 @@ def test_half_written_files_are_reasons_on_the_page(tmp_path: Path) -> None:
     folder = StudyFolder(path)
     for place, run in enumerate(sorted((path / "runs").iterdir())):
         attempt = folder.attempt(run.name, 1)
-        for file in (attempt.run_json, attempt.metrics, attempt.env)[: place % 4]:
+        for file in (attempt.run_json, attempt.metrics_csv, attempt.env)[: place % 4]:
             file.write_bytes(file.read_bytes()[: -40 - place])
     (path / "matrix.yaml").unlink()
     page = report(path)
-    assert "run.json is not whole JSON" in page.text
+    assert "run.json is not valid JSON" in page.text
     assert "matrix.yaml is missing." in page.text
 
 
@@ -330,7 +330,7 @@ def test_failed_runs_are_listed_with_reason_and_an_outlier_is_flagged(tmp_path: 
         return ("failed", "ran out of its 20m", "time-limit") if late else ("completed", "", None)
 
     path = studies.finished(tmp_path / "s", repeats=6, state=state)
-    metrics = StudyFolder(path).attempt("n1x1-gloo-srun-b64-r1", 1).metrics
+    metrics = StudyFolder(path).attempt("n1x1-gloo-srun-b64-r1", 1).metrics_csv
     frame = pd.read_csv(metrics)
     frame["throughput_samples_per_sec"] /= 3
     frame.to_csv(metrics, index=False)

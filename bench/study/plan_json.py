@@ -1,0 +1,135 @@
+"""Read and write plan.json: the cells and runs of a study, in the order in which runs are started."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.errors import BenchError, missing_file
+from bench.matrix.cell import Cell, Run
+from bench.study.files import read_object, write_atomically
+from bench.study.layout import StudyFolder
+from bench.study.ledger import Ledger, RunRecord
+
+REPLAN = "plan the study again: bench plan MATRIX"
+
+
+@dataclass(frozen=True)
+class PlannedStudy:
+    """A study as planned, with its ledger; ``plan`` is the content of plan.json."""
+
+    folder: StudyFolder
+    plan: dict[str, Any]
+    cells: dict[str, Cell]
+    runs: list[Run]
+
+    @property
+    def ledger(self) -> Ledger:
+        """The study's ledger."""
+        return Ledger(self.folder.ledger)
+
+    @property
+    def executor(self) -> str:
+        """Name of the matrix's executor."""
+        return str(self.plan["executor"])
+
+    def records(self) -> dict[str, RunRecord]:
+        """Return the latest attempt of every planned run, in the planned order."""
+        return self.ledger.records(run.run_id for run in self.runs)
+
+    def script(self, cell_id: str) -> Path:
+        """Return the path of a cell's script."""
+        suffix = ".sbatch" if self.executor == "slurm" else ".sh"
+        return self.folder.scripts / f"{cell_id}{suffix}"
+
+
+def open_study(folder: StudyFolder) -> PlannedStudy:
+    """Return the study planned in ``folder``.
+
+    Raises:
+        BenchError: plan.json is missing, or this version cannot read it.
+    """
+    plan = read_plan(folder)
+    try:
+        cells = {cell["cell_id"]: Cell.from_json(cell) for cell in plan["cells"]}
+        runs = [Run(r["run_id"], r["cell_id"], r["repeat"], r["order"]) for r in plan["runs"]]
+    except (KeyError, TypeError) as error:
+        raise unreadable_plan(folder, error) from None
+    return PlannedStudy(folder, plan, cells, runs)
+
+
+def read_plan(folder: StudyFolder) -> dict[str, Any]:
+    """Return the content of plan.json.
+
+    Raises:
+        BenchError: it is missing, or not a JSON object.
+    """
+    path = folder.plan_json
+    if not path.is_file():
+        remedy = "give the folder of a study, such as results/<study>, or plan one: bench plan MATRIX"
+        raise missing_file(path, what="the study's plan", remedy=remedy)
+    plan, problem = read_object(path)
+    if plan is None:
+        raise wrong_plan(folder, problem)
+    return plan
+
+
+def try_read_plan(folder: StudyFolder) -> dict[str, Any] | None:
+    """Return the content of plan.json; None if it is missing or broken."""
+    return read_object(folder.plan_json)[0]
+
+
+def unreadable_plan(folder: StudyFolder, error: Exception) -> BenchError:
+    """Return the error for a plan.json with missing or wrong values."""
+    why = " ".join(f"{type(error).__name__}: {error}".split())
+    return wrong_plan(folder, f"is not a plan that this version can read ({why})")
+
+
+def wrong_plan(folder: StudyFolder, problem: str) -> BenchError:
+    """Return the error for a plan.json that cannot be used."""
+    return BenchError(f"{folder.plan_json}: {problem}", remedy=REPLAN)
+
+
+def write_plan_json(folder: StudyFolder, content: dict[str, Any]) -> None:
+    """Write plan.json.
+
+    Raises:
+        UnwritableError: it cannot be written.
+    """
+    write_atomically(folder.plan_json, plan_text(content))
+
+
+def plan_text(content: dict[str, Any]) -> str:
+    """Return the text of plan.json: one line per cell and per run, readable by people and diff."""
+    dump = json.JSONEncoder(ensure_ascii=False).encode
+    line_of = {"cells": _CellLines(dump).line, "series": dump, "runs": dump}
+    parts = []
+    for key, value in content.items():
+        if key in line_of and value:
+            items = ",\n  ".join(map(line_of[key], value))
+            parts.append(f" {dump(key)}: [\n  {items}\n ]")
+        else:
+            parts.append(f" {dump(key)}: {dump(value)}")
+    return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+class _CellLines:
+    """Write cells as JSON; settings that many cells share are encoded once."""
+
+    def __init__(self, dump: Callable[[Any], str]) -> None:
+        self._dump = dump
+        self._known: dict[int, str] = {}
+
+    def line(self, cell: dict[str, Any]) -> str:
+        own = self._dump({key: value for key, value in cell.items() if key not in ("workload", "env")})
+        workload, env = self._shared(cell["workload"]), self._shared(cell["env"])
+        return f'{own[:-1]}, "workload": {workload}, "env": {env}}}'
+
+    def _shared(self, settings: dict[str, Any]) -> str:
+        text = self._known.get(id(settings))  # the plan keeps the object alive, so its id is unique
+        if text is None:
+            text = self._known[id(settings)] = self._dump(settings)
+        return text

@@ -1,0 +1,113 @@
+"""Read and write run.json: the description and the state of one attempt of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench import __version__
+from bench.errors import unwritable
+from bench.matrix.cell import Cell, Run
+from bench.study.files import read_object, rewrite_json, write_json
+from bench.study.layout import RunFolder
+from bench.study.ledger import RunRecord, RunState
+from bench.study.plan_json import PlannedStudy
+
+# For thousands of runs, paths are concatenated as text: pathlib would take a third of the time.
+_NAME = RunFolder(Path()).run_json.name
+
+
+def read_run(attempt: str | Path) -> tuple[dict[str, Any] | None, str]:
+    """Return the run.json in the folder of an attempt, or None and the reason (see read_object)."""
+    return read_object(f"{attempt}/{_NAME}")
+
+
+def write_run(folder: RunFolder, content: Mapping[str, Any]) -> None:
+    """Write the run.json of an attempt.
+
+    Raises:
+        UnwritableError: it cannot be written.
+    """
+    write_json(folder.run_json, content)
+
+
+def update_run(
+    folder: RunFolder, changes: Mapping[str, Any], *, fallback: Mapping[str, Any] | None = None
+) -> None:
+    """Change values in run.json.
+
+    Args:
+        folder: the attempt's folder.
+        changes: the new values.
+        fallback: the other values if run.json is missing or broken; None leaves such a file alone.
+
+    Raises:
+        UnwritableError: it cannot be written.
+    """
+    known = read_run(folder.path)[0]
+    content = fallback if known is None else known
+    if content is not None and {**content, **changes} != known:
+        rewrite_json(folder.run_json, {**content, **changes})
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One attempt of a run, with the name of its Slurm job."""
+
+    run: Run
+    cell: Cell
+    number: int
+    folder: RunFolder
+    job_name: str
+
+    def describe(self, study: PlannedStudy, **values: Any) -> dict[str, Any]:
+        """Return the content of run.json before the attempt starts; ``values`` replace defaults."""
+        return {
+            "schema": 1,
+            "bench_version": __version__,
+            "study": study.folder.name,
+            "run_id": self.run.run_id,
+            "cell_id": self.run.cell_id,
+            "repeat": self.run.repeat,
+            "attempt": self.number,
+            "order": self.run.order,
+            "executor": study.executor,
+            "job_name": self.job_name,
+            "job_id": None,
+            "cell": self.cell.as_json(),
+            "state": str(RunState.QUEUED),
+            "reason": "",
+            "failure_class": None,
+            "exit_code": None,
+            "submitted_at": None,
+            "started_at": None,
+            "ended_at": None,
+            **values,
+        }
+
+
+def next_attempt(study: PlannedStudy, run: Run, record: RunRecord) -> Attempt:
+    """Return the next attempt of a run, with a globally unique job name.
+
+    A rejected attempt left no job, so its number is used again.
+    """
+    rejected = record.state is RunState.PLANNED and bool(record.details.get("refused"))
+    number = record.attempt if rejected else record.attempt + 1
+    name = f"{study.folder.name}.{run.run_id}.a{number}.{study.plan.get('key', '')}"
+    return Attempt(run, study.cells[run.cell_id], number, study.folder.attempt(run.run_id, number), name)
+
+
+def new_attempt(study: PlannedStudy, run: Run, record: RunRecord) -> Attempt:
+    """Return the next attempt of a run and create its folder; folders of earlier attempts are kept.
+
+    Raises:
+        UnwritableError: the folder cannot be created.
+    """
+    attempt = next_attempt(study, run, record)
+    try:
+        attempt.folder.path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise unwritable(attempt.folder.path, error) from None
+    return attempt

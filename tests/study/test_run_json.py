@@ -1,0 +1,71 @@
+"""run.json is read and changed by several programs at the same time."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from analysis.data.load import load_study
+from bench.study.layout import RunFolder
+from bench.study.run_json import read_run, update_run, write_run
+from tests.analysis import studies
+
+
+@contextmanager
+def rewriting(folders: list[RunFolder]) -> Iterator[None]:
+    """Rewrite each run.json again and again, as `bench status` does, with texts of different length."""
+    done = threading.Event()
+
+    def rewrite() -> None:
+        length = 0
+        while not done.is_set():
+            length = (length + 397) % 2000
+            for folder in folders:
+                update_run(folder, {"reason": "x" * length})
+
+    writer = threading.Thread(target=rewrite)
+    writer.start()
+    try:
+        yield
+    finally:
+        done.set()
+        writer.join()
+
+
+def test_the_loader_reads_whole_files_while_another_program_rewrites_them(tmp_path: Path) -> None:
+    path = studies.finished(tmp_path / "s", repeats=2)
+    folders = [RunFolder(attempt) for attempt in sorted(path.glob("runs/*/attempt-1"))]
+    assert len(folders) == 8
+    inodes = [folder.run_json.stat().st_ino for folder in folders]
+    with rewriting(folders):
+        for _ in range(30):
+            assert set(load_study(path).runs["state"]) == {"completed"}
+        for _ in range(3000):
+            content, problem = read_run(folders[0].path)
+            assert problem == ""
+            assert content is not None
+            assert content["state"] == "completed"
+    # The files were changed in place: a reader could have met half of one.
+    assert [folder.run_json.stat().st_ino for folder in folders] == inodes
+
+
+def test_a_missing_or_broken_file_is_replaced_only_with_a_fallback(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    update_run(folder, {"state": "failed"})
+    assert not folder.run_json.exists()
+    folder.run_json.write_text("{")
+    update_run(folder, {"state": "failed"})
+    assert folder.run_json.read_text() == "{"
+    update_run(folder, {"state": "failed"}, fallback={"run_id": "r1"})
+    assert json.loads(folder.run_json.read_text()) == {"run_id": "r1", "state": "failed"}
+
+
+def test_an_unchanged_file_is_not_written(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    write_run(folder, {"state": "queued"})
+    before = folder.run_json.stat().st_mtime_ns
+    update_run(folder, {"state": "queued"})
+    assert folder.run_json.stat().st_mtime_ns == before
