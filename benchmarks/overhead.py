@@ -98,10 +98,16 @@ def by_harness(options: WorkloadOptions, batch: int, here: Seat) -> Callable[[in
     device, rank = here.device, here.rank
     feed = open_feed(options, batch, Place(rank, here.world_size, device))
     trainer = Trainer(wrap(build_task(options, feed.shape), options), feed, options)
-    meters = Meters(device, speaks_for_host=rank == 0, speaks_for_device=True)
-    windows = Windows(trainer, Collectives(device, here.backend), meters, device)
+    meters = Meters(device, reads_host=rank == 0, reads_device=True)
+    windows = Windows(trainer, Collectives(device, here.backend), meters, device, samples_per_step=batch)
     windows.warm_up(options.warmup_steps)
-    return lambda steps: windows.throughput(steps).seconds
+
+    def train(steps: int) -> float:
+        window = windows.throughput(steps)
+        assert window.window_s is not None
+        return window.window_s
+
+    return train
 
 
 def measure(rank: int, port: int, *, given: argparse.Namespace) -> list[list[float]]:

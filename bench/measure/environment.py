@@ -126,13 +126,21 @@ def hosts_of(facts: Sequence[RankFacts]) -> list[Host]:
     ]
 
 
-def crowded_machines(facts: Sequence[RankFacts]) -> list[tuple[int, int]]:
+def oversubscribed_machines(facts: Sequence[RankFacts]) -> list[tuple[int, int]]:
     """Return (ranks, cores) of every machine that has fewer cores than ranks."""
     groups: dict[str, list[RankFacts]] = {}
     for one in facts:
         groups.setdefault(one.machine, []).append(one)
     sizes = [(len(group), len(set().union(*(one.core_ids for one in group)))) for group in groups.values()]
     return [(ranks, cores) for ranks, cores in sizes if ranks > cores]
+
+
+def oversubscription_warnings(facts: Sequence[RankFacts]) -> list[str]:
+    """Return one warning per machine that has fewer cores than ranks."""
+    return [
+        f"{ranks} ranks share {cores} cores: adding ranks measures how cores are shared, not the network"
+        for ranks, cores in oversubscribed_machines(facts)
+    ]
 
 
 def threads_per_rank(me: RankFacts, facts: Sequence[RankFacts], env: Mapping[str, str]) -> int:
@@ -252,7 +260,7 @@ def surroundings(
             "seconds": None if seconds is None else round(seconds, 6),
         },
         "hosts": [host.as_json() for host in hosts_of(facts)],
-        "ranks_outnumber_cores": bool(crowded_machines(facts)),
+        "ranks_outnumber_cores": bool(oversubscribed_machines(facts)),
         "transport": dict(transport),
         "threads_per_rank": threads,
         "env": {

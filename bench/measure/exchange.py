@@ -168,15 +168,6 @@ class Collectives:
         """Return each place's sum over the ranks."""
         return self._reduced(values, dist.ReduceOp.SUM)
 
-    def slowest(self, values: Sequence[float]) -> tuple[list[float], list[int]]:
-        """Return each place's largest value, and the lowest rank that has it."""
-        largest = self.maxima(values)
-        claims = [
-            float(self.rank if own >= most else self.world_size)
-            for own, most in zip(values, largest, strict=True)
-        ]
-        return largest, [int(rank) for rank in self.minima(claims)]
-
     def rows(self, values: Sequence[float]) -> list[list[float]]:
         """Return every rank's values (as many on each rank), in the order of the ranks."""
         own = self._tensor(values)

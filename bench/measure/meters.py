@@ -42,23 +42,23 @@ class EnergyCounter(Protocol):
 class Meters:
     """Reads counters before and after a window, and nothing in between."""
 
-    def __init__(self, device: torch.device, *, speaks_for_host: bool, speaks_for_device: bool) -> None:
-        self._speaks_for_host = speaks_for_host
-        self._gpu = _Nvml.of(device) if device.type == "cuda" and speaks_for_device else None
-        packages = _Powercap.found() if speaks_for_host and device.type == "cpu" else None
+    def __init__(self, device: torch.device, *, reads_host: bool, reads_device: bool) -> None:
+        self._reads_host = reads_host
+        self._gpu = _Nvml.of(device) if device.type == "cuda" and reads_device else None
+        packages = _Powercap.found() if reads_host and device.type == "cpu" else None
         self._energy: EnergyCounter | None = self._gpu or packages
 
     def start(self) -> None:
         """Begin a window."""
         if self._energy is not None:
             self._energy.reset()
-        if self._speaks_for_host:
+        if self._reads_host:
             psutil.cpu_percent(interval=None)
 
     def stop(self) -> Usage:
         """End the window."""
         return Usage(
-            cpu_percent=psutil.cpu_percent(interval=None) if self._speaks_for_host else None,
+            cpu_percent=psutil.cpu_percent(interval=None) if self._reads_host else None,
             gpu_percent=self._gpu.busy_percent() if self._gpu else None,
             energy_joules=self._energy.joules() if self._energy else None,
         )

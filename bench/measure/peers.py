@@ -43,6 +43,12 @@ def symptom_of(error: BaseException) -> Symptom | None:
     return None
 
 
+def error_line(error: BaseException) -> str:
+    """Return an error's type and the first line of its message."""
+    text = str(error).strip()
+    return f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__
+
+
 # Who failed first, and who did not come: what ranks tell each other when their communication has broken.
 #
 # Communication that breaks shows on every rank but the one to blame: that one ended, was killed, or

@@ -81,20 +81,20 @@ class Validation:
 
 @dataclass(frozen=True)
 class RankPlace:
-    """What ranks.csv says about a rank besides its times."""
+    """The columns of ranks.csv that identify a rank, and the identity of its device."""
 
     rank: int
     local_rank: int
     host: str
     device: str
+    device_id: str
 
 
 @dataclass(frozen=True)
 class RankRecord:
     """One rank's epoch; ``parts`` is its mean step of the attribution window, None where there is none.
 
-    ``samples`` are the rank's own; None for an equal share of the epoch's. ``loss`` is None where
-    nobody told it.
+    ``samples`` are the rank's own. ``samples`` and ``loss`` are None if they are not known.
     """
 
     window_s: float
@@ -103,7 +103,7 @@ class RankRecord:
     usage: Usage
     parts: StepParts | None
     wait_s: float | None
-    samples: int | None = None
+    samples: int | None
 
 
 @dataclass(frozen=True)
@@ -120,9 +120,9 @@ class EpochRecord:
     slowest_rank: list[int]
     attribution_steps: int
     ranks: list[RankRecord]
-    validation: Validation | None
-    checkpoint_s: float | None
     energy_counters: int
+    validation: Validation | None = None
+    checkpoint_s: float | None = None
     ideal_step_s: float | None = None
 
 
@@ -164,6 +164,14 @@ class Results:
         self._texts[path] += "".join(_line([_cell(row.get(name)) for name in columns]) for row in rows)  # type: ignore[index]
 
 
+def progress_line(record: EpochRecord, epochs: int | None) -> str:
+    """Return the line that rank 0 prints after an epoch; ``epochs`` is their number if it is known."""
+    seconds = max(rank.window_s for rank in record.ranks)
+    rate = "" if record.samples is None else f", {record.samples / seconds:.1f} samples/s"
+    total = "" if epochs is None else f"/{epochs}"
+    return f"bench: epoch {record.epoch}{total}: {len(record.step_s)} steps in {seconds:.3f} s{rate}"
+
+
 def metrics_row(epoch: EpochRecord) -> Row:
     """Return the epoch's row over all ranks: :data:`bench.study.layout.METRICS_COLUMNS`."""
     ranks = epoch.ranks
@@ -198,7 +206,7 @@ def rank_rows(epoch: EpochRecord, places: Sequence[RankPlace]) -> list[Row]:
             "host": place.host,
             "device": place.device,
             "steps": len(epoch.step_s),
-            "samples": _share(epoch, len(places)) if rank.samples is None else rank.samples,
+            "samples": rank.samples,
             "window_time_sec": rank.window_s,
             "peak_mem_bytes": int(rank.peak_mem_bytes),
         }
@@ -207,10 +215,6 @@ def rank_rows(epoch: EpochRecord, places: Sequence[RankPlace]) -> list[Row]:
             row |= {"step_time_sec": rank.parts.step_s, "comm_wait_time_sec": rank.wait_s}
         rows.append(row)
     return rows
-
-
-def _share(epoch: EpochRecord, ranks: int) -> int | None:
-    return None if epoch.samples is None else epoch.samples // ranks
 
 
 def _split_columns(epoch: EpochRecord) -> Row:

@@ -6,7 +6,7 @@ A step is stamped first and read later, because reading a CUDA event waits for t
 from __future__ import annotations
 
 import time
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass
 from typing import Any, Protocol
 
 import torch
@@ -96,7 +96,7 @@ def clock_for(device: torch.device) -> Clock:
 #: A sample rate that no iteration after the tenth reaches (the first ten are always sampled).
 _NEVER = 2**31 - 1
 #: Iterations that DDP samples whatever the rate.
-ALWAYS_SAMPLED = 10
+DDP_ALWAYS_SAMPLED = ALWAYS_SAMPLED = 10
 _SECONDS_PER_TICK = 1e-9
 
 
@@ -112,17 +112,17 @@ class BackwardReading:
     began_ns: int
 
 
-def sample_every_step(model: DistributedDataParallel) -> None:
+def enable_ddp_timing(model: DistributedDataParallel) -> None:
     """Let the logger stamp every step from now on."""
     model._set_ddp_runtime_logging_sample_rate(1)  # type: ignore[no-untyped-call]
 
 
-def sample_no_step(model: DistributedDataParallel) -> None:
+def disable_ddp_timing(model: DistributedDataParallel) -> None:
     """Let the logger stamp nothing any more (on CUDA its stamps cost a synchronisation per step)."""
     model._set_ddp_runtime_logging_sample_rate(_NEVER)  # type: ignore[no-untyped-call]
 
 
-def read(model: DistributedDataParallel) -> BackwardReading | None:
+def read_ddp_timing(model: DistributedDataParallel) -> BackwardReading | None:
     """Return the figures of the backward pass that just ended; None where DDP stamped nothing."""
     logger = model.logger
     if logger is None:
@@ -138,6 +138,8 @@ def read(model: DistributedDataParallel) -> BackwardReading | None:
     began_ns = figures.get("backward_compute_time_start", 0)
     return BackwardReading(compute * _SECONDS_PER_TICK, exposed * _SECONDS_PER_TICK, began_ns)
 
+
+sample_every_step, sample_no_step, read = enable_ddp_timing, disable_ddp_timing, read_ddp_timing
 
 # The parts of a training step, each with a timer of its own.
 
@@ -169,8 +171,6 @@ class StepParts:
 _JUMP_NS = 1_000_000
 #: How often the clocks are read again where the process lost its core between two readings.
 _READINGS = 10
-#: The fields of :class:`StepParts`, in the order of :func:`mean_parts`' result.
-PART_FIELDS = tuple(field.name for field in fields(StepParts))
 
 
 def mean_parts(steps: list[StepParts]) -> StepParts:

@@ -466,12 +466,20 @@ def transport_in_use(
     logs = [NcclLog.from_json(one["log"]) for one in traces if "log" in one]
     if not logs:
         return _unknown(backend, traces[0]["why"]), None
+    found, warning = nccl_in_use(logs, facts, env)
+    if len(set(hosts)) > 1 and found["network"] is None:
+        found["not_read_because"] = "NCCL's log does not name its network: is NCCL_DEBUG_SUBSYS set?"
+    return found, warning
+
+
+def nccl_in_use(
+    logs: Sequence[NcclLog], facts: Sequence[RankFacts], env: Mapping[str, str]
+) -> tuple[dict[str, str | None], str | None]:
+    """Combine the ranks' NCCL logs into ``transport`` of env.json, and return a warning about a fallback."""
     merged = NcclLog()
     for log in logs:
         merged.merge(log)
-    found = dict(nccl_transport(merged, hosts=len(set(hosts)), env=env))
-    if len(set(hosts)) > 1 and found["network"] is None:
-        found["not_read_because"] = "NCCL's log does not name its network: is NCCL_DEBUG_SUBSYS set?"
+    found = nccl_transport(merged, hosts=len({one.host for one in facts}), env=env)
     warning = fallback_warning(found, {one.host: one.infiniband for one in facts}, env)
     if warning and not is_disabled(env):
         found["fallback"] = "sockets beside InfiniBand"

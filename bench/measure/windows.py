@@ -1,25 +1,31 @@
-"""Whether a warm-up has warmed up."""
+"""One rank's windows of an epoch, and their combination over all ranks.
+
+The built-in workload runs its own loop, and the recorder follows someone else's. Both produce one
+:class:`Window` per rank and epoch. They differ only in how the ranks exchange it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, astuple, dataclass, fields
+from dataclasses import asdict, astuple, dataclass, fields, replace
 from statistics import median
 from typing import Any
 
-from bench.measure.meters import Usage
-from bench.measure.results import EpochRecord, RankRecord
-from bench.measure.step_parts import StepParts, mean_parts
+import torch
 
-#: The first steps of all: DDP rebuilds its buckets in the second, allocators fill.
-_UNLIKE_THE_REST = 2
-#: How far the medians of the last steps and of those before them may be apart.
+from bench.measure.meters import Usage
+from bench.measure.results import EpochRecord, RankPlace, RankRecord
+from bench.measure.step_parts import DDP_ALWAYS_SAMPLED, StepParts, mean_parts
+
+#: DDP rebuilds its buckets in the second step, and allocators fill in the first.
+_UNREPRESENTATIVE_STEPS = 2
+#: Largest relative difference between the medians of the later and the earlier steps.
 _STABLE_WITHIN = 0.10
 
 
-def is_stable(times: Sequence[float]) -> bool:
-    """Tell whether the medians of the later and the earlier half agree, without the first two steps."""
-    kept = times[_UNLIKE_THE_REST:]
+def is_stable(step_s: Sequence[float]) -> bool:
+    """Return whether the median step times of both halves agree, the first two steps left out."""
+    kept = step_s[_UNREPRESENTATIVE_STEPS:]
     half = len(kept) // 2
     if half < 1:
         return False
@@ -27,17 +33,19 @@ def is_stable(times: Sequence[float]) -> bool:
     return abs(later / earlier - 1) <= _STABLE_WITHIN
 
 
-# What each rank saw of a window, and all ranks' windows put together.
+def fewest_warmup_steps(steps: int, device: torch.device) -> int:
+    """Return ``steps``, raised on CUDA to cover the iterations that DDP's logger always samples."""
+    return max(steps, DDP_ALWAYS_SAMPLED + 1) if device.type == "cuda" else steps
 
 
 @dataclass(frozen=True)
 class Window:
-    """One rank's throughput window, and the attribution window after it.
+    """One rank's throughput window and the attribution window after it.
 
-    ``samples`` and ``step_s`` have one entry per step, ``parts`` one per attributed step (None
-    for a step that does not count); ``loss`` is the mean of the losses that were told; ``stable``
-    says whether the step time had settled in the warm-up; ``clock_jumps`` counts attributed steps during
-    which the wall clock was set.
+    ``step_s`` and ``samples`` have one entry per step. ``parts`` has one entry per attributed step, None
+    for a step that does not count. ``loss`` is the mean of the known losses. ``stable`` is the state of the
+    step time after the warm-up. ``clock_jumps`` counts attributed steps during which the wall clock was set.
+    ``window_s`` is the time of the whole window; None means the sum of its steps.
     """
 
     step_s: list[float]
@@ -46,11 +54,12 @@ class Window:
     loss: float | None
     peak_mem_bytes: int
     usage: Usage
-    stable: bool
+    stable: bool = True
     clock_jumps: int = 0
+    window_s: float | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """Return what travels through the store (NaN and all: both ends are Python)."""
+        """Return the window as plain values; NaN stays NaN, which Python's JSON can read."""
         return asdict(self)
 
     @classmethod
@@ -59,41 +68,38 @@ class Window:
         return cls(**{**content, "usage": Usage(**content["usage"])})
 
 
-@dataclass(frozen=True)
-class Seat:
-    """What a rank's usage is of: its host, and its device (which ranks may share)."""
+def merge_windows(
+    epoch: int, windows: Sequence[Window], places: Sequence[RankPlace], *, on_gpus: bool
+) -> EpochRecord:
+    """Combine all ranks' windows of one epoch; only steps that every rank took count.
 
-    host: str
-    device: str
-
-
-def merge(epoch: int, windows: Sequence[Window], seats: Sequence[Seat], *, on_gpus: bool) -> EpochRecord:
-    """Return one epoch over all ranks; of steps that not every rank took, none counts.
-
-    What is of a whole host or device is taken from the first rank there.
+    Values of a whole host or device come from the first rank on it.
     """
     steps = min(len(window.step_s) for window in windows)
     columns = list(zip(*(window.step_s[:steps] for window in windows), strict=True))
-    step_s = [max(column) for column in columns]
     attributed = _attributed(windows)
     least = [min(parts.exposed_s for parts in ranks) for ranks in zip(*attributed, strict=True)]
-    counters = seats if on_gpus else [Seat(seat.host, "") for seat in seats]
+    counters = {(place.host, place.device_id if on_gpus else "") for place in places}
     ranks = [
-        _rank(window, steps, parts, least, _own_usage(window.usage, rank, seats, on_gpus=on_gpus))
+        _rank_record(replace(window, usage=_usage(window.usage, rank, places, on_gpus)), steps, parts, least)
         for rank, (window, parts) in enumerate(zip(windows, attributed, strict=True))
     ]
-    told = [rank.samples for rank in ranks if rank.samples is not None]
+    samples = [rank.samples for rank in ranks if rank.samples is not None]
     return EpochRecord(
         epoch=epoch,
-        samples=sum(told) if len(told) == len(ranks) else None,
-        step_s=step_s,
+        samples=sum(samples) if len(samples) == len(ranks) else None,
+        step_s=[max(column) for column in columns],
         slowest_rank=[column.index(max(column)) for column in columns],
         attribution_steps=len(least),
         ranks=ranks,
-        validation=None,
-        checkpoint_s=None,
-        energy_counters=len(set(counters)),
+        energy_counters=len(counters),
     )
+
+
+def count_dropped_steps(windows: Sequence[Window]) -> int:
+    """Return the number of attributed steps that do not count because of at least one rank."""
+    by_step = zip(*(window.parts for window in windows), strict=False)
+    return sum(any(parts is None for parts in step) for step in by_step)
 
 
 def _attributed(windows: Sequence[Window]) -> list[list[StepParts]]:
@@ -103,38 +109,37 @@ def _attributed(windows: Sequence[Window]) -> list[list[StepParts]]:
     return [[StepParts(*(window.parts[step] or ())) for step in counted] for window in windows]
 
 
-def _rank(
-    window: Window, steps: int, parts: list[StepParts], least: Sequence[float], usage: Usage
-) -> RankRecord:
-    told = [samples for samples in window.samples[:steps] if samples is not None]
+def _rank_record(window: Window, steps: int, parts: list[StepParts], least: Sequence[float]) -> RankRecord:
+    samples = [count for count in window.samples[:steps] if count is not None]
+    # Wait per step first, then the mean: the rank that waits least changes from step to step.
     waits = [own.exposed_s - low for own, low in zip(parts, least, strict=True)]
     return RankRecord(
-        window_s=sum(window.step_s[:steps]),
+        window_s=sum(window.step_s[:steps]) if window.window_s is None else window.window_s,
         loss=window.loss,
         peak_mem_bytes=window.peak_mem_bytes,
-        usage=usage,
+        usage=window.usage,
         parts=mean_parts(parts) if parts else None,
         wait_s=sum(waits) / len(waits) if waits else None,
-        samples=round(sum(told)) if len(told) == steps else None,
+        samples=round(sum(samples)) if len(samples) == steps else None,
     )
 
 
-def _own_usage(usage: Usage, rank: int, seats: Sequence[Seat], *, on_gpus: bool) -> Usage:
-    """Return what this rank is the first to tell of."""
-    hosts = [seat.host for seat in seats]
-    first_on_host = hosts.index(hosts[rank]) == rank
-    first_on_device = seats.index(seats[rank]) == rank
-    tells_energy = first_on_device if on_gpus else first_on_host
+def _usage(usage: Usage, rank: int, places: Sequence[RankPlace], on_gpus: bool) -> Usage:
+    """Return a rank's usage without values that an earlier rank of its host or device reports."""
+    hosts = [place.host for place in places]
+    devices = [(place.host, place.device_id) for place in places]
+    is_first_on_host = hosts.index(hosts[rank]) == rank
+    is_first_on_device = devices.index(devices[rank]) == rank
     return Usage(
-        cpu_percent=usage.cpu_percent if first_on_host else None,
-        gpu_percent=usage.gpu_percent if first_on_device else None,
-        energy_joules=usage.energy_joules if tells_energy else None,
+        cpu_percent=usage.cpu_percent if is_first_on_host else None,
+        gpu_percent=usage.gpu_percent if is_first_on_device else None,
+        energy_joules=usage.energy_joules if (is_first_on_device if on_gpus else is_first_on_host) else None,
     )
 
 
 def parts_row(parts: StepParts | None) -> list[float] | None:
-    """Return a step's parts as they travel."""
+    """Return a step's parts as an entry of :attr:`Window.parts`."""
     return None if parts is None else list(astuple(parts))
 
 
-assert len(fields(StepParts)) == 6, "Window.parts travels by position"
+assert len(fields(StepParts)) == 6, "Window.parts holds the fields by position"

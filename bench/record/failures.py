@@ -22,7 +22,7 @@ import torch
 
 from bench.measure.environment import RankFacts
 from bench.measure.exchange import StoreExchange
-from bench.measure.peers import Symptom, symptom_of
+from bench.measure.peers import Symptom, error_line, symptom_of
 from bench.record.hang_watch import Progress, Watch, timeout_s
 from bench.record.session import Session
 
@@ -215,7 +215,7 @@ class Guard:
             return
         peers, symptom = self._exchange.peers(facts), symptom_of(error)
         if symptom is None:
-            words = _named(error)
+            words = error_line(error)
             peers.tell(words)
             self._say(f"{words}; see the traceback above")
             return
@@ -243,8 +243,3 @@ class Guard:
         place = self._session.place
         who = f"rank {place.rank} on {self._session.host}"
         print(f"bench: error: {who}: {words}", file=sys.stderr, flush=True)
-
-
-def _named(error: BaseException) -> str:
-    text = str(error).strip()
-    return f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__

@@ -13,9 +13,9 @@ import torch.distributed as dist
 from torch import nn
 
 from bench.errors import UnwritableError
-from bench.measure.environment import RankFacts, crowded_machines, device_of, own_facts, surroundings
+from bench.measure.environment import RankFacts, device_of, oversubscription_warnings, own_facts, surroundings
 from bench.measure.exchange import Exchange, LocalExchange, StoreExchange, wait_for_all
-from bench.measure.results import EpochRecord, RankPlace, Results
+from bench.measure.results import RankPlace, Results, progress_line
 from bench.measure.transport import (
     backend_for,
     configured_transport,
@@ -23,7 +23,7 @@ from bench.measure.transport import (
     transport_in_use,
     users_variables,
 )
-from bench.measure.windows import Seat, Window, merge
+from bench.measure.windows import Window, merge_windows
 from bench.record.attribution import find_ddp
 from bench.record.settings import Lengths, Place, RecorderError, place_of, recording_folder
 from bench.study.files import write_json
@@ -54,7 +54,7 @@ class Scribe:
         self._sizes = _sizes(model)
         self._has_bare_model = model is not None and find_ddp(model) is None
         self._facts: list[RankFacts] = []
-        self._seats: list[Seat] = []
+        self._places: list[RankPlace] = []
         self._results: Results | None = None
         self._samples_per_step: float | None = None
         self._warnings: list[str] = []
@@ -123,25 +123,24 @@ class Scribe:
         if contents is None:
             return False
         self._facts = [RankFacts(**one["facts"]) for one in contents]
-        self._seats = [Seat(one["facts"]["host"], one["identity"]) for one in contents]
-        places = [
-            RankPlace(facts.rank, facts.local_rank, facts.host, one["device"])
+        self._places = [
+            RankPlace(facts.rank, facts.local_rank, facts.host, one["device"], one["identity"])
             for facts, one in zip(self._facts, contents, strict=True)
         ]
-        self._results = Results(self._folder, places)
+        self._results = Results(self._folder, self._places)
         if self._place.world_size > 1 and self._has_bare_model:
             self._tell(
                 "the recorder's model is not under DDP: exposed communication is not known, and backward may"
                 " hold it; give Recorder what the loop calls"
             )
-        for ranks, cores in crowded_machines(self._facts):
-            self.warn(f"{ranks} ranks share {cores} cores: adding ranks measures how cores are shared")
+        for warning in oversubscription_warnings(self._facts):
+            self.warn(warning)
         self._write_environment()
         return True
 
     def _write(self, windows: Sequence[Window]) -> None:
         assert self._results is not None
-        record = merge(self.epochs + 1, windows, self._seats, on_gpus=self._device.type == "cuda")
+        record = merge_windows(self.epochs + 1, windows, self._places, on_gpus=self._device.type == "cuda")
         self._results.add(record)
         if not all(window.stable for window in windows):
             steps = self._lengths.warmup_steps
@@ -160,7 +159,7 @@ class Scribe:
         if wrong:
             ranks = ", ".join(map(str, wrong))
             self.warn(f"the loss became NaN or infinite in epoch {record.epoch} on rank {ranks}")
-        print(_line(record, self._lengths.epochs), flush=True)
+        print(progress_line(record, self._lengths.epochs), flush=True)
 
     def _write_environment(self) -> None:
         env = users_variables(os.environ)
@@ -200,16 +199,6 @@ def _sizes(model: nn.Module | None) -> tuple[int | None, int | None]:
 
 def _is_finite(loss: float | None) -> bool:
     return loss is None or math.isfinite(loss)
-
-
-def _line(record: EpochRecord, epochs: int | None) -> str:
-    seconds = max(rank.window_s for rank in record.ranks)
-    rate = "" if record.samples is None else f", {record.samples / seconds:.1f} samples/s"
-    of = "" if epochs is None else f"/{epochs}"
-    return f"bench: epoch {record.epoch}{of}: {len(record.step_s)} steps in {seconds:.3f} s{rate}"
-
-
-# This rank of a recording among all others, once its first step has begun.
 
 
 class Session:

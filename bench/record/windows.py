@@ -16,10 +16,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from bench.measure import step_parts as ddp_logger
 from bench.measure.meters import Meters, peak_memory_bytes
 from bench.measure.step_parts import Clock
-from bench.measure.windows import Window, is_stable, parts_row
+from bench.measure.windows import Window, fewest_warmup_steps, is_stable, parts_row
 from bench.record.attribution import Attribution
 from bench.record.settings import Lengths
 
@@ -77,10 +76,8 @@ class Windows:
         self._attribution.detach()  # DDP's logger stamps some steps by itself
         self._keeper = keeper
         # Every rank reads all counters; what is of a whole host or device is counted once, at the end.
-        self._meters = Meters(self._device, speaks_for_host=True, speaks_for_device=True)
-        self.warmup_steps = self._lengths.warmup_steps
-        if self._device.type == "cuda":
-            self.warmup_steps = max(self.warmup_steps, ddp_logger.ALWAYS_SAMPLED + 1)
+        self._meters = Meters(self._device, reads_host=True, reads_device=True)
+        self.warmup_steps = fewest_warmup_steps(self._lengths.warmup_steps, self._device)
 
     def loss(self, loss: Tensor | float) -> None:
         """Take a micro-batch's loss, without waiting for the device."""

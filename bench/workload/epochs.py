@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Sequence
@@ -16,15 +15,15 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bench.measure.environment import Device
 from bench.measure.exchange import Collectives
-from bench.measure.meters import Meters, Usage, peak_memory_bytes
-from bench.measure.results import EpochRecord, RankPlace, RankRecord, Results, Validation
-from bench.measure.step_parts import PART_FIELDS, StepParts, mean_parts
+from bench.measure.meters import Meters
+from bench.measure.results import EpochRecord, RankPlace, Results, Validation, progress_line
+from bench.measure.windows import count_dropped_steps, merge_windows
 from bench.workload.data.feed import Feed
 from bench.workload.probes.probes import Attributed, Probes
 from bench.workload.session import Session
 from bench.workload.trace import trace
 from bench.workload.training import Trainer
-from bench.workload.windows import Throughput, Windows
+from bench.workload.windows import Windows
 
 _JUMPED = (
     "a host's clock was set during {steps} step(s) of the attribution windows, which do not count:"
@@ -59,25 +58,29 @@ def measure(
     rank = session.launch.rank
     meters = Meters(
         session.device,
-        speaks_for_host=rank in {host.ranks[0] for host in session.joined.hosts},
-        speaks_for_device=rank == identities.index(identities[rank]),
+        reads_host=rank in {host.ranks[0] for host in session.joined.hosts},
+        reads_device=rank == identities.index(identities[rank]),
     )
-    counters = len(set(identities)) if session.device.type == "cuda" else len(session.joined.hosts)
     trainer = Trainer(model, feed, options)
-    windows = Windows(trainer, collectives, meters, session.device)
+    samples = session.request.per_gpu_batch * options.grad_accum
+    windows = Windows(trainer, collectives, meters, session.device, samples_per_step=samples)
     warm_up = windows.warm_up(options.warmup_steps)
     if not warm_up.stable:
         session.warnings.append(f"the step time was not yet stable after {warm_up.steps} warm-up steps")
-    results = Results(session.folder, _places(session, devices)) if session.is_first else None
+    places = _places(session, devices)
+    results = Results(session.folder, places) if session.is_first else None
     record: EpochRecord | None = None
+    dropped_steps = 0
     for epoch in range(1, options.epochs + 1):
-        record = _epoch(session, epoch, windows, trainer, feed, collectives, counters)
-        record = replace(record, ideal_step_s=ideal_s)
+        record, dropped = _epoch(
+            session, epoch, windows, trainer, feed, collectives, places=places, ideal_s=ideal_s
+        )
+        dropped_steps += dropped
         if results is not None:
             results.add(record)
-        session.say(_epoch_line(record, options.epochs))
-    if windows.clock_jumps:
-        session.warn(_JUMPED.format(steps=windows.clock_jumps))
+        session.say(progress_line(record, options.epochs))
+    if dropped_steps:
+        session.warn(_JUMPED.format(steps=dropped_steps))
     comm_s = Probes(session, collectives, trainer, feed).run(_attributed(record))
     if results is not None and comm_s is not None:
         results.add_communication(comm_s)
@@ -94,7 +97,7 @@ def _attributed(record: EpochRecord | None) -> Attributed | None:
 
 def _places(session: Session, devices: Sequence[Device]) -> list[RankPlace]:
     return [
-        RankPlace(one.rank, one.local_rank, one.host, device.name)
+        RankPlace(one.rank, one.local_rank, one.host, device.name, device.identity)
         for one, device in zip(session.joined.facts, devices, strict=True)
     ]
 
@@ -106,27 +109,25 @@ def _epoch(
     trainer: Trainer,
     feed: Feed,
     collectives: Collectives,
-    energy_counters: int,
-) -> EpochRecord:
+    *,
+    places: Sequence[RankPlace],
+    ideal_s: float | None,
+) -> tuple[EpochRecord, int]:
+    """Return the epoch's record, and the number of attributed steps that do not count."""
     options = session.request.options
-    throughput = windows.throughput(options.steps_per_epoch)
-    windows.check_losses(throughput.loss, f"epoch {epoch}")
-    peak = peak_memory_bytes(session.device)
-    step_s, slowest = collectives.slowest(throughput.step_s)
-    attribution = windows.attribution(options.attribution_steps) if options.attribution_steps else []
-    ranks = gather_ranks(collectives, throughput, attribution, peak_mem_bytes=peak)
-    global_batch = session.request.per_gpu_batch * session.launch.world_size * options.grad_accum
-    return EpochRecord(
-        epoch=epoch,
-        samples=options.steps_per_epoch * global_batch,
-        step_s=step_s,
-        slowest_rank=slowest,
-        attribution_steps=len(attribution),
-        ranks=ranks,
+    window = windows.throughput(options.steps_per_epoch)
+    windows.check_losses(window.loss, f"epoch {epoch}")
+    if options.attribution_steps:
+        window = windows.attribution(window, options.attribution_steps)
+    of_ranks = collectives.objects(window)
+    record = merge_windows(epoch, of_ranks, places, on_gpus=session.device.type == "cuda")
+    record = replace(
+        record,
         validation=_validate(trainer, feed, collectives) if options.val_steps else None,
         checkpoint_s=_checkpoint(session, trainer, epoch) if options.checkpoint else None,
-        energy_counters=energy_counters,
+        ideal_step_s=ideal_s,
     )
+    return record, count_dropped_steps(of_ranks)
 
 
 def _validate(trainer: Trainer, feed: Feed, collectives: Collectives) -> Validation:
@@ -160,40 +161,3 @@ def _checkpoint(session: Session, trainer: Trainer, epoch: int) -> float | None:
         with suppress(OSError):
             beside.unlink(missing_ok=True)
     return time.perf_counter() - began
-
-
-def _epoch_line(record: EpochRecord, epochs: int) -> str:
-    seconds = max(rank.window_s for rank in record.ranks)
-    assert record.samples is not None, "the workload counts its samples"
-    return (
-        f"bench: epoch {record.epoch}/{epochs}: {len(record.step_s)} steps in {seconds:.3f} s,"
-        f" {record.samples / seconds:.1f} samples/s"
-    )
-
-
-def gather_ranks(
-    collectives: Collectives,
-    throughput: Throughput,
-    attribution: Sequence[StepParts],
-    *,
-    peak_mem_bytes: float,
-) -> list[RankRecord]:
-    """Return the record of every rank, on every rank."""
-    usage = throughput.usage
-    row = [throughput.seconds, throughput.loss, peak_mem_bytes]
-    row += [math.nan if value is None else value for value in astuple(usage)]
-    if attribution:
-        # Wait per step first, then the mean: the rank that waits least changes from step to step.
-        exposed = [parts.exposed_s for parts in attribution]
-        least = collectives.minima(exposed)
-        wait = sum(own - low for own, low in zip(exposed, least, strict=True)) / len(exposed)
-        row += [*astuple(mean_parts(list(attribution))), wait]
-    return [_record(values, attributed=bool(attribution)) for values in collectives.rows(row)]
-
-
-def _record(values: Sequence[float], *, attributed: bool) -> RankRecord:
-    window_s, loss, peak = values[:3]
-    usage = Usage(*(None if math.isnan(value) else value for value in values[3:6]))
-    if not attributed:
-        return RankRecord(window_s, loss, peak, usage, None, None)
-    return RankRecord(window_s, loss, peak, usage, StepParts(*values[6 : 6 + len(PART_FIELDS)]), values[-1])

@@ -7,7 +7,7 @@ import re
 import torch
 
 from bench.errors import BenchError
-from bench.measure.peers import Symptom, symptom_of
+from bench.measure.peers import Symptom, error_line, symptom_of
 
 _ALLOCATOR = re.compile(r"can't allocate memory|out of memory|ENOMEM|Cannot allocate memory", re.IGNORECASE)
 
@@ -35,8 +35,7 @@ def named(error: BaseException, *, timeout_s: float) -> str:
     known = reason(error, timeout_s=timeout_s)
     if known is not None:
         return known
-    text = str(error).strip()
-    return f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__
+    return error_line(error)
 
 
 def reason(error: BaseException, *, timeout_s: float) -> str | None:

@@ -11,16 +11,19 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 
-from bench.measure.environment import Device, crowded_machines, device_of, own_facts, threads_per_rank
+from bench.measure.environment import (
+    Device,
+    device_of,
+    oversubscription_warnings,
+    own_facts,
+    threads_per_rank,
+)
 from bench.measure.exchange import Collectives
 from bench.measure.peers import Peers, symptom_of
 from bench.measure.transport import (
-    NcclLog,
     NcclLogFile,
-    fallback_warning,
     gloo_transport,
-    is_disabled,
-    nccl_transport,
+    nccl_in_use,
     open_interfaces,
 )
 from bench.units import human_bytes
@@ -137,16 +140,9 @@ def _transport_in_use(
         for one, names in zip(facts, found, strict=True):
             by_host[one.host] = sorted({*by_host.get(one.host, []), *names})
         return gloo_transport(by_host)
-    merged = NcclLog()
-    for other in collectives.objects(log.read()):
-        merged.merge(other)
-    transport = nccl_transport(merged, hosts=len(session.joined.hosts), env=env)
-    warning = fallback_warning(transport, {one.host: one.infiniband for one in facts}, env)
+    transport, warning = nccl_in_use(collectives.objects(log.read()), facts, env)
     if warning:
-        session.warnings.append(warning)
-        session.say(f"bench: warning: {warning}")
-        if not is_disabled(env):
-            transport["fallback"] = "sockets beside InfiniBand"
+        session.warn(warning)
     return transport
 
 
@@ -193,10 +189,7 @@ def _communicate(session: Session) -> Collectives:
 
 def _warnings(request: Request, launch: Launch, joined: Joined) -> list[str]:
     options = request.options
-    found = [
-        f"{ranks} ranks share {cores} cores: adding ranks measures how cores are shared, not the network"
-        for ranks, cores in crowded_machines(joined.facts)
-    ]
+    found = oversubscription_warnings(joined.facts)
     if request.launcher and request.launcher != launch.launcher:
         found.append(f"the plan says launcher {request.launcher}, but {launch.launcher} started the ranks")
     if options.pin_memory and options.device == "cpu":

@@ -33,8 +33,8 @@ def zone(root: Path, number: str, name: str, energy_uj: object, *, range_uj: obj
     return folder
 
 
-def meters(*, speaks_for_host: bool = True) -> Meters:
-    return Meters(CPU, speaks_for_host=speaks_for_host, speaks_for_device=True)
+def meters(*, reads_host: bool = True) -> Meters:
+    return Meters(CPU, reads_host=reads_host, reads_device=True)
 
 
 def test_energy_is_that_of_all_packages_without_their_parts_and_the_whole_machine(powercap):
@@ -89,9 +89,9 @@ def test_energy_is_empty_unless_every_package_can_be_read(powercap, second):
 
 
 def test_without_counters_and_on_ranks_that_do_not_speak_for_a_host_nothing_is_told(powercap):
-    assert meters(speaks_for_host=False).stop() == Usage(None, None, None)
+    assert meters(reads_host=False).stop() == Usage(None, None, None)
     zone(powercap, "0", "package-0", 1)
-    silent = meters(speaks_for_host=False)
+    silent = meters(reads_host=False)
     silent.start()
     assert silent.stop() == Usage(None, None, None)
 

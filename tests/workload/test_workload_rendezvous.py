@@ -13,7 +13,7 @@ import time
 import pytest
 
 from bench.errors import BenchError
-from bench.measure.environment import RankFacts, crowded_machines, hosts_of, threads_per_rank
+from bench.measure.environment import RankFacts, hosts_of, oversubscribed_machines, threads_per_rank
 from bench.workload.launch import launch_from
 from bench.workload.rendezvous import Joined, missing_line, start_line
 from tests.workload.conftest import QUICK, ROOT, srun_env, torchrun_env
@@ -164,8 +164,8 @@ def test_cores_of_a_host_are_what_its_ranks_may_use_together():
 
 def test_hosts_of_one_machine_share_its_cores():
     four = [facts(rank, f"n{rank}", machine="the same") for rank in range(4)]
-    assert crowded_machines(four) == [(4, 2)]
-    assert crowded_machines([facts(rank, f"n{rank}") for rank in range(4)]) == []
+    assert oversubscribed_machines(four) == [(4, 2)]
+    assert oversubscribed_machines([facts(rank, f"n{rank}") for rank in range(4)]) == []
 
 
 @pytest.mark.parametrize(
