@@ -17,7 +17,7 @@ from bench import __version__
 from bench.errors import BenchError
 from bench.findings import Severity
 from bench.matrix.cell import Cell, Run
-from bench.matrix.checks import remarks
+from bench.matrix.checks import plan_warnings
 from bench.matrix.document import Document
 from bench.matrix.expansion import expand
 from bench.matrix.load import load_matrix
@@ -85,10 +85,10 @@ def make_plan(path: Path, *, site: Path | None = None) -> Plan:
         BenchError, InputError: whatever is wrong with the matrix, all at once.
     """
     matrix, document = load_matrix(path, site=site)
-    expansion = expand(matrix, document)
-    runs = ordered_runs(expansion.cells, repeats=matrix.repeats, seed=matrix.seed)
-    warnings = [*expansion.warnings, *remarks(matrix, document, expansion.cells)]
-    return Plan(matrix, document, expansion.cells, runs, warnings)
+    cells = expand(matrix, document)
+    runs = ordered_runs(cells, repeats=matrix.repeats, seed=matrix.seed)
+    warnings = [*document.warnings, *plan_warnings(matrix, document, cells)]
+    return Plan(matrix, document, cells, runs, warnings)
 
 
 def ordered_runs(cells: Sequence[Cell], *, repeats: int, seed: int) -> list[Run]:

@@ -50,7 +50,7 @@ def init_command(
 
 def _site_defaults() -> dict[str, Any]:
     """Return what a site file says of the cluster's jobs; nothing where there is none."""
-    from bench.matrix.site import find_site, read_site
+    from bench.matrix.load import find_site, read_site
 
     path = find_site()
     cluster = read_site(path).content.get("cluster") if path else None

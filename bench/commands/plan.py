@@ -56,7 +56,7 @@ def plan_command(
 
 def planned(matrix: str, *, site: str | None, results: Path | None) -> tuple[Plan, StudyFolder]:
     """Return the plan of a matrix (a file, or a shipped one's name), written into its study's folder."""
-    from bench.matrix.site import find_site
+    from bench.matrix.load import find_site
     from bench.plan import make_plan, write_plan
     from bench.shipped import find_matrix
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from bench.errors import BenchError
 from bench.executors.admission import longest_limit_s, partitions_of
-from bench.matrix.cell import word
+from bench.matrix.cell import value_text
 from bench.slurm.client import Slurm, SlurmRefusedError, SlurmUnavailableError
 from bench.study.plan_json import PlannedStudy
 from bench.units import human_duration, parse_duration_s, slurm_time
@@ -119,7 +119,9 @@ def _one_line(words: str) -> str:
 
 def _cell_like(study: PlannedStudy, nodes: int, each: str) -> str:
     """Return the cell of this layout; for a predicted size one with as many ranks on each node."""
-    of_each = {cell.cell_id: cell.nodes for cell in study.cells.values() if word(cell.tasks_per_node) == each}
+    of_each = {
+        cell.cell_id: cell.nodes for cell in study.cells.values() if value_text(cell.tasks_per_node) == each
+    }
     return min(of_each, key=lambda cell_id: (of_each[cell_id] != nodes, -of_each[cell_id], cell_id))
 
 

@@ -22,8 +22,8 @@ def schema_command(
     In VS Code: bench schema > matrix.schema.json, and begin the matrix with
     # yaml-language-server: $schema=matrix.schema.json
     """
+    from bench.matrix.load import site_schema
     from bench.matrix.schema import json_schema
-    from bench.matrix.site import site_schema
 
     print_json(site_schema() if site else json_schema())
     return 0

@@ -1,1 +1,1 @@
-"""What is to be measured: the matrix file, its schema, and the cells it expands to."""
+"""The matrix file: YAML with line numbers, its schema, and the cells that it expands to."""

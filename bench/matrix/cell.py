@@ -1,4 +1,4 @@
-"""A cell (one physical configuration), the series it belongs to, and its runs."""
+"""Points of the matrix, the cells (physical configurations) made of them, series, runs, and names."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Mode = Literal["strong", "weak"]
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """That a cell belongs to a series: cells that scale together and differ in size only.
+    """The link of a cell to one of its series: cells that scale together and differ only in size.
 
-    ``batch`` is the global batch of a strong series, the per-GPU batch of a weak one.
+    ``batch`` is the global batch of a strong series and the per-GPU batch of a weak one.
     """
 
     series: str
@@ -24,14 +24,42 @@ class Membership:
     batch: int
 
 
+#: The key of the ranks per node in a point: gpus_per_node or tasks_per_node in the file, by the device.
+PER_NODE = "per_node"
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One element of the product of the axes: a value per axis, a scaling mode and its batch.
+
+    ``place`` is the batch's place in the matrix file.
+    """
+
+    values: dict[str, Any]
+    mode: Mode
+    batch: int
+    place: tuple[str | int, ...]
+
+    @property
+    def ranks(self) -> int:
+        """The world size."""
+        per_node = self.values[PER_NODE]
+        return sum(per_node) if isinstance(per_node, list) else self.values["nodes"] * per_node
+
+    @property
+    def key(self) -> str:
+        """A text that only equal points share."""
+        return canonical([self.values, self.mode, self.batch])
+
+
 @dataclass(slots=True)
 class Cell:
-    """One physical configuration; it is run ``repeats`` times.
+    """One physical configuration, which is run ``repeats`` times.
 
-    ``tasks_per_node`` has one number per node where nodes differ, else one number.
-    ``swept`` holds the axes that vary in the matrix, by name, beyond size and batch.
-    ``workload`` holds the resolved workload options (global batch = per_gpu_batch x
-    world_size x grad_accum), ``env`` the environment variables of the job.
+    ``tasks_per_node`` is one number, or a list with one number per node if nodes differ.
+    ``swept`` contains the axes that vary in the matrix, except size and batch.
+    ``workload`` contains the resolved workload options, ``env`` the job's environment
+    variables. global_batch = per_gpu_batch x world_size x grad_accum.
     """
 
     cell_id: str
@@ -49,23 +77,23 @@ class Cell:
 
     @property
     def modes(self) -> list[Mode]:
-        """The scaling modes of the cell's series, without repetition."""
+        """The distinct scaling modes of the cell's series."""
         return list(dict.fromkeys(member.mode for member in self.series))
 
     @property
     def ranks_per_node(self) -> list[int]:
-        """Ranks on each node, in the order of the nodes."""
+        """The number of ranks on each node, in the order of the nodes."""
         per_node = self.tasks_per_node
         return per_node if isinstance(per_node, list) else [per_node] * self.nodes
 
     @property
     def command(self) -> list[str] | None:
-        """The words of the matrix's command, braces and all; None for the built-in training."""
+        """The words of the user's command with their placeholders; None for the built-in training."""
         return self.workload.get("command")
 
     @property
     def metrics(self) -> dict[str, Any]:
-        """Where a command's numbers come from: what :class:`bench.matrix.metrics.Metrics` holds."""
+        """The settings of :class:`bench.matrix.command.Metrics` for a command, without defaults."""
         return self.workload.get("metrics") or {}
 
     @property
@@ -74,26 +102,17 @@ class Cell:
         return str(self.workload["device"])
 
     def as_json(self) -> dict[str, Any]:
-        """Return what plan.json and run.json keep of the cell."""
-        return {
-            "cell_id": self.cell_id,
-            "modes": self.modes,
-            "series": [{"series": m.series, "mode": m.mode, "batch": m.batch} for m in self.series],
-            "launcher": self.launcher,
-            "backend": self.backend,
-            "nodes": self.nodes,
-            "tasks_per_node": self.tasks_per_node,
-            "world_size": self.world_size,
-            "global_batch": self.global_batch,
-            "per_gpu_batch": self.per_gpu_batch,
-            "workload": self.workload,
-            "env": self.env,
-            "swept": self.swept,
-        }
+        """Return the cell's record in plan.json and run.json."""
+        series = [{"series": m.series, "mode": m.mode, "batch": m.batch} for m in self.series]
+        names = (
+            "launcher backend nodes tasks_per_node world_size global_batch per_gpu_batch workload env swept"
+        )
+        own = {name: getattr(self, name) for name in names.split()}
+        return {"cell_id": self.cell_id, "modes": self.modes, "series": series, **own}
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> Cell:
-        """Return the cell that :meth:`as_json` described."""
+        """Return a cell from the record that :meth:`as_json` made."""
         kept = {k: content[k] for k in cls.__dataclass_fields__ if k in content}
         kept["series"] = [Membership(m["series"], m["mode"], m["batch"]) for m in content["series"]]
         return cls(**kept)
@@ -101,7 +120,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One repeat of one cell: one job. ``order`` is its place in the seeded random order."""
+    """One repeat of one cell: one job. ``order`` is its position in the seeded random order."""
 
     run_id: str
     cell_id: str
@@ -109,20 +128,18 @@ class Run:
     order: int
 
 
-# Names of cells and series: every swept axis is in them, and they are safe as folder names.
-
+#: The maximum length of the name of a cell or series, which is also a folder's name.
 MAX_NAME = 150
-
-_WORD = re.compile(r"[A-Za-z0-9_.+]{1,40}")
+_SAFE_TEXT = re.compile(r"[A-Za-z0-9_.+]{1,40}")
 
 
 def canonical(value: Any) -> str:
-    """Return a text that is equal for equal values only."""
+    """Return a text that only equal values share."""
     return json.dumps(value, sort_keys=True, default=str)
 
 
-def word(value: Any) -> str:
-    """Return a value as a person writes it: ``true``, ``4+2`` for a list, else its text."""
+def value_text(value: Any) -> str:
+    """Return a value as text: ``true`` for True, ``4+2`` for [4, 2], otherwise ``str(value)``."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list):
@@ -131,22 +148,22 @@ def word(value: Any) -> str:
 
 
 def name_of(parts: list[str], swept: Mapping[str, Any]) -> str:
-    """Return ``parts`` and the swept values joined by ``-``, shortened where it must be.
+    """Return ``parts`` and all swept values joined by ``-``, safe as a folder's name.
 
-    A value with letters that a folder's name should not hold is kept apart from its
-    neighbours by a digest.
+    A name that is too long, and a value with unsafe characters, is shortened and gets a
+    digest, so that different values still have different names.
     """
     name = "-".join(
-        [*parts, *(f"{axis.removeprefix('env.')}.{_safe_word(value)}" for axis, value in swept.items())]
+        [*parts, *(f"{axis.removeprefix('env.')}.{_safe_text(value)}" for axis, value in swept.items())]
     )
     if len(name) <= MAX_NAME:
         return name
     return f"{name[: MAX_NAME - 9]}-{_digest(name)}"
 
 
-def _safe_word(value: Any) -> str:
-    text = word(value)
-    if _WORD.fullmatch(text):
+def _safe_text(value: Any) -> str:
+    text = value_text(value)
+    if _SAFE_TEXT.fullmatch(text):
         return text
     return f"{re.sub(r'[^A-Za-z0-9_.+]', '_', text)[:24]}_{_digest(text)}"
 

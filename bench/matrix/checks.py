@@ -1,28 +1,146 @@
-"""What a matrix says of commands, held against the rest of it: what cannot run, and what does nothing."""
+"""Check a matrix as a whole: combinations that cannot run, and warnings about settings and answers."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
 
-from bench.matrix.cell import Cell
+from bench.matrix.cell import PER_NODE, Cell, Point
 from bench.matrix.command import names_in
 from bench.matrix.document import Document, Place
-from bench.matrix.points import Problems
 from bench.matrix.schema import Matrix
 from bench.matrix.workload import WorkloadOptions
+from bench.units import count
 
-#: Options that steer a recorder, the launch or nothing but the matrix: a command need not name them.
-_HEARD = {
-    *("device", "warmup_steps", "steps_per_epoch", "attribution_steps", "epochs", "grad_accum"),
-    "join_timeout",
-}
-_SHELL_WORDS = re.compile(r"\$|`|^(?:&&|\|\|?|;|[0-9]?>>?|<|&)$")
-_SHELLS = ("bash", "sh", "zsh", "dash", "ksh")
+# -- combinations that cannot run --------------------------------------------------------------
 
 
-def commands_of(matrix: Matrix) -> list[tuple[Place, list[str]]]:
+def check_hosts(matrix: Matrix, document: Document) -> None:
+    """Raise InputError if executor ssh has no hosts, without which no combination can be checked."""
+    if matrix.cluster.executor == "ssh" and not matrix.cluster.hosts:
+        remedy = "write cluster.hosts: [gpu1, gpu2], names that ssh accepts"
+        document.add_problem(("cluster", "executor"), "executor ssh needs cluster.hosts", remedy)
+        document.raise_problems()
+
+
+def runnable_points(points: Sequence[Point], matrix: Matrix, document: Document) -> list[Point]:
+    """Return the points that can run; record the problems of the others."""
+    multiples: dict[int, int] = {}  # of each global batch, what divides at all of its sizes
+    for point in points:
+        if point.mode == "strong":
+            divisor = point.ranks * _accumulation(point, matrix)
+            multiples[point.batch] = math.lcm(multiples.get(point.batch, 1), divisor)
+    runnable = []
+    for point in points:
+        before = len(document.problems)
+        if matrix.cluster.executor == "ssh":
+            _check_ssh(point, matrix, document)
+        if len(document.problems) == before:
+            _check_layout(point, matrix, document)
+            _check_backend(point, matrix, document)
+            if matrix.cluster.executor == "local":
+                _check_local(point, matrix, document)
+        if point.mode == "strong" and len(document.problems) == before:
+            _check_division(point, matrix, document, every_size=multiples[point.batch])
+        if len(document.problems) == before:
+            runnable.append(point)
+    return runnable
+
+
+def _accumulation(point: Point, matrix: Matrix) -> int:
+    return int(point.values.get("grad_accum", matrix.workload.grad_accum))
+
+
+def _check_layout(point: Point, matrix: Matrix, document: Document) -> None:
+    nodes, per_node = point.values["nodes"], point.values[PER_NODE]
+    if not isinstance(per_node, list):
+        return
+    axis = matrix.size_axis
+    if len(per_node) != nodes:
+        what = f"{axis} {per_node} is for {len(per_node)} nodes, but is combined with nodes {nodes}"
+        remedy = f"exclude {{nodes: {nodes}, {axis}: {per_node}}}, or change axes.nodes"
+        document.add_problem(("axes", axis), what, remedy)
+    if point.values["launcher"] == "srun":
+        what = f"{axis} {per_node} differs per node, which launcher srun cannot start"
+        document.add_problem(("axes", axis), what, "use launcher [torchrun] for mixed nodes")
+
+
+def _check_backend(point: Point, matrix: Matrix, document: Document) -> None:
+    if point.values["backend"] == "nccl" and matrix.workload.device == "cpu":
+        backends = matrix.axes.given.get("backend") or []
+        place: Place = ("axes", "backend", backends.index("nccl")) if "nccl" in backends else ("include",)
+        what = "backend nccl needs GPUs, but workload.device is cpu"
+        document.add_problem(place, what, "use gloo, or device: cuda")
+
+
+def _check_local(point: Point, matrix: Matrix, document: Document) -> None:
+    nodes, launcher = point.values["nodes"], point.values["launcher"]
+    if nodes != 1:
+        what = f"nodes {nodes}: executor local has one node, this machine"
+        remedy = f"use nodes [1] and {matrix.size_axis}, or executor slurm"
+        document.add_problem(("axes", "nodes"), what, remedy)
+    if launcher != "torchrun":
+        what = f"launcher {launcher}: executor local starts ranks as torchrun does"
+        document.add_problem(("axes", "launcher"), what, "use launcher [torchrun]")
+
+
+def _check_ssh(point: Point, matrix: Matrix, document: Document) -> None:
+    hosts, nodes = matrix.cluster.hosts or [], point.values["nodes"]
+    if point.values["launcher"] != "torchrun":
+        what = f"launcher {point.values['launcher']} needs Slurm: executor ssh starts torchrun on each host"
+        document.add_problem(("axes", "launcher"), what, "use launcher [torchrun]")
+    if nodes > len(hosts):
+        what = f"nodes {nodes}: cluster.hosts has {count(len(hosts), 'host')}"
+        remedy = f"add hosts, or use nodes up to {len(hosts)}"
+        document.add_problem(("axes", "nodes"), what, remedy)
+        return
+    per_node, axis = point.values[PER_NODE], matrix.size_axis
+    ranks = per_node if isinstance(per_node, list) else [per_node] * nodes
+    for host, wanted in zip(hosts, ranks, strict=False):
+        if host.processes is not None and wanted > host.processes:
+            what = f"{axis} {per_node}: host {host.host} takes {host.processes} processes, not {wanted}"
+            remedy = f"lower {axis}, or leave it out: each host then starts its own number of processes"
+            document.add_problem(("axes", axis), what, remedy)
+
+
+def _check_division(point: Point, matrix: Matrix, document: Document, *, every_size: int) -> None:
+    """Reject a global batch that does not divide; suggest the nearest that divide at every size."""
+    accumulation = _accumulation(point, matrix)
+    ranks, batch = point.ranks, point.batch
+    step = ranks * accumulation
+    if batch % step == 0:
+        return
+    size = f"nodes {point.values['nodes']} x {matrix.size_axis} {point.values[PER_NODE]}"
+    what = f"global_batch {batch} is not divisible by {ranks} ranks ({size})"
+    if accumulation > 1:
+        what += f" x grad_accum {accumulation}"
+    if every_size <= 100 * batch:  # otherwise no batch near this one divides at every size
+        step = every_size
+    below = batch // step * step
+    document.add_problem(point.place, what, f"try {below} or {below + step}" if below else f"try {step}")
+
+
+def check_commands(matrix: Matrix, document: Document) -> None:
+    """Record problems for placeholders in commands that have no value."""
+    given = matrix.axes.given
+    env = {*matrix.cluster.env, *(name.removeprefix("env.") for name in given if name.startswith("env."))}
+    for place, words in _commands(matrix):
+        for name in names_in(words):
+            if name.startswith("env.") and name.removeprefix("env.") not in env:
+                what = f"the command names {{{name}}}, which neither cluster.env nor an axis sets"
+                known = ", ".join(sorted(env)) or "nothing"
+                document.add_problem(place, what, f"set it there ({known} is set)")
+            elif name in ("master_addr", "master_port") and matrix.cluster.executor != "slurm":
+                what = f"the command names {{{name}}}, which executor {matrix.cluster.executor} does not know"
+                document.add_problem(place, what, f"read ${name.upper()}, which torchrun sets for each rank")
+            elif name not in given and getattr(matrix.workload, name, "") is None:
+                what = f"the command names {{{name}}}, which has no value"
+                document.add_problem(place, what, f"set workload.{name}, or an axis of that name")
+
+
+def _commands(matrix: Matrix) -> list[tuple[Place, list[str]]]:
     """Return every command of a matrix with its place."""
     found: list[tuple[Place, list[str]]] = [
         (("axes", "command", i), words) for i, words in enumerate(matrix.axes.given.get("command") or [])
@@ -36,49 +154,102 @@ def commands_of(matrix: Matrix) -> list[tuple[Place, list[str]]]:
     return found
 
 
-def check_commands(matrix: Matrix, problems: Problems) -> None:
-    """Note values that a command names and its cells do not have."""
-    given = matrix.axes.given
-    env = {*matrix.cluster.env, *(name.removeprefix("env.") for name in given if name.startswith("env."))}
-    for place, words in commands_of(matrix):
-        for name in names_in(words):
-            if name.startswith("env.") and name.removeprefix("env.") not in env:
-                what = f"the command names {{{name}}}, which neither cluster.env nor an axis sets"
-                known = ", ".join(sorted(env)) or "nothing"
-                problems.add(place, what, f"set it there ({known} is set)")
-            elif name in ("master_addr", "master_port") and matrix.cluster.executor != "slurm":
-                what = f"the command names {{{name}}}, which executor {matrix.cluster.executor} does not know"
-                problems.add(place, what, f"torchrun sets ${name.upper()} for each rank: read it there")
-            elif name not in given and getattr(matrix.workload, name, "") is None:
-                what = f"the command names {{{name}}}, which has no value"
-                problems.add(place, what, f"set workload.{name}, or an axis of that name")
+# -- warnings ----------------------------------------------------------------------------------
+
+#: The number of sizes per series that a fitted model needs.
+FORECAST_SIZES = 5
+#: The number of repeats that an interval needs.
+INTERVAL_REPEATS = 3
+
+#: Options that affect the recorder or the launch, so that a command need not name them.
+_USED_WITHOUT_NAMING = {
+    *("device", "warmup_steps", "steps_per_epoch", "attribution_steps", "epochs", "grad_accum"),
+    "join_timeout",
+}
+_SHELL_SYNTAX = re.compile(r"\$|`|^(?:&&|\|\|?|;|[0-9]?>>?|<|&)$")
+_SHELLS = ("bash", "sh", "zsh", "dash", "ksh")
+#: Keys of `cluster` that every executor uses; `hosts` has a check of its own.
+_FOR_ALL_EXECUTORS = {"executor", "hosts", "cpus_per_task", "time_limit", "setup", "env"}
+_MODELS_OF_OPTION = {
+    "seq_len": ("transformer",),
+    "image_size": ("resnet50",),
+    "parameters": ("transformer", "mlp"),
+}
 
 
-def command_remarks(matrix: Matrix, document: Document) -> Iterator[str]:
-    """Yield a remark for each word that does something else than people expect, and each idle setting."""
-    commands = commands_of(matrix)
-    path = document.path
+def plan_warnings(matrix: Matrix, document: Document, cells: Sequence[Cell]) -> list[str]:
+    """Return the plan's warnings: missing answers first, then surprising and unused settings."""
+    return [
+        *_missing_answers(matrix, cells),
+        *_surprising_settings(matrix, document, cells),
+        *_command_warnings(matrix, document),
+        *_ignored_settings(matrix, document),
+    ]
+
+
+def _missing_answers(matrix: Matrix, cells: Sequence[Cell]) -> Iterator[str]:
+    """Yield a warning for each question that the study cannot answer as planned."""
+    sizes: dict[str, set[int]] = {}
+    for cell in cells:
+        for member in cell.series:
+            sizes.setdefault(member.series, set()).add(cell.world_size)
+    single = [series for series, found in sizes.items() if len(found) == 1]
+    if len(single) == len(sizes):
+        yield "every series has one size only: throughput is measured, but no speedup and no efficiency"
+    elif single:
+        shown = ", ".join(single[:3]) + (f" and {len(single) - 3} more" if len(single) > 3 else "")
+        yield f"series with one size only, and so without efficiency: {shown}"
+    most = max(len(found) for found in sizes.values())
+    if most < FORECAST_SIZES:
+        needed = f"a fitted model needs {FORECAST_SIZES} or more"
+        yield f"at most {count(most, 'size')} per series: no forecast ({needed})"
+    if matrix.repeats < INTERVAL_REPEATS:
+        yield f"{count(matrix.repeats, 'repeat')}: no intervals (they need {INTERVAL_REPEATS} or more)"
+    if len({cell.nodes for cell in cells}) == 1:
+        yield f"one node count ({cells[0].nodes}): no efficiency over nodes, only within them"
+
+
+def _surprising_settings(matrix: Matrix, document: Document, cells: Sequence[Cell]) -> Iterator[str]:
+    """Yield a warning for each setting that does something other than people expect."""
+    cluster = matrix.cluster
+    for name, value in cluster.env.items():
+        if "$" in value and not document.inherited(f"cluster.env.{name}"):
+            yield (
+                f"{document.location(('cluster', 'env', name))}: cluster.env.{name} contains a $, which is "
+                "passed literally; to use another variable, write a set-up line with export"
+            )
+    if cluster.container and matrix.workload.data != "synthetic" and not cluster.container.mounts:
+        where = document.location(("workload", "data"))
+        yield f"{where}: the container sees workload.data only if cluster.container.mounts binds it"
+    if cluster.executor == "slurm" and matrix.workload.device == "cuda":
+        for per_node in {tuple(c.tasks_per_node) for c in cells if isinstance(c.tasks_per_node, list)}:
+            asked = f"the job asks Slurm for {max(per_node)} GPUs on each node"
+            yield f"mixed nodes {list(per_node)}: {asked}; some stay idle"
+
+
+def _command_warnings(matrix: Matrix, document: Document) -> Iterator[str]:
+    """Yield a warning for each surprising word of a command, and each setting that it does not use."""
+    commands = _commands(matrix)
     if not commands:
         if "metrics" in matrix.workload.model_fields_set:
-            line = document.line(("workload", "metrics"))
-            yield f"{path}:{line}: workload.metrics is ignored: there is no workload.command"
+            where = document.location(("workload", "metrics"))
+            yield f"{where}: workload.metrics is ignored: there is no workload.command"
         return
     for place, words in commands:
-        yield from (f"{path}:{document.line(place)}: {words}" for words in _odd_words(words))
+        yield from (f"{document.location(place)}: {warning}" for warning in _shell_syntax(words))
     named = {name for _, words in commands for name in names_in(words)}
-    line = document.line(commands[0][0])
     if not named & {"per_gpu_batch", "global_batch"}:
         yield (
-            f"{path}:{line}: the command names neither {{per_gpu_batch}} nor {{global_batch}}: "
-            "it must read $BENCH_PER_GPU_BATCH, or have the cells' batch by chance"
+            f"{document.location(commands[0][0])}: the command names neither {{per_gpu_batch}} nor "
+            "{global_batch}: unless it reads $BENCH_PER_GPU_BATCH, its batch may differ from the cell's"
         )
     yield from _shared_files(matrix, document)
-    options = set(WorkloadOptions.model_fields) - _HEARD
+    options = set(WorkloadOptions.model_fields) - _USED_WITHOUT_NAMING
     for name in sorted(options & matrix.axes.given.keys() - named):
-        where = f"{path}:{document.line(('axes', name))}"
+        where = document.location(("axes", name))
         yield f"{where}: axes.{name} varies, but the command does not name {{{name}}}"
     for name in sorted(options & matrix.workload.model_fields_set - named):
-        where = f"{path}:{document.line(('workload', name))}"
+        where = document.location(("workload", name))
         yield f"{where}: workload.{name} is ignored: the command does not name {{{name}}}"
 
 
@@ -86,128 +257,55 @@ def _shared_files(matrix: Matrix, document: Document) -> Iterator[str]:
     for kind in ("csv", "jsonl"):
         file = getattr(matrix.workload.metrics, kind, None)
         if file is not None and PurePosixPath(file).is_absolute():
-            line = document.line(("workload", "metrics", kind))
+            where = document.location(("workload", "metrics", kind))
             yield (
-                f"{document.path}:{line}: workload.metrics.{kind} is one file for all runs: a command that"
-                " appends to it, and runs beside each other, mix their numbers; write it below {run_dir}"
-                " and name it relative to the run's folder"
+                f"{where}: workload.metrics.{kind} is one file for all runs: concurrent runs, or a command "
+                "that appends, mix their numbers; write it below {run_dir} and give its path relative to "
+                "the run's folder"
             )
 
 
-def _odd_words(words: Sequence[str]) -> Iterator[str]:
+def _shell_syntax(words: Sequence[str]) -> Iterator[str]:
     if words[0].rpartition("/")[2] in _SHELLS:
         return
     for word in words:
-        if _SHELL_WORDS.search(word):
+        if _SHELL_SYNTAX.search(word):
             yield (
-                f"{word!r} in the command arrives literally, no shell reads it; "
+                f"{word!r} in the command is passed literally, because no shell reads it; "
                 'for a shell write [bash, -c, "...", bash, WORDS]'
             )
 
 
-# What a study cannot answer as it is planned, and settings that do nothing: in words.
-
-FORECAST_SIZES = 5
-INTERVAL_REPEATS = 3
-
-#: What every executor heeds; `hosts` is told by itself.
-_FOR_ALL_EXECUTORS = {"executor", "hosts", "cpus_per_task", "time_limit", "setup", "env"}
-_ONLY_FOR_MODELS = {
-    "seq_len": ("transformer",),
-    "image_size": ("resnet50",),
-    "parameters": ("transformer", "mlp"),
-}
-
-
-def remarks(matrix: Matrix, document: Document, cells: Sequence[Cell]) -> list[str]:
-    """Return the plan's warnings, the ones about the answers first."""
-    return [
-        *_unanswerable(matrix, cells),
-        *_surprising(matrix, document, cells),
-        *command_remarks(matrix, document),
-        *_ignored(matrix, document),
-    ]
-
-
-def _unanswerable(matrix: Matrix, cells: Sequence[Cell]) -> Iterator[str]:
-    sizes: dict[str, set[int]] = {}
-    for cell in cells:
-        for member in cell.series:
-            sizes.setdefault(member.series, set()).add(cell.world_size)
-    alone = [series for series, found in sizes.items() if len(found) == 1]
-    if len(alone) == len(sizes):
-        yield "every series has one size only: throughput is measured, but no speedup and no efficiency"
-    elif alone:
-        shown = ", ".join(alone[:3]) + (f" and {len(alone) - 3} more" if len(alone) > 3 else "")
-        yield f"series with one size only, so without efficiency: {shown}"
-    most = max(len(found) for found in sizes.values())
-    if most < FORECAST_SIZES:
-        sizes_word = "size" if most == 1 else "sizes"
-        needed = f"a fitted model needs {FORECAST_SIZES} or more"
-        yield f"at most {most} {sizes_word} per series: no forecast ({needed})"
-    if matrix.repeats < INTERVAL_REPEATS:
-        noun = "repeat" if matrix.repeats == 1 else "repeats"
-        yield f"{matrix.repeats} {noun}: no intervals (they need {INTERVAL_REPEATS} or more)"
-    if len({cell.nodes for cell in cells}) == 1:
-        yield f"one node count ({cells[0].nodes}): no efficiency over nodes, only within them"
-
-
-def _surprising(matrix: Matrix, document: Document, cells: Sequence[Cell]) -> Iterator[str]:
-    """Yield a remark for each setting that does something else than people expect."""
-    cluster, path = matrix.cluster, document.path
-    for name, value in cluster.env.items():
-        if "$" in value and not document.inherited(f"cluster.env.{name}"):
-            line = document.line(("cluster", "env", name))
-            yield (
-                f"{path}:{line}: cluster.env.{name} holds a $ and arrives literally; "
-                "to build on another variable, write a set-up line with export"
-            )
-    if cluster.container and matrix.workload.data != "synthetic" and not cluster.container.mounts:
-        line = document.line(("workload", "data"))
-        yield f"{path}:{line}: the container sees workload.data only if cluster.container.mounts binds it"
-    if cluster.executor == "slurm" and matrix.workload.device == "cuda":
-        for per_node in {tuple(c.tasks_per_node) for c in cells if isinstance(c.tasks_per_node, list)}:
-            most = max(per_node)
-            yield f"mixed nodes {list(per_node)}: Slurm is asked for {most} GPUs on each; some stay idle"
-
-
-def _ignored(matrix: Matrix, document: Document) -> Iterator[str]:
-    """Yield a remark for each setting that has no effect here."""
-    cluster, workload, path = matrix.cluster, matrix.workload, document.path
+def _ignored_settings(matrix: Matrix, document: Document) -> Iterator[str]:
+    """Yield a warning for each setting that has no effect with this executor, device or model."""
+    cluster, workload = matrix.cluster, matrix.workload
     axes = matrix.axes.given
-    models = set(axes.get("model") or [workload.model])
-    by = f"is ignored by executor {cluster.executor}"
-    if cluster.executor != "slurm":
-        for name in sorted(cluster.model_fields_set - _FOR_ALL_EXECUTORS):
-            if document.inherited(f"cluster.{name}"):
-                continue
-            yield f"{path}:{document.line(('cluster', name))}: cluster.{name} {by}"
-    if cluster.hosts and cluster.executor != "ssh" and not document.inherited("cluster.hosts"):
-        yield f"{path}:{document.line(('cluster', 'hosts'))}: cluster.hosts {by}"
+    unused = cluster.model_fields_set - _FOR_ALL_EXECUTORS if cluster.executor != "slurm" else set()
+    for name in [*sorted(unused), *(["hosts"] if cluster.hosts and cluster.executor != "ssh" else [])]:
+        if not document.inherited(f"cluster.{name}"):
+            where = document.location(("cluster", name))
+            yield f"{where}: cluster.{name} is ignored by executor {cluster.executor}"
     if workload.device == "cpu":
-        yield from _only_for_gpus(matrix, document)
+        yield from _ignored_on_cpu(matrix, document)
     if workload.command is not None or "command" in axes:
-        return  # the models' options are told with the command
-    for name, wanted in _ONLY_FOR_MODELS.items():
-        given = name in workload.model_fields_set or name in axes
-        if given and not models & set(wanted):
-            place = ("workload", name) if name in workload.model_fields_set else ("axes", name)
-            readers = (
-                f"model {wanted[0]} reads it"
-                if len(wanted) == 1
-                else f"models {' and '.join(wanted)} read it"
-            )
-            yield f"{path}:{document.line(place)}: {name} is ignored: only {readers}"
+        return  # _command_warnings covers the models' options
+    models = set(axes.get("model") or [workload.model])
+    for name, users in _MODELS_OF_OPTION.items():
+        section = next((s for s in ("workload", "axes") if name in _given(matrix, s)), None)
+        if section and not models & set(users):
+            only = f"model {users[0]} uses it" if len(users) == 1 else f"models {' and '.join(users)} use it"
+            yield f"{document.location((section, name))}: {name} is ignored: only {only}"
 
 
-def _only_for_gpus(matrix: Matrix, document: Document) -> Iterator[str]:
-    """Yield a remark for each setting that has no effect on a CPU."""
-    places = [("workload", name) for name in ("pin_memory",) if name in matrix.workload.model_fields_set]
-    places += [("axes", name) for name in ("pin_memory",) if name in matrix.axes.given]
-    if matrix.cluster.executor == "slurm":  # other executors ignore them on any device
-        given = matrix.cluster.model_fields_set
-        places = [("cluster", name) for name in ("gpu_type", "gpu_request") if name in given] + places
+def _given(matrix: Matrix, section: str) -> set[str]:
+    return set(matrix.axes.given) if section == "axes" else getattr(matrix, section).model_fields_set
+
+
+def _ignored_on_cpu(matrix: Matrix, document: Document) -> Iterator[str]:
+    """Yield a warning for each setting that has no effect on a CPU."""
+    places = [("workload", "pin_memory"), ("axes", "pin_memory")]
+    if matrix.cluster.executor == "slurm":  # other executors ignore these on any device
+        places = [("cluster", "gpu_type"), ("cluster", "gpu_request"), *places]
     for section, name in places:
-        if not document.inherited(f"{section}.{name}"):
-            line = document.line((section, name))
-            yield f"{document.path}:{line}: {section}.{name} is ignored on device cpu"
+        if name in _given(matrix, section) and not document.inherited(f"{section}.{name}"):
+            yield f"{document.location((section, name))}: {section}.{name} is ignored on device cpu"

@@ -1,8 +1,8 @@
-"""A command in place of the built-in training, with values of the cell in braces.
+"""A user's command in place of the built-in training: its words, placeholders and metrics.
 
-A command is words, never shell: a text is split at spaces and quotes as a shell would, and
-then nothing in it is expanded. ``{name}`` stands for a value of the cell, ``{{`` and ``}}``
-for braces. Whoever writes a word into a script quotes it (:func:`shell_word`).
+A command is a list of words, never shell code: a text is split at spaces and quotes as in a
+shell, and nothing is expanded. ``{name}`` is replaced by a value of the cell; ``{{`` and ``}}``
+are literal braces. :func:`shell_word` quotes the words for a script.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ import difflib
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
-from bench.matrix.cell import Cell
-from bench.matrix.cell import word as spoken_word
-from bench.matrix.field_types import shell_words
+from bench.matrix.cell import Cell, value_text
+from bench.matrix.field_types import Section, shell_words
+from bench.matrix.workload import WorkloadOptions
 
 _TOKEN = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
-#: What a script knows only when it runs, as a quoted expansion of its own variable.
-AT_RUN_TIME = {
+#: Values that are known only when the script runs, as quoted expansions of the script's variables.
+RUN_TIME_VALUES = {
     "run_dir": '"$run_dir"',
     "master_addr": '"$MASTER_ADDR"',
     "master_port": '"$MASTER_PORT"',
 }
-#: What belongs to a cell beside its workload options.
-OF_CELL = (
+#: Values of a cell besides its workload options.
+CELL_VALUES = (
     "study",
     "cell_id",
     "nodes",
@@ -39,20 +39,20 @@ OF_CELL = (
     "backend",
     "launcher",
 )
-#: Values that can hold any text: in a word that an interpreter reads as a program they would be code.
+#: Values that can be any text, and so would be code in a word that an interpreter runs as a program.
 _FREE_TEXT = ("run_dir", "data")
-_OF_A_RANK = ("rank", "local_rank", "node_rank", "group_rank", "local_world_size")
+_RANK_VALUES = ("rank", "local_rank", "node_rank", "group_rank", "local_world_size")
 _INTERPRETER = re.compile(r"(?:ba|z|da|k|)sh|python[0-9.]*|perl|ruby")
-#: Stands for the script's own variable; no matrix can hold it.
+#: A placeholder for the script's variable $python; no matrix can contain it.
 PYTHON = "\0python"
-_NULL_OR_LINE = re.compile(r"[\x00\r\n]")
+_NUL_OR_LINE_BREAK = re.compile(r"[\x00\r\n]")
 
 
 def tokens(word: str) -> Iterator[tuple[str, str]]:
-    """Yield ``("text", literal)`` and ``("value", name)`` in their order.
+    """Yield the parts of a word: ``("text", literal)`` and ``("value", name)``.
 
     Raises:
-        ValueError: a brace that is neither doubled nor around a name.
+        ValueError: a brace is neither doubled nor part of ``{name}``.
     """
     at = 0
     for match in _TOKEN.finditer(word):
@@ -64,46 +64,46 @@ def tokens(word: str) -> Iterator[tuple[str, str]]:
         elif match[1] is not None:
             yield "value", match[1]
         else:
-            raise ValueError(f"{word!r} has a single {match[0]!r}; write it twice where a brace is meant")
+            raise ValueError(f"{word!r} has a single {match[0]!r}; write it twice for a literal brace")
     if at < len(word):
         yield "text", word[at:]
 
 
 def names_in(words: Sequence[str]) -> list[str]:
-    """Return the names in braces, each once, in their order."""
+    """Return the distinct names in braces, in order."""
     return list(dict.fromkeys(text for word in words for kind, text in tokens(word) if kind == "value"))
 
 
 def shell_word(word: str, values: Mapping[str, Any]) -> str:
-    """Return a word with its values, quoted for a shell script."""
+    """Return a word with its values filled in, quoted for a shell script."""
     pieces = []
     for kind, text in tokens(word):
-        if kind == "value" and text in AT_RUN_TIME:
-            pieces.append(AT_RUN_TIME[text])
+        if kind == "value" and text in RUN_TIME_VALUES:
+            pieces.append(RUN_TIME_VALUES[text])
         elif text == PYTHON:
             pieces.append('"$python"')
         else:
-            pieces.append(shlex.quote(spoken_word(values[text]) if kind == "value" else text))
+            pieces.append(shlex.quote(value_text(values[text]) if kind == "value" else text))
     return "".join(pieces) or "''"
 
 
 def command_values(cell: Cell, study: str) -> dict[str, Any]:
-    """Return every value that a cell's command may name, but for those of run time."""
+    """Return the values that a cell's command may name, except those of :data:`RUN_TIME_VALUES`."""
     own = {"tasks_per_node": cell.tasks_per_node, "gpus_per_node": cell.tasks_per_node, "study": study}
-    of_cell = {name: getattr(cell, name) for name in OF_CELL if name not in own}
+    of_cell = {name: getattr(cell, name) for name in CELL_VALUES if name not in own}
     env = {f"env.{name}": value for name, value in cell.env.items()}
     return {**cell.workload, **env, **of_cell, **own}
 
 
 def uses_python(words: Sequence[str]) -> bool:
-    """Whether a command begins with ``python``: the one that set-up lines provide, or the submitter's."""
+    """Return whether a command begins with ``python``, which stands for the script's own interpreter."""
     return words[0] in ("python", "python3")
 
 
 def torchrun_words(words: Sequence[str]) -> list[str]:
-    """Return what stands after torchrun's own options: a script, ``-m MODULE``, or ``--no-python COMMAND``.
+    """Return torchrun's positional arguments: a script, ``-m MODULE``, or ``--no-python COMMAND``.
 
-    torchrun starts scripts with its own python, unbuffered: the word ``python`` (and ``-u``) goes.
+    The words ``python`` and ``-u`` are dropped: torchrun starts scripts with its own python, unbuffered.
     """
     if uses_python(words):
         rest = list(words[2:]) if words[1:2] == ["-u"] else list(words[1:])
@@ -113,20 +113,20 @@ def torchrun_words(words: Sequence[str]) -> list[str]:
 
 
 def task_words(words: Sequence[str]) -> list[str]:
-    """Return what a task of srun runs: the same, with the script's own python."""
+    """Return the words that each srun task runs, with the script's own python."""
     return [PYTHON, *words[1:]] if uses_python(words) else list(words)
 
 
-def _words(value: Any) -> Any:
+def _split(value: Any) -> Any:
     return shell_words(value) if isinstance(value, str) else value
 
 
-def _checked(words: list[str]) -> list[str]:
+def _check_command(words: list[str]) -> list[str]:
     if not words or not words[0]:
-        raise ValueError("names no program; write the words of a command, such as `python train.py`")
+        raise ValueError("does not name a program; write the words of a command, such as `python train.py`")
     for at, word in enumerate(words):
-        if _NULL_OR_LINE.search(word):
-            raise ValueError(f"{word!r} has a line break or NUL; put a longer program into a file")
+        if _NUL_OR_LINE_BREAK.search(word):
+            raise ValueError(f"{word!r} has a line break or NUL; write a longer program to a file")
         for kind, name in tokens(word):
             if kind == "value":
                 _check_name(name)
@@ -139,8 +139,8 @@ def _check_no_code(before: list[str], word: str, name: str) -> None:
     programs = [word for word in before if _INTERPRETER.fullmatch(word.rpartition("/")[2])]
     if programs and re.fullmatch(r"-[a-z]*[ce]", before[-1]):
         raise ValueError(
-            f"{{{name}}} stands in {word!r}, which {programs[-1]} runs as a program: the value would "
-            f"be code; give it as a word of its own after the program ($1), or write the program into a file"
+            f"{{{name}}} is part of {word!r}, which {programs[-1]} runs as a program: the value would be "
+            "code; pass it as a separate word after the program ($1), or write the program to a file"
         )
 
 
@@ -148,26 +148,137 @@ def _check_name(name: str) -> None:
     allowed = value_names()
     if name in allowed or name.startswith("env."):
         return
-    if name in _OF_A_RANK:
-        raise ValueError(f"{{{name}}} differs from rank to rank; the command reads ${name.upper()} itself")
+    if name in _RANK_VALUES:
+        raise ValueError(f"{{{name}}} differs between ranks; read ${name.upper()} in the command")
     near = difflib.get_close_matches(name, allowed, n=1, cutoff=0.6)
     hint = f"did you mean '{near[0]}'? " if near else ""
     raise ValueError(f"unknown value {{{name}}}; {hint}allowed: {', '.join(allowed)}, env.NAME")
 
 
 def value_names() -> list[str]:
-    """Return every name that may stand in braces, but for ``env.NAME``."""
-    from bench.matrix.workload import WorkloadOptions
-
-    return [*OF_CELL, *AT_RUN_TIME, *WorkloadOptions.model_fields]
+    """Return the names that are allowed in braces, except ``env.NAME``."""
+    return [*CELL_VALUES, *RUN_TIME_VALUES, *WorkloadOptions.model_fields]
 
 
-#: A command: a text that is split into words, or the words.
+#: A command: a list of words, or a text that is split into words.
 Command = Annotated[
     list[Annotated[str, Field(strict=True)]],
-    BeforeValidator(_words),
-    AfterValidator(_checked),
+    BeforeValidator(_split),
+    AfterValidator(_check_command),
     WithJsonSchema(
         {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]}
     ),
 ]
+
+
+Quantity = Literal["throughput", "step_time", "loss"]
+#: The units of each quantity, the default first.
+UNITS: dict[str, tuple[str, ...]] = {
+    "throughput": ("samples/s", "it/s"),
+    "step_time": ("s", "ms", "us"),
+}
+
+
+def _check_pattern(text: str) -> str:
+    try:
+        groups = re.compile(text).groups
+    except re.error as error:
+        raise ValueError(f"{text!r} is not a regular expression: {error}") from None
+    if groups != 1:
+        raise ValueError(
+            f"{text!r} has {groups} groups; put ( ) around the number, and write (?: ) for any other"
+        )
+    return text
+
+
+def _check_path(text: str) -> str:
+    if "\0" in text or "\n" in text:
+        raise ValueError(f"{text!r} is not a path")
+    return text
+
+
+Pattern = Annotated[str, AfterValidator(_check_pattern)]
+Path = Annotated[str, Field(min_length=1), AfterValidator(_check_path)]
+
+
+class Metrics(Section):
+    """The source of a command's metrics, and their units."""
+
+    source: Literal["recorder", "none"] | None = None
+    """recorder: the command uses bench.record. none: nothing is measured."""
+    csv: Path | None = None
+    """A CSV file with a header, written by the command; relative to the run's folder."""
+    jsonl: Path | None = None
+    """A file with one JSON object per line; relative to the run's folder."""
+    columns: dict[Quantity, Annotated[str, Field(min_length=1)]] | None = None
+    """The columns of csv, or keys of jsonl, that contain throughput, step_time and loss."""
+    output: dict[Quantity, Pattern] | None = None
+    """Regular expressions with one group, searched for in each line of the command's output."""
+    units: dict[Literal["throughput", "step_time"], str] = Field(default={})
+    """throughput: samples/s or it/s; step_time: s, ms or us."""
+    scope: Literal["global", "per_gpu"] = "global"
+    """global: samples/s of all ranks together; per_gpu: of one rank."""
+    skip: Annotated[int, Field(strict=True, ge=0, le=10**9)] = 0
+    """The number of values at the beginning to ignore (warm-up)."""
+
+    @model_validator(mode="after")
+    def _check_sources(self) -> Metrics:
+        given = [name for name in ("source", "csv", "jsonl", "output") if getattr(self, name) is not None]
+        if len(given) != 1:
+            named = " and ".join(given) or "nothing"
+            raise ValueError(f"give exactly one of source, csv, jsonl and output; given: {named}")
+        is_file = self.csv is not None or self.jsonl is not None
+        if is_file != (self.columns is not None):
+            raise ValueError(
+                "csv and jsonl need columns; add columns: {throughput: NAME}"
+                if is_file
+                else "columns is only used with csv and jsonl; remove it"
+            )
+        named_quantities = self.columns or self.output
+        if named_quantities is not None and not {"throughput", "step_time"} & set(named_quantities):
+            raise ValueError(
+                "neither throughput nor step_time is given; add the one that the command reports"
+            )
+        for quantity, unit in self.units.items():
+            if unit not in UNITS[quantity]:
+                raise ValueError(
+                    f"units.{quantity} cannot be {unit!r}; allowed: {', '.join(UNITS[quantity])}"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _check_effects(self) -> Metrics:
+        read = self.columns or self.output or {}
+        for quantity in self.units.keys() - read.keys():
+            raise ValueError(
+                f"units.{quantity} has no effect: {quantity} is not read; add it, or remove its unit"
+            )
+        rate_is_read = "throughput" in read and self.units.get("throughput") != "it/s"
+        if self.scope == "per_gpu" and not rate_is_read:
+            raise ValueError("scope per_gpu has no effect: no throughput in samples/s is read; remove it")
+        if self.skip and not read:
+            raise ValueError(
+                "skip has no effect: no values are read; remove it (the recorder has warmup_steps)"
+            )
+        return self
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the settings that differ from the defaults, for plan.json and run.json."""
+        return self.model_dump(exclude_none=True, exclude_defaults=True)
+
+
+def _source_from_text(value: Any) -> Any:
+    if isinstance(value, str):
+        if value not in ("recorder", "none"):
+            raise ValueError(f"{value!r} is not a source of metrics; allowed: recorder, none, or a mapping")
+        return {"source": value}
+    return value
+
+
+#: ``recorder``, ``none``, or a mapping.
+MetricsOption = Annotated[
+    Metrics,
+    BeforeValidator(_source_from_text),
+    WithJsonSchema({"anyOf": [{"enum": ["recorder", "none"]}, Metrics.model_json_schema()]}),
+]
+RECORDER = Metrics(source="recorder")

@@ -1,8 +1,7 @@
-"""Read a matrix file: YAML with a line for every key and value, and nothing surprising.
+"""Read a YAML file with the line of every key and value, by the strict rules of YAML 1.2.
 
-The reading is YAML 1.2's: ``on`` and ``no`` are words, ``20:00`` is not the number 1200,
-``010`` is not 8. Keys given twice, aliases that explode, tabs and binary data are
-refused with their line.
+``on`` and ``no`` are strings, ``20:00`` is not the number 1200, and ``010`` is not 8.
+Duplicate keys, exploding aliases, tabs and binary data are rejected with their line.
 """
 
 from __future__ import annotations
@@ -18,14 +17,19 @@ import yaml
 from bench.errors import BenchError, InputError, Problem, missing_file
 
 MAX_FILE_BYTES = 4_000_000
-MAX_NODES = 200_000  # of YAML after aliases are expanded; a matrix has dozens
+#: The maximum number of YAML nodes after aliases are expanded; a matrix has dozens.
+MAX_NODES = 200_000
 MAX_DEPTH = 50
+#: The number of problems of a file that are reported at once.
+MAX_PROBLEMS = 20
+_WRONG_FILE = "is it the right file?"
 
+#: The path of a value in a document, such as ("axes", "nodes", 2).
 Place = tuple[str | int, ...]
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """The composer only; values are resolved by YAML 1.2's core schema below."""
+    """PyYAML's composer; :data:`_SCALARS` resolves values by YAML 1.2's core schema."""
 
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 (PyYAML reads a class attribute)
 
@@ -43,10 +47,10 @@ _SCALARS: tuple[tuple[re.Pattern[str], Callable[[str], Any]], ...] = (
 
 @dataclass(frozen=True)
 class Inheritance:
-    """What a matrix took from a site file.
+    """The values that a matrix inherits from a site file.
 
-    ``values`` are by key (``cluster.partition``, ``cluster.env.NAME``), as the file has them;
-    ``executor`` is the one that the file's defaults are for.
+    ``values`` maps full keys (``cluster.partition``, ``cluster.env.NAME``) to the values in
+    the site file. ``executor`` is the executor that the site's defaults apply to.
     """
 
     path: str
@@ -55,63 +59,81 @@ class Inheritance:
     executor: str
 
     def __str__(self) -> str:
-        taken = ", ".join(self.values) or "nothing taken"
-        return f"site defaults of {self.path} (executor {self.executor}): {taken}"
+        keys = ", ".join(self.values) or "nothing inherited"
+        return f"site defaults of {self.path} (executor {self.executor}): {keys}"
 
 
 @dataclass
 class Document:
-    """The content of a YAML file, with the line (from 1) of each key and list item.
+    """The content of a YAML file, the line (from 1) of each key and item, and what is wrong with it.
 
-    ``site`` is what a matrix inherited; its content and its lines are its own alone.
+    ``problems`` is an ordered set. ``site`` is what a matrix inherited; ``content`` and
+    ``lines`` are those of the file alone.
     """
 
     path: str
     text: str
     content: Any
     lines: dict[Place, int] = field(default_factory=dict)
-    problems: list[Problem] = field(default_factory=list)
+    problems: dict[Problem, None] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
     site: Inheritance | None = None
 
     def inherited(self, key: str) -> bool:
-        """Whether a key (``cluster.partition``) comes from the site file, and not from this one."""
+        """Return whether a key (``cluster.partition``) comes from the site file."""
         return self.site is not None and key in self.site.values
 
-    def line(self, place: Place) -> int | None:
-        """Return the line of ``place``, or of the closest thing around it."""
+    def line(self, place: Place) -> int:
+        """Return the line of ``place``, or of the closest value around it."""
         while place and place not in self.lines:
             place = place[:-1]
-        return self.lines.get(place)
+        return self.lines.get(place, 1)
+
+    def location(self, place: Place) -> str:
+        """Return ``PATH:LINE`` of ``place``."""
+        return f"{self.path}:{self.line(place)}"
+
+    def add_problem(self, place: Place, message: str, remedy: str = "") -> None:
+        """Record a problem with the value at ``place``."""
+        self.problems[Problem(self.path, self.line(place), message, remedy)] = None
+
+    def raise_problems(self) -> None:
+        """Raise InputError if there are problems, with at most the first 20 of them."""
+        problems = list(self.problems)
+        if len(problems) > MAX_PROBLEMS:
+            rest = Problem(self.path, None, f"and {len(problems) - MAX_PROBLEMS} more of this kind")
+            problems = [*problems[:MAX_PROBLEMS], rest]
+        if problems:
+            raise InputError(problems)
 
 
 def read_document(path: Path, *, may_be_empty: bool = False) -> Document:
-    """Return the content of a YAML file; with ``may_be_empty`` that of one without content is ``{}``.
+    """Return the content of a YAML file; an empty file is ``{}`` if ``may_be_empty``.
 
     Raises:
-        BenchError: no file, not a file, not readable, not text.
-        InputError: nothing that could be read further. Lesser problems (a key given
-            twice) are kept in the document, to be told together with the schema's.
+        BenchError: the file does not exist, or is not a readable text file.
+        InputError: the YAML cannot be parsed. Problems that do not stop the parser, such as
+            a duplicate key, are recorded in the document instead.
     """
     text = _read_text(path)
     try:
-        _refuse_depth(path, text)
+        _reject_deep_nesting(path, text)
         root = yaml.compose(text, Loader=_Loader)
     except yaml.YAMLError as error:
         raise InputError([_syntax_problem(path, text, error)]) from None
-    if root is None and may_be_empty:
-        return Document(path=str(path), text=text, content={})
-    if root is None:
-        raise InputError(
-            [Problem(str(path), None, "is empty", "start from `bench init`, or from an example in matrices/")]
-        )
-    builder = _Builder(str(path))
-    content = builder.build(root, (), 0)
-    return Document(
-        path=str(path), text=text, content=content, lines=builder.lines, problems=builder.problems
-    )
+    document = Document(path=str(path), text=text, content={})
+    if root is not None:
+        document.content = _Builder(document).build(root, (), 0)
+    elif not may_be_empty:
+        raise _rejection(path, None, "is empty", "start from `bench init`, or from an example in matrices/")
+    return document
 
 
-#: Line breaks of YAML 1.1 that are letters like any other in YAML 1.2; PyYAML folds them to spaces.
+def _rejection(path: Path, line: int | None, message: str, remedy: str = _WRONG_FILE) -> InputError:
+    return InputError([Problem(str(path), line, message, remedy)])
+
+
+#: YAML 1.1 reads these letters as line breaks and PyYAML folds them to spaces; YAML 1.2 does not.
 _LINE_BREAKS = re.compile("[\x85\u2028\u2029]")
 
 
@@ -125,41 +147,33 @@ def _read_text(path: Path) -> str:
     except OSError as error:
         raise BenchError(f"{path}: cannot be read: {error.strerror}") from None
     if len(data) > MAX_FILE_BYTES:
-        raise BenchError(
-            f"{path}: has {len(data)} bytes; a matrix has at most {MAX_FILE_BYTES}",
-            remedy="is it the right file?",
-        )
+        what = f"{path}: has {len(data)} bytes; a matrix has at most {MAX_FILE_BYTES}"
+        raise BenchError(what, remedy=_WRONG_FILE)
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
-        raise InputError(
-            [Problem(str(path), line, "is not text in UTF-8 (binary data?)", "is it the right file?")]
-        ) from None
+        raise _rejection(path, line, "is not text in UTF-8 (binary data?)") from None
     if "\0" in text:
         line = text[: text.index("\0")].count("\n") + 1
-        raise InputError(
-            [Problem(str(path), line, "holds a NUL byte (binary data?)", "is it the right file?")]
-        )
+        raise _rejection(path, line, "contains a NUL byte (binary data?)")
     if odd := _LINE_BREAKS.search(text):
         code = ord(odd[0])
         line = text[: odd.start()].count("\n") + 1
-        what = f"holds the character U+{code:04X}, which YAML readers take for a line break"
-        remedy = f'remove it, or write it as "\\u{code:04X}" in double quotes'
-        raise InputError([Problem(str(path), line, what, remedy)])
+        what = f"contains the character U+{code:04X}, which YAML readers take for a line break"
+        raise _rejection(path, line, what, f'remove it, or write it as "\\u{code:04X}" in double quotes')
     return text
 
 
-def _refuse_depth(path: Path, text: str) -> None:
-    """Refuse deep nesting from the stream of events: the C composer would overflow its stack."""
+def _reject_deep_nesting(path: Path, text: str) -> None:
+    """Check the nesting in the stream of events, because the C composer would overflow its stack."""
     depth = 0
     for event in yaml.parse(text, Loader=_Loader):
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
             if depth > MAX_DEPTH:
-                what = f"is nested more than {MAX_DEPTH} deep"
                 line = event.start_mark.line + 1 if event.start_mark else None
-                raise InputError([Problem(str(path), line, what, "is it the right file?")])
+                raise _rejection(path, line, f"is nested more than {MAX_DEPTH} levels deep")
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
 
@@ -170,38 +184,36 @@ def _syntax_problem(path: Path, text: str, error: yaml.YAMLError) -> Problem:
     line = mark.line + 1 if mark else None
     lines = text.splitlines()
     at = lines[line - 1] if line and line <= len(lines) else ""
+    message, remedy = (
+        f"not valid YAML: {what}",
+        "check indentation, brackets and quotes here and in the line above",
+    )
     if "\t" in at[: len(at) - len(at.lstrip())] or "\\t" in what:
-        return Problem(str(path), line, "a tab stands where YAML wants spaces", "indent with spaces")
-    if "another document" in what or "single document" in what:
-        return Problem(
-            str(path), line, "holds more than one YAML document", "keep one matrix per file (no second '---')"
-        )
-    if "undefined alias" in what:
-        return Problem(
-            str(path),
-            line,
-            f"YAML: {what}",
-            "define it before with '&name', or quote a value that begins with '*'",
-        )
-    remedy = "check indentation, brackets and quotes here and in the line above"
-    return Problem(str(path), line, f"not valid YAML: {what}", remedy)
+        message, remedy = "the line is indented with a tab", "indent with spaces"
+    elif "another document" in what or "single document" in what:
+        message = "contains more than one YAML document"
+        remedy = "keep one matrix per file (no second '---')"
+    elif "undefined alias" in what:
+        message = f"YAML: {what}"
+        remedy = "define it before with '&name', or quote a value that begins with '*'"
+    return Problem(str(path), line, message, remedy)
 
 
 class _Builder:
-    """Turn composed YAML nodes into plain values and remember where each stood."""
+    """Convert composed YAML nodes to plain values; record lines and problems in the document."""
 
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self.lines: dict[Place, int] = {}
-        self.problems: list[Problem] = []
-        self.seen = 0
-        self.at = 1  # the line of the top-level key that is being read
+    def __init__(self, document: Document) -> None:
+        self.document = document
+        self.lines = document.lines
+        self.node_count = 0
+        self.top_level_line = 1
 
     def build(self, node: yaml.Node, place: Place, depth: int) -> Any:
-        self.seen += 1
-        if self.seen > MAX_NODES or depth > 2 * MAX_DEPTH:
+        self.node_count += 1
+        if self.node_count > MAX_NODES or depth > 2 * MAX_DEPTH:
             what = f"the file expands to more than {MAX_NODES} values (aliases?)"
-            raise InputError([Problem(self.path, self.at, what, "write the values out")])
+            path = Path(self.document.path)
+            raise _rejection(path, self.top_level_line, what, "write the values out")
         self.lines.setdefault(place, node.start_mark.line + 1)
         if isinstance(node, yaml.MappingNode):
             return self._mapping(node, place, depth)
@@ -222,24 +234,14 @@ class _Builder:
                 continue
             if not isinstance(key, str):
                 written = getattr(key_node, "value", "a list or mapping")
-                self.problems.append(
-                    Problem(
-                        self.path, line, f"a key must be a word, not {written!r}", "quote it if it is a name"
-                    )
-                )
+                self._add_problem(line, f"a key must be a word, not {written!r}", "quote it if it is a name")
                 continue
             if key in own:
-                self.problems.append(
-                    Problem(
-                        self.path,
-                        line,
-                        f"key '{key}' is given twice (first in line {own[key]})",
-                        "keep one of them",
-                    )
-                )
+                what = f"key '{key}' is given twice (first in line {own[key]})"
+                self._add_problem(line, what, "keep one of them")
                 continue
             own[key] = line
-            self.at = line if depth == 0 else self.at
+            self.top_level_line = line if depth == 0 else self.top_level_line
             self.lines[(*place, key)] = line
             content[key] = self.build(value_node, (*place, key), depth + 1)
         for mapping in merged:
@@ -250,7 +252,7 @@ class _Builder:
         value = self.build(node, place, depth + 1)
         mappings = value if isinstance(value, list) else [value]
         if not all(isinstance(mapping, dict) for mapping in mappings):
-            self.problems.append(Problem(self.path, node.start_mark.line + 1, "'<<' merges mappings only"))
+            self._add_problem(node.start_mark.line + 1, "'<<' merges mappings only")
             return []
         return mappings
 
@@ -258,9 +260,7 @@ class _Builder:
         text = str(node.value)
         if node.tag not in ("tag:yaml.org,2002:str", "!", None):
             line = node.start_mark.line + 1
-            self.problems.append(
-                Problem(self.path, line, f"the YAML tag {node.tag} is not used in a matrix", "remove it")
-            )
+            self._add_problem(line, f"the YAML tag {node.tag} is not used in a matrix", "remove it")
             return text
         if node.style in ("'", '"', "|", ">"):
             return text
@@ -268,3 +268,6 @@ class _Builder:
             if pattern.fullmatch(text):
                 return convert(text)
         return text
+
+    def _add_problem(self, line: int, message: str, remedy: str = "") -> None:
+        self.document.problems[Problem(self.document.path, line, message, remedy)] = None

@@ -1,52 +1,237 @@
-"""From the matrix to its cells.
+"""Expand a matrix into cells: the product of axes and batches, less exclude, plus include.
 
-A cell that belongs to two series (strong 352 and weak 22 meet at 16 GPUs) comes out
-once and is a member of both. Linear in the number of cells.
+A cell that belongs to two series (strong 352 and weak 22 meet at 16 GPUs) is planned once
+and is a member of both. The time is linear in the number of cells.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from bench.matrix.cell import Cell, Membership, canonical, name_of, word
-from bench.matrix.checks import check_commands
+from bench.matrix.cell import PER_NODE, Cell, Membership, Mode, Point, canonical, name_of, value_text
+from bench.matrix.checks import check_commands, check_hosts, runnable_points
 from bench.matrix.document import Document, Place
-from bench.matrix.points import PER_NODE, Enumeration, Point, Problems
 from bench.matrix.schema import Matrix
 
+MAX_CELLS = 100_000
+MAX_RUNS = 1_000_000
 
-@dataclass
-class Expansion:
-    """The cells of a matrix, and remarks on what the matrix says in vain."""
+#: Ranks per node that each host of cluster.hosts decides itself.
+_FROM_HOSTS = "from cluster.hosts"
+_SIZE_AND_LAUNCH = ("nodes", "gpus_per_node", "tasks_per_node", "backend", "launcher")
+_BATCH_KEYS = ("global_batch", "per_gpu_batch")
+_Batch = tuple[Mode, int, Place]
 
-    cells: list[Cell]
-    warnings: list[str] = field(default_factory=list)
 
-
-def expand(matrix: Matrix, document: Document) -> Expansion:
+def expand(matrix: Matrix, document: Document) -> list[Cell]:
     """Return the cells of a matrix in the order of its axes.
 
+    Warnings are added to the document.
+
     Raises:
-        InputError: values given twice, batches that do not divide, combinations that
-            cannot run, nothing left, or far too much; all of them at once.
+        InputError: all problems of the document: duplicate values, batches that do not divide,
+            combinations that cannot run, too many cells or none.
     """
-    problems = Problems(document)
-    check_commands(matrix, problems)
-    _check_hosts(matrix, problems)
-    enumeration = Enumeration(matrix, document, problems)
-    points = enumeration.points()
-    steps = _steps(points, matrix)
-    runnable = [point for point in points if _is_runnable(point, matrix, document, problems, steps=steps)]
-    problems.stop_if_any()
-    cells = _cells(runnable, matrix, problems)
-    problems.stop_if_any()
-    return Expansion(cells, enumeration.warnings)
+    check_commands(matrix, document)
+    check_hosts(matrix, document)
+    points = runnable_points(_Enumeration(matrix, document).points(), matrix, document)
+    document.raise_problems()
+    cells = _cells(points, matrix, document)
+    document.raise_problems()
+    return cells
 
 
-def _cells(points: Sequence[Point], matrix: Matrix, problems: Problems) -> list[Cell]:
+def _batch_key(mode: Mode) -> str:
+    """Return the key of the batch that is constant in a scaling mode."""
+    return "global_batch" if mode == "strong" else "per_gpu_batch"
+
+
+class _Enumeration:
+    """The enumeration of the points of one matrix; problems and warnings go to the document."""
+
+    def __init__(self, matrix: Matrix, document: Document) -> None:
+        self.matrix = matrix
+        self.document = document
+        self.axes = self._axes()
+        self.batches: list[_Batch] = [
+            (scaling.mode, batch, ("scaling", i, _batch_key(scaling.mode), j))
+            for i, scaling in enumerate(matrix.scaling)
+            for j, batch in enumerate(scaling.batches)
+        ]
+
+    def points(self) -> list[Point]:
+        """Return every point once, in the order of the axes, included ones last.
+
+        Raises:
+            InputError: there are too many points to enumerate.
+        """
+        self._check_duplicates()
+        self._check_size()
+        points = self._without_excluded(list(self._product(self.axes, self.batches)))
+        points += self._included(points)
+        if not points and not self.document.problems:
+            what = "the matrix has no cell left"
+            self.document.add_problem(("exclude",), what, "loosen exclude, or widen the axes")
+        return points
+
+    def _key_in_file(self, axis: str) -> str:
+        return self.matrix.size_axis if axis == PER_NODE else axis
+
+    def _axes(self) -> dict[str, list[Any]]:
+        matrix, given = self.matrix, self.matrix.axes.given
+        device = matrix.workload.device
+        wrong = "tasks_per_node" if matrix.size_axis == "gpus_per_node" else "gpus_per_node"
+        if wrong in given:
+            what = f"axes.{wrong} does not fit workload.device {device}"
+            remedy = f"use {matrix.size_axis}, or change workload.device"
+            self.document.add_problem(("axes", wrong), what, remedy)
+        cluster = matrix.cluster
+        hosts_decide = cluster.executor == "ssh" and any(host.processes for host in cluster.hosts or [])
+        defaults: dict[str, list[Any]] = {
+            "nodes": given.get("nodes") or [1],
+            PER_NODE: given.get(matrix.size_axis) or [_FROM_HOSTS if hosts_decide else 1],
+            "backend": given.get("backend") or ["nccl" if device == "cuda" else "gloo"],
+            "launcher": given.get("launcher") or ["srun" if cluster.executor == "slurm" else "torchrun"],
+        }
+        return defaults | {name: values for name, values in given.items() if name not in _SIZE_AND_LAUNCH}
+
+    def _check_duplicates(self) -> None:
+        for name, values in self.axes.items():
+            key = self._key_in_file(name)
+            known: set[str] = set()
+            for index, value in enumerate(values):
+                if canonical(value) in known:
+                    what = f"axes.{key} contains {value_text(value)} twice"
+                    self.document.add_problem(("axes", key, index), what, "remove one of them")
+                known.add(canonical(value))
+        seen: dict[tuple[str, int], Place] = {}
+        for mode, batch, place in self.batches:
+            first = seen.setdefault((mode, batch), place)
+            if first != place:
+                line = self.document.line(first)
+                what = f"{mode} {_batch_key(mode)} {batch} is given twice (first in line {line})"
+                self.document.add_problem(place, what, "remove one")
+
+    def _check_size(self) -> None:
+        """Raise InputError if there are too many cells to enumerate."""
+        cells = math.prod(len(values) for values in self.axes.values()) * len(self.batches)
+        runs = cells * self.matrix.repeats
+        if cells <= MAX_CELLS and runs <= MAX_RUNS:
+            return
+        lengths = {self._key_in_file(name): len(values) for name, values in self.axes.items()}
+        lengths = {name: length for name, length in lengths.items() if length > 1}
+        sizes = " x ".join(f"{name} {n}" for name, n in {**lengths, "batches": len(self.batches)}.items())
+        what = f"the axes span {cells} cells ({sizes}), {runs} runs"
+        remedy = f"at most {MAX_CELLS} cells and {MAX_RUNS} runs are planned; split the study"
+        self.document.add_problem(("axes",), what, remedy)
+        self.document.raise_problems()
+
+    def _ranks_of_hosts(self, nodes: int) -> int | list[int]:
+        """Return the ranks per node of the first ``nodes`` hosts."""
+        counts = [host.processes or 1 for host in (self.matrix.cluster.hosts or [])[:nodes]]
+        return counts[0] if len(set(counts)) == 1 else counts
+
+    def _product(self, axes: dict[str, list[Any]], batches: Sequence[_Batch]) -> Iterator[Point]:
+        for combination in itertools.product(*axes.values()):
+            values = dict(zip(axes, combination, strict=True))
+            if values[PER_NODE] is _FROM_HOSTS:
+                values[PER_NODE] = self._ranks_of_hosts(values["nodes"])
+            for mode, batch, place in batches:
+                yield Point(values, mode, batch, place)
+
+    def _selection(self, section: str, index: int, given: dict[str, Any]) -> dict[str, Any]:
+        """Return an entry of exclude or include, with its size axis as :data:`PER_NODE`."""
+        entry = {}
+        for key, value in given.items():
+            axis = PER_NODE if key in ("gpus_per_node", "tasks_per_node") else key
+            if axis == PER_NODE and key != self.matrix.size_axis:
+                what = f"{section}[{index}].{key} does not fit workload.device {self.matrix.workload.device}"
+                self.document.add_problem((section, index, key), what, f"use {self.matrix.size_axis}")
+            entry[axis] = value
+        return entry
+
+    def _without_excluded(self, points: list[Point]) -> list[Point]:
+        entries = [self._selection("exclude", i, entry.given) for i, entry in enumerate(self.matrix.exclude)]
+        used: set[int] = set()
+        kept = []
+        for point in points:
+            hits = [i for i, entry in enumerate(entries) if _matches(entry, point)]
+            used.update(hits)
+            if not hits:
+                kept.append(point)
+        self.document.warnings += [
+            f"{self.document.location(('exclude', i))}: exclude[{i}] matches no cell and has no effect"
+            for i in range(len(entries))
+            if i not in used
+        ]
+        return kept
+
+    def _included(self, present: list[Point]) -> list[Point]:
+        known = {point.key for point in present} if self.matrix.include else set()
+        added: list[Point] = []
+        for i, selection in enumerate(self.matrix.include):
+            entry = self._selection("include", i, selection.given)
+            for point in self._points_of_include(i, entry):
+                if point.key in known:
+                    what = f"include[{i}] is in the matrix already"
+                    self.document.add_problem(("include", i), what, "remove it")
+                    break
+                known.add(point.key)
+                added.append(point)
+            if len(added) > MAX_CELLS:
+                what = f"include adds more than {MAX_CELLS} cells"
+                self.document.add_problem(("include", i), what, "split the study")
+                break
+        return added
+
+    def _points_of_include(self, index: int, entry: dict[str, Any]) -> Iterator[Point]:
+        """Yield an entry's points; an axis that it does not name takes all its values."""
+        batches = self._batches_of_include(index, entry)
+        axes = {name: [entry[name]] if name in entry else values for name, values in self.axes.items()}
+        axes |= {
+            name: [entry[name]] for name in entry if name not in axes and name not in ("mode", *_BATCH_KEYS)
+        }
+        yield from self._product(axes, batches)
+
+    def _batches_of_include(self, index: int, entry: dict[str, Any]) -> list[_Batch]:
+        place: Place = ("include", index)
+        given = [key for key in _BATCH_KEYS if key in entry]
+        mode = entry.get("mode")
+        if len(given) > 1:
+            what = f"include[{index}] names both batches"
+            self.document.add_problem(place, what, "give global_batch (strong) or per_gpu_batch (weak)")
+            return []
+        if given:
+            own: Mode = "strong" if given[0] == "global_batch" else "weak"
+            if mode not in (None, own):
+                what = f"include[{index}]: mode {mode} does not fit {given[0]}"
+                self.document.add_problem((*place, given[0]), what, f"use mode {own}")
+            return [(own, entry[given[0]], (*place, given[0]))]
+        batches = [batch for batch in self.batches if mode in (None, batch[0])]
+        if not batches:
+            what = f"include[{index}]: scaling has no batch of mode {mode}"
+            self.document.add_problem(place, what, "name global_batch or per_gpu_batch")
+        return batches
+
+
+def _matches(entry: dict[str, Any], point: Point) -> bool:
+    """Return whether a point has all values that an exclude entry names."""
+    for key, value in entry.items():
+        if key == "mode":
+            found: Any = point.mode
+        elif key in _BATCH_KEYS:
+            found = point.batch if key == _batch_key(point.mode) else None
+        else:
+            found = point.values.get(key)
+        if found != value:
+            return False
+    return True
+
+
+def _cells(points: Sequence[Point], matrix: Matrix, document: Document) -> list[Cell]:
     swept_names = _swept_names(points, matrix)
     settings = _Settings(matrix)
     cells: dict[str, Cell] = {}
@@ -55,21 +240,22 @@ def _cells(points: Sequence[Point], matrix: Matrix, problems: Problems) -> list[
         cell = _cell(point, swept, settings)
         known = cells.setdefault(cell.cell_id, cell)
         if known.swept != swept:
-            _note_namesakes(known.swept, swept, problems)
+            _add_name_clash(known.swept, swept, document)
         parts = [point.mode, str(point.batch), cell.backend, cell.launcher]
         known.series.append(Membership(name_of(parts, swept), point.mode, point.batch))
     return list(cells.values())
 
 
-def _note_namesakes(one: dict[str, Any], other: dict[str, Any], problems: Problems) -> None:
-    """Note two cells of one name: long and odd values stand in it as a digest of 32 bits."""
+def _add_name_clash(one: dict[str, Any], other: dict[str, Any], document: Document) -> None:
+    """Record that two cells have the same name, because digests of 32 bits replace long and odd values."""
     axis = next(name for name in other if one.get(name) != other[name])
-    what = f"axes.{axis}: {word(one.get(axis))!r} and {word(other[axis])!r} would give two cells one name"
-    problems.add(("axes", axis), what, "write one of them shorter, or with letters and digits alone")
+    values = f"{value_text(one.get(axis))!r} and {value_text(other[axis])!r}"
+    what = f"axes.{axis}: {values} would give two cells the same name"
+    document.add_problem(("axes", axis), what, "make one of them shorter, or use letters and digits only")
 
 
 def _swept_names(points: Sequence[Point], matrix: Matrix) -> list[str]:
-    """Return the axes that tell cells apart beyond size, backend and launcher."""
+    """Return the axes that vary between cells, except size, backend and launcher."""
     defaults: dict[str, Any] = matrix.workload.model_dump()
     defaults |= {f"env.{name}": value for name, value in matrix.cluster.env.items()}
     names = dict.fromkeys(name for point in points for name in point.values)
@@ -83,7 +269,7 @@ def _swept_names(points: Sequence[Point], matrix: Matrix) -> list[str]:
 
 
 class _Settings:
-    """Workload options and environment of a point; equal ones are one object."""
+    """The workload options and environment of each point; equal ones share one object."""
 
     def __init__(self, matrix: Matrix) -> None:
         self._options = matrix.workload
@@ -104,7 +290,7 @@ class _Settings:
                 if name.startswith("env."):
                     env[name.removeprefix("env.")] = chosen
                 elif name == "command":
-                    workload |= self._options.of_command(list(chosen))
+                    workload |= self._options.command_options(list(chosen))
                 else:
                     workload[name] = chosen
             known = self._known[own] = (workload, env)
@@ -116,7 +302,7 @@ def _cell(point: Point, swept: dict[str, Any], settings: _Settings) -> Cell:
     workload, env = settings.of(point)
     accumulation = workload["grad_accum"]
     per_gpu = point.batch if point.mode == "weak" else point.batch // (ranks * accumulation)
-    size = f"n{values['nodes']}x{word(values[PER_NODE])}"
+    size = f"n{values['nodes']}x{value_text(values[PER_NODE])}"
     return Cell(
         cell_id=name_of([size, values["backend"], values["launcher"], f"b{per_gpu}"], swept),
         launcher=values["launcher"],
@@ -130,115 +316,3 @@ def _cell(point: Point, swept: dict[str, Any], settings: _Settings) -> Cell:
         env=env,
         swept=swept,
     )
-
-
-# -- what cannot run --------------------------------------------------------------------
-
-
-def _steps(points: Sequence[Point], matrix: Matrix) -> dict[int, int]:
-    """Return, for each global batch, what it must be a multiple of to divide at all its sizes."""
-    steps: dict[int, int] = {}
-    for point in points:
-        if point.mode == "strong":
-            steps[point.batch] = math.lcm(
-                steps.get(point.batch, 1), point.ranks * _accumulation(point, matrix)
-            )
-    return steps
-
-
-def _accumulation(point: Point, matrix: Matrix) -> int:
-    return int(point.values.get("grad_accum", matrix.workload.grad_accum))
-
-
-def _is_runnable(
-    point: Point, matrix: Matrix, document: Document, problems: Problems, *, steps: dict[int, int]
-) -> bool:
-    before = len(problems)
-    if matrix.cluster.executor == "ssh":
-        _check_ssh(point, matrix, problems)
-        if len(problems) > before:
-            return False
-    _check_layout(point, matrix, problems)
-    _check_backend(point, matrix, document, problems)
-    if matrix.cluster.executor == "local":
-        _check_local(point, matrix, problems)
-    if point.mode == "strong" and len(problems) == before:
-        _check_division(point, matrix, problems, every_size=steps[point.batch])
-    return len(problems) == before
-
-
-def _check_layout(point: Point, matrix: Matrix, problems: Problems) -> None:
-    nodes, per_node = point.values["nodes"], point.values[PER_NODE]
-    if not isinstance(per_node, list):
-        return
-    axis = matrix.size_axis
-    if len(per_node) != nodes:
-        what = f"{axis} {per_node} names {len(per_node)} nodes, but meets nodes {nodes}"
-        problems.add(
-            ("axes", axis), what, f"exclude {{nodes: {nodes}, {axis}: {per_node}}}, or change axes.nodes"
-        )
-    if point.values["launcher"] == "srun":
-        what = f"{axis} {per_node} differs per node, which launcher srun cannot start"
-        problems.add(("axes", axis), what, "use launcher [torchrun] for mixed nodes")
-
-
-def _check_backend(point: Point, matrix: Matrix, document: Document, problems: Problems) -> None:
-    if point.values["backend"] == "nccl" and matrix.workload.device == "cpu":
-        backends = matrix.axes.given.get("backend") or []
-        place: Place = ("axes", "backend", backends.index("nccl")) if "nccl" in backends else ("include",)
-        problems.add(
-            place, "backend nccl needs GPUs, but workload.device is cpu", "use gloo, or device: cuda"
-        )
-
-
-def _check_local(point: Point, matrix: Matrix, problems: Problems) -> None:
-    nodes, launcher = point.values["nodes"], point.values["launcher"]
-    if nodes != 1:
-        what = f"nodes {nodes}: executor local has one node, this machine"
-        problems.add(("axes", "nodes"), what, f"use nodes [1] and {matrix.size_axis}, or executor slurm")
-    if launcher != "torchrun":
-        what = f"launcher {launcher}: executor local starts ranks as torchrun does"
-        problems.add(("axes", "launcher"), what, "use launcher [torchrun]")
-
-
-def _check_hosts(matrix: Matrix, problems: Problems) -> None:
-    if matrix.cluster.executor == "ssh" and not matrix.cluster.hosts:
-        what = "executor ssh needs cluster.hosts"
-        problems.add(("cluster", "executor"), what, "write cluster.hosts: [gpu1, gpu2], names that ssh takes")
-        problems.stop_if_any()
-
-
-def _check_ssh(point: Point, matrix: Matrix, problems: Problems) -> None:
-    hosts, nodes = matrix.cluster.hosts or [], point.values["nodes"]
-    if point.values["launcher"] != "torchrun":
-        what = f"launcher {point.values['launcher']} needs Slurm: executor ssh starts torchrun on each host"
-        problems.add(("axes", "launcher"), what, "use launcher [torchrun]")
-    if nodes > len(hosts):
-        names = "1 host" if len(hosts) == 1 else f"{len(hosts)} hosts"
-        what = f"nodes {nodes}: cluster.hosts names {names}"
-        problems.add(("axes", "nodes"), what, f"add hosts, or use nodes up to {len(hosts)}")
-        return
-    per_node, axis = point.values[PER_NODE], matrix.size_axis
-    counts = per_node if isinstance(per_node, list) else [per_node] * nodes
-    for host, count in zip(hosts, counts, strict=False):
-        if host.processes is not None and count > host.processes:
-            what = f"{axis} {per_node}: host {host.host} takes {host.processes} processes, not {count}"
-            problems.add(("axes", axis), what, f"lower {axis}, or leave it out: each host starts its own")
-
-
-def _check_division(point: Point, matrix: Matrix, problems: Problems, *, every_size: int) -> None:
-    """Note a batch that does not divide, with the nearest that divide at every size of the matrix."""
-    accumulation = _accumulation(point, matrix)
-    ranks, batch = point.ranks, point.batch
-    step = ranks * accumulation
-    if batch % step == 0:
-        return
-    per_node = point.values[PER_NODE]
-    size = f"nodes {point.values['nodes']} x {matrix.size_axis} {per_node}"
-    what = f"global_batch {batch} is not divisible by {ranks} ranks ({size})"
-    if accumulation > 1:
-        what = f"global_batch {batch} is not divisible by {ranks} ranks ({size}) x grad_accum {accumulation}"
-    if every_size <= 100 * batch:  # else no batch near this one serves all sizes
-        step = every_size
-    below = batch // step * step
-    problems.add(point.place, what, f"try {below} or {below + step}" if below else f"try {step}")

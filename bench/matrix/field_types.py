@@ -1,4 +1,4 @@
-"""Types of fields that several sections of a matrix have, with their checks and limits."""
+"""Field types that several sections of a matrix share, with their checks and limits."""
 
 from __future__ import annotations
 
@@ -17,29 +17,27 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 class Section(BaseModel):
-    """A mapping of the matrix; what stands below a field is its description."""
+    """A section of the matrix. The string below a field is its description in the JSON Schema."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
 def one_line(value: str) -> str:
-    """Return a text of one line.
-
-    Raises:
-        ValueError: it has a line break or control character.
-    """
+    """Return a text; raise ValueError if it has a line break or control character."""
     if _CONTROL.search(value):
         raise ValueError(f"{value!r} has a line break or control character; write one entry per line")
     return value
 
 
 def shell_words(value: str, *, comments: bool = False) -> list[str]:
-    """Return the words of a line as a shell splits it; nothing is expanded.
+    """Return the words of a line as a shell splits it, without expansion.
 
-    With ``comments``, what follows a # is left out.
+    Args:
+        value: the line.
+        comments: drop the text after a #.
 
     Raises:
-        ValueError: a quote is never closed, or a backslash stands at its end.
+        ValueError: a quote is never closed, or the line ends with a backslash.
     """
     try:
         return shlex.split(value, comments=comments)
@@ -48,31 +46,29 @@ def shell_words(value: str, *, comments: bool = False) -> list[str]:
         raise ValueError(f"{value!r} has {what}") from None
 
 
-def _text(value: Any) -> Any:
-    """Take numbers as the text they were written as, but no YAML booleans."""
+def _env_text(value: Any) -> Any:
+    """Convert a number to text; reject a YAML boolean."""
     if isinstance(value, bool):
-        raise ValueError(
-            f"{str(value).lower()} is a YAML boolean; quote it if the variable is to hold that word"
-        )
+        raise ValueError(f"{str(value).lower()} is a YAML boolean; quote it to set the variable to that word")
     return str(value) if isinstance(value, int | float) else value
 
 
-def _env_value(value: str) -> str:
+def _check_env_value(value: str) -> str:
     if "\0" in value:
         raise ValueError("has a NUL character")
     return value
 
 
-#: Variables that the scripts set themselves: a value from the matrix would be overwritten.
+#: Variables that the scripts set, which would overwrite a value from the matrix.
 _OWNED_VARIABLES = {
     "OMP_NUM_THREADS": "use cluster.cpus_per_task, which sets the threads of every rank",
     "MASTER_ADDR": "it is the first host of each job",
-    "MASTER_PORT": "it follows from each job's id",
+    "MASTER_PORT": "it is derived from the job's id",
     **dict.fromkeys(
         ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"), "the launcher sets it for each rank"
     ),
 }
-#: The shell of the scripts works with them: a value from the matrix would not arrive, or would mislead it.
+#: Variables of the scripts' own shell code, which values from the matrix would break.
 _SHELL_VARIABLE = re.compile(
     "agent|before|cell|child|command|counts|endpoint|file|hosts|interface|is_host|node|placement|processes|"
     "python|rdzv_id|run_dir|stage|workload|BASHOPTS|BASH_VERSINFO|EUID|IFS|PPID|SHELLOPTS|UID"
@@ -80,18 +76,14 @@ _SHELL_VARIABLE = re.compile(
 
 
 def env_name(name: str) -> str:
-    """Return the name of an environment variable that a matrix may set.
-
-    Raises:
-        ValueError: it is no such name, or the job's script sets the variable itself.
-    """
+    """Return a name; raise ValueError if it is not one, or the job's script uses that variable itself."""
     owner = _OWNED_VARIABLES.get(name)
     if name.startswith(("BENCH_", "SLURM_")):
-        owner = "names beginning with BENCH_ and SLURM_ belong to the harness and to Slurm"
+        owner = "names beginning with BENCH_ and SLURM_ are reserved for the harness and for Slurm"
     if owner:
         raise ValueError(f"{name} is set by the job's script and would be overwritten; {owner}")
     if _SHELL_VARIABLE.fullmatch(name):
-        raise ValueError(f"{name} is a variable that the job's script works with; choose another name")
+        raise ValueError(f"{name} is a variable of the job's script; choose another name")
     if not ENV_NAME.fullmatch(name):
         raise ValueError(
             f"{name!r} is not the name of an environment variable; allowed: letters, digits and '_'"
@@ -99,8 +91,8 @@ def env_name(name: str) -> str:
     return name
 
 
-def _layout(value: Any) -> Any:
-    """Check ranks per node: a number, or a list with one number per node."""
+def _check_ranks_per_node(value: Any) -> Any:
+    """Check a number, or a list with one number per node."""
     numbers = value if isinstance(value, list) else [value]
     for number in numbers:
         if isinstance(number, bool) or not isinstance(number, int):
@@ -112,19 +104,20 @@ def _layout(value: Any) -> Any:
     return value
 
 
+#: Text without line breaks.
 Line = Annotated[str, Field(min_length=1), AfterValidator(one_line)]
 EnvName = Annotated[str, AfterValidator(env_name)]
 EnvValue = Annotated[
     str,
-    BeforeValidator(_text),
-    AfterValidator(_env_value),
+    BeforeValidator(_env_text),
+    AfterValidator(_check_env_value),
     WithJsonSchema({"type": ["string", "number"]}),
 ]
 Nodes = Annotated[int, Field(strict=True, ge=1, le=MAX_NODES)]
 _PER_NODE = {"type": "integer", "minimum": 1, "maximum": MAX_TASKS_PER_NODE}
 RanksPerNode = Annotated[
     Any,
-    BeforeValidator(_layout),
+    BeforeValidator(_check_ranks_per_node),
     WithJsonSchema({"anyOf": [_PER_NODE, {"type": "array", "items": _PER_NODE, "minItems": 2}]}),
 ]
 Batch = Annotated[int, Field(strict=True, ge=1, le=MAX_BATCH)]

@@ -1,39 +1,42 @@
-"""Read a whole matrix: its YAML, what it inherits from a site, and its schema."""
+"""Load a matrix file and the site defaults that it inherits.
+
+A site file holds settings that all matrices of a cluster share. The inherited values are
+stored with the plan, so that a study stays complete without the site file.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import os
 from pathlib import Path
+from typing import Any, Literal
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
-from bench.errors import InputError, Problem
-from bench.matrix.document import Document, read_document
-from bench.matrix.messages import problems_of, without_unknown_keys
+from bench.errors import BenchError, InputError, Problem, missing_file
+from bench.matrix.cluster import Cluster
+from bench.matrix.document import Document, Inheritance, read_document
+from bench.matrix.field_types import Section
+from bench.matrix.messages import add_validation_problems, without_unknown_keys
 from bench.matrix.schema import STUDY_NAME, STUDY_NAME_RULE, Matrix
-from bench.matrix.site import inherit, read_site
+
+SITE_VARIABLE = "BENCH_SITE"
+_NO_SITE_REMEDY = f"name another with --site or ${SITE_VARIABLE}; {SITE_VARIABLE}= (empty) means none"
 
 
 def load_matrix(path: Path, *, site: Path | None = None) -> tuple[Matrix, Document]:
-    """Return the matrix in a YAML file, and where each of its lines stood.
-
-    Args:
-        path: the matrix.
-        site: a site file that it inherits from.
+    """Return the matrix in a YAML file, with the defaults of a site file, and its document.
 
     Raises:
-        BenchError: a file is not there or not text.
-        InputError: everything that is wrong with the site file; else everything that is wrong
-            with the matrix's YAML and keys, at once. Where only keys are unknown or given twice,
-            they are kept in the document's problems and told together with what
-            :func:`bench.matrix.expansion.expand` finds.
+        BenchError: a file does not exist or cannot be read.
+        InputError: all problems of the site file, or else all problems of the matrix's YAML and
+            keys. If the only problems are unknown and duplicate keys, they stay in the document
+            and are reported with those that :func:`bench.matrix.expansion.expand` finds.
     """
     document = read_document(path)
     if not isinstance(document.content, dict):
-        problem = Problem(
-            str(path), 1, "a matrix is a mapping (key: value)", "start from `bench init`, or from an example"
-        )
-        raise InputError([problem])
+        remedy = "start from `bench init`, or from an example"
+        raise InputError([Problem(str(path), 1, "a matrix is a mapping (key: value)", remedy)])
     content = dict(document.content)
     if content.get("study") is None:
         if not STUDY_NAME.fullmatch(path.stem) or ".." in path.stem:
@@ -45,10 +48,146 @@ def load_matrix(path: Path, *, site: Path | None = None) -> tuple[Matrix, Docume
     try:
         return Matrix.model_validate(content), document
     except ValidationError as error:
-        document.problems += problems_of(error, document)
+        add_validation_problems(document, error)
         rest = without_unknown_keys(content, error)
     if rest is not None:
-        # Nothing but unknown keys: leave them out, so that the expansion's problems come too.
         with contextlib.suppress(ValidationError):
             return Matrix.model_validate(rest), document
-    raise InputError(document.problems)
+    raise InputError(list(document.problems))
+
+
+class SiteWorkload(Section):
+    """The workload options that depend on the cluster."""
+
+    device: Literal["cuda", "cpu"] | None = None
+    """The device of this cluster's nodes."""
+
+
+class Site(Section):
+    """A site file: defaults for all matrices of a cluster."""
+
+    cluster: Cluster = Cluster()
+    """As in a matrix; a key that the matrix sets is not inherited."""
+    workload: SiteWorkload = SiteWorkload()
+    """As in a matrix, but only `device`."""
+
+
+def find_site(named: str | None = None) -> Path | None:
+    """Return the site file to use: ``named``, else ``$BENCH_SITE``, else the user's own if it exists.
+
+    An empty name means none. The user's own file is ``ddp-scaling-bench/site.yaml`` below
+    ``$XDG_CONFIG_HOME`` (default ``~/.config``).
+
+    Raises:
+        BenchError: the named file does not exist, or the user's own is not accessible.
+    """
+    name = os.environ.get(SITE_VARIABLE) if named is None else named
+    if name is not None:
+        path = Path(name).expanduser()
+        if name and not path.is_file():
+            raise missing_file(path, what="site file", remedy=_NO_SITE_REMEDY)
+        return path if name else None
+    own = _own_site_file()
+    try:
+        return own if own is not None and own.is_file() else None
+    except OSError as error:
+        raise BenchError(f"{own}: cannot be read: {error.strerror}", remedy=_NO_SITE_REMEDY) from None
+
+
+def _own_site_file() -> Path | None:
+    config = Path(os.environ.get("XDG_CONFIG_HOME", ""))
+    if not config.is_absolute():  # the XDG specification says to ignore relative paths
+        try:
+            config = Path.home() / ".config"
+        except RuntimeError:  # an account without a home
+            return None
+    return config / "ddp-scaling-bench" / "site.yaml"
+
+
+def read_site(path: Path) -> Document:
+    """Return a validated site file; a file with comments only has no content.
+
+    Raises:
+        BenchError: the file cannot be read.
+        InputError: all problems of the file.
+    """
+    document = read_document(path, may_be_empty=True)
+    content = document.content
+    if not isinstance(content, dict):
+        problem = Problem(str(path), 1, "a site file is a mapping (key: value)", "begin with `cluster:`")
+        raise InputError([problem])
+    known = _known_keys_only(document, content, (), Site)
+    if isinstance(workload := known.get("workload"), dict):
+        known["workload"] = _known_keys_only(document, workload, ("workload",), SiteWorkload)
+    try:
+        Site.model_validate({name: value for name, value in known.items() if value is not None})
+    except ValidationError as error:
+        add_validation_problems(document, error)
+    if document.problems:
+        raise InputError(list(document.problems))
+    return document
+
+
+def _known_keys_only(
+    document: Document, section: dict[str, Any], place: tuple[str, ...], model: type[BaseModel]
+) -> dict[str, Any]:
+    """Return a section without the keys that ``model`` does not have; record those as problems."""
+    allowed = list(model.model_fields)
+    where = f"{place[0]} of a site file" if place else "a site file"
+    for key in section:
+        if key not in allowed:
+            remedy = f"allowed: {', '.join(allowed)}; the matrix says what to measure"
+            document.add_problem((*place, key), f"unknown key '{key}' in {where}", remedy)
+    return {key: value for key, value in section.items() if key in allowed}
+
+
+def inherit(content: dict[str, Any], site: Document) -> tuple[dict[str, Any], Inheritance]:
+    """Return a matrix's content with the defaults of a site file, and the inherited values.
+
+    A key of the matrix replaces the site's, and a list is replaced as a whole: the order of
+    set-up lines matters, and a matrix must be able to drop one. Only ``env`` is merged by name.
+    The defaults apply to the executor that the site names (slurm); a matrix with another
+    executor inherits nothing.
+    """
+    values: dict[str, Any] = {}
+    own, defaults = _section(content, "cluster"), _section(site.content, "cluster") or {}
+    executor = defaults.get("executor") or "slurm"
+    if own is None or (own.get("executor") or executor) != executor:
+        return content, Inheritance(site.path, site.text, values, executor)
+    cluster = _merged(own, defaults, values)
+    merged = {**content, "cluster": cluster} if cluster else content
+    workload, device = _section(content, "workload"), (_section(site.content, "workload") or {}).get("device")
+    if workload is not None and "device" not in workload and device is not None:
+        values["workload.device"] = device
+        merged = {**merged, "workload": {**workload, "device": device}}
+    return merged, Inheritance(site.path, site.text, values, executor)
+
+
+def _section(content: dict[str, Any], name: str) -> dict[str, Any] | None:
+    """Return a section, ``{}`` if it is missing, or None if it is not a mapping."""
+    section = content.get(name, {})
+    return section if isinstance(section, dict) else None
+
+
+def _merged(own: dict[str, Any], defaults: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+    """Return the cluster section with the defaults; add the inherited ones to ``values``."""
+    merged = dict(own)
+    for key, value in defaults.items():
+        mine = own.get(key)
+        if key == "env" and isinstance(mine, dict) and value:
+            new = {name: text for name, text in value.items() if name not in mine}
+            values.update({f"cluster.env.{name}": text for name, text in new.items()})
+            merged["env"] = {**new, **mine}
+        elif key not in own and value is not None:
+            merged[key] = value
+            new = {f"env.{name}": text for name, text in value.items()} if key == "env" else {key: value}
+            values.update({f"cluster.{name}": setting for name, setting in new.items()})
+    return merged
+
+
+def site_schema() -> dict[str, Any]:
+    """Return the JSON Schema of a site file, for editors."""
+    schema = Site.model_json_schema()
+    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    schema["title"] = "Site defaults of scaling studies"
+    return schema

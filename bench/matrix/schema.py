@@ -1,8 +1,7 @@
-"""The matrix file's schema: every key, its type, its limits and its default.
+"""The schema of a matrix file: every key, its type, its limits and its default.
 
-Checked by pydantic; `bench schema` prints it as JSON Schema for editors. What a value
-means together with others (divisible batches, nccl without GPUs) is checked in
-:mod:`bench.matrix.expansion`, where the cells are known.
+`bench schema` prints it as JSON Schema for editors. Conditions on several values, such as
+divisible batches, are checked in :mod:`bench.matrix.checks`.
 """
 
 from __future__ import annotations
@@ -14,31 +13,32 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model,
 
 from bench.matrix.cell import Mode
 from bench.matrix.cluster import Cluster
+from bench.matrix.command import RECORDER, Command, MetricsOption
 from bench.matrix.field_types import ENV_NAME, Batch, EnvValue, Nodes, RanksPerNode, Section, env_name
-from bench.matrix.workload import Workload
+from bench.matrix.workload import WorkloadOptions
 
 STUDY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 STUDY_NAME_RULE = "letters, digits, '.', '_' and '-', at most 64, beginning with a letter or digit"
 
 
-def _study_name(name: str) -> str:
+def _check_study_name(name: str) -> str:
     if not STUDY_NAME.fullmatch(name) or ".." in name:
-        raise ValueError(f"{name!r} cannot name a folder safely; allowed: {STUDY_NAME_RULE}")
+        raise ValueError(f"{name!r} is not a safe folder name; allowed: {STUDY_NAME_RULE}")
     return name
 
 
 class Scaling(Section):
-    """A batch axis by its meaning."""
+    """A scaling mode and its batches."""
 
     mode: Mode
-    """strong keeps the global batch, weak the per-GPU batch."""
+    """strong: the global batch is constant. weak: the per-GPU batch is constant."""
     global_batch: Annotated[list[Batch], Field(min_length=1)] | None = None
-    """Samples of one optimizer step over all ranks (strong)."""
+    """Samples of one optimizer step over all ranks (mode strong)."""
     per_gpu_batch: Annotated[list[Batch], Field(min_length=1)] | None = None
-    """Samples of one micro-batch on one rank (weak)."""
+    """Samples of one micro-batch on one rank (mode weak)."""
 
     @model_validator(mode="after")
-    def _batch_fits_mode(self) -> Scaling:
+    def _check_batch_of_mode(self) -> Scaling:
         wanted, other = (
             ("global_batch", "per_gpu_batch") if self.mode == "strong" else ("per_gpu_batch", "global_batch")
         )
@@ -47,17 +47,35 @@ class Scaling(Section):
                 f"mode {self.mode} needs {wanted}, a list such as [{352 if self.mode == 'strong' else 22}]"
             )
         if getattr(self, other) is not None:
-            raise ValueError(f"mode {self.mode} keeps {wanted}; {other} follows from it, remove it")
+            raise ValueError(f"mode {self.mode} is given by {wanted}; remove {other}, which follows from it")
         return self
 
     @property
     def batches(self) -> list[int]:
-        """The batches of the mode's own kind."""
+        """The global batches of mode strong, or the per-GPU batches of mode weak."""
         return (self.global_batch if self.mode == "strong" else self.per_gpu_batch) or []
 
 
-def _annotated(name: str) -> Any:
-    """Return an option's type with all its constraints, as a list item or a single value."""
+class Workload(WorkloadOptions):
+    """The options of the built-in training, or a command that runs instead of it."""
+
+    command: Command | None = None
+    """A command instead of the built-in training; `{name}` is replaced by a value of the cell."""
+    metrics: MetricsOption = RECORDER
+    """The source of a command's metrics: recorder, none, csv, jsonl or output."""
+
+    def resolved(self) -> dict[str, Any]:
+        """Return a cell's workload options, with the command's if there is one."""
+        own = {name: getattr(self, name) for name in WorkloadOptions.model_fields}
+        return own if self.command is None else own | self.command_options(self.command)
+
+    def command_options(self, command: list[str]) -> dict[str, Any]:
+        """Return a command and its metrics as workload options of a cell."""
+        return {"command": command, "metrics": self.metrics.as_json()}
+
+
+def _option_type(name: str) -> Any:
+    """Return the type of a workload option with all its constraints."""
     info = Workload.model_fields[name]
     return Annotated[(info.annotation, *info.metadata)] if info.metadata else info.annotation
 
@@ -70,28 +88,28 @@ _SIZE_AXES: dict[str, Any] = {
     "backend": Literal["nccl", "gloo"],
     "launcher": Literal["srun", "torchrun"],
 }
-_AXIS_TYPES: dict[str, Any] = {**_SIZE_AXES, **{name: _annotated(name) for name in AXIS_OPTIONS}}
+_AXIS_TYPES: dict[str, Any] = {**_SIZE_AXES, **{name: _option_type(name) for name in AXIS_OPTIONS}}
 
 
-#: Marks an unknown key among the axes, where pydantic must let `env.*` pass.
+#: The error text for an unknown axis; pydantic cannot forbid extra keys here because of `env.*`.
 UNKNOWN_KEY = "UNKNOWN_KEY"
 
 
-def _known_axis(name: str) -> str:
+def _check_axis_name(name: str) -> str:
     if not name.startswith("env."):
         raise ValueError(UNKNOWN_KEY)
     env_name(name.removeprefix("env."))
     return name
 
 
-class _Named(BaseModel):
-    """Keys of the schema, and `env.NAME` beside them."""
+class _KeysAndEnv(BaseModel):
+    """The keys of the schema, and `env.NAME`."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
     @property
     def given(self) -> dict[str, Any]:
-        """What the file names and does not leave empty, in the schema's order."""
+        """The keys of the file that are not empty, in the schema's order."""
         own = {name: getattr(self, name) for name in type(self).model_fields if name in self.model_fields_set}
         return {
             name: value
@@ -100,14 +118,14 @@ class _Named(BaseModel):
         }
 
 
-class _AxesBase(_Named):
+class _AxesBase(_KeysAndEnv):
     __pydantic_extra__: dict[
-        Annotated[str, AfterValidator(_known_axis)], Annotated[list[EnvValue], Field(min_length=1)]
+        Annotated[str, AfterValidator(_check_axis_name)], Annotated[list[EnvValue], Field(min_length=1)]
     ]
 
 
-class _SelectionBase(_Named):
-    __pydantic_extra__: dict[Annotated[str, AfterValidator(_known_axis)], EnvValue]
+class _SelectionBase(_KeysAndEnv):
+    __pydantic_extra__: dict[Annotated[str, AfterValidator(_check_axis_name)], EnvValue]
 
 
 def _optional(kind: Any, *, as_list: bool) -> tuple[Any, None]:
@@ -118,7 +136,7 @@ _model: Any = create_model  # its overloads do not take computed fields
 Axes: Any = _model(
     "Axes",
     __base__=_AxesBase,
-    __doc__="What is enumerated: the product of all lists.",
+    __doc__="The axes: the matrix is the product of all lists.",
     **{name: _optional(kind, as_list=True) for name, kind in _AXIS_TYPES.items()},
 )
 _BATCH_TYPES: dict[str, Any] = {
@@ -129,32 +147,32 @@ _BATCH_TYPES: dict[str, Any] = {
 Selection: Any = _model(
     "Selection",
     __base__=_SelectionBase,
-    __doc__="One value for some of the axes and the batch.",
+    __doc__="One value for some of the axes, the mode and the batch.",
     **{name: _optional(kind, as_list=False) for name, kind in (_AXIS_TYPES | _BATCH_TYPES).items()},
 )
 
 
 class Matrix(Section):
-    """A study to be planned."""
+    """A study to plan."""
 
-    study: Annotated[str, AfterValidator(_study_name)]
-    """The study's name, and its folder's; default: the file's stem."""
+    study: Annotated[str, AfterValidator(_check_study_name)]
+    """The name of the study and of its folder; default: the file's stem."""
     cluster: Cluster = Cluster()
-    """Where and how the runs are started."""
+    """Where and how runs are started."""
     axes: Axes = Field(default_factory=Axes)
-    """What is enumerated."""
+    """The axes: the matrix is the product of all lists."""
     scaling: Annotated[list[Scaling], Field(min_length=1)]
-    """The batch axis, by its meaning."""
+    """The scaling modes and their batches."""
     workload: Workload = Workload()
-    """What a cell runs: the built-in training, or a command."""
+    """The options of the built-in training, or a command that runs instead of it."""
     repeats: Annotated[int, Field(strict=True, ge=1, le=1000)] = 3
-    """Runs of each cell; intervals need 3."""
+    """Runs of each cell; intervals need at least 3."""
     seed: Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)] = 0
-    """Seed of the order in which runs are started."""
+    """Seed of the random order in which runs are started."""
     exclude: list[Selection] = Field(default=[])
-    """Cells left out: each entry removes what agrees with all it names."""
+    """Cells to leave out: an entry removes the cells that match all its keys."""
     include: list[Selection] = Field(default=[])
-    """Cells added; an axis that an entry does not name takes all its values."""
+    """Cells to add; an axis that an entry does not name takes all its values."""
 
     @property
     def size_axis(self) -> str:

@@ -1,7 +1,7 @@
-"""What the workload can be told: one field per option, each also usable as an axis.
+"""The options of the built-in training, and the command line that passes them to a job.
 
-The same model checks the matrix, writes the launch line of a script and reads it back
-inside the job, so the three cannot disagree.
+One model validates the matrix, writes the launch line of a script, and parses it in the
+job. Each option can also be an axis of the matrix.
 """
 
 from __future__ import annotations
@@ -11,9 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from bench.matrix.command import Command
 from bench.matrix.field_types import Section
-from bench.matrix.metrics import RECORDER, MetricsOption
 from bench.units import parse_count, parse_duration_s
 
 Count = Annotated[int, Field(strict=True, ge=1)]
@@ -31,14 +29,14 @@ def _duration(value: Any) -> Any:
 
 
 class WorkloadOptions(Section):
-    """The DDP training that a cell runs."""
+    """The options of the built-in DDP training."""
 
     device: Literal["cuda", "cpu"] = "cuda"
-    """Where tensors live; nccl needs cuda."""
+    """The device of the tensors; nccl needs cuda."""
     model: Model = "transformer"
     """The network. transformer and mlp take their size from `parameters`."""
     parameters: Annotated[int, BeforeValidator(_count), Field(strict=True, ge=1_000, le=10**12)] | None = None
-    """About how many parameters transformer and mlp have (10M, 1.5B); default 10M and 8M."""
+    """Approximate number of parameters of transformer and mlp (10M, 1.5B); default 10M and 8M."""
     seq_len: Annotated[int, Field(strict=True, ge=2, le=1_000_000)] = 128
     """Tokens per sample of the transformer."""
     image_size: Annotated[int, Field(strict=True, ge=32, le=4096)] = 224
@@ -50,17 +48,17 @@ class WorkloadOptions(Section):
     epochs: Annotated[int, Field(strict=True, ge=1, le=10**5)] = 3
     """Epochs; each is a throughput window and an attribution window."""
     warmup_steps: Annotated[int, Field(strict=True, ge=3, le=10**6)] = 10
-    """Fewest steps before the first window (DDP rebuilds its buckets in the first)."""
+    """Minimum steps before the first window (DDP rebuilds its buckets in the first)."""
     attribution_steps: Annotated[int, Field(strict=True, ge=0, le=10**5)] = 10
     """Instrumented steps after each throughput window; 0 leaves the split empty."""
     probe_steps: Annotated[int, Field(strict=True, ge=0, le=10**5)] = 6
-    """Steps of each of five kinds after the last epoch, which tell communication's cost; 0 for none."""
+    """Steps per probe after the last epoch; five probes measure communication's cost. 0 for none."""
     sweep_time: Annotated[float, BeforeValidator(_duration), Field(ge=0, le=3600, allow_inf_nan=False)] = 10.0
-    """Most seconds of the all-reduce sweep after the last epoch (large messages give way); 0 for none."""
+    """Maximum seconds of the all-reduce sweep at the end; it drops large messages first. 0 for none."""
     sweep_max_mb: Annotated[float, Field(ge=0.004, le=16_384, allow_inf_nan=False)] | None = None
-    """The sweep's largest message in MiB, beside the model's buckets; default the gradients', 16 to 64."""
+    """Largest message of the sweep in MiB, besides the buckets; default: the gradients', within 16 to 64."""
     trace_steps: Annotated[int, Field(strict=True, ge=0, le=1_000)] = 0
-    """Steps of rank 0 in a profiler's trace, taken after everything else; 0 for none."""
+    """Steps that rank 0 traces with the profiler after all measurements; 0 for none."""
     val_steps: Annotated[int, Field(strict=True, ge=0, le=10**6)] = 2
     """Validation batches after each epoch, untimed; 0 leaves val_* empty."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
@@ -78,7 +76,7 @@ class WorkloadOptions(Section):
     activation_checkpointing: Annotated[bool, Field(strict=True)] = False
     """Recompute the blocks' activations in backward."""
     checkpoint: Annotated[bool, Field(strict=True)] = False
-    """Rank 0 writes a checkpoint after each epoch; its time is kept apart."""
+    """Rank 0 writes a checkpoint after each epoch; its time is recorded separately."""
     num_workers: Annotated[int, Field(strict=True, ge=0, le=1024)] = 0
     """DataLoader workers per rank."""
     pin_memory: Annotated[bool, Field(strict=True)] = False
@@ -86,45 +84,23 @@ class WorkloadOptions(Section):
     seed: Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)] = 0
     """Seed of weights and data."""
     join_timeout: Annotated[int, BeforeValidator(_duration), Field(strict=True, ge=1, le=86_400)] = 300
-    """How long ranks wait for each other at the start (seconds, or 5m)."""
+    """Maximum time that ranks wait for each other at the start (seconds, or 5m)."""
 
-
-class Workload(WorkloadOptions):
-    """What a cell runs: the built-in training, or a command of yours."""
-
-    command: Command | None = None
-    """A command instead of the built-in training, with values of the cell in braces."""
-    metrics: MetricsOption = RECORDER
-    """Where a command's numbers come from: recorder, none, csv, jsonl or output."""
-
-    def resolved(self) -> dict[str, Any]:
-        """Return the options as a cell keeps them; the command's only where there is one."""
-        own = {name: getattr(self, name) for name in WorkloadOptions.model_fields}
-        return own if self.command is None else own | self.of_command(self.command)
-
-    def of_command(self, command: list[str]) -> dict[str, Any]:
-        """Return what a cell keeps of a command."""
-        return {"command": command, "metrics": self.metrics.as_json()}
-
-
-# The command line that hands workload options to a job: written into scripts, read back inside.
 
 _FLAGS = {name: "--" + name.replace("_", "-") for name in WorkloadOptions.model_fields}
 
 
 def to_arguments(options: Mapping[str, Any]) -> list[str]:
-    """Return the arguments that ``python -m bench.workload`` reads back as ``options``.
+    """Return the arguments from which ``python -m bench.workload`` parses ``options``.
 
-    Every option is written, also where it has its default: a script says by itself what it
-    measures, and a later default cannot change it. What is unset (None) is left out. The
-    words are not quoted: whoever writes them into a script does that.
+    Options with their default value are written, too, so that a later default cannot change an
+    existing script. Options that are None are omitted. The caller quotes the words for a shell.
 
     Args:
-        options: resolved workload options by field name, as ``WorkloadOptions.model_dump()``
-            gives them; a field that is absent keeps its default.
+        options: resolved workload options by field name, as from ``WorkloadOptions.model_dump()``.
 
     Raises:
-        KeyError: a name that is no option.
+        KeyError: a name is not an option.
     """
     words: list[str] = []
     for name, value in options.items():

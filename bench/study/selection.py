@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bench.errors import BenchError
-from bench.matrix.cell import Cell, Run, word
+from bench.matrix.cell import Cell, Run, value_text
 from bench.study.ledger import RunRecord, RunState
 
 _FIELDS = (
@@ -61,7 +61,7 @@ def _agrees(run: Run, cell: Cell, words: str) -> bool:
     if key == "mode":
         return value in cell.modes
     found = _property(cell, key)
-    return word(found) == value
+    return value_text(found) == value
 
 
 def _property(cell: Cell, key: str) -> Any:

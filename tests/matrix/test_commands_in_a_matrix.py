@@ -1,4 +1,4 @@
-"""A command in place of the built-in training: how it is read, checked and quoted."""
+"""Parse, check and quote a command that replaces the built-in training."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.errors import InputError
-from bench.matrix.command import names_in, shell_word, tokens, torchrun_words
-from bench.matrix.metrics import Metrics
+from bench.matrix.command import Metrics, names_in, shell_word, tokens, torchrun_words
 from bench.plan import make_plan
 
 HEAD = """\
@@ -57,11 +56,11 @@ def test_without_a_command_a_cell_says_nothing_of_one(plan):
         ),
         (
             "command:\n  - python\n  - x.py\n  - '{rank}'",
-            "own.yaml:6: workload.command: {rank} differs from rank to rank; the command reads $RANK itself",
+            "own.yaml:6: workload.command: {rank} differs between ranks; read $RANK in the command",
         ),
         (
             "command: python x.py {",
-            "own.yaml:6: workload.command: '{' has a single '{'; write it twice where a brace is meant",
+            "own.yaml:6: workload.command: '{' has a single '{'; write it twice for a literal brace",
         ),
         (
             "command: python 'x.py",
@@ -69,16 +68,16 @@ def test_without_a_command_a_cell_says_nothing_of_one(plan):
         ),
         (
             "command: ''",
-            "own.yaml:6: workload.command: names no program; write the words of a command, such as `python train.py`",
+            "own.yaml:6: workload.command: does not name a program; write the words of a command, such as `python train.py`",
         ),
         (
             'command: [python, "a\\nb"]',
-            "own.yaml:6: workload.command: 'a\\nb' has a line break or NUL; put a longer program into a file",
+            "own.yaml:6: workload.command: 'a\\nb' has a line break or NUL; write a longer program to a file",
         ),
         (
             "command: [bash, -ec, 'ls {data}']",
-            "own.yaml:6: workload.command: {data} stands in 'ls {data}', which bash runs as a program: the value "
-            "would be code; give it as a word of its own after the program ($1), or write the program into a file",
+            "own.yaml:6: workload.command: {data} is part of 'ls {data}', which bash runs as a program: the value "
+            "would be code; pass it as a separate word after the program ($1), or write the program to a file",
         ),
         (
             "command: python x.py {parameters} {seed}",
@@ -93,16 +92,16 @@ def test_without_a_command_a_cell_says_nothing_of_one(plan):
         (
             "command: python x.py {master_addr}",
             "own.yaml:6: the command names {master_addr}, which executor local does not know; "
-            "torchrun sets $MASTER_ADDR for each rank: read it there",
+            "read $MASTER_ADDR, which torchrun sets for each rank",
         ),
         (
             "command: 'true'\nmetrics: recoder",
-            "own.yaml:7: workload.metrics: 'recoder' is no source of numbers; "
+            "own.yaml:7: workload.metrics: 'recoder' is not a source of metrics; "
             "allowed: recorder, none, or a mapping",
         ),
         (
             "command: 'true'\nmetrics:\n  output:\n    throughput: 'x ([0-9]'",
-            "own.yaml:9: workload.metrics.output.throughput: 'x ([0-9]' is no regular expression: "
+            "own.yaml:9: workload.metrics.output.throughput: 'x ([0-9]' is not a regular expression: "
             "missing ), unterminated subpattern at position 2",
         ),
         (
@@ -112,18 +111,17 @@ def test_without_a_command_a_cell_says_nothing_of_one(plan):
         ),
         (
             "command: 'true'\nmetrics: {csv: a.csv, output: {throughput: '(x)'}}",
-            "own.yaml:7: workload.metrics: one of csv, jsonl and output says where the numbers are, "
-            "not csv and output; or write recorder, or none",
+            "own.yaml:7: workload.metrics: give exactly one of source, csv, jsonl and output; "
+            "given: csv and output",
         ),
         (
             "command: 'true'\nmetrics: {csv: a.csv}",
-            "own.yaml:7: workload.metrics: columns names the columns of csv or the keys of jsonl: "
-            "add columns: {throughput: NAME}",
+            "own.yaml:7: workload.metrics: csv and jsonl need columns; add columns: {throughput: NAME}",
         ),
         (
             "command: 'true'\nmetrics: {jsonl: a, columns: {loss: l}}",
-            "own.yaml:7: workload.metrics: neither throughput nor step_time is named; "
-            "name the one that the command tells",
+            "own.yaml:7: workload.metrics: neither throughput nor step_time is given; "
+            "add the one that the command reports",
         ),
         (
             "command: 'true'\nmetrics: {output: {step_time: '(x)'}, units: {step_time: min}}",
@@ -132,7 +130,7 @@ def test_without_a_command_a_cell_says_nothing_of_one(plan):
         (
             "command: 'true'\nmetrics: {output: {step_time: '(x)'}, units: {throughput: it/s}}",
             "own.yaml:7: workload.metrics: units.throughput has no effect: throughput is not read; "
-            "name it, or remove its unit",
+            "add it, or remove its unit",
         ),
         (
             "command: 'true'\nmetrics: {output: {step_time: '(x)'}, scope: per_gpu}",
@@ -160,17 +158,17 @@ def test_what_cannot_be_meant_is_refused_with_its_line(plan, workload, words):
 def test_what_does_nothing_or_something_else_is_warned_about(plan):
     warnings = plan("command: python x.py $HOME && ls\nprecision: bf16\nepochs: 2").warnings
     assert [words for words in warnings if words.startswith("own.yaml")] == [
-        "own.yaml:6: '$HOME' in the command arrives literally, no shell reads it; "
+        "own.yaml:6: '$HOME' in the command is passed literally, because no shell reads it; "
         'for a shell write [bash, -c, "...", bash, WORDS]',
-        "own.yaml:6: '&&' in the command arrives literally, no shell reads it; "
+        "own.yaml:6: '&&' in the command is passed literally, because no shell reads it; "
         'for a shell write [bash, -c, "...", bash, WORDS]',
         "own.yaml:6: the command names neither {per_gpu_batch} nor {global_batch}: "
-        "it must read $BENCH_PER_GPU_BATCH, or have the cells' batch by chance",
+        "unless it reads $BENCH_PER_GPU_BATCH, its batch may differ from the cell's",
         "own.yaml:7: workload.precision is ignored: the command does not name {precision}",
     ]
     assert (
-        "own.yaml:7: workload.metrics.csv is one file for all runs: a command that appends to it, and runs beside each"
-        " other, mix their numbers; write it below {run_dir} and name it relative to the run's folder"
+        "own.yaml:7: workload.metrics.csv is one file for all runs: concurrent runs, or a command that appends,"
+        " mix their numbers; write it below {run_dir} and give its path relative to the run's folder"
     ) in plan(
         "command: python x.py {per_gpu_batch}\nmetrics: {csv: /tmp/a.csv, columns: {throughput: t}}"
     ).warnings

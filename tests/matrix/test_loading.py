@@ -1,4 +1,4 @@
-"""What the YAML reader takes, and how it refuses the rest."""
+"""The YAML reader: accepted files, and the messages for rejected ones."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_every_key_and_item_knows_its_line(tmp_path):
     document = read_document(write(tmp_path, "a: 1\nb:\n  c:\n    - 5\n    - 6\n"))
     assert document.content == {"a": 1, "b": {"c": [5, 6]}}
     assert document.line(("b", "c", 1)) == 5
-    assert document.line(("b", "c", 9)) == 3, "what is not there has the line of what is around it"
+    assert document.line(("b", "c", 9)) == 3, "a missing value has the line of the value around it"
 
 
 def test_words_that_yaml_1_1_takes_for_something_else_stay_words(tmp_path):
@@ -56,7 +56,7 @@ def test_anchors_and_merges_work_and_own_keys_win(tmp_path):
     [
         ("", "{path}: is empty; start from `bench init`, or from an example in matrices/"),
         ("# only a comment\n", "{path}: is empty; start from `bench init`, or from an example in matrices/"),
-        ("a:\n\tb: 1\n", "{path}:2: a tab stands where YAML wants spaces; indent with spaces"),
+        ("a:\n\tb: 1\n", "{path}:2: the line is indented with a tab; indent with spaces"),
         (
             "a: [1,\nb: 2\n",
             "{path}:3: not valid YAML: did not find expected ',' or ']'; "
@@ -64,17 +64,17 @@ def test_anchors_and_merges_work_and_own_keys_win(tmp_path):
         ),
         (
             "a: 1\n---\nb: 2\n",
-            "{path}:2: holds more than one YAML document; keep one matrix per file (no second '---')",
+            "{path}:2: contains more than one YAML document; keep one matrix per file (no second '---')",
         ),
         (
             "a: *nowhere\n",
             "{path}:1: YAML: found undefined alias; define it before with '&name', or quote a value that begins with '*'",
         ),
         (b"study: \xff\xfe\n", "{path}:1: is not text in UTF-8 (binary data?); is it the right file?"),
-        (b"study: a\nx: \0\n", "{path}:2: holds a NUL byte (binary data?); is it the right file?"),
+        (b"study: a\nx: \0\n", "{path}:2: contains a NUL byte (binary data?); is it the right file?"),
         (
             "study: a\nx: 'b\u2028c'\n".encode(),
-            "{path}:2: holds the character U+2028, which YAML readers take for a line break; "
+            "{path}:2: contains the character U+2028, which YAML readers take for a line break; "
             'remove it, or write it as "\\u2028" in double quotes',
         ),
     ],
@@ -106,7 +106,7 @@ def test_a_missing_file_and_a_directory_are_told_apart(tmp_path):
 
 
 def test_deep_nesting_is_refused(tmp_path):
-    assert "is nested more than 50 deep" in refusal(write(tmp_path, "[" * 200 + "]" * 200))
+    assert "is nested more than 50 levels deep" in refusal(write(tmp_path, "[" * 200 + "]" * 200))
     assert refusal(write(tmp_path, "[" * 100_000))
 
 

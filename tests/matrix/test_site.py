@@ -1,4 +1,4 @@
-"""Site defaults: which file is in force, what a matrix inherits of it, and that it is recorded and refused."""
+"""Site defaults: choosing the file, inheriting from it, recording and rejecting it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from bench.errors import BenchError
-from bench.matrix.load import load_matrix
-from bench.matrix.site import find_site, site_schema
+from bench.matrix.load import find_site, load_matrix, site_schema
 from bench.plan import make_plan, write_plan
 
 MATRIX = """\
@@ -161,7 +160,7 @@ def test_a_file_that_was_named_and_is_not_there_is_an_error(monkeypatch):
         find_site()
     assert str(caught.value) == (
         "/nowhere/site.yaml: site file does not exist; "
-        "name another with --site or $BENCH_SITE; BENCH_SITE= (empty) is none"
+        "name another with --site or $BENCH_SITE; BENCH_SITE= (empty) means none"
     )
 
 
@@ -181,11 +180,11 @@ def test_all_problems_of_a_site_file_are_told_at_once_with_their_lines(write):
     )
     assert said[3] == (
         f"{site}:5: unknown key 'axes' in a site file; allowed: cluster, workload; "
-        "what is to be measured belongs into the matrix"
+        "the matrix says what to measure"
     )
     assert said[4] == (
         f"{site}:6: unknown key 'model' in workload of a site file; allowed: device; "
-        "what is to be measured belongs into the matrix"
+        "the matrix says what to measure"
     )
     assert said[5] == f"{site}:6: workload.device cannot be 'gpu'; did you mean 'cpu'? allowed: cuda, cpu"
 
@@ -262,7 +261,7 @@ def test_plan_says_which_site_file_is_in_force_and_what_it_gave(write, tmp_path)
     none = bench("plan", str(matrix), "--site", "", cwd=tmp_path, BENCH_SITE=str(site))
     assert "site defaults" not in none.stderr
     nothing = bench("plan", "smoke_cpu", "--site", str(site), cwd=tmp_path)
-    assert f"site defaults of {site} (executor slurm): nothing taken" in nothing.stderr.splitlines()
+    assert f"site defaults of {site} (executor slurm): nothing inherited" in nothing.stderr.splitlines()
 
 
 def test_the_schema_of_a_site_file_knows_the_clusters_keys_and_nothing_to_measure(tmp_path):

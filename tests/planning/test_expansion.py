@@ -1,4 +1,4 @@
-"""What a matrix expands to."""
+"""The cells of a matrix, their names and order, and the plan's warnings."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.errors import InputError
-from bench.matrix.expansion import Expansion, expand
+from bench.matrix.cell import Cell
+from bench.matrix.expansion import expand
 from bench.matrix.load import load_matrix
 from bench.plan import make_plan, ordered_runs
 from bench.shipped import shipped
 
 
-def expanded(folder: Path, content: dict) -> Expansion:
+def expanded(folder: Path, content: dict) -> list[Cell]:
     path = folder / "m.yaml"
     path.write_text(yaml.safe_dump(content))
     return expand(*load_matrix(path))
@@ -33,7 +34,7 @@ def gpu_matrix(**more) -> dict:
 
 
 def test_a_cell_of_two_series_is_planned_once_and_is_in_both(tmp_path):
-    cells = {cell.cell_id: cell for cell in expanded(tmp_path, gpu_matrix()).cells}
+    cells = {cell.cell_id: cell for cell in expanded(tmp_path, gpu_matrix())}
     assert list(cells) == [
         "n1x4-nccl-srun-b88",
         "n1x4-nccl-srun-b22",
@@ -51,7 +52,7 @@ def test_strong_keeps_the_global_batch_and_weak_the_per_rank_batch_to_the_sample
         {"mode": "strong", "global_batch": [352, 704]},
         {"mode": "weak", "per_gpu_batch": [7, 22]},
     ]
-    for cell in expanded(tmp_path, matrix).cells:
+    for cell in expanded(tmp_path, matrix):
         assert cell.global_batch == cell.per_gpu_batch * cell.world_size * 2
         for member in cell.series:
             assert member.batch == (cell.global_batch if member.mode == "strong" else cell.per_gpu_batch)
@@ -64,7 +65,7 @@ def test_every_axis_is_enumerated_and_named_in_the_cell(tmp_path):
         "env.NCCL_ALGO": ["Ring", "Tree"],
         "backend": ["nccl", "gloo"],
     }
-    cells = expanded(tmp_path, matrix).cells
+    cells = expanded(tmp_path, matrix)
     assert len(cells) == 5 * 2 * 2 * 2
     (cell,) = [c for c in cells if c.cell_id == "n2x4-gloo-srun-b44-precision.bf16-NCCL_ALGO.Tree"]
     assert cell.env == {"NCCL_DEBUG": "WARN", "NCCL_ALGO": "Tree"}
@@ -75,7 +76,7 @@ def test_every_axis_is_enumerated_and_named_in_the_cell(tmp_path):
 def test_values_that_no_folder_should_hold_still_give_safe_and_different_names(tmp_path):
     matrix = gpu_matrix()
     matrix["axes"] |= {"env.X": ["a/b", "a b", "a;b", "$(x)", "é", "-", "a-X.b", "y" * 300, "y" * 301, ""]}
-    ids = [cell.cell_id for cell in expanded(tmp_path, matrix).cells]
+    ids = [cell.cell_id for cell in expanded(tmp_path, matrix)]
     assert len(set(ids)) == len(ids) == 50
     assert all(
         set(name) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._+-") for name in ids
@@ -85,7 +86,7 @@ def test_values_that_no_folder_should_hold_still_give_safe_and_different_names(t
 
 def test_exclude_removes_what_agrees_with_all_it_names(tmp_path):
     matrix = gpu_matrix(exclude=[{"nodes": 4}, {"nodes": 1, "mode": "weak"}])
-    assert [c.cell_id for c in expanded(tmp_path, matrix).cells] == [
+    assert [c.cell_id for c in expanded(tmp_path, matrix)] == [
         "n1x4-nccl-srun-b88",
         "n2x4-nccl-srun-b44",
         "n2x4-nccl-srun-b22",
@@ -93,27 +94,28 @@ def test_exclude_removes_what_agrees_with_all_it_names(tmp_path):
 
 
 def test_an_exclude_that_matches_nothing_is_remarked_with_its_line(tmp_path):
-    expansion = expanded(tmp_path, gpu_matrix(exclude=[{"nodes": 64}]))
-    (warning,) = expansion.warnings
-    assert warning.endswith(": exclude[0] matches no cell and does nothing")
+    path = tmp_path / "m.yaml"
+    path.write_text(yaml.safe_dump(gpu_matrix(exclude=[{"nodes": 64}])))
+    line = path.read_text().splitlines().index("- nodes: 64") + 1
+    assert make_plan(path).warnings[0] == f"{path}:{line}: exclude[0] matches no cell and has no effect"
 
 
 def test_an_excluded_cell_may_have_an_indivisible_batch(tmp_path):
     matrix = gpu_matrix(exclude=[{"nodes": 3}])
     matrix["axes"]["nodes"] = [1, 2, 3]
-    assert expanded(tmp_path, matrix).cells
+    assert expanded(tmp_path, matrix)
 
 
 def test_include_takes_all_values_of_an_axis_that_it_does_not_name(tmp_path):
     matrix = gpu_matrix(include=[{"nodes": 8, "backend": "nccl", "mode": "weak", "per_gpu_batch": 22}])
     matrix["axes"]["env.NCCL_ALGO"] = ["Ring", "Tree"]
-    added = [c.cell_id for c in expanded(tmp_path, matrix).cells if c.nodes == 8]
+    added = [c.cell_id for c in expanded(tmp_path, matrix) if c.nodes == 8]
     assert added == ["n8x4-nccl-srun-b22-NCCL_ALGO.Ring", "n8x4-nccl-srun-b22-NCCL_ALGO.Tree"]
 
 
 def test_an_include_may_add_an_option_that_is_no_axis(tmp_path):
     matrix = gpu_matrix(include=[{"nodes": 4, "mode": "weak", "precision": "bf16"}])
-    ids = [c.cell_id for c in expanded(tmp_path, matrix).cells]
+    ids = [c.cell_id for c in expanded(tmp_path, matrix)]
     assert len(ids) == len(set(ids)) == 6
     assert "n4x4-nccl-srun-b22-precision.bf16" in ids
 
@@ -122,7 +124,7 @@ def test_mixed_nodes_count_their_own_ranks(tmp_path):
     matrix = gpu_matrix()
     matrix["axes"] = {"nodes": [2], "gpus_per_node": [4, [4, 2]], "launcher": ["torchrun"]}
     matrix["scaling"] = [{"mode": "strong", "global_batch": [48]}]
-    assert [(c.cell_id, c.world_size, c.per_gpu_batch) for c in expanded(tmp_path, matrix).cells] == [
+    assert [(c.cell_id, c.world_size, c.per_gpu_batch) for c in expanded(tmp_path, matrix)] == [
         ("n2x4-nccl-torchrun-b6", 8, 6),
         ("n2x4+2-nccl-torchrun-b8", 6, 8),
     ]
@@ -141,7 +143,7 @@ def test_the_matrix_is_the_product_of_its_axes(tmp_path_factory, nodes, per_node
         "axes": {"nodes": nodes, "gpus_per_node": per_node, "bucket_cap_mb": buckets},
         "scaling": [{"mode": "weak", "per_gpu_batch": weak}],
     }
-    cells = expanded(tmp_path_factory.mktemp("m"), content).cells
+    cells = expanded(tmp_path_factory.mktemp("m"), content)
     found = [(c.nodes, c.tasks_per_node, c.workload["bucket_cap_mb"], c.per_gpu_batch) for c in cells]
     expected = [(n, p, b, w) for n in nodes for p in per_node for b in buckets for w in weak]
     assert Counter(found) == Counter(expected)
@@ -149,7 +151,7 @@ def test_the_matrix_is_the_product_of_its_axes(tmp_path_factory, nodes, per_node
 
 
 def test_the_order_of_runs_is_seeded_and_spreads_the_repeats(tmp_path):
-    cells = expanded(tmp_path, gpu_matrix()).cells
+    cells = expanded(tmp_path, gpu_matrix())
     runs = ordered_runs(cells, repeats=4, seed=7)
     assert runs == ordered_runs(cells, repeats=4, seed=7)
     assert runs != ordered_runs(cells, repeats=4, seed=8)
@@ -175,8 +177,8 @@ def test_two_cells_that_would_have_one_name_are_refused(tmp_path):
     )
     assert str(caught.value) == (
         f"{tmp_path}/m.yaml:{line}: axes.env.NOTE: 'a value of many letters: 79102' and "
-        "'a value of many letters: 126337' would give two cells one name; "
-        "write one of them shorter, or with letters and digits alone"
+        "'a value of many letters: 126337' would give two cells the same name; "
+        "make one of them shorter, or use letters and digits only"
     )
 
 
@@ -223,7 +225,7 @@ def test_settings_that_do_nothing_are_remarked(tmp_path):
     ignored = [w for w in make_plan(path).warnings if "ignored" in w]
     assert ignored == [
         f"{path}:2: cluster.partition is ignored by executor local",
-        f"{path}:6: seq_len is ignored: only model transformer reads it",
+        f"{path}:6: seq_len is ignored: only model transformer uses it",
     ]
 
 

@@ -1,4 +1,4 @@
-"""Matrices with hosts that are reached by ssh: what is planned, what is refused, and the scripts."""
+"""Matrices with executor ssh: cells, rejected hosts, and scripts."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_plain_name_is_a_host_of_one_rank_or_of_what_the_axis_says(tmp_path):
 
 NAME_RULE = (
     "allowed: NAME or USER@NAME with letters, digits, '.', '_' and '-' "
-    "(ports, keys and jump hosts go into ~/.ssh/config)"
+    "(set ports, keys and jump hosts in ~/.ssh/config)"
 )
 
 
@@ -80,7 +80,7 @@ NAME_RULE = (
 )
 def test_a_name_that_is_more_than_a_name_is_refused(tmp_path, name):
     said = refusal(tmp_path, {"hosts": ["n1", name]})
-    assert said == f"cluster.hosts[1].host: {name!r} is not a host's name; {NAME_RULE}"
+    assert said == f"cluster.hosts[1].host: {name!r} is not a host name; {NAME_RULE}"
     said = refusal(tmp_path, {"hosts": [{"host": "n1", "address": name}]})
     assert said == (
         f"cluster.hosts[0].address: {name!r} is not an address; allowed: a name or an IPv4 address, "
@@ -94,7 +94,7 @@ def test_a_name_that_is_more_than_a_name_is_refused(tmp_path, name):
         (
             {},
             {},
-            "executor ssh needs cluster.hosts; write cluster.hosts: [gpu1, gpu2], names that ssh takes",
+            "executor ssh needs cluster.hosts; write cluster.hosts: [gpu1, gpu2], names that ssh accepts",
         ),
         (
             {"hosts": []},
@@ -104,7 +104,7 @@ def test_a_name_that_is_more_than_a_name_is_refused(tmp_path, name):
         (
             {"hosts": ["a", "b"]},
             {"nodes": [2, 3]},
-            "nodes 3: cluster.hosts names 2 hosts; add hosts, or use nodes up to 2",
+            "nodes 3: cluster.hosts has 2 hosts; add hosts, or use nodes up to 2",
         ),
         (
             {"hosts": ["a"]},
@@ -115,7 +115,7 @@ def test_a_name_that_is_more_than_a_name_is_refused(tmp_path, name):
             {"hosts": ["a", {"host": "b", "processes": 2}]},
             {"nodes": [2], "tasks_per_node": [4]},
             "tasks_per_node 4: host b takes 2 processes, not 4; "
-            "lower tasks_per_node, or leave it out: each host starts its own",
+            "lower tasks_per_node, or leave it out: each host then starts its own number of processes",
         ),
         (
             {"hosts": ["a", "b", "a"]},

@@ -298,7 +298,7 @@ def test_a_matrix_cannot_set_a_variable_that_a_script_works_with():
     names = {name for text in texts for name in re.findall(r"^ *([a-z_]+)=", text, re.MULTILINE)}
     assert {"run_dir", "python", "hosts", "rdzv_id"} < names
     for name in names:
-        with pytest.raises(ValueError, match=f"^{name} is a variable that the job's script works with"):
+        with pytest.raises(ValueError, match=f"^{name} is a variable of the job's script"):
             env_name(name)
 
 
@@ -343,9 +343,9 @@ def test_our_own_linter_has_nothing_to_say_about_any_script():
 
 AGENT = """\
 #!/bin/bash
-trap 'echo asked to end; exit 7' TERM
+trap 'kill "$!"; echo asked to end; exit 7' TERM
 printf '%s\\n' "$@"
-[ -z "$WAITS" ] || { kill -TERM "$PPID"; sleep 20 & wait; }
+[ -z "$WAITS" ] || { sleep 60 & kill -TERM "$PPID"; wait; }
 exit 5
 """
 

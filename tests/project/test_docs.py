@@ -12,8 +12,7 @@ import typer
 
 from bench.cli import app
 from bench.matrix import cluster, schema
-from bench.matrix.metrics import Metrics
-from bench.matrix.workload import Workload
+from bench.matrix.command import Metrics
 from bench.study.layout import METRICS_COLUMNS, RANKS_COLUMNS, STEPS_COLUMNS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -57,7 +56,7 @@ def test_no_command_is_documented_that_is_not_there():
         (cluster.Container, "container."),
         (cluster.Host, "hosts."),
         (schema.Scaling, "scaling."),
-        (Workload, "workload."),
+        (schema.Workload, "workload."),
         (Metrics, "workload.metrics."),
     ],
 )

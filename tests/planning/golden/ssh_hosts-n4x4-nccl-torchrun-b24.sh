@@ -28,7 +28,7 @@ export OMP_NUM_THREADS=8 BENCH_THREADS_PER_RANK=8
 # gloo takes one interface, by name. Unless the matrix names it: the one that leads to another host
 # (a machine's own name often stands for the loopback).
 if [ nccl = gloo ] && [ -z "${GLOO_SOCKET_IFNAME:-}" ]; then
-  interface=$("$python" -m bench.workload.interface "${BENCH_PEER:-${endpoint%:*}}") || exit 1
+  interface=$("$python" -m bench.workload.network_interface "${BENCH_PEER:-${endpoint%:*}}") || exit 1
   [ -z "$interface" ] || export GLOO_SOCKET_IFNAME="$interface"
 fi
 export PYTHONUNBUFFERED=1
