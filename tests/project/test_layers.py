@@ -62,15 +62,23 @@ READABLE = ("bench", "bench.matrix", "bench.study", "bench.units", "bench.errors
 
 
 @functools.cache
-def import_statements() -> dict[str, list[ast.Import | ast.ImportFrom]]:
-    """Return the import statements of each module, lazy and type-only ones included."""
-    statements = {}
+def modules() -> dict[str, Path]:
+    """Return the file of each module of the project."""
+    found = {}
     for package in ("bench", "analysis"):
         for path in sorted((ROOT / package).rglob("*.py")):
             parts = path.relative_to(ROOT).with_suffix("").parts
-            module = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-            nodes = ast.walk(ast.parse(path.read_text()))
-            statements[module] = [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+@functools.cache
+def import_statements() -> dict[str, list[ast.Import | ast.ImportFrom]]:
+    """Return the import statements of each module, lazy and type-only ones included."""
+    statements = {}
+    for module, path in modules().items():
+        nodes = ast.walk(ast.parse(path.read_text()))
+        statements[module] = [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
     return statements
 
 
@@ -192,7 +200,7 @@ def file_uses(path: Path) -> Iterator[str]:
 def test_each_record_of_the_results_has_one_reader():
     wrong = [
         f"{module} uses {name}"
-        for module, path in modules()
+        for module, path in modules().items()
         for name in file_uses(path)
         if not within(module, READERS[name])
     ]
