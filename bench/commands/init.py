@@ -64,7 +64,7 @@ def _ask_slurm() -> list[Partition]:
     try:
         return partitions(Slurm().nodes())
     except SlurmUnavailableError as absent:
-        if "command not found" not in absent.words:
+        if "command not found" not in absent.output:
             raise
         return []
 

@@ -95,12 +95,12 @@ class Queue:
         options = [f"--nodes={nodes}", f"--time={slurm_time(asked_s)}"]
         now = datetime.now(UTC)
         try:
-            estimate = self.slurm.test_only(script, options=options)
+            starts = self.slurm.test_only(script, options=options)
         except SlurmRefusedError as refusal:
-            return Wait(None, "", f"Slurm would not take it: {_one_line(refusal.words)}")
-        if estimate is None or estimate.starts is None:
+            return Wait(None, "", f"Slurm would not take it: {_one_line(refusal.output)}")
+        if starts is None:
             return Wait(None, "", f"Slurm cannot tell when it would start{'; ' if remark else ''}{remark}")
-        seconds = max(0.0, (estimate.starts - now).total_seconds())
+        seconds = max(0.0, (starts - now).total_seconds())
         # Slurm names whole seconds: what starts at once may seem to start one second ago, or in one.
         seconds = 0.0 if seconds < 2 else seconds
         return Wait(seconds, f"Slurm's estimate at {now:%Y-%m-%d %H:%M} UTC (sbatch --test-only)", remark)

@@ -198,7 +198,7 @@ def _start_now(
         say(f"{full.message}: waiting for room")
         left = full.left
     except SlurmUnavailableError as absent:
-        if not wait or absent.lasting:
+        if not wait or absent.permanent:
             raise
         say(f"{absent.message}: waiting for Slurm")
         return list(runs)  # some of them may be submitted: who waits sees which are left

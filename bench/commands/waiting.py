@@ -172,7 +172,7 @@ class Waiting:
                     self._start(left, active=len(active))
                     continue
             except SlurmUnavailableError as absent:
-                if absent.lasting:
+                if absent.permanent:
                     raise
                 say_once(self._told, f"{absent.message}: waiting for Slurm")
                 continue
@@ -224,7 +224,7 @@ def when_slurm_answers(ask: Callable[[], T], *, wait: bool = True) -> T:
         try:
             return ask()
         except SlurmUnavailableError as absent:
-            if not wait or absent.lasting:
+            if not wait or absent.permanent:
                 raise
             say_once(told, f"{absent.message}: waiting for Slurm")
             time.sleep(POLL_S)

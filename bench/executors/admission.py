@@ -44,13 +44,13 @@ def refused_for_good(slurm: Slurm, refusal: SlurmRefusedError, *, script: Path, 
 
     Slurm has the same words for a job that fits no node and for nodes that are down or drained.
     """
-    if not _NOT_NOW.search(refusal.words):
-        return refusal.words
+    if not _NOT_NOW.search(refusal.output):
+        return refusal.output
     partitions = partitions_of(slurm, script)
     there = {name: sum(group.nodes for group in groups) for name, groups in partitions.items()}
     if there and max(there.values()) < nodes:
         has = " and ".join(f"partition {name} has {count} nodes" for name, count in there.items())
-        return f"{refusal.words} ({has}, and it takes {nodes})"
+        return f"{refusal.output} ({has}, and it takes {nodes})"
     groups = [group for groups in partitions.values() for group in groups]
     all_at_work = bool(groups) and all(group.state in _AT_WORK for group in groups)
-    return refusal.words if all_at_work else ""
+    return refusal.output if all_at_work else ""

@@ -114,7 +114,7 @@ class PackExecutor(SlurmExecutor):
             why = refused_for_good(self.slurm, refusal, script=job.script, nodes=pack.allocation.nodes)
             if why:
                 raise _refused(pack, why, queue_is_full=refusal.queue_is_full) from None
-            watch.said(f"the pack may have to wait: Slurm says of its size now: {refusal.words}")
+            watch.said(f"the pack may have to wait: Slurm says of its size now: {refusal.output}")
 
     def _point_out_limit(self, pack: Pack, watch: Watch) -> None:
         """Say where the partition's time limit is shorter: many sites take such a job, and never start it."""
@@ -152,14 +152,14 @@ class PackExecutor(SlurmExecutor):
             for attempt in pack.attempts
         ]
         try:
-            job_id = self.slurm.submit(self._pack_job(pack), keep_open=(lock,)).job_id
+            job_id = self.slurm.submit(self._pack_job(pack), pass_fds=(lock,))
         except SubmissionUncertainError as lost:
             job_id = self._find_by_name(pack.attempts[0].run, pack.job_name, lost)
         except (SlurmRefusedError, SlurmUnavailableError) as error:
             for record in records:
-                self._withdraw(record, error.words, refused=True)
+                self._withdraw(record, error.output, refused=True)
             if isinstance(error, SlurmRefusedError):
-                raise _refused(pack, error.words, queue_is_full=error.queue_is_full) from None
+                raise _refused(pack, error.output, queue_is_full=error.queue_is_full) from None
             raise
         self._note_jobs(records, job_id)
         return records

@@ -169,7 +169,7 @@ class Settlement:
         try:
             rows = self.slurm.accounting([str(job) for job in names])
         except SlurmUnavailableError as absent:
-            answers.no_accounting = absent.words
+            answers.no_accounting = absent.output
             return
         # A controller that lost its state counts its jobs from 1 again: another's job has another name,
         # also where both have rows. The rows of steps follow their job's.

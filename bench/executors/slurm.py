@@ -160,7 +160,7 @@ class SlurmExecutor:
 
     def _point_out_overriding(self, runs: Sequence[Run], watch: Watch) -> None:
         """Say, once, which variables of the caller change what the scripts ask for."""
-        variables = self.slurm.overriding_variables() if runs else {}
+        variables = self.slurm.sbatch_variables() if runs else {}
         if variables and not self._told_of_overriding:
             self._told_of_overriding = True
             listed = ", ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
@@ -189,7 +189,7 @@ class SlurmExecutor:
         except SlurmRefusedError as refusal:
             why = refused_for_good(self.slurm, refusal, script=script, nodes=nodes)
             if not why:
-                watch.said(f"{first.run_id} goes first: Slurm says of its size now: {refusal.words}")
+                watch.said(f"{first.run_id} goes first: Slurm says of its size now: {refusal.output}")
                 return [first, *(run for run in runs if run is not first)]
             what = f"Slurm would not take the largest cell, {first.cell_id}: {why}"
             remedy = (
@@ -212,11 +212,11 @@ class SlurmExecutor:
         )
         record = RunRecord(run.run_id, attempt.number, RunState.QUEUED, job_name=attempt.job_name)
         try:
-            job_id = self.slurm.submit(self._job(attempt), keep_open=(lock,)).job_id
+            job_id = self.slurm.submit(self._job(attempt), pass_fds=(lock,))
         except SubmissionUncertainError as lost:
             job_id = self._find_by_name(run, attempt.job_name, lost)
         except (SlurmRefusedError, SlurmUnavailableError) as error:
-            self._withdraw(record, error.words, refused=True)
+            self._withdraw(record, error.output, refused=True)
             raise
         self._note_job(record, job_id)
         return record
@@ -254,7 +254,7 @@ class SlurmExecutor:
             time.sleep(1)
         raise SlurmUnavailableError(
             "sbatch",
-            f"no answer for {run.run_id} ({lost.words}), and no job has its name yet",
+            f"no answer for {run.run_id} ({lost.output}), and no job has its name yet",
             remedy="type `bench submit` again in a minute: it looks for the job before it submits",
         )
 
@@ -337,7 +337,7 @@ def may_start(record: RunRecord, attempt_seen: int) -> bool:
 
 def _raise_refused(refusal: SlurmRefusedError, todo: Sequence[Run], done: int) -> NoReturn:
     kept = f"{done} of {len(todo)} are submitted and kept"
-    what = f"sbatch refused {todo[done].run_id}: {refusal.words} ({kept})"
+    what = f"sbatch refused {todo[done].run_id}: {refusal.output} ({kept})"
     if refusal.queue_is_full:
         remedy = "type `bench submit` again when jobs have ended, or use --max-queued or --wait"
         raise QueueFullError(what, remedy=remedy, left=todo[done:]) from None

@@ -1,4 +1,8 @@
-"""How asking Slurm can fail: it cannot be asked, it says no, or nobody knows whether it said yes."""
+"""Run Slurm's commands: submit, query and cancel jobs, and describe the cluster.
+
+This is the only module that runs Slurm's commands. It uses no shell and limits the time of every
+command. Errors contain the output of the command.
+"""
 
 from __future__ import annotations
 
@@ -19,107 +23,105 @@ from bench.slurm.parsing import (
     AccountingRow,
     NodeGroup,
     QueueRow,
-    StartEstimate,
-    Submission,
     UnreadableOutputError,
     parse_accounting,
-    parse_estimate,
+    parse_expected_start,
     parse_nodes,
     parse_queue,
     parse_submission,
 )
 
-#: Slurm's words for a limit on how many jobs may be queued: later there is room again.
+T = TypeVar("T")
+
+#: --duplicates: earlier attempts of a requeued job are separate rows.
+_SACCT = ("sacct", "--noheader", "--parsable2", "--duplicates", f"--format={','.join(ACCOUNTING_FIELDS)}")
+#: Linux limits one argument to 128 KiB; longer lists of job ids are split.
+_MAX_LIST_CHARACTERS = 100_000
+#: Limits on the number of queued jobs; submission works again once jobs have ended.
 _QUEUE_FULL = re.compile(
     r"(?:Assoc|QOS)\w*(?:Max|Grp)Submit\w*|MaxSubmitJobs\w*|temporarily unable to accept job|MaxJobCount"
 )
+_UNREACHABLE = re.compile(
+    r"Unable to contact slurm controller|Unable to establish controller|Connection refused|connect failure"
+    r"|Could not establish a configuration source|[Uu]nable to (?:read|process) (?:slurm\.conf|configuration)"
+    r"|[Mm]unge encode failed|authentication (?:error|credential)|Slurm backup controller in standby",
+)
+#: After these errors slurmctld may have accepted the job.
+_UNCERTAIN = re.compile(r"timed out|Zero Bytes were transmitted|Unexpected message received|Connection reset")
+_NO_SUCH_JOB = re.compile(r"Invalid job id specified|already completing or completed|Job/step already")
+#: The commands are installed but no cluster is configured, as on a laptop.
+_UNCONFIGURED = re.compile(r"Could not establish a configuration source|[Uu]nable to .*slurm\.conf")
+#: The controller is busy or restarting.
+_TEMPORARY = re.compile(r"[Uu]nable to contact|timed out|Connection (?:refused|reset)")
+_RETRY_REMEDY = "repeat the command when Slurm responds again (scontrol ping); nothing is lost"
+_LOCATION_REMEDY = (
+    "run this on a login node (perhaps after `module load slurm`), or set cluster.executor: local"
+)
+
+#: Variables that filter or reformat the output of queries.
+_QUERY_VARIABLES = re.compile(r"(?:SQUEUE|SACCT|SINFO|SCANCEL)_\w+|SLURM_TIME_FORMAT")
+#: The only SLURM_* variables passed on to sbatch. All others describe a job that `bench` itself may
+#: run in and would leak into the new job: an inherited SLURM_MEM_PER_CPU makes its srun fail.
+_SUBMISSION_VARIABLES = {"SLURM_CONF", "SLURM_CLUSTERS"}
 
 
 class SlurmError(BenchError):
-    """A command of Slurm failed. ``words`` is what it printed, one line per message."""
+    """A Slurm command failed. ``output`` is what it printed, one line per message."""
 
-    def __init__(self, command: str, words: str, *, remedy: str = "") -> None:
-        super().__init__(f"{command}: {words}", remedy=remedy)
+    def __init__(self, command: str, output: str, *, remedy: str = "") -> None:
+        super().__init__(f"{command}: {output}", remedy=remedy)
         self.command = command
-        self.words = words
+        self.output = output
 
 
 class SlurmUnavailableError(SlurmError):
-    """Slurm (or its accounting) cannot be asked now or here; the caller falls back or tries again."""
+    """Slurm or its accounting is unreachable. Callers fall back or retry."""
 
     exit_code = 1
 
     @property
-    def lasting(self) -> bool:
-        """Whether waiting does not help: the command is not there."""
-        return self.words in ("command not found", "permission denied")
+    def permanent(self) -> bool:
+        """True if the command does not exist on this machine, so that retrying is useless."""
+        return self.output in ("command not found", "permission denied")
 
 
 class SubmissionUncertainError(SlurmUnavailableError):
-    """The connection broke during sbatch: the job may have been accepted all the same.
+    """The answer of sbatch was lost, so the job may or may not have been accepted.
 
-    Look for ``job_name`` with :meth:`bench.slurm.client.Slurm.queue` before submitting again.
+    Search for ``job_name`` with :meth:`Slurm.queue` before submitting again.
     """
 
-    def __init__(self, words: str, *, job_name: str) -> None:
+    def __init__(self, output: str, *, job_name: str) -> None:
         super().__init__(
-            "sbatch", words, remedy=f"the job may have been accepted: look for the name {job_name}"
+            "sbatch", output, remedy=f"the job may have been accepted: look for the name {job_name}"
         )
         self.job_name = job_name
 
 
 class SlurmRefusedError(SlurmError):
-    """Slurm answered, and said no."""
+    """Slurm rejected the request."""
 
     @property
     def queue_is_full(self) -> bool:
-        """Whether the refusal is a limit on queued jobs, so that waiting helps."""
-        return _QUEUE_FULL.search(self.words) is not None
+        """True if the reason is a limit on queued jobs, so that a later attempt can succeed."""
+        return _QUEUE_FULL.search(self.output) is not None
 
 
-# What Slurm's commands may inherit of the caller's environment.
-
-#: They filter what a query shows, or change how it is printed.
-_QUERY_NOISE = re.compile(r"(?:SQUEUE|SACCT|SINFO|SCANCEL)_\w+|SLURM_TIME_FORMAT")
-#: What a submission may inherit of SLURM_*. The rest describes the allocation that bench may itself
-#: run in, and would reach the job: SLURM_MEM_PER_CPU from outside makes srun inside fail.
-_SUBMISSION_KEEPS = {"SLURM_CONF", "SLURM_CLUSTERS"}
-
-
-def for_query(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a command that asks: everything is shown, and times are UTC."""
-    kept = {name: value for name, value in environment.items() if not _QUERY_NOISE.fullmatch(name)}
-    return {**kept, "TZ": "UTC"}
-
-
-def for_submission(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of sbatch, which jobs inherit; a run of a pack may submit others."""
-    return {
-        name: value
-        for name, value in environment.items()
-        if not name.startswith(("SLURM_", "BENCH_STEP_")) or name in _SUBMISSION_KEEPS
-    }
-
-
-def overriding(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that win over the directives of a script, silently."""
-    return {name: environment[name] for name in sorted(environment) if name.startswith("SBATCH_")}
-
-
-# A batch script with what sbatch is told about it.
+class _TimedOutError(SlurmUnavailableError):
+    """A command did not finish within its time limit."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchJob:
-    """A job to be submitted.
+    """A batch script with its sbatch options.
 
     Attributes:
-        script: the batch script.
-        arguments: what the script gets as ``$1``, ``$2``, ...
-        job_name: the name by which the job can be found when the answer is lost: make it unique.
-        output: where the job's standard output goes, taken literally.
-        error: where its standard error goes, taken literally.
-        options: further options of sbatch.
+        script: path of the script.
+        arguments: arguments of the script (``$1``, ``$2``, ...).
+        job_name: a unique name, by which the job can be found if the answer of sbatch is lost.
+        output: file for standard output, without Slurm's replacement patterns.
+        error: file for standard error, without Slurm's replacement patterns.
+        options: further sbatch options.
     """
 
     script: Path
@@ -131,10 +133,10 @@ class BatchJob:
 
     @property
     def command(self) -> list[str]:
-        """The words of the command that submits it.
+        """The sbatch command with its arguments.
 
         Raises:
-            BenchError: a path that sbatch cannot be told literally.
+            BenchError: ``output`` or ``error`` contains a backslash.
         """
         return [
             "sbatch",
@@ -149,10 +151,10 @@ class BatchJob:
 
 
 def literal_pattern(path: Path) -> str:
-    """Return ``path`` so that sbatch's --output and --error take it literally.
+    """Escape a path for sbatch's --output and --error, which replace patterns such as ``%j``.
 
     Raises:
-        BenchError: it holds a backslash, which those options cannot express.
+        BenchError: the path contains a backslash, which cannot be escaped.
     """
     text = str(path)
     if "\\" in text:
@@ -163,129 +165,104 @@ def literal_pattern(path: Path) -> str:
     return text.replace("%", "%%")
 
 
-# The only place that runs Slurm's commands: no shell, time limits, errors in Slurm's words.
-
-T = TypeVar("T")
-
-#: Linux takes one argument of up to 128 KiB; ids are asked for in lists below that.
-_LONGEST_LIST = 100_000
-_UNREACHABLE = re.compile(
-    r"Unable to contact slurm controller|Unable to establish controller|Connection refused|connect failure"
-    r"|Could not establish a configuration source|[Uu]nable to (?:read|process) (?:slurm\.conf|configuration)"
-    r"|[Mm]unge encode failed|authentication (?:error|credential)|Slurm backup controller in standby",
-)
-#: After these, slurmctld may have taken the job.
-_UNCERTAIN = re.compile(r"timed out|Zero Bytes were transmitted|Unexpected message received|Connection reset")
-_NO_SUCH_JOB = re.compile(r"Invalid job id specified|already completing or completed|Job/step already")
-#: Slurm's commands are there, but no cluster is: a laptop, or a node outside of it.
-_UNCONFIGURED = re.compile(r"Could not establish a configuration source|[Uu]nable to .*slurm\.conf")
-#: What passes: the controller is restarted, or busy.
-_AWAY = re.compile(r"[Uu]nable to contact|timed out|Connection (?:refused|reset)")
-_LATER = "type it again when Slurm answers (scontrol ping); nothing is lost meanwhile"
-_NOT_HERE = "run this on a login node (perhaps after `module load slurm`), or set cluster.executor: local"
-
-
 @dataclass(frozen=True)
 class Slurm:
-    """Slurm's commands, as methods.
+    """Slurm's commands as methods.
 
-    Every method raises :class:`SlurmUnavailableError` where Slurm cannot be asked, with its words.
+    All methods raise :class:`SlurmUnavailableError` if Slurm is unreachable.
 
     Attributes:
-        timeout_s: the longest any command but sbatch may take.
-        submit_timeout_s: the longest sbatch may take; it waits and retries by itself when
-            slurmctld is busy.
-        environment: the environment of the commands; by default that of this process.
+        timeout_s: time limit of all commands except sbatch.
+        submit_timeout_s: time limit of sbatch, which retries by itself while slurmctld is busy.
+        environment: environment of the commands; that of this process by default.
     """
 
     timeout_s: float = 60
     submit_timeout_s: float = 180
     environment: Mapping[str, str] | None = None
 
-    def submit(self, job: BatchJob, *, keep_open: Sequence[int] = ()) -> Submission:
-        """Submit a batch script and return the job's id.
+    def submit(self, job: BatchJob, *, pass_fds: Sequence[int] = ()) -> str:
+        """Submit a batch script and return the job id.
 
         Args:
-            job: the script, and what sbatch is told about it.
-            keep_open: file descriptors that sbatch inherits: a lock among them is held as long
-                as an sbatch lives that outlasted its caller.
+            job: the script and its options.
+            pass_fds: file descriptors that sbatch inherits. If one of them is a lock, it stays held
+                while sbatch runs, even if this process dies.
 
         Raises:
-            SlurmRefusedError: Slurm said no.
-            SubmissionUncertainError: the answer was lost, and the job may be there.
-            SlurmUnavailableError: sbatch could not reach Slurm; nothing was submitted.
+            SlurmRefusedError: Slurm rejected the job.
+            SubmissionUncertainError: the answer was lost, and the job may have been accepted.
+            SlurmUnavailableError: Slurm is unreachable; nothing was submitted.
         """
         try:
             done = self._run(
                 job.command,
-                environment=for_submission(self._inherited()),
+                environment=self._submission_environment(),
                 timeout_s=self.submit_timeout_s,
-                keep_open=keep_open,
+                pass_fds=pass_fds,
             )
-        except _TimedOutError as slow:
-            raise SubmissionUncertainError(slow.words, job_name=job.job_name) from slow
-        words = _words(done)
-        submission = parse_submission(done.stdout)
-        if submission is not None:  # even where sbatch then failed: the job is there
-            return Submission(submission.job_id, submission.cluster, remarks=done.stderr.strip())
+        except _TimedOutError as error:
+            raise SubmissionUncertainError(error.output, job_name=job.job_name) from error
+        output = _messages(done)
+        job_id = parse_submission(done.stdout)
+        if job_id is not None:  # With an id the job exists, whatever the exit code of sbatch.
+            return job_id
         if done.returncode < 0:
             raise SubmissionUncertainError(f"killed by signal {-done.returncode}", job_name=job.job_name)
-        if done.returncode == 0 or _UNCERTAIN.search(words):
-            raise SubmissionUncertainError(words or "printed no job id", job_name=job.job_name)
-        raise _unreachable_or_refused("sbatch", words)
+        if done.returncode == 0 or _UNCERTAIN.search(output):
+            raise SubmissionUncertainError(output or "printed no job id", job_name=job.job_name)
+        raise _unavailable_or_refused("sbatch", output)
 
-    def test_only(self, script: Path, *, options: Sequence[str] = ()) -> StartEstimate | None:
-        """Return when Slurm expects the script to start, without submitting it; None where it is silent.
+    def test_only(self, script: Path, *, options: Sequence[str] = ()) -> datetime | None:
+        """Return the start time that Slurm expects for a script, without submitting it.
+
+        Returns None if Slurm names no time in the next year.
 
         Raises:
-            SlurmRefusedError: Slurm would not take the script.
+            SlurmRefusedError: Slurm would reject the script.
         """
         command = ["sbatch", "--test-only", *options, str(script.absolute())]
-        environment = for_query(for_submission(self._inherited()))
+        environment = _for_queries(self._submission_environment())
         done = self._run(command, environment=environment, timeout_s=self.submit_timeout_s)
-        estimate = parse_estimate(done.stderr + done.stdout, now=datetime.now(UTC))
         if done.returncode:
-            raise _unreachable_or_refused("sbatch --test-only", _words(done))
-        return estimate
+            raise _unavailable_or_refused("sbatch --test-only", _messages(done))
+        return parse_expected_start(done.stderr + done.stdout, now=datetime.now(UTC))
 
     def queue(
-        self,
-        job_ids: Sequence[str] | None = None,
-        *,
-        names: Sequence[str] | None = None,
-        user: str | None = None,
+        self, job_ids: Sequence[str] | None = None, *, names: Sequence[str] | None = None
     ) -> list[QueueRow]:
-        """Return the rows of squeue for these jobs, in one call for all; ended jobs for some minutes.
+        """Return the rows of squeue, which include ended jobs for some minutes.
 
         Args:
-            job_ids: only these jobs; one that Slurm has forgotten has no row.
-            names: only jobs with one of these names.
-            user: only jobs of this user; by default, unless ``job_ids`` are given, the caller's.
+            job_ids: return only these jobs; by default all jobs of the caller. Jobs that Slurm no
+                longer knows have no row.
+            names: return only jobs with these names.
         """
-        # --states=all: jobs that ended lately too; --array: one row per task.
+        # --states=all includes jobs that ended recently; --array prints one row per task.
         command = ["squeue", "--noheader", "--states=all", "--array", f"--format={QUEUE_FORMAT}"]
         if job_ids is None:
-            rows = self._query([*command, f"--user={user or os.geteuid()}"], parse_queue)
+            rows = self._query([*command, f"--user={os.geteuid()}"], parse_queue)
         else:
-            calls = ([*command, f"--jobs={ids}"] for ids in _lists(job_ids))
+            calls = ([*command, f"--jobs={ids}"] for ids in _joined(job_ids))
             rows = [row for call in calls for row in self._query(call, parse_queue)]
         wanted = None if names is None else set(names)
         return [row for row in rows if wanted is None or row.name in wanted]
 
     def accounting(self, job_ids: Sequence[str]) -> list[AccountingRow]:
-        """Return sacct's rows of these jobs, steps and earlier attempts included, in one call for all.
+        """Return the rows of sacct for jobs, their steps and their earlier attempts.
 
         Raises:
-            SlurmUnavailableError: there is no accounting, or its daemon is down: fall back on
-                :meth:`queue` and the run's own files.
+            SlurmUnavailableError: there is no accounting, or its daemon is down. Fall back on
+                :meth:`queue` and the files of the run.
         """
-        calls = ([*_SACCT, f"--jobs={ids}"] for ids in _lists(job_ids))
+        calls = ([*_SACCT, f"--jobs={ids}"] for ids in _joined(job_ids))
         return [row for call in calls for row in self._query(call, parse_accounting)]
 
     def accounting_by_name(self, names: Sequence[str], *, since: datetime) -> list[AccountingRow]:
-        """Return sacct's rows of the caller's jobs with these names: for jobs whose id was lost.
+        """Return the rows of sacct for the caller's jobs with these names.
 
-        Slurm 22.05 shows a job here about five seconds later than by its id; ask :meth:`queue` first.
+        Use it for jobs whose id is unknown. Slurm 22.05 lists a job here about five seconds later than
+        by its id, so query :meth:`queue` first.
         """
         start = since.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S")
         command = [*_SACCT, f"--user={os.geteuid()}", f"--starttime={start}"]
@@ -294,34 +271,35 @@ class Slurm:
         return [row for row in rows if row.key.job in jobs]
 
     def cancel(self, job_ids: Sequence[str]) -> None:
-        """Cancel these jobs, queued or running; one that has ended already is no error.
+        """Cancel queued or running jobs; jobs that have already ended are ignored.
 
         Raises:
-            SlurmRefusedError: Slurm did not let us.
+            SlurmRefusedError: Slurm denied the request.
         """
-        for ids in _lists(job_ids, separator=" "):
-            done = self._run(["scancel", *ids.split()], environment=for_query(self._inherited()))
-            lines = [line for line in _words(done).splitlines() if not _NO_SUCH_JOB.search(line)]
+        for ids in _joined(job_ids, separator=" "):
+            done = self._run(["scancel", *ids.split()], environment=_for_queries(self._inherited()))
+            lines = [line for line in _messages(done).splitlines() if not _NO_SUCH_JOB.search(line)]
             if done.returncode and lines:
-                raise _unreachable_or_refused("scancel", "\n".join(lines))
+                raise _unavailable_or_refused("scancel", "\n".join(lines))
 
     def nodes(self) -> list[NodeGroup]:
-        """Return the cluster's partitions and nodes."""
+        """Return the partitions and nodes of the cluster."""
         return self._query(["sinfo", "--noheader", f"--format={NODES_FORMAT}"], parse_nodes)
 
-    def overriding_variables(self) -> dict[str, str]:
-        """Return the SBATCH_* variables in force: they win over the directives of a script, silently."""
-        return overriding(self._inherited())
+    def sbatch_variables(self) -> dict[str, str]:
+        """Return the SBATCH_* variables of the environment, which silently override script directives."""
+        environment = self._inherited()
+        return {name: environment[name] for name in sorted(environment) if name.startswith("SBATCH_")}
 
     def _query(self, command: Sequence[str], parse: Callable[[str], T]) -> T:
-        """Run a command that only asks; that Slurm does not know a job is an empty answer."""
-        done = self._run(command, environment=for_query(self._inherited()))
+        """Run a query and parse its output; an unknown job id yields an empty result."""
+        done = self._run(command, environment=_for_queries(self._inherited()))
         if done.returncode and not _NO_SUCH_JOB.search(done.stderr):
-            raise _unavailable(command[0], _words(done) or f"exit code {done.returncode}")
+            raise _unavailable(command[0], _messages(done) or f"exit code {done.returncode}")
         try:
             return parse(done.stdout)
-        except UnreadableOutputError as strange:
-            raise SlurmUnavailableError(command[0], f"cannot read its output: {strange}") from strange
+        except UnreadableOutputError as error:
+            raise SlurmUnavailableError(command[0], f"cannot read its output: {error}") from error
 
     def _run(
         self,
@@ -329,7 +307,7 @@ class Slurm:
         *,
         environment: Mapping[str, str],
         timeout_s: float | None = None,
-        keep_open: Sequence[int] = (),
+        pass_fds: Sequence[int] = (),
     ) -> subprocess.CompletedProcess[str]:
         limit = timeout_s or self.timeout_s
         try:
@@ -342,33 +320,39 @@ class Slurm:
                 encoding="utf-8",
                 errors="replace",
                 check=False,
-                pass_fds=keep_open,
+                pass_fds=pass_fds,
             )
-        except FileNotFoundError as absent:
-            raise SlurmUnavailableError(command[0], "command not found", remedy=_NOT_HERE) from absent
-        except PermissionError as denied:
-            raise SlurmUnavailableError(command[0], "permission denied", remedy=_NOT_HERE) from denied
-        except subprocess.TimeoutExpired as slow:
-            raise _TimedOutError(command[0], f"no answer within {limit:g} s") from slow
+        except FileNotFoundError as error:
+            raise SlurmUnavailableError(command[0], "command not found", remedy=_LOCATION_REMEDY) from error
+        except PermissionError as error:
+            raise SlurmUnavailableError(command[0], "permission denied", remedy=_LOCATION_REMEDY) from error
+        except subprocess.TimeoutExpired as error:
+            raise _TimedOutError(command[0], f"no answer within {limit:g} s") from error
 
     def _inherited(self) -> Mapping[str, str]:
         return os.environ if self.environment is None else self.environment
 
+    def _submission_environment(self) -> dict[str, str]:
+        """Return the environment of sbatch, which the job inherits."""
+        return {
+            name: value
+            for name, value in self._inherited().items()
+            if not name.startswith(("SLURM_", "BENCH_STEP_")) or name in _SUBMISSION_VARIABLES
+        }
 
-# Steps and duplicates (earlier attempts of a requeued job) are rows of their own.
-_SACCT = ("sacct", "--noheader", "--parsable2", "--duplicates", f"--format={','.join(ACCOUNTING_FIELDS)}")
+
+def _for_queries(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment for queries: without filters, with times in UTC."""
+    kept = {name: value for name, value in environment.items() if not _QUERY_VARIABLES.fullmatch(name)}
+    return {**kept, "TZ": "UTC"}
 
 
-class _TimedOutError(SlurmUnavailableError):
-    """A command took longer than it may."""
-
-
-def _lists(job_ids: Sequence[str], *, separator: str = ",") -> Iterator[str]:
-    """Yield the ids as one list, or as several where one would be too long for a command line."""
+def _joined(job_ids: Sequence[str], *, separator: str = ",") -> Iterator[str]:
+    """Join job ids without duplicates; yield several texts if one would be too long."""
     chunk: list[str] = []
     length = 0
     for job_id in dict.fromkeys(job_ids):
-        if chunk and length + len(job_id) + 1 > _LONGEST_LIST:
+        if chunk and length + len(job_id) + 1 > _MAX_LIST_CHARACTERS:
             yield separator.join(chunk)
             chunk, length = [], 0
         chunk.append(job_id)
@@ -377,18 +361,19 @@ def _lists(job_ids: Sequence[str], *, separator: str = ",") -> Iterator[str]:
         yield separator.join(chunk)
 
 
-def _words(done: subprocess.CompletedProcess[str]) -> str:
-    """Return what a command said, without its own name before every line."""
-    said = done.stderr.strip() or done.stdout.strip()
-    return re.sub(r"^(?:sbatch|scancel|squeue|sacct|sinfo|scontrol): (?:error: )?", "", said, flags=re.M)
+def _messages(done: subprocess.CompletedProcess[str]) -> str:
+    """Return the output of a command without the command's name at the start of lines."""
+    printed = done.stderr.strip() or done.stdout.strip()
+    return re.sub(r"^(?:sbatch|scancel|squeue|sacct|sinfo|scontrol): (?:error: )?", "", printed, flags=re.M)
 
 
-def _unavailable(command: str, words: str) -> SlurmUnavailableError:
-    remedy = _NOT_HERE if _UNCONFIGURED.search(words) else _LATER if _AWAY.search(words) else ""
-    return SlurmUnavailableError(command, words, remedy=remedy)
+def _unavailable(command: str, output: str) -> SlurmUnavailableError:
+    if _UNCONFIGURED.search(output):
+        return SlurmUnavailableError(command, output, remedy=_LOCATION_REMEDY)
+    return SlurmUnavailableError(command, output, remedy=_RETRY_REMEDY if _TEMPORARY.search(output) else "")
 
 
-def _unreachable_or_refused(command: str, words: str) -> SlurmUnavailableError | SlurmRefusedError:
-    if _UNREACHABLE.search(words) or _UNCERTAIN.search(words):
-        return _unavailable(command, words)
-    return SlurmRefusedError(command, words or "failed without a word")
+def _unavailable_or_refused(command: str, output: str) -> SlurmUnavailableError | SlurmRefusedError:
+    if _UNREACHABLE.search(output) or _UNCERTAIN.search(output):
+        return _unavailable(command, output)
+    return SlurmRefusedError(command, output or "failed without a message")

@@ -1,7 +1,7 @@
-"""What Slurm's commands print, read into rows: pure functions of text, for releases 20.11 to 25.x.
+"""Parse the output of Slurm's commands (releases 20.11 to 25.x) into rows.
 
-The client asks for times in UTC (``TZ=UTC``) and for formats whose last column is the job's name,
-the only column that may hold the separator.
+The client requests times in UTC and formats with the job's name as last column, because the name is
+the only column that may contain the separator.
 """
 
 from __future__ import annotations
@@ -11,37 +11,30 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-#: squeue -o: id as shown, state, reason, submitted, start, limit, nodes, hosts, user, partition, name.
+#: ``squeue -o``: id, state, reason, submission, start, limit, nodes, hosts, user, partition, name.
 QUEUE_FORMAT = "%i|%T|%r|%V|%S|%l|%D|%N|%u|%P|%j"
 
-#: sacct -P -o.
+#: ``sacct -P -o``.
 ACCOUNTING_FIELDS = (
-    "JobID",
-    "State",
-    "ExitCode",
-    "DerivedExitCode",
-    "Reason",
-    "Submit",
-    "Start",
-    "End",
-    "Elapsed",
-    "NNodes",
-    "NodeList",
-    "MaxRSS",
-    "JobName",
+    *("JobID", "State", "ExitCode", "DerivedExitCode", "Reason", "Submit", "Start", "End", "Elapsed"),
+    *("NNodes", "NodeList", "MaxRSS", "JobName"),
 )
 
-_NOTHING = {"", "unknown", "none", "n/a", "(null)", "none assigned", "invalid", "not_set"}
+_EMPTY_VALUES = {"", "unknown", "none", "n/a", "(null)", "none assigned", "invalid", "not_set"}
 _JOB_ID = re.compile(r"(\d+)(?:_(\d+|\[[^\]]*\]))?(?:\+(\d+))?(?:\.(\S+))?")
 
 
 class UnreadableOutputError(ValueError):
-    """A line that a command of Slurm should not have printed."""
+    """A Slurm command printed a line that cannot be parsed."""
 
 
 @dataclass(frozen=True)
 class JobKey:
-    """A job id taken apart: ``123``, ``123_4`` (array), ``123+1`` (heterogeneous), ``123.batch`` (step)."""
+    """A parsed job id.
+
+    Examples: ``123``, ``123_4`` (array task), ``123+1`` (component of a heterogeneous job) and
+    ``123.batch`` (step).
+    """
 
     number: str
     task: str | None = None
@@ -50,15 +43,15 @@ class JobKey:
 
     @property
     def job(self) -> str:
-        """The id that belongs to one submission: 123 or 123_4, without component and step."""
+        """The id of the job or array task, without component and step."""
         return self.number if self.task is None else f"{self.number}_{self.task}"
 
 
 def parse_job_id(text: str) -> JobKey:
-    """Read ``123``, ``123_4``, ``123_[5-9%2]``, ``123+1``, ``123.0``, ``123+1.batch``.
+    """Parse ``123``, ``123_4``, ``123_[5-9%2]``, ``123+1``, ``123.0`` or ``123+1.batch``.
 
     Raises:
-        UnreadableOutputError: not a job id.
+        UnreadableOutputError: the text is not a job id.
     """
     match = _JOB_ID.fullmatch(text.strip())
     if not match:
@@ -69,10 +62,11 @@ def parse_job_id(text: str) -> JobKey:
 
 @dataclass(frozen=True)
 class QueueRow:
-    """One row of squeue: a job, or one component of a heterogeneous one.
+    """A row of squeue: a job, or a component of a heterogeneous job.
 
-    ``state`` and ``reason`` are Slurm's words. ``starts`` is the start, or the expected one;
-    ``time_limit_s`` is None for no limit; ``hosts`` is Slurm's short form, empty while pending.
+    ``state`` and ``reason`` are as printed. ``starts`` is the actual or expected start.
+    ``time_limit_s`` is None if there is no limit. ``hosts`` is Slurm's short form, empty while
+    the job is pending.
     """
 
     key: JobKey
@@ -89,17 +83,17 @@ class QueueRow:
 
 
 def parse_queue(text: str) -> list[QueueRow]:
-    """Read ``squeue -h -o`` :data:`QUEUE_FORMAT`."""
+    """Parse the output of ``squeue -h -o`` :data:`QUEUE_FORMAT`."""
     return [
         QueueRow(
             parse_job_id(shown),
             state,
-            _word(reason),
+            _value(reason),
             parse_time(submitted),
             parse_time(starts),
             parse_limit_s(limit),
             int(nodes) if nodes.isdigit() else None,
-            _word(hosts),
+            _value(hosts),
             user,
             partition,
             name,
@@ -112,10 +106,10 @@ def parse_queue(text: str) -> list[QueueRow]:
 
 @dataclass(frozen=True)
 class AccountingRow:
-    """One row of sacct: a job (``key.step`` is None) or a step of it (``batch``, ``extern``, ``0``, ...).
+    """A row of sacct: a job (``key.step`` is None) or one of its steps (``batch``, ``extern``, ``0``, ...).
 
-    ``exit_code`` and ``signal`` are the two halves of Slurm's ``1:0``; the signal 125 is not a
-    signal but Slurm's mark for out of memory. ``elapsed`` and ``max_rss`` stay as printed.
+    ``exit_code`` and ``signal`` are the two parts of ``1:0``; Slurm uses the signal number 125 to
+    mark out of memory. ``elapsed`` and ``max_rss`` are as printed.
     """
 
     key: JobKey
@@ -135,7 +129,7 @@ class AccountingRow:
 
 
 def parse_accounting(text: str) -> list[AccountingRow]:
-    """Read ``sacct -P -n -o`` :data:`ACCOUNTING_FIELDS`."""
+    """Parse the output of ``sacct -P -n -o`` :data:`ACCOUNTING_FIELDS`."""
     rows = []
     for cells in _rows(text, columns=len(ACCOUNTING_FIELDS)):
         job, state, exits, derived, reason, submitted, started, ended, elapsed, nodes, hosts, rss, name = (
@@ -149,13 +143,13 @@ def parse_accounting(text: str) -> list[AccountingRow]:
                 exit_code=code,
                 signal=signal,
                 derived_exit_code=parse_exit(derived)[0],
-                reason=_word(reason),
+                reason=_value(reason),
                 submitted=parse_time(submitted),
                 started=parse_time(started),
                 ended=parse_time(ended),
                 elapsed=elapsed,
                 nodes=int(nodes) if nodes.isdigit() else None,
-                hosts=_word(hosts),
+                hosts=_value(hosts),
                 max_rss=rss,
                 name=name,
             )
@@ -164,7 +158,7 @@ def parse_accounting(text: str) -> list[AccountingRow]:
 
 
 def _rows(text: str, *, columns: int) -> Iterator[list[str]]:
-    """Yield the cells of each line; with -M, Slurm puts ``CLUSTER: name`` above the rows."""
+    """Yield the cells of each line; skip the line ``CLUSTER: name`` that the option -M adds."""
     for line in text.splitlines():
         if not line.strip() or line.startswith("CLUSTER: "):
             continue
@@ -177,25 +171,25 @@ def _rows(text: str, *, columns: int) -> Iterator[list[str]]:
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d")
 
 
-def _word(cell: str) -> str:
-    """Return a cell, empty where Slurm writes one of its words for nothing."""
-    return "" if cell.strip().lower() in _NOTHING else cell.strip()
+def _value(cell: str) -> str:
+    """Return a cell, or an empty text for ``N/A``, ``(null)`` and similar."""
+    return "" if cell.strip().lower() in _EMPTY_VALUES else cell.strip()
 
 
 def parse_time(text: str) -> datetime | None:
-    """Read ``2026-11-20T17:13:29`` as UTC; None for ``Unknown``, ``N/A`` and their like."""
-    written = text.strip()
-    if not _TIME.fullmatch(written):
+    """Parse ``2026-11-20T17:13:29`` as UTC; return None for ``Unknown``, ``N/A`` and similar."""
+    stripped = text.strip()
+    if not _TIME.fullmatch(stripped):
         return None
     try:
-        # Forty times as fast as strptime, where thousands of jobs have ended.
-        return datetime.fromisoformat(written).replace(tzinfo=UTC)
+        # Forty times as fast as strptime, which matters for thousands of ended jobs.
+        return datetime.fromisoformat(stripped).replace(tzinfo=UTC)
     except ValueError:
         return None
 
 
 def parse_limit_s(text: str) -> int | None:
-    """Read a time limit (``1-02:00:00``, ``20:00``, ``30``: minutes); None for UNLIMITED and the like."""
+    """Parse a time limit (``1-02:00:00``, ``20:00`` or minutes); return None for UNLIMITED and similar."""
     match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text.strip())
     if not match:
         return None
@@ -208,75 +202,46 @@ def parse_limit_s(text: str) -> int | None:
 
 
 def parse_exit(text: str) -> tuple[int | None, int | None]:
-    """Read ``1:0`` as exit code and signal; (None, None) where there is none yet."""
+    """Parse ``1:0`` as exit code and signal; return (None, None) if there is none yet."""
     code, _, signal = text.strip().partition(":")
     return (int(code) if code.isdigit() else None, int(signal) if signal.isdigit() else None)
 
 
-@dataclass(frozen=True)
-class Submission:
-    """What sbatch answered: the job's id, its cluster where Slurm has several, and any remarks."""
+def parse_submission(text: str) -> str | None:
+    """Return the job id in the output of ``sbatch --parsable``; None if there is none.
 
-    job_id: str
-    cluster: str | None = None
-    remarks: str = ""
-
-
-def parse_submission(text: str) -> Submission | None:
-    """Read ``sbatch --parsable``: ``123`` or ``123;cluster``; None where no id was printed.
-
-    Wrappers of sites print lines around it, or drop the option and say it in words.
+    Site wrappers of sbatch may print further lines, or a sentence instead of the bare id.
     """
     for line in reversed(text.splitlines()):
-        if match := re.fullmatch(r"(\d+)(?:;(\S+))?", line.strip()):
-            return Submission(match.group(1), match.group(2))
-        if match := re.search(r"Submitted batch job (\d+)(?: on cluster (\S+))?", line):
-            return Submission(match.group(1), match.group(2))
+        match = re.fullmatch(r"(\d+)(?:;\S+)?", line.strip())
+        if match := match or re.search(r"Submitted batch job (\d+)", line):
+            return match.group(1)
     return None
 
 
-@dataclass(frozen=True)
-class StartEstimate:
-    """What ``sbatch --test-only`` expects.
+_EXPECTED_START = re.compile(r"Job \d+ to start at (\S+) using \d+ processors on (?:nodes )?\S+")
 
-    ``starts`` is None where Slurm names a date far away, its way to say that it cannot tell.
+
+def parse_expected_start(text: str, *, now: datetime) -> datetime | None:
+    """Return the start in the output of ``sbatch --test-only``; None if Slurm cannot estimate it.
+
+    Slurm prints a date centuries ahead for a job that waits for a job that can never start.
     """
-
-    starts: datetime | None
-    processors: int
-    hosts: str
-    partition: str | None
+    match = _EXPECTED_START.search(text)
+    start = parse_time(match.group(1)) if match else None
+    return None if start is None or start - now > timedelta(days=366) else start
 
 
-_ESTIMATE = re.compile(
-    r"Job \d+ to start at (\S+) using (\d+) processors on (?:nodes )?(\S+)(?: in partition (\S+))?"
-)
-
-
-def parse_estimate(text: str, *, now: datetime) -> StartEstimate | None:
-    """Read the line that ``sbatch --test-only`` writes to its standard error; None where it is not there."""
-    match = _ESTIMATE.search(text)
-    if not match:
-        return None
-    starts, processors, hosts, partition = match.groups()
-    time = parse_time(starts)
-    if time is not None and time - now > timedelta(days=366):
-        time = None
-    return StartEstimate(time, int(processors), hosts, partition)
-
-
-# What a cluster has, read from sinfo: partitions, nodes, GPUs.
-
-#: sinfo -h -o: partition (* marks the default), availability, limit, nodes, state, CPUs, MB, GRES,
-#: features, hosts. One row per group of equal nodes in one state.
+#: ``sinfo -h -o``: partition (* marks the default), availability, limit, nodes, state, CPUs, MB, GRES,
+#: features, hosts. One row per group of identical nodes in one state.
 NODES_FORMAT = "%P|%a|%l|%D|%T|%c|%m|%G|%f|%N"
 
-#: Suffixes of sinfo's states: * not responding, ~ # ! % powered down or changing, $ maintenance,
-#: @ ^ reboot, - planned for a larger job, + more (a mixed group).
+#: Suffixes of sinfo's states: * not responding, ~ # ! % power saving, $ maintenance, @ ^ reboot,
+#: - planned for a larger job, + mixed group.
 _STATE_MARKS = "*~#!%$@^-+"
 _IN_SERVICE = {
     *("idle", "mixed", "allocated", "completing", "planned", "reserved", "maint"),
-    # Shut down to save power, and started for a job (21.08 and later write words for the marks).
+    # Power saving: Slurm starts the nodes for a job. 21.08 and later print words instead of suffixes.
     *("powered_down", "powering_down", "powering_up", "power_up"),
     "blocked",  # another job's exclusive topology block, 23.11 and later
 }
@@ -284,7 +249,7 @@ _IN_SERVICE = {
 
 @dataclass(frozen=True)
 class Gres:
-    """A generic resource of a node: ``gpu:l40s:4`` is name gpu, kind l40s, count 4."""
+    """A generic resource of a node, such as ``gpu:l40s:4``: name gpu, kind l40s, count 4."""
 
     name: str
     kind: str | None
@@ -293,7 +258,7 @@ class Gres:
 
 @dataclass(frozen=True)
 class NodeGroup:
-    """Equal nodes of one partition in one state. ``time_limit_s`` is None for no limit."""
+    """Identical nodes of a partition in one state. ``time_limit_s`` is None if there is no limit."""
 
     partition: str
     default: bool
@@ -302,14 +267,12 @@ class NodeGroup:
     nodes: int
     state: str
     cpus: int
-    memory_mb: int
     gres: tuple[Gres, ...]
-    features: tuple[str, ...]
     hosts: str
 
     @property
     def in_service(self) -> bool:
-        """Whether jobs run on these nodes, now or when others have ended (not down, not drained)."""
+        """True if the nodes can run jobs now or later: they are neither down nor drained."""
         return self.state.rstrip(_STATE_MARKS) in _IN_SERVICE and not self.state.endswith("*")
 
     @property
@@ -319,10 +282,10 @@ class NodeGroup:
 
 
 def parse_nodes(text: str) -> list[NodeGroup]:
-    """Read ``sinfo -h -o`` :data:`NODES_FORMAT`.
+    """Parse the output of ``sinfo -h -o`` :data:`NODES_FORMAT`.
 
     Raises:
-        UnreadableOutputError: a line with other columns.
+        UnreadableOutputError: a line has other columns.
     """
     return [_node_group(line) for line in text.splitlines() if line and not line.startswith("CLUSTER: ")]
 
@@ -331,7 +294,7 @@ def _node_group(line: str) -> NodeGroup:
     cells = [cell.strip() for cell in line.split("|")]
     if len(cells) != 10:
         raise UnreadableOutputError(f"expected 10 columns, got {line!r}")
-    partition, available, limit, nodes, state, cpus, memory, gres, features, hosts = cells
+    partition, available, limit, nodes, state, cpus, _memory, gres, _features, hosts = cells
     return NodeGroup(
         partition=partition.removesuffix("*"),
         default=partition.endswith("*"),
@@ -340,15 +303,13 @@ def _node_group(line: str) -> NodeGroup:
         nodes=_number(nodes),
         state=state.lower(),
         cpus=_number(cpus),
-        memory_mb=_number(memory),
         gres=parse_gres(gres),
-        features=() if features == "(null)" else tuple(re.split(r"[,&|]", features)),
         hosts=hosts,
     )
 
 
 def _number(cell: str) -> int:
-    """Read a count; ``+`` marks the least of a mixed group, ``K`` a thousand."""
+    """Parse a count; ``+`` marks the minimum of a mixed group, ``K`` a thousand."""
     match = re.fullmatch(r"(\d+)([KkMm]?)\+?", cell)
     if not match:
         raise UnreadableOutputError(f"{cell!r} is not a number of sinfo")
@@ -356,10 +317,10 @@ def _number(cell: str) -> int:
 
 
 def parse_gres(text: str) -> tuple[Gres, ...]:
-    """Read ``gpu:l40s:4(S:0-1),shard:8``, ``gpu:4``, ``gpu:a100_1g.5gb:7(IDX:0-6)``, ``(null)``."""
+    """Parse ``gpu:l40s:4(S:0-1),shard:8``, ``gpu:4``, ``gpu:a100_1g.5gb:7(IDX:0-6)`` or ``(null)``."""
     found = []
-    bare = re.sub(r"\([^)]*\)", "", text)  # sockets and indices, and (null)
-    for item in filter(None, bare.split(",")):
+    without_parentheses = re.sub(r"\([^)]*\)", "", text)
+    for item in filter(None, without_parentheses.split(",")):
         name, *rest = [part for part in item.split(":") if part != "no_consume"]
         count = rest.pop() if rest and re.fullmatch(r"\d+[KMGkmg]?", rest[-1]) else "1"
         found.append(Gres(name, rest[0] if rest else None, _gres_count(count)))
@@ -370,8 +331,6 @@ def _gres_count(text: str) -> int:
     factor = {"k": 2**10, "m": 2**20, "g": 2**30}.get(text[-1].lower(), 1)
     return int(text.rstrip("KMGkmg")) * factor
 
-
-# Slurm's accounting of a job as a table that people read: what sacct_summary.txt holds.
 
 _HEADINGS = (
     "JobID",
@@ -387,7 +346,7 @@ _HEADINGS = (
 
 
 def accounting_table(rows: Sequence[AccountingRow]) -> str:
-    """Return one line per job and step, in aligned columns under a heading."""
+    """Format accounting rows as the aligned table of ``sacct_summary.txt``."""
     table = [_HEADINGS, *(_cells(row) for row in rows)]
     widths = [max(len(line[column]) for line in table) for column in range(len(_HEADINGS))]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in table)

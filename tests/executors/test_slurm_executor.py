@@ -363,7 +363,7 @@ def test_a_controller_that_is_down_is_an_error_and_loses_nothing(scripted, runni
                 assert other.returncode == 1, said
                 assert "Unable to contact slurm controller (connect failure)" in said
                 assert said.splitlines()[-1].endswith(
-                    "type it again when Slurm answers (scontrol ping); nothing is lost meanwhile"
+                    "repeat the command when Slurm responds again (scontrol ping); nothing is lost"
                 )
                 assert "Traceback" not in said
         finally:

@@ -1,4 +1,4 @@
-"""The client where Slurm is absent, slow or strange. The commands here are small scripts on PATH."""
+"""The client without a working Slurm: its commands are missing, or replaced by small scripts on PATH."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from bench.slurm.client import (
 
 
 class Commands:
-    """A PATH with stand-ins for Slurm's commands; each notes how it was called."""
+    """A PATH with scripts in place of Slurm's commands; each records its arguments and environment."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -69,9 +69,9 @@ def submit(slurm: Slurm, place: Path, **more):
     return slurm.submit(BatchJob(script=script, **names, **more))
 
 
-def test_without_slurm_every_question_says_what_is_missing_and_what_to_do(commands):
+def test_without_slurm_every_method_names_the_missing_command_and_a_remedy(commands):
     slurm = commands.slurm()
-    for question in (
+    for call in (
         slurm.queue,
         lambda: slurm.queue(["1"]),
         lambda: slurm.accounting(["1"]),
@@ -81,31 +81,31 @@ def test_without_slurm_every_question_says_what_is_missing_and_what_to_do(comman
         lambda: submit(slurm, commands.folder),
     ):
         with pytest.raises(SlurmUnavailableError) as caught:
-            question()
-        assert caught.value.words == "command not found"
+            call()
+        assert caught.value.output == "command not found"
     assert str(caught.value) == (
         "sbatch: command not found; run this on a login node (perhaps after `module load slurm`), "
         "or set cluster.executor: local"
     )
 
 
-def test_where_slurm_is_installed_but_no_cluster_is_the_remedy_is_another_executor(commands):
-    words = "Could not establish a configuration source"
-    commands.add("squeue", err=f"squeue: fatal: {words}\n", code=1)
+def test_without_a_configured_cluster_the_remedy_is_another_executor(commands):
+    message = "Could not establish a configuration source"
+    commands.add("squeue", err=f"squeue: fatal: {message}\n", code=1)
     with pytest.raises(SlurmUnavailableError) as caught:
         commands.slurm().queue()
     assert str(caught.value).endswith(
-        f"{words}; run this on a login node (perhaps after `module load slurm`), or set cluster.executor: local"
+        f"{message}; run this on a login node (perhaps after `module load slurm`), or set cluster.executor: local"
     )
 
 
-def test_a_command_that_never_answers_is_given_up(commands):
+def test_a_command_that_does_not_answer_times_out(commands):
     commands.add("squeue", sleep_s=30)
     with pytest.raises(SlurmUnavailableError, match=r"^squeue: no answer within 0\.5 s$"):
         commands.slurm(timeout_s=0.5).queue()
 
 
-def test_sbatch_that_never_answers_leaves_it_open_whether_the_job_is_there(commands):
+def test_a_submission_without_an_answer_is_uncertain(commands):
     commands.add("sbatch", sleep_s=30)
     with pytest.raises(SubmissionUncertainError) as caught:
         submit(commands.slurm(timeout_s=0.5), commands.folder)
@@ -116,9 +116,9 @@ def test_sbatch_that_never_answers_leaves_it_open_whether_the_job_is_there(comma
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "kind", "full"),
+    ("message", "code", "error", "full"),
     [
-        # Words of Slurm 22.05.8.
+        # Messages of Slurm 22.05.8.
         ("Invalid account or account/partition combination specified", 1, SlurmRefusedError, False),
         ("Unable to contact slurm controller (connect failure)", 1, SlurmUnavailableError, False),
         ("Socket timed out on send/recv operation", 1, SubmissionUncertainError, False),
@@ -131,29 +131,30 @@ def test_sbatch_that_never_answers_leaves_it_open_whether_the_job_is_there(comma
         ("", 0, SubmissionUncertainError, False),
     ],
 )
-def test_what_sbatch_says_tells_refused_from_unreachable_and_uncertain(commands, words, code, kind, full):
+def test_messages_of_sbatch_distinguish_refused_unavailable_and_uncertain(
+    commands, message, code, error, full
+):
     commands.add(
-        "sbatch", err=f"sbatch: error: Batch job submission failed: {words}\n" if words else "", code=code
+        "sbatch", err=f"sbatch: error: Batch job submission failed: {message}\n" if message else "", code=code
     )
     with pytest.raises(BenchError) as caught:
         submit(commands.slurm(), commands.folder)
-    assert type(caught.value) is kind
-    assert words in str(caught.value)
+    assert type(caught.value) is error
+    assert message in str(caught.value)
     assert getattr(caught.value, "queue_is_full", False) is full
 
 
-def test_an_id_counts_even_where_sbatch_then_fails(commands):
+def test_a_job_id_counts_even_if_sbatch_fails_afterwards(commands):
     commands.add("sbatch", out="4711\n", err="sbatch: warning: a plugin fell over\n", code=1)
-    submission = submit(commands.slurm(), commands.folder)
-    assert (submission.job_id, submission.remarks) == ("4711", "sbatch: warning: a plugin fell over")
+    assert submit(commands.slurm(), commands.folder) == "4711"
 
 
-def test_sbatch_is_given_literal_paths_and_the_runs_arguments(commands):
+def test_sbatch_gets_literal_paths_and_the_arguments_of_the_script(commands):
     commands.add("sbatch", out="4711;alpha\n")
     folder = commands.folder / "100% a'; echo foo"
     folder.mkdir()
-    submission = submit(commands.slurm(), folder, arguments=["first one", "--second"], options=["--hold"])
-    assert (submission.job_id, submission.cluster) == ("4711", "alpha")
+    job_id = submit(commands.slurm(), folder, arguments=["first one", "--second"], options=["--hold"])
+    assert job_id == "4711"
     doubled = str(folder).replace("%", "%%")
     assert commands.calls("sbatch") == [
         [
@@ -169,7 +170,7 @@ def test_sbatch_is_given_literal_paths_and_the_runs_arguments(commands):
     ]
 
 
-def test_a_path_that_sbatch_cannot_express_is_refused():
+def test_a_path_with_a_backslash_is_an_error():
     with pytest.raises(BenchError) as caught:
         literal_pattern(Path("/scratch/back\\slash/job.out"))
     assert str(caught.value) == (
@@ -195,7 +196,7 @@ def test_a_job_does_not_inherit_the_allocation_that_bench_runs_in(commands):
         "SBATCH_QOS": "long",
         "X": "y",
     }
-    assert slurm.overriding_variables() == {"SBATCH_QOS": "long"}
+    assert slurm.sbatch_variables() == {"SBATCH_QOS": "long"}
 
 
 def test_queries_do_not_inherit_filters_and_read_times_in_utc(commands):
@@ -210,7 +211,7 @@ def test_queries_do_not_inherit_filters_and_read_times_in_utc(commands):
     }
 
 
-def test_one_call_serves_all_jobs_and_only_a_list_too_long_for_one_is_split(commands):
+def test_all_jobs_share_one_call_unless_their_list_is_too_long(commands):
     commands.add("sacct")
     commands.add("squeue")
     commands.add("scancel")
@@ -221,29 +222,29 @@ def test_one_call_serves_all_jobs_and_only_a_list_too_long_for_one_is_split(comm
 
     ids = [str(number) for number in range(100_000_000, 100_030_000)]
     slurm.accounting([*ids, ids[0]])
-    asked = [call[-1].removeprefix("--jobs=").split(",") for call in commands.calls("sacct")[1:]]
-    assert len(asked) == 3
-    assert [job for chunk in asked for job in chunk] == ids
+    lists = [call[-1].removeprefix("--jobs=").split(",") for call in commands.calls("sacct")[1:]]
+    assert len(lists) == 3
+    assert [job for chunk in lists for job in chunk] == ids
     slurm.cancel(ids[:3])
     assert commands.calls("scancel") == [ids[:3]]
 
 
-def test_no_jobs_are_no_call(commands):
+def test_without_jobs_no_command_is_run(commands):
     slurm = commands.slurm()
     assert slurm.queue([]) == []
     assert slurm.accounting([]) == []
     slurm.cancel([])
 
 
-def test_absent_accounting_is_told_in_slurms_words(commands):
+def test_missing_accounting_is_reported_with_the_message_of_slurm(commands):
     commands.add("sacct", err="Slurm accounting storage is disabled\n", code=1)
     with pytest.raises(SlurmUnavailableError) as caught:
         commands.slurm().accounting(["1"])
     assert str(caught.value) == "sacct: Slurm accounting storage is disabled"
-    assert (caught.value.command, caught.value.words) == ("sacct", "Slurm accounting storage is disabled")
+    assert (caught.value.command, caught.value.output) == ("sacct", "Slurm accounting storage is disabled")
 
 
-def test_output_that_nobody_can_read_is_no_crash(commands):
+def test_unreadable_output_is_reported_as_unavailable(commands):
     commands.add("squeue", out="<html>maintenance</html>\n")
     with pytest.raises(SlurmUnavailableError) as caught:
         commands.slurm().queue()
@@ -252,12 +253,12 @@ def test_output_that_nobody_can_read_is_no_crash(commands):
     )
 
 
-def test_a_forgotten_job_has_no_row(commands):
+def test_a_job_that_slurm_no_longer_knows_has_no_row(commands):
     commands.add("squeue", err="slurm_load_jobs error: Invalid job id specified\n", code=1)
     assert commands.slurm().queue(["99999"]) == []
 
 
-def test_cancelling_what_has_ended_is_no_error_but_a_denied_one_is(commands):
+def test_cancelling_an_ended_job_is_ignored_and_a_denied_request_is_an_error(commands):
     ended = "scancel: error: Kill job error on job id 1: Invalid job id specified\n"
     commands.add("scancel", err=ended, code=1)
     commands.slurm().cancel(["1"])
@@ -268,7 +269,7 @@ def test_cancelling_what_has_ended_is_no_error_but_a_denied_one_is(commands):
     assert str(caught.value) == "scancel: Kill job error on job id 2: Access/permission denied"
 
 
-def test_jobs_are_found_by_their_names_with_all_their_rows(commands):
+def test_accounting_by_name_returns_all_rows_of_the_jobs(commands):
     rest = (
         "|COMPLETED|0:0|0:0|None|2026-11-20T19:51:36|2026-11-20T19:51:37|2026-11-20T19:51:38|00:00:01|1|n1||"
     )

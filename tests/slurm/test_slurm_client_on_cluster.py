@@ -1,4 +1,4 @@
-"""The client against a real Slurm: submitting, asking, cancelling, and every way a job can end."""
+"""The client with a real Slurm: submissions, queries, cancellations, and all ways in which a job can end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bench.slurm.client import (
     SlurmUnavailableError,
     SubmissionUncertainError,
 )
-from bench.slurm.parsing import Gres, Submission
+from bench.slurm.parsing import Gres
 from bench.slurm.states import FailureClass
 from bench.study.ledger import RunState
 from tests.cluster.bed import Cluster
@@ -31,14 +31,14 @@ def slurm(cluster: Cluster) -> Slurm:
     return Slurm()
 
 
-class Desk:
-    """Submits small scripts, and waits for what becomes of them."""
+class Submitter:
+    """Submits small scripts and waits for their outcomes."""
 
     def __init__(self, slurm: Slurm, folder: Path) -> None:
         self.slurm = slurm
         self.folder = folder
 
-    def submit(self, name: str, body: str, *options: str, arguments: tuple[str, ...] = ()) -> Submission:
+    def submit(self, name: str, body: str, *options: str, arguments: tuple[str, ...] = ()) -> str:
         script = self.folder / f"{name}.sbatch"
         script.write_text(f"#!/bin/bash\n{body}\n")
         job = BatchJob(
@@ -51,8 +51,8 @@ class Desk:
         )
         return self.slurm.submit(job)
 
-    def ended(self, job_ids: list[str]) -> dict[str, JobOutcome]:
-        """Return the outcomes as soon as sacct has all of them."""
+    def outcomes(self, job_ids: list[str]) -> dict[str, JobOutcome]:
+        """Wait until sacct has all rows of the ended jobs, and return the outcomes."""
         found: dict[str, JobOutcome] = {}
 
         def all_ended() -> bool:
@@ -62,7 +62,7 @@ class Desk:
         wait_for(all_ended, what=f"the end of jobs {', '.join(job_ids)}", timeout_s=60, every_s=0.2)
         return found
 
-    def running(self, job_id: str) -> None:
+    def wait_until_running(self, job_id: str) -> None:
         wait_for(
             lambda: [row.state for row in self.slurm.queue([job_id])] == ["RUNNING"],
             what=f"job {job_id} to run",
@@ -71,13 +71,13 @@ class Desk:
 
 
 @pytest.fixture
-def desk(slurm: Slurm, tmp_path: Path) -> Desk:
-    return Desk(slurm, tmp_path)
+def submitter(slurm: Slurm, tmp_path: Path) -> Submitter:
+    return Submitter(slurm, tmp_path)
 
 
-#: A rank that comes to a bad end while the other one waits for it; as the templates start ranks.
+#: Rank 1 fails while rank 0 waits for it, started as in the templates.
 RANK_1 = "srun --kill-on-bad-exit=1 bash -c '[ $SLURM_PROCID = 0 ] && sleep 60; sleep 0.5; {}' & wait $!"
-#: By name: script, options; state, failure class, exit code, reason.
+#: By name: script, options; expected state, failure class, exit code and reason.
 ENDS = {
     "completed": ("srun true", ["-N2"], "completed", None, 0, ""),
     "bad-exit": ("exit 3", [], "failed", "bad-exit", 3, "FAILED: exit code 3"),
@@ -109,27 +109,27 @@ MEMORY = (
 )
 
 
-def test_every_way_to_end_is_told_from_the_others(desk, cluster):
-    # Where there is no cgroup v1 memory controller, no job can run out of memory.
+def test_all_ways_to_end_are_distinguished(submitter, cluster):
+    # Without a cgroup v1 memory controller, no job can run out of memory.
     ends = {**ENDS, **({"memory": MEMORY} if cluster.options.memory_limits else {})}
-    ids = {name: desk.submit(name, end[0], *end[1]).job_id for name, end in ends.items()}
-    found = desk.ended(list(ids.values()))
+    ids = {name: submitter.submit(name, end[0], *end[1]) for name, end in ends.items()}
+    found = submitter.outcomes(list(ids.values()))
     assert {name: shown(found[job]) for name, job in ids.items()} == {
         name: end[2:] for name, end in ends.items()
     }
 
-    # One squeue says the same of all of them, while Slurm remembers them.
+    # While Slurm remembers the jobs, squeue agrees.
     def queue_agrees() -> bool:
-        shown_by_queue = queue_outcomes(desk.slurm.queue(list(ids.values())))
+        shown_by_queue = queue_outcomes(submitter.slurm.queue(list(ids.values())))
         states = {name: str(shown_by_queue[job].state) for name, job in ids.items()}
         return states == {name: end[2] for name, end in ends.items()}
 
-    wait_for(queue_agrees, what="squeue to say the same as sacct", timeout_s=20)
-    assert {row.key.component for row in desk.slurm.queue([ids["het"]])} == {0, 1}
+    wait_for(queue_agrees, what="squeue to agree with sacct", timeout_s=20)
+    assert {row.key.component for row in submitter.slurm.queue([ids["het"]])} == {0, 1}
     now = datetime.now(UTC)
     for outcome in found.values():
         assert outcome.submitted is not None
-        assert abs(outcome.submitted - now) < timedelta(minutes=5)  # UTC, whatever TZ is here
+        assert abs(outcome.submitted - now) < timedelta(minutes=5)  # UTC, independent of the local TZ
 
 
 def shown(outcome: JobOutcome) -> tuple[str, str | None, int | None, str]:
@@ -142,23 +142,23 @@ def shown(outcome: JobOutcome) -> tuple[str, str | None, int | None, str]:
     )
 
 
-def test_a_lost_node_a_preempted_and_a_cancelled_job_are_told_apart(desk, cluster):
-    # Its batch shell is on n3: a step would notice the end of n4 too, perhaps sooner than Slurm.
-    lost = desk.submit("lost", "sleep 60", "-N2", "-wn3,n4", "--no-requeue").job_id
-    again = desk.submit("again", "sleep 60", "-wn4", "--requeue").job_id
-    pushed = desk.submit("pushed", "sleep 60", "-wn1", "--exclusive", "--no-requeue").job_id
-    stopped = desk.submit("stopped", "sleep 60", "-wn2").job_id
-    waiting = desk.submit("waiting", "true", "-N9").job_id
+def test_a_lost_node_a_preemption_and_a_cancellation_are_distinguished(submitter, cluster):
+    # The batch shell is on n3. A step would notice the loss of n4 itself, perhaps before Slurm does.
+    lost = submitter.submit("lost", "sleep 60", "-N2", "-wn3,n4", "--no-requeue")
+    again = submitter.submit("again", "sleep 60", "-wn4", "--requeue")
+    pushed = submitter.submit("pushed", "sleep 60", "-wn1", "--exclusive", "--no-requeue")
+    stopped = submitter.submit("stopped", "sleep 60", "-wn2")
+    waiting = submitter.submit("waiting", "true", "-N9")
     for job in (lost, again, pushed, stopped):
-        desk.running(job)
-    assert queue_outcomes(desk.slurm.queue([waiting]))[waiting].stuck
+        submitter.wait_until_running(job)
+    assert queue_outcomes(submitter.slurm.queue([waiting]))[waiting].stuck
 
     cluster.crash_node("n4")
     cluster.declare_down("n4")
-    desk.submit("urgent", "true", "-wn1", "--exclusive", "--partition=urgent")
-    desk.slurm.cancel([stopped, waiting])
+    submitter.submit("urgent", "true", "-wn1", "--exclusive", "--partition=urgent")
+    submitter.slurm.cancel([stopped, waiting])
     try:
-        found = desk.ended([lost, pushed, stopped, waiting])
+        found = submitter.outcomes([lost, pushed, stopped, waiting])
         assert {job: outcome.failure_class for job, outcome in found.items()} == {
             lost: FailureClass.NODE_FAILURE,
             pushed: FailureClass.PREEMPTED,
@@ -171,30 +171,30 @@ def test_a_lost_node_a_preempted_and_a_cancelled_job_are_told_apart(desk, cluste
         queued_again = (RunState.QUEUED, "waits to start (BeginTime); queued again by Slurm 1 time")
 
         def requeued() -> tuple[RunState, str]:
-            outcome = outcomes(desk.slurm.accounting([again]))[again]
+            outcome = outcomes(submitter.slurm.accounting([again]))[again]
             return outcome.state, outcome.reason
 
         wait_for(lambda: requeued() == queued_again, what="the row of the second attempt", timeout_s=30)
-        desk.slurm.cancel([stopped, "999999"])  # ended, and never there: no error
+        submitter.slurm.cancel([stopped, "999999"])  # an ended and an unknown job: no error
     finally:
         cluster.boot_node("n4")
 
 
-def test_output_goes_literally_where_it_should_and_the_script_gets_its_arguments(slurm, tmp_path):
+def test_output_paths_are_literal_and_the_script_gets_its_arguments(slurm, tmp_path):
     folder = tmp_path / "100%j a'; echo foo ü"
     folder.mkdir()
-    desk = Desk(slurm, folder)
+    submitter = Submitter(slurm, folder)
     body = 'printf "%s\\n" "$@" "$PWD" "${SLURM_MEM_PER_NODE-unset}"; echo oops >&2'
-    submission = desk.submit("paths", body, f"--chdir={folder}", arguments=("one two", "$(three)"))
-    desk.ended([submission.job_id])
+    job = submitter.submit("paths", body, f"--chdir={folder}", arguments=("one two", "$(three)"))
+    submitter.outcomes([job])
     assert (folder / "paths.out").read_text() == f"one two\n$(three)\n{folder}\nunset\n"
     assert (folder / "paths.err").read_text() == "oops\n"
 
 
-def test_a_refusal_is_told_in_slurms_words(desk):
+def test_a_refusal_has_the_message_of_slurm(submitter):
     def refusal(*options: str) -> SlurmRefusedError:
         with pytest.raises(SlurmRefusedError) as caught:
-            desk.submit("refused", "true", *options)
+            submitter.submit("refused", "true", *options)
         return caught.value
 
     assert str(refusal("--account=nope")) == (
@@ -210,11 +210,11 @@ def test_a_refusal_is_told_in_slurms_words(desk):
     assert not refusal("--gres=gpu:a100:1").queue_is_full
 
 
-def test_a_full_queue_is_a_refusal_that_says_so(desk, cluster):
+def test_a_full_queue_is_recognized_as_such(submitter, cluster):
     with cluster.limited(MaxSubmitJobs=1):
-        desk.submit("first", "sleep 60")
+        submitter.submit("first", "sleep 60")
         with pytest.raises(SlurmRefusedError) as caught:
-            desk.submit("second", "true")
+            submitter.submit("second", "true")
     assert caught.value.queue_is_full
     assert str(caught.value) == (
         "sbatch: AssocMaxSubmitJobLimit\n"
@@ -223,15 +223,13 @@ def test_a_full_queue_is_a_refusal_that_says_so(desk, cluster):
     )
 
 
-def test_test_only_tells_the_start_and_submits_nothing(desk, slurm):
+def test_test_only_returns_the_expected_start_and_submits_nothing(submitter, slurm):
     before = {row.key.job for row in slurm.queue()}
-    script = desk.folder / "x.sbatch"
+    script = submitter.folder / "x.sbatch"
     script.write_text("#!/bin/bash\n#SBATCH -N2 --gres=gpu:l40s:4 -t 5\n")
-    estimate = slurm.test_only(script)
-    assert estimate is not None
-    assert estimate.starts is not None
-    assert abs(estimate.starts - datetime.now(UTC)) < timedelta(minutes=5)
-    assert (estimate.processors, estimate.hosts, estimate.partition) == (2, "n[1-2]", "l40s")
+    start = slurm.test_only(script)
+    assert start is not None
+    assert abs(start - datetime.now(UTC)) < timedelta(minutes=5)
     with pytest.raises(SlurmRefusedError) as caught:
         slurm.test_only(script, options=["--partition=short"])
     assert str(caught.value) == (
@@ -240,7 +238,7 @@ def test_test_only_tells_the_start_and_submits_nothing(desk, slurm):
     assert {row.key.job for row in slurm.queue()} == before
 
 
-def test_the_cluster_is_described(slurm, cluster):
+def test_nodes_describes_the_partitions_and_their_gpus(slurm, cluster):
     groups = slurm.nodes()
     assert {(g.partition, g.default, g.time_limit_s) for g in groups} == {
         ("l40s", True, None),
@@ -257,8 +255,8 @@ def test_the_cluster_is_described(slurm, cluster):
         cluster.resume("n2")
 
 
-def test_a_job_whose_sbatch_was_killed_in_the_middle_is_found_by_its_name(slurm, cluster, tmp_path):
-    """What the ledger's reconciliation rests on: Slurm takes the job although nobody got its id."""
+def test_a_job_of_a_killed_sbatch_is_found_by_its_name(slurm, cluster, tmp_path):
+    """Slurm accepts the job although its id is lost; the ledger's reconciliation relies on this."""
     script = tmp_path / "x.sbatch"
     script.write_text("#!/bin/bash\nsleep 60\n")
     with cluster.frozen_slurmctld():
@@ -281,10 +279,10 @@ def test_a_job_whose_sbatch_was_killed_in_the_middle_is_found_by_its_name(slurm,
     )
 
 
-def test_jobs_are_found_by_name_in_accounting_too(desk, slurm):
+def test_accounting_by_name_finds_the_job(submitter, slurm):
     since = datetime.now(UTC) - timedelta(minutes=1)
-    job = desk.submit("unique-name", "true").job_id
-    desk.ended([job])
+    job = submitter.submit("unique-name", "true")
+    submitter.outcomes([job])
     wait_for(
         lambda: (
             [r.key.job for r in slurm.accounting_by_name(["unique-name"], since=since) if not r.key.step]
@@ -297,31 +295,31 @@ def test_jobs_are_found_by_name_in_accounting_too(desk, slurm):
     assert slurm.accounting_by_name(["unique"], since=since) == []
 
 
-def test_a_stopped_accounting_daemon_is_unavailable_and_squeue_still_answers(desk, slurm, cluster):
-    job = desk.submit("unseen", "true").job_id
-    desk.ended([job])
+def test_without_the_accounting_daemon_squeue_still_answers(submitter, slurm, cluster):
+    job = submitter.submit("unseen", "true")
+    submitter.outcomes([job])
     cluster.stop_slurmdbd()
     try:
         with pytest.raises(SlurmUnavailableError) as caught:
             slurm.accounting([job])
         assert caught.value.command == "sacct"
-        assert "Problem talking to the database: Connection refused" in caught.value.words
+        assert "Problem talking to the database: Connection refused" in caught.value.output
         assert queue_outcomes(slurm.queue([job]))[job].state is RunState.COMPLETED
     finally:
         cluster.start_slurmdbd()
     assert outcomes(slurm.accounting([job]))[job].state is RunState.COMPLETED
 
 
-def test_a_stopped_controller_is_unavailable_and_nothing_was_submitted(desk, slurm, cluster):
-    submit = partial(desk.submit, "never-there", "true")
-    with cluster.configured(MessageTimeout="2"):  # how long the commands look for the controller
+def test_without_the_controller_slurm_is_unavailable_and_nothing_is_submitted(submitter, slurm, cluster):
+    submit = partial(submitter.submit, "never-there", "true")
+    with cluster.configured(MessageTimeout="2"):  # seconds that the commands wait for the controller
         cluster.stop_slurmctld()
         try:
-            for question in (slurm.queue, submit, partial(slurm.cancel, ["1"])):
+            for call in (slurm.queue, submit, partial(slurm.cancel, ["1"])):
                 with pytest.raises(SlurmUnavailableError) as caught:
-                    question()
+                    call()
                 assert type(caught.value) is SlurmUnavailableError
-                assert "Unable to contact slurm controller (connect failure)" in caught.value.words
+                assert "Unable to contact slurm controller (connect failure)" in caught.value.output
         finally:
             cluster.start_slurmctld()
     assert slurm.queue(names=["never-there"]) == []

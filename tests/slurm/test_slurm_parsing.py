@@ -1,4 +1,4 @@
-"""What the parsers make of Slurm's output, release by release."""
+"""Parsing of Slurm's output, for all supported releases."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ import pytest
 
 from bench.slurm.parsing import (
     JobKey,
-    Submission,
     UnreadableOutputError,
     parse_accounting,
-    parse_estimate,
     parse_exit,
+    parse_expected_start,
     parse_job_id,
     parse_limit_s,
     parse_queue,
@@ -51,7 +50,7 @@ def test_components_of_a_heterogeneous_job_are_one_job_and_tasks_of_an_array_are
 
 
 @pytest.mark.parametrize("text", ["", "abc", "12a", "-1", "1;2", "$(id)"])
-def test_what_is_no_job_id_is_refused_with_the_text(text):
+def test_a_text_that_is_not_a_job_id_is_an_error(text):
     with pytest.raises(UnreadableOutputError, match="is not a job id") as caught:
         parse_job_id(text)
     assert str(caught.value) == f"{text!r} is not a job id"
@@ -72,12 +71,12 @@ def test_squeue_rows_of_waiting_running_and_component_jobs_are_read():
     assert (component.key, component.name) == (JobKey("18", component=1), "a|b")
 
 
-def test_the_cluster_line_that_option_m_adds_is_passed_over():
+def test_the_cluster_line_of_option_m_is_skipped():
     text = "CLUSTER: bench\n1|RUNNING|None|2026-11-20T19:51:36|Unknown|1:00|1|n2|root|l40s|x\n"
     assert [row.name for row in parse_queue(text)] == ["x"]
 
 
-def test_a_line_with_too_few_columns_is_refused_whole():
+def test_a_line_with_too_few_columns_is_an_error():
     with pytest.raises(UnreadableOutputError) as caught:
         parse_queue("1|RUNNING\n")
     assert str(caught.value) == "expected 11 columns, got '1|RUNNING'"
@@ -88,7 +87,7 @@ def test_empty_output_has_no_rows():
     assert parse_accounting("\n") == []
 
 
-def test_an_accounting_row_keeps_what_is_missing_as_none():
+def test_missing_values_of_an_accounting_row_are_none():
     # A step whose node was lost (Slurm 22.05.8): no exit code, no times yet.
     (row,) = parse_accounting("12.batch|CANCELLED||||2026-11-20T19:39:58|Unknown|None||1|n3||batch\n")
     assert (row.exit_code, row.signal, row.derived_exit_code) == (None, None, None)
@@ -116,29 +115,29 @@ def test_time_limits_are_seconds_and_no_limit_is_none(text, seconds):
 
 
 @pytest.mark.parametrize("text", ["Unknown", "None", "N/A", "", "(null)"])
-def test_slurms_words_for_no_time_are_none(text):
+def test_slurms_placeholders_for_no_time_are_none(text):
     assert parse_time(text) is None
 
 
 @pytest.mark.parametrize(("text", "halves"), [("1:0", (1, 0)), ("0:125", (0, 125)), ("", (None, None))])
-def test_exit_codes_have_two_halves(text, halves):
+def test_an_exit_code_and_a_signal_are_read(text, halves):
     assert parse_exit(text) == halves
 
 
 @pytest.mark.parametrize(
-    ("text", "submission"),
+    ("text", "job_id"),
     [
-        ("4711\n", Submission("4711")),
-        ("4711;alpha\n", Submission("4711", "alpha")),
-        ("Welcome to alpha!\n4711;alpha\n", Submission("4711", "alpha")),
-        ("Submitted batch job 4711\n", Submission("4711")),
-        ("Submitted batch job 4711 on cluster beta\n", Submission("4711", "beta")),
+        ("4711\n", "4711"),
+        ("4711;alpha\n", "4711"),
+        ("Welcome to alpha!\n4711;alpha\n", "4711"),
+        ("Submitted batch job 4711\n", "4711"),
+        ("Submitted batch job 4711 on cluster beta\n", "4711"),
         ("", None),
         ("no id here\n", None),
     ],
 )
-def test_the_id_that_sbatch_prints_is_found(text, submission):
-    assert parse_submission(text) == submission
+def test_the_job_id_in_the_output_of_sbatch_is_found(text, job_id):
+    assert parse_submission(text) == job_id
 
 
 @pytest.mark.parametrize(
@@ -148,44 +147,40 @@ def test_the_id_that_sbatch_prints_is_found(text, submission):
         "Job 7 to start at 2026-11-20T17:13:29 using 2 processors on n[1-2] in partition l40s",
     ],
 )
-def test_the_start_that_test_only_expects_is_read(line):
-    estimate = parse_estimate(f"sbatch: info: a remark of the site\n{line}\n", now=NOW)
-    assert estimate is not None
-    assert estimate.starts == datetime(2026, 11, 20, 17, 13, 29, tzinfo=UTC)
-    assert (estimate.processors, estimate.hosts, estimate.partition) == (2, "n[1-2]", "l40s")
+def test_the_expected_start_is_read(line):
+    start = parse_expected_start(f"sbatch: info: a remark of the site\n{line}\n", now=NOW)
+    assert start == datetime(2026, 11, 20, 17, 13, 29, tzinfo=UTC)
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        # allocate.c of 20.11 to 25.05 (sbatch --test-only); before 18.08 without the partition, and
-        # the jobs that would have to make room on a line of their own.
+        # allocate.c of 20.11 to 25.05 (sbatch --test-only); before 18.08 without the partition. Jobs
+        # that would be preempted are listed on a separate line.
         "sbatch: Job 7 to start at 2026-11-20T17:13:29 using 2 processors on nodes n[1-2]\n",
         "sbatch: Job 7 to start at 2026-11-20T17:13:29 using 2 processors on nodes n[1-2] in partition l40s\n"
         "sbatch:   Preempts: 3,4\n",
-        # A job_submit plugin's words come first, and lmod's on standard output after.
+        # Messages of a job_submit plugin come first; those of lmod on standard output come last.
         "sbatch: lua: account set to users\n"
         "sbatch: Job 7 to start at 2026-11-20T17:13:29 using 2 processors on nodes n[1-2] in partition l40s\n"
         "The following have been reloaded\n",
     ],
 )
-def test_the_start_is_found_among_what_other_releases_and_sites_print(text):
-    estimate = parse_estimate(text, now=NOW)
-    assert estimate is not None
-    assert (estimate.starts, estimate.hosts) == (datetime(2026, 11, 20, 17, 13, 29, tzinfo=UTC), "n[1-2]")
+def test_the_expected_start_is_found_among_other_messages(text):
+    assert parse_expected_start(text, now=NOW) == datetime(2026, 11, 20, 17, 13, 29, tzinfo=UTC)
 
 
 @pytest.mark.parametrize(
     ("line", "key", "state", "reason"),
     [
-        # squeue(1): array tasks one by one (--array), and those still to be split off as one row.
+        # squeue(1): one row per array task (--array), and one row for all tasks that still wait.
         (
             "25_[3-9%2]|PENDING|JobArrayTaskLimit|2026-11-20T19:51:36|N/A|1:00|1||root|l40s|x",
             JobKey("25", task="[3-9%2]"),
             *("PENDING", "JobArrayTaskLimit"),
         ),
-        # Flags that squeue shows instead of the base state: while nodes boot (21.08 and later), while
-        # a job is queued again and held, revoked by a sibling cluster.
+        # Flags instead of the base state: nodes boot (21.08 and later), the job is requeued and held,
+        # or a sibling cluster revoked it.
         (
             "9|CONFIGURING|None|2026-11-20T19:51:36|2026-11-20T19:51:37|1:00|2|n[1-2]|root|l40s|x",
             JobKey("9"),
@@ -201,7 +196,7 @@ def test_the_start_is_found_among_what_other_releases_and_sites_print(text):
             JobKey("67108873"),
             *("REVOKED", ""),
         ),
-        # A reason of several words, as 20.11 to 25.05 print it in the queue's own column.
+        # A reason of several words (20.11 to 25.05).
         (
             "9|PENDING|ReqNodeNotAvail, UnavailableNodes:n[3-4]|2026-11-20T19:51:36|N/A|1:00|1||root|l40s|x",
             JobKey("9"),
@@ -209,22 +204,21 @@ def test_the_start_is_found_among_what_other_releases_and_sites_print(text):
         ),
     ],
 )
-def test_rows_of_the_queue_are_read_in_all_states_and_forms(line, key, state, reason):
+def test_rows_of_the_queue_are_read_in_all_states(line, key, state, reason):
     (row,) = parse_queue(f"{line}\n")
     assert (row.key, row.state, row.reason) == (key, state, reason)
 
 
-def test_a_start_centuries_away_is_no_estimate():
-    # Slurm 22.05.8, behind a pending job that can never start.
+def test_a_start_centuries_ahead_is_unknown():
+    # Slurm 22.05.8, for a job that waits for a job that can never start.
     line = (
         "sbatch: Job 6 to start at 2282-01-29T13:29:35 using 2 processors on nodes n[1-2] in partition l40s"
     )
-    estimate = parse_estimate(line, now=NOW)
-    assert estimate is not None
-    assert estimate.starts is None
+    assert parse_expected_start(line, now=NOW) is None
 
 
-def test_no_estimate_is_read_from_a_refusal():
+def test_a_refusal_has_no_expected_start():
     assert (
-        parse_estimate("allocation failure: Requested node configuration is not available", now=NOW) is None
+        parse_expected_start("allocation failure: Requested node configuration is not available", now=NOW)
+        is None
     )
