@@ -34,9 +34,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from bench.matrix.workload import WorkloadOptions
 from bench.measure.exchange import Collectives
 from bench.measure.meters import Meters
-from bench.workload.data.feed import Place, open_feed
+from bench.workload.data.feed import DataShard, open_feed
 from bench.workload.data.synthetic import generator_on, signal_for
-from bench.workload.models.mlp import Mlp, width_for
+from bench.workload.models import Mlp, mlp_width
 from bench.workload.task import build_task
 from bench.workload.training import Trainer, wrap
 from bench.workload.windows import Windows
@@ -67,10 +67,10 @@ def by_hand(options: WorkloadOptions, batch: int, here: Seat) -> Callable[[int],
     """Return a function that trains some steps in a plain loop and returns the seconds they took."""
     device, rank = here.device, here.rank
     torch.manual_seed(options.seed)
-    feed = open_feed(options, batch, Place(rank, here.world_size, device))
+    feed = open_feed(options, batch, DataShard(rank, here.world_size, device))
     signal, generator = signal_for(options, feed.shape, device), generator_on(device, options.seed, 7, rank)
     features = feed.shape.inputs[0]
-    width = width_for(options.parameters or 0, features=features, classes=10)
+    width = mlp_width(options.parameters or 0, features=features, classes=10)
     network: nn.Module = Mlp(features=features, classes=10, width=width, recompute=False).to(device)
     model = DistributedDataParallel(
         network, gradient_as_bucket_view=True, bucket_cap_mb=int(options.bucket_cap_mb)
@@ -96,7 +96,7 @@ def by_hand(options: WorkloadOptions, batch: int, here: Seat) -> Callable[[int],
 def by_harness(options: WorkloadOptions, batch: int, here: Seat) -> Callable[[int], float]:
     """Return a function that runs one throughput window and returns the seconds it took."""
     device, rank = here.device, here.rank
-    feed = open_feed(options, batch, Place(rank, here.world_size, device))
+    feed = open_feed(options, batch, DataShard(rank, here.world_size, device))
     trainer = Trainer(wrap(build_task(options, feed.shape), options), feed, options)
     meters = Meters(device, reads_host=rank == 0, reads_device=True)
     windows = Windows(trainer, Collectives(device, here.backend), meters, device, samples_per_step=batch)

@@ -1,1 +1,1 @@
-"""The DDP training that a cell runs and measures: ``python -m bench.workload``."""
+"""The built-in DDP training that a cell runs and measures: ``python -m bench.workload``."""

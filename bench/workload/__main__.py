@@ -1,16 +1,83 @@
-"""Run the workload as a program; see :mod:`bench.workload.main`."""
+"""Entry point of the workload: arguments, exit codes, and one line for each expected failure.
+
+:func:`main` can also be called in a forked child of a process that has imported this module, so that torch is
+imported once for many runs. It depends on environment variables only, not on how the process was started.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
+import traceback
+from collections.abc import Sequence
 
-from bench.workload.main import main
+import torch._dynamo  # noqa: F401 - DDP imports it in any case; imported here, forked children share it
+import torch.distributed as dist
+
+from bench.errors import BenchError
+from bench.measure.environment import host_name
+from bench.workload.arguments import parse_arguments
+from bench.workload.failures import CollectiveError, WorkloadError, describe_error, known_reason
+from bench.workload.rank import run
+from bench.workload.rendezvous import JoinError, OtherRankError
+
+#: Keeps errors alive: their frames hold the process group, whose destructor may wait for a lost rank.
+_KEPT_ERRORS: list[BaseException] = []
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the workload and return its exit code: 0, 1 (the run failed) or 2 (bad arguments).
+
+    Expected failures print one line on stderr that begins with ``bench: error:``; others print a traceback
+    first. After a failure, communication that never completes may still be pending, so a caller with nothing
+    else to do should end the process with :func:`os._exit`.
+    """
+    try:
+        request = parse_arguments(sys.argv[1:] if argv is None else argv)
+    except SystemExit as end:  # --help
+        return int(end.code or 0)
+    except BenchError as error:
+        _print_error(str(error))
+        return error.exit_code
+    try:
+        run(request)
+    except OtherRankError:
+        return 1
+    except JoinError as error:
+        print(f"bench: {error}", flush=True)
+        _print_error(str(error))
+        return 1
+    except CollectiveError as error:
+        _KEPT_ERRORS.append(error)
+        if dist.get_rank() == 0:
+            _print_error(str(error))
+        return 1
+    except Exception as error:
+        _KEPT_ERRORS.append(error)
+        timeout_s = request.options.join_timeout
+        text = describe_error(error, timeout_s=timeout_s)
+        if known_reason(error, timeout_s=timeout_s) is None:
+            traceback.print_exc()
+            text = f"unexpected {text}; see the traceback above"
+        _print_error(text if isinstance(error, WorkloadError) else f"{_rank_prefix()}{text}")
+        return 1
+    return 0
+
+
+def _print_error(text: str) -> None:
+    """Write all lines in one call, so that lines of several ranks do not mix."""
+    sys.stderr.write("".join(f"bench: error: {line}\n" for line in text.splitlines()))
+    sys.stderr.flush()
+
+
+def _rank_prefix() -> str:
+    return f"rank {dist.get_rank()} on {host_name(os.environ)}: " if dist.is_initialized() else ""
+
 
 if __name__ == "__main__":
     code = main(sys.argv[1:])
     sys.stdout.flush()
     sys.stderr.flush()
-    # The interpreter's own end waits for communication that a lost rank will never complete,
-    # and costs a tenth of a second where all is well. Every file is closed by now.
+    # A normal exit waits for communication that a lost rank never completes, and takes a tenth of a second
+    # longer even without a failure. All files are closed by now.
     os._exit(code)

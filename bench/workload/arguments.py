@@ -1,4 +1,4 @@
-"""The workload's command line, built from :class:`WorkloadOptions` so that the two cannot disagree."""
+"""The workload's command line, generated from :class:`WorkloadOptions`."""
 
 from __future__ import annotations
 
@@ -18,10 +18,7 @@ _BOOLEANS = {"true": True, "false": False}
 
 @dataclass(frozen=True)
 class Request:
-    """What one run of the workload was asked to do.
-
-    ``launcher`` is what the plan says (srun or torchrun), None where nothing was said.
-    """
+    """The parsed command line of one run; ``launcher`` is that of the plan (srun or torchrun), if known."""
 
     run_dir: Path
     backend: str
@@ -31,18 +28,18 @@ class Request:
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse that raises instead of ending the process."""
+    """An argument parser that raises a BenchError instead of exiting."""
 
     def error(self, message: str) -> NoReturn:
         raise BenchError(f"arguments: {message}", remedy="see `python -m bench.workload --help`")
 
 
 def parse_arguments(argv: Sequence[str]) -> Request:
-    """Return the request that a command line spells.
+    """Return the request of a command line.
 
     Raises:
-        BenchError: an unknown option, or a value outside of what is allowed (all of them at once).
-        SystemExit: ``--help`` was asked for.
+        BenchError: unknown options or invalid values, all in one message.
+        SystemExit: the command line contains ``--help``.
     """
     given = vars(_parser().parse_args(argv))
     fixed = {name: given.pop(name) for name in ("run_dir", "backend", "per_gpu_batch", "launcher")}
@@ -54,7 +51,7 @@ def parse_arguments(argv: Sequence[str]) -> Request:
     try:
         options = WorkloadOptions.model_validate(values)
     except ValidationError as error:
-        raise BenchError(_in_words(error)) from None
+        raise BenchError(_describe_all(error)) from None
     if fixed["backend"] == "nccl" and options.device == "cpu":
         raise BenchError(
             "arguments: backend nccl needs GPUs, but --device is cpu", remedy="use --backend gloo"
@@ -63,11 +60,14 @@ def parse_arguments(argv: Sequence[str]) -> Request:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="python -m bench.workload", description=__doc__, allow_abbrev=False)
-    parser.add_argument("--run-dir", type=Path, required=True, help="Folder of the attempt; files land here.")
-    parser.add_argument("--backend", choices=("nccl", "gloo"), required=True, help="Who communicates.")
+    description = "Train and measure one rank; a launcher (srun or torchrun) starts one process per rank."
+    parser = _Parser(prog="python -m bench.workload", description=description, allow_abbrev=False)
+    parser.add_argument("--run-dir", type=Path, required=True, help="Folder for all files of the run.")
+    parser.add_argument("--backend", choices=("nccl", "gloo"), required=True, help="Communication backend.")
     parser.add_argument("--per-gpu-batch", type=int, required=True, help="Samples per rank and micro-batch.")
-    parser.add_argument("--launcher", choices=("srun", "torchrun"), help="Who was meant to start the ranks.")
+    parser.add_argument(
+        "--launcher", choices=("srun", "torchrun"), help="Planned launcher; warn if it differs."
+    )
     for name, field in WorkloadOptions.model_fields.items():
         text = f"{field.description} Default: {field.default}.".replace("%", "%%")
         parser.add_argument("--" + name.replace("_", "-"), dest=name, metavar="VALUE", help=text)
@@ -75,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _typed(name: str, text: str) -> Any:
-    """Return the value that ``text`` spells; what fits no type stays text, for pydantic to refuse."""
+    """Convert ``text`` to the type of an option; invalid text stays as it is, and pydantic rejects it."""
     kinds = _kinds(WorkloadOptions.model_fields[name].annotation)
     if bool in kinds:
         return _BOOLEANS.get(text.lower(), text)
@@ -101,7 +101,7 @@ def _is_constraint(part: Any) -> bool:
     return not isinstance(part, type) and get_origin(part) is None
 
 
-def _in_words(error: ValidationError) -> str:
+def _describe_all(error: ValidationError) -> str:
     lines = [
         f"arguments: --{str(found['loc'][0]).replace('_', '-')} {found['input']!r}: {found['msg']}"
         for found in error.errors(include_url=False)

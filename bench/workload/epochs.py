@@ -1,33 +1,34 @@
-"""From the warm-up to the last row: what a run measures, epoch by epoch."""
+"""The measurements of a run: warm-up, epochs, probes, trace."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import astuple, replace
 from pathlib import Path
 from statistics import fmean
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import ProfilerActivity, profile, record_function
 
+from bench.errors import unwritable
 from bench.measure.environment import Device
 from bench.measure.exchange import Collectives
 from bench.measure.meters import Meters
 from bench.measure.results import EpochRecord, RankPlace, Results, Validation, progress_line
 from bench.measure.windows import count_dropped_steps, merge_windows
 from bench.workload.data.feed import Feed
-from bench.workload.probes.probes import Attributed, Probes
+from bench.workload.probes.run import ExposedMeans, Probes
 from bench.workload.session import Session
-from bench.workload.trace import trace
 from bench.workload.training import Trainer
 from bench.workload.windows import Windows
 
-_JUMPED = (
-    "a host's clock was set during {steps} step(s) of the attribution windows, which do not count:"
-    " DDP's logger reads that clock; throughput is timed with another one"
+_CLOCK_WAS_SET = (
+    "the clock of a host was set during {steps} attribution step(s), which are left out because DDP's logger"
+    " reads that clock; throughput is measured with another clock"
 )
 
 
@@ -40,18 +41,18 @@ def measure(
     devices: Sequence[Device],
     ideal_s: float | None,
 ) -> None:
-    """Warm up, measure every epoch, then probe and trace; rank 0 writes the tables after each epoch.
+    """Warm up, measure all epochs, then run probes and trace; rank 0 writes the tables after each epoch.
 
     Args:
         session: this rank.
-        collectives: the ranks' own reductions.
+        collectives: for exchanging values between ranks.
         feed: the rank's batches.
-        model: what is trained.
-        devices: every rank's.
-        ideal_s: what a step takes where all devices run at their stated peaks; None where that is not known.
+        model: the model to train.
+        devices: the devices of all ranks.
+        ideal_s: the time of a step if all devices ran at their stated peaks; None if that is unknown.
 
     Raises:
-        CollectiveError: the loss is no number.
+        CollectiveError: the loss is NaN or infinite.
     """
     options = session.request.options
     identities = [device.identity for device in devices]
@@ -80,25 +81,25 @@ def measure(
             results.add(record)
         session.say(progress_line(record, options.epochs))
     if dropped_steps:
-        session.warn(_JUMPED.format(steps=dropped_steps))
-    comm_s = Probes(session, collectives, trainer, feed).run(_attributed(record))
+        session.warn(_CLOCK_WAS_SET.format(steps=dropped_steps))
+    comm_s = Probes(session, collectives, trainer, feed).run(_exposed_means(record))
     if results is not None and comm_s is not None:
         results.add_communication(comm_s)
     if options.trace_steps:
-        trace(session, trainer, options.trace_steps)
+        _trace(session, trainer, options.trace_steps)
 
 
-def _attributed(record: EpochRecord | None) -> Attributed | None:
-    """Return the means over ranks of an epoch's exposed communication and of the wait within it."""
+def _exposed_means(record: EpochRecord | None) -> ExposedMeans | None:
+    """Return the means over ranks of an epoch's exposed communication and of its wait."""
     ranks = [] if record is None else record.ranks
     known = [(rank.parts.exposed_s, rank.wait_s) for rank in ranks if rank.parts and rank.wait_s is not None]
-    return Attributed(fmean(e for e, _ in known), fmean(w for _, w in known)) if known else None
+    return ExposedMeans(fmean(e for e, _ in known), fmean(w for _, w in known)) if known else None
 
 
 def _places(session: Session, devices: Sequence[Device]) -> list[RankPlace]:
     return [
-        RankPlace(one.rank, one.local_rank, one.host, device.name, device.identity)
-        for one, device in zip(session.joined.facts, devices, strict=True)
+        RankPlace(rank.rank, rank.local_rank, rank.host, device.name, device.identity)
+        for rank, device in zip(session.joined.facts, devices, strict=True)
     ]
 
 
@@ -113,25 +114,25 @@ def _epoch(
     places: Sequence[RankPlace],
     ideal_s: float | None,
 ) -> tuple[EpochRecord, int]:
-    """Return the epoch's record, and the number of attributed steps that do not count."""
+    """Return the epoch's record, and the number of attribution steps that were left out."""
     options = session.request.options
     window = windows.throughput(options.steps_per_epoch)
     windows.check_losses(window.loss, f"epoch {epoch}")
     if options.attribution_steps:
         window = windows.attribution(window, options.attribution_steps)
-    of_ranks = collectives.objects(window)
-    record = merge_windows(epoch, of_ranks, places, on_gpus=session.device.type == "cuda")
+    rank_windows = collectives.objects(window)
+    record = merge_windows(epoch, rank_windows, places, on_gpus=session.device.type == "cuda")
     record = replace(
         record,
         validation=_validate(trainer, feed, collectives) if options.val_steps else None,
         checkpoint_s=_checkpoint(session, trainer, epoch) if options.checkpoint else None,
         ideal_step_s=ideal_s,
     )
-    return record, count_dropped_steps(of_ranks)
+    return record, count_dropped_steps(rank_windows)
 
 
 def _validate(trainer: Trainer, feed: Feed, collectives: Collectives) -> Validation:
-    """Return the sums over all ranks' validation batches."""
+    """Return the validation sums over all ranks."""
     task = trainer.model.module
     task.eval()
     own = [0.0] * len(astuple(Validation()))
@@ -143,21 +144,60 @@ def _validate(trainer: Trainer, feed: Feed, collectives: Collectives) -> Validat
 
 
 def _checkpoint(session: Session, trainer: Trainer, epoch: int) -> float | None:
-    """Write rank 0's checkpoint in place of the last one and return the seconds it took."""
+    """Replace the checkpoint on rank 0 and return the seconds that took; None on other ranks."""
     if not session.is_first:
         return None
     began = time.perf_counter()
-    path: Path = session.folder.path / "checkpoint.pt"
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    state = {
+        "epoch": epoch,
+        "model": trainer.model.module.state_dict(),
+        "optimizer": trainer.optimizer.state_dict(),
+    }
+    with _replacing(session.folder.path / "checkpoint.pt") as temporary:
+        torch.save(state, temporary)
+    return time.perf_counter() - began
+
+
+def _trace(session: Session, trainer: Trainer, steps: int) -> None:
+    """Train ``steps`` steps; rank 0 profiles them and writes a gzipped Chrome trace.
+
+    An additional first step excludes the start of the profiler from the trace.
+
+    Raises:
+        UnwritableError: the trace could not be written.
+    """
+    if not session.is_first:
+        for _ in range(steps + 1):
+            trainer.step()
+        return
+    activities = [ProfilerActivity.CPU]
+    if session.device.type == "cuda":
+        activities.append(ProfilerActivity.CUDA)
+    schedule = torch.profiler.schedule(wait=0, warmup=1, active=steps, repeat=1)
+    with profile(activities=activities, schedule=schedule, record_shapes=True) as profiler:
+        for number in range(steps + 1):
+            with record_function(f"bench: traced step {number}"):
+                trainer.step()
+            if number < steps:  # leaving the context ends the last step
+                profiler.step()
+        if session.device.type == "cuda":
+            torch.cuda.synchronize(session.device)
+    path = session.folder.trace
     try:
-        state = {
-            "epoch": epoch,
-            "model": trainer.model.module.state_dict(),
-            "optimizer": trainer.optimizer.state_dict(),
-        }
-        torch.save(state, beside)
-        os.replace(beside, path)
+        with _replacing(path) as temporary:
+            profiler.export_chrome_trace(str(temporary))
+    except OSError as error:
+        raise unwritable(path, error) from error
+    session.say(f"bench: a trace of {steps} steps of rank 0 is in {path.name}")
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """Yield a temporary path with the same suffix (torch compresses ``.gz``), then rename it to ``path``."""
+    temporary = path.with_name(f".{os.getpid()}.{path.name}")
+    try:
+        yield temporary
+        os.replace(temporary, path)
     finally:
         with suppress(OSError):
-            beside.unlink(missing_ok=True)
-    return time.perf_counter() - began
+            temporary.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Why a run failed, in one line where the reason is foreseen."""
+"""Errors of the workload, and their descriptions in one line."""
 
 from __future__ import annotations
 
@@ -19,31 +19,28 @@ class WorkloadError(BenchError):
 
 
 class SetupError(WorkloadError):
-    """Something that this rank needs is missing or wrong; other ranks may find the same."""
+    """This rank lacks something that it needs; other ranks may lack the same."""
 
 
 class BrokenError(WorkloadError):
-    """Communication broke, and the other ranks told more than the error itself."""
+    """Communication broke, and the other ranks know the cause."""
 
 
 class CollectiveError(WorkloadError):
-    """The same reason on every rank: rank 0 says it for all."""
+    """An error that all ranks have in common; rank 0 prints it."""
 
 
-def named(error: BaseException, *, timeout_s: float) -> str:
-    """Return :func:`reason`, or for what nobody foresaw its type and the first line of its text."""
-    known = reason(error, timeout_s=timeout_s)
-    if known is not None:
-        return known
-    return error_line(error)
+def describe_error(error: BaseException, *, timeout_s: float) -> str:
+    """Return :func:`known_reason`, or else the error's type and the first line of its text."""
+    return known_reason(error, timeout_s=timeout_s) or error_line(error)
 
 
-def reason(error: BaseException, *, timeout_s: float) -> str | None:
-    """Return one line that says why a run failed; None for what nobody foresaw.
+def known_reason(error: BaseException, *, timeout_s: float) -> str | None:
+    """Return the reason of an expected failure in one line; None for any other error.
 
     Args:
-        error: what was raised.
-        timeout_s: the time-out of collectives, named where one ran into it.
+        error: the exception.
+        timeout_s: the time-out of collectives, for the message about it.
     """
     if isinstance(error, BenchError):
         return str(error)
@@ -55,7 +52,7 @@ def reason(error: BaseException, *, timeout_s: float) -> str | None:
         return f"out of memory: {first}; lower the batch per rank, or set --activation-checkpointing true"
     symptom = symptom_of(error)
     if symptom is Symptom.LOST:
-        return "lost the connection to another rank: it ended first, and its own message says why"
+        return "lost the connection to another rank: it ended first, see its own message"
     if symptom is Symptom.TIMED_OUT:
         return (
             f"a collective did not complete in {timeout_s:g} s: a rank hangs or was lost;"

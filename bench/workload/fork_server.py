@@ -1,15 +1,16 @@
-"""A fork server: torch is imported once, each run's ranks are forked from it.
+"""A fork server: it imports torch once and forks the ranks of each run.
 
-Importing torch takes longer than a short run, and a study on one machine has dozens.
-The server reads one request a line on standard input and starts its ranks with the
-environment that torchrun gives (torch's own agent keeps threads, and forking a process
-that has threads can hang; this one has none)::
+Importing torch takes longer than a short run, and a study on one machine has dozens of runs. The server reads
+one request per line from standard input::
 
     {"run_dir": "...", "arguments": ["--model", "mlp", ...], "ranks": 4, "env": {...}}
 
-and answers on standard output with ``{"started": PID}`` and ``{"ended": EXIT_CODE}``.
-When its standard input closes, the harness is gone: what runs is ended, noted, and the
-server leaves. No process outlives it.
+and answers on standard output with ``{"started": PID}`` and ``{"ended": EXIT_CODE}``. The ranks get the
+environment variables of torchrun. (torchrun's own agent has threads, and forking a process with threads can
+hang; this server has none.)
+
+When standard input closes, the harness is gone: the server ends the current run, writes its end.json, and
+exits. No process outlives the server.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -31,32 +33,34 @@ from typing import Any
 from bench.errors import UnwritableError
 from bench.study.files import write_json
 from bench.study.layout import RunFolder
-from bench.workload.main import main as workload_main
+from bench.workload.__main__ import main as workload_main
 
+#: Ranks have this long to end after SIGTERM.
 GRACE_S = 5.0
-SAY_WHY_S = 3.0
+#: After the first failure, the other ranks have this long to report their own errors.
+REPORT_S = 3.0
 _PR_SET_PDEATHSIG = 1
 
 
 def serve() -> int:
     """Answer requests until standard input closes; return the exit code."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the harness's to handle
-    requests = _Lines(sys.stdin.fileno())
-    _say({"ready": os.getpid()})
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the harness handles Ctrl-C
+    requests = _LineReader(sys.stdin.fileno())
+    _send({"ready": os.getpid()})
     while (line := requests.next()) is not None:
         _run(json.loads(line), requests)
     return 0
 
 
-class _Lines:
-    """Lines of a pipe, read without the buffering that would hide them from select."""
+class _LineReader:
+    """Reads lines of a pipe without buffering, so that select sees the next one."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
         self._pending = b""
 
     def next(self) -> bytes | None:
-        """Return the next line, or None when the pipe has closed."""
+        """Return the next line; None after the pipe has closed."""
         while b"\n" not in self._pending:
             block = os.read(self.descriptor, 65536)
             if not block:
@@ -66,45 +70,43 @@ class _Lines:
         return line
 
 
-def _run(request: Mapping[str, Any], requests: _Lines) -> None:
+def _run(request: Mapping[str, Any], requests: _LineReader) -> None:
     folder = RunFolder(Path(request["run_dir"]))
     server = os.getpid()
     child = os.fork()
     if child == 0:
-        _agent(request, folder, server=server, inherited=requests.descriptor)
-    _say({"started": child})
+        _run_agent(request, folder, server=server, inherited=requests.descriptor)
+    _send({"started": child})
     pidfd = os.pidfd_open(child)
     try:
-        # Ready: the run ended, or the harness is gone (it sends nothing while a run goes on).
+        # Wait until the run ends or the pipe closes: the harness sends nothing during a run.
         ready, _, _ = select.select([pidfd, requests.descriptor], [], [])
         if pidfd not in ready:
             _end_group(child, pidfd)
-            _note_end(folder, exit_code=137, signal_name="KILL", stage="the harness was gone")
+            _write_end(folder, exit_code=137, signal_name="KILL", stage="the harness was gone")
     finally:
         os.close(pidfd)
     _, status = os.waitpid(child, 0)
-    _sweep_group(child)
-    _say({"ended": os.waitstatus_to_exitcode(status)})
+    _kill_leftovers(child)
+    _send({"ended": os.waitstatus_to_exitcode(status)})
 
 
 def _end_group(leader: int, pidfd: int) -> None:
-    """End a run's processes: ask them, then insist."""
+    """End a run's processes with SIGTERM, then SIGKILL."""
     os.killpg(leader, signal.SIGTERM)
     if not select.select([pidfd], [], [], GRACE_S)[0]:
         os.killpg(leader, signal.SIGKILL)
         select.select([pidfd], [], [])
 
 
-def _sweep_group(leader: int) -> None:
-    """End what a run's agent left behind, if it died before its ranks."""
-    try:
+def _kill_leftovers(leader: int) -> None:
+    """Kill ranks whose agent died before them."""
+    with suppress(ProcessLookupError):
         os.killpg(leader, signal.SIGKILL)
-    except ProcessLookupError:
-        return
 
 
-def _agent(request: Mapping[str, Any], folder: RunFolder, *, server: int, inherited: int) -> None:
-    """Be what torchrun's agent is to its ranks: never returns."""
+def _run_agent(request: Mapping[str, Any], folder: RunFolder, *, server: int, inherited: int) -> None:
+    """Run the ranks in a process group of their own, as torchrun's agent does, and exit."""
     code = 1
     try:
         os.setsid()
@@ -112,32 +114,31 @@ def _agent(request: Mapping[str, Any], folder: RunFolder, *, server: int, inheri
         _redirect(folder, inherited)
         os.environ.update(request["env"])
         signal.signal(signal.SIGTERM, _raise_terminated)
-        failures = _launch(request["arguments"], request["ranks"])
+        failures = _run_ranks(request["arguments"], request["ranks"])
         code = 1 if failures else 0
-        _note_end(folder, exit_code=code, stage="run", failures=failures)
+        _write_end(folder, exit_code=code, stage="run", failures=failures)
     except _Terminated:
         code = 128 + signal.SIGTERM
-        _note_end(folder, exit_code=code, signal_name="TERM", stage="run")
+        _write_end(folder, exit_code=code, signal_name="TERM", stage="run")
     except BaseException as error:
         print(f"bench: error: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
-        _note_end(folder, exit_code=1, stage="launch")
+        _write_end(folder, exit_code=1, stage="launch")
     finally:
         os._exit(code)
 
 
 class _Terminated(BaseException):
-    """The run was asked to end."""
+    """The agent received SIGTERM."""
 
 
 def _raise_terminated(number: int, frame: object) -> None:
     raise _Terminated
 
 
-def _launch(arguments: Sequence[str], ranks: int) -> list[dict[str, Any]]:
-    """Run the ranks to their end; return those that failed, the first to fail first.
+def _run_ranks(arguments: Sequence[str], ranks: int) -> list[dict[str, Any]]:
+    """Run the ranks to their end and return those that failed, in the order of failure.
 
-    The first failure ends the others, after a moment in which they may say why
-    themselves: one dead rank must not leave a collective that hangs.
+    The first failure ends the others after REPORT_S, so that no collective waits for a dead rank.
     """
     port = _free_port()
     alive = {_fork_rank(arguments, rank=rank, ranks=ranks, port=port): rank for rank in range(ranks)}
@@ -152,7 +153,7 @@ def _launch(arguments: Sequence[str], ranks: int) -> list[dict[str, Any]]:
                 failures.append({"rank": rank, "exit_code": code})
                 if len(failures) == 1:
                     now = time.monotonic()
-                    steps = [(now + SAY_WHY_S, signal.SIGTERM), (now + SAY_WHY_S + GRACE_S, signal.SIGKILL)]
+                    steps = [(now + REPORT_S, signal.SIGTERM), (now + REPORT_S + GRACE_S, signal.SIGKILL)]
                     deadlines = iter(steps)
                     deadline = next(deadlines)
             continue
@@ -165,7 +166,7 @@ def _launch(arguments: Sequence[str], ranks: int) -> list[dict[str, Any]]:
 
 
 def _fork_rank(arguments: Sequence[str], *, rank: int, ranks: int, port: int) -> int:
-    """Fork one rank with torchrun's variables; return its process id."""
+    """Fork one rank with torchrun's variables and return its process id."""
     agent = os.getpid()
     child = os.fork()
     if child:
@@ -185,25 +186,25 @@ def _fork_rank(arguments: Sequence[str], *, rank: int, ranks: int, port: int) ->
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(code)  # no atexit handlers of the server's
+        os._exit(code)  # skip the server's atexit handlers
 
 
 def _free_port() -> int:
-    """Return a port that nobody listens on now; rank 0 takes it at once."""
+    """Return an unused port, which rank 0 takes immediately."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def _die_with_parent(parent: int) -> None:
-    """Have the kernel end this process when its parent dies, however it dies."""
+    """Ask the kernel to kill this process when its parent dies."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before the line above
+    if os.getppid() != parent:  # the parent died before the call above
         os._exit(137)
 
 
 def _redirect(folder: RunFolder, inherited: int) -> None:
-    """Send output to the run's files and let go of the harness's pipe."""
+    """Send output to the run's files and replace the harness's pipe by /dev/null."""
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, inherited)
     for stream, path in ((1, folder.out), (2, folder.err)):
@@ -212,7 +213,7 @@ def _redirect(folder: RunFolder, inherited: int) -> None:
         os.close(file)
 
 
-def _note_end(
+def _write_end(
     folder: RunFolder,
     *,
     exit_code: int,
@@ -229,11 +230,9 @@ def _note_end(
         print(f"bench: error: {error}", file=sys.stderr, flush=True)
 
 
-def _say(message: Mapping[str, Any]) -> None:
-    try:
+def _send(message: Mapping[str, Any]) -> None:
+    with suppress(BrokenPipeError):  # the harness is gone; its closed pipe ends the server
         os.write(1, (json.dumps(message) + "\n").encode())
-    except BrokenPipeError:
-        time.sleep(0)  # the harness is gone; the closed standard input ends the server
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Which process of which launch this is, from the environment that a launcher sets."""
+"""Rank, world size and meeting point of this process, from the environment variables of its launcher."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 class Launch:
     """One process of a launch.
 
-    ``agent_store`` says that the launcher itself serves the store at ``address``:``port``;
-    else rank 0 does. ``expected_hosts`` has one host name per rank where the launcher fixed
-    that beforehand, else it is empty. ``job_hosts`` are the hosts of the job, if known.
+    If ``agent_store`` is set, the launcher serves the store at ``address``:``port``, otherwise rank 0 does.
+    ``expected_hosts`` contains the host of each rank if the launcher fixes it in advance, otherwise nothing.
+    ``job_hosts`` are the hosts of the job, if known.
     """
 
     launcher: str
@@ -34,16 +34,16 @@ class Launch:
 
     @property
     def endpoint(self) -> str:
-        """Where the store is."""
+        """The address of the store."""
         return f"{self.address}:{self.port}"
 
 
 def launch_from(env: Mapping[str, str]) -> Launch:
-    """Return what a launcher's variables say; torchrun's win over Slurm's, neither is one process.
+    """Read the variables of torchrun, else those of Slurm; without either, the process is alone.
 
     Raises:
-        WorkloadError: variables that contradict each other, or a number of processes other
-            than ``BENCH_EXPECTED_WORLD_SIZE``.
+        WorkloadError: the variables contradict each other, or the number of processes differs from
+            ``BENCH_EXPECTED_WORLD_SIZE``.
     """
     if all(name in env for name in _TORCHRUN):
         launch = _from_torchrun(env)
@@ -53,14 +53,15 @@ def launch_from(env: Mapping[str, str]) -> Launch:
         launch = Launch("single", 0, 0, 1, job_hosts=_job_hosts(env))
     if not 0 <= launch.rank < launch.world_size:
         raise WorkloadError(
-            f"rank {launch.rank} does not fit {launch.world_size} processes; see the launcher's line"
+            f"rank {launch.rank} is too high for {launch.world_size} processes",
+            remedy="check the launch line",
         )
     _check_size(launch, env)
     return launch
 
 
 def _in_batch_shell(env: Mapping[str, str]) -> bool:
-    """Tell a job's script from its steps: both have SLURM_PROCID, only a step has an id."""
+    """Return whether this is a job's script: SLURM_PROCID is set there too, but no step id."""
     return "SLURM_JOB_ID" in env and "SLURM_STEP_ID" not in env and "SLURM_STEPID" not in env
 
 
@@ -73,7 +74,7 @@ def _from_torchrun(env: Mapping[str, str]) -> Launch:
         _number(env, "WORLD_SIZE"),
         *_master(env, _number(env, "WORLD_SIZE")),
         agent_store=env.get("TORCHELASTIC_USE_AGENT_STORE", "").lower() in ("1", "true"),
-        # An agent's store outlives a restart of its workers: keys must not.
+        # An agent's store survives a restart of its workers, so each restart needs its own keys.
         prefix=f"bench/{run}/{env.get('TORCHELASTIC_RESTART_COUNT', '0')}",
         job_hosts=_job_hosts(env),
     )
@@ -108,7 +109,7 @@ def _number(env: Mapping[str, str], name: str) -> int:
     try:
         return int(env[name])
     except KeyError:
-        raise WorkloadError(f"{name} is not set, though the launcher's other variables are") from None
+        raise WorkloadError(f"{name} is not set, but the launcher's other variables are") from None
     except ValueError:
         raise WorkloadError(f"{name} is {env[name]!r}, not a number") from None
 
@@ -118,7 +119,7 @@ def _job_hosts(env: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _hosts_of_ranks(env: Mapping[str, str], world_size: int) -> tuple[str, ...]:
-    """Return each rank's host: srun fills the job's hosts one after the other."""
+    """Return the host of each rank: srun fills the hosts in order."""
     hosts = _job_hosts(env)
     written = env.get("SLURM_STEP_TASKS_PER_NODE") or env.get("SLURM_TASKS_PER_NODE") or ""
     counts: list[int] = []
@@ -133,7 +134,6 @@ def _check_size(launch: Launch, env: Mapping[str, str]) -> None:
     expected = env.get("BENCH_EXPECTED_WORLD_SIZE")
     if not expected or _number(env, "BENCH_EXPECTED_WORLD_SIZE") == launch.world_size:
         return
-    processes = f"{launch.world_size} of {expected} processes"
-    if launch.world_size == 1:
-        raise WorkloadError(f"{processes}: the launch line has no srun?")
-    raise WorkloadError(f"{processes}: the launcher started another number than was planned")
+    started = f"{launch.world_size} of {expected} planned processes started"
+    remedy = "does the launch line lack srun?" if launch.world_size == 1 else "check the launch line"
+    raise WorkloadError(started, remedy=remedy)

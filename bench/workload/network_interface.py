@@ -1,7 +1,7 @@
-"""The network interface that leads to another host: ``python -m bench.workload.network_interface HOST``.
+"""Print the network interface on the route to another host.
 
-gloo takes one interface by its name, and else resolves the own host name, which on many
-machines stands for the loopback.
+``python -m bench.workload.network_interface HOST`` is used for gloo, which takes the name of an interface. By
+default gloo resolves its own host name, which on many machines is the loopback address.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import psutil
 
 
 def interface_to(host: str) -> str:
-    """Return the interface that packets to ``host`` leave by; empty where that is the loopback.
+    """Return the interface that sends packets to ``host``; empty for the loopback.
 
     Raises:
-        OSError: the name is not known here, or no route leads there.
+        OSError: the host name is unknown, or there is no route.
     """
     family, kind, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
-        probe.connect(address)  # sends nothing: it only chooses the route
+        probe.connect(address)  # sends nothing, only selects the route
         own = probe.getsockname()[0]
     for name, addresses in psutil.net_if_addrs().items():
         if any(one.address.partition("%")[0] == own for one in addresses):
@@ -29,13 +29,13 @@ def interface_to(host: str) -> str:
 
 
 def main() -> int:
-    """Print the interface; 1 where the host cannot be found."""
+    """Print the interface and return the exit code: 1 if the host is unknown or unreachable."""
     host = sys.argv[1]
     try:
         print(interface_to(host))
     except OSError as error:
-        words = f"{host} cannot be found from {socket.gethostname()}: {error.strerror}"
-        print(f"bench: error: {words}; name the interface in cluster.env.GLOO_SOCKET_IFNAME", file=sys.stderr)
+        text = f"{host} cannot be found from {socket.gethostname()}: {error.strerror}"
+        print(f"bench: error: {text}; name the interface in cluster.env.GLOO_SOCKET_IFNAME", file=sys.stderr)
         return 1
     return 0
 

@@ -1,4 +1,4 @@
-"""One rank's run: join, build, measure, leave."""
+"""The run of one rank: join the others, build the model, measure, leave."""
 
 from __future__ import annotations
 
@@ -28,19 +28,27 @@ from bench.measure.transport import (
 )
 from bench.units import human_bytes
 from bench.workload.arguments import Request
-from bench.workload.data.feed import Feed, Place, open_feed
+from bench.workload.data.feed import DataShard, Feed, open_feed
 from bench.workload.epochs import measure
-from bench.workload.failures import BrokenError, CollectiveError, SetupError, WorkloadError, named, reason
-from bench.workload.flops import Utilisation, count_step, precisions, utilisation
+from bench.workload.failures import (
+    BrokenError,
+    CollectiveError,
+    SetupError,
+    WorkloadError,
+    describe_error,
+    known_reason,
+)
 from bench.workload.launch import Launch, launch_from
-from bench.workload.rendezvous import Joined, join, start_line
+from bench.workload.mfu import MfuBasis, count_step, mfu_basis, precisions_in_use
+from bench.workload.models import DataShape
+from bench.workload.rendezvous import Joined, join, joined_message
 from bench.workload.session import Session
-from bench.workload.task import DataShape, Task, build_task, parameters_of
-from bench.workload.training import STATES_PER_WEIGHT, wrap
+from bench.workload.task import Task, build_task, parameters_of
+from bench.workload.training import STATES_PER_WEIGHT, detach_reducer, wrap
 
 
 def run(request: Request) -> None:
-    """Do all that a request asks of this rank; :mod:`bench.workload.main` puts what is raised in words."""
+    """Run this rank's share of a request; :mod:`bench.workload.__main__` reports the errors."""
     env = os.environ
     launch = launch_from(env)
     me = own_facts(launch.rank, launch.local_rank, env)
@@ -49,7 +57,7 @@ def run(request: Request) -> None:
     torch.set_num_threads(threads)
     device = _device(request.options.device, launch)
     session = Session(request, launch, joined, me, device, threads, _warnings(request, launch, joined))
-    session.say(start_line(joined, launch, request.backend))
+    session.say(joined_message(joined, launch, request.backend))
     if session.is_first:
         request.run_dir.mkdir(parents=True, exist_ok=True)
     session.write_environment(env)
@@ -58,15 +66,15 @@ def run(request: Request) -> None:
     except CollectiveError:
         raise
     except Exception as error:
-        _consult(session, error)
+        _exchange_causes(session, error)
         raise
 
 
-def _consult(session: Session, error: Exception) -> None:
-    """Tell the other ranks why this one fails, or raise what they tell where this one only lost them.
+def _exchange_causes(session: Session, error: Exception) -> None:
+    """Report this rank's error to the others; if it is a lost connection, ask them for the cause.
 
     Raises:
-        BrokenError: the others know more than ``error`` says.
+        BrokenError: another rank knows the cause.
     """
     launch, timeout_s = session.launch, session.request.options.join_timeout
     if launch.world_size == 1:
@@ -76,15 +84,15 @@ def _consult(session: Session, error: Exception) -> None:
     )
     symptom = symptom_of(error)
     if symptom is None:
-        peers.tell(named(error, timeout_s=timeout_s))
+        peers.tell(describe_error(error, timeout_s=timeout_s))
         return
-    words = peers.explain(symptom, timeout_s=timeout_s, longer="raise --join-timeout")
-    if words is not None:
-        raise BrokenError(f"{peers.place(launch.rank)}: {words}") from error
+    cause = peers.explain(symptom, timeout_s=timeout_s, longer="raise --join-timeout")
+    if cause is not None:
+        raise BrokenError(f"{peers.place(launch.rank)}: {cause}") from error
 
 
-def _train(session: Session, told: dict[str, str]) -> None:
-    """Build, measure and leave; ``told`` are the variables that env.json is to speak of."""
+def _train(session: Session, env: dict[str, str]) -> None:
+    """Build the model, measure and leave; ``env`` contains the variables for env.json."""
     request = session.request
     log = (
         NcclLogFile.arrange(os.environ, session.folder, rank=session.launch.rank)
@@ -92,38 +100,39 @@ def _train(session: Session, told: dict[str, str]) -> None:
         else None
     )
     try:
-        collectives = _communicate(session)
-        feed, model = _set_up(session, collectives)
+        collectives = _start_process_group(session)
+        feed, model = _build(session, collectives)
         try:
             devices = collectives.objects(device_of(session.device, session.me.host))
-            used = _utilisation(session, feed.shape, devices, told)
-            sizes, flops = parameters_of(model), None if used is None else used.as_json()
-            session.write_environment(told, sizes, flops=flops)
-            ideal_s = None if used is None else used.ideal_s
+            basis = _mfu_basis(session, feed.shape, devices, env)
+            sizes, flops = parameters_of(model), None if basis is None else basis.as_json()
+            session.write_environment(env, sizes, flops=flops)
+            ideal_s = None if basis is None else basis.ideal_s
             measure(session, collectives, feed, model, devices=devices, ideal_s=ideal_s)
-            in_use = _transport_in_use(session, collectives, log, told)
-            session.write_environment(told, sizes, in_use, flops)
+            in_use = _transport_in_use(session, collectives, log, env)
+            session.write_environment(env, sizes, in_use, flops)
         finally:
             feed.close()
     finally:
         if log is not None:
             log.remove()
-    # Rank 0 may serve the store, which the others still need until here.
+    # Rank 0 may serve the store, so it must not end before the others are done.
     collectives.barrier()
-    _leave(model)
+    detach_reducer(model)
+    dist.destroy_process_group()
 
 
-def _utilisation(
+def _mfu_basis(
     session: Session, shape: DataShape, devices: Sequence[Device], env: Mapping[str, str]
-) -> Utilisation | None:
-    """Return what MFU is computed with, on rank 0, which writes it."""
+) -> MfuBasis | None:
+    """Return the inputs of MFU on rank 0, which writes it, and None on the others."""
     if not session.is_first:
         return None
     options = session.request.options
     distinct = {device.identity: device.model for device in devices}
-    return utilisation(
+    return mfu_basis(
         count_step(options, shape, session.request.per_gpu_batch),
-        precisions(options.precision, env),
+        precisions_in_use(options.precision, env),
         list(distinct.values()),
         ranks=len(devices),
     )
@@ -132,30 +141,18 @@ def _utilisation(
 def _transport_in_use(
     session: Session, collectives: Collectives, log: NcclLogFile | None, env: Mapping[str, str]
 ) -> dict[str, str | None]:
-    """Return what all ranks found in use, and add a warning where it is slower than it need be."""
+    """Return the transport that the ranks used; warn if NCCL fell back to a slower one."""
     facts = session.joined.facts
     if log is None:
         found = collectives.objects(open_interfaces(store_port=session.launch.port))
         by_host: dict[str, list[str]] = {}
-        for one, names in zip(facts, found, strict=True):
-            by_host[one.host] = sorted({*by_host.get(one.host, []), *names})
+        for rank, names in zip(facts, found, strict=True):
+            by_host[rank.host] = sorted({*by_host.get(rank.host, []), *names})
         return gloo_transport(by_host)
     transport, warning = nccl_in_use(collectives.objects(log.read()), facts, env)
     if warning:
         session.warn(warning)
     return transport
-
-
-def _leave(model: DistributedDataParallel) -> None:
-    """Give up the process group, in the one order that cannot hang.
-
-    DDP's reducer would destroy the group while it holds the interpreter's lock, and wait for
-    a thread of the group that needs the lock to free its last tensor. Without the reducer
-    the group's own Python object goes last, and releases the lock for that.
-    """
-    model.reducer = None  # type: ignore[assignment]
-    model.logger = None
-    dist.destroy_process_group()
 
 
 def _device(kind: str, launch: Launch) -> torch.device:
@@ -167,14 +164,14 @@ def _device(kind: str, launch: Launch) -> torch.device:
             f"rank {launch.rank}: no CUDA device is visible",
             remedy="request GPUs for the job, or set --device cpu",
         )
-    # A task that was given one GPU sees it as device 0, whatever its local rank is.
+    # A task with a single GPU sees it as device 0, whatever its local rank.
     device = torch.device("cuda", launch.local_rank % count)
     torch.cuda.set_device(device)
     return device
 
 
-def _communicate(session: Session) -> Collectives:
-    """Start the process group, through the store in which the ranks met."""
+def _start_process_group(session: Session) -> Collectives:
+    """Start the process group with the store in which the ranks joined."""
     request = session.request
     dist.init_process_group(
         request.backend,
@@ -201,64 +198,63 @@ def _warnings(request: Request, launch: Launch, joined: Joined) -> list[str]:
     return found
 
 
-def _set_up(session: Session, collectives: Collectives) -> tuple[Feed, DistributedDataParallel]:
-    """Open the data and build the model; a problem on any rank ends all of them with one message."""
+def _build(session: Session, collectives: Collectives) -> tuple[Feed, DistributedDataParallel]:
+    """Open the data and build the model; a problem on any rank ends all ranks with one message."""
     request, launch = session.request, session.launch
     feed: Feed | None = None
     task: Task | None = None
     problem = ""
     try:
-        place = Place(launch.rank, launch.world_size, session.device)
-        feed = open_feed(request.options, request.per_gpu_batch, place)
+        shard = DataShard(launch.rank, launch.world_size, session.device)
+        feed = open_feed(request.options, request.per_gpu_batch, shard)
         _check_memory(session, feed)
         if request.options.compile and request.options.bucket_cap_mb < 1:
-            # torch splits compiled graphs at the buckets, and takes 1 MiB for the first of them.
+            # torch splits compiled graphs at the buckets, and assumes 1 MiB for the first one.
             raise SetupError("--compile true needs --bucket-cap-mb of 1 or more")
         task = build_task(request.options, feed.shape).to(session.device)
     except SetupError as error:
         problem = str(error)
     except (MemoryError, RuntimeError) as error:
-        problem = reason(error, timeout_s=request.options.join_timeout) or ""
+        problem = known_reason(error, timeout_s=request.options.join_timeout) or ""
         if not problem:
             raise
-    _agree(session, collectives, problem)
+    _raise_any_problem(session, collectives, problem)
     assert feed is not None
     assert task is not None
     return feed, wrap(task, request.options)
 
 
 def _check_memory(session: Session, feed: Feed) -> None:
-    """Refuse a model that cannot fit: the kernel would kill ranks one by one, and other people's jobs."""
+    """Reject a model that cannot fit; otherwise the kernel kills ranks and possibly other people's jobs."""
     options = session.request.options
     with torch.device("meta"):
         parameters, weight_bytes = parameters_of(build_task(options, feed.shape))
     copies = 2 + STATES_PER_WEIGHT[options.optimizer]
     if session.device.type == "cuda":
-        have, ranks = torch.cuda.get_device_properties(session.device).total_memory, 1
+        available, ranks = torch.cuda.get_device_properties(session.device).total_memory, 1
     else:
-        here = next(host for host in session.joined.hosts if host.host == session.me.host)
-        have, ranks = here.memory_bytes, len(here.ranks)
+        host = next(host for host in session.joined.hosts if host.host == session.me.host)
+        available, ranks = host.memory_bytes, len(host.ranks)
     needed = weight_bytes * copies * ranks
-    if needed > have:
+    if needed > available:
         raise SetupError(
             f"out of memory: weights, gradients and {options.optimizer}'s states of {parameters:,} parameters"
-            f" need {human_bytes(needed)} for {ranks} rank(s), there are {human_bytes(have)}",
+            f" need {human_bytes(needed)} for {ranks} rank(s), there are {human_bytes(available)}",
             remedy="lower --parameters",
         )
 
 
-def _agree(session: Session, collectives: Collectives, problem: str) -> None:
-    """Raise on every rank what any rank found, naming the ranks where not all found it."""
+def _raise_any_problem(session: Session, collectives: Collectives, problem: str) -> None:
+    """Raise the problems of all ranks on every rank, and name the ranks unless all have the same."""
     problems = collectives.objects(problem)
-    places: dict[str, list[str]] = {}
-    for one, words in zip(session.joined.facts, problems, strict=True):
-        if words:
-            places.setdefault(words, []).append(f"{one.rank} on {one.host}")
-    if not places:
+    ranks_by_problem: dict[str, list[str]] = {}
+    for rank, text in zip(session.joined.facts, problems, strict=True):
+        if text:
+            ranks_by_problem.setdefault(text, []).append(f"{rank.rank} on {rank.host}")
+    if not ranks_by_problem:
         return
     lines = []
-    for words, ranks in places.items():
-        everywhere = len(ranks) == session.launch.world_size
-        named = ", ".join(ranks[:8]) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
-        lines.append(words if everywhere else f"{words} (rank {named})")
+    for text, ranks in ranks_by_problem.items():
+        listed = ", ".join(ranks[:8]) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
+        lines.append(text if len(ranks) == session.launch.world_size else f"{text} (rank {listed})")
     raise CollectiveError("\n".join(lines))

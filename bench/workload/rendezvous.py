@@ -1,7 +1,7 @@
-"""Ranks find each other: counted, in a bounded time, with names for those that are missing.
+"""The rendezvous of all ranks, within a time limit and with the names of missing ranks.
 
-torch would wait for all workers inside the store and then say only how many came. Here every
-rank writes who it is; rank 0 waits for all, and tells the others its verdict.
+torch itself would wait for all workers inside the store and then report only how many came. Here every rank
+writes its facts to the store; rank 0 waits for all of them and publishes the result.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from bench.measure.environment import Host, RankFacts, hosts_of
 from bench.workload.failures import WorkloadError
 from bench.workload.launch import Launch
 
-#: How much longer than rank 0 the others wait, so that they hear its verdict.
+#: The other ranks wait this much longer than rank 0, to read its result.
 _GRACE_S = 5.0
-#: How long rank 0 keeps the store open for the others to read that the join failed.
-_FAREWELL_S = 2.0
+#: Rank 0 keeps the store open for up to this time, until the others have read that joining failed.
+_ACKNOWLEDGE_S = 2.0
 
 
 @dataclass(frozen=True)
 class Joined:
-    """All ranks of a run, and the store through which they met."""
+    """All ranks of a run, and the store in which they met."""
 
     store: Store
     facts: list[RankFacts]
@@ -41,19 +41,19 @@ class Joined:
 
 
 class JoinError(WorkloadError):
-    """Not all ranks came; the message counts and names them."""
+    """Ranks are missing; the message counts and names them."""
 
 
 class OtherRankError(WorkloadError):
-    """Not all ranks came, and another rank says so."""
+    """Ranks are missing, and another rank reports it."""
 
 
 def join(launch: Launch, me: RankFacts, *, timeout_s: float) -> Joined:
-    """Wait until all ranks are there.
+    """Wait until all ranks have joined.
 
     Raises:
-        JoinError: not all ranks came, and this one reports it.
-        OtherRankError: not all ranks came, and another rank reports it.
+        JoinError: ranks are missing, and this rank reports it.
+        OtherRankError: ranks are missing, and another rank reports it.
         WorkloadError: the store did not answer.
     """
     began = time.monotonic()
@@ -61,23 +61,22 @@ def join(launch: Launch, me: RankFacts, *, timeout_s: float) -> Joined:
         return Joined(HashStore(), [me], 0.0)
     store = _open_store(launch, timeout_s)
     store.set(f"rank/{me.rank}", json.dumps(me.as_json()))
-    left = max(0.1, timeout_s - (time.monotonic() - began))
+    left_s = max(0.1, timeout_s - (time.monotonic() - began))
     if launch.rank == 0:
-        facts = _await_all(store, launch, left, timeout_s)
-        verdict = {"facts": [one.as_json() for one in facts]}
-        store.set("verdict", json.dumps(verdict))
+        facts = _collect_facts(store, launch, left_s, timeout_s)
+        store.set("result", json.dumps({"facts": [rank.as_json() for rank in facts]}))
     else:
-        facts = _await_verdict(store, launch, left + _GRACE_S, timeout_s)
+        facts = _read_result(store, launch, left_s + _GRACE_S, timeout_s)
     return Joined(store, facts, time.monotonic() - began)
 
 
-def start_line(joined: Joined, launch: Launch, backend: str) -> str:
-    """Return rank 0's line once all are there."""
+def joined_message(joined: Joined, launch: Launch, backend: str) -> str:
+    """Return the line that rank 0 prints after all ranks have joined."""
     hosts = joined.hosts
-    places = ", ".join(f"{host.host}: {_ranges(host.ranks)}" for host in hosts)
+    ranks_by_host = ", ".join(f"{host.host}: {_ranges(host.ranks)}" for host in hosts)
     count = "1 host" if len(hosts) == 1 else f"{len(hosts)} hosts"
     ranks = f"{launch.world_size}/{launch.world_size} ranks"
-    return f"bench: {ranks} joined on {count} ({places}) in {joined.seconds:.2f} s, backend {backend}"
+    return f"bench: {ranks} joined on {count} ({ranks_by_host}) in {joined.seconds:.2f} s, backend {backend}"
 
 
 def _open_store(launch: Launch, timeout_s: float) -> Store:
@@ -96,82 +95,85 @@ def _open_store(launch: Launch, timeout_s: float) -> Store:
         if serves:
             raise WorkloadError(
                 f"rank 0 cannot serve the store at {launch.endpoint}: {first}",
-                remedy="is MASTER_ADDR the host of rank 0, and MASTER_PORT free there?",
+                remedy="check that MASTER_ADDR is the host of rank 0 and that MASTER_PORT is free there",
             ) from None
-        who = "torchrun's agent" if launch.agent_store else "rank 0"
-        silence = f"the store at {launch.endpoint} ({who}) did not answer in {timeout_s:g} s"
+        server = "torchrun's agent" if launch.agent_store else "rank 0"
         raise WorkloadError(
-            f"rank {launch.rank}: {silence}: {first}",
-            remedy="was rank 0 started, and does MASTER_ADDR name its host on a network reached from here?",
+            f"rank {launch.rank}: the store at {launch.endpoint} ({server})"
+            f" did not answer in {timeout_s:g} s: {first}",
+            remedy="check that rank 0 was started, and that this host can reach MASTER_ADDR",
         ) from None
     return PrefixStore(launch.prefix, store)
 
 
-def _await_all(store: Store, launch: Launch, left_s: float, timeout_s: float) -> list[RankFacts]:
+def _collect_facts(store: Store, launch: Launch, left_s: float, timeout_s: float) -> list[RankFacts]:
+    """Wait for the facts of all ranks; if some are missing, publish that and raise."""
     keys = [f"rank/{rank}" for rank in range(launch.world_size)]
     try:
         store.wait(keys, timedelta(seconds=left_s))
     except (dist.DistError, RuntimeError):
-        facts = _present(store, keys)
-        message = missing_line(facts, launch, timeout_s)
-        store.set("verdict", json.dumps({"missing": message}))
-        _await_farewells(store, len(facts) - 1)
+        facts = _facts_so_far(store, launch)
+        message = missing_ranks_message(facts, launch, timeout_s)
+        store.set("result", json.dumps({"missing": message}))
+        _await_acknowledgements(store, len(facts) - 1)
         raise JoinError(message) from None
     return [RankFacts(**json.loads(value)) for value in store.multi_get(keys)]
 
 
-def _present(store: Store, keys: Sequence[str]) -> list[RankFacts]:
+def _facts_so_far(store: Store, launch: Launch) -> list[RankFacts]:
+    keys = [f"rank/{rank}" for rank in range(launch.world_size)]
     return [RankFacts(**json.loads(store.get(key))) for key in keys if store.check([key])]
 
 
-def _await_farewells(store: Store, others: int) -> None:
-    until = time.monotonic() + _FAREWELL_S
-    while store.add("farewells", 0) < others and time.monotonic() < until:
+def _await_acknowledgements(store: Store, others: int) -> None:
+    until = time.monotonic() + _ACKNOWLEDGE_S
+    while store.add("acknowledged", 0) < others and time.monotonic() < until:
         time.sleep(0.02)
 
 
-def _await_verdict(store: Store, launch: Launch, left_s: float, timeout_s: float) -> list[RankFacts]:
+def _read_result(store: Store, launch: Launch, left_s: float, timeout_s: float) -> list[RankFacts]:
+    """Wait for rank 0's result and return the facts of all ranks."""
     try:
-        store.wait(["verdict"], timedelta(seconds=left_s))
-        verdict = json.loads(store.get("verdict"))
+        store.wait(["result"], timedelta(seconds=left_s))
+        result = json.loads(store.get("result"))
     except (dist.DistError, RuntimeError):
-        raise _no_verdict(store, launch, timeout_s) from None
-    if "missing" in verdict:
-        store.add("farewells", 1)
-        raise OtherRankError(verdict["missing"])
-    return [RankFacts(**one) for one in verdict["facts"]]
+        raise _no_result(store, launch, timeout_s) from None
+    if "missing" in result:
+        store.add("acknowledged", 1)
+        raise OtherRankError(result["missing"])
+    return [RankFacts(**facts) for facts in result["facts"]]
 
 
-def _no_verdict(store: Store, launch: Launch, timeout_s: float) -> WorkloadError:
-    """Rank 0 never spoke: either its store went away with it, or an agent's store has no rank 0."""
+def _no_result(store: Store, launch: Launch, timeout_s: float) -> WorkloadError:
+    """Return the error if rank 0 published nothing: it ended with its store, or never joined an agent's."""
     try:
-        facts = _present(store, [f"rank/{rank}" for rank in range(launch.world_size)])
+        facts = _facts_so_far(store, launch)
     except (dist.DistError, RuntimeError):
         return WorkloadError(
             f"rank {launch.rank}: the store at {launch.endpoint} stopped answering while ranks joined",
             remedy="rank 0 or its launcher ended; see their messages",
         )
-    message = missing_line(facts, launch, timeout_s)
-    first = min((one.rank for one in facts), default=launch.rank)
+    message = missing_ranks_message(facts, launch, timeout_s)
+    first = min((rank.rank for rank in facts), default=launch.rank)
     return JoinError(message) if launch.rank == first else OtherRankError(message)
 
 
-def missing_line(facts: Sequence[RankFacts], launch: Launch, timeout_s: float) -> str:
+def missing_ranks_message(facts: Sequence[RankFacts], launch: Launch, timeout_s: float) -> str:
     """Return ``3/4 ranks joined in 60 s; missing: rank 2 on n2; joined: rank 0 on n1, ...``."""
-    present = {one.rank for one in facts}
+    present = {rank.rank for rank in facts}
     absent = [rank for rank in range(launch.world_size) if rank not in present]
     expected = launch.expected_hosts
-    missing = _placed([(rank, expected[rank] if expected else "") for rank in absent])
-    joined = _placed([(one.rank, one.host) for one in facts])
+    missing = _ranks_on_hosts([(rank, expected[rank] if expected else "") for rank in absent])
+    joined = _ranks_on_hosts([(rank.rank, rank.host) for rank in facts])
     count = f"{len(present)}/{launch.world_size} ranks joined in {timeout_s:g} s"
     text = f"{count}; missing: {missing}; joined: {joined}"
-    heard = {one.host for one in facts}
-    # Where each missing rank's host is known, it has been named already.
-    silent = [] if expected else [host for host in launch.job_hosts if host not in heard]
-    return f"{text}; no rank came from {', '.join(silent)}" if silent else text
+    known = {rank.host for rank in facts}
+    # With expected hosts, the missing ranks already name them.
+    silent = [] if expected else [host for host in launch.job_hosts if host not in known]
+    return f"{text}; no rank joined from {', '.join(silent)}" if silent else text
 
 
-def _placed(ranks: Sequence[tuple[int, str]]) -> str:
+def _ranks_on_hosts(ranks: Sequence[tuple[int, str]]) -> str:
     """Return ``rank 0 on n1, ranks 1-3 on n2``."""
     groups: dict[str, list[int]] = {}
     for rank, host in ranks:

@@ -1,4 +1,4 @@
-"""One optimizer step, bare and timed: the same operations in the same order."""
+"""Training steps, with and without timers: the same operations in the same order."""
 
 from __future__ import annotations
 
@@ -12,22 +12,21 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from bench.matrix.workload import WorkloadOptions
-from bench.measure import step_parts as ddp_logger
-from bench.measure.step_parts import StepParts, StepTimer
+from bench.measure.step_parts import StepParts, StepTimer, read_ddp_timing
 from bench.workload.data.feed import Feed
 from bench.workload.task import Task
 
-#: The momentum of sgd; without it resnet50 would not be trained like that anywhere.
+#: The momentum of sgd, as resnet50 is usually trained.
 _MOMENTUM = 0.9
-#: Numbers that each optimizer keeps per weight.
+#: The number of states per weight of each optimizer.
 STATES_PER_WEIGHT = {"sgd": 1, "adam": 2, "adamw": 2}
 
 
 def wrap(task: Task, options: WorkloadOptions) -> DistributedDataParallel:
-    """Return the task under DDP, as the protocol of measurement needs it.
+    """Return the task under DDP with the settings that the measurement needs.
 
-    Gradients are views of the buckets, so that no copy hides in the communication's end. Buffers are
-    not broadcast in forward: a late rank would show there instead of as exposed communication.
+    Gradients are views of the buckets, so that no copy counts as communication. Buffers are not broadcast in
+    forward; with a late rank, the others would wait there instead of in exposed communication.
     """
     if options.compile:
         task.compile()
@@ -46,41 +45,51 @@ def wrap(task: Task, options: WorkloadOptions) -> DistributedDataParallel:
     )
 
 
+def detach_reducer(model: DistributedDataParallel) -> None:
+    """Free DDP's reducer while the process group still exists.
+
+    The reducer's destructor would destroy the process group while it holds the interpreter's lock, and wait
+    for a thread of the group that needs the lock to free its last tensor.
+    """
+    model.reducer = None  # type: ignore[assignment]
+    model.logger = None
+
+
 class Trainer:
-    """Steps of one rank; ``loss_sum`` adds up the micro-batches' losses on the device."""
+    """The training steps of one rank; ``loss_sum`` adds up the losses of micro-batches on the device."""
 
     def __init__(self, model: DistributedDataParallel, feed: Feed, options: WorkloadOptions) -> None:
         self.model = model
         self.optimizer = _optimizer(model, options)
         self._feed = feed
-        self._last = options.grad_accum - 1
-        self._share = 1.0 / options.grad_accum
-        # A scale that is too high for the first steps is halved by each; theirs are skipped.
+        self._last_micro_batch = options.grad_accum - 1
+        self._loss_weight = 1.0 / options.grad_accum
+        # The first scale is often too high: such steps are skipped, and each halves the scale.
         self._scaler = torch.amp.GradScaler(options.device) if options.precision == "fp16" else None
         self.loss_sum = torch.zeros((), device=next(model.parameters()).device)
         self.micro_batches = 0
 
     def step(self) -> None:
         """Train on one global batch."""
-        for micro in range(self._last + 1):
+        for micro in range(self._last_micro_batch + 1):
             inputs, targets = self._feed.next()
-            with self._quiet_before_last(micro):
+            with self._sync_context(micro):
                 loss = self.model(inputs, targets)
                 self._backward(loss)
         self._update()
 
     def timed_step(self, timer: StepTimer) -> StepParts | None:
-        """Train on one global batch and return its parts; None where DDP's logger had no reading."""
+        """Train on one global batch and return the parts of the step; None if DDP's logger has no reading."""
         timer.start()
-        for micro in range(self._last + 1):
+        for micro in range(self._last_micro_batch + 1):
             timer.begin("data_load")
             inputs, targets = self._feed.next()
             timer.end()
-            with self._quiet_before_last(micro):
+            with self._sync_context(micro):
                 timer.begin("forward")
                 loss = self.model(inputs, targets)
                 timer.end()
-                if micro == self._last:
+                if micro == self._last_micro_batch:
                     self._backward(loss)
                 else:
                     timer.begin("backward")
@@ -90,23 +99,23 @@ class Trainer:
         self._update()
         timer.end()
         timer.stop()
-        return timer.parts(ddp_logger.read(self.model))
+        return timer.parts(read_ddp_timing(self.model))
 
     def take_loss(self) -> float:
-        """Return the mean loss since the last call; on CUDA this waits for the device."""
+        """Return the mean loss since the last call and reset it; on CUDA this waits for the device."""
         mean = float(self.loss_sum) / max(1, self.micro_batches)
         self.loss_sum.zero_()
         self.micro_batches = 0
         return mean
 
-    def _quiet_before_last(self, micro: int) -> AbstractContextManager[None]:
-        """Only the last micro-batch communicates."""
-        return nullcontext() if micro == self._last else self.model.no_sync()
+    def _sync_context(self, micro: int) -> AbstractContextManager[None]:
+        """Return the context of a micro-batch: only the last one communicates."""
+        return nullcontext() if micro == self._last_micro_batch else self.model.no_sync()
 
     def _backward(self, loss: Tensor) -> None:
         self.loss_sum += loss.detach()
         self.micro_batches += 1
-        scaled = loss * self._share if self._last else loss
+        scaled = loss * self._loss_weight if self._last_micro_batch else loss
         if self._scaler is not None:
             scaled = self._scaler.scale(scaled)
         scaled.backward()  # type: ignore[no-untyped-call]

@@ -15,7 +15,7 @@ import os
 import sys
 import traceback
 
-from bench.workload.main import main
+from bench.workload.__main__ import main
 
 TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS")
 

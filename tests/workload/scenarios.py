@@ -13,16 +13,16 @@ import torch
 import torch.distributed as dist
 
 from bench.matrix.workload import WorkloadOptions
-from bench.measure import step_parts as ddp_logger
 from bench.measure.environment import device_of
-from bench.measure.step_parts import StepTimer
-from bench.workload import flops as mfu
-from bench.workload import rank as life
+from bench.measure.step_parts import StepTimer, enable_ddp_timing, read_ddp_timing
+from bench.workload import mfu
+from bench.workload import rank as rank_module
+from bench.workload.__main__ import main
 from bench.workload.arguments import parse_arguments
 from bench.workload.data.feed import SyntheticFeed
 from bench.workload.launch import launch_from
-from bench.workload.main import main
-from bench.workload.task import DataShape, Task, build_task
+from bench.workload.models import DataShape
+from bench.workload.task import Task, build_task
 from bench.workload.training import Trainer, wrap
 
 NAP_S = 0.04
@@ -175,7 +175,7 @@ def clock_set_on_rank_1(argv: list[str]) -> int:
 def cpu_with_a_peak(argv: list[str]) -> int:
     """A CPU that has a name and a stated peak."""
     plain = device_of
-    life.device_of = lambda device, host: replace(plain(device, host), model="a CPU")
+    rank_module.device_of = lambda device, host: replace(plain(device, host), model="a CPU")
     mfu.peaks = lambda: {"a CPU": mfu.Peak({"fp32": 1e12}, "https://example.org")}
     return main(argv)
 
@@ -266,7 +266,7 @@ def readings(argv: list[str]) -> int:
         return future
 
     model.register_comm_hook(None, link)
-    ddp_logger.sample_every_step(model)
+    enable_ddp_timing(model)
     inputs, targets = torch.randn(64, 784), torch.randint(10, (64,))
     rows = []
     for _ in range(12):
@@ -277,7 +277,7 @@ def readings(argv: list[str]) -> int:
         began = time.perf_counter()
         loss.backward()
         took = time.perf_counter() - began
-        at_once = ddp_logger.read(model)
+        at_once = read_ddp_timing(model)
         rows.append(
             {
                 "compute_s": at_once.compute_s,
@@ -288,7 +288,7 @@ def readings(argv: list[str]) -> int:
         )
     with model.no_sync():
         model(inputs, targets).backward()
-    frozen = ddp_logger.read(model)
+    frozen = read_ddp_timing(model)
     if rank == 0:
         content = {"rows": rows, "frozen": frozen.compute_s == rows[-1]["compute_s"]}
         Path(parse_arguments(argv).run_dir, "readings.json").write_text(json.dumps(content))

@@ -10,8 +10,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from bench.matrix.workload import WorkloadOptions
 from bench.workload.data.synthetic import generator_on, signal_for, synthetic_shape
-from bench.workload.flops import Precisions, StepFlops, count_step, peaks, precisions, utilisation
-from bench.workload.task import DataShape, build_task
+from bench.workload.mfu import Precisions, StepFlops, count_step, mfu_basis, peaks, precisions_in_use
+from bench.workload.models import DataShape
+from bench.workload.task import build_task
 
 PRECISE = Precisions("bf16", "bf16")
 STEP = StepFlops(matmul=3 * 10**12, convolution=10**12, samples=8)
@@ -101,21 +102,21 @@ def test_every_peak_is_dense_plausible_and_has_a_source():
 
 def test_the_ideal_time_is_flops_over_the_peaks_of_distinct_devices():
     a100 = "NVIDIA A100-SXM4-80GB"
-    one = utilisation(STEP, PRECISE, [a100], ranks=1)
+    one = mfu_basis(STEP, PRECISE, [a100], ranks=1)
     assert one.ideal_s == pytest.approx(4e12 / 312e12)
     assert one.reason is None
     # Two ranks on one device compute twice as much on it; on two devices as fast as one.
-    assert utilisation(STEP, PRECISE, [a100], ranks=2).ideal_s == pytest.approx(2 * one.ideal_s)
-    assert utilisation(STEP, PRECISE, [a100, a100], ranks=2).ideal_s == pytest.approx(one.ideal_s)
-    mixed = utilisation(STEP, PRECISE, [a100, "NVIDIA H100 PCIe"], ranks=2)
+    assert mfu_basis(STEP, PRECISE, [a100], ranks=2).ideal_s == pytest.approx(2 * one.ideal_s)
+    assert mfu_basis(STEP, PRECISE, [a100, a100], ranks=2).ideal_s == pytest.approx(one.ideal_s)
+    mixed = mfu_basis(STEP, PRECISE, [a100, "NVIDIA H100 PCIe"], ranks=2)
     assert mixed.ideal_s == pytest.approx(8e12 / (312e12 + 756.5e12))
 
 
 def test_products_and_convolutions_have_the_peak_of_their_own_precision():
-    found = utilisation(STEP, Precisions("fp32", "tf32"), ["NVIDIA A100-SXM4-80GB"], ranks=1)
+    found = mfu_basis(STEP, Precisions("fp32", "tf32"), ["NVIDIA A100-SXM4-80GB"], ranks=1)
     assert found.ideal_s == pytest.approx(3e12 / 19.5e12 + 1e12 / 156e12)
     # A device from before TF32 computes in fp32.
-    old = utilisation(STEP, Precisions("fp32", "tf32"), ["Tesla T4"], ranks=1)
+    old = mfu_basis(STEP, Precisions("fp32", "tf32"), ["Tesla T4"], ranks=1)
     assert old.ideal_s == pytest.approx(4e12 / 8.1e12)
 
 
@@ -129,19 +130,19 @@ def test_products_and_convolutions_have_the_peak_of_their_own_precision():
     ],
 )  # fmt: skip
 def test_where_there_is_no_peak_there_is_no_mfu_but_a_reason(devices, reason):
-    found = utilisation(STEP, PRECISE, devices, ranks=1)
+    found = mfu_basis(STEP, PRECISE, devices, ranks=1)
     assert (found.ideal_s, found.reason) == (None, reason)
     assert found.as_json()["mfu_empty_because"] == reason
     assert found.as_json()["per_sample"] == 5e11
 
 
 def test_the_precision_in_force_is_that_of_torch_and_of_the_libraries_switch():
-    assert precisions("bf16", {}) == Precisions("bf16", "bf16")
-    assert precisions("fp32", {}) == Precisions("fp32", "tf32")
-    assert precisions("fp32", {"NVIDIA_TF32_OVERRIDE": "0"}) == Precisions("fp32", "fp32")
+    assert precisions_in_use("bf16", {}) == Precisions("bf16", "bf16")
+    assert precisions_in_use("fp32", {}) == Precisions("fp32", "tf32")
+    assert precisions_in_use("fp32", {"NVIDIA_TF32_OVERRIDE": "0"}) == Precisions("fp32", "fp32")
     torch.set_float32_matmul_precision("high")
     try:
-        assert precisions("fp32", {}) == Precisions("tf32", "tf32")
+        assert precisions_in_use("fp32", {}) == Precisions("tf32", "tf32")
     finally:
         torch.set_float32_matmul_precision("highest")
 

@@ -1,4 +1,4 @@
-"""The probes: what they write, what they leave alone, and what they do where there is no room or time."""
+"""The probes: their file, their effects on the run, and limits of memory and time."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from bench.measure.step_parts import HostClock
-from bench.workload.probes.comm_hook import BucketSpan, tail_s, union_s
-from bench.workload.probes.probes import Attributed, hidden
-from bench.workload.probes.steps import KINDS, Block, summary
+from bench.workload.probes.run import ExposedMeans, hidden_fraction
+from bench.workload.probes.steps import KINDS, Block, BucketSpan, summary, unhidden_tail_s, union_s
 from bench.workload.probes.sweep import AllReduceSweep, Size, Sweep, message_sizes
 from tests.workload.conftest import torchrun_env
 
@@ -71,7 +70,7 @@ def test_the_timed_buckets_are_those_that_ddp_says_it_has(probed):
         spans = [BucketSpan(*span) for span in step]
         assert all(0 < span.begin_s < span.end_s for span in spans)
         assert union_s(spans) == pytest.approx(union)
-        assert tail_s(spans) == pytest.approx(tail)
+        assert unhidden_tail_s(spans) == pytest.approx(tail)
         assert union <= sum(span.end_s - span.begin_s for span in spans) + 1e-12
 
 
@@ -111,7 +110,7 @@ def test_without_probes_there_is_no_file_and_no_total_communication(run_ranks):
 def test_one_rank_has_steps_to_probe_and_nobody_to_communicate_with(run_ranks):
     content = content_of(run_ranks(*PROBES, environments=[{}]).succeeded())
     assert content["all_reduce"] is None
-    assert content["reasons"] == {"steps": None, "all_reduce": "one rank has nobody to communicate with"}
+    assert content["reasons"] == {"steps": None, "all_reduce": "a single rank does not communicate"}
     assert content["steps"]["plain_s"] > 0
     assert (content["standalone_s"], content["hidden_fraction"]) == (None, None)
 
@@ -137,9 +136,9 @@ def test_only_the_sweep_can_be_asked_for(run_ranks):
 def test_the_union_counts_no_moment_twice():
     spans = [BucketSpan(1, 4, 2.0, 5.0), BucketSpan(0, 4, 1.0, 3.0), BucketSpan(2, 4, 7.0, 8.0)]
     assert union_s(spans) == pytest.approx(5.0)
-    assert tail_s(spans) == pytest.approx(1.0)
+    assert unhidden_tail_s(spans) == pytest.approx(1.0)
     assert union_s([*spans, BucketSpan(3, 4, 0.0, 9.0)]) == pytest.approx(9.0)
-    assert (union_s([]), tail_s([])) == (0.0, 0.0)
+    assert (union_s([]), unhidden_tail_s([])) == (0.0, 0.0)
 
 
 def test_differences_of_kinds_are_of_medians_of_the_longest_ranks():
@@ -210,9 +209,9 @@ def test_sizes_that_take_too_long_are_left_out_and_named():
     found = slow_sweep(2.0)
     assert [size.bytes for size in found.sizes] == [4096, 16384, 65536, 262144]
     assert found.dropped == [
-        {"bytes": 1048576, "reason": "about 1.05 s each, which 2 s in all do not allow"},
-        {"bytes": 4194304, "reason": "about 4.19 s each, which 2 s in all do not allow"},
-        {"bytes": 16777216, "reason": "about 16.8 s each, which 2 s in all do not allow"},
+        {"bytes": 1048576, "reason": "about 1.05 s per repeat is too long for a sweep of 2 s"},
+        {"bytes": 4194304, "reason": "about 4.19 s per repeat is too long for a sweep of 2 s"},
+        {"bytes": 16777216, "reason": "about 16.8 s per repeat is too long for a sweep of 2 s"},
     ]
     assert found.time_s(3) == pytest.approx(0.262144)
 
@@ -226,14 +225,17 @@ def test_repeats_are_fewer_where_time_is_short():
 def test_messages_for_which_there_is_no_memory_are_left_out_and_named():
     found = slow_sweep(1e3, room_bytes=5 * MIB)
     assert found.sizes[-1].bytes == 4 * MIB
-    assert found.dropped == [{"bytes": 16 * MIB, "reason": "no room in memory"}]
+    assert found.dropped == [{"bytes": 16 * MIB, "reason": "not enough memory"}]
 
 
 def test_the_hidden_fraction_leaves_waiting_for_late_ranks_out():
     sweep = Sweep(2, "float32", [Size(8, buckets=2)], [[[0.5, 1.0], [0.25, 2.0], [1.0, 1.0]]])
-    assert hidden(sweep, [8, 8], Attributed(exposed_s=1.5, wait_s=1.0)) == {
+    assert hidden_fraction(sweep, [8, 8], ExposedMeans(exposed_s=1.5, wait_s=1.0)) == {
         "standalone_s": 2.0,
         "hidden_fraction": 0.75,
     }
-    assert hidden(sweep, [8, 4], Attributed(1.5, 1.0)) == {"standalone_s": None, "hidden_fraction": None}
-    assert hidden(sweep, [8], None) == {"standalone_s": 1.0, "hidden_fraction": None}
+    assert hidden_fraction(sweep, [8, 4], ExposedMeans(1.5, 1.0)) == {
+        "standalone_s": None,
+        "hidden_fraction": None,
+    }
+    assert hidden_fraction(sweep, [8], None) == {"standalone_s": 1.0, "hidden_fraction": None}

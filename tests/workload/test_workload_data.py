@@ -1,4 +1,4 @@
-"""A user's own data: which files are read, how, and what is said about those that do not fit."""
+"""A user's own data: file formats, layouts, and errors."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import torch
 from bench.errors import BenchError
 from bench.matrix.workload import WorkloadOptions
 from bench.workload.data.arrays import load_arrays
-from bench.workload.data.feed import Place, open_feed
-from bench.workload.task import KINDS
+from bench.workload.data.feed import DataShard, open_feed
+from bench.workload.models import KINDS
 
 
-def load(folder: Path, model: str = "mlp", *, seq_len: int = 4, holds_out: bool = True):
-    return load_arrays(folder, model=model, kind=KINDS[model], seq_len=seq_len, holds_out=holds_out)
+def load(folder: Path, model: str = "mlp", *, seq_len: int = 4, hold_out: bool = True):
+    return load_arrays(folder, model=model, kind=KINDS[model], seq_len=seq_len, hold_out=hold_out)
 
 
 def save(folder: Path, **arrays: np.ndarray) -> Path:
@@ -60,7 +60,7 @@ def test_an_image_keeps_its_pixels(tmp_path):
     pixels = np.arange(28 * 28).reshape(1, 28, 28) % 256
     write_idx(tmp_path / "train-images.idx3-ubyte", np.repeat(pixels, 4, axis=0))
     write_idx(tmp_path / "train-labels.idx1-ubyte", np.array([0, 1, 2, 3]))
-    image, label = load(tmp_path, "convnet", holds_out=False).training[2]
+    image, label = load(tmp_path, "convnet", hold_out=False).training[2]
     assert int(label) == 2
     assert torch.equal((image * 255).round().to(torch.int64), torch.from_numpy(pixels))
 
@@ -82,7 +82,7 @@ def test_npy_arrays_are_mapped_and_a_tenth_is_held_out(tmp_path, names):
     assert isinstance(arrays.training._inputs, np.memmap)
     assert (len(arrays.training), len(arrays.validation)) == (90, 10)
     assert arrays.validation[0][0].tolist() == inputs[90].tolist()
-    assert len(load(tmp_path, holds_out=False).training) == 100
+    assert len(load(tmp_path, hold_out=False).training) == 100
 
 
 def test_validation_arrays_are_used_where_they_are(tmp_path):
@@ -95,7 +95,7 @@ def test_validation_arrays_are_used_where_they_are(tmp_path):
 
 def test_a_stream_of_tokens_gives_its_own_targets(tmp_path):
     save(tmp_path, inputs=np.arange(21, dtype=np.uint16))
-    arrays = load(tmp_path, "transformer", holds_out=False)
+    arrays = load(tmp_path, "transformer", hold_out=False)
     assert len(arrays.training) == 5
     tokens, following = arrays.training[1]
     assert tokens.tolist() == [4, 5, 6, 7]
@@ -128,7 +128,7 @@ def test_traffic_is_read_in_the_layouts_of_its_files(tmp_path, layout):
 def test_every_rank_reads_its_own_samples_and_passes_are_shuffled_anew(tmp_path):
     save(tmp_path, inputs=np.arange(24, dtype=np.float32)[:, None], targets=np.zeros(24, dtype=np.int64))
     options = WorkloadOptions(device="cpu", model="mlp", data=str(tmp_path), val_steps=0)
-    feeds = [open_feed(options, 4, Place(rank, 2, torch.device("cpu"))) for rank in range(2)]
+    feeds = [open_feed(options, 4, DataShard(rank, 2, torch.device("cpu"))) for rank in range(2)]
     passes = [
         [sorted(int(v) for v in torch.cat([f.next()[0] for _ in range(3)])) for f in feeds] for _ in range(2)
     ]
@@ -140,7 +140,7 @@ def test_every_rank_reads_its_own_samples_and_passes_are_shuffled_anew(tmp_path)
 def test_a_pass_that_ends_within_an_epoch_starts_anew_with_full_batches(tmp_path):
     save(tmp_path, inputs=np.zeros((23, 2), dtype=np.float32), targets=np.zeros(23, dtype=np.int64))
     options = WorkloadOptions(device="cpu", model="mlp", data=str(tmp_path), val_steps=0)
-    feed = open_feed(options, 4, Place(0, 2, torch.device("cpu")))
+    feed = open_feed(options, 4, DataShard(0, 2, torch.device("cpu")))
     assert {len(feed.next()[0]) for _ in range(20)} == {4}
 
 
@@ -155,7 +155,7 @@ def test_no_validation_sample_is_counted_twice(tmp_path):
     seen = [
         int(value)
         for rank in range(3)
-        for inputs, _ in open_feed(options, 2, Place(rank, 3, torch.device("cpu"))).validation()
+        for inputs, _ in open_feed(options, 2, DataShard(rank, 3, torch.device("cpu"))).validation()
         for value in inputs[:, 0]
     ]
     assert sorted(seen) == list(range(7))
@@ -165,7 +165,7 @@ def test_a_data_set_smaller_than_one_step_is_refused(tmp_path):
     save(tmp_path, inputs=np.zeros((40, 2)), targets=np.zeros(40, dtype=np.int64))
     options = WorkloadOptions(device="cpu", model="mlp", data=str(tmp_path))
     with pytest.raises(BenchError) as caught:
-        open_feed(options, 10, Place(0, 4, torch.device("cpu")))
+        open_feed(options, 10, DataShard(0, 4, torch.device("cpu")))
     assert str(caught.value) == (
         "data set smaller than one step: 36 training samples for 4 ranks x 10 = 40;"
         " use fewer ranks, a smaller batch or more data"
@@ -183,7 +183,7 @@ def bad_folders():
             " nor MNIST's train-images-idx3-ubyte and train-labels-idx1-ubyte"
         ),
     )
-    yield "half", "mlp", {"inputs": np.zeros((10, 2))}, "{}/inputs.npy is there, but targets.npy is not"
+    yield "half", "mlp", {"inputs": np.zeros((10, 2))}, "{}/inputs.npy exists, but targets.npy does not"
     yield (
         "lengths",
         "mlp",
@@ -195,31 +195,31 @@ def bad_folders():
         "text",
         "mlp",
         {"inputs": np.array(["a"] * 10), "targets": ints},
-        "{}/inputs.npy holds elements of type <U1, not numbers",
+        "{}/inputs.npy contains elements of type <U1, not numbers",
     )
     yield (
         "fractions",
         "mlp",
         {"inputs": np.zeros((10, 2)), "targets": np.zeros(10)},
-        "model mlp learns classes: its targets are whole numbers, these are float64",
+        "model mlp learns classes: its targets must be integers, not float64",
     )
     yield (
         "negative",
         "mlp",
         {"inputs": np.zeros((10, 2)), "targets": ints - 1},
-        "classes and tokens count from 0; the data has -1",
+        "classes and tokens are numbered from 0; the data contains -1",
     )
     yield (
         "real tokens",
         "transformer",
         {"inputs": np.zeros((10, 5)), "targets": np.zeros((10, 5), dtype=np.int64)},
-        "model transformer reads tokens: its inputs are whole numbers, these are float64",
+        "model transformer reads tokens: its inputs must be integers, not float64",
     )
     yield (
         "few tokens",
         "transformer",
         {"inputs": np.zeros(3, dtype=np.int64)},
-        "{}/inputs.npy has shape [3]; without targets it needs at least 5 tokens in a row,"
+        "{}/inputs.npy has shape [3]; without targets it must have at least 5 tokens in a row,"
         " or samples [samples, time + 1]",
     )
     yield (
@@ -255,7 +255,7 @@ def test_a_cut_idx_file_is_named(tmp_path):
     with pytest.raises(BenchError) as caught:
         load(tmp_path)
     path = tmp_path / "train-images-idx3-ubyte"
-    assert str(caught.value) == f"{path} is cut off: its head says 4 x 28 x 28 elements, it holds 3131"
+    assert str(caught.value) == f"{path} is truncated: it has 3131 of 4 x 28 x 28 elements"
 
 
 def test_a_file_of_another_kind_is_named(tmp_path):

@@ -1,4 +1,4 @@
-"""How runs fail: soon, with a reason, and with whole files."""
+"""Failed runs: they end soon, report the reason and leave complete files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from bench.measure.environment import host_name
 from bench.study.layout import METRICS_COLUMNS
-from bench.workload.failures import reason
+from bench.workload.failures import known_reason
 from tests.workload.conftest import QUICK, torchrun_env
 
 HOST = host_name(os.environ)
@@ -40,7 +40,7 @@ def test_an_unforeseen_error_keeps_its_traceback_and_ends_the_others(run_ranks):
     assert finished.codes == [1, 1]
     assert "ZeroDivisionError: a defect" in finished.err[1]
     assert finished.err[1].endswith(
-        f"bench: error: rank 1 on {HOST}: unforeseen ZeroDivisionError: a defect; see the traceback above\n"
+        f"bench: error: rank 1 on {HOST}: unexpected ZeroDivisionError: a defect; see the traceback above\n"
     )
     assert finished.err[0] == (
         f"bench: error: rank 0 on {HOST}: {LOST}: rank 1 on {HOST} failed first: ZeroDivisionError: a defect\n"
@@ -177,7 +177,7 @@ def test_an_error_on_rank_0_is_told_by_itself_and_the_others_point_to_it(run_ran
     finished = run_ranks(target="tests.workload.scenarios:raises_on_rank_0")
     assert finished.codes == [1, 1]
     assert finished.err[0].endswith(
-        f"bench: error: rank 0 on {HOST}: unforeseen ZeroDivisionError: a defect; see the traceback above\n"
+        f"bench: error: rank 0 on {HOST}: unexpected ZeroDivisionError: a defect; see the traceback above\n"
     )
     # Its store ends with it, perhaps before the other has read.
     assert finished.err[1].splitlines()[-1] in (
@@ -189,7 +189,7 @@ def test_an_error_on_rank_0_is_told_by_itself_and_the_others_point_to_it(run_ran
 def test_cudas_lack_of_memory_is_one_line():
     text = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 44.40 GiB of which"
     error = torch.cuda.OutOfMemoryError(f"{text} 1.21 GiB is free.\nmore")
-    assert reason(error, timeout_s=1) == (
+    assert known_reason(error, timeout_s=1) == (
         f"out of memory: {text} 1.21 GiB is free; lower the batch per rank,"
         " or set --activation-checkpointing true"
     )
@@ -198,8 +198,8 @@ def test_cudas_lack_of_memory_is_one_line():
 def test_steps_in_which_a_clock_was_set_are_left_out_and_said(run_ranks):
     finished = run_ranks(target="tests.workload.scenarios:clock_set_on_rank_1").succeeded()
     said = (
-        "a host's clock was set during 1 step(s) of the attribution windows, which do not count: DDP's logger"
-        " reads that clock; throughput is timed with another one"
+        "the clock of a host was set during 1 attribution step(s), which are left out because DDP's logger"
+        " reads that clock; throughput is measured with another clock"
     )
     assert said in finished.env["warnings"]
     assert f"bench: warning: {said}" in finished.out[0].splitlines()

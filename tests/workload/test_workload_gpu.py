@@ -10,7 +10,7 @@ import re
 import pytest
 import torch
 
-from bench.workload.flops import peaks
+from bench.workload.mfu import peaks
 from tests.workload.conftest import torchrun_env
 
 pytestmark = [

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from bench.matrix.workload import WorkloadOptions
 from bench.workload.data.synthetic import generator_on, signal_for, synthetic_shape
-from bench.workload.models.mlp import Mlp, width_for
-from bench.workload.models.transformer import Transformer, shape_for
-from bench.workload.task import KINDS, DataShape, build_task, parameters_of
+from bench.workload.models import KINDS, DataShape, Mlp, Transformer, decoder_shape, mlp_width
+from bench.workload.task import build_task, parameters_of
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +48,7 @@ def test_resnet50_has_the_parameters_of_the_paper():
     "wanted", [1_000, 10_000, 124_000, 10**6, 10**7, 124 * 10**6, 1_500 * 10**6, 175 * 10**9]
 )
 def test_the_transformer_has_the_parameters_that_were_asked_for(wanted):
-    shape = shape_for(wanted)
+    shape = decoder_shape(wanted)
     with torch.device("meta"):
         network = Transformer(shape, seq_len=4, recompute=False)
     count, _ = parameters_of(network)
@@ -60,11 +59,11 @@ def test_the_transformer_has_the_parameters_that_were_asked_for(wanted):
 @given(st.integers(1_000, 10**12))
 @settings(max_examples=60, deadline=None)
 def test_every_size_of_transformer_is_met_within_a_tenth(wanted):
-    assert shape_for(wanted).parameters == pytest.approx(wanted, rel=0.1)
+    assert decoder_shape(wanted).parameters == pytest.approx(wanted, rel=0.1)
 
 
 def test_the_transformer_does_not_see_the_future():
-    network = Transformer(shape_for(20_000), seq_len=8, recompute=False).eval()
+    network = Transformer(decoder_shape(20_000), seq_len=8, recompute=False).eval()
     tokens = torch.randint(32, (1, 8))
     changed = tokens.clone()
     changed[0, 5] = (changed[0, 5] + 1) % 32
@@ -76,7 +75,7 @@ def test_the_transformer_does_not_see_the_future():
 
 @pytest.mark.parametrize("wanted", [100_000, 8_000_000, 10**9])
 def test_the_mlp_has_about_the_parameters_that_were_asked_for(wanted):
-    width = width_for(wanted, features=784, classes=10)
+    width = mlp_width(wanted, features=784, classes=10)
     with torch.device("meta"):
         network = Mlp(features=784, classes=10, width=width, recompute=False)
     assert parameters_of(network)[0] == pytest.approx(wanted, rel=0.01)

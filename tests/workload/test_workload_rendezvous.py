@@ -1,4 +1,4 @@
-"""How ranks find each other, and what is said when they do not."""
+"""The rendezvous of ranks, and its errors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from bench.errors import BenchError
 from bench.measure.environment import RankFacts, hosts_of, oversubscribed_machines, threads_per_rank
 from bench.workload.launch import launch_from
-from bench.workload.rendezvous import Joined, missing_line, start_line
+from bench.workload.rendezvous import Joined, joined_message, missing_ranks_message
 from tests.workload.conftest import QUICK, ROOT, srun_env, torchrun_env
 
 
@@ -82,7 +82,9 @@ def test_a_port_in_use_is_named(server, tmp_path):
 def test_a_world_of_another_size_than_planned_is_refused_at_once(run_ranks):
     finished = run_ranks(environments=[{"BENCH_EXPECTED_WORLD_SIZE": "16"}])
     assert finished.codes == [1]
-    assert finished.err == ["bench: error: 1 of 16 processes: the launch line has no srun?\n"]
+    assert finished.err == [
+        "bench: error: 1 of 16 planned processes started; does the launch line lack srun?\n"
+    ]
 
 
 def test_a_job_script_without_srun_is_one_process_whatever_slurm_says():
@@ -90,7 +92,7 @@ def test_a_job_script_without_srun_is_one_process_whatever_slurm_says():
     assert launch_from(env).launcher == "single"
     with pytest.raises(BenchError) as caught:
         launch_from({**env, "BENCH_EXPECTED_WORLD_SIZE": "16"})
-    assert str(caught.value) == "1 of 16 processes: the launch line has no srun?"
+    assert str(caught.value) == "1 of 16 planned processes started; does the launch line lack srun?"
 
 
 def test_torchrun_wins_over_srun():
@@ -109,10 +111,10 @@ def test_torchrun_wins_over_srun():
             " export MASTER_ADDR (the job's first host) and MASTER_PORT before the launch line",
         ),
         ({"MASTER_PORT": "http"}, "MASTER_PORT is 'http', not a number"),
-        ({"SLURM_PROCID": "2"}, "rank 2 does not fit 2 processes; see the launcher's line"),
+        ({"SLURM_PROCID": "2"}, "rank 2 is too high for 2 processes; check the launch line"),
         (
             {"BENCH_EXPECTED_WORLD_SIZE": "4"},
-            "2 of 4 processes: the launcher started another number than was planned",
+            "2 of 4 planned processes started; check the launch line",
         ),
     ],
 )
@@ -126,7 +128,7 @@ def test_a_missing_variable_is_named():
     env = srun_env({"n1": 2})[0]
     del env["SLURM_LOCALID"]
     with pytest.raises(
-        BenchError, match=r"^SLURM_LOCALID is not set, though the launcher's other variables are$"
+        BenchError, match=r"^SLURM_LOCALID is not set, but the launcher's other variables are$"
     ):
         launch_from(env)
 
@@ -138,21 +140,21 @@ def test_hosts_of_ranks_follow_slurms_short_form():
 
 def test_a_missing_ranks_host_is_named_once():
     launch = launch_from(srun_env({"n1": 1, "n2": 1})[0])
-    line = missing_line([facts(0, "n1")], launch, 5)
+    line = missing_ranks_message([facts(0, "n1")], launch, 5)
     assert line == "1/2 ranks joined in 5 s; missing: rank 1 on n2; joined: rank 0 on n1"
 
 
-def test_a_silent_host_is_named_where_its_ranks_are_not_known():
+def test_a_silent_host_is_named_if_its_ranks_are_not_known():
     env = torchrun_env(4)[0] | {"BENCH_HOSTS": "n1,n2"}
-    line = missing_line([facts(0, "n1"), facts(1, "n1")], launch_from(env), 60)
+    line = missing_ranks_message([facts(0, "n1"), facts(1, "n1")], launch_from(env), 60)
     assert line == (
-        "2/4 ranks joined in 60 s; missing: ranks 2-3; joined: ranks 0-1 on n1; no rank came from n2"
+        "2/4 ranks joined in 60 s; missing: ranks 2-3; joined: ranks 0-1 on n1; no rank joined from n2"
     )
 
 
 def test_the_start_line_shows_gaps_in_a_hosts_ranks():
     joined = Joined(None, [facts(0, "n1"), facts(1, "n2"), facts(2, "n1"), facts(3, "n1")], 0.416)
-    line = start_line(joined, launch_from(torchrun_env(4)[0]), "nccl")
+    line = joined_message(joined, launch_from(torchrun_env(4)[0]), "nccl")
     assert line == "bench: 4/4 ranks joined on 2 hosts (n1: 0,2-3, n2: 1) in 0.42 s, backend nccl"
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import torch
 from torch import nn
 
-import bench.workload.rank as life
+from bench.workload import rank as rank_module
+from bench.workload.__main__ import main
 from bench.workload.arguments import parse_arguments
 from bench.workload.data.feed import SyntheticFeed
-from bench.workload.main import main
-from bench.workload.models.mlp import Mlp
+from bench.workload.models import Mlp
 from bench.workload.training import wrap
 from tests.workload.scenarios import NAP_S, rank_of_env
 
@@ -57,7 +57,7 @@ def link_of_known_time(argv: list[str]) -> int:
         model.register_comm_hook(None, link.hook)
         return model
 
-    life.wrap = wrap_with_link
+    rank_module.wrap = wrap_with_link
     code = main(argv)
     folder = parse_arguments(argv).run_dir
     Path(folder, f"truth-{rank_of_env()}.json").write_text(json.dumps(link.exposed_s))

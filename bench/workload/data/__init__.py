@@ -1,0 +1,1 @@
+"""Training and validation batches: synthetic ones, or those of a user's folder."""

@@ -1,4 +1,4 @@
-"""A user's own data: a folder of .npy arrays (mapped, not read) or of MNIST's IDX files."""
+"""A user's own data: a folder of .npy arrays (memory-mapped) or of MNIST's IDX files."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from bench.workload.failures import SetupError
-from bench.workload.task import DataShape, Kind
+from bench.workload.models import DataShape, Kind
 
 Array = NDArray[Any]
 
 _PAIRS = (("inputs.npy", "targets.npy"), ("x.npy", "y.npy"))
 _VALIDATION_PAIRS = (("val_inputs.npy", "val_targets.npy"), ("x_val.npy", "y_val.npy"))
 _IDX_FOLDERS = ("", "raw", "MNIST/raw")
-#: The type of an IDX file's elements, by the third byte (http://yann.lecun.com/exdb/mnist, big-endian).
+#: The element type of an IDX file by its third byte (http://yann.lecun.com/exdb/mnist, big-endian).
 _IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
-#: Without validation arrays, one sample in this many is kept from training.
+#: Without validation arrays, one sample in this many is held out for validation.
 _HELD_OUT = 10
 
 
 class ArrayDataset(Dataset[tuple[Tensor, Tensor]]):
-    """Samples ``start`` to ``stop`` of two arrays, fetched a batch at a time."""
+    """Samples ``start`` to ``stop`` of two arrays, read one batch at a time."""
 
     def __init__(
         self, inputs: Array, targets: Array, *, kind: Kind, start: int = 0, stop: int | None = None
@@ -50,7 +50,7 @@ class ArrayDataset(Dataset[tuple[Tensor, Tensor]]):
         return inputs[0], targets[0]
 
     def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Return a batch: one read per array is far cheaper than one per sample."""
+        """Return a batch; one read per array is much faster than one read per sample."""
         rows = np.asarray(indices) + self._start
         inputs, targets = np.asarray(self._inputs[rows]), np.asarray(self._targets[rows])
         if self._kind == "tokens":
@@ -62,8 +62,8 @@ class ArrayDataset(Dataset[tuple[Tensor, Tensor]]):
         return values, torch.from_numpy(targets.astype(kind))
 
 
-def whole_batch(batch: Any) -> Any:
-    """Return what :meth:`ArrayDataset.__getitems__` already put together."""
+def batch_as_is(batch: Any) -> Any:
+    """Return the batch unchanged: :meth:`ArrayDataset.__getitems__` has already collated it."""
     return batch
 
 
@@ -76,21 +76,21 @@ class Arrays:
     shape: DataShape
 
 
-def load_arrays(folder: Path, *, model: str, kind: Kind, seq_len: int, holds_out: bool) -> Arrays:
+def load_arrays(folder: Path, *, model: str, kind: Kind, seq_len: int, hold_out: bool) -> Arrays:
     """Open the arrays of ``folder`` for a model.
 
     Args:
-        folder: holds ``inputs.npy`` and ``targets.npy`` (or ``x.npy`` and ``y.npy``), for
+        folder: contains ``inputs.npy`` and ``targets.npy`` (or ``x.npy`` and ``y.npy``), and for
             validation ``val_inputs.npy`` and ``val_targets.npy`` (or ``x_val.npy`` and
-            ``y_val.npy``); or MNIST's four IDX files, plain or gzipped. Tokens need no
-            targets: a stream [tokens] or rows [samples, time + 1] give their own.
+            ``y_val.npy``); or MNIST's four IDX files, plain or gzipped. Targets of tokens are
+            optional: a stream [tokens] or rows [samples, time + 1] contain them.
         model: the model that takes the samples.
-        kind: what the model learns.
+        kind: the kind of the model's targets.
         seq_len: tokens per sample of a stream of tokens.
-        holds_out: whether samples are kept for validation where no arrays for it exist.
+        hold_out: hold out samples for validation if the folder has no validation arrays.
 
     Raises:
-        SetupError: no such folder or files, or arrays that do not fit each other or the model.
+        SetupError: files are missing, or the arrays do not fit each other or the model.
     """
     if not folder.is_dir():
         raise SetupError(
@@ -103,10 +103,10 @@ def load_arrays(folder: Path, *, model: str, kind: Kind, seq_len: int, holds_out
             " nor MNIST's train-images-idx3-ubyte and train-labels-idx1-ubyte"
         )
     validation = _find_pair(folder, _VALIDATION_PAIRS, kind, seq_len) or _find_idx(folder, "t10k")
-    inputs, targets = _fitted(*training, model=model, kind=kind)
+    inputs, targets = _check_arrays(*training, model=model, kind=kind)
     size = len(inputs)
     if validation is not None:
-        held = _fitted(*validation, model=model, kind=kind)
+        held = _check_arrays(*validation, model=model, kind=kind)
         shape, held_shape = _shape(inputs, targets, kind), _shape(*held, kind)
         if (shape.inputs, shape.targets) != (held_shape.inputs, held_shape.targets):
             raise SetupError(
@@ -115,7 +115,7 @@ def load_arrays(folder: Path, *, model: str, kind: Kind, seq_len: int, holds_out
         if shape.classes is not None and held_shape.classes is not None:
             shape = replace(shape, classes=max(shape.classes, held_shape.classes))
         return Arrays(ArrayDataset(inputs, targets, kind=kind), ArrayDataset(*held, kind=kind), shape)
-    kept = size - (math.ceil(size / _HELD_OUT) if holds_out and size > 1 else 0)
+    kept = size - (math.ceil(size / _HELD_OUT) if hold_out and size > 1 else 0)
     return Arrays(
         ArrayDataset(inputs, targets, kind=kind, stop=kept),
         ArrayDataset(inputs, targets, kind=kind, start=kept),
@@ -134,7 +134,7 @@ def _find_pair(
             return inputs, _open_npy(folder / targets_name)
         if kind == "tokens":
             return _next_tokens(inputs, seq_len, folder / inputs_name)
-        raise SetupError(f"{folder / inputs_name} is there, but {targets_name} is not")
+        raise SetupError(f"{folder / inputs_name} exists, but {targets_name} does not")
     return None
 
 
@@ -144,18 +144,18 @@ def _open_npy(path: Path) -> Array:
     except (OSError, ValueError, EOFError) as error:
         raise SetupError(f"{path} cannot be read as an array: {error}") from None
     if array.dtype.kind not in "biuf":
-        raise SetupError(f"{path} holds elements of type {array.dtype}, not numbers")
+        raise SetupError(f"{path} contains elements of type {array.dtype}, not numbers")
     return array
 
 
 def _next_tokens(tokens: Array, seq_len: int, path: Path) -> tuple[Array, Array]:
-    """Return inputs and targets that are views of one array of tokens, shifted by one."""
+    """Return inputs and targets as views of one array of tokens, shifted by one."""
     if tokens.ndim == 2 and tokens.shape[1] > 1:
         return tokens[:, :-1], tokens[:, 1:]
     rows = (len(tokens) - 1) // seq_len if tokens.ndim == 1 else 0
     if rows < 1:
         wanted = f"at least {seq_len + 1} tokens in a row, or samples [samples, time + 1]"
-        raise SetupError(f"{path} has shape {list(tokens.shape)}; without targets it needs {wanted}")
+        raise SetupError(f"{path} has shape {list(tokens.shape)}; without targets it must have {wanted}")
     end = rows * seq_len
     return tokens[:end].reshape(rows, seq_len), tokens[1 : end + 1].reshape(rows, seq_len)
 
@@ -189,12 +189,12 @@ def _open_idx(path: Path) -> Array:
         raise SetupError(f"{path} cannot be read: {error}") from None
     if len(sizes) != head[3] or elements.size != sizes.prod():
         stated = " x ".join(str(size) for size in sizes)
-        raise SetupError(f"{path} is cut off: its head says {stated} elements, it holds {elements.size}")
+        raise SetupError(f"{path} is truncated: it has {elements.size} of {stated} elements")
     return elements.astype(elements.dtype.newbyteorder("=")).reshape(sizes)
 
 
-def _fitted(inputs: Array, targets: Array, *, model: str, kind: Kind) -> tuple[Array, Array]:
-    """Return the arrays with the axes that the model's kind expects."""
+def _check_arrays(inputs: Array, targets: Array, *, model: str, kind: Kind) -> tuple[Array, Array]:
+    """Return the arrays with the axes that the model expects, or raise a SetupError."""
     if len(inputs) != len(targets):
         raise SetupError(f"the data has {len(inputs)} inputs but {len(targets)} targets")
     if len(inputs) == 0:
@@ -202,13 +202,9 @@ def _fitted(inputs: Array, targets: Array, *, model: str, kind: Kind) -> tuple[A
     if kind == "values":
         return _sensors_first(inputs, targets)
     if targets.dtype.kind == "f":
-        raise SetupError(
-            f"model {model} learns {kind}: its targets are whole numbers, these are {targets.dtype}"
-        )
+        raise SetupError(f"model {model} learns {kind}: its targets must be integers, not {targets.dtype}")
     if kind == "tokens" and inputs.dtype.kind == "f":
-        raise SetupError(
-            f"model {model} reads tokens: its inputs are whole numbers, these are {inputs.dtype}"
-        )
+        raise SetupError(f"model {model} reads tokens: its inputs must be integers, not {inputs.dtype}")
     if kind == "classes" and targets.ndim == 2 and targets.shape[1] == 1:
         targets = targets[:, 0]
     if kind == "classes" and targets.ndim != 1:
@@ -221,9 +217,9 @@ def _fitted(inputs: Array, targets: Array, *, model: str, kind: Kind) -> tuple[A
 
 
 def _sensors_first(inputs: Array, targets: Array) -> tuple[Array, Array]:
-    """Return [samples, sensors, time] from that, or from [samples, time, sensors, features].
+    """Return [samples, sensors, time] from that layout, [samples, time, sensors] or the latter with features.
 
-    With features (the layout of METR-LA's and PEMS-BAY's files) the first is what is forecast.
+    Of features (the layout of METR-LA's and PEMS-BAY's files) the first is forecast.
     """
     if inputs.ndim == targets.ndim == 4:
         return inputs[..., 0].swapaxes(1, 2), targets[..., 0].swapaxes(1, 2)
@@ -240,5 +236,5 @@ def _shape(inputs: Array, targets: Array, kind: Kind) -> DataShape:
     labels = (inputs, targets) if kind == "tokens" else (targets,)
     least, most = min(int(a.min()) for a in labels), max(int(a.max()) for a in labels)
     if least < 0:
-        raise SetupError(f"classes and tokens count from 0; the data has {least}")
+        raise SetupError(f"classes and tokens are numbered from 0; the data contains {least}")
     return DataShape(inputs.shape[1:], targets.shape[1:], most + 1)

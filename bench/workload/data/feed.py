@@ -1,4 +1,4 @@
-"""Where a rank's batches come from: always ``per_gpu_batch`` samples, to the sample, without end."""
+"""The source of a rank's batches: an endless stream of exactly ``per_gpu_batch`` samples each."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, DistributedSampler
 
 from bench.matrix.workload import WorkloadOptions
-from bench.workload.data.arrays import ArrayDataset, load_arrays, whole_batch
+from bench.workload.data.arrays import ArrayDataset, batch_as_is, load_arrays
 from bench.workload.data.synthetic import (
     TRAINING,
     VALIDATION,
@@ -24,12 +24,12 @@ from bench.workload.data.synthetic import (
     synthetic_shape,
 )
 from bench.workload.failures import SetupError
-from bench.workload.task import KINDS, DataShape
+from bench.workload.models import KINDS, DataShape
 
 
 @dataclass(frozen=True)
-class Place:
-    """One rank among all, and its device."""
+class DataShard:
+    """The share of the data that one rank reads, and the device of its batches."""
 
     rank: int
     world_size: int
@@ -37,55 +37,55 @@ class Place:
 
 
 class Feed(Protocol):
-    """Gives a rank its batches, on its device."""
+    """The batches of one rank, on its device."""
 
     shape: DataShape
 
     def next(self) -> Batch:
-        """Return the next training batch; there is always one."""
+        """Return the next training batch; the stream never ends."""
 
     def validation(self) -> Iterator[Batch]:
-        """Yield this rank's validation batches, the same ones at each call."""
+        """Yield this rank's validation batches, the same in each call."""
 
     def close(self) -> None:
         """End worker processes."""
 
 
-def open_feed(options: WorkloadOptions, per_gpu_batch: int, place: Place) -> Feed:
-    """Return the feed that the options ask for.
+def open_feed(options: WorkloadOptions, per_gpu_batch: int, shard: DataShard) -> Feed:
+    """Return the feed for ``options.data``.
 
     Raises:
-        SetupError: data that is missing, malformed, or too small for one batch per rank.
+        SetupError: the data is missing, malformed, or too small for one batch per rank.
     """
     if options.data != "synthetic":
-        return FolderFeed(options, per_gpu_batch, place)
-    return SyntheticFeed(options, per_gpu_batch, place)
+        return FolderFeed(options, per_gpu_batch, shard)
+    return SyntheticFeed(options, per_gpu_batch, shard)
 
 
 class SyntheticFeed:
-    """Fresh random batches, drawn on the device, or by a DataLoader's workers where there are any."""
+    """Fresh random batches, drawn on the device, or by a DataLoader's workers if there are any."""
 
-    def __init__(self, options: WorkloadOptions, per_gpu_batch: int, place: Place) -> None:
+    def __init__(self, options: WorkloadOptions, per_gpu_batch: int, shard: DataShard) -> None:
         self.shape = synthetic_shape(options)
         self._options = options
         self._batch = per_gpu_batch
-        self._place = place
-        self._generator = generator_on(place.device, options.seed, TRAINING, place.rank)
-        self._signal = signal_for(options, self.shape, place.device)
+        self._shard = shard
+        self._generator = generator_on(shard.device, options.seed, TRAINING, shard.rank)
+        self._signal = signal_for(options, self.shape, shard.device)
         self._loaded: Iterator[Batch] | None = None
         if options.num_workers:
             host_signal = signal_for(options, self.shape, torch.device("cpu"))
-            self._loaded = iter(_stream_loader(options, host_signal, per_gpu_batch, place))
+            self._loaded = iter(_stream_loader(options, host_signal, per_gpu_batch, shard))
 
     def next(self) -> Batch:
-        """Return a batch that nobody has seen."""
+        """Return a new batch."""
         if self._loaded is None:
             return self._signal.draw(self._batch, self._generator)
-        return _moved(next(self._loaded), self._place.device, pinned=self._options.pin_memory)
+        return _to_device(next(self._loaded), self._shard.device, pinned=self._options.pin_memory)
 
     def validation(self) -> Iterator[Batch]:
-        """Yield ``val_steps`` batches, the same ones at each call."""
-        generator = generator_on(self._place.device, self._options.seed, VALIDATION, self._place.rank)
+        """Yield ``val_steps`` batches, the same in each call."""
+        generator = generator_on(self._shard.device, self._options.seed, VALIDATION, self._shard.rank)
         for _ in range(self._options.val_steps):
             yield self._signal.draw(self._batch, generator)
 
@@ -96,38 +96,38 @@ class SyntheticFeed:
 
 
 class FolderFeed:
-    """A user's arrays, through DataLoader and DistributedSampler; restarted when they are used up."""
+    """Batches of a user's arrays, by DataLoader and DistributedSampler; the data is repeated as needed."""
 
-    def __init__(self, options: WorkloadOptions, per_gpu_batch: int, place: Place) -> None:
+    def __init__(self, options: WorkloadOptions, per_gpu_batch: int, shard: DataShard) -> None:
         arrays = load_arrays(
             Path(options.data),
             model=options.model,
             kind=KINDS[options.model],
             seq_len=options.seq_len,
-            holds_out=options.val_steps > 0,
+            hold_out=options.val_steps > 0,
         )
-        needed = place.world_size * per_gpu_batch
+        needed = shard.world_size * per_gpu_batch
         if len(arrays.training) < needed:
             raise SetupError(
                 f"data set smaller than one step: {len(arrays.training)} training samples for"
-                f" {place.world_size} ranks x {per_gpu_batch} = {needed}",
+                f" {shard.world_size} ranks x {per_gpu_batch} = {needed}",
                 remedy="use fewer ranks, a smaller batch or more data",
             )
         self.shape = arrays.shape
         self._options = options
-        self._place = place
+        self._shard = shard
         self._sampler: DistributedSampler[Batch] = DistributedSampler(
-            arrays.training, place.world_size, place.rank, shuffle=True, seed=options.seed, drop_last=True
+            arrays.training, shard.world_size, shard.rank, shuffle=True, seed=options.seed, drop_last=True
         )
         self._loader = DataLoader(
             arrays.training, per_gpu_batch, sampler=self._sampler, drop_last=True, **_loader_settings(options)
         )
-        self._validation = _validation_loader(arrays.validation, per_gpu_batch, place)
+        self._validation = _validation_loader(arrays.validation, per_gpu_batch, shard)
         self._pass = 0
         self._batches = iter(self._loader)
 
     def next(self) -> Batch:
-        """Return the next batch of this pass over the data, or the first of the next pass."""
+        """Return the next batch; after the last one, start another pass over reshuffled data."""
         try:
             batch = next(self._batches)
         except StopIteration:
@@ -135,10 +135,10 @@ class FolderFeed:
             self._sampler.set_epoch(self._pass)
             self._batches = iter(self._loader)
             batch = next(self._batches)
-        return _moved(batch, self._place.device, pinned=self._options.pin_memory)
+        return _to_device(batch, self._shard.device, pinned=self._options.pin_memory)
 
     def validation(self) -> Iterator[Batch]:
-        """Yield up to ``val_steps`` batches of this rank's share of the validation samples."""
+        """Yield up to ``val_steps`` batches of this rank's validation samples."""
         if self._validation is None:
             return
         batches = iter(self._validation)
@@ -146,7 +146,7 @@ class FolderFeed:
             batch = next(batches, None)
             if batch is None:
                 return
-            yield _moved(batch, self._place.device, pinned=False)
+            yield _to_device(batch, self._shard.device, pinned=False)
 
     def close(self) -> None:
         """End the loader's workers."""
@@ -158,28 +158,28 @@ def _loader_settings(options: WorkloadOptions) -> dict[str, Any]:
         "num_workers": options.num_workers,
         "pin_memory": options.pin_memory,
         "persistent_workers": options.num_workers > 0,
-        "collate_fn": whole_batch,
+        "collate_fn": batch_as_is,
     }
 
 
 def _stream_loader(
-    options: WorkloadOptions, signal: Signal, per_gpu_batch: int, place: Place
+    options: WorkloadOptions, signal: Signal, per_gpu_batch: int, shard: DataShard
 ) -> DataLoader[Batch]:
-    stream = SyntheticBatches(signal, batch=per_gpu_batch, seed=options.seed, rank=place.rank)
+    stream = SyntheticBatches(signal, batch=per_gpu_batch, seed=options.seed, rank=shard.rank)
     return DataLoader(stream, batch_size=None, **_loader_settings(options))
 
 
 def _validation_loader(
-    dataset: ArrayDataset, per_gpu_batch: int, place: Place
+    dataset: ArrayDataset, per_gpu_batch: int, shard: DataShard
 ) -> DataLoader[tuple[Tensor, Tensor]] | None:
-    """Return a loader of every ``world_size``-th sample; no sample is given twice to fill up."""
-    share = range(place.rank, len(dataset), place.world_size)
-    if not share:
+    """Return a loader of every ``world_size``-th sample; samples are not repeated to fill batches."""
+    samples = range(shard.rank, len(dataset), shard.world_size)
+    if not samples:
         return None
-    return DataLoader(dataset, per_gpu_batch, sampler=share, collate_fn=whole_batch)
+    return DataLoader(dataset, per_gpu_batch, sampler=samples, collate_fn=batch_as_is)
 
 
-def _moved(batch: Batch, device: torch.device, *, pinned: bool) -> Batch:
+def _to_device(batch: Batch, device: torch.device, *, pinned: bool) -> Batch:
     if device.type == "cpu":
         return batch
     inputs, targets = batch
@@ -187,7 +187,7 @@ def _moved(batch: Batch, device: torch.device, *, pinned: bool) -> Batch:
 
 
 def _end_workers(batches: Iterator[Any] | None) -> None:
-    """Stop persistent workers now: left to the garbage collector they delay the process's end."""
+    """Stop persistent workers now; stopping them at garbage collection delays the process's exit."""
     shutdown = getattr(batches, "_shutdown_workers", None)
     if shutdown is not None:
         shutdown()

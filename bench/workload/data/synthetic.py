@@ -1,10 +1,10 @@
-"""Fresh random batches with a planted signal: every batch is new, and the loss can fall."""
+"""Fresh random batches that contain a signal, so that the loss can fall."""
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -12,28 +12,27 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
 from bench.matrix.workload import WorkloadOptions
-from bench.workload.models.transformer import shape_for
-from bench.workload.task import DEFAULT_PARAMETERS, KINDS, DataShape
+from bench.workload.models import DEFAULT_PARAMETERS, KINDS, DataShape, decoder_shape
 
 Batch = tuple[Tensor, Tensor]
 
 #: The streams of random numbers: the signal itself, training and validation.
 SIGNAL, TRAINING, VALIDATION = 0, 1, 2
 
-#: One sample of each model where nothing else says so.
+#: The default sample of each model.
 _IMAGE_MNIST, _CLASSES_MNIST = (1, 28, 28), 10
 _CLASSES_IMAGENET = 1_000
 _FEATURES, _FEATURES_TINY, _TINY_PARAMETERS = 784, 16, 200_000
 _SENSORS, _HISTORY, _HORIZON, _SAMPLES_PER_DAY = 207, 12, 12, 288
 _NOISE = 0.1
-#: How strong a class's pattern is beside noise in [-1, 1]: learned within an epoch or two, not at once.
+#: The scale of a class's pattern in noise of [-1, 1]: learned within an epoch or two, not at once.
 _PATTERN_SCALE_IMAGE, _PATTERN_SCALE = 0.1, 0.3
-#: The share of tokens that do not follow the pattern.
-_STRAY_TOKENS = 0.1
+#: The share of random tokens.
+_RANDOM_TOKENS = 0.1
 
 
 def seed_of(*numbers: int) -> int:
-    """Return a seed of 63 bits that is unrelated for any two different tuples."""
+    """Return a seed of 63 bits; different tuples give unrelated seeds."""
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> 1)
 
 
@@ -45,7 +44,7 @@ def generator_on(device: torch.device | str, *numbers: int) -> torch.Generator:
 def synthetic_shape(options: WorkloadOptions) -> DataShape:
     """Return the shape of one synthetic sample."""
     if options.model == "transformer":
-        tokens = shape_for(options.parameters or DEFAULT_PARAMETERS["transformer"]).vocabulary
+        tokens = decoder_shape(options.parameters or DEFAULT_PARAMETERS["transformer"]).vocabulary
         return DataShape((options.seq_len,), (options.seq_len,), tokens)
     if options.model == "traffic":
         return DataShape((_SENSORS, _HISTORY), (_SENSORS, _HORIZON), None)
@@ -57,16 +56,15 @@ def synthetic_shape(options: WorkloadOptions) -> DataShape:
     return DataShape((_FEATURES_TINY if tiny else _FEATURES,), (), _CLASSES_MNIST)
 
 
-class Signal(ABC):
-    """Draws batches; all ranks of one seed share the signal, each draws its own samples."""
+class Signal(Protocol):
+    """A source of batches; all ranks share its pattern, and each draws its own samples."""
 
-    @abstractmethod
     def draw(self, samples: int, generator: torch.Generator) -> Batch:
         """Return ``samples`` fresh samples, on the generator's device."""
 
 
-class ClassSignal(Signal):
-    """Noise in [-1, 1] plus a pattern per class: one value per channel and row, or per feature."""
+class ClassSignal:
+    """Noise in [-1, 1] plus a pattern per class, with one value per channel and row or per feature."""
 
     def __init__(self, shape: DataShape, *, seed: int, device: torch.device) -> None:
         self._shape = shape.inputs
@@ -85,25 +83,25 @@ class ClassSignal(Signal):
         return inputs.add_(self._patterns[labels]), labels
 
 
-class TokenSignal(Signal):
-    """Counting modulo the vocabulary from a random start; a tenth of the tokens is random."""
+class TokenSignal:
+    """Tokens that count up from a random start, modulo the vocabulary; a tenth of them is random."""
 
     def __init__(self, shape: DataShape, *, device: torch.device) -> None:
         self._tokens = shape.classes or 0
         self._time = torch.arange(shape.inputs[0] + 1, device=device)
 
     def draw(self, samples: int, generator: torch.Generator) -> Batch:
-        """Return tokens [samples, time], and for each the token that follows."""
+        """Return tokens [samples, time], and for each the next token."""
         device, size = generator.device, (samples, len(self._time))
         start = torch.randint(self._tokens, (samples, 1), generator=generator, device=device)
-        stray = torch.randint(self._tokens, size, generator=generator, device=device)
-        is_stray = torch.empty(size, device=device).uniform_(generator=generator) < _STRAY_TOKENS
-        tokens = torch.where(is_stray, stray, (start + self._time) % self._tokens)
+        random_tokens = torch.randint(self._tokens, size, generator=generator, device=device)
+        is_random = torch.empty(size, device=device).uniform_(generator=generator) < _RANDOM_TOKENS
+        tokens = torch.where(is_random, random_tokens, (start + self._time) % self._tokens)
         return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
 
-class TrafficSignal(Signal):
-    """A daily wave per sensor, each with its own phase, sampled at a random time of day, with noise."""
+class TrafficSignal:
+    """A noisy daily wave per sensor, with a phase per sensor, sampled at random times of the day."""
 
     def __init__(self, shape: DataShape, *, seed: int, device: torch.device) -> None:
         sensors, self._history = shape.inputs
@@ -112,7 +110,7 @@ class TrafficSignal(Signal):
         self._phases = (torch.rand((sensors, 1), generator=source) * 2 * math.pi).to(device)
 
     def draw(self, samples: int, generator: torch.Generator) -> Batch:
-        """Return readings [samples, sensors, history], and those that follow."""
+        """Return readings [samples, sensors, history], and the next ones [samples, sensors, horizon]."""
         device = generator.device
         begin = torch.rand((samples, 1, 1), generator=generator, device=device) * _SAMPLES_PER_DAY
         angle = (begin + self._time) * (2 * math.pi / _SAMPLES_PER_DAY) + self._phases
@@ -122,7 +120,7 @@ class TrafficSignal(Signal):
 
 
 def signal_for(options: WorkloadOptions, shape: DataShape, device: torch.device) -> Signal:
-    """Return the signal of a model's data, drawing on ``device``."""
+    """Return the signal for ``options.model``, which draws on ``device``."""
     kind = KINDS[options.model]
     if kind == "tokens":
         return TokenSignal(shape, device=device)
@@ -132,7 +130,7 @@ def signal_for(options: WorkloadOptions, shape: DataShape, device: torch.device)
 
 
 class SyntheticBatches(IterableDataset[Batch]):
-    """An endless stream of batches for a DataLoader's workers, each with random numbers of its own."""
+    """An endless stream of batches for a DataLoader; each worker draws its own random numbers."""
 
     def __init__(self, signal: Signal, *, batch: int, seed: int, rank: int) -> None:
         self._signal = signal
@@ -140,7 +138,7 @@ class SyntheticBatches(IterableDataset[Batch]):
         self._seeds = (seed, TRAINING, rank)
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yield batches for ever."""
+        """Yield batches without end."""
         info = get_worker_info()
         generator = generator_on("cpu", *self._seeds, info.id if info else 0)
         while True:

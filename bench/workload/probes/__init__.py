@@ -1,0 +1,1 @@
+"""Probes: measurements of the cost of communication after the training."""

@@ -1,19 +1,19 @@
-"""Training steps of five kinds, in short interleaved blocks: what communication adds to a step.
+"""Training steps with and without communication, in short interleaved blocks.
 
 =================== ======================================================================
-``plain``           the step as it was trained
+``plain``           a step as in the training
 ``timed``           with a communication hook that times every bucket's all-reduce
-``noop``            with a hook that leaves the communication out
+``noop``            with a communication hook that skips the communication
 ``no_sync``         without DDP's synchronisation: no buckets, no hooks
-``no_sync_barrier`` the same, and a barrier at the end: what waiting for each other alone costs
+``no_sync_barrier`` the same with a barrier at the end, for the cost of waiting alone
 =================== ======================================================================
 
-The last three let the ranks' weights drift apart, so they come when the training is over; the
-hooks go on a copy of the model. The kinds' blocks are interleaved in a seeded random order, so
-that slow changes of the machine meet all of them alike.
+The last three let the ranks' weights drift apart, so they run after the training. The hooks are registered
+on a copy of the model. Blocks of all kinds alternate in a seeded random order, so that slow changes of the
+machine affect all kinds alike.
 """
 
-from __future__ import annotations
+# No `from __future__ import annotations`: DDP compares the annotations of a hook with types.
 
 import random
 from collections.abc import Callable, Sequence
@@ -21,17 +21,98 @@ from dataclasses import asdict, dataclass
 from statistics import fmean, median
 from typing import Any
 
-from bench.measure import step_parts as ddp_logger
+import torch
+import torch.distributed as dist
+
 from bench.measure.exchange import Collectives
-from bench.measure.step_parts import Clock
-from bench.workload.probes.comm_hook import Buckets, BucketSpan, bucket_hook, tail_s, union_s
+from bench.measure.step_parts import DDP_ALWAYS_SAMPLED, Clock, disable_ddp_timing
 from bench.workload.training import Trainer
 from bench.workload.windows import step_times
 
 KINDS = ("plain", "timed", "noop", "no_sync", "no_sync_barrier")
-_MOST_ROUNDS = 3
-#: The copy's first steps: DDP rebuilds its buckets in the second.
-_WARM_UP = 3
+_MAX_ROUNDS = 3
+#: Warm-up steps of the copy: DDP rebuilds its buckets in the second.
+_WARM_UP_STEPS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class BucketSpan:
+    """One bucket's all-reduce, from ready gradients to its end, in seconds after the start of the step."""
+
+    index: int
+    bytes: int
+    begin_s: float
+    end_s: float
+
+
+class Buckets:
+    """The state of :func:`bucket_hook`: the stamps since the last :meth:`take`, and the mode."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.communicates = True
+        self._stamps: list[tuple[int, int, Any, Any]] = []
+
+    def add(self, index: int, size: int, begin: Any, end: Any) -> None:
+        """Add one bucket's stamps."""
+        self._stamps.append((index, size, begin, end))
+
+    def take(self) -> list[tuple[int, int, Any, Any]]:
+        """Return and remove the stamps; on CUDA they can be read after a synchronisation."""
+        stamps, self._stamps = self._stamps, []
+        return stamps
+
+    def read(self, stamps: Sequence[tuple[int, int, Any, Any]], origin: Any) -> list[BucketSpan]:
+        """Return the spans of one step that began at ``origin``, sorted by begin."""
+        seconds = self.clock.seconds
+        spans = [
+            BucketSpan(index, size, seconds(origin, begin), seconds(origin, end))
+            for index, size, begin, end in stamps
+        ]
+        return sorted(spans, key=lambda span: span.begin_s)
+
+
+def bucket_hook(
+    state: Buckets,
+    bucket: dist.GradBucket,  # type: ignore[name-defined]
+) -> torch.futures.Future[torch.Tensor]:
+    """Reduce a bucket as DDP does without a hook and stamp it, or return it unreduced.
+
+    A DDP accepts one hook, once, so this one serves both kinds of steps.
+    """
+    gradients = bucket.buffer()
+    if not state.communicates:
+        unchanged: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        unchanged.set_result(gradients)
+        return unchanged
+    index, size = bucket.index(), gradients.numel() * gradients.element_size()
+    gradients.div_(dist.get_world_size())
+    begin = state.clock.stamp()
+    work = dist.all_reduce(gradients, async_op=True)
+    assert work is not None
+
+    def ended(reduced: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
+        # gloo calls this from its own thread after the reduction. NCCL calls it at once, with a
+        # current stream that follows the reduction, so the event is stamped there.
+        state.add(index, size, begin, state.clock.stamp())
+        return reduced.value()[0]
+
+    carried: torch.futures.Future[torch.Tensor] = work.get_future().then(ended)
+    return carried
+
+
+def union_s(spans: Sequence[BucketSpan]) -> float:
+    """Return the seconds during which at least one bucket was being reduced (overlaps count once)."""
+    total, reached = 0.0, float("-inf")
+    for span in sorted(spans, key=lambda span: span.begin_s):
+        total += max(0.0, span.end_s - max(span.begin_s, reached))
+        reached = max(reached, span.end_s)
+    return total
+
+
+def unhidden_tail_s(spans: Sequence[BucketSpan]) -> float:
+    """Return the seconds from the last bucket's start to the end of all buckets, which cannot be hidden."""
+    return max(span.end_s for span in spans) - max(span.begin_s for span in spans) if spans else 0.0
 
 
 @dataclass(frozen=True)
@@ -45,10 +126,10 @@ class Block:
 
 @dataclass(frozen=True)
 class StepReadings:
-    """What the probes read.
+    """The readings of all kinds of steps.
 
-    ``union_s`` and ``tail_s`` are of the timed steps, one list per rank; ``spans`` are this
-    rank's buckets in each timed step.
+    ``union_s`` and ``tail_s`` contain one list per rank, with one value per timed step; ``spans`` contains
+    this rank's buckets of each timed step.
     """
 
     blocks: list[Block]
@@ -62,7 +143,7 @@ class StepReadings:
         return [median(rank) for rank in self.union_s]
 
     def as_json(self) -> dict[str, Any]:
-        """Return the part ``steps`` of probes.json."""
+        """Return the value of ``steps`` in probes.json."""
         return {
             **summary(self.blocks),
             "comm_time_s": self.comm_time_s,
@@ -77,7 +158,7 @@ class StepReadings:
 
 
 class StepProbes:
-    """Runs the blocks of one rank: ``plain`` trains the model itself, ``hooked`` its copy."""
+    """Runs the blocks on one rank: ``plain`` trains the model itself, ``hooked`` a copy."""
 
     def __init__(self, plain: Trainer, hooked: Trainer, *, collectives: Collectives, clock: Clock) -> None:
         self._plain = plain
@@ -89,9 +170,9 @@ class StepProbes:
         hooked.model.register_comm_hook(self._buckets, bucket_hook)
 
     def run(self, steps: int, *, seed: int) -> StepReadings:
-        """Train ``steps`` steps of each kind (rounded up to whole blocks) and return what they took."""
+        """Train ``steps`` steps of each kind (rounded up to whole blocks) and return the readings."""
         self._warm_up()
-        rounds = min(_MOST_ROUNDS, steps)
+        rounds = min(_MAX_ROUNDS, steps)
         length = -(-steps // rounds)
         own: list[tuple[str, int, list[float]]] = []
         spans: list[list[BucketSpan]] = []
@@ -102,11 +183,11 @@ class StepProbes:
         return self._gather(own, spans, length)
 
     def _warm_up(self) -> None:
-        ddp_logger.sample_no_step(self._hooked.model)
+        disable_ddp_timing(self._hooked.model)
         on_device = not self._clock.is_host
-        for _ in range(ddp_logger.ALWAYS_SAMPLED + 1 if on_device else _WARM_UP):
+        for _ in range(DDP_ALWAYS_SAMPLED + 1 if on_device else _WARM_UP_STEPS):
             self._hooked.step()
-        # The other kinds do nothing that has not been done by now.
+        # The remaining kind, no_sync_barrier, adds only a barrier.
         self._step_of("no_sync")()
         self._clock.settle()
         self._buckets.take()
@@ -119,24 +200,24 @@ class StepProbes:
         self._buckets.communicates = kind != "noop"
         steps = {
             "plain": self._plain.step,
-            "timed": self._timed,
+            "timed": self._timed_step,
             "noop": self._hooked.step,
-            "no_sync": self._alone,
-            "no_sync_barrier": self._alone_with_barrier,
+            "no_sync": self._no_sync_step,
+            "no_sync_barrier": self._no_sync_barrier_step,
         }
         return steps[kind]
 
-    def _timed(self) -> None:
+    def _timed_step(self) -> None:
         origin = self._clock.stamp()
         self._hooked.step()
         self._stamps.append((origin, self._buckets.take()))
 
-    def _alone(self) -> None:
+    def _no_sync_step(self) -> None:
         with self._plain.model.no_sync():
             self._plain.step()
 
-    def _alone_with_barrier(self) -> None:
-        self._alone()
+    def _no_sync_barrier_step(self) -> None:
+        self._no_sync_step()
         self._collectives.barrier()
 
     def _read_spans(self) -> list[list[BucketSpan]]:
@@ -147,7 +228,7 @@ class StepProbes:
     def _gather(
         self, own: list[tuple[str, int, list[float]]], spans: list[list[BucketSpan]], length: int
     ) -> StepReadings:
-        unions, tails = [union_s(step) for step in spans], [tail_s(step) for step in spans]
+        unions, tails = [union_s(step) for step in spans], [unhidden_tail_s(step) for step in spans]
         flat = [seconds for _, _, block in own for seconds in block]
         rows = self._collectives.rows([*flat, *unions, *tails])
         blocks = [
@@ -161,9 +242,9 @@ class StepProbes:
 
 
 def summary(blocks: Sequence[Block]) -> dict[str, float]:
-    """Return each kind's step time (s) and the differences that mean something.
+    """Return each kind's step time and the derived costs (s).
 
-    A block's step time is the longest rank's mean; a kind's is the median of its blocks.
+    The step time of a block is the largest mean of any rank, that of a kind the median of its blocks.
     """
     times = {
         kind: median(max(fmean(rank) for rank in block.seconds) for block in blocks if block.kind == kind)

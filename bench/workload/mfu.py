@@ -1,13 +1,18 @@
-"""How much computation one training step is, counted by torch's flop counter.
+"""Model FLOPs utilisation (MFU): the share of the devices' stated peak that a training step uses.
 
-Counted are the multiplications and additions (two operations each) of matrix products, convolutions
-and attention, forward and backward; everything else (norms, activations, the loss, the optimizer)
-is left out, as is usual for MFU. The step runs on torch's meta device: shapes without data, so that
-counting costs neither memory nor time on the device, and nothing random is drawn.
+    MFU = FLOPs of the step / (step time x peak FLOP/s)
 
-Attention counts whole [time, time] products though the decoder is causal, and blocks whose activations
-are recomputed count once: these are the *model's* FLOPs (PaLM, Chowdhery et al., 2022, appendix B),
-whatever a kernel leaves out or does twice.
+Source: Chowdhery et al., "PaLM", 2022, appendix B.
+
+FLOPs: torch's flop counter counts matrix products, convolutions and attention, forward and backward, with
+two operations per multiplication and addition. Norms, activations, the loss and the optimizer are not
+counted. The step runs on torch's meta device, which has shapes without data, and takes no memory or time on
+the real device. Attention counts complete [time, time] products although the decoder is causal, and
+recomputed activations count once: these are FLOPs of the model, not of the kernels.
+
+Peaks: ``peaks.toml`` contains the vendors' dense rates by precision. If matrix products and convolutions use
+different precisions (by default torch allows TF32 in cuDNN's convolutions only), the step's time at peak is
+the sum over both.
 """
 
 from __future__ import annotations
@@ -23,14 +28,17 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from bench.matrix.workload import WorkloadOptions
-from bench.workload.task import DataShape, Task, build_task
+from bench.workload.models import DataShape
+from bench.workload.task import Task, build_task
+
+_TERA = 1e12
 
 
 @dataclass(frozen=True)
 class StepFlops:
-    """Floating-point operations of one optimizer step of one rank, all of its micro-batches.
+    """Floating-point operations of one optimizer step on one rank, including all micro-batches.
 
-    Convolutions are kept apart: cuDNN has a precision setting of its own.
+    Convolutions are separate, because cuDNN has its own precision setting.
     """
 
     matmul: int
@@ -39,18 +47,18 @@ class StepFlops:
 
     @property
     def total(self) -> int:
-        """All that was counted."""
+        """The sum of all counted operations."""
         return self.matmul + self.convolution
 
     @property
     def per_sample(self) -> float:
-        """The mean of the step's samples."""
+        """The mean over the step's samples."""
         return self.total / self.samples
 
 
 def count_step(options: WorkloadOptions, shape: DataShape, per_gpu_batch: int) -> StepFlops:
-    """Return the FLOPs of a step; the random state of torch is left as it was."""
-    # Precision changes how fast an operation is, not what it is; autocast needs the device itself.
+    """Return the FLOPs of a step; torch's random state does not change."""
+    # Precision does not change the count, and autocast would need the real device.
     plain = options.model_copy(
         update={"activation_checkpointing": False, "precision": "fp32", "device": "cpu", "compile": False}
     )
@@ -67,34 +75,22 @@ def count_step(options: WorkloadOptions, shape: DataShape, per_gpu_batch: int) -
 
 
 def _batch(task: Task, shape: DataShape, samples: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return inputs and targets that have shapes and types only."""
+    """Return inputs and targets on the current device, without values."""
     integers, reals = torch.int64, torch.float32
     inputs = torch.empty((samples, *shape.inputs), dtype=integers if task.kind == "tokens" else reals)
     targets = torch.empty((samples, *shape.targets), dtype=reals if task.kind == "values" else integers)
     return inputs, targets
 
 
-# Model FLOPs utilisation: the share of the devices' stated peak that a training step uses.
-#
-#     MFU = FLOPs of the step / (step time x peak FLOP/s)
-#
-# Source: Chowdhery et al., "PaLM", 2022, appendix B. Peaks are dense, from the vendors' datasheets
-# (``peaks.toml``), for the precision in which products are computed. What computes in two precisions
-# (torch lets cuDNN's convolutions use TF32 and matrix products not) has the peaks of both: the time
-# that the step takes at peak is the sum over its parts.
-
-_TERA = 1e12
-
-
 @dataclass(frozen=True)
 class Peak:
-    """A device's dense peak rates (FLOP/s) by precision, and where they are stated."""
+    """A device's dense peak rates (FLOP/s) by precision, and the source of these numbers."""
 
     rates: Mapping[str, float]
     source: str
 
     def rate(self, precision: str) -> float | None:
-        """Return the rate; fp32 where TF32 is allowed and the device has none; None for what it lacks."""
+        """Return the rate of a precision, or None; a device without TF32 computes in fp32 instead."""
         if precision == "tf32" and "tf32" not in self.rates:
             precision = "fp32"
         return self.rates.get(precision)
@@ -102,7 +98,7 @@ class Peak:
 
 @cache
 def peaks() -> Mapping[str, Peak]:
-    """Return the known devices' peaks by the name that torch gives a device."""
+    """Return the peaks of all known devices by torch's device name."""
     content = tomllib.loads(Path(__file__).with_name("peaks.toml").read_text(encoding="utf-8"))
     found: dict[str, Peak] = {}
     for device in content["device"]:
@@ -113,25 +109,25 @@ def peaks() -> Mapping[str, Peak]:
 
 @dataclass(frozen=True)
 class Precisions:
-    """In which precision matrix products and convolutions are computed: fp32, tf32, bf16 or fp16."""
+    """The precision of matrix products and of convolutions: fp32, tf32, bf16 or fp16."""
 
     matmul: str
     convolution: str
 
 
-def precisions(precision: str, env: Mapping[str, str]) -> Precisions:
-    """Return what is in force in this process for a workload of that ``precision``."""
+def precisions_in_use(precision: str, env: Mapping[str, str]) -> Precisions:
+    """Return the precisions that this process uses for the option ``precision``."""
     if precision != "fp32":
         return Precisions(precision, precision)
-    if env.get("NVIDIA_TF32_OVERRIDE") == "0":  # the libraries' own switch wins over torch's
+    if env.get("NVIDIA_TF32_OVERRIDE") == "0":  # this switch of the libraries overrides torch's
         return Precisions("fp32", "fp32")
     matmul = "fp32" if torch.get_float32_matmul_precision() == "highest" else "tf32"
     return Precisions(matmul, "tf32" if torch.backends.cudnn.allow_tf32 else "fp32")
 
 
 @dataclass(frozen=True)
-class Utilisation:
-    """What MFU is computed with: ``ideal_s``, or the reason why there is none."""
+class MfuBasis:
+    """The inputs of MFU; ``ideal_s`` is a step's time at peak, or None with a ``reason``."""
 
     flops: StepFlops
     precisions: Precisions
@@ -140,7 +136,7 @@ class Utilisation:
     peaks: Mapping[str, Peak]
 
     def as_json(self) -> dict[str, Any]:
-        """Return what env.json says of it."""
+        """Return the value of ``flops`` in env.json."""
         return {
             "per_step_and_rank": self.flops.total,
             "per_sample": self.flops.per_sample,
@@ -154,16 +150,16 @@ class Utilisation:
         }
 
 
-def utilisation(
+def mfu_basis(
     flops: StepFlops, precise: Precisions, devices: Sequence[str | None], *, ranks: int
-) -> Utilisation:
-    """Return the seconds that one step of all ranks takes where every device runs at its peak.
+) -> MfuBasis:
+    """Return the inputs of MFU, with the time (s) of one step of all ranks if every device ran at its peak.
 
     Args:
-        flops: one rank's step.
-        precise: how the products are computed.
+        flops: the step of one rank.
+        precise: the precisions in use.
         devices: the name of each distinct device (ranks may share one); None for a CPU.
-        ranks: how many ranks compute such a step.
+        ranks: the number of ranks, each with such a step.
     """
     known = {name: peaks()[name] for name in dict.fromkeys(devices) if name is not None and name in peaks()}
     parts = [(flops.matmul, precise.matmul), (flops.convolution, precise.convolution)]
@@ -175,13 +171,13 @@ def utilisation(
         for name in devices:
             rate = known[name].rate(precision) if name in known else None
             if rate is None:
-                return Utilisation(flops, precise, None, _why_not(name, precision), known)
+                return MfuBasis(flops, precise, None, _no_peak_reason(name, precision), known)
             together += rate
         ideal_s += count * ranks / together
-    return Utilisation(flops, precise, ideal_s, None, known)
+    return MfuBasis(flops, precise, ideal_s, None, known)
 
 
-def _why_not(name: str | None, precision: str) -> str:
+def _no_peak_reason(name: str | None, precision: str) -> str:
     if name is None:
         return "a CPU has no stated peak"
     if name not in peaks():

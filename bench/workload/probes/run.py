@@ -1,8 +1,4 @@
-"""probes.json: what communication costs, asked in several ways once the training has been measured.
-
-Two probes, after the last epoch: training steps of five kinds (:mod:`bench.workload.probes.steps`)
-and all-reduces of many sizes (:mod:`bench.workload.probes.sweep`). docs/measuring.md describes the file.
-"""
+"""All probes of a run, after the last epoch; rank 0 writes probes.json (see docs/measuring.md)."""
 
 from __future__ import annotations
 
@@ -24,25 +20,25 @@ from bench.workload.probes.steps import StepProbes, StepReadings
 from bench.workload.probes.sweep import AllReduceSweep, Sweep, message_sizes
 from bench.workload.session import Session
 from bench.workload.task import parameters_of
-from bench.workload.training import STATES_PER_WEIGHT, Trainer, wrap
+from bench.workload.training import STATES_PER_WEIGHT, Trainer, detach_reducer, wrap
 
-#: Of probes.json; a reader refuses what it does not know.
+#: The schema of probes.json; readers refuse unknown ones.
 SCHEMA = 1
-#: The share of the free memory that probes may take.
-_OF_FREE = 0.8
+#: The share of the free memory that probes may use.
+_SHARE_OF_FREE = 0.8
 _MIB = 2**20
 
 
 @dataclass(frozen=True)
-class Attributed:
-    """What the last attribution window read per step, mean over ranks (s): exposed, and waiting within it."""
+class ExposedMeans:
+    """Means over ranks of the last attribution window (s per step): exposed communication, and its wait."""
 
     exposed_s: float
     wait_s: float
 
 
 class Probes:
-    """Runs all probes of one rank, after the training."""
+    """Runs all probes on one rank, after the training."""
 
     def __init__(self, session: Session, collectives: Collectives, trainer: Trainer, feed: Feed) -> None:
         self._session = session
@@ -51,26 +47,26 @@ class Probes:
         self._trainer = trainer
         self._feed = feed
 
-    def run(self, attributed: Attributed | None) -> float | None:
-        """Run what the options ask for; rank 0 writes probes.json.
+    def run(self, exposed: ExposedMeans | None) -> float | None:
+        """Run the probes that the options enable; rank 0 writes probes.json.
 
         Args:
-            attributed: what the hidden fraction is computed with; None leaves it out.
+            exposed: needed for the hidden fraction; None leaves that empty.
 
         Returns:
             Total communication, seconds per step (the union of its intervals), median over timed steps
-            and mean over ranks; None where it was not measured.
+            and mean over ranks; None if it was not measured.
         """
         if not self._options.probe_steps and not self._options.sweep_time:
             return None
         began = time.perf_counter()
         buckets = bucket_bytes(self._trainer)
-        room = self._room_bytes()
-        steps, why_no_steps = self._steps(room)
+        available = self._available_bytes()
+        steps, no_steps_reason = self._steps(available)
         steps_s = time.perf_counter() - began
-        sweep, why_no_sweep = self._sweep(buckets, room)
+        sweep, no_sweep_reason = self._sweep(buckets, available)
         all_s = time.perf_counter() - began
-        found = {
+        content = {
             "schema": SCHEMA,
             "world_size": self._collectives.world_size,
             "backend": self._session.request.backend,
@@ -78,38 +74,36 @@ class Probes:
             "bucket_bytes": buckets,
             "steps": None if steps is None else steps.as_json(),
             "all_reduce": None if sweep is None else sweep.as_json(),
-            "reasons": {"steps": why_no_steps, "all_reduce": why_no_sweep},
-            **hidden(sweep, buckets, attributed),
+            "reasons": {"steps": no_steps_reason, "all_reduce": no_sweep_reason},
+            **hidden_fraction(sweep, buckets, exposed),
         }
         if self._session.is_first:
-            write_json(self._session.folder.probes, found)
+            write_json(self._session.folder.probes, content)
         self._session.say(f"bench: probes took {all_s:.3f} s")
         return None if steps is None else fmean(steps.comm_time_s)
 
-    def _steps(self, room: float) -> tuple[StepReadings | None, str | None]:
+    def _steps(self, available_bytes: float) -> tuple[StepReadings | None, str | None]:
         options = self._options
         if not options.probe_steps:
             return None, "probe_steps is 0"
         model = self._trainer.model.module
         _, weight_bytes = parameters_of(self._trainer.model)
-        # The copy's weights, gradients and what its optimizer keeps.
-        if weight_bytes * (2 + STATES_PER_WEIGHT[options.optimizer]) > room:
-            return None, "no room in memory for a copy of the model"
+        # The copy needs its weights, gradients and optimizer states.
+        if weight_bytes * (2 + STATES_PER_WEIGHT[options.optimizer]) > available_bytes:
+            return None, "not enough memory for a copy of the model"
         hooked = Trainer(wrap(copy.deepcopy(model), options), self._feed, options)
         clock = clock_for(self._session.device)
         probes = StepProbes(self._trainer, hooked, collectives=self._collectives, clock=clock)
         readings = probes.run(options.probe_steps, seed=options.seed)
-        # In this order, while the process group is whole: see life.leave.
-        hooked.model.reducer = None  # type: ignore[assignment]
-        hooked.model.logger = None
+        detach_reducer(hooked.model)
         return readings, None
 
-    def _sweep(self, buckets: list[int], room: float) -> tuple[Sweep | None, str | None]:
+    def _sweep(self, buckets: list[int], available_bytes: float) -> tuple[Sweep | None, str | None]:
         options = self._options
         if not options.sweep_time:
             return None, "sweep_time is 0"
         if self._collectives.world_size == 1:
-            return None, "one rank has nobody to communicate with"
+            return None, "a single rank does not communicate"
         _, gradient_bytes = parameters_of(self._trainer.model)
         largest = None if options.sweep_max_mb is None else int(options.sweep_max_mb * _MIB)
         parameter = next(self._trainer.model.parameters())
@@ -120,10 +114,11 @@ class Probes:
             dtype=parameter.dtype,
         )
         sizes = message_sizes(buckets, gradient_bytes=gradient_bytes, largest=largest)
-        return sweep.run(sizes, budget_s=options.sweep_time, room_bytes=room / 2, seed=options.seed), None
+        room = available_bytes / 2
+        return sweep.run(sizes, budget_s=options.sweep_time, room_bytes=room, seed=options.seed), None
 
-    def _room_bytes(self) -> float:
-        """Return what the rank with the least memory to spare may use."""
+    def _available_bytes(self) -> float:
+        """Return the memory that probes may use on the rank with the least free memory."""
         device = self._session.device
         if device.type == "cuda":
             free = torch.cuda.mem_get_info(device)[0]
@@ -131,29 +126,32 @@ class Probes:
         else:
             host = next(one for one in self._session.joined.hosts if one.host == self._session.me.host)
             free = psutil.virtual_memory().available // len(host.ranks)
-        return self._collectives.minima([_OF_FREE * free])[0]
+        return self._collectives.minima([_SHARE_OF_FREE * free])[0]
 
 
 def bucket_bytes(trainer: Trainer) -> list[int]:
-    """Return the bytes of DDP's buckets as they are since it rebuilt them, in their order."""
+    """Return the size of DDP's buckets in their order, after DDP has rebuilt them."""
     logger = trainer.model.logger
     if logger is None:
         return []
     logger.set_runtime_stats_and_log()
-    told: Mapping[str, str] = logger._get_ddp_logging_data().strs_map
-    sizes = told.get("rebuilt_bucket_sizes") or told.get("bucket_sizes") or ""
+    logged: Mapping[str, str] = logger._get_ddp_logging_data().strs_map
+    sizes = logged.get("rebuilt_bucket_sizes") or logged.get("bucket_sizes") or ""
     return [int(size) for size in sizes.replace(",", " ").split()]
 
 
-def hidden(sweep: Sweep | None, buckets: list[int], attributed: Attributed | None) -> dict[str, float | None]:
-    """Return what the buckets take by themselves, and which part of it computation hid.
+def hidden_fraction(
+    sweep: Sweep | None, buckets: list[int], exposed: ExposedMeans | None
+) -> dict[str, float | None]:
+    """Return the buckets' standalone time (s) and the fraction of it that computation hid.
 
-    The part is 1 − exposed / standalone, with the exposed communication but for the wait for
-    late ranks, which no bucket has by itself. It is negative where communication beside
-    computation takes longer than alone.
+    The fraction is 1 − (exposed − wait) / standalone: a bucket on its own does not wait for late ranks. It
+    is negative if communication takes longer during computation than on its own.
     """
     standalone = None if sweep is None else sweep.standalone_s(buckets)
-    if standalone is None or attributed is None:
+    if standalone is None or exposed is None:
         return {"standalone_s": standalone, "hidden_fraction": None}
-    exposed = attributed.exposed_s - attributed.wait_s
-    return {"standalone_s": standalone, "hidden_fraction": 1 - exposed / standalone}
+    return {
+        "standalone_s": standalone,
+        "hidden_fraction": 1 - (exposed.exposed_s - exposed.wait_s) / standalone,
+    }

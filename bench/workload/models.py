@@ -1,0 +1,422 @@
+"""The networks that can be trained, from much communication per computation (mlp) to little (convnet).
+
+To add a model, add its class, its builder in :data:`_BUILDERS`, its entry in :data:`KINDS`, its synthetic
+sample in :mod:`bench.workload.data.synthetic`, and its name in ``WorkloadOptions.model``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from bench.matrix.workload import WorkloadOptions
+from bench.workload.failures import SetupError
+
+Kind = Literal["classes", "tokens", "values"]
+
+#: The target of each model: one class per sample, the next token, or real values.
+KINDS: dict[str, Kind] = {
+    "mlp": "classes",
+    "convnet": "classes",
+    "resnet50": "classes",
+    "transformer": "tokens",
+    "traffic": "values",
+}
+#: Sizes of transformer and mlp if ``parameters`` is not given.
+DEFAULT_PARAMETERS = {"transformer": 10_000_000, "mlp": 8_000_000}
+
+
+@dataclass(frozen=True)
+class DataShape:
+    """The shape of one sample; ``classes`` counts classes or tokens (None for real values)."""
+
+    inputs: tuple[int, ...]
+    targets: tuple[int, ...]
+    classes: int | None
+
+
+def build_network(options: WorkloadOptions, shape: DataShape) -> nn.Module:
+    """Return the network of ``options.model`` for samples of this shape.
+
+    Raises:
+        SetupError: the model cannot take data of this shape.
+    """
+    return _BUILDERS[options.model](options, shape)
+
+
+class Blocks(nn.Sequential):
+    """A stack of blocks; with ``recompute``, backward recomputes activations instead of keeping them."""
+
+    def __init__(self, blocks: Iterable[nn.Module], *, recompute: bool) -> None:
+        super().__init__(*blocks)
+        self.recompute = recompute
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Return the output of the last block."""
+        for block in self:
+            if self.recompute and self.training:
+                hidden = checkpoint(block, hidden, use_reentrant=False)
+            else:
+                hidden = block(hidden)
+        return hidden
+
+
+class Mlp(nn.Module):
+    """Eight hidden layers of one width: many gradient bytes per computation."""
+
+    #: Each hidden layer is one communication bucket of 4 MiB at the default size.
+    HIDDEN_LAYERS = 8
+
+    def __init__(self, *, features: int, classes: int, width: int, recompute: bool) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Flatten(), nn.Linear(features, width), nn.ReLU())
+        hidden = [nn.Sequential(nn.Linear(width, width), nn.ReLU()) for _ in range(self.HIDDEN_LAYERS - 1)]
+        self.hidden = Blocks(hidden, recompute=recompute)
+        self.last = nn.Linear(width, classes)
+        for layer in self.modules():
+            if isinstance(layer, nn.Linear):
+                nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return one score per class from inputs of any shape [batch, ...]."""
+        scores: Tensor = self.last(self.hidden(self.first(inputs)))
+        return scores
+
+
+def mlp_width(parameters: int, *, features: int, classes: int) -> int:
+    """Return the width of the :class:`Mlp` whose size is nearest to ``parameters``.
+
+    The size is (L-1)·w² + (features + classes + L)·w + classes for L hidden layers of width w.
+    """
+    squares, linear = Mlp.HIDDEN_LAYERS - 1, features + classes + Mlp.HIDDEN_LAYERS
+    root = (math.sqrt(linear**2 + 4 * squares * max(0, parameters - classes)) - linear) / (2 * squares)
+    return max(1, round(root))
+
+
+def _build_mlp(options: WorkloadOptions, shape: DataShape) -> nn.Module:
+    features, classes = math.prod(shape.inputs), _classes(shape)
+    parameters = options.parameters or DEFAULT_PARAMETERS["mlp"]
+    width = mlp_width(parameters, features=features, classes=classes)
+    return Mlp(features=features, classes=classes, width=width, recompute=options.activation_checkpointing)
+
+
+class Convnet(nn.Module):
+    """Two 3x3 convolutions, pooling and two linear layers, for images [batch, channels, height, width].
+
+    For MNIST-sized images it has 1.2 million parameters and short steps.
+    """
+
+    def __init__(self, *, channels: int, height: int, width: int, classes: int, recompute: bool) -> None:
+        super().__init__()
+        first = nn.Sequential(nn.Conv2d(channels, 32, 3), nn.ReLU())
+        second = nn.Sequential(nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2))
+        self.images = Blocks([first, second], recompute=recompute)
+        pooled = 64 * ((height - 4) // 2) * ((width - 4) // 2)
+        self.scores = nn.Sequential(nn.Linear(pooled, 128), nn.ReLU(), nn.Linear(128, classes))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return one score per class."""
+        scores: Tensor = self.scores(torch.flatten(self.images(inputs), 1))
+        return scores
+
+
+def _build_convnet(options: WorkloadOptions, shape: DataShape) -> nn.Module:
+    channels, height, width = _image_size(shape, "convnet", least=6)
+    return Convnet(
+        channels=channels,
+        height=height,
+        width=width,
+        classes=_classes(shape),
+        recompute=options.activation_checkpointing,
+    )
+
+
+class Bottleneck(nn.Module):
+    """A residual block: 1x1, 3x3 and 1x1 convolutions, added to a shortcut."""
+
+    #: Output channels per inner channel.
+    EXPANSION = 4
+
+    def __init__(self, channels: int, inner: int, *, stride: int) -> None:
+        super().__init__()
+        outputs = inner * self.EXPANSION
+        self.inner = nn.Sequential(
+            *_convolution(channels, inner, 1),
+            nn.ReLU(inplace=True),
+            *_convolution(inner, inner, 3, stride=stride),
+            nn.ReLU(inplace=True),
+            *_convolution(inner, outputs, 1),
+        )
+        same = stride == 1 and channels == outputs
+        self.shortcut = (
+            nn.Identity() if same else nn.Sequential(*_convolution(channels, outputs, 1, stride=stride))
+        )
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Return the block's outputs [batch, 4 x inner, ...]."""
+        return torch.relu(self.inner(hidden) + self.shortcut(hidden))
+
+
+class ResNet50(nn.Module):
+    """ResNet-50 with the stride in the 3x3 convolution (the variant that benchmarks call v1.5).
+
+    Source: He et al., "Deep Residual Learning for Image Recognition", 2015, table 1; 25,557,032
+    parameters for 1,000 classes and images [batch, 3, size, size].
+    """
+
+    #: Bottlenecks per stage; the inner width starts at 64 and doubles with each stage.
+    STAGES = (3, 4, 6, 3)
+
+    def __init__(self, *, channels: int, classes: int, recompute: bool) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(
+            *_convolution(channels, 64, 7, stride=2),
+            nn.ReLU(inplace=True),
+            nn.MaxPool2d(3, stride=2, padding=1),
+        )
+        blocks: list[nn.Module] = []
+        inputs = 64
+        for stage, count in enumerate(self.STAGES):
+            inner = 64 * 2**stage
+            for number in range(count):
+                blocks.append(Bottleneck(inputs, inner, stride=2 if stage and not number else 1))
+                inputs = inner * Bottleneck.EXPANSION
+        self.blocks = Blocks(blocks, recompute=recompute)
+        self.last = nn.Linear(inputs, classes)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return one score per class."""
+        pooled = self.blocks(self.stem(inputs)).mean(dim=(2, 3))
+        scores: Tensor = self.last(pooled)
+        return scores
+
+
+def _convolution(channels: int, outputs: int, size: int, *, stride: int = 1) -> tuple[nn.Module, nn.Module]:
+    weights = nn.Conv2d(channels, outputs, size, stride=stride, padding=size // 2, bias=False)
+    nn.init.kaiming_normal_(weights.weight, mode="fan_out", nonlinearity="relu")
+    return weights, nn.BatchNorm2d(outputs)
+
+
+def _build_resnet50(options: WorkloadOptions, shape: DataShape) -> nn.Module:
+    channels, _, _ = _image_size(shape, "resnet50", least=32)
+    return ResNet50(channels=channels, classes=_classes(shape), recompute=options.activation_checkpointing)
+
+
+#: (fewest parameters, vocabulary): the embedding stays a minor share of the network.
+_VOCABULARIES = ((10**8, 32_768), (3 * 10**6, 8_192), (10**5, 256), (0, 32))
+#: (fewest parameters, width of a head): the width is a multiple of it.
+_HEADS = ((10**8, 64), (10**6, 32), (10**5, 8), (0, 2))
+#: Width per layer of published decoders (GPT-3's range from 64 at 125M to 128 at 175B).
+_ASPECT = 64.0
+#: Among sizes within this relative error, the most common aspect is preferred.
+_TOLERANCE = 0.05
+
+
+@dataclass(frozen=True)
+class DecoderShape:
+    """The dimensions of a :class:`Transformer`."""
+
+    vocabulary: int
+    width: int
+    layers: int
+    heads: int
+
+    @property
+    def parameters(self) -> int:
+        """The number of parameters: tied embeddings, layers of 12w² + 13w, and the last norm (2w)."""
+        return (
+            self.vocabulary * self.width
+            + self.layers * (12 * self.width**2 + 13 * self.width)
+            + 2 * self.width
+        )
+
+
+def decoder_shape(parameters: int, *, vocabulary: int | None = None) -> DecoderShape:
+    """Return the dimensions nearest to ``parameters``; within 5 %, those with the most common aspect.
+
+    Args:
+        parameters: the wanted size, from 1,000 (met within 10 %).
+        vocabulary: the number of tokens of given data; None chooses one by size.
+    """
+    tokens = vocabulary or next(size for least, size in _VOCABULARIES if parameters >= least)
+    step = next(width for least, width in _HEADS if parameters >= least)
+
+    def cost(shape: DecoderShape) -> tuple[float, float]:
+        error = abs(shape.parameters / parameters - 1)
+        aspect_error = abs(math.log(shape.width / shape.layers / _ASPECT))
+        return (max(error, _TOLERANCE), aspect_error)
+
+    return min(_decoder_shapes(parameters, tokens=tokens, step=step), key=cost)
+
+
+def _decoder_shapes(parameters: int, *, tokens: int, step: int) -> Iterator[DecoderShape]:
+    """Yield, for each number of layers, the widths just below and above the wanted size."""
+    for layers in range(1, 257):
+        square, linear = 12 * layers, tokens + 13 * layers + 2
+        exact = (math.sqrt(linear**2 + 4 * square * parameters) - linear) / (2 * square)
+        for multiple in (math.floor(exact / step), math.floor(exact / step) + 1):
+            width = max(1, multiple) * step
+            yield DecoderShape(tokens, width, layers, width // step)
+
+
+class Attention(nn.Module):
+    """Causal self-attention with several heads."""
+
+    def __init__(self, shape: DecoderShape) -> None:
+        super().__init__()
+        self.heads = shape.heads
+        self.mixed = nn.Linear(shape.width, 3 * shape.width)
+        self.out = nn.Linear(shape.width, shape.width)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Return [batch, time, width]; each token attends to itself and those before it."""
+        batch, time, width = hidden.shape
+        parts = (
+            self.mixed(hidden).view(batch, time, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        )
+        query, key, value = parts.unbind(0)
+        attended = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        result: Tensor = self.out(attended.transpose(1, 2).reshape(batch, time, width))
+        return result
+
+
+class DecoderLayer(nn.Module):
+    """Attention and a perceptron of four times the width, each with a norm and a shortcut."""
+
+    def __init__(self, shape: DecoderShape) -> None:
+        super().__init__()
+        width = shape.width
+        self.before_attention, self.before_wide = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attention = Attention(shape)
+        self.wide = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Return the layer's outputs [batch, time, width]."""
+        hidden = hidden + self.attention(self.before_attention(hidden))
+        result: Tensor = hidden + self.wide(self.before_wide(hidden))
+        return result
+
+
+class Transformer(nn.Module):
+    """A GPT-like decoder with tied embeddings and sinusoidal positions, which need no parameters."""
+
+    positions: Tensor
+
+    def __init__(self, shape: DecoderShape, *, seq_len: int, recompute: bool) -> None:
+        super().__init__()
+        self.shape = shape
+        self.embedding = nn.Embedding(shape.vocabulary, shape.width)
+        self.layers = Blocks([DecoderLayer(shape) for _ in range(shape.layers)], recompute=recompute)
+        self.norm = nn.LayerNorm(shape.width)
+        nn.init.normal_(self.embedding.weight, std=0.02)
+        # Not persistent: a checkpoint contains trained values only.
+        self.register_buffer("positions", _sinusoids(seq_len, shape.width), persistent=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return a score per token of the vocabulary [batch, time, vocabulary]."""
+        hidden = self.embedding(tokens) + self.positions[: tokens.shape[1]]
+        hidden = self.norm(self.layers(hidden))
+        return functional.linear(hidden, self.embedding.weight)
+
+
+def _sinusoids(length: int, width: int) -> Tensor:
+    """Return position encodings [length, width] (Vaswani et al., 2017, 3.5), scaled like the embeddings."""
+    position = torch.arange(length, dtype=torch.float32)[:, None]
+    rate = torch.exp(torch.arange(0, width, 2, dtype=torch.float32) * (-math.log(10_000.0) / width))
+    waves = torch.stack((torch.sin(position * rate), torch.cos(position * rate)), dim=2).reshape(length, -1)
+    return 0.02 * waves[:, :width]
+
+
+def _build_transformer(options: WorkloadOptions, shape: DataShape) -> nn.Module:
+    if len(shape.inputs) != 1 or shape.targets != shape.inputs:
+        raise _wrong_shape("transformer", shape, "tokens [samples, time] and as many targets")
+    dimensions = decoder_shape(
+        options.parameters or DEFAULT_PARAMETERS["transformer"], vocabulary=_classes(shape)
+    )
+    return Transformer(dimensions, seq_len=shape.inputs[0], recompute=options.activation_checkpointing)
+
+
+#: Of the traffic model: hidden features per sensor, blocks, and features that relate sensors.
+_SENSOR_WIDTH, _SENSOR_BLOCKS, _RELATION = 64, 4, 10
+
+
+class SensorBlock(nn.Module):
+    """Mixes a sensor's features with those of related sensors, added to a shortcut.
+
+    The graph of related sensors is learned, as in Graph WaveNet (Wu et al., 2019).
+    """
+
+    def __init__(self, sensors: int) -> None:
+        super().__init__()
+        width = _SENSOR_WIDTH
+        self.sources = nn.Parameter(torch.randn(sensors, _RELATION) * _RELATION**-0.5)
+        self.targets = nn.Parameter(torch.randn(sensors, _RELATION) * _RELATION**-0.5)
+        self.norm = nn.LayerNorm(width)
+        self.own, self.related = nn.Linear(width, width), nn.Linear(width, width)
+        self.out = nn.Linear(width, width)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Return the block's outputs [batch, sensors, width]."""
+        graph = torch.softmax(torch.relu(self.targets @ self.sources.T), dim=1)
+        normed = self.norm(hidden)
+        mixed = torch.relu(self.own(normed) + self.related(graph @ normed))
+        result: Tensor = hidden + self.out(mixed)
+        return result
+
+
+class Traffic(nn.Module):
+    """Traffic forecasting: a regression from [batch, sensors, history] to [batch, sensors, horizon]."""
+
+    def __init__(self, *, sensors: int, history: int, horizon: int, recompute: bool) -> None:
+        super().__init__()
+        self.first = nn.Linear(history, _SENSOR_WIDTH)
+        self.blocks = Blocks([SensorBlock(sensors) for _ in range(_SENSOR_BLOCKS)], recompute=recompute)
+        self.last = nn.Linear(_SENSOR_WIDTH, horizon)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return the next ``horizon`` readings of every sensor."""
+        forecast: Tensor = self.last(self.blocks(self.first(inputs)))
+        return forecast
+
+
+def _build_traffic(options: WorkloadOptions, shape: DataShape) -> nn.Module:
+    if len(shape.inputs) != 2 or len(shape.targets) != 2 or shape.inputs[0] != shape.targets[0]:
+        wanted = "inputs [samples, sensors, history] and targets [samples, sensors, horizon]"
+        raise _wrong_shape("traffic", shape, wanted)
+    (sensors, history), horizon = shape.inputs, shape.targets[1]
+    recompute = options.activation_checkpointing
+    return Traffic(sensors=sensors, history=history, horizon=horizon, recompute=recompute)
+
+
+_BUILDERS: dict[str, Callable[[WorkloadOptions, DataShape], nn.Module]] = {
+    "mlp": _build_mlp,
+    "convnet": _build_convnet,
+    "resnet50": _build_resnet50,
+    "transformer": _build_transformer,
+    "traffic": _build_traffic,
+}
+
+
+def _image_size(shape: DataShape, model: str, *, least: int) -> tuple[int, int, int]:
+    if len(shape.inputs) != 3 or min(shape.inputs[1:]) < least:
+        wanted = f"images [samples, channels, height, width] of at least {least} x {least} pixels"
+        raise _wrong_shape(model, shape, wanted)
+    channels, height, width = shape.inputs
+    return channels, height, width
+
+
+def _classes(shape: DataShape) -> int:
+    assert shape.classes is not None, "data of this kind has classes"
+    return shape.classes
+
+
+def _wrong_shape(model: str, shape: DataShape, wanted: str) -> SetupError:
+    found = f"inputs {list(shape.inputs)} and targets {list(shape.targets)} per sample"
+    return SetupError(f"model {model} takes {wanted}; the data has {found}")

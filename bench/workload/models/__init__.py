@@ -1,1 +1,0 @@
-"""The networks: from one that communicates much per computation (mlp) to one that hardly does (convnet)."""
