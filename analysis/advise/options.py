@@ -13,12 +13,13 @@ import pandas as pd
 from scipy import special
 
 from analysis.checks.fabric import fabrics
+from analysis.checks.scaling_table import scaling_table
 from analysis.compare.matching import settings_of
 from analysis.data.load import Study
+from analysis.stats.columns import SIZE_COLUMNS
 from analysis.stats.estimate import MIN_RUNS, log_moments
-from analysis.stats.laws.forecast import forecasts
-from analysis.stats.measured import SIZE_COLUMNS, Frames, measure
-from analysis.stats.scaling import scale
+from analysis.stats.laws.choose import forecasts
+from analysis.stats.measured import Frames, measure
 from analysis.text import clean, one_line
 from bench.study.ledger import RunState
 from bench.study.run_json import read_run
@@ -140,7 +141,7 @@ def options_of(
     parts, notes = [], []
     for name, study in studies.items():
         frames = measure(study)
-        rows = scale(frames)
+        rows = scaling_table(frames)
         measured = _measured(study, frames, rows)
         predicted, reasons = forecasts(frames, rows, fabrics=fabrics(study, rows), beyond=beyond)
         notes += [f"{name}: {reason}" for reason in reasons]

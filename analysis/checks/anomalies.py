@@ -14,10 +14,9 @@ from typing import Any
 import pandas as pd
 from scipy import special
 
-from analysis.checks.stragglers import WHAT_TO_DO, LateNodes, by_how_much, others_wait
+from analysis.checks.slow_ranks import SLOW_NODE_REMEDY, LateNodes, excess_texts, stragglers_alert
 from analysis.data.environment import Crowding, Environment
-from analysis.data.names import paths, ranks
-from analysis.data.runs import states
+from analysis.data.names import paths, ranks, state_counts
 from analysis.stats.estimate import LEVEL, MIN_RUNS
 from analysis.stats.measured import Frames
 from analysis.text import count, fraction, known, listed, one_line, percent
@@ -45,7 +44,7 @@ def anomalies(rows: pd.DataFrame, frames: Frames, *, slow: pd.DataFrame | None =
     """Return what is odd about a study, what concerns the most numbers first.
 
     Args:
-        rows: from :func:`analysis.stats.scaling.scale`.
+        rows: from :func:`analysis.checks.scaling_table.scaling_table`.
         frames: what that was made from.
         slow: of ``slow_nodes``, those that are not told of elsewhere.
     """
@@ -161,8 +160,8 @@ def _drift(frames: Frames) -> Iterator[Anomaly]:
 def _slow_nodes(slow: pd.DataFrame) -> Anomaly:
     return Anomaly(
         "Slow node",
-        f"{_few(by_how_much(slow))}: longer than the other nodes of the same runs for work that waits for "
-        f"nobody. Every step waits for it: {WHAT_TO_DO}.",
+        f"{_few(excess_texts(slow))}: longer than the other nodes of the same runs for work that waits for "
+        f"nobody. Every step waits for it: {SLOW_NODE_REMEDY}.",
     )
 
 
@@ -178,7 +177,7 @@ def alerts(
     """Yield what stands on top of the page.
 
     Args:
-        rows: from :func:`analysis.stats.scaling.scale`.
+        rows: from :func:`analysis.checks.scaling_table.scaling_table`.
         frames: what that was made from.
         environment: what the runs ran on.
         late: the nodes that the others wait for.
@@ -196,7 +195,7 @@ def alerts(
         words = f"Not all runs had the same {listed(environment.differing)}: see the environment below."
         yield "Runs differ", words
     if late.sentences:
-        yield others_wait(late, slow=slow)
+        yield stragglers_alert(late, slow=slow)
 
 
 def _crowded(crowding: Crowding) -> Alert:
@@ -208,8 +207,8 @@ def _crowded(crowding: Crowding) -> Alert:
 def _without_a_number(runs: pd.DataFrame) -> Iterator[Alert]:
     missing = runs[~runs["measured"]]
     if len(missing) == len(runs):
-        told = f": {states(runs)}" if len(runs) else ""
+        told = f": {state_counts(runs)}" if len(runs) else ""
         yield "Nothing to compare", f"None of the {count(len(runs), 'planned run')} gave a number{told}."
     elif len(missing):
-        words = f"{len(missing):,} of {count(len(runs), 'run')} do not count: {states(missing)}."
+        words = f"{len(missing):,} of {count(len(runs), 'run')} do not count: {state_counts(missing)}."
         yield "Incomplete", words

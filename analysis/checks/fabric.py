@@ -28,7 +28,7 @@ import pandas as pd
 
 from analysis.data.load import Study
 from analysis.stats.estimate import MIN_RUNS, Floats, log_moments, mean_interval
-from analysis.stats.laws.communication import Fabric
+from analysis.stats.laws.forms import Fabric
 from analysis.text import count
 from bench.study.files import read_json
 from bench.study.layout import RunFolder
@@ -289,7 +289,7 @@ def fabrics_of(sweep: pd.DataFrame, fits: pd.DataFrame, rows: pd.DataFrame) -> d
     Args:
         sweep: from :func:`analysis.checks.fabric.sweep_rows`.
         fits: its :func:`analysis.checks.fabric.fabric_table`.
-        rows: from :func:`analysis.stats.scaling.scale`.
+        rows: from :func:`analysis.checks.scaling_table.scaling_table`.
     """
     table = fits.set_index("cell_id")
     known = table[(table["alpha_sec"] >= 0) & (table["beta_sec_per_byte"] > 0)]

@@ -23,7 +23,7 @@ from analysis.compare.verdicts import (
     unpaired,
 )
 from analysis.data.load import Study
-from analysis.data.runs import states
+from analysis.data.names import state_counts
 from analysis.stats.estimate import MIN_RUNS, Floats, LogMoments, log_moments
 from analysis.stats.measured import measure
 from analysis.text import count, short_percent
@@ -53,7 +53,7 @@ class Side:
     def refuse_empty(self) -> None:
         """Raise a BenchError where no run counts."""
         if not self.runs["measured"].any():
-            found = states(self.runs) or "no run is planned"
+            found = state_counts(self.runs) or "no run is planned"
             raise BenchError(
                 f"{self.study.folder.path}: nothing to compare: no run has completed ({found})",
                 remedy="run it first: bench submit",
@@ -153,7 +153,7 @@ def _missing(rows: pd.DataFrame, placed: Sequence[pd.DataFrame], called: tuple[s
     for side, runs, name in zip("ab", placed, called, strict=True):
         for place in np.flatnonzero(rows[f"n_{side}"] == 0):
             own = runs[runs["place"] == place]
-            words[place].append(f"{name}: no run counts" + (f" ({states(own)})" if len(own) else ""))
+            words[place].append(f"{name}: no run counts" + (f" ({state_counts(own)})" if len(own) else ""))
     return ["; ".join(one) for one in words]
 
 

@@ -1,13 +1,14 @@
-"""A study's folder as frames: everything that was planned, and what became of it.
+"""Load a study's folder as frames: everything planned, and the results so far.
 
-Loading goes through the plan, not through the results: a run that never started is a
-row with the state ``planned``, a missing or broken file is a reason in words. No run is
-ever dropped, and nothing that lies in a run's folder can stop the loading.
+Loading starts from the plan: a run that never started is a row with the state ``planned``, a missing or
+broken file is a reason. No run is ever dropped, and no file in a run's folder can stop the loading.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+import os
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -17,12 +18,23 @@ import numpy as np
 import pandas as pd
 
 from analysis.data.csv_files import Loaded, read_csvs
-from analysis.data.runs import read_runs
-from analysis.text import clean, one_line
+from analysis.text import clean, count, listed, one_line
 from bench.study.files import read_json
 from bench.study.layout import METRICS_COLUMNS, RANKS_COLUMNS, STEPS_COLUMNS, RunFolder, StudyFolder
 from bench.study.ledger import RunState
 from bench.study.plan_json import read_plan, unreadable_plan, wrong_plan
+from bench.study.run_json import read_run
+
+#: One row per planned run, about its latest attempt. ``allocation`` is ``job`` (the run had its own
+#: job) or ``pack`` (it shared ``job_id`` with other runs).
+RUNS_COLUMNS = (
+    *("run_id", "cell_id", "repeat", "order", "attempt", "state", "reason", "failure_class", "exit_code"),
+    *("job_id", "allocation", "submitted_at", "started_at", "ended_at"),
+)
+_TEXTS = ("failure_class", "job_id", "allocation")
+_TIMES = ("submitted_at", "started_at", "ended_at")
+_STATES = frozenset(str(state) for state in RunState)
+_ATTEMPT = re.compile(r"attempt-([0-9]{1,9})", re.ASCII).fullmatch
 
 
 @dataclass
@@ -30,16 +42,15 @@ class Study:
     """One study as frames.
 
     Attributes:
-        folder: where it lies.
-        plan: plan.json as it is.
+        folder: the study's folder.
+        plan: content of plan.json.
         cells: one row per cell: ``cell_id, launcher, backend, nodes, gpus_per_node`` (text,
-            ``4+2`` where nodes differ), ``gpus`` (ranks), ``global_batch, per_gpu_batch, device,
+            ``4+2`` if nodes differ), ``gpus`` (ranks), ``global_batch, per_gpu_batch, device,
             swept`` (dict).
         members: one row per cell and series: ``cell_id, series, mode, batch`` (the plan's label).
-        runs: one row per planned run, :data:`analysis.data.runs.RUNS_COLUMNS`;
-            times are UTC.
+        runs: one row per planned run: :data:`RUNS_COLUMNS`; times are UTC.
         epochs: all rows of all metrics.csv, with ``run_id`` and ``cell_id`` (categorical).
-        remarks: what was odd about the folder as a whole.
+        remarks: problems of the folder as a whole.
         attempts: the folder of each run's latest attempt, in the order of ``runs``.
     """
 
@@ -59,17 +70,17 @@ class Study:
 
     @cached_property
     def ranks(self) -> pd.DataFrame:
-        """All rows of all ranks.csv; for a large study ask :meth:`ranks_of` for some runs."""
+        """All rows of all ranks.csv; for a large study use :meth:`ranks_of`."""
         return self.ranks_of(self.runs["run_id"])
 
     @cached_property
     def steps(self) -> pd.DataFrame:
-        """All rows of all steps.csv; for a large study ask :meth:`steps_of` for some runs."""
+        """All rows of all steps.csv; for a large study use :meth:`steps_of`."""
         return self.steps_of(self.runs["run_id"])
 
     @cached_property
     def envs(self) -> dict[str, dict[str, Any]]:
-        """Every env.json by run_id; for a large study ask :meth:`envs_of` for some runs."""
+        """Every env.json by run_id; for a large study use :meth:`envs_of`."""
         return self.envs_of(self.runs["run_id"])
 
     def ranks_of(self, run_ids: Iterable[str]) -> pd.DataFrame:
@@ -81,7 +92,7 @@ class Study:
         return self._table_of(run_ids, "steps_csv", STEPS_COLUMNS)
 
     def envs_of(self, run_ids: Iterable[str]) -> dict[str, dict[str, Any]]:
-        """Return env.json of those of the runs that left a whole one."""
+        """Return env.json by run_id, of the runs with a readable one."""
         found = {}
         for place in self._places(run_ids):
             attempt = self.attempts[place]
@@ -108,7 +119,7 @@ def load_study(path: Path) -> Study:
     """Return the study in the folder ``path``.
 
     Raises:
-        BenchError: there is no plan.json, or it is not one that this version can read.
+        BenchError: there is no plan.json, or this version cannot read it.
     """
     folder = StudyFolder(Path(path))
     plan = read_plan(folder)
@@ -125,11 +136,14 @@ def load_study(path: Path) -> Study:
         if cell_id not in known_cells:
             what = f"the cell {one_line(cell_id)} of run {one_line(run_id)} is not defined"
             raise wrong_plan(folder, what)
-    runs, attempts, remarks = read_runs(folder, planned)
-    unasked = {clean(c["cell_id"]) for c in plan["cells"] if (c.get("metrics") or {}).get("source") == "none"}
-    epochs, problems = _epochs(runs, attempts, unasked=unasked)
-    _add_reasons(runs, problems)
+    runs, attempts, remarks = _read_runs(folder, planned)
+    without = {clean(c["cell_id"]) for c in plan["cells"] if (c.get("metrics") or {}).get("source") == "none"}
+    epochs, problems = _epochs(runs, attempts, without_metrics=without)
+    _append_reasons(runs, problems)
     return Study(folder, plan, cells, members, runs, epochs, remarks, attempts)
+
+
+# -- the plan -------------------------------------------------------------------------
 
 
 def _cells(plan: dict[str, Any]) -> pd.DataFrame:
@@ -168,13 +182,106 @@ def _per_node(value: Any) -> str:
     return "+".join(str(int(v)) for v in value) if isinstance(value, list) else str(int(value))
 
 
-def _epochs(
-    runs: pd.DataFrame, attempts: Sequence[str | None], *, unasked: Collection[str] = ()
-) -> tuple[pd.DataFrame, dict[int, str]]:
-    """Return all rows of all metrics.csv, and by the run's place what is wrong with its file.
+# -- the runs -------------------------------------------------------------------------
 
-    Of the cells ``unasked`` the matrix wants no metrics.
-    """
+
+def _read_runs(
+    folder: StudyFolder, planned: list[tuple[str, str, int, int]]
+) -> tuple[pd.DataFrame, list[str | None], list[str]]:
+    """Return one row per planned run, the path of its latest attempt's folder, and remarks."""
+    present = _visible_names(str(folder.runs))
+    records, attempts = [], []
+    for run_id, cell_id, repeat, order in planned:
+        # Paths are joined as texts: with thousands of runs, pathlib takes a third of the loading time.
+        number, path = _latest_attempt(f"{folder.runs}/{run_id}") if run_id in present else (None, None)
+        record = _record(run_id, path, tried=run_id in present)
+        records.append((clean(run_id), cell_id, repeat, order, number, *record))
+        attempts.append(path)
+    unplanned = sorted(present - {run[0] for run in planned})
+    remarks = []
+    if unplanned:
+        names = listed([one_line(name, limit=80) for name in unplanned], limit=4)
+        remarks.append(f"{count(len(unplanned), 'folder')} in runs/ not in the plan, left out: {names}")
+    return _runs_frame(records), attempts, remarks
+
+
+def _visible_names(path: str) -> set[str]:
+    try:
+        return {entry.name for entry in os.scandir(path) if not entry.name.startswith(".")}
+    except OSError:
+        return set()
+
+
+def _latest_attempt(path: str) -> tuple[int, str] | tuple[None, None]:
+    try:
+        entries = [(match, entry.path) for entry in os.scandir(path) if (match := _ATTEMPT(entry.name))]
+    except OSError:
+        return None, None
+    if not entries:
+        return None, None
+    return max((int(match.group(1)), attempt) for match, attempt in entries)
+
+
+def _record(run_id: str, path: str | None, *, tried: bool) -> tuple[Any, ...]:
+    """Return one run's row from ``state`` on, from its run.json."""
+    if path is None and not tried:
+        return _no_record(RunState.PLANNED)
+    if path is None:
+        return _no_record(RunState.UNKNOWN, "its folder holds no attempt")
+    content, problem = read_run(path)
+    if content is None:
+        return _no_record(RunState.UNKNOWN, f"run.json {problem}")
+    if content.get("run_id") != run_id:
+        other = one_line(content.get("run_id"), limit=80)
+        return _no_record(RunState.UNKNOWN, f"run.json is that of another run: {other!r}")
+    state, reason = content.get("state"), _reason_and_cause(content)
+    if not isinstance(state, str) or state not in _STATES:
+        odd = f"run.json gives the state {one_line(state, limit=40)!r}, which is none of bench's"
+        state, reason = str(RunState.UNKNOWN), f"{odd}; {reason}" if reason else odd
+    failure_class, job_id = (
+        one_line(v) if (v := content.get(k)) is not None else None for k in ("failure_class", "job_id")
+    )
+    allocation = content.get("allocation")
+    kind = allocation.get("kind") if isinstance(allocation, Mapping) else None
+    kind = kind if kind in ("job", "pack") else None
+    exit_code = content.get("exit_code")
+    exit_code = exit_code if isinstance(exit_code, int) and abs(exit_code) < 2**31 else None
+    times = (t if isinstance(t := content.get(k), str) else None for k in _TIMES)
+    return (state, reason, failure_class, exit_code, job_id, kind, *times)
+
+
+def _reason_and_cause(content: Mapping[str, Any]) -> str:
+    parts = [content.get("reason")]
+    cause = content.get("cause")
+    if isinstance(cause, Mapping):
+        parts.append(f"cause: {cause.get('cause')} ({cause.get('remedy')})")
+    return "; ".join(one_line(part, limit=1000) for part in parts if part)
+
+
+def _no_record(state: RunState, reason: str = "") -> tuple[Any, ...]:
+    return (str(state), reason, *(None for _ in RUNS_COLUMNS[7:]))
+
+
+def _runs_frame(records: list[tuple[Any, ...]]) -> pd.DataFrame:
+    frame = pd.DataFrame(records, columns=list(RUNS_COLUMNS))
+    for name in ("run_id", "cell_id", "state", "reason", *_TEXTS):
+        frame[name] = frame[name].astype("str")
+    for name in ("repeat", "order"):
+        frame[name] = frame[name].astype("int64")
+    for name in ("attempt", "exit_code"):
+        frame[name] = frame[name].astype("Int64")
+    for name in _TIMES:
+        frame[name] = pd.to_datetime(frame[name], utc=True, errors="coerce", format="ISO8601")
+    return frame
+
+
+# -- the metrics ----------------------------------------------------------------------
+
+
+def _epochs(
+    runs: pd.DataFrame, attempts: Sequence[str | None], *, without_metrics: Collection[str]
+) -> tuple[pd.DataFrame, dict[int, str]]:
+    """Return all rows of all metrics.csv, and the problems of these files by the run's position."""
     file = RunFolder(Path()).metrics_csv.name
     places = [place for place, attempt in enumerate(attempts) if attempt]
     loaded = read_csvs([f"{attempts[place]}/{file}" for place in places], columns=METRICS_COLUMNS)
@@ -183,16 +290,16 @@ def _epochs(
     for index, problem in loaded.problems.items():
         place = places[index]
         absent, completed = problem.endswith("is missing"), states[place] == RunState.COMPLETED
-        if absent and completed and runs["cell_id"].iloc[place] in unasked:
+        if absent and completed and runs["cell_id"].iloc[place] in without_metrics:
             problems[place] = "the matrix asks for no metrics (metrics: none)"
-        # A run that waits or died early has no metrics: that is its state, not a broken file.
+        # A run that waits or died early has no metrics: its state says so, the file is not broken.
         elif completed or not absent:
             problems[place] = problem
     return _with_ids(loaded, runs, places), problems
 
 
 def _with_ids(loaded: Loaded, runs: pd.DataFrame, places: Sequence[int]) -> pd.DataFrame:
-    """Return the rows with run_id and cell_id in place of the file's index."""
+    """Return the rows with run_id and cell_id instead of the file's index."""
     frame = loaded.rows
     rows = np.asarray(places, dtype=np.int64)[frame.pop("file").to_numpy()]
     for at, name in enumerate(("run_id", "cell_id")):
@@ -202,8 +309,8 @@ def _with_ids(loaded: Loaded, runs: pd.DataFrame, places: Sequence[int]) -> pd.D
     return frame
 
 
-def _add_reasons(runs: pd.DataFrame, problems: dict[int, str]) -> None:
-    """Append what is wrong with a run's files to the reason in its row."""
+def _append_reasons(runs: pd.DataFrame, problems: dict[int, str]) -> None:
+    """Append the problems of a run's files to the reason in its row."""
     if not problems:
         return
     reasons = runs["reason"].to_list()

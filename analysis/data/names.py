@@ -1,7 +1,7 @@
-"""How a size is told: the ranks of a cell, and the nodes and ranks per node that make them up.
+"""Names of sizes, series and states as people read them.
 
-Every row here has ``nodes, gpus_per_node, gpus``. A table measured elsewhere may not tell its nodes:
-then ``gpus_per_node`` is an empty text, and a size is its ranks alone.
+Rows with a size have ``nodes, gpus_per_node, gpus``. A table measured elsewhere may not give the nodes:
+then ``gpus_per_node`` is an empty text, and the name of a size is its ranks.
 """
 
 from __future__ import annotations
@@ -12,13 +12,20 @@ from typing import Any
 import pandas as pd
 
 from analysis.text import clean, count, one_line, whole
+from bench.study.ledger import RunState
 
 #: A row of a frame with sizes.
 Row = pd.Series | Mapping[Any, Any]
 
+_STATE_NAMES = {
+    str(RunState.PLANNED): "not started",
+    str(RunState.COMPLETED): "completed without a throughput",
+    str(RunState.UNKNOWN): "of unknown state",
+}
+
 
 def nodes_known(row: Row) -> bool:
-    """Return whether the nodes of a size were told."""
+    """Return whether the number of nodes is known."""
     return bool(row["gpus_per_node"] != "")
 
 
@@ -28,7 +35,7 @@ def ranks(row: Row) -> str:
 
 
 def layout(row: Row, *, times: str = "×") -> str:
-    """Return ``2 × 4`` for two nodes of four ranks; nothing where the nodes are not known."""
+    """Return ``2 × 4`` for two nodes of four ranks; empty if the nodes are unknown."""
     return f"{row['nodes']} {times} {row['gpus_per_node']}" if nodes_known(row) else ""
 
 
@@ -38,51 +45,50 @@ def with_layout(row: Row) -> str:
 
 
 def as_product(row: Row) -> str:
-    """Return ``2 nodes × 4 ranks = 8 ranks``, of nodes that have as many ranks each."""
+    """Return ``2 nodes × 4 ranks = 8 ranks``; all nodes must have the same number of ranks."""
     if not nodes_known(row):
         return ranks(row)
-    each = count(int(row["gpus_per_node"]), "rank")
-    return f"{count(int(row['nodes']), 'node')} × {each} = {ranks(row)}"
+    per_node = count(int(row["gpus_per_node"]), "rank")
+    return f"{count(int(row['nodes']), 'node')} × {per_node} = {ranks(row)}"
 
 
 def job_size(row: Row) -> str:
-    """Return ``2 nodes x 4 (8 ranks)``: what one asks a cluster for."""
+    """Return ``2 nodes x 4 (8 ranks)``, the size of a job request."""
     if not nodes_known(row):
         return ranks(row)
     return f"{count(int(row['nodes']), 'node')} x {row['gpus_per_node']} ({ranks(row)})"
 
 
-def devices(row: Row, what: str, *, counted: bool) -> str:
+def devices(row: Row, kind: str, *, counted: bool) -> str:
     """Return ``2 nodes x 4 GPUs``, or ``8 GPUs`` on one node.
 
     Args:
         row: the size.
-        what: the devices, in the plural.
-        counted: whether ``what`` has a singular: a model's name has none.
+        kind: name of the devices, in the plural.
+        counted: whether ``kind`` has a singular; the name of a GPU model has none.
     """
     nodes = int(row["nodes"])
-    each = row["gpus"] if nodes == 1 else row["gpus_per_node"]
-    named = what.removesuffix("s") if counted and str(each) == "1" else what
-    return f"{each} {named}" if nodes == 1 else f"{nodes} nodes x {each} {named}"
+    amount = row["gpus"] if nodes == 1 else row["gpus_per_node"]
+    named = kind.removesuffix("s") if counted and str(amount) == "1" else kind
+    return f"{amount} {named}" if nodes == 1 else f"{nodes} nodes x {amount} {named}"
 
 
 def sizes_of(rows: pd.DataFrame) -> pd.Series:
-    """Return each row's size as ``--baseline`` takes it: ``2x4``, or the ranks where nodes are not known."""
+    """Return each row's size as ``--baseline`` accepts it: ``2x4``, or the ranks if nodes are unknown."""
     compact = rows["nodes"].astype("str") + "x" + rows["gpus_per_node"].astype("str")
     return compact.where(rows["gpus_per_node"] != "", rows["gpus"].astype("str"))
 
 
 def baseline_names(rows: pd.DataFrame) -> list[str]:
-    """Return each row's size as the column ``baseline`` names it: ``2x4 (8 ranks)``."""
-    told = zip(sizes_of(rows), rows["gpus_per_node"], rows["gpus"], strict=True)
+    """Return each row's size as in the column ``baseline``: ``2x4 (8 ranks)``."""
     return [
         f"{size} ({count(int(gpus), 'rank')})" if per_node else count(int(gpus), "rank")
-        for size, per_node, gpus in told
+        for size, per_node, gpus in zip(sizes_of(rows), rows["gpus_per_node"], rows["gpus"], strict=True)
     ]
 
 
 def paths(rows: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
-    """Return by name what one line joins: sizes within one node, or over nodes with one layout."""
+    """Return the rows of each line of a figure: sizes within one node, or over nodes of one layout."""
     found = []
     for series, own in rows.groupby("series", sort=False):
         per_node = own["gpus_per_node"]
@@ -94,11 +100,8 @@ def paths(rows: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     return found
 
 
-# Which series are shown, and their short names: what tells them apart where they stand together.
-
-
 def series_parts(plan: dict[str, Any]) -> dict[str, dict[str, str]]:
-    """Return by series what it consists of, in words: mode, batch, backend, launcher, swept axes."""
+    """Return the parts of each series' name: mode, batch, backend, launcher, swept axes."""
     parts: dict[str, dict[str, str]] = {}
     for series in plan.get("series") or []:
         batch = series.get("batch")
@@ -118,11 +121,11 @@ def series_parts(plan: dict[str, Any]) -> dict[str, dict[str, str]]:
 
 
 def widest_series(rows: pd.DataFrame, *, limit: int) -> list[str]:
-    """Return the series with the most sizes, of those with two or more, in the plan's order.
+    """Return up to ``limit`` series with the most sizes, of those with two or more, in the plan's order.
 
     Args:
         rows: ``series, gpus``, in the plan's order.
-        limit: how many series; among equals the plan's first.
+        limit: number of series; of equals the plan's first.
     """
     sizes = rows.groupby("series", sort=False)["gpus"].nunique()
     chosen = sizes[sizes > 1].sort_values(ascending=False, kind="stable").head(limit)
@@ -130,21 +133,36 @@ def widest_series(rows: pd.DataFrame, *, limit: int) -> list[str]:
 
 
 def short_labels(parts: dict[str, dict[str, str]], series: Iterable[str]) -> tuple[dict[str, str], str]:
-    """Return a label for each series, and what they all share.
+    """Return a label for each series, and the parts that all of them share.
 
-    The label holds only what differs among ``series``; of one series alone, its batch. The
-    mode shows in how the batch is told.
+    A label contains only the parts that differ; that of a single series is its batch. The mode is left
+    out: the batch is named by it.
     """
     shown = list(series)
     names = [n for n in dict.fromkeys(n for one in shown for n in parts.get(one, {})) if n != "mode"]
     values = {name: {parts.get(one, {}).get(name, "") for one in shown} for name in names}
-    telling = [name for name in names if len(values[name]) > 1] or ["batch"]
+    differing = [name for name in names if len(values[name]) > 1] or ["batch"]
     labels = {}
     for one in shown:
-        words = [parts.get(one, {}).get(name, "") for name in telling]
-        labels[one] = one_line(", ".join(filter(None, words)) or one, limit=60)
+        texts = [parts.get(one, {}).get(name, "") for name in differing]
+        labels[one] = one_line(", ".join(filter(None, texts)) or one, limit=60)
     if len(set(labels.values())) < len(labels):
         labels = {one: one_line(one, limit=60) for one in shown}
-    common = [name for name in names if name not in telling]
+    common = [name for name in names if name not in differing]
     shared = [parts[shown[0]].get(name, "") for name in common] if shown and shown[0] in parts else []
     return labels, ", ".join(filter(None, shared))
+
+
+def state_name(state: object) -> str:
+    """Return the name of the state of a cell or run without a value."""
+    return _STATE_NAMES.get(str(state), str(state))
+
+
+def state_counts(runs: pd.DataFrame) -> str:
+    """Return ``4 failed (time-limit 3), 2 not started``, the most frequent state first."""
+    texts = []
+    for state, group in sorted(runs.groupby("state", sort=False), key=lambda item: -len(item[1])):
+        classes = group["failure_class"].dropna()
+        detail = ", ".join(f"{c} {n}" for c, n in classes[classes != ""].value_counts().head(4).items())
+        texts.append(f"{len(group):,} {state_name(state)}" + (f" ({detail})" if detail else ""))
+    return ", ".join(texts)

@@ -7,14 +7,15 @@ from dataclasses import dataclass, replace
 import pandas as pd
 
 from analysis.checks.fabric import fabric_table, fabrics_of, sweep_rows
+from analysis.checks.slow_ranks import RankMeans, least_balanced_cells, nodes_table, rank_means
 from analysis.data.csv_files import csv_text
 from analysis.data.load import Study
 from analysis.report.figures.bandwidth import bandwidth_figure
 from analysis.report.figures.drawing import Drawing
-from analysis.report.figures.ranks import Ranks, nodes_frame, rank_means, ranks_figure, worst_cells
+from analysis.report.figures.ranks import ranks_figure
 from analysis.report.figures.selection import select
 from analysis.report.figures.step_times import step_rows, steps_figure
-from analysis.stats.laws.communication import Fabric
+from analysis.stats.laws.forms import Fabric
 from analysis.stats.measured import Frames
 
 #: The files that a report may have beside those that it always has.
@@ -33,7 +34,7 @@ class Details:
     """
 
     drawings: list[Drawing]
-    ranks: Ranks | None
+    ranks: RankMeans | None
     fabrics: dict[str, Fabric]
     files: dict[str, str]
 
@@ -46,7 +47,7 @@ def look_closer(
     Args:
         study: whose files are read.
         frames: of :func:`analysis.stats.measured.measure`.
-        rows: from :func:`analysis.stats.scaling.scale`.
+        rows: from :func:`analysis.checks.scaling_table.scaling_table`.
         parts: from :func:`analysis.data.names.series_parts`.
     """
     files = {}
@@ -56,11 +57,11 @@ def look_closer(
         files = {"sweep.csv": _csv(sweep), "fabric.csv": _csv(fits)}
     drawings = [figure for figure in [bandwidth_figure(sweep, study.cells)] if figure is not None]
     drawings += _step_figures(study, frames, rows, parts)
-    ranks = rank_means(study, worst_cells(rows), frames.runs)
+    ranks = rank_means(study, least_balanced_cells(rows), frames.runs)
     if ranks is not None:
         balance = dict(zip(rows["cell_id"], rows["load_balance"].astype(float), strict=True))
         drawings.append(ranks_figure(ranks, balance=balance))
-        files["nodes.csv"] = _csv(nodes_frame(ranks))
+        files["nodes.csv"] = _csv(nodes_table(ranks))
     return Details(drawings, ranks, fabrics_of(sweep, fits, rows), files)
 
 

@@ -9,8 +9,8 @@ import pandas as pd
 
 from analysis.data.names import widest_series
 from analysis.stats.laws.choose import LEVEL, LawFit, fit_laws
-from analysis.stats.laws.communication import Fabric
-from analysis.stats.laws.path import ALL_SIZES, Refusal, runs_of
+from analysis.stats.laws.fit import ALL_SIZES, Refusal, runs_of
+from analysis.stats.laws.forms import Fabric
 from analysis.stats.measured import Frames
 from analysis.text import MISSING, fraction, fractions, interval, known, listed, number, percent, seconds
 
@@ -45,7 +45,7 @@ def law_views(
     """Return a view of each of the series with the most measured sizes, in the plan's order.
 
     Args:
-        rows: from :func:`analysis.stats.scaling.scale`.
+        rows: from :func:`analysis.checks.scaling_table.scaling_table`.
         frames: what that was made from.
         labels: a name for each series.
         fabrics: by series, the all-reduce as probed.

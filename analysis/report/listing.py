@@ -7,8 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.data.names import layout
-from analysis.data.runs import row_state, states
+from analysis.data.names import layout, state_counts, state_name
 from analysis.text import MISSING, capital, fraction, fractions, interval, known, number, one_line, whole
 from bench.study.ledger import RunState
 
@@ -122,7 +121,7 @@ def runs_context(runs: pd.DataFrame) -> dict[str, Any]:
         "listed": [_run(record) for record in shown[names].to_dict("records")],
         "left_out": len(told) - len(shown),
         "missing": int((~runs["measured"]).sum()),
-        "states": states(runs[~runs["measured"]]),
+        "states": state_counts(runs[~runs["measured"]]),
         "total": len(runs),
         "outliers": int(runs["outlier"].sum()),
     }
@@ -140,6 +139,7 @@ def _run(record: dict[Any, Any]) -> dict[str, str]:
         "attempt": MISSING if pd.isna(record["attempt"]) else str(record["attempt"]),
         "state": record["state"],
         "failure": failure if isinstance(failure, str) and failure else MISSING,
-        "reason": reason or (row_state(RunState.PLANNED) if record["state"] == RunState.PLANNED else MISSING),
+        "reason": reason
+        or (state_name(RunState.PLANNED) if record["state"] == RunState.PLANNED else MISSING),
         "counts": "yes" if record["measured"] else "no",
     }

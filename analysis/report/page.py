@@ -11,20 +11,20 @@ from typing import Any
 import pandas as pd
 
 from analysis.checks.anomalies import alerts, anomalies
-from analysis.checks.stragglers import late_nodes, ranks_over_nodes, slow_nodes
+from analysis.checks.slow_ranks import RankMeans, late_nodes, slow_nodes
 from analysis.data.environment import Environment
 from analysis.data.load import Study
 from analysis.data.names import series_parts, short_labels
 from analysis.report.citation import citation, matrix_digest
 from analysis.report.details import Details
 from analysis.report.figures.drawing import Drawing
-from analysis.report.figures.ranks import MAX_NODES_LISTED, NODE_HEADINGS, Ranks, node_table
+from analysis.report.figures.heatmaps import GRID_HEADINGS, Grid, grid_table
+from analysis.report.figures.ranks import MAX_NODES_LISTED, NODE_HEADINGS, node_table
 from analysis.report.laws_words import LAW_HEADINGS, PARAMETER_HEADINGS, PREDICTION_HEADINGS, law_views
 from analysis.report.listing import MAX_ROWS, STATIC_ROWS, columns, place_of, runs_context, table_rows
 from analysis.report.summary import certainty, find, nothing_to_tell
 from analysis.stats.measured import Frames
 from analysis.stats.scaling import GUIDE
-from analysis.stats.two_axes import GRID_HEADINGS, Grid, grid_table, grids, two_axes
 from analysis.text import MISSING, clean, count, listed, one_line
 
 MAX_MATRIX_CHARACTERS = 100_000
@@ -48,6 +48,7 @@ def page_context(
     drawings: Sequence[Drawing],
     environment: Environment,
     closer: Details,
+    axes: Mapping[str, Grid],
 ) -> dict[str, Any]:
     """Return the values that the template lays out; all texts are unescaped."""
     parts = series_parts(study.plan)
@@ -59,7 +60,7 @@ def page_context(
         "shared": shared,
         "missing": MISSING,
         **_summary(study, frames, rows, environment, labels=named),
-        "sections": _sections(rows, drawings, grids(two_axes(rows), parts)),
+        "sections": _sections(rows, drawings, axes),
         "axes_headings": GRID_HEADINGS,
         "topics": _topics(drawings),
         **_nodes(closer.ranks),
@@ -78,7 +79,7 @@ def _summary(
     study: Study, frames: Frames, rows: pd.DataFrame, environment: Environment, *, labels: dict[str, str]
 ) -> dict[str, Any]:
     """Return what stands before the figures; a node that is late and slow is told of once."""
-    late, slow = late_nodes(study), slow_nodes(ranks_over_nodes(study, frames))
+    late, slow = late_nodes(study, frames), slow_nodes(study, frames)
     both = slow["host"].isin(list(late.sentences))
     return {
         "alerts": list(alerts(rows, frames, environment, late=late, slow=slow[both])),
@@ -89,7 +90,7 @@ def _summary(
     }
 
 
-def _nodes(ranks: Ranks | None) -> dict[str, Any]:
+def _nodes(ranks: RankMeans | None) -> dict[str, Any]:
     hosts = 0 if ranks is None else len(ranks.by_host)
     return {
         "nodes": [] if ranks is None else node_table(ranks),

@@ -31,7 +31,7 @@ from analysis.report.document import (
 )
 from analysis.report.figures.drawing import Drawing
 from analysis.report.summary import certainty, closest_to_guide, nothing_to_tell, recommended
-from analysis.stats.losses import LOSSES, WORTH_TELLING, hardly_any_loss, losses, why_not_known
+from analysis.stats.losses import LOSSES, SMALLEST_SHARE, hardly_any_loss, losses, why_unknown
 from analysis.stats.measured import Frames
 from analysis.stats.scaling import GUIDE
 from analysis.text import (
@@ -75,7 +75,7 @@ def proposal_files(
     Args:
         study: the study.
         frames: what its runs measured.
-        rows: from :func:`analysis.stats.scaling.scale`.
+        rows: from :func:`analysis.checks.scaling_table.scaling_table`.
         drawings: the report's figures, which the section refers to.
         environment: what the runs ran on.
     """
@@ -290,9 +290,9 @@ def _losses(shown: Sequence[_Series]) -> list[Block]:
 def _causes(last: pd.Series, base: pd.Series) -> str:
     if hardly_any_loss(last):
         return "hardly any loss"
-    found = [loss for loss in losses(last, base) if loss.share >= WORTH_TELLING]
+    found = [loss for loss in losses(last, base) if loss.share >= SMALLEST_SHARE]
     told = [f"{percent(loss.share)} {LOSSES[loss.factor]}" for loss in found]
-    return listed(told) or f"not known, {why_not_known(last, base)}"
+    return listed(told) or f"not known, {why_unknown(last, base)}"
 
 
 # How the runs of a proposal's scaling section were measured, with which settings, and what is missing.

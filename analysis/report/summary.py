@@ -8,7 +8,15 @@ from dataclasses import dataclass
 import pandas as pd
 
 from analysis.data.names import ranks, widest_series, with_layout
-from analysis.stats.losses import LOSSES, SHORT, WORTH_TELLING, Loss, hardly_any_loss, losses, why_not_known
+from analysis.stats.losses import (
+    LOSSES,
+    SHORT_NAMES,
+    SMALLEST_SHARE,
+    Loss,
+    hardly_any_loss,
+    losses,
+    why_unknown,
+)
 from analysis.stats.scaling import GUIDE
 from analysis.text import count, fraction, fractions, known, listed, number, percent
 
@@ -37,7 +45,7 @@ def find(rows: pd.DataFrame, *, labels: dict[str, str], limit: int = 4) -> list[
     """Return findings for the series with the most measured sizes, in the plan's order.
 
     Args:
-        rows: from :func:`analysis.stats.scaling.scale`.
+        rows: from :func:`analysis.checks.scaling_table.scaling_table`.
         labels: a name for each series.
         limit: how many series to speak of.
     """
@@ -106,7 +114,7 @@ def _finding(rows: pd.DataFrame, table: pd.DataFrame, *, label: str) -> Finding:
         best_detail=f"largest with efficiency ≥ {GUIDE}" if best is not None else _closest_detail(closest),
         speedup=f"{number(last['speedup'], digits=3)}×",
         speedup_detail=f"on {_size(last)}; ideal {number(last['gpus'] / base['gpus'], digits=3)}×",
-        main_loss=SHORT[main.factor] if main else unexplained,
+        main_loss=SHORT_NAMES[main.factor] if main else unexplained,
         loss_detail=f"{percent(main.share)} of the loss on {_size(last)}" if main else f"on {_size(last)}",
     )
 
@@ -170,9 +178,9 @@ def _loss_sentence(last: pd.Series, base: pd.Series, found: Sequence[Loss]) -> s
     if hardly_any_loss(last):
         return f"There is hardly any loss to explain on {_size(last)}{_loading(last)}."
     if not found:
-        return f"Where the rest goes is not known: {why_not_known(last, base)}."
+        return f"Where the rest goes is not known: {why_unknown(last, base)}."
     parts = [
-        f"{percent(loss.share)} is {LOSSES[loss.factor]}" for loss in found if loss.share >= WORTH_TELLING
+        f"{percent(loss.share)} is {LOSSES[loss.factor]}" for loss in found if loss.share >= SMALLEST_SHARE
     ]
     text = f"Of the loss on {_size(last)}, {listed(parts)}{_loading(last)}."
     attributed = last["global_efficiency"] / base["pop_parallel_efficiency"]

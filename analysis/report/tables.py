@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pandas as pd
 
 from analysis.data.csv_files import csv_text
-from analysis.stats.scaling import COLUMNS, FURTHER_COLUMNS
-from analysis.stats.two_axes import AXES_COLUMNS
+from analysis.stats.columns import COLUMNS, FURTHER_COLUMNS
+from analysis.stats.scaling import AXES_COLUMNS
 from analysis.text import (
     MISSING,
     capital,
@@ -64,7 +64,7 @@ def csv_table(table: pd.DataFrame) -> str:
 
 
 def axes_csv(sizes: pd.DataFrame) -> str:
-    """Return the sizes of :func:`analysis.stats.two_axes.two_axes` as CSV."""
+    """Return the sizes of :func:`analysis.stats.scaling.two_axes` as CSV."""
     return csv_text(sizes[list(AXES_COLUMNS)])
 
 

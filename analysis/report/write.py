@@ -41,7 +41,7 @@ def write_report(
 
     Args:
         study_path: the study's folder.
-        baseline: what efficiencies refer to, as :func:`analysis.stats.baselines.asked_for` reads it; by
+        baseline: what efficiencies refer to, as :func:`analysis.stats.baselines.is_baseline` reads it; by
             default the smallest size that was measured.
         proposal: write proposal.md and proposal.tex, too.
         progress: called with a few words before each step.
@@ -49,16 +49,16 @@ def write_report(
     Raises:
         BenchError: there is no readable plan or no such baseline, or the folder cannot be written.
     """
+    from analysis.checks.scaling_table import scaling_table
     from analysis.data.load import load_study
     from analysis.stats.measured import measure
-    from analysis.stats.scaling import scale
 
     say = progress or (lambda words: None)
     say("reading the runs")
     study = load_study(study_path)
     say("computing")
     frames = measure(study)
-    return _report(study, frames, scale(frames, baseline=baseline), say, proposal=proposal)
+    return _report(study, frames, scaling_table(frames, baseline=baseline), say, proposal=proposal)
 
 
 def write_table_report(
@@ -105,16 +105,22 @@ def _report(
     from analysis.data.names import series_parts
     from analysis.report.details import look_closer
     from analysis.report.figures.all_figures import draw_figures
+    from analysis.report.figures.heatmaps import grids
     from analysis.report.page import page_context
     from analysis.report.tables import axes_csv, csv_table, latex_table, markdown_table, runs_csv
-    from analysis.stats.two_axes import two_axes
-    from analysis.stats.typical_rank import with_usual
+    from analysis.stats.losses import add_typical_rank
+    from analysis.stats.scaling import two_axes
 
-    rows = with_usual(study, frames, rows)
+    rows = add_typical_rank(study, frames, rows)
     say("drawing")
     parts = series_parts(study.plan)
     closer = look_closer(study, frames, rows, parts=parts)
-    drawings = [*draw_figures(rows, frames.runs, parts=parts, rate_unit=frames.rate_unit), *closer.drawings]
+    sizes = two_axes(rows)
+    axes = grids(sizes, parts)
+    drawings = [
+        *draw_figures(rows, frames.runs, parts=parts, axes=axes, rate_unit=frames.rate_unit),
+        *closer.drawings,
+    ]
     say("reading the environment")
     environment = describe_environment(study)
     say("writing")
@@ -123,13 +129,12 @@ def _report(
         "scaling.md": markdown_table(rows, rate_unit=frames.rate_unit),
         "scaling.tex": latex_table(rows, rate_unit=frames.rate_unit),
         "runs.csv": runs_csv(frames.runs),
-        "index.html": render_page(page_context(study, frames, rows, drawings, environment, closer)),
+        "index.html": render_page(page_context(study, frames, rows, drawings, environment, closer, axes)),
     }
     if proposal:
         from analysis.report.proposal import proposal_files
 
         files |= proposal_files(study, frames, rows, drawings, environment)
-    sizes = two_axes(rows)
     if len(sizes):
         files["axes.csv"] = axes_csv(sizes)
     files |= closer.files

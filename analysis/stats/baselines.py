@@ -1,4 +1,4 @@
-"""Which cell a series is measured against: the smallest size, or the one that was asked for."""
+"""Baseline of each series: the smallest measured size, or the requested one."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from bench.errors import BenchError
 
 Mask = npt.NDArray[np.bool_]
 
-#: How the cell of one rank without DDP is asked for.
+#: Requests for the cell of one rank without DDP.
 _NO_DDP = re.compile(r"(?:1 (?:gpu|rank) )?(?:no|without)[ -]ddp", re.IGNORECASE)
 _RANKS = re.compile(r"([0-9]+)(?: (?:gpus?|ranks?))?", re.IGNORECASE)
 
 
-def asked_for(rows: pd.DataFrame, asked: str) -> Mask:
-    """Return which rows a ``--baseline`` means.
+def is_baseline(rows: pd.DataFrame, baseline: str) -> Mask:
+    """Return which rows ``--baseline`` selects.
 
     Args:
         rows: ``cell_id, nodes, gpus_per_node, gpus`` and ``ddp`` (bool).
-        asked: a cell's id, else a size as nodes x ranks per node (``1x4``) or as ranks (``4``,
-            ``4 GPUs``), else ``no-ddp`` (one rank without DDP), else ``common``: the smallest size
-            that every series has measured. Sizes mean cells with DDP where there are any.
+        baseline: a cell's id; a size as nodes x ranks per node (``1x4``) or as ranks (``4``,
+            ``4 GPUs``); ``no-ddp`` (one rank without DDP); or ``common``, the smallest size that
+            every series has measured. A size selects cells with DDP if there are any.
     """
-    asked = asked.strip()
-    by_name = np.asarray(rows["cell_id"] == asked, dtype=bool)
+    baseline = baseline.strip()
+    by_name = np.asarray(rows["cell_id"] == baseline, dtype=bool)
     if by_name.any():
         return by_name
-    if asked.casefold() == "common":
+    if baseline.casefold() == "common":
         return _smallest_common(rows)
     with_ddp = rows["ddp"].to_numpy(dtype=bool)
-    if _NO_DDP.fullmatch(asked):
+    if _NO_DDP.fullmatch(baseline):
         return ~with_ddp
-    size = np.asarray(sizes_of(rows) == asked.replace("×", "x").replace(" ", ""), dtype=bool)
-    ranks = _RANKS.fullmatch(asked)
+    size = np.asarray(sizes_of(rows) == baseline.replace("×", "x").replace(" ", ""), dtype=bool)
+    ranks = _RANKS.fullmatch(baseline)
     if ranks and not size.any():
         size = np.asarray(rows["gpus"] == int(ranks[1]), dtype=bool)
     return size & with_ddp if (size & with_ddp).any() else size
@@ -53,15 +53,15 @@ def _smallest_common(rows: pd.DataFrame) -> Mask:
     return np.asarray((rows["gpus"] == common.min()) & rows["ddp"], dtype=bool)
 
 
-def check_asked(rows: pd.DataFrame, asked: str | None) -> None:
-    """Refuse a baseline that no series has.
+def check_baseline(rows: pd.DataFrame, baseline: str | None) -> None:
+    """Check that the requested baseline exists in some series.
 
     Raises:
-        BenchError: nothing of that name or size was planned; the message lists the sizes.
+        BenchError: no cell of that name or size was planned; the message lists the sizes.
     """
-    if asked is None or asked_for(rows, asked).any():
+    if baseline is None or is_baseline(rows, baseline).any():
         return
-    if asked.strip().casefold() == "common":
+    if baseline.strip().casefold() == "common":
         raise BenchError(
             "--baseline common: no size was measured in every series", remedy="name a size, or leave it out"
         )
@@ -69,20 +69,20 @@ def check_asked(rows: pd.DataFrame, asked: str | None) -> None:
     sizes = list(dict.fromkeys(ordered["size"]))
     without = "" if rows["ddp"].all() else ", and no-ddp"
     raise BenchError(
-        f"--baseline {one_line(asked, limit=80)}: no such size or cell; "
+        f"--baseline {one_line(baseline, limit=80)}: no such size or cell; "
         f"there are {listed(sizes, limit=20)}{without}",
         remedy="give one of these sizes, a number of ranks, or the cell_id of one of its cells",
     )
 
 
-def base_places(rows: pd.DataFrame, asked: str | None) -> pd.Series:
-    """Return for each row the label of its baseline's row; missing where it has none.
+def base_places(rows: pd.DataFrame, baseline: str | None) -> pd.Series:
+    """Return for each row the index label of its baseline's row; missing if it has none.
 
-    The baseline asked for, where the series has it measured, or where it is a cell without DDP that
-    does the same work in a series of its own; else the smallest measured size, by ranks, then
-    nodes, with DDP first.
+    In order of preference: the requested baseline, if measured in the series; a requested cell without
+    DDP that does the same work in another series; the smallest measured size, by ranks, then nodes,
+    with DDP first.
     """
-    preferred = asked_for(rows, asked) if asked else np.zeros(len(rows), dtype=bool)
+    preferred = is_baseline(rows, baseline) if baseline else np.zeros(len(rows), dtype=bool)
     candidates = rows.assign(preferred=preferred, without_ddp=~rows["ddp"])[rows["n"] > 0]
     keys = ["series_place", "preferred", "without_ddp", "gpus", "nodes", "cell_place"]
     order = [True, False, True, True, True, True]
@@ -98,7 +98,7 @@ def base_places(rows: pd.DataFrame, asked: str | None) -> pd.Series:
 
 
 def _same_work(candidates: pd.DataFrame, series: pd.DataFrame) -> pd.DataFrame:
-    """Return the candidates of other series that do the work of this one, as its regime has it."""
+    """Return the candidates from other series that do the same work as this series, by its regime."""
     mode = series["mode"].iloc[0]
     first = series.iloc[0]
     if mode == "strong":
@@ -107,6 +107,6 @@ def _same_work(candidates: pd.DataFrame, series: pd.DataFrame) -> pd.DataFrame:
         same = candidates["global_batch"] / candidates["gpus"] == first["global_batch"] / first["gpus"]
     else:
         return candidates.iloc[:0]
-    alike = (candidates["launcher"] == first["launcher"]) & (candidates["variant"] == first["variant"])
-    alike &= candidates["backend"] == first["backend"]
-    return candidates[np.asarray(same & alike, dtype=bool)]
+    for name in ("launcher", "backend", "variant"):
+        same &= candidates[name] == first[name]
+    return candidates[np.asarray(same, dtype=bool)]

@@ -1,8 +1,8 @@
-"""Where a step's time goes: load balance, communication, computation; by run and by cell.
+"""Load balance, communication and computation within a step, by run and by cell.
 
 The factors are those of the POP Centre of Excellence's multiplicative model
-(https://pop-coe.eu/node/69), as TALP computes them at run time (bsc-pm/dlb), with DDP's
-exposed communication as the time outside of useful computation::
+(https://pop-coe.eu/node/69), as TALP computes them at run time (bsc-pm/dlb). Time outside of useful
+computation is DDP's exposed communication::
 
     U_r  useful time of rank r per step: its step minus its exposed communication
     T    time of a step: the longest rank's
@@ -12,9 +12,9 @@ exposed communication as the time outside of useful computation::
     computational scalability CompS = (ΣU / work)_ref / (ΣU / work)_N, work in samples
     global efficiency        GE    = PE · CompS
 
-so that the efficiency of the series is exactly E(N) = GE(N) / PE(N₀). Sums are divided by
-sums (epochs weighted by their steps, runs alike): means of ratios would break both
-identities. Assumes that all parts are of the same window, the attribution window.
+The efficiency of the series is then exactly E(N) = GE(N) / PE(N₀). Sums are divided by sums (epochs
+weighted by their steps, runs alike): means of ratios would break both identities. All parts are
+assumed to be of the same window, the attribution window.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-#: The parts of a step that are useful work, with the columns of metrics.csv they stand in.
+from analysis.stats.columns import PARTS
+
+#: Parts of a step that are useful work, with their columns in metrics.csv and ranks.csv.
 USEFUL_PARTS = {
     "data": "data_load_time_sec",
     "forward": "forward_time_sec",
@@ -30,21 +32,22 @@ USEFUL_PARTS = {
     "optimizer": "optimizer_time_sec",
     "other": "other_time_sec",
 }
-_EXPOSED = "comm_exposed_time_sec"
-_WAIT = "comm_wait_time_sec"
-
-#: Seconds per step; ``transfer`` is the exposed communication beyond waiting for the slowest rank.
-PARTS = (*USEFUL_PARTS, "transfer", "wait")
 #: Seconds per step: mean and greatest useful time of the ranks, and the step.
 TIMES = ("useful_s", "most_useful_s", "step_s")
+
+
+def useful_time(ranks: pd.DataFrame) -> pd.Series:
+    """Return the useful time per step of rows of ranks.csv: the step minus its exposed communication."""
+    useful_s: pd.Series = ranks["step_time_sec"] - ranks["comm_exposed_time_sec"]
+    return useful_s
 
 
 def run_parts(epochs: pd.DataFrame) -> pd.DataFrame:
     """Return one row per run with an attribution window: :data:`PARTS` and :data:`TIMES`.
 
-    A run in which one part was not measured in some epoch has no sum of useful time from
-    parts: then ``useful_s`` is 1 and ``parts_known`` false, so that the factors stay
-    right (they are ratios) and the computational scalability is not known.
+    If one part was not measured in some epoch, the sum of useful time is unknown. ``useful_s`` is then 1
+    and ``parts_known`` False: the factors stay right (they are ratios), the computational scalability
+    is unknown.
 
     Args:
         epochs: rows of metrics.csv with ``run_id``.
@@ -53,28 +56,24 @@ def run_parts(epochs: pd.DataFrame) -> pd.DataFrame:
         Indexed by run_id, means over the epochs weighted by their steps.
     """
     frame = pd.DataFrame({name: epochs[column].astype(float) for name, column in USEFUL_PARTS.items()})
-    frame["wait"] = epochs[_WAIT].astype(float)
-    frame["exposed"] = epochs[_EXPOSED].astype(float)
+    frame["wait"] = epochs["comm_wait_time_sec"].astype(float)
+    frame["exposed"] = epochs["comm_exposed_time_sec"].astype(float)
     frame["transfer"] = frame["exposed"] - frame["wait"]
     summed = frame[list(USEFUL_PARTS)].sum(axis=1, skipna=False)
-    frame["weight"] = _weights(epochs)
+    steps = epochs["steps"].astype(float)
+    frame["weight"] = steps.where((steps > 0) & np.isfinite(steps))
     ids = epochs["run_id"]
     frame["parts_known"] = ((summed > 0) & np.isfinite(summed)).groupby(ids, observed=True).transform("all")
     frame["useful_s"] = summed.where(frame["parts_known"], 1.0)
-    balance, comm = (_factor(epochs[name]) for name in ("load_balance", "comm_efficiency"))
+    balance, comm = (_valid_factor(epochs[name]) for name in ("load_balance", "comm_efficiency"))
     frame["most_useful_s"] = frame["useful_s"] / balance
     frame["step_s"] = frame["most_useful_s"] / comm
     whole = frame["step_s"].notna() & frame["weight"].notna()
     return _weighted_means(frame[whole], ids[whole])
 
 
-def _weights(epochs: pd.DataFrame) -> pd.Series:
-    steps = epochs["steps"].astype(float)
-    return steps.where((steps > 0) & np.isfinite(steps))
-
-
-def _factor(values: pd.Series) -> pd.Series:
-    """Return the factors that can be one: positive and at most 1, but for rounding."""
+def _valid_factor(values: pd.Series) -> pd.Series:
+    """Return the factors; NaN unless positive and, except for rounding, at most 1."""
     values = values.astype(float)
     return values.where((values > 0) & (values < 1 + 1e-6))
 
@@ -85,7 +84,7 @@ def _weighted_means(frame: pd.DataFrame, ids: pd.Series) -> pd.DataFrame:
     sums = weighted.groupby(ids, observed=True, sort=False).sum(min_count=1)
     groups = frame.groupby(ids, observed=True, sort=False)
     means = sums.div(groups["weight"].sum(), axis=0)
-    # One epoch without a part would make the part's mean too small: then it is not known.
+    # An epoch without a part would make the part's mean too small, so the mean is unknown.
     means = means.where(groups[columns].count().eq(groups.size(), axis=0))
     means["parts_known"] = groups["parts_known"].all()
     means.index = means.index.astype("str")
@@ -97,7 +96,7 @@ def cell_parts(runs: pd.DataFrame) -> pd.DataFrame:
 
     Args:
         runs: ``cell_id`` and the columns of :func:`run_parts`, one row per measured run;
-            a run without an attribution window holds NaN and is left out.
+            runs without an attribution window (NaN) are ignored.
 
     Returns:
         Indexed by cell_id: :data:`PARTS`, :data:`TIMES`, ``exposed``, ``load_balance,
@@ -120,16 +119,16 @@ def cell_parts(runs: pd.DataFrame) -> pd.DataFrame:
 def computational_scalability(
     useful_s: pd.Series, *, ranks: pd.Series, samples_per_step: pd.Series, reference: pd.Series
 ) -> pd.Series:
-    """Return (ΣU / work)_ref / (ΣU / work)_N for each row.
+    """Return (ΣU / work)_ref / (ΣU / work)_N for each row, with ΣU = ranks · mean U.
 
-    ΣU = ranks · mean U. Below 1: all ranks together compute longer for a sample than the
-    reference did (smaller batches per rank, shared cores or memory, lower clocks).
+    Below 1, all ranks together compute longer per sample than the reference (smaller batches per rank,
+    shared cores or memory, lower clocks).
 
     Args:
         useful_s: mean useful time of the ranks, seconds per step.
-        ranks: the number of ranks.
-        samples_per_step: the work of one step: the global batch.
-        reference: for each row, the label of its reference row.
+        ranks: number of ranks.
+        samples_per_step: work of one step: the global batch.
+        reference: index label of each row's reference row.
     """
     per_sample = useful_s * ranks / samples_per_step
     return per_sample.reindex(reference).set_axis(per_sample.index) / per_sample

@@ -1,12 +1,13 @@
-"""From epochs to runs, and from runs to means and ratios with intervals.
+"""Throughput of runs, and means and ratios over runs with intervals.
 
-The unit is the run (one job): steps and epochs of one job correlate, so intervals over
-steps would be two to three times too narrow. Everything is vectorised over cells.
+The unit is the run (one job): steps and epochs of one job correlate, so intervals over steps would be
+two to three times too narrow. Everything is vectorised over cells.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,22 +16,22 @@ from scipy import special
 
 Floats = npt.NDArray[np.float64]
 
-#: Fewest runs that give an interval.
+#: Fewest runs for an interval.
 MIN_RUNS = 3
 LEVEL = 0.95
 
-#: |x - median| / MAD beyond which a run is flagged: a modified z-score of 10, as hyperfine
-#: (https://github.com/sharkdp/hyperfine) flags them; and the fewest runs for which that means anything.
+#: A run is flagged if |x - median| / MAD exceeds this: a modified z-score of 10, as in hyperfine
+#: (https://github.com/sharkdp/hyperfine).
 OUTLIER_MADS = 14.826
+#: Fewest runs among which an outlier can be identified.
 OUTLIER_MIN_RUNS = 5
 
 
 def run_rates(epochs: pd.DataFrame) -> pd.DataFrame:
-    """Return one row per run with a usable epoch: what its throughput windows say together.
+    """Return the throughput of each run with a usable epoch: all samples over all time.
 
-    The throughput is all samples over all time, which is the harmonic mean of the epochs'
-    rates weighted by samples: rates may not be averaged otherwise, as each epoch's time is
-    samples / rate. An epoch without samples or without a positive finite rate is left out.
+    This is the harmonic mean of the epochs' rates weighted by samples, because each epoch's time is
+    samples / rate. Epochs without samples or without a positive finite rate are ignored.
 
     Args:
         epochs: rows of metrics.csv with ``run_id``.
@@ -44,15 +45,8 @@ def run_rates(epochs: pd.DataFrame) -> pd.DataFrame:
     with np.errstate(divide="ignore", invalid="ignore"):
         window_s = samples / rate
     usable = np.isfinite(rate) & (rate > 0) & np.isfinite(samples) & (samples > 0)
-    frame = pd.DataFrame(
-        {
-            "run_id": epochs["run_id"],
-            "epochs": 1,
-            "samples": samples,
-            "steps": epochs["steps"],
-            "window_s": window_s,
-        }
-    )[usable]
+    columns = {"run_id": epochs["run_id"], "epochs": 1, "samples": samples, "steps": epochs["steps"]}
+    frame = pd.DataFrame({**columns, "window_s": window_s})[usable]
     sums = frame.groupby("run_id", observed=True, sort=False).sum(min_count=1)
     sums.index = sums.index.astype("str")
     rates: pd.DataFrame = sums.assign(throughput_samples_per_sec=sums["samples"] / sums["window_s"])
@@ -61,7 +55,7 @@ def run_rates(epochs: pd.DataFrame) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class LogMoments:
-    """For each group of positive values: their number, and mean and variance of their logarithms."""
+    """Number, mean and variance of the logarithms of each group's values."""
 
     n: Floats
     mean: Floats
@@ -73,14 +67,14 @@ class LogMoments:
 
 
 def log_moments(values: Floats, *, groups: npt.NDArray[np.intp], size: int) -> LogMoments:
-    """Return the moments of ``size`` groups; NaN where a group has too few values.
+    """Return the moments of ``size`` groups; NaN if a group has too few values.
 
     Args:
         values: positive and finite.
-        groups: the number of the group of each value, from 0.
-        size: how many groups there are.
+        groups: number of each value's group, from 0; values with -1 belong to no group and are ignored.
+        size: number of groups.
     """
-    logs = np.log(values)
+    logs, groups = np.log(values[groups >= 0]), groups[groups >= 0]
     n = np.bincount(groups, minlength=size).astype(float)
     with np.errstate(divide="ignore", invalid="ignore"):
         mean = np.bincount(groups, weights=logs, minlength=size) / n
@@ -92,8 +86,8 @@ def log_moments(values: Floats, *, groups: npt.NDArray[np.intp], size: int) -> L
 def mean_interval(moments: LogMoments, *, level: float = LEVEL) -> tuple[Floats, Floats]:
     """Return the interval of each group's mean: Student's t on the logarithms, NaN below 3 runs.
 
-    Assumes that runs of a cell are independent and their noise multiplicative. Coverage of
-    95 % intervals, simulated: 97/96/95/95 % at n = 3/5/6/10 (bootstrap intervals: 81 to 92 %).
+    Assumes that runs of a cell are independent and their noise is multiplicative. Simulated coverage of
+    95 % intervals: 97/96/95/95 % at n = 3/5/6/10 (bootstrap intervals: 81 to 92 %).
     """
     enough = moments.n >= MIN_RUNS
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -105,7 +99,7 @@ def mean_interval(moments: LogMoments, *, level: float = LEVEL) -> tuple[Floats,
 def ratio_interval(top: LogMoments, bottom: LogMoments, *, level: float = LEVEL) -> tuple[Floats, Floats]:
     """Return the interval of top / bottom for unpaired runs: Welch's t on the logarithms.
 
-    NaN where either side has fewer than 3 runs. Degrees of freedom by Welch and Satterthwaite
+    NaN if either side has fewer than 3 runs. Degrees of freedom by Welch and Satterthwaite
     (B. L. Welch, Biometrika 34, 1947).
     """
     enough = (top.n >= MIN_RUNS) & (bottom.n >= MIN_RUNS)
@@ -130,12 +124,18 @@ def _t_quantile(freedom: Floats, level: float) -> Floats:
 
 
 def outliers(values: pd.Series, *, by: pd.Series) -> pd.Series:
-    """Return which values lie far from their group's median: flagged, never dropped.
+    """Return which values are far from their group's median; outliers are flagged, never dropped.
 
-    A group of fewer than 5 values, or one in which more than half are equal, flags none.
+    No value is flagged in a group of fewer than 5, or if more than half of its values are equal.
     """
     groups = values.groupby(by, observed=True)
     distance = (values - groups.transform("median")).abs()
     spread = distance.groupby(by, observed=True).transform("median")
     enough = groups.transform("count") >= OUTLIER_MIN_RUNS
     return enough & (spread > 0) & (distance > OUTLIER_MADS * spread)
+
+
+def lower_median(groups: Any) -> Any:
+    """Return the lower median of each group of a pandas groupby: up to half of the values can exceed it."""
+    # One quantile of all groups: a function called group by group takes seconds in a large study.
+    return groups.quantile(q=0.5, interpolation="lower")

@@ -1,18 +1,22 @@
-"""What a series loses on the way from its baseline to a size: four factors that multiply to E(N).
+"""Four factors of the efficiency E(N) of a size, and their shares of the loss.
 
-With the factors of :mod:`analysis.stats.decompose`, E(N) = LB/LB₀ · CommE/CommE₀ · CompS. Where ranks differ,
-LB and CompS refer to the usual rank instead of the mean one: their product is
-the same, and what a late rank has beyond the others is load imbalance alone. Useful time U
-holds the loading of data, so that a loader that does not keep up lowers CompS as slower computation
-does. To tell the two apart, CompS is split by what each added to the useful time of a sample::
+With the factors of :mod:`analysis.stats.decompose`, E(N) = LB/LB₀ · CommE/CommE₀ · CompS. Two
+refinements keep this product.
+
+**Typical rank.** A late rank raises the mean of U and so lowers CompS: of two ranks of which one takes
+twice as long, CompS would take most of the loss. In LB · CompS the mean cancels. If ranks differ, LB and
+CompS refer to the lower median over the ranks, which up to half of them can exceed without moving it.
+The excess of a late rank is then load imbalance only.
+
+**Data loading.** CompS is split by what data loading and the rest added to the useful time per sample::
 
     u = N · U / samples, of which d is data loading and c = u - d the rest
-    L(u, u₀) = (u - u₀) / ln(u / u₀), the logarithmic mean; u where both are equal
+    L(u, u₀) = (u - u₀) / ln(u / u₀), the logarithmic mean; u if both are equal
     data    DataS = exp(-(d - d₀) / L)
     compute CompS' = exp(-(c - c₀) / L),    DataS · CompS' = u₀ / u = CompS, exactly
 
-(The additive split by logarithmic means: B. W. Ang, *The LMDI approach to decomposition analysis*,
-Energy Policy 33, 2005.) Factors multiply, so that a share of the loss is one of logarithms.
+(Additive split by logarithmic means: B. W. Ang, *The LMDI approach to decomposition analysis*,
+Energy Policy 33, 2005.) Factors multiply, so shares of the loss are shares of its logarithm.
 """
 
 from __future__ import annotations
@@ -20,49 +24,88 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
+import pandas as pd
+
+from analysis.data.load import Study
 from analysis.data.names import Row
-from analysis.stats.typical_rank import USUAL_COLUMNS
+from analysis.stats.decompose import useful_time
+from analysis.stats.estimate import lower_median
+from analysis.stats.measured import Frames, ranks_sample
 from analysis.text import known
 
-#: Factors of the efficiency, with the words for what each takes away.
+#: Factors of the efficiency, with a description of the loss.
 LOSSES = {
     "load_balance": "uneven work between ranks",
     "comm_efficiency": "communication that computation does not hide",
     "data_scalability": "data loading that takes longer per sample",
     "compute_scalability": "computation that takes longer per sample",
 }
-#: The same in a word or two.
-SHORT = {
+#: Factors of the efficiency, with a short name of the loss.
+SHORT_NAMES = {
     "load_balance": "load imbalance",
     "comm_efficiency": "communication",
     "data_scalability": "data loading",
     "compute_scalability": "slower computation",
 }
 
-#: Efficiencies from here on have hardly any loss: shares of it would be shares of noise.
+#: From this efficiency on, shares of the loss would be shares of noise.
 HARDLY_ANY = 0.97
-#: Shares of the loss below this are not told of.
-WORTH_TELLING = 0.005
+#: Smaller shares of the loss are not reported.
+SMALLEST_SHARE = 0.005
+#: Useful time and data loading of the typical rank, over the mean useful time of the ranks.
+TYPICAL_RANK_COLUMNS = ("typical_share", "typical_data_share")
+#: From this load balance on, the typical rank equals the mean.
+_BALANCED = 0.98
 
 
 @dataclass(frozen=True)
 class Loss:
-    """A factor, and its share of what all factors below 1 take away (logarithms add)."""
+    """A factor, and its share of the loss of all factors below 1 (logarithms add)."""
 
     factor: str
     value: float
     share: float
 
 
-def factors(row: Row, base: Row) -> dict[str, float]:
-    """Return the four factors of a size against its baseline; empty where one is not known.
+def add_typical_rank(study: Study, frames: Frames, rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows with :data:`TYPICAL_RANK_COLUMNS`; NaN for balanced cells and without ranks.csv.
 
     Args:
-        row: of :func:`analysis.stats.scaling.scale`.
+        study: the study whose ranks.csv to read.
+        frames: its frames.
+        rows: the scaling table.
+    """
+    wide = rows[(rows["n"] > 0) & (rows["gpus"] > 1) & (rows["load_balance"] < _BALANCED)]
+    runs = frames.runs[frames.runs["cell_id"].isin(wide["cell_id"])]
+    shares = _typical_shares(study.ranks_of(ranks_sample(runs)["run_id"]))
+    return rows.assign(
+        **{name: rows["cell_id"].map(shares[name]).astype(float) for name in TYPICAL_RANK_COLUMNS}
+    )
+
+
+def _typical_shares(ranks: pd.DataFrame) -> pd.DataFrame:
+    """Return :data:`TYPICAL_RANK_COLUMNS` by cell_id, means over the windows of its runs."""
+    frame = ranks[["run_id", "cell_id", "epoch"]].astype({"run_id": "str", "cell_id": "str"})
+    frame["useful"] = useful_time(ranks)
+    frame["data"] = ranks["data_load_time_sec"]
+    frame = frame[(frame["useful"] > 0) & np.isfinite(frame["useful"]) & frame["data"].notna()]
+    window = frame.groupby(["cell_id", "run_id", "epoch"])
+    typical = lower_median(window[["useful", "data"]]).div(window["useful"].mean(), axis=0)
+    means: pd.DataFrame = typical.groupby("cell_id").mean()
+    means.columns = pd.Index(TYPICAL_RANK_COLUMNS)
+    return means
+
+
+def factors(row: Row, base: Row) -> dict[str, float]:
+    """Return the four factors of a size relative to its baseline; empty if one is unknown.
+
+    Args:
+        row: of the scaling table, with :data:`TYPICAL_RANK_COLUMNS` if known.
         base: the row of its baseline.
     """
-    share, useful, data = _usual(row)
-    share_base, useful_base, data_base = _usual(base)
+    share, useful, data = _typical_rank(row)
+    share_base, useful_base, data_base = _typical_rank(base)
     found = {
         "load_balance": float(row["load_balance"]) * share / (float(base["load_balance"]) * share_base),
         "comm_efficiency": float(row["comm_efficiency"]) / float(base["comm_efficiency"]),
@@ -78,10 +121,7 @@ def factors(row: Row, base: Row) -> dict[str, float]:
 
 
 def losses(row: Row, base: Row) -> list[Loss]:
-    """Return the factors with their shares of the loss, the greatest first.
-
-    Empty where a factor is not known, or where there is nothing to explain.
-    """
+    """Return the factors with their shares of the loss, the greatest first; empty without a loss."""
     found = factors(row, base)
     lost = {name: max(0.0, -math.log(value)) for name, value in found.items()}
     total = sum(lost.values())
@@ -96,8 +136,8 @@ def hardly_any_loss(row: Row) -> bool:
     return bool(row["efficiency"] >= HARDLY_ANY)
 
 
-def why_not_known(row: Row, base: Row) -> str:
-    """Return why :func:`losses` tells nothing of a size that does lose efficiency."""
+def why_unknown(row: Row, base: Row) -> str:
+    """Return why :func:`losses` is empty for a size that loses efficiency."""
     if factors(row, base):
         return "the instrumented window that would tell shows no loss"
     if all(known(one["load_balance"]) for one in (row, base)):
@@ -105,14 +145,14 @@ def why_not_known(row: Row, base: Row) -> str:
     return "no attribution window was measured"
 
 
-def _usual(row: Row) -> tuple[float, float, float]:
-    """Return the usual rank's useful time over the mean one's, and what N such ranks spend on a sample.
+def _typical_rank(row: Row) -> tuple[float, float, float]:
+    """Return the typical rank's useful time over the mean, and the seconds per sample of N such ranks.
 
-    That is in seconds, all of their useful time and data loading.
+    The seconds are those of all useful time and those of data loading.
     """
     per_sample = float(row["gpus"]) / float(row["global_batch"])
     useful, data = float(row["useful_s"]), float(row["data"])
-    share, data_share = (float(row.get(name, math.nan)) for name in USUAL_COLUMNS)
+    share, data_share = (float(row.get(name, math.nan)) for name in TYPICAL_RANK_COLUMNS)
     if known(share) and known(data_share):
         return share, useful * share * per_sample, useful * data_share * per_sample
     return 1.0, useful * per_sample, data * per_sample

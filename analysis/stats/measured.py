@@ -1,4 +1,4 @@
-"""The runs of a study with what each one measured: the frame that all analysis starts from."""
+"""The runs of a study with their measurements: the frames that all analyses start from."""
 
 from __future__ import annotations
 
@@ -9,37 +9,34 @@ import pandas as pd
 
 from analysis.data.load import Study
 from analysis.stats.decompose import run_parts
-from analysis.stats.estimate import outliers, run_rates
+from analysis.stats.estimate import Floats, outliers, run_rates
 from analysis.text import number
 from bench.study.ledger import RunState
 
-#: What a cell is; ``gpus_per_node`` is an empty text where a table does not tell the nodes.
-SIZE_COLUMNS = ("nodes", "gpus_per_node", "gpus", "global_batch", "per_gpu_batch")
-
-#: What the throughput of a study counts.
+#: Unit of a study's throughput.
 SAMPLES_PER_S = "samples/s"
+#: An analysis of ranks reads ranks.csv of at most this many runs.
+MAX_RANKS_FILES = 500
 
 
 @dataclass(frozen=True)
 class Frames:
-    """Planned cells, their series, and all runs with what they measured.
+    """Planned cells, their series, and all runs with their measurements.
 
     Attributes:
-        cells: one row per cell: ``cell_id, launcher, backend`` and :data:`SIZE_COLUMNS`; ``ddp`` is
-            false where a single rank ran without DDP (left out: with).
+        cells: one row per cell: ``cell_id, launcher, backend``, the size columns; optionally ``ddp``, False
+            for one rank without DDP.
         members: one row per cell and series: ``cell_id, series, mode``.
-        runs: one row per planned run: ``run_id, cell_id, state, reason, failure_class``;
-            ``measured`` (completed, with a throughput: the runs that count),
-            ``throughput_samples_per_sec, step_time_sec, wall_s, outlier``, ``rate`` (the throughput,
-            also where a table does not tell its unit), ``unit`` (samples that it counted over those
-            planned; NaN where it does not tell) and the columns of
-            :func:`analysis.stats.decompose.run_parts`.
-        labelled_by: who gave the series their mode, in words.
-        regime_remedy: what to do about a series of neither regime, in words; empty where it was
-            planned so.
-        to_train: series whose times are those of a whole training: they include convergence,
-            so that a ratio of them is no parallel efficiency.
-        rate_unit: what a throughput counts; a table measured elsewhere may count tokens, say.
+        runs: one row per planned run: ``run_id, cell_id, state, reason, failure_class``; ``measured``
+            (True for the runs that count: completed, with a throughput),
+            ``throughput_samples_per_sec, step_time_sec, wall_s, outlier``, ``rate`` (the throughput, even
+            if a table does not give its unit), ``unit`` (samples counted over samples planned, NaN if
+            unknown), and the columns of :func:`analysis.stats.decompose.run_parts`.
+        labelled_by: source of the mode of the series, for messages.
+        regime_remedy: advice for a series of neither regime, for messages; empty if there is none.
+        to_train: series whose times are those of whole trainings: these include convergence, so their
+            ratio is no parallel efficiency.
+        rate_unit: unit of the throughput; a table measured elsewhere may count tokens, for example.
     """
 
     cells: pd.DataFrame
@@ -54,12 +51,11 @@ class Frames:
 def measure(study: Study) -> Frames:
     """Return the study's frames.
 
-    A run counts if it completed and left a throughput. ``step_time_sec`` is the time per
-    global batch: the plan's global batch over the throughput.
+    A run counts if it completed with a throughput. ``step_time_sec`` is the time per global batch: the
+    plan's global batch over the throughput.
     """
     runs = study.runs.set_index("run_id", drop=False)
-    rates = run_rates(study.epochs)
-    runs = runs.join(rates).join(run_parts(study.epochs))
+    runs = runs.join(run_rates(study.epochs)).join(run_parts(study.epochs))
     runs = runs.set_axis(range(len(runs)))
     completed = runs["state"] == RunState.COMPLETED
     runs["measured"] = completed & runs["throughput_samples_per_sec"].notna()
@@ -74,16 +70,27 @@ def measure(study: Study) -> Frames:
     return Frames(study.cells.assign(ddp=_with_ddp(study)), study.members, runs)
 
 
+def ranks_sample(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the runs whose ranks.csv to read: all that count, or the first repeats of a large study.
+
+    Args:
+        runs: ``run_id, cell_id, measured``.
+    """
+    runs = runs[runs["measured"]]
+    repeat = runs.groupby("cell_id").cumcount()
+    return runs.loc[repeat.sort_values(kind="stable").index[:MAX_RANKS_FILES]].sort_index()
+
+
 def _with_ddp(study: Study) -> list[bool]:
-    """Return by cell whether its ranks run under DDP: one rank alone can do without (``ddp: false``)."""
+    """Return by cell whether its ranks run under DDP: a single rank may run without (``ddp: false``)."""
     options = [cell.get("workload") for cell in study.plan.get("cells") or []]
     if len(options) != len(study.cells):
         return [True] * len(study.cells)
     return [not isinstance(own, dict) or own.get("ddp") is not False for own in options]
 
 
-def _reasons(runs: pd.DataFrame, batch: np.ndarray[tuple[int], np.dtype[np.float64]]) -> pd.Series:
-    """Return the runs' reasons with what the metrics themselves give away."""
+def _reasons(runs: pd.DataFrame, batch: Floats) -> pd.Series:
+    """Return the runs' reasons, extended by problems that the metrics show."""
     reasons = runs["reason"].to_numpy(dtype=object).copy()
     completed = (runs["state"] == RunState.COMPLETED).to_numpy()
     silent = completed & ~runs["measured"].to_numpy() & (reasons == "")

@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analysis.checks.scaling_table import scaling_table
 from analysis.data.load import Study
 from analysis.data.names import layout, ranks
-from analysis.data.runs import RUNS_COLUMNS
-from analysis.stats.decompose import PARTS, TIMES
+from analysis.data.load import RUNS_COLUMNS
+from analysis.stats.columns import PARTS
+from analysis.stats.decompose import TIMES
 from analysis.stats.estimate import outliers
 from analysis.stats.measured import Frames
-from analysis.stats.scaling import scale
 from analysis.tables_in.columns import Header
 from analysis.tables_in.read import Reader, Table, is_number
 from analysis.text import clean, count, listed, one_line
@@ -177,8 +178,8 @@ class Foreign:
     remarks: list[str]
 
     def scale(self, *, baseline: str | None = None) -> pd.DataFrame:
-        """Return :func:`analysis.stats.scaling.scale` with what the table does not know left empty."""
-        rows = scale(self.frames, baseline=baseline)
+        """Return the scaling table; columns that the table does not give are empty."""
+        rows = scaling_table(self.frames, baseline=baseline)
         for series, columns in self.hidden.items():
             own = rows["series"] == series
             for name in columns:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from analysis.stats.decompose import PARTS, TIMES
+from analysis.stats.columns import PARTS, SIZE_COLUMNS
+from analysis.stats.decompose import TIMES
 from analysis.stats.estimate import outliers
-from analysis.stats.measured import SIZE_COLUMNS, Frames
+from analysis.stats.measured import Frames
 from bench.study.ledger import RunState
 
 

@@ -16,10 +16,10 @@ from analysis import text as wording
 from analysis.advise.options import Advice, Wait, cell_success, options_of, rank, wilson_low
 from analysis.advise.words import about, config, remarks, summary, table_rows
 from analysis.checks.fabric import fabrics
+from analysis.checks.scaling_table import scaling_table
 from analysis.data.load import Study, load_study
 from analysis.report.laws_words import law_views
 from analysis.stats.measured import measure
-from analysis.stats.scaling import scale
 from bench.matrix.cell import Cell
 from tests.analysis.closer_studies import with_probes
 from tests.analysis.studies import Timing, environment, finished, make_cell, strong, weak
@@ -71,7 +71,7 @@ def test_a_predicted_size_is_that_of_the_page_with_probes_and_with_ddp_alone(tmp
     with_probes(path, cells[1:], buckets=4)
     study = load_study(path)
     frames = measure(study)
-    rows = scale(frames)
+    rows = scaling_table(frames)
     (view,) = law_views(rows, frames, labels={}, fabrics=fabrics(study, rows))
     options = advise({}, s=study).options
     (predicted,) = options[options["kind"] == "predicted"].to_dict("records")

@@ -12,11 +12,11 @@ import pytest
 import studies
 
 from analysis.checks.anomalies import anomalies
-from analysis.checks.stragglers import slow_nodes
+from analysis.checks.scaling_table import scaling_table
+from analysis.checks.slow_ranks import slow_nodes
 from analysis.data.load import load_study
 from analysis.report.write import write_report
 from analysis.stats.measured import Frames, measure
-from analysis.stats.scaling import scale
 from bench.study.layout import StudyFolder
 from tests.analysis.closer_studies import write_ranks
 from tests.analysis.points import frames_of_points
@@ -29,7 +29,7 @@ def points(rates: dict[int, list[float]], *, batch: int = 64) -> Frames:
 
 
 def told(frames: Frames, **options: Any) -> dict[str, str]:
-    return {one.heading: one.words for one in anomalies(scale(frames), frames, **options)}
+    return {one.heading: one.words for one in anomalies(scaling_table(frames), frames, **options)}
 
 
 def around(value: float, spread: float = 0.01) -> list[float]:
@@ -52,7 +52,7 @@ def test_an_efficiency_above_1_is_told_where_its_interval_is_clear_of_it() -> No
 
 def test_sizes_below_an_asked_baseline_are_no_anomaly() -> None:
     frames = points({1: around(100), 2: around(180), 4: around(300)})
-    assert anomalies(scale(frames, baseline="4"), frames) == []
+    assert anomalies(scaling_table(frames, baseline="4"), frames) == []
 
 
 def test_a_size_that_falls_and_the_next_that_recovers_are_told() -> None:
@@ -95,7 +95,7 @@ def test_a_drift_over_the_study_is_told_with_its_interval() -> None:
 
 
 def test_noise_is_hardly_ever_called_a_drift() -> None:
-    rows = scale(timed(0.0))
+    rows = scaling_table(timed(0.0))
     found = [anomalies(rows, timed(0.0, seed=seed, noise=0.02)) for seed in range(60)]
     assert sum(one.heading == "Drift" for study in found for one in study) <= 3
 
@@ -145,7 +145,7 @@ def test_the_page_names_a_slow_node_and_nothing_is_dropped(tmp_path: Path) -> No
         frame.to_csv(file, index=False)
     study = load_study(path)
     frames = measure(study)
-    rows = scale(frames)
+    rows = scaling_table(frames)
     found = anomalies(rows, frames, slow=slow_nodes(study.ranks))
     assert [one.heading for one in found] == ["Slow node"]
     assert found[0].words.startswith("n2 by 50 % in 6 runs")

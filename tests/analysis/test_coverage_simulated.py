@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.stats.scaling import scale
+from analysis.checks.scaling_table import scaling_table
 from tests.analysis.points import frames_of_points
 
 STUDIES = 1000
@@ -29,7 +29,7 @@ def simulated(
         seconds = (of_run * of_steps).mean(axis=2) / (ranks * efficiency)
         places = np.repeat([f"s{place:04d}" for place in range(studies)], runs)
         parts.append(pd.DataFrame({"series": places, "gpus": ranks, "time": seconds.ravel()}))
-    return scale(frames_of_points(pd.concat(parts).assign(global_batch=64)))
+    return scaling_table(frames_of_points(pd.concat(parts).assign(global_batch=64)))
 
 
 @pytest.mark.parametrize("runs", [3, 4, 5, 6])

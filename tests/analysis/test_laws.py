@@ -12,9 +12,8 @@ import pytest
 from scipy import optimize
 
 from analysis.stats.laws.choose import PREDICTION_COLUMNS, LawFit, fit_laws
-from analysis.stats.laws.communication import Fabric
-from analysis.stats.laws.forms import laws_of
-from analysis.stats.laws.path import Refusal
+from analysis.stats.laws.fit import Refusal
+from analysis.stats.laws.forms import Fabric, laws_of
 from bench.errors import BenchError
 
 SIZES = (1, 2, 4, 8, 16)

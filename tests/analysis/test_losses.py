@@ -12,13 +12,12 @@ import studies
 from hypothesis import given
 from hypothesis import strategies as st
 
+from analysis.checks.scaling_table import scaling_table
 from analysis.data.load import load_study
 from analysis.report.figures.bars import loss_rows
 from analysis.report.summary import find
-from analysis.stats.losses import LOSSES, factors, losses
+from analysis.stats.losses import LOSSES, add_typical_rank, factors, losses
 from analysis.stats.measured import measure
-from analysis.stats.scaling import scale
-from analysis.stats.typical_rank import with_usual
 from bench.matrix.cell import Cell
 
 fraction = st.floats(0.05, 1.0)
@@ -74,7 +73,7 @@ class SlowLoader(studies.Timing):
 
 def test_a_slow_loader_is_data_and_not_slower_computation(tmp_path: Path) -> None:
     timing = SlowLoader(comm_s=1e-3, fixed_s=0, imbalance=0)
-    rows = scale(load_study(studies.finished(tmp_path / "s", timing=timing, noise=0.0)))
+    rows = scaling_table(load_study(studies.finished(tmp_path / "s", timing=timing, noise=0.0)))
     (found,) = find(rows, labels={name: name for name in rows["series"]})
     assert found.main_loss == "data loading"
     assert "% is data loading that takes longer per sample" in found.sentences[2]
@@ -83,7 +82,9 @@ def test_a_slow_loader_is_data_and_not_slower_computation(tmp_path: Path) -> Non
 
 def test_a_loader_that_is_slow_at_every_size_loses_no_efficiency_and_is_told(tmp_path: Path) -> None:
     timing = SlowLoader(comm_s=0, fixed_s=0, imbalance=0)
-    rows = scale(load_study(studies.finished(tmp_path / "s", studies.weak(), timing=timing, noise=0.0)))
+    rows = scaling_table(
+        load_study(studies.finished(tmp_path / "s", studies.weak(), timing=timing, noise=0.0))
+    )
     (found,) = find(rows, labels={name: name for name in rows["series"]})
     assert found.main_loss == "hardly any"
     assert found.sentences[2] == (
@@ -92,7 +93,7 @@ def test_a_loader_that_is_slow_at_every_size_loses_no_efficiency_and_is_told(tmp
 
 
 def test_the_bars_hold_the_factors_of_every_size_but_the_baseline(tmp_path: Path) -> None:
-    rows = scale(load_study(studies.finished(tmp_path / "s", noise=0.0)))
+    rows = scaling_table(load_study(studies.finished(tmp_path / "s", noise=0.0)))
     bars = loss_rows(rows, rows)
     assert bars["gpus"].to_list() == [2, 4, 8]
     products = bars[list(LOSSES)].prod(axis=1).to_list()
@@ -106,7 +107,7 @@ def test_one_late_rank_is_load_imbalance_however_late_it_is(ranks: int, times: f
     mean = sum(work) / ranks
     base = row(useful=float(ranks), data=0.0, gpus=1)
     last = row(useful=mean, data=0.0, gpus=ranks, balance=mean / times)
-    found = losses(last | {"usual_share": 1.0 / mean, "usual_data_share": 0.0}, base)
+    found = losses(last | {"typical_share": 1.0 / mean, "typical_data_share": 0.0}, base)
     assert (found[0].factor, found[0].share) == ("load_balance", pytest.approx(1.0))
     assert found[0].value == pytest.approx(1 / times)
     # Without the ranks' own times the mean has to do: the product is the same.
@@ -124,10 +125,10 @@ def test_the_usual_rank_is_read_from_the_ranks_own_times(tmp_path: Path) -> None
         frame.to_csv(file, index=False)
     study = load_study(path)
     frames = measure(study)
-    rows = with_usual(study, frames, scale(frames))
-    assert rows["usual_share"].isna().to_list() == [True, False]
-    assert rows["usual_share"].iloc[1] == pytest.approx(0.03 / 0.06)
-    assert rows["usual_data_share"].iloc[1] == pytest.approx(0.001 / 0.06)
+    rows = add_typical_rank(study, frames, scaling_table(frames))
+    assert rows["typical_share"].isna().to_list() == [True, False]
+    assert rows["typical_share"].iloc[1] == pytest.approx(0.03 / 0.06)
+    assert rows["typical_data_share"].iloc[1] == pytest.approx(0.001 / 0.06)
 
 
 class Late(studies.Timing):

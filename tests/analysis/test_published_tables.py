@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from analysis.stats.scaling import scaling_table
+from analysis.checks.scaling_table import scaling_table
 from tests.analysis.points import frames_of_points
 
 

@@ -16,9 +16,10 @@ import pytest
 import studies
 from scipy import stats
 
+from analysis.checks.scaling_table import scaling_table
 from analysis.data.load import load_study
+from analysis.stats.columns import COLUMNS, FURTHER_COLUMNS
 from analysis.stats.measured import measure
-from analysis.stats.scaling import COLUMNS, FURTHER_COLUMNS, scale, scaling_table
 from bench.errors import BenchError
 from bench.study.layout import StudyFolder
 from tests.analysis.points import frames_of_points
@@ -348,7 +349,7 @@ def test_what_was_not_attributed_is_missing_and_the_rest_stands(tmp_path: Path) 
 
 
 def test_the_speedup_has_the_interval_of_the_efficiency(tmp_path: Path) -> None:
-    rows = scale(load_study(studies.finished(tmp_path / "s", both())))
+    rows = scaling_table(load_study(studies.finished(tmp_path / "s", both())))
     growth = rows["gpus"] / rows["base_gpus"]
     for bound in ("_low", "", "_high"):
         assert (rows[f"speedup{bound}"] / rows[f"efficiency{bound}"]).dropna().to_list() == pytest.approx(
@@ -392,7 +393,7 @@ def test_points_from_elsewhere_scale_as_runs_do() -> None:
 
 def test_each_step_in_size_has_what_a_doubling_keeps(tmp_path: Path) -> None:
     cells = studies.strong(64, (1, 2, 8), per_node=2)
-    found = scale(load_study(studies.finished(tmp_path / "s", cells, repeats=4, noise=0.03)))
+    found = scaling_table(load_study(studies.finished(tmp_path / "s", cells, repeats=4, noise=0.03)))
     one, two, eight = (row for _, row in found.iterrows())
     assert math.isnan(one["incremental_efficiency"])
     assert (two["incremental_from"], eight["incremental_from"]) == (1, 2)
@@ -405,10 +406,10 @@ def test_each_step_in_size_has_what_a_doubling_keeps(tmp_path: Path) -> None:
 def test_the_serial_fraction_is_that_of_karp_and_flatt() -> None:
     sizes = [1, 2, 4, 8]
     points = pd.DataFrame({"gpus": sizes, "time": [0.05 + 0.95 / n for n in sizes], "global_batch": 64})
-    found = scale(frames_of_points(points))["karp_flatt"]
+    found = scaling_table(frames_of_points(points))["karp_flatt"]
     assert math.isnan(found.iloc[0])
     assert found.iloc[1:].to_list() == pytest.approx([0.05] * 3)
-    weak = scale(frames_of_points(points.drop(columns="global_batch").assign(per_gpu_batch=8)))
+    weak = scaling_table(frames_of_points(points.drop(columns="global_batch").assign(per_gpu_batch=8)))
     assert weak["karp_flatt"].isna().all()
 
 
@@ -430,7 +431,7 @@ def test_a_cell_without_ddp_is_a_baseline_only_when_asked_for(tmp_path: Path) ->
     path = studies.finished(tmp_path / "s", [alone, *studies.strong(64)])
     usual = series(table(path), STRONG)
     assert set(usual["baseline"]) == {"1x1 (1 rank)"}
-    found = scale(load_study(path), baseline="no-ddp")
+    found = scaling_table(load_study(path), baseline="no-ddp")
     own = series(found, STRONG)
     assert set(own["baseline"]) == {"1x1 (1 rank) without DDP"}
     plain = found[found["cell_id"] == "plain"].iloc[0]

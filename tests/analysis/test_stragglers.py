@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from analysis.checks.stragglers import STRAGGLER_COLUMNS, by_node, late_nodes, stragglers
+from analysis.checks.slow_ranks import STRAGGLER_COLUMNS, by_node, late_nodes, stragglers
 from analysis.data.load import load_study
 from analysis.report.write import write_report
 from bench.study.layout import RANKS_COLUMNS

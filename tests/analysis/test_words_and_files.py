@@ -6,6 +6,7 @@ import io
 
 import pandas as pd
 import pytest
+from analysis.data.sampling import spread
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,7 +21,6 @@ from analysis.data.names import (
     widest_series,
     with_layout,
 )
-from analysis.data.sampling import spread
 from analysis.report.figures.drawing import log_ticks
 
 SIZE = {"nodes": 2, "gpus_per_node": "4", "gpus": 8}

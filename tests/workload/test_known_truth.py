@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from analysis.checks.fabric import LARGE_BYTES, RingFit, fit_ring
-from analysis.checks.stragglers import by_node, stragglers
+from analysis.checks.slow_ranks import by_node, stragglers
 from tests.workload.conftest import Finished, torchrun_env
 from tests.workload.scenarios import NAP_S
 from tests.workload.truths import LINK_MS

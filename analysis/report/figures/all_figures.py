@@ -7,7 +7,7 @@ what it leaves out it says.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -28,6 +28,7 @@ from analysis.report.figures.curves import (
 )
 from analysis.report.figures.drawing import Draft, Drawing, finish
 from analysis.report.figures.heatmaps import (
+    Grid,
     Heat,
     Panels,
     grid_caption,
@@ -46,16 +47,14 @@ from analysis.report.figures.selection import (
     repeats_of,
     select,
 )
-from analysis.stats.decompose import PARTS
-from analysis.stats.losses import LOSSES, SHORT, WORTH_TELLING
-from analysis.stats.two_axes import Grid, grids, two_axes
-from analysis.stats.typical_rank import USUAL_COLUMNS
+from analysis.stats.columns import PARTS
+from analysis.stats.losses import LOSSES, SHORT_NAMES, SMALLEST_SHARE, TYPICAL_RANK_COLUMNS
 from analysis.text import count, fraction, percent
 
 _COLUMNS = (
     *("cell_id", "series", "baseline", "is_base", "nodes", "gpus_per_node", "gpus", "n", "rate"),
     *(name for curve in (SPEEDUP, EFFICIENCY, THROUGHPUT) for name in (curve.column, curve.low, curve.high)),
-    *("global_batch", "base_place", "load_balance", "comm_efficiency", "useful_s", *USUAL_COLUMNS),
+    *("global_batch", "base_place", "load_balance", "comm_efficiency", "useful_s", *TYPICAL_RANK_COLUMNS),
     *(*PARTS, "exposed"),
 )
 
@@ -65,6 +64,7 @@ def draw_figures(
     runs: pd.DataFrame,
     *,
     parts: dict[str, dict[str, str]],
+    axes: Mapping[str, Grid],
     rate_unit: str = "samples/s",
 ) -> Iterator[Drawing]:
     """Yield each regime's figures.
@@ -73,13 +73,13 @@ def draw_figures(
     efficiency is lost to, and the step's time.
 
     Args:
-        table: from :func:`analysis.stats.scaling.scale`.
+        table: from :func:`analysis.checks.scaling_table.scaling_table`.
         runs: the runs of :func:`analysis.stats.measured.measure`.
         parts: from :func:`analysis.data.names.series_parts`.
+        axes: from :func:`analysis.report.figures.heatmaps.grids`.
         rate_unit: what a throughput counts.
     """
     throughput = throughput_in(rate_unit)
-    with_two_axes = grids(two_axes(table), parts)
     over_batches = heats(table, parts, rate_unit=rate_unit)
     columns = [name for name in _COLUMNS if name in table]
     for regime in ("strong", "weak", ""):
@@ -90,8 +90,8 @@ def draw_figures(
             drawn = rows[rows[curve.column].notna()].drop(columns=[*PARTS, "exposed"])
             if len(drawn) and (curve is throughput or drawn["gpus"].nunique() > 1):
                 yield _curve_figure(curve, select(drawn, regime, parts), runs)
-            if curve is EFFICIENCY and regime in with_two_axes:
-                yield _grid_figure(with_two_axes[regime])
+            if curve is EFFICIENCY and regime in axes:
+                yield _grid_figure(axes[regime])
             if curve is EFFICIENCY and regime in over_batches:
                 yield _heat_figure(over_batches[regime])
         lost = loss_rows(rows, table)
@@ -194,9 +194,9 @@ def _loss_description(rows: pd.DataFrame) -> str:
     lost = {name: max(0.0, -math.log(largest[name])) for name in LOSSES}
     total = sum(lost.values())
     shares = [
-        f"{SHORT[name]} {percent(part / total)}"
+        f"{SHORT_NAMES[name]} {percent(part / total)}"
         for name, part in sorted(lost.items(), key=lambda item: -item[1])
-        if total > 0 and part / total >= WORTH_TELLING
+        if total > 0 and part / total >= SMALLEST_SHARE
     ]
     return (
         f"Stacked bars of {count(len(rows), 'cell')}. At {ranks(largest)} the efficiency is "

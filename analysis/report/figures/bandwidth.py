@@ -14,9 +14,8 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from analysis.checks.fabric import fabric_table, ring_time
 from analysis.data.names import with_layout
-from analysis.data.sampling import spread
 from analysis.report.figures.curves import legend_lines
-from analysis.report.figures.drawing import Draft, Drawing, finish, log_ticks
+from analysis.report.figures.drawing import Draft, Drawing, evenly_spaced, finish, log_ticks
 from analysis.report.figures.palette import INK, SERIES_COLOURS, SERIES_MARKERS, SURFACE
 from analysis.text import count, known, number, one_line, seconds
 
@@ -40,7 +39,7 @@ def bandwidth_figure(sweep: pd.DataFrame, cells: pd.DataFrame) -> Drawing | None
     left_out = []
     if len(labels) > MAX_LINES:
         left_out.append(f"{MAX_LINES} of {len(labels)} lines drawn, spread over the sizes")
-        labels = [labels[place] for place in spread(len(labels), MAX_LINES)]
+        labels = [labels[place] for place in evenly_spaced(len(labels), MAX_LINES)]
     lines = lines[lines["cell_id"].isin(labels)]
     fits = {str(fit["cell_id"]): fit for fit in fabric_table(lines).to_dict("records")}
     draft = Draft(

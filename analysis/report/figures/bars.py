@@ -16,8 +16,7 @@ from analysis.data.names import ranks, with_layout
 from analysis.report.figures.drawing import Draft
 from analysis.report.figures.palette import INK, LOSS_PARTS, MUTED, STEP_PARTS, SURFACE
 from analysis.report.figures.selection import Selection
-from analysis.stats.losses import LOSSES, SHORT, factors
-from analysis.stats.typical_rank import USUAL_COLUMNS
+from analysis.stats.losses import LOSSES, SHORT_NAMES, TYPICAL_RANK_COLUMNS, factors
 from analysis.text import fraction, percent, seconds
 
 #: What a stacked bar consists of: words, colour and hatch of a part.
@@ -169,7 +168,7 @@ def loss_rows(rows: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
 
     Args:
         rows: some rows of ``table``.
-        table: from :func:`analysis.stats.scaling.scale`.
+        table: from :func:`analysis.checks.scaling_table.scaling_table`.
     """
     beyond = rows[rows["base_place"].notna() & ~rows["is_base"] & rows["efficiency"].notna()]
     needed = [name for name in _NEEDED if name in table]
@@ -179,7 +178,15 @@ def loss_rows(rows: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
     return beyond.drop(columns=[*LOSSES], errors="ignore").join(frame)[frame.notna().all(axis=1)]
 
 
-_NEEDED = ("load_balance", "comm_efficiency", "useful_s", "data", "gpus", "global_batch", *USUAL_COLUMNS)
+_NEEDED = (
+    "load_balance",
+    "comm_efficiency",
+    "useful_s",
+    "data",
+    "gpus",
+    "global_batch",
+    *TYPICAL_RANK_COLUMNS,
+)
 
 
 def draw_losses(axes: Axes, rows: pd.DataFrame, *, labels: dict[str, str]) -> dict[str, list[str]]:
@@ -201,7 +208,7 @@ def draw_losses(axes: Axes, rows: pd.DataFrame, *, labels: dict[str, str]) -> di
     axes.set_xticks([-math.log(tick) for tick in ticks], [f"{tick:g}" for tick in ticks])
     axes.set_xlabel("Efficiency left (logarithmic)")
     shown = [part for part in LOSS_PARTS if (rows[part[0]].sub(1).abs() > 1e-9).any()]
-    parts_legend(axes, [(SHORT[factor], colour, hatch) for factor, colour, hatch in shown])
+    parts_legend(axes, [(SHORT_NAMES[factor], colour, hatch) for factor, colour, hatch in shown])
     return tips
 
 
@@ -237,7 +244,7 @@ def _draw_bar_loss_bars(
         (bar,) = axes.barh(place, lost, left=right if lost > 0 else left, height=0.72, **style)
         bar.set_gid(gid)
         share = f", {percent(lost / total)} of the loss" if lost > 0 else ", a gain"
-        tips[gid] = [f"{name}, {SHORT[factor]}: factor {fraction(value)}{share}"]
+        tips[gid] = [f"{name}, {SHORT_NAMES[factor]}: factor {fraction(value)}{share}"]
         right, left = right + max(lost, 0.0), left + min(lost, 0.0)
     axes.plot([0, 0], [place - 0.5, place + 0.5], color=MUTED, linewidth=0.8)
     text = fraction(row["efficiency"], decimals=2)

@@ -15,8 +15,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from analysis.data.names import paths, ranks, with_layout
-from analysis.data.sampling import spread
-from analysis.report.figures.drawing import log_ticks
+from analysis.report.figures.drawing import evenly_spaced, log_ticks
 from analysis.report.figures.palette import (
     INK,
     MUTED,
@@ -75,7 +74,7 @@ def draw_curve(
     Args:
         axes: where to draw.
         curve: what to draw.
-        rows: measured rows of :func:`analysis.stats.scaling.scale`, of a few series.
+        rows: measured rows of :func:`analysis.checks.scaling_table.scaling_table`, of a few series.
         repeats: one row per run of those: ``series, gpus, run_id`` and ``value``; may be empty.
         labels: the series in order, with their names.
     """
@@ -218,7 +217,7 @@ def _spread_sizes(sizes: Sequence[int]) -> list[int]:
 
 def _few_ticks(values: Sequence[float]) -> list[float]:
     """Return at most 8 of the values, evenly spread, the first and the last among them."""
-    return [values[place] for place in spread(len(values), MAX_TICKS)]
+    return [values[place] for place in evenly_spaced(len(values), MAX_TICKS)]
 
 
 def _add_legend(axes: Axes, curve: Curve, labels: Sequence[str]) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import matplotlib as mpl
+import numpy as np
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -177,3 +178,9 @@ def _saved(figure: Figure, form: str, name: str) -> bytes:
             facecolor="none" if form == "svg" else SURFACE,
         )
     return target.getvalue()
+
+
+def evenly_spaced(length: int, most: int) -> list[int]:
+    """Return at most ``most`` positions in a sequence, evenly spaced from the first to the last."""
+    places = np.linspace(0, length - 1, min(most, length)).round().astype(int)
+    return [int(place) for place in np.unique(places)]

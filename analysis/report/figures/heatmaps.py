@@ -11,12 +11,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
-from analysis.data.names import as_product, layout, ranks
-from analysis.data.runs import row_state
-from analysis.data.sampling import spread
+from analysis.data.names import as_product, layout, ranks, short_labels, state_name
+from analysis.report.figures.drawing import evenly_spaced
 from analysis.report.figures.palette import BLUE, GREY, INK, MUTED
-from analysis.stats.two_axes import Grid
-from analysis.text import count, fraction, known, listed, number, one_line, whole
+from analysis.text import MISSING, count, fraction, interval, known, listed, number, one_line, whole
 
 #: Ink stays readable on the strongest field, on light and on dark paper.
 _STRONGEST, _WEAKEST = 0.5, 0.04
@@ -103,7 +101,7 @@ def _draw_field(axes: Axes, field: Field, *, y: float, gid: str) -> None:
     box.set_gid(gid)
     axes.add_patch(box)
     if not known:
-        axes.text(x, y, row_state(field.state), va="center", ha="center", fontsize=7, color=MUTED)
+        axes.text(x, y, state_name(field.state), va="center", ha="center", fontsize=7, color=MUTED)
         return
     centred: dict[str, Any] = {"va": "center", "ha": "center", "color": INK}
     axes.text(x, y - 0.17, fraction(efficiency, decimals=2), fontsize=9.5, **centred)
@@ -111,6 +109,80 @@ def _draw_field(axes: Axes, field: Field, *, y: float, gid: str) -> None:
 
 
 # Efficiency and speedup by nodes and ranks per node: a field per size, one panel per series.
+
+MAX_SERIES = 4
+MAX_NODES = 8
+MAX_PER_NODE = 8
+
+
+@dataclass(frozen=True)
+class Grid:
+    """What a figure of one regime shows: at most a few series, and as many sizes as one can read."""
+
+    regime: str
+    rows: pd.DataFrame
+    labels: dict[str, str]
+    shared: str
+    left_out: list[str]
+
+    @property
+    def baselines(self) -> str:
+        """The baselines' names."""
+        return listed(list(dict.fromkeys(self.rows["baseline"])), limit=3)
+
+
+def grids(rows: pd.DataFrame, parts: dict[str, dict[str, str]]) -> dict[str, Grid]:
+    """Return by regime what its figure shows, where there are two axes.
+
+    Args:
+        rows: from :func:`analysis.stats.scaling.two_axes`.
+        parts: from :func:`analysis.data.names.series_parts`.
+    """
+    return {str(regime): _grid(str(regime), own, parts) for regime, own in rows.groupby("mode", sort=False)}
+
+
+def _grid(regime: str, rows: pd.DataFrame, parts: dict[str, dict[str, str]]) -> Grid:
+    series = list(dict.fromkeys(rows["series"]))
+    left_out = []
+    if len(series) > MAX_SERIES:
+        left_out.append(f"{MAX_SERIES} of {len(series)} series drawn")
+        series = series[:MAX_SERIES]
+    shown = rows[rows["series"].isin(series)]
+    thinned = shown
+    for column, most in (("nodes", MAX_NODES), ("per_node", MAX_PER_NODE)):
+        values = sorted(set(shown[column]))
+        thinned = thinned[thinned[column].isin([values[place] for place in evenly_spaced(len(values), most)])]
+    if len(thinned) < len(shown):
+        left_out.append(f"{len(thinned):,} of {count(len(shown), 'size')} drawn")
+    labels, shared = short_labels(parts, series)
+    return Grid(regime, thinned, labels, shared, left_out)
+
+
+def grid_table(grid: Grid) -> list[tuple[str, list[list[str]]]]:
+    """Return for each series its name and the rows of its table, as texts."""
+    return [
+        (label, [_table_row(row) for row in grid.rows[grid.rows["series"] == series].to_dict("records")])
+        for series, label in grid.labels.items()
+    ]
+
+
+#: The headings of :func:`grid_table`; "numeric" but for the last.
+GRID_HEADINGS = (
+    *("Ranks per node", "Nodes", "Ranks", "Speedup", "Efficiency", "Within one node", "Over nodes", "Remark"),
+)
+
+
+def _table_row(row: dict[Hashable, Any]) -> list[str]:
+    bounds = interval(row["efficiency_low"], row["efficiency_high"], digits=3)
+    over = MISSING if row["nodes"] == 1 else fraction(row["efficiency_over_nodes"])
+    return [
+        *(str(row[name]) for name in ("gpus_per_node", "nodes", "gpus")),
+        number(row["speedup"], digits=3),
+        f"{fraction(row['efficiency'])} {bounds}".strip(),
+        fraction(row["efficiency_within_node"]),
+        over,
+        one_line(row["reason"], limit=160) or ("" if row["n"] else state_name(row["state"])),
+    ]
 
 
 def grid_panels(grid: Grid) -> Panels:
@@ -139,7 +211,7 @@ def _words(row: dict[Hashable, Any]) -> str:
     size = as_product(row)
     if not known(row["efficiency"]):
         reason = one_line(row["reason"], limit=160)
-        return f"{size}: {row_state(row['state'])}" + (f"\n{reason}" if reason else "")
+        return f"{size}: {state_name(row['state'])}" + (f"\n{reason}" if reason else "")
     words = f"{size}\nefficiency {fraction(row['efficiency'])}, speedup {number(row['speedup'], digits=3)}×"
     if row["nodes"] > 1 and known(row["efficiency_over_nodes"]):
         words += f"\nover nodes {fraction(row['efficiency_over_nodes'])}"
@@ -209,7 +281,7 @@ def heats(
     """Return by regime what its figure shows, where there are two or more batches and sizes.
 
     Args:
-        table: from :func:`analysis.stats.scaling.scale`.
+        table: from :func:`analysis.checks.scaling_table.scaling_table`.
         parts: from :func:`analysis.data.names.series_parts`.
         rate_unit: what a throughput counts.
     """
@@ -258,7 +330,7 @@ def _heat(regime: str, rows: pd.DataFrame, axis: str) -> Heat | None:
 def _few(rows: pd.DataFrame) -> pd.DataFrame:
     for column, most in (("size", MAX_SIZES), ("batch", MAX_BATCHES)):
         values = sorted(set(rows[column]))
-        rows = rows[rows[column].isin([values[place] for place in spread(len(values), most)])]
+        rows = rows[rows[column].isin([values[place] for place in evenly_spaced(len(values), most)])]
     return rows
 
 
@@ -314,6 +386,6 @@ def _words_heat(row: Mapping[Hashable, Any], rate_unit: str) -> str:
     told = f"{as_product(row)}, {batch}"
     if not known(row["rate"]):
         reason = one_line(row["reason"], limit=160)
-        return f"{told}: {row_state(row['state'])}" + (f"\n{reason}" if reason else "")
+        return f"{told}: {state_name(row['state'])}" + (f"\n{reason}" if reason else "")
     efficiency = f"\nefficiency {fraction(row['efficiency'])}" if known(row["efficiency"]) else ""
     return f"{told}{efficiency}\n{number(row['rate'])} {rate_unit}"

@@ -3,31 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
 
-from analysis.checks.stragglers import LATE_FROM
-from analysis.data.load import Study
+from analysis.checks.slow_ranks import LATE_FROM, RankMeans
 from analysis.report.figures.bars import parts_legend
 from analysis.report.figures.drawing import WIDTH_IN, Draft, Drawing, finish
 from analysis.report.figures.palette import BLUE, GREY, INK, ORANGE, SKY, SURFACE, VERMILLION
-from analysis.stats.typical_rank import usual_value
-from analysis.text import MISSING, clean, count, fraction, known, one_line, percent, seconds
+from analysis.text import count, fraction, known, one_line, percent, seconds
 
-#: How many cells are looked at, and of how many runs of each ranks.csv is read.
-MAX_CELLS, MAX_RUNS = 2, 5
 MAX_BARS = 40
 _LEFT_IN = 1.2
 MAX_NODES_LISTED = 60
 
-#: The columns of report/nodes.csv, one row per cell and host; times are seconds per step.
-NODE_COLUMNS = (
-    *("cell_id", "host", "ranks", "n", "useful_sec", "data_sec", "compute_sec", "wait_sec", "transfer_sec"),
-    *("step_sec", "beyond_usual"),
-)
 #: What a bar stacks: name, words, colour, hatch.
 _STACK = (
     ("data", "data loading", SKY, ""),
@@ -36,86 +26,6 @@ _STACK = (
     ("transfer", "exposed communication", VERMILLION, ""),
     ("wait", "waiting for the slowest rank", ORANGE, "////"),
 )
-_TIMES = ("data", "compute", "rest", "useful", "transfer", "wait", "step")
-
-
-@dataclass(frozen=True)
-class Ranks:
-    """Means per step of the ranks of the worst cells.
-
-    Attributes:
-        by_rank: ``cell_id, host, rank, n`` (runs) and :data:`_TIMES`, ``beyond`` (the useful time
-            beyond the usual one, as a share of the step).
-        by_host: the same per ``cell_id`` and ``host``, with ``ranks``.
-    """
-
-    by_rank: pd.DataFrame
-    by_host: pd.DataFrame
-
-
-def worst_cells(rows: pd.DataFrame) -> list[str]:
-    """Return the measured cells of several ranks with the lowest load balance, the worst first."""
-    wide = rows[(rows["n"] > 0) & (rows["gpus"] > 1) & rows["load_balance"].notna()]
-    order = wide.drop_duplicates("cell_id").sort_values("load_balance", kind="stable")
-    return [str(name) for name in order["cell_id"].head(MAX_CELLS)]
-
-
-def rank_means(study: Study, cells: Sequence[str], runs: pd.DataFrame) -> Ranks | None:
-    """Return the means over epochs and runs; None where no run tells its ranks.
-
-    Args:
-        study: whose ranks.csv are read.
-        cells: from :func:`worst_cells`.
-        runs: of :func:`analysis.stats.measured.measure`.
-    """
-    wanted = runs[runs["measured"] & runs["cell_id"].isin(cells)]
-    read = study.ranks_of(wanted.groupby("cell_id", sort=False)["run_id"].head(MAX_RUNS))
-    read = read[read[["step_time_sec", "comm_exposed_time_sec", "rank"]].notna().all(axis=1)]
-    if not len(read):
-        return None
-    frame = pd.DataFrame(
-        {
-            "run_id": read["run_id"].astype("str"),
-            "cell_id": read["cell_id"].astype("str"),
-            "host": [clean(host) if isinstance(host, str) and host else MISSING for host in read["host"]],
-            "rank": read["rank"].astype("int64"),
-            "step": read["step_time_sec"],
-            "data": read["data_load_time_sec"],
-            "compute": read["forward_time_sec"] + read["backward_time_sec"],
-            "useful": read["step_time_sec"] - read["comm_exposed_time_sec"],
-            "wait": read["comm_wait_time_sec"],
-        }
-    )
-    frame["rest"] = frame["useful"] - frame["data"].fillna(0) - frame["compute"].fillna(0)
-    frame["transfer"] = read["comm_exposed_time_sec"] - frame["wait"].fillna(0)
-    order = {cell: place for place, cell in enumerate(cells)}
-    frame["place"] = frame["cell_id"].map(order)
-    return Ranks(_means(frame, ["place", "cell_id", "host", "rank"]), _by_host(frame))
-
-
-def _means(frame: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
-    groups = frame.groupby(keys)
-    means = groups[list(_TIMES)].mean()
-    means["n"] = groups["run_id"].nunique()
-    means = means.reset_index()
-    by_cell = means.groupby("cell_id")
-    usual = usual_value(means, "useful", among=["cell_id"])
-    means["beyond"] = (means["useful"] - usual) / by_cell["step"].transform("max")
-    return means
-
-
-def _by_host(frame: pd.DataFrame) -> pd.DataFrame:
-    keys = ["place", "cell_id", "host"]
-    means = _means(frame, keys)
-    means["ranks"] = frame.groupby(keys)["rank"].nunique().to_numpy()
-    return means.sort_values(["place", "beyond"], ascending=[True, False], kind="stable", ignore_index=True)
-
-
-def nodes_frame(ranks: Ranks) -> pd.DataFrame:
-    """Return :data:`NODE_COLUMNS`, the worst cell and its latest host first."""
-    names = {"useful": "useful_sec", "data": "data_sec", "compute": "compute_sec", "step": "step_sec"}
-    names |= {"wait": "wait_sec", "transfer": "transfer_sec", "beyond": "beyond_usual"}
-    return ranks.by_host.rename(columns=names)[list(NODE_COLUMNS)]
 
 
 #: The headings of :func:`node_table`; all but the first two are of numbers.
@@ -125,7 +35,7 @@ NODE_HEADINGS = (
 )
 
 
-def node_table(ranks: Ranks) -> list[tuple[bool, list[str]]]:
+def node_table(ranks: RankMeans) -> list[tuple[bool, list[str]]]:
     """Return for each host whether it is late, and its texts; of very many the latest ones."""
     return [
         (
@@ -149,7 +59,7 @@ def node_table(ranks: Ranks) -> list[tuple[bool, list[str]]]:
 # -- the figure -----------------------------------------------------------------------
 
 
-def ranks_figure(ranks: Ranks, *, balance: Mapping[str, float]) -> Drawing:
+def ranks_figure(ranks: RankMeans, *, balance: Mapping[str, float]) -> Drawing:
     """Return the figure: a bar per rank; per node, where there are too many.
 
     Args:
@@ -185,7 +95,7 @@ def _balance(panel: pd.DataFrame, balance: Mapping[str, float]) -> str:
     return fraction(balance.get(str(panel["cell_id"].iloc[0])), decimals=2)
 
 
-def _panels(ranks: Ranks) -> tuple[list[pd.DataFrame], list[str]]:
+def _panels(ranks: RankMeans) -> tuple[list[pd.DataFrame], list[str]]:
     panels, left_out = [], []
     room = MAX_BARS // ranks.by_rank["cell_id"].nunique()
     for cell_id, own in ranks.by_rank.groupby("cell_id", sort=False):

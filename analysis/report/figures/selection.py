@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import pandas as pd
 
 from analysis.data.names import paths, ranks, short_labels
-from analysis.data.sampling import spread
 from analysis.report.figures.curves import Curve
+from analysis.report.figures.drawing import evenly_spaced
 from analysis.stats.scaling import GUIDE
 from analysis.text import count, fraction, known, listed, number
 
@@ -54,7 +54,7 @@ def select(
 
 
 def _thin(rows: pd.DataFrame, limit: int) -> pd.DataFrame:
-    return rows.iloc[spread(len(rows), limit)]
+    return rows.iloc[evenly_spaced(len(rows), limit)]
 
 
 def repeats_of(curve: Curve, rows: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:

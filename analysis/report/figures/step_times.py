@@ -13,9 +13,8 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from analysis.data.load import Study
 from analysis.data.names import ranks
-from analysis.data.sampling import spread
 from analysis.report.figures.bars import bars_draft, draw_rows
-from analysis.report.figures.drawing import Drawing, finish, log_ticks
+from analysis.report.figures.drawing import Drawing, evenly_spaced, finish, log_ticks
 from analysis.report.figures.palette import BLUE, INK, MUTED, VERMILLION
 from analysis.report.figures.selection import Selection
 from analysis.text import count, number, one_line, seconds, whole
@@ -46,7 +45,7 @@ def step_rows(study: Study, rows: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFr
 
 
 def _some(run_ids: pd.Series) -> list[str]:
-    return [str(run_ids.iloc[place]) for place in spread(len(run_ids), MAX_RUNS)]
+    return [str(run_ids.iloc[place]) for place in evenly_spaced(len(run_ids), MAX_RUNS)]
 
 
 def _told(steps: pd.DataFrame) -> dict[str, Any]:

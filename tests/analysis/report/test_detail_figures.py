@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 
 from analysis.checks.fabric import ring_time
+from analysis.checks.scaling_table import scaling_table
 from analysis.data.load import load_study
 from analysis.data.names import series_parts
 from analysis.report.details import Details, look_closer
@@ -21,7 +22,6 @@ from analysis.report.figures.ranks import MAX_BARS
 from analysis.report.figures.step_times import MAX_RUNS
 from analysis.report.write import write_report
 from analysis.stats.measured import measure
-from analysis.stats.scaling import scale
 from bench.matrix.cell import Cell
 from bench.study.layout import StudyFolder
 from tests.analysis import studies
@@ -42,14 +42,14 @@ def texts(drawing: Drawing) -> list[str]:
 def closer(path: Path) -> tuple[Details, dict[str, Drawing]]:
     study = load_study(path)
     frames = measure(study)
-    found = look_closer(study, frames, scale(frames), parts=series_parts(study.plan))
+    found = look_closer(study, frames, scaling_table(frames), parts=series_parts(study.plan))
     return found, {drawing.name: drawing for drawing in found.drawings}
 
 
 def heat(path: Path, regime: str) -> Drawing:
     study = load_study(path)
     frames = measure(study)
-    drawn = draw_figures(scale(frames), frames.runs, parts=series_parts(study.plan))
+    drawn = draw_figures(scaling_table(frames), frames.runs, parts=series_parts(study.plan))
     return next(drawing for drawing in drawn if drawing.name == f"heat-{regime}")
 
 
@@ -66,7 +66,7 @@ def test_the_heat_map_has_a_field_per_size_and_batch(tmp_path: Path) -> None:
     path = studies.finished(tmp_path / "s", cells, state=state)
     found = heat(path, "strong")
     assert len(tips(found)) == 6
-    rows = scale(load_study(path))
+    rows = scaling_table(load_study(path))
     for row in rows[rows["n"] > 0].to_dict("records"):
         (tip,) = (
             t for t in tips(found) if f"= {row['gpus']} rank" in t and f"batch {row['global_batch']}," in t

@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 import pandas as pd
 import pytest
 
+from analysis.checks.scaling_table import scaling_table
 from analysis.data.load import load_study
 from analysis.data.names import series_parts, short_labels
 from analysis.report.figures.all_figures import all_names, draw_figures
@@ -24,7 +25,6 @@ from analysis.report.figures.palette import (
 )
 from analysis.report.figures.selection import MAX_SERIES, MAX_SIZES
 from analysis.stats.measured import measure
-from analysis.stats.scaling import scale
 from tests.analysis import studies
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -33,7 +33,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 def drawings(path: Path) -> dict[str, Drawing]:
     study = load_study(path)
     frames = measure(study)
-    drawn = draw_figures(scale(frames), frames.runs, parts=series_parts(study.plan))
+    drawn = draw_figures(scaling_table(frames), frames.runs, parts=series_parts(study.plan))
     return {drawing.name: drawing for drawing in drawn}
 
 

@@ -9,18 +9,18 @@ import pandas as pd
 import pytest
 
 from analysis.checks.fabric import fabrics
+from analysis.checks.scaling_table import scaling_table
 from analysis.data.load import Study, load_study
 from analysis.report.laws_words import LawView, karp_flatt_words, law_views
 from analysis.report.write import write_report
 from analysis.stats.measured import Frames, measure
-from analysis.stats.scaling import scale
 from bench.study.layout import StudyFolder
 from tests.analysis import studies
 from tests.analysis.points import frames_of_points
 
 
 def views(frames: Frames) -> list[LawView]:
-    rows = scale(frames)
+    rows = scaling_table(frames)
     return law_views(rows, frames, labels={})
 
 
@@ -69,13 +69,13 @@ def test_a_short_series_has_the_refusal_and_the_trend() -> None:
     ],
 )
 def test_other_trends_of_the_serial_fraction_have_their_words(times: dict[int, float], words: str) -> None:
-    rows = scale(strong(times, repeats=1))
+    rows = scaling_table(strong(times, repeats=1))
     assert words in karp_flatt_words(rows)
 
 
 def test_without_a_batch_there_are_no_seconds_but_an_efficiency() -> None:
     frames = strong({n: 0.05 + 0.95 / n for n in (1, 2, 4, 8, 16)})
-    rows = scale(frames)
+    rows = scaling_table(frames)
     rows["step_time_sec"] = float("nan")
     (view,) = law_views(rows, frames, labels={})
     assert [row[0] for row in view.parameters] == ["s"]
@@ -88,13 +88,13 @@ def test_against_a_baseline_without_ddp_it_is_told_why_nothing_is_predicted(tmp_
     alone.workload["ddp"] = False
     cells = [alone, *studies.strong(512, (1, 2, 4, 8, 16))]
     frames = measure(load_study(studies.finished(tmp_path / "s", cells)))
-    (view,) = law_views(scale(frames, baseline="no-ddp"), frames, labels={})
+    (view,) = law_views(scaling_table(frames, baseline="no-ddp"), frames, labels={})
     assert view.predictions == []
     assert view.sentences[-1] == (
         "Nothing is predicted: an efficiency would refer to 1x1 (1 rank) without DDP, which the law of the sizes "
         "with DDP does not describe; with a baseline of these sizes (--baseline) there is a prediction."
     )
-    (view,) = law_views(scale(frames, baseline="2"), frames, labels={})
+    (view,) = law_views(scaling_table(frames, baseline="2"), frames, labels={})
     assert [row[0] for row in view.predictions] == ["32"]
 
 
@@ -120,7 +120,7 @@ def test_the_probes_of_the_largest_size_give_the_communication_model(tmp_path: P
     path = studies.finished(tmp_path / "s", studies.strong(512, (1, 2, 4, 8, 16)))
     study = with_sweep(path)
     frames = measure(study)
-    rows = scale(frames)
+    rows = scaling_table(frames)
     (fabric,) = fabrics(study, rows).values()
     assert (fabric.alpha_s, fabric.beta_s_per_byte) == pytest.approx((1e-5, 1e-9), rel=0.05)
     assert fabric.buckets == 5

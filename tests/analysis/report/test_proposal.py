@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from analysis.checks.scaling_table import scaling_table
 from analysis.data.load import load_study
 from analysis.report.document import Bullets, Figure, Heading, Paragraph, Table, as_latex, as_markdown
 from analysis.report.write import write_report, write_table_report
 from analysis.stats.measured import measure
-from analysis.stats.scaling import scale
 from bench.matrix.cell import Cell
 from tests.analysis.studies import StudyBuilder, Timing, environment, finished, merged, strong, weak
 
@@ -70,7 +70,7 @@ def test_the_table_holds_what_reviewers_ask_for(written):
         *("n", "Main loop (s)", "Whole job (s)", "Node-h per run", "Node-h per 1M samples"),
     ]  # fmt: skip
     assert [row[2] for row in rows] == ["1", "2", "4", "8"]
-    table = scale(measure(load_study(path)))
+    table = scaling_table(measure(load_study(path)))
     last = table[(table["mode"] == "strong") & (table["gpus"] == 8)].iloc[0]
     shown = dict(zip(head, rows[-1], strict=True))
     assert shown["Efficiency [95 %]"] == (
@@ -86,7 +86,7 @@ def test_the_table_holds_what_reviewers_ask_for(written):
 
 def test_the_recommended_size_is_the_largest_at_or_above_the_guide_and_why(written):
     path, markdown, _ = written
-    table = scale(measure(load_study(path)))
+    table = scaling_table(measure(load_study(path)))
     own = table[table["mode"] == "strong"].set_index("gpus")
     assert own.loc[2, "efficiency"] >= 0.8 > own.loc[4, "efficiency"], "the study is made so"
     text = markdown.partition("## Recommended job size\n\n")[2].partition("\n\n##")[0].replace("\\", "")

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from analysis.checks.scaling_table import scaling_table
 from analysis.data.environment import describe_environment
 from analysis.data.load import load_study
 from analysis.report.proposal import proposal_files
 from analysis.report.summary import certainty, find
 from analysis.stats.losses import losses
 from analysis.stats.measured import measure
-from analysis.stats.scaling import scale
 from analysis.text import (
     clean,
     count,
@@ -36,7 +36,7 @@ from tests.analysis import studies
 
 
 def rows_of(path: Path, cells: Any = None, **options: Any) -> pd.DataFrame:
-    return scale(load_study(studies.finished(path / "s", cells, **options)))
+    return scaling_table(load_study(studies.finished(path / "s", cells, **options)))
 
 
 def findings(rows: pd.DataFrame) -> Any:
@@ -94,7 +94,7 @@ def test_without_a_good_size_it_is_told_what_comes_closest(tmp_path: Path) -> No
 
 
 def test_where_no_larger_size_than_the_baseline_was_measured_none_comes_closest(tmp_path: Path) -> None:
-    rows = scale(load_study(studies.finished(tmp_path / "s", studies.strong())), baseline="8")
+    rows = scaling_table(load_study(studies.finished(tmp_path / "s", studies.strong())), baseline="8")
     (found,) = findings(rows)
     assert (found.best_size, found.best_detail) == (
         "no more than 8 ranks",
@@ -160,7 +160,7 @@ def test_of_a_loss_that_is_not_known_the_reason_is_the_true_one(tmp_path: Path) 
 def test_page_and_proposal_agree_on_hardly_any_loss(tmp_path: Path, efficiency: float, slight: bool) -> None:
     study = load_study(studies.finished(tmp_path / "s"))
     frames = measure(study)
-    rows = scale(frames)
+    rows = scaling_table(frames)
     rows.loc[rows["gpus"] == 8, ["efficiency", "efficiency_low", "efficiency_high"]] = [efficiency, 0.9, 1.05]
     (found,) = findings(rows)
     section = proposal_files(study, frames, rows, [], describe_environment(study))["proposal.md"]

@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from analysis.checks.scaling_table import scaling_table
 from analysis.data.load import load_study
 from analysis.report.tables import csv_table, latex, latex_table, markdown_table, runs_csv
+from analysis.stats.columns import COLUMNS
 from analysis.stats.measured import measure
-from analysis.stats.scaling import COLUMNS, scaling_table
 from tests.analysis import studies
 
 HOSTILE = "<script>alert(1)</script> | `x` $y$ \\input{/etc/passwd} 100% & #1 _a_ ^b^ ~c~ {d}\n[e]"

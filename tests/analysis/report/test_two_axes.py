@@ -9,15 +9,16 @@ from xml.etree import ElementTree
 
 import pandas as pd
 import pytest
+from analysis.report.figures.heatmaps import MAX_NODES, MAX_SERIES, grids
+from analysis.stats.scaling import AXES_COLUMNS, two_axes
 
+from analysis.checks.scaling_table import scaling_table
 from analysis.data.load import load_study
 from analysis.data.names import series_parts
 from analysis.report.figures.all_figures import draw_figures
 from analysis.report.figures.drawing import Drawing
 from analysis.report.write import write_report
 from analysis.stats.measured import measure
-from analysis.stats.scaling import scale
-from analysis.stats.two_axes import AXES_COLUMNS, MAX_NODES, MAX_SERIES, two_axes
 from bench.matrix.cell import Cell
 from tests.analysis import studies
 
@@ -40,7 +41,7 @@ def failed_at_four_by_four(cell: Cell, repeat: int) -> tuple[str, str, str | Non
 
 
 def table(path: Path) -> pd.DataFrame:
-    return scale(measure(load_study(path)))
+    return scaling_table(measure(load_study(path)))
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +57,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def drawings(study: Path) -> dict[str, Drawing]:
     loaded = load_study(study)
     frames = measure(loaded)
-    drawn = draw_figures(scale(frames), frames.runs, parts=series_parts(loaded.plan))
+    drawn = draw_figures(scaling_table(frames), frames.runs, parts=series_parts(loaded.plan))
     return {drawing.name: drawing for drawing in drawn}
 
 
@@ -167,7 +168,7 @@ def test_what_a_figure_cannot_hold_is_left_out_and_said(tmp_path: Path) -> None:
     path = studies.finished(tmp_path / "s", cells, repeats=1, epochs=1, ranks_files=False)
     loaded = load_study(path)
     frames = measure(loaded)
-    figures = draw_figures(scale(frames), frames.runs, parts=series_parts(loaded.plan))
+    figures = draw_figures(scaling_table(frames), frames.runs, parts=series_parts(loaded.plan))
     figure = next(drawing for drawing in figures if drawing.name == "axes-weak")
     assert figure.left_out == "4 of 5 series drawn; 64 of 80 sizes drawn"
 

@@ -1,0 +1,128 @@
+"""The scaling table with a reason in each row that has missing runs or no efficiency."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+import pandas as pd
+
+from analysis.data.load import Study
+from analysis.data.names import sizes_of, state_name
+from analysis.stats.baselines import is_baseline
+from analysis.stats.measured import Frames, measure
+from analysis.stats.scaling import batch_per_rank, scale
+from analysis.text import count, listed, one_line
+from bench.study.ledger import RunState
+
+_TO_TRAIN = (
+    "no efficiency: a time to train includes convergence, which changes with the global batch; its ratio is "
+    "a speedup, not a parallel efficiency"
+)
+_OTHER_UNIT = (
+    "no efficiency: its runs count another unit of work than the plan's samples, or than those of the "
+    "baseline"
+)
+_ONE_CELL = "no efficiency: the series has one cell only"
+_NO_REGIME = "no efficiency: neither the global batch nor the batch per rank is constant over the series"
+
+
+def scaling_table(source: Study | Frames, *, baseline: str | None = None) -> pd.DataFrame:
+    """Return :func:`analysis.stats.scaling.scale` with ``reason``.
+
+    Args:
+        source: a study, or its frames.
+        baseline: a size or cell, as :func:`analysis.stats.baselines.is_baseline` parses it.
+
+    Raises:
+        BenchError: no series has such a baseline.
+    """
+    frames = source if isinstance(source, Frames) else measure(source)
+    rows = scale(frames, baseline=baseline)
+    by_cell = _reasons_of_runs(frames.runs)
+    by_regime = _reasons_of_regimes(rows, frames)
+    by_baseline = _reasons_of_baselines(rows, baseline)
+    reasons = []
+    columns = ("cell_id", "series_place", "n", "other_unit")
+    for cell_id, place, n, other_unit in zip(*(rows[name] for name in columns), strict=True):
+        parts = (by_cell.get(cell_id), by_regime.get(place), by_baseline.get(place) if n else None)
+        reasons.append("; ".join(filter(None, (*parts, _OTHER_UNIT if other_unit else ""))))
+    rows["reason"] = pd.Series(reasons, index=rows.index, dtype="str")
+    return rows
+
+
+@dataclass
+class _RunCounts:
+    """The runs of one cell, counted by their end, and the first reason of one that does not count."""
+
+    total: int = 0
+    done: int = 0
+    kinds: Counter[str] = field(default_factory=Counter)
+    reason: str = ""
+
+    def __str__(self) -> str:
+        completed = f"{self.done} of {count(self.total, 'run')}" if self.done else "no run"
+        kinds = listed([f"{amount} {kind}" for kind, amount in self.kinds.most_common()], limit=4)
+        return f"{completed} completed: {kinds}" + (f" ({self.reason})" if self.reason else "")
+
+
+def _reasons_of_runs(runs: pd.DataFrame) -> dict[str, str]:
+    """Return by cell which of its runs do not count; a cell whose runs all count is absent."""
+    cells: dict[str, _RunCounts] = {}
+    columns = ("cell_id", "measured", "state", "failure_class", "reason")
+    for cell_id, measured, state, failure, reason in zip(*(runs[name] for name in columns), strict=True):
+        counts = cells.setdefault(cell_id, _RunCounts())
+        counts.total += 1
+        if measured:
+            counts.done += 1
+            continue
+        failed = state == RunState.FAILED and isinstance(failure, str) and failure
+        counts.kinds[f"failed by {failure}" if failed else state_name(state)] += 1
+        counts.reason = counts.reason or one_line(reason, limit=160)
+    return {cell_id: str(counts) for cell_id, counts in cells.items() if counts.kinds}
+
+
+def _reasons_of_baselines(rows: pd.DataFrame, baseline: str | None) -> dict[Hashable, str]:
+    """Return by series why its baseline is not the smallest planned size, or not the requested one."""
+    based = rows.assign(size=sizes_of(rows))[rows["base_place"].notna()]
+    if baseline:
+        others = based[~based["base_place"].isin(rows.index[is_baseline(rows, baseline)])]
+        name = one_line(baseline, limit=80)
+        reason = f"the baseline asked for, {name}, was not measured in this series"
+        return dict.fromkeys(others["series_place"], reason)
+    smaller = based[(based["gpus"] < based["base_gpus"]) & (based["n"] == 0) & based["ddp"]]
+    reasons: dict[Hashable, str] = {}
+    for place, own in smaller.groupby("series_place"):
+        verb = "has" if len(own) == 1 else "have"
+        sizes = listed(own["size"].to_list())
+        reasons[place] = f"the baseline is {own['baseline'].iloc[0]}: {sizes} {verb} no completed run"
+    return reasons
+
+
+def _reasons_of_regimes(rows: pd.DataFrame, frames: Frames) -> dict[Hashable, str]:
+    """Return by series why it has no efficiency, or another regime than its label."""
+    reasons: dict[Hashable, str] = {}
+    for place, own in rows.groupby("series_place"):
+        mode, label = own["mode"].iloc[0], own["label_mode"].iloc[0]
+        if own["to_train"].any():
+            reasons[place] = _TO_TRAIN
+        elif mode and not label:
+            continue
+        elif len(own) == 1:
+            reasons[place] = _ONE_CELL
+        elif not mode:
+            remedy = frames.regime_remedy if _contains_a_series(own) else ""
+            reasons[place] = "; ".join(filter(None, (_NO_REGIME, remedy)))
+        elif mode != label:
+            constant = "global batch" if mode == "strong" else "batch per rank"
+            reasons[place] = (
+                f"called {label} by {frames.labelled_by}, but its {constant} is constant: {mode} scaling"
+            )
+    return reasons
+
+
+def _contains_a_series(rows: pd.DataFrame) -> bool:
+    """Return whether some rows have one batch and several sizes: they would be a series of one regime."""
+    batches = (rows["global_batch"], batch_per_rank(rows))
+    return any(rows["gpus"].groupby(batch).nunique().max() > 1 for batch in batches)

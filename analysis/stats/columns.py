@@ -1,0 +1,100 @@
+"""Schema of the scaling table: its columns with type, unit and meaning.
+
+One row is one cell in one series. A value that was not measured is NaN; a missing text is empty.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import NamedTuple
+
+
+class Where(Enum):
+    """The place of a column in report/scaling.csv."""
+
+    CSV = "always in scaling.csv"
+    CSV_END = "after the other columns of scaling.csv"
+    INTERNAL = "for figures, pages and other analyses only"
+
+
+class Column(NamedTuple):
+    """One column: name, pandas dtype, meaning, unit, and whether scaling.csv contains it."""
+
+    name: str
+    dtype: str
+    meaning: str
+    unit: str = ""
+    where: Where = Where.CSV
+
+
+def _internal(name: str, dtype: str, meaning: str, unit: str = "") -> Column:
+    return Column(name, dtype, meaning, unit, Where.INTERNAL)
+
+
+#: Parts of a step: ``transfer`` is the exposed communication beyond waiting for the slowest rank.
+PARTS = ("data", "forward", "backward", "optimizer", "other", "transfer", "wait")
+#: Size of a cell. ``gpus_per_node`` is empty if a table measured elsewhere does not give the nodes.
+SIZE_COLUMNS = ("nodes", "gpus_per_node", "gpus", "global_batch", "per_gpu_batch")
+#: Efficiency of the step from the next smaller size.
+INCREMENT_COLUMNS = ("incremental_from", "incremental_efficiency", "incremental_low", "incremental_high")
+
+SCHEMA = (
+    Column("cell_id", "str", "cell; a cell of two series has a row in each"),
+    Column("series", "str", "series, as the plan names it"),
+    Column("baseline", "str", "size of the baseline; empty without one"),
+    Column("mode", "str", "strong or weak, by the batches; empty if neither is constant"),
+    Column("launcher", "str", "srun or torchrun"),
+    Column("backend", "str", "nccl or gloo"),
+    Column("nodes", "int64", "number of nodes"),
+    Column("gpus_per_node", "str", "ranks per node; 4+2 if nodes differ"),
+    Column("gpus", "int64", "number of ranks"),
+    Column("global_batch", "int64", "samples per step, over all ranks"),
+    Column("per_gpu_batch", "int64", "samples per rank and micro-batch"),
+    Column("n", "int64", "runs that completed with a throughput"),
+    Column("throughput_samples_per_sec", "float64", "harmonic mean over runs", "samples/s"),
+    Column("throughput_low", "float64", "lower end of its 95 % interval", "samples/s"),
+    Column("throughput_high", "float64", "upper end of its 95 % interval", "samples/s"),
+    Column("step_time_sec", "float64", "mean time per global batch", "s"),
+    Column("speedup", "float64", "speedup; for weak scaling the scaled speedup"),
+    Column("efficiency", "float64", "parallel efficiency"),
+    Column("efficiency_low", "float64", "lower end of its 95 % interval"),
+    Column("efficiency_high", "float64", "upper end of its 95 % interval"),
+    Column("load_balance", "float64", "mean over longest useful time of the ranks"),
+    Column("comm_efficiency", "float64", "longest useful time over step time"),
+    Column("pop_parallel_efficiency", "float64", "load balance times communication efficiency"),
+    Column("computational_scalability", "float64", "useful time per sample, baseline over this size"),
+    Column("global_efficiency", "float64", "parallel efficiency times computational scalability"),
+    Column("node_hours", "float64", "mean of one run", "node-hours"),
+    Column("state", "str", "state of the cell's runs"),
+    Column("reason", "str", "missing runs, replaced baseline, unexpected regime; empty if there is none"),
+    Column("incremental_from", "float64", "next smaller measured size", "ranks", Where.CSV_END),
+    Column("incremental_efficiency", "float64", "efficiency per doubling from it", "", Where.CSV_END),
+    Column("incremental_low", "float64", "lower end of its 95 % interval", "", Where.CSV_END),
+    Column("incremental_high", "float64", "upper end of its 95 % interval", "", Where.CSV_END),
+    Column("karp_flatt", "float64", "serial fraction, for strong scaling", "", Where.CSV_END),
+    _internal("runs", "int64", "planned runs"),
+    _internal("label_mode", "str", "mode as the plan or table labels the series"),
+    _internal("base_place", "Int64", "index label of the baseline's row"),
+    _internal("base_cell", "str", "cell_id of the baseline"),
+    _internal("base_gpus", "Int64", "ranks of the baseline"),
+    _internal("is_base", "bool", "the row is its own baseline"),
+    _internal("speedup_low", "float64", "lower end of the 95 % interval"),
+    _internal("speedup_high", "float64", "upper end of the 95 % interval"),
+    _internal("ddp", "bool", "False for one rank that runs without DDP"),
+    _internal("variant", "str", "swept options other than ddp"),
+    _internal("to_train", "bool", "times are those of whole trainings"),
+    _internal("unit", "float64", "samples counted over samples planned"),
+    _internal("other_unit", "bool", "unit differs from the baseline's, so there is no efficiency"),
+    _internal("rate", "float64", "throughput, even if a table does not give its unit", "samples/s"),
+    *(_internal(part, "float64", f"{part}, mean per step", "s") for part in PARTS),
+    _internal("exposed", "float64", "exposed communication, mean per step", "s"),
+    _internal("useful_s", "float64", "useful time, mean over ranks, per step", "s"),
+    _internal("series_place", "int64", "number of the series in the plan"),
+    _internal("cell_place", "int64", "number of the cell in the plan"),
+)
+
+#: Columns that report/scaling.csv always has, in this order.
+COLUMNS = tuple(column.name for column in SCHEMA if column.where is Where.CSV)
+#: Columns of report/scaling.csv after :data:`COLUMNS`.
+FURTHER_COLUMNS = tuple(column.name for column in SCHEMA if column.where is Where.CSV_END)
+ALL_COLUMNS = tuple(column.name for column in SCHEMA)
