@@ -12,9 +12,8 @@ import numpy as np
 import pandas as pd
 
 from analysis.checks.scaling_table import scaling_table
-from analysis.data.load import Study
+from analysis.data.load import RUNS_COLUMNS, Study
 from analysis.data.names import layout, ranks
-from analysis.data.load import RUNS_COLUMNS
 from analysis.stats.columns import PARTS
 from analysis.stats.decompose import TIMES
 from analysis.stats.estimate import outliers

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from analysis.checks.fabric import LARGE_BYTES, RingFit, fit_ring
-from analysis.checks.slow_ranks import by_node, stragglers
+from analysis.checks.slow_ranks import late_nodes_of, stragglers
 from tests.workload.conftest import Finished, torchrun_env
 from tests.workload.scenarios import NAP_S
 from tests.workload.truths import LINK_MS
@@ -70,7 +70,7 @@ def test_a_late_rank_is_named_with_its_host_and_what_makes_it_late(run_ranks):
     assert late["host"] == finished.env["hosts"][0]["host"]
     assert late["part"] == "data loading"
     assert 0.8 * NAP_S < late["excess_sec"] < 1.5 * NAP_S
-    (words,) = by_node(found, ["two ranks"]).told
+    (words,) = late_nodes_of(found, ["two ranks"]).texts
     assert words.startswith(f"rank 1 on {late['host']} takes ")
     assert words.endswith("of the step, in data loading), in 1 of 1 run of two ranks")
     # The others wait; communication itself is not what the step is lost to.

@@ -49,7 +49,7 @@ def closer(path: Path) -> tuple[Details, dict[str, Drawing]]:
 def heat(path: Path, regime: str) -> Drawing:
     study = load_study(path)
     frames = measure(study)
-    drawn = draw_figures(scaling_table(frames), frames.runs, parts=series_parts(study.plan))
+    drawn = draw_figures(scaling_table(frames), frames.runs, parts=series_parts(study.plan), axes={})
     return next(drawing for drawing in drawn if drawing.name == f"heat-{regime}")
 
 

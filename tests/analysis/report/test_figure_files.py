@@ -33,7 +33,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 def drawings(path: Path) -> dict[str, Drawing]:
     study = load_study(path)
     frames = measure(study)
-    drawn = draw_figures(scaling_table(frames), frames.runs, parts=series_parts(study.plan))
+    drawn = draw_figures(scaling_table(frames), frames.runs, parts=series_parts(study.plan), axes={})
     return {drawing.name: drawing for drawing in drawn}
 
 

@@ -9,16 +9,16 @@ from xml.etree import ElementTree
 
 import pandas as pd
 import pytest
-from analysis.report.figures.heatmaps import MAX_NODES, MAX_SERIES, grids
-from analysis.stats.scaling import AXES_COLUMNS, two_axes
 
 from analysis.checks.scaling_table import scaling_table
 from analysis.data.load import load_study
 from analysis.data.names import series_parts
 from analysis.report.figures.all_figures import draw_figures
 from analysis.report.figures.drawing import Drawing
+from analysis.report.figures.heatmaps import MAX_NODES, MAX_SERIES, grids
 from analysis.report.write import write_report
 from analysis.stats.measured import measure
+from analysis.stats.scaling import AXES_COLUMNS, two_axes
 from bench.matrix.cell import Cell
 from tests.analysis import studies
 
@@ -57,7 +57,8 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def drawings(study: Path) -> dict[str, Drawing]:
     loaded = load_study(study)
     frames = measure(loaded)
-    drawn = draw_figures(scaling_table(frames), frames.runs, parts=series_parts(loaded.plan))
+    rows, parts = scaling_table(frames), series_parts(loaded.plan)
+    drawn = draw_figures(rows, frames.runs, parts=parts, axes=grids(two_axes(rows), parts))
     return {drawing.name: drawing for drawing in drawn}
 
 
@@ -168,7 +169,8 @@ def test_what_a_figure_cannot_hold_is_left_out_and_said(tmp_path: Path) -> None:
     path = studies.finished(tmp_path / "s", cells, repeats=1, epochs=1, ranks_files=False)
     loaded = load_study(path)
     frames = measure(loaded)
-    figures = draw_figures(scaling_table(frames), frames.runs, parts=series_parts(loaded.plan))
+    rows, parts = scaling_table(frames), series_parts(loaded.plan)
+    figures = draw_figures(rows, frames.runs, parts=parts, axes=grids(two_axes(rows), parts))
     figure = next(drawing for drawing in figures if drawing.name == "axes-weak")
     assert figure.left_out == "4 of 5 series drawn; 64 of 80 sizes drawn"
 

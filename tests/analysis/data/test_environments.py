@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import studies
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from analysis.data import environment
 from analysis.data.environment import describe_environment
 from analysis.data.load import load_study
+from tests.analysis import studies
 
 
 def described(path: Path, **options: Any) -> environment.Environment:

@@ -6,7 +6,6 @@ import io
 
 import pandas as pd
 import pytest
-from analysis.data.sampling import spread
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,7 +20,7 @@ from analysis.data.names import (
     widest_series,
     with_layout,
 )
-from analysis.report.figures.drawing import log_ticks
+from analysis.report.figures.drawing import evenly_spaced, log_ticks
 
 SIZE = {"nodes": 2, "gpus_per_node": "4", "gpus": 8}
 UNEQUAL = {"nodes": 2, "gpus_per_node": "4+2", "gpus": 6}
@@ -60,7 +59,7 @@ def test_devices_have_a_singular_but_for_the_names_of_models(
 
 @given(st.integers(1, 500), st.integers(2, 40))
 def test_what_is_thinned_keeps_both_ends_and_no_more_than_fits(length: int, most: int) -> None:
-    places = spread(length, most)
+    places = evenly_spaced(length, most)
     assert len(places) == min(length, most)
     assert (places[0], places[-1]) == (0, length - 1)
     assert places == sorted(set(places))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
@@ -13,15 +14,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-import studies
 from scipy import stats
 
 from analysis.checks.scaling_table import scaling_table
 from analysis.data.load import load_study
-from analysis.stats.columns import COLUMNS, FURTHER_COLUMNS
+from analysis.stats.columns import COLUMNS, FURTHER_COLUMNS, SCHEMA
 from analysis.stats.measured import measure
 from bench.errors import BenchError
 from bench.study.layout import StudyFolder
+from tests.analysis import studies
 from tests.analysis.points import frames_of_points
 
 PROMISED = [
@@ -112,9 +113,20 @@ def test_the_columns_are_the_promised_ones() -> None:
     assert list(COLUMNS) == PROMISED
 
 
-def test_every_column_is_documented() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "analysis.md").read_text(encoding="utf-8")
-    assert [name for name in (*COLUMNS, *FURTHER_COLUMNS) if f"`{name}`" not in text] == []
+@pytest.mark.parametrize("state", ["completed", "planned"])
+def test_the_table_has_the_columns_and_types_of_its_schema(tmp_path: Path, state: str) -> None:
+    found = table(studies.finished(tmp_path / "s", both(), state=lambda cell, repeat: (state, "", None)))
+    assert {name: str(dtype) for name, dtype in found.dtypes.items()} == {
+        column.name: column.dtype for column in SCHEMA
+    }
+    assert list(found.columns) == [column.name for column in SCHEMA]
+
+
+def test_the_documentation_lists_the_columns_of_scaling_csv() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "analysis.md").read_text(encoding="utf-8")
+    section = text.partition("## The columns of scaling.csv")[2].partition("\n## ")[0]
+    cells = re.findall(r"^\| (`.*?) \|", section, flags=re.MULTILINE)
+    assert re.findall(r"`(\w+)`", " ".join(cells)) == [*COLUMNS, *FURTHER_COLUMNS]
 
 
 @pytest.mark.parametrize(("name", "mode"), [(STRONG, "strong"), (WEAK, "weak")])
@@ -375,7 +387,7 @@ def test_a_study_without_any_run_has_all_its_rows(tmp_path: Path) -> None:
 
 def test_a_plan_without_cells_has_an_empty_table(tmp_path: Path) -> None:
     found = table(studies.finished(tmp_path / "s", []))
-    assert list(found.columns) == PROMISED
+    assert list(found.columns) == [column.name for column in SCHEMA]
     assert found.empty
 
 

@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from analysis.checks.slow_ranks import STRAGGLER_COLUMNS, by_node, late_nodes, stragglers
+from analysis.checks.slow_ranks import STRAGGLER_COLUMNS, late_nodes, late_nodes_of, stragglers
 from analysis.data.load import load_study
 from analysis.report.write import write_report
+from analysis.stats.measured import measure
 from bench.study.layout import RANKS_COLUMNS
 from tests.analysis.studies import finished, make_cell
 
@@ -50,7 +51,7 @@ def test_a_late_rank_is_named_with_host_part_and_share():
     (row,) = found.to_dict("records")
     assert (row["run_id"], row["rank"], row["host"], row["part"]) == ("r1", 3, "n2", "backward")
     np.testing.assert_allclose([row["excess_sec"], row["share_of_step"]], [0.04, 0.04 / 0.14])
-    assert by_node(found, ["cell"]).told == [
+    assert late_nodes_of(found, ["cell"]).texts == [
         "rank 3 on n2 takes 40.0 ms per step longer than the others (29 % of the step, in backward),"
         " in 1 of 1 run of cell"
     ]
@@ -59,7 +60,7 @@ def test_a_late_rank_is_named_with_host_part_and_share():
 def test_a_whole_late_node_is_named():
     found = stragglers(ranks_frame({2: 0.04, 3: 0.04}))
     assert [(row["rank"], row["host"]) for row in found.to_dict("records")] == [(2, "n2"), (3, "n2")]
-    assert by_node(found, ["cell"]).told == [
+    assert late_nodes_of(found, ["cell"]).texts == [
         "both ranks on n2 take 40.0 ms per step longer than the others (29 % of the step, in backward),"
         " in 1 of 1 run of cell"
     ]
@@ -72,7 +73,7 @@ def test_a_node_is_named_once_however_many_of_its_ranks_and_cells_are_late():
     three = ranks_frame({4: 0.05, 5: 0.05, 6: 0.05}, ranks=8, run="r3").assign(cell_id="other")
     three["host"] = [f"n{rank // 4 + 1}" for rank in three["rank"]]
     found = stragglers(pd.concat([two, four, three]))
-    assert by_node(found, ["cell", "larger", "other"]).told == [
+    assert late_nodes_of(found, ["cell", "larger", "other"]).texts == [
         "rank 2 on n1 takes 60.0 ms per step longer than the others (38 % of the step, in backward),"
         " in 1 of 1 run of larger",
         "3 of the 4 ranks on n2 take 50.0 ms per step longer than the others (33 % of the step, in backward),"
@@ -93,9 +94,9 @@ def test_a_rank_that_was_late_in_one_epoch_only_is_no_straggler():
 def test_one_run_of_three_is_chance_and_two_are_not():
     quiet, late = ranks_frame({}), {1: 0.04}
     one = pd.concat([quiet.assign(run_id="a"), quiet.assign(run_id="b"), ranks_frame(late, run="c")])
-    assert by_node(stragglers(one), ["cell"] * 3).told == []
+    assert late_nodes_of(stragglers(one), ["cell"] * 3).texts == []
     two = pd.concat([quiet.assign(run_id="a"), ranks_frame(late, run="b"), ranks_frame(late, run="c")])
-    (words,) = by_node(stragglers(two), ["cell"] * 3).told
+    (words,) = late_nodes_of(stragglers(two), ["cell"] * 3).texts
     assert words.endswith("in 2 of 3 runs of cell")
 
 
@@ -107,7 +108,7 @@ def test_without_an_attribution_window_nothing_is_known():
 
 def test_many_late_nodes_are_counted():
     late = dict.fromkeys(range(17, 32), 0.04)
-    told = by_node(stragglers(ranks_frame(late, ranks=32)), ["cell"]).told
+    told = late_nodes_of(stragglers(ranks_frame(late, ranks=32)), ["cell"]).texts
     assert len(told) == 5
     assert told[-1] == "4 more nodes"
 
@@ -119,8 +120,8 @@ def test_the_page_says_who_is_late_before_any_number(tmp_path):
         rows = ranks_frame({3: 0.04} if "n2" in cell_id else {}).reindex(columns=list(RANKS_COLUMNS))
         rows.to_csv(Path(attempt, "ranks.csv"), index=False)
     study = load_study(folder)
-    (words,) = late_nodes(study).told
+    (words,) = late_nodes(study, measure(study)).texts
     assert words.startswith("rank 3 on n2 takes 40.0 ms per step longer than the others")
     page = write_report(folder).read_text(encoding="utf-8")
-    assert "<strong>The others wait.</strong> Rank 3 on n2 takes 40.0 ms per step longer" in page
+    assert "<strong>Straggler nodes.</strong> Rank 3 on n2 takes 40.0 ms per step longer" in page
     assert "This is waiting, not slow communication." in page

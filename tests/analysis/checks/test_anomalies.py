@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-import studies
 
 from analysis.checks.anomalies import anomalies
 from analysis.checks.scaling_table import scaling_table
-from analysis.checks.slow_ranks import slow_nodes
+from analysis.checks.slow_ranks import slow_nodes, slow_nodes_of
 from analysis.data.load import load_study
 from analysis.report.write import write_report
 from analysis.stats.measured import Frames, measure
 from bench.study.layout import StudyFolder
+from tests.analysis import studies
 from tests.analysis.closer_studies import write_ranks
 from tests.analysis.points import frames_of_points
 
@@ -114,27 +114,29 @@ def rank_rows(slow: dict[str, float], *, runs: int = 4, noise: float = 0.01, see
         for host in ("n1", "n2", "n3", "n4")
         for _ in range(2)
     ]
-    return pd.DataFrame(rows)
+    ranks = pd.DataFrame(rows)
+    step_s = ranks["forward_time_sec"] + ranks["backward_time_sec"]
+    return ranks.assign(step_time_sec=step_s + 0.1, comm_exposed_time_sec=0.1)
 
 
 def test_a_node_that_is_slow_in_several_runs_is_named() -> None:
-    found = told(points({1: around(100), 2: around(190)}), slow=slow_nodes(rank_rows({"n3": 1.2})))
+    found = told(points({1: around(100), 2: around(190)}), slow=slow_nodes_of(rank_rows({"n3": 1.2})))
     assert found["Slow node"].startswith("n3 by 20 % in 4 runs: longer than the other nodes of the same runs")
-    table = slow_nodes(rank_rows({"n3": 1.2, "n1": 1.1}))
+    table = slow_nodes_of(rank_rows({"n3": 1.2, "n1": 1.1}))
     assert table["host"].to_list() == ["n3", "n1"]
     assert table["excess"].iloc[0] == pytest.approx(0.2, abs=0.06)
 
 
 @pytest.mark.parametrize("runs", [1, 2, 5])
 def test_nodes_alike_and_a_single_run_name_nobody(runs: int) -> None:
-    assert len(slow_nodes(rank_rows({}, runs=runs))) == 0
-    assert len(slow_nodes(rank_rows({"n2": 1.5}, runs=1))) == 0
+    assert len(slow_nodes_of(rank_rows({}, runs=runs))) == 0
+    assert len(slow_nodes_of(rank_rows({"n2": 1.5}, runs=1))) == 0
 
 
 def test_a_host_alone_in_its_runs_is_compared_with_nobody() -> None:
     rows = rank_rows({})
-    assert len(slow_nodes(rows[rows["host"] == "n1"])) == 0
-    assert len(slow_nodes(rows.iloc[:0])) == 0
+    assert len(slow_nodes_of(rows[rows["host"] == "n1"])) == 0
+    assert len(slow_nodes_of(rows.iloc[:0])) == 0
 
 
 def test_the_page_names_a_slow_node_and_nothing_is_dropped(tmp_path: Path) -> None:
@@ -142,11 +144,12 @@ def test_the_page_names_a_slow_node_and_nothing_is_dropped(tmp_path: Path) -> No
     for file in StudyFolder(path).runs.glob("*/attempt-1/ranks.csv"):
         frame = pd.read_csv(file)
         frame.loc[frame["host"] == "n2", "forward_time_sec"] *= 1.5
+        frame["step_time_sec"], frame["comm_exposed_time_sec"] = frame["forward_time_sec"], 0.0
         frame.to_csv(file, index=False)
     study = load_study(path)
     frames = measure(study)
     rows = scaling_table(frames)
-    found = anomalies(rows, frames, slow=slow_nodes(study.ranks))
+    found = anomalies(rows, frames, slow=slow_nodes(study, frames))
     assert [one.heading for one in found] == ["Slow node"]
     assert found[0].words.startswith("n2 by 50 % in 6 runs")
     assert (rows["n"] == 3).all()
@@ -165,7 +168,7 @@ def page_with_late_ranks(path: Path, extra_s: float) -> str:
 def test_a_node_that_is_late_and_slow_is_told_of_once_with_both_facts(tmp_path: Path) -> None:
     page = page_with_late_ranks(tmp_path / "s", 0.005)
     assert (
-        "<strong>The others wait.</strong> Both ranks on n2 take 5.00 ms per step longer than the others (29 % of "
+        "<strong>Straggler nodes.</strong> Both ranks on n2 take 5.00 ms per step longer than the others (29 % of "
         "the step, in backward), in 3 of 3 runs of n2x2-gloo-srun-b16. This is waiting, not slow communication. "
         "Work that waits for nobody takes longer there than on the other nodes of the same runs: n2 by 50 % in 3 "
         "runs. Every step waits for such a node: leave it out (--exclude) or have it looked at.</div>"
@@ -175,7 +178,7 @@ def test_a_node_that_is_late_and_slow_is_told_of_once_with_both_facts(tmp_path: 
 
 def test_a_node_that_is_slow_but_not_late_is_worth_a_look(tmp_path: Path) -> None:
     page = page_with_late_ranks(tmp_path / "s", 0.0005)
-    assert "The others wait" not in page
+    assert "Straggler nodes" not in page
     assert (
         "<strong>Slow node.</strong> n2 by 5 % in 3 runs: longer than the other nodes of the same runs for work "
         "that waits for nobody. Every step waits for it: leave it out (--exclude) or have it looked at.</p>"

@@ -9,7 +9,6 @@ from typing import Any
 
 import pandas as pd
 import pytest
-import studies
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -20,6 +19,7 @@ from bench.plan import make_plan, plan_content
 from bench.shipped import find_matrix
 from bench.study.layout import METRICS_COLUMNS, StudyFolder
 from bench.study.plan_json import plan_text
+from tests.analysis import studies
 
 RUN = "n1x1-gloo-srun-b64-r1"
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pandas as pd
 import pytest
-import studies
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,6 +18,7 @@ from analysis.report.summary import find
 from analysis.stats.losses import LOSSES, add_typical_rank, factors, losses
 from analysis.stats.measured import measure
 from bench.matrix.cell import Cell
+from tests.analysis import studies
 
 fraction = st.floats(0.05, 1.0)
 seconds = st.floats(1e-6, 10.0)
