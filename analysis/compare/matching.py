@@ -1,9 +1,8 @@
-"""Which cells of two studies are the same physical configuration.
+"""Match the cells of two studies and list the differences in settings, software and hardware.
 
-Two cells match if they agree in every setting that is compared: size, batch and the work
-always; anything else (backend, precision, an environment variable) where it varies within
-one of the studies. A setting that has one value throughout A and another throughout B is
-the change between the studies, and is told instead of matched.
+Two cells match if they have equal sizes, batches and models, and are equal in every other setting
+that varies within one of the studies. A setting that has one value in A and another in B is a
+difference between the studies and does not prevent a match.
 """
 
 from __future__ import annotations
@@ -12,30 +11,41 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from analysis.data.environment import FACTS, TRANSPORT, hosts_of, sampled, value_of
 from analysis.data.load import Study
 from analysis.text import clean, listed, one_line
 from bench.errors import BenchError
 
 #: Size and batch of a cell.
 SIZES = ("nodes", "tasks_per_node", "world_size", "global_batch", "per_gpu_batch")
-#: What a sample is and costs: throughputs of different work cannot be compared.
+#: Settings that define the work of a sample: with different work, throughputs are not comparable.
 WORK = ("model", "parameters", "seq_len", "image_size", "data")
-#: The name that an axis has on GPUs.
+#: Names of axes on GPUs.
 ALIASES = {"gpus_per_node": "tasks_per_node"}
-#: What follows from a batch, and cannot stay the same when it changes.
-_FOLLOWS = {
+#: Settings that change together with another one.
+_DEPENDENT = {
     "global_batch": ("per_gpu_batch",),
     "per_gpu_batch": ("global_batch",),
     "grad_accum": ("per_gpu_batch",),
 }
+#: Variables that differ between any two runs.
+_PER_RUN = frozenset(
+    (
+        *("SLURM_JOB_ID", "SLURM_JOB_NAME", "SLURM_JOB_NODELIST", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"),
+        *("SLURM_NNODES", "SLURM_NTASKS", "SLURM_TASKS_PER_NODE"),
+        *("BENCH_PYTHON", "BENCH_EXPECTED_WORLD_SIZE"),
+    )
+)
+_PER_RUN_PREFIXES = ("TORCHELASTIC_", "BENCH_STEP_", "BENCH_RUN_")
 NOT_SET = "not set"
+_NOT_KNOWN = "not known"
 
 Settings = dict[str, str]
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A setting or a fact that is not the same on both sides, as texts."""
+    """A setting or fact with its values in A and B, as texts."""
 
     what: str
     a: str
@@ -44,7 +54,11 @@ class Difference:
 
 @dataclass(frozen=True)
 class Matching:
-    """Pairs of ``cell_id`` of A and B, the cells of one side alone, and what changed between the sides."""
+    """Matching cells of A and B.
+
+    ``pairs`` and the lists of unmatched cells hold the ``cell_id``; ``changes`` are the settings that
+    differ between the studies as a whole.
+    """
 
     pairs: list[tuple[str, str]]
     only_a: list[str]
@@ -53,17 +67,17 @@ class Matching:
 
 
 def settings_of(cell: Mapping[str, Any]) -> Settings:
-    """Return every setting of a cell of plan.json by its name in the matrix."""
+    """Return all settings of a cell of plan.json by their names in the matrix."""
     found = {name: spelled(cell.get(name)) for name in (*SIZES, "launcher", "backend")}
     found |= {clean(name): spelled(value) for name, value in (cell.get("workload") or {}).items()}
     found |= {f"env.{clean(name)}": spelled(value) for name, value in (cell.get("env") or {}).items()}
-    # A plan made elsewhere may name an axis without resolving it into an option.
+    # A plan made elsewhere may contain axes that are not options of the workload.
     axes = {clean(name): spelled(value) for name, value in (cell.get("swept") or {}).items()}
     return {**axes, **found}
 
 
 def spelled(value: Any) -> str:
-    """Return a setting's value as the matrix spells it."""
+    """Return the value of a setting as written in the matrix."""
     if value is None:
         return NOT_SET
     if isinstance(value, bool):
@@ -71,48 +85,51 @@ def spelled(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:g}"
     if isinstance(value, list):
-        # Four ranks on each of two nodes, given one by one, are 4.
+        # [4, 4], four ranks on each of two nodes, equals 4.
         parts = list(dict.fromkeys(map(str, value)))
         return parts[0] if len(parts) == 1 else "+".join(map(str, value))
     return one_line(value, limit=120)
 
 
 def match_studies(a: Study, b: Study, *, ignore: Collection[str] = ()) -> Matching:
-    """Return which cells of two studies are the same configuration.
+    """Match the cells of two studies.
 
     Args:
         a: one study.
-        b: the other.
-        ignore: settings that cells need not agree in.
+        b: the other study.
+        ignore: settings in which matching cells may differ.
 
     Raises:
-        BenchError: no cells match, two cells of one study would match the same, or a setting
-            to be ignored is none.
+        BenchError: no cells match, a match is ambiguous, or ``ignore`` names an unknown setting.
     """
     ignored = {ALIASES.get(name, name) for name in ignore}
     if "tasks_per_node" in ignored or "nodes" in ignored:
-        ignored |= {"nodes", "tasks_per_node"}  # the ranks still agree
+        ignored |= {"nodes", "tasks_per_node"}  # The number of ranks still has to be equal.
     cells_a, cells_b = _settings(a), _settings(b)
-    names = list(dict.fromkeys(name for one in (*cells_a.values(), *cells_b.values()) for name in one))
+    names = list(dict.fromkeys(name for cell in (*cells_a.values(), *cells_b.values()) for name in cell))
     for name in sorted(ignored - set(names)):
         raise BenchError(f"--ignore: no cell has a setting {name!r}", remedy=f"there are: {', '.join(names)}")
-    compared, changes = _compared(cells_a, cells_b, names, ignored)
-    matching = _match(cells_a, cells_b, compared, changes, where=("A", "B"))
+    compared, changes = _compared_settings(cells_a, cells_b, names, ignored)
+    matching = _match(cells_a, cells_b, compared, changes, labels=("A", "B"))
     if not matching.pairs:
-        raise BenchError(_nothing_in_common(a, b, cells_a, cells_b, compared), remedy=_NOTHING_REMEDY)
+        raise BenchError(
+            f"studies {a.name} (A) and {b.name} (B) have no cell in common: "
+            + _why_none_match(cells_a, cells_b, compared),
+            remedy="compare studies of the same work and sizes, or leave a setting out: --ignore KEY",
+        )
     return matching
 
 
-_NOTHING_REMEDY = "compare studies of the same work and sizes, or leave a setting out: --ignore KEY"
-
-
 def match_within(study: Study, *, key: str, base: str | None = None) -> list[tuple[str, str, Matching]]:
-    """Return, for each other value of ``key`` in one study, its name, the base's and the matching cells.
+    """Match the cells of one study that differ only in ``key``.
 
     Args:
         study: the study.
-        key: a setting that varies in it, such as ``backend`` or ``env.NCCL_ALGO``.
-        base: the value that the others are compared to; by default the plan's first.
+        key: a setting that varies in the study, such as ``backend`` or ``env.NCCL_ALGO``.
+        base: the value with which all others are compared; by default the first of the plan.
+
+    Returns:
+        The base, the other value and the matching cells, for every other value.
 
     Raises:
         BenchError: the setting does not vary or is a size, or no cell has the base.
@@ -121,49 +138,45 @@ def match_within(study: Study, *, key: str, base: str | None = None) -> list[tup
     cells = _settings(study)
     values = list(dict.fromkeys(cell.get(name, NOT_SET) for cell in cells.values()))
     _check_key(study, cells, name, values)
-    first = values[0] if base is None else base
-    if first not in values:
+    base = values[0] if base is None else base
+    if base not in values:
         raise BenchError(
-            f"--base: no cell of study {study.name} has {name} {first!r}",
+            f"--base: no cell of study {study.name} has {name} {base!r}",
             remedy=f"there are: {', '.join(values)}",
         )
-    names = list(dict.fromkeys(one for cell in cells.values() for one in cell))
-    compared = [one for one in names if one != name and one not in _FOLLOWS.get(name, ())]
-    sides = {value: {i: c for i, c in cells.items() if c.get(name, NOT_SET) == value} for value in values}
+    names = list(dict.fromkeys(other for cell in cells.values() for other in cell))
+    compared = [other for other in names if other != name and other not in _DEPENDENT.get(name, ())]
+    by_value = {value: {i: c for i, c in cells.items() if c.get(name, NOT_SET) == value} for value in values}
     return [
-        (first, value, _match(sides[first], sides[value], compared, [], where=(first, value)))
+        (base, value, _match(by_value[base], by_value[value], compared, [], labels=(base, value)))
         for value in values
-        if value != first
+        if value != base
     ]
 
 
 def _check_key(study: Study, cells: Mapping[str, Settings], name: str, values: Sequence[str]) -> None:
     if name in ("nodes", "tasks_per_node", "world_size"):
         raise BenchError(
-            f"--by {name}: sizes scale, and are not compared like this",
+            f"--by {name}: sizes cannot be compared in this way",
             remedy="bench report shows speedup and efficiency over sizes",
         )
     if len(values) > 1:
         return
-    names = list(dict.fromkeys(one for cell in cells.values() for one in cell))
-    varying = [
-        one
-        for one in names
-        if one not in SIZES and len({cell.get(one, NOT_SET) for cell in cells.values()}) > 1
-    ]
-    told = f"{name} is {values[0]} in every cell" if name in names else f"no cell has a setting {name!r}"
+    names = list(dict.fromkeys(other for cell in cells.values() for other in cell))
+    varying = [other for other in names if other not in SIZES and len(_values(cells, other)) > 1]
+    reason = f"{name} is {values[0]} in every cell" if name in names else f"no cell has a setting {name!r}"
     remedy = f"those that vary: {', '.join(varying)}" if varying else "give a second study instead"
-    raise BenchError(f"--by {name}: {told} of study {study.name}", remedy=remedy)
+    raise BenchError(f"--by {name}: {reason} of study {study.name}", remedy=remedy)
 
 
 def _settings(study: Study) -> dict[str, Settings]:
     return {clean(cell["cell_id"]): settings_of(cell) for cell in study.plan["cells"]}
 
 
-def _compared(
+def _compared_settings(
     a: Mapping[str, Settings], b: Mapping[str, Settings], names: Iterable[str], ignored: Collection[str]
 ) -> tuple[list[str], list[Difference]]:
-    """Return the settings that cells must agree in, and those that tell A from B as a whole."""
+    """Return the settings that matching cells share, and those that differ between the studies."""
     compared, changes = [], []
     for name in names:
         values_a, values_b = _values(a, name), _values(b, name)
@@ -172,16 +185,12 @@ def _compared(
         if name not in ignored and (fixed or varies):
             compared.append(name)
         elif values_a != values_b:
-            changes.append(Difference(name, _some(values_a), _some(values_b)))
+            changes.append(Difference(name, listed(values_a, limit=4), listed(values_b, limit=4)))
     return compared, changes
 
 
 def _values(cells: Mapping[str, Settings], name: str) -> list[str]:
     return sorted({cell.get(name, NOT_SET) for cell in cells.values()})
-
-
-def _some(values: Sequence[str]) -> str:
-    return listed(list(values), limit=4)
 
 
 def _match(
@@ -190,40 +199,96 @@ def _match(
     compared: Sequence[str],
     changes: list[Difference],
     *,
-    where: tuple[str, str],
+    labels: tuple[str, str],
 ) -> Matching:
     def key_of(cell: Settings) -> tuple[str, ...]:
         return tuple(cell.get(name, NOT_SET) for name in compared)
 
-    by_key_a, by_key_b = _unique(a, key_of, where[0]), _unique(b, key_of, where[1])
+    by_key_a, by_key_b = _by_unique_key(a, key_of, labels[0]), _by_unique_key(b, key_of, labels[1])
     pairs = [(cell, by_key_b[key]) for key, cell in by_key_a.items() if key in by_key_b]
     only_a = [cell for key, cell in by_key_a.items() if key not in by_key_b]
     only_b = [cell for key, cell in by_key_b.items() if key not in by_key_a]
     return Matching(pairs, only_a, only_b, changes)
 
 
-def _unique(
-    cells: Mapping[str, Settings], key_of: Callable[[Settings], tuple[str, ...]], where: str
+def _by_unique_key(
+    cells: Mapping[str, Settings], key_of: Callable[[Settings], tuple[str, ...]], label: str
 ) -> dict[tuple[str, ...], str]:
     found: dict[tuple[str, ...], str] = {}
     for cell_id, cell in cells.items():
         twin = found.setdefault(key_of(cell), cell_id)
         if twin != cell_id:
             raise BenchError(
-                f"cells {twin} and {cell_id} of {where} agree in all that is compared: "
-                "it is open which one is meant",
+                f"cells {twin} and {cell_id} of {label} agree in all compared settings, "
+                "so that a match is ambiguous",
                 remedy="leave fewer settings out (--ignore)",
             )
     return found
 
 
-def _nothing_in_common(
-    a: Study, b: Study, cells_a: Mapping[str, Settings], cells_b: Mapping[str, Settings], names: Iterable[str]
-) -> str:
-    apart = []
+def _why_none_match(a: Mapping[str, Settings], b: Mapping[str, Settings], names: Iterable[str]) -> str:
+    disjoint = []
     for name in names:
-        values_a, values_b = _values(cells_a, name), _values(cells_b, name)
+        values_a, values_b = _values(a, name), _values(b, name)
         if not set(values_a) & set(values_b):
-            apart.append(f"{name} is {_some(values_a)} in A and {_some(values_b)} in B")
-    why = "; ".join(apart[:4]) if apart else "no cell agrees in all settings at once"
-    return f"studies {a.name} (A) and {b.name} (B) have no cell in common: {why}"
+            texts = listed(values_a, limit=4), listed(values_b, limit=4)
+            disjoint.append(f"{name} is {texts[0]} in A and {texts[1]} in B")
+    return "; ".join(disjoint[:4]) if disjoint else "no cell agrees in all settings"
+
+
+def environment_differences(
+    a: Study, b: Study, *, runs_a: Iterable[str], runs_b: Iterable[str]
+) -> list[Difference]:
+    """Return the facts of env.json that differ between runs of two studies.
+
+    Facts with several values are compared as sets. Of large studies only a sample of runs is read.
+
+    Args:
+        a: one study.
+        b: the other study.
+        runs_a: ``run_id`` of the compared runs of A.
+        runs_b: ``run_id`` of the compared runs of B.
+    """
+    facts_a, facts_b = _facts(a, runs_a), _facts(b, runs_b)
+
+    def text(name: str, facts: Mapping[str, list[str]]) -> str:
+        missing = NOT_SET if name.isupper() else _NOT_KNOWN
+        return listed(facts[name], limit=4) if facts.get(name) else missing
+
+    return [
+        Difference(name, text(name, facts_a), text(name, facts_b))
+        for name in dict.fromkeys((*facts_a, *facts_b))
+        if facts_a.get(name, []) != facts_b.get(name, [])
+    ]
+
+
+def _facts(study: Study, run_ids: Iterable[str]) -> dict[str, list[str]]:
+    """Return the sorted values of every fact over the runs."""
+    wanted = set(run_ids)
+    places = [place for place, run_id in enumerate(study.runs["run_id"]) if run_id in wanted]
+    chosen = study.runs["run_id"].iloc[sampled(study, places)]
+    found: dict[str, set[str]] = {}
+    for env in study.envs_of(chosen).values():
+        for name, value in _facts_of_run(env):
+            found.setdefault(name, set()).add(value)
+    return {name: sorted(values) for name, values in found.items()}
+
+
+def _facts_of_run(env: dict[str, Any]) -> Iterable[tuple[str, str]]:
+    for label, key in FACTS:
+        # Backend and launcher are compared as settings.
+        if label not in ("Backend", "Launcher") and (value := value_of(env, key)):
+            yield label, value
+    transport = env.get("transport")
+    for label, key in TRANSPORT:
+        if isinstance(transport, dict) and (value := value_of(transport, key)):
+            yield label, value
+    for host in hosts_of(env):
+        yield "Hosts", one_line(host.get("host"), limit=80)
+        yield "CPU", one_line(host.get("cpu_model"), limit=80) or _NOT_KNOWN
+        yield "Cores per host", one_line(host.get("cores"), limit=10) or _NOT_KNOWN
+    for section in ("env", "slurm"):
+        variables = env.get(section)
+        for name, value in variables.items() if isinstance(variables, dict) else ():
+            if name not in _PER_RUN and not name.startswith(_PER_RUN_PREFIXES):
+                yield one_line(name, limit=80), one_line(value, limit=160)

@@ -1,14 +1,14 @@
-"""Whether B is faster than A: ratios of throughputs with intervals, and verdicts on many at once.
+"""Judge ratios of throughputs: intervals, adjusted p-values and a verdict for each cell.
 
-A ratio is the geometric mean of B's runs over that of A's. Its interval is Student's t on
-logarithms: of the pairs' ratios where runs were interleaved in one allocation, else Welch's
-(B. L. Welch, Biometrika 34, 1947). Assumes runs that are independent but for their pairing,
-and multiplicative noise.
+A ratio is the geometric mean of the runs of B over that of A. Its interval uses Student's t on
+logarithms: of the pairwise ratios for runs interleaved in one allocation, otherwise Welch's interval
+(B. L. Welch, Biometrika 34, 1947). Assumptions: pairs, or unpaired runs, are independent, and noise is
+multiplicative.
 
-Many cells give many chances of a false alarm. In each direction the one-sided p-values are
-adjusted by Benjamini and Hochberg (J. R. Stat. Soc. B 57, 1995), each direction with half of
-what is allowed: where no cell is slower, some cell is called slower in at most 2.5 % of
-comparisons, however many cells there are; the same holds for faster.
+With many cells, false alarms become likely. Therefore the one-sided p-values of each direction are
+adjusted as described by Benjamini and Hochberg (J. R. Stat. Soc. B 57, 1995), each direction with half
+of the error rate. If no cell is slower, at most 2.5 % of comparisons report a slower cell, for any number
+of cells; likewise for faster.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from scipy import special
 
 from analysis.stats.estimate import LEVEL, MIN_RUNS, Floats, LogMoments, welch
 
-#: A change of throughput below this is not worth a verdict.
+#: Smaller relative changes of the throughput get no verdict.
 MINIMUM_EFFECT = 0.02
 
 
 class Verdict(StrEnum):
-    """What can be said of B against A."""
+    """Verdict on B relative to A."""
 
     FASTER = "faster"
     SLOWER = "slower"
@@ -38,62 +38,60 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True)
-class Contrast:
-    """Differences of mean logarithms, B − A: one per cell, with standard error and degrees of freedom."""
+class LogRatios:
+    """Mean differences of logarithms, B - A, of all cells, with standard errors and degrees of freedom."""
 
     centre: Floats
     error: Floats
     freedom: Floats
 
 
-def unpaired(a: LogMoments, b: LogMoments) -> Contrast:
-    """Return the contrasts of runs that are no pairs; NaN errors below 3 runs on either side."""
+def unpaired(a: LogMoments, b: LogMoments) -> LogRatios:
+    """Return the ratios of independent runs; errors are NaN below 3 runs in A or B."""
     centre, error, freedom = welch(b, a)
     enough = (a.n >= MIN_RUNS) & (b.n >= MIN_RUNS)
-    return Contrast(centre, np.where(enough, error, np.nan), np.where(enough, freedom, np.nan))
+    return LogRatios(centre, np.where(enough, error, np.nan), np.where(enough, freedom, np.nan))
 
 
-def paired(differences: LogMoments) -> Contrast:
-    """Return the contrasts of pairs, from the moments of their ratios; NaN errors below 3 pairs."""
+def paired(differences: LogMoments) -> LogRatios:
+    """Return the ratios of paired runs from the moments of the pairs; errors are NaN below 3 pairs."""
     enough = differences.n >= MIN_RUNS
     with np.errstate(divide="ignore", invalid="ignore"):
         error = np.sqrt(differences.variance / differences.n)
-    return Contrast(
+    return LogRatios(
         differences.mean,
         np.where(enough, error, np.nan),
         np.where(enough, differences.n - 1, np.nan),
     )
 
 
-def joined(parts: Sequence[Contrast]) -> Contrast:
-    """Return contrasts one after another: one family, to be judged at once."""
-    return Contrast(
+def joined(parts: Sequence[LogRatios]) -> LogRatios:
+    """Concatenate ratios so that they are judged together."""
+    return LogRatios(
         *(np.concatenate([getattr(part, name) for part in parts]) for name in ("centre", "error", "freedom"))
     )
 
 
-def judge(
-    contrast: Contrast, *, minimum_effect: float = MINIMUM_EFFECT, level: float = LEVEL
-) -> pd.DataFrame:
-    """Return one row per contrast: ``ratio, low, high, p_slower, p_faster, verdict``.
+def judge(ratios: LogRatios, *, minimum_effect: float = MINIMUM_EFFECT, level: float = LEVEL) -> pd.DataFrame:
+    """Return one row per ratio: ``ratio, low, high, p_slower, p_faster, verdict``.
 
-    ``low`` and ``high`` are each ratio's own interval; ``p_slower`` and ``p_faster`` are
-    one-sided and adjusted over all rows. With δ = log(1 + minimum effect):
+    ``low`` and ``high`` are the interval of the single ratio. ``p_slower`` and ``p_faster`` are one-sided
+    and adjusted over all rows. With δ = log(1 + minimum effect), the verdicts are:
 
-    - faster, slower: the adjusted p-value is at most (1 − level) / 2 and the point lies beyond δ.
-      Of one row alone this says that the interval is clear of 1.
-    - same: the whole interval lies within ±δ.
-    - cannot tell: anything else, and always below 3 runs.
+    - faster, slower: the adjusted p-value is at most (1 - level) / 2 and the ratio is beyond δ. With a
+      single row, the first condition means that the interval excludes 1.
+    - same: the whole interval is within ±δ.
+    - cannot tell: all other cases, and always below 3 runs.
     """
-    centre = contrast.centre
-    low, high = bounds(contrast, level=level)
-    above = _tail(contrast)
-    slower, faster = (benjamini_hochberg(p) for p in (1 - above, above))
-    delta, allowed = math.log1p(minimum_effect), (1 - level) / 2 + 1e-12
+    centre = ratios.centre
+    low, high = bounds(ratios, level=level)
+    not_faster = _p_not_faster(ratios)
+    slower, faster = (benjamini_hochberg(p) for p in (1 - not_faster, not_faster))
+    delta, threshold = math.log1p(minimum_effect), (1 - level) / 2 + 1e-12
     with np.errstate(invalid="ignore"):
         conditions = [
-            (faster <= allowed) & (centre >= delta),
-            (slower <= allowed) & (centre <= -delta),
+            (faster <= threshold) & (centre >= delta),
+            (slower <= threshold) & (centre <= -delta),
             (low >= -delta) & (high <= delta),
         ]
     verdicts = np.select(conditions, [Verdict.FASTER, Verdict.SLOWER, Verdict.SAME], Verdict.UNKNOWN)
@@ -109,26 +107,25 @@ def judge(
     )
 
 
-def bounds(contrast: Contrast, *, level: float = LEVEL) -> tuple[Floats, Floats]:
+def bounds(ratios: LogRatios, *, level: float = LEVEL) -> tuple[Floats, Floats]:
     """Return the interval of each difference of logarithms."""
-    certain = contrast.error == 0
-    freedom = np.where(contrast.freedom > 0, contrast.freedom, np.nan)
-    half = special.stdtrit(freedom, 0.5 + level / 2) * contrast.error
-    half = np.where(certain, 0.0, half)
-    return contrast.centre - half, contrast.centre + half
+    freedom = np.where(ratios.freedom > 0, ratios.freedom, np.nan)
+    half = special.stdtrit(freedom, 0.5 + level / 2) * ratios.error
+    half = np.where(ratios.error == 0, 0.0, half)
+    return ratios.centre - half, ratios.centre + half
 
 
-def _tail(contrast: Contrast) -> Floats:
-    """Return the one-sided p-values of "not faster": the chance of a larger t without a change."""
+def _p_not_faster(ratios: LogRatios) -> Floats:
+    """Return one-sided p-values: the probability of a larger t if B is not faster."""
     with np.errstate(divide="ignore", invalid="ignore"):
-        t = contrast.centre / contrast.error
-    p = special.stdtr(contrast.freedom, -t)
-    certain = np.where(contrast.centre > 0, 0.0, np.where(contrast.centre < 0, 1.0, 0.5))
-    return np.asarray(np.where(contrast.error == 0, certain, p), dtype=float)
+        t = ratios.centre / ratios.error
+    p = special.stdtr(ratios.freedom, -t)
+    without_noise = np.where(ratios.centre > 0, 0.0, np.where(ratios.centre < 0, 1.0, 0.5))
+    return np.asarray(np.where(ratios.error == 0, without_noise, p), dtype=float)
 
 
 def benjamini_hochberg(p: Floats) -> Floats:
-    """Return adjusted p-values; a NaN stays one, and does not count among the tests."""
+    """Return adjusted p-values; NaN values remain and do not count as tests."""
     known = np.flatnonzero(~np.isnan(p))
     order = known[np.argsort(p[known], kind="stable")]
     ranked = p[order] * len(order) / np.arange(1, len(order) + 1)
@@ -137,17 +134,17 @@ def benjamini_hochberg(p: Floats) -> Floats:
     return adjusted
 
 
-def runs_needed(contrast: Contrast, *, minimum_effect: float = MINIMUM_EFFECT, n: Floats) -> Floats:
-    """Return about how many runs a side would make the interval as narrow as the minimum effect.
+def runs_needed(ratios: LogRatios, *, minimum_effect: float = MINIMUM_EFFECT, n: Floats) -> Floats:
+    """Estimate the runs per side for which half the interval equals the minimum effect.
 
-    Takes the noise as it was seen; more than ``n``, and NaN where there is no interval.
+    The estimate assumes the observed noise. It exceeds ``n`` and is NaN without an interval.
 
     Args:
-        contrast: what was seen.
-        minimum_effect: half the interval's width that is wanted.
-        n: runs a side behind each contrast.
+        ratios: the observed ratios.
+        minimum_effect: the target for half the width of the interval.
+        n: the runs per side of each ratio.
     """
-    low, high = bounds(contrast)
+    low, high = bounds(ratios)
     with np.errstate(invalid="ignore"):
-        times = ((high - low) / 2 / math.log1p(minimum_effect)) ** 2
-        return np.asarray(np.maximum(np.ceil(n * times), n + 1), dtype=float)
+        factor = ((high - low) / 2 / math.log1p(minimum_effect)) ** 2
+        return np.asarray(np.maximum(np.ceil(n * factor), n + 1), dtype=float)

@@ -116,7 +116,7 @@ def _named(folders: list[StudyFolder]) -> dict[str, StudyFolder]:
 
 def as_content(advice: Advice) -> dict[str, Any]:
     """Return what `bench advise --json` prints; what is not known is None."""
-    from analysis.advise.words import summary
+    from analysis.advise.text import summary
     from analysis.text import plain
 
     rows = advice.options.to_dict("records")
@@ -130,7 +130,7 @@ def as_content(advice: Advice) -> dict[str, Any]:
 
 
 def _show(advice: Advice, *, everything: bool) -> None:
-    from analysis.advise.words import HEADINGS, NUMERIC, remarks, summary, table_rows
+    from analysis.advise.text import HEADINGS, NUMERIC, remarks, summary, table_rows
 
     rows = table_rows(advice)
     shown = rows if everything else rows[:SHOWN_OPTIONS]

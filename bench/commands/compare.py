@@ -14,7 +14,7 @@ from bench.errors import BenchError
 from bench.study.files import write_atomically
 
 if TYPE_CHECKING:
-    from analysis.compare.contrast import Comparison
+    from analysis.compare.comparison import Comparison
 
 SHOWN_CELLS = 60
 
@@ -82,7 +82,7 @@ def compare_command(
     settings.check(b)
     folders = [settled(find_study(name, results)) for name in (a, b) if name is not None]
     found = _comparison([folder.path for folder in folders], settings)
-    from analysis.compare.words import as_content, markdown_report
+    from analysis.compare.text import as_content, markdown_report
 
     if output is not None:
         write_atomically(output, markdown_report(found))
@@ -124,7 +124,7 @@ class _Settings:
 
 
 def _comparison(folders: Sequence[Path], settings: _Settings) -> Comparison:
-    from analysis.compare.contrast import compare_studies, compare_within
+    from analysis.compare.comparison import compare_studies, compare_within
     from analysis.data.load import load_study
 
     studies = [load_study(folder) for folder in folders]
@@ -135,7 +135,7 @@ def _comparison(folders: Sequence[Path], settings: _Settings) -> Comparison:
 
 
 def _show(found: Comparison, *, everything: bool) -> None:
-    from analysis.compare.words import (
+    from analysis.compare.text import (
         HEADINGS,
         NUMERIC,
         conclusion,

@@ -1,4 +1,4 @@
-"""A comparison as texts: a table for people, Markdown for a pull request, values for programs."""
+"""Format a comparison as a table, as Markdown for a pull request, and as JSON."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.compare.contrast import Comparison
+from analysis.compare.comparison import Comparison
 from analysis.compare.matching import Difference
 from analysis.compare.verdicts import Verdict
 from analysis.data.names import layout
@@ -30,71 +30,68 @@ HEADINGS = (
     *("verdict", "remark"),
 )
 NUMERIC = ("ranks", "batch", "A samples/s", "B samples/s", "B/A", "95 % interval", "n")
-_SHOWN_CELLS = 8
+_MAX_LISTED_CELLS = 8
 
 
 def title(comparison: Comparison) -> str:
-    """Return what is compared with what."""
+    """Return the names of B and A."""
     return f"B: {comparison.b} against A: {comparison.a}"
 
 
 def table_rows(comparison: Comparison, *, changed_first: bool = False) -> list[list[str]]:
-    """Return the texts of the table, in the order of :data:`HEADINGS`; rows in the plan's order.
+    """Return the rows of the table, with the columns :data:`HEADINGS`, in the order of the plan.
 
-    With ``changed_first``, cells that are faster, slower or broken come before the others.
+    With ``changed_first``, cells that are faster, slower or broken come first.
     """
     cells = comparison.cells
     if changed_first:
         changed = cells["broken"] | cells["verdict"].isin([Verdict.FASTER, Verdict.SLOWER])
         cells = pd.concat([cells[changed], cells[~changed]])
-    several = cells["b"].nunique() > 1
-    return [_row(row, several) for row in cells.to_dict("records")]
+    several_values = cells["b"].nunique() > 1
+    return [_row(row, "cell_b" if several_values else "cell_a") for row in cells.to_dict("records")]
 
 
-def _row(row: dict[Any, Any], several: bool) -> list[str]:
-    alone = f"{row['n_a']}" if row["n_a"] == row["n_b"] else f"{row['n_a']}, {row['n_b']}"
-    with_interval = math.isfinite(row["low"])
-    cell = row["cell_b"] if several else row["cell_a"]
+def _row(row: dict[Any, Any], cell_column: str) -> list[str]:
+    runs = f"{row['n_a']}" if row["n_a"] == row["n_b"] else f"{row['n_a']}, {row['n_b']}"
+    interval = f"{fraction(row['low'])} to {fraction(row['high'])}" if math.isfinite(row["low"]) else MISSING
     return [
-        cell,
+        row[cell_column],
         f"{row['gpus']} ({layout(row, times='x')})",
         whole(row["global_batch"]),
         number(row["throughput_a"]),
         number(row["throughput_b"]),
         fraction(row["ratio"]),
-        f"{fraction(row['low'])} to {fraction(row['high'])}" if with_interval else MISSING,
-        alone if pd.isna(row["pairs"]) else count(int(row["pairs"]), "pair"),
+        interval,
+        runs if pd.isna(row["pairs"]) else count(int(row["pairs"]), "pair"),
         row["verdict"],
         row["remark"],
     ]
 
 
 def conclusion(comparison: Comparison) -> str:
-    """Return the counts of the verdicts, and what the exit code says."""
+    """Return the number of cells with each verdict, and of cells that failed in B only."""
     counts = [f"{amount} {verdict}" for verdict, amount in comparison.counts.items() if amount]
     text = f"{count(len(comparison.cells), 'cell')} compared: {', '.join(counts)}"
     broken = int(comparison.cells["broken"].sum())
-    if broken:
-        text += f"; {broken} failed in B and completed in A"
-    return text
+    return f"{text}; {broken} failed in B and completed in A" if broken else text
 
 
 def remarks(comparison: Comparison) -> list[str]:
-    """Return how to read the verdicts, and what else a reader should know."""
+    """Explain the verdicts, and list the notes and the unmatched cells."""
     least = short_percent(comparison.minimum_effect)
     texts = [
-        f"faster, slower: a change of at least {least} that chance explains in at most 5 % of comparisons, "
-        f"however many cells; same: the whole interval within {least}."
+        f"faster, slower: a change of at least {least}; by chance, this appears in at most 5 % of "
+        f"comparisons, for any number of cells. same: the whole interval is within {least}."
     ]
     texts += [f"{note}." for note in comparison.notes]
     for name, cells in (("A", comparison.only_a), ("B", comparison.only_b)):
         if cells:
-            texts.append(f"Only in {name}: {listed(cells, limit=_SHOWN_CELLS)}.")
+            texts.append(f"Only in {name}: {listed(cells, limit=_MAX_LISTED_CELLS)}.")
     return texts
 
 
 def differences(comparison: Comparison) -> list[Difference]:
-    """Return settings first, then software, hardware and the rest."""
+    """Return the differences in settings, then those in the environment."""
     return [*comparison.settings, *comparison.environment]
 
 
@@ -104,7 +101,7 @@ def markdown_report(comparison: Comparison) -> str:
     lines += _markdown_table(HEADINGS, table_rows(comparison))
     found = differences(comparison)
     if found:
-        lines += ["", "What differs as a whole:", ""]
+        lines += ["", "Differences between A and B as a whole:", ""]
         lines += _markdown_table(("", "A", "B"), [(one.what, one.a, one.b) for one in found])
     lines += ["", *(f"- {markdown(text)}" for text in remarks(comparison))]
     return "\n".join(lines) + "\n"
@@ -115,17 +112,15 @@ def _markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> l
 
 
 def as_content(comparison: Comparison) -> dict[str, Any]:
-    """Return what `bench compare --json` prints; what is not known is None."""
-    cells = [
-        {name: plain(value) for name, value in row.items()} for row in comparison.cells.to_dict("records")
-    ]
+    """Return the output of `bench compare --json`; unknown values are None."""
+    cells = comparison.cells.to_dict("records")
     return {
         "a": comparison.a,
         "b": comparison.b,
         "minimum_effect": comparison.minimum_effect,
         "regression": comparison.regression,
         "counts": comparison.counts,
-        "cells": cells,
+        "cells": [{str(name): plain(value) for name, value in row.items()} for row in cells],
         "only_a": comparison.only_a,
         "only_b": comparison.only_b,
         "differences": [{"what": one.what, "a": one.a, "b": one.b} for one in differences(comparison)],

@@ -1,4 +1,4 @@
-"""Whether a change is called: how often falsely, how often rightly, and by the book."""
+"""Verdicts: rates of false alarms and of detected changes, and agreement with scipy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from analysis.compare.verdicts import (
-    Contrast,
+    LogRatios,
     Verdict,
     benjamini_hochberg,
     bounds,
@@ -36,7 +36,7 @@ def simulated(
     studies: int,
     seed: int,
 ) -> np.ndarray:
-    """Return the verdicts of many pairs of studies, one row each; the first cells have the change."""
+    """Return the verdicts of simulated pairs of studies, one row each; the first cells are changed."""
     random = np.random.default_rng(seed)
     truth = np.zeros((cells, 1))
     truth[:changed] = math.log1p(change)
@@ -80,12 +80,12 @@ def test_a_change_below_the_minimum_effect_is_not_called_however_sure_it_is():
 def test_the_interval_and_the_p_value_of_unpaired_runs_are_welchs():
     random = np.random.default_rng(3)
     a, b = random.normal(5, 0.02, 6), random.normal(5.03, 0.05, 5)
-    contrast = unpaired(moments(a[None]), moments(b[None]))
+    ratios = unpaired(moments(a[None]), moments(b[None]))
     expected = stats.ttest_ind(b, a, equal_var=False)
-    low, high = bounds(contrast)
+    low, high = bounds(ratios)
     interval = expected.confidence_interval(0.95)
     assert (low[0], high[0]) == pytest.approx((interval.low, interval.high), rel=1e-9)
-    row = judge(contrast).iloc[0]
+    row = judge(ratios).iloc[0]
     assert 2 * min(row["p_slower"], row["p_faster"]) == pytest.approx(expected.pvalue, rel=1e-9)
 
 
@@ -105,11 +105,11 @@ def test_p_values_are_adjusted_as_scipy_adjusts_them():
     assert benjamini_hochberg(p) == pytest.approx(stats.false_discovery_control(p))
 
 
-def test_a_missing_p_value_is_no_test():
+def test_a_missing_p_value_does_not_count_as_a_test():
     assert benjamini_hochberg(np.array([0.02, math.nan]))[0] == pytest.approx(0.02)
 
 
-def test_swapping_a_and_b_turns_the_verdict_round():
+def test_swapping_a_and_b_inverts_the_verdict():
     random = np.random.default_rng(5)
     a, b = random.normal(0, 0.01, (3, 6)), random.normal(0.1, 0.01, (3, 6))
     there, back = judge(unpaired(moments(a), moments(b))), judge(unpaired(moments(b), moments(a)))
@@ -119,7 +119,7 @@ def test_swapping_a_and_b_turns_the_verdict_round():
     assert (there["low"] * back["high"]).to_numpy() == pytest.approx(1)
 
 
-def test_two_runs_have_a_ratio_and_neither_interval_nor_verdict():
+def test_two_runs_have_a_ratio_but_no_interval_and_no_verdict():
     row = judge(unpaired(moments(np.array([[0.0, 0.1]])), moments(np.array([[1.0, 1.1, 1.2]])))).iloc[0]
     assert row["ratio"] == pytest.approx(math.exp(1.05))
     assert math.isnan(row["low"])
@@ -134,9 +134,9 @@ def test_runs_without_any_noise_are_judged_by_their_ratio(shift, verdict):
     assert row["low"] == row["ratio"] == row["high"]
 
 
-def test_the_runs_said_to_be_needed_are_about_those_that_tell():
-    contrast = Contrast(np.array([0.0]), np.array([0.02 * math.sqrt(2 / 6)]), np.array([10.0]))
-    needed = int(runs_needed(contrast, n=np.array([6.0]))[0])
+def test_the_number_of_runs_needed_is_about_right():
+    ratios = LogRatios(np.array([0.0]), np.array([0.02 * math.sqrt(2 / 6)]), np.array([10.0]))
+    needed = int(runs_needed(ratios, n=np.array([6.0]))[0])
     verdicts = simulated(cells=1, runs=needed, studies=300, seed=15)
     assert 8 <= needed <= 12
     enough = simulated(cells=1, runs=4 * needed, studies=300, seed=16)
@@ -144,8 +144,8 @@ def test_the_runs_said_to_be_needed_are_about_those_that_tell():
 
 
 def test_families_are_joined_in_order():
-    one = Contrast(np.array([1.0]), np.array([2.0]), np.array([3.0]))
-    two = Contrast(np.array([4.0]), np.array([5.0]), np.array([6.0]))
+    one = LogRatios(np.array([1.0]), np.array([2.0]), np.array([3.0]))
+    two = LogRatios(np.array([4.0]), np.array([5.0]), np.array([6.0]))
     both = joined([one, two])
     assert list(both.centre) == [1.0, 4.0]
     assert list(both.freedom) == [3.0, 6.0]

@@ -14,7 +14,7 @@ from scipy import stats
 
 from analysis import text as wording
 from analysis.advise.options import Advice, Wait, cell_success, options_of, rank, wilson_low
-from analysis.advise.words import about, config, remarks, summary, table_rows
+from analysis.advise.text import about, config, remarks, summary, table_rows
 from analysis.checks.fabric import fabrics
 from analysis.checks.scaling_table import scaling_table
 from analysis.data.load import Study, load_study

@@ -1,4 +1,4 @@
-"""Comparing studies: which cells match, what is paired, what is told of the rest."""
+"""Comparisons of studies: matched cells, paired runs, differences, remarks and formats."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from analysis.compare.contrast import compare_studies, compare_within
+from analysis.compare.comparison import compare_studies, compare_within
 from analysis.compare.matching import spelled
-from analysis.compare.words import as_content, conclusion, markdown_report, remarks, table_rows
+from analysis.compare.text import as_content, conclusion, markdown_report, remarks, table_rows
 from analysis.data.load import Study, load_study
 from analysis.stats.measured import measure
 from bench.errors import BenchError
@@ -23,7 +23,7 @@ from tests.analysis.studies import Timing, environment, finished, make_cell, str
 
 
 def study(path: Path, cells: list[Cell] | None = None, *, slower: float = 1.0, **options: Any) -> Study:
-    """Return a finished study whose every step takes ``slower`` times as long."""
+    """Return a finished study whose steps take ``slower`` times as long."""
     timing = Timing(sample_s=1e-3 * slower, comm_s=4e-3 * slower, fixed_s=1e-3 * slower)
     return load_study(finished(path, cells, timing=timing, **options))
 
@@ -42,7 +42,7 @@ def rewrite(
         file.write_text(json.dumps(change(json.loads(file.read_text()))))
 
 
-def test_cells_are_matched_by_what_they_are_and_not_by_their_names(tmp_path):
+def test_cells_are_matched_by_their_settings_and_not_by_their_names(tmp_path):
     a = study(tmp_path / "a", [make_cell(1, batch=64), make_cell(2, batch=64)])
     b = study(tmp_path / "b", [make_cell(2, batch=64, name="two"), make_cell(1, batch=64, name="one")])
     found = compare_studies(a, b)
@@ -68,7 +68,7 @@ def test_ratios_are_b_over_a_with_welchs_interval_of_the_logarithms(tmp_path):
     assert (row["n_a"], row["n_b"]) == (6, 5)
 
 
-def test_a_slower_study_is_a_regression_and_a_faster_one_is_none(tmp_path):
+def test_a_slower_study_is_a_regression_and_a_faster_one_is_not(tmp_path):
     a, b = study(tmp_path / "a", repeats=6), study(tmp_path / "b", repeats=6, slower=1.1, seed=2)
     there, back = compare_studies(a, b), compare_studies(b, a)
     assert there.counts == {"faster": 0, "slower": 4, "same": 0, "cannot tell": 0}
@@ -78,12 +78,12 @@ def test_a_slower_study_is_a_regression_and_a_faster_one_is_none(tmp_path):
     assert conclusion(there) == "4 cells compared: 4 slower"
 
 
-def test_equal_studies_of_little_noise_are_the_same(tmp_path):
+def test_equal_studies_with_little_noise_are_the_same(tmp_path):
     a, b = (study(tmp_path / name, repeats=6, noise=0.003, seed=seed) for name, seed in (("a", 1), ("b", 2)))
     assert compare_studies(a, b).counts["same"] == 4
 
 
-def test_what_one_study_has_and_the_other_lacks_is_listed(tmp_path):
+def test_unmatched_cells_are_listed(tmp_path):
     a = study(tmp_path / "a", [*strong(), *strong(backend="nccl")])
     b = study(tmp_path / "b", [*strong(sizes=(1, 2)), *weak(32, sizes=(4, 8))])
     found = compare_studies(a, b)
@@ -93,7 +93,7 @@ def test_what_one_study_has_and_the_other_lacks_is_listed(tmp_path):
     assert found.only_b == ["n4x1-gloo-srun-b32", "n8x1-gloo-srun-b32"]
 
 
-def test_a_setting_that_changed_throughout_is_the_change_and_is_told(tmp_path):
+def test_a_setting_that_differs_in_all_cells_is_listed_as_a_difference(tmp_path):
     a = study(tmp_path / "a", with_settings(strong(), precision="fp32", epochs=3))
     b = study(tmp_path / "b", with_settings(strong(backend="nccl"), precision="bf16", epochs=5, probes=True))
     found = compare_studies(a, b)
@@ -114,7 +114,7 @@ def test_a_setting_that_varies_within_a_study_must_agree(tmp_path):
     assert found.settings == []
 
 
-def test_studies_of_other_work_have_nothing_in_common(tmp_path):
+def test_studies_of_different_work_have_no_cell_in_common(tmp_path):
     a = study(tmp_path / "a", with_settings(strong(), model="convnet"))
     b = study(tmp_path / "b", with_settings(strong(), model="mlp"))
     with pytest.raises(BenchError) as error:
@@ -125,7 +125,7 @@ def test_studies_of_other_work_have_nothing_in_common(tmp_path):
     )
 
 
-def test_layouts_can_be_left_out_so_that_clusters_of_other_nodes_compare(tmp_path):
+def test_clusters_with_different_nodes_compare_if_the_layout_is_ignored(tmp_path):
     a = study(tmp_path / "a", strong(352, sizes=(4, 8), per_node=4))
     b = study(tmp_path / "b", strong(352, sizes=(4, 8), per_node=8))
     assert len(compare_studies(a, b).cells) == 1
@@ -134,18 +134,18 @@ def test_layouts_can_be_left_out_so_that_clusters_of_other_nodes_compare(tmp_pat
     assert ("nodes", "1 and 2", "1") in {(one.what, one.a, one.b) for one in found.settings}
 
 
-def test_a_setting_left_out_must_not_make_two_cells_one(tmp_path):
+def test_an_ignored_setting_that_makes_cells_ambiguous_is_an_error(tmp_path):
     a = study(tmp_path / "a", [*strong(sizes=(2,)), *strong(sizes=(2,), backend="nccl")])
     b = study(tmp_path / "b", strong(sizes=(2,)))
     with pytest.raises(BenchError) as error:
         compare_studies(a, b, ignore=["backend"])
     assert str(error.value) == (
-        "cells n2x1-gloo-srun-b32 and n2x1-nccl-srun-b32 of A agree in all that is compared: it is open which "
-        "one is meant; leave fewer settings out (--ignore)"
+        "cells n2x1-gloo-srun-b32 and n2x1-nccl-srun-b32 of A agree in all compared settings, so that a match "
+        "is ambiguous; leave fewer settings out (--ignore)"
     )
 
 
-def test_an_unknown_setting_to_leave_out_is_refused_with_those_there_are(tmp_path):
+def test_an_unknown_setting_to_ignore_is_an_error_that_lists_the_settings(tmp_path):
     a, b = study(tmp_path / "a"), study(tmp_path / "b")
     with pytest.raises(BenchError) as error:
         compare_studies(a, b, ignore=["colour"])
@@ -155,7 +155,7 @@ def test_an_unknown_setting_to_leave_out_is_refused_with_those_there_are(tmp_pat
     )
 
 
-def test_a_study_is_not_compared_with_itself(tmp_path):
+def test_comparing_a_study_with_itself_is_an_error(tmp_path):
     a = study(tmp_path / "a")
     (tmp_path / "x").mkdir()
     with pytest.raises(BenchError) as error:
@@ -166,7 +166,7 @@ def test_a_study_is_not_compared_with_itself(tmp_path):
     )
 
 
-def test_a_study_without_a_completed_run_is_refused(tmp_path):
+def test_a_study_without_a_completed_run_is_an_error(tmp_path):
     a = study(tmp_path / "a")
     b = study(tmp_path / "b", state=lambda cell, repeat: ("failed", "out of memory", "oom"))
     with pytest.raises(BenchError) as error:
@@ -188,13 +188,13 @@ def test_a_cell_that_fails_after_the_change_is_a_regression(tmp_path):
     row = found.cells.iloc[-1]
     assert row["broken"]
     assert row["verdict"] == "cannot tell"
-    assert row["remark"] == "B: no run counts (3 failed (oom 3)); A completed: this counts as a regression"
+    assert row["remark"] == "B: no measured run (3 failed (oom 3)); A completed: this counts as a regression"
     assert found.regression
     assert conclusion(found).endswith("; 1 failed in B and completed in A")
     assert not compare_studies(b, a).regression
 
 
-def test_cells_that_changed_or_broke_can_come_first(tmp_path):
+def test_changed_and_broken_cells_can_come_first(tmp_path):
     a = study(tmp_path / "a", noise=0.002, repeats=4)
     b = study(
         tmp_path / "b",
@@ -210,7 +210,7 @@ def test_cells_that_changed_or_broke_can_come_first(tmp_path):
     assert [row[1].split()[0] for row in table_rows(found)] == ["1", "2", "4", "8"]
 
 
-def test_a_cell_that_has_not_run_yet_is_no_regression(tmp_path):
+def test_a_cell_that_has_not_run_yet_is_not_a_regression(tmp_path):
     a = study(tmp_path / "a", noise=0.001)
     b = study(
         tmp_path / "b",
@@ -218,20 +218,20 @@ def test_a_cell_that_has_not_run_yet_is_no_regression(tmp_path):
         state=lambda cell, repeat: ("planned", "", None) if cell.world_size == 8 else ("completed", "", None),
     )
     found = compare_studies(a, b)
-    assert found.cells.iloc[-1]["remark"] == "B: no run counts (3 not started)"
+    assert found.cells.iloc[-1]["remark"] == "B: no measured run (3 not started)"
     assert not found.regression
 
 
-def test_two_runs_a_side_are_told_to_be_too_few(tmp_path):
+def test_two_runs_per_side_are_too_few_for_a_verdict(tmp_path):
     a, b = study(tmp_path / "a", repeats=2), study(tmp_path / "b", slower=1.5)
     found = compare_studies(a, b).cells
     assert set(found["verdict"]) == {"cannot tell"}
     assert found["low"].isna().all()
-    assert set(found["remark"]) == {"2 runs on a side: an interval needs 3"}
+    assert set(found["remark"]) == {"2 runs per side: an interval needs 3"}
 
 
 def paired_study(path: Path, *, packed: bool, drift: float = 0.3) -> Study:
-    """Return a study of two backends, 3 % apart, in which every hour (repeat) is different."""
+    """Return a study of two backends that differ by 3 %, with a different level in every repeat."""
     cells = [*strong(sizes=(2, 4), backend="gloo"), *strong(sizes=(2, 4), backend="nccl")]
     finished(path, cells, repeats=6, noise=0.002)
     hours = np.random.default_rng(7).normal(0, drift, 7)
@@ -259,16 +259,16 @@ def test_runs_interleaved_in_one_allocation_are_pairs_by_repeat(tmp_path):
     assert ((apart["high"] - apart["low"]) > 20 * (found["high"] - found["low"])).all()
 
 
-def test_runs_without_a_partner_in_the_allocation_are_told(tmp_path):
+def test_unpaired_runs_of_an_allocation_are_mentioned(tmp_path):
     paired_study(tmp_path / "packed", packed=True)
     for file in (tmp_path / "packed").glob("runs/*nccl*-r6/attempt-1/run.json"):
         file.write_text(json.dumps({**json.loads(file.read_text()), "job_id": "78"}))
     found = compare_within(load_study(tmp_path / "packed"), key="backend").cells
     assert list(found["pairs"]) == [5, 5]
-    assert set(found["remark"]) == {"5 interleaved pairs; runs without a partner take no part"}
+    assert set(found["remark"]) == {"5 interleaved pairs; unpaired runs are ignored"}
 
 
-def test_two_studies_are_never_pairs_even_with_the_same_job_id(tmp_path):
+def test_runs_of_two_studies_are_never_pairs(tmp_path):
     a, b = (paired_study(tmp_path / name / "s", packed=True) for name in ("a", "b"))
     assert compare_studies(a, b).cells["pairs"].isna().all()
 
@@ -293,19 +293,19 @@ def test_every_value_of_a_setting_is_compared_with_the_base(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("key", "base", "said"),
+    ("key", "base", "message"),
     [
-        ("nodes", None, "--by nodes: sizes scale, and are not compared like this; bench report shows speedup and efficiency over sizes"),
+        ("nodes", None, "--by nodes: sizes cannot be compared in this way; bench report shows speedup and efficiency over sizes"),
         ("precision", None, "--by precision: no cell has a setting 'precision' of study s; those that vary: backend"),
         ("launcher", None, "--by launcher: launcher is srun in every cell of study s; those that vary: backend"),
         ("backend", "mpi", "--base: no cell of study s has backend 'mpi'; there are: gloo, nccl"),
     ],
 )  # fmt: skip
-def test_a_setting_that_cannot_be_compared_is_refused(tmp_path, key, base, said):
+def test_a_setting_that_cannot_be_compared_is_an_error(tmp_path, key, base, message):
     one = study(tmp_path / "s", [*strong(backend="gloo"), *strong(backend="nccl")])
     with pytest.raises(BenchError) as error:
         compare_within(one, key=key, base=base)
-    assert str(error.value) == said
+    assert str(error.value) == message
 
 
 def test_cells_that_differ_in_more_than_the_setting_are_not_compared(tmp_path):
@@ -318,7 +318,7 @@ def test_cells_that_differ_in_more_than_the_setting_are_not_compared(tmp_path):
     )
 
 
-def test_what_the_runs_ran_on_is_compared_too(tmp_path):
+def test_environments_are_compared(tmp_path):
     def newer(cell: Cell) -> dict[str, Any]:
         env = environment(cell)
         env["torch"] = "2.14.0"
@@ -338,7 +338,7 @@ def test_what_the_runs_ran_on_is_compared_too(tmp_path):
     assert not any(one[0] == "SLURM_JOB_ID" for one in found)
 
 
-def test_studies_that_ran_one_after_the_other_carry_a_warning(tmp_path):
+def test_studies_that_ran_one_after_the_other_have_a_note(tmp_path):
     a, b = study(tmp_path / "a"), study(tmp_path / "b")
     assert compare_studies(a, b).notes == []
     rewrite(
@@ -346,12 +346,12 @@ def test_studies_that_ran_one_after_the_other_carry_a_warning(tmp_path):
         lambda run: {**run, "started_at": "2026-03-01T00:00:00Z", "ended_at": "2026-03-01T00:05:00Z"},
     )
     assert compare_studies(a, load_study(tmp_path / "b")).notes == [
-        "A had ended (2026-01-02 03:06 UTC) before B began (2026-03-01 00:00 UTC): "
-        "whatever else changed in between counts as part of the difference"
+        "A ended (2026-01-02 03:06 UTC) before B began (2026-03-01 00:00 UTC): "
+        "the difference includes all other changes between these times"
     ]
 
 
-def test_json_holds_no_nan_and_markdown_no_markup(tmp_path):
+def test_json_has_no_nan_and_markdown_escapes_markup(tmp_path):
     a = study(
         tmp_path / "a", [make_cell(1, batch=64, name="<script>|`x`"), make_cell(2, batch=64)], repeats=1
     )
@@ -368,11 +368,11 @@ def test_json_holds_no_nan_and_markdown_no_markup(tmp_path):
     assert len({line.replace("\\|", "").count("|") for line in table}) == 1
 
 
-def test_how_to_read_the_verdicts_is_told(tmp_path):
+def test_the_first_remark_explains_the_verdicts(tmp_path):
     found = compare_studies(study(tmp_path / "a"), study(tmp_path / "b"), minimum_effect=0.05)
     assert remarks(found)[0] == (
-        "faster, slower: a change of at least 5 % that chance explains in at most 5 % of comparisons, however "
-        "many cells; same: the whole interval within 5 %."
+        "faster, slower: a change of at least 5 %; by chance, this appears in at most 5 % of comparisons, "
+        "for any number of cells. same: the whole interval is within 5 %."
     )
 
 
@@ -380,5 +380,5 @@ def test_how_to_read_the_verdicts_is_told(tmp_path):
     ("value", "text"),
     [(None, "not set"), (True, "true"), ([4, 2], "4+2"), ([4, 4], "4"), (4, "4"), (25.0, "25")],
 )
-def test_settings_are_spelled_as_in_the_matrix(value, text):
+def test_settings_are_written_as_in_the_matrix(value, text):
     assert spelled(value) == text
