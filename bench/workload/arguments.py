@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NoReturn, get_args, get_origin
+from typing import Any, NoReturn
 
 from pydantic import ValidationError
 
@@ -51,7 +52,11 @@ def parse_arguments(argv: Sequence[str]) -> Request:
     try:
         options = WorkloadOptions.model_validate(values)
     except ValidationError as error:
-        raise BenchError(_describe_all(error)) from None
+        lines = [
+            f"arguments: --{str(found['loc'][0]).replace('_', '-')} {found['input']!r}: {found['msg']}"
+            for found in error.errors(include_url=False)
+        ]
+        raise BenchError("\n".join(lines)) from None
     if fixed["backend"] == "nccl" and options.device == "cpu":
         raise BenchError(
             "arguments: backend nccl needs GPUs, but --device is cpu", remedy="use --backend gloo"
@@ -75,35 +80,13 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _typed(name: str, text: str) -> Any:
-    """Convert ``text`` to the type of an option; invalid text stays as it is, and pydantic rejects it."""
-    kinds = _kinds(WorkloadOptions.model_fields[name].annotation)
-    if bool in kinds:
+    """Convert ``text`` to the type of an option's default; pydantic rejects text that cannot be converted."""
+    default = WorkloadOptions.model_fields[name].default
+    if isinstance(default, str):
+        return text
+    if isinstance(default, bool):
         return _BOOLEANS.get(text.lower(), text)
-    for kind in (int, float):
-        if kind in kinds:
-            try:
-                return kind(text)
-            except ValueError:
-                continue
+    for number in (int, float):
+        with suppress(ValueError):
+            return number(text)
     return text
-
-
-def _kinds(annotation: Any) -> set[type]:
-    """Return the plain types that an annotation such as ``Annotated[int, ...] | None`` allows."""
-    if isinstance(annotation, type):
-        return {annotation}
-    if get_origin(annotation) is Literal:
-        return {type(value) for value in get_args(annotation)}
-    return set().union(*(_kinds(part) for part in get_args(annotation) if not _is_constraint(part)))
-
-
-def _is_constraint(part: Any) -> bool:
-    return not isinstance(part, type) and get_origin(part) is None
-
-
-def _describe_all(error: ValidationError) -> str:
-    lines = [
-        f"arguments: --{str(found['loc'][0]).replace('_', '-')} {found['input']!r}: {found['msg']}"
-        for found in error.errors(include_url=False)
-    ]
-    return "\n".join(lines)

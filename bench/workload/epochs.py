@@ -21,7 +21,7 @@ from bench.measure.meters import Meters
 from bench.measure.results import EpochRecord, RankPlace, Results, Validation, progress_line
 from bench.measure.windows import count_dropped_steps, merge_windows
 from bench.workload.data.feed import Feed
-from bench.workload.probes.run import ExposedMeans, Probes
+from bench.workload.probes.run import Probes
 from bench.workload.session import Session
 from bench.workload.training import Trainer
 from bench.workload.windows import Windows
@@ -65,9 +65,9 @@ def measure(
     trainer = Trainer(model, feed, options)
     samples = session.request.per_gpu_batch * options.grad_accum
     windows = Windows(trainer, collectives, meters, session.device, samples_per_step=samples)
-    warm_up = windows.warm_up(options.warmup_steps)
-    if not warm_up.stable:
-        session.warnings.append(f"the step time was not yet stable after {warm_up.steps} warm-up steps")
+    warmup_steps, stable = windows.warm_up(options.warmup_steps)
+    if not stable:
+        session.warnings.append(f"the step time was not yet stable after {warmup_steps} warm-up steps")
     places = _places(session, devices)
     results = Results(session.folder, places) if session.is_first else None
     record: EpochRecord | None = None
@@ -82,18 +82,18 @@ def measure(
         session.say(progress_line(record, options.epochs))
     if dropped_steps:
         session.warn(_CLOCK_WAS_SET.format(steps=dropped_steps))
-    comm_s = Probes(session, collectives, trainer, feed).run(_exposed_means(record))
+    comm_s = Probes(session, collectives, trainer, feed).run(_transfer_s(record))
     if results is not None and comm_s is not None:
         results.add_communication(comm_s)
     if options.trace_steps:
         _trace(session, trainer, options.trace_steps)
 
 
-def _exposed_means(record: EpochRecord | None) -> ExposedMeans | None:
-    """Return the means over ranks of an epoch's exposed communication and of its wait."""
+def _transfer_s(record: EpochRecord | None) -> float | None:
+    """Return an epoch's exposed communication without its wait, per step, mean over ranks."""
     ranks = [] if record is None else record.ranks
     known = [(rank.parts.exposed_s, rank.wait_s) for rank in ranks if rank.parts and rank.wait_s is not None]
-    return ExposedMeans(fmean(e for e, _ in known), fmean(w for _, w in known)) if known else None
+    return fmean(e for e, _ in known) - fmean(w for _, w in known) if known else None
 
 
 def _places(session: Session, devices: Sequence[Device]) -> list[RankPlace]:

@@ -24,7 +24,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -87,7 +87,8 @@ def _run(request: Mapping[str, Any], requests: _LineReader) -> None:
     finally:
         os.close(pidfd)
     _, status = os.waitpid(child, 0)
-    _kill_leftovers(child)
+    with suppress(ProcessLookupError):  # ranks whose agent died before them
+        os.killpg(child, signal.SIGKILL)
     _send({"ended": os.waitstatus_to_exitcode(status)})
 
 
@@ -99,25 +100,19 @@ def _end_group(leader: int, pidfd: int) -> None:
         select.select([pidfd], [], [])
 
 
-def _kill_leftovers(leader: int) -> None:
-    """Kill ranks whose agent died before them."""
-    with suppress(ProcessLookupError):
-        os.killpg(leader, signal.SIGKILL)
-
-
 def _run_agent(request: Mapping[str, Any], folder: RunFolder, *, server: int, inherited: int) -> None:
-    """Run the ranks in a process group of their own, as torchrun's agent does, and exit."""
+    """Run the ranks as torchrun's agent does, in a new process group, and exit."""
     code = 1
     try:
         os.setsid()
         _die_with_parent(server)
         _redirect(folder, inherited)
         os.environ.update(request["env"])
-        signal.signal(signal.SIGTERM, _raise_terminated)
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit())
         failures = _run_ranks(request["arguments"], request["ranks"])
         code = 1 if failures else 0
         _write_end(folder, exit_code=code, stage="run", failures=failures)
-    except _Terminated:
+    except SystemExit:  # by SIGTERM
         code = 128 + signal.SIGTERM
         _write_end(folder, exit_code=code, signal_name="TERM", stage="run")
     except BaseException as error:
@@ -125,14 +120,6 @@ def _run_agent(request: Mapping[str, Any], folder: RunFolder, *, server: int, in
         _write_end(folder, exit_code=1, stage="launch")
     finally:
         os._exit(code)
-
-
-class _Terminated(BaseException):
-    """The agent received SIGTERM."""
-
-
-def _raise_terminated(number: int, frame: object) -> None:
-    raise _Terminated
 
 
 def _run_ranks(arguments: Sequence[str], ranks: int) -> list[dict[str, Any]]:
@@ -143,24 +130,21 @@ def _run_ranks(arguments: Sequence[str], ranks: int) -> list[dict[str, Any]]:
     port = _free_port()
     alive = {_fork_rank(arguments, rank=rank, ranks=ranks, port=port): rank for rank in range(ranks)}
     failures: list[dict[str, Any]] = []
-    deadlines: Iterator[tuple[float, int]] = iter(())
-    deadline: tuple[float, int] | None = None
+    signals: list[tuple[float, int]] = []  # for the ranks that are left, with their times
     while alive:
         pid, status = os.waitpid(-1, os.WNOHANG if failures else 0)
         if pid in alive:
             rank, code = alive.pop(pid), os.waitstatus_to_exitcode(status)
             if code and not (failures and code == -signal.SIGTERM):
+                if not failures:
+                    first = time.monotonic() + REPORT_S
+                    signals = [(first, signal.SIGTERM), (first + GRACE_S, signal.SIGKILL)]
                 failures.append({"rank": rank, "exit_code": code})
-                if len(failures) == 1:
-                    now = time.monotonic()
-                    steps = [(now + REPORT_S, signal.SIGTERM), (now + REPORT_S + GRACE_S, signal.SIGKILL)]
-                    deadlines = iter(steps)
-                    deadline = next(deadlines)
             continue
-        if deadline and time.monotonic() >= deadline[0]:
+        if signals and time.monotonic() >= signals[0][0]:
+            _, number = signals.pop(0)
             for other in alive:
-                os.kill(other, deadline[1])
-            deadline = next(deadlines, None)
+                os.kill(other, number)
         time.sleep(0.02)
     return failures
 

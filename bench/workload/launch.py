@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from bench.workload.failures import WorkloadError
 
@@ -30,7 +30,7 @@ class Launch:
     agent_store: bool = False
     prefix: str = "bench"
     expected_hosts: tuple[str, ...] = ()
-    job_hosts: tuple[str, ...] = field(default=())
+    job_hosts: tuple[str, ...] = ()
 
     @property
     def endpoint(self) -> str:

@@ -4,15 +4,10 @@
 
 Source: Chowdhery et al., "PaLM", 2022, appendix B.
 
-FLOPs: torch's flop counter counts matrix products, convolutions and attention, forward and backward, with
-two operations per multiplication and addition. Norms, activations, the loss and the optimizer are not
-counted. The step runs on torch's meta device, which has shapes without data, and takes no memory or time on
-the real device. Attention counts complete [time, time] products although the decoder is causal, and
-recomputed activations count once: these are FLOPs of the model, not of the kernels.
-
-Peaks: ``peaks.toml`` contains the vendors' dense rates by precision. If matrix products and convolutions use
-different precisions (by default torch allows TF32 in cuDNN's convolutions only), the step's time at peak is
-the sum over both.
+docs/measuring.md lists the counted operations. torch counts them in a step on the meta device, which has
+shapes without data, so counting takes no memory or time on the real device. ``peaks.toml`` contains the
+vendors' dense rates by precision. If matrix products and convolutions use different precisions (by default
+torch allows TF32 in cuDNN's convolutions only), the step's time at peak is the sum over both.
 """
 
 from __future__ import annotations
@@ -30,8 +25,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from bench.matrix.workload import WorkloadOptions
 from bench.workload.models import DataShape
 from bench.workload.task import Task, build_task
-
-_TERA = 1e12
 
 
 @dataclass(frozen=True)
@@ -102,7 +95,7 @@ def peaks() -> Mapping[str, Peak]:
     content = tomllib.loads(Path(__file__).with_name("peaks.toml").read_text(encoding="utf-8"))
     found: dict[str, Peak] = {}
     for device in content["device"]:
-        rates = {name: value * _TERA for name, value in device.items() if isinstance(value, float)}
+        rates = {name: value * 1e12 for name, value in device.items() if isinstance(value, float)}
         found |= dict.fromkeys(device["names"], Peak(rates, device["source"]))
     return found
 

@@ -1,6 +1,6 @@
 """The networks that can be trained, from much communication per computation (mlp) to little (convnet).
 
-To add a model, add its class, its builder in :data:`_BUILDERS`, its entry in :data:`KINDS`, its synthetic
+To add a model, add its class, its builder in :data:`BUILDERS`, its entry in :data:`KINDS`, its synthetic
 sample in :mod:`bench.workload.data.synthetic`, and its name in ``WorkloadOptions.model``.
 """
 
@@ -40,15 +40,6 @@ class DataShape:
     inputs: tuple[int, ...]
     targets: tuple[int, ...]
     classes: int | None
-
-
-def build_network(options: WorkloadOptions, shape: DataShape) -> nn.Module:
-    """Return the network of ``options.model`` for samples of this shape.
-
-    Raises:
-        SetupError: the model cannot take data of this shape.
-    """
-    return _BUILDERS[options.model](options, shape)
 
 
 class Blocks(nn.Sequential):
@@ -129,13 +120,8 @@ class Convnet(nn.Module):
 
 def _build_convnet(options: WorkloadOptions, shape: DataShape) -> nn.Module:
     channels, height, width = _image_size(shape, "convnet", least=6)
-    return Convnet(
-        channels=channels,
-        height=height,
-        width=width,
-        classes=_classes(shape),
-        recompute=options.activation_checkpointing,
-    )
+    classes, recompute = _classes(shape), options.activation_checkpointing
+    return Convnet(channels=channels, height=height, width=width, classes=classes, recompute=recompute)
 
 
 class Bottleneck(nn.Module):
@@ -337,9 +323,8 @@ def _sinusoids(length: int, width: int) -> Tensor:
 def _build_transformer(options: WorkloadOptions, shape: DataShape) -> nn.Module:
     if len(shape.inputs) != 1 or shape.targets != shape.inputs:
         raise _wrong_shape("transformer", shape, "tokens [samples, time] and as many targets")
-    dimensions = decoder_shape(
-        options.parameters or DEFAULT_PARAMETERS["transformer"], vocabulary=_classes(shape)
-    )
+    parameters = options.parameters or DEFAULT_PARAMETERS["transformer"]
+    dimensions = decoder_shape(parameters, vocabulary=_classes(shape))
     return Transformer(dimensions, seq_len=shape.inputs[0], recompute=options.activation_checkpointing)
 
 
@@ -395,7 +380,8 @@ def _build_traffic(options: WorkloadOptions, shape: DataShape) -> nn.Module:
     return Traffic(sensors=sensors, history=history, horizon=horizon, recompute=recompute)
 
 
-_BUILDERS: dict[str, Callable[[WorkloadOptions, DataShape], nn.Module]] = {
+#: Builders of all models; they raise a SetupError if the model cannot take data of this shape.
+BUILDERS: dict[str, Callable[[WorkloadOptions, DataShape], nn.Module]] = {
     "mlp": _build_mlp,
     "convnet": _build_convnet,
     "resnet50": _build_resnet50,

@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from bench.matrix.workload import WorkloadOptions
 from bench.measure.results import Validation
-from bench.workload.models import KINDS, DataShape, Kind, build_network
+from bench.workload.models import BUILDERS, KINDS, DataShape, Kind
 
 _AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -76,7 +76,8 @@ def build_task(options: WorkloadOptions, shape: DataShape) -> Task:
         SetupError: the model cannot take data of this shape.
     """
     torch.manual_seed(options.seed)
-    return Task(build_network(options, shape), KINDS[options.model], options.precision, options.device)
+    network = BUILDERS[options.model](options, shape)
+    return Task(network, KINDS[options.model], options.precision, options.device)
 
 
 def parameters_of(task: nn.Module) -> tuple[int, int]:

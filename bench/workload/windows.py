@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 
 import torch
@@ -19,14 +19,6 @@ from bench.workload.training import Trainer
 
 #: The warm-up ends after this many rounds, even if the step time is not stable.
 _MAX_ROUNDS = 3
-
-
-@dataclass(frozen=True)
-class WarmUp:
-    """The number of warm-up steps, and whether the step time had become stable."""
-
-    steps: int
-    stable: bool
 
 
 class Windows:
@@ -47,10 +39,13 @@ class Windows:
         self._device = device
         self._samples_per_step = samples_per_step
 
-    def warm_up(self, fewest: int) -> WarmUp:
+    def warm_up(self, fewest: int) -> tuple[int, bool]:
         """Train ``fewest`` steps, and up to twice as many more until every rank's step time is stable.
 
         On CUDA the warm-up includes the iterations that DDP's logger always samples.
+
+        Returns:
+            The number of steps, and whether the step time became stable.
 
         Raises:
             CollectiveError: the loss is not finite.
@@ -66,7 +61,7 @@ class Windows:
             stable = not unstable
             if stable:
                 break
-        return WarmUp(len(step_s), stable)
+        return len(step_s), stable
 
     def throughput(self, steps: int) -> Window:
         """Train ``steps`` steps, measured with a clock only."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from statistics import median
+from statistics import mean, median
 
 import pytest
 import torch
 
 from bench.measure.step_parts import HostClock
-from bench.workload.probes.run import ExposedMeans, hidden_fraction
+from bench.workload.probes.run import hidden_fraction
 from bench.workload.probes.steps import KINDS, Block, BucketSpan, summary, unhidden_tail_s, union_s
 from bench.workload.probes.sweep import AllReduceSweep, Size, Sweep, message_sizes
 from tests.workload.conftest import torchrun_env
@@ -94,6 +94,13 @@ def test_the_sweep_times_powers_of_four_and_the_buckets(probed):
         assert size["busbw_bytes_per_s"] == pytest.approx(size["algbw_bytes_per_s"])  # 2(N − 1)/N is 1
     alone = {size["bytes"]: size["time_s"] for size in sizes}
     assert content["standalone_s"] == pytest.approx(sum(alone[size] for size in content["bucket_bytes"]))
+    # Of the last epoch, without the time of waiting for a later rank.
+    last = [row for row in probed.table("ranks") if row["epoch"] == "2"]
+    exposed, wait = (
+        mean(float(row[f"comm_{part}_time_sec"]) for row in last) for part in ("exposed", "wait")
+    )
+    expected = 1 - (exposed - wait) / content["standalone_s"]
+    assert content["hidden_fraction"] == pytest.approx(expected, rel=1e-6, abs=1e-6)
 
 
 def test_the_line_on_standard_output_says_what_the_probes_cost(probed):
@@ -228,13 +235,13 @@ def test_messages_for_which_there_is_no_memory_are_left_out_and_named():
     assert found.dropped == [{"bytes": 16 * MIB, "reason": "not enough memory"}]
 
 
-def test_the_hidden_fraction_leaves_waiting_for_late_ranks_out():
+def test_the_hidden_fraction_needs_the_times_of_all_buckets():
     sweep = Sweep(2, "float32", [Size(8, buckets=2)], [[[0.5, 1.0], [0.25, 2.0], [1.0, 1.0]]])
-    assert hidden_fraction(sweep, [8, 8], ExposedMeans(exposed_s=1.5, wait_s=1.0)) == {
+    assert hidden_fraction(sweep, [8, 8], 0.5) == {
         "standalone_s": 2.0,
         "hidden_fraction": 0.75,
     }
-    assert hidden_fraction(sweep, [8, 4], ExposedMeans(1.5, 1.0)) == {
+    assert hidden_fraction(sweep, [8, 4], 0.5) == {
         "standalone_s": None,
         "hidden_fraction": None,
     }

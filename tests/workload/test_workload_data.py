@@ -14,11 +14,10 @@ from bench.errors import BenchError
 from bench.matrix.workload import WorkloadOptions
 from bench.workload.data.arrays import load_arrays
 from bench.workload.data.feed import DataShard, open_feed
-from bench.workload.models import KINDS
 
 
 def load(folder: Path, model: str = "mlp", *, seq_len: int = 4, hold_out: bool = True):
-    return load_arrays(folder, model=model, kind=KINDS[model], seq_len=seq_len, hold_out=hold_out)
+    return load_arrays(folder, model=model, seq_len=seq_len, hold_out=hold_out)
 
 
 def save(folder: Path, **arrays: np.ndarray) -> Path:

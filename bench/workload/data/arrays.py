@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from bench.workload.failures import SetupError
-from bench.workload.models import DataShape, Kind
+from bench.workload.models import KINDS, DataShape, Kind
 
 Array = NDArray[Any]
 
@@ -76,7 +76,7 @@ class Arrays:
     shape: DataShape
 
 
-def load_arrays(folder: Path, *, model: str, kind: Kind, seq_len: int, hold_out: bool) -> Arrays:
+def load_arrays(folder: Path, *, model: str, seq_len: int, hold_out: bool) -> Arrays:
     """Open the arrays of ``folder`` for a model.
 
     Args:
@@ -85,13 +85,13 @@ def load_arrays(folder: Path, *, model: str, kind: Kind, seq_len: int, hold_out:
             ``y_val.npy``); or MNIST's four IDX files, plain or gzipped. Targets of tokens are
             optional: a stream [tokens] or rows [samples, time + 1] contain them.
         model: the model that takes the samples.
-        kind: the kind of the model's targets.
         seq_len: tokens per sample of a stream of tokens.
         hold_out: hold out samples for validation if the folder has no validation arrays.
 
     Raises:
         SetupError: files are missing, or the arrays do not fit each other or the model.
     """
+    kind = KINDS[model]
     if not folder.is_dir():
         raise SetupError(
             f"data folder {folder} {'is a file' if folder.exists() else 'does not exist'} on this host"

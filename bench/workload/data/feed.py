@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,14 +18,12 @@ from bench.workload.data.synthetic import (
     TRAINING,
     VALIDATION,
     Batch,
-    Signal,
     SyntheticBatches,
     generator_on,
     signal_for,
     synthetic_shape,
 )
 from bench.workload.failures import SetupError
-from bench.workload.models import KINDS, DataShape
 
 
 @dataclass(frozen=True)
@@ -34,32 +33,6 @@ class DataShard:
     rank: int
     world_size: int
     device: torch.device
-
-
-class Feed(Protocol):
-    """The batches of one rank, on its device."""
-
-    shape: DataShape
-
-    def next(self) -> Batch:
-        """Return the next training batch; the stream never ends."""
-
-    def validation(self) -> Iterator[Batch]:
-        """Yield this rank's validation batches, the same in each call."""
-
-    def close(self) -> None:
-        """End worker processes."""
-
-
-def open_feed(options: WorkloadOptions, per_gpu_batch: int, shard: DataShard) -> Feed:
-    """Return the feed for ``options.data``.
-
-    Raises:
-        SetupError: the data is missing, malformed, or too small for one batch per rank.
-    """
-    if options.data != "synthetic":
-        return FolderFeed(options, per_gpu_batch, shard)
-    return SyntheticFeed(options, per_gpu_batch, shard)
 
 
 class SyntheticFeed:
@@ -75,7 +48,8 @@ class SyntheticFeed:
         self._loaded: Iterator[Batch] | None = None
         if options.num_workers:
             host_signal = signal_for(options, self.shape, torch.device("cpu"))
-            self._loaded = iter(_stream_loader(options, host_signal, per_gpu_batch, shard))
+            stream = SyntheticBatches(host_signal, batch=per_gpu_batch, seed=options.seed, rank=shard.rank)
+            self._loaded = iter(DataLoader(stream, batch_size=None, **_loader_settings(options)))
 
     def next(self) -> Batch:
         """Return a new batch."""
@@ -99,13 +73,8 @@ class FolderFeed:
     """Batches of a user's arrays, by DataLoader and DistributedSampler; the data is repeated as needed."""
 
     def __init__(self, options: WorkloadOptions, per_gpu_batch: int, shard: DataShard) -> None:
-        arrays = load_arrays(
-            Path(options.data),
-            model=options.model,
-            kind=KINDS[options.model],
-            seq_len=options.seq_len,
-            hold_out=options.val_steps > 0,
-        )
+        folder, hold_out = Path(options.data), options.val_steps > 0
+        arrays = load_arrays(folder, model=options.model, seq_len=options.seq_len, hold_out=hold_out)
         needed = shard.world_size * per_gpu_batch
         if len(arrays.training) < needed:
             raise SetupError(
@@ -139,18 +108,26 @@ class FolderFeed:
 
     def validation(self) -> Iterator[Batch]:
         """Yield up to ``val_steps`` batches of this rank's validation samples."""
-        if self._validation is None:
-            return
-        batches = iter(self._validation)
-        for _ in range(self._options.val_steps):
-            batch = next(batches, None)
-            if batch is None:
-                return
+        for batch in islice(self._validation or (), self._options.val_steps):
             yield _to_device(batch, self._shard.device, pinned=False)
 
     def close(self) -> None:
         """End the loader's workers."""
         _end_workers(self._batches)
+
+
+Feed = SyntheticFeed | FolderFeed
+
+
+def open_feed(options: WorkloadOptions, per_gpu_batch: int, shard: DataShard) -> Feed:
+    """Return the feed for ``options.data``.
+
+    Raises:
+        SetupError: the data is missing, malformed, or too small for one batch per rank.
+    """
+    if options.data != "synthetic":
+        return FolderFeed(options, per_gpu_batch, shard)
+    return SyntheticFeed(options, per_gpu_batch, shard)
 
 
 def _loader_settings(options: WorkloadOptions) -> dict[str, Any]:
@@ -160,13 +137,6 @@ def _loader_settings(options: WorkloadOptions) -> dict[str, Any]:
         "persistent_workers": options.num_workers > 0,
         "collate_fn": batch_as_is,
     }
-
-
-def _stream_loader(
-    options: WorkloadOptions, signal: Signal, per_gpu_batch: int, shard: DataShard
-) -> DataLoader[Batch]:
-    stream = SyntheticBatches(signal, batch=per_gpu_batch, seed=options.seed, rank=shard.rank)
-    return DataLoader(stream, batch_size=None, **_loader_settings(options))
 
 
 def _validation_loader(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -54,13 +53,6 @@ def synthetic_shape(options: WorkloadOptions) -> DataShape:
         return DataShape(_IMAGE_MNIST, (), _CLASSES_MNIST)
     tiny = (options.parameters or DEFAULT_PARAMETERS["mlp"]) < _TINY_PARAMETERS
     return DataShape((_FEATURES_TINY if tiny else _FEATURES,), (), _CLASSES_MNIST)
-
-
-class Signal(Protocol):
-    """A source of batches; all ranks share its pattern, and each draws its own samples."""
-
-    def draw(self, samples: int, generator: torch.Generator) -> Batch:
-        """Return ``samples`` fresh samples, on the generator's device."""
 
 
 class ClassSignal:
@@ -117,6 +109,10 @@ class TrafficSignal:
         noise = torch.empty(angle.shape, device=device).uniform_(-_NOISE, _NOISE, generator=generator)
         readings = torch.sin(angle) + noise
         return readings[..., : self._history].contiguous(), readings[..., self._history :].contiguous()
+
+
+#: All ranks share the pattern of a signal, and each draws its own samples.
+Signal = ClassSignal | TokenSignal | TrafficSignal
 
 
 def signal_for(options: WorkloadOptions, shape: DataShape, device: torch.device) -> Signal:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from statistics import fmean
 
 import psutil
 import torch
 
-from bench.matrix.workload import WorkloadOptions
 from bench.measure.exchange import Collectives
 from bench.measure.step_parts import clock_for
 from bench.study.files import write_json
@@ -29,29 +27,22 @@ _SHARE_OF_FREE = 0.8
 _MIB = 2**20
 
 
-@dataclass(frozen=True)
-class ExposedMeans:
-    """Means over ranks of the last attribution window (s per step): exposed communication, and its wait."""
-
-    exposed_s: float
-    wait_s: float
-
-
 class Probes:
     """Runs all probes on one rank, after the training."""
 
     def __init__(self, session: Session, collectives: Collectives, trainer: Trainer, feed: Feed) -> None:
         self._session = session
-        self._options: WorkloadOptions = session.request.options
+        self._options = session.request.options
         self._collectives = collectives
         self._trainer = trainer
         self._feed = feed
 
-    def run(self, exposed: ExposedMeans | None) -> float | None:
+    def run(self, transfer_s: float | None) -> float | None:
         """Run the probes that the options enable; rank 0 writes probes.json.
 
         Args:
-            exposed: needed for the hidden fraction; None leaves that empty.
+            transfer_s: exposed communication without its wait, per step of the last attribution window (mean
+                over ranks), for the hidden fraction.
 
         Returns:
             Total communication, seconds per step (the union of its intervals), median over timed steps
@@ -75,7 +66,7 @@ class Probes:
             "steps": None if steps is None else steps.as_json(),
             "all_reduce": None if sweep is None else sweep.as_json(),
             "reasons": {"steps": no_steps_reason, "all_reduce": no_sweep_reason},
-            **hidden_fraction(sweep, buckets, exposed),
+            **hidden_fraction(sweep, buckets, transfer_s),
         }
         if self._session.is_first:
             write_json(self._session.folder.probes, content)
@@ -141,17 +132,13 @@ def bucket_bytes(trainer: Trainer) -> list[int]:
 
 
 def hidden_fraction(
-    sweep: Sweep | None, buckets: list[int], exposed: ExposedMeans | None
+    sweep: Sweep | None, buckets: list[int], transfer_s: float | None
 ) -> dict[str, float | None]:
     """Return the buckets' standalone time (s) and the fraction of it that computation hid.
 
-    The fraction is 1 − (exposed − wait) / standalone: a bucket on its own does not wait for late ranks. It
-    is negative if communication takes longer during computation than on its own.
+    The fraction is 1 − transfer / standalone. It is negative if communication takes longer during
+    computation than on its own.
     """
     standalone = None if sweep is None else sweep.standalone_s(buckets)
-    if standalone is None or exposed is None:
-        return {"standalone_s": standalone, "hidden_fraction": None}
-    return {
-        "standalone_s": standalone,
-        "hidden_fraction": 1 - (exposed.exposed_s - exposed.wait_s) / standalone,
-    }
+    hidden = None if standalone is None or transfer_s is None else 1 - transfer_s / standalone
+    return {"standalone_s": standalone, "hidden_fraction": hidden}

@@ -51,15 +51,11 @@ class Buckets:
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self.communicates = True
-        self._stamps: list[tuple[int, int, Any, Any]] = []
-
-    def add(self, index: int, size: int, begin: Any, end: Any) -> None:
-        """Add one bucket's stamps."""
-        self._stamps.append((index, size, begin, end))
+        self.stamps: list[tuple[int, int, Any, Any]] = []
 
     def take(self) -> list[tuple[int, int, Any, Any]]:
         """Return and remove the stamps; on CUDA they can be read after a synchronisation."""
-        stamps, self._stamps = self._stamps, []
+        stamps, self.stamps = self.stamps, []
         return stamps
 
     def read(self, stamps: Sequence[tuple[int, int, Any, Any]], origin: Any) -> list[BucketSpan]:
@@ -94,7 +90,7 @@ def bucket_hook(
     def ended(reduced: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
         # gloo calls this from its own thread after the reduction. NCCL calls it at once, with a
         # current stream that follows the reduction, so the event is stamped there.
-        state.add(index, size, begin, state.clock.stamp())
+        state.stamps.append((index, size, begin, state.clock.stamp()))
         return reduced.value()[0]
 
     carried: torch.futures.Future[torch.Tensor] = work.get_future().then(ended)
