@@ -1,7 +1,5 @@
-"""What is measured of a rank, and how it is written down, whoever wrote the training loop.
+"""Measurement shared by the built-in workload (``bench.workload``) and the recorder (``bench.record``).
 
-The built-in workload (``bench.workload``) and the recorder of other people's loops (``bench.record``)
-must read the same numbers in the same way: their clocks, the parts of a step, the meters of a host, the
-transport in use, the tables of a run, and what ranks tell each other when one is lost are here.
-How steps come about, and when a window begins, is not.
+Clocks, parts of a step, windows, meters, the environment and transport of a run, its tables, and the
+exchange of values and failures between ranks. The training loop itself is elsewhere.
 """

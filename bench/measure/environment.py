@@ -1,4 +1,4 @@
-"""A rank's device, and which one it is: ranks can share a GPU."""
+"""The environment of a run: devices, hosts and ranks, and their description in env.json."""
 
 from __future__ import annotations
 
@@ -18,10 +18,28 @@ from torch import nn
 
 from bench import __version__
 
+_KEPT = re.compile(
+    r"(NCCL|GLOO|OMP|KMP|MKL|TORCH|PYTORCH|UCX|FI)_[A-Z0-9_]+|CUDA_VISIBLE_DEVICES|BENCH_[A-Z_]+"
+)
+_SECRET = re.compile(r"TOKEN|SECRET|PASS|KEY|CREDENTIAL|AUTH")
+_SLURM_VARIABLES = (
+    "SLURM_CLUSTER_NAME",
+    "SLURM_CPUS_PER_TASK",
+    "SLURM_JOB_ID",
+    "SLURM_JOB_NAME",
+    "SLURM_JOB_NODELIST",
+    "SLURM_JOB_PARTITION",
+    "SLURM_NNODES",
+    "SLURM_NTASKS",
+    "SLURM_RESTART_COUNT",
+    "SLURM_STEP_ID",
+    "SLURM_TASKS_PER_NODE",
+)
+
 
 @dataclass(frozen=True)
 class Device:
-    """How a rank calls its device, which one it is, and its model's name (None for a CPU)."""
+    """A rank's device: its torch name, its identity (ranks can share a GPU), and its model (None for a CPU)."""
 
     name: str
     identity: str
@@ -29,7 +47,7 @@ class Device:
 
 
 def device_of(device: torch.device, host: str) -> Device:
-    """Return what ``device`` of ``host`` is; of a CPU there is one per host."""
+    """Describe ``device`` of ``host``; a host counts as one CPU."""
     if device.type == "cpu":
         return Device("cpu", host, None)
     properties = torch.cuda.get_device_properties(device)
@@ -38,7 +56,7 @@ def device_of(device: torch.device, host: str) -> Device:
 
 
 def device_for(model: nn.Module | None, given: torch.device | str | None) -> torch.device:
-    """Return the device that was given, with its number, else that of the model's weights."""
+    """Return the given device, else that of the model's weights; a CUDA device gets its index."""
     if given is not None:
         device = torch.device(given)
     else:
@@ -49,16 +67,12 @@ def device_for(model: nn.Module | None, given: torch.device | str | None) -> tor
     return device
 
 
-# What a rank says about itself when it joins, and what follows for its host.
-
-
 @dataclass(frozen=True)
 class RankFacts:
     """One rank, its host, and the cores that it may run on.
 
-    ``machine`` names the kernel that runs the host: several "hosts" of a test cluster can be
-    one machine, whose cores must not be counted twice. ``infiniband`` are the devices with an
-    active port.
+    ``machine`` identifies the kernel of the host: several hosts of a test cluster can share one machine,
+    whose cores must not be counted twice. ``infiniband`` lists the devices with an active port.
     """
 
     rank: int
@@ -71,13 +85,13 @@ class RankFacts:
     infiniband: list[str] = field(default_factory=list, repr=False)
 
     def as_json(self) -> dict[str, Any]:
-        """Return what travels through the store."""
+        """Return the facts as plain values."""
         return asdict(self)
 
 
 @dataclass(frozen=True)
 class Host:
-    """One host and the ranks on it, in their order; ``cores`` is the union of what they may use."""
+    """One host and its ranks in order; ``cores`` counts the cores that any of them may use."""
 
     host: str
     ranks: list[int]
@@ -105,25 +119,23 @@ def own_facts(rank: int, local_rank: int, env: Mapping[str, str]) -> RankFacts:
 
 
 def host_name(env: Mapping[str, str]) -> str:
-    """Return what this host is called: by Slurm, where that started the process, else by itself."""
+    """Return Slurm's name of this host if Slurm started the process, else the host's own name."""
     return env.get("SLURMD_NODENAME") or socket.gethostname()
 
 
 def hosts_of(facts: Sequence[RankFacts]) -> list[Host]:
-    """Group ranks by their host, in the order of each host's first rank."""
+    """Group ranks by their host, in the order of the hosts' first ranks."""
     groups: dict[str, list[RankFacts]] = {}
     for one in sorted(facts, key=lambda f: f.rank):
         groups.setdefault(one.host, []).append(one)
     return [
-        Host(
-            name,
-            [one.rank for one in group],
-            len(set().union(*(one.core_ids for one in group))),
-            group[0].cpu_model,
-            group[0].memory_bytes,
-        )
+        Host(name, [one.rank for one in group], _cores(group), group[0].cpu_model, group[0].memory_bytes)
         for name, group in groups.items()
     ]
+
+
+def _cores(facts: Sequence[RankFacts]) -> int:
+    return len(set().union(*(one.core_ids for one in facts)))
 
 
 def oversubscribed_machines(facts: Sequence[RankFacts]) -> list[tuple[int, int]]:
@@ -131,7 +143,7 @@ def oversubscribed_machines(facts: Sequence[RankFacts]) -> list[tuple[int, int]]
     groups: dict[str, list[RankFacts]] = {}
     for one in facts:
         groups.setdefault(one.machine, []).append(one)
-    sizes = [(len(group), len(set().union(*(one.core_ids for one in group)))) for group in groups.values()]
+    sizes = [(len(group), _cores(group)) for group in groups.values()]
     return [(ranks, cores) for ranks, cores in sizes if ranks > cores]
 
 
@@ -144,22 +156,22 @@ def oversubscription_warnings(facts: Sequence[RankFacts]) -> list[str]:
 
 
 def threads_per_rank(me: RankFacts, facts: Sequence[RankFacts], env: Mapping[str, str]) -> int:
-    """Return the threads that each rank computes with, the same under every launcher.
+    """Return the number of compute threads per rank, the same under every launcher.
 
-    ``BENCH_THREADS_PER_RANK``, else ``OMP_NUM_THREADS``, else the cores that this host's ranks
-    may use, shared out. (torchrun sets OMP_NUM_THREADS=1 for two or more processes and srun
-    sets nothing, so a plan that compares launchers sets the first.)
+    ``BENCH_THREADS_PER_RANK``, else ``OMP_NUM_THREADS``, else an equal share of the cores that this host's
+    ranks may use. (torchrun sets OMP_NUM_THREADS=1 for two or more processes and srun sets nothing, so a
+    plan that compares launchers sets the first variable.)
     """
     for name in ("BENCH_THREADS_PER_RANK", "OMP_NUM_THREADS"):
         first = env.get(name, "").split(",")[0].strip()
         if first.isdigit() and int(first) > 0:
             return int(first)
     here = [one for one in facts if one.host == me.host]
-    return max(1, len(set().union(*(one.core_ids for one in here))) // len(here))
+    return max(1, _cores(here) // len(here))
 
 
 def infiniband_devices(root: Path = Path("/sys/class/infiniband")) -> list[str]:
-    """Return the InfiniBand and RoCE devices that have a port whose state is ACTIVE.
+    """Return the InfiniBand and RoCE devices that have a port in state ACTIVE.
 
     Source: the kernel's Documentation/ABI/stable/sysfs-class-infiniband.
     """
@@ -193,54 +205,30 @@ def _cpu_model() -> str | None:
     return next(names, None)
 
 
-# What env.json says of software, hosts and transport, whatever is trained.
-#
-# What could not be determined is null. Variables are taken by name and prefix, never all of
-# them: an environment holds secrets.
-
-_KEPT = re.compile(
-    r"(NCCL|GLOO|OMP|KMP|MKL|TORCH|PYTORCH|UCX|FI)_[A-Z0-9_]+|CUDA_VISIBLE_DEVICES|BENCH_[A-Z_]+"
-)
-_SECRET = re.compile(r"TOKEN|SECRET|PASS|KEY|CREDENTIAL|AUTH")
-_SLURM_IDS = (
-    "SLURM_CLUSTER_NAME",
-    "SLURM_CPUS_PER_TASK",
-    "SLURM_JOB_ID",
-    "SLURM_JOB_NAME",
-    "SLURM_JOB_NODELIST",
-    "SLURM_JOB_PARTITION",
-    "SLURM_NNODES",
-    "SLURM_NTASKS",
-    "SLURM_RESTART_COUNT",
-    "SLURM_STEP_ID",
-    "SLURM_TASKS_PER_NODE",
-)
-
-
-def surroundings(
+def shared_environment(
     facts: Sequence[RankFacts],
     env: Mapping[str, str],
     *,
     backend: str,
     world_size: int,
     launcher: str,
-    seconds: float | None,
+    join_s: float | None,
     device: torch.device,
     threads: int,
     transport: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return what env.json says of software, hosts and transport, whatever is trained.
+    """Return the part of env.json that does not depend on the training; unknown values are null.
 
     Args:
-        facts: the ranks that came.
-        env: the environment variables of rank 0.
-        backend: who communicates.
-        world_size: how many ranks there were to be.
-        launcher: who started them.
-        seconds: how long they took to find each other; None where nobody timed that.
+        facts: the ranks that joined.
+        env: the environment variables of rank 0. Only known names and prefixes are kept, and no secrets.
+        backend: the backend of the process group.
+        world_size: the expected number of ranks.
+        launcher: the launcher of the ranks.
+        join_s: the time that the ranks took to join; None if it was not measured.
         device: rank 0's device.
-        threads: the threads that rank 0 computes with.
-        transport: how gradients travel, from :mod:`bench.measure.transport`.
+        threads: rank 0's number of compute threads.
+        transport: the transport of gradients, from :mod:`bench.measure.transport`.
     """
     return {
         "schema": 1,
@@ -249,7 +237,7 @@ def surroundings(
         "python": platform.python_version(),
         "cuda": torch.version.cuda,
         "nccl": nccl_version(),
-        "device_name": _device_name(device, facts),
+        "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else facts[0].cpu_model,
         "device": device.type,
         "backend": backend,
         "world_size": world_size,
@@ -257,7 +245,7 @@ def surroundings(
         "joined": {
             "ranks": len(facts),
             "expected": world_size,
-            "seconds": None if seconds is None else round(seconds, 6),
+            "seconds": None if join_s is None else round(join_s, 6),
         },
         "hosts": [host.as_json() for host in hosts_of(facts)],
         "ranks_outnumber_cores": bool(oversubscribed_machines(facts)),
@@ -266,7 +254,7 @@ def surroundings(
         "env": {
             name: env[name] for name in sorted(env) if _KEPT.fullmatch(name) and not _SECRET.search(name)
         },
-        "slurm": {name: env[name] for name in _SLURM_IDS if name in env},
+        "slurm": {name: env[name] for name in _SLURM_VARIABLES if name in env},
     }
 
 
@@ -278,7 +266,3 @@ def nccl_version() -> str | None:
         return ".".join(str(part) for part in torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
     except (AttributeError, RuntimeError):
         return None
-
-
-def _device_name(device: torch.device, facts: Sequence[RankFacts]) -> str | None:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else facts[0].cpu_model

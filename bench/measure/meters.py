@@ -1,4 +1,4 @@
-"""What a window used: processor time, memory, energy and the GPU's share; None where nothing tells."""
+"""Resources used during a window: processor time, memory, energy and GPU utilisation; None if unknown."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import psutil
 import torch
 
-#: Linux's counters of energy, one per processor package (microjoules); often for root only.
+#: Linux's energy counters, one per processor package (microjoules); often readable by root only.
 _POWERCAP = Path("/sys/class/powercap")
 
 
 @dataclass(frozen=True)
 class Usage:
-    """What one rank saw over one window.
+    """One rank's readings of one window.
 
-    ``cpu_percent`` and the energy of processors are of the whole host and told by one rank
-    per host; ``gpu_percent`` and the energy of a GPU are told by one rank per GPU.
+    ``cpu_percent`` and the energy of processors are those of the whole host, from one rank per host.
+    ``gpu_percent`` and the energy of a GPU come from one rank per GPU.
     """
 
     cpu_percent: float | None = None
@@ -29,24 +29,14 @@ class Usage:
     energy_joules: float | None = None
 
 
-class EnergyCounter(Protocol):
-    """A counter of consumed energy."""
-
-    def joules(self) -> float | None:
-        """Return the energy since :meth:`reset`; None where it can no longer be read."""
-
-    def reset(self) -> None:
-        """Begin to count."""
-
-
 class Meters:
-    """Reads counters before and after a window, and nothing in between."""
+    """Counters that are read before and after a window, and never during it."""
 
     def __init__(self, device: torch.device, *, reads_host: bool, reads_device: bool) -> None:
         self._reads_host = reads_host
-        self._gpu = _Nvml.of(device) if device.type == "cuda" and reads_device else None
-        packages = _Powercap.found() if reads_host and device.type == "cpu" else None
-        self._energy: EnergyCounter | None = self._gpu or packages
+        self._gpu = _Nvml.open(device) if device.type == "cuda" and reads_device else None
+        packages = _Powercap.open() if reads_host and device.type == "cpu" else None
+        self._energy: _Nvml | _Powercap | None = self._gpu or packages
 
     def start(self) -> None:
         """Begin a window."""
@@ -65,7 +55,7 @@ class Meters:
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """Return the most memory this rank held so far: allocated on its GPU, or resident in the process."""
+    """Return this rank's peak memory: allocated on its GPU, or resident in the process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -80,20 +70,20 @@ class _Powercap:
         self._before: list[int | None] = []
 
     @classmethod
-    def found(cls) -> _Powercap | None:
-        """Return the counters that this process may read; None where it may read none or not all."""
+    def open(cls) -> _Powercap | None:
+        """Return the counters of all packages; None if this process may not read all of them."""
         zones = sorted(_POWERCAP.glob("intel-rapl:[0-9]*"))
-        # Zones of a zone are parts of it; psys, beside the packages, is the whole machine with them in it.
+        # A zone below a package is part of it; psys, beside the packages, is the whole machine.
         packages = [zone for zone in zones if zone.name.count(":") == 1 and _is_package(zone)]
         readable = [zone for zone in packages if _microjoules(zone / "energy_uj") is not None]
         return cls(packages) if packages and len(readable) == len(packages) else None
 
     def reset(self) -> None:
-        """Begin to count."""
+        """Start counting."""
         self._before = [_microjoules(zone / "energy_uj") for zone in self._zones]
 
     def joules(self) -> float | None:
-        """Return the energy since the reset; a counter that wrapped around once is unwrapped."""
+        """Return the energy since the reset; a counter may wrap around once."""
         total = 0
         for zone, span, before in zip(self._zones, self._ranges, self._before, strict=True):
             now = _microjoules(zone / "energy_uj")
@@ -118,7 +108,7 @@ def _microjoules(path: Path) -> int | None:
 
 
 class _Nvml:
-    """One GPU's energy counter and the utilisation samples that the driver keeps by itself."""
+    """One GPU's energy counter, and the utilisation samples that the driver collects."""
 
     def __init__(self, library: Any, handle: Any) -> None:
         self._library = library
@@ -127,8 +117,8 @@ class _Nvml:
         self._began_us = 0
 
     @classmethod
-    def of(cls, device: torch.device) -> _Nvml | None:
-        """Return the device's counters; None where nvidia-ml-py or the driver's library is missing."""
+    def open(cls, device: torch.device) -> _Nvml | None:
+        """Return the device's counters; None if nvidia-ml-py or the driver's library is missing."""
         try:
             import pynvml
         except ImportError:
@@ -141,7 +131,7 @@ class _Nvml:
             return None
 
     def reset(self) -> None:
-        """Begin to count."""
+        """Start counting."""
         self._millijoules = self._total()
         self._began_us = time.time_ns() // 1000
 
@@ -151,7 +141,7 @@ class _Nvml:
         return None if now is None or self._millijoules is None else (now - self._millijoules) / 1e3
 
     def busy_percent(self) -> float | None:
-        """Return the mean of the driver's samples since the reset; None for a window too short for one."""
+        """Return the mean of the samples since the reset; None if the window was too short for one."""
         kind = self._library.NVML_GPU_UTILIZATION_SAMPLES
         with suppress(self._library.NVMLError):
             _, samples = self._library.nvmlDeviceGetSamples(self._handle, kind, self._began_us)

@@ -1,4 +1,9 @@
-"""How communication that broke looks on the ranks that were left, whoever called it."""
+"""Broken communication: its symptom on this rank, and its cause as reported by the other ranks.
+
+Broken communication shows on every rank but the one at fault: that one ended, was killed or hangs. The
+store in which the ranks met still answers, for a moment at least. Every failing rank reports there, and the
+ranks that only lost the connection read who failed first, or which ranks are silent.
+"""
 
 from __future__ import annotations
 
@@ -21,19 +26,25 @@ _PEER_LOST = re.compile(
     re.IGNORECASE,
 )
 _TIMED_OUT = re.compile(r"timed? ?out", re.IGNORECASE)
-# "Application timeout caused pair closure" is gloo's too, and does not say so.
+# "Application timeout caused pair closure" is gloo's message, too, although it does not name gloo.
 _GLOO_OR_NCCL = re.compile(r"gloo|nccl|c10d|store|pair closure", re.IGNORECASE)
+
+#: A rank waits so long for the reports of the others, who fail at about the same time.
+REPORTS_TIMEOUT_S = 2.0
+_POLL_S = 0.05
+#: The most ranks that a message names.
+_MAX_NAMED = 8
 
 
 class Symptom(enum.Enum):
-    """How communication broke, which says little about why."""
+    """The way in which communication broke, which seldom names the cause."""
 
     LOST = enum.auto()
     TIMED_OUT = enum.auto()
 
 
 def symptom_of(error: BaseException) -> Symptom | None:
-    """Return how communication broke; None for an error of another kind."""
+    """Return the symptom of broken communication; None for an error of another kind."""
     text = str(error)
     if isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and _GLOO_OR_NCCL.search(text)):
         if _PEER_LOST.search(text):
@@ -49,36 +60,23 @@ def error_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__
 
 
-# Who failed first, and who did not come: what ranks tell each other when their communication has broken.
-#
-# Communication that breaks shows on every rank but the one to blame: that one ended, was killed, or
-# hangs. The store in which the ranks met still answers, for a moment at least. Each rank that fails
-# leaves a word there, and those that only lost it read who was first, or from whom nothing is heard.
-
-#: How long a rank listens for the others, who meet the same failure at about the same time.
-LISTEN_S = 2.0
-_EVERY_S = 0.05
-#: How many ranks a message names.
-_NAMED = 8
-
-
 @dataclass
-class _Heard:
-    """What is known after listening; ``silent`` are the ranks from which nothing came."""
+class _Reports:
+    """The reports of the other ranks; ``silent`` lists the ranks that reported nothing."""
 
     cause: str = ""
     silent: list[int] = field(default_factory=list)
-    store_is_gone: bool = False
+    store_is_lost: bool = False
 
 
 class Peers:
-    """The other ranks of a run, through the store in which all met.
+    """The other ranks of a run, reached through the store in which all met.
 
     Args:
-        store: where they met.
+        store: the ranks' store.
         rank: this rank.
         facts: all ranks with their hosts.
-        rank_0_serves: whether the store ends with rank 0 (a launcher's agent may serve it instead).
+        rank_0_serves: whether the store ends with rank 0; a launcher's agent may serve it instead.
     """
 
     def __init__(self, store: Store, rank: int, facts: Sequence[RankFacts], *, rank_0_serves: bool) -> None:
@@ -87,74 +85,75 @@ class Peers:
         self._facts = facts
         self._rank_0_serves = rank_0_serves
 
-    def tell(self, words: str) -> None:
-        """Tell the others why this rank fails, which is a reason of its own."""
-        content = json.dumps(f"{self.place(self._rank)} failed first: {words}") + "\n"
-        self._bounded(lambda heard: self._store.append("causes", content))  # type: ignore[attr-defined]
+    def report(self, cause: str) -> None:
+        """Report to the other ranks why this rank fails."""
+        content = json.dumps(f"{self.name_of(self._rank)} failed first: {cause}") + "\n"
+        self._with_timeout(lambda _: self._store.append("causes", content))  # type: ignore[attr-defined]
 
-    def explain(self, symptom: Symptom, *, timeout_s: float | None, longer: str) -> str | None:
-        """Return why communication broke, as far as the others tell; None where they tell nothing.
+    def explain(self, symptom: Symptom, *, timeout_s: float | None, remedy: str) -> str | None:
+        """Return the cause of broken communication; None if no rank knows it.
 
         Args:
-            symptom: how it broke.
-            timeout_s: the time-out of collectives; None where it is not known.
-            longer: how to raise it.
+            symptom: the symptom on this rank.
+            timeout_s: the time-out of collectives; None if it is not known.
+            remedy: the way to raise that time-out.
         """
-        heard = self._bounded(self._listen)
-        lost = symptom is Symptom.LOST
+        reports = self._with_timeout(self._collect)
+        is_lost = symptom is Symptom.LOST
         limit = "its time-out" if timeout_s is None else f"{timeout_s:g} s"
-        late = f"a collective did not complete in {limit}"
-        what = "lost the connection to another rank" if lost else late
-        if heard.cause:
-            return f"{what}: {heard.cause}"
-        if heard.store_is_gone and self._rank_0_serves:
-            return f"{what}: {self.place(0)} has ended, and its own message says why"
-        if not heard.silent:
+        effect = (
+            "lost the connection to another rank" if is_lost else f"a collective did not complete in {limit}"
+        )
+        if reports.cause:
+            return f"{effect}: {reports.cause}"
+        if reports.store_is_lost and self._rank_0_serves:
+            return f"{effect}: {self.name_of(0)} has ended, and its own message says why"
+        if not reports.silent:
             return None
-        named = ", ".join(self.place(rank) for rank in heard.silent[:_NAMED])
-        if len(heard.silent) > _NAMED:
-            named += f" and {len(heard.silent) - _NAMED} more"
-        if lost:
-            return f"{what}: nothing was heard from {named}; killed, or its host was lost?"
-        return f"{what}: {named} did not come; find out where it hangs, or {longer}"
+        named = ", ".join(self.name_of(rank) for rank in reports.silent[:_MAX_NAMED])
+        if len(reports.silent) > _MAX_NAMED:
+            named += f" and {len(reports.silent) - _MAX_NAMED} more"
+        if is_lost:
+            return f"{effect}: nothing was heard from {named}; killed, or its host was lost?"
+        return f"{effect}: {named} did not come; find out where it hangs, or {remedy}"
 
-    def place(self, rank: int) -> str:
+    def name_of(self, rank: int) -> str:
         """Return ``rank 1 on n2``."""
         return f"rank {rank} on {self._facts[rank].host}"
 
-    def _bounded(self, talk: Callable[[_Heard], object]) -> _Heard:
-        """Talk through the store, for a bounded time: its host may hang as well."""
-        heard = _Heard()
+    def _with_timeout(self, use_store: Callable[[_Reports], object]) -> _Reports:
+        """Use the store in a thread, for a limited time: its host may hang as well."""
+        reports = _Reports()
 
-        def safely() -> None:
+        def target() -> None:
             try:
-                talk(heard)
+                use_store(reports)
             except (dist.DistError, RuntimeError):
-                heard.store_is_gone = True
+                reports.store_is_lost = True
 
-        thread = threading.Thread(target=safely, daemon=True)
+        thread = threading.Thread(target=target, daemon=True)
         thread.start()
-        thread.join(2 * LISTEN_S)
-        return heard
+        thread.join(2 * REPORTS_TIMEOUT_S)
+        return reports
 
-    def _listen(self, heard: _Heard) -> None:
-        store, everyone = self._store, len(self._facts)
+    def _collect(self, reports: _Reports) -> None:
+        store, world_size = self._store, len(self._facts)
         store.append("came", f"{self._rank}\n")  # type: ignore[attr-defined]
         count = store.add("count", 1)
-        until = time.monotonic() + LISTEN_S
-        while count < everyone and not store.check(["causes"]) and time.monotonic() < until:
-            time.sleep(_EVERY_S)
+        deadline = time.monotonic() + REPORTS_TIMEOUT_S
+        while count < world_size and not store.check(["causes"]) and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
             count = store.add("count", 0)
         if store.check(["causes"]):
-            heard.cause = json.loads(store.get("causes").splitlines()[0])
-        came = {int(line) for line in store.get("came").split()}
-        heard.silent = [one.rank for one in self._facts if one.rank not in came]
+            reports.cause = json.loads(store.get("causes").splitlines()[0])
+        present = {int(line) for line in store.get("came").split()}
+        reports.silent = [one.rank for one in self._facts if one.rank not in present]
         self._wait_for_readers()
 
     def _wait_for_readers(self) -> None:
-        """Let rank 0, which may serve the store, stay until those that came have read."""
+        """Keep rank 0, which may serve the store, until the other reporting ranks have read."""
         read = self._store.add("read", 1)
-        until = time.monotonic() + LISTEN_S / 2
-        while self._rank == 0 and read < self._store.add("count", 0) and time.monotonic() < until:
-            time.sleep(_EVERY_S)
+        deadline = time.monotonic() + REPORTS_TIMEOUT_S / 2
+        while self._rank == 0 and read < self._store.add("count", 0) and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
             read = self._store.add("read", 0)

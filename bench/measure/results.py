@@ -1,8 +1,4 @@
-"""Load balance, communication efficiency and parallel efficiency, exact for DDP.
-
-Source: the POP Centre of Excellence's multiplicative model (https://pop-coe.eu/node/69), with
-DDP's exposed communication as the time outside of computation.
-"""
+"""The tables of a run: metrics.csv, ranks.csv and steps.csv from the records of its epochs."""
 
 from __future__ import annotations
 
@@ -11,6 +7,7 @@ import io
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -18,6 +15,18 @@ from bench.measure.meters import Usage
 from bench.measure.step_parts import StepParts
 from bench.study.files import write_atomically
 from bench.study.layout import METRICS_COLUMNS, RANKS_COLUMNS, STEPS_COLUMNS, RunFolder
+
+Row = dict[str, object]
+
+#: The columns of the parts of a step.
+_PART_COLUMNS = {
+    "data_load_time_sec": "data_load_s",
+    "forward_time_sec": "forward_s",
+    "backward_time_sec": "backward_s",
+    "comm_exposed_time_sec": "exposed_s",
+    "optimizer_time_sec": "optimizer_s",
+    "other_time_sec": "other_s",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +41,12 @@ class PopEfficiencies:
 def pop_efficiencies(step_totals_s: Sequence[float], exposed_totals_s: Sequence[float]) -> PopEfficiencies:
     """Return the efficiencies of one window from every rank's totals over the same steps.
 
-    With U_r the sum of (step - exposed) of rank r and T the longest rank's sum of steps (the
-    sum of the steps' maxima would exceed the wall time):
-    load balance = mean U / max U, communication efficiency = max U / T,
-    parallel efficiency = mean U / T, their product.
+    With U_r the sum of (step - exposed) of rank r and T the longest rank's sum of steps (the sum of the
+    steps' maxima would exceed the wall time): load balance = mean U / max U, communication efficiency =
+    max U / T, parallel efficiency = mean U / T, their product.
+
+    Source: the POP Centre of Excellence's multiplicative model (https://pop-coe.eu/node/69), with DDP's
+    exposed communication as the time outside of computation.
 
     Args:
         step_totals_s: per rank, the sum of its steps (s).
@@ -48,24 +59,9 @@ def pop_efficiencies(step_totals_s: Sequence[float], exposed_totals_s: Sequence[
     return PopEfficiencies(balance, communication, balance * communication)
 
 
-# From what the ranks measured to the rows of metrics.csv, ranks.csv and steps.csv.
-
-Row = dict[str, object]
-
-#: Which column has which part.
-_PART_COLUMNS = {
-    "data_load_time_sec": "data_load_s",
-    "forward_time_sec": "forward_s",
-    "backward_time_sec": "backward_s",
-    "comm_exposed_time_sec": "exposed_s",
-    "optimizer_time_sec": "optimizer_s",
-    "other_time_sec": "other_s",
-}
-
-
 @dataclass(frozen=True)
 class Validation:
-    """Sums over validation samples; they add up over batches and ranks.
+    """Sums over validation samples, additive over batches and ranks.
 
     ``labels`` counts predicted classes, ``values`` predicted values.
     """
@@ -92,9 +88,9 @@ class RankPlace:
 
 @dataclass(frozen=True)
 class RankRecord:
-    """One rank's epoch; ``parts`` is its mean step of the attribution window, None where there is none.
+    """One rank's epoch; ``parts`` is its mean step of the attribution window, None without one.
 
-    ``samples`` are the rank's own. ``samples`` and ``loss`` are None if they are not known.
+    ``samples`` and ``loss`` are None if they are not known.
     """
 
     window_s: float
@@ -108,10 +104,11 @@ class RankRecord:
 
 @dataclass(frozen=True)
 class EpochRecord:
-    """One epoch over all ranks; ``energy_counters`` says how many counters make up the whole energy.
+    """One epoch over all ranks.
 
-    ``ideal_step_s`` is what a step takes where all devices run at their stated peaks.
-    ``samples`` is None where nobody counted them; then there is no throughput.
+    ``energy_counters`` is the number of counters that make up the whole energy. ``ideal_step_s`` is the time
+    of a step with all devices at their stated peaks. ``samples`` is None if they were not counted; then
+    there is no throughput.
     """
 
     epoch: int
@@ -125,57 +122,59 @@ class EpochRecord:
     checkpoint_s: float | None = None
     ideal_step_s: float | None = None
 
+    @property
+    def window_s(self) -> float:
+        """The throughput window of the slowest rank."""
+        return max(rank.window_s for rank in self.ranks)
+
 
 class Results:
-    """The three tables of a run; every epoch rewrites them whole, so a killed run keeps whole files."""
+    """The three tables of a run; every epoch replaces the files, so a killed run leaves complete ones."""
 
     def __init__(self, folder: RunFolder, places: Sequence[RankPlace]) -> None:
         self._folder = folder
         self._places = places
         self._texts = {
-            folder.metrics_csv: _line(METRICS_COLUMNS),
-            folder.ranks_csv: _line(RANKS_COLUMNS),
-            folder.steps_csv: _line(STEPS_COLUMNS),
+            folder.metrics: _line(METRICS_COLUMNS),
+            folder.ranks: _line(RANKS_COLUMNS),
+            folder.steps: _line(STEPS_COLUMNS),
         }
 
     def add(self, epoch: EpochRecord) -> None:
         """Write the tables with one more epoch."""
+        pairs = zip(epoch.step_s, epoch.slowest_rank, strict=True)
         steps: list[Row] = [
             {"epoch": epoch.epoch, "step": step, "step_time_sec": seconds, "slowest_rank": rank}
-            for step, (seconds, rank) in enumerate(
-                zip(epoch.step_s, epoch.slowest_rank, strict=True), start=1
-            )
+            for step, (seconds, rank) in enumerate(pairs, start=1)
         ]
-        self._append(self._folder.steps_csv, STEPS_COLUMNS, steps)
-        self._append(self._folder.ranks_csv, RANKS_COLUMNS, rank_rows(epoch, self._places))
-        self._append(self._folder.metrics_csv, METRICS_COLUMNS, [metrics_row(epoch)])
+        self._append(self._folder.steps, STEPS_COLUMNS, steps)
+        self._append(self._folder.ranks, RANKS_COLUMNS, rank_rows(epoch, self._places))
+        self._append(self._folder.metrics, METRICS_COLUMNS, [metrics_row(epoch)])
         for path, text in self._texts.items():
             write_atomically(path, text)
 
     def add_communication(self, seconds: float) -> None:
         """Write ``comm_time_sec`` into every row of metrics.csv: it is measured once, after the epochs."""
-        rows = list(csv.DictReader(io.StringIO(self._texts[self._folder.metrics_csv])))
+        rows = list(csv.DictReader(io.StringIO(self._texts[self._folder.metrics])))
         cells = [{**row, "comm_time_sec": _cell(seconds)} for row in rows]
         lines = [_line([row[name] for name in METRICS_COLUMNS]) for row in cells]
-        self._texts[self._folder.metrics_csv] = _line(METRICS_COLUMNS) + "".join(lines)
-        write_atomically(self._folder.metrics_csv, self._texts[self._folder.metrics_csv])
+        self._texts[self._folder.metrics] = _line(METRICS_COLUMNS) + "".join(lines)
+        write_atomically(self._folder.metrics, self._texts[self._folder.metrics])
 
-    def _append(self, path: object, columns: Sequence[str], rows: Sequence[Row]) -> None:
-        self._texts[path] += "".join(_line([_cell(row.get(name)) for name in columns]) for row in rows)  # type: ignore[index]
+    def _append(self, path: Path, columns: Sequence[str], rows: Sequence[Row]) -> None:
+        self._texts[path] += "".join(_line([_cell(row.get(name)) for name in columns]) for row in rows)
 
 
 def progress_line(record: EpochRecord, epochs: int | None) -> str:
     """Return the line that rank 0 prints after an epoch; ``epochs`` is their number if it is known."""
-    seconds = max(rank.window_s for rank in record.ranks)
-    rate = "" if record.samples is None else f", {record.samples / seconds:.1f} samples/s"
+    rate = "" if record.samples is None else f", {record.samples / record.window_s:.1f} samples/s"
     total = "" if epochs is None else f"/{epochs}"
-    return f"bench: epoch {record.epoch}{total}: {len(record.step_s)} steps in {seconds:.3f} s{rate}"
+    return f"bench: epoch {record.epoch}{total}: {len(record.step_s)} steps in {record.window_s:.3f} s{rate}"
 
 
 def metrics_row(epoch: EpochRecord) -> Row:
     """Return the epoch's row over all ranks: :data:`bench.study.layout.METRICS_COLUMNS`."""
-    ranks = epoch.ranks
-    seconds = max(rank.window_s for rank in ranks)
+    ranks, seconds = epoch.ranks, epoch.window_s
     row: Row = {
         "epoch": epoch.epoch,
         "steps": len(epoch.step_s),
@@ -186,8 +185,8 @@ def metrics_row(epoch: EpochRecord) -> Row:
         "step_time_sec_median": float(np.percentile(epoch.step_s, 50)),
         "step_time_sec_p95": float(np.percentile(epoch.step_s, 95)),
         "checkpoint_time_sec": epoch.checkpoint_s,
-        "gpu_util_avg": _mean_told([rank.usage.gpu_percent for rank in ranks]),
-        "cpu_util_avg": _mean_told([rank.usage.cpu_percent for rank in ranks]),
+        "gpu_util_avg": _mean_of_known([rank.usage.gpu_percent for rank in ranks]),
+        "cpu_util_avg": _mean_of_known([rank.usage.cpu_percent for rank in ranks]),
         "energy_joules": _energy(epoch),
         "peak_mem_bytes": int(max(rank.peak_mem_bytes for rank in ranks)),
         "mfu": None if epoch.ideal_step_s is None else epoch.ideal_step_s * len(epoch.step_s) / seconds,
@@ -218,7 +217,7 @@ def rank_rows(epoch: EpochRecord, places: Sequence[RankPlace]) -> list[Row]:
 
 
 def _split_columns(epoch: EpochRecord) -> Row:
-    """Return the parts of a step, means over ranks, and the POP efficiencies of the same window."""
+    """Return the parts of a step as means over ranks, and the POP efficiencies of the same window."""
     parts = [rank.parts for rank in epoch.ranks if rank.parts is not None]
     waits = [rank.wait_s for rank in epoch.ranks if rank.wait_s is not None]
     if not parts:
@@ -249,16 +248,16 @@ def _validation_columns(sums: Validation | None) -> Row:
 
 def _energy(epoch: EpochRecord) -> float | None:
     """Return the energy of all GPUs (or all hosts' processors); None unless every counter was read."""
-    told = [rank.usage.energy_joules for rank in epoch.ranks if rank.usage.energy_joules is not None]
-    return sum(told) if len(told) == epoch.energy_counters else None
+    known = [rank.usage.energy_joules for rank in epoch.ranks if rank.usage.energy_joules is not None]
+    return sum(known) if len(known) == epoch.energy_counters else None
 
 
 def _loss(ranks: Sequence[RankRecord]) -> object:
-    """Return the mean loss; None unless every rank told its own, and a word for NaN, whose cell is empty."""
-    told = [rank.loss for rank in ranks if rank.loss is not None]
-    if len(told) < len(ranks):
+    """Return the mean loss; None if a rank's is missing, and text for NaN, which would be an empty cell."""
+    known = [rank.loss for rank in ranks if rank.loss is not None]
+    if len(known) < len(ranks):
         return None
-    mean = _mean(told)
+    mean = _mean(known)
     return mean if math.isfinite(mean) else str(mean)
 
 
@@ -266,13 +265,13 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
-def _mean_told(values: Sequence[float | None]) -> float | None:
-    told = [value for value in values if value is not None]
-    return _mean(told) if told else None
+def _mean_of_known(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return _mean(known) if known else None
 
 
 def _cell(value: object) -> object:
-    """Return what a cell shows: nothing for what was not measured, twelve digits of a float."""
+    """Return the text of a cell: empty for a missing value, twelve digits of a float."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return ""
     return format(value, ".12g") if isinstance(value, float) else value

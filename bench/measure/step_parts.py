@@ -1,6 +1,15 @@
-"""Clocks that stamp a training step: the host's, and CUDA's events.
+"""The parts of a training step: clocks, the readings of DDP's logger, and a timer for each part.
 
 A step is stamped first and read later, because reading a CUDA event waits for the device.
+
+DDP's logger stamps, per rank, the start and end of backward's computation and of its communication.
+``backward_comm_time`` is the span from the first bucket to the last, not the time of communication. The step
+waits only for the part of that span after the computation's end:
+
+    exposed = backward_comm_time - backward_compute_comm_overlap_time
+
+Source: ``torch/csrc/distributed/c10d/logger.cpp`` and ``reducer.cpp`` (times in nanoseconds). On torch 2.13
+with gloo, compute + exposed is the duration of ``loss.backward()`` to 0.1 %.
 """
 
 from __future__ import annotations
@@ -14,42 +23,42 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 class Clock(Protocol):
-    """Stamps now; tells the seconds between two stamps later."""
+    """Stamps the present; computes the seconds between two stamps later."""
 
     is_host: bool
 
     def stamp(self) -> Any:
-        """Return a mark of this moment (on the device's own timeline, where there is one)."""
+        """Return a mark of this moment, on the device's own timeline if it has one."""
 
     def seconds(self, begin: Any, end: Any) -> float:
-        """Return the seconds between two stamps; only after :meth:`settle`."""
+        """Return the seconds between two stamps; only after :meth:`synchronize`."""
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Wait until every stamp so far can be read."""
 
 
 class HostClock:
-    """The host's monotonic clock: right where work is done by the time a call returns."""
+    """The host's monotonic clock, for work that is done when a call returns."""
 
     is_host = True
 
     def stamp(self) -> float:
-        """Return seconds since some fixed moment."""
+        """Return seconds since a fixed moment."""
         return time.perf_counter()
 
     def seconds(self, begin: float, end: float) -> float:
         """Return the seconds between two stamps."""
         return end - begin
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Do nothing: a host's stamp can be read at once."""
 
 
 class CudaClock:
-    """Events on the current stream: right where calls return before the device has done the work.
+    """Events on the current stream, for calls that return before the device has done the work.
 
-    An idle device stamps an event when it arrives, so waiting of the host (for data, say)
-    shows in the differences as well, as long as the device had caught up before.
+    An idle device stamps an event when the event arrives. The host's waiting, for example for data,
+    therefore shows in the differences as well, as long as the device was idle before.
     """
 
     is_host = False
@@ -67,44 +76,28 @@ class CudaClock:
         """Return the seconds between two events (CUDA resolves about half a microsecond)."""
         return float(begin.elapsed_time(end)) / 1e3
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Wait for the device."""
         torch.cuda.synchronize(self._device)
 
 
 def clock_for(device: torch.device) -> Clock:
-    """Return the clock that is right for work on ``device``."""
+    """Return the clock for work on ``device``."""
     return CudaClock(device) if device.type == "cuda" else HostClock()
 
 
-# What DDP's own logger knows about the last backward pass, without its lag.
-#
-# DDP stamps, per rank, when backward's computation starts and ends and when communication
-# starts and ends. ``backward_comm_time`` is the span from the first bucket to the last, not
-# communication; what the step waits for is the part of the span after the computation's end:
-#
-#     exposed = backward_comm_time - backward_compute_comm_overlap_time
-#
-# Source: ``torch/csrc/distributed/c10d/logger.cpp`` and ``reducer.cpp`` (times in nanoseconds).
-# On torch 2.13 with gloo, compute + exposed is the duration of ``loss.backward()`` to 0.1 %.
-#
-# The logger computes its figures when the *next* forward begins. Asking it to do so right after
-# the step (:func:`read`) gives this step's figures, so nothing has to be shifted; on CUDA that
-# call waits for the device. Under ``no_sync`` the logger is frozen: only the micro-batch that
-# synchronises can be read.
-
-#: A sample rate that no iteration after the tenth reaches (the first ten are always sampled).
+#: A sample rate that no iteration after the tenth reaches.
 _NEVER = 2**31 - 1
-#: Iterations that DDP samples whatever the rate.
-DDP_ALWAYS_SAMPLED = ALWAYS_SAMPLED = 10
+#: DDP samples its first iterations whatever the rate.
+DDP_ALWAYS_SAMPLED = 10
 _SECONDS_PER_TICK = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
 class BackwardReading:
-    """One rank's backward pass: computation, and the wait for communication after it (seconds).
+    """One rank's backward pass: its computation, and the wait for communication after it (seconds).
 
-    ``began_ns`` is the host's wall clock when DDP took backward to begin: where its forward ended.
+    ``began_ns`` is the host's wall clock at the start of backward by DDP's logger: the end of its forward.
     """
 
     compute_s: float
@@ -113,43 +106,43 @@ class BackwardReading:
 
 
 def enable_ddp_timing(model: DistributedDataParallel) -> None:
-    """Let the logger stamp every step from now on."""
+    """Make DDP's logger stamp every step."""
     model._set_ddp_runtime_logging_sample_rate(1)  # type: ignore[no-untyped-call]
 
 
 def disable_ddp_timing(model: DistributedDataParallel) -> None:
-    """Let the logger stamp nothing any more (on CUDA its stamps cost a synchronisation per step)."""
+    """Make DDP's logger stamp no step: on CUDA its stamps cost a synchronisation per step."""
     model._set_ddp_runtime_logging_sample_rate(_NEVER)  # type: ignore[no-untyped-call]
 
 
 def read_ddp_timing(model: DistributedDataParallel) -> BackwardReading | None:
-    """Return the figures of the backward pass that just ended; None where DDP stamped nothing."""
+    """Return the reading of the backward pass that just ended; None if DDP stamped nothing.
+
+    The logger computes its values when the next forward begins. This call makes it compute them at once,
+    which waits for the device on CUDA. Under ``no_sync`` the logger is frozen, so only the micro-batch that
+    synchronises can be read.
+    """
     logger = model.logger
     if logger is None:
         return None
     logger.set_runtime_stats_and_log()
-    figures = logger._get_ddp_logging_data().ints_map
-    span = figures.get("backward_comm_time", 0)
-    compute = figures.get("backward_compute_time", 0)
+    values = logger._get_ddp_logging_data().ints_map
+    span = values.get("backward_comm_time", 0)
+    compute = values.get("backward_compute_time", 0)
     if span <= 0 or compute <= 0:
         return None
-    overlap = figures.get("backward_compute_comm_overlap_time", 0)
+    overlap = values.get("backward_compute_comm_overlap_time", 0)
     exposed = max(0, span - overlap)
-    began_ns = figures.get("backward_compute_time_start", 0)
+    began_ns = values.get("backward_compute_time_start", 0)
     return BackwardReading(compute * _SECONDS_PER_TICK, exposed * _SECONDS_PER_TICK, began_ns)
-
-
-sample_every_step, sample_no_step, read = enable_ddp_timing, disable_ddp_timing, read_ddp_timing
-
-# The parts of a training step, each with a timer of its own.
 
 
 @dataclass(frozen=True, slots=True)
 class StepParts:
     """One step of one rank, in seconds.
 
-    ``other_s`` is what no timer covered: the step minus all parts. It is a check on the
-    timers, never the value of another part, and may be slightly negative.
+    ``other_s`` is the step minus all parts. It checks the timers, is never the value of another part, and
+    may be slightly negative.
     """
 
     step_s: float
@@ -167,12 +160,6 @@ class StepParts:
         )
 
 
-#: How far the clocks may part in a step: a millisecond is the finest that the parts are trusted to.
-_JUMP_NS = 1_000_000
-#: How often the clocks are read again where the process lost its core between two readings.
-_READINGS = 10
-
-
 def mean_parts(steps: list[StepParts]) -> StepParts:
     """Return the mean of every part over some steps of one rank."""
     assert steps, "no step was timed"
@@ -180,128 +167,121 @@ def mean_parts(steps: list[StepParts]) -> StepParts:
     return StepParts(*(sum(column) / len(steps) for column in columns))
 
 
-class WallClock:
-    """Tells whether the host's wall clock was set while something was timed.
-
-    DDP's logger stamps with the wall clock, everything here with a monotonic one. Where the two
-    disagree about how long a step took, somebody set the wall clock (NTP, an administrator, a virtual
-    machine that was moved), and the logger's figures are wrong by as much.
-    """
-
-    def __init__(self) -> None:
-        self._apart_ns = 0
-
-    def start(self) -> None:
-        """Begin to compare."""
-        self._apart_ns = _apart_ns()
-
-    def jumped(self) -> bool:
-        """Tell whether the clocks have parted since the start (slewing moves both alike)."""
-        return abs(_apart_ns() - self._apart_ns) > _JUMP_NS
+#: Largest accepted drift of the clocks in a step: parts are accurate to a millisecond at best.
+_MAX_DRIFT_NS = 1_000_000
+#: Attempts to read the clocks without losing the core between two readings.
+_READINGS = 10
 
 
-def _apart_ns() -> int:
-    """Return the wall clock minus the monotonic one, from readings that nothing came between."""
+def _wall_clock_offset_ns() -> int:
+    """Return the wall clock minus the monotonic clock, read without interruption."""
     for _ in range(_READINGS):
         before, wall, after = time.perf_counter_ns(), time.time_ns(), time.perf_counter_ns()
-        if after - before < _JUMP_NS // 10:
+        if after - before < _MAX_DRIFT_NS // 10:
             break
     return wall - (before + after) // 2
 
 
 class StepTimer:
-    """Stamps one training step; a step may have several micro-batches.
+    """Stamps one training step, which may have several micro-batches.
 
-    Use, in the order of a step::
+    In the order of a step::
 
+        timer.start()
         timer.begin("data_load"); batch = next(data); timer.end()
         ...
-        timer.stop(); parts = timer.parts(ddp_logger.read(model))
+        timer.stop(); parts = timer.parts(read_ddp_timing(model))
 
-    The micro-batch that synchronises gets no ``backward`` timer: DDP's logger tells its
-    computation from the wait for communication.
+    The micro-batch that synchronises gets no ``backward`` timer: DDP's logger separates its computation
+    from the wait for communication.
+
+    DDP's logger stamps with the wall clock, this timer with a monotonic one. If they disagree about the
+    length of a step, the wall clock was set (by NTP, an administrator, a moved virtual machine) and the
+    logger's values are wrong. Slewing changes both clocks alike.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._spans: list[tuple[str, Any, Any]] = []
         self._open: tuple[str, Any] | None = None
-        self._forwards_ns: list[tuple[int, int]] = []  # of the host's wall clock, as the logger's
+        self._forwards_ns: list[tuple[int, int]] = []  # by the host's wall clock, as the logger's stamps
         self._forward_began_ns = 0
-        self._is_within = False
-        self._within: list[tuple[Any, Any]] = []
-        self._within_last: list[tuple[Any, Any]] = []  # of the backward pass that was prepared last
+        self._is_in_backward = False
+        #: Spans that the logger counts as backward: those of earlier passes, and of the last one.
+        self._in_backward: list[tuple[Any, Any]] = []
+        self._in_last_backward: list[tuple[Any, Any]] = []
         self._step_begin: Any = None
         self._step_end: Any = None
-        self._wall_clock = WallClock()
+        self._offset_ns = 0
         #: Whether the wall clock was set during the last step, which then has no parts.
         self.clock_jumped = False
 
     def start(self) -> None:
-        """Begin a step; the device has caught up, so that its timeline starts with the step."""
-        self._clock.settle()
+        """Begin a step once the device is idle, so that its timeline starts with the step."""
+        self._clock.synchronize()
         self._spans.clear()
         self._forwards_ns.clear()
-        self._within.clear()
-        self._within_last.clear()
+        self._in_backward.clear()
+        self._in_last_backward.clear()
         self._open = None
-        self._wall_clock.start()
+        self._offset_ns = _wall_clock_offset_ns()
         self._step_begin = self._clock.stamp()
 
-    def backward_is_prepared(self, *, anew: bool) -> None:
-        """Say that the logger takes backward to begin here.
+    def start_ddp_backward(self, *, again: bool) -> None:
+        """Mark the moment at which DDP's logger takes backward to begin.
 
         Args:
-            anew: whether no backward pass came since the last time, which then does not count.
+            again: whether no backward pass followed the last mark, which the logger then forgets.
         """
-        if not anew:
-            self._within += self._within_last
-        self._within_last.clear()
+        if not again:
+            self._in_backward += self._in_last_backward
+        self._in_last_backward.clear()
 
-    def begin(self, part: str, *, within_backward: bool = False) -> None:
+    def begin(self, part: str, *, in_backward: bool = False) -> None:
         """Begin ``part`` (data_load, forward, backward or optimizer).
 
         Args:
-            part: which.
-            within_backward: whether the logger takes this time for backward: it comes between the
-                forward pass and the backward pass that synchronises.
+            part: the name of the part.
+            in_backward: whether the logger counts this time as backward: it comes between the forward pass
+                and the backward pass that synchronises.
         """
         assert self._open is None, "parts do not nest"
         if part == "forward":
             self._forward_began_ns = time.time_ns()
-        self._is_within = within_backward
+        self._is_in_backward = in_backward
         self._open = (part, self._clock.stamp())
 
     @property
     def open_part(self) -> str | None:
-        """The part that was begun and not ended yet."""
+        """The part that has begun and not ended."""
         return None if self._open is None else self._open[0]
 
-    def drop(self) -> None:
-        """Forget the part that is open, if one is: its end will not be seen."""
+    def discard(self) -> None:
+        """Forget the open part, if there is one: its end cannot be observed."""
         self._open = None
 
     def end(self) -> None:
-        """End the part that is open."""
+        """End the open part."""
         assert self._open is not None, "no part is open"
         part, begin = self._open
         end = self._clock.stamp()
         self._spans.append((part, begin, end))
         self._open = None
-        if self._is_within:
-            self._within_last.append((begin, end))
+        if self._is_in_backward:
+            self._in_last_backward.append((begin, end))
         elif part == "forward":
             self._forwards_ns.append((self._forward_began_ns, time.time_ns()))
 
     def stop(self) -> None:
         """End the step."""
         self._step_end = self._clock.stamp()
-        self._clock.settle()
-        # On a device the logger uses events, which no clock of the host moves.
-        self.clock_jumped = self._clock.is_host and self._wall_clock.jumped()
+        self._clock.synchronize()
+        # On a device the logger uses events, which do not depend on the host's clocks.
+        drift_ns = abs(_wall_clock_offset_ns() - self._offset_ns) if self._clock.is_host else 0
+        self.clock_jumped = drift_ns > _MAX_DRIFT_NS
 
     def parts(self, reading: BackwardReading | None) -> StepParts | None:
-        """Return the parts of the step that was stopped; None where the logger had no reading to trust."""
+        """Return the parts of the stopped step; None without a trustworthy reading of the logger."""
         if reading is None or self.clock_jumped:
             return None
         total = dict.fromkeys(("data_load", "forward", "backward", "optimizer"), 0.0)
@@ -317,15 +297,16 @@ class StepTimer:
         )
 
     def _counted_twice_s(self, reading: BackwardReading) -> float:
-        """Return the time that both the logger's clock of backward and a timer of ours cover.
+        """Return the time that both the logger's backward and a timer cover.
 
-        What comes between the forward and the backward pass is known as such. The time between DDP's end of
-        forward and ours is microseconds, unless the processor was given to another process in
-        between; the device's timeline has nothing there.
+        Parts between the forward and the backward pass are known. The time between DDP's end of forward and
+        ours is microseconds, unless the processor ran another process in between; the device's timeline has
+        no such gap.
         """
-        within = sum(self._clock.seconds(*span) for span in (*self._within, *self._within_last))
+        spans = (*self._in_backward, *self._in_last_backward)
+        known = sum(self._clock.seconds(*span) for span in spans)
         if not self._clock.is_host:
-            return within
+            return known
         begin, end = reading.began_ns, reading.began_ns + round(reading.compute_s * 1e9)
         shared = (min(end, ended) - max(begin, began) for began, ended in self._forwards_ns)
-        return within + sum(max(0, ns) for ns in shared) * 1e-9
+        return known + sum(max(0, ns) for ns in shared) * 1e-9
