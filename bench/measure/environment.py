@@ -39,7 +39,7 @@ _SLURM_VARIABLES = (
 
 @dataclass(frozen=True)
 class Device:
-    """A rank's device: its torch name, its identity (ranks can share a GPU), and its model (None for a CPU)."""
+    """A rank's device: torch's name, the identity (ranks can share a GPU) and the model (None for a CPU)."""
 
     name: str
     identity: str

@@ -135,9 +135,9 @@ class Results:
         self._folder = folder
         self._places = places
         self._texts = {
-            folder.metrics: _line(METRICS_COLUMNS),
-            folder.ranks: _line(RANKS_COLUMNS),
-            folder.steps: _line(STEPS_COLUMNS),
+            folder.metrics_csv: _line(METRICS_COLUMNS),
+            folder.ranks_csv: _line(RANKS_COLUMNS),
+            folder.steps_csv: _line(STEPS_COLUMNS),
         }
 
     def add(self, epoch: EpochRecord) -> None:
@@ -147,19 +147,19 @@ class Results:
             {"epoch": epoch.epoch, "step": step, "step_time_sec": seconds, "slowest_rank": rank}
             for step, (seconds, rank) in enumerate(pairs, start=1)
         ]
-        self._append(self._folder.steps, STEPS_COLUMNS, steps)
-        self._append(self._folder.ranks, RANKS_COLUMNS, rank_rows(epoch, self._places))
-        self._append(self._folder.metrics, METRICS_COLUMNS, [metrics_row(epoch)])
+        self._append(self._folder.steps_csv, STEPS_COLUMNS, steps)
+        self._append(self._folder.ranks_csv, RANKS_COLUMNS, rank_rows(epoch, self._places))
+        self._append(self._folder.metrics_csv, METRICS_COLUMNS, [metrics_row(epoch)])
         for path, text in self._texts.items():
             write_atomically(path, text)
 
     def add_communication(self, seconds: float) -> None:
         """Write ``comm_time_sec`` into every row of metrics.csv: it is measured once, after the epochs."""
-        rows = list(csv.DictReader(io.StringIO(self._texts[self._folder.metrics])))
+        rows = list(csv.DictReader(io.StringIO(self._texts[self._folder.metrics_csv])))
         cells = [{**row, "comm_time_sec": _cell(seconds)} for row in rows]
         lines = [_line([row[name] for name in METRICS_COLUMNS]) for row in cells]
-        self._texts[self._folder.metrics] = _line(METRICS_COLUMNS) + "".join(lines)
-        write_atomically(self._folder.metrics, self._texts[self._folder.metrics])
+        self._texts[self._folder.metrics_csv] = _line(METRICS_COLUMNS) + "".join(lines)
+        write_atomically(self._folder.metrics_csv, self._texts[self._folder.metrics_csv])
 
     def _append(self, path: Path, columns: Sequence[str], rows: Sequence[Row]) -> None:
         self._texts[path] += "".join(_line([_cell(row.get(name)) for name in columns]) for row in rows)

@@ -370,9 +370,7 @@ def _expand(template: str) -> str:
 
 def configured_transport(backend: str, env: Mapping[str, str]) -> Transport:
     """Return ``transport`` of env.json from the configuration, before any communication."""
-    found: Transport = dict.fromkeys(
-        ("backend", "interface", "network", "algorithm", "version", "gpudirect")
-    )
+    found: Transport = dict.fromkeys(("backend", "interface", "network", "algorithm", "version", "gpudirect"))
     found |= {"backend": backend, "source": "configuration"}
     if backend == "gloo":
         found["interface"] = env.get("GLOO_SOCKET_IFNAME") or _gloo_interface()

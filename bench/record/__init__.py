@@ -1,4 +1,4 @@
-"""Measure a training loop of one's own.
+"""Measure your own training loop.
 
 ::
 
@@ -10,7 +10,7 @@
             ...
     recorder.close()
 
-How it is measured stands in :mod:`bench.measure`, as for the built-in workload.
+The measurement itself is in :mod:`bench.measure`, as for the built-in workload.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The recorder as a callback of Lightning: ``Trainer(callbacks=[BenchCallback()])``.
 
 Lightning is an optional extra: ``pip install ddp-scaling-bench[lightning]``. The older package
-``pytorch_lightning`` serves as well.
+``pytorch_lightning`` works as well.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ Callback: Any = _callback_class()
 
 
 class BenchCallback(Callback):  # type: ignore[misc]
-    """Measures ``Trainer.fit``; validation and checkpoints after an epoch do not count.
+    """Measures ``Trainer.fit`` without validation and without checkpoints after an epoch.
 
-    The time between two batches counts as data loading, Lightning's own work there included.
+    The time between two batches counts as data loading, including Lightning's own work there.
 
     Args:
         run_dir: as of :class:`bench.record.Recorder`.
@@ -43,43 +43,43 @@ class BenchCallback(Callback):  # type: ignore[misc]
         self._lengths = lengths
         self._recorder: Recorder | None = None
         self._updates = 0
-        self._is_called_by_hand = False
+        self._has_hooks = False
 
     def on_train_start(self, trainer: Any, module: Any) -> None:
-        """Make a recorder of what the strategy made of the module: DDP, where there are several ranks."""
+        """Create a recorder of the strategy's model: under DDP if there are several ranks."""
         self._recorder = Recorder(
             trainer.strategy.model, run_dir=self._run_dir, device=module.device, **self._lengths
         )
-        # Without DDP, Lightning calls training_step itself, and no module's hooks.
-        self._is_called_by_hand = find_ddp(trainer.strategy.model) is None
+        # Without DDP, Lightning calls training_step directly, which runs no module hooks.
+        self._has_hooks = find_ddp(trainer.strategy.model) is not None
         self._updates = trainer.global_step
         self._recorder.data_begins()
 
     def on_train_epoch_start(self, trainer: Any, module: Any) -> None:
-        """Let the clock run: the epoch's first batch is being fetched."""
+        """Start the clock: Lightning fetches the epoch's first batch."""
         if self._recorder is not None:
             self._recorder.data_begins()
 
     def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
-        """Say that the batch is here."""
+        """Record the arrival of the batch."""
         if self._recorder is not None:
             self._recorder.begin()
             self._recorder.data_ended(batch)
-            if self._is_called_by_hand:
+            if not self._has_hooks:
                 self._recorder.forward_begins()
 
     def on_before_backward(self, trainer: Any, module: Any, loss: Any) -> None:
-        """Say that the forward pass has ended."""
-        if self._recorder is not None and self._is_called_by_hand:
+        """Record the end of the forward pass."""
+        if self._recorder is not None and not self._has_hooks:
             self._recorder.forward_ended(loss)
 
     def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Count the step, if the optimizer made one."""
+        """Count the step if the optimizer made one."""
         if self._recorder is None:
             return
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         if loss is not None:
-            # Lightning has divided it among the step's micro-batches.
+            # Lightning has divided the loss by the number of micro-batches.
             self._recorder.loss(loss * trainer.accumulate_grad_batches)
         update = trainer.global_step > self._updates
         self._updates = trainer.global_step
@@ -87,23 +87,21 @@ class BenchCallback(Callback):  # type: ignore[misc]
         self._recorder.data_begins()
 
     def on_validation_start(self, trainer: Any, module: Any) -> None:
-        """Let the clock stand still."""
-        self._rest()
+        """Stop the clock."""
+        if self._recorder is not None:
+            self._recorder.rest()
 
     def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
-        """Let the clock stand still until the next epoch."""
-        self._rest()
+        """Stop the clock until the next epoch."""
+        if self._recorder is not None:
+            self._recorder.rest()
 
     def on_train_end(self, trainer: Any, module: Any) -> None:
-        """Write what is left."""
+        """Write the remaining records."""
         if self._recorder is not None:
             self._recorder.close()
 
     def on_exception(self, trainer: Any, module: Any, exception: BaseException) -> None:
-        """Write what is left, and wait for nobody."""
+        """Write the remaining records without waiting for other ranks."""
         if self._recorder is not None:
             self._recorder.give_up()
-
-    def _rest(self) -> None:
-        if self._recorder is not None:
-            self._recorder.rest()

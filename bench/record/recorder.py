@@ -1,4 +1,8 @@
-"""What a loop holds of its recorder: the context of a step, and the loader whose batches are timed."""
+"""The recorder that a training loop, or a framework's callback, calls at its steps.
+
+The recorder counts the loop's steps and measures some of them, in the windows of :mod:`bench.record.windows`.
+It exchanges values with other ranks only between windows, and without waiting.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +20,9 @@ from torch import Tensor, nn
 
 from bench.measure.environment import device_for
 from bench.measure.step_parts import Clock, clock_for
-from bench.measure.transport import ask_nccl
+from bench.measure.transport import request_nccl_log
 from bench.record.attribution import Attribution
-from bench.record.failures import Guard
+from bench.record.failures import FailureReporter
 from bench.record.hang_watch import Progress
 from bench.record.session import Session
 from bench.record.settings import Lengths, RecorderError
@@ -26,34 +30,299 @@ from bench.record.windows import Phase, Span, Windows
 
 T = TypeVar("T")
 
+#: The longest time that ``close`` waits for the other ranks' last records.
+CLOSE_TIMEOUT_S = 60.0
+#: The same at the end of a process that did not call ``close``.
+_EXIT_TIMEOUT_S = 5.0
+
+
+class Recorder:
+    """Measures a training loop and writes metrics.csv, ranks.csv, steps.csv and env.json.
+
+    ::
+
+        recorder = Recorder(model)
+        for batch in recorder.batches(loader):
+            with recorder.step():
+                ...
+        recorder.close()
+
+    A step is one optimizer step. The clock runs from one step's end to the next one's, whatever the loop does
+    there. It stops in ``with recorder.pause():`` and between two loops over ``batches``. Every rank creates a
+    recorder; rank 0 writes.
+
+    Args:
+        model: the model that the loop calls, under DDP or not. Without it forward, backward and exposed
+            communication stay empty.
+        run_dir: the folder of the files, unless ``$BENCH_RUN_DIR`` is set; by default a new folder below
+            ``bench-record``.
+        device: the device of the computation; the default is the model's.
+        lengths: ``warmup_steps``, ``steps_per_epoch``, ``attribution_steps`` and ``epochs`` (None: until the
+            end), as in the matrix; the harness's variables take precedence.
+
+    Raises:
+        RecorderError: a length is invalid; at the first step, several processes run without a process group.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | None = None,
+        *,
+        run_dir: str | os.PathLike[str] | None = None,
+        device: torch.device | str | None = None,
+        **lengths: int | None,
+    ) -> None:
+        unknown = lengths.keys() - Lengths.__dataclass_fields__
+        if unknown:
+            allowed = ", ".join(("run_dir", "device", *Lengths.__dataclass_fields__))
+            raise RecorderError(f"Recorder has no option {min(unknown)!r}", remedy=f"allowed: {allowed}")
+        self._model = model
+        self._lengths = Lengths.of(lengths, os.environ)
+        self._run_dir = run_dir
+        self._device = device_for(model, device)
+        self._clock: Clock = clock_for(self._device)
+        if self._device.type == "cuda":
+            request_nccl_log(os.environ)
+        self._windows = Windows(self._clock, device=self._device, lengths=self._lengths)
+        self._session: Session | None = None  # from the first step on
+        self._failures: FailureReporter | None = None
+        self._started_at: Any = None  # the stamp from which the clock runs; None while it is stopped
+        self._spans: list[Span] = []  # of the step so far
+        self._step_samples: float | None = None
+        self._batch_samples: float | None = None
+        self._has_begun = False  # the step, or its data
+        self._is_mid_step = False  # a micro-batch has ended, and its step has not
+        self._is_paused = self._is_closed = False
+        self._step = Step(self)
+
+    def batches(self, loader: Iterable[T]) -> Batches[T]:
+        """Return ``loader``'s batches; the time until each arrives counts as data loading.
+
+        The start of the loader's workers and the time after its last batch do not count.
+        """
+        return Batches(self, loader)
+
+    def step(self, samples: float | None = None, *, update: bool = True) -> Step:
+        """Return a context for one optimizer step: forward, backward and update.
+
+        Args:
+            samples: this rank's samples of the step; the default is the size of the batches drawn.
+            update: False for a micro-batch that is not the last of its step (gradient accumulation).
+
+        Raises:
+            RecorderError: a step within a step, or without ``with``; ``samples`` is not a number of samples.
+        """
+        return self._step.prepare(samples, update=update)
+
+    def loss(self, loss: Tensor | float) -> None:
+        """Add a micro-batch's loss to ``train_loss`` without waiting for the device.
+
+        A loss with several values counts with their mean.
+        """
+        self._windows.loss(loss)
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """Stop the clock for validation, checkpoints or plots."""
+        was_running = self._started_at is not None
+        self.stop_clock()
+        was_paused, self._is_paused = self._is_paused, True
+        try:
+            yield
+        finally:
+            self._is_paused = was_paused
+            if was_running:
+                self.resume_clock()
+
+    def end_epoch(self) -> None:
+        """End the current throughput window here if it has a step; the next window begins a new row."""
+        self._leave_window()
+
+    def close(self, *, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
+        """Write the remaining records; rank 0 waits up to ``timeout_s`` for those of the other ranks."""
+        atexit.unregister(self._close_at_exit)
+        self._close(timeout_s)
+
+    def give_up(self) -> None:
+        """Write the remaining records after an exception, without waiting: the other ranks may never come.
+
+        If the exception ends the process, it is explained at that time.
+        """
+        self._close(0.0)
+
+    def _close(self, timeout_s: float) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._session is None:
+            return
+        if self._failures is not None:
+            self._failures.close()
+        self._leave_window()
+        self._windows.end()
+        self._warn_of_unused_model(self._session)
+        warmup = self._windows.warmup_steps
+        self._session.finish(self._windows.posted, warmup_steps=warmup, timeout_s=timeout_s)
+
+    def _warn_of_unused_model(self, session: Session) -> None:
+        instrumented = self._windows.posted > 0 and self._lengths.attribution_steps > 0
+        unused = self._model is not None and instrumented and not self._attribution.was_called
+        if unused and session.launch.rank == 0:
+            session.warn(
+                "the recorder's model was never called in an instrumented step, so forward and backward are"
+                " unknown; pass the model that the loop calls"
+            )
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.give_up()
+
+    # -- calls of Step, Batches and frameworks' callbacks -------------------------------------
+
+    def begin(self) -> None:
+        """Start the clock if it is stopped: a step or its data begin."""
+        if self._started_at is None and self._windows.phase is not Phase.DONE:
+            if self._session is None:
+                self._open()
+            if self._windows.phase is Phase.ATTRIBUTION and not self._is_mid_step:
+                self._attribution.start()
+            self._started_at = self._clock.stamp()
+        self._has_begun = True
+
+    def data_begins(self) -> None:
+        """Record that the loop waits for a batch."""
+        self.begin()
+        if self._windows.phase is Phase.ATTRIBUTION:
+            self._attribution.data_begins()
+
+    def data_ended(self, batch: Any) -> None:
+        """Record the arrival of the batch."""
+        if self._windows.phase is Phase.DONE:
+            return
+        if self._windows.phase is Phase.ATTRIBUTION:
+            self._attribution.data_ended()
+        size = batch_size(batch)
+        if size is not None:
+            self._batch_samples = size if self._batch_samples is None else self._batch_samples + size
+
+    def forward_begins(self) -> None:
+        """Record the start of the forward pass of a model that is not called as a module."""
+        if self._windows.phase is Phase.ATTRIBUTION:
+            self._attribution.forward_begins()
+
+    def forward_ended(self, output: Any) -> None:
+        """Record the end of that forward pass."""
+        if self._windows.phase is Phase.ATTRIBUTION:
+            self._attribution.forward_ended(output)
+
+    def end(self, samples: float | None, *, update: bool) -> None:
+        """Record the end of a step, or of one of its micro-batches."""
+        if self._windows.phase is Phase.DONE or self._started_at is None:
+            return
+        counted = self._batch_samples if samples is None else samples
+        self._batch_samples = None
+        if counted is not None:
+            self._step_samples = counted if self._step_samples is None else self._step_samples + counted
+        self._is_mid_step, self._has_begun = not update, False
+        if update:
+            now = self._clock.stamp()
+            self._spans.append((self._started_at, now))
+            spans, self._spans = self._spans, []
+            step_samples, self._step_samples = self._step_samples, None
+            self._started_at = self._windows.count(spans, step_samples, now)
+
+    def discard_step(self) -> None:
+        """Discard a step that ended in an exception."""
+        self._started_at = None
+        self._spans = []
+        self._step_samples = self._batch_samples = None
+        self._is_mid_step = self._has_begun = False
+
+    def stop_clock(self) -> None:
+        """Stop the clock until :meth:`resume_clock` or the next step."""
+        if self._started_at is None:
+            return
+        if self._windows.phase is not Phase.ATTRIBUTION:
+            self._spans.append((self._started_at, self._clock.stamp()))
+        elif self._is_mid_step or self._has_begun:
+            self._attribution.void()  # its parts must not contain a pause
+        self._started_at = None
+
+    def resume_clock(self) -> None:
+        """Resume the clock after :meth:`stop_clock`, within a step or between two."""
+        starts_anew = self._windows.phase is Phase.ATTRIBUTION and not (self._is_mid_step or self._has_begun)
+        if self._session is None or self._windows.phase is Phase.DONE or starts_anew:
+            return
+        if self._started_at is None:
+            self._started_at = self._clock.stamp()
+
+    def rest(self) -> None:
+        """Stop the clock between two steps: waiting for a batch that never came does not count."""
+        if self._is_mid_step:
+            self.stop_clock()
+        self._started_at = self._batch_samples = None
+        self._has_begun = False
+
+    def _open(self) -> None:
+        session = Session(self._model, run_dir=self._run_dir, device=self._device, lengths=self._lengths)
+        self._attribution = Attribution(self._model, self._clock, world_size=session.launch.world_size)
+        self._windows.open(self._attribution, session)
+        self._session = session
+        self._process = os.getpid()
+        self._failures = FailureReporter(session, device=self._device, progress=self._progress)
+        atexit.register(self._close_at_exit)
+
+    def _progress(self) -> Progress:
+        windows = self._windows
+        return Progress(windows.total, windows.phase is not Phase.DONE, self._is_paused)
+
+    def _leave_window(self) -> None:
+        self._started_at, self._spans = None, []
+        self._windows.leave()
+
+    def _close_at_exit(self) -> None:
+        if os.getpid() != self._process:
+            return  # a forked child has nothing to write
+        error = getattr(sys, "last_value", None)  # the exception that ends the process, if any
+        if isinstance(error, Exception) and self._failures is not None:
+            self._failures.explain(error)
+        self._close(_EXIT_TIMEOUT_S if error is None else 0.0)
+
 
 class Step:
-    """The context of a step; one object serves them all, because it costs time in every step."""
+    """The context of a step; one object serves all steps, because creating one costs time in every step."""
 
-    __slots__ = ("_is_asked_for", "_is_open", "_recorder", "samples", "update")
+    __slots__ = ("_is_open", "_is_prepared", "_recorder", "_samples", "_update")
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._is_asked_for = self._is_open = False
-        self.samples: float | None = None
-        self.update = True
+        self._is_prepared = self._is_open = False
+        self._samples: float | None = None
+        self._update = True
 
-    def ask(self, samples: float | None, *, update: bool) -> Step:
-        """Return the context for the next step.
+    def prepare(self, samples: float | None, *, update: bool) -> Step:
+        """Prepare for the next step.
 
         Raises:
-            RecorderError: the one before was never entered, or is not left; no number of samples.
+            RecorderError: the previous step was not entered or not left; not a number of samples.
         """
-        if self._is_open or self._is_asked_for:
-            raise _misused(is_open=self._is_open)
+        if self._is_open or self._is_prepared:
+            raise _misuse(is_open=self._is_open)
         if samples is not None and not (isinstance(samples, (int, float)) and 0 <= samples < math.inf):
-            samples = _number(samples)
-        self._is_asked_for = True
-        self.samples, self.update = samples, update
+            samples = _as_number(samples)
+        self._is_prepared = True
+        self._samples, self._update = samples, update
         return self
 
     def __enter__(self) -> Step:
-        self._is_asked_for = False
+        self._is_prepared = False
         self._recorder.begin()
         self._is_open = True
         return self
@@ -63,26 +332,26 @@ class Step:
     ) -> None:
         self._is_open = False
         if kind is None:
-            self._recorder.end(self.samples, update=self.update)
+            self._recorder.end(self._samples, update=self._update)
         else:
-            self._recorder.abandon()
+            self._recorder.discard_step()
 
 
-def _misused(*, is_open: bool) -> RecorderError:
+def _misuse(*, is_open: bool) -> RecorderError:
     remedy = "write `with recorder.step():` around one step's forward, backward and update"
     if is_open:
         return RecorderError("recorder.step() within a step that has not ended", remedy=remedy)
     return RecorderError("recorder.step() was called without `with`", remedy=remedy)
 
 
-def _number(samples: Any) -> float:
-    """Return a number of samples of any kind: a tensor's, say."""
+def _as_number(samples: Any) -> float:
+    """Convert a number of samples of another type, such as a tensor."""
     try:
         number = float(samples)
     except (TypeError, ValueError, RuntimeError):
         number = math.nan
     if isinstance(samples, str) or not 0 <= number < math.inf:
-        remedy = "give how many samples this rank trains on in the step"
+        remedy = "pass the number of samples that this rank trains on in the step"
         raise RecorderError(f"recorder.step(samples={samples!r}): not a number of samples", remedy=remedy)
     return number
 
@@ -114,296 +383,12 @@ class Batches(Generic[T]):
 
 
 def batch_size(batch: Any) -> float | None:
-    """Return the samples in a batch: the first dimension of the first tensor found in it."""
+    """Return the first dimension of the first tensor in a batch."""
     if isinstance(batch, Tensor):
         return float(batch.shape[0]) if batch.dim() else None
     parts: Iterable[Any] = ()
     if isinstance(batch, (list, tuple)):
         parts = batch
-    elif isinstance(batch, Mapping):  # asked last: that takes longest
+    elif isinstance(batch, Mapping):  # last, because this check takes longest
         parts = batch.values()
-    for part in parts:
-        size = batch_size(part)
-        if size is not None:
-            return size
-    return None
-
-
-# The recorder: what a training loop, or a framework's callback, tells about its steps.
-#
-# The loop stays what it is. The recorder counts its steps and measures some of them; the windows are
-# in :mod:`bench.record.windows`, and the other ranks are reached through :mod:`bench.record.session`,
-# outside of windows only and without waiting.
-
-
-#: How long the end waits for the other ranks' last records.
-CLOSE_TIMEOUT_S = 60.0
-#: The same where nobody called close.
-_LATE_TIMEOUT_S = 5.0
-
-
-class Recorder:
-    """Measures a training loop and writes metrics.csv, ranks.csv, steps.csv and env.json.
-
-    ::
-
-        recorder = Recorder(model)
-        for batch in recorder.batches(loader):
-            with recorder.step():
-                ...
-        recorder.close()
-
-    A step is one optimizer step. The clock runs from one step's end to the next one's, whatever
-    the loop does there; it stands still in ``with recorder.pause():``, and between two loops over
-    ``batches``. Every rank makes a recorder; rank 0 writes.
-
-    Args:
-        model: what the loop calls, under DDP or not. Without it forward, backward and exposed
-            communication stay empty.
-        run_dir: where the files go; ``$BENCH_RUN_DIR`` comes first, a new folder below
-            ``bench-record`` is the default.
-        device: where the model computes; the default is the model's own.
-        lengths: ``warmup_steps``, ``steps_per_epoch``, ``attribution_steps`` and ``epochs`` (None:
-            until the end), as the matrix has them; the harness's come first.
-
-    Raises:
-        RecorderError: a length that cannot be; at the first step, several processes without a
-            process group.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module | None = None,
-        *,
-        run_dir: str | os.PathLike[str] | None = None,
-        device: torch.device | str | None = None,
-        **lengths: int | None,
-    ) -> None:
-        unknown = lengths.keys() - Lengths.__dataclass_fields__
-        if unknown:
-            allowed = ", ".join(("run_dir", "device", *Lengths.__dataclass_fields__))
-            raise RecorderError(f"Recorder has no option {min(unknown)!r}", remedy=f"allowed: {allowed}")
-        self._model = model
-        self._lengths = Lengths.of(lengths, os.environ)
-        self._run_dir = run_dir
-        self._device = device_for(model, device)
-        self._clock: Clock = clock_for(self._device)
-        if self._device.type == "cuda":
-            ask_nccl(os.environ)
-        self._windows = Windows(self._clock, device=self._device, lengths=self._lengths)
-        self._session: Session | None = None  # from the first step on
-        self._guard: Guard | None = None
-        self._mark: Any = None  # where the clock runs from; None while it stands still
-        self._spans: list[Span] = []  # of the step so far
-        self._step_samples: float | None = None
-        self._drawn: float | None = None
-        self._has_begun = False  # the step, or its data
-        self._is_halfway = False  # a micro-batch has ended, and its step has not
-        self._is_paused = self._is_closed = False
-        self._handle = Step(self)
-
-    # -- what a loop says -----------------------------------------------------------------
-
-    def batches(self, loader: Iterable[T]) -> Batches[T]:
-        """Return ``loader``'s batches; the time until each is there counts as data loading.
-
-        The start of the loader's workers and what comes after its last batch do not count.
-        """
-        return Batches(self, loader)
-
-    def step(self, samples: float | None = None, *, update: bool = True) -> Step:
-        """Return a context for one optimizer step: forward, backward and update.
-
-        Args:
-            samples: this rank's samples of the step; the default is the size of what ``batches`` gave.
-            update: False for a micro-batch that is not the last of its step (gradient accumulation).
-
-        Raises:
-            RecorderError: a step within a step, or without ``with``; ``samples`` is no number of them.
-        """
-        return self._handle.ask(samples, update=update)
-
-    def loss(self, loss: Tensor | float) -> None:
-        """Take the loss of a micro-batch for ``train_loss``; the device is not waited for.
-
-        One with several values counts with their mean.
-        """
-        self._windows.loss(loss)
-
-    @contextmanager
-    def pause(self) -> Iterator[None]:
-        """Let the clock stand still: validation, checkpoints, plots."""
-        was_running = self._mark is not None
-        self.stand_still()
-        was_paused, self._is_paused = self._is_paused, True
-        try:
-            yield
-        finally:
-            self._is_paused = was_paused
-            if was_running:
-                self.run_on()
-
-    def end_epoch(self) -> None:
-        """End the current throughput window here, if it has a step; the next one begins a new row."""
-        self._leave()
-
-    def close(self, *, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
-        """Write what is left; rank 0 waits for the other ranks' records, but not for ever."""
-        atexit.unregister(self._close_late)
-        self._close(timeout_s)
-
-    def give_up(self) -> None:
-        """Write what is left after an exception, and wait for nobody: the other ranks may never come.
-
-        If the exception ends the process, it is explained then.
-        """
-        self._close(0.0)
-
-    def _close(self, timeout_s: float) -> None:
-        if self._is_closed:
-            return
-        self._is_closed = True
-        if self._session is None:
-            return
-        if self._guard is not None:
-            self._guard.withdraw()
-        self._leave()
-        self._windows.end()
-        self._warn_of_another_model()
-        warmup = self._windows.warmup_steps
-        self._session.finish(self._windows.posted, warmup_steps=warmup, timeout_s=timeout_s)
-
-    def _warn_of_another_model(self) -> None:
-        assert self._session is not None
-        instrumented = self._windows.posted > 0 and self._lengths.attribution_steps > 0
-        unused = self._model is not None and instrumented and not self._attribution.was_called
-        if unused and self._session.place.rank == 0:
-            self._session.warn(
-                "the model that the recorder was given was never called in an instrumented step: forward and "
-                "backward are not known; give it what the loop calls"
-            )
-
-    def __enter__(self) -> Recorder:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self.give_up()
-
-    # -- what frameworks' callbacks say ---------------------------------------------------
-
-    def begin(self) -> None:
-        """Let the clock run, if it stands still: a step or its data begin."""
-        if self._mark is None and self._windows.phase is not Phase.DONE:
-            if self._session is None:
-                self._open()
-            if self._windows.phase is Phase.ATTRIBUTION and not self._is_halfway:
-                self._attribution.start()
-            self._mark = self._clock.stamp()
-        self._has_begun = True
-
-    def data_begins(self) -> None:
-        """Say that the loop now waits for a batch."""
-        self.begin()
-        if self._windows.phase is Phase.ATTRIBUTION:
-            self._attribution.data_begins()
-
-    def data_ended(self, batch: Any) -> None:
-        """Say that the batch is here."""
-        if self._windows.phase is Phase.DONE:
-            return
-        if self._windows.phase is Phase.ATTRIBUTION:
-            self._attribution.data_ended()
-        size = batch_size(batch)
-        if size is not None:
-            self._drawn = size if self._drawn is None else self._drawn + size
-
-    def forward_begins(self) -> None:
-        """Say that the model computes now, where nothing calls it as a module."""
-        if self._windows.phase is Phase.ATTRIBUTION:
-            self._attribution.forward_begins()
-
-    def forward_ended(self, output: Any) -> None:
-        """Say that the model has computed ``output``."""
-        if self._windows.phase is Phase.ATTRIBUTION:
-            self._attribution.forward_ended(output)
-
-    def end(self, samples: float | None, *, update: bool) -> None:
-        """Say that a step, or one of its micro-batches, has ended."""
-        if self._windows.phase is Phase.DONE or self._mark is None:
-            return
-        counted = self._drawn if samples is None else samples
-        self._drawn = None
-        if counted is not None:
-            self._step_samples = counted if self._step_samples is None else self._step_samples + counted
-        self._is_halfway, self._has_begun = not update, False
-        if update:
-            now = self._clock.stamp()
-            self._spans.append((self._mark, now))
-            spans, self._spans = self._spans, []
-            whole, self._step_samples = self._step_samples, None
-            self._mark = self._windows.count(spans, whole, now)
-
-    def abandon(self) -> None:
-        """Say that a step ended in an exception: it does not count."""
-        self._mark = None
-        self._spans = []
-        self._step_samples = self._drawn = None
-        self._is_halfway = self._has_begun = False
-
-    def stand_still(self) -> None:
-        """Stop the clock until :meth:`run_on`, or the next step."""
-        if self._mark is None:
-            return
-        if self._windows.phase is not Phase.ATTRIBUTION:
-            self._spans.append((self._mark, self._clock.stamp()))
-        elif self._is_halfway or self._has_begun:
-            self._attribution.void()  # its parts are timed without a pause; one between two steps is fine
-        self._mark = None
-
-    def run_on(self) -> None:
-        """Let the clock run on after :meth:`stand_still`, within a step or between two."""
-        begins_anew = self._windows.phase is Phase.ATTRIBUTION and not (self._is_halfway or self._has_begun)
-        if self._session is None or self._windows.phase is Phase.DONE or begins_anew:
-            return
-        if self._mark is None:
-            self._mark = self._clock.stamp()
-
-    def rest(self) -> None:
-        """Stop the clock between two steps: what a loader was asked for in vain does not count."""
-        if self._is_halfway:
-            self.stand_still()
-        self._mark = self._drawn = None
-        self._has_begun = False
-
-    # -- its own ------------------------------------------------------------------------
-
-    def _open(self) -> None:
-        session = Session(self._model, run_dir=self._run_dir, device=self._device, lengths=self._lengths)
-        self._attribution = Attribution(self._model, self._clock, world_size=session.place.world_size)
-        self._windows.open(self._attribution, session)
-        self._session = session
-        self._process = os.getpid()
-        self._guard = Guard(session, device=self._device, progress=self._progress)
-        atexit.register(self._close_late)
-
-    def _progress(self) -> Progress:
-        windows = self._windows
-        return Progress(windows.total, windows.phase is not Phase.DONE, self._is_paused)
-
-    def _leave(self) -> None:
-        """Hand over what the window that is open has so far."""
-        self._mark, self._spans = None, []
-        self._windows.leave()
-
-    def _close_late(self) -> None:
-        if os.getpid() != self._process:
-            return  # a child that was forked has nothing to write
-        error = getattr(sys, "last_value", None)  # what ends the process, if it is an exception
-        if isinstance(error, Exception) and self._guard is not None:
-            self._guard.explain(error)
-        self._close(_LATE_TIMEOUT_S if error is None else 0.0)
+    return next((size for part in parts if (size := batch_size(part)) is not None), None)

@@ -1,4 +1,4 @@
-"""What a recorder is to do: the harness's words before the script's, those before the defaults."""
+"""Settings of a recorder, from the harness's variables, the script or the defaults, in this order."""
 
 from __future__ import annotations
 
@@ -11,22 +11,25 @@ from pathlib import Path
 from bench.errors import BenchError
 from bench.matrix.workload import WorkloadOptions
 
-#: Where standalone recordings land, below the current folder.
+#: The folder of recordings without a run folder, below the current one.
 HOME = Path("bench-record")
+_MINIMA = {"warmup_steps": 3, "steps_per_epoch": 1, "attribution_steps": 0, "epochs": 1}
+_TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+_SRUN_VARIABLES = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS")
 
 
 class RecorderError(BenchError):
-    """The recorder cannot record as it was asked to."""
+    """The recorder cannot record with these settings."""
 
     exit_code = 1
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """How long the windows are, in optimizer steps, and how many epochs (rows) there are to be.
+    """Lengths of the windows in optimizer steps, and the number of epochs (rows).
 
-    An epoch here is one throughput window and one attribution window, whatever the loop calls
-    an epoch. After the last the recorder does nothing any more; ``epochs`` None is for ever.
+    An epoch is one throughput window and one attribution window, whatever the loop calls an epoch. The
+    recorder is idle after the last; ``epochs`` None means that it records to the end.
     """
 
     warmup_steps: int
@@ -36,12 +39,11 @@ class Lengths:
 
     @classmethod
     def of(cls, given: Mapping[str, int | None], env: Mapping[str, str]) -> Lengths:
-        """Return the lengths: ``BENCH_WARMUP_STEPS`` and the like, else what the script gives.
+        """Return the lengths from ``BENCH_WARMUP_STEPS`` and the like, else from the script.
 
         Raises:
-            RecorderError: a length that is no whole number or too small.
+            RecorderError: a length is not a whole number, or too small.
         """
-        least = {"warmup_steps": 3, "steps_per_epoch": 1, "attribution_steps": 0, "epochs": 1}
         found: dict[str, int | None] = {}
         for field in fields(cls):
             name = field.name
@@ -49,10 +51,10 @@ class Lengths:
             if text := env.get(variable):
                 if not text.isdigit():
                     raise RecorderError(f"{variable} is {text!r}, not a whole number")
-                found[name] = _checked(variable, int(text), least[name])
+                found[name] = _checked(variable, int(text), _MINIMA[name])
             elif name in given:
                 value = given[name]
-                found[name] = None if value is None else _checked(name, value, least[name])
+                found[name] = None if value is None else _checked(name, value, _MINIMA[name])
             else:
                 found[name] = int(WorkloadOptions.model_fields[name].default)
         return cls(**found)  # type: ignore[arg-type]
@@ -65,7 +67,7 @@ def _checked(name: str, value: int, least: int) -> int:
 
 
 def recording_folder(given: str | os.PathLike[str] | None, env: Mapping[str, str]) -> Path:
-    """Return where the files go: ``BENCH_RUN_DIR``, else what the script gives, else a new folder."""
+    """Return ``BENCH_RUN_DIR``, else the script's folder, else a new one."""
     if folder := env.get("BENCH_RUN_DIR") or given:
         return Path(folder)
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
@@ -73,8 +75,8 @@ def recording_folder(given: str | os.PathLike[str] | None, env: Mapping[str, str
 
 
 @dataclass(frozen=True)
-class Place:
-    """Which process of which launch this is."""
+class Launch:
+    """The launcher of this process and its place among the ranks."""
 
     launcher: str
     rank: int
@@ -82,46 +84,42 @@ class Place:
     world_size: int
 
 
-_TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
-_SRUN = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS")
-
-
-def place_of(env: Mapping[str, str], group: tuple[int, int] | None) -> Place:
-    """Return this process's place.
+def launch_from(env: Mapping[str, str], group: tuple[int, int] | None) -> Launch:
+    """Return this process's launch.
 
     Args:
-        env: the environment's variables.
-        group: rank and world size of the process group; None where there is none.
+        env: the environment variables.
+        group: rank and world size of the process group; None without one.
 
     Raises:
-        RecorderError: several processes were started, and no process group joins them; a group of
-            another size than the cell's (``BENCH_EXPECTED_WORLD_SIZE``).
+        RecorderError: several processes were started without a process group, or the group's size differs
+            from the cell's (``BENCH_EXPECTED_WORLD_SIZE``).
     """
-    launcher, numbers = _launch(env)
-    local_rank = numbers[1]
+    launcher, _, local_rank, processes = _launcher_of(env)
     if group is not None:
         expected = env.get("BENCH_EXPECTED_WORLD_SIZE", "")
         if expected.isdigit() and int(expected) != group[1]:
             raise RecorderError(
-                f"the process group has {group[1]} processes, and the cell {expected}",
+                f"the process group has {group[1]} processes, but the cell has {expected}",
                 remedy="let the script take its size from the launcher's variables",
             )
-        return Place(launcher, group[0], local_rank, group[1])
-    if numbers[2] > 1:
+        return Launch(launcher, group[0], local_rank, group[1])
+    if processes > 1:
         raise RecorderError(
-            f"the first step came before torch.distributed was set up, in a job of {numbers[2]} processes",
+            f"the first step came before torch.distributed was set up, in a job of {processes} processes",
             remedy="call torch.distributed.init_process_group before the recorder's first step",
         )
-    return Place(launcher, 0, local_rank, 1)
+    return Launch(launcher, 0, local_rank, 1)
 
 
-def _launch(env: Mapping[str, str]) -> tuple[str, list[int]]:
-    """Return the launcher, and rank, local rank and world size by its variables."""
-    # A job's script has Slurm's variables too; only what srun started has a step. The scripts of
-    # bench give srun's tasks torchrun's names as well.
+def _launcher_of(env: Mapping[str, str]) -> tuple[str, int, int, int]:
+    """Return the launcher, and rank, local rank and world size from its variables."""
+    # A job's script has Slurm's variables too, but only srun's tasks have a step. The scripts of bench set
+    # torchrun's variables for srun's tasks as well.
     in_step = "SLURM_STEP_ID" in env or "SLURM_STEPID" in env
-    by_srun = in_step and "TORCHELASTIC_RUN_ID" not in env
-    launcher, names = ("srun", _SRUN) if by_srun else ("torchrun", _TORCHRUN)
+    is_srun = in_step and "TORCHELASTIC_RUN_ID" not in env
+    launcher, names = ("srun", _SRUN_VARIABLES) if is_srun else ("torchrun", _TORCHRUN_VARIABLES)
     if all(env.get(name, "").isdigit() for name in names):
-        return launcher, [int(env[name]) for name in names]
-    return "single", [0, 0, 1]
+        rank, local_rank, world_size = (int(env[name]) for name in names)
+        return launcher, rank, local_rank, world_size
+    return "single", 0, 0, 1

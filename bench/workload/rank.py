@@ -22,9 +22,9 @@ from bench.measure.exchange import Collectives
 from bench.measure.peers import Peers, symptom_of
 from bench.measure.transport import (
     NcclLogFile,
+    combine_nccl_logs,
     gloo_transport,
-    nccl_in_use,
-    open_interfaces,
+    open_connections,
 )
 from bench.units import human_bytes
 from bench.workload.arguments import Request
@@ -84,11 +84,11 @@ def _exchange_causes(session: Session, error: Exception) -> None:
     )
     symptom = symptom_of(error)
     if symptom is None:
-        peers.tell(describe_error(error, timeout_s=timeout_s))
+        peers.report(describe_error(error, timeout_s=timeout_s))
         return
-    cause = peers.explain(symptom, timeout_s=timeout_s, longer="raise --join-timeout")
+    cause = peers.explain(symptom, timeout_s=timeout_s, remedy="raise --join-timeout")
     if cause is not None:
-        raise BrokenError(f"{peers.place(launch.rank)}: {cause}") from error
+        raise BrokenError(f"{peers.name_of(launch.rank)}: {cause}") from error
 
 
 def _train(session: Session, env: dict[str, str]) -> None:
@@ -144,12 +144,12 @@ def _transport_in_use(
     """Return the transport that the ranks used; warn if NCCL fell back to a slower one."""
     facts = session.joined.facts
     if log is None:
-        found = collectives.objects(open_interfaces(store_port=session.launch.port))
+        found = collectives.objects(open_connections(store_port=session.launch.port))
         by_host: dict[str, list[str]] = {}
         for rank, names in zip(facts, found, strict=True):
             by_host[rank.host] = sorted({*by_host.get(rank.host, []), *names})
         return gloo_transport(by_host)
-    transport, warning = nccl_in_use(collectives.objects(log.read()), facts, env)
+    transport, warning = combine_nccl_logs(collectives.objects(log.read()), facts, env)
     if warning:
         session.warn(warning)
     return transport

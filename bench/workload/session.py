@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from bench.measure.environment import RankFacts, surroundings
+from bench.measure.environment import RankFacts, shared_environment
 from bench.measure.transport import configured_transport
 from bench.study.files import write_json
 from bench.study.layout import RunFolder
@@ -57,13 +57,13 @@ class Session:
         if not self.is_first:
             return
         request, options = self.request, self.request.options
-        content = surroundings(
+        content = shared_environment(
             self.joined.facts,
             env,
             backend=request.backend,
             world_size=self.launch.world_size,
             launcher=self.launch.launcher,
-            seconds=self.joined.seconds,
+            join_s=self.joined.seconds,
             device=self.device,
             threads=self.threads,
             transport=in_use or configured_transport(request.backend, env),

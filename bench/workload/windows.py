@@ -135,10 +135,10 @@ def step_times(step: Callable[[], None], steps: int, clock: Clock) -> list[float
             step()
             marks.append(now())
         return [end - begin for begin, end in pairwise(marks)]
-    clock.settle()
+    clock.synchronize()
     stamps = [clock.stamp()]
     for _ in range(steps):
         step()
         stamps.append(clock.stamp())
-    clock.settle()
+    clock.synchronize()
     return [clock.seconds(begin, end) for begin, end in pairwise(stamps)]

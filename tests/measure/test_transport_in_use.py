@@ -17,11 +17,11 @@ from bench.measure.environment import infiniband_devices
 from bench.measure.transport import (
     NcclLog,
     NcclLogFile,
-    address_of,
     fallback_warning,
     gloo_transport,
     nccl_transport,
-    open_interfaces,
+    open_connections,
+    parse_address,
     read_nccl_log,
 )
 from bench.study.files import write_json
@@ -141,9 +141,9 @@ def test_logs_of_several_ranks_are_put_together():
 
 def test_a_fall_back_to_sockets_is_warned_about():
     assert fallback_warning(told(SOCKETS), HOSTS, {}) == (
-        "NCCL goes between hosts by sockets (eth0, eth1), though g1 and 1 more host has InfiniBand devices"
-        " with an active port (mlx5_0, mlx5_1): expect a fraction of the bandwidth; look for NET/IB in"
-        " nccl.log, and at NCCL_IB_HCA, NCCL_NET, `ulimit -l` and the container"
+        "NCCL uses sockets (eth0, eth1) between hosts, although g1 and 1 more host has InfiniBand devices"
+        " with an active port (mlx5_0, mlx5_1): expect a fraction of the bandwidth; check NET/IB in"
+        " nccl.log, NCCL_IB_HCA, NCCL_NET, `ulimit -l` and the container"
     )
     because = fallback_warning(told(SOCKETS), HOSTS, {"NCCL_IB_DISABLE": "1"})
     assert because is not None
@@ -215,8 +215,8 @@ def test_the_interface_of_an_open_connection_is_found_and_that_to_the_store_is_n
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         with socket.create_connection(("127.0.0.1", port)), server.accept()[0]:
-            assert open_interfaces(store_port=0) == ["lo"]
-            assert open_interfaces(store_port=port) == []
+            assert set(open_connections(store_port=0)) == {"lo"}
+            assert open_connections(store_port=port) == {}
 
 
 def test_gloo_says_which_hosts_use_which_interface():
@@ -228,9 +228,9 @@ def test_gloo_says_which_hosts_use_which_interface():
 
 
 def test_addresses_are_compared_whatever_they_wear():
-    assert address_of("::ffff:10.0.0.1") == address_of("10.0.0.1")
-    assert address_of("fe80::1%eth0") == address_of("fe80::1")
-    assert address_of("not an address") is None
+    assert parse_address("::ffff:10.0.0.1") == parse_address("10.0.0.1")
+    assert parse_address("fe80::1%eth0") == parse_address("fe80::1")
+    assert parse_address("not an address") is None
 
 
 @pytest.mark.parametrize("fallback", [None, "sockets beside InfiniBand"])

@@ -21,8 +21,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from bench.measure.exchange import StoreExchange
-from bench.record import Recorder
-from bench.record import hang_watch as watch
+from bench.record import Recorder, hang_watch
 from bench.record.hang_watch import Progress
 
 NAP_S = 0.03
@@ -281,7 +280,7 @@ HANGS_AFTER = 3 + 11 + 5 + 2
 
 def hangs(argv: list[str]) -> int:
     """Trains until the step in which rank 1 does what the last word says; the watch is in a hurry."""
-    watch.EVERY_S, watch.PATIENCE_S = 0.5, 3.0
+    hang_watch.INTERVAL_S, hang_watch.PATIENCE_S = 0.5, 3.0
     rank, what = join(), argv[-1]
     model, optimizer = trained(DistributedDataParallel(network()))
     if what == "own handler":
@@ -329,12 +328,12 @@ class Prints:
 
 def has_a_deadline(argv: list[str]) -> int:
     """Rank 1 comes late to a collective; who waits for it is about to be ended in five seconds."""
-    watch.EVERY_S, watch.PATIENCE_S = 0.5, 2.0
+    hang_watch.INTERVAL_S, hang_watch.PATIENCE_S = 0.5, 2.0
     rank = join()
     exchange = StoreExchange()
     exchange.post("facts", {"facts": {"host": "n1"}})
     still = Progress(7, counting=True, paused=False)
-    watch.Watch(lambda: still, exchange.apart(), rank=rank, world_size=2, listener=Prints(), deadline_s=5.0)
+    hang_watch.HangWatch(lambda: still, exchange.clone(), listener=Prints(), deadline_s=5.0)
     if rank == 1:
         time.sleep(7)
     dist.barrier()

@@ -109,7 +109,7 @@ def test_children_end_by_themselves_and_the_end_leaves_the_process_as_it_was(run
 SCRIPT = """\
 import datetime, sys, time
 import torch, torch.distributed as dist
-from bench.record import Recorder, watch
+from bench.record import Recorder
 
 dist.init_process_group("gloo")
 limit = datetime.timedelta(seconds=float(sys.argv[2]))

@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 
 from bench.record import Recorder, RecorderError
 from bench.record.recorder import batch_size
-from bench.record.settings import Place, place_of, recording_folder
+from bench.record.settings import Launch, launch_from, recording_folder
 from bench.study.layout import METRICS_COLUMNS, RANKS_COLUMNS, STEPS_COLUMNS
 from tests.record import loops
 
@@ -147,8 +147,8 @@ def test_without_ddp_the_exposed_communication_of_several_ranks_is_not_known(run
         assert (row["comm_exposed_time_sec"], row["other_time_sec"], row["load_balance"]) == ("", "", "")
         assert value(row, "backward") > 0
     assert (
-        "the recorder's model is not under DDP: exposed communication is not known, and backward may hold it;"
-        " give Recorder what the loop calls"
+        "the recorder's model is not under DDP: exposed communication is unknown and may count as backward;"
+        " pass the DDP model to Recorder"
     ) in done.env["warnings"]
 
 
@@ -157,7 +157,7 @@ def test_unknown_samples_leave_the_throughput_empty_and_say_so(run_loop):
     assert {(row["samples"], row["throughput_samples_per_sec"]) for row in done.table("metrics")} == {
         ("", "")
     }
-    words = "the samples of a step are not known, so there is no throughput: use step(samples=...)"
+    words = "the samples of a step are unknown, so there is no throughput: use step(samples=...)"
     assert words in done.env["warnings"]
     assert f"bench: warning: {words}\n" in done.out[0]
 
@@ -182,7 +182,7 @@ def test_ranks_with_different_numbers_of_steps_end_and_what_is_whole_is_written(
     done = run_loop("uneven_steps").succeeded()
     assert time.monotonic() - began < 30
     assert [row["epoch"] for row in done.table("metrics")] == ["1"]
-    words = "ranks took different numbers of steps (rank 0 has 2, rank 1 has 1 epochs): what all have is kept"
+    words = "ranks took different numbers of steps (rank 0 has 2, rank 1 has 1 epochs): only common epochs are kept"
     assert words in done.env["warnings"]
 
 
@@ -195,14 +195,14 @@ def test_an_exception_leaves_the_files_so_far_and_waits_for_nobody(run_loop):
 
 def test_a_rank_that_does_not_come_to_the_end_is_named(run_loop):
     done = run_loop("one_rank_is_lost").succeeded()
-    words = "no end came from rank 1 in 0.3 s: what they recorded last is lost"
+    words = "rank 1 did not finish within 0.3 s: its last records are lost"
     assert words in done.env["warnings"]
     assert len(done.table("metrics")) == 2
 
 
 def test_too_few_steps_are_said(run_loop):
     done = run_loop("too_few_steps").succeeded()
-    assert "no window was recorded: there were fewer than 4 steps on some rank" in done.out[0]
+    assert "no window was recorded: some rank took fewer than 4 steps" in done.out[0]
     assert not (done.folder / "metrics.csv").exists()
 
 
@@ -261,7 +261,7 @@ def test_a_folder_that_is_gone_does_not_end_the_training(monkeypatch, tmp_path, 
             with recorder.step():
                 if number == 5:
                     shutil.rmtree(tmp_path / "run")
-    warned = re.findall("bench: warning: (what is measured is lost: .*)", capsys.readouterr().out)
+    warned = re.findall("bench: warning: (measurements are lost: .*)", capsys.readouterr().out)
     assert len(warned) >= 1
     assert str(tmp_path / "run") in warned[0]
 
@@ -341,7 +341,7 @@ def test_a_step_without_a_with_is_refused(monkeypatch, tmp_path):
 def test_what_is_no_number_of_samples_is_refused(samples):
     with pytest.raises(RecorderError) as error:
         Recorder().step(samples)
-    words = "not a number of samples; give how many samples this rank trains on in the step"
+    words = "not a number of samples; pass the number of samples that this rank trains on in the step"
     assert str(error.value) == f"recorder.step(samples={samples!r}): {words}"
 
 
@@ -366,8 +366,8 @@ def test_a_model_that_the_loop_does_not_call_is_pointed_out(monkeypatch, tmp_pat
                 called(torch.ones(1, 2)).sum().backward()
     warnings = json.loads((tmp_path / "env.json").read_text())["warnings"]
     assert (
-        "the model that the recorder was given was never called in an instrumented step: forward and "
-        "backward are not known; give it what the loop calls"
+        "the recorder's model was never called in an instrumented step, so forward and backward are"
+        " unknown; pass the model that the loop calls"
     ) in warnings
 
 
@@ -410,10 +410,10 @@ def test_epochs_none_records_to_the_end(alone):
 
 
 @pytest.mark.parametrize(
-    ("env", "group", "place"),
+    ("env", "group", "launch"),
     [
-        ({}, None, Place("single", 0, 0, 1)),
-        ({"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, None, Place("single", 0, 0, 1)),
+        ({}, None, Launch("single", 0, 0, 1)),
+        ({"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, None, Launch("single", 0, 0, 1)),
         (
             {
                 "SLURM_STEP_ID": "0",
@@ -423,7 +423,7 @@ def test_epochs_none_records_to_the_end(alone):
                 "RANK": "3",
             },
             (3, 4),
-            Place("srun", 3, 1, 4),
+            Launch("srun", 3, 1, 4),
         ),
         (
             {
@@ -437,23 +437,23 @@ def test_epochs_none_records_to_the_end(alone):
                 "WORLD_SIZE": "8",
             },
             (5, 8),
-            Place("torchrun", 5, 2, 8),
+            Launch("torchrun", 5, 2, 8),
         ),
     ],
 )
-def test_the_launcher_is_told_by_its_variables(env, group, place):
-    assert place_of(env, group) == place
+def test_the_launcher_is_told_by_its_variables(env, group, launch):
+    assert launch_from(env, group) == launch
 
 
 def test_a_group_of_another_size_than_the_cells_is_refused():
     env = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "BENCH_EXPECTED_WORLD_SIZE": "4"}
     with pytest.raises(RecorderError) as error:
-        place_of(env, (0, 2))
+        launch_from(env, (0, 2))
     assert str(error.value) == (
-        "the process group has 2 processes, and the cell 4;"
+        "the process group has 2 processes, but the cell has 4;"
         " let the script take its size from the launcher's variables"
     )
-    assert place_of({**env, "BENCH_EXPECTED_WORLD_SIZE": "2"}, (0, 2)).world_size == 2
+    assert launch_from({**env, "BENCH_EXPECTED_WORLD_SIZE": "2"}, (0, 2)).world_size == 2
 
 
 def test_a_batchs_size_is_found_in_it():

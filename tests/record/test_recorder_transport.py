@@ -11,11 +11,11 @@ import pytest
 from bench.measure.environment import RankFacts
 from bench.measure.transport import (
     NcclLog,
-    ask_nccl,
-    between_ranks,
-    own_traces,
+    combine_traces,
+    interfaces_between_ranks,
     read_nccl_log,
-    transport_in_use,
+    read_traces,
+    request_nccl_log,
     users_variables,
 )
 from bench.study.layout import RunFolder
@@ -41,7 +41,7 @@ def facts(*hosts: str, infiniband: tuple[str, ...] = ("mlx5_0",)) -> list[RankFa
 
 def traces_of_nccl(env: dict[str, str], *, rank: int = 0, folder: Path | None = None) -> dict:
     of = None if folder is None else RunFolder(folder)
-    return own_traces("nccl", store_port=STORE_PORT, env=env, rank=rank, folder=of)
+    return read_traces("nccl", store_port=STORE_PORT, env=env, rank=rank, folder=of)
 
 
 def scripts_variables(folder: Path) -> dict[str, str]:
@@ -80,19 +80,19 @@ def test_a_connection_with_one_end_only_at_a_rank_is_none_between_ranks():
         "ib1": [["10.1.0.2:5000", "10.1.0.1:4000"]],
         "lo": [["127.0.0.1:6001", "127.0.0.1:6000"]],  # a program's own, of the same numbers by chance
     }
-    assert between_ranks([first, second], ["n1", "n2"]) == {"n1": ["ib0"], "n2": ["ib1"]}
-    assert between_ranks([first, second], ["n1", "n1"]) == {"n1": ["ib0", "ib1", "lo"]}
+    assert interfaces_between_ranks([first, second], ["n1", "n2"]) == {"n1": ["ib0"], "n2": ["ib1"]}
+    assert interfaces_between_ranks([first, second], ["n1", "n1"]) == {"n1": ["ib0", "ib1", "lo"]}
     itself = {"eth0": [["10.0.0.1:1", "10.0.0.1:2"], ["10.0.0.1:2", "10.0.0.1:1"]]}
-    assert between_ranks([itself, {}], ["n1", "n2"]) == {"n1": [], "n2": []}
+    assert interfaces_between_ranks([itself, {}], ["n1", "n2"]) == {"n1": [], "n2": []}
 
 
 def test_without_a_connection_between_ranks_gloos_interface_is_empty_with_the_reason():
-    found, warning = transport_in_use(
+    found, warning = combine_traces(
         [{"connections": {}}, {"connections": {}}], facts("n1", "n2"), backend="gloo", env={}
     )
     assert (found["interface"], found["network"], warning) == (None, None, None)
-    assert found["not_read_because"] == "no connection was open of which both ends are ranks"
-    alone, _ = transport_in_use([{"connections": {}}], facts("n1"), backend="gloo", env={})
+    assert found["not_read_because"] == "no open connection had a rank at both ends"
+    alone, _ = combine_traces([{"connections": {}}], facts("n1"), backend="gloo", env={})
     assert "not_read_because" not in alone
 
 
@@ -127,7 +127,7 @@ def test_a_log_that_the_user_asked_for_is_read_and_stays(tmp_path):
         ({"NCCL_DEBUG": "WARN"}, "NCCL_DEBUG is WARN, and NCCL names its network at INFO only"),
         (
             {"NCCL_DEBUG": "INFO"},
-            "NCCL writes its log to standard output: set NCCL_DEBUG_FILE, too",
+            "NCCL writes its log to standard output: set NCCL_DEBUG_FILE as well",
         ),
         (
             {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": "/nowhere/nccl.%h.%p.log"},
@@ -138,7 +138,7 @@ def test_a_log_that_the_user_asked_for_is_read_and_stays(tmp_path):
 def test_what_nccl_does_not_tell_is_empty_with_the_reason(env, why):
     traces = traces_of_nccl(env)
     assert traces == {"why": why}
-    found, warning = transport_in_use([traces, traces], facts("g1", "g2"), backend="nccl", env=env)
+    found, warning = combine_traces([traces, traces], facts("g1", "g2"), backend="nccl", env=env)
     assert found == {
         "backend": "nccl",
         "interface": None,
@@ -155,7 +155,7 @@ def test_what_nccl_does_not_tell_is_empty_with_the_reason(env, why):
 def test_a_recorder_that_is_made_before_nccl_starts_asks_for_its_log(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
     env: dict[str, str] = {}
-    ask_nccl(env)
+    request_nccl_log(env)
     assert env == {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": f"{tmp_path}/bench-nccl-%p.log"}
     assert traces_of_nccl(env) == {
         "why": "NCCL had started before the recorder was made: set NCCL_DEBUG=INFO and NCCL_DEBUG_FILE"
@@ -166,7 +166,7 @@ def test_a_recorder_that_is_made_before_nccl_starts_asks_for_its_log(tmp_path, m
     assert traces_of_nccl(env, rank=1)["log"]["chosen"] == ["Socket"]
     assert not path.exists()
     theirs = {"NCCL_DEBUG": "VERSION"}
-    ask_nccl(theirs)
+    request_nccl_log(theirs)
     assert theirs == {"NCCL_DEBUG": "VERSION"}
 
 
@@ -174,18 +174,18 @@ def test_sockets_beside_infiniband_are_warned_about_in_a_script_of_the_users_too
     log_in(tmp_path, SOCKETS)
     traces = traces_of_nccl(scripts_variables(tmp_path), folder=tmp_path)
     both = [traces, {"why": "elsewhere"}]
-    found, warning = transport_in_use(both, facts("g1", "g2"), backend="nccl", env={})
+    found, warning = combine_traces(both, facts("g1", "g2"), backend="nccl", env={})
     assert (found["network"], found["interface"], found["fallback"]) == (
         "Socket",
         "eth0",
         "sockets beside InfiniBand",
     )
     assert warning == (
-        "NCCL goes between hosts by sockets (eth0), though g1 and 1 more host has InfiniBand devices with an"
-        " active port (mlx5_0): expect a fraction of the bandwidth; look for NET/IB in nccl.log, and at"
+        "NCCL uses sockets (eth0) between hosts, although g1 and 1 more host has InfiniBand devices with an"
+        " active port (mlx5_0): expect a fraction of the bandwidth; check NET/IB in nccl.log,"
         " NCCL_IB_HCA, NCCL_NET, `ulimit -l` and the container"
     )
-    meant, told = transport_in_use(both, facts("g1", "g2"), backend="nccl", env={"NCCL_IB_DISABLE": "1"})
+    meant, told = combine_traces(both, facts("g1", "g2"), backend="nccl", env={"NCCL_IB_DISABLE": "1"})
     assert "fallback" not in meant
     assert told is not None
     assert told.endswith("NCCL_IB_DISABLE=1 is set")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
-from bench.record.hang_watch import State, find_stall, line_of, words
+from bench.record.hang_watch import State, describe_stall, find_stall, line_of
 
 HOSTS = ["n1", "n1", "n2"]
 
@@ -22,7 +22,7 @@ def state(
 
 
 def told(states: dict[int, State]) -> str:
-    return words(find_stall(states, 3), states, HOSTS, idle_s=44.6)
+    return describe_stall(find_stall(states, 3), states, HOSTS, idle_s=44.6)
 
 
 def test_a_rank_that_called_fewer_collectives_is_behind():
@@ -73,7 +73,7 @@ def test_nobody_is_blamed_where_all_are_at_the_same_place():
 
 def test_a_message_names_eight_ranks_at_most():
     states = {0: state(1, 2), **{rank: state(1, 1, "x.py:1 in f") for rank in range(1, 11)}}
-    text = words(find_stall(states, 11), states, [], idle_s=30)
+    text = describe_stall(find_stall(states, 11), states, [], idle_s=30)
     assert text.startswith("nothing has moved for 30 s: rank 1 (at x.py:1 in f), rank 2 (")
     assert text.endswith("rank 8 (at x.py:1 in f) and 2 more did not come to a collective of step 2")
 

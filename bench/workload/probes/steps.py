@@ -185,7 +185,7 @@ class StepProbes:
             self._hooked.step()
         # The remaining kind, no_sync_barrier, adds only a barrier.
         self._step_of("no_sync")()
-        self._clock.settle()
+        self._clock.synchronize()
         self._buckets.take()
 
     def _block(self, kind: str, steps: int) -> list[float]:

@@ -182,5 +182,5 @@ class AllReduceSweep:
         begin = self._clock.stamp()
         dist.all_reduce(payload)
         end = self._clock.stamp()
-        self._clock.settle()
+        self._clock.synchronize()
         return self._clock.seconds(begin, end)
