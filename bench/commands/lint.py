@@ -10,8 +10,7 @@ from pathlib import Path
 
 from bench.errors import BenchError, missing_file
 from bench.findings import Finding, Severity
-from bench.lint import lint_script
-from bench.lint.engine import edits
+from bench.lint import edits, lint_script
 from bench.units import count
 
 
@@ -55,17 +54,15 @@ def _read(path: str) -> str:
 def patch(text: str, *, path: str) -> str:
     """Return a unified patch that makes the changes which need no choice ("" where there are none)."""
     lines = text.splitlines(keepends=True)
-    changed: list[str | None] = list(lines)
+    changed = list(lines)
     touched: set[int] = set()
     for edit in edits(text):
         if edit.line in touched or not 0 < edit.line <= len(lines):
             continue  # one change per line; the next run suggests the next
         touched.add(edit.line)
         ending = lines[edit.line - 1][len(lines[edit.line - 1].rstrip("\r\n")) :]
-        result = edit.apply(lines[edit.line - 1].rstrip("\r\n"))
-        changed[edit.line - 1] = None if result is None else result + ending
-    after = [line for line in changed if line is not None]
-    return "".join(_unified(lines, after, path))
+        changed[edit.line - 1] = edit.apply(lines[edit.line - 1].rstrip("\r\n")) + ending
+    return "".join(_unified(lines, changed, path))
 
 
 def _unified(before: Sequence[str], after: Sequence[str], path: str) -> Sequence[str]:

@@ -1,10 +1,75 @@
-"""Known mistakes in sbatch scripts, found without running them.
+"""Find known mistakes in sbatch scripts without executing them.
 
-Each rule is documented by its docstring; docs/lint.md is made of them.
+The docstring of each rule in :mod:`bench.lint.rules` is its documentation in docs/lint.md.
 """
 
 from __future__ import annotations
 
-from bench.lint.engine import Rule, lint_script, rules
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
 
-__all__ = ["Rule", "lint_script", "rules"]
+from bench.findings import Edit, Finding, Remark, Severity
+from bench.lint.expansion import without_marks
+from bench.lint.rules import Rule, rules
+from bench.lint.script import ANALYSED_SIZE, Script, read_script
+
+__all__ = ["Rule", "edits", "lint_script", "rules"]
+
+#: The number of findings of one rule in one script is limited.
+_MAX_REMARKS = 200
+_SEVERITIES = (Severity.ERROR, Severity.WARNING, Severity.INFO)
+
+
+def lint_script(text: str, *, path: str, arguments: Sequence[str] = ()) -> list[Finding]:
+    """Return the findings in a sbatch script, sorted by line.
+
+    Args:
+        text: the script.
+        path: the path in the findings.
+        arguments: options on the command line of sbatch, which override directives.
+    """
+    return [replace(finding, path=path) for finding, _ in _judge(text, arguments)]
+
+
+def edits(text: str, *, arguments: Sequence[str] = ()) -> list[Edit]:
+    """Return the edits that fix findings of a script and need no decision, sorted by line."""
+    return [edit for _, edit in _judge(text, arguments) if edit]
+
+
+def _judge(text: str, arguments: Sequence[str]) -> tuple[tuple[Finding, Edit | None], ...]:
+    return _apply_rules(text[:ANALYSED_SIZE], len(text), tuple(arguments))
+
+
+# `bench lint --diff` needs findings and edits of the same scripts, planning again lints them again.
+@lru_cache(maxsize=64)
+def _apply_rules(text: str, size: int, arguments: tuple[str, ...]) -> tuple[tuple[Finding, Edit | None], ...]:
+    """Apply all rules to a script; keep one finding per rule and line."""
+    script = read_script(without_marks(text), size=size, arguments=arguments)
+    found: dict[tuple[int, str], tuple[Finding, Edit | None]] = {}
+    for rule in rules():
+        for remark in itertools.islice(rule.check(script), _MAX_REMARKS):
+            finding = _finding(script, rule, remark)
+            found.setdefault((finding.line, rule.name), (finding, remark.edit))
+    return tuple(sorted(found.values(), key=_order))
+
+
+def _finding(script: Script, rule: Rule, remark: Remark) -> Finding:
+    line = remark.line or 1
+    text = script.line(line)
+    replacement = remark.edit.apply(text) if remark.edit and remark.edit.line == line else None
+    return Finding(
+        path="",
+        line=line,
+        rule=rule.name,
+        severity=remark.severity or rule.severity,
+        message=script.unknowns.shown(remark.message),
+        remedy=script.unknowns.shown(remark.remedy),
+        replacement=None if replacement == text else replacement,
+    )
+
+
+def _order(judged: tuple[Finding, Edit | None]) -> tuple[int, int, str]:
+    finding = judged[0]
+    return finding.line, _SEVERITIES.index(finding.severity), finding.rule

@@ -1,9 +1,9 @@
-"""``#SBATCH`` lines, read as sbatch reads them.
+"""``#SBATCH`` lines, read like sbatch reads them.
 
-sbatch stops at the first line that is neither blank nor a comment, splits what follows
-``#SBATCH`` at blanks (quotes group, ``#`` ends it) and hands the words to getopt_long: unique
-prefixes of long names are allowed, nothing is expanded, and a later option overrides an earlier
-one. Checked against sbatch 22.05 (src/sbatch/opt.c, src/common/slurm_opt.c).
+sbatch stops at the first line that is neither blank nor a comment. It splits the text after
+``#SBATCH`` at blanks (quotes group words, ``#`` starts a comment) and parses the words with
+getopt_long: unique prefixes of long names are allowed, nothing is expanded, and a later option
+overrides an earlier one. Checked against sbatch 22.05 (src/sbatch/opt.c, src/common/slurm_opt.c).
 """
 
 from __future__ import annotations
@@ -13,137 +13,164 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from bench.findings import Severity
-from bench.lint.options import OptionTable, canonical, sbatch_options, srun_only
-from bench.lint.values import Objection, is_in_brackets, objection_to
+from bench.findings import Edit, Remark, Severity
+from bench.lint.options import (
+    EXPANSION,
+    Option,
+    OptionTable,
+    canonical,
+    is_in_brackets,
+    is_placeholder,
+    names,
+    sbatch_options,
+    srun_only,
+)
 
 _TOKEN = re.compile(r"\{\{[^}]*\}\}|<[A-Za-z][^<>]*>|[^ \t'\"#{<]+|'[^']*'|\"[^\"]*\"|[ \t]+|.", re.DOTALL)
-_NEARLY = re.compile(
+_ALMOST_DIRECTIVE = re.compile(
     r"(!?#*!?[ \t]*#?[ \t]*)([A-Za-z]{5,8})(:?[ \t]+|:?(?=-))(-{1,2}|[\u2010-\u2015\u2212])[ \t]*[A-Za-z]"
 )
 _DASHES = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"
 _HETEROGENEOUS = frozenset({"hetjob", "packjob"})
-
-
-class Option(NamedTuple):
-    """An option and its value (None where it takes none), under its full name."""
-
-    name: str
-    value: str | None
-    written: str
-    line: int = 0
-
-
-class Complaint(NamedTuple):
-    """What is wrong with a directive; ``fixed`` is the line as it should be, where known."""
-
-    message: str
-    remedy: str
-    severity: Severity = Severity.ERROR
-    fixed: str | None = None
+_COUNTS = names(
+    """ntasks ntasks-per-node ntasks-per-core ntasks-per-socket ntasks-per-gpu cpus-per-task cpus-per-gpu
+    mincpus cores-per-socket sockets-per-node threads-per-core"""
+)
+_NODES = re.compile(r"\d+[kKmM]?(?:-\d+[kKmM]?)?|\d[\d,:-]*\d")
+_SIZE = re.compile(r"\d+[kKmMgGtT]?[bB]?")
+_TIME = re.compile(r"-1|(?i:infinite|unlimited)|\d+(?::\d+){0,2}|\d+-\d*(?::\d+){0,2}")
+_SIGNAL = re.compile(r"(?:[RB]{1,2}:)?(?:SIG)?[A-Za-z0-9+-]+(?:@\d+)?", re.IGNORECASE)
+_HUMAN_TIME = re.compile(r"(\d{1,5})([dhmsDHMS])")
+_MAIL = re.compile(
+    r"(?i)(?:NONE|BEGIN|END|FAIL|REQUEUE|ALL|INVALID_DEPEND|STAGE_OUT|TIME_LIMIT(?:_90|_80|_50)?|ARRAY_TASKS)"
+)
+_FORMS: dict[str, tuple[re.Pattern[str], str]] = {
+    "nodes": (_NODES, "a number of nodes, or MIN-MAX"),
+    "mem": (_SIZE, "a whole number with K, M, G or T, such as 64G"),
+    "mem-per-cpu": (_SIZE, "a whole number with K, M, G or T, such as 4G"),
+    "mem-per-gpu": (_SIZE, "a whole number with K, M, G or T, such as 32G"),
+    "time": (
+        _TIME,
+        "minutes, hours:minutes:seconds or days-hours:minutes:seconds",
+    ),
+    "time-min": (_TIME, "minutes, hours:minutes:seconds or days-hours:minutes:seconds"),
+    "open-mode": (re.compile("append|truncate|a|t"), "append or truncate"),
+    "exclusive": (re.compile("user|mcs|topo"), "--exclusive alone, or =user, =mcs, =topo"),
+    "signal": (_SIGNAL, "[R][B:]SIGNAL[@SECONDS], such as B:USR1@120"),
+}
 
 
 class Line(NamedTuple):
-    """What one line of the head of a script says."""
+    """One line at the start of a script; ``kind`` is ``directive``, ``comment`` or ``command``."""
 
-    kind: str  # "directive", "comment" or "command"
+    kind: str
     options: tuple[Option, ...] = ()
-    complaints: tuple[Complaint, ...] = ()
+    remarks: tuple[Remark, ...] = ()
     heterogeneous: bool = False
 
 
-_COMMENT = Line("comment")
-_COMMAND = Line("command")
+class Header(NamedTuple):
+    """The directives of a script.
+
+    ``end`` is the index of the first command, or the number of lines if there is none.
+    """
+
+    options: tuple[Option, ...] = ()
+    remarks: tuple[Remark, ...] = ()
+    heterogeneous: bool = False
+    end: int = 0
 
 
-def read_line(text: str) -> Line:
-    """Return what sbatch makes of one line of a script."""
+def read_header(lines: Sequence[str]) -> Header:
+    """Read the lines up to the first command."""
+    options: list[Option] = []
+    remarks: list[Remark] = []
+    heterogeneous = False
+    for number, text in enumerate(lines, start=1):
+        line = read_line(text, number)
+        if line.kind == "command":
+            return Header(tuple(options), tuple(remarks), heterogeneous, number - 1)
+        options += line.options
+        remarks += line.remarks
+        heterogeneous = heterogeneous or line.heterogeneous
+    return Header(tuple(options), tuple(remarks), heterogeneous, len(lines))
+
+
+def read_line(text: str, number: int) -> Line:
+    """Read one line of a script like sbatch."""
     if text.startswith("#SBATCH"):
-        return _directive(text, text[len("#SBATCH") :])
+        return _directive(text, number)
     stripped = text.strip(" \t\r\f\v")
     if not stripped:
-        return _COMMENT
-    complaint = _nearly_a_directive(text[:400])
-    if complaint and complaint.fixed:
-        switched_off = (
-            stripped.startswith("#") and complaint.severity is Severity.WARNING and stripped == text
-        )
-        meant = () if switched_off else _directive(complaint.fixed, complaint.fixed[len("#SBATCH") :]).options
-        return Line("comment", meant, (complaint,))
-    # A line of a template, such as {{ directives }}, stands for lines that are not there yet.
-    return _COMMENT if stripped.startswith(("#", "{{", "{%")) else _COMMAND
+        return Line("comment")
+    remark = _almost_a_directive(text[:400], number)
+    if remark and remark.edit:
+        # A comment without leading blanks, such as "# SBATCH", may be disabled on purpose.
+        disabled = stripped.startswith("#") and remark.severity is Severity.WARNING and stripped == text
+        intended = () if disabled else _directive(remark.edit.new, number).options
+        return Line("comment", intended, (remark,))
+    # A template line such as {{ directives }} is later replaced by directives.
+    return Line("comment" if stripped.startswith(("#", "{{", "{%")) else "command")
 
 
-def _nearly_a_directive(text: str) -> Complaint | None:
-    """Return what to say of a line that was meant as a directive and is none to sbatch."""
+def _almost_a_directive(text: str, number: int) -> Remark | None:
+    """Return a remark on a line that looks like a directive and is not one for sbatch."""
     stripped = text.strip(" \t")
-    match = _NEARLY.match(stripped)
+    match = _ALMOST_DIRECTIVE.match(stripped)
     if not match:
         return None
     mark, word = match.group(1, 2)
-    if mark.count("#") > 1 or (word.upper() != "SBATCH" and not _misspelt(word)):
+    if mark.count("#") > 1 or (word.upper() != "SBATCH" and not _is_misspelt(word)):
         return None
-    bare = not mark.startswith("#")
-    if bare and not word.isupper():
+    is_command = not mark.startswith("#")
+    if is_command and not word.isupper():
         return None
     rest = stripped[match.end(2) :].lstrip(": \t")
-    fixed = f"#SBATCH {rest}"
-    remedy = f"write `{fixed.strip()[:80]}`, with nothing before #SBATCH"
-    if mark == "#" and word == "SBATCH" and stripped != text:
-        what = "sbatch reads #SBATCH only at the very start of a line: this line is a comment to it"
-        return Complaint(what, remedy, Severity.WARNING, fixed)
+    edit = Edit(number, "", f"#SBATCH {rest}")
+    remedy = f"write `{edit.new.strip()[:80]}`, with nothing before #SBATCH"
+    severity = Severity.ERROR
     if mark == "#" and word == "SBATCH":
-        return None
-    if bare:
-        what = "this is no directive but a command that bash runs, and sbatch stops reading directives here"
-        return Complaint(what, remedy, Severity.ERROR, fixed)
-    if word.upper() == "SBATCH":
-        what = f"`{mark}{word}` is an ordinary comment: sbatch ignores the line, whatever it asks for"
-        kept = f"{remedy}; if it is switched off on purpose, write ##SBATCH"
-        return Complaint(what, kept, Severity.WARNING, fixed)
-    what = f"`{mark}{word}` is not #SBATCH: sbatch takes the line for a comment and ignores it"
-    return Complaint(what, remedy, Severity.ERROR, fixed)
+        if stripped == text:
+            return None
+        message = "sbatch reads #SBATCH only at the very start of a line: this line is a comment to it"
+        severity = Severity.WARNING
+    elif is_command:
+        message = (
+            "this is no directive but a command that bash runs, and sbatch stops reading directives here"
+        )
+    elif word.upper() == "SBATCH":
+        message = f"`{mark}{word}` is an ordinary comment: sbatch ignores the line, whatever it asks for"
+        remedy += "; if it is switched off on purpose, write ##SBATCH"
+        severity = Severity.WARNING
+    else:
+        message = f"`{mark}{word}` is not #SBATCH: sbatch takes the line for a comment and ignores it"
+    return Remark(number, message, remedy, severity, edit)
 
 
-def _misspelt(word: str) -> bool:
+def _is_misspelt(word: str) -> bool:
     upper = word.upper()
     return upper[0] == "S" and difflib.SequenceMatcher(None, upper, "SBATCH").ratio() >= 0.8
 
 
-def _directive(text: str, rest: str) -> Line:
-    words, problem = _words(rest)
+def _directive(text: str, number: int) -> Line:
+    words, problem = _split(text.removeprefix("#SBATCH"))
     if problem:
-        return Line("directive", complaints=(problem,))
+        return Line("directive", remarks=(problem._replace(line=number),))
     if words and words[0] in _HETEROGENEOUS:
         return Line("directive", heterogeneous=True)
     options: list[Option] = []
-    complaints: list[Complaint] = []
-    for item in read_options(words, sbatch_options()):
+    remarks: list[Remark] = []
+    for item in read_options(words, sbatch_options(), line=number):
+        remark = refused_value(item) if isinstance(item, Option) else item
         if isinstance(item, Option):
             options.append(item)
-            objection = objection_to(item.name, item.value)
-            if objection:
-                complaints.append(_of_value(item, objection, text))
-        else:
-            complaints.append(_with_fix(item, text))
-    return Line("directive", tuple(options), tuple(complaints[:1]))
+        if remark:
+            remarks.append(remark)
+    return Line("directive", tuple(options), tuple(remarks[:1]))
 
 
-def _of_value(option: Option, objection: Objection, text: str) -> Complaint:
-    message, remedy, severity, instead = objection
-    fixed = None
-    if instead and option.value:
-        fixed = text.replace(option.written, option.written.replace(option.value, instead), 1)
-    return Complaint(f"`{option.written}`: {message}", remedy, severity, fixed)
-
-
-def _with_fix(item: _Trouble, text: str) -> Complaint:
-    fixed = text.replace(item.old, item.new, 1) if item.new else None
-    return Complaint(item.message, item.remedy, item.severity, fixed)
-
-
-def _words(rest: str) -> tuple[list[str], Complaint | None]:
-    """Split as sbatch does: quotes group, an unquoted # starts a comment."""
+def _split(rest: str) -> tuple[list[str], Remark | None]:
+    """Split into words like sbatch: quotes group words, an unquoted # starts a comment."""
     words: list[str] = []
     current: list[str] | None = None
     for match in _TOKEN.finditer(rest):
@@ -156,8 +183,8 @@ def _words(rest: str) -> tuple[list[str], Complaint | None]:
         if piece == "#":
             break
         if piece in ("'", '"'):
-            what = f"sbatch refuses the script: the quote {piece} is never closed"
-            return [], Complaint(what, "close the quote on the same line")
+            message = f"sbatch refuses the script: the quote {piece} is never closed"
+            return [], Remark(None, message, "close the quote on the same line", Severity.ERROR)
         quoted = len(piece) > 1 and piece[0] in "'\"" and piece[-1] == piece[0]
         current = [*(current or ()), piece[1:-1] if quoted else piece]
     if current is not None:
@@ -165,136 +192,170 @@ def _words(rest: str) -> tuple[list[str], Complaint | None]:
     return [word for word in words if word != "\\"], None
 
 
-class _Trouble(NamedTuple):
-    message: str
-    remedy: str
-    severity: Severity = Severity.ERROR
-    old: str = ""
-    new: str = ""
-
-
-def read_options(words: Sequence[str], table: OptionTable) -> Iterator[Option | _Trouble]:
-    """Yield what getopt makes of ``words``, all of which should be options and their values."""
+def read_options(words: Sequence[str], table: OptionTable, *, line: int = 0) -> Iterator[Option | Remark]:
+    """Parse options and their values like getopt; yield a remark for each word that it refuses."""
     waiting = list(reversed(words))
     while waiting:
         word = waiting.pop()
         if word == "--":
             return
         if word.startswith("--"):
-            yield from _long(word, waiting, table)
+            yield from _long(word, waiting, table, line)
         elif word.startswith("-") and len(word) > 1:
-            yield from _short(word, waiting, table)
+            yield from _short(word, waiting, table, line)
         elif not is_in_brackets(word):
-            yield _stray(word)
+            yield _stray(word, line)
 
 
-def _stray(word: str) -> _Trouble:
+def _refused(
+    line: int, message: str, remedy: str, severity: Severity = Severity.ERROR, old: str = "", new: str = ""
+) -> Remark:
+    """Return a remark; ``old`` and ``new`` are the change that fixes the line, if it is known."""
+    return Remark(line, message, remedy, severity, Edit(line, old, new) if new else None)
+
+
+def _stray(word: str, line: int) -> Remark:
     if word[0] in _DASHES:
         fixed = "--" + word.lstrip(_DASHES + "-")
-        return _Trouble(
-            f"sbatch refuses `{word}`: its dash is not the hyphen of the keyboard",
-            f"write `{fixed}`",
-            old=word,
-            new=fixed,
-        )
+        message = f"sbatch refuses `{word}`: its dash is not the hyphen of the keyboard"
+        return _refused(line, message, f"write `{fixed}`", old=word, new=fixed)
     if word == "=":
-        return _Trouble("sbatch refuses blanks around =", "write --option=value without blanks")
+        return _refused(line, "sbatch refuses blanks around =", "write --option=value without blanks")
     if word == ":":
-        return _Trouble(
-            "sbatch refuses `:` in a directive",
-            "separate heterogeneous components by a line `#SBATCH hetjob`",
-        )
+        remedy = "separate heterogeneous components by a line `#SBATCH hetjob`"
+        return _refused(line, "sbatch refuses `:` in a directive", remedy)
     name = word.partition("=")[0]
     if name in sbatch_options().long:
-        fixed = f"--{word}"
-        return _Trouble(
-            f"sbatch refuses `{word}`: an option starts with --", f"write `{fixed}`", old=word, new=fixed
-        )
-    return _Trouble(
+        message = f"sbatch refuses `{word}`: an option starts with --"
+        return _refused(line, message, f"write `--{word}`", old=word, new=f"--{word}")
+    return _refused(
+        line,
         f"sbatch refuses the script: `{word}` is neither an option nor a value",
         "remove it, put it in quotes with the value before it, or start a comment with #",
     )
 
 
-def _long(word: str, waiting: list[str], table: OptionTable) -> Iterator[Option | _Trouble]:
+def _long(word: str, waiting: list[str], table: OptionTable, line: int) -> Iterator[Option | Remark]:
     written, equals, value = word[2:].partition("=")
     matches = table.matches(written)
     if len({canonical(name) for name in matches}) != 1:
-        yield _unknown(word, written, matches, table)
+        yield _unknown(word, written, matches, table, line)
         if not equals and waiting and not waiting[-1].startswith("-"):
             waiting.pop()
         return
     name = matches[0]
     takes = table.takes(name)
     if equals:
-        yield Option(canonical(name), value if takes else None, word)
+        yield Option(canonical(name), value if takes else None, word, line)
     elif takes == "=":
         if waiting:
             value = waiting.pop()
-            yield Option(canonical(name), value, f"{word} {value}")
+            yield Option(canonical(name), value, f"{word} {value}", line)
         else:
-            yield _Trouble(f"sbatch refuses `{word}`: it needs a value", f"write {word}=VALUE")
+            yield _refused(line, f"sbatch refuses `{word}`: it needs a value", f"write {word}=VALUE")
     else:
-        yield Option(canonical(name), None, word)
+        yield Option(canonical(name), None, word, line)
 
 
-def _unknown(word: str, written: str, matches: list[str], table: OptionTable) -> _Trouble:
+def _unknown(word: str, written: str, matches: list[str], table: OptionTable, line: int) -> Remark:
     if matches:
-        names = ", ".join(f"--{name}" for name in matches[:6])
-        return _Trouble(f"sbatch refuses `{word}`: it may mean {names}", "write the option's name in full")
-    if table.command == "sbatch" and srun_only(written):
-        return _Trouble(
-            f"sbatch refuses `{word}`: --{written} is an option of srun only",
-            f"give it to srun: srun --{written} ...",
+        candidates = ", ".join(f"--{name}" for name in matches[:6])
+        return _refused(
+            line, f"sbatch refuses `{word}`: it may mean {candidates}", "write the option's name in full"
         )
+    if table.command == "sbatch" and srun_only(written):
+        message = f"sbatch refuses `{word}`: --{written} is an option of srun only"
+        return _refused(line, message, f"give it to srun: srun --{written} ...")
     close = table.closest(written)
     if close:
-        return _Trouble(
-            f"sbatch refuses `{word}`: it has no option --{written}",
-            f"write --{close}",
-            old=f"--{written}",
-            new=f"--{close}",
-        )
-    return _Trouble(
+        message = f"sbatch refuses `{word}`: it has no option --{written}"
+        return _refused(line, message, f"write --{close}", old=f"--{written}", new=f"--{close}")
+    return _refused(
+        line,
         f"sbatch has no option --{written}: it refuses the script unless a plugin of the site adds it",
         "check the spelling with `sbatch --help`, or remove the option",
         Severity.WARNING,
     )
 
 
-def _short(word: str, waiting: list[str], table: OptionTable) -> Iterator[Option | _Trouble]:
+def _short(word: str, waiting: list[str], table: OptionTable, line: int) -> Iterator[Option | Remark]:
     name = word[1:].partition("=")[0]
     if len(name) > 2 and (name in table.long or name in table.plugins):
-        yield _Trouble(
-            f"`{word}` has one dash: sbatch reads it as the short option -{word[1]} and what follows",
-            f"write `-{word}`",
-            old=word,
-            new=f"-{word}",
-        )
+        message = f"`{word}` has one dash: sbatch reads it as the short option -{word[1]} and what follows"
+        yield _refused(line, message, f"write `-{word}`", old=word, new=f"-{word}")
         return
     position = 1
     while position < len(word):
         letter = word[position]
         long = table.short.get(letter)
         if long is None:
-            yield _Trouble(f"sbatch refuses `{word}`: it has no option -{letter}", "see `sbatch --help`")
+            yield _refused(
+                line, f"sbatch refuses `{word}`: it has no option -{letter}", "see `sbatch --help`"
+            )
             return
         if table.takes(long) != "=":
-            yield Option(canonical(long), None, word)
+            yield Option(canonical(long), None, word, line)
             position += 1
             continue
-        yield _short_value(word, word[position + 1 :], canonical(long), letter, waiting)
+        yield _short_value(word, position, canonical(long), waiting, line)
         return
 
 
-def _short_value(word: str, value: str, name: str, letter: str, waiting: list[str]) -> Option | _Trouble:
+def _short_value(word: str, position: int, name: str, waiting: list[str], line: int) -> Option | Remark:
+    """Return a short option with its value, which is the rest of ``word`` or the next word."""
+    letter, value = word[position], word[position + 1 :]
     if value.startswith("="):
         fixed = f"-{letter} {value[1:]}"
         message = f"sbatch reads `{word}` as -{letter} with the value `{value}`: short options take no ="
-        return _Trouble(message, f"write `{fixed}` or `--{name}{value}`", old=word, new=fixed)
+        return _refused(line, message, f"write `{fixed}` or `--{name}{value}`", old=word, new=fixed)
     if value:
-        return Option(name, value, word)
+        return Option(name, value, word, line)
     if waiting:
         value = waiting.pop()
-        return Option(name, value, f"{word} {value}")
-    return _Trouble(f"sbatch refuses `{word}`: it needs a value", f"write {word} VALUE")
+        return Option(name, value, f"{word} {value}", line)
+    return _refused(line, f"sbatch refuses `{word}`: it needs a value", f"write {word} VALUE")
+
+
+def refused_value(option: Option) -> Remark | None:
+    """Return a remark if sbatch refuses the option's value, or does not expand a variable in it."""
+    name, value = option.name, option.value
+    if value is None:
+        return None
+    if EXPANSION.search(value):
+        return _unexpanded(option)
+    if is_placeholder(value):
+        return None
+    allowed, wrong, fixed = "", value, None
+    if name in _COUNTS:
+        if not (value.isascii() and value.isdecimal() and int(value[:18]) > 0):
+            allowed = "a number of at least 1"
+    elif name == "mail-type":
+        kinds = [kind for kind in value.split(",") if not _MAIL.fullmatch(kind)]
+        if kinds:
+            allowed, wrong = "BEGIN, END, FAIL, ALL or NONE", kinds[0]
+    elif name in _FORMS and not _FORMS[name][0].fullmatch(value):
+        allowed = _FORMS[name][1]
+        fixed = _duration(value) if name == "time" else None
+    if not allowed:
+        return None
+    message = f"`{option.written}`: sbatch refuses the script: {wrong!r} is not {allowed}"
+    new = option.written.replace(value, fixed) if fixed else ""
+    return _refused(option.line, message, f"write --{name} as {allowed}", old=option.written, new=new)
+
+
+def _duration(value: str) -> str | None:
+    """Return ``24h``, ``90m`` or ``2d`` in the format of Slurm."""
+    match = _HUMAN_TIME.fullmatch(value)
+    if not match:
+        return None
+    number, unit = int(match.group(1)), match.group(2).lower()
+    formats = {"d": f"{number}-00:00:00", "h": f"{number:02d}:00:00", "m": f"{number}", "s": f"00:{number}"}
+    return formats[unit]
+
+
+def _unexpanded(option: Option) -> Remark:
+    message = f"`{option.written}`: sbatch expands no variables in directives: "
+    remedy = f"write the value itself, or give it when submitting: sbatch --{option.name}=... script"
+    if option.name in _COUNTS or option.name in _FORMS:
+        return _refused(option.line, message + "this is no number to it", remedy)
+    return _refused(option.line, message + "the text is taken as it stands", remedy, Severity.WARNING)

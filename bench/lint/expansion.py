@@ -1,21 +1,171 @@
-"""From the words of a command to its arguments, as far as the script itself tells them."""
+r"""The values of shell variables, and the expansion of words, without running the script.
+
+The value of an expansion such as ``$SLURM_NODEID`` or ``$(date)`` is only known on the cluster.
+It is represented in the text by a *mark*: a number between two private characters, which refers to an
+:class:`Unknown`. Rules can therefore recognise ``--node_rank=$SLURM_NODEID`` after any number of
+assignments, while an escaped ``\$SLURM_NODEID`` is plain text.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
-from bench.lint.environment import MAX_VALUE, Assigned, Branches, Environment, Unknown, Unknowns, Value
-from bench.lint.nodes import Node, Part, Simple, Word
+from bench.lint.syntax import Node, Part, Simple, Word
 
+_OPEN, _CLOSE = "\ue000", "\ue001"
+MARK = re.compile(f"{_OPEN}(\\d+){_CLOSE}")
+_PRIVATE = re.compile(f"[{_OPEN}{_CLOSE}]")
 _SUBSCRIPTED = re.compile(r"([A-Za-z_]\w*)\[(.*)\]\Z", re.DOTALL)
 _BARE_NAME = re.compile(r"(?<![\w#$.])[A-Za-z_]\w*")
 _DEFAULTING = frozenset({":-", "-", ":=", "=", ":?", "?"})
-_MOST_WORDS = 2_000
+#: Longer values are treated as unknown.
+MAX_VALUE = 20_000
+_MAX_UNKNOWNS = 5_000
+_MAX_WORDS = 2_000
 
 
-class _Field:
-    """A word in the making."""
+def without_marks(text: str) -> str:
+    """Return ``text`` with the two private characters of marks replaced."""
+    return _PRIVATE.sub("\ufffd", text)
+
+
+class Unknown(NamedTuple):
+    """An expansion of a variable, a command or arithmetic whose value is unknown.
+
+    ``kind`` is ``param``, ``command`` or ``arith``, and ``source`` is the text in the script.
+    ``default`` is the default in ``${name:-default}``; for arithmetic, it is the expression after
+    the expansion of its variables. ``in_task`` is True if a task that srun started expands it,
+    False if the batch shell does.
+    """
+
+    kind: str
+    name: str
+    source: str
+    line: int
+    op: str = ""
+    default: str | None = None
+    in_task: bool = False
+
+
+class Value(NamedTuple):
+    """Text, and the line of the script from which each of its rows comes."""
+
+    text: str
+    lines: tuple[int, ...]
+
+    @property
+    def line(self) -> int:
+        """The line of the script on which the text starts."""
+        return self.lines[0]
+
+    def words(self) -> Iterator[Value]:
+        """Yield the words between blanks, each with its own line."""
+        for number, row in enumerate(self.text.split("\n")):
+            line = self.lines[min(number, len(self.lines) - 1)]
+            for piece in row.split():
+                if piece != "\\":
+                    yield Value(piece, (line,))
+
+
+#: The branches around a command, outermost first: number of the ``if`` or ``case``, index of its branch.
+Branches = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Assigned:
+    """One assignment to a variable.
+
+    ``items`` are the elements of an array. ``value`` and ``items`` are both None if the value is
+    unknown. ``looped`` marks the variable of a ``for`` loop, ``in_task`` an assignment in a task.
+    """
+
+    name: str
+    line: int
+    value: Value | None = None
+    items: tuple[Value, ...] | None = None
+    exported: bool = False
+    branches: Branches = ()
+    looped: bool = False
+    in_task: bool = False
+
+
+class Unknowns:
+    """The unknown expansions of one script; marks contain their indices."""
+
+    def __init__(self) -> None:
+        self._all: list[Unknown] = []
+
+    def mark(self, unknown: Unknown) -> str:
+        """Store an unknown expansion and return its mark."""
+        if len(self._all) < _MAX_UNKNOWNS:
+            self._all.append(unknown)
+        return f"{_OPEN}{len(self._all) - 1}{_CLOSE}"
+
+    def __iter__(self) -> Iterator[Unknown]:
+        """Iterate over all unknown expansions of the script."""
+        return iter(self._all)
+
+    def of(self, text: str) -> list[Unknown]:
+        """Return the unknown expansions in ``text``, without those nested in other expansions."""
+        if _OPEN not in text:
+            return []
+        return [self._all[int(number)] for number in MARK.findall(text) if int(number) < len(self._all)]
+
+    def within(self, text: str, *, depth: int = 0) -> list[Unknown]:
+        """Return the unknown expansions in ``text``, including those in arithmetic and defaults."""
+        found = self.of(text)
+        if depth < 6:
+            found += [inner for one in found for inner in self.within(one.default or "", depth=depth + 1)]
+        return found
+
+    def shown(self, text: str) -> str:
+        """Return ``text`` with every mark replaced by its source."""
+        return MARK.sub(lambda match: self._source(int(match.group(1))), text).replace("\\\n", "")
+
+    def _source(self, number: int) -> str:
+        return self._all[number].source if number < len(self._all) else "$?"
+
+
+@dataclass(slots=True)
+class Environment:
+    """All assignments so far, in execution order."""
+
+    variables: dict[str, list[Assigned]] = field(default_factory=dict)
+
+    def assign(self, assigned: Assigned) -> None:
+        """Record an assignment; an unconditional one replaces all earlier ones."""
+        history = self.variables.setdefault(assigned.name, [])
+        exported = assigned.exported or any(earlier.exported for earlier in history)
+        if exported:
+            assigned = replace(assigned, exported=True)
+        if not assigned.branches:
+            history.clear()
+        elif len(history) > 20:
+            del history[0]
+        history.append(assigned)
+
+    def candidates(self, name: str, branches: Branches) -> list[Assigned]:
+        """Return the assignments that may determine the value of ``name``, newest first."""
+        found: list[Assigned] = []
+        here = dict(branches)
+        for assigned in reversed(self.variables.get(name, ())):
+            if any(here.get(identity, index) != index for identity, index in assigned.branches):
+                continue  # in another branch of an `if` around the current command
+            found.append(assigned)
+            if all(identity in here for identity, _ in assigned.branches):
+                break  # it was certainly executed, so it replaced all older ones
+        return found
+
+    def exported(self, name: str) -> bool:
+        """Return whether ``name`` is in the environment of the tasks that srun starts."""
+        return any(assigned.exported for assigned in self.variables.get(name, ()))
+
+
+class _WordBuilder:
+    """Collect the pieces of one word."""
 
     __slots__ = ("lines", "size", "texts", "touched")
 
@@ -26,7 +176,7 @@ class _Field:
         self.touched = False
 
     def add(self, text: str, lines: tuple[int, ...]) -> None:
-        """Append ``text``, whose rows come from ``lines``."""
+        """Append ``text``; ``lines`` are the script lines of its rows."""
         self.touched = True
         if not self.lines:
             self.lines.append(lines[0])
@@ -39,15 +189,15 @@ class _Field:
         self.texts.append(text)
 
     def value(self) -> Value:
-        """Return the finished word."""
+        """Return the complete word."""
         return Value("".join(self.texts), tuple(self.lines) or (0,))
 
 
 class Expander:
-    """Expand words with what an environment knows.
+    """Expand words with the values of an environment.
 
-    ``used`` is called for each variable that is expanded (the part, the variable's name, whether
-    it may be unset), ``ran`` with the commands of each substitution.
+    ``used`` is called for each expanded variable with the part, the variable's name and whether the
+    expansion allows an unset variable. ``ran`` is called with the commands of each substitution.
     """
 
     def __init__(
@@ -65,73 +215,73 @@ class Expander:
         self._ran = ran
 
     def arguments(self, words: Iterable[Word]) -> list[Value]:
-        """Return the arguments that ``words`` become, after splitting."""
+        """Return the arguments after the expansion and splitting of ``words``."""
         arguments: list[Value] = []
         for word in words:
-            arguments.extend(self._fields(word.parts, word.line))
-            if len(arguments) > _MOST_WORDS:
+            arguments.extend(self._split(word.parts, word.line))
+            if len(arguments) > _MAX_WORDS:
                 break
         return arguments
 
     def value(self, word: Word) -> Value:
-        """Return what an assignment stores: the word's text without splitting."""
+        """Return the expanded text of a word without splitting it, like an assignment."""
         return self.text(word.parts, word.line)
 
     def text(self, parts: tuple[Part, ...], line: int) -> Value:
-        """Return the joined text of ``parts``."""
-        field = _Field()
+        """Return the expanded and joined text of ``parts``."""
+        word = _WordBuilder()
         for part in parts:
             if part.kind == "text":
-                field.add(part.text, _rows(part))
+                word.add(part.text, _lines_of(part))
             else:
                 known = self._known(part)
-                if field.size > MAX_VALUE:
-                    continue  # a value that doubles with each assignment must not
+                if word.size > MAX_VALUE:
+                    continue  # a value may double with each assignment
                 for position, value in enumerate(known or [self._unknown(part)]):
                     if position:
-                        field.add(" ", (value.line,))
-                    field.add(value.text, value.lines)
-        value = field.value()
-        return Value(value.text, value.lines if field.touched else (line,))
+                        word.add(" ", (value.line,))
+                    word.add(value.text, value.lines)
+        value = word.value()
+        return Value(value.text, value.lines if word.touched else (line,))
 
     def items(self, word: Word) -> tuple[Value, ...]:
-        """Return the elements of an array's value."""
+        """Return the elements of an array."""
         array = word.parts[0]
         return tuple(self.arguments(array.words))
 
-    def _fields(self, parts: tuple[Part, ...], line: int) -> list[Value]:
+    def _split(self, parts: tuple[Part, ...], line: int) -> list[Value]:
         if len(parts) == 1 and parts[0].kind == "text":
-            return [Value(parts[0].text, _rows(parts[0]))]
-        fields: list[_Field] = []
-        field = _Field()
+            return [Value(parts[0].text, _lines_of(parts[0]))]
+        words: list[_WordBuilder] = []
+        word = _WordBuilder()
         for part in parts:
             if part.kind == "text":
-                field.add(part.text, _rows(part))
+                word.add(part.text, _lines_of(part))
                 continue
             known = self._known(part)
-            if field.size > MAX_VALUE or len(fields) > _MOST_WORDS:
+            if word.size > MAX_VALUE or len(words) > _MAX_WORDS:
                 continue
             if known is None:
                 unknown = self._unknown(part)
-                field.add(unknown.text, unknown.lines)
+                word.add(unknown.text, unknown.lines)
                 continue
             pieces = known if part.quoted else [piece for value in known for piece in value.words()]
             splits = not part.quoted
             for position, value in enumerate(pieces):
-                if position or (splits and _starts_blank(known) and field.touched):
-                    fields.append(field)
-                    field = _Field()
-                field.add(value.text, value.lines)
-            if splits and pieces and _ends_blank(known):
-                fields.append(field)
-                field = _Field()
-        fields.append(field)
-        return [field.value() for field in fields if field.touched]
+                if position or (splits and known[0].text[:1].isspace() and word.touched):
+                    words.append(word)
+                    word = _WordBuilder()
+                word.add(value.text, value.lines)
+            if splits and pieces and known[-1].text[-1:].isspace():
+                words.append(word)
+                word = _WordBuilder()
+        words.append(word)
+        return [word.value() for word in words if word.touched]
 
     def _known(self, part: Part) -> list[Value] | None:
-        """Return what a part expands to, or None where that is unknown; notes the variable's use."""
+        """Return the values of a part, or None if they are unknown; report the use of its variable."""
         if part.kind == "command":
-            text = _shown_by_cat(part)
+            text = _here_document_of_cat(part)
             return None if text is None else [self.value(text)]
         if part.kind != "param":
             return None
@@ -151,7 +301,7 @@ class Expander:
         return _element(candidates[0], subscript.group(2) if subscript else None)
 
     def _unknown(self, part: Part) -> Value:
-        """Return the mark of a part whose value is not known."""
+        """Return the mark of a part with an unknown value."""
         if part.body:
             self._ran(part.body)
         default = None
@@ -160,15 +310,15 @@ class Expander:
         elif part.op in _DEFAULTING:
             default = self.text(part.operand, part.line).text
         elif part.kind == "param":
-            self.text(part.operand, part.line)  # its own variables are used, too
+            self.text(part.operand, part.line)  # reports the use of the variables in it
         source = _source_of(part)
         name = part.text if part.kind == "param" else ""
         base = name.partition("[")[0].lstrip("#!")
-        unknown = Unknown(part.kind, base, source, part.line, part.op, default, part.body, self.in_task)
+        unknown = Unknown(part.kind, base, source, part.line, part.op, default, self.in_task)
         return Value(self.unknowns.mark(unknown), (part.line,))
 
     def _expression(self, text: str, part: Part) -> str:
-        """Return arithmetic with the values, or marks, of the variables that it names without ``$``."""
+        """Return an arithmetic expression with values or marks for its variables without ``$``."""
 
         def resolve(match: re.Match[str]) -> str:
             name = match.group()
@@ -180,8 +330,8 @@ class Expander:
         return _BARE_NAME.sub(resolve, text) if len(text) < 2_000 else text
 
 
-def _shown_by_cat(part: Part) -> Word | None:
-    """Return the here-document of ``$(cat <<EOF ...)``, whose text is known."""
+def _here_document_of_cat(part: Part) -> Word | None:
+    """Return the here-document of ``$(cat <<EOF ...)``, or None for other commands."""
     only = part.body[0] if len(part.body) == 1 else None
     if not isinstance(only, Simple) or len(only.words) != 1 or only.words[0].literal != "cat":
         return None
@@ -189,7 +339,7 @@ def _shown_by_cat(part: Part) -> Word | None:
 
 
 def _element(assigned: Assigned, subscript: str | None) -> list[Value] | None:
-    """Return what of a variable's value ``$name`` or ``${name[subscript]}`` means."""
+    """Return the values of ``$name`` or ``${name[subscript]}``, or None if they are unknown."""
     if assigned.items is not None:
         items = list(assigned.items)
         if subscript in ("@", "*"):
@@ -208,25 +358,17 @@ def _element(assigned: Assigned, subscript: str | None) -> list[Value] | None:
 
 
 def _uncertain(items: list[Value]) -> bool:
-    """Return whether an unknown among ``items`` may be several words, which moves what follows."""
+    """Return whether one of ``items`` is unknown: it may expand to several elements."""
     return any("\ue000" in item.text for item in items)
 
 
-def _rows(part: Part) -> tuple[int, ...]:
+def _lines_of(part: Part) -> tuple[int, ...]:
     rows = part.text.count("\n")
     return tuple(range(part.line, part.line + rows + 1)) if rows else (part.line,)
 
 
-def _starts_blank(values: list[Value]) -> bool:
-    return bool(values) and values[0].text[:1] in (" ", "\t", "\n")
-
-
-def _ends_blank(values: list[Value]) -> bool:
-    return bool(values) and values[-1].text[-1:] in (" ", "\t", "\n")
-
-
 def _source_of(part: Part) -> str:
-    """Return a part as it is written."""
+    """Return the text of a part in the script."""
     if part.kind == "arith":
         return f"$(({part.text}))"
     if part.kind in ("command", "process"):

@@ -1,67 +1,44 @@
-"""How many nodes, tasks and GPUs a job and its steps have.
+"""The number of nodes, tasks and GPUs of a job and its steps, and numbers computed from them.
 
-As sbatch and srun decide it: what is not asked for is one node and one task per node, ``--ntasks``
-with ``--ntasks-per-node`` makes nodes, a step inherits the job's numbers, and what stands on the
-srun line overrides them (sbatch(1), srun(1)).
+The rules are those of sbatch(1) and srun(1). The default is one node and one task per node.
+``--ntasks`` with ``--ntasks-per-node`` determines the nodes. A step inherits the options of the job,
+and options of srun override them.
 """
 
 from __future__ import annotations
 
+import ast
+import operator
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
-from bench.lint.directives import Option
-from bench.lint.values import gpus_of_gres, gpus_of_list, whole
+from bench.lint.expansion import MARK, Unknown, Unknowns
+from bench.lint.options import EXPANSION, Option, is_placeholder, whole_number
 
-#: What decides the geometry; other options do not matter to the rules.
-RELEVANT = frozenset(
-    {
-        "array",
-        "constraint",
-        "cpus-per-gpu",
-        "cpus-per-task",
-        "distribution",
-        "exclusive",
-        "export",
-        "gpu-bind",
-        "gpus",
-        "gpus-per-node",
-        "gpus-per-socket",
-        "gpus-per-task",
-        "gres",
-        "nodelist",
-        "nodes",
-        "ntasks",
-        "ntasks-per-core",
-        "ntasks-per-gpu",
-        "ntasks-per-node",
-        "ntasks-per-socket",
-        "ntasks-per-tres",
-        "partition",
-        "tres-bind",
-        "tres-per-task",
-    }
-)
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
-_MOST_HOSTS = 4096
+_MAX_HOSTS = 4096
 _GPU_OPTIONS = ("gres", "gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket", "tres-per-task")
 _NO_BINDING = frozenset({"none", "no", "n"})
+_GPU_NAMES = frozenset({"gpu", "gpus", "dcu", "npu", "hpu", "mlu", "gcd", "xpu"})
+_SOCKETS = re.compile(r"\(S:[^)]*\)\Z")
+_EXPRESSION = re.compile(r"[\d\s()+*/%-]{1,400}")
+_MAX_DEPTH = 12
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """Nodes, tasks and GPUs of a job or a step; None is "cannot be told from the script".
+    """Nodes, tasks and GPUs of a job or a step; a number is None if the script does not determine it.
 
-    ``options`` are the last of each name; each knows the line it stands on.
+    ``options`` contains the last option of each name.
     """
 
     options: Mapping[str, Option] = field(default_factory=dict)
     heterogeneous: bool = False
 
     def value(self, name: str) -> str | None:
-        """Return the value of an option, or None where it is not given."""
+        """Return the value of an option, or None if it is not given."""
         option = self.options.get(name)
         return option.value if option else None
 
@@ -71,11 +48,11 @@ class Geometry:
 
     def number(self, name: str) -> int | None:
         """Return an option's value as a whole number, or None."""
-        return whole(self.value(name))
+        return whole_number(self.value(name))
 
     @cached_property
     def node_range(self) -> tuple[int, int | None]:
-        """The fewest and the most nodes that ``--nodes`` or ``--nodelist`` allow (None: no limit)."""
+        """The minimum and maximum of ``--nodes`` or ``--nodelist``; a maximum of None is no limit."""
         match = _RANGE.fullmatch(self.value("nodes") or "")
         if match:
             low = int(match.group(1)[:9])
@@ -87,7 +64,7 @@ class Geometry:
 
     @cached_property
     def nodes(self) -> int | None:
-        """The number of nodes, where it is one number."""
+        """The number of nodes, or None if a range is allowed."""
         low, high = self.node_range
         if low == high:
             return low
@@ -97,7 +74,7 @@ class Geometry:
 
     def _nodes_from_tasks(self) -> int | None:
         ntasks, per_node = self.number("ntasks"), self.number("ntasks-per-node")
-        gpus, gpus_each = gpus_of(self.value("gpus")), gpus_of(self.value("gpus-per-node"))
+        gpus, gpus_each = gpus_of_list(self.value("gpus")), gpus_of_list(self.value("gpus-per-node"))
         if ntasks and per_node:
             return -(-ntasks // per_node)
         if gpus and gpus_each and gpus % gpus_each == 0:
@@ -108,23 +85,23 @@ class Geometry:
 
     @property
     def several_nodes(self) -> bool:
-        """Whether the job surely has more than one node."""
+        """Whether the job certainly has more than one node."""
         return (self.nodes or self.node_range[0]) > 1 and not self.heterogeneous
 
     @cached_property
     def tasks_per_node(self) -> int | None:
-        """Tasks on each node, where it is the same number on all of them."""
+        """Tasks on each node, or None if nodes differ."""
         if self.heterogeneous:
             return None
         nodes, ntasks, per_node = self.nodes, self.number("ntasks"), self.number("ntasks-per-node")
         if per_node and not (ntasks and "nodes" not in self.options and ntasks < per_node):
-            return per_node  # where --ntasks contradicts it, this is what was meant
+            return per_node  # also if --ntasks contradicts it: this is probably the intended number
         if ntasks and nodes:
             return ntasks // nodes if ntasks % nodes == 0 else None
         if {"ntasks", "ntasks-per-node"} & set(self.options):
             return None
-        each, on_node = self.gpus_per_task, gpus_of(self.value("gpus-per-node"))
-        if each and on_node:  # Slurm then starts as many tasks as the GPUs allow
+        each, on_node = self.gpus_per_task, gpus_of_list(self.value("gpus-per-node"))
+        if each and on_node:  # Slurm starts as many tasks as there are GPUs for
             return on_node // each
         by_gpu = self.number("ntasks-per-gpu") or self.number("ntasks-per-tres")
         if by_gpu:
@@ -135,7 +112,7 @@ class Geometry:
 
     @property
     def tasks_on_a_node(self) -> int:
-        """Tasks on the fullest node; 1 where nothing says that there are more."""
+        """The largest number of tasks on a node; 1 if it is unknown."""
         if self.tasks_per_node:
             return self.tasks_per_node
         ntasks = self.number("ntasks")
@@ -143,7 +120,7 @@ class Geometry:
 
     @cached_property
     def ntasks(self) -> int | None:
-        """All tasks."""
+        """The total number of tasks."""
         given = self.number("ntasks")
         if given:
             return given
@@ -167,11 +144,11 @@ class Geometry:
 
     @cached_property
     def gpus_per_node(self) -> int | None:
-        """GPUs on each node: 0 where none are asked for, None where it cannot be told."""
+        """GPUs on each node; 0 if the job requests none."""
         if self.heterogeneous:
             return None
         if "gpus-per-node" in self.options:
-            return gpus_of(self.value("gpus-per-node"))
+            return gpus_of_list(self.value("gpus-per-node"))
         gres = self.value("gres")
         if gres is not None and gpus_of_gres(gres) != 0:
             return gpus_of_gres(gres)
@@ -180,22 +157,22 @@ class Geometry:
             if each == 0 and "gpus" not in self.options:
                 return 0
             return each * self.tasks_per_node if each and self.tasks_per_node else None
-        total = gpus_of(self.value("gpus"))
+        total = gpus_of_list(self.value("gpus"))
         if total is not None:
             return total // self.nodes if self.nodes and total % self.nodes == 0 else None
         return None if self.asks_for_gpus else 0
 
     @property
     def gpus_per_task(self) -> int | None:
-        """GPUs that ``--gpus-per-task`` gives each task; None where it is not used."""
+        """GPUs that ``--gpus-per-task`` gives each task, or None without that option."""
         if "gpus-per-task" in self.options:
-            return gpus_of(self.value("gpus-per-task"))
+            return gpus_of_list(self.value("gpus-per-task"))
         each = self.value("tres-per-task")
         return gpus_of_gres(each) if each else None
 
     @property
     def isolation(self) -> Option | None:
-        """Return the option that shows each task only its own GPUs, if one does."""
+        """The option that restricts each task to its own GPUs, or None."""
         bind = self.options.get("gpu-bind")
         if bind and bind.value:
             kind = bind.value.lower().removeprefix("verbose,").removeprefix("v,").partition(":")[0]
@@ -209,7 +186,7 @@ class Geometry:
         return each if each and self.gpus_per_task else None
 
     def step(self, options: Iterable[Option]) -> Geometry:
-        """Return the geometry of a step that srun starts with ``options`` in this job."""
+        """Return the geometry of a step of this job that srun starts with ``options``."""
         own = {option.name: option for option in options}
         inherited = dict(self.options)
         if {"nodes", "nodelist"} & set(own) and "ntasks" not in own:
@@ -218,11 +195,11 @@ class Geometry:
             inherited.pop("nodelist", None)
             inherited.pop("nodes", None)
         elif "ntasks" in own and self.nodes:
-            fewer = min(self.nodes, whole(own["ntasks"].value) or self.nodes)
+            fewer = min(self.nodes, whole_number(own["ntasks"].value) or self.nodes)
             inherited["nodes"] = own["ntasks"]._replace(name="nodes", value=str(fewer))
         if "ntasks" in own and "ntasks-per-node" not in own:
-            each, nodes = whole((inherited.get("ntasks-per-node") or own["ntasks"]).value), self.nodes
-            if not each or not nodes or whole(own["ntasks"].value) != each * nodes:
+            each, nodes = whole_number((inherited.get("ntasks-per-node") or own["ntasks"]).value), self.nodes
+            if not each or not nodes or whole_number(own["ntasks"].value) != each * nodes:
                 inherited.pop("ntasks-per-node", None)
         if set(own) & {"gpus", "gpus-per-node", "gres", "gpus-per-task"}:
             for name in ("gpus", "gpus-per-node", "gres", "gpus-per-task"):
@@ -230,14 +207,9 @@ class Geometry:
         return Geometry({**inherited, **own}, heterogeneous=self.heterogeneous or "het-group" in own)
 
 
-def gpus_of(value: str | None) -> int | None:
-    """Return the number of GPUs in ``[type:]number``; None where it is not given or unclear."""
-    return None if value is None else gpus_of_list(value)
-
-
 @lru_cache(maxsize=256)
 def expand_hosts(text: str) -> tuple[str, ...]:
-    """Return the hosts of a Slurm host list such as ``n[01-04,7],login``; () where it is unclear."""
+    """Return the hosts of a Slurm host list such as ``n[01-04,7],login``; empty if it is invalid."""
     hosts: list[str] = []
     if text.count("[") != text.count("]"):
         return ()
@@ -245,11 +217,11 @@ def expand_hosts(text: str) -> tuple[str, ...]:
         expanded = [""]
         for piece in re.split(r"(\[[^\]]*\])", item):
             choices = _numbers(piece[1:-1]) if piece.startswith("[") else [piece]
-            if not choices or len(expanded) * len(choices) > _MOST_HOSTS:
+            if not choices or len(expanded) * len(choices) > _MAX_HOSTS:
                 return ()
             expanded = [start + choice for start in expanded for choice in choices]
         hosts.extend(expanded)
-        if len(hosts) > _MOST_HOSTS or "$" in item or "<" in item or "{" in item:
+        if len(hosts) > _MAX_HOSTS or "$" in item or "<" in item or "{" in item:
             return ()
     return tuple(host for host in hosts if host)
 
@@ -265,7 +237,143 @@ def _numbers(ranges: str) -> list[str]:
         if not match:
             return []
         low, high = match.group(1), match.group(2) or match.group(1)
-        if int(high) - int(low) >= _MOST_HOSTS:
+        if int(high) - int(low) >= _MAX_HOSTS:
             return []
         numbers += [str(number).zfill(len(low)) for number in range(int(low), int(high) + 1)]
     return numbers
+
+
+def gpus_of_gres(value: str) -> int | None:
+    """Return the number of GPUs in a ``--gres`` list, or None if it is unknown."""
+    total = 0
+    for item in value.split(","):
+        item = _SOCKETS.sub("", item.strip().replace("gres/", "", 1))
+        pieces = [piece for piece in re.split("[:=]", item) if piece and piece != "gres"]
+        if not pieces or pieces[0].lower() not in _GPU_NAMES:
+            if is_placeholder(item):
+                return None
+            continue
+        count = _count(pieces[-1]) if len(pieces) > 1 else 1
+        if count is None:
+            return None
+        total += count
+    return total
+
+
+def gpus_of_list(value: str | None) -> int | None:
+    """Return the number of GPUs in ``[type:]number[,...]``, or None if it is missing or unknown."""
+    if value is None:
+        return None
+    total = 0
+    for item in value.split(","):
+        count = _count(item.replace("=", ":").rpartition(":")[2])
+        if count is None:
+            return None
+        total += count
+    return total
+
+
+def _count(text: str) -> int | None:
+    """Read a number of GPUs; a type alone, such as ``a100``, means one GPU."""
+    if text.isascii() and text.isdecimal():
+        return int(text[:9])
+    if is_placeholder(text) or EXPANSION.search(text):
+        return None
+    return 1
+
+
+def evaluate(text: str, unknowns: Unknowns, geometry: Geometry, *, depth: int = 0) -> int | None:
+    """Return the value of ``text``, which may contain marks, as a whole number, or None."""
+    if text.isascii() and text.isdecimal():
+        return int(text[:9])
+    if depth > _MAX_DEPTH or len(text) > 400:
+        return None
+    values = [_value(unknown, unknowns, geometry, depth) for unknown in unknowns.of(text)]
+
+    if not values or None in values:
+        return None
+    resolved = iter(values)
+    plain = MARK.sub(lambda _: str(next(resolved)), text)
+    return _calculate(plain) if _EXPRESSION.fullmatch(plain) else None
+
+
+def _value(unknown: Unknown, unknowns: Unknowns, geometry: Geometry, depth: int) -> int | None:
+    if unknown.kind == "arith":
+        return _number_of_expression(unknown.default or "", unknowns, geometry, depth=depth + 1)
+    if unknown.kind == "command":
+        return _counted(unknown.source, geometry)
+    if unknown.op and unknown.default is None:
+        return None
+    known = _of_slurm(unknown.name, geometry)
+    if known is not None:
+        return known
+    return evaluate(unknown.default, unknowns, geometry, depth=depth + 1) if unknown.default else None
+
+
+def _number_of_expression(text: str, unknowns: Unknowns, geometry: Geometry, *, depth: int = 0) -> int | None:
+    """Return the value of an arithmetic expression, which may contain marks, or None."""
+    plain = text.strip()
+    if _EXPRESSION.fullmatch(plain):
+        return _calculate(plain)
+    return evaluate(plain, unknowns, geometry, depth=depth)
+
+
+def _counted(source: str, geometry: Geometry) -> int | None:
+    """Return the output of a common command that counts nodes or GPUs, or None."""
+    if "wc -l" in source or "grep -c" in source:
+        if "nvidia-smi" in source or "rocm-smi" in source:
+            return geometry.gpus_per_node or None
+        if "scontrol show hostname" in source:
+            return geometry.nodes
+    return None
+
+
+def _of_slurm(name: str, geometry: Geometry) -> int | None:
+    """Return the value of one of Slurm's environment variables in a job or step, or None."""
+    if name in ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"):
+        return geometry.nodes
+    if name in ("SLURM_NTASKS", "SLURM_NPROCS"):
+        return geometry.ntasks
+    if name in ("SLURM_NTASKS_PER_NODE", "SLURM_TASKS_PER_NODE"):
+        return geometry.tasks_per_node
+    if name in ("SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE"):
+        return geometry.gpus_per_node or None
+    if name == "SLURM_GPUS_PER_TASK":
+        return geometry.gpus_per_task
+    if name in ("SLURM_GPUS", "SLURM_NGPUS"):
+        total = geometry.value("gpus")
+        return int(total) if total and total.isdecimal() else None
+    return geometry.number("cpus-per-task") if name == "SLURM_CPUS_PER_TASK" else None
+
+
+def _calculate(expression: str) -> int | None:
+    """Evaluate integer arithmetic like the shell; return None if it is invalid."""
+    try:
+        return _node_value(ast.parse(" ".join(expression.split()), mode="eval").body)
+    except (SyntaxError, ZeroDivisionError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def _node_value(node: ast.expr) -> int:
+    match node:
+        case ast.Constant(value=int(value)):
+            return value
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -_node_value(operand)
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATIONS:
+            return _OPERATIONS[type(op)](_node_value(left), _node_value(right))
+    raise ValueError("not integer arithmetic")
+
+
+def _quotient(left: int, right: int) -> int:
+    """Divide like the shell, which truncates towards zero."""
+    return abs(left) // abs(right) * (1 if (left < 0) == (right < 0) else -1)
+
+
+_OPERATIONS: dict[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: _quotient,
+    ast.Mod: lambda left, right: left - _quotient(left, right) * right,
+}

@@ -1,14 +1,156 @@
-"""What a command starts: srun's options, the launcher's options and the program behind all wrappers."""
+"""Recognise the program that a command starts, behind srun, launchers, containers and wrappers.
+
+Names and options of programs are those in their own help texts.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from bench.lint import programs
-from bench.lint.directives import Option
-from bench.lint.environment import MARK, Unknowns, Value
-from bench.lint.options import canonical, srun_options
+from bench.lint.expansion import MARK, Unknowns, Value
+from bench.lint.options import Option, canonical, names, srun_options
+
+PYTHON = re.compile(r"(?:i?python|pypy)[0-9.]*w?\Z")
+SHELLS = frozenset({"bash", "sh", "zsh", "dash", "ksh"})
+
+#: Programs that run the command after their options, on the same node, with their options that take a value.
+_WRAPPERS = """
+exec -a
+time -f -o --format --output
+stdbuf -i -o -e --input --output --error
+nice -n --adjustment
+ionice -c -n --class --classdata
+sudo -u -g
+numactl -N -m -C -i -p --cpunodebind --membind --physcpubind --interleave --preferred
+strace -o -e -s -p
+ltrace -o -e
+perf -o -e -F
+nsys -o -t -s -c -w -f -d -y --output --trace --sample --capture-range --force-overwrite --stats \
+--capture-range-end --delay --duration --gpu-metrics-device --cuda-memory-usage --cudabacktrace
+ncu -o -k -c -s --export --kernel-name --launch-count --launch-skip --set --section --metrics
+rocprof -o -i
+rocprofv3 -o -d
+py-spy -o --output -r --rate -f --format
+memray -o
+conda -n --name -p --prefix --cwd
+mamba -n --name -p --prefix --cwd
+micromamba -n --name -p --prefix --cwd
+uv --with --python -p --extra --group --project --directory --env-file --package --index-url
+poetry -C -P --directory --project
+pixi -e --environment --manifest-path
+pdm -p --project
+hatch -e -p
+systemd-cat -t
+tini -s
+"""
+WRAPPERS: dict[str, frozenset[str]] = dict.fromkeys(
+    names(
+        """command builtin nohup setsid unbuffer catchsegv valgrind dlprof scalene pipenv rye mlrun
+        proxychains proxychains4 ts dumb-init"""
+    ),
+    frozenset(),
+)
+WRAPPERS.update((line.split()[0], names(line.partition(" ")[2])) for line in _WRAPPERS.strip().split("\n"))
+#: Container runtimes, which run the command after their options and the image.
+CONTAINERS = names(
+    """singularity apptainer podman podman-hpc docker nvidia-docker shifter enroot sarus ch-run udocker
+    pyxis charliecloud ngc cea-singularity"""
+)
+#: Subcommands of container runtimes that do not run a program.
+CONTAINER_CHORES = names(
+    """pull build import create load save rm rmi stop kill images image ps push login inspect tag migrate
+    list remove start-service version cache volume"""
+)
+
+#: Launchers that start processes on all nodes of the job.
+REACHES_NODES = names(
+    """mpirun mpiexec mpiexec.hydra mpiexec.slurm mpirun_rsh mpirun.openmpi mpiexec.openmpi orterun prterun
+    prun oshrun horovodrun ibrun jsrun aprun flux pdsh clush dsh pssh parallel-ssh pbsdsh ssh xargs
+    parallel launcher hyperqueue hq ray dask dask-mpi dask-scheduler dask-worker spark-submit charmrun
+    gnu-parallel bcprun ompi-run srun_all"""
+)
+
+#: Launchers that start several workers on their own node, and their options without a value.
+WORKER_LAUNCHERS: dict[str, frozenset[str]] = {
+    name: names(flags)
+    for name, flags in {
+        "torchrun": "standalone no_python m module run_path use_env help h",
+        "accelerate": "multi_gpu cpu tpu use_fsdp use_deepspeed use_megatron_lm same_network quiet q debug m "
+        "module no_python use_xpu use_mps_device mps fp16 tpu_use_cluster use_parallelism_config "
+        "enable_cpu_affinity "
+        "dynamo_use_fullgraph dynamo_use_dynamic h help gpu tpu_use_sudo no_tpu_cluster use_cpu",
+        "deepspeed": "no_ssh no_ssh_check force_multi save_pid no_local_rank no_python m module h help "
+        "bind_cores_to_rank elastic_training ssh_check",
+        "lightning": "help",
+        "fabric": "help",
+        "composer": "v verbose m module_mode c command_mode h help",
+        "colossalai": "",
+    }.items()
+}
+#: Other names of these launchers.
+SYNONYMS = {
+    "torchrun-hpc": "torchrun",
+    "torchrun_slurm": "",
+    "torchelastic": "torchrun",
+    "accelerate-launch": "accelerate",
+    "deepspeed.pt": "deepspeed",
+    "ds": "deepspeed",
+}
+#: Python modules that are launchers, for ``python -m``.
+MODULES = {
+    "torch.distributed.run": "torchrun",
+    "torch.distributed.launch": "launch",
+    "torch.distributed.elastic.run": "torchrun",
+    "accelerate.commands.launch": "accelerate",
+    "accelerate.commands.accelerate_cli": "accelerate",
+    "deepspeed.launcher.runner": "deepspeed",
+    "deepspeed.launcher.launch": "deepspeed",
+    "composer.cli.launcher": "composer",
+    "lightning.fabric.cli": "lightning",
+}
+#: Python modules that train nothing, for ``python -m``.
+HELPER_MODULES = names(
+    """pip venv virtualenv ensurepip json.tool http.server site sysconfig timeit compileall zipfile tarfile
+    pytest unittest torch.utils.collect_env bitsandbytes wandb nltk.downloader spacy ipykernel jupyter
+    notebook tensorboard.main playwright build"""
+)
+
+#: Programs that inspect the nodes, copy data or wait: they are not the training program.
+HELPERS = names(
+    """hostname echo printf mkdir rm rmdir cp mv ls cat tar rsync scp sleep true false date env printenv
+    ulimit nvcc module ml pip pip3 ip ifconfig ibstat ibstatus ibv_devinfo lscpu lstopo lspci free df du
+    touch chmod chown ln find sed awk gawk grep egrep head tail sort uniq wc tr cut tee xz gzip gunzip
+    zip unzip 7z zstd pigz wget curl aria2c git scontrol squeue sinfo sacct sacctmgr scancel sbatch
+    salloc sbcast sattach sstat sprio sview strigger nvidia-smi nvidia-cuda-mps-control rocm-smi amd-smi
+    rocminfo nvtop dcgmi gpustat hwloc-ls which whereis whoami id uptime ps pkill kill killall nproc
+    lsof sync test [ [[ : cd pushd popd pwd export set unset source . eval trap wait exit return shift
+    read local declare typeset readonly let alias unalias type hash ulimit umask shopt getent host dig
+    nslookup ping nc ncat ss netstat python-config conda-activate deactivate stat dd df lfs beegfs-ctl
+    md5sum sha256sum sha1sum diff cmp basename dirname realpath readlink mktemp seq shuf expr bc jq yq
+    tmux screen watch make cmake ninja gcc g++ mount umount fusermount squashfuse dask-ssh wandb
+    huggingface-cli hf aws gsutil gcloud azcopy rclone globus uname lsmem dmesg ulimit numastat numad
+    limit mail mailx sendmail tensorboard nvidia-modprobe modprobe sysctl taskset-show sshfs logger yes
+    timeout-wait xdd strings file python-version jupyter jupyter-lab jupyter-notebook ssh-keygen
+    ssh-agent ssh-add keychain awk mawk nl vmstat iostat iotop top htop mpstat sar busybox perl-version
+    chronyc ntpdate tree column paste fold split rev nvidia-persistenced dcgmproftester12
+    all_reduce_perf all_gather_perf reduce_scatter_perf ib_write_bw iperf3 rapidsmi continue break fg bg
+    jobs disown printf getopts mapfile readarray"""
+)
+
+#: Names of Python programs that prepare data or inspect the system instead of training.
+CHORES = re.compile(
+    r"(?:^|[_/.-])(?:download|prepare|pre_?process|preproc|convert|tokeni[sz]e|build|compile|install|setup|check"
+    r"|test_(?:gpu|nccl|cuda|env)|print|show|list|get|make|gen(?:erate)?|create|split|merge|plot|visuali[sz]e"
+    r"|summari[sz]e|parse|collect|extract|copy|clean|cleanup|edit|write|config(?:ure)?|hostfile|nodelist|upload"
+    r"|sync|submit|monitor|stats|count|cache|index|find|notify|send|slack|log|free_port|port|verify|validate_config)",
+    re.IGNORECASE,
+)
+#: Names of Python programs that train.
+TRAINS = re.compile(
+    r"train|finetun|fine_tun|fit\b|ddp|distribut|main|run|learn|experiment|sft|dpo|launch", re.IGNORECASE
+)
 
 _PYTHON_WITH_VALUE = frozenset({"-W", "-X", "--check-hash-based-pycs"})
 _LAUNCHER_WORDS = frozenset({"launch", "run", "model"})
@@ -20,13 +162,16 @@ _SCRIPT_ENDINGS = (".sh", ".bash", ".slurm", ".sbatch", ".csh", ".zsh")
 
 @dataclass(slots=True)
 class Launch:
-    """One program that a command starts, and what stands before it.
+    """A program that a command starts, with the launchers and wrappers before it.
 
-    ``via`` is ``srun``, ``remote`` (a launcher that reaches the nodes by itself), ``unknown`` (a
-    variable that may be either) or empty. ``kind`` is ``python``, ``launcher`` (torchrun and its
-    kin, ``launcher`` says which), ``script`` (a file whose content is not known), ``unknown``,
-    ``helper`` or ``inner`` (``bash -c``: ``inner`` is the text that it runs). ``opaque`` says that
-    srun got options out of a variable that is not known here.
+    ``via`` is ``srun``, ``remote`` (another launcher that starts processes on all nodes),
+    ``unknown`` (a variable that may contain either) or empty.
+
+    ``kind`` is ``python`` (a Python program), ``launcher`` (one such as torchrun, named in
+    ``launcher``), ``script`` (a file whose content is unknown), ``inner`` (``bash -c`` with the text
+    ``inner``), ``helper`` (a program that does not train) or ``unknown``.
+
+    ``opaque`` is True if srun gets options from a variable with an unknown value.
     """
 
     line: int
@@ -45,17 +190,22 @@ class Launch:
 
     @property
     def is_training(self) -> bool:
-        """Whether this may be the program that the job is for."""
+        """Whether this may be the training program."""
         return self.kind in ("python", "launcher", "script", "unknown")
 
 
 def basename(text: str) -> str:
-    """Return the last component of a program's path."""
+    """Return the last component of a path."""
     return text.rpartition("/")[2]
 
 
-class CommandReader:
-    """Read the arguments of one command from the left: wrappers, srun, launcher, program."""
+def read_command(arguments: Sequence[Value], unknowns: Unknowns) -> Launch:
+    """Return the program that a command starts."""
+    return _CommandReader(arguments, unknowns).read()
+
+
+class _CommandReader:
+    """Read the arguments of a command from left to right: wrappers, srun, launcher, program."""
 
     def __init__(self, arguments: Sequence[Value], unknowns: Unknowns) -> None:
         self.words = [argument for argument in arguments if argument.text]
@@ -64,8 +214,8 @@ class CommandReader:
         self.launch = Launch(line=self.words[0].line if self.words else 0, words=tuple(self.words))
 
     def read(self) -> Launch:
-        """Return what is started."""
-        for _ in range(30):  # each round strips one wrapper
+        """Read all arguments."""
+        for _ in range(30):  # one wrapper per round
             if self.at >= len(self.words) or not self._strip():
                 break
         return self.launch
@@ -75,7 +225,7 @@ class CommandReader:
         return self.words[position].text.replace("\\\n", "") if position < len(self.words) else ""
 
     def _strip(self) -> bool:
-        """Read one program; return whether another may follow."""
+        """Read one program; return whether it may start another one."""
         text = self._text()
         name = basename(text)
         if name == "env" or self._is_assignment(text):
@@ -84,21 +234,21 @@ class CommandReader:
             return self._strip_srun()
         if name in ("timeout", "taskset", "chrt"):
             return self._strip_positional(name)
-        if name in programs.WRAPPERS:
+        if name in WRAPPERS:
             return self._strip_wrapper(name)
-        if name in programs.CONTAINERS:
+        if name in CONTAINERS:
             return self._strip_container(name)
-        if name in programs.REACHES_NODES or name.startswith(("mpirun", "mpiexec")):
+        if name in REACHES_NODES or name.startswith(("mpirun", "mpiexec")):
             self.launch.via = self.launch.via or "remote"
             self.launch.wrappers.append(name)
             self.launch.kind = "unknown"
             return self._jump_to_program()
-        if name in programs.SHELLS:
+        if name in SHELLS:
             self._shell()
-        elif programs.PYTHON.match(name) or self._is_unknown_python(text):
+        elif PYTHON.match(name) or self._is_unknown_python(text):
             self._python()
-        elif programs.SYNONYMS.get(name, name) in programs.WORKER_LAUNCHERS:
-            self._launcher(programs.SYNONYMS.get(name, name), skip=1)
+        elif SYNONYMS.get(name, name) in WORKER_LAUNCHERS:
+            self._launcher(SYNONYMS.get(name, name), skip=1)
         else:
             return self._other(text, name)
         return False
@@ -109,10 +259,10 @@ class CommandReader:
         return bool(equals) and head.isidentifier()
 
     def _is_unknown_python(self, text: str) -> bool:
-        """Return whether ``text`` is a variable such as $PYTHON whose value is not known."""
+        """Return whether ``text`` is a variable such as $PYTHON with an unknown value."""
         match = MARK.fullmatch(text)
-        names = [unknown.name.lower() for unknown in self.unknowns.of(text)] if match else []
-        return any("python" in name or name == "py" for name in names)
+        found = [unknown.name.lower() for unknown in self.unknowns.of(text)] if match else []
+        return any("python" in name or name == "py" for name in found)
 
     def _strip_env(self) -> bool:
         if basename(self._text()) == "env":
@@ -131,7 +281,7 @@ class CommandReader:
         return True
 
     def _strip_wrapper(self, name: str) -> bool:
-        with_value = programs.WRAPPERS[name]
+        with_value = WRAPPERS[name]
         self.at += 1
         if name in _RUNNERS and not self._subcommand("run", "exec"):
             return False
@@ -148,40 +298,36 @@ class CommandReader:
         self.launch.wrappers.append(name)
         return True
 
-    def _subcommand(self, *names: str) -> bool:
-        """Skip options and one of the subcommands ``names``; False where another one is there."""
+    def _subcommand(self, *subcommands: str) -> bool:
+        """Skip options and one of the ``subcommands``; return False for other subcommands."""
         position = self.at
         while position < len(self.words) and self.words[position].text.startswith("-"):
             position += 1
-        if position < len(self.words) and self.words[position].text in names:
+        if position < len(self.words) and self.words[position].text in subcommands:
             self.at = position + 1
             return True
         return False
 
     def _strip_container(self, name: str) -> bool:
         self.at += 1
-        if self._text() in programs.CONTAINER_CHORES or not self._text():
+        if self._text() in CONTAINER_CHORES or not self._text():
             return False
         self.launch.wrappers.append(name)
         self.launch.kind = "unknown"
         return self._jump_to_program()
 
     def _jump_to_program(self, *, scripts: bool = True) -> bool:
-        """Move to the first word that is a program known here; False where there is none.
+        """Move to the first word that is Python, a launcher or a shell; return False if there is none.
 
-        With ``scripts``, a file of Python is one, too.
+        With ``scripts``, a file name that ends in .py counts too.
         """
         for position in range(self.at, len(self.words)):
             text = self.words[position].text
             name = basename(text)
-            known = programs.PYTHON.match(name) or self._is_unknown_python(text)
-            if known or programs.SYNONYMS.get(name, name) in programs.WORKER_LAUNCHERS:
-                self.at = position
-                return True
-            if name in programs.SHELLS and position + 1 < len(self.words):
-                self.at = position
-                return True
-            if scripts and name.endswith(".py") and not text.startswith("-"):
+            is_shell = name in SHELLS and position + 1 < len(self.words)
+            is_file = scripts and name.endswith(".py") and not text.startswith("-")
+            is_launcher = SYNONYMS.get(name, name) in WORKER_LAUNCHERS
+            if PYTHON.match(name) or self._is_unknown_python(text) or is_launcher or is_shell or is_file:
                 self.at = position
                 return True
         return False
@@ -209,7 +355,7 @@ class CommandReader:
         return True
 
     def _srun_option(self, text: str, line: int, short: dict[str, str]) -> list[Option]:
-        """Read one word of srun's options, and its value where that is the next word."""
+        """Read one word with options of srun, and the next word if it is their value."""
         table = srun_options()
         if text.startswith("--"):
             written, equals, value = text[2:].partition("=")
@@ -234,7 +380,7 @@ class CommandReader:
         return options
 
     def _shell(self) -> None:
-        """Read ``bash -c TEXT``, or the script that a shell is given."""
+        """Read ``bash -c TEXT`` or ``bash SCRIPT``."""
         self.at += 1
         while (text := self._text()).startswith(("-", "+")):
             self.at += 1
@@ -282,11 +428,11 @@ class CommandReader:
             return
         if not attached:
             self.at += 1
-        if name in programs.MODULES:
-            self._launcher(programs.MODULES[name], skip=0)
+        if name in MODULES:
+            self._launcher(MODULES[name], skip=0)
             return
         root = name.partition(".")[0]
-        if name in programs.HELPER_MODULES or root in programs.HELPER_MODULES or root in ("ray", "dask"):
+        if name in HELPER_MODULES or root in HELPER_MODULES or root in ("ray", "dask"):
             self.launch.kind = "helper"
             if root in ("ray", "dask"):
                 self.launch.via = self.launch.via or "remote"
@@ -295,7 +441,7 @@ class CommandReader:
         self.launch.arguments = tuple(self.words[self.at :])
 
     def _launcher(self, name: str, *, skip: int) -> None:
-        """Read the options of torchrun and its kin, up to the program."""
+        """Read the options of a launcher such as torchrun, up to the program."""
         launch = self.launch
         launch.kind, launch.launcher = "launcher", name
         self.at += skip
@@ -305,7 +451,7 @@ class CommandReader:
                 return
             while self._text() in _LAUNCHER_WORDS:
                 self.at += 1
-        flags = programs.WORKER_LAUNCHERS.get(name, programs.WORKER_LAUNCHERS["torchrun"]) | {"use_env"}
+        flags = WORKER_LAUNCHERS.get(name, WORKER_LAUNCHERS["torchrun"]) | {"use_env"}
         while (text := self._text()).startswith("-") and text != "-":
             self.at += 1
             if text == "--":
@@ -333,19 +479,19 @@ class CommandReader:
             self.at += 1
 
     def _other(self, text: str, name: str) -> bool:
-        """Read a program that is none of the above; return whether it wraps one that is."""
+        """Read any other program; return whether it starts one of those known here."""
         launch = self.launch
         launch.program = self.words[self.at]
         launch.arguments = tuple(self.words[self.at + 1 :])
         if name.endswith(".py"):
             launch.kind = "python"
             return False
-        if name in programs.HELPERS and not MARK.search(text):
+        if name in HELPERS and not MARK.search(text):
             launch.kind = "helper"
             return False
         before = self.at
         self.at += 1
-        if self._jump_to_program(scripts=False) and basename(self._text()) not in programs.SHELLS:
+        if self._jump_to_program(scripts=False) and basename(self._text()) not in SHELLS:
             launch.wrappers.append(name)
             if MARK.fullmatch(text) and not launch.via:
                 launch.via = "unknown"

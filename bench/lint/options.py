@@ -1,16 +1,64 @@
-"""The options of sbatch and srun, and how getopt reads them.
+"""The options of sbatch and srun.
 
-Names and arguments as in the manual pages of Slurm 22.05 to 25.05 and in ``sbatch --help``;
-options of common plugins are those of pyxis, Shifter and the CSCS container engine.
+Names and arguments are from the manual pages of Slurm 22.05 to 25.05 and from ``sbatch --help``.
+The options of plugins are those of pyxis, Shifter and the CSCS container engine.
 """
 
 from __future__ import annotations
 
 import difflib
+import re
 from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
-# A trailing "=" takes a value, "?" may take one after "=", nothing takes none.
+_PLACEHOLDER = re.compile(
+    r"[<>{}\[\]]|\.\.\.|\A[A-Z][A-Z_:-]*\Z|\A(?i:x+|n+)\Z|(?i:your[-_ ]|change[-_ ]?me|todo)"
+)
+_BRACKETS = re.compile(r"[<>{}]|\.\.\.")
+#: A variable or a command substitution, which sbatch does not expand.
+EXPANSION = re.compile(r"\$\{?[A-Za-z_]|\$\(|`")
+
+
+class Option(NamedTuple):
+    """An option under its full name.
+
+    ``value`` is None if it has none, ``written`` is its text in the script.
+    """
+
+    name: str
+    value: str | None
+    written: str
+    line: int = 0
+
+
+def is_in_brackets(text: str) -> bool:
+    """Return whether ``text`` is a placeholder in brackets, such as ``<account>`` or ``{{ nodes }}``."""
+    return bool(_BRACKETS.search(text))
+
+
+def is_placeholder(value: str) -> bool:
+    """Return whether a value is a placeholder, such as ``<account>``, ``{{ nodes }}`` or ``N``."""
+    return bool(_PLACEHOLDER.search(value))
+
+
+def whole_number(value: str | None) -> int | None:
+    """Return ``value`` as a whole number, or None if it is not one."""
+    if value is not None and value.isascii() and value.isdecimal() and len(value) < 10:
+        return int(value)
+    return None
+
+
+def names(text: str) -> frozenset[str]:
+    """Return the words in ``text``."""
+    return frozenset(text.split())
+
+
+def _pairs(text: str) -> dict[str, str]:
+    return dict(pair.split("=") for pair in text.split())
+
+
+# Suffix of a name: "=" for an option with a value, "?" with an optional value after "=", nothing for a flag.
 _COMMON = """
 account= acctg-freq= bb= bbf= begin= chdir= cluster-constraint= clusters= comment= constraint=
 container= container-id= context= contiguous core-spec= cores-per-socket= cpu-freq= cpus-per-gpu=
@@ -41,69 +89,29 @@ container-mount-home no-container-mount-home container-remap-root no-container-r
 container-entrypoint no-container-entrypoint container-entrypoint-log container-writable
 container-readonly container-env= image= volume= module= environment= uenv= view= ear= nvmps
 """
-_SHORT = {
-    "A": "account",
-    "a": "array",
-    "B": "extra-node-info",
-    "b": "begin",
-    "C": "constraint",
-    "c": "cpus-per-task",
-    "D": "chdir",
-    "d": "dependency",
-    "e": "error",
-    "F": "nodefile",
-    "G": "gpus",
-    "H": "hold",
-    "h": "help",
-    "I": "immediate",
-    "i": "input",
-    "J": "job-name",
-    "k": "no-kill",
-    "L": "licenses",
-    "M": "clusters",
-    "m": "distribution",
-    "N": "nodes",
-    "n": "ntasks",
-    "O": "overcommit",
-    "o": "output",
-    "p": "partition",
-    "Q": "quiet",
-    "q": "qos",
-    "S": "core-spec",
-    "s": "oversubscribe",
-    "t": "time",
-    "V": "version",
-    "v": "verbose",
-    "W": "wait",
-    "w": "nodelist",
-    "x": "exclude",
-}
-_SRUN_SHORT = {
-    "E": "preserve-env",
-    "K": "kill-on-bad-exit",
-    "l": "label",
-    "r": "relative",
-    "T": "threads",
-    "u": "unbuffered",
-    "X": "disable-status",
-    "Z": "no-allocate",
-}
-#: Names that mean another option.
-_SYNONYMS = {
-    "tasks-per-node": "ntasks-per-node",
-    "cluster": "clusters",
-    "switch": "switches",
-    "cpu_bind": "cpu-bind",
-    "mem_bind": "mem-bind",
-    "pack-group": "het-group",
-}
+_SHORT = _pairs(
+    """A=account a=array B=extra-node-info b=begin C=constraint c=cpus-per-task D=chdir d=dependency
+    e=error F=nodefile G=gpus H=hold h=help I=immediate i=input J=job-name k=no-kill L=licenses
+    M=clusters m=distribution N=nodes n=ntasks O=overcommit o=output p=partition Q=quiet q=qos
+    S=core-spec s=oversubscribe t=time V=version v=verbose W=wait w=nodelist x=exclude"""
+)
+_SRUN_SHORT = _pairs(
+    """E=preserve-env K=kill-on-bad-exit l=label r=relative T=threads u=unbuffered X=disable-status
+    Z=no-allocate"""
+)
+#: Other names of options.
+_SYNONYMS = _pairs(
+    """tasks-per-node=ntasks-per-node cluster=clusters switch=switches cpu_bind=cpu-bind mem_bind=mem-bind
+    pack-group=het-group"""
+)
 
 
 @dataclass(frozen=True, slots=True)
 class OptionTable:
-    """The long and short options of one command, and those of its usual plugins.
+    """The long and short options of one command, and the options of common plugins.
 
-    Values of ``long`` and ``plugins`` are ``"="`` (takes a value), ``"?"`` (may) and ``""``.
+    The values of ``long`` and ``plugins`` are ``"="`` (takes a value), ``"?"`` (optional value)
+    and ``""`` (no value).
     """
 
     command: str
@@ -112,23 +120,23 @@ class OptionTable:
     plugins: dict[str, str]
 
     def matches(self, written: str) -> list[str]:
-        """Return the options that ``written`` may stand for: getopt takes unique prefixes."""
+        """Return the options that start with ``written``; getopt accepts unique prefixes."""
         if written in self.long or written in self.plugins:
             return [written]
         return [name for name in self.long if name.startswith(written)]
 
     def takes(self, name: str) -> str:
-        """Return ``"="``, ``"?"`` or ``""`` for a name out of :meth:`matches`."""
+        """Return ``"="``, ``"?"`` or ``""`` for a name returned by :meth:`matches`."""
         return self.long.get(name, self.plugins.get(name, ""))
 
     def closest(self, written: str) -> str | None:
-        """Return the option that a misspelt one was probably meant to be."""
+        """Return the option whose name is closest to a misspelt one."""
         close = difflib.get_close_matches(written.replace("_", "-"), self.long, n=1, cutoff=0.84)
         return close[0] if close else None
 
 
 def canonical(name: str) -> str:
-    """Return the name under which an option's meaning is kept."""
+    """Return the main name of an option that has several names."""
     return _SYNONYMS.get(name, name)
 
 
@@ -142,7 +150,7 @@ def _table(*lists: str) -> dict[str, str]:
 
 @cache
 def sbatch_options() -> OptionTable:
-    """Return what sbatch understands."""
+    """Return the options of sbatch."""
     long = _table(_COMMON, _SBATCH_ONLY)
     short = {letter: name for letter, name in _SHORT.items() if name in long}
     return OptionTable("sbatch", long, short, _table(_PLUGINS))
@@ -150,12 +158,12 @@ def sbatch_options() -> OptionTable:
 
 @cache
 def srun_options() -> OptionTable:
-    """Return what srun understands."""
+    """Return the options of srun."""
     long = _table(_COMMON, _SRUN_ONLY)
     short = {letter: name for letter, name in {**_SHORT, **_SRUN_SHORT}.items() if name in long}
     return OptionTable("srun", long, short, _table(_PLUGINS))
 
 
 def srun_only(name: str) -> bool:
-    """Return whether srun takes an option that sbatch refuses."""
+    """Return whether ``name`` is an option of srun and not of sbatch."""
     return name in _table(_SRUN_ONLY) and name not in _table(_COMMON, _SBATCH_ONLY)

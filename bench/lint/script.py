@@ -1,133 +1,86 @@
-"""A sbatch script as the rules see it."""
+"""A sbatch script as the rules see it: directives, commands and the job's geometry."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
-from typing import NamedTuple
+from functools import cached_property
 
-from bench.lint import programs
-from bench.lint.directives import Complaint, Option, read_line, read_options
-from bench.lint.environment import MARK, Assigned, Unknown, Value
-from bench.lint.geometry import RELEVANT, Geometry
-from bench.lint.launch import Launch, basename
-from bench.lint.nodes import ShellError, TooDeepError
-from bench.lint.numbers import number
-from bench.lint.options import sbatch_options
-from bench.lint.relevance import matters
-from bench.lint.shell import Parser
-from bench.lint.walk import Step, Walk, walk
+from bench.lint.directives import Header, read_header, read_line, read_options
+from bench.lint.expansion import MARK, Assigned, Unknowns, Value
+from bench.lint.geometry import Geometry, evaluate
+from bench.lint.launch import CHORES, TRAINS, Launch, basename
+from bench.lint.options import Option, sbatch_options
+from bench.lint.parser import parse_source
+from bench.lint.shell_state import Step, Walk
+from bench.lint.syntax import ShellError, Source, TooDeepError
+from bench.lint.walk import walk
 
+#: Slurm refuses larger scripts; this is the default of max_script_size in slurm.conf.
+MAX_SCRIPT_SIZE = 4 * 1024 * 1024
+#: Only the beginning of a script is analysed; the rest of such a large script is data.
+ANALYSED_SIZE = 512 * 1024
 _SHELL = re.compile(r"#![ \t]*(?:\S*/env[ \t]+(?:-\S+[ \t]+)*)?(?:\S*/)?(?:bash|sh|dash|ksh|zsh)(?:[ \t]|\Z)")
 _ZSH = re.compile(r"#!.*\bzsh\b")
-_SPAWNING = frozenset(
+_STARTS_WORKERS = frozenset(
     {"torchrun", "launch", "accelerate", "deepspeed", "composer", "lightning", "fabric", "colossalai"}
 )
-#: Scripts that start more than this are not written by hand; the first ones tell.
-_MOST_STEPS = 300
-#: Longer lines are read each time, so that the memory of past lines stays small.
-_LONGEST = 2_000
-#: Words that say the program finds its nodes by itself.
-_REACHES = re.compile(
+#: Only the first steps of scripts with more steps are checked; people do not write such scripts.
+_MAX_STEPS = 300
+#: Words in the command of a program that starts processes on other nodes itself.
+_REACHES_NODES = re.compile(
     r"submitit|\bray\b|dask|parsl|hostfile|\bmpi\b|pdsh|--multirun|hydra/launcher", re.IGNORECASE
 )
 
 
-@dataclass(frozen=True)
-class Header:
-    """The directives of a script: those that decide its geometry, and what is wrong with others."""
-
-    options: tuple[Option, ...] = ()
-    complaints: tuple[tuple[int, Complaint], ...] = ()
-    heterogeneous: bool = False
-    end: int = 0
-
-
-class _Located(NamedTuple):
-    """What one line, at its place in a script, contributes to the header."""
-
-    ends: bool
-    options: tuple[Option, ...]
-    complaints: tuple[tuple[int, Complaint], ...]
-    heterogeneous: bool
-
-
-def _locate(text: str, number: int) -> _Located:
-    line = read_line(text)
-    options = tuple(option._replace(line=number) for option in line.options if option.name in RELEVANT)
-    complaints = tuple((number, complaint) for complaint in line.complaints)
-    return _Located(line.kind == "command", options, complaints, line.heterogeneous)
-
-
-_remembered = lru_cache(maxsize=8192)(_locate)
-
-
-def read_header(lines: Sequence[str]) -> Header:
-    """Read the lines up to the first command (``end`` is its index, or the number of lines)."""
-    options: list[Option] = []
-    complaints: list[tuple[int, Complaint]] = []
-    heterogeneous = False
-    for place, text in enumerate(lines, start=1):
-        found = _remembered(text, place) if len(text) < _LONGEST else _locate(text, place)
-        if found.ends:
-            return Header(tuple(options), tuple(complaints), heterogeneous, place - 1)
-        options += found.options
-        complaints += found.complaints
-        heterogeneous = heterogeneous or found.heterogeneous
-    return Header(tuple(options), tuple(complaints), heterogeneous, len(lines))
-
-
 @dataclass
 class Script:
-    """Everything that rules ask about a script; ``lines`` are its lines without line ends."""
+    """Everything that rules need to know about a script.
+
+    ``lines`` are the lines without line ends, ``swallowed`` the ranges of lines inside strings and
+    here-documents. ``error`` is the first syntax error, ``dos_line`` the first line that ends with
+    CR LF. ``size`` is the length of the whole script, also if ``lines`` are only its beginning.
+    """
 
     lines: Sequence[str]
     header: Header
     job: Geometry
+    size: int
+    dos_line: int | None = None
     walk: Walk = field(default_factory=Walk)
     error: ShellError | None = None
-    is_shell: bool = True
     swallowed: Sequence[tuple[int, int]] = ()
-    dos_line: int | None = None
-    size: int = 0
 
-    def shown(self, text: str) -> str:
-        """Return ``text`` as it is written in the script."""
-        return self.walk.unknowns.shown(text)
+    def line(self, number: int) -> str:
+        """Return the text of a line, or an empty text after the last line."""
+        return self.lines[number - 1] if 1 <= number <= len(self.lines) else ""
 
-    def unknowns(self, text: str) -> list[Unknown]:
-        """Return what is unknown in ``text``."""
-        return self.walk.unknowns.of(text)
+    @property
+    def unknowns(self) -> Unknowns:
+        """The unknown expansions of the script."""
+        return self.walk.unknowns
 
     def number(self, value: Value | None, geometry: Geometry) -> int | None:
-        """Return the whole number that an option's value becomes, or None."""
-        return None if value is None else number(value.text.strip(), self.walk.unknowns, geometry)
+        """Return the whole number that an option's value expands to, or None."""
+        return None if value is None else evaluate(value.text.strip(), self.unknowns, geometry)
 
     def geometry(self, step: Step) -> Geometry:
-        """Return nodes, tasks and GPUs of a step, with what srun's options compute worked out."""
+        """Return nodes, tasks and GPUs of a step, with the expressions in srun's options evaluated."""
         if step.launch.via != "srun":
             return self.job
-        return self.job.step(self._computed(option) for option in step.launch.srun)
+        return self.job.step(self._evaluated(option) for option in step.launch.srun)
 
-    def _computed(self, option: Option) -> Option:
+    def _evaluated(self, option: Option) -> Option:
         if not option.value or not MARK.search(option.value):
             return option
-        result = number(option.value, self.walk.unknowns, self.job)
+        result = evaluate(option.value, self.unknowns, self.job)
         return option if result is None else option._replace(value=str(result))
 
     @cached_property
     def training(self) -> list[Step]:
-        """Steps that may be what the job is for, in order."""
-        return [step for step in self.walk.steps if self._may_train(step)][:_MOST_STEPS]
-
-    def _may_train(self, step: Step) -> bool:
-        launch, place = step.launch, step.place
-        aside = (place.substitution or place.condition) and not launch.via
-        if not launch.is_training or aside:
-            return False
-        return not (launch.kind == "python" and is_chore(launch))
+        """Steps that may start the training program, in order."""
+        return [step for step in self.walk.steps if _may_train(step)][:_MAX_STEPS]
 
     @cached_property
     def assigned_to(self) -> dict[str, list[Assigned]]:
@@ -144,17 +97,16 @@ class Script:
 
     @cached_property
     def reaches_nodes(self) -> bool:
-        """Whether something other than the batch shell starts processes on the other nodes."""
-        return any(step.launch.via or _says_so(step.launch) for step in self.training)
+        """Whether srun, another launcher or the program itself starts processes on other nodes."""
+        return any(step.launch.via or _reaches_nodes(step.launch) for step in self.training)
 
     def options_of_program(self, launch: Launch) -> Iterator[tuple[str, Value]]:
-        """Yield the options given to the program itself: normalised names and values."""
+        """Yield the name and value of each option of the program; names have underscores."""
         words = launch.arguments
         for position, word in enumerate(words):
             name, equals, text = word.text.partition("=")
             plain = name.lstrip("-+")
-            dashed = name.startswith("-")
-            if not plain or not (dashed or equals) or not matters(plain) or MARK.search(plain):
+            if not plain or not (name.startswith("-") or equals) or MARK.search(plain):
                 continue
             normal = plain.lower().replace("-", "_")
             if equals:
@@ -164,84 +116,83 @@ class Script:
             else:
                 yield normal, Value("", word.lines)
 
-    def mentions(self, pattern: re.Pattern[str]) -> int | None:
-        """Return the first line of the script's code that matches, or None."""
-        for index, line in enumerate(self.lines):
-            if not line.lstrip().startswith("#") and pattern.search(line[:4000]):
-                return index + 1
-        return None
+    def mentions(self, pattern: re.Pattern[str]) -> bool:
+        """Return whether a line that is not a comment matches."""
+        return any(pattern.search(line[:4000]) for line in self.lines if not line.lstrip().startswith("#"))
+
+
+def _may_train(step: Step) -> bool:
+    launch, place = step.launch, step.place
+    if not launch.is_training or ((place.substitution or place.condition) and not launch.via):
+        return False
+    return not (launch.kind == "python" and is_chore(launch))
 
 
 def is_chore(launch: Launch) -> bool:
-    """Return whether a python program prepares or looks rather than trains, by its name."""
+    """Return whether the name of a Python program suggests that it prepares data or inspects."""
     name = basename(launch.program.text).removesuffix(".py") if launch.program else ""
-    return bool(programs.CHORES.search(name)) and not programs.TRAINS.search(name)
+    return bool(CHORES.search(name)) and not TRAINS.search(name)
 
 
-def spawns_workers(launch: Launch) -> bool:
-    """Return whether a launcher that starts its own workers is started."""
-    return launch.launcher in _SPAWNING
+def starts_workers(launch: Launch) -> bool:
+    """Return whether the launch is a launcher that starts several workers itself."""
+    return launch.launcher in _STARTS_WORKERS
 
 
-def _says_so(launch: Launch) -> bool:
-    """Return whether a program says on its command line that it reaches other nodes by itself."""
+def _reaches_nodes(launch: Launch) -> bool:
+    """Return whether the command line shows that the program starts processes on other nodes."""
     if launch.launcher in ("deepspeed", "colossalai"):
         return bool({"hostfile", "H", "launcher", "host"} & set(launch.options))
     if launch.launcher == "accelerate" and "deepspeed_hostfile" in launch.options:
         return True
     words = [launch.program.text if launch.program else "", *(word.text for word in launch.arguments[:200])]
-    return any(_REACHES.search(word[:500]) for word in words)
+    return any(_REACHES_NODES.search(word[:500]) for word in words)
 
 
-@dataclass(frozen=True)
-class Followed:
-    """What a script's commands would do, whatever its directives say."""
+def read_script(text: str, *, size: int, arguments: Sequence[str]) -> Script:
+    """Parse and follow the first :data:`ANALYSED_SIZE` characters of a script.
 
-    lines: Sequence[str]
-    walk: Walk
-    error: ShellError | None
-    is_shell: bool
-    swallowed: Sequence[tuple[int, int]]
+    ``size`` is the length of the whole script. ``arguments`` are options on the command line of
+    sbatch, which override directives.
+    """
+    lines = text.split("\n")
+    dos_line = None
+    if "\r" in text:
+        dos_line = next((number for number, line in enumerate(lines, start=1) if line.endswith("\r")), None)
+        lines = [line.rstrip("\r") for line in lines]
+    header = read_header(lines)
+    given = [item for item in read_options(arguments, sbatch_options()) if isinstance(item, Option)]
+    late = [option for _, options in ignored_directives(lines, header) for option in options]
+    job = Geometry({option.name: option for option in (*header.options, *late, *given)}, header.heterogeneous)
+    script = Script(lines, header, job, size, dos_line)
+    if is_shell(lines):
+        _follow(script)
+    return script
 
 
-def follow(lines: Sequence[str], *, complete: bool) -> Followed:
-    """Parse and follow a script; with ``complete`` False its end was cut off."""
-    if not is_shell(lines):
-        return Followed(lines, Walk(), None, is_shell=False, swallowed=())
-    parser = Parser("\n".join(lines))
-    seen, problem = Walk(), None
+def _follow(script: Script) -> None:
+    """Parse the commands of a script and follow them."""
+    source = Source("\n".join(script.lines))
     try:
-        seen = walk(parser.everything())
+        script.walk = walk(parse_source(source))
     except TooDeepError:
         pass
     except ShellError as error:
-        problem = error if complete and not _ZSH.match(lines[0][:500]) else None
-    except RecursionError:  # functions within functions within loops: there is nothing to say about it
-        seen = Walk()
-    return Followed(lines, seen, problem, is_shell=True, swallowed=tuple(parser.swallowed))
-
-
-def read_script(followed: Followed, header: Header, arguments: Sequence[str]) -> Script:
-    """Return a script as the rules see it."""
-    given = [item for item in read_options(arguments, sbatch_options()) if isinstance(item, Option)]
-    late = [option for _, options in ignored_directives(followed.lines, header) for option in options]
-    job = Geometry({option.name: option for option in (*header.options, *late, *given)}, header.heterogeneous)
-    return Script(
-        followed.lines, header, job, followed.walk, followed.error, followed.is_shell, followed.swallowed
-    )
+        if script.size <= ANALYSED_SIZE and not _ZSH.match(script.lines[0][:500]):
+            script.error = error
+    except RecursionError:  # deeply nested functions and loops cannot be analysed
+        pass
+    script.swallowed = source.swallowed
 
 
 def ignored_directives(lines: Sequence[str], header: Header) -> Iterator[tuple[int, tuple[Option, ...]]]:
-    """Yield number and options of the ``#SBATCH`` lines below the first command."""
-    for index in range(header.end, len(lines)):
-        text = lines[index]
+    """Yield number and options of the ``#SBATCH`` lines after the first command."""
+    for number, text in enumerate(lines[header.end :], start=header.end + 1):
         if text.startswith("#SBATCH"):
-            line = read_line(text)
-            relevant = (option._replace(line=index + 1) for option in line.options if option.name in RELEVANT)
-            yield index + 1, tuple(relevant)
+            yield number, read_line(text, number).options
 
 
 def is_shell(lines: Sequence[str]) -> bool:
-    """Return whether bash, or a shell like it, runs the script."""
+    """Return whether bash or a similar shell executes the script."""
     first = lines[0] if lines else ""
     return not first.startswith("#!") or bool(_SHELL.match(first[:500]))

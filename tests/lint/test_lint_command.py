@@ -1,4 +1,4 @@
-"""``bench lint``: what it prints and how it exits; its page of rules."""
+"""Output and exit code of ``bench lint``, and the page of its rules."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_findings_are_printed_and_an_error_exits_with_1(
     assert printed.out == (
         f"{bad}:3: error: sbatch refuses `--ntasks_per_node=4`: it has no option --ntasks_per_node"
         " [malformed-directive]\n    write --ntasks-per-node\n"
-        f"{bad}:5: info: the port 29500 is fixed: two jobs that share a node want the same one [hardcoded-port]\n"
+        f"{bad}:5: info: the port 29500 is fixed: two jobs on the same node conflict [hardcoded-port]\n"
         "    derive it from the job: $((10000 + SLURM_JOB_ID % 20000)), below the ephemeral ports\n"
         f"{bad}:6: error: only the first node runs this: 1 of 2 processes will join,"
         " and the job ends after the store's time-out [missing-srun]\n"
@@ -66,7 +66,7 @@ def test_a_correct_script_exits_with_0(tmp_path: Path, capsys: pytest.CaptureFix
     assert json.loads(capsys.readouterr().out) == {"findings": []}
 
 
-def test_standard_input_is_read_whatever_its_bytes(
+def test_standard_input_may_contain_any_bytes(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stdin = io.TextIOWrapper(io.BytesIO(b"#!/bin/bash\r\n#SBATCH --nodes=1\r\n\xff\xfe\0\r\n"))
@@ -78,7 +78,7 @@ def test_standard_input_is_read_whatever_its_bytes(
 
 
 @pytest.mark.parametrize(("name", "kind"), [("none.sbatch", "does not exist"), ("", "is a directory")])
-def test_a_path_that_is_no_file_is_bad_input(tmp_path: Path, name: str, kind: str) -> None:
+def test_a_path_that_is_not_a_file_is_bad_input(tmp_path: Path, name: str, kind: str) -> None:
     path = tmp_path / name
     with pytest.raises(BenchError) as caught:
         run_lint([str(path)], json=False, diff=False)
@@ -86,7 +86,7 @@ def test_a_path_that_is_no_file_is_bad_input(tmp_path: Path, name: str, kind: st
     assert str(caught.value) == f"{path}: the script {kind}; give the path of a sbatch script, or - for stdin"
 
 
-def test_the_patch_makes_the_changes_that_need_no_choice(
+def test_the_patch_contains_the_changes_that_need_no_decision(
     capsys: pytest.CaptureFixture[str], bad: Path
 ) -> None:
     assert run_lint([str(bad)], json=False, diff=True) == 1
@@ -104,7 +104,7 @@ def test_the_patch_makes_the_changes_that_need_no_choice(
     )
 
 
-def test_a_patch_keeps_line_ends_and_a_missing_last_one() -> None:
+def test_a_patch_keeps_line_ends_and_a_missing_last_line_end() -> None:
     assert patch("#!/bin/bash\r\n#SBATCH -nodes=1\r\n", path="x").splitlines(keepends=True)[-1] == (
         "+#SBATCH --nodes=1\r\n"
     )
@@ -114,12 +114,12 @@ def test_a_patch_keeps_line_ends_and_a_missing_last_one() -> None:
     assert patch(GOOD, path="x") == ""
 
 
-def test_the_page_of_rules_is_made_of_their_docstrings() -> None:
+def test_the_page_of_rules_is_generated_from_their_docstrings() -> None:
     written = (ROOT / "docs" / "lint.md").read_text(encoding="utf-8")
-    assert written == page(), "make it again: python -m bench.lint.docs > docs/lint.md"
+    assert written == page(), "generate it: python -m bench.lint.docs > docs/lint.md"
 
 
-def test_a_script_that_cannot_be_read_is_an_error_in_the_systems_words() -> None:
+def test_an_unreadable_script_is_an_error_with_the_message_of_the_system() -> None:
     with pytest.raises(BenchError) as caught:
         run_lint(["/proc/self/mem"], json=False, diff=False)
     assert str(caught.value) == "/proc/self/mem: cannot be read: Input/output error"

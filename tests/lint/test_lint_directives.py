@@ -1,13 +1,13 @@
-"""Directives are read as sbatch reads them (verdicts taken from sbatch 22.05)."""
+"""Directives are read like sbatch reads them; the expectations are from sbatch 22.05."""
 
 from __future__ import annotations
 
 import pytest
 
 from bench.findings import Severity
-from bench.lint.directives import Option, read_line, read_options
-from bench.lint.options import sbatch_options
-from bench.lint.values import gpus_of_gres, gpus_of_list
+from bench.lint.directives import Line, read_line, read_options
+from bench.lint.geometry import gpus_of_gres, gpus_of_list
+from bench.lint.options import Option, sbatch_options
 
 ACCEPTED = """
 --nodes=2-4 | -N2 | -N 2 -n 8 | --ntasks-per-node 4 | --tasks-per-node=4 | --time=00:010:00 | --time=INFINITE
@@ -29,19 +29,23 @@ REFUSED = """
 """
 
 
+def read(text: str) -> Line:
+    return read_line(text, 7)
+
+
 def listed(text: str) -> list[str]:
     return [item.strip() for line in text.strip().split("\n") for item in line.split("|")]
 
 
 @pytest.mark.parametrize("options", listed(ACCEPTED))
-def test_what_sbatch_takes_is_left_alone(options: str) -> None:
-    assert read_line(f"#SBATCH {options}").complaints == ()
+def test_directives_that_sbatch_accepts_get_no_remark(options: str) -> None:
+    assert read(f"#SBATCH {options}").remarks == ()
 
 
 @pytest.mark.parametrize("options", listed(REFUSED))
-def test_what_sbatch_refuses_is_an_error(options: str) -> None:
-    (complaint,) = read_line(f"#SBATCH {options}").complaints
-    assert complaint.severity is Severity.ERROR
+def test_directives_that_sbatch_refuses_get_an_error(options: str) -> None:
+    (remark,) = read(f"#SBATCH {options}").remarks
+    assert remark.severity is Severity.ERROR
 
 
 @pytest.mark.parametrize(
@@ -61,9 +65,10 @@ def test_what_sbatch_refuses_is_an_error(options: str) -> None:
         ("!#SBATCH --signal=SIGUSR1@90", "#SBATCH --signal=SIGUSR1@90"),
     ],
 )
-def test_a_directive_is_mended_where_it_is_clear_how(line: str, fixed: str) -> None:
-    (complaint,) = read_line(line).complaints
-    assert complaint.fixed == fixed
+def test_a_remark_contains_the_edit_if_there_is_only_one_correction(line: str, fixed: str) -> None:
+    (remark,) = read(line).remarks
+    assert remark.edit is not None
+    assert (remark.edit.line, remark.edit.apply(line)) == (7, fixed)
 
 
 @pytest.mark.parametrize(
@@ -82,17 +87,17 @@ def test_a_directive_is_mended_where_it_is_clear_how(line: str, fixed: str) -> N
     ],
 )
 def test_comments_are_comments(line: str) -> None:
-    assert read_line(line).complaints == ()
-    assert read_line(line).options == ()
+    assert read(line).remarks == ()
+    assert read(line).options == ()
 
 
-def test_an_option_that_a_plugin_may_add_is_only_doubted() -> None:
-    (complaint,) = read_line("#SBATCH --site-specific=1").complaints
-    assert complaint.severity is Severity.WARNING
+def test_an_option_that_a_plugin_may_add_gets_a_warning() -> None:
+    (remark,) = read("#SBATCH --site-specific=1").remarks
+    assert remark.severity is Severity.WARNING
 
 
 def test_several_options_of_one_line_are_all_read() -> None:
-    line = read_line("#SBATCH -N 2 -n8 --gres gpu:v100:4 -HvJ name --exclusive # -t 1")
+    line = read("#SBATCH -N 2 -n8 --gres gpu:v100:4 -HvJ name --exclusive # -t 1")
     assert [(option.name, option.value) for option in line.options] == [
         ("nodes", "2"),
         ("ntasks", "8"),
@@ -104,9 +109,9 @@ def test_several_options_of_one_line_are_all_read() -> None:
     ]
 
 
-def test_a_variable_in_a_text_is_doubted_in_a_number_refused() -> None:
-    (text,) = read_line("#SBATCH --output=$HOME/log").complaints
-    (number,) = read_line("#SBATCH --ntasks=$N").complaints
+def test_a_variable_in_a_text_gets_a_warning_and_in_a_number_an_error() -> None:
+    (text,) = read("#SBATCH --output=$HOME/log").remarks
+    (number,) = read("#SBATCH --ntasks=$N").remarks
     assert (text.severity, number.severity) == (Severity.WARNING, Severity.ERROR)
 
 

@@ -1,4 +1,4 @@
-"""Nodes, tasks and GPUs, as Slurm derives them."""
+"""Nodes, tasks and GPUs are derived from options like Slurm does it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import shlex
 
 import pytest
 
-from bench.lint.directives import Option, read_options
+from bench.lint.directives import read_options
 from bench.lint.geometry import Geometry, expand_hosts
-from bench.lint.options import sbatch_options
+from bench.lint.options import Option, sbatch_options
 
 
 def geometry(text: str) -> Geometry:
@@ -44,7 +44,7 @@ def geometry(text: str) -> Geometry:
         ("--nodes=<n> --ntasks-per-node=4", None, 4, 0),
     ],
 )
-def test_a_jobs_geometry_follows_from_its_options(
+def test_the_options_of_a_job_determine_nodes_tasks_and_gpus(
     options: str, nodes: int | None, tasks_per_node: int | None, gpus_per_node: int | None
 ) -> None:
     job = geometry(options)
@@ -64,7 +64,7 @@ def test_a_jobs_geometry_follows_from_its_options(
         ("--nodes=4", "-w n[1-2]", 2, 1, 0),
     ],
 )
-def test_a_step_inherits_the_job_and_overrides_it(
+def test_a_step_inherits_the_options_of_the_job_and_overrides_them(
     job: str, srun: str, nodes: int, tasks_per_node: int, gpus_per_node: int
 ) -> None:
     step = geometry(job).step(geometry(srun).options.values())

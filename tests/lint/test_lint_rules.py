@@ -1,4 +1,4 @@
-"""The rules against scripts: mistakes are found at their lines, near misses and correct scripts are not."""
+"""The rules find mistakes at their lines and accept near misses and correct scripts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def read(path: Path) -> str:
 
 
 def expected_in(text: str) -> Counter[tuple[str, int]]:
-    """Return (rule, line) of the expectations, which name the start of a line's text."""
+    """Return rule and line of each expectation, which contains the first characters of its line."""
     lines = text.replace("\r", "").split("\n")
     found: Counter[tuple[str, int]] = Counter()
     for line in lines:
@@ -52,14 +52,14 @@ def lint(path: Path) -> list[Finding]:
 
 
 @pytest.mark.parametrize("path", BAD, ids=lambda path: path.stem)
-def test_each_mistake_is_found_at_its_line_and_nothing_else(path: Path) -> None:
+def test_exactly_the_expected_mistakes_are_found_at_their_lines(path: Path) -> None:
     expected = expected_in(read(path))
     assert path.stem.partition("--")[0] in {rule for rule, _ in expected}
     assert Counter((finding.rule, finding.line) for finding in lint(path)) == expected
 
 
 @pytest.mark.parametrize("path", NEAR, ids=lambda path: path.stem)
-def test_a_near_miss_is_left_alone(path: Path) -> None:
+def test_a_near_miss_gets_no_finding_of_its_rule(path: Path) -> None:
     rule = path.stem.partition("--")[0]
     assert [str(finding) for finding in lint(path) if finding.rule == rule] == []
     assert [str(finding) for finding in lint(path) if finding.severity is Severity.ERROR] == []
@@ -79,14 +79,14 @@ def test_every_rule_has_a_bad_script_and_a_near_miss() -> None:
     assert {path.stem.partition("--")[0] for path in NEAR} == set(ALL_RULES)
 
 
-def test_the_rules_are_these_and_documented() -> None:
+def test_every_rule_is_listed_and_documented() -> None:
     assert [rule.name for rule in rules()] == ALL_RULES
     for rule in rules():
         assert "\nBad:\n" in rule.doc, rule.name
         assert "\nGood:\n" in rule.doc, rule.name
 
 
-def test_infos_are_infos() -> None:
+def test_these_rules_yield_infos() -> None:
     infos = {rule.name for rule in rules() if rule.severity is Severity.INFO}
     assert infos == {
         "hardcoded-port",
@@ -113,7 +113,7 @@ def test_the_failing_script_of_four_nodes_is_explained() -> None:
     )
 
 
-def test_findings_come_by_line_and_the_worst_of_a_line_first() -> None:
+def test_findings_are_sorted_by_line_and_then_by_severity() -> None:
     text = read(FIXTURES / "bad" / "malformed-directive--many.sbatch")
     lines = [finding.line for finding in lint_script(text, path="x")]
     assert lines == sorted(lines)
@@ -133,7 +133,7 @@ def test_options_given_to_sbatch_override_directives() -> None:
     assert lint_script(text, path="x", arguments=["-N", "1"]) == []
 
 
-def test_directives_are_replaced_where_numbers_must_agree() -> None:
+def test_directives_with_contradicting_numbers_are_replaced() -> None:
     replaced = {
         "gpu-per-task-isolation--directive": "#SBATCH --gpus-per-node=4",
         "one-launcher-per-gpu--directive": "#SBATCH --ntasks-per-node=1",
@@ -146,7 +146,7 @@ def test_directives_are_replaced_where_numbers_must_agree() -> None:
 
 
 @pytest.mark.parametrize("path", BAD, ids=lambda path: path.stem)
-def test_a_replacement_mends_what_it_is_for(path: Path) -> None:
+def test_a_replacement_fixes_its_finding(path: Path) -> None:
     text = read(path)
     for finding in lint(path):
         if finding.replacement is None:
@@ -171,7 +171,7 @@ def test_a_replacement_mends_what_it_is_for(path: Path) -> None:
         ("#!/usr/bin/perl", False),
     ],
 )
-def test_commands_are_judged_only_where_a_shell_like_bash_runs_them(shebang: str, is_shell: bool) -> None:
+def test_commands_are_checked_only_if_a_shell_like_bash_runs_them(shebang: str, is_shell: bool) -> None:
     text = f"{shebang}\n#SBATCH --nodes=2\n#SBATCH --time=1h\npython train.py\n"
     found = {finding.rule for finding in lint_script(text, path="x")}
     assert found == ({"malformed-directive", "missing-srun"} if is_shell else {"malformed-directive"})

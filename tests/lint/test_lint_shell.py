@@ -1,4 +1,4 @@
-"""The parser against bash itself, and what is understood of a script."""
+"""The parser agrees with bash, and the walk finds the programs that a script starts."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from bench.lint.launch import Launch
-from bench.lint.nodes import ShellError, TooDeepError
-from bench.lint.shell import parse_shell
-from bench.lint.walk import Walk, walk
+from bench.lint.parser import parse_shell
+from bench.lint.shell_state import Walk
+from bench.lint.syntax import ShellError, TooDeepError
+from bench.lint.walk import walk
 
 FIXTURES = Path(__file__).parent / "fixtures"
 SCRIPTS = sorted(path for path in FIXTURES.glob("*/*.sbatch") if "crlf" not in path.name)
@@ -67,12 +68,12 @@ INVALID = [
 
 
 @pytest.mark.parametrize("text", VALID)
-def test_what_bash_parses_is_parsed(text: str) -> None:
+def test_the_parser_accepts_valid_commands(text: str) -> None:
     parse_shell(text)
 
 
 @pytest.mark.parametrize("text", INVALID)
-def test_what_bash_refuses_is_refused(text: str) -> None:
+def test_the_parser_rejects_invalid_commands(text: str) -> None:
     with pytest.raises(ShellError):
         parse_shell(text)
 
@@ -82,7 +83,7 @@ def bash_refuses(text: str) -> bool:
     done = subprocess.run(
         [BASH, "-n"], input=text.encode(), capture_output=True, check=False, env=environment
     )
-    return done.returncode != 0 or bool(done.stderr)  # some errors are printed and exit with 0
+    return done.returncode != 0 or bool(done.stderr)  # bash -n exits with 0 after some errors
 
 
 def parser_refuses(text: str) -> bool:
@@ -97,12 +98,12 @@ def parser_refuses(text: str) -> bool:
 
 @needs_bash
 @pytest.mark.parametrize("text", [*VALID, *INVALID])
-def test_the_lists_above_are_what_bash_says(text: str) -> None:
+def test_bash_agrees_which_commands_are_valid(text: str) -> None:
     assert bash_refuses(text) == (text in INVALID)
 
 
 @needs_bash
-def test_the_parser_agrees_with_bash_on_all_scripts_and_on_damaged_ones() -> None:
+def test_the_parser_agrees_with_bash_on_intact_and_damaged_scripts() -> None:
     draw = random.Random(7)
     damage = ["", '"', "'", "(", ")", "{", "}", "\n", "fi", "done", ";", "&", "|", "<", "$("]
     candidates = []
@@ -112,13 +113,13 @@ def test_the_parser_agrees_with_bash_on_all_scripts_and_on_damaged_ones() -> Non
         text = path.read_text(encoding="utf-8")
         place = draw.randrange(len(text))
         candidates += [text, text[:place] + draw.choice(damage) + text[place + 1 :]]
-    # bash -n does not look into backquotes
-    looked_into = [text for text in candidates if "`" not in text]
-    disagreed = [text for text in looked_into if bash_refuses(text) != parser_refuses(text)]
+    # bash -n does not parse the commands in backquotes
+    comparable = [text for text in candidates if "`" not in text]
+    disagreed = [text for text in comparable if bash_refuses(text) != parser_refuses(text)]
     assert disagreed == []
 
 
-def test_an_error_knows_its_line_and_what_it_broke() -> None:
+def test_a_syntax_error_has_its_line_and_the_line_of_the_open_command() -> None:
     with pytest.raises(ShellError) as caught:
         parse_shell("echo\nfor i in 1 2; do\n  if true; then\n    echo\ndone\n")
     error = caught.value
@@ -161,7 +162,7 @@ def only(text: str) -> Launch:
         "if true; then\n  srun \\\n    python \\\n    train.py --lr 1\nfi",
     ],
 )
-def test_the_program_is_found_behind_everything_that_stands_before_it(command: str) -> None:
+def test_the_program_is_found_behind_wrappers_and_inside_inner_shells(command: str) -> None:
     launch = only(command)
     assert launch.via == "srun"
     assert launch.kind == "python"
@@ -205,7 +206,7 @@ def test_launchers_are_recognised_with_their_options(command: str, launcher: str
         "f() { python train.py; }",
     ],
 )
-def test_helpers_and_text_are_not_the_launch(command: str) -> None:
+def test_helpers_and_text_are_not_the_training_program(command: str) -> None:
     assert launches(command) == []
 
 
@@ -219,12 +220,12 @@ def test_helpers_and_text_are_not_the_launch(command: str) -> None:
         ("python train.py", ""),
     ],
 )
-def test_what_reaches_other_nodes_is_told_apart(command: str, via: str) -> None:
+def test_launchers_that_reach_other_nodes_are_recognised(command: str, via: str) -> None:
     assert only(command).via == via
 
 
 def ranks(text: str) -> list[tuple[str, bool]]:
-    """Return what a launcher is told of its rank, and whether the task expands it."""
+    """Return the node rank of each launcher, and whether the task expands it."""
     seen: Walk = walk(parse_shell(text))
     found = []
     for step in seen.steps:
@@ -248,11 +249,11 @@ def ranks(text: str) -> list[tuple[str, bool]]:
         ("cat >t.sh <<EOF\ntorchrun --node_rank=\\$SLURM_NODEID x.py\nEOF\nsrun bash t.sh", True),
     ],
 )
-def test_who_expands_a_variable_is_known(command: str, late: bool) -> None:
+def test_variables_expanded_in_the_task_are_recognised(command: str, late: bool) -> None:
     assert ranks(command) == [("$SLURM_NODEID", late)]
 
 
-def test_lines_are_those_of_the_script_within_strings_and_documents() -> None:
+def test_lines_inside_strings_and_here_documents_are_lines_of_the_script() -> None:
     text = (
         'A="torchrun \\\n  --nnodes 2 \\\n  --node_rank 1"\nsrun bash -c "$A \\\n  train.py \\\n  --lr 1"\n'
     )

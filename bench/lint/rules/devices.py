@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from bench.findings import Severity
-from bench.lint.engine import Edit, Remark, rule
-from bench.lint.environment import Value
+from bench.findings import Edit, Remark, Severity
+from bench.lint.expansion import Value
 from bench.lint.geometry import Geometry
 from bench.lint.launch import Launch
-from bench.lint.script import Script, spawns_workers
-from bench.lint.walk import Step
+from bench.lint.rules import rule
+from bench.lint.script import Script, starts_workers
+from bench.lint.shell_state import Step
 
 _GPU_PARTITION = re.compile(
     r"gpu|a100|v100|h100|h200|a40|l40|rtx|dgx|volta|ampere|hopper|mi2\d0|p100|k80", re.I
@@ -27,11 +27,11 @@ _NO_GPU = frozenset({"no_cuda", "use_cpu", "cpu", "no_gpu", "nocuda", "disable_c
 
 @rule(Severity.WARNING)
 def gpu_per_task_isolation(script: Script) -> Iterator[Remark]:
-    """Each task sees only its own GPU, as number 0, while programs choose by their local rank.
+    """Each task sees only its own GPU as device 0, but programs select a device by local rank.
 
     ``--gpus-per-task`` and ``--gpu-bind`` hide the other GPUs of the node from a task. A program
-    that takes device LOCAL_RANK or SLURM_LOCALID then fails with "invalid device ordinal" on all
-    but the first, and peer-to-peer copies between the GPUs may be impossible.
+    that uses device LOCAL_RANK or SLURM_LOCALID then fails with "invalid device ordinal" in all
+    tasks but the first. Peer-to-peer copies between the GPUs may be impossible.
 
     Bad:
         #SBATCH --ntasks-per-node=4
@@ -46,41 +46,39 @@ def gpu_per_task_isolation(script: Script) -> Iterator[Remark]:
     for step in script.sruns:
         launch, geometry = step.launch, script.geometry(step)
         hides = geometry.isolation
-        if hides is None or geometry.heterogeneous or spawns_workers(launch) or _tasks(geometry) < 2:
+        if hides is None or geometry.heterogeneous or starts_workers(launch) or _tasks(geometry) < 2:
             continue
         seen = geometry.gpus_per_task or 1
-        sure = _chooses_by_rank(script, step, seen)
-        what = f"`{hides.written}` shows each task only {seen} GPU{'s' if seen > 1 else ''}, numbered from 0"
-        if sure:
-            message = f"{what}, but line {sure} counts on all of the node: invalid device ordinal"
-        else:
-            message = f"{what}: a program that takes device number LOCAL_RANK fails on the second task"
-        yield Remark(
-            hides.line,
-            message,
-            "ask for --gpus-per-node without binding, add --gpu-bind=none, or use device 0 in every task",
-            Severity.ERROR if sure else None,
-            _per_node(geometry, seen),
+        needs_all = _line_that_needs_all_gpus(script, step, seen)
+        message = (
+            f"`{hides.written}` shows each task only {seen} GPU{'s' if seen > 1 else ''}, numbered from 0"
         )
+        if needs_all:
+            message += f", but line {needs_all} needs all GPUs of the node: invalid device ordinal"
+        else:
+            message += ": a program that uses device number LOCAL_RANK fails in the second task"
+        remedy = "request --gpus-per-node without binding, add --gpu-bind=none, or use device 0 in every task"
+        severity = Severity.ERROR if needs_all else None
+        yield Remark(hides.line, message, remedy, severity, _gpus_per_node(geometry, seen))
         if hides.line != step.line:
-            message = f"the tasks started here see only {seen} GPU each, because of line {hides.line}"
-            yield Remark(step.line, message, "see there", Severity.INFO)
+            message = f"each task started here sees only {seen} GPU, because of line {hides.line}"
+            yield Remark(step.line, message, f"change line {hides.line}", Severity.INFO)
 
 
 def _tasks(geometry: Geometry) -> int:
-    """Return the tasks on a node, where nothing is said of nodes as if all were on one."""
+    """Return the tasks on a node; if the number of nodes is unknown, assume one node."""
     ntasks = geometry.number("ntasks")
     return ntasks if geometry.nodes is None and ntasks else geometry.tasks_on_a_node
 
 
-def _chooses_by_rank(script: Script, step: Step, seen: int) -> int | None:
-    """Return the line that shows a program to choose among all GPUs of its node, if one does."""
+def _line_that_needs_all_gpus(script: Script, step: Step, seen: int) -> int | None:
+    """Return the line that lets the program select among all GPUs of its node, or None."""
     for name, value in script.options_of_program(step.launch):
         number = script.number(value, script.geometry(step))
         if name in ("trainer.devices", "devices", "trainer.gpus") and number and number > seen:
             return value.line
         if name in ("local_rank", "device", "gpu", "gpu_id") and any(
-            unknown.name == "SLURM_LOCALID" for unknown in script.walk.unknowns.within(value.text)
+            unknown.name == "SLURM_LOCALID" for unknown in script.unknowns.within(value.text)
         ):
             return value.line
     for assigned in script.walk.assigned:
@@ -90,8 +88,8 @@ def _chooses_by_rank(script: Script, step: Step, seen: int) -> int | None:
     return None
 
 
-def _per_node(geometry: Geometry, seen: int) -> Edit | None:
-    """Return the change of ``--gpus-per-task`` to as many GPUs per node."""
+def _gpus_per_node(geometry: Geometry, seen: int) -> Edit | None:
+    """Return the edit from ``--gpus-per-task`` to the same number of GPUs per node."""
     option = geometry.options.get("gpus-per-task")
     if option is None or not geometry.tasks_per_node or not (option.value or "").isdecimal():
         return None
@@ -100,10 +98,10 @@ def _per_node(geometry: Geometry, seen: int) -> Edit | None:
 
 @rule(Severity.INFO)
 def missing_gpu_request(script: Script) -> Iterator[Remark]:
-    """A program for GPUs in a job that asks for none.
+    """A program uses GPUs, but the job requests none.
 
-    Most sites give a job only the GPUs that it asks for; on others, every job of the partition
-    has them all.
+    At most sites a job gets only the GPUs that it requests. At some sites, every job on a GPU
+    partition gets all GPUs of its nodes.
 
     Bad:
         #SBATCH --partition=gpu
@@ -123,20 +121,20 @@ def missing_gpu_request(script: Script) -> Iterator[Remark]:
     on_gpus = _GPU_PARTITION.search(partition)
     if not on_gpus and not script.mentions(_USES_GPUS):
         return
-    remedy = "ask for them: --gpus-per-node=N or --gres=gpu:N"
+    remedy = "request them: --gpus-per-node=N or --gres=gpu:N"
     line = steps[0].launch.srun_line or steps[0].line
     if on_gpus:
-        asked = script.job.line("partition", "constraint")
-        yield Remark(asked, "the job asks for a partition with GPUs, but for no GPU", remedy)
-    yield Remark(line, "this program uses GPUs, but the job asks for none", remedy)
+        partition_line = script.job.line("partition", "constraint")
+        yield Remark(partition_line, "the job requests a partition with GPUs, but no GPU", remedy)
+    yield Remark(line, "this program uses GPUs, but the job requests none", remedy)
 
 
 @rule(Severity.ERROR)
 def backend_device_mismatch(script: Script) -> Iterator[Remark]:
-    """The backend does not fit the device.
+    """The communication backend does not support the device, or is slow on it.
 
-    nccl moves memory of GPUs only: "Tensors must be CUDA and dense", "ProcessGroupNCCL is only
-    supported with GPUs". gloo works on GPUs, through the hosts' memory and slowly.
+    nccl only supports tensors on GPUs: "Tensors must be CUDA and dense", "ProcessGroupNCCL is only
+    supported with GPUs". gloo copies tensors on GPUs through host memory, which is slow.
 
     Bad:
         srun python train.py --backend nccl --device cpu
@@ -148,7 +146,7 @@ def backend_device_mismatch(script: Script) -> Iterator[Remark]:
         if step.launch.kind not in ("python", "launcher"):
             continue
         for value in _backends(script, step.launch):
-            yield from _misfit(script, step, value)
+            yield from _mismatch(script, step, value)
 
 
 def _backends(script: Script, launch: Launch) -> list[Value]:
@@ -161,27 +159,24 @@ def _backends(script: Script, launch: Launch) -> list[Value]:
     return [value for value in [*found, *exported] if value.text.lower() in ("nccl", "gloo", "rccl")]
 
 
-def _misfit(script: Script, step: Step, backend: Value) -> Iterator[Remark]:
+def _mismatch(script: Script, step: Step, backend: Value) -> Iterator[Remark]:
     device = _device(script, step)
-    asks = script.job.asks_for_gpus or script.geometry(step).asks_for_gpus or script.job.heterogeneous
+    has_gpus = script.job.asks_for_gpus or script.geometry(step).asks_for_gpus or script.job.heterogeneous
     if backend.text.lower() in ("nccl", "rccl"):
-        remedy = "use gloo on CPUs, nccl on GPUs"
         if device == "cpu":
-            yield Remark(
-                backend.line, "nccl cannot move tensors of CPUs, which is where they are here", remedy
-            )
-        elif not asks and not step.launch.opaque and not device:
-            message = "nccl needs GPUs, and the job asks for none"
-            yield Remark(backend.line, message, "ask for --gpus-per-node, or use gloo", Severity.WARNING)
-    elif device != "cpu" and (asks or device):
-        message = "gloo moves the tensors of GPUs through the hosts' memory, much slower than nccl"
-        yield Remark(
-            backend.line, message, "use nccl on GPUs, unless this is what you measure", Severity.INFO
-        )
+            message = "nccl does not support tensors on CPUs, and this program runs on CPUs"
+            yield Remark(backend.line, message, "use gloo on CPUs, nccl on GPUs")
+        elif not has_gpus and not step.launch.opaque and not device:
+            message = "nccl needs GPUs, and the job requests none"
+            yield Remark(backend.line, message, "request --gpus-per-node, or use gloo", Severity.WARNING)
+    elif device != "cpu" and (has_gpus or device):
+        message = "gloo copies tensors on GPUs through host memory, which is much slower than nccl"
+        remedy = "use nccl on GPUs, unless you want to measure gloo"
+        yield Remark(backend.line, message, remedy, Severity.INFO)
 
 
 def _device(script: Script, step: Step) -> str:
-    """Return ``cpu`` or ``cuda`` where the program is told which, else nothing."""
+    """Return ``cpu`` or ``cuda`` if the command line determines the device, else an empty text."""
     for name, value in script.options_of_program(step.launch):
         if name in _NO_GPU and value.text.lower() not in ("false", "0", "no"):
             return "cpu"
@@ -197,10 +192,10 @@ def _device(script: Script, step: Step) -> str:
 
 @rule(Severity.INFO)
 def srun_cpus_not_inherited(script: Script) -> Iterator[Remark]:
-    """A step does not take ``--cpus-per-task`` from the job.
+    """A step does not inherit ``--cpus-per-task`` from the job.
 
-    Since Slurm 22.05 each task of a step gets one CPU unless srun is told: data loaders of all
-    workers then share it.
+    Since Slurm 22.05, each task of a step gets one CPU unless srun gets the option too. The
+    training process and all its data loaders then share that CPU.
 
     Bad:
         #SBATCH --cpus-per-task=10
@@ -219,12 +214,9 @@ def srun_cpus_not_inherited(script: Script) -> Iterator[Remark]:
         if own & {"cpus-per-task", "exact", "cpus-per-gpu"} or step.launch.opaque:
             continue
         line = step.launch.srun_line or step.line
-        text = script.lines[line - 1] if line <= len(script.lines) else ""
-        edit = Edit(line, "srun", "srun --cpus-per-task=$SLURM_CPUS_PER_TASK") if "srun " in text else None
-        yield Remark(
-            line,
-            "since Slurm 22.05 srun does not inherit --cpus-per-task: each task may get a single CPU",
-            "give it to srun: --cpus-per-task=$SLURM_CPUS_PER_TASK, or export SRUN_CPUS_PER_TASK",
-            edit=edit,
-        )
+        new = "srun --cpus-per-task=$SLURM_CPUS_PER_TASK"
+        edit = Edit(line, "srun", new) if "srun " in script.line(line) else None
+        message = "since Slurm 22.05 srun does not inherit --cpus-per-task: each task may get a single CPU"
+        remedy = "give it to srun: --cpus-per-task=$SLURM_CPUS_PER_TASK, or export SRUN_CPUS_PER_TASK"
+        yield Remark(line, message, remedy, edit=edit)
         return

@@ -1,17 +1,16 @@
-"""Rules about how the program is started on the nodes."""
+"""Rules about the start of the training program on the nodes."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 
-from bench.findings import Severity
-from bench.lint.engine import Edit, Remark, rule
+from bench.findings import Edit, Remark, Severity
 from bench.lint.geometry import Geometry
-from bench.lint.launch import Launch, basename
-from bench.lint.programs import TRAINS
-from bench.lint.script import Script, is_chore, spawns_workers
-from bench.lint.walk import Step
+from bench.lint.launch import TRAINS, Launch, basename
+from bench.lint.rules import rule
+from bench.lint.script import Script, is_chore, starts_workers
+from bench.lint.shell_state import Step
 
 _LIGHTNING = re.compile(r"lightning|\blit_|_lit\b|\bpl_", re.IGNORECASE)
 _MENTIONS = re.compile(r"lightning", re.IGNORECASE)
@@ -20,11 +19,11 @@ _NODE_RANKS = ("node_rank", "machine_rank")
 
 @rule(Severity.ERROR)
 def missing_srun(script: Script) -> Iterator[Remark]:
-    """A job has several nodes, but the program is started by the batch shell alone.
+    """A job has several nodes, but only the batch shell starts the program.
 
-    The batch script runs once, on the first node. Without srun (or mpirun, or another launcher
-    that reaches the nodes) the other tasks never start: the processes that did start wait for the
-    rest of the world, and the job ends after the store's time-out.
+    The batch script runs once, on the first node. Only srun, mpirun or a similar launcher starts
+    processes on the other nodes. Without it, the processes on the first node wait for the others,
+    and the job ends after the store's time-out.
 
     Bad:
         #SBATCH --nodes=4
@@ -36,39 +35,36 @@ def missing_srun(script: Script) -> Iterator[Remark]:
         #SBATCH --ntasks-per-node=4
         srun python train.py
     """
-    severity = _needs_several_nodes(script.job)
+    severity = _severity_without_srun(script.job)
     if severity is None or script.reaches_nodes:
         return
-    for step in _left_on_one_node(script):
-        asks = _world(script, step)
-        message = (
-            f"only the first node runs this: {asks} will join, and the job ends after the store's time-out"
-        )
-        unsure = "config_file" in step.launch.options or (
+    for step in _started_on_one_node(script):
+        message = f"only the first node runs this: {_processes(script, step)} will join"
+        uncertain = "config_file" in step.launch.options or (
             step.launch.kind == "python" and any(other.launch.kind == "unknown" for other in script.training)
         )
         yield Remark(
             step.outer.line,
-            message,
+            f"{message}, and the job ends after the store's time-out",
             _how_to_srun(script, step),
-            Severity.WARNING if unsure else severity,
+            Severity.WARNING if uncertain else severity,
             _insert_srun(script, step),
         )
 
 
-def _needs_several_nodes(job: Geometry) -> Severity | None:
+def _severity_without_srun(job: Geometry) -> Severity | None:
     if job.heterogeneous:
         return None
     if job.several_nodes:
         return Severity.ERROR
     gpus, ntasks = job.gpus_per_node, job.number("ntasks")
     if job.nodes is None and gpus and ntasks and ntasks > gpus:
-        return Severity.WARNING  # so many tasks may still be put on one node
+        return Severity.WARNING  # Slurm may still start all tasks on one node
     return None
 
 
-def _left_on_one_node(script: Script) -> list[Step]:
-    """Return the commands that should have been started on all nodes."""
+def _started_on_one_node(script: Script) -> list[Step]:
+    """Return the commands that need to be started on all nodes."""
     steps = [step for step in script.training if step.launch.kind in ("python", "launcher")]
     launchers = [step for step in steps if step.launch.kind == "launcher"]
     if launchers:
@@ -81,41 +77,43 @@ def _left_on_one_node(script: Script) -> list[Step]:
     return [] if any(step.launch.kind == "script" for step in script.training) else steps[-1:]
 
 
-def _world(script: Script, step: Step) -> str:
+def _processes(script: Script, step: Step) -> str:
+    """Return how many of all processes a command starts."""
     nodes, launch = script.job.nodes, step.launch
-    if spawns_workers(launch):
-        each = script.number(launch.options.get("nproc_per_node"), script.job)
-        if nodes and each:
-            return f"{each} of {nodes * each} processes"
+    if starts_workers(launch):
+        workers = script.number(launch.options.get("nproc_per_node"), script.job)
+        if nodes and workers:
+            return f"{workers} of {nodes * workers} processes"
         return f"the workers of 1 of {nodes or 'several'} nodes"
     ntasks = script.job.ntasks
     return f"1 of {ntasks or 'all'} processes"
 
 
 def _how_to_srun(script: Script, step: Step) -> str:
-    if spawns_workers(step.launch) and script.job.tasks_per_node != 1:
+    if starts_workers(step.launch) and script.job.tasks_per_node != 1:
         return "start one launcher on each node: srun --nodes=$SLURM_NNODES --ntasks-per-node=1 COMMAND"
     return "put srun before the command: one process for each task"
 
 
 def _insert_srun(script: Script, step: Step) -> Edit | None:
-    """Return the change that puts srun before the command, where its first word stands in its line."""
+    """Return the edit that puts srun before the command, if its first word is on its line."""
     node = step.outer
     first = node.words[0].literal if node.words else None
-    if not first or node.line > len(script.lines) or first not in script.lines[node.line - 1]:
+    if not first or first not in script.line(node.line):
         return None
     srun = "srun"
-    if spawns_workers(step.launch) and script.job.tasks_per_node != 1:
+    if starts_workers(step.launch) and script.job.tasks_per_node != 1:
         srun = "srun --nodes=$SLURM_NNODES --ntasks-per-node=1"
     return Edit(node.line, first, f"{srun} {first}")
 
 
 @rule(Severity.ERROR)
 def one_launcher_per_gpu(script: Script) -> Iterator[Remark]:
-    """A launcher that starts its own workers is itself started once per GPU.
+    """A launcher that starts one worker per GPU is started several times on a node.
 
-    torchrun and its kin start one worker per GPU. Started by every task of a node, they start
-    that many workers for each GPU: ports collide, or NCCL reports "Duplicate GPU detected".
+    torchrun and similar launchers start one worker for each GPU of the node. If every task of a node
+    starts such a launcher, each GPU gets several workers: ports collide, or NCCL reports "Duplicate
+    GPU detected".
 
     Bad:
         #SBATCH --nodes=2
@@ -129,30 +127,31 @@ def one_launcher_per_gpu(script: Script) -> Iterator[Remark]:
     """
     for step in script.sruns:
         launch, geometry = step.launch, script.geometry(step)
-        if not spawns_workers(launch) or launch.opaque or _only_one_task(script, step):
+        if not starts_workers(launch) or launch.opaque or _only_one_task(script, step):
             continue
         tasks = geometry.tasks_on_a_node
-        if tasks < 2 or _one_worker_each(script, launch, geometry):
+        if tasks < 2 or _one_worker_per_gpu(script, launch, geometry):
             continue
-        each = script.number(launch.options.get("nproc_per_node"), geometry)
-        total = f", so {tasks * each} workers run on each node" if each else ""
-        what = f"srun starts {launch.launcher} {tasks} times on each node{total}"
+        workers = script.number(launch.options.get("nproc_per_node"), geometry)
+        total = f", so {tasks * workers} workers run on each node" if workers else ""
+        message = f"srun starts {launch.launcher} {tasks} times on each node{total}"
         line = geometry.line("ntasks-per-node", "ntasks") or step.line
-        here = f"{what}: ports and GPUs collide"
-        yield Remark(line, here, "start it once per node: --ntasks-per-node=1", None, _one_task(geometry))
+        remedy = "start it once per node: --ntasks-per-node=1"
+        yield Remark(line, f"{message}: ports and GPUs collide", remedy, None, _one_task(geometry))
         if line != step.line:
-            yield Remark(step.line, f"{what} because of line {line}", "start it once per node", Severity.INFO)
+            message += f" because of line {line}"
+            yield Remark(step.line, message, "start it once per node", Severity.INFO)
 
 
 def _only_one_task(script: Script, step: Step) -> bool:
-    """Return whether the shell that starts the launcher lets one task of each node through."""
+    """Return whether the shell in the task tests SLURM_LOCALID, so that one task continues."""
     return step.place.task is not None and any(
         "SLURM_LOCALID" in test and place.task is not None for test, place in script.walk.tests
     )
 
 
-def _one_worker_each(script: Script, launch: Launch, geometry: Geometry) -> bool:
-    """Return whether each task has GPUs of its own and its launcher starts one worker for each."""
+def _one_worker_per_gpu(script: Script, launch: Launch, geometry: Geometry) -> bool:
+    """Return whether each task has its own GPUs and its launcher starts one worker for each."""
     own = geometry.gpus_per_task if geometry.isolation else None
     workers = launch.options.get("nproc_per_node") or launch.options.get("num_processes")
     if own is None:
@@ -166,17 +165,18 @@ def _one_worker_each(script: Script, launch: Launch, geometry: Geometry) -> bool
 
 
 def _one_task(geometry: Geometry) -> Edit | None:
-    """Return the change of ``--ntasks-per-node=N`` (or ``--ntasks``) to one task per node."""
+    """Return the edit from ``--ntasks-per-node`` or ``--ntasks`` to one task per node."""
     option = geometry.options.get("ntasks-per-node") or geometry.options.get("ntasks")
     return Edit(option.line, option.written, "--ntasks-per-node=1") if option else None
 
 
 @rule(Severity.ERROR)
 def sequential_sruns(script: Script) -> Iterator[Remark]:
-    """One srun per node, one after the other.
+    """A script starts one srun per node, one after the other.
 
-    The first waits for the others to join, and the others start when it has ended. With one srun
-    for all nodes, or with ``&`` behind each and ``wait`` at the end, they run together.
+    The processes of the first srun wait for the others, but the second srun only starts after the
+    first has ended. Use one srun for all nodes, or end each line with ``&`` and add ``wait`` at the
+    end.
 
     Bad:
         srun --nodes=1 --nodelist=$FIRST torchrun --node_rank=0 ...
@@ -188,28 +188,24 @@ def sequential_sruns(script: Script) -> Iterator[Remark]:
         wait
     """
     steps = [step for step in script.sruns if step.place.task is None or step.launch.srun_line]
-    for step in _waiting(script, steps):
+    for step in _blocking(script, steps):
         line = step.launch.srun_line or step.line
-        yield Remark(
-            line,
-            "this srun waits for the processes of the next ones, which start only after it has ended",
-            "end the line with & and put `wait` behind the last, or start all nodes with one srun",
-            edit=_in_background(script, step),
-        )
-    behind = [step for step in steps if step.place.background]
-    if behind and not script.walk.waits and not _something_follows(script, behind[-1]):
-        line = behind[-1].launch.srun_line or behind[-1].line
-        yield Remark(
-            line,
-            "the script ends while this srun runs in the background, and Slurm ends its processes with it",
-            "put `wait` behind the last srun",
-        )
+        message = "this srun waits for the processes of the next ones, which start only after it has ended"
+        remedy = "end the line with & and put `wait` after the last srun, or start all nodes with one srun"
+        yield Remark(line, message, remedy, edit=_in_background(script, step))
+    in_background = [step for step in steps if step.place.background]
+    if in_background and not script.walk.waits and not _something_follows(script, in_background[-1]):
+        line = in_background[-1].launch.srun_line or in_background[-1].line
+        message = "the script ends while this srun runs in the background, and Slurm then kills its processes"
+        yield Remark(line, message, "put `wait` after the last srun")
 
 
-def _waiting(script: Script, steps: list[Step]) -> list[Step]:
-    """Return the steps in the foreground that each serve one node of several."""
+def _blocking(script: Script, steps: list[Step]) -> list[Step]:
+    """Return the steps in the foreground that start one of several nodes."""
     looped = [
-        step for step in steps if not _behind(step) and step.place.loops and _rank_of_loop(script, step)
+        step
+        for step in steps
+        if step.place.loops and not step.place.background and _rank_depends_on_loop(script, step)
     ]
     ranks: dict[str, list[Step]] = {}
     for step in steps:
@@ -220,15 +216,11 @@ def _waiting(script: Script, steps: list[Step]) -> list[Step]:
         return looped
     numbered = [step for same in ranks.values() for step in same]
     numbered.sort(key=lambda step: step.line)
-    return looped + [step for step in numbered[:-1] if not _behind(step)]
-
-
-def _behind(step: Step) -> bool:
-    return step.place.background
+    return looped + [step for step in numbered[:-1] if not step.place.background]
 
 
 def _rank(launch: Launch) -> str | None:
-    """Return the number that says which node a launcher serves, where it is written out."""
+    """Return the node rank in the options if it is a literal number, else None."""
     for name in _NODE_RANKS:
         value = launch.options.get(name)
         if value and value.text.isdecimal():
@@ -242,21 +234,21 @@ def _rank(launch: Launch) -> str | None:
     return None
 
 
-def _rank_of_loop(script: Script, step: Step) -> bool:
-    """Return whether the node's number depends on a loop that the step stands in."""
+def _rank_depends_on_loop(script: Script, step: Step) -> bool:
+    """Return whether the node or its rank depends on the variable of a loop."""
     options = dict(script.options_of_program(step.launch)) | step.launch.options
     values = [options[name].text for name in _NODE_RANKS if name in options]
     nodes = [option.value or "" for option in step.launch.srun if option.name in ("nodelist", "relative")]
-    if not values and not (nodes and spawns_workers(step.launch) and "nnodes" in step.launch.options):
+    if not values and not (nodes and starts_workers(step.launch) and "nnodes" in step.launch.options):
         return False
     counted = {assigned.name for assigned in script.walk.assigned if assigned.looped}
     counted |= {assigned.name for assigned in script.walk.assigned if assigned.value is None}
-    used = {unknown.name for value in values + nodes for unknown in script.walk.unknowns.within(value)}
+    used = {unknown.name for value in values + nodes for unknown in script.unknowns.within(value)}
     return bool(used & counted)
 
 
 def _something_follows(script: Script, step: Step) -> bool:
-    """Return whether a command in the foreground keeps the script alive behind ``step``."""
+    """Return whether a later command in the foreground keeps the script running."""
     if step.place.loops:
         return any(other.line > step.line and not other.place.background for other in script.training)
     later = [other for other in script.walk.steps if other.line > step.line and not other.place.background]
@@ -270,18 +262,18 @@ def _something_follows(script: Script, step: Step) -> bool:
 def _in_background(script: Script, step: Step) -> Edit | None:
     if step.place.task is not None or step.end > len(script.lines):
         return None
-    text = script.lines[step.end - 1].rstrip()
+    text = script.line(step.end).rstrip()
     same_line = step.end == (step.launch.srun_line or step.line)
     return Edit(step.end, "", f"{text} &") if same_line and "#" not in text else None
 
 
 @rule(Severity.INFO)
 def lightning_under_torchrun(script: Script) -> Iterator[Remark]:
-    """A Lightning program is started by torchrun within a Slurm job.
+    """A Slurm job starts a Lightning program with torchrun.
 
-    Lightning finds Slurm's variables and takes its ranks from them, not from torchrun: every
-    worker of a node then believes to be the same rank, or Lightning complains about the number of
-    tasks. (Newer versions prefer torchrun's variables.)
+    Lightning detects Slurm and reads its ranks from Slurm's variables instead of torchrun's. All
+    workers of a node then have the same rank, or Lightning reports a wrong number of tasks. Newer
+    versions prefer torchrun's variables.
 
     Bad:
         #SBATCH --ntasks-per-node=1
@@ -302,6 +294,6 @@ def lightning_under_torchrun(script: Script) -> Iterator[Remark]:
         if named or script.mentions(_MENTIONS):
             yield Remark(
                 step.launch.srun_line or step.line,
-                "Lightning takes its ranks from Slurm, not from torchrun: its ranks may collide",
-                "let srun start one process per GPU: srun python PROGRAM, --ntasks-per-node = GPUs per node",
+                "Lightning reads its ranks from Slurm, not from torchrun: several workers may get one rank",
+                "start one process per GPU with srun: srun python PROGRAM, --ntasks-per-node = GPUs per node",
             )

@@ -1,36 +1,42 @@
-"""Rules about numbers that must agree: nodes, tasks, GPUs, and what the launcher is told."""
+"""Rules about numbers that must agree: nodes, tasks, GPUs and the options of launchers."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 
-from bench.findings import Severity
-from bench.lint.engine import Edit, Remark, rule
+from bench.findings import Edit, Remark, Severity
 from bench.lint.geometry import Geometry
 from bench.lint.launch import Launch
-from bench.lint.script import Script, spawns_workers
-from bench.lint.walk import Step
+from bench.lint.options import names
+from bench.lint.rules import rule
+from bench.lint.script import Script, starts_workers
+from bench.lint.shell_state import Step
 
 _CPU = re.compile(r"gloo|\bcpu\b|mpi\b", re.IGNORECASE)
-_GPU_LINES = ("gpus-per-node", "gres", "gpus", "gpus-per-task", "tres-per-task")
+#: Options of programs that select the device or the backend.
+_SELECTS_DEVICE = re.compile(r"backend|device|accelerator|strategy|dist|launch|cpu|trainer|proc|node")
+_GPU_OPTIONS = ("gpus-per-node", "gres", "gpus", "gpus-per-task", "tres-per-task")
 #: Options of programs that start a process for each GPU themselves.
-_STARTS_OTHERS = frozenset(
-    {"multiprocessing_distributed", "dist_url", "nproc_per_node", "gpus_per_node", "ngpus"}
-)
+_STARTS_PROCESSES = names("multiprocessing_distributed dist_url nproc_per_node gpus_per_node ngpus")
 _EVALUATES = re.compile(r"eval|infer|predict|test|score", re.IGNORECASE)
 _NODE_OPTIONS = frozenset({"num_nodes", "trainer.num_nodes", "nnodes", "trainer.nnodes"})
+_TASK_PLACEMENT = names(
+    """ntasks-per-node ntasks-per-gpu ntasks-per-socket ntasks-per-tres ntasks-per-core
+    gpus-per-task tres-per-task"""
+)
+_SETS_VISIBLE_DEVICES = re.compile(r"(?:CUDA|HIP|ROCR)_VISIBLE_DEVICES=")
 _DEVICE_OPTIONS = frozenset({"devices", "trainer.devices", "gpus", "trainer.gpus", "trainer.n_gpus"})
 
 
 @rule(Severity.ERROR)
 def task_gpu_mismatch(script: Script) -> Iterator[Remark]:
-    """Tasks, GPUs, and the numbers that the launcher or the program is told, do not agree.
+    """The numbers of tasks, GPUs and nodes do not match each other or the options of the launcher.
 
-    With one process per GPU, tasks per node = GPUs per node; a launcher's workers per node must
-    not exceed the GPUs, and its number of nodes is that of the job. Too many processes share a
-    GPU ("Duplicate GPU detected", "invalid device ordinal"); a launcher that expects more nodes
-    than there are waits for them until its time-out.
+    With one process per GPU, tasks per node must equal GPUs per node. A launcher must not start more
+    workers than there are GPUs, and it must expect the nodes of the job. Otherwise processes share a
+    GPU ("Duplicate GPU detected", "invalid device ordinal"), or the launcher waits for missing nodes
+    until its time-out.
 
     Bad:
         #SBATCH --ntasks-per-node=4
@@ -46,41 +52,41 @@ def task_gpu_mismatch(script: Script) -> Iterator[Remark]:
         launch, geometry = step.launch, script.geometry(step)
         if launch.opaque or geometry.heterogeneous or _runs_on_cpus(script, launch):
             continue
-        if spawns_workers(launch):
+        if starts_workers(launch):
             yield from _workers(script, step, geometry)
             yield from _launcher_nodes(script, step, geometry)
         elif launch.via == "srun" and launch.kind == "python":
             yield from _tasks(script, step, geometry)
-            yield from _told(script, step, geometry)
+            yield from _program_options(script, step, geometry)
 
 
 def _runs_on_cpus(script: Script, launch: Launch) -> bool:
-    return any(_CPU.search(value.text[:100]) for _, value in script.options_of_program(launch)) or (
-        "cpu" in launch.options
+    return "cpu" in launch.options or any(
+        _SELECTS_DEVICE.search(name) and _CPU.search(value.text[:100])
+        for name, value in script.options_of_program(launch)
     )
 
 
 def _tasks(script: Script, step: Step, geometry: Geometry) -> Iterator[Remark]:
-    """Compare tasks per node with GPUs per node, for a program of one process per task."""
+    """Compare tasks per node with GPUs per node for a program with one process per task."""
     tasks, gpus = geometry.tasks_per_node, geometry.gpus_per_node
     if not tasks or not gpus or tasks == gpus or geometry.gpus_per_task:
         return
     tasks_line = geometry.line("ntasks-per-node", "ntasks")
-    gpus_line = geometry.line(*_GPU_LINES)
+    gpus_line = geometry.line(*_GPU_OPTIONS)
     main = tasks_line or gpus_line or step.line
-    remedy = f"ask for as many tasks as GPUs on each node: --ntasks-per-node={gpus}"
+    remedy = f"request as many tasks as GPUs on each node: --ntasks-per-node={gpus}"
     severity: Severity | None = Severity.WARNING
     if tasks > gpus:
         severity = None
         message = f"{tasks} processes share {_gpus(gpus)} on each node: NCCL refuses duplicate GPUs"
-        remedy = f"ask for {tasks} GPUs per node, or for --ntasks-per-node={gpus}"
+        remedy = f"request {tasks} GPUs per node, or --ntasks-per-node={gpus}"
     elif tasks == 1:
         given = {name for name, _ in script.options_of_program(step.launch)}
-        if given & _STARTS_OTHERS or _EVALUATES.search(
-            step.launch.program.text if step.launch.program else ""
-        ):
+        program = step.launch.program.text if step.launch.program else ""
+        if given & _STARTS_PROCESSES or _EVALUATES.search(program):
             return
-        message = f"srun starts 1 process where {gpus} GPUs are: unless it starts others, the rest idle"
+        message = f"srun starts 1 process for {gpus} GPUs: unless it starts others, the other GPUs are idle"
     else:
         message = f"{tasks} processes leave {gpus - tasks} of {gpus} GPUs on each node idle"
     yield Remark(main, message, remedy, severity)
@@ -92,26 +98,25 @@ def _gpus(count: int) -> str:
     return f"{count} GPU{'' if count == 1 else 's'}"
 
 
-def _told(script: Script, step: Step, geometry: Geometry) -> Iterator[Remark]:
-    """Compare what a program is told about nodes and devices with what srun starts."""
+def _program_options(script: Script, step: Step, geometry: Geometry) -> Iterator[Remark]:
+    """Compare nodes and devices in the options of a program with those of its step."""
     for name, value in script.options_of_program(step.launch):
-        told = script.number(value, geometry)
-        if told is None or told < 1:
+        given = script.number(value, geometry)
+        if given is None or given < 1:
             continue
-        surely = None if name.startswith("trainer.") else Severity.WARNING
+        severity = None if name.startswith("trainer.") else Severity.WARNING
         nodes, tasks = geometry.nodes, geometry.tasks_per_node
-        if name in _NODE_OPTIONS and nodes and told != nodes and "nodes" in geometry.options:
-            message = f"the program is told of {told} nodes, srun starts it on {nodes}"
-            yield Remark(value.line, message, f"tell it {nodes}, or use $SLURM_NNODES", surely)
-        elif name in _DEVICE_OPTIONS and told > 1 and tasks and told != tasks:
-            message = f"the program is told of {told} devices per node, srun starts {tasks} tasks on each"
-            yield Remark(
-                value.line, message, f"ask for --ntasks-per-node={told}: one task per device", surely
-            )
+        if name in _NODE_OPTIONS and nodes and given != nodes and "nodes" in geometry.options:
+            message = f"the program is given {given} nodes, but srun starts it on {nodes}"
+            yield Remark(value.line, message, f"give it {nodes}, or use $SLURM_NNODES", severity)
+        elif name in _DEVICE_OPTIONS and given > 1 and tasks and given != tasks:
+            message = f"the program is given {given} devices per node, but srun starts {tasks} tasks per node"
+            remedy = f"request --ntasks-per-node={given}: one task per device"
+            yield Remark(value.line, message, remedy, severity)
 
 
 def _workers(script: Script, step: Step, geometry: Geometry) -> Iterator[Remark]:
-    """Compare the workers of a launcher with the GPUs that it sees."""
+    """Compare the workers of a launcher with the GPUs that are visible to it."""
     options, gpus = step.launch.options, geometry.gpus_per_node
     value = options.get("nproc_per_node") or options.get("num_gpus")
     workers = script.number(value, geometry)
@@ -123,29 +128,23 @@ def _workers(script: Script, step: Step, geometry: Geometry) -> Iterator[Remark]
     tasks = geometry.tasks_per_node or 1
     if not workers or not gpus or value is None or (tasks > 1 and not geometry.isolation):
         return
-    seen = geometry.gpus_per_task or gpus
-    if workers > seen:
-        message = f"{step.launch.launcher} starts {workers} workers on {_gpus(seen)}"
-        yield Remark(
-            value.line, f"{message}: the others fail with an invalid device", f"start {seen}, or ask for more"
-        )
-        line = geometry.line(*_GPU_LINES)
-        if line and line != value.line:
-            yield Remark(
-                line, f"{seen} here, but {workers} workers are started", "ask for more", Severity.INFO
-            )
-    elif workers < seen and not script.mentions(_VISIBLE):
+    visible = geometry.gpus_per_task or gpus
+    if workers > visible:
         message = (
-            f"{step.launch.launcher} starts {workers} workers where {seen} GPUs are visible: the others idle"
+            f"{step.launch.launcher} starts {workers} workers on {_gpus(visible)}: the extra workers fail"
         )
-        yield Remark(value.line, message, f"start {seen}, or ask for fewer GPUs", Severity.WARNING)
-
-
-_VISIBLE = re.compile(r"(?:CUDA|HIP|ROCR)_VISIBLE_DEVICES=")
+        yield Remark(value.line, message, f"start {visible} workers, or request more GPUs")
+        line = geometry.line(*_GPU_OPTIONS)
+        if line and line != value.line:
+            message = f"{_gpus(visible)} requested here, but {workers} workers are started"
+            yield Remark(line, message, "request more GPUs", Severity.INFO)
+    elif workers < visible and not script.mentions(_SETS_VISIBLE_DEVICES):
+        message = f"{step.launch.launcher} starts {workers} workers for {visible} visible GPUs: some are idle"
+        yield Remark(value.line, message, f"start {visible} workers, or request fewer GPUs", Severity.WARNING)
 
 
 def _launcher_nodes(script: Script, step: Step, geometry: Geometry) -> Iterator[Remark]:
-    """Compare the number of nodes that a launcher expects with those that there are."""
+    """Compare the number of nodes that a launcher expects with the nodes of the job."""
     launch = step.launch
     if launch.via != "srun" and not (script.job.nodes == 1 and not script.reaches_nodes):
         return
@@ -155,28 +154,27 @@ def _launcher_nodes(script: Script, step: Step, geometry: Geometry) -> Iterator[
     expected, nodes = script.number(value, geometry), geometry.nodes
     if value is None or not expected or not nodes or not script.job.nodes:
         return
-    most = max(nodes, script.job.nodes)
+    available = max(nodes, script.job.nodes)
     tasks = (geometry.tasks_per_node or 1) if geometry.isolation else 1
-    if expected > most * tasks:
+    if expected > available * tasks:
         given = "nodes" in script.job.options or "nodes" in geometry.options or "ntasks" in geometry.options
-        message = f"{launch.launcher} waits for {expected} nodes, the job has {most}"
-        remedy = f"use --nnodes=$SLURM_NNODES, or ask for --nodes={expected}"
-        yield Remark(
-            value.line, f"{message}: it ends after its time-out", remedy, None if given else Severity.WARNING
-        )
+        message = f"{launch.launcher} waits for {expected} nodes, but the job has {available}"
+        message += ": it ends after its time-out"
+        remedy = f"use --nnodes=$SLURM_NNODES, or request --nodes={expected}"
+        yield Remark(value.line, message, remedy, None if given else Severity.WARNING)
     elif expected < nodes and launch.via == "srun":
-        message = f"srun starts {launch.launcher} on {nodes} nodes, each told of {expected}"
-        outcome = "each trains a copy of its own" if expected == 1 else "those that come too late are refused"
-        yield Remark(value.line, f"{message}: {outcome}", "use --nnodes=$SLURM_NNODES", Severity.WARNING)
+        message = f"srun starts {launch.launcher} on {nodes} nodes, but each expects {expected}: "
+        message += "every node trains on its own" if expected == 1 else "the last nodes cannot join"
+        yield Remark(value.line, message, "use --nnodes=$SLURM_NNODES", Severity.WARNING)
 
 
 @rule(Severity.ERROR)
 def ntasks_conflict(script: Script) -> Iterator[Remark]:
     """``--ntasks`` contradicts ``--nodes`` times ``--ntasks-per-node``.
 
-    With both given, ``--ntasks`` wins and ``--ntasks-per-node`` is at most a limit: fewer
-    processes start than meant, or Slurm refuses the job. With fewer tasks than nodes, Slurm
-    reduces the nodes.
+    If both are given, ``--ntasks`` takes precedence and ``--ntasks-per-node`` is only a maximum.
+    Too few processes start, or Slurm refuses the job. With fewer tasks than nodes, Slurm reduces
+    the number of nodes.
 
     Bad:
         #SBATCH --nodes=2
@@ -191,14 +189,13 @@ def ntasks_conflict(script: Script) -> Iterator[Remark]:
     for step in script.sruns:
         if not step.launch.opaque:
             own = script.job.step(()) if not step.launch.srun else script.geometry(step)
-            names = {option.name for option in step.launch.srun}
-            if {"ntasks", "ntasks-per-node"} <= names:
+            if {"ntasks", "ntasks-per-node"} <= {option.name for option in step.launch.srun}:
                 yield from _conflict(script, own, job=False)
             yield from _more_than_the_job(script, step)
 
 
 def _conflict(script: Script, geometry: Geometry, *, job: bool) -> Iterator[Remark]:
-    ntasks, each = geometry.number("ntasks"), geometry.number("ntasks-per-node")
+    ntasks, per_node = geometry.number("ntasks"), geometry.number("ntasks-per-node")
     if not ntasks or geometry.heterogeneous:
         return
     line = geometry.line("ntasks")
@@ -206,23 +203,22 @@ def _conflict(script: Script, geometry: Geometry, *, job: bool) -> Iterator[Rema
     fixed = low if low == high and "nodes" in geometry.options else None
     if fixed and ntasks < fixed and job:
         message = f"--ntasks={ntasks} is less than {fixed} nodes: Slurm reduces the job to {ntasks} of them"
-        yield Remark(line, message, "leave --ntasks out, and say --ntasks-per-node", edit=None)
-    elif fixed and each and ntasks != fixed * each:
-        few = "some of the tasks you meant never start" if ntasks < fixed * each else "Slurm refuses the job"
+        yield Remark(line, message, "remove --ntasks, and use --ntasks-per-node")
+    elif fixed and per_node and ntasks != fixed * per_node:
+        total = fixed * per_node
+        effect = "too few tasks start" if ntasks < total else "Slurm refuses the job"
         message = (
-            f"--ntasks={ntasks} contradicts {fixed} nodes x {each} tasks per node = {fixed * each}: {few}"
+            f"--ntasks={ntasks} contradicts {fixed} nodes x {per_node} tasks per node = {total}: {effect}"
         )
-        remedy = f"leave --ntasks out, or make it {fixed * each}"
-        edit = Edit(line, str(ntasks), str(fixed * each)) if line else None
-        yield Remark(line, message, remedy, edit=edit)
+        remedy = f"remove --ntasks, or change it to {total}"
+        yield Remark(line, message, remedy, edit=Edit(line, str(ntasks), str(total)) if line else None)
         other = geometry.line("ntasks-per-node")
         if other != line:
-            yield Remark(
-                other, f"{each} per node on {fixed} nodes here, but --ntasks={ntasks}", remedy, Severity.INFO
-            )
-    elif each and ntasks < each and not fixed:
-        message = f"--ntasks={ntasks} is less than --ntasks-per-node={each}: {ntasks} start, not {each}"
-        yield Remark(line, message, "leave --ntasks out", Severity.WARNING)
+            message = f"{per_node} tasks per node on {fixed} nodes here, but --ntasks={ntasks}"
+            yield Remark(other, message, remedy, Severity.INFO)
+    elif per_node and ntasks < per_node and not fixed:
+        message = f"--ntasks={ntasks} is less than --ntasks-per-node={per_node}: only {ntasks} start"
+        yield Remark(line, message, "remove --ntasks", Severity.WARNING)
 
 
 def _more_than_the_job(script: Script, step: Step) -> Iterator[Remark]:
@@ -231,16 +227,16 @@ def _more_than_the_job(script: Script, step: Step) -> Iterator[Remark]:
     own = script.geometry(step).node_range[0] if asked else 0
     low, high = script.job.node_range
     if asked and "nodes" in script.job.options and low == high and own > low:
-        message = f"srun asks for {own} nodes in a job of {low}: it fails"
-        yield Remark(asked.line, message, f"ask for --nodes={own} in the directives")
+        message = f"srun requests {own} nodes in a job with {low}: it fails"
+        yield Remark(asked.line, message, f"request --nodes={own} in the directives")
 
 
 @rule(Severity.WARNING)
 def ntasks_not_per_node(script: Script) -> Iterator[Remark]:
-    """``--ntasks`` over several nodes without saying how many go on each.
+    """``--ntasks`` for several nodes does not determine the number of tasks per node.
 
-    Slurm then fills the nodes as it likes: eight tasks on two nodes of four GPUs may be placed
-    seven and one, and the local ranks no longer match the GPUs.
+    Slurm may distribute the tasks unevenly: of eight tasks on two nodes with four GPUs each, seven
+    may run on one node. The local ranks then do not match the GPUs.
 
     Bad:
         #SBATCH --nodes=2
@@ -255,47 +251,36 @@ def ntasks_not_per_node(script: Script) -> Iterator[Remark]:
     unknown = [step for step in script.training if step.launch.kind == "script" and not step.launch.via]
     for step in script.sruns or unknown:
         geometry = script.geometry(step)
-        ntasks, nodes = geometry.number("ntasks"), geometry.nodes
-        if not ntasks or step.launch.opaque or geometry.heterogeneous or _placed(geometry):
+        ntasks, nodes, gpus = geometry.number("ntasks"), geometry.nodes, geometry.gpus_per_node
+        if not ntasks or step.launch.opaque or geometry.heterogeneous or _determines_tasks_per_node(geometry):
             continue
-        gpus = geometry.gpus_per_node
-        if nodes and nodes > 1 and ntasks > nodes and not spawns_workers(step.launch):
-            each = ntasks // nodes if ntasks % nodes == 0 else gpus
-            message = f"Slurm may put the {ntasks} tasks unevenly on the {nodes} nodes"
+        if nodes and nodes > 1 and ntasks > nodes and not starts_workers(step.launch):
+            per_node = ntasks // nodes if ntasks % nodes == 0 else gpus
+            message = f"Slurm may distribute the {ntasks} tasks unevenly over the {nodes} nodes"
         elif nodes is None and gpus and ntasks > gpus and "nodes" not in geometry.options:
-            each = gpus
-            message = f"Slurm may put more of the {ntasks} tasks on a node than it has GPUs ({gpus})"
+            per_node = gpus
+            message = f"Slurm may start more of the {ntasks} tasks on a node than it has GPUs ({gpus})"
         else:
             continue
         option = geometry.options["ntasks"]
-        suggestion = f"--ntasks-per-node={each}" if each else "--ntasks-per-node=GPUS"
-        edit = Edit(option.line, option.written, suggestion) if nodes and each else None
-        yield Remark(
-            option.line, message, f"write {suggestion}" + (" and --nodes" if nodes is None else ""), edit=edit
-        )
+        suggestion = f"--ntasks-per-node={per_node or 'GPUS'}"
+        edit = Edit(option.line, option.written, suggestion) if nodes and per_node else None
+        remedy = f"write {suggestion}" + (" and --nodes" if nodes is None else "")
+        yield Remark(option.line, message, remedy, edit=edit)
 
 
-def _placed(geometry: Geometry) -> bool:
-    """Return whether something besides ``--ntasks`` decides how many tasks go on a node."""
-    names = {
-        "ntasks-per-node",
-        "ntasks-per-gpu",
-        "ntasks-per-socket",
-        "ntasks-per-tres",
-        "ntasks-per-core",
-        "gpus-per-task",
-        "tres-per-task",
-    }
+def _determines_tasks_per_node(geometry: Geometry) -> bool:
+    """Return whether an option other than ``--ntasks`` determines the tasks per node."""
     plane = (geometry.value("distribution") or "").startswith(("plane", "arbitrary"))
-    return bool(names & set(geometry.options)) or plane
+    return bool(_TASK_PLACEMENT & set(geometry.options)) or plane
 
 
 @rule(Severity.ERROR)
 def ntasks_per_node_ignored(script: Script) -> Iterator[Remark]:
-    """A step is given ``--ntasks-per-node`` that contradicts the tasks it inherits from the job.
+    """``--ntasks-per-node`` of a step contradicts the number of tasks that the job passes on.
 
-    srun takes the number of tasks from the job unless it gets ``--nodes`` or ``--ntasks`` of its
-    own, warns "can't honor --ntasks-per-node", and starts the job's number of tasks.
+    Without ``--nodes`` or ``--ntasks`` of its own, srun uses the job's number of tasks. It warns
+    "can't honor --ntasks-per-node" and starts that number.
 
     Bad:
         #SBATCH --nodes=2
@@ -313,14 +298,13 @@ def ntasks_per_node_ignored(script: Script) -> Iterator[Remark]:
         return
     for step in script.sruns:
         own = {option.name: option for option in step.launch.srun}
-        each = own.get("ntasks-per-node")
-        if each is None or {"nodes", "nodelist", "ntasks"} & set(own) or step.launch.opaque:
+        option = own.get("ntasks-per-node")
+        if option is None or {"nodes", "nodelist", "ntasks"} & set(own) or step.launch.opaque:
             continue
-        asked = script.geometry(step).number("ntasks-per-node")
-        if asked and asked * nodes != inherited:
-            told = f"it inherits {inherited} tasks on {nodes} nodes from the job"
-            message = f"srun ignores --ntasks-per-node={asked}: {told}"
-            edit = Edit(each.line, each.written, f"--nodes=$SLURM_NNODES {each.written}")
-            yield Remark(
-                each.line, message, "give srun --nodes as well: srun --nodes=$SLURM_NNODES", edit=edit
-            )
+        per_node = script.geometry(step).number("ntasks-per-node")
+        if per_node and per_node * nodes != inherited:
+            message = f"srun ignores --ntasks-per-node={per_node}: "
+            message += f"it inherits {inherited} tasks on {nodes} nodes from the job"
+            edit = Edit(option.line, option.written, f"--nodes=$SLURM_NNODES {option.written}")
+            remedy = "give srun --nodes as well: srun --nodes=$SLURM_NNODES"
+            yield Remark(option.line, message, remedy, edit=edit)

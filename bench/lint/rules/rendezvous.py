@@ -1,0 +1,353 @@
+"""Rules about how processes find each other: address, port and ranks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from bench.findings import Edit, Remark, Severity
+from bench.lint.expansion import MARK, Assigned, Unknown, Value
+from bench.lint.geometry import Geometry
+from bench.lint.launch import Launch
+from bench.lint.options import names
+from bench.lint.rules import rule
+from bench.lint.script import Script, starts_workers
+from bench.lint.shell_state import Step
+
+_LOOPBACK = re.compile(
+    r"(?:tcp://)?(?:localhost(?:\.localdomain)?|127\.\d+\.\d+\.\d+|\[?::1\]?|ip6-localhost)(?::|/|\Z)", re.I
+)
+_HOST = re.compile(
+    r"(?:tcp://)?((?:\d{1,3}\.){3}\d{1,3}|(?=[A-Za-z0-9.-]*[0-9.-])[A-Za-z][A-Za-z0-9-]*(?:\.[A-Za-z0-9-]+)*)(?::(?:\d+|[^:]*))?\Z"
+)
+_ADDRESS_VARIABLE = re.compile(
+    r"(?i:(?:pet_)?(?:master|main|head|rank_?0|rdzv|leader|chief|coordinator)_?(?:node_?)?(?:process_?)?"
+    r"(?:addr(?:ess)?|ip|host(?:name)?|endpoint|node|url)?)\Z"
+)
+_ADDRESS_OPTIONS = names(
+    """master_addr master_address master_ip master_host main_process_ip main_address main_addr
+    rdzv_endpoint dist_url init_method dist_init_method coordinator_address head_node_ip host_addr"""
+)
+_PORT_OPTIONS = {"port", "master_port", "main_process_port", "main_port", "dist_port"} | _ADDRESS_OPTIONS
+_PORT_VARIABLE = re.compile(r"(?i:[a-z_]*port[a-z_]*|rdzv_endpoint|dist_url|init_method|[a-z_]*endpoint)\Z")
+_PORT = re.compile(r"(?:\A|:)(\d{4,5})\Z")
+_RANK_OPTIONS = names(
+    """node_rank machine_rank rank local_rank global_rank world_rank node_id nodeid proc_id procid
+    process_id host_rank base_rank localid local_id trainer.node_rank"""
+)
+_SLURM_RANKS = frozenset({"SLURM_PROCID", "SLURM_NODEID", "SLURM_LOCALID", "SLURM_GTIDS"})
+_RANK_VARIABLES = names(
+    """RANK LOCAL_RANK NODE_RANK GROUP_RANK GLOBAL_RANK MACHINE_RANK NODE_ID NODEID PET_NODE_RANK
+    CUDA_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES HIP_VISIBLE_DEVICES"""
+)
+#: Rendezvous backends that assign the ranks themselves.
+_ASSIGNS_RANKS = frozenset({"c10d", "etcd", "etcd-v2", "etcd_v2", "zeus"})
+_FIRST_HOST = '$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
+_EXPAND_IN_TASK = "expand it in the task: srun bash -c '... $SLURM_NODEID ...', or write \\$ in double quotes"
+
+
+def _spans_nodes(script: Script, step: Step) -> bool:
+    """Return whether the processes of a step join processes on other nodes."""
+    if starts_workers(step.launch):
+        expected = _expected_nodes(script, step.launch)
+        return expected is None or expected > 1
+    nodes = script.geometry(step).nodes
+    if nodes is None or nodes > 1:
+        return True
+    return any(
+        name in _RANK_OPTIONS or name == "world_size" for name, _ in script.options_of_program(step.launch)
+    )
+
+
+def _expected_nodes(script: Script, launch: Launch) -> int | None:
+    """Return the number of nodes in a launcher's options; the default of torchrun is 1."""
+    for name in ("nnodes", "num_machines", "num_nodes"):
+        if name in launch.options:
+            text = launch.options[name].text.rpartition(":")[2]
+            return script.number(Value(text, launch.options[name].lines), script.job)
+    return 1 if launch.launcher in ("torchrun", "launch") else None
+
+
+def _addresses(script: Script, step: Step) -> list[Value]:
+    """Return the master addresses in the options and the environment of a command."""
+    launch = step.launch
+    found = [value for name, value in launch.options.items() if name in _ADDRESS_OPTIONS]
+    found += [value for name, value in script.options_of_program(launch) if name in _ADDRESS_OPTIONS]
+    before_command = [value for name, value in step.prefix.items() if _ADDRESS_VARIABLE.match(name)]
+    return [value for value in found if value.text] + before_command
+
+
+def _assigns_ranks(launch: Launch) -> bool:
+    """Return whether the rendezvous of a launcher assigns the ranks itself."""
+    options = launch.options
+    backend = options["rdzv_backend"].text if "rdzv_backend" in options else ""
+    conf = options["rdzv_conf"].text if "rdzv_conf" in options else ""
+    return backend in _ASSIGNS_RANKS or "c10d" in conf or bool(MARK.search(backend))
+
+
+@rule(Severity.ERROR)
+def loopback_master_addr(script: Script) -> Iterator[Remark]:
+    """The master address of a job with several nodes is, or may become, the local host.
+
+    Every node then connects to itself, and the processes of the other nodes never reach the first
+    one. Without an address, torchrun uses 127.0.0.1 (it does not read MASTER_ADDR). Without
+    --rdzv_endpoint, the c10d backend uses localhost.
+
+    Bad:
+        #SBATCH --nodes=2
+        export MASTER_ADDR=localhost
+
+    Good:
+        #SBATCH --nodes=2
+        export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+    """
+    spanning = [step for step in script.training if _spans_nodes(script, step)]
+    if not _has_several_nodes(script) or (script.training and not spanning):
+        return
+    for assigned in script.walk.assigned:
+        if _ADDRESS_VARIABLE.match(assigned.name) and assigned.value and _is_final(script, assigned):
+            unread = not _is_read(script, assigned.name, spanning)
+            for remark in _loopback(script, assigned.value, in_task=assigned.in_task):
+                yield remark._replace(severity=Severity.WARNING) if unread else remark
+    for step in spanning:
+        for value in _addresses(script, step):
+            yield from _loopback(script, value, in_task=step.place.task is not None)
+        if step.launch.launcher in ("torchrun", "launch") and not _has_address(script, step.launch):
+            yield Remark(
+                _launcher_line(step),
+                _no_address(step.launch),
+                "pass --rdzv_backend=c10d --rdzv_endpoint=HOST:PORT, where HOST is the first host of the job",
+            )
+
+
+def _has_several_nodes(script: Script) -> bool:
+    job = script.job
+    if job.heterogeneous:
+        return False
+    return job.several_nodes or any((script.geometry(step).nodes or 1) > 1 for step in script.sruns)
+
+
+def _is_final(script: Script, assigned: Assigned) -> bool:
+    """Return whether no later assignment or other branch replaces the value."""
+    others = script.assigned_to.get(assigned.name, [])
+    if any(other.line > assigned.line and not other.branches for other in others):
+        return False
+    if not assigned.branches or len({other.line for other in others}) == 1:
+        return True
+    depth = len(assigned.branches)
+    return any(
+        step.place.branches[:depth] == assigned.branches and _spans_nodes(script, step)
+        for step in script.training
+    )
+
+
+def _is_read(script: Script, name: str, spanning: list[Step]) -> bool:
+    """Return whether the script or a program reads the variable; torchrun, for example, does not."""
+    used = any(use.name == name for use in script.walk.uses)
+    return used or not spanning or any(not starts_workers(step.launch) for step in spanning)
+
+
+def _loopback(script: Script, value: Value, *, in_task: bool) -> Iterator[Remark]:
+    """Yield a remark if an address is, or may become, the local host."""
+    remedy = f"use the first host of the job: {_FIRST_HOST}"
+    if _LOOPBACK.match(value.text):
+        message = f"{script.unknowns.shown(value.text)[:60]} is a different host on every node: "
+        message += "the nodes never connect, and the job ends after the store's time-out"
+        yield Remark(value.line, message, remedy)
+        return
+    for unknown in script.unknowns.of(value.text)[:1]:
+        if in_task and unknown.in_task and _is_own_name(unknown):
+            message = f"each task expands {unknown.source[:40]} on its own node, so the nodes never connect"
+            yield Remark(unknown.line, message, remedy)
+        elif _LOOPBACK.match(unknown.default or "") and not _is_set_elsewhere(script, unknown):
+            message = f"if {unknown.name} is not set, each node uses {unknown.default} as the master"
+            yield Remark(unknown.line, message, remedy, Severity.WARNING)
+
+
+def _is_own_name(unknown: Unknown) -> bool:
+    """Return whether an expansion is the name of the node that expands it."""
+    if unknown.kind == "command":
+        return bool(re.match(r"\s*(?:/bin/|/usr/bin/)?hostname\b[^|;&]*\Z", unknown.source[2:-1]))
+    return unknown.name in ("HOSTNAME", "SLURMD_NODENAME")
+
+
+def _is_set_elsewhere(script: Script, unknown: Unknown) -> bool:
+    others = script.assigned_to.get(unknown.name, [])
+    return unknown.name.startswith("SLURM") or any(other.line != unknown.line for other in others)
+
+
+def _has_address(script: Script, launch: Launch) -> bool:
+    """Return whether torchrun gets an address, or may get one from an unknown value."""
+    options = launch.options
+    before_arguments = launch.words[: len(launch.words) - len(launch.arguments)]
+    if launch.opaque or any(MARK.fullmatch(word.text) for word in before_arguments):
+        return True
+    if script.walk.opaque or any(name.startswith("PET_") for name in script.walk.exported):
+        return True
+    if "standalone" in options:
+        return False
+    backend = options["rdzv_backend"].text if "rdzv_backend" in options else "static"
+    if backend == "static":
+        return bool({"master_addr", "rdzv_endpoint"} & set(options))
+    return "rdzv_endpoint" in options or not (backend in _ASSIGNS_RANKS or MARK.search(backend))
+
+
+def _no_address(launch: Launch) -> str:
+    if "standalone" in launch.options:
+        return "--standalone meets at localhost: the nodes wait for each other and never connect"
+    if "rdzv_backend" in launch.options:
+        return "c10d without --rdzv_endpoint meets at localhost: the nodes wait and never connect"
+    name = "torch.distributed.launch" if launch.launcher == "launch" else launch.launcher
+    return f"{name} has no address and uses 127.0.0.1: the nodes wait for each other and never connect"
+
+
+def _launcher_line(step: Step) -> int:
+    """Return the line with the name of the launcher."""
+    for word in step.launch.words:
+        name = word.text.rpartition("/")[2]
+        if name in ("torchrun", "torch.distributed.run", "torch.distributed.launch"):
+            return word.line
+    return step.line
+
+
+@rule(Severity.WARNING)
+def hardcoded_host(script: Script) -> Iterator[Remark]:
+    """The master is a fixed host, although Slurm chooses the nodes of the job.
+
+    If the job runs on other nodes, no process listens on that host, and all processes wait until
+    their time-out.
+
+    Bad:
+        export MASTER_ADDR=node001
+
+    Good:
+        export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+    """
+    if script.job.value("nodelist") or any(_has_fixed_hosts(step) for step in script.sruns):
+        return
+    assigned = [one.value for one in script.walk.assigned if _ADDRESS_VARIABLE.match(one.name) and one.value]
+    for value in [*assigned, *(value for step in script.training for value in _addresses(script, step))]:
+        match = _HOST.match(value.text)
+        if not match or _LOOPBACK.match(value.text) or match.group(1) in ("0.0.0.0", "255.255.255.255"):  # noqa: S104
+            continue
+        message = f"the master is always {match.group(1)}, but Slurm may run the job on other nodes"
+        yield Remark(value.line, message, f"use the first host of the job: {_FIRST_HOST}")
+
+
+def _has_fixed_hosts(step: Step) -> bool:
+    """Return whether srun gets a list of hosts without variables."""
+    return any(
+        option.name == "nodelist" and not MARK.search(option.value or "") for option in step.launch.srun
+    )
+
+
+@rule(Severity.INFO)
+def hardcoded_port(script: Script) -> Iterator[Remark]:
+    """The port of the rendezvous is fixed.
+
+    Two jobs on the same node then use the same port: "Address already in use".
+
+    Bad:
+        export MASTER_PORT=29500
+
+    Good:
+        export MASTER_PORT=$((10000 + SLURM_JOB_ID % 20000))
+    """
+    remedy = "derive it from the job: $((10000 + SLURM_JOB_ID % 20000)), below the ephemeral ports"
+    message = "the port {} is fixed: two jobs on the same node conflict"
+    for assigned in script.walk.assigned:
+        port = _PORT.search(assigned.value.text) if assigned.value else None
+        if port and assigned.value and _PORT_VARIABLE.match(assigned.name):
+            edit = _computed_port(script, assigned, port.group(1))
+            yield Remark(assigned.value.line, message.format(port.group(1)), remedy, edit=edit)
+    for step in script.training:
+        options = [*step.launch.options.items(), *script.options_of_program(step.launch)]
+        options += [(name.lower(), value) for name, value in step.prefix.items()]
+        for name, value in options:
+            port = _PORT.search(value.text) if name in _PORT_OPTIONS else None
+            if port and name in _ADDRESS_OPTIONS and value.text.isdecimal():
+                continue
+            if port and port.group(1) in script.line(value.line):
+                yield Remark(value.line, message.format(port.group(1)), remedy)
+
+
+def _computed_port(script: Script, assigned: Assigned, port: str) -> Edit | None:
+    written = f"{assigned.name}={port}"
+    if assigned.in_task or written not in script.line(assigned.line):
+        return None
+    return Edit(assigned.line, written, f"{assigned.name}=$((10000 + SLURM_JOB_ID % 20000))")
+
+
+@rule(Severity.ERROR)
+def rank_expanded_early(script: Script) -> Iterator[Remark]:
+    r"""The batch shell expands the rank of a node or a task, and its value there is always 0.
+
+    The batch script runs on the first node only. It expands variables on the srun line that are
+    unquoted or in double quotes, so every task gets rank 0. An escaped or single-quoted variable
+    needs a shell in the task that expands it. With a c10d rendezvous, the rank is not used, and
+    the rule does not apply.
+
+    Bad:
+        srun torchrun --nnodes=2 --node_rank=$SLURM_NODEID --master_addr=$HOST ...
+
+    Good:
+        srun bash -c 'torchrun --nnodes=2 --node_rank=$SLURM_NODEID --master_addr=$HOST ...'
+    """
+    steps = [step for step in script.sruns if not _assigns_ranks(step.launch) and not step.launch.opaque]
+    for step in steps:
+        for name, value in _ranks_given(script, step):
+            if value.text.lstrip("\\").startswith("$SLURM_"):
+                message = f"srun starts no shell, so {name} is the text {value.text}: nothing expands it"
+                yield Remark(value.line, message, _EXPAND_IN_TASK)
+            for unknown in script.unknowns.within(value.text):
+                severity = _severity_of_early_rank(script.geometry(step), unknown)
+                if severity is None:
+                    continue
+                message = f"the batch shell expands {unknown.source}, so every task gets {name} 0"
+                yield Remark(unknown.line, message, _EXPAND_IN_TASK, severity)
+                if value.line != unknown.line:
+                    message += f" (see line {unknown.line})"
+                    yield Remark(value.line, message, _EXPAND_IN_TASK, Severity.INFO)
+    yield from _exported_early(script, steps)
+
+
+def _ranks_given(script: Script, step: Step) -> Iterator[tuple[str, Value]]:
+    """Yield the ranks in the options and the environment of a command."""
+    for name, value in [*step.launch.options.items(), *script.options_of_program(step.launch)]:
+        if name in _RANK_OPTIONS:
+            yield name, value
+    yield from ((name, value) for name, value in step.prefix.items() if name in _RANK_VARIABLES)
+
+
+def _severity_of_early_rank(geometry: Geometry, unknown: Unknown) -> Severity | None:
+    """Return the severity of a rank expanded by the batch shell, or None if it is correct."""
+    if unknown.in_task or unknown.name not in _SLURM_RANKS:
+        return None
+    if unknown.name == "SLURM_NODEID":
+        count = geometry.nodes
+    elif unknown.name == "SLURM_LOCALID":
+        count = geometry.tasks_per_node
+    else:
+        count = geometry.ntasks
+    if count == 1:
+        return None
+    return Severity.WARNING if count is None else Severity.ERROR
+
+
+def _exported_early(script: Script, steps: list[Step]) -> Iterator[Remark]:
+    """Find ranks that the batch shell exports to all tasks."""
+    if not steps:
+        return
+    for assigned in script.walk.assigned:
+        if assigned.name not in _RANK_VARIABLES or not assigned.value:
+            continue
+        exported = assigned.exported or assigned.name in script.walk.exported
+        for unknown in script.unknowns.within(assigned.value.text):
+            severities = (_severity_of_early_rank(script.geometry(step), unknown) for step in steps)
+            severity = next(filter(None, severities), None)
+            if severity is None or not exported:
+                continue
+            if not assigned.in_task and not assigned.name.endswith("VISIBLE_DEVICES"):
+                severity = Severity.WARNING  # harmless if the program reads Slurm's variables instead
+            message = f"the batch shell expands {unknown.source}, so every task gets {assigned.name}=0"
+            yield Remark(unknown.line, message, _EXPAND_IN_TASK, severity)

@@ -1,0 +1,316 @@
+"""Rules about the text of a script: directives, line ends, syntax and stray commands."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from bench.findings import Edit, Remark, Severity
+from bench.lint.expansion import MARK, Value
+from bench.lint.launch import HELPERS
+from bench.lint.rules import rule
+from bench.lint.script import ANALYSED_SIZE, MAX_SCRIPT_SIZE, Script, ignored_directives
+from bench.lint.shell_state import DECLARATIONS, Step
+from bench.lint.syntax import ShellError, Simple, Word
+
+_OPENS_STRING = re.compile(r"\\\Z|(?:=|-\w*c\s+|echo\s+|<<<\s*|\()[\"']\Z|\S[ \t]+[\"']\Z")
+_MAX_ODD_LINES = 200
+_PROSE = re.compile(r"[A-Z][a-z]+[,:]?\Z")
+_NAME = re.compile(r"[A-Za-z_]\w*\Z")
+_PYTHON_KEYWORDS = frozenset({"import", "from", "print", "def", "elif", "class"})
+#: Leftovers of editing: ends of here-documents, prompts, rulers, bare numbers.
+_LEFTOVER = re.compile(r"EO[FTL]|END|\$|[-=*~]{3,}|\d+")
+_CSH_COMMANDS = frozenset({"setenv", "unsetenv"})
+
+
+@rule(Severity.ERROR)
+def sbatch_after_command(script: Script) -> Iterator[Remark]:
+    """A directive is below the first command, so sbatch ignores it.
+
+    sbatch stops reading directives at the first line that is neither blank nor a comment. It
+    ignores all directives after that line without a message.
+
+    Bad:
+        #!/bin/bash
+        module load cuda
+        #SBATCH --nodes=4
+
+    Good:
+        #!/bin/bash
+        #SBATCH --nodes=4
+        module load cuda
+    """
+    for number, _ in ignored_directives(script.lines, script.header):
+        if any(first <= number <= last for first, last in script.swallowed):
+            continue
+        first = script.header.end + 1
+        message = f"sbatch ignores this directive: it stopped reading at the first command, in line {first}"
+        yield Remark(number, message, f"move the line above line {first}")
+
+
+@rule(Severity.ERROR)
+def malformed_directive(script: Script) -> Iterator[Remark]:
+    """A directive that sbatch refuses or treats as a comment.
+
+    sbatch refuses a script with an unknown option, an invalid value or a stray word. It ignores
+    lines that do not start with exactly ``#SBATCH``, and it does not expand variables.
+
+    Bad:
+        # SBATCH --nodes=4
+        #SBATCH --ntasks_per_node=4
+        #SBATCH --time=24h
+
+    Good:
+        #SBATCH --nodes=4
+        #SBATCH --ntasks-per-node=4
+        #SBATCH --time=24:00:00
+    """
+    yield from script.header.remarks
+    if script.size > MAX_SCRIPT_SIZE:
+        limit = f"{MAX_SCRIPT_SIZE // 1024**2} MiB"
+        yield Remark(
+            1,
+            f"Slurm refuses scripts of more than {limit}, unless the site raised max_script_size",
+            "put the data into a file of its own",
+            Severity.WARNING,
+        )
+
+
+@rule(Severity.ERROR)
+def crlf_script(script: Script) -> Iterator[Remark]:
+    r"""The lines end with CR LF, as on Windows.
+
+    sbatch refuses such a script: "Batch script contains DOS line breaks".
+
+    Bad:
+        #!/bin/bash\r\n
+
+    Good:
+        #!/bin/bash\n
+    """
+    if script.dos_line:
+        yield Remark(
+            script.dos_line,
+            "sbatch refuses the script: its lines end with CR LF, as on Windows",
+            "convert it: dos2unix SCRIPT, or sed -i 's/\\r$//' SCRIPT",
+        )
+
+
+@rule(Severity.ERROR)
+def shell_syntax(script: Script) -> Iterator[Remark]:
+    """The shell cannot parse the script.
+
+    bash reads and executes a script command by command. It executes everything before the error,
+    and then the job ends.
+
+    Bad:
+        for node in $NODES; do
+            echo $node
+
+    Good:
+        for node in $NODES; do
+            echo $node
+        done
+    """
+    for text, problem in script.walk.broken[:20]:
+        yield _error_in_text(text, problem)
+    if script.size > ANALYSED_SIZE:
+        message = f"only the first {ANALYSED_SIZE // 1024} KiB of this script were checked"
+        yield Remark(1, message, "put the data into a file of its own", Severity.INFO)
+    if script.error:
+        yield from _syntax_error(script, script.error)
+
+
+def _syntax_error(script: Script, error: ShellError) -> Iterator[Remark]:
+    quote = error.quote if error.quote in ("'", '"') else ""
+    unpaired = _unpaired_quote(script.lines, quote, upto=error.line)
+    if unpaired:
+        line, quote = unpaired
+        message = f"a {quote} is opened in this line and never closed, so bash cannot parse the script"
+        message += f" (it stops at line {error.line}: {error.message})"
+        yield Remark(line, message, f"close the {quote}")
+        return
+    line = min(error.line, len(script.lines))
+    while line > 1 and script.lines[line - 1].strip()[:1] in ("", "#"):
+        line -= 1
+    remedy = "check the script with `bash -n SCRIPT`"
+    if error.opened and error.opened != line:
+        yield Remark(error.opened, f"bash cannot parse the command that starts here: {error.message}", remedy)
+        yield Remark(line, f"bash stops here: {error.message}", remedy, Severity.INFO)
+    else:
+        yield Remark(line, f"bash cannot parse the script: {error.message}", remedy)
+
+
+def _error_in_text(text: Value, error: ShellError) -> Remark:
+    """Return the remark on a text that is given to a shell, such as the one of ``bash -c``."""
+    quote = error.quote if error.quote in ("'", '"') else ""
+    unpaired = _unpaired_quote(text.text.split("\n"), quote, upto=10_000)
+    line = text.lines[min(unpaired[0], len(text.lines)) - 1] if unpaired else error.opened or error.line
+    message = f"the shell that gets this text cannot parse it: {error.message}"
+    severity = Severity.WARNING if MARK.search(text.text) else None
+    return Remark(line, message, "correct the text between the quotes", severity)
+
+
+def _unpaired_quote(lines: Sequence[str], quote: str, *, upto: int) -> tuple[int, str] | None:
+    """Return the line with a quote that is never closed, and the quote, or None.
+
+    A string over several lines has two lines with an odd number of quotes: its first and its last.
+    If the number of such lines is odd, one of them is wrong. The result is the line without which
+    the others form the most plausible pairs. If bash does not report a ``quote``, all other lines must
+    form such pairs.
+    """
+    for kind in (quote,) if quote else ('"', "'"):
+        counts = [_count_quotes(line, kind) for line in lines[: None if quote else upto]]
+        odd = [index for index, count in enumerate(counts) if count % 2]
+        if not odd or len(odd) > _MAX_ODD_LINES or (not quote and len(odd) % 2 == 0):
+            continue
+        if len(odd) % 2 == 0:
+            return odd[0] + 1, kind
+        wrong = max(range(0, len(odd), 2), key=lambda index: _plausible_pairs(lines, counts, odd, index))
+        if quote or _plausible_pairs(lines, counts, odd, wrong) * 2 == len(odd) - 1:
+            return odd[wrong] + 1, kind
+    return None
+
+
+def _plausible_pairs(lines: Sequence[str], counts: Sequence[int], odd: Sequence[int], without: int) -> int:
+    """Count the pairs of odd lines that look like strings over several lines, without one line."""
+    rest = [*odd[:without], *odd[without + 1 :]]
+    pairs = zip(rest[::2], rest[1::2], strict=True)
+    return sum(
+        bool(_OPENS_STRING.search(lines[first].rstrip())) and not any(counts[first + 1 : last])
+        for first, last in pairs
+    )
+
+
+def _count_quotes(line: str, kind: str) -> int:
+    """Count the quotes of one kind, except escaped ones and those in comments or other quotes."""
+    count, other, index = 0, "", 0
+    text = line[:20_000]
+    while index < len(text):
+        char = text[index]
+        if char == "\\" and other != "'":
+            index += 1
+        elif char == other:
+            other = ""
+        elif not other and char == kind:
+            count += 1
+        elif not other and char in "'\"" and count % 2 == 0:
+            other = char if text.find(char, index + 1) > 0 else ""
+        elif char == "#" and not other and count % 2 == 0 and (index == 0 or text[index - 1] in " \t"):
+            break
+        index += 1
+    return count
+
+
+@rule(Severity.ERROR)
+def stray_command(script: Script) -> Iterator[Remark]:
+    r"""Bash runs a line as a command that is not one, such as an option or a leftover.
+
+    A backslash continues a line only if it is the very last character. After a backslash with a
+    blank behind it, or a comment between the lines, the command ends. Bash then runs the next line
+    as a command that does not exist.
+
+    Bad:
+        srun python train.py \  # the data
+            --data /scratch
+        MASTER_PORT = 29500
+
+    Good:
+        srun python train.py \
+            --data /scratch
+        MASTER_PORT=29500
+    """
+    for step in script.walk.steps:
+        remark = None if step.place.condition else _stray(script, step)
+        if remark:
+            yield remark
+    yield from _never_reached(script)
+
+
+def _stray(script: Script, step: Step) -> Remark | None:
+    words, line = step.node.words, step.line
+    first = words[0].literal or ""
+    bare = words[0].bare or ""
+    start = words[0].parts[0]
+    if start.kind == "text" and not start.quoted and re.match(r"--?[A-Za-z]", start.text):
+        return _broken_off_option(script, start.text, line)
+    if bare in DECLARATIONS:
+        return Remark(line, f"{bare} takes no blanks around =", f"write {bare} NAME=VALUE")
+    spaced = len(words) > 1 and (words[1].bare or "").startswith("=") and bool(_NAME.match(bare))
+    if spaced and not step.place.piped and bare not in HELPERS and not step.place.task:
+        return _spaced_assignment(script, step.node)
+    if _assigns_to_expansion(words[0]):
+        message = "bash runs this as a command, because a $ is before the variable's name"
+        return Remark(line, message, "remove the $")
+    if re.match(r"!?#?!?SBATCH\b|!#|!/", first) or first == "#SBATCH":
+        message = f"bash runs `{first}` as a command, which does not exist"
+        return Remark(line, message, "start the line with #")
+    is_python = first in _PYTHON_KEYWORDS and len(words) > 1 and "import" in [word.literal for word in words]
+    if first in _CSH_COMMANDS or is_python:
+        message = f"`{first}` is not a command of bash"
+        return Remark(line, message, "write it in bash, or put it into a file of its language")
+    if _LEFTOVER.fullmatch(first) or (words[0].bare is None and _is_sentence(first)):
+        message = f"bash runs `{first[:40]}` as a command, which does not exist"
+        return Remark(line, message, "remove the line")
+    return _stray_warning(script, step, bare)
+
+
+def _stray_warning(script: Script, step: Step, bare: str) -> Remark | None:
+    """Return a remark on a line that is probably stray."""
+    words, line = step.node.words, step.line
+    start = words[0].parts[0]
+    if len(words) == 1 and start.kind == "param" and start.text.startswith("SLURM"):
+        message = f"bash runs the value of ${start.text} as a command"
+        return Remark(line, message, "put echo before it, or remove it")
+    if len(words) >= 3 and all(word.bare for word in words) and _PROSE.match(bare) and not script.walk.opaque:
+        message = f"bash runs `{bare}` as a command"
+        return Remark(line, message, "make the line a comment: #", Severity.WARNING)
+    if any(option.name == "pty" for option in step.launch.srun) and step.launch.via == "srun":
+        message = "srun --pty in a batch script has no terminal, so the interactive shell ends at once"
+        return Remark(line, message, "remove the line", Severity.WARNING)
+    return None
+
+
+def _is_sentence(word: str) -> bool:
+    """Return whether a quoted word is a sentence and not the path of a program."""
+    return word != "" and (not word.strip() or (" " in word.strip() and "/" not in word))
+
+
+def _broken_off_option(script: Script, option: str, line: int) -> Remark:
+    message = f"bash runs `{option[:40]}` as a command, although it is an option of the command above"
+    broken = re.search(r"\\[ \t]+\Z", script.line(line - 1))
+    if broken:
+        remedy = f"remove the blanks after the backslash in line {line - 1}"
+        return Remark(line, message, remedy, edit=Edit(line - 1, broken.group(), "\\"))
+    remedy = "end every line of the command above with a backslash, without comments between them"
+    return Remark(line, message, remedy)
+
+
+def _spaced_assignment(script: Script, node: Simple) -> Remark:
+    name = node.words[0].bare
+    match = re.search(rf"\b{name}[ \t]*=[ \t]*", script.line(node.line))
+    edit = Edit(node.line, match.group(), f"{name}=") if match else None
+    message = f"bash runs `{name}` as a command: an assignment has no blanks around ="
+    return Remark(node.line, message, f"write {name}=VALUE", edit=edit)
+
+
+def _assigns_to_expansion(word: Word) -> bool:
+    """Return whether a word looks like ``$NAME=value``."""
+    if len(word.parts) < 2:
+        return False
+    first, second = word.parts[:2]
+    is_plain = first.kind == "param" and not first.op and not first.quoted and bool(_NAME.match(first.text))
+    return is_plain and second.kind == "text" and not second.quoted and second.text.startswith("=")
+
+
+def _never_reached(script: Script) -> Iterator[Remark]:
+    """Find an unconditional ``exit`` before the start of the training program."""
+    last = max((step.line for step in script.training if step.place.task is None), default=0)
+    for step in script.walk.steps:
+        place, words = step.place, step.node.words
+        outermost = not (place.branches or place.loops or place.function or place.substitution or place.piped)
+        if words[0].literal == "exit" and outermost and not place.task and step.line < last:
+            if all(other.line > step.line for other in script.training):
+                message = "the script ends here, and the lines below never run"
+                yield Remark(step.line, message, "remove the line")
+            return

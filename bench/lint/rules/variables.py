@@ -1,0 +1,196 @@
+"""Rules about variables: undefined ones, and digits that bash reads as octal."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator
+
+from bench.findings import Edit, Remark, Severity
+from bench.lint.expansion import Unknown
+from bench.lint.rules import rule
+from bench.lint.script import Script
+from bench.lint.shell_state import Use
+
+#: Variables that Slurm sets only with one of these options (sbatch(1), OUTPUT ENVIRONMENT VARIABLES).
+_NEEDED_OPTIONS: dict[str, tuple[str, ...]] = {
+    "SLURM_CPUS_PER_TASK": ("cpus-per-task",),
+    "SLURM_NTASKS_PER_NODE": ("ntasks-per-node",),
+    "SLURM_GPUS": ("gpus",),
+    "SLURM_GPUS_PER_NODE": ("gpus-per-node",),
+    "SLURM_GPUS_PER_TASK": ("gpus-per-task",),
+    "SLURM_CPUS_PER_GPU": ("cpus-per-gpu",),
+    "SLURM_ARRAY_TASK_ID": ("array",),
+    "SLURM_ARRAY_JOB_ID": ("array",),
+    "SLURM_ARRAY_TASK_COUNT": ("array",),
+}
+_SLURM_NAMES = """
+
+SLURM_ARRAY_JOB_ID SLURM_ARRAY_TASK_COUNT SLURM_ARRAY_TASK_ID SLURM_ARRAY_TASK_MAX SLURM_ARRAY_TASK_MIN
+SLURM_ARRAY_TASK_STEP SLURM_CLUSTER_NAME SLURM_CONF SLURM_CPUS_ON_NODE SLURM_CPUS_PER_GPU SLURM_CPUS_PER_TASK
+SLURM_CPU_BIND SLURM_CPU_BIND_LIST SLURM_CPU_BIND_TYPE SLURM_CPU_BIND_VERBOSE SLURM_CPU_FREQ_REQ
+SLURM_DEBUG SLURM_DIST_PLANESIZE SLURM_DISTRIBUTION SLURM_EXPORT_ENV SLURM_GPUS SLURM_GPUS_ON_NODE
+SLURM_GPUS_PER_NODE SLURM_GPUS_PER_SOCKET SLURM_GPUS_PER_TASK SLURM_GPU_BIND SLURM_GPU_FREQ SLURM_GTIDS
+SLURM_HET_SIZE SLURM_HINT SLURM_JOBID SLURM_JOB_ACCOUNT SLURM_JOB_CPUS_PER_NODE SLURM_JOB_DEPENDENCY
+SLURM_JOB_END_TIME SLURM_JOB_GID SLURM_JOB_GPUS SLURM_JOB_GROUP SLURM_JOB_ID SLURM_JOB_LICENSES
+SLURM_JOB_NAME SLURM_JOB_NODELIST SLURM_JOB_NUM_NODES SLURM_JOB_PARTITION SLURM_JOB_QOS
+SLURM_JOB_RESERVATION SLURM_JOB_START_TIME SLURM_JOB_UID SLURM_JOB_USER SLURM_LAUNCH_NODE_IPADDR
+SLURM_LOCALID SLURM_MEM_BIND SLURM_MEM_PER_CPU SLURM_MEM_PER_GPU SLURM_MEM_PER_NODE SLURM_MPI_TYPE
+SLURM_NNODES SLURM_NODEID SLURM_NODELIST SLURM_NODE_ALIASES SLURM_NPROCS SLURM_NTASKS SLURM_NTASKS_PER_CORE
+SLURM_NTASKS_PER_GPU SLURM_NTASKS_PER_NODE SLURM_NTASKS_PER_SOCKET SLURM_OOMKILLSTEP SLURM_OVERCOMMIT
+SLURM_PRIO_PROCESS SLURM_PROCID SLURM_PROFILE SLURM_RESTART_COUNT SLURM_SCRIPT_CONTEXT SLURM_SHARDS_ON_NODE
+SLURM_SRUN_COMM_HOST SLURM_SRUN_COMM_PORT SLURM_STEPID SLURM_STEP_GPUS SLURM_STEP_ID SLURM_STEP_LAUNCHER_PORT
+SLURM_STEP_NODELIST SLURM_STEP_NUM_NODES SLURM_STEP_NUM_TASKS SLURM_STEP_TASKS_PER_NODE SLURM_SUBMIT_DIR
+SLURM_SUBMIT_HOST SLURM_TASKS_PER_NODE SLURM_TASK_PID SLURM_THREADS_PER_CORE SLURM_TOPOLOGY_ADDR
+SLURM_TOPOLOGY_ADDR_PATTERN SLURM_TRES_PER_TASK SLURM_UMASK SLURM_WCKEY SLURM_WORKING_CLUSTER SLURM_WHOLE
+SLURMD_NODENAME SLURM_TMPDIR SLURM_JOB_TMP SLURM_SCRATCH SLURM_JOB_COMMENT SLURM_NODEFILE SLURM_HOSTFILE
+SLURM_TIMELIMIT SLURM_KILL_BAD_EXIT SLURM_WAIT SLURM_UNBUFFEREDIO SLURM_NETWORK SLURM_EXACT SLURM_OVERLAP
+SLURM_SPANK_TASK_ENV SLURMD_TRES_FREQ SLURM_HET_GROUP SLURM_JOB_SCRATCHDIR SLURM_RLIMIT_STACK SLURM_QOS
+SLURM_PARTITION SLURM_ACCOUNT SLURM_CONTAINER SLURM_JOB_CONSTRAINTS SLURM_TASKS SLURM_USER
+"""
+_SLURM_VARIABLES = frozenset(_SLURM_NAMES.split())
+#: Variables of the login shell, of common software and of sites, which a job usually inherits.
+_COMMON_VARIABLE = re.compile(
+    r"""(?:
+    HOME|USER|LOGNAME|PATH|PWD|OLDPWD|SHELL|SHLVL|HOSTNAME|HOST|HOSTTYPE|OSTYPE|MACHTYPE|LANG|LANGUAGE|TERM|EDITOR
+    |TMPDIR|TMP|TEMP|UID|EUID|PPID|RANDOM|SRANDOM|SECONDS|LINENO|EPOCHSECONDS|EPOCHREALTIME|FUNCNAME|PIPESTATUS|IFS
+    |REPLY|OPTARG|OPTIND|DIRSTACK|GROUPS|COLUMNS|LINES|DISPLAY|MAIL|MANPATH|INFOPATH|LD_LIBRARY_PATH|LD_PRELOAD
+    |LIBRARY_PATH|CPATH|C_INCLUDE_PATH|CPLUS_INCLUDE_PATH|PKG_CONFIG_PATH|CMAKE_PREFIX_PATH|PYTHON\w+|VIRTUAL_ENV
+    |PS\d|PROMPT_COMMAND|HISTFILE|DEBUG|VERBOSE|CI|CC|CXX|FC|CFLAGS|SSH_\w+|KRB5\w*|EMAIL|HPC\w*|SYSTEMNAME|CLUSTER
+    |SITE|LMOD\w*|NETWORK_ROOT|OAK|CFS|PSCRATCH|DSDIR|STORE|WORK|GROUP|PI_HOME|SLURM\w*|JOB_?ID|ARCH|DATAPATH
+    |(?:SINGULARITY|APPTAINER|BASH|XDG|LC|CONDA|MAMBA|CUDA|NV|NVIDIA|NCCL|RCCL|ROCM|ROCR|HIP|HSA|OMPI|PMI|PMIX|PALS|I
+      |MPI|EB|LMOD|MODULE|MODULES|SPACK|UENV|PBS|SGE|LSB|HF|HUGGINGFACE|TRANSFORMERS|WANDB|AWS|GOOGLE|AZURE|OMP|KMP
+      |MKL|OPENBLAS|TORCH|TORCHINDUCTOR|TRITON|PYTORCH|GLOO|UCX|FI|CRAY|MPICH|XLA|TF|JAX|GIT|PIP|NVTE|VLLM|RAY|FSX
+      |EBROOT|EBVERSION|ALL_CCF\w*)_?\w*
+    |\w*(?:SCRATCH|WORK|HOME|PROJECT|PROJ|PROJECTS|TMPDIR|STORAGE|ACCOUNT|TOKEN|API_KEY|KEY|USERNAME|BASE|ROOT)\w*
+    |[0-9]+|[@*#?$!_-]
+    )\Z""",
+    re.VERBOSE,
+)
+#: Commands for which an empty argument does no harm.
+_HARMLESS = frozenset(
+    {"echo", "printf", "[", "test", "[[", "cat", "unset", "logger", ":", "mkdir", "ls", "cd"}
+)
+_FOR_TASKS = re.compile(r"(?:MASTER_ADDR|MASTER_PORT|WORLD_SIZE|(?:NCCL|GLOO|TORCH|OMP|UCX|FI)_[A-Z0-9_]+)\Z")
+_NAME = re.compile(r"[A-Za-z_]\w*\Z")
+_PADDED_COMMAND = re.compile(
+    r"tail\s+(?:-c|--bytes)|cut\s+-c|head\s+-c|\bdate\b[^|]*%0?[SMHdmjNyV]|rev\b.*cut|printf[^|]*%0"
+)
+_DIGITS_OF_ID = re.compile(r"JOB_?ID|TASK_ID|PROCID|STEP", re.I)
+
+
+@rule(Severity.WARNING)
+def undefined_variable(script: Script) -> Iterator[Remark]:
+    """A variable is used, but nothing sets it or the tasks do not get it.
+
+    It expands to an empty text: an option loses its value, an address its host. The rule does not
+    apply to scripts that source a file, because that file may set the variable.
+
+    Bad:
+        head_node=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+        srun torchrun --rdzv_endpoint=$head_node_ip:29500 ...
+
+    Good:
+        head_node=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+        srun torchrun --rdzv_endpoint=$head_node:29500 ...
+    """
+    if script.walk.opaque:
+        return
+    given = script.job.value("export") or ""
+    reported: set[str] = set()
+    for use in script.walk.uses:
+        if use.name in reported or use.command in _HARMLESS or use.guarded:
+            continue
+        problem = _undefined(script, use)
+        if problem and f"{use.name}=" not in given:
+            reported.add(use.name)
+            yield Remark(use.line, *problem)
+    yield from _missing_in_tasks(script)
+
+
+def _undefined(script: Script, use: Use) -> tuple[str, str] | None:
+    """Return the message and the remedy for a use of a variable, or None if it is set."""
+    name = use.name
+    if script.line(use.line).lstrip().startswith(f"${name}="):
+        return None  # an assignment with a $ before the name, which stray-command reports
+    if name.startswith("SLURM"):
+        return _undefined_by_slurm(script, name)
+    if use.known or not _NAME.match(name) or _COMMON_VARIABLE.match(name) or name in script.walk.expected:
+        return None
+    assigned = script.assigned_to.get(name, ())
+    if use.place.task is not None and any(not one.in_task and one.line < use.line for one in assigned):
+        message = f"${name} is set in the batch shell but not exported: it is empty in the task"
+        return message, f"write export {name}=..."
+    if any(use.place.loops or one.line < use.line for one in assigned):
+        return None
+    if assigned and all(one.line == use.line for one in assigned):
+        message = f"${name} is set to its own value, and nothing sets it before: it stays empty"
+        return message, f"give {name} a value, or a default: ${{{name}:-...}}"
+    if assigned:
+        message = f"${name} is used here, but it is only set later, in line {assigned[0].line}"
+        return message, "set it before this line"
+    close = difflib.get_close_matches(name, script.assigned_to, n=1, cutoff=0.8)
+    if close:
+        return f"nothing sets ${name}, so it is empty; did you mean ${close[0]}?", f"use ${close[0]}"
+    remedy = f"set {name} in the script, or give a default: ${{{name}:-...}}"
+    return f"nothing sets ${name}, so it is empty", remedy
+
+
+def _undefined_by_slurm(script: Script, name: str) -> tuple[str, str] | None:
+    """Return the message and the remedy for a variable that Slurm does not set in this job."""
+    if name not in _SLURM_VARIABLES and "_HET_GROUP_" not in name:
+        close = difflib.get_close_matches(name, sorted(_SLURM_VARIABLES), n=1, cutoff=0.8)
+        if close:
+            return f"Slurm does not set ${name}: it is empty; did you mean ${close[0]}?", f"use ${close[0]}"
+    options = _NEEDED_OPTIONS.get(name, ())
+    given = set(script.job.options) | {option.name for step in script.sruns for option in step.launch.srun}
+    if options and not given & set(options) and name not in script.assigned_to:
+        message = f"Slurm sets ${name} only in jobs with --{options[0]}, and this job has no such option"
+        return message, f"add --{options[0]}, or write ${{{name}:-NUMBER}}"
+    return None
+
+
+def _missing_in_tasks(script: Script) -> Iterator[Remark]:
+    """Find variables for the tasks that are neither exported nor used."""
+    used = {use.name for use in script.walk.uses}
+    for name, assigned in script.assigned_to.items():
+        first = assigned[0]
+        if not _FOR_TASKS.match(name) or name in used or name in script.walk.exported or first.in_task:
+            continue
+        if script.sruns:
+            written = f"{name}="
+            is_plain = script.line(first.line).startswith(written)
+            edit = Edit(first.line, written, f"export {written}") if is_plain else None
+            message = f"{name} is set, but neither exported nor used: the tasks do not get it"
+            yield Remark(first.line, message, f"write export {name}=...", edit=edit)
+
+
+@rule(Severity.WARNING)
+def port_octal_arithmetic(script: Script) -> Iterator[Remark]:
+    """An arithmetic expression contains digits that may start with 0, which bash reads as octal.
+
+    If the last digits of a job id are 0899, bash stops with "value too great for base". If they
+    are 0123, their value is 83.
+
+    Bad:
+        export MASTER_PORT=$((10000 + ${SLURM_JOB_ID: -4}))
+
+    Good:
+        export MASTER_PORT=$((10000 + SLURM_JOB_ID % 10000))
+    """
+    remedy = "write $((10000 + SLURM_JOB_ID % 10000)), or put 10# before the digits"
+    for unknown in script.unknowns:
+        if unknown.kind != "arith" or "10#" in unknown.source:
+            continue
+        inner = next(filter(_may_start_with_zero, script.unknowns.of(unknown.default or "")), None)
+        if inner:
+            message = f"{inner.source[:60]} may start with 0, which bash reads as octal: 0899 is an error"
+            in_line = inner.source in unknown.source
+            edit = Edit(unknown.line, inner.source, f"10#{inner.source}") if in_line else None
+            yield Remark(unknown.line, message, remedy, edit=edit)
+
+
+def _may_start_with_zero(unknown: Unknown) -> bool:
+    if unknown.kind == "command":
+        return bool(_PADDED_COMMAND.search(unknown.source[:1000]))
+    return unknown.op == ":" and bool(_DIGITS_OF_ID.search(unknown.name))
