@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Severity(StrEnum):
-    """How bad a finding is; only an error makes a command exit with 1."""
+    """The severity of a finding; only an error makes a command exit with 1."""
 
     ERROR = "error"
     WARNING = "warning"

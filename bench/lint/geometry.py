@@ -85,7 +85,7 @@ class Geometry:
 
     @property
     def several_nodes(self) -> bool:
-        """Whether the job certainly has more than one node."""
+        """True if the job certainly has more than one node."""
         return (self.nodes or self.node_range[0]) > 1 and not self.heterogeneous
 
     @cached_property
@@ -130,7 +130,7 @@ class Geometry:
 
     @property
     def asks_for_gpus(self) -> bool:
-        """Whether any option asks for GPUs."""
+        """True if an option requests GPUs."""
         for name in _GPU_OPTIONS:
             value = self.value(name)
             if value is None:

@@ -190,7 +190,7 @@ class Launch:
 
     @property
     def is_training(self) -> bool:
-        """Whether this may be the training program."""
+        """True if this may be the training program."""
         return self.kind in ("python", "launcher", "script", "unknown")
 
 

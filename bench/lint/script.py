@@ -97,7 +97,7 @@ class Script:
 
     @cached_property
     def reaches_nodes(self) -> bool:
-        """Whether srun, another launcher or the program itself starts processes on other nodes."""
+        """True if srun, another launcher or the program itself starts processes on other nodes."""
         return any(step.launch.via or _reaches_nodes(step.launch) for step in self.training)
 
     def options_of_program(self, launch: Launch) -> Iterator[tuple[str, Value]]:

@@ -228,7 +228,7 @@ class Source:
 
     @property
     def ended(self) -> bool:
-        """Whether all text is read."""
+        """True at the end of the text."""
         return self.pos >= len(self.text)
 
     def at(self, text: str) -> bool:

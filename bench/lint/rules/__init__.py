@@ -22,7 +22,7 @@ Check = Callable[[Script], Iterable[Remark]]
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule; ``severity`` applies to remarks without a severity of their own."""
+    """A rule; ``severity`` is the default for its remarks."""
 
     name: str
     severity: Severity

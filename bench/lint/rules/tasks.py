@@ -279,7 +279,7 @@ def _determines_tasks_per_node(geometry: Geometry) -> bool:
 def ntasks_per_node_ignored(script: Script) -> Iterator[Remark]:
     """``--ntasks-per-node`` of a step contradicts the number of tasks that the job passes on.
 
-    Without ``--nodes`` or ``--ntasks`` of its own, srun uses the job's number of tasks. It warns
+    If srun has neither ``--nodes`` nor ``--ntasks``, it uses the job's number of tasks. It warns
     "can't honor --ntasks-per-node" and starts that number.
 
     Bad:
