@@ -6,7 +6,7 @@ import sys
 
 
 def main() -> None:
-    """Run the command line; Ctrl-C ends it without a traceback also while it is still being loaded."""
+    """Run the command line; Ctrl-C during the imports also ends it without a traceback."""
     try:
         from bench.cli import main as run
 

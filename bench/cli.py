@@ -1,32 +1,49 @@
-"""The command line: one Typer app, one error handler; each verb lives in ``bench.commands``."""
+"""The command line: one Typer app and one error handler for the commands of ``bench.commands``."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import typer
 
 from bench import __version__
-from bench.commands import (
-    advise,
-    cancel,
-    compare,
-    diagnose,
-    init,
-    plan,
-    report,
-    run,
-    schema,
-    status,
-    submit,
-    verify,
-)
+from bench.commands.advise import advise_command
+from bench.commands.cancel import cancel_command
+from bench.commands.compare import compare_command
+from bench.commands.doctor import doctor_command
+from bench.commands.init import init_command
+from bench.commands.lint import lint_command
+from bench.commands.plan import plan_command
+from bench.commands.report import report_command
+from bench.commands.run import run_command
+from bench.commands.schema import schema_command
+from bench.commands.status import status_command
+from bench.commands.submit import submit_command
+from bench.commands.verify import verify_command
 from bench.errors import BenchError
+
+#: The commands in the order of `bench --help`.
+COMMANDS: dict[str, Callable[..., int]] = {
+    "init": init_command,
+    "plan": plan_command,
+    "submit": submit_command,
+    "status": status_command,
+    "cancel": cancel_command,
+    "run": run_command,
+    "verify": verify_command,
+    "report": report_command,
+    "compare": compare_command,
+    "advise": advise_command,
+    "lint": lint_command,
+    "doctor": doctor_command,
+    "schema": schema_command,
+}
 
 
 class _Group(typer.core.TyperGroup):
-    """Turns a command's returned number into the exit code, and a user's mistake into words."""
+    """A group that turns returned numbers into exit codes, and user errors into messages."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -49,14 +66,14 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="""Scaling studies of PyTorch DDP: plan, run, analyse.
+    help="""Plan, run and analyse scaling studies of PyTorch DDP.
 
-    A matrix (a YAML file) says what to measure. Start with [bold]bench run smoke_cpu[/bold],
-    a small study on this machine. On a cluster: [bold]bench plan MATRIX[/bold], look at the
-    scripts, [bold]bench submit[/bold], [bold]bench status[/bold], [bold]bench report[/bold].
+    A matrix (a YAML file) defines what to measure. Start with [bold]bench run smoke_cpu[/bold],
+    a small study on this machine. On a cluster: [bold]bench plan MATRIX[/bold], check the
+    scripts, then [bold]bench submit[/bold], [bold]bench status[/bold], [bold]bench report[/bold].
 
-    STUDY is the name or folder of a planned study; left out, it is the one planned last.
-    Exit codes: 0 fine, 1 findings or failed runs, 2 bad input.""",
+    STUDY is the name or folder of a planned study; the default is the study planned last.
+    Exit codes: 0 no problems, 1 findings or failed runs, 2 bad input, 130 stopped.""",
     rich_markup_mode="rich",
 )
 
@@ -70,14 +87,14 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def _root(
     version: bool = typer.Option(
-        False, "--version", callback=_version, is_eager=True, help="Print the version and leave."
+        False, "--version", callback=_version, is_eager=True, help="Print the version and exit."
     ),
 ) -> None:
     pass
 
 
-for _module in (init, plan, submit, status, cancel, run, verify, report, compare, advise, diagnose, schema):
-    _module.register(app)
+for _name, _command in COMMANDS.items():
+    app.command(_name)(_command)
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
-"""The errors a user can meet: each says where, what, what was allowed and what to do.
+"""Errors for users: the place, the mistake, the allowed values and the remedy.
 
-A :class:`BenchError` is a user's (or a machine's) mistake and becomes a message and
-an exit code in ``bench.cli``; anything else that escapes is a defect of ours.
+``bench.cli`` turns a :class:`BenchError` into a message and an exit code. Any other exception
+is a defect of this program.
 """
 
 from __future__ import annotations
@@ -14,11 +14,9 @@ from pathlib import Path
 
 
 class BenchError(Exception):
-    """A mistake that the user can mend; printed without a traceback.
+    """An error that the user can fix; it is printed without a traceback."""
 
-    ``exit_code`` is 2 (bad input) unless a subclass says otherwise.
-    """
-
+    #: 2 means bad input.
     exit_code = 2
 
     def __init__(self, message: str, *, remedy: str = "") -> None:
@@ -32,7 +30,7 @@ class BenchError(Exception):
 
 @dataclass(frozen=True, order=True)
 class Problem:
-    """One thing that is wrong in one place of an input file."""
+    """A mistake at a line of an input file."""
 
     path: str
     line: int | None
@@ -46,7 +44,7 @@ class Problem:
 
 
 class InputError(BenchError):
-    """All problems of an input file at once, in the order of its lines."""
+    """All problems of input files, sorted by line."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         assert problems, "an error without a problem"
@@ -55,24 +53,25 @@ class InputError(BenchError):
 
 
 def missing_file(path: Path, *, what: str, remedy: str) -> BenchError:
-    """Return the error for a file that is not there, or is not a file."""
-    kind = "is a directory" if path.is_dir() else "is no regular file" if path.exists() else "does not exist"
+    """Return the error for a path that does not exist or is not a file."""
+    other = "is not a regular file" if path.exists() else "does not exist"
+    kind = "is a directory" if path.is_dir() else other
     return BenchError(f"{path}: {what} {kind}", remedy=remedy)
 
 
 class UnwritableError(BenchError):
-    """A file or folder of results cannot be written: the disk is full, read-only, or another's."""
+    """A file cannot be written: the disk is full or read-only, or permission is denied."""
 
 
 _REMEDIES = {
-    errno.ENOSPC: "free some space there, then type it again",
-    errno.EDQUOT: "free some space there, then type it again",
-    errno.EROFS: "make it writable, then type it again",
-    errno.EACCES: "make it writable, then type it again",
+    errno.ENOSPC: "free some space there and repeat the command",
+    errno.EDQUOT: "free some space there and repeat the command",
+    errno.EROFS: "make it writable and repeat the command",
+    errno.EACCES: "make it writable and repeat the command",
 }
 
 
 def unwritable(path: Path, error: OSError) -> UnwritableError:
-    """Return the error for a file that cannot be written, with what mends it."""
+    """Return the error for a file that cannot be written."""
     what = f"{path}: cannot be written: {error.strerror}"
     return UnwritableError(what, remedy=_REMEDIES.get(error.errno or 0, ""))

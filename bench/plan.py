@@ -1,7 +1,7 @@
-"""From a matrix file to a plan: cells, runs in their seeded order, scripts, cost, warnings.
+"""Plan a study: the cells of a matrix, its runs in seeded order, scripts, cost and warnings.
 
-Pure until :func:`write_plan`: no network, no Slurm, no torch. The same matrix gives the
-same plan and byte-identical scripts anywhere.
+Only :func:`write_plan` has side effects. Planning needs no network, Slurm or torch, and the
+same matrix gives the same plan and byte-identical scripts on every machine.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ from bench.render import Renderer, gpu_option
 from bench.study.files import write_atomically
 from bench.study.layout import StudyFolder
 from bench.study.plan_json import try_read_plan, write_plan_json
+from bench.units import count, human_duration
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a plan asks for at most: every run as long as its wall limit allows."""
+    """The maximum cost of a plan: every run takes its whole time limit."""
 
     cells: int
     runs: int
@@ -40,10 +41,21 @@ class Cost:
     gpu_hours_max: float
     node_hours_max: float
 
+    def __str__(self) -> str:
+        runs = f"{count(self.cells, 'cell')} x {count(self.runs // self.cells, 'repeat')}"
+        parts = [f"{runs} = {count(self.runs, 'run')}"]
+        parts.append(f"up to {self.nodes_max} nodes" if self.nodes_max > 1 else "1 node")
+        hours = f"{self.node_hours_max:g} node-hours, no GPU"
+        if self.gpus_max:
+            parts.append(f"up to {count(self.gpus_max, 'GPU')}")
+            hours = f"{self.gpu_hours_max:g} GPU-hours"
+        limit, total = human_duration(self.wall_s_max // self.runs), human_duration(self.wall_s_max)
+        return "; ".join([*parts, f"wall limit {limit} per run, {total} in total", f"at most {hours}"])
+
 
 @dataclass(frozen=True)
 class Plan:
-    """A planned study. ``runs`` are in the order in which they are to be started."""
+    """A planned study. ``runs`` are in the order in which they are started."""
 
     matrix: Matrix
     document: Document
@@ -53,7 +65,7 @@ class Plan:
 
     @property
     def script_suffix(self) -> str:
-        """``.sbatch``, or ``.sh`` for runs without Slurm."""
+        """``.sbatch``, or ``.sh`` without Slurm."""
         return ".sbatch" if self.matrix.cluster.executor == "slurm" else ".sh"
 
     def script_name(self, cell: Cell) -> str:
@@ -62,7 +74,7 @@ class Plan:
 
     @property
     def cost(self) -> Cost:
-        """The most that the plan can use up."""
+        """The maximum cost."""
         limit_s, repeats = self.matrix.cluster.time_limit, self.matrix.repeats
         nodes = sum(cell.nodes for cell in self.cells)
         gpus = [cell.nodes * max(cell.ranks_per_node) if cell.device == "cuda" else 0 for cell in self.cells]
@@ -79,10 +91,11 @@ class Plan:
 
 
 def make_plan(path: Path, *, site: Path | None = None) -> Plan:
-    """Return the plan of a matrix file, and of the site file that it inherits from.
+    """Return the plan of a matrix file with the defaults of a site file.
 
     Raises:
-        BenchError, InputError: whatever is wrong with the matrix, all at once.
+        BenchError: a file cannot be read.
+        InputError: all problems of the matrix.
     """
     matrix, document = load_matrix(path, site=site)
     cells = expand(matrix, document)
@@ -94,8 +107,8 @@ def make_plan(path: Path, *, site: Path | None = None) -> Plan:
 def ordered_runs(cells: Sequence[Cell], *, repeats: int, seed: int) -> list[Run]:
     """Return every repeat of every cell in seeded random order, round by round.
 
-    Each round holds every cell once: a cell's repeats spread over the whole study, so
-    that a slow hour hits all cells alike (randomised complete blocks).
+    Each round contains every cell once (randomised complete blocks). A cell's repeats are spread
+    over the whole study, so that a slow hour affects all cells alike.
     """
     order = random.Random(seed)
     runs: list[Run] = []
@@ -109,56 +122,56 @@ def ordered_runs(cells: Sequence[Cell], *, repeats: int, seed: int) -> list[Run]
 
 
 def scripts(plan: Plan) -> Iterator[tuple[Cell, str]]:
-    """Yield each cell with the text of its script, linted.
+    """Yield each cell with the text of its script.
 
     Raises:
-        BenchError: our own linter finds an error in one (a set-up line, a directive).
+        BenchError: our linter finds an error in a script (from a set-up line or a directive).
     """
     renderer = Renderer(plan.matrix)
-    fine: set[tuple[Any, ...]] = set()
+    linted: set[tuple[Any, ...]] = set()
     for cell in plan.cells:
         script = renderer.render(cell)
-        if script.kind not in fine:
-            _refuse_errors(plan, script.text, name=plan.script_name(cell), what=f"cell {cell.cell_id}")
-            fine.add(script.kind)
+        if script.kind not in linted:
+            _check_script(plan, script.text, name=plan.script_name(cell), what=f"cell {cell.cell_id}")
+            linted.add(script.kind)
         yield cell, script.text
 
 
 def pack_script(plan: Plan) -> str:
-    """Return the linted script that runs many runs in one allocation (`bench submit --pack`).
+    """Return the script of `bench submit --pack`, which starts many runs in one allocation.
 
     Raises:
-        BenchError: our own linter finds an error in it (a directive).
+        BenchError: our linter finds an error in it (from a directive).
     """
     text = Renderer(plan.matrix).render_pack(plan.cells, runs=len(plan.runs))
-    _refuse_errors(plan, text, name="scripts/pack.sbatch", what="packs")
+    _check_script(plan, text, name="scripts/pack.sbatch", what="packs")
     return text
 
 
-def _refuse_errors(plan: Plan, text: str, *, name: str, what: str) -> None:
+def _check_script(plan: Plan, text: str, *, name: str, what: str) -> None:
     from bench.lint import lint_script
 
     findings = lint_script(text, path=name)
     errors = [str(finding) for finding in findings if finding.severity is Severity.ERROR]
     if errors:
-        lines = "\n".join([f"{plan.document.path}: the script of {what} would not run:", *errors])
-        raise BenchError(lines, remedy="mend cluster.setup or cluster.directives")
+        lines = "\n".join([f"{plan.document.path}: the script of {what} has errors:", *errors])
+        raise BenchError(lines, remedy="correct cluster.setup or cluster.directives")
 
 
 def write_plan(plan: Plan, root: Path, *, progress: Callable[[int], None] | None = None) -> StudyFolder:
-    """Write matrix, scripts and plan.json of a study below ``root`` and return its folder.
+    """Write the matrix, scripts and plan.json of a study below ``root``; return the study's folder.
 
-    Planning again is safe: a study may grow (more sizes, more repeats), but a cell that
-    has runs must stay what it was.
+    It is safe to repeat: a study can grow (more sizes, more repeats), but a cell that has runs
+    cannot change.
 
     Raises:
-        BenchError: results of another matrix are there, or the folder cannot be written.
+        BenchError: the folder contains results of another matrix, or cannot be written.
     """
     folder = StudyFolder(root / plan.matrix.study)
     old = try_read_plan(folder)
-    # Tells this study's jobs from those of another folder's study of the same name.
+    # Distinguishes the study's jobs from those of a study of the same name in another folder.
     content = {**plan_content(plan), "key": (old or {}).get("key") or secrets.token_hex(3)}
-    _refuse_changed_cells(folder, old, plan)
+    _check_existing_results(folder, old, plan)
     inherited = plan.document.site if plan.document.site and plan.document.site.values else None
     try:
         folder.scripts.mkdir(parents=True, exist_ok=True)
@@ -181,10 +194,10 @@ def write_plan(plan: Plan, root: Path, *, progress: Callable[[int], None] | None
 
 
 def _write_script(path: str, data: bytes) -> None:
-    """Write a script, unless it is there already: one that waits in a queue stays as it is.
+    """Write a script unless it exists unchanged, so that queued scripts stay untouched.
 
-    Unbuffered and never over an old file, which journalling file systems flush at once:
-    10,000 scripts are most of a plan's time.
+    Writing 10,000 scripts takes most of a plan's time. Files are unbuffered and never overwritten,
+    because journalling file systems flush an overwritten file at once.
     """
     try:
         with open(path, "xb", buffering=0) as file:
@@ -198,7 +211,7 @@ def _write_script(path: str, data: bytes) -> None:
 
 
 def plan_content(plan: Plan) -> dict[str, Any]:
-    """Return what plan.json holds; cells and runs one by one, in order."""
+    """Return the content of plan.json."""
     cost = plan.cost
     return {
         "schema": 1,
@@ -214,7 +227,7 @@ def plan_content(plan: Plan) -> dict[str, Any]:
         "setup": plan.matrix.cluster.setup,
         "container": plan.matrix.cluster.container is not None,
         "gpu_option": gpu_option(plan.matrix.cluster) if plan.matrix.workload.device == "cuda" else None,
-        # What the matrix does not say itself; the whole file lies beside it as site.yaml.
+        # The values that the site file sets; the whole file is stored as site.yaml.
         "inherited": plan.document.site.values if plan.document.site else {},
         "cost": {name: getattr(cost, name) for name in cost.__dataclass_fields__},
         "warnings": plan.warnings,
@@ -248,34 +261,30 @@ def _series(cells: Sequence[Cell]) -> list[dict[str, Any]]:
     return list(series.values())
 
 
-def _refuse_changed_cells(folder: StudyFolder, old: dict[str, Any] | None, plan: Plan) -> None:
+def _check_existing_results(folder: StudyFolder, old: dict[str, Any] | None, plan: Plan) -> None:
     if not folder.runs.is_dir() or not any(folder.runs.iterdir()):
         return
     name = plan.matrix.study
     remedy = f"give the matrix another `study:` name, or move {folder.path} away"
     if old is None:
-        raise BenchError(f"{folder.path}: holds runs but no readable plan.json", remedy=remedy)
+        raise BenchError(f"{folder.path}: contains runs but no readable plan.json", remedy=remedy)
     new = {cell.cell_id: _physical(cell.as_json()) for cell in plan.cells}
     tried = {path.name for path in folder.runs.iterdir()}
     cells = {run["cell_id"] for run in old["runs"] if run["run_id"] in tried}
     known_runs = {run.run_id for run in plan.runs}
     for cell in old["cells"]:
         if cell["cell_id"] in cells and new.get(cell["cell_id"]) != _physical(cell):
-            what = (
-                f"study {name} has results of cell {cell['cell_id']}, which this matrix changes or leaves out"
-            )
+            what = f"study {name} has results of cell {cell['cell_id']}, which this matrix changes or omits"
             raise BenchError(what, remedy=remedy)
     lost = sorted(
         run["run_id"] for run in old["runs"] if run["run_id"] in tried and run["run_id"] not in known_runs
     )
     if lost:
-        raise BenchError(
-            f"study {name} has results of run {lost[0]}, which this matrix leaves out", remedy=remedy
-        )
+        raise BenchError(f"study {name} has results of run {lost[0]}, which this matrix omits", remedy=remedy)
 
 
 def _physical(cell: dict[str, Any]) -> dict[str, Any]:
-    """Return what a cell is, without the series it belongs to."""
+    """Return a cell's record without the parts that do not affect its runs."""
     return {key: value for key, value in cell.items() if key not in ("series", "modes", "script", "swept")}
 
 

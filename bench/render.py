@@ -1,12 +1,11 @@
-"""Render one script per cell through the Jinja templates in ``slurm_templates/``.
+"""Render one script per cell from the Jinja templates in ``slurm_templates/``.
 
-Pure: no path of this machine, no date, no environment goes in, so the same matrix gives
-the same bytes anywhere. Whatever comes from the matrix is quoted for the shell here, and
-only here; the schema has refused what an ``#SBATCH`` line cannot hold.
+Scripts contain no path of this machine, no date and no environment, so that the same matrix
+gives the same bytes everywhere. All values of the matrix are quoted for the shell in this
+module only; the schema rejects values that an ``#SBATCH`` line cannot contain.
 
-Most cells of a matrix differ in values, not in shape. A template is rendered once per
-shape, with a mark in place of every value, and the marks are then filled cell by cell:
-10,000 scripts cost 10,000 joins, not 10,000 passes through a template.
+Most cells of a matrix differ in values, not in shape. For speed, a template is rendered once
+per shape with a mark in place of each value, and the marks are replaced for each cell.
 """
 
 from __future__ import annotations
@@ -26,33 +25,32 @@ from bench.matrix.workload import to_arguments
 from bench.shipped import shipped
 from bench.units import slurm_time
 
-#: Marks a value in a rendered shape; no matrix can hold it (the schema refuses NUL).
+#: Delimits the name of a value in a rendered shape. The schema rejects NUL in a matrix.
 _MARK = "\0"
 
 
 class _Shape(NamedTuple):
-    """What decides a script's lines; the rest are values in them."""
+    """The properties of a cell that determine the lines of its script, except for values."""
 
     launcher: str
     device: str
     mixed: bool
     #: torchrun on one node, which needs no srun.
     alone: bool
-    #: The matrix's command instead of the built-in training.
+    #: The user's command instead of the built-in training.
     command: bool
-    #: The command measures itself, with the recorder.
+    #: The command uses the recorder.
     records: bool
     env_names: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A cell's script.
+    """The script of a cell.
 
-    ``kind`` is equal for scripts whose launch is alike: they differ in names, in the
-    workload's own options, and in sizes. Sizes enter a script as numbers whose relations
-    are fixed here (tasks = GPUs = ranks of a node, cores = cores of a rank x ranks), so
-    what holds for the launch of one size above 1 holds for all.
+    Scripts with the same ``kind`` differ only in names, in workload options and in sizes above 1.
+    The relations between sizes are the same in all of them (tasks = GPUs = ranks of a node,
+    cores = cores of a rank x ranks), so that the linter checks one script of each kind.
     """
 
     text: str
@@ -60,7 +58,7 @@ class Script:
 
 
 class Renderer:
-    """Render the cells of one matrix."""
+    """Renders the cells of one matrix."""
 
     def __init__(self, matrix: Matrix) -> None:
         self.matrix = matrix
@@ -116,7 +114,7 @@ class Renderer:
         return Script(text, (shape, cell.backend, cell.nodes > 1, most > 1, own, *env.values()))
 
     def _render_shape(self, shape: _Shape) -> list[str]:
-        """Return the shape's text, split at its marks: literal, name, literal, name, ..., literal."""
+        """Return the text of a shape, split at the marks: literal, name, literal, name, ..., literal."""
         matrix, cluster = self.matrix, self.matrix.cluster
         submitted = cluster.executor == "slurm"
         template = self._environment.get_template(_template_name(cluster, shape))
@@ -138,7 +136,7 @@ class Renderer:
             step_gpus=f" {gpu_option(cluster)}{_MARK}ranks_per_node_max{_MARK}" * (shape.device == "cuda"),
             cpus=self._cores,
             threads=self._cores,
-            # Without set-up lines or a container, the python that submits is the one that runs.
+            # Without set-up lines and a container, the job uses the python of `bench submit`.
             python="python" if cluster.setup or cluster.container else '"${BENCH_PYTHON:-python}"',
             srun_options=_srun_options(cluster.container),
             container=_container_command(cluster.container, shape.device),
@@ -146,10 +144,10 @@ class Renderer:
         return text.split(_MARK)
 
     def render_pack(self, cells: Sequence[Cell], *, runs: int) -> str:
-        """Return the script that runs many runs of ``cells`` in one allocation, of the largest size.
+        """Return the script that starts many runs of ``cells`` in one allocation of the largest size.
 
-        Its sizes and its time limit are those of all ``runs`` of the study; those of a pack
-        of some of them are given to sbatch as options, which win over directives.
+        Its directives are for all ``runs`` of the study. A pack of some of them passes its own size
+        and time limit to sbatch as options, which override directives.
         """
         matrix, cluster = self.matrix, self.matrix.cluster
         most = max(max(cell.ranks_per_node) for cell in cells)
@@ -164,7 +162,7 @@ class Renderer:
         return "".join([values[piece] if i % 2 else piece for i, piece in enumerate(text.split(_MARK))])
 
     def _argument_lines(self, cell: Cell) -> str:
-        """Return the workload's options for the script, one option with its value a line."""
+        """Return the workload options for the script, one option with its value per line."""
         key = (cell.launcher, cell.backend, cell.per_gpu_batch, *cell.workload.values())
         lines = self._arguments.get(key)
         if lines is None:
@@ -179,7 +177,7 @@ class Renderer:
         return lines
 
     def _command_lines(self, cell: Cell) -> str:
-        """Return the words of the cell's command for the script, an option with its value a line."""
+        """Return the words of the cell's command for the script, one option with its value per line."""
         words = [shell_word(text, command_values(cell, self.matrix.study)) for text in self._own_words(cell)]
         return "".join(f"\n  {word}" if word.startswith("-") else f" {word}" for word in words).strip()
 
@@ -189,17 +187,17 @@ class Renderer:
         return torchrun_words(words) if cell.launcher == "torchrun" else task_words(words)
 
 
-#: Gives each of srun's tasks the names that torchrun gives its ranks; single quotes: in the task, not here.
-_AS_RANK = (
+#: Sets torchrun's rank variables in each srun task. In single quotes, the task expands them.
+_WITH_RANK_VARIABLES = (
     "bash -c 'export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS "
     f'LOCAL_WORLD_SIZE={_MARK}tasks_per_node{_MARK}; exec "$@"\' bash "${{command[@]}}"'
 )
 
 
 def _program(shape: _Shape) -> str:
-    """Return what a launch line ends with: what torchrun is to run, or what each task of srun runs."""
+    """Return the end of the launch line: the program of torchrun, or of each srun task."""
     if shape.command:
-        return '"${command[@]}"' if shape.launcher == "torchrun" else _AS_RANK
+        return '"${command[@]}"' if shape.launcher == "torchrun" else _WITH_RANK_VARIABLES
     program = '-m bench.workload "${workload[@]}"'
     return program if shape.launcher == "torchrun" else f'"$python" {program}'
 
@@ -208,7 +206,7 @@ def _template_name(cluster: Cluster, shape: _Shape) -> str:
     return f"{shape.launcher}.sbatch.j2" if cluster.executor == "slurm" else f"{cluster.executor}.sh.j2"
 
 
-#: Options of the workload that steer a recorder in a command, too.
+#: Workload options that also control the recorder in a command.
 _RECORDER_VALUES = ("grad_accum", "warmup_steps", "steps_per_epoch", "attribution_steps", "epochs")
 _VALUES = (
     "cell_id",
@@ -239,7 +237,7 @@ _PLACEMENT = (
 
 
 def _directives(cluster: Cluster, *, device: str, mixed: bool) -> Iterator[tuple[str, str]]:
-    """Yield (reason, directive) for all that does not depend on the launcher."""
+    """Yield (reason, directive) for the directives that do not depend on the launcher."""
     yield "The cell's nodes.", f"--nodes={_MARK}nodes{_MARK}"
     if device == "cuda":
         reason = (
@@ -259,7 +257,7 @@ def _directives(cluster: Cluster, *, device: str, mixed: bool) -> Iterator[tuple
 
 
 def gpu_option(cluster: Cluster) -> str:
-    """Return Slurm's option for GPUs per node up to their number: ``--gres=gpu:l40s:``."""
+    """Return Slurm's option for GPUs per node, without the number: ``--gres=gpu:l40s:``."""
     kind = f"{cluster.gpu_type}:" if cluster.gpu_type else ""
     return f"{'--gres=gpu:' if cluster.gpu_request == 'gres' else '--gpus-per-node='}{kind}"
 

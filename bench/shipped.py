@@ -1,4 +1,4 @@
-"""The example matrices and the templates, from a checkout or from an installed wheel."""
+"""Locate the example matrices and script templates, in a checkout or in an installed wheel."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ _PACKAGE = Path(__file__).resolve().parent
 
 
 def shipped(folder: str) -> Path:
-    """Return ``matrices`` or ``slurm_templates``, wherever this installation keeps it."""
+    """Return the path of the folder ``matrices`` or ``slurm_templates``."""
     installed = _PACKAGE / "shipped" / folder
     return installed if installed.is_dir() else _PACKAGE.parent / folder
 
 
 def find_matrix(name: str) -> Path:
-    """Return the path of a matrix file given by path, or by the name of a shipped example.
+    """Return the path of a matrix file, given by its path or by the name of a shipped example.
 
-    A file of the user's own goes before an example of the same name.
+    An existing file takes precedence over an example of the same name.
 
     Raises:
-        BenchError: neither; the message lists the examples.
+        BenchError: there is neither; the message lists the examples.
     """
     path = Path(name)
     if path.is_file():

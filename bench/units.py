@@ -1,4 +1,4 @@
-"""Durations and sizes: read what people write, print what people read."""
+"""Parse and format durations, counts and sizes."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def count(amount: int, noun: str, plural: str = "") -> str:
 def parse_duration_s(text: str | int | float) -> int:
     """Return seconds from ``20m``, ``1h30m``, ``1-02:00:00`` or ``00:20:00``.
 
-    A bare number is refused: Slurm reads it as minutes, people often mean seconds.
+    A number without a unit is rejected: Slurm reads minutes, but people often mean seconds.
 
     Raises:
-        ValueError: not a duration, or not longer than nothing.
+        ValueError: the text is not a duration, or it is too short or too long.
     """
     written = str(text).strip()
     match = _DURATION.fullmatch(written)
@@ -40,7 +40,7 @@ def parse_duration_s(text: str | int | float) -> int:
 
 
 def _clock_s(written: str) -> float:
-    """Read Slurm's clock forms: ``m:s``, ``h:m:s``, ``d-h``, ``d-h:m``, ``d-h:m:s``."""
+    """Parse Slurm's forms ``m:s``, ``h:m:s``, ``d-h``, ``d-h:m`` and ``d-h:m:s``."""
     match = _CLOCK.fullmatch(written)
     if not match or (":" not in written and "-" not in written):
         raise ValueError(f"{written!r} is not a duration {DURATION_FORMS}")
@@ -55,7 +55,7 @@ def _clock_s(written: str) -> float:
 
 
 def slurm_time(seconds: int) -> str:
-    """Return ``[days-]HH:MM:SS``, the form that no Slurm release misreads."""
+    """Return ``[days-]HH:MM:SS``, the form that all Slurm releases read alike."""
     minutes, second = divmod(int(seconds), 60)
     hours, minute = divmod(minutes, 60)
     days, hour = divmod(hours, 24)
@@ -67,7 +67,7 @@ def parse_count(text: str | int) -> int:
     """Return an integer from ``124M``, ``1.5B``, ``10k`` or a plain number.
 
     Raises:
-        ValueError: not such a count.
+        ValueError: the text is not a count.
     """
     match = _COUNT.fullmatch(str(text).strip())
     if not match:

@@ -1,0 +1,1 @@
+"""The commands of `bench`: one module per verb, and what they share."""

@@ -1,4 +1,4 @@
-"""`bench advise`: which configuration a real training should ask for."""
+"""`bench advise`: choose the configuration for a real training."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bench.commands.common import JsonOption, ResultsOption, find_study, print_json, print_table, say, settled
+from bench.commands.console import print_json, print_table, say
+from bench.commands.options import JsonOption, ResultsOption, find_study, settle_study
 from bench.commands.queue_wait import parse_waits, waits_for
 from bench.errors import BenchError
 from bench.study.layout import StudyFolder
@@ -24,32 +25,27 @@ StudiesArgument = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[STUDY]...",
-        help="Studies' names or folders, one for each cluster; left out: the one planned last.",
+        help="Names or folders of studies, one per cluster; default: the study planned last.",
         show_default=False,
     ),
 ]
 SamplesOption = Annotated[
-    str, typer.Option("--samples", help="Training samples of an epoch, such as 1281167 or 1.3M.")
+    str, typer.Option("--samples", help="Training samples per epoch, such as 1281167 or 1.3M.")
 ]
 EpochsOption = Annotated[int, typer.Option("--epochs", min=1, help="Epochs of the training.")]
 WaitOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--wait", metavar="[STUDY=]TIME", help="How long jobs wait (6.5h, h200=6.5h, l40s=0); repeatable."
+        "--wait", metavar="[STUDY=]TIME", help="The queue wait of jobs (6.5h, h200=6.5h, l40s=0); repeatable."
     ),
 ]
-NoQueueOption = Annotated[bool, typer.Option("--no-queue", help="Do not ask Slurm when jobs would start.")]
+NoQueueOption = Annotated[bool, typer.Option("--no-queue", help="Do not ask Slurm for start times.")]
 BeyondOption = Annotated[
-    bool, typer.Option("--beyond", help="Predict sizes beyond twice the largest measured one, too.")
+    bool, typer.Option("--beyond", help="Also predict sizes beyond twice the largest measured size.")
 ]
 AllOption = Annotated[
     bool, typer.Option("--all", help=f"List every option, not only the first {SHOWN_OPTIONS}.")
 ]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("advise")(advise_command)
 
 
 def advise_command(
@@ -63,15 +59,15 @@ def advise_command(
     results: ResultsOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Tell which configuration would be done first, which is cheapest, which is safest.
+    """Show which configuration would finish first, cost least, and fail least often.
 
-    Queue wait, time per epoch and in all, GPU-hours and success rate of every configuration
-    that was measured, and of sizes that its scaling law predicts. Example:
+    It lists queue wait, time per epoch, total time, GPU-hours and success rate of every measured
+    configuration, and of larger sizes that its scaling law predicts. Example:
     bench advise l40s h200 --samples 1.3M --epochs 90 --wait l40s=0 --wait h200=6.5h
     """
     amount = _samples(samples)
     names: Sequence[str | None] = studies or [None]
-    folders = _named([settled(find_study(name, results)) for name in names])
+    folders = _by_name([settle_study(find_study(name, results)) for name in names])
     given = parse_waits(wait or [], studies=list(folders))
     from analysis.advise.options import fastest_of, options_of, rank
     from analysis.data.load import load_study
@@ -82,7 +78,7 @@ def advise_command(
     waits = waits_for(fastest_of(options), planned, given=given, ask=not no_queue)
     advice = rank(options, waits, samples=amount, epochs=epochs, notes=notes)
     if as_json:
-        print_json(as_content(advice))
+        print_json(_as_content(advice))
     else:
         _show(advice, everything=everything)
     return 0
@@ -90,9 +86,7 @@ def advise_command(
 
 def _samples(text: str) -> int:
     if not text:
-        raise BenchError(
-            "--samples is missing", remedy="give the training samples of an epoch: --samples 1.3M"
-        )
+        raise BenchError("--samples is missing", remedy="give the samples per epoch: --samples 1.3M")
     try:
         amount = parse_count(text)
     except ValueError as wrong:
@@ -102,8 +96,8 @@ def _samples(text: str) -> int:
     return amount
 
 
-def _named(folders: list[StudyFolder]) -> dict[str, StudyFolder]:
-    """Return the studies by name; by folder where two have the same name."""
+def _by_name(folders: list[StudyFolder]) -> dict[str, StudyFolder]:
+    """Return the studies by name, or by folder if two have the same name."""
     names = [folder.name for folder in folders]
     named: dict[str, StudyFolder] = {}
     for folder in folders:
@@ -114,8 +108,8 @@ def _named(folders: list[StudyFolder]) -> dict[str, StudyFolder]:
     return named
 
 
-def as_content(advice: Advice) -> dict[str, Any]:
-    """Return what `bench advise --json` prints; what is not known is None."""
+def _as_content(advice: Advice) -> dict[str, Any]:
+    """Return the output of `bench advise --json`; unknown values are None."""
     from analysis.advise.text import summary
     from analysis.text import plain
 
@@ -134,7 +128,7 @@ def _show(advice: Advice, *, everything: bool) -> None:
 
     rows = table_rows(advice)
     shown = rows if everything else rows[:SHOWN_OPTIONS]
-    print_table("Options, the soonest first", HEADINGS, shown, right=NUMERIC)
+    print_table("Options, soonest first", HEADINGS, shown, right=NUMERIC)
     if len(shown) < len(rows):
         print(f"... and {len(rows) - len(shown)} more options (--all lists them)")
     print()

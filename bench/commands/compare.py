@@ -1,4 +1,4 @@
-"""`bench compare`: which cells are faster, slower, the same, and how sure that is."""
+"""`bench compare`: compare two studies, or the values of one setting, cell by cell."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bench.commands.common import JsonOption, ResultsOption, find_study, print_json, print_table, settled
+from bench.commands.console import print_json, print_table
+from bench.commands.options import JsonOption, ResultsOption, find_study, settle_study
 from bench.errors import BenchError
 from bench.study.files import write_atomically
 
@@ -21,12 +22,12 @@ SHOWN_CELLS = 60
 
 AArgument = Annotated[
     str,
-    typer.Argument(metavar="A", help="A study's name or folder: what is compared to.", show_default=False),
+    typer.Argument(metavar="A", help="The name or folder of the first study.", show_default=False),
 ]
 BArgument = Annotated[
     str | None,
     typer.Argument(
-        metavar="[B]", help="The other study's name or folder; not with --by.", show_default=False
+        metavar="[B]", help="The name or folder of the second study; not with --by.", show_default=False
     ),
 ]
 ByOption = Annotated[
@@ -34,31 +35,27 @@ ByOption = Annotated[
     typer.Option(
         "--by",
         metavar="KEY",
-        help="Compare within A the values of a setting, such as backend or env.NCCL_ALGO.",
+        help="Compare the values of a setting within A, such as backend or env.NCCL_ALGO.",
     ),
 ]
 BaseOption = Annotated[
     str | None,
-    typer.Option("--base", metavar="VALUE", help="With --by: the value that the others are compared to."),
+    typer.Option("--base", metavar="VALUE", help="With --by: the value that the others are compared with."),
 ]
 EffectOption = Annotated[
-    float, typer.Option("--minimum-effect", help="The least relative change that is worth a verdict.")
+    float,
+    typer.Option("--minimum-effect", help="The smallest relative change that counts as a difference."),
 ]
 IgnoreOption = Annotated[
     list[str] | None,
-    typer.Option("--ignore", metavar="KEY", help="A setting that cells need not agree in; repeatable."),
+    typer.Option("--ignore", metavar="KEY", help="A setting in which matched cells may differ; repeatable."),
 ]
 AllOption = Annotated[
-    bool, typer.Option("--all", help=f"List every cell, not only {SHOWN_CELLS}, changed ones first.")
+    bool, typer.Option("--all", help=f"List every cell, not only {SHOWN_CELLS} with changed ones first.")
 ]
 OutputOption = Annotated[
-    Path | None, typer.Option("--output", help="Write the comparison as Markdown to this file, too.")
+    Path | None, typer.Option("--output", help="Also write the comparison as Markdown to this file.")
 ]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("compare")(compare_command)
 
 
 def compare_command(
@@ -75,12 +72,12 @@ def compare_command(
 ) -> int:
     """Compare two studies, or the values of one setting within a study, cell by cell.
 
-    Exit code 1 where a cell is slower in B, or failed in B where A completed. For CI:
+    The exit code is 1 if a cell is slower in B, or failed in B but completed in A. For CI:
     bench compare results-before/l40s results/l40s
     """
     settings = _Settings(by=by, base=base, minimum_effect=minimum_effect, ignore=ignore or [])
     settings.check(b)
-    folders = [settled(find_study(name, results)) for name in (a, b) if name is not None]
+    folders = [settle_study(find_study(name, results)) for name in (a, b) if name is not None]
     found = _comparison([folder.path for folder in folders], settings)
     from analysis.compare.text import as_content, markdown_report
 
@@ -95,7 +92,7 @@ def compare_command(
 
 @dataclass(frozen=True)
 class _Settings:
-    """What is compared, and how."""
+    """The options of a comparison."""
 
     by: str | None
     base: str | None
@@ -103,23 +100,19 @@ class _Settings:
     ignore: list[str]
 
     def check(self, b: str | None) -> None:
-        """Refuse what does not go together, or with a second study ``b``.
-
-        Raises:
-            BenchError: with what to type instead.
-        """
+        """Raise BenchError if options contradict each other, or the second study ``b``."""
         if not 0 <= self.minimum_effect < 1:
             what = f"--minimum-effect {self.minimum_effect:g} is not between 0 and 1"
-            raise BenchError(what, remedy="0.02 stands for 2 %")
+            raise BenchError(what, remedy="0.02 means 2 %")
         if (b is None) == (self.by is None):
-            both = f"--by {self.by} looks at one study, and two are given"
-            remedy = "bench compare A B compares two studies, bench compare A --by KEY looks within one"
+            both = f"--by {self.by} compares within one study, but two are given"
+            remedy = "use bench compare A B for two studies, bench compare A --by KEY for one"
             raise BenchError("a second study is missing" if b is None else both, remedy=remedy)
         if self.by is None and self.base is not None:
-            what = "--base names a value of --by, which is not given"
+            what = "--base is a value of --by, which is missing"
             raise BenchError(what, remedy="bench compare A --by KEY")
         if self.by is not None and self.ignore:
-            what = "--ignore is for two studies"
+            what = "--ignore is only for two studies"
             raise BenchError(what, remedy="--by compares cells that differ in KEY alone")
 
 
@@ -146,15 +139,15 @@ def _show(found: Comparison, *, everything: bool) -> None:
     )
 
     whole = everything or len(found.cells) <= SHOWN_CELLS
-    rows = table_rows(found, changed_first=not whole)
-    shown = rows if whole else rows[:SHOWN_CELLS]
-    print_table(title(found), HEADINGS, shown, right=NUMERIC)
-    if len(shown) < len(rows):
-        print(f"... and {len(rows) - len(shown)} more cells (--all lists them)")
-    others = differences(found)
-    if others:
+    cells = table_rows(found, changed_first=not whole)
+    print_table(title(found), HEADINGS, cells if whole else cells[:SHOWN_CELLS], right=NUMERIC)
+    if not whole:
+        print(f"... and {len(cells) - SHOWN_CELLS} more cells (--all lists them)")
+    if others := differences(found):
         print()
-        print_table("What differs as a whole", ["", "A", "B"], [(one.what, one.a, one.b) for one in others])
+        print_table(
+            "Differences between the studies", ["", "A", "B"], [(one.what, one.a, one.b) for one in others]
+        )
     print()
     for text in remarks(found):
         print(text)

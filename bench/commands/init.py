@@ -1,55 +1,53 @@
-"""`bench init`: a commented starter matrix for the cluster or the machine at hand."""
+"""`bench init`: write a commented starter matrix for a cluster or for this machine."""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from bench.commands.common import say
+from bench.commands.console import say
 from bench.errors import BenchError
-from bench.starter import Partition, cluster_matrix, local_matrix, partitions
+from bench.slurm.parsing import NodeGroup
+from bench.units import slurm_time
 
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("init")(init_command)
+#: The time limit of a run in a first study, unless the partition's own limit is shorter.
+TIME_LIMIT_S = 20 * 60
+MOST_NODES = 16
 
 
 def init_command(
     path: Annotated[
         Path | None, typer.Argument(help="The file to write; default: the partition's name.")
     ] = None,
-    partition: Annotated[
-        str | None, typer.Option("--partition", help="The partition to write it for.")
-    ] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Ask nothing: take the first partition listed.")] = False,
+    partition: Annotated[str | None, typer.Option("--partition", help="The partition of the matrix.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask; use the first partition.")] = False,
 ) -> int:
-    """Look at the cluster (sinfo) or at this machine, and write a matrix that plans as it is.
+    """Write a matrix for a partition of the cluster (from sinfo), or for this machine.
 
-    With several partitions it asks which one, unless --partition or --yes says so. An
-    existing file is never overwritten.
+    The matrix can be planned without changes. With several partitions it asks for one, unless
+    --partition or --yes is given. It never overwrites an existing file.
     """
-    found = _ask_slurm()
+    found = _partitions_of_slurm()
     if not found:
         if partition is not None:
-            raise BenchError(
-                f"no partition {partition!r}: Slurm is not here",
-                remedy="leave --partition out, or run this on a login node",
-            )
+            what = f"no partition {partition!r}: there is no Slurm on this machine"
+            raise BenchError(what, remedy="omit --partition, or use a login node")
         return _write(path or Path("local.yaml"), local_matrix(os.cpu_count() or 1))
     defaults = _site_defaults()
-    usual = defaults.get("partition")
-    found.sort(key=lambda one: one.name != usual)  # stable: what the site names comes first
+    # The sort is stable: the site's partition comes first, the others stay in order.
+    found.sort(key=lambda one: one.name != defaults.get("partition"))
     chosen = _choose(found, partition, ask=not yes and sys.stdin.isatty())
     return _write(path or Path(f"{chosen.name}.yaml"), cluster_matrix(chosen, inherited=defaults))
 
 
 def _site_defaults() -> dict[str, Any]:
-    """Return what a site file says of the cluster's jobs; nothing where there is none."""
+    """Return the `cluster` section of the site file; empty without one."""
     from bench.matrix.load import find_site, read_site
 
     path = find_site()
@@ -57,8 +55,8 @@ def _site_defaults() -> dict[str, Any]:
     return cluster or {}
 
 
-def _ask_slurm() -> list[Partition]:
-    """Return the cluster's partitions; none where there is no Slurm."""
+def _partitions_of_slurm() -> list[Partition]:
+    """Return the cluster's partitions; none without Slurm."""
     from bench.slurm.client import Slurm, SlurmUnavailableError
 
     try:
@@ -73,7 +71,7 @@ def _choose(found: list[Partition], name: str | None, *, ask: bool) -> Partition
     names = [partition.name for partition in found]
     if name is not None:
         if name not in names:
-            raise BenchError(f"no partition {name!r} is in service", remedy=f"there are: {', '.join(names)}")
+            raise BenchError(f"no partition {name!r} is in service", remedy=f"available: {', '.join(names)}")
         return found[names.index(name)]
     for partition in found:
         say(str(partition))
@@ -90,10 +88,126 @@ def _write(path: Path, text: str) -> int:
             file.write(text)
     except FileExistsError:
         raise BenchError(
-            f"{path} exists and is left as it is", remedy="name another file: bench init PATH"
+            f"{path} exists and is not overwritten", remedy="give another file: bench init PATH"
         ) from None
     except OSError as error:
         raise BenchError(f"{path}: cannot be written: {error.strerror}") from None
     print(path)
     say(f"next: bench plan {path}")
     return 0
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A partition with its most frequent kind of node that is in service.
+
+    ``free`` is the number of idle nodes. ``gpu_type`` is None without a GPU or without a name for it.
+    """
+
+    name: str
+    default: bool
+    nodes: int
+    free: int
+    cpus: int
+    gpus: int
+    gpu_type: str | None
+    time_limit_s: int | None
+
+    def __str__(self) -> str:
+        gpus = f"{self.gpus} x {self.gpu_type or 'GPU'}" if self.gpus else "no GPU"
+        limit = slurm_time(self.time_limit_s) if self.time_limit_s else "none"
+        nodes = f"{self.nodes} nodes ({self.free} free)"
+        return f"{self.name}: {nodes}, {gpus}, {self.cpus} CPUs each, limit {limit}"
+
+
+def partitions(groups: Sequence[NodeGroup]) -> list[Partition]:
+    """Return the partitions in service: those with GPUs first, then the default, then the largest."""
+    by_name: dict[str, list[NodeGroup]] = {}
+    for group in groups:
+        if group.available and group.in_service and group.nodes:
+            by_name.setdefault(group.partition, []).append(group)
+    found = [_partition(own) for own in by_name.values()]
+    return sorted(found, key=lambda p: (not p.gpus, not p.default, -p.nodes, p.name))
+
+
+def _partition(groups: Sequence[NodeGroup]) -> Partition:
+    """Return a partition with its most frequent kind of node, GPU nodes preferred."""
+    kinds: dict[tuple[int, str | None, int], list[NodeGroup]] = {}
+    for group in groups:
+        gpu = max(group.gpus, key=lambda gres: gres.count, default=None)
+        kind = (gpu.count if gpu else 0, gpu.kind if gpu else None, group.cpus)
+        kinds.setdefault(kind, []).append(group)
+    (gpus, gpu_type, cpus), own = max(
+        kinds.items(), key=lambda item: (item[0][0] > 0, sum(g.nodes for g in item[1]))
+    )
+    return Partition(
+        name=groups[0].partition,
+        default=any(group.default for group in groups),
+        nodes=sum(group.nodes for group in own),
+        free=sum(group.nodes for group in own if group.state.startswith("idle")),
+        cpus=cpus,
+        gpus=gpus,
+        gpu_type=gpu_type,
+        time_limit_s=min((g.time_limit_s for g in own if g.time_limit_s), default=None),
+    )
+
+
+def cluster_matrix(partition: Partition, *, inherited: Collection[str] = ()) -> str:
+    """Return a matrix for a partition: 1, 2, 4, ... nodes, strong and weak scaling.
+
+    ``inherited`` contains the keys of ``cluster`` that a site file sets.
+    """
+    device = "cuda" if partition.gpus else "cpu"
+    per_node = partition.gpus or min(8, max(1, partition.cpus // 4))
+    sizes = [2**i for i in range(MOST_NODES.bit_length()) if 2**i <= min(partition.nodes, MOST_NODES)]
+    ranks = sizes[-1] * per_node
+    limit_s = min(TIME_LIMIT_S, partition.time_limit_s or TIME_LIMIT_S)
+    gpu_line = f"  gpu_type: {partition.gpu_type}\n" if partition.gpu_type else ""
+    why = "set in the site file" if "account" in inherited else "if your site needs one"
+    account_line = f"  # account: project         # {why}\n"
+    model = "transformer, parameters: 124M, precision: bf16" if device == "cuda" else "convnet"
+    backends = "[nccl]                # add gloo to compare with plain TCP" if device == "cuda" else "[gloo]"
+    axis = "gpus_per_node" if device == "cuda" else "tasks_per_node"
+    cores = max(1, partition.cpus // per_node)
+    strong = 32 * ranks
+    return f"""\
+# {partition}
+# bench plan shows the cost and writes the scripts; then: bench submit, bench status, bench report.
+cluster:
+  executor: slurm
+  partition: {partition.name}
+{account_line}{gpu_line}  cpus_per_task: {cores}            # cores, and threads, of one rank
+  time_limit: "{slurm_time(limit_s)}"      # maximum for one run
+  exclusive: true             # no other job disturbs the measurement
+  # setup: ["module load cuda", "source .venv/bin/activate"]   # lines before the launch
+  # env: {{NCCL_SOCKET_IFNAME: "^docker,lo"}}                    # variables of the job
+axes:                         # every combination is measured
+  nodes: {sizes}
+  {axis}: [{per_node}]
+  backend: {backends}
+  launcher: [srun]            # or torchrun
+scaling:
+  - {{mode: strong, global_batch: [{strong}]}}   # the same work on more ranks: 32 x {ranks} = {strong}
+  - {{mode: weak, per_gpu_batch: [32]}}      # more work on more ranks
+workload: {{device: {device}, model: {model}, steps_per_epoch: 50, epochs: 3, warmup_steps: 10}}
+repeats: 3                    # three runs of each cell: enough for an interval
+"""
+
+
+def local_matrix(cores: int) -> str:
+    """Return a matrix for this machine: 1, 2, 4, ... processes, up to its cores."""
+    sizes = [2**i for i in range(7) if 2**i <= max(cores, 2)]
+    return f"""\
+# This machine: {cores} cores, no Slurm found. Start it with: bench run this-file
+cluster:
+  executor: local             # this machine, one run after another
+  time_limit: 5m              # maximum for one run
+axes:                         # every combination is measured
+  tasks_per_node: {sizes}     # processes; each has one thread (cpus_per_task)
+  backend: [gloo]
+scaling:
+  - {{mode: strong, global_batch: [{16 * sizes[-1]}]}}    # the same work on more processes
+  - {{mode: weak, per_gpu_batch: [32]}}     # more work on more processes
+workload: {{device: cpu, model: mlp, parameters: 2M, steps_per_epoch: 20, epochs: 3, warmup_steps: 5}}
+repeats: 3                    # three runs of each cell: enough for an interval
+"""

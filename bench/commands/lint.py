@@ -1,33 +1,56 @@
-"""``bench lint SCRIPT...``: known multi-node mistakes in any sbatch script."""
+"""`bench lint`: find known multi-node mistakes in sbatch scripts."""
 
 from __future__ import annotations
 
 import difflib
-import json as json_module
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
+import typer
+
+from bench.commands.console import print_json
+from bench.commands.options import JsonOption
 from bench.errors import BenchError, missing_file
 from bench.findings import Finding, Severity
-from bench.lint import edits, lint_script
 from bench.units import count
 
 
-def run_lint(paths: list[str], *, json: bool, diff: bool) -> int:
-    """Print the findings of scripts (``-`` is standard input); return 1 where one is an error.
+def lint_command(
+    scripts: Annotated[
+        list[str], typer.Argument(help="sbatch scripts; - is standard input.", show_default=False)
+    ],
+    diff: Annotated[
+        bool, typer.Option("--diff", help="Print a patch of the unambiguous changes instead of findings.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> int:
+    """Find known multi-node mistakes in sbatch scripts before they wait in the queue.
 
-    With ``json``, print ``{"findings": [...]}``; with ``diff``, print a unified patch of the
-    changes that need no choice instead of the findings.
+    It works on any sbatch script and executes nothing. The exit code is 1 if there is an error.
+    Example: bench lint job.sbatch
+    """
+    return run_lint(scripts, json=as_json, diff=diff)
+
+
+def run_lint(paths: list[str], *, json: bool, diff: bool) -> int:
+    """Print the findings of scripts (``-`` is standard input); return 1 if one is an error.
+
+    Args:
+        paths: the scripts.
+        json: print ``{"findings": [...]}``.
+        diff: print a unified patch of the unambiguous changes instead.
 
     Raises:
-        BenchError: a path is not a file that can be read.
+        BenchError: a script cannot be read.
     """
+    from bench.lint import lint_script
+
     texts = {path: _read(path) for path in paths}
     findings = [finding for path, text in texts.items() for finding in lint_script(text, path=path)]
     if json:
-        content = {"findings": [finding.as_json() for finding in findings]}
-        print(json_module.dumps(content, ensure_ascii=False, indent=1))
+        print_json({"findings": [finding.as_json() for finding in findings]})
     elif diff:
         for path, text in texts.items():
             sys.stdout.write(patch(text, path=path))
@@ -39,7 +62,7 @@ def run_lint(paths: list[str], *, json: bool, diff: bool) -> int:
 
 
 def _read(path: str) -> str:
-    """Return a script's text; bytes that are no UTF-8 are replaced, line ends are kept."""
+    """Return a script's text with its line ends; invalid UTF-8 is replaced."""
     if path == "-":
         return sys.stdin.buffer.read().decode("utf-8", errors="replace")
     file = Path(path)
@@ -52,25 +75,23 @@ def _read(path: str) -> str:
 
 
 def patch(text: str, *, path: str) -> str:
-    """Return a unified patch that makes the changes which need no choice ("" where there are none)."""
+    """Return a unified patch of the unambiguous changes, or "" if there are none."""
+    from bench.lint import edits
+
     lines = text.splitlines(keepends=True)
     changed = list(lines)
     touched: set[int] = set()
     for edit in edits(text):
         if edit.line in touched or not 0 < edit.line <= len(lines):
-            continue  # one change per line; the next run suggests the next
+            continue  # one change per line; the next call suggests the next change
         touched.add(edit.line)
-        ending = lines[edit.line - 1][len(lines[edit.line - 1].rstrip("\r\n")) :]
-        changed[edit.line - 1] = edit.apply(lines[edit.line - 1].rstrip("\r\n")) + ending
-    return "".join(_unified(lines, changed, path))
-
-
-def _unified(before: Sequence[str], after: Sequence[str], path: str) -> Sequence[str]:
-    rows = list(difflib.unified_diff(before, after, fromfile=f"a/{path}", tofile=f"b/{path}"))
-    return [row if row.endswith("\n") else f"{row}\n\\ No newline at end of file\n" for row in rows]
+        content = lines[edit.line - 1].rstrip("\r\n")
+        changed[edit.line - 1] = edit.apply(content) + lines[edit.line - 1][len(content) :]
+    rows = difflib.unified_diff(lines, changed, fromfile=f"a/{path}", tofile=f"b/{path}")
+    return "".join(row if row.endswith("\n") else f"{row}\n\\ No newline at end of file\n" for row in rows)
 
 
 def _summary(findings: Sequence[Finding], *, scripts: int) -> str:
     counts = {severity: sum(one.severity is severity for one in findings) for severity in Severity}
     parts = [count(number, severity) for severity, number in counts.items() if number]
-    return f"{count(scripts, 'script')}: {', '.join(parts) if parts else 'nothing to say'}"
+    return f"{count(scripts, 'script')}: {', '.join(parts) if parts else 'no findings'}"

@@ -1,4 +1,4 @@
-"""How long a training would wait in the queue: given by hand, asked of Slurm, or none."""
+"""The queue wait of a training: given by the user, or estimated by Slurm."""
 
 from __future__ import annotations
 
@@ -20,43 +20,63 @@ from bench.units import human_duration, parse_duration_s, slurm_time
 if TYPE_CHECKING:
     from analysis.advise.options import Layout, Wait
 
-#: A job asks for this much more than the training is expected to take.
-_MARGIN = 1.1
-_LEAST_S = 600
-_NOTHING = re.compile(r"0+(?:\.0*)?[smhd]?|none|now")
+#: The requested time limit divided by the expected time of the training.
+_LIMIT_FACTOR = 1.1
+_SHORTEST_LIMIT_S = 600
+_NO_WAIT = re.compile(r"0+(?:\.0*)?[smhd]?|none|now")
 
 
 def parse_waits(texts: Sequence[str], *, studies: Sequence[str]) -> dict[str, float]:
     """Return seconds by study from ``6.5h`` (all studies) and ``l40s=0`` (one); later texts win.
 
     Raises:
-        BenchError: not a duration, or no such study.
+        BenchError: a text is not a duration, or names an unknown study.
     """
     found: dict[str, float] = {}
     for text in texts:
         name, equals, duration = text.rpartition("=")
         if equals and name not in studies:
-            raise BenchError(
-                f"--wait {text}: no study {name!r} is given", remedy=f"there are: {', '.join(studies)}"
-            )
+            remedy = f"the studies are: {', '.join(studies)}"
+            raise BenchError(f"--wait {text}: no study {name!r} is given", remedy=remedy)
         try:
-            seconds = 0 if _NOTHING.fullmatch(duration.strip()) else parse_duration_s(duration)
+            seconds = 0 if _NO_WAIT.fullmatch(duration.strip()) else parse_duration_s(duration)
         except ValueError as wrong:
-            raise BenchError(f"--wait {text}: {wrong}", remedy="0 where nothing waits") from None
+            raise BenchError(f"--wait {text}: {wrong}", remedy="0 means no wait") from None
         found |= dict.fromkeys([name] if equals else studies, float(seconds))
     return found
 
 
-def given_wait(seconds: float) -> Wait:
-    """Return a wait that the user stated."""
+def waits_for(
+    layouts: Mapping[Layout, float],
+    planned: Mapping[str, PlannedStudy],
+    *,
+    given: Mapping[str, float],
+    ask: bool,
+) -> dict[Layout, Wait]:
+    """Return the wait of each layout: the given one, or Slurm's estimate.
+
+    Args:
+        layouts: seconds of the fastest training, by layout.
+        planned: the studies by name.
+        given: seconds of wait, by study.
+        ask: ask Slurm about the other studies.
+    """
     from analysis.advise.options import Wait
 
-    return Wait(seconds, "as given (--wait)")
+    queue = Queue()
+    found: dict[Layout, Wait] = {}
+    for name, study in planned.items():
+        own = {layout: training_s for layout, training_s in layouts.items() if layout[0] == name}
+        if name in given:
+            found |= dict.fromkeys(own, Wait(given[name], "as given (--wait)"))
+        elif ask:
+            found |= queue.waits(study, own)
+    return found
 
 
 @dataclass
 class Queue:
-    """Asks Slurm when jobs would start, through the study's own scripts; nothing is submitted."""
+    """Slurm's estimates of start times, from test submissions of the study's own scripts."""
 
     slurm: Slurm = field(default_factory=Slurm)
     _limits: dict[Path, int | None] = field(default_factory=dict)
@@ -64,8 +84,8 @@ class Queue:
     def waits(self, study: PlannedStudy, layouts: Mapping[Layout, float]) -> dict[Layout, Wait]:
         """Return the wait of each layout of a study, by the seconds of its fastest training.
 
-        Each is asked for with the training's time limit: a job of hours waits longer than the
-        benchmark's minutes. One whose training is not known is not asked for.
+        The test uses the training's time limit, because long jobs wait longer than the benchmark's
+        short ones. Layouts with an unknown training time are left out.
         """
         from analysis.advise.options import Wait
 
@@ -80,72 +100,43 @@ class Queue:
     def _ask(self, study: PlannedStudy, layout: Layout, training_s: float) -> Wait:
         from analysis.advise.options import Wait
 
-        _, nodes, each = layout
-        script = study.script(_cell_like(study, nodes, each))
-        wanted_s = max(_LEAST_S, math.ceil(_MARGIN * training_s))
+        _, nodes, per_node = layout
+        script = study.script(_similar_cell(study, nodes, per_node))
+        wanted_s = max(_SHORTEST_LIMIT_S, math.ceil(_LIMIT_FACTOR * training_s))
         limit_s = self._limit_of(script)
         jobs = 1 if limit_s is None else math.ceil(wanted_s / limit_s)
         asked_s = wanted_s if limit_s is None else min(wanted_s, limit_s)
         remark = ""
         if jobs > 1 and limit_s is not None:
-            remark = (
-                f"{jobs} jobs in a row: the partition's limit is {human_duration(limit_s)}; one wait counted"
-            )
-        # The script of another number of nodes serves for a predicted size.
+            limit = human_duration(limit_s)
+            remark = f"{jobs} consecutive jobs: the partition's limit is {limit}; only one wait is counted"
+        # Options override the script's number of nodes, so that it can stand in for a predicted size.
         options = [f"--nodes={nodes}", f"--time={slurm_time(asked_s)}"]
         now = datetime.now(UTC)
         try:
             starts = self.slurm.test_only(script, options=options)
         except SlurmRefusedError as refusal:
-            return Wait(None, "", f"Slurm would not take it: {_one_line(refusal.output)}")
+            return Wait(None, "", f"Slurm would reject the job: {_one_line(refusal.output)}")
         if starts is None:
-            return Wait(None, "", f"Slurm cannot tell when it would start{'; ' if remark else ''}{remark}")
+            return Wait(None, "", f"Slurm cannot estimate the start{'; ' if remark else ''}{remark}")
         seconds = max(0.0, (starts - now).total_seconds())
-        # Slurm names whole seconds: what starts at once may seem to start one second ago, or in one.
+        # Slurm rounds to seconds, so that an immediate start can appear to be one second away.
         seconds = 0.0 if seconds < 2 else seconds
         return Wait(seconds, f"Slurm's estimate at {now:%Y-%m-%d %H:%M} UTC (sbatch --test-only)", remark)
 
     def _limit_of(self, script: Path) -> int | None:
-        """Return the time limit of the script's partitions, seconds; None for no limit or not known."""
+        """Return the time limit of the script's partitions in seconds; None if unlimited or unknown."""
         if script not in self._limits:
             partitions = partitions_of(self.slurm, script) if script.is_file() else {}
             self._limits[script] = longest_limit_s(partitions)
         return self._limits[script]
 
 
-def _one_line(words: str) -> str:
-    return " ".join(words.split())[:300]
+def _one_line(text: str) -> str:
+    return " ".join(text.split())[:300]
 
 
-def _cell_like(study: PlannedStudy, nodes: int, each: str) -> str:
-    """Return the cell of this layout; for a predicted size one with as many ranks on each node."""
-    of_each = {
-        cell.cell_id: cell.nodes for cell in study.cells.values() if value_text(cell.tasks_per_node) == each
-    }
-    return min(of_each, key=lambda cell_id: (of_each[cell_id] != nodes, -of_each[cell_id], cell_id))
-
-
-def waits_for(
-    layouts: Mapping[Layout, float],
-    planned: Mapping[str, PlannedStudy],
-    *,
-    given: Mapping[str, float],
-    ask: bool,
-) -> dict[Layout, Wait]:
-    """Return the wait of each layout: as given, else asked of the queue if ``ask``.
-
-    Args:
-        layouts: seconds of the fastest training, by layout.
-        planned: the studies by name.
-        given: seconds by study.
-        ask: ask Slurm about the others.
-    """
-    queue = Queue()
-    found: dict[Layout, Wait] = {}
-    for name, study in planned.items():
-        own = {layout: training_s for layout, training_s in layouts.items() if layout[0] == name}
-        if name in given:
-            found |= dict.fromkeys(own, given_wait(given[name]))
-        elif ask:
-            found |= queue.waits(study, own)
-    return found
+def _similar_cell(study: PlannedStudy, nodes: int, per_node: str) -> str:
+    """Return the cell of a layout, or the largest with the same ranks per node."""
+    cells = [cell for cell in study.cells.values() if value_text(cell.tasks_per_node) == per_node]
+    return min(cells, key=lambda cell: (cell.nodes != nodes, -cell.nodes, cell.cell_id)).cell_id

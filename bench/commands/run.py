@@ -1,19 +1,20 @@
-"""`bench run`: plan, start, wait and report in one."""
+"""`bench run`: plan, start, wait and report in one command."""
 
 from __future__ import annotations
 
-import typer
-
-from bench.commands.common import MatrixArgument, ResultsOption, SiteOption, say
-from bench.commands.plan import cost_line, planned
+from bench.commands.console import say
+from bench.commands.options import (
+    BudgetOption,
+    MatrixArgument,
+    OnlyOption,
+    ResultsOption,
+    RetryOption,
+    SiteOption,
+)
+from bench.commands.plan import plan_study, say_warnings
 from bench.commands.report import write
-from bench.commands.submit import BudgetOption, OnlyOption, RetryOption, check_budget, runs_to_start, start
+from bench.commands.submit import check_budget, runs_to_start, start
 from bench.study.plan_json import open_study
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("run")(run_command)
 
 
 def run_command(
@@ -24,17 +25,14 @@ def run_command(
     budget: BudgetOption = None,
     site: SiteOption = None,
 ) -> int:
-    """Plan a matrix, run what is not yet done, and write the report.
+    """Plan a matrix, start the runs that are not yet done, wait for them, and write the report.
 
-    Ctrl-C stops after ending the run that goes on; the same command continues later.
+    Ctrl-C ends the current run and stops; the same command continues later.
     Example: bench run smoke_cpu
     """
-    plan, folder = planned(matrix, site=site, results=results)
-    say(f"study {plan.matrix.study}: {cost_line(plan)}")
-    if plan.document.site:
-        say(str(plan.document.site))
-    for warning in plan.warnings:
-        say(f"warning: {warning}")
+    plan, folder = plan_study(matrix, site=site, results=results)
+    say(f"study {plan.matrix.study}: {plan.cost}")
+    say_warnings(plan)
     study = open_study(folder)
     runs = runs_to_start(study, filters=filters or [], retry_failed=retry_failed)
     check_budget(study, runs, budget)

@@ -1,4 +1,4 @@
-"""`bench schema`: the matrix's JSON Schema, for editors."""
+"""`bench schema`: print the JSON Schema of a matrix."""
 
 from __future__ import annotations
 
@@ -6,18 +6,13 @@ from typing import Annotated
 
 import typer
 
-from bench.commands.common import print_json
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("schema")(schema_command)
+from bench.commands.console import print_json
 
 
 def schema_command(
-    site: Annotated[bool, typer.Option("--site", help="That of a site file, instead of a matrix's.")] = False,
+    site: Annotated[bool, typer.Option("--site", help="Print the schema of a site file instead.")] = False,
 ) -> int:
-    """Print the JSON Schema of a matrix, so that editors complete and check the file.
+    """Print the JSON Schema of a matrix, with which editors complete and check the file.
 
     In VS Code: bench schema > matrix.schema.json, and begin the matrix with
     # yaml-language-server: $schema=matrix.schema.json

@@ -1,150 +1,113 @@
-"""`bench submit`: start what is not yet done."""
+"""`bench submit`: start the runs of a study that are not yet done."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from bench.commands.canary import canary_passes
-from bench.commands.common import ResultsOption, StudyArgument, find_study, print_json, say
-from bench.commands.packing import check_pack, show_pack
-from bench.commands.waiting import HaltedError, Waiting, begin, when_slurm_answers
+from bench.commands.console import print_json, say
+from bench.commands.options import (
+    BudgetOption,
+    OnlyOption,
+    ResultsOption,
+    RetryOption,
+    StudyArgument,
+    find_study,
+)
+from bench.commands.waiting import HaltedError, Waiting, canary_passes, start_runs, when_slurm_answers
 from bench.errors import BenchError
-from bench.executors import executor_for
+from bench.executors import executor_for, pack_executor
 from bench.executors.base import Executor, QueueFullError
+from bench.executors.pack import allocation_of
 from bench.matrix.cell import Run
 from bench.slurm.client import SlurmUnavailableError
 from bench.study.ledger import HaltWatch, RunRecord, RunState
 from bench.study.plan_json import PlannedStudy, open_study
 from bench.study.selection import only, pending
-from bench.units import count
-
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Say what would be started; start nothing.")]
-OnlyOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--only", help="Only these: a pattern on names ('n4x4-*') or key=value (nodes=4); repeatable."
-    ),
-]
-RetryOption = Annotated[
-    bool, typer.Option("--retry-failed", help="Start failed runs again, as a new attempt.")
-]
-BudgetOption = Annotated[
-    float | None, typer.Option("--budget", min=0.0, help="Refuse if this could use more GPU-hours.")
-]
-QueuedOption = Annotated[
-    int | None,
-    typer.Option("--max-queued", min=1, help="Have at most so many of the study's jobs in the queue."),
-]
-WaitOption = Annotated[bool, typer.Option("--wait", help="Stay until every run has ended.")]
-CanaryOption = Annotated[
-    bool, typer.Option("--canary", help="One small multi-node run first; the rest when it has passed.")
-]
-PackOption = Annotated[
-    bool,
-    typer.Option("--pack", help="One job of the largest size, in which the runs go one after another."),
-]
-DryRunJsonOption = Annotated[bool, typer.Option("--json", help="With --dry-run: JSON for programs.")]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("submit")(submit_command)
+from bench.units import count, human_duration
 
 
 def submit_command(
     study: StudyArgument = None,
     results: ResultsOption = None,
-    dry_run: DryRunOption = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show which runs would be started; start nothing.")
+    ] = False,
     filters: OnlyOption = None,
     retry_failed: RetryOption = False,
     budget: BudgetOption = None,
-    max_queued: QueuedOption = None,
-    wait: WaitOption = False,
-    canary: CanaryOption = False,
-    pack: PackOption = False,
-    as_json: DryRunJsonOption = False,
+    max_queued: Annotated[
+        int | None,
+        typer.Option("--max-queued", min=1, help="Maximum number of queued jobs of the study."),
+    ] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until every run has ended.")] = False,
+    canary: Annotated[
+        bool,
+        typer.Option(
+            "--canary", help="Run the smallest multi-node run first; start the others if it passes."
+        ),
+    ] = False,
+    pack: Annotated[
+        bool,
+        typer.Option("--pack", help="Submit one job of the largest size that runs all of them in turn."),
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="With --dry-run: print JSON for programs.")] = False,
 ) -> int:
-    """Start the runs of a study that are neither done nor under way.
+    """Start the runs of a study that are neither completed nor in progress.
 
-    Safe to type at any time: what is completed or under way is left alone, what was
-    interrupted is started again, what failed waits for --retry-failed. With executor local
-    and ssh the runs go one after another, here or on the hosts; Ctrl-C stops, and the next call goes on.
+    It is safe to repeat: completed and active runs are not started again, interrupted runs are,
+    and failed runs only with --retry-failed. Executors local and ssh start one run after another;
+    Ctrl-C stops, and the next call continues.
     """
     if as_json and not dry_run:
-        raise BenchError("--json goes with --dry-run", remedy="`bench status --json` says where runs stand")
+        raise BenchError("--json requires --dry-run", remedy="`bench status --json` shows the states of runs")
     planned = open_study(find_study(study, results))
     if max_queued is not None:
-        _check_queue(planned, pack=pack)
+        _check_max_queued(planned, pack=pack)
     halt = HaltWatch(planned.ledger)
     runs = when_slurm_answers(
         lambda: runs_to_start(planned, filters=filters or [], retry_failed=retry_failed),
         wait=wait or canary,
     )
     if pack:
-        check_pack(planned, runs, budget)
+        _check_pack_budget(planned, runs, budget)
     else:
         check_budget(planned, runs, budget)
     if dry_run:
-        show_commands(planned, runs, as_json=as_json, pack=pack)
+        if pack:
+            _show_pack(planned, runs, as_json=as_json)
+        else:
+            _show_commands(planned, runs, as_json=as_json)
         return 0
     if canary:
         if not canary_passes(planned, runs, halt=halt, pack=pack):
             return 1
-        begun = planned.records()
-        runs = [run for run in runs if begun[run.run_id].state is not RunState.COMPLETED]
+        records = planned.records()
+        runs = [run for run in runs if records[run.run_id].state is not RunState.COMPLETED]
     return start(planned, runs, max_queued=max_queued, wait=wait, pack=pack, halt=halt)
 
 
-def _check_queue(planned: PlannedStudy, *, pack: bool) -> None:
-    """Refuse --max-queued with a pack; say where it does nothing."""
+def _check_max_queued(planned: PlannedStudy, *, pack: bool) -> None:
+    """Reject --max-queued with --pack; report if it has no effect."""
     if pack:
-        raise BenchError("--max-queued counts jobs, and a pack is one", remedy="leave one of the two away")
+        raise BenchError("--max-queued limits jobs, and a pack is one job", remedy="omit one of the two")
     if planned.executor != "slurm":
-        say(f"--max-queued is ignored: executor {planned.executor} has no queue, runs go one after another")
-
-
-def show_commands(planned: PlannedStudy, runs: Sequence[Run], *, as_json: bool, pack: bool = False) -> None:
-    """Print the commands that would start ``runs``."""
-    if pack:
-        show_pack(planned, runs, as_json=as_json)
-        return
-    executor = executor_for(planned)
-    commands = [(run, executor.command_line(run)) for run in runs]
-    if as_json:
-        shown = [
-            {
-                "run_id": run.run_id,
-                "cell_id": run.cell_id,
-                "command": line,
-                "script": str(planned.script(run.cell_id)),
-            }
-            for run, line in commands
-        ]
-        print_json({"study": planned.folder.name, "planned": len(planned.runs), "runs": shown})
-        return
-    for _, line in commands:
-        print(line)
-    print(f"{len(runs)} of {len(planned.runs)} runs would be started")
+        say(f"--max-queued is ignored: executor {planned.executor} has no queue, it starts one run at a time")
 
 
 def runs_to_start(planned: PlannedStudy, *, filters: Sequence[str], retry_failed: bool) -> list[Run]:
-    """Return what a submission starts, in the planned order."""
+    """Return the runs that a submission starts, in the planned order."""
     records = executor_for(planned).refresh()
-    # Judged against all runs: a filter that agrees with none is a mistake, also when nothing is left.
+    # Filters apply to all runs, so that one without any match is an error even if nothing is left.
     chosen = set(only(planned.runs, planned.cells, filters))
     return [run for run in pending(planned.runs, records, retry_failed=retry_failed) if run in chosen]
 
 
 def check_budget(planned: PlannedStudy, runs: Sequence[Run], budget: float | None) -> None:
-    """Refuse runs that could use more GPU-hours than ``budget``.
-
-    Raises:
-        BenchError: with the sum.
-    """
+    """Raise BenchError if ``runs`` could use more GPU-hours than ``budget``."""
     if budget is None:
         return
     hours = planned.plan["time_limit_s"] / 3600
@@ -153,6 +116,63 @@ def check_budget(planned: PlannedStudy, runs: Sequence[Run], budget: float | Non
     if total > budget:
         what = f"{count(len(runs), 'run')} could use {total:g} GPU-hours, more than the budget of {budget:g}"
         raise BenchError(what, remedy="raise --budget, lower cluster.time_limit, or choose runs with --only")
+
+
+def _check_pack_budget(planned: PlannedStudy, runs: Sequence[Run], budget: float | None) -> None:
+    """Print the maximum cost of one job for ``runs``; raise BenchError if it exceeds ``budget``."""
+    pack_executor(planned)  # raises if the executor has no packs
+    if not runs:
+        return
+    pack = allocation_of(planned, runs)
+    limit = human_duration(pack.limit_s)
+    if budget is not None and pack.gpu_hours > budget:
+        hours = f"{pack.gpu_hours:g} GPU-hours ({pack.nodes} x {pack.gpus_per_node} GPUs for {limit})"
+        what = f"a pack of {count(len(runs), 'run')} could use {hours}, more than the budget of {budget:g}"
+        remedy = "raise --budget, lower cluster.time_limit, choose runs with --only, or omit --pack"
+        raise BenchError(what, remedy=remedy)
+    cost = f"{pack.gpu_hours:g} GPU-hours" if pack.gpus_per_node else f"{pack.node_hours:g} node-hours"
+    size = f"{count(pack.nodes, 'node')} for at most {limit}"
+    say(f"pack: {count(len(runs), 'run')} in one job of {size}, {cost} at most")
+
+
+def _show_commands(planned: PlannedStudy, runs: Sequence[Run], *, as_json: bool) -> None:
+    """Print the commands that would start ``runs``."""
+    executor = executor_for(planned)
+    commands = {run: executor.command_line(run) for run in runs}
+    if as_json:
+        shown = [
+            {
+                "run_id": run.run_id,
+                "cell_id": run.cell_id,
+                "command": command,
+                "script": str(planned.script(run.cell_id)),
+            }
+            for run, command in commands.items()
+        ]
+        print_json(_dry_run_json(planned, runs=shown))
+        return
+    for command in commands.values():
+        print(command)
+    print(f"{len(runs)} of {len(planned.runs)} runs would be started")
+
+
+def _show_pack(planned: PlannedStudy, runs: Sequence[Run], *, as_json: bool) -> None:
+    """Print the command that would start ``runs`` in one job, and their order in it."""
+    command, order = pack_executor(planned).describe(runs) if runs else ("", [])
+    if as_json:
+        shown = [{"run_id": run_id, "nodes": nodes} for run_id, nodes in order]
+        print_json(_dry_run_json(planned, command=command, runs=shown))
+        return
+    if runs:
+        print(command)
+        size = allocation_of(planned, runs).nodes
+        for place, (run_id, nodes) in enumerate(order, 1):
+            print(f"{place:>4}  {run_id}  on nodes {','.join(map(str, nodes))} of {size}")
+    print(f"{len(runs)} of {len(planned.runs)} runs would be started, in one job")
+
+
+def _dry_run_json(planned: PlannedStudy, **content: Any) -> dict[str, Any]:
+    return {"study": planned.folder.name, "planned": len(planned.runs), **content}
 
 
 def start(
@@ -164,18 +184,16 @@ def start(
     pack: bool = False,
     halt: HaltWatch | None = None,
 ) -> int:
-    """Start ``runs`` and say where the study stands.
+    """Start ``runs``, print the state of the study, and return the exit code.
 
-    ``halt`` watches for its being cancelled; by default from now on.
-
-    Returns:
-        1 where a run has failed, or the study was cancelled meanwhile.
+    ``halt`` detects a `bench cancel` since its creation (default: since now). The exit code is 1
+    if a run has failed or the study was cancelled.
     """
     halt = halt or HaltWatch(planned.ledger)
     executor, before = executor_for(planned, pack=pack), planned.records()
-    left = _start_now(executor, runs, halt=halt, max_queued=max_queued, wait=wait)
+    remaining = _start_now(executor, runs, halt=halt, max_queued=max_queued, wait=wait)
     if wait:
-        records = Waiting(executor, left, before=before, halt=halt, max_queued=max_queued).until_over()
+        records = Waiting(executor, remaining, before=before, halt=halt, max_queued=max_queued).until_over()
     else:
         records = planned.records()
     return _conclude(planned.folder.name, records, waited=wait, halted=halt.halted())
@@ -184,32 +202,32 @@ def start(
 def _start_now(
     executor: Executor, runs: Sequence[Run], *, halt: HaltWatch, max_queued: int | None, wait: bool
 ) -> list[Run]:
-    """Start what can be started now; return what is left for later."""
+    """Start the runs that can be started now; return the others."""
     if not runs:
         say("nothing to start")
         return []
     try:
-        left = begin(executor, runs, halt=halt, max_queued=max_queued)
+        remaining = start_runs(executor, runs, halt=halt, max_queued=max_queued)
     except HaltedError:
         return []
     except QueueFullError as full:
         if not wait:
             raise
         say(f"{full.message}: waiting for room")
-        left = full.left
+        remaining = full.left
     except SlurmUnavailableError as absent:
         if not wait or absent.permanent:
             raise
         say(f"{absent.message}: waiting for Slurm")
-        return list(runs)  # some of them may be submitted: who waits sees which are left
-    if left:
-        when = "until others end" if wait else "until the next `bench submit`, or use --wait"
-        say(f"{count(len(left), 'run')} held back {when}")
-    return left
+        return list(runs)  # Waiting finds out which of them were submitted
+    if remaining:
+        until = "until others end" if wait else "until the next `bench submit`, or use --wait"
+        say(f"{count(len(remaining), 'run')} held back {until}")
+    return remaining
 
 
 def _conclude(name: str, records: Mapping[str, RunRecord], *, waited: bool, halted: bool) -> int:
-    """Say where the study stands and what to do about it; return the exit code."""
+    """Print the state of the study and the next command; return the exit code."""
     counts = Counter(str(record.state) for record in records.values())
     stopped = halted and counts[RunState.COMPLETED] < len(records)
     if stopped:
@@ -217,9 +235,10 @@ def _conclude(name: str, records: Mapping[str, RunRecord], *, waited: bool, halt
     say(f"study {name}: {counts_line(counts)}")
     failed, unknown = counts[RunState.FAILED], counts[RunState.UNKNOWN]
     if failed:
-        say(f"{failed} failed: `bench status {name}` says why; `bench submit {name} --retry-failed` goes on")
+        retry = f"`bench submit {name} --retry-failed` starts them again"
+        say(f"{failed} failed: `bench status {name}` shows why; {retry}")
     if unknown:
-        say(f"{unknown} unknown: `bench status {name}` says why; `bench cancel {name}` gives them up")
+        say(f"{unknown} unknown: `bench status {name}` shows why; `bench cancel {name}` gives them up")
     return 1 if failed or stopped or (waited and unknown) else 0
 
 

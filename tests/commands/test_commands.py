@@ -50,7 +50,9 @@ def test_a_limit_on_the_queue_is_remarked_where_there_is_none(tmp_path):
     assert bench("plan", "tiny.yaml", cwd=tmp_path).returncode == 0
     done = bench("submit", "--max-queued", "2", "--dry-run", cwd=tmp_path)
     assert done.returncode == 0
-    assert done.stderr == "--max-queued is ignored: executor local has no queue, runs go one after another\n"
+    assert (
+        done.stderr == "--max-queued is ignored: executor local has no queue, it starts one run at a time\n"
+    )
 
 
 def test_a_watch_ends_where_nothing_is_under_way(tmp_path):
@@ -58,7 +60,7 @@ def test_a_watch_ends_where_nothing_is_under_way(tmp_path):
     assert bench("plan", "tiny.yaml", cwd=tmp_path).returncode == 0
     watched = bench("status", "--watch", cwd=tmp_path)
     assert watched.returncode == 0
-    assert watched.stderr == "nothing is under way: `bench submit tiny` starts what is planned\n"
+    assert watched.stderr == "no run is in progress: `bench submit tiny` starts the planned runs\n"
 
 
 def test_plan_prints_cells_cost_and_where_they_were_written(tmp_path):
@@ -70,7 +72,7 @@ def test_plan_prints_cells_cost_and_where_they_were_written(tmp_path):
     assert lines[-3].split() == "n4x4-nccl-srun-b22 4 4 16 22 352 strong 352, weak 22".split()
     assert lines[-2] == (
         "5 cells x 3 repeats = 15 runs; up to 4 nodes; up to 16 GPUs; "
-        "wall limit 20 min a run, 5 h 00 min in all; at most 40 GPU-hours"
+        "wall limit 20 min per run, 5 h 00 min in total; at most 40 GPU-hours"
     )
     assert lines[-1] == "written: results/l40s (scripts/, plan.json)"
     assert done.stderr.splitlines() == [
@@ -121,7 +123,7 @@ def test_an_unknown_study_and_a_matrix_in_its_place_are_told_apart(ran):
     assert done.returncode == 2
     assert (
         done.stderr
-        == "error: no study 'tinny' is planned below results (there: tiny); plan it: bench plan MATRIX\n"
+        == "error: no study 'tinny' is planned below results (planned: tiny); plan it: bench plan MATRIX\n"
     )
     done = bench("submit", "tiny.yaml", cwd=ran)
     assert done.stderr == "error: tiny.yaml is a matrix, not a study; plan it first: bench plan tiny.yaml\n"

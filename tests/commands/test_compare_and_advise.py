@@ -88,13 +88,13 @@ def test_compare_within_a_study_by_a_setting(folder):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["before/s"], "a second study is missing; bench compare A B compares two studies, bench compare A --by KEY looks within one"),
-        (["before/s", "after/s", "--by", "backend"], "--by backend looks at one study, and two are given; bench compare A B compares two studies, bench compare A --by KEY looks within one"),
-        (["before/s", "after/s", "--base", "x"], "--base names a value of --by, which is not given; bench compare A --by KEY"),
-        (["backends", "--by", "backend", "--ignore", "x"], "--ignore is for two studies; --by compares cells that differ in KEY alone"),
-        (["before/s", "after/s", "--minimum-effect", "2"], "--minimum-effect 2 is not between 0 and 1; 0.02 stands for 2 %"),
+        (["before/s"], "a second study is missing; use bench compare A B for two studies, bench compare A --by KEY for one"),
+        (["before/s", "after/s", "--by", "backend"], "--by backend compares within one study, but two are given; use bench compare A B for two studies, bench compare A --by KEY for one"),
+        (["before/s", "after/s", "--base", "x"], "--base is a value of --by, which is missing; bench compare A --by KEY"),
+        (["backends", "--by", "backend", "--ignore", "x"], "--ignore is only for two studies; --by compares cells that differ in KEY alone"),
+        (["before/s", "after/s", "--minimum-effect", "2"], "--minimum-effect 2 is not between 0 and 1; 0.02 means 2 %"),
         (["before/s", "after/s", "--output", "no/such/folder.md"], "no/such/folder.md: cannot be written: No such file or directory"),
-        (["before/s", "nope"], "no study 'nope' is planned below results (there: backends); plan it: bench plan MATRIX"),
+        (["before/s", "nope"], "no study 'nope' is planned below results (planned: backends); plan it: bench plan MATRIX"),
     ],
 )  # fmt: skip
 def test_compare_refuses_what_makes_no_sense(folder, words, said):
@@ -107,7 +107,7 @@ def test_advise_prints_options_and_what_to_choose(folder):
     done = bench("advise", "before/s", "--samples", "1.3M", "--epochs", "3", "--wait", "1h", cwd=folder)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert lines[0].strip() == "Options, the soonest first"
+    assert lines[0].strip() == "Options, soonest first"
     assert (
         lines[1].split()
         == "study nodes ranks batch setting epoch wait training total hours succeeded choice remark".split()
@@ -148,11 +148,11 @@ def test_advise_as_json_holds_what_is_promised(folder):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "--samples is missing; give the training samples of an epoch: --samples 1.3M"),
+        ([], "--samples is missing; give the samples per epoch: --samples 1.3M"),
         (["--samples", "lots"], "--samples: 'lots' is not a count such as 500000, 10M or 1.5B"),
         (["--samples", "0"], "--samples 0 is less than one sample; give a count such as 1.3M"),
-        (["--samples", "1M", "--wait", "6"], "--wait 6: '6' is not a duration such as 20m, 1h30m, 45s, or Slurm's [days-]hours:minutes:seconds; 0 where nothing waits"),
-        (["--samples", "1M", "--wait", "x=6h"], "--wait x=6h: no study 'x' is given; there are: s"),
+        (["--samples", "1M", "--wait", "6"], "--wait 6: '6' is not a duration such as 20m, 1h30m, 45s, or Slurm's [days-]hours:minutes:seconds; 0 means no wait"),
+        (["--samples", "1M", "--wait", "x=6h"], "--wait x=6h: no study 'x' is given; the studies are: s"),
         (["before/s", "--samples", "1M"], "study before/s is given twice; give each study once"),
     ],
 )  # fmt: skip
@@ -247,10 +247,10 @@ def test_a_training_beyond_the_partitions_limits_is_told(cluster: Cluster, tmp_p
     waits = asked(study, samples=4_000_000)
     one, two = waits[1, "1"], waits[2, "1"]
     assert one.seconds == 0.0
-    assert one.remark.endswith(" jobs in a row: the partition's limit is 5 min; one wait counted")
+    assert one.remark.endswith(" consecutive jobs: the partition's limit is 5 min; only one wait is counted")
     assert int(one.remark.split()[0]) > 10
     assert two.seconds is None
-    assert two.remark.startswith("Slurm would not take it: ")
+    assert two.remark.startswith("Slurm would reject the job: ")
 
 
 def test_without_a_slurm_the_wait_is_not_known_and_why_is_told(tmp_path, monkeypatch):
@@ -271,5 +271,5 @@ def test_a_study_on_this_machine_waits_for_nobody(tmp_path):
 
 
 def test_a_wait_for_an_unknown_study_is_an_error():
-    with pytest.raises(BenchError, match="no study 'c' is given; there are: a, b"):
+    with pytest.raises(BenchError, match="no study 'c' is given; the studies are: a, b"):
         parse_waits(["c=1h"], studies=["a", "b"])

@@ -33,7 +33,7 @@ def failed(tmp_path_factory) -> Path:
     assert bench("plan", "fails.yaml", cwd=folder).returncode == 0
     done = bench("submit", cwd=folder)
     assert done.returncode == 1
-    assert "1 failed: `bench status fails` says why" in done.stderr
+    assert "1 failed: `bench status fails` shows why" in done.stderr
     return folder
 
 
@@ -52,9 +52,7 @@ def test_the_doctor_reads_a_run_by_its_name_and_by_its_folder(failed):
     assert json.loads(by_name.stdout)["verdict"] == json.loads(by_folder.stdout)["verdict"]
     done = bench("doctor", "no-such-run", cwd=failed)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith(
-        "error: no-such-run is no log, run or job that is known here; give a log file"
-    )
+    assert done.stderr.startswith("error: no-such-run is not a known log, run or job; give a log file")
 
 
 def test_a_run_is_found_beside_a_study_of_another_version_and_one_that_was_not_started(failed):

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from bench.commands.init import cluster_matrix, local_matrix, partitions
 from bench.plan import make_plan
 from bench.slurm.parsing import parse_nodes
-from bench.starter import cluster_matrix, local_matrix, partitions
 
 SINFO = """\
 cpu*|up|2-00:00:00|20|idle|64|256000|(null)|(null)|c[1-20]
@@ -81,7 +81,7 @@ def test_an_existing_file_is_left_as_it_is(tmp_path):
     done = init(cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert (
-        done.stderr == "error: local.yaml exists and is left as it is; name another file: bench init PATH\n"
+        done.stderr == "error: local.yaml exists and is not overwritten; give another file: bench init PATH\n"
     )
     assert (tmp_path / "local.yaml").read_text() == "mine"
 
@@ -92,15 +92,15 @@ def test_a_partition_is_taken_by_name_or_the_first_listed(tmp_path):
     assert init("--yes", cwd=tmp_path, path=path).stdout == "gpu.yaml\n"
     done = init("--partition", "nope", cwd=tmp_path, path=path)
     assert done.returncode == 2
-    assert done.stderr == "error: no partition 'nope' is in service; there are: gpu, odd, debug, cpu\n"
+    assert done.stderr == "error: no partition 'nope' is in service; available: gpu, odd, debug, cpu\n"
 
 
 def test_what_the_site_file_gives_is_left_to_it():
     partition = partitions(parse_nodes(SINFO))[0]
-    assert "  # account: project         # comes from the site file\n" in cluster_matrix(
+    assert "  # account: project         # set in the site file\n" in cluster_matrix(
         partition, inherited={"account": "users"}
     )
-    assert "  # account: project         # if your site asks for one\n" in cluster_matrix(partition)
+    assert "  # account: project         # if your site needs one\n" in cluster_matrix(partition)
 
 
 def test_the_partition_of_the_site_file_is_the_one_taken(tmp_path):

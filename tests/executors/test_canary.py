@@ -35,7 +35,7 @@ def test_the_rest_follows_a_canary_that_has_passed(cluster, tmp_path):
     done = study.bench("submit", "STUDY", "--canary", "--wait")
     assert done.returncode == 0, done.stderr
     said = done.stderr.splitlines()
-    assert said[0] == "canary: n2x1-gloo-srun-b4-r1 goes first; 1 run held back until it has passed"
+    assert said[0] == "canary: n2x1-gloo-srun-b4-r1 runs first; 1 run held back until it has passed"
     assert said[-1] == "study sound: 2 completed"
     ended = datetime.fromisoformat(study.run_json("n2x1-gloo-srun-b4-r1")["ended_at"])
     assert ended <= datetime.fromisoformat(study.run_json("n1x1-gloo-srun-b4-r1")["submitted_at"])

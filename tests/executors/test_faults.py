@@ -122,14 +122,14 @@ def test_a_disk_that_is_full_or_read_only_keeps_a_submission_from_queueing_anyth
     assert done.returncode == 2
     assert done.stderr.startswith(f"error: {folder}")
     assert done.stderr.endswith(
-        ": cannot be written: No space left on device; free some space there, then type it again\n"
+        ": cannot be written: No space left on device; free some space there and repeat the command\n"
     )
     with disk.read_only():
         done = study.bench("submit", "STUDY")
     assert (done.returncode, done.stderr) == (
         2,
         f"error: {study.folder}/submit.lock: cannot be written: Read-only file system; "
-        "make it writable, then type it again\n",
+        "make it writable and repeat the command\n",
     )
     assert study.jobs_per_run() == {}
     done = study.bench("submit", "STUDY", "--wait")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.executors.slurm_studies import MEASURE, lines, scripted_study
 
-HALTED = "the study was cancelled meanwhile: nothing more of it is started; `bench submit` goes on with it"
+HALTED = "the study was cancelled: no more runs are started; `bench submit` starts the remaining runs"
 
 
 def test_a_submission_that_waits_for_room_starts_nothing_more_and_the_next_one_goes_on(cluster, tmp_path):

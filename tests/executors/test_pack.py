@@ -160,7 +160,7 @@ def test_what_a_pack_would_do_is_shown_and_its_cost_is_checked(scripted, running
     assert not (folder / "packs").exists()
     assert not (folder / "ledger.jsonl").exists()
     done = study.bench("submit", "STUDY", "--pack", "--max-queued", "2")
-    assert done.stderr == "error: --max-queued counts jobs, and a pack is one; leave one of the two away\n"
+    assert done.stderr == "error: --max-queued limits jobs, and a pack is one job; omit one of the two\n"
 
 
 def test_the_budget_of_a_pack_is_its_largest_allocation_for_the_sum_of_the_limits(running_cluster, tmp_path):
@@ -176,7 +176,7 @@ repeats: 2
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
         "error: a pack of 8 runs could use 32 GPU-hours (2 x 4 GPUs for 4 h 00 min), more than the budget of "
-        "31.5; raise --budget, lower cluster.time_limit, choose runs with --only, or leave --pack away\n"
+        "31.5; raise --budget, lower cluster.time_limit, choose runs with --only, or omit --pack\n"
     )
     only = ("--only", "nodes=1", "--only", "gpus_per_node=2")
     done = study.bench("submit", "STUDY", "--pack", "--budget", "2", "--dry-run", *only)

@@ -343,7 +343,7 @@ repeats: 1
     with study.start("submit", "STUDY", "--canary") as submission:
         assert submission.stderr is not None
         said = lines(submission.stderr)
-        words = f"{run} does not start by itself: waits to start (PartitionTimeLimit)"
+        words = f"{run} cannot start without help: waits to start (PartitionTimeLimit)"
         assert next((line for line in said if "by itself" in line), None) == words
         assert study.bench("cancel", "STUDY").returncode == 0
         assert list(said)[-1] == f"the canary {run} did not pass: nothing else was submitted"
@@ -487,7 +487,7 @@ def test_a_canary_that_does_not_pass_keeps_the_rest_back(scripted):
     done = study.bench("submit", "STUDY", "--canary")
     assert done.returncode == 1
     said = done.stderr.splitlines()
-    assert said[0] == f"canary: {canary} goes first; 2 runs held back until it has passed"
+    assert said[0] == f"canary: {canary} runs first; 2 runs held back until it has passed"
     assert "  FAIL  ranks joined: unknown of 1, expected 1 of 1" in said
     assert said[-1] == f"the canary {canary} did not pass: nothing else was submitted"
     assert sum(study.jobs_per_run().values()) == 1
@@ -518,7 +518,7 @@ def test_a_dry_run_prints_what_sbatch_would_get(scripted):
         ],
     }
     assert study.bench("submit", "STUDY", "--json").stderr == (
-        "error: --json goes with --dry-run; `bench status --json` says where runs stand\n"
+        "error: --json requires --dry-run; `bench status --json` shows the states of runs\n"
     )
     assert study.jobs_per_run() == {}
     assert not (folder / "ledger.jsonl").exists()

@@ -61,7 +61,7 @@ def test_a_correct_script_exits_with_0(tmp_path: Path, capsys: pytest.CaptureFix
     path = tmp_path / "good.sbatch"
     path.write_text(GOOD, encoding="utf-8")
     assert run_lint([str(path), str(path)], json=False, diff=False) == 0
-    assert capsys.readouterr() == ("", "1 script: nothing to say\n")
+    assert capsys.readouterr() == ("", "1 script: no findings\n")
     assert run_lint([str(path)], json=True, diff=False) == 0
     assert json.loads(capsys.readouterr().out) == {"findings": []}
 

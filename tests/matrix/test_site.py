@@ -217,7 +217,7 @@ def test_what_was_inherited_is_kept_with_the_plan_and_plans_the_same_again(write
     assert (again.scripts / script.name).read_text() == text
     bare = write_plan(make_plan(matrix), tmp_path / "results")
     assert not bare.site.exists()
-    assert json.loads(bare.plan.read_text())["inherited"] == {}
+    assert json.loads(bare.plan_json.read_text())["inherited"] == {}
     assert "#SBATCH --account" not in script.read_text()
 
 
@@ -228,7 +228,7 @@ def test_cells_with_results_that_change_without_the_site_file_are_refused(write,
     with pytest.raises(BenchError) as caught:
         write_plan(make_plan(matrix), tmp_path / "results")
     assert str(caught.value) == (
-        "study s has results of cell n1x1-gloo-srun-b4, which this matrix changes or leaves out; "
+        "study s has results of cell n1x1-gloo-srun-b4, which this matrix changes or omits; "
         f"give the matrix another `study:` name, or move {folder.path} away"
     )
     assert folder.site.exists()

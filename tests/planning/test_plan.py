@@ -82,14 +82,14 @@ def test_a_study_with_results_may_grow(tmp_path):
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        (("[1, 2]", "[2]"), "has results of cell n1x4-nccl-srun-b8, which this matrix changes or leaves out"),
+        (("[1, 2]", "[2]"), "has results of cell n1x4-nccl-srun-b8, which this matrix changes or omits"),
         (
             ("repeats: 2", "workload: {epochs: 9}"),
             "has results of cell n1x4-nccl-srun-b8, which this matrix changes",
         ),
         (
             ("repeats: 2", "repeats: 1"),
-            "has results of run n1x4-nccl-srun-b8-r2, which this matrix leaves out",
+            "has results of run n1x4-nccl-srun-b8-r2, which this matrix omits",
         ),
     ],
 )
@@ -110,10 +110,10 @@ def test_a_script_that_the_linter_refuses_is_not_written(tmp_path):
     with pytest.raises(BenchError) as caught:
         planned(tmp_path, text)
     assert str(caught.value).startswith(
-        f"{tmp_path}/m.yaml: the script of cell n1x4-nccl-srun-b8 would not run:\nscripts/n1x4-nccl-srun-b8.sbatch:"
+        f"{tmp_path}/m.yaml: the script of cell n1x4-nccl-srun-b8 has errors:\nscripts/n1x4-nccl-srun-b8.sbatch:"
     )
     assert "[shell-syntax]" in str(caught.value)
-    assert str(caught.value).endswith("; mend cluster.setup or cluster.directives")
+    assert str(caught.value).endswith("; correct cluster.setup or cluster.directives")
     assert not (tmp_path / "results" / "s" / "plan.json").exists()
 
 

@@ -21,7 +21,7 @@ LAYERS = {
         ["bench.matrix"],
         ["bench.study"],
         ["bench.render", "bench.slurm", "bench.measure", "bench.lint", "bench.doctor"],
-        ["bench.plan", "bench.starter"],
+        ["bench.plan"],
         ["bench.executors", "bench.workload", "bench.record"],
         ["bench.commands"],
         ["bench.cli", "bench.__main__"],

@@ -519,15 +519,15 @@ def test_options_for_tables_are_refused_for_studies_and_a_studys_report_is_not_r
     done = typed("some-study", "--mode", "weak")
     assert done.exit_code == 2
     assert done.stderr.strip() == (
-        "error: --mode is for a table measured elsewhere, not for a study; leave --mode out, or give a TABLE.csv"
+        "error: --mode is for a table measured elsewhere, not for a study; omit --mode, or give a TABLE.csv"
     )
     (tmp_path / "plan.json").write_text("{}")
     (tmp_path / "t.csv").write_text("gpus,global_batch,time\n1,64,1\n2,64,0.5\n")
     done = typed(str(tmp_path / "t.csv"))
     assert done.exit_code == 2
     assert done.stderr.strip() == (
-        f"error: {tmp_path} is a study: the report of t.csv would replace its own; "
-        "say where it should go: --output DIR"
+        f"error: {tmp_path} is a study: the report of t.csv would replace the study's report; "
+        "give another folder: --output DIR"
     )
     done = typed(str(tmp_path / "t.csv"), "--output", str(tmp_path / "else where"), "--json")
     assert json.loads(done.stdout)["report"] == str(tmp_path / "else where" / "report" / "index.html")

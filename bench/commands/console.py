@@ -1,0 +1,125 @@
+"""Print tables, JSON, diagnostics and the progress of runs."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import typer
+
+from bench.executors.base import Watch
+from bench.matrix.cell import Run
+from bench.study.ledger import RunRecord, RunState
+from bench.units import human_duration
+
+
+def print_json(content: Any) -> None:
+    """Print JSON on standard output."""
+    sys.stdout.write(json.dumps(content, ensure_ascii=False, indent=1) + "\n")
+
+
+def say(text: str) -> None:
+    """Print a diagnostic line on standard error."""
+    typer.echo(text, err=True)
+
+
+def say_once(said: set[str], text: str) -> None:
+    """Print a diagnostic line unless it is in ``said``."""
+    if text not in said:
+        said.add(text)
+        say(text)
+
+
+def print_table(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], *, right: Iterable[str] = ()
+) -> None:
+    """Print a table: with rules on a terminal, otherwise as plain columns. Text is not markup."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    terminal = sys.stdout.isatty()
+    console = Console(
+        file=sys.stdout, highlight=False, soft_wrap=not terminal, width=None if terminal else 10_000
+    )
+    table = Table(
+        title=Text(title), title_justify="left", box=box.SIMPLE_HEAD if terminal else None, pad_edge=False
+    )
+    for name in columns:
+        table.add_column(name, justify="right" if name in set(right) else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text("" if value is None else str(value)) for value in row))
+    console.print(table)
+
+
+class _Lines:
+    """Progress as one line per run."""
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self.done = 0
+        self._since = 0.0
+
+    def started(self, run: Run) -> None:
+        self._since = time.monotonic()
+
+    def ended(self, run: Run, record: RunRecord) -> None:
+        self.done += 1
+        say(f"[{self.done}/{self.total}] {self.outcome(run, record)}")
+
+    def outcome(self, run: Run, record: RunRecord) -> str:
+        if record.state is RunState.QUEUED:
+            return f"{run.run_id} is job {record.job_id}"
+        took = human_duration(time.monotonic() - self._since)
+        if record.state is RunState.COMPLETED:
+            return f"{run.run_id} completed in {took}"
+        return f"{run.run_id} {record.state} after {took}: {record.reason}"
+
+
+class _Bar(_Lines):
+    """Progress as a bar, with lines for the runs that did not complete."""
+
+    def __init__(self, total: int, bar: Any) -> None:
+        super().__init__(total)
+        self._bar = bar
+        self._task = bar.add_task("", total=total)
+
+    def started(self, run: Run) -> None:
+        super().started(run)
+        self._bar.update(self._task, description=run.run_id)
+
+    def ended(self, run: Run, record: RunRecord) -> None:
+        self._bar.advance(self._task)
+        if record.state not in (RunState.COMPLETED, RunState.QUEUED):
+            self._bar.console.print(self.outcome(run, record), markup=False, highlight=False)
+
+
+@contextmanager
+def watch_runs(total: int) -> Iterator[Watch]:
+    """Yield a watch that shows the progress of ``total`` runs on standard error."""
+    if not sys.stderr.isatty():
+        lines = _Lines(total)
+        yield Watch(started=lines.started, ended=lines.ended, said=say)
+        return
+    from rich import progress
+    from rich.console import Console
+
+    columns = [
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        progress.TimeElapsedColumn(),
+        progress.TimeRemainingColumn(),
+        progress.TextColumn("{task.description}", markup=False),
+    ]
+    with progress.Progress(*columns, console=Console(stderr=True)) as bar:
+        shown = _Bar(total, bar)
+        yield Watch(
+            started=shown.started,
+            ended=shown.ended,
+            said=lambda text: bar.console.print(text, markup=False),
+        )

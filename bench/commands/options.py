@@ -1,0 +1,125 @@
+"""Options that several commands share, and the studies and runs that they refer to."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bench.commands.console import say
+from bench.errors import BenchError
+from bench.executors import executor_for
+from bench.executors.base import note_standing
+from bench.slurm.client import SlurmUnavailableError
+from bench.study.layout import StudyFolder, latest_first, results_root, studies
+from bench.study.ledger import RunRecord
+from bench.study.plan_json import PlannedStudy, open_study
+
+#: Seconds to wait for Slurm's accounting, which is complete a second or more after a job's end.
+ACCOUNTING_WAIT_S = 4.0
+
+ResultsOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--results", envvar="BENCH_RESULTS", help="The folder of all studies.", show_default="results"
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of a table.")]
+MatrixArgument = Annotated[
+    str, typer.Argument(help="A matrix file, or the name of a shipped example.", show_default=False)
+]
+SiteOption = Annotated[
+    str | None,
+    typer.Option(
+        "--site",
+        help="The site file that the matrix inherits from; empty means none. [env var: BENCH_SITE]",
+        show_default="~/.config/ddp-scaling-bench/site.yaml",
+    ),
+]
+StudyArgument = Annotated[
+    str | None,
+    typer.Argument(help="A study's name or folder; default: the study planned last.", show_default=False),
+]
+OnlyOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--only", help="Only runs that match a name pattern ('n4x4-*') or key=value (nodes=4); repeatable."
+    ),
+]
+RetryOption = Annotated[
+    bool, typer.Option("--retry-failed", help="Start failed runs again, as a new attempt.")
+]
+BudgetOption = Annotated[
+    float | None,
+    typer.Option("--budget", min=0.0, help="Refuse to start if the runs could use more GPU-hours."),
+]
+
+
+def results_folder(results: Path | None) -> Path:
+    """Return the folder of all studies."""
+    return results if results is not None else results_root()
+
+
+def find_study(name: str | None, results: Path | None) -> StudyFolder:
+    """Return a study by its name or folder; without a name, the study planned last.
+
+    Raises:
+        BenchError: there is no such study; the message lists the existing ones.
+    """
+    root = results_folder(results)
+    known = list(studies(root))
+    if name is None:
+        if not known:
+            raise BenchError(f"no study is planned below {root}", remedy="plan one: bench plan MATRIX")
+        return latest_first(root)[0]
+    for path in (Path(name), root / name):
+        if StudyFolder(path).is_planned:
+            return StudyFolder(path)
+    if Path(name).suffix in (".yaml", ".yml"):
+        raise BenchError(f"{name} is a matrix, not a study", remedy=f"plan it first: bench plan {name}")
+    listed = ", ".join(study.name for study in known) or "none"
+    what = f"no study {name!r} is planned below {root} (planned: {listed})"
+    raise BenchError(what, remedy="plan it: bench plan MATRIX")
+
+
+def find_attempts(target: str, root: Path) -> Iterator[tuple[PlannedStudy, list[tuple[str, int]]]]:
+    """Yield the studies that contain a run or job ``target``, and its (run, attempt) pairs.
+
+    The study planned last comes first. A run's name matches its latest attempt (0 if it was
+    never started); a job's id matches all attempts that the job ran, older ones included.
+    """
+    for folder in latest_first(root):
+        try:
+            planned = open_study(folder)
+        except BenchError:  # a study of another version: the target may be in a different one
+            continue
+        records = planned.records()
+        if target in records:
+            yield planned, [(target, records[target].attempt)]
+        elif of_job := [pair for pair in planned.ledger.attempts_of_job(target) if pair[0] in records]:
+            yield planned, of_job
+
+
+def settled_records(planned: PlannedStudy) -> dict[str, RunRecord]:
+    """Return the current record of each run; wait a few seconds for jobs that have just ended."""
+    executor = executor_for(planned)
+    deadline = time.monotonic() + ACCOUNTING_WAIT_S
+    while True:
+        records = executor.refresh()
+        ending = any(record.details.get("ending") for record in records.values())
+        if not ending or time.monotonic() > deadline:
+            return records
+        time.sleep(0.4)
+
+
+def settle_study(folder: StudyFolder) -> StudyFolder:
+    """Update the records of a study and return it; without Slurm, the records stay as they are."""
+    try:
+        planned = open_study(folder)
+        note_standing(planned, settled_records(planned))
+    except SlurmUnavailableError as absent:
+        say(f"{folder.path}: the states of unfinished runs are not updated: {absent.message}")
+    return folder
