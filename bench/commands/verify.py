@@ -20,7 +20,7 @@ from bench.errors import BenchError
 from bench.study.layout import RunFolder, StudyFolder
 from bench.study.ledger import RunRecord
 from bench.study.plan_json import PlannedStudy, open_study
-from bench.study.verify import Check, Verdict, verify_run
+from bench.study.verify import Check, Verification, verify_run
 
 
 def verify_command(
@@ -58,14 +58,14 @@ def verify_command(
     return 0 if passed == len(verdicts) else 1
 
 
-def _show(verdict: Verdict, *, all_checks: bool) -> None:
+def _show(verdict: Verification, *, all_checks: bool) -> None:
     print(f"{'pass' if verdict.passed else 'FAIL'}  {verdict.run_id}")
     for check in verdict.checks:
         if all_checks or not check.passed:
             print(f"  {check}")
 
 
-def _verdicts(target: str | None, results: Path | None) -> list[Verdict]:
+def _verdicts(target: str | None, results: Path | None) -> list[Verification]:
     if target is not None:
         root = results_folder(results)
         path = Path(target)
@@ -92,11 +92,11 @@ def _record_of(path: Path) -> RunRecord | None:
     return record if is_latest else None
 
 
-def _verdict(planned: PlannedStudy, record: RunRecord, attempt: int) -> Verdict:
+def _verdict(planned: PlannedStudy, record: RunRecord, attempt: int) -> Verification:
     """Return the verdict on an attempt of a run; a run that was never started (attempt 0) fails."""
     folder = planned.folder.attempt(record.run_id, max(attempt, 1)).path
     if attempt != record.attempt:
         return verify_run(folder)
     if attempt == 0:
-        return Verdict(record.run_id, folder, [Check("state", False, "planned, not started", "completed")])
+        return Verification(record.run_id, folder, [Check("state", False, "planned, not started", "completed")])
     return verify_run(folder, record=record)

@@ -17,7 +17,7 @@ from bench.matrix.cell import Run
 from bench.slurm.client import SlurmUnavailableError
 from bench.study.ledger import HaltWatch, RunRecord, RunState
 from bench.study.plan_json import PlannedStudy
-from bench.study.verify import Verdict, verify_run
+from bench.study.verify import Verification, verify_run
 from bench.units import count
 
 T = TypeVar("T")
@@ -211,7 +211,7 @@ def _wait_for_end(executor: Executor, run: Run) -> RunRecord:
         time.sleep(POLL_S)
 
 
-def _show_failure(verdict: Verdict, canary: Run) -> None:
+def _show_failure(verdict: Verification, canary: Run) -> None:
     for check in verdict.checks:
         if not check.passed:
             say(f"  {check}")

@@ -14,7 +14,7 @@ from typing import Any
 from bench.executors.base import Outcome
 from bench.executors.command_metrics import collect
 from bench.matrix.cell import Cell
-from bench.slurm.accounting import JobOutcome
+from bench.slurm.accounting import JobStatus
 from bench.slurm.parsing import AccountingRow
 from bench.slurm.states import FailureClass
 from bench.study.files import read_json
@@ -252,7 +252,7 @@ def _signal_name(number: int) -> str:
 def judged(
     folder: RunFolder,
     cell: Cell,
-    known: JobOutcome,
+    known: JobStatus,
     end: ProvisionalEnd,
     rows: Sequence[AccountingRow] = (),
 ) -> Outcome:
@@ -283,7 +283,7 @@ def ended(state: RunState, reason: str, why: FailureClass | None, exit_code: int
     return Outcome(state, reason, None if why is None else str(why), exit_code)
 
 
-def last_end(folder: RunFolder, known: JobOutcome) -> ProvisionalEnd:
+def last_end(folder: RunFolder, known: JobStatus) -> ProvisionalEnd:
     """Return what the job noted of its end; not what a part noted after which Slurm queued it again."""
     end = ProvisionalEnd.read(folder)
     if known.restarts and known.started and end.time and end.time <= known.started:

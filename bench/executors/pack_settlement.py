@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from bench.errors import BenchError
 from bench.executors.outcome import ProvisionalEnd
 from bench.executors.pack import Mark, Marks, number_of
-from bench.slurm.accounting import JobOutcome, classify
+from bench.slurm.accounting import JobStatus, classify
 from bench.slurm.parsing import AccountingRow, JobKey
 from bench.slurm.states import FailureClass
 from bench.study.layout import StudyFolder
@@ -31,7 +31,7 @@ class PackedVerdict:
     more of them are to come; ``not_started`` is why a run never began, once that is certain.
     """
 
-    known: JobOutcome | None
+    known: JobStatus | None
     rows: list[AccountingRow]
     whole: bool = False
     not_started: str = ""
@@ -63,7 +63,7 @@ class Packs:
         mark = self.mark(record)
         return mark is not None and mark.by in _OWN_ENDS
 
-    def standing(self, record: RunRecord, job: JobOutcome) -> JobOutcome:
+    def standing(self, record: RunRecord, job: JobStatus) -> JobStatus:
         """Return how a run stands while its job waits or runs; for a run of its own, as the job does."""
         if not is_packed(record) or job.state is not RunState.RUNNING:
             return job
@@ -74,7 +74,7 @@ class Packs:
         waits = f"waits in its pack (job {record.job_id}) for {count} before it"
         if not self.marks(record).runs:
             waits = f"waits in its pack (job {record.job_id}), which begins"
-        return JobOutcome(RunState.QUEUED, reason=waits)
+        return JobStatus(RunState.QUEUED, reason=waits)
 
     def never_began(self, record: RunRecord) -> bool:
         """Whether nothing shows that a run of a pack was ever started."""
@@ -82,7 +82,7 @@ class Packs:
         return self.mark(record) is None and ProvisionalEnd.read(own).exit_code is None
 
     def verdict(
-        self, record: RunRecord, rows: Sequence[AccountingRow], queued: JobOutcome | None
+        self, record: RunRecord, rows: Sequence[AccountingRow], queued: JobStatus | None
     ) -> PackedVerdict:
         """Judge a run that has ended, or whose job has; ``rows`` are all of its job."""
         own = own_rows(record, rows)
@@ -97,15 +97,15 @@ class Packs:
         if known is None:
             return PackedVerdict(None, own)
         if record.state is RunState.CANCELLED and (known.state is RunState.CANCELLED or never_began):
-            ours = JobOutcome(record.state, FailureClass.CANCELLED, record.reason)  # by us: that says more
+            ours = JobStatus(record.state, FailureClass.CANCELLED, record.reason)  # by us: that says more
             known = replace(ours, started=known.started, ended=known.ended, settled=known.settled)
         jobs_row_is_there = not any(row.key.step is None and row.name != record.job_name for row in own)
         whole = known.settled and jobs_row_is_there and (over or bool(_steps(own)))
         return PackedVerdict(known, own, whole=whole)
 
     def outcome(
-        self, record: RunRecord, job: JobOutcome | None, rows: Sequence[AccountingRow]
-    ) -> JobOutcome | None:
+        self, record: RunRecord, job: JobStatus | None, rows: Sequence[AccountingRow]
+    ) -> JobStatus | None:
         """Return what became of a run that has begun; ``rows`` are its own, None where nobody knows."""
         mark = self.mark(record)
         noted = ProvisionalEnd.read(self.folder.attempt(record.run_id, record.attempt))
@@ -125,7 +125,7 @@ def is_packed(record: RunRecord) -> bool:
     return number_of(record) is not None
 
 
-def not_started(record: RunRecord, job: JobOutcome | None) -> str:
+def not_started(record: RunRecord, job: JobStatus | None) -> str:
     """Return why a run of a pack that is over never began."""
     why = f" ({job.reason})" if job is not None and job.reason else ""
     return f"not started: its pack (job {record.job_id}) ended before its turn{why}"

@@ -24,7 +24,7 @@ from bench.executors.pack import (
 )
 from bench.executors.slurm import SlurmExecutor, may_start
 from bench.matrix.cell import Run
-from bench.slurm.accounting import queue_outcomes
+from bench.slurm.accounting import queue_statuses
 from bench.slurm.client import BatchJob, SlurmRefusedError, SlurmUnavailableError, SubmissionUncertainError
 from bench.slurm.parsing import QueueRow
 from bench.study.ledger import RunRecord, RunState, now
@@ -136,7 +136,7 @@ class PackExecutor(SlurmExecutor):
                 rows = self.slurm.queue(names=[pack.job_name])
             except SlurmUnavailableError:
                 return
-        for job_id, known in queue_outcomes(rows).items():
+        for job_id, known in queue_statuses(rows).items():
             if known.stuck:
                 stuck = f"job {job_id} does not start by itself: {known.reason}"
                 watch.said(f"{stuck}; cancel it, then {_REMEDY}")

@@ -13,10 +13,10 @@ from bench.executors.base import Outcome, each, settle, settled
 from bench.executors.outcome import ProvisionalEnd, age_s, ended, iso, judged, last_end, outcome_of, tail
 from bench.executors.pack_settlement import Packs, is_packed
 from bench.matrix.cell import Cell
-from bench.slurm.accounting import JobOutcome, classify, queue_outcomes
+from bench.slurm.accounting import JobStatus, classify, queue_statuses
 from bench.slurm.client import Slurm, SlurmUnavailableError
 from bench.slurm.parsing import AccountingRow, QueueRow, accounting_table
-from bench.slurm.states import FailureClass, SlurmState, last_words
+from bench.slurm.states import FailureClass, SlurmState, state_from_notices
 from bench.study.files import write_atomically
 from bench.study.layout import RunFolder
 from bench.study.ledger import RunRecord, RunState, now
@@ -101,11 +101,11 @@ INCOMPLETE = "has ended; Slurm's accounting of it is not complete yet"
 class _Answers:
     """What Slurm said of some jobs: by id, and why sacct said nothing where it could not."""
 
-    queue: Mapping[str, JobOutcome]
+    queue: Mapping[str, JobStatus]
     rows: dict[str, list[AccountingRow]] = field(default_factory=dict)
     no_accounting: str = ""
 
-    def accounted(self, record: RunRecord) -> JobOutcome | None:
+    def accounted(self, record: RunRecord) -> JobStatus | None:
         rows = self.rows.get(str(record.job_id))
         return classify(rows) if rows else None
 
@@ -137,7 +137,7 @@ class Settlement:
             owed: attempts that have ended, whose accounting could not be had so far.
         """
         names = {str(record.job_name) for record in active}
-        answers = _Answers(queue_outcomes([row for row in queue if row.name in names]))
+        answers = _Answers(queue_statuses([row for row in queue if row.name in names]))
         packs, gone = Packs(self.study.folder), []
         for record in active:
             if answers.in_queue(record) and not packs.has_ended(record):
@@ -225,7 +225,7 @@ class Settlement:
             record.state, record.reason = RunState.RUNNING, INCOMPLETE
             record.details["ending"] = True
 
-    def _is_old(self, record: RunRecord, known: JobOutcome) -> bool:
+    def _is_old(self, record: RunRecord, known: JobStatus) -> bool:
         """Whether a job ended so long ago that no more rows of it are to be expected."""
         if known.ended is not None:
             return age_s(known.ended) > GRACE_S
@@ -233,7 +233,7 @@ class Settlement:
         return noted is not None and age_s(noted) > NOTED_GRACE_S
 
     def _settle_forgotten(
-        self, record: RunRecord, accounted: JobOutcome | None, no_accounting: str, ends: Ends
+        self, record: RunRecord, accounted: JobStatus | None, no_accounting: str, ends: Ends
     ) -> None:
         """Settle a job that Slurm knows nothing certain of by its folder; else it is unknown."""
         end = ProvisionalEnd.read(self._folder(record))
@@ -268,7 +268,7 @@ class Settlement:
         outcome.details = {"job_id": record.job_id}
         return outcome
 
-    def _with_last_words(self, record: RunRecord, known: JobOutcome) -> JobOutcome:
+    def _with_last_words(self, record: RunRecord, known: JobStatus) -> JobStatus:
         """Return squeue's verdict with the cause that it cannot know: a step's, not the job's."""
         if known.failure_class not in (FailureClass.BAD_EXIT, FailureClass.KILLED):
             return known
@@ -286,12 +286,12 @@ class Settlement:
 
     def _last_words(self, record: RunRecord) -> SlurmState | None:
         """Return what Slurm wrote into job.err when it ended the job, if it did."""
-        return last_words("\n".join(tail(self._folder(record).err)), job_id=str(record.job_id))
+        return state_from_notices("\n".join(tail(self._folder(record).err)), job_id=str(record.job_id))
 
     def _settle(
         self,
         record: RunRecord,
-        known: JobOutcome,
+        known: JobStatus,
         answers: _Answers,
         ends: Ends,
         *,
@@ -332,7 +332,7 @@ def is_owed(record: RunRecord) -> bool:
         return False
 
 
-def _update(record: RunRecord, known: JobOutcome) -> None:
+def _update(record: RunRecord, known: JobStatus) -> None:
     record.state, record.reason = known.state, known.reason
     more: dict[str, Any] = {"stuck": known.stuck}
     record.details |= more

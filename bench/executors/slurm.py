@@ -26,7 +26,7 @@ from bench.executors.outcome import ProvisionalEnd, iso
 from bench.executors.pack_settlement import is_packed, refuse_part_of_a_pack
 from bench.executors.settlement import Settlement, is_owed
 from bench.matrix.cell import Run
-from bench.slurm.accounting import JobOutcome, queue_outcomes
+from bench.slurm.accounting import JobStatus, queue_statuses
 from bench.slurm.client import (
     BatchJob,
     Slurm,
@@ -125,7 +125,7 @@ class SlurmExecutor:
             refuse_part_of_a_pack(records.values(), going)
             # Only jobs that bear their run's name: ids are counted anew on a cluster set up anew.
             queue = self.slurm.queue() if going else []
-            ours, known = {(row.key.job, row.name) for row in queue}, queue_outcomes(queue)
+            ours, known = {(row.key.job, row.name) for row in queue}, queue_statuses(queue)
             jobs = [str(r.job_id) for r in going if (r.job_id, r.job_name) in ours]
             if jobs:
                 self.slurm.cancel(jobs)
@@ -133,7 +133,7 @@ class SlurmExecutor:
             self.study.ledger.append_all(ends)
             return len(going)
 
-    def _cancelled(self, record: RunRecord, known: JobOutcome | None, jobs: Sequence[str]) -> dict[str, Any]:
+    def _cancelled(self, record: RunRecord, known: JobStatus | None, jobs: Sequence[str]) -> dict[str, Any]:
         """Settle an attempt as cancelled; the accounting of its job is still to come."""
         gone = record.state is RunState.UNKNOWN
         reason = f"given up by bench cancel: {record.reason}" if gone else "cancelled by bench cancel"

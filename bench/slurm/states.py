@@ -1,36 +1,23 @@
-"""Every state a Slurm job can be in, and what it means for a run.
+"""Map the states of Slurm jobs to states of runs.
 
-Source: https://slurm.schedmd.com/job_state_codes.html (base states and flags, 20.11 to 25.x) and
-the state tables of squeue(1) and sacct(1). squeue and sacct show a flag instead of the base state
-where one is set.
+Sources: https://slurm.schedmd.com/job_state_codes.html (base states and flags, 20.11 to 25.x) and
+the state tables of squeue(1) and sacct(1), which print a flag instead of the base state if one is set.
+
+:func:`state_from_notices` reads the notices of slurmstepd on the job's standard error. A site
+without accounting remembers a job only for some minutes (MinJobAge); later they are the only source.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from enum import StrEnum
 
-from bench.study.ledger import RunState
-
-
-class FailureClass(StrEnum):
-    """Why a run did not complete, as far as Slurm can tell."""
-
-    TIME_LIMIT = "time-limit"
-    OUT_OF_MEMORY = "out-of-memory"
-    NODE_FAILURE = "node-failure"
-    CANCELLED = "cancelled"
-    PREEMPTED = "preempted"
-    REQUEUED = "requeued"
-    BAD_EXIT = "bad-exit"
-    NEVER_STARTED = "never-started"
-    KILLED = "killed"
+from bench.study.ledger import FailureClass, RunState
 
 
 @dataclass(frozen=True)
 class SlurmState:
-    """One of Slurm's states: its word, its short code (where squeue has one), and what it means here."""
+    """A Slurm state: its name, its short code in squeue (if any), and its meaning for a run."""
 
     word: str
     code: str | None
@@ -48,7 +35,7 @@ _STATES = (
     SlurmState("REQUEUE_FED", "RF", _QUEUED, FailureClass.REQUEUED, "is queued again by the federation"),
     SlurmState("EXPEDITING", None, _QUEUED, FailureClass.REQUEUED, "is queued again, before all others"),
     SlurmState("RESV_DEL_HOLD", "RD", _QUEUED, None, "held: its reservation was deleted"),
-    # Nothing happens to these two by itself; a harness that waits for them waits forever.
+    # Jobs in these two states need a person; waiting for them would not end.
     SlurmState("REQUEUE_HOLD", "RH", _FAILED, FailureClass.REQUEUED, _HELD),
     SlurmState("SPECIAL_EXIT", "SE", _FAILED, FailureClass.REQUEUED, _HELD),
     SlurmState("CONFIGURING", "CF", _RUNNING, None, "has nodes, which are being made ready"),
@@ -70,7 +57,7 @@ _STATES = (
     SlurmState("BOOT_FAIL", "BF", _FAILED, FailureClass.NEVER_STARTED, "its nodes did not boot"),
     SlurmState("LAUNCH_FAILED", None, _FAILED, FailureClass.NEVER_STARTED, "could not be launched"),
     SlurmState(
-        "GETENV_FAILED", None, _FAILED, FailureClass.NEVER_STARTED, "its environment was not to be had"
+        "GETENV_FAILED", None, _FAILED, FailureClass.NEVER_STARTED, "its environment could not be loaded"
     ),
     SlurmState("RECONFIG_FAIL", None, _FAILED, FailureClass.NEVER_STARTED, "its nodes could not be set up"),
     SlurmState("DEADLINE", "DL", _FAILED, FailureClass.NEVER_STARTED, "could not meet its deadline"),
@@ -81,7 +68,7 @@ _STATES = (
 #: By word and by short code.
 STATES = {key: state for state in _STATES for key in (state.word, state.code) if key}
 
-#: Pending for one of these, a job does not start by itself: somebody has to change something.
+#: Reasons for which a pending job does not start until a person changes something.
 _STUCK = re.compile(
     r"JobHeld(?:User|Admin)|JobHoldMaxRequeue|DependencyNeverSatisfied|BadConstraints|Invalid(?:Account|QOS)"
     r"|AccountNotAllowed|QOSNotAllowed|PartitionNodeLimit|PartitionTimeLimit|MaxMemPerLimit"
@@ -90,10 +77,10 @@ _STUCK = re.compile(
 
 
 def read_state(word: str) -> SlurmState:
-    """Return what a state means, as squeue, sacct or scontrol print it.
+    """Return the state that squeue, sacct or scontrol print as ``word``.
 
-    Reads long words, short codes, ``CANCELLED by 1000`` and a word cut off with ``+`` by a
-    fixed column. A state that is not in the table comes back as UNKNOWN with the word itself.
+    Accepts names, short codes, ``CANCELLED by 1000``, and names truncated with ``+`` in a column of
+    fixed width. Other words give an UNKNOWN state.
     """
     shown = word.strip()
     head = shown.upper().partition(" ")[0]
@@ -106,26 +93,18 @@ def read_state(word: str) -> SlurmState:
             return STATES[begin]
         if len(matches) == 1:
             return next(iter(matches.values()))
-    return SlurmState(
-        "UNKNOWN", None, RunState.UNKNOWN, None, f"Slurm says {shown!r}, which is not known here"
-    )
+    return SlurmState("UNKNOWN", None, RunState.UNKNOWN, None, f"Slurm says {shown!r}, an unknown state")
 
 
 def is_stuck(reason: str) -> bool:
-    """Whether a job that is pending for ``reason`` waits for a person, not for resources."""
+    """Whether a job that is pending for ``reason`` waits for a person instead of resources."""
     return _STUCK.search(reason) is not None
 
 
-# What Slurm writes into a job's own output when it ends it: all that is left where it has forgotten the job.
-#
-# A site without accounting remembers a job for some minutes only (MinJobAge). The notices come
-# from slurmstepd, on standard error; their forms are those of 20.11 to 25.x:
-#
-#     slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-21T18:26:34 DUE TO TIME LIMIT ***
-#     slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-11-21T18:26:34 DUE TO PREEMPTION ***
-#     slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-21T18:26:34 ***
-#     slurmstepd: error: Detected 1 oom_kill event in StepId=7.batch. ...
-
+# The notices of Slurm 20.11 to 25.x, for example:
+# slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-21T18:26:34 DUE TO TIME LIMIT ***
+# slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-11-21T18:26:34 DUE TO PREEMPTION ***
+# slurmstepd: error: Detected 1 oom_kill event in StepId=7.batch. ...
 _NOTICE = re.compile(
     r"^slurmstepd\S*: error: \*\*\* (?P<kind>JOB|STEP) (?P<job>\d+)\S* (?:ON \S+ )?CANCELLED AT \S+"
     r"(?: DUE TO (?P<why>[A-Z ]+))?"
@@ -133,8 +112,8 @@ _NOTICE = re.compile(
 _MEMORY = re.compile(
     r"^slurmstepd\S*: error: Detected \d+ oom[_-]kill event(?:\(s\)|s)? in (?:StepId=|step )(\d+)\."
 )
-#: The state that sacct would show, by the notice's words.
-_STATES_LAST_WORDS = {
+#: The state that sacct shows, by the reason in the notice.
+_NOTICE_STATES = {
     "TIME LIMIT": "TIMEOUT",
     "PREEMPTION": "PREEMPTED",
     "NODE FAILURE": "NODE_FAIL",
@@ -142,13 +121,13 @@ _STATES_LAST_WORDS = {
 }
 
 
-def last_words(text: str, *, job_id: str) -> SlurmState | None:
-    """Return the state that a job's standard error tells of; None where Slurm did not end it.
+def state_from_notices(text: str, *, job_id: str) -> SlurmState | None:
+    """Return the state in which Slurm ended a job, from its standard error; None without a notice.
 
-    A notice about a step counts only with its reason: srun ends a step for reasons of its own.
-    Memory that ran out is the cause of what came after it.
+    A notice about a step counts only with a reason, because srun also ends steps on its own.
+    Out of memory takes precedence: it causes the notices that follow it.
     """
-    told: str | None = None
+    found: str | None = None
     for line in text.splitlines():
         if (memory := _MEMORY.match(line)) and memory[1] == job_id:
             return read_state("OUT_OF_MEMORY")
@@ -156,7 +135,7 @@ def last_words(text: str, *, job_id: str) -> SlurmState | None:
         if notice is None or notice["job"] != job_id:
             continue
         why = (notice["why"] or "").strip()
-        state = next((state for words, state in _STATES_LAST_WORDS.items() if why.startswith(words)), None)
+        state = next((state for reason, state in _NOTICE_STATES.items() if why.startswith(reason)), None)
         if state or notice["kind"] == "JOB":
-            told = state or told or "CANCELLED"
-    return read_state(told) if told else None
+            found = state or found or "CANCELLED"
+    return read_state(found) if found else None

@@ -1,15 +1,18 @@
-"""The ledger: what happened in a study, one JSON object a line, only ever appended to.
+"""The ledger of a study: an append-only file of events, one JSON object per line.
 
-Each event names a run and an attempt. The state of a run is the fold of its events, so
-nothing is lost when a process dies between two of them: the next reader sees an attempt
-that was begun and not ended, and settles it.
+Each event names a run and an attempt. The state of a run is the fold of its events, so nothing is
+lost when a process dies between two of them: the next reader finds an attempt that was started but
+not ended, and settles it.
 
-Events: ``intent`` (about to be started, with the name that makes it findable),
-``submitted`` (accepted; ``job_id``), ``started``, ``ended`` (``state``, ``reason``, ...),
-``withdrawn`` (an intent of which nothing came), ``accounted`` (an ``ended`` once more, with what
-Slurm's accounting adds when it answers at last; ``accounted`` false: it has yet to).
-One event is of the study and names no run: ``halted`` (all of it was cancelled; a submission
-that was typed before starts nothing more).
+Events:
+    ``intent``: the attempt is about to be submitted, under a job name by which it can be found.
+    ``submitted``: Slurm accepted the job (``job_id``).
+    ``started``: the attempt runs.
+    ``ended``: the attempt ended (``state``, ``reason``, ...); ``accounted`` is false if Slurm's
+    accounting is still missing.
+    ``accounted``: replaces ``ended`` once the accounting is available.
+    ``withdrawn``: no job came of the intent.
+    ``halted``: the whole study was cancelled; names no run. Running submissions stop.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ from bench.errors import BenchError, unwritable
 
 
 class RunState(StrEnum):
-    """Where a run stands; every state of Slurm maps to one of these."""
+    """State of a run; every Slurm state maps to one of these."""
 
     PLANNED = "planned"
     QUEUED = "queued"
@@ -42,18 +45,32 @@ class RunState(StrEnum):
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more will happen to the attempt."""
+        """Whether the attempt is over."""
         return self in (RunState.COMPLETED, RunState.FAILED, RunState.CANCELLED)
 
     @property
     def active(self) -> bool:
-        """Whether the attempt still waits or runs, as far as is known."""
+        """Whether the attempt may still wait or run."""
         return self in (RunState.QUEUED, RunState.RUNNING, RunState.UNKNOWN)
+
+
+class FailureClass(StrEnum):
+    """Why a run did not complete."""
+
+    TIME_LIMIT = "time-limit"
+    OUT_OF_MEMORY = "out-of-memory"
+    NODE_FAILURE = "node-failure"
+    CANCELLED = "cancelled"
+    PREEMPTED = "preempted"
+    REQUEUED = "requeued"
+    BAD_EXIT = "bad-exit"
+    NEVER_STARTED = "never-started"
+    KILLED = "killed"
 
 
 @dataclass
 class RunRecord:
-    """The latest attempt of one run, as the ledger tells it. ``attempt`` 0: none yet."""
+    """Latest attempt of a run according to the ledger; ``attempt`` is 0 before the first."""
 
     run_id: str
     attempt: int = 0
@@ -68,26 +85,26 @@ class RunRecord:
 
 
 def now() -> str:
-    """Return the time in UTC as ISO 8601 with milliseconds."""
+    """Return the current UTC time as ISO 8601 with milliseconds."""
     return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 @dataclass(frozen=True)
 class Ledger:
-    """The events of one study."""
+    """Events of one study."""
 
     path: Path
 
     def append(self, event: str, *, run_id: str, attempt: int, **details: Any) -> None:
-        """Write one event durably: when this returns, it survives a crash.
+        """Append one event and sync it to disk.
 
         Raises:
-            BenchError: the file cannot be written (full, read-only); nothing of it is left there.
+            UnwritableError: the disk is full or read-only; no partial event is left.
         """
         self.append_all([{"event": event, "run_id": run_id, "attempt": attempt, **details}])
 
     def append_all(self, events: Sequence[Mapping[str, Any]]) -> None:
-        """Write events durably, in one go: all of them, or none. See :meth:`append`."""
+        """Append events and sync them to disk: all of them, or none. See :meth:`append`."""
         if not events:
             return
         time_utc = now()
@@ -96,7 +113,7 @@ class Ledger:
             descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
-                _write_whole(descriptor, (self._mend_torn_end(descriptor) + text).encode())
+                _write_all(descriptor, (self._missing_line_break(descriptor) + text).encode())
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
@@ -104,19 +121,19 @@ class Ledger:
             raise unwritable(self.path, error) from None
 
     def halt(self) -> None:
-        """Note that the whole study is being cancelled. See :class:`HaltWatch`, and :meth:`append`."""
+        """Record that the whole study is being cancelled. See :class:`HaltWatch` and :meth:`append`."""
         self.append_all([{"event": "halted"}])
 
     @staticmethod
-    def _mend_torn_end(descriptor: int) -> str:
-        """Return a line break where the last writer died in the middle of a line."""
+    def _missing_line_break(descriptor: int) -> str:
+        """Return a line break if the last writer died in the middle of a line."""
         size = os.fstat(descriptor).st_size
         if size and os.pread(descriptor, 1, size - 1) != b"\n":
             return "\n"
         return ""
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """Yield the events in order; a line that is not whole is skipped."""
+        """Yield the events in order; incomplete lines are skipped."""
         try:
             with self.path.open(encoding="utf-8", errors="replace") as file:
                 for line in file:
@@ -130,7 +147,7 @@ class Ledger:
             return
 
     def attempts_of_job(self, job_id: str) -> list[tuple[str, int]]:
-        """Return run and attempt of all that this job ran, older attempts included; a pack has many."""
+        """Return run and attempt of all runs of a job, earlier attempts included."""
         events = (event for event in self.events() if event["event"] == "submitted")
         return sorted({(e["run_id"], e["attempt"]) for e in events if e.get("job_id") == job_id})
 
@@ -148,7 +165,7 @@ class Ledger:
 
 
 class HaltWatch:
-    """Looks whether a study was halted since this was made; reads no more than what is new since."""
+    """Report if a study is halted after the creation of this object; read only new ledger lines."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._path = ledger.path
@@ -156,7 +173,7 @@ class HaltWatch:
         self._halted = False
 
     def halted(self) -> bool:
-        """Whether all of the study was cancelled meanwhile."""
+        """Whether the whole study was cancelled."""
         if self._halted or not self._path.exists():
             return self._halted
         with self._path.open("rb") as file:
@@ -170,13 +187,13 @@ class HaltWatch:
 def _event_of(line: bytes) -> str | None:
     try:
         event = json.loads(line)
-    except ValueError:  # a torn line
+    except ValueError:  # an incomplete line
         return None
     return event.get("event") if isinstance(event, dict) else None
 
 
-def _write_whole(descriptor: int, content: bytes) -> None:
-    """Append ``content``; on a disk that fills up on the way, take back what was written of it."""
+def _write_all(descriptor: int, content: bytes) -> None:
+    """Append ``content``; remove a partial write if the disk is full."""
     size = os.fstat(descriptor).st_size
     left = memoryview(content)
     try:
@@ -210,13 +227,13 @@ def _apply(record: RunRecord, event: dict[str, Any]) -> None:
 
 @contextmanager
 def submit_lock(path: Path, *, wait_s: float = 0.0) -> Iterator[int]:
-    """Hold the study's lock; yields its descriptor, which a child may inherit.
+    """Hold the study's lock; yield its descriptor, which a child process may inherit.
 
-    The lock lives as long as any process holds the descriptor open: a child that
-    outlives a killed harness still holds it, so nobody submits beside it.
+    The lock is held until every process has closed the descriptor: a child that outlives a killed
+    harness keeps other submissions out.
 
     Raises:
-        BenchError: another process holds it for longer than ``wait_s`` seconds, or it cannot be made.
+        BenchError: another process holds it for more than ``wait_s`` seconds, or it cannot be created.
     """
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -233,11 +250,11 @@ def submit_lock(path: Path, *, wait_s: float = 0.0) -> Iterator[int]:
                     holder = os.pread(descriptor, 100, 0).decode(errors="replace").strip()
                     who = f" ({holder})" if holder else ""
                     raise BenchError(
-                        f"{path.parent}: another `bench submit` is at work on this study{who}",
+                        f"{path.parent}: another `bench submit` is running for this study{who}",
                         remedy="wait for it, or stop it first",
                     ) from None
                 time.sleep(0.1)
-        with suppress(OSError):  # a full disk: the lock is held all the same
+        with suppress(OSError):  # the disk is full: the lock is held nevertheless
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"pid {os.getpid()} on {os.uname().nodename}\n".encode(), 0)
         yield descriptor

@@ -1,4 +1,4 @@
-"""Which runs are meant: what is still to be done, and `--only FILTER`."""
+"""Select runs: those still to be done, and those that match `--only FILTER`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bench.errors import BenchError
 from bench.matrix.cell import Cell, Run, value_text
 from bench.study.ledger import RunRecord, RunState
 
-_FIELDS = (
+_CELL_KEYS = (
     "nodes",
     "tasks_per_node",
     "gpus_per_node",
@@ -27,7 +27,7 @@ _FIELDS = (
 def pending(
     runs: Sequence[Run], records: Mapping[str, RunRecord], *, retry_failed: bool = False
 ) -> list[Run]:
-    """Return the runs that are neither done nor under way; failed ones only when asked for."""
+    """Return the runs that are neither completed nor active; failed runs only on request."""
     wanted = {RunState.PLANNED, RunState.CANCELLED}
     if retry_failed:
         wanted.add(RunState.FAILED)
@@ -35,27 +35,27 @@ def pending(
 
 
 def only(runs: Sequence[Run], cells: Mapping[str, Cell], filters: Sequence[str]) -> list[Run]:
-    """Return the runs that agree with every filter.
+    """Return the runs that match every filter.
 
-    A filter is a pattern on the run's or cell's name (``n4x4-*``), or ``key=value`` with a
+    A filter is a pattern for the name of the run or cell (``n4x4-*``), or ``key=value`` with a
     property of the cell or a workload option (``nodes=4``, ``mode=weak``, ``precision=bf16``).
 
     Raises:
-        BenchError: an unknown key, or nothing left.
+        BenchError: a key is unknown, or no run matches.
     """
-    kept = [run for run in runs if all(_agrees(run, cells[run.cell_id], words) for words in filters)]
+    kept = [run for run in runs if all(_matches(run, cells[run.cell_id], pattern) for pattern in filters)]
     if filters and runs and not kept:
         raise BenchError(
-            f"--only {' --only '.join(filters)} agrees with no run",
+            f"--only {' --only '.join(filters)} matches no run",
             remedy=f"names look like {runs[0].run_id}",
         )
     return kept
 
 
-def _agrees(run: Run, cell: Cell, words: str) -> bool:
-    key, equals, value = words.partition("=")
+def _matches(run: Run, cell: Cell, pattern: str) -> bool:
+    key, equals, value = pattern.partition("=")
     if not equals:
-        return fnmatch.fnmatchcase(run.run_id, words) or fnmatch.fnmatchcase(run.cell_id, words)
+        return fnmatch.fnmatchcase(run.run_id, pattern) or fnmatch.fnmatchcase(run.cell_id, pattern)
     if key == "repeat":
         return str(run.repeat) == value
     if key == "mode":
@@ -65,15 +65,15 @@ def _agrees(run: Run, cell: Cell, words: str) -> bool:
 
 
 def _property(cell: Cell, key: str) -> Any:
-    if key == "gpus_per_node":  # the same axis, by the name it has on GPUs
+    if key == "gpus_per_node":  # the name of tasks_per_node on GPUs
         return cell.tasks_per_node
-    if key in _FIELDS:
+    if key in _CELL_KEYS:
         return getattr(cell, key)
     if key in cell.workload:
         return cell.workload[key]
     if key.startswith("env."):
         return cell.env.get(key.removeprefix("env."), "")
-    allowed = ", ".join([*_FIELDS, *cell.workload, "env.NAME"])
+    allowed = ", ".join([*_CELL_KEYS, *cell.workload, "env.NAME"])
     raise BenchError(
         f"--only: unknown key {key!r}", remedy=f"allowed: {allowed}, or a pattern such as 'n4x4-*'"
     )

@@ -1,6 +1,6 @@
-"""The checks that people script by hand: did this run really do what it was asked for?
+"""Verify that a run did what the plan asked for.
 
-Each check compares what was found with what the plan expected. A run passes when all do.
+Each check compares a value that was found with the expected one. A run passes if all checks do.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from bench.study.layout import METRICS_COLUMNS, RunFolder
 from bench.study.ledger import RunRecord
 from bench.study.run_json import read_run
 
-#: Without these a run measured nothing; the other files are extra evidence.
+#: Files that every measurement needs.
 _FILES = ("run.json", "metrics.csv", "ranks.csv", "steps.csv", "env.json")
 
 
 @dataclass(frozen=True)
 class Check:
-    """One comparison of what was found with what was expected."""
+    """Comparison of a found value with the expected one."""
 
     name: str
     passed: bool
@@ -42,7 +42,7 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Verification:
     """All checks of one attempt of one run."""
 
     run_id: str
@@ -55,16 +55,15 @@ class Verdict:
         return all(check.passed for check in self.checks)
 
 
-def verify_run(path: Path, *, record: RunRecord | None = None) -> Verdict:
-    """Return the checks of the attempt in ``path``.
+def verify_run(path: Path, *, record: RunRecord | None = None) -> Verification:
+    """Check the attempt in ``path``.
 
     Args:
         path: the attempt's folder.
-        record: where it stands, if more is known than what its run.json says: that is written
-            when an attempt is started, and when it has ended.
+        record: the current state, which replaces the one in run.json.
 
     Raises:
-        BenchError: no run.json that says what the run was meant to be.
+        BenchError: run.json is missing, broken, or does not describe a cell.
     """
     folder = RunFolder(path)
     run, problem = read_run(path)
@@ -75,7 +74,7 @@ def verify_run(path: Path, *, record: RunRecord | None = None) -> Verdict:
         )
     if record is not None:
         run |= {"state": str(record.state), "reason": record.reason}
-    return Verdict(str(run.get("run_id", path.name)), path, list(_checks(folder, run)))
+    return Verification(str(run.get("run_id", path.name)), path, list(_checks(folder, run)))
 
 
 def _checks(folder: RunFolder, run: dict[str, Any]) -> Iterator[Check]:
@@ -88,10 +87,10 @@ def _checks(folder: RunFolder, run: dict[str, Any]) -> Iterator[Check]:
     files = _files(cell)
     missing = [name for name in files if not (folder.path / name).is_file()]
     yield Check(
-        "files", not missing, f"missing {', '.join(missing)}" if missing else "all there", ", ".join(files)
+        "files", not missing, f"missing {', '.join(missing)}" if missing else "complete", ", ".join(files)
     )
     if isinstance(run.get("accounting"), str):
-        found = f"{run['accounting']}; the end is told by squeue and the run's own files"
+        found = f"{run['accounting']}; the end is known from squeue and the run's own files"
         yield Check("accounting", True, found, "sacct's, or none")
     yield from _environment_checks(read_json(folder.env), cell)
     if _source(cell) != "none":
@@ -99,13 +98,13 @@ def _checks(folder: RunFolder, run: dict[str, Any]) -> Iterator[Check]:
 
 
 def _source(cell: dict[str, Any]) -> str | None:
-    """Return where a command's numbers come from; None for the built-in training."""
+    """Return the source of a command's metrics; None for the built-in training."""
     metrics = cell["workload"].get("metrics") or {}
     return metrics.get("source", "readings") if cell["workload"].get("command") else None
 
 
 def _files(cell: dict[str, Any]) -> tuple[str, ...]:
-    """Return the files that the run must have left; only bench's own code leaves all."""
+    """Return the files that the run must contain; only bench's own code writes all of them."""
     fewer = {"none": _FILES[:1], "readings": _FILES[:2]}
     return fewer.get(_source(cell) or "", _FILES)
 
@@ -113,9 +112,9 @@ def _files(cell: dict[str, Any]) -> tuple[str, ...]:
 def _environment_checks(env: Any, cell: dict[str, Any]) -> Iterator[Check]:
     env = env if isinstance(env, dict) else {}
     if not env and _source(cell) in ("none", "readings"):
-        # A program of somebody else's: nobody counted its ranks.
+        # A foreign program: its ranks are not counted.
         for name in ("ranks joined", "world size", "backend", "nodes", "global batch"):
-            yield Check(name, True, "not measured", "the plan's, where it is measured")
+            yield Check(name, True, "not measured", "the planned value, if measured")
         return
     expected = cell["world_size"]
     joined = (env.get("joined") or {}).get("ranks")
@@ -138,17 +137,17 @@ def _environment_checks(env: Any, cell: dict[str, Any]) -> Iterator[Check]:
 
 
 def _transport_check(transport: Any, cell: dict[str, Any]) -> Iterator[Check]:
-    """Hold the way that gradients travelled against what was asked for, where env.json tells it."""
+    """Compare the network of the gradients with the requested one, if env.json contains it."""
     if not isinstance(transport, dict):
         return
     interface, network = transport.get("interface"), transport.get("network")
-    over = " ".join(str(word) for word in (network, interface) if word) or "an unknown interface"
+    route = " ".join(str(word) for word in (network, interface) if word) or "an unknown interface"
     asked = (cell.get("env") or {}).get("GLOO_SOCKET_IFNAME") if cell["backend"] == "gloo" else None
     passed = interface in (asked, None) if asked else cell["nodes"] == 1 or interface != "lo"
-    expected = asked or ("anything" if cell["nodes"] == 1 else "an interface that the other nodes reach")
+    expected = asked or ("anything" if cell["nodes"] == 1 else "an interface that other nodes can reach")
     if transport.get("fallback"):
-        passed, expected = False, "InfiniBand, which the hosts have; see the warning in env.json"
-    yield Check("transport", passed, f"{transport.get('backend')} over {over}", expected)
+        passed, expected = False, "InfiniBand, which the hosts provide; see the warning in env.json"
+    yield Check("transport", passed, f"{transport.get('backend')} over {route}", expected)
 
 
 def _same(name: str, found: Any, expected: Any) -> Check:
@@ -166,13 +165,13 @@ def _metrics_checks(folder: RunFolder, cell: dict[str, Any]) -> Iterator[Check]:
     if not columns:
         return
     lacking = [name for name in METRICS_COLUMNS if name not in columns]
-    found = f"missing {', '.join(lacking)}" if lacking else "all there"
-    yield Check("columns", not lacking, found, "the promised ones")
+    found = f"missing {', '.join(lacking)}" if lacking else "complete"
+    yield Check("columns", not lacking, found, "all columns of metrics.csv")
     if not rows:
         return
     yield _throughput_check(rows)
     yield _loss_check(rows if built_in else [row for row in rows if row.get("train_loss")])
-    if built_in:  # a command's steps are its own
+    if built_in:  # a command chooses its own steps
         yield _samples_check(rows, cell)
 
 
@@ -182,10 +181,10 @@ def _throughput_check(rows: list[dict[str, str]]) -> Check:
     return Check("throughput", not bad, found, "a positive number in every epoch")
 
 
-def _loss_check(told: list[dict[str, str]]) -> Check:
-    """Return the check of the rows that tell a loss; a command's may tell none."""
-    bad = _epochs(row for row in told if not _is_finite(row.get("train_loss")))
-    found = "finite in every epoch" if told else "not measured"
+def _loss_check(rows: list[dict[str, str]]) -> Check:
+    """Check the losses of ``rows``; a command may report none."""
+    bad = _epochs(row for row in rows if not _is_finite(row.get("train_loss")))
+    found = "finite in every epoch" if rows else "not measured"
     if bad:
         found = f"not finite in epoch {bad}"
     return Check("loss", not bad, found, "a finite number in every epoch")
@@ -194,7 +193,7 @@ def _loss_check(told: list[dict[str, str]]) -> Check:
 def _samples_check(rows: list[dict[str, str]], cell: dict[str, Any]) -> Check:
     samples = cell["global_batch"] * int(cell["workload"]["steps_per_epoch"])
     counted = {str(row.get("samples")) for row in rows}
-    return Check("samples", counted == {str(samples)}, " and ".join(sorted(counted)), f"{samples} an epoch")
+    return Check("samples", counted == {str(samples)}, " and ".join(sorted(counted)), f"{samples} per epoch")
 
 
 def _epochs(rows: Iterable[dict[str, str]]) -> str:

@@ -260,7 +260,7 @@ FAULTS = {
         r"rank 1 on n\d was killed by SIGKILL; FAILED: step 0 \(python\) was ended by SIG\w+",
     ),
     "cancelled": Fault("cancelled", "cancelled", "cancelled by user id 0", cancel),
-    "requeued": Fault("completed", None, "queued again by Slurm 1 time", requeue),
+    "requeued": Fault("completed", None, "requeued by Slurm 1 time", requeue),
     "slurmd-killed": Fault("completed", None, "", stop_slurmd),
     "drained": Fault("completed", None, "", drain),
     "time-limit": Fault("failed", "time-limit", "TIMEOUT: reached its time limit"),

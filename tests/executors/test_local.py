@@ -160,7 +160,7 @@ def test_a_killed_rank_fails_its_run_with_the_reason_and_the_others_go_on(tmp_pa
     process = harness(study)
     first = study.folder.attempt(study.runs[0].run_id, 1)
     try:
-        wait_for(first.metrics.exists)
+        wait_for(first.metrics_csv.exists)
         ranks = wait_for(lambda: ranks_of(psutil.Process(process.pid), count=2))
         ranks[1].send_signal(signal.SIGKILL)
         wait_for(lambda: states(study)[study.runs[0].run_id] == "failed")
@@ -202,7 +202,7 @@ def test_a_stopped_study_goes_on_where_it_stopped(tmp_path, number):
     study = planned(tmp_path, ranks=[1], steps=2000, epochs=50, repeats=3)
     process = harness(study)
     first = study.folder.attempt(study.runs[0].run_id, 1)
-    wait_for(first.metrics.exists)
+    wait_for(first.metrics_csv.exists)
     process.send_signal(number)
     assert process.wait(timeout=180) == 130
     assert said(study).read_text().splitlines()[-1] == "stopped"
@@ -252,7 +252,7 @@ def test_two_harnesses_on_one_study_do_not_meet(tmp_path):
             submitted(study)
         holder = f"pid {process.pid} on {os.uname().nodename}"
         assert str(caught.value) == (
-            f"{study.folder.path}: another `bench submit` is at work on this study ({holder}); "
+            f"{study.folder.path}: another `bench submit` is running for this study ({holder}); "
             "wait for it, or stop it first"
         )
     finally:

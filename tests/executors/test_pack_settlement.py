@@ -10,7 +10,7 @@ import pytest
 
 from bench.executors.pack import Marks
 from bench.executors.pack_settlement import Packs, not_started, own_rows
-from bench.slurm.accounting import JobOutcome, classify
+from bench.slurm.accounting import JobStatus, classify
 from bench.slurm.parsing import AccountingRow, parse_job_id
 from bench.study.files import write_json
 from bench.study.layout import PackFolder, StudyFolder
@@ -72,7 +72,7 @@ def row(shown: str, state: str, name: str, **more: object) -> AccountingRow:
 JOB = row("7", "RUNNING", "study.pack.a1.key")
 
 
-def told(packs: Packs, place: int, *rows: AccountingRow, job: JobOutcome | None = None) -> tuple[object, ...]:
+def told(packs: Packs, place: int, *rows: AccountingRow, job: JobStatus | None = None) -> tuple[object, ...]:
     found = packs.outcome(record(place), job, own_rows(record(place), rows))
     assert found is not None
     return str(found.state), found.failure_class, found.exit_code, found.reason
@@ -120,7 +120,7 @@ def test_what_is_not_known_is_not_guessed(packs):
 
 
 def test_a_run_waits_for_those_before_it(packs):
-    running = JobOutcome(RunState.RUNNING)
+    running = JobStatus(RunState.RUNNING)
     assert packs().standing(record(2), running).reason == "waits in its pack (job 7), which begins"
     of = packs(started(1), ended(1, 0), started(2))
     shown = [of.standing(record(place), running) for place in (2, 3, 5)]
@@ -129,7 +129,7 @@ def test_a_run_waits_for_those_before_it(packs):
         ("queued", "waits in its pack (job 7) for 1 run before it"),
         ("queued", "waits in its pack (job 7) for 3 runs before it"),
     ]
-    waits = JobOutcome(RunState.QUEUED, reason="waits to start (Priority)")
+    waits = JobStatus(RunState.QUEUED, reason="waits to start (Priority)")
     assert of.standing(record(3), waits) == waits
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.slurm.accounting import outcomes
+from bench.slurm.accounting import job_statuses
 from bench.study.layout import RunFolder
 from bench.study.ledger import submit_lock
 from tests.cluster.bed import Cluster
@@ -161,7 +161,7 @@ def test_a_submission_says_for_whom_it_waits(scripted):
     who = f"(pid {os.getpid()} on {os.uname().nodename})"
     assert (
         said
-        == f"{study.folder}: another `bench submit` is at work on this study {who}: waiting for it to end"
+        == f"{study.folder}: another `bench submit` is running for this study {who}: waiting for it to end"
     )
 
 
@@ -532,7 +532,7 @@ def test_the_status_of_a_large_study_takes_one_squeue_and_one_sacct(
     jobs = [str(record.job_id) for record in study.planned.records().values()]
 
     def settled() -> bool:
-        found = outcomes(study.executor.slurm.accounting(jobs))
+        found = job_statuses(study.executor.slurm.accounting(jobs))
         return len(found) == 20 and all(outcome.settled for outcome in found.values())
 
     wait_for(settled, what="the whole accounting of all jobs", timeout_s=60)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.slurm.accounting import JobOutcome, outcomes, queue_outcomes
+from bench.slurm.accounting import JobStatus, job_statuses, queue_statuses
 from bench.slurm.client import (
     BatchJob,
     Slurm,
@@ -20,8 +20,7 @@ from bench.slurm.client import (
     SubmissionUncertainError,
 )
 from bench.slurm.parsing import Gres
-from bench.slurm.states import FailureClass
-from bench.study.ledger import RunState
+from bench.study.ledger import FailureClass, RunState
 from tests.cluster.bed import Cluster
 from tests.cluster.containers import wait_for
 
@@ -51,12 +50,12 @@ class Submitter:
         )
         return self.slurm.submit(job)
 
-    def outcomes(self, job_ids: list[str]) -> dict[str, JobOutcome]:
+    def outcomes(self, job_ids: list[str]) -> dict[str, JobStatus]:
         """Wait until sacct has all rows of the ended jobs, and return the outcomes."""
-        found: dict[str, JobOutcome] = {}
+        found: dict[str, JobStatus] = {}
 
         def all_ended() -> bool:
-            found.update(outcomes(self.slurm.accounting(job_ids)))
+            found.update(job_statuses(self.slurm.accounting(job_ids)))
             return set(found) >= set(job_ids) and all(o.settled for o in found.values())
 
         wait_for(all_ended, what=f"the end of jobs {', '.join(job_ids)}", timeout_s=60, every_s=0.2)
@@ -120,7 +119,7 @@ def test_all_ways_to_end_are_distinguished(submitter, cluster):
 
     # While Slurm remembers the jobs, squeue agrees.
     def queue_agrees() -> bool:
-        shown_by_queue = queue_outcomes(submitter.slurm.queue(list(ids.values())))
+        shown_by_queue = queue_statuses(submitter.slurm.queue(list(ids.values())))
         states = {name: str(shown_by_queue[job].state) for name, job in ids.items()}
         return states == {name: end[2] for name, end in ends.items()}
 
@@ -132,7 +131,7 @@ def test_all_ways_to_end_are_distinguished(submitter, cluster):
         assert abs(outcome.submitted - now) < timedelta(minutes=5)  # UTC, independent of the local TZ
 
 
-def shown(outcome: JobOutcome) -> tuple[str, str | None, int | None, str]:
+def shown(outcome: JobStatus) -> tuple[str, str | None, int | None, str]:
     failure_class = outcome.failure_class
     return (
         str(outcome.state),
@@ -151,7 +150,7 @@ def test_a_lost_node_a_preemption_and_a_cancellation_are_distinguished(submitter
     waiting = submitter.submit("waiting", "true", "-N9")
     for job in (lost, again, pushed, stopped):
         submitter.wait_until_running(job)
-    assert queue_outcomes(submitter.slurm.queue([waiting]))[waiting].stuck
+    assert queue_statuses(submitter.slurm.queue([waiting]))[waiting].stuck
 
     cluster.crash_node("n4")
     cluster.declare_down("n4")
@@ -168,7 +167,7 @@ def test_a_lost_node_a_preemption_and_a_cancellation_are_distinguished(submitter
         uid = os.geteuid()
         assert found[stopped].reason == f"cancelled by user id {uid}"
         assert found[waiting].reason.startswith(f"cancelled by user id {uid} before it started")
-        queued_again = (RunState.QUEUED, "waits to start (BeginTime); queued again by Slurm 1 time")
+        queued_again = (RunState.QUEUED, "waits to start (BeginTime); requeued by Slurm 1 time")
 
         def requeued() -> tuple[RunState, str]:
             outcome = outcomes(submitter.slurm.accounting([again]))[again]
@@ -304,7 +303,7 @@ def test_without_the_accounting_daemon_squeue_still_answers(submitter, slurm, cl
             slurm.accounting([job])
         assert caught.value.command == "sacct"
         assert "Problem talking to the database: Connection refused" in caught.value.output
-        assert queue_outcomes(slurm.queue([job]))[job].state is RunState.COMPLETED
+        assert queue_statuses(slurm.queue([job]))[job].state is RunState.COMPLETED
     finally:
         cluster.start_slurmdbd()
     assert outcomes(slurm.accounting([job]))[job].state is RunState.COMPLETED

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.slurm.states import last_words
+from bench.slurm.states import state_from_notices
 
 AT = "CANCELLED AT 2026-11-21T18:26:34"
 
@@ -53,7 +53,9 @@ AT = "CANCELLED AT 2026-11-21T18:26:34"
     ],
 )
 def test_a_notice_of_slurm_tells_the_state_that_sacct_would_show(text, word):
-    state = last_words(f"ValueError: before\n{text}\nsrun: error: n1: task 0: Terminated\n", job_id="7")
+    state = state_from_notices(
+        f"ValueError: before\n{text}\nsrun: error: n1: task 0: Terminated\n", job_id="7"
+    )
     assert state is not None
     assert state.word == word
 
@@ -70,9 +72,9 @@ def test_a_notice_of_slurm_tells_the_state_that_sacct_would_show(text, word):
     ],
 )
 def test_what_is_not_slurms_notice_about_this_job_says_nothing(text):
-    assert last_words(text, job_id="7") is None
+    assert state_from_notices(text, job_id="7") is None
 
 
 @given(st.text())
 def test_any_text_can_be_read(text):
-    last_words(text, job_id="7")
+    state_from_notices(text, job_id="7")

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.slurm.accounting import JobOutcome, classify, outcomes, queue_outcomes
+from bench.slurm.accounting import JobStatus, classify, job_statuses, queue_statuses
 from bench.slurm.parsing import accounting_table, parse_accounting, parse_queue
-from bench.slurm.states import FailureClass
-from bench.study.ledger import RunState
+from bench.study.ledger import FailureClass, RunState
 
 FIXTURES = sorted((Path(__file__).parent / "fixtures/accounting").glob("*.txt"))
 KEYS = (
@@ -36,7 +35,7 @@ def read_fixture(path: Path) -> tuple[str, dict[str, str], str]:
     return expected.pop("job"), expected, "".join(line for line in lines if not line.startswith("# "))
 
 
-def shown(outcome: JobOutcome) -> dict[str, str]:
+def shown(outcome: JobStatus) -> dict[str, str]:
     """Return what an outcome says, as a fixture writes it: what is unset is left out."""
     values = {key: getattr(outcome, key) for key in KEYS}
     if not values["restarts"]:
@@ -51,7 +50,7 @@ def shown(outcome: JobOutcome) -> dict[str, str]:
 @pytest.mark.parametrize("path", FIXTURES, ids=lambda path: path.stem)
 def test_a_recorded_job_comes_to_what_its_fixture_says(path):
     job, expected, rows = read_fixture(path)
-    found = outcomes(parse_accounting(rows))
+    found = job_statuses(parse_accounting(rows))
     assert list(found) == [job]
     assert shown(found[job]) == expected
 
@@ -63,14 +62,14 @@ def test_the_fixtures_cover_every_class_of_failure():
 
 def test_rows_of_several_jobs_are_told_apart():
     rows = parse_accounting("".join(read_fixture(path)[2] for path in FIXTURES[:8]))
-    assert len(outcomes(rows)) == 8
+    assert len(job_statuses(rows)) == 8
 
 
 def test_steps_without_their_job_are_no_outcome():
     rows = parse_accounting("7.0|RUNNING|0:0|||2026-11-20T19:51:36|Unknown|Unknown||1|n1||python\n")
     assert classify(rows) is None
     assert classify([]) is None
-    assert outcomes(rows) == {}
+    assert job_statuses(rows) == {}
 
 
 def test_the_row_of_a_job_that_was_just_requeued_means_queued():
@@ -79,7 +78,7 @@ def test_the_row_of_a_job_that_was_just_requeued_means_queued():
     rows = parse_accounting(
         f"11|REQUEUED|0:0|0:0|None|{rest}|allocation\n11.batch|REQUEUED|0:0|||{rest}|batch\n"
     )
-    outcome = outcomes(rows)["11"]
+    outcome = job_statuses(rows)["11"]
     assert (outcome.state, outcome.failure_class) == (RunState.QUEUED, FailureClass.REQUEUED)
     assert outcome.reason == "was stopped and is queued again"
 
@@ -90,7 +89,7 @@ def test_a_job_whose_start_is_not_in_the_database_yet_runs():
     rows = parse_accounting(
         f"8|PENDING|0:0|0:0|None|{times}|0|n1||allocation\n8.0|RUNNING|0:0|||{times}|1|n1||python3\n"
     )
-    assert outcomes(rows)["8"].state is RunState.RUNNING
+    assert job_statuses(rows)["8"].state is RunState.RUNNING
 
 
 def test_an_ended_job_is_settled_when_its_last_row_is_there():
@@ -98,7 +97,7 @@ def test_an_ended_job_is_settled_when_its_last_row_is_there():
     times = "2026-11-20T20:12:21|2026-11-20T20:12:22|2026-11-20T20:12:22|00:00:00"
     first = f"3|FAILED|15:0|0:0|None|{times}|2|n1||allocation\n3.0|RUNNING|0:0|||{times}|2|n[1-2]||bash\n"
     last = f"3|FAILED|15:0|0:0|None|{times}|2|n[1-2]||run.1\n3.0|FAILED|7:0|||{times}|2|n[1-2]||bash\n"
-    early, late = (outcomes(parse_accounting(text))["3"] for text in (first, last))
+    early, late = (job_statuses(parse_accounting(text))["3"] for text in (first, last))
     assert (early.state, early.settled, early.exit_code) == (RunState.FAILED, False, 15)
     assert (late.state, late.settled, late.exit_code) == (RunState.FAILED, True, 7)
 
@@ -115,7 +114,7 @@ QUEUE = """\
 
 
 def test_squeue_alone_tells_states_and_reasons():
-    found = queue_outcomes(parse_queue(QUEUE))
+    found = queue_statuses(parse_queue(QUEUE))
     assert {job: (str(o.state), o.reason, o.hosts, o.stuck) for job, o in found.items()} == {
         "13": ("cancelled", "was cancelled (PartitionNodeLimit)", "", False),
         "14": ("queued", "waits to start (JobHeldUser)", "", True),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bench.slurm.states import STATES, FailureClass, is_stuck, read_state
-from bench.study.ledger import RunState
+from bench.slurm.states import STATES, is_stuck, read_state
+from bench.study.ledger import FailureClass, RunState
 
 # https://slurm.schedmd.com/job_state_codes.html: base states and flags of releases 20.11 to 25.x.
 BASE_STATES = (
@@ -87,7 +87,7 @@ def test_states_are_read_as_the_commands_print_them(printed, word):
 def test_an_unknown_or_ambiguous_state_says_so_with_slurms_word(printed):
     slurm_state = read_state(printed)
     assert slurm_state.state is RunState.UNKNOWN
-    assert slurm_state.meaning == f"Slurm says {printed!r}, which is not known here"
+    assert slurm_state.meaning == f"Slurm says {printed!r}, an unknown state"
 
 
 @pytest.mark.parametrize(

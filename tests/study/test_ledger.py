@@ -80,7 +80,7 @@ def test_the_lock_is_held_as_long_as_a_child_has_its_descriptor(tmp_path):
         kept = os.dup(descriptor)
     try:
         with (
-            pytest.raises(BenchError, match="another `bench submit` is at work on this study"),
+            pytest.raises(BenchError, match="another `bench submit` is running for this study"),
             submit_lock(path),
         ):
             pass
