@@ -11,7 +11,7 @@ from typing import Any
 
 import typer
 
-from bench.executors.base import Watch
+from bench.executors.base import Callbacks
 from bench.matrix.cell import Run
 from bench.study.ledger import RunRecord, RunState
 from bench.units import human_duration
@@ -100,11 +100,11 @@ class _Bar(_Lines):
 
 
 @contextmanager
-def watch_runs(total: int) -> Iterator[Watch]:
-    """Yield a watch that shows the progress of ``total`` runs on standard error."""
+def show_progress(total: int) -> Iterator[Callbacks]:
+    """Yield callbacks that show the progress of ``total`` runs on standard error."""
     if not sys.stderr.isatty():
         lines = _Lines(total)
-        yield Watch(started=lines.started, ended=lines.ended, said=say)
+        yield Callbacks(on_start=lines.started, on_end=lines.ended, on_message=say)
         return
     from rich import progress
     from rich.console import Console
@@ -118,8 +118,8 @@ def watch_runs(total: int) -> Iterator[Watch]:
     ]
     with progress.Progress(*columns, console=Console(stderr=True)) as bar:
         shown = _Bar(total, bar)
-        yield Watch(
-            started=shown.started,
-            ended=shown.ended,
-            said=lambda text: bar.console.print(text, markup=False),
+        yield Callbacks(
+            on_start=shown.started,
+            on_end=shown.ended,
+            on_message=lambda text: bar.console.print(text, markup=False),
         )

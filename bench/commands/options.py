@@ -12,7 +12,7 @@ import typer
 from bench.commands.console import say
 from bench.errors import BenchError
 from bench.executors import executor_for
-from bench.executors.base import note_standing
+from bench.executors.base import save_states
 from bench.slurm.client import SlurmUnavailableError
 from bench.study.layout import StudyFolder, latest_first, results_root, studies
 from bench.study.ledger import RunRecord
@@ -119,7 +119,7 @@ def settle_study(folder: StudyFolder) -> StudyFolder:
     """Update the records of a study and return it; without Slurm, the records stay as they are."""
     try:
         planned = open_study(folder)
-        note_standing(planned, settled_records(planned))
+        save_states(planned, settled_records(planned))
     except SlurmUnavailableError as absent:
         say(f"{folder.path}: the states of unfinished runs are not updated: {absent.message}")
     return folder

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.errors import BenchError
-from bench.executors.admission import longest_limit_s, partitions_of
+from bench.executors.slurm import longest_limit_s, partitions_of
 from bench.matrix.cell import value_text
 from bench.slurm.client import Slurm, SlurmRefusedError, SlurmUnavailableError
 from bench.study.plan_json import PlannedStudy

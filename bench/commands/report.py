@@ -11,7 +11,7 @@ import typer
 from bench.commands.console import print_json, say
 from bench.commands.options import JsonOption, ResultsOption, find_study, settled_records
 from bench.errors import BenchError
-from bench.executors.base import note_standing
+from bench.executors.base import save_states
 from bench.study.layout import StudyFolder
 from bench.study.plan_json import open_study
 
@@ -100,7 +100,7 @@ def write(
 ) -> int:
     """Update the records of a study, write its report, and print the path."""
     planned = open_study(folder)
-    note_standing(planned, settled_records(planned))
+    save_states(planned, settled_records(planned))
     from analysis.report.write import write_report
 
     page = write_report(folder.path, baseline=baseline, proposal=proposal, progress=say)

@@ -98,5 +98,7 @@ def _verdict(planned: PlannedStudy, record: RunRecord, attempt: int) -> Verifica
     if attempt != record.attempt:
         return verify_run(folder)
     if attempt == 0:
-        return Verification(record.run_id, folder, [Check("state", False, "planned, not started", "completed")])
+        return Verification(
+            record.run_id, folder, [Check("state", False, "planned, not started", "completed")]
+        )
     return verify_run(folder, record=record)

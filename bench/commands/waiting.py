@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from bench.commands.console import say, say_once, watch_runs
+from bench.commands.console import say, say_once, show_progress
 from bench.errors import BenchError
 from bench.executors import executor_for
 from bench.executors.base import Executor, QueueFullError
@@ -50,15 +50,16 @@ def start_runs(
         HaltedError: the study was cancelled; the remaining runs are not started.
         BenchError: see :meth:`bench.executors.base.Executor.submit`.
     """
-    with watch_runs(len(runs)) as watch:
+    with show_progress(len(runs)) as callbacks:
 
         def started(run: Run) -> None:
             # Called within the study's lock, so that no job can slip between a cancel and this check.
             if halt.halted():
                 raise HaltedError
-            watch.started(run)
+            callbacks.on_start(run)
 
-        return executor.submit(runs, max_queued=max_queued, watch=replace(watch, started=started))
+        guarded = replace(callbacks, on_start=started)
+        return executor.submit(runs, max_queued=max_queued, callbacks=guarded)
 
 
 class Waiting:
@@ -181,7 +182,7 @@ def canary_passes(planned: PlannedStudy, runs: Sequence[Run], *, halt: HaltWatch
     canary = choose_canary(planned, runs)
     say(f"canary: {canary.run_id} runs first; {count(len(runs) - 1, 'run')} held back until it has passed")
     if rest := [run for run in runs if run is not canary]:
-        when_slurm_answers(lambda: executor_for(planned, pack=pack).judge(rest))
+        when_slurm_answers(lambda: executor_for(planned, pack=pack).check_largest(rest))
     executor = executor_for(planned)
     start_runs(executor, [canary], halt=halt)
     record = _wait_for_end(executor, canary)

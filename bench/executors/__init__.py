@@ -1,4 +1,4 @@
-"""Executors start runs and find out what became of them: this machine, hosts reached by ssh, or Slurm."""
+"""Start runs and find out how they end: on this machine, on hosts reached by ssh, or with Slurm."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING
 
 from bench.errors import BenchError
 from bench.executors.base import Executor
-from bench.study.plan_json import PlannedStudy
+from bench.study.plan_json import REPLAN, PlannedStudy
 
 if TYPE_CHECKING:
     from bench.executors.pack_submission import PackExecutor
 
 
 def executor_for(study: PlannedStudy, *, pack: bool = False) -> Executor:
-    """Return the executor that a study's matrix names, or the one that makes one job of many runs.
+    """Return the executor of a study's matrix, or with ``pack`` the one that submits a single job.
 
     Raises:
-        BenchError: an executor that this version does not have.
+        BenchError: this version does not have the executor.
     """
     if pack:
         return pack_executor(study)
@@ -25,27 +25,25 @@ def executor_for(study: PlannedStudy, *, pack: bool = False) -> Executor:
 
         return LocalExecutor(study)
     if study.executor == "ssh":
-        from bench.executors.ssh.executor import SshExecutor
+        from bench.executors.ssh import SshExecutor
 
         return SshExecutor(study)
     if study.executor == "slurm":
         from bench.executors.slurm import SlurmExecutor
 
         return SlurmExecutor(study)
-    raise BenchError(
-        f"executor {study.executor!r} is not known", remedy="plan the study again: bench plan MATRIX"
-    )
+    raise BenchError(f"executor {study.executor!r} is unknown", remedy=REPLAN)
 
 
 def pack_executor(study: PlannedStudy) -> PackExecutor:
     """Return the executor that submits many runs as one job.
 
     Raises:
-        BenchError: the study's runs are not jobs of Slurm.
+        BenchError: the study does not use Slurm.
     """
     from bench.executors.pack_submission import PackExecutor
 
     if study.executor != "slurm":
-        what = f"--pack makes one job of Slurm of many runs; the matrix says executor {study.executor}"
-        raise BenchError(what, remedy="leave --pack away: there the runs go one after another anyway")
+        what = f"--pack submits many runs as one Slurm job, but the matrix says executor {study.executor}"
+        raise BenchError(what, remedy="leave --pack out: without Slurm, runs go one after another anyway")
     return PackExecutor(study)

@@ -1,129 +1,29 @@
-"""The same work for each of many runs: one after another, or many at once where their files answer slowly."""
+"""Common parts of the executors: interface, settling of runs, and serial execution."""
 
 from __future__ import annotations
 
-import resource
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+import contextlib
+import os
+import signal
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
+import psutil
+
 from bench.errors import BenchError
-from bench.matrix.cell import Run
+from bench.executors.outcome import EndNote, Outcome, missing_results
+from bench.matrix.cell import Cell, Run
 from bench.study.layout import RunFolder
-from bench.study.ledger import RunRecord, RunState
+from bench.study.ledger import FailureClass, RunRecord, RunState, now, submit_lock
 from bench.study.plan_json import PlannedStudy
-from bench.study.run_json import update_run
-
-#: After so many it is known how the files answer.
-FIRST = 32
-#: A shared file system lets a thread wait at nearly every operation, a local disk seldom.
-WAITS_EACH = 2
-AT_ONCE = 8
-
-
-def each(work: Callable[..., None], todo: Sequence[tuple[Any, ...]]) -> None:
-    """Call ``work`` with each tuple of arguments, in order; where it waits often, from several threads.
-
-    On a shared file system a run's dozen operations take milliseconds, and many at once take hardly
-    longer than one. On a local disk threads would only get into each other's way.
-
-    Raises:
-        Exception: the first that ``work`` raised; what is not begun then is left out.
-    """
-    before = _waits()
-    for arguments in todo[:FIRST]:
-        work(*arguments)
-    rest = todo[FIRST:]
-    if _waits() - before > WAITS_EACH * FIRST:
-        with ThreadPoolExecutor(AT_ONCE) as pool:
-            list(pool.map(lambda arguments: work(*arguments), rest))
-        return
-    for arguments in rest:
-        work(*arguments)
-
-
-def _waits() -> int:
-    """Return how often this thread has given up the processor by itself: it waited for something."""
-    return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
-
-
-# What an executor is: the one shape that local and Slurm runs share.
-
-
-@dataclass
-class Outcome:
-    """How an attempt ended, or stands."""
-
-    state: RunState
-    reason: str = ""
-    failure_class: str | None = None
-    exit_code: int | None = None
-    details: dict[str, Any] = field(default_factory=dict)
-
-
-def settle(study: PlannedStudy, record: RunRecord, outcome: Outcome, *, ended_at: str) -> None:
-    """Write how an attempt ended: first into its run.json, then into the ledger."""
-    study.ledger.append_all([settled(study, record, outcome, ended_at=ended_at)])
-
-
-def settled(
-    study: PlannedStudy, record: RunRecord, outcome: Outcome, *, ended_at: str, event: str = "ended"
-) -> dict[str, Any]:
-    """Bring a record up to date, write how its attempt ended into its run.json; return the ledger's event.
-
-    Raises:
-        UnwritableError: run.json cannot be written; the record itself is up to date.
-    """
-    folder = study.folder.attempt(record.run_id, record.attempt)
-    cause = None if outcome.state is not RunState.FAILED else _cause_of(folder)
-    record.state, record.reason = outcome.state, outcome.reason
-    record.failure_class, record.exit_code = outcome.failure_class, outcome.exit_code
-    record.cause = cause["cause"] if cause else None
-    end = {
-        "state": str(outcome.state),
-        "reason": outcome.reason,
-        "failure_class": outcome.failure_class,
-        "exit_code": outcome.exit_code,
-    }
-    if folder.path.is_dir():
-        changes = {**end, "cause": cause, "ended_at": ended_at, **outcome.details}
-        update_run(folder, changes, fallback={"run_id": record.run_id, "attempt": record.attempt})
-    return {"event": event, "run_id": record.run_id, "attempt": record.attempt, **end, "cause": record.cause}
-
-
-def note_standing(study: PlannedStudy, records: Mapping[str, RunRecord]) -> None:
-    """Write into the run.json of attempts that wait or run where they stand: the analysis reads no more."""
-    for record in records.values():
-        if record.state.active:
-            folder = study.folder.attempt(record.run_id, record.attempt)
-            update_run(folder, {"state": str(record.state), "reason": record.reason})
-
-
-def _cause_of(folder: RunFolder) -> dict[str, Any] | None:
-    """Return what the doctor finds in a failed run's output: its first cause, if it knows one."""
-    from bench.doctor import diagnose
-
-    logs = {str(log.name): log for log in (folder.err, folder.out) if log.is_file()}
-    try:
-        causes = diagnose(logs).causes if logs else []
-    except OSError:
-        return None
-    if not causes:
-        return None
-    first = causes[0]
-    return {
-        "cause": first.cause,
-        "path": first.path,
-        "line": first.line,
-        "evidence": first.evidence,
-        "explanation": first.explanation,
-        "remedy": first.remedy,
-    }
+from bench.study.run_json import Attempt, new_attempt, update_run, write_run
 
 
 class QueueFullError(BenchError):
-    """The queue takes no more jobs for now; ``left`` are the runs that wait for room."""
+    """Slurm accepts no more jobs for now; ``left`` are the runs that wait for room."""
 
     def __init__(self, message: str, *, remedy: str, left: Sequence[Run]) -> None:
         super().__init__(message, remedy=remedy)
@@ -131,44 +31,277 @@ class QueueFullError(BenchError):
 
 
 @dataclass
-class Watch:
-    """What an executor tells while it works; each call is optional.
+class Callbacks:
+    """Functions that an executor calls during a submission.
 
-    ``started`` is called before anything of a run has begun: what it raises ends the submission.
+    ``on_start`` is called before a run starts; an exception that it raises ends the submission.
     """
 
-    started: Callable[[Run], None] = lambda run: None
-    ended: Callable[[Run, RunRecord], None] = lambda run, record: None
-    said: Callable[[str], None] = lambda words: None
+    on_start: Callable[[Run], None] = lambda run: None
+    on_end: Callable[[Run, RunRecord], None] = lambda run, record: None
+    on_message: Callable[[str], None] = lambda message: None
 
 
 class Executor(Protocol):
-    """Starts runs, and finds out what became of them."""
+    """Start runs and find out how they end."""
 
-    def judge(self, runs: Sequence[Run]) -> None:
-        """Find out whether the largest of ``runs`` could be started; start none.
+    def check_largest(self, runs: Sequence[Run]) -> None:
+        """Check that the largest of ``runs`` could be started; start none.
 
         Raises:
-            BenchError: it could not; the message says why.
+            BenchError: it could not, with the reason.
         """
 
-    def submit(self, runs: Sequence[Run], *, watch: Watch, max_queued: int | None = None) -> list[Run]:
-        """Start ``runs`` in order; local ones are run to their end.
+    def submit(
+        self, runs: Sequence[Run], *, callbacks: Callbacks, max_queued: int | None = None
+    ) -> list[Run]:
+        """Start ``runs`` in order; without Slurm, wait for the end of each.
 
-        With ``max_queued``, no more than that many of the study's runs wait or run at once.
+        With ``max_queued``, at most that many of the study's runs are queued or running at once.
 
         Returns:
             the runs that ``max_queued`` holds back.
 
         Raises:
-            QueueFullError: the queue takes no more jobs for now.
+            QueueFullError: Slurm accepts no more jobs for now.
         """
 
     def command_line(self, run: Run) -> str:
-        """Return, for a person, the command that would start ``run``."""
+        """Return the command that would start ``run``, for display."""
 
     def refresh(self) -> dict[str, RunRecord]:
-        """Settle what ended since; return every run's record."""
+        """Settle the runs that have ended; return the record of every run."""
 
     def cancel(self, runs: Sequence[Run]) -> int:
-        """End what is queued or running of ``runs``; return how many that were."""
+        """Cancel those of ``runs`` that are queued or running; return their number."""
+
+
+def settle(study: PlannedStudy, record: RunRecord, outcome: Outcome, *, ended_at: str) -> None:
+    """Write how an attempt ended into its run.json, then into the ledger."""
+    study.ledger.append_all([settle_run_json(study, record, outcome, ended_at=ended_at)])
+
+
+def settle_run_json(
+    study: PlannedStudy, record: RunRecord, outcome: Outcome, *, ended_at: str, event: str = "ended"
+) -> dict[str, Any]:
+    """Write how an attempt ended into ``record`` and run.json; return the event for the ledger.
+
+    Raises:
+        UnwritableError: run.json cannot be written; ``record`` is up to date.
+    """
+    folder = study.folder.attempt(record.run_id, record.attempt)
+    cause = None if outcome.state is not RunState.FAILED else _find_cause(folder)
+    record.state, record.reason = outcome.state, outcome.reason
+    record.failure_class, record.exit_code = outcome.failure_class, outcome.exit_code
+    record.cause = cause["cause"] if cause else None
+    end = {
+        "state": str(outcome.state),
+        "reason": outcome.reason,
+        "failure_class": None if outcome.failure_class is None else str(outcome.failure_class),
+        "exit_code": outcome.exit_code,
+    }
+    identity = {"run_id": record.run_id, "attempt": record.attempt}
+    if folder.path.is_dir():
+        changes = {**end, "cause": cause, "ended_at": ended_at, **outcome.details}
+        update_run(folder, changes, fallback=identity)
+    return {"event": event, **identity, **end, "cause": record.cause}
+
+
+def save_states(study: PlannedStudy, records: Mapping[str, RunRecord]) -> None:
+    """Write the states of queued and running attempts into run.json, which the analysis reads."""
+    for record in records.values():
+        if record.state.active:
+            folder = study.folder.attempt(record.run_id, record.attempt)
+            update_run(folder, {"state": str(record.state), "reason": record.reason})
+
+
+def _find_cause(folder: RunFolder) -> dict[str, Any] | None:
+    """Return the first cause that `bench doctor` finds in the logs of a failed run."""
+    from bench.doctor import diagnose
+
+    logs = {str(log.name): log for log in (folder.err, folder.out) if log.is_file()}
+    try:
+        causes = diagnose(logs).causes if logs else []
+    except OSError:
+        return None
+    names = ("cause", "path", "line", "evidence", "explanation", "remedy")
+    return {name: getattr(causes[0], name) for name in names} if causes else None
+
+
+# -- executors without a queue ---------------------------------------------------------------
+
+
+class HostBusyError(BenchError):
+    """A run cannot start while a host runs something else; the run stays planned."""
+
+
+class SerialExecutor(ABC):
+    """Execute runs one after another in this process; subclasses execute a single attempt."""
+
+    def __init__(self, study: PlannedStudy) -> None:
+        self.study = study
+
+    @abstractmethod
+    def command_line(self, run: Run) -> str:
+        """Return the command that would start ``run``, for display."""
+
+    @abstractmethod
+    def _execute(self, attempt: Attempt) -> Outcome:
+        """Execute one attempt to its end.
+
+        Raises:
+            HostBusyError: it was not started, and can be tried later.
+            BenchError: it cannot be started.
+        """
+
+    def check_largest(self, runs: Sequence[Run]) -> None:  # noqa: B027 (nothing to check)
+        """Accept all runs: there is no scheduler to ask."""
+
+    def submit(
+        self, runs: Sequence[Run], *, callbacks: Callbacks, max_queued: int | None = None
+    ) -> list[Run]:
+        """Execute ``runs`` one after another; the next call continues after an interruption.
+
+        Raises:
+            BenchError: another process executes runs of the study, or a run cannot be started.
+            KeyboardInterrupt: the active run was ended and settled as cancelled.
+        """
+        with submit_lock(self.study.folder.lock), _signals_interrupt():
+            records = self.refresh()
+            try:
+                for run in runs:
+                    if self._may_start(run):
+                        record = self._run(run, records[run.run_id], callbacks)
+                        callbacks.on_end(run, record)
+            finally:
+                self._close()
+        return []
+
+    def refresh(self) -> dict[str, RunRecord]:
+        """Settle the run of a harness that was killed; return the record of every run."""
+        records = self.study.records()
+        for record in records.values():
+            if record.state.active and _is_orphan(record):
+                settle(self.study, record, self._orphan_outcome(record), ended_at=now())
+        return records
+
+    def cancel(self, runs: Sequence[Run]) -> int:
+        """Interrupt the harness that executes ``runs``; return the number of runs that this ends.
+
+        Raises:
+            BenchError: it runs on another machine.
+        """
+        records = self.refresh()
+        active = [records[run.run_id] for run in runs if records[run.run_id].state.active]
+        for record in active:
+            pid, host = record.details.get("pid"), record.details.get("host")
+            if host != os.uname().nodename or pid is None:
+                what = f"{record.run_id}: the `bench submit` that runs it is process {pid} on {host}"
+                raise BenchError(what, remedy="type `bench cancel` there")
+            os.kill(int(pid), signal.SIGTERM)  # background processes of a shell may ignore SIGINT
+        return len(active)
+
+    def _may_start(self, run: Run) -> bool:
+        """Whether a run can be tried after the failures so far."""
+        return True
+
+    def _description(self, attempt: Attempt) -> dict[str, Any]:
+        """Return further values for run.json."""
+        return {}
+
+    def _start_failed(self, attempt: Attempt, error: BenchError) -> None:
+        """Handle a run that could not be started, after it was settled; by default, stop."""
+        raise error
+
+    def _close(self) -> None:  # noqa: B027 (optional)
+        """Release what several runs shared."""
+
+    def _run(self, run: Run, record: RunRecord, callbacks: Callbacks) -> RunRecord:
+        callbacks.on_start(run)  # may raise: nothing of the run exists yet
+        attempt = new_attempt(self.study, run, record)
+        started = now()
+        content = attempt.describe(
+            self.study,
+            state=str(RunState.RUNNING),
+            submitted_at=started,
+            started_at=started,
+            pid=os.getpid(),
+            **self._description(attempt),
+        )
+        record = RunRecord(run.run_id, attempt.number, RunState.RUNNING)
+        process = {
+            "pid": os.getpid(),
+            "pid_started": _process_start(os.getpid()),
+            "host": os.uname().nodename,
+        }
+        self.study.ledger.append("started", run_id=run.run_id, attempt=attempt.number, **process)
+        write_run(attempt.folder, content)
+        try:
+            outcome = self._execute(attempt)
+        except KeyboardInterrupt:
+            outcome = Outcome(RunState.CANCELLED, "stopped by the user", FailureClass.CANCELLED)
+            settle(self.study, record, outcome, ended_at=now())
+            raise
+        except HostBusyError as error:
+            self._withdraw(record, attempt, str(error))
+            raise
+        except BenchError as error:
+            outcome = Outcome(RunState.FAILED, str(error), FailureClass.NEVER_STARTED)
+            settle(self.study, record, outcome, ended_at=now())
+            self._start_failed(attempt, error)
+            return record
+        settle(self.study, record, outcome, ended_at=now())
+        return record
+
+    def _withdraw(self, record: RunRecord, attempt: Attempt, reason: str) -> None:
+        """Withdraw an attempt that did not start; its number is used again."""
+        self.study.ledger.append(
+            "withdrawn", run_id=record.run_id, attempt=record.attempt, reason=reason, refused=True
+        )
+        write_run(attempt.folder, attempt.describe(self.study, state=str(RunState.PLANNED), reason=reason))
+
+    def _orphan_outcome(self, record: RunRecord) -> Outcome:
+        folder = self.study.folder.attempt(record.run_id, record.attempt)
+        exit_code = EndNote.read(folder).exit_code
+        if exit_code == 0 and not missing_results(folder, self._cell_of(record.run_id)):
+            return Outcome(RunState.COMPLETED, exit_code=0)
+        reason = f"the harness (process {record.details.get('pid')}) was killed during this run"
+        return Outcome(RunState.FAILED, reason, FailureClass.KILLED, exit_code)
+
+    def _cell_of(self, run_id: str) -> Cell:
+        cell_id = next(run.cell_id for run in self.study.runs if run.run_id == run_id)
+        return self.study.cells[cell_id]
+
+
+def _is_orphan(record: RunRecord) -> bool:
+    """Whether the harness of a run on this machine has died."""
+    pid, host = record.details.get("pid"), record.details.get("host")
+    if host != os.uname().nodename or pid is None:
+        return False
+    return _process_start(int(pid)) != record.details.get("pid_started")
+
+
+def _process_start(pid: int) -> float | None:
+    """Return the start time of a process, which identifies a reused id; None if it has ended."""
+    try:
+        process = psutil.Process(pid)
+        return None if process.status() == psutil.STATUS_ZOMBIE else process.create_time()
+    except psutil.Error:
+        return None
+
+
+@contextlib.contextmanager
+def _signals_interrupt() -> Iterator[None]:
+    """Handle SIGTERM and SIGHUP like Ctrl-C, so that the active run is ended in order."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    is_main = threading.current_thread() is threading.main_thread()
+    numbers = (signal.SIGTERM, signal.SIGHUP) if is_main else ()
+    previous = {number: signal.signal(number, interrupt) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

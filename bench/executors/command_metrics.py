@@ -1,7 +1,7 @@
-"""The numbers of a command that does not use the recorder: from a file it wrote, or from its output.
+"""Read the metrics of a command that does not use the recorder, from a file or its output.
 
-Each reading becomes a row of metrics.csv, and counts as one step of the cell's global batch: how
-many steps a script averages over is not known here. What it does not tell stays empty.
+Each reading becomes a row of metrics.csv and counts as one step of the cell's global batch, because
+the number of steps that a command averages over is unknown. Other columns stay empty.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from bench.study.layout import METRICS_COLUMNS, RunFolder
 from bench.study.run_json import read_run
 
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
-_LINE_END = re.compile(r"[\r\n]+")  # progress bars return to the line's beginning
+_LINE_END = re.compile(r"[\r\n]+")  # progress bars print carriage returns
 Reading = dict[str, float]
 
 
 class UnreadableError(Exception):
-    """Nothing usable was found; the message says where and why."""
+    """No usable reading was found; the message says where and why."""
 
 
 @dataclass(frozen=True)
 class _Found:
-    """The readings of a run, and where they stood."""
+    """Readings of a run and their source."""
 
     readings: list[Reading]
-    where: str
+    source: str
 
 
-def collect(folder: RunFolder, cell: Cell) -> str:
-    """Write metrics.csv from what a command left; return what is wrong with that, empty if nothing is."""
+def collect_metrics(folder: RunFolder, cell: Cell) -> str:
+    """Write metrics.csv from the readings of a command; return a problem, or an empty string."""
     metrics = cell.metrics
     try:
         found = _from_output(folder, metrics) if "output" in metrics else _from_file(folder, metrics)
@@ -55,11 +55,11 @@ def collect(folder: RunFolder, cell: Cell) -> str:
     write_atomically(folder.metrics_csv, text.getvalue())
     for row, reading in zip(rows, found.readings[-len(rows) :], strict=True):
         if not math.isfinite(reading.get("loss", 0.0)):
-            return f"the loss became {reading['loss']} in reading {row['epoch']} of {found.where}"
+            return f"the loss became {reading['loss']} in reading {row['epoch']} of {found.source}"
     return ""
 
 
-# -- where they stand --------------------------------------------------------------------
+# -- reading ---------------------------------------------------------------------------------
 
 
 def _from_output(folder: RunFolder, metrics: Mapping[str, Any]) -> _Found:
@@ -81,11 +81,11 @@ def _from_output(folder: RunFolder, metrics: Mapping[str, Any]) -> _Found:
         )
     counts = {name: len(values) for name, values in rates.items()}
     if len(set(counts.values())) > 1:
-        told = " and ".join(f"{name} {count} times" for name, count in counts.items())
-        raise UnreadableError(f"{path.name} holds {told}: they cannot be paired")
+        listed = " and ".join(f"{name} {count} times" for name, count in counts.items())
+        raise UnreadableError(f"{path.name} contains {listed}: they cannot be paired")
     (count, *_) = counts.values()
-    whole = {name: values for name, values in found.items() if len(values) == count}
-    return _Found([{name: values[i] for name, values in whole.items()} for i in range(count)], path.name)
+    paired = {name: values for name, values in found.items() if len(values) == count}
+    return _Found([{name: values[i] for name, values in paired.items()} for i in range(count)], path.name)
 
 
 def _matches(pattern: str, lines: list[str], path: Path) -> list[float]:
@@ -110,7 +110,7 @@ def _from_file(folder: RunFolder, metrics: Mapping[str, Any]) -> _Found:
     for record in records:
         given = {name: record[key] for name, key in columns.items() if record.get(key) not in (None, "")}
         if given.keys() - {"loss"}:
-            readings.append({name: _number(value, f"{path}: holds") for name, value in given.items()})
+            readings.append({name: _number(value, f"{path}: contains") for name, value in given.items()})
     if not readings:
         keys = ", ".join(dict.fromkeys(str(key) for record in records for key in record)) or "nothing"
         wanted = ", ".join(columns.values())
@@ -137,7 +137,7 @@ def _json_records(path: Path) -> Iterator[dict[str, Any]]:
     for line in _text(path).splitlines():
         try:
             record = json.loads(line)
-        except ValueError:  # a last line that was cut off, or words between
+        except ValueError:  # an incomplete last line, or text between
             continue
         if isinstance(record, dict):
             yield record
@@ -156,26 +156,26 @@ def _number(value: Any, where: str) -> float:
     try:
         return float(value.replace(",", "") if isinstance(value, str) else value)
     except (TypeError, ValueError):
-        raise UnreadableError(f"{where} {value!r}, which is no number") from None
+        raise UnreadableError(f"{where} {value!r}, which is not a number") from None
 
 
-# -- what they mean ----------------------------------------------------------------------
+# -- conversion to rows ----------------------------------------------------------------------
 
 
 def _rows(found: _Found, cell: Cell) -> list[dict[str, Any]]:
     skip = int(cell.metrics.get("skip", 0))
     kept = found.readings[skip:]
     if not kept:
-        raise UnreadableError(f"{found.where} has {len(found.readings)} values, and skip {skip} leaves none")
-    return [_row(number, reading, cell, found.where) for number, reading in enumerate(kept, start=1)]
+        raise UnreadableError(f"{found.source} has {len(found.readings)} values, and skip {skip} leaves none")
+    return [_row(number, reading, cell, found.source) for number, reading in enumerate(kept, start=1)]
 
 
-def _row(number: int, reading: Reading, cell: Cell, where: str) -> dict[str, Any]:
+def _row(number: int, reading: Reading, cell: Cell, source: str) -> dict[str, Any]:
     throughput, step_s = _throughput(reading, cell), _step_s(reading, cell)
     rate = cell.global_batch / step_s if throughput is None and step_s else throughput
     if rate is None or not (math.isfinite(rate) and rate > 0):
-        told = {name: value for name, value in reading.items() if name != "loss"}
-        raise UnreadableError(f"reading {number} of {where} is no rate: {told}")
+        values = {name: value for name, value in reading.items() if name != "loss"}
+        raise UnreadableError(f"reading {number} of {source} is not a positive rate: {values}")
     seconds = cell.global_batch / rate
     row = {
         "epoch": number,
@@ -190,13 +190,13 @@ def _row(number: int, reading: Reading, cell: Cell, where: str) -> dict[str, Any
 
 
 def _throughput(reading: Reading, cell: Cell) -> float | None:
-    """Return samples per second of all ranks together."""
+    """Return samples per second over all ranks."""
     if "throughput" not in reading:
         return None
     if _unit(cell, "throughput") == "it/s":
         return reading["throughput"] * cell.global_batch
-    of_one = cell.metrics.get("scope") == "per_gpu"
-    return reading["throughput"] * (cell.world_size if of_one else 1)
+    per_gpu = cell.metrics.get("scope") == "per_gpu"
+    return reading["throughput"] * (cell.world_size if per_gpu else 1)
 
 
 def _step_s(reading: Reading, cell: Cell) -> float | None:

@@ -1,4 +1,9 @@
-"""The harness's end of the fork server that starts ranks on this machine."""
+"""Execute runs on this machine, one after another.
+
+The built-in training runs in a fork server (``bench.workload.fork_server``), which has torch loaded and
+starts ranks as torchrun would. There is one server per environment of cells, because libraries
+read variables when they are loaded. Commands of the matrix are executed by the cell's script.
+"""
 
 from __future__ import annotations
 
@@ -20,38 +25,100 @@ from typing import IO, Any
 import psutil
 
 from bench.errors import BenchError
-from bench.executors.base import Outcome
-from bench.executors.outcome import ended_from_outside, outcome_of
-from bench.executors.serial import SerialExecutor
+from bench.executors.base import SerialExecutor
+from bench.executors.outcome import Outcome, process_outcome, with_workload_error
 from bench.matrix.cell import Cell, Run
 from bench.matrix.workload import to_arguments
 from bench.study.layout import RunFolder
-from bench.study.ledger import RunState
+from bench.study.ledger import FailureClass, RunState
 from bench.study.plan_json import PlannedStudy
 from bench.study.run_json import Attempt
 from bench.units import human_duration
 
-GRACE_S = 7.0
-_ANOTHER_LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+#: Time for the ranks of the built-in training to end after a signal.
+RANKS_END_S = 7.0
+#: The same for a command; torchrun gives its ranks most of it.
+COMMAND_END_S = 10.0
+MAX_SERVERS = 2
+_LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class LocalExecutor(SerialExecutor):
+    """Execute runs of one study on this machine."""
+
+    def __init__(self, study: PlannedStudy) -> None:
+        super().__init__(study)
+        self._servers: dict[tuple[tuple[str, str], ...], ForkServer] = {}
+
+    def command_line(self, run: Run) -> str:
+        """Return a shell command with the same effect as the fork server."""
+        return shlex.join(["bash", str(self.study.script(run.cell_id))])
+
+    def _execute(self, attempt: Attempt) -> Outcome:
+        limit_s = int(self.study.plan["time_limit_s"])
+        if attempt.cell.command is None:
+            code = self._run_in_server(attempt, limit_s)
+        else:
+            script = self.study.script(attempt.cell.cell_id)
+            code = run_script(script, attempt.folder, env={}, limit_s=limit_s)
+        if code is None:
+            reason = f"the time limit of {human_duration(limit_s)} was reached"
+            reason = with_workload_error(attempt.folder, reason)
+            return Outcome(RunState.FAILED, reason, FailureClass.TIME_LIMIT)
+        return process_outcome(attempt.folder, attempt.cell, code)
+
+    def _run_in_server(self, attempt: Attempt, limit_s: int) -> int | None:
+        """Return the exit code of the built-in training; None at the time limit."""
+        request = {
+            "run_dir": str(attempt.folder.path.resolve()),
+            "arguments": _workload_arguments(attempt.cell, attempt.folder.path.resolve()),
+            "ranks": attempt.cell.world_size,
+            "env": {"BENCH_EXPECTED_WORLD_SIZE": str(attempt.cell.world_size)},
+        }
+        return self._server(attempt.cell).run(request, limit_s=limit_s)
+
+    def _server(self, cell: Cell) -> ForkServer:
+        threads = self.study.plan.get("cpus_per_task") or 1
+        env = {**cell.env, "OMP_NUM_THREADS": str(threads), "BENCH_THREADS_PER_RANK": str(threads)}
+        key = tuple(sorted(env.items()))
+        server = self._servers.pop(key, None)
+        if server is None or not server.alive:
+            while len(self._servers) >= MAX_SERVERS:
+                self._servers.pop(next(iter(self._servers))).close()
+            server = ForkServer(env, setup=self.study.plan.get("setup") or [])
+        self._servers[key] = server  # the least recently used server is the first key
+        return server
+
+    def _close(self) -> None:
+        for server in self._servers.values():
+            server.close()
+
+
+def _workload_arguments(cell: Cell, run_dir: Path) -> list[str]:
+    """Return the workload's arguments for a cell, as in its script."""
+    arguments = ["--run-dir", str(run_dir), "--launcher", cell.launcher, "--backend", cell.backend]
+    return [*arguments, "--per-gpu-batch", str(cell.per_gpu_batch), *to_arguments(cell.workload)]
 
 
 class ForkServer:
-    """A server process with torch loaded, which runs one request after another.
+    """Client of a fork server, which executes one request after another.
 
     Raises:
-        BenchError: on construction and in :meth:`run`, where the process is gone, with its words.
+        BenchError: on construction and in :meth:`run`, if the server has died, with its output.
     """
 
     def __init__(self, env: Mapping[str, str], *, setup: Sequence[str]) -> None:
         self._errors: IO[bytes] = tempfile.TemporaryFile(prefix="bench-server-")  # noqa: SIM115 (closed in close)
         self._pending = b""
         self._process = subprocess.Popen(
-            _command(env, setup),
+            _server_command(env, setup),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            env=launch_environment(env),
-            start_new_session=True,  # Ctrl-C reaches the harness, which ends things in order
+            env=_launch_environment(env),
+            start_new_session=True,  # Ctrl-C reaches only the harness, which ends runs in order
         )
         if self._answer(deadline=None).get("ready") is None:
             raise self._failed("did not start")
@@ -62,7 +129,7 @@ class ForkServer:
         return self._process.poll() is None
 
     def run(self, request: Mapping[str, Any], *, limit_s: float) -> int | None:
-        """Return the exit code of a run, or None when its time limit ended it."""
+        """Return the exit code of a run; None if its time limit ended it."""
         assert self._process.stdin is not None
         deadline = time.monotonic() + limit_s
         try:
@@ -82,35 +149,35 @@ class ForkServer:
         return None
 
     def close(self) -> None:
-        """Let the server leave; what it still runs is ended by it."""
+        """End the server, which ends its ranks."""
         assert self._process.stdin is not None
-        if self._errors.closed:  # it failed before, and was let go of then
+        if self._errors.closed:  # released after an earlier failure
             return
         try:
             self._process.stdin.close()
-            self._process.wait(timeout=2 * GRACE_S)
+            self._process.wait(timeout=2 * RANKS_END_S)
         except (OSError, subprocess.TimeoutExpired):
             self._process.kill()
             self._process.wait()
-        self._let_go()
+        self._release()
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         for file in (self._process.stdin, self._process.stdout, self._errors):
             if file is not None:
                 with contextlib.suppress(BrokenPipeError):
                     file.close()
 
     def _stop(self, leader: int) -> None:
-        """End the run's processes: ask them, then insist."""
+        """End the run's processes: SIGTERM, then SIGKILL."""
         for number in (signal.SIGTERM, signal.SIGKILL):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(leader, number)
-            if "ended" in self._answer(deadline=time.monotonic() + GRACE_S):
+            if "ended" in self._answer(deadline=time.monotonic() + RANKS_END_S):
                 return
         self._process.kill()
 
     def _answer(self, *, deadline: float | None) -> dict[str, Any]:
-        """Return the next answer; an empty one at the deadline."""
+        """Return the next answer; empty at the deadline."""
         assert self._process.stdout is not None
         pipe = self._process.stdout.fileno()
         while b"\n" not in self._pending:
@@ -126,57 +193,47 @@ class ForkServer:
         return answer
 
     def _failed(self, what: str) -> BenchError:
-        """Let go of the server and return the error that says why it is gone."""
+        """Release the server and return an error with its output."""
         code = self._process.wait()
         self._errors.seek(0)
-        words = self._errors.read()[-3000:].decode("utf-8", "replace").strip() or "it said nothing"
-        self._let_go()
+        output = self._errors.read()[-3000:].decode("utf-8", "replace").strip() or "it printed nothing"
+        self._release()
         return BenchError(
-            f"the process that starts ranks {what} (exit code {code}):\n{words}",
+            f"the process that starts ranks {what} (exit code {code}):\n{output}",
             remedy="does `python -m bench.workload --help` work here, after the set-up lines?",
         )
 
 
-def _command(env: Mapping[str, str], setup: Sequence[str]) -> list[str]:
+def _server_command(env: Mapping[str, str], setup: Sequence[str]) -> list[str]:
     module = ["-m", "bench.workload.fork_server"]
     if not setup:
         return [sys.executable, *module]
-    # As in the cell's script: what a set-up line loads must not change what is measured.
+    # As in the cell's script, the cell's variables win over those of the set-up lines.
     exports = [f"export {name}={shlex.quote(value)}" for name, value in env.items()]
     lines = ["set -e", *setup, "set +e", *exports, "exec python -m bench.workload.fork_server"]
     return ["bash", "-c", "\n".join(lines)]
 
 
-def launch_environment(env: Mapping[str, str]) -> dict[str, str]:
-    """Return this process's environment without another launcher's words, plus the cell's."""
-    own = {name: value for name, value in os.environ.items() if name not in _ANOTHER_LAUNCHERS}
-    # Ranks of one machine meet on the loopback, whatever its host name resolves to.
+def _launch_environment(env: Mapping[str, str]) -> dict[str, str]:
+    """Return this process's environment without variables of another launcher, plus ``env``."""
+    inherited = {name: value for name, value in os.environ.items() if name not in _LAUNCHER_VARIABLES}
+    # Ranks of one machine use the loopback, even if its host name resolves to another address.
     return {
-        **own,
+        **inherited,
         "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
         "PYTHONUNBUFFERED": "1",
         **env,
     }
 
 
-# A run as one process of this machine: a cell's script, started as a person would start it.
-#
-# For commands of the matrix, which are programs of their own: nothing can be forked for them.
-
-#: How long processes may take to leave when asked to; torchrun gives its ranks most of it.
-GRACE_S_SCRIPT = 10.0
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None, use_errno=True)
-
-
 def run_script(script: Path, folder: RunFolder, *, env: Mapping[str, str], limit_s: float) -> int | None:
-    """Run ``bash script RUN_FOLDER`` to its end; its output goes to job.out and job.err.
+    """Execute ``bash script RUN_FOLDER``, with output to job.out and job.err.
 
     Returns:
-        the exit code; None where the time limit ended it.
+        the exit code; None if the time limit ended it.
     """
-    # The python that submits runs the command, unless a set-up line provides another.
-    environment = launch_environment({"BENCH_PYTHON": sys.executable, **env})
+    # The command runs with this python, unless a set-up line provides another.
+    environment = _launch_environment({"BENCH_PYTHON": sys.executable, **env})
     with folder.out.open("ab") as out, folder.err.open("ab") as err:
         process = subprocess.Popen(
             ["bash", str(script), str(folder.path.resolve())],
@@ -184,7 +241,7 @@ def run_script(script: Path, folder: RunFolder, *, env: Mapping[str, str], limit
             stdout=out,
             stderr=err,
             env=environment,
-            start_new_session=True,  # Ctrl-C reaches the harness, which ends things in order
+            start_new_session=True,  # Ctrl-C reaches only the harness, which ends runs in order
             preexec_fn=_end_with_parent,
         )
         try:
@@ -192,92 +249,27 @@ def run_script(script: Path, folder: RunFolder, *, env: Mapping[str, str], limit
         except subprocess.TimeoutExpired:
             return None
         finally:
-            _end(process)
+            _end_processes(process)
 
 
 def _end_with_parent() -> None:
-    """Have the kernel ask this process to end when the harness dies, however it dies."""
+    """Have the kernel send SIGTERM to this process if the harness dies."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End what is left of a run: ask its leader, then insist, its ranks (sessions of their own) included."""
+def _end_processes(process: subprocess.Popen[bytes]) -> None:
+    """End a script and its descendants, which may be in sessions of their own."""
     try:
-        family = psutil.Process(process.pid).children(recursive=True)
+        descendants = psutil.Process(process.pid).children(recursive=True)
     except psutil.Error:
-        family = []
+        descendants = []
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGTERM)
         try:
-            process.wait(timeout=GRACE_S_SCRIPT)
+            process.wait(timeout=COMMAND_END_S)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-    for left in family:
-        if left.is_running():
-            left.kill()
-
-
-# Runs on this machine, one after another, through a fork server that has torch loaded.
-#
-# The server (``bench.workload.fork_server``) runs each cell as torchrun would; see there. One
-# server lives per environment of cells, because libraries read variables when they load.
-# A command of the matrix is no program that the server could fork: its script is started.
-
-MAX_SERVERS = 2
-
-
-class LocalExecutor(SerialExecutor):
-    """Runs of one study on this machine."""
-
-    def __init__(self, study: PlannedStudy) -> None:
-        super().__init__(study)
-        self._servers: dict[tuple[tuple[str, str], ...], ForkServer] = {}
-
-    def command_line(self, run: Run) -> str:
-        """Return the command that does by hand what the fork server does for ``run``."""
-        return shlex.join(["bash", str(self.study.script(run.cell_id))])
-
-    def _carry_out(self, attempt: Attempt) -> Outcome:
-        limit_s = int(self.study.plan["time_limit_s"])
-        if attempt.cell.command is None:
-            code = self._by_server(attempt, limit_s)
-        else:
-            script = self.study.script(attempt.cell.cell_id)
-            code = run_script(script, attempt.folder, env={}, limit_s=limit_s)
-        if code is None:
-            reason = f"the time limit of {human_duration(limit_s)} was reached"
-            return Outcome(RunState.FAILED, ended_from_outside(attempt.folder, reason), "time-limit")
-        return outcome_of(attempt.folder, attempt.cell, code)
-
-    def _by_server(self, attempt: Attempt, limit_s: int) -> int | None:
-        """Return the exit code of the built-in training; None at the time limit."""
-        request = {
-            "run_dir": str(attempt.folder.path.resolve()),
-            "arguments": launch_arguments(attempt.cell, attempt.folder.path.resolve()),
-            "ranks": attempt.cell.world_size,
-            "env": {"BENCH_EXPECTED_WORLD_SIZE": str(attempt.cell.world_size)},
-        }
-        return self._server(attempt.cell).run(request, limit_s=limit_s)
-
-    def _server(self, cell: Cell) -> ForkServer:
-        threads = self.study.plan.get("cpus_per_task") or 1
-        env = {**cell.env, "OMP_NUM_THREADS": str(threads), "BENCH_THREADS_PER_RANK": str(threads)}
-        key = tuple(sorted(env.items()))
-        server = self._servers.pop(key, None)
-        if server is None or not server.alive:
-            while len(self._servers) >= MAX_SERVERS:
-                self._servers.pop(next(iter(self._servers))).close()
-            server = ForkServer(env, setup=self.study.plan.get("setup") or [])
-        self._servers[key] = server  # the last used is the last to go
-        return server
-
-    def _close(self) -> None:
-        for server in self._servers.values():
-            server.close()
-
-
-def launch_arguments(cell: Cell, run_dir: Path) -> list[str]:
-    """Return the workload's command line for a cell, as the cell's script has it."""
-    head = ["--run-dir", str(run_dir), "--launcher", cell.launcher, "--backend", cell.backend]
-    return [*head, "--per-gpu-batch", str(cell.per_gpu_batch), *to_arguments(cell.workload)]
+    for descendant in descendants:
+        if descendant.is_running():
+            descendant.kill()

@@ -1,8 +1,12 @@
-"""A pack: many runs in one allocation, one after another, each on some of its nodes.
+"""Packs: many runs in one Slurm job, one after another, each on some of the job's nodes.
 
-What is decided at submission stands here: the allocation, the order, and which nodes each run
-gets. The job's own script (``slurm_templates/pack.sbatch.j2``) follows the list that
-:func:`write_pack` leaves, and notes in ``marks.jsonl`` what it does.
+A submission decides the allocation, the order and the nodes of each run, and writes them for the
+job's script (``slurm_templates/pack.sbatch.j2``). The script records in ``marks.jsonl`` when each
+run starts and ends.
+
+A run that ends before its job is classified like a job of its own, by its mark and its steps. A run
+that is active when the job ends shares the job's status. A run that has not started is withdrawn,
+so the next submission starts it.
 """
 
 from __future__ import annotations
@@ -11,29 +15,37 @@ import json
 import random
 import re
 import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from bench.errors import BenchError, unwritable
+from bench.executors.outcome import EndNote
 from bench.matrix.cell import Run
+from bench.slurm.accounting import JobStatus, classify
+from bench.slurm.parsing import AccountingRow, JobKey
 from bench.study.files import write_atomically, write_json
-from bench.study.layout import PackFolder
-from bench.study.ledger import RunRecord, now
-from bench.study.plan_json import PlannedStudy
+from bench.study.layout import PackFolder, StudyFolder
+from bench.study.ledger import FailureClass, RunRecord, RunState, now
+from bench.study.plan_json import REPLAN, PlannedStudy
 from bench.study.run_json import Attempt
 from bench.units import slurm_time
 
-_WORD = re.compile(r"[A-Za-z0-9_.+/-]+")
+_SAFE_WORD = re.compile(r"[A-Za-z0-9_.+/-]+")
+#: Values of ``Mark.by`` for a run that ended before its job.
+_OWN_ENDS = ("exit", "limit")
+
+
+# -- submission --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Allocation:
-    """What a pack asks Slurm for: of each resource what the largest of its runs needs.
+    """Resources of a pack: of each the maximum over its runs.
 
-    ``limit_s`` is the sum of the runs' limits, in seconds; ``gpus_per_node`` is 0 on a CPU device.
+    ``limit_s`` is the sum of the runs' time limits; ``gpus_per_node`` is 0 on a CPU device.
     """
 
     nodes: int
@@ -43,16 +55,16 @@ class Allocation:
 
     @property
     def gpu_hours(self) -> float:
-        """The most it can use up."""
+        """Maximum cost in GPU-hours."""
         return self.nodes * self.gpus_per_node * self.limit_s / 3600
 
     @property
     def node_hours(self) -> float:
-        """The most it can use up."""
+        """Maximum cost in node-hours."""
         return self.nodes * self.limit_s / 3600
 
     def options(self, gpu_option: str | None) -> list[str]:
-        """Return sbatch's options; ``gpu_option`` is the matrix's, up to the number."""
+        """Return options for sbatch; ``gpu_option`` is the matrix's GPU option without the number."""
         gpus = [f"{gpu_option}{self.gpus_per_node}"] if gpu_option and self.gpus_per_node else []
         sizes = [f"--nodes={self.nodes}", f"--ntasks-per-node={self.tasks_per_node}"]
         return [*sizes, *gpus, f"--time={slurm_time(self.limit_s)}"]
@@ -61,21 +73,21 @@ class Allocation:
 def allocation_of(study: PlannedStudy, runs: Sequence[Run]) -> Allocation:
     """Return the allocation in which ``runs`` (at least one) run one after another."""
     cells = [study.cells[run.cell_id] for run in runs]
-    most = max(max(cell.ranks_per_node) for cell in cells)
+    tasks = max(max(cell.ranks_per_node) for cell in cells)
     return Allocation(
         nodes=max(cell.nodes for cell in cells),
-        tasks_per_node=most,
-        gpus_per_node=most if any(cell.device == "cuda" for cell in cells) else 0,
+        tasks_per_node=tasks,
+        gpus_per_node=tasks if any(cell.device == "cuda" for cell in cells) else 0,
         limit_s=int(study.plan["time_limit_s"]) * len(runs),
     )
 
 
 def first_host(*, seed: int, nodes: int, repeat: int, hosts: int) -> int:
-    """Return the place, among a pack's ``hosts``, of the first host that a run on ``nodes`` uses.
+    """Return the index, among a pack's ``hosts``, of the first host of a run on ``nodes`` nodes.
 
-    A run uses consecutive hosts, around the end. From repeat to repeat its first host moves on
-    by ``nodes``: over the repeats a size uses all hosts, and none more than once more than another.
-    Cells of one size use the same hosts in the same repeat, which makes them comparable there.
+    A run uses consecutive hosts, wrapping around. The first host advances by ``nodes`` per repeat,
+    so that the repeats of a size use all hosts equally often. Cells of the same size use the same
+    hosts in the same repeat, which makes them comparable.
     """
     start = random.Random(f"{seed}/{nodes}").randrange(hosts)
     return (start + (repeat - 1) * nodes) % hosts
@@ -83,7 +95,7 @@ def first_host(*, seed: int, nodes: int, repeat: int, hosts: int) -> int:
 
 @dataclass(frozen=True)
 class Pack:
-    """Attempts about to be started in one allocation; ``attempts`` are in their order."""
+    """Attempts to be started in one allocation, in order."""
 
     number: int
     job_name: str
@@ -92,31 +104,31 @@ class Pack:
     attempts: list[Attempt]
 
     def describe(self, place: int) -> dict[str, Any]:
-        """Return what the run.json of its run at ``place`` (from 1) says of how it is run."""
+        """Return ``allocation`` in the run.json of the run at ``place`` (from 1)."""
         return {"kind": "pack", "pack": self.number, "place": place, "nodes": self.allocation.nodes}
 
     def first_host(self, study: PlannedStudy, attempt: Attempt) -> int:
-        """Return the place of the first host of one of its runs."""
+        """Return the index of the first host of one of its runs."""
         seed, hosts = int(study.plan["seed"]), self.allocation.nodes
         return first_host(seed=seed, nodes=attempt.cell.nodes, repeat=attempt.run.repeat, hosts=hosts)
 
     def lines(self, study: PlannedStudy) -> list[str]:
-        """Return the list for the job's script: place, run, folder, script, nodes, first host, limit."""
+        """Return the lines for the job's script: place, run, folder, script, nodes, first host, limit."""
         limit_s = int(study.plan["time_limit_s"])
         lines = []
         for place, attempt in enumerate(self.attempts, 1):
             root, cell = study.folder.path, attempt.cell
             first = self.first_host(study, attempt)
             paths = (attempt.folder.path, self.folder.script(cell.cell_id))
-            below = [str(path.relative_to(root)) for path in paths]
-            words = [str(place), attempt.run.run_id, *below, str(cell.nodes), str(first), str(limit_s)]
-            assert all(map(_WORD.fullmatch, words)), f"{words} would not be read back"
+            relative = [str(path.relative_to(root)) for path in paths]
+            words = [str(place), attempt.run.run_id, *relative, str(cell.nodes), str(first), str(limit_s)]
+            assert all(map(_SAFE_WORD.fullmatch, words)), f"the script cannot split {words}"
             lines.append(" ".join(words))
         return lines
 
 
 def next_number(study: PlannedStudy) -> int:
-    """Return the number of the next pack; one that was begun and came to nothing keeps its own."""
+    """Return the number of the next pack; numbers of failed submissions are not used again."""
     try:
         taken = [path.name.removeprefix("pack-") for path in study.folder.packs.iterdir()]
     except OSError:
@@ -125,12 +137,12 @@ def next_number(study: PlannedStudy) -> int:
 
 
 def job_name(study: PlannedStudy, number: int) -> str:
-    """Return the name of a pack's job, which no other job has."""
+    """Return the globally unique name of a pack's job."""
     return f"{study.folder.name}.pack.a{number}.{study.plan.get('key', '')}"
 
 
 def write_pack(study: PlannedStudy, pack: Pack) -> None:
-    """Write a pack's folder: what the job reads is not changed by planning the study again.
+    """Write a pack's folder with copies of the scripts, which a new plan does not change.
 
     Raises:
         UnwritableError: it cannot be written.
@@ -153,25 +165,24 @@ def write_pack(study: PlannedStudy, pack: Pack) -> None:
 
 
 def pack_script(study: PlannedStudy) -> Path:
-    """Return the script of packs.
+    """Return the path of the script of packs.
 
     Raises:
-        BenchError: the study was planned before there were packs.
+        BenchError: the study was planned by a version without packs.
     """
     if not study.folder.pack_script.is_file():
-        what = f"{study.folder.pack_script}: does not exist"
-        raise BenchError(what, remedy="plan the study again: bench plan MATRIX")
+        raise BenchError(f"{study.folder.pack_script}: does not exist", remedy=REPLAN)
     return study.folder.pack_script
 
 
-# -- what the job's script notes --------------------------------------------------------------
+# -- marks of the job's script -----------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Mark:
-    """How one run of a pack stands: ``exit_code`` and ``by`` are set once it has ended.
+    """Start and end of one run of a pack; the last three are set when it has ended.
 
-    ``by`` is ``exit``, ``limit`` (its own time limit) or ``stop`` (the whole job was being ended).
+    ``by`` is ``exit``, ``limit`` (the run's time limit) or ``stop`` (the whole job was ended).
     """
 
     hosts: str
@@ -183,7 +194,7 @@ class Mark:
 
 @dataclass
 class Marks:
-    """What the script of a pack has noted: by run; ``over`` when it will start no more runs."""
+    """Marks of a pack by run; ``over`` when the script will start no more runs."""
 
     runs: dict[str, Mark] = field(default_factory=dict)
     last_place: int = 0
@@ -191,7 +202,7 @@ class Marks:
 
     @classmethod
     def read(cls, folder: PackFolder) -> Marks:
-        """Read them; none where the job has not begun, and a torn line is skipped."""
+        """Read marks.jsonl; incomplete lines are skipped."""
         marks = cls()
         try:
             lines = folder.marks.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -211,14 +222,166 @@ class Marks:
             self.runs[run_id] = Mark(str(mark["hosts"]), moment)
             self.last_place, self.over = int(mark["place"]), False
         elif kind == "end":
-            begun = self.runs[run_id]
-            self.runs[run_id] = Mark(begun.hosts, begun.started, int(mark["exit_code"]), mark["by"], moment)
+            start = self.runs[run_id]
+            self.runs[run_id] = Mark(start.hosts, start.started, int(mark["exit_code"]), mark["by"], moment)
         elif kind in ("done", "stop"):
             self.over = True
 
 
-def number_of(record: RunRecord) -> int | None:
-    """Return the number of the pack that an attempt belongs to; None where it has a job of its own."""
+# -- status of the runs ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Packs:
+    """The packs of one study; the marks of each are read once."""
+
+    folder: StudyFolder
+    _marks: dict[int, Marks] = field(default_factory=dict)
+
+    def marks(self, record: RunRecord) -> Marks:
+        """Return the marks of a run's pack."""
+        number = _pack_number(record)
+        assert number is not None, f"{record.run_id} has a job of its own"
+        if number not in self._marks:
+            self._marks[number] = Marks.read(self.folder.pack(number))
+        return self._marks[number]
+
+    def mark(self, record: RunRecord) -> Mark | None:
+        """Return the mark of a run; None before it starts."""
+        return self.marks(record).runs.get(record.run_id)
+
+    def has_ended(self, record: RunRecord) -> bool:
+        """Whether a run of a pack has ended on its own; its job may still run."""
+        if not is_packed(record):
+            return False
+        mark = self.mark(record)
+        return mark is not None and mark.by in _OWN_ENDS
+
+    def active_status(self, record: RunRecord, job: JobStatus) -> JobStatus:
+        """Return the status of a run while its job is queued or running."""
+        if not is_packed(record) or job.state is not RunState.RUNNING:
+            return job
+        if self.mark(record) is not None:
+            return replace(job, reason="")
+        before = max(1, int(record.details["allocation"]["place"]) - max(1, self.marks(record).last_place))
+        count = "1 run" if before == 1 else f"{before} runs"
+        reason = f"waits in its pack (job {record.job_id}) for {count} before it"
+        if not self.marks(record).runs:
+            reason = f"waits in its pack (job {record.job_id}), which starts"
+        return JobStatus(RunState.QUEUED, reason=reason)
+
+    def never_started(self, record: RunRecord) -> bool:
+        """Whether neither the marks nor the run's folder show that it started."""
+        return self.mark(record) is None and self._end_note(record).exit_code is None
+
+    def final_status(
+        self, record: RunRecord, rows: Sequence[AccountingRow], queued: JobStatus | None
+    ) -> JobStatus | None:
+        """Return the status of a run that has ended, or whose job has; None if it is unknown.
+
+        A run that certainly never started is ``planned``. ``settled`` says that accounting of the
+        run is complete.
+
+        Args:
+            record: the run.
+            rows: sacct's rows of the whole job.
+            queued: status of the job in squeue.
+        """
+        rows = own_rows(record, rows)
+        candidates = (job for job in (classify(rows), queued) if job is not None and job.state.ended)
+        job = next(candidates, None)
+        over, never_started = job is not None, self.never_started(record)
+        if never_started and record.state is not RunState.CANCELLED:
+            certain = over or self.marks(record).over
+            return JobStatus(RunState.PLANNED, reason=not_started(record, job)) if certain else None
+        status = self.status(record, job, rows)
+        if status is None:
+            return None
+        if record.state is RunState.CANCELLED and (status.state is RunState.CANCELLED or never_started):
+            # Cancelled by `bench cancel`: its reason is more specific than Slurm's.
+            ours = JobStatus(record.state, FailureClass.CANCELLED, record.reason)
+            status = replace(ours, started=status.started, ended=status.ended, settled=status.settled)
+        has_job_row = not any(row.key.step is None and row.name != record.job_name for row in rows)
+        return replace(status, settled=status.settled and has_job_row and (over or bool(_steps(rows))))
+
+    def status(
+        self, record: RunRecord, job: JobStatus | None, rows: Sequence[AccountingRow]
+    ) -> JobStatus | None:
+        """Return the status of a run that has started, from its own rows; None if it is unknown."""
+        mark, end = self.mark(record), self._end_note(record)
+        if mark is not None and mark.by in _OWN_ENDS:
+            return classify([_as_job(record, mark, end, rows), *_steps(rows)])
+        if end.exit_code == 0:  # it had succeeded before the job was ended
+            success = Mark("", mark.started if mark else None, 0, "exit", end.time)
+            return classify([_as_job(record, success, end, rows), *_steps(rows)])
+        if job is None:
+            return None
+        reason = f"with its pack (job {record.job_id}): {job.reason}" if job.reason else ""
+        return replace(job, reason=reason, started=mark.started if mark else None)
+
+    def _end_note(self, record: RunRecord) -> EndNote:
+        return EndNote.read(self.folder.attempt(record.run_id, record.attempt))
+
+
+def _pack_number(record: RunRecord) -> int | None:
+    """Return the number of an attempt's pack; None for a job of its own."""
     allocation = record.details.get("allocation")
     number = allocation.get("pack") if isinstance(allocation, dict) else None
     return number if isinstance(number, int) else None
+
+
+def is_packed(record: RunRecord) -> bool:
+    """Whether an attempt belongs to a pack."""
+    return _pack_number(record) is not None
+
+
+def not_started(record: RunRecord, job: JobStatus | None) -> str:
+    """Return why a run of an ended pack did not start."""
+    why = f" ({job.reason})" if job is not None and job.reason else ""
+    return f"not started: its pack (job {record.job_id}) ended before its turn{why}"
+
+
+def own_rows(record: RunRecord, rows: Sequence[AccountingRow]) -> list[AccountingRow]:
+    """Return the rows of sacct for one run of a pack: that of the job, and those of the run's steps."""
+    return [row for row in rows if row.key.step is None or row.name == record.run_id]
+
+
+def _steps(rows: Sequence[AccountingRow]) -> list[AccountingRow]:
+    return [row for row in rows if row.key.step is not None]
+
+
+def _as_job(record: RunRecord, mark: Mark, end: EndNote, rows: Sequence[AccountingRow]) -> AccountingRow:
+    """Return the row that sacct would show if the run were a job of its own."""
+    code = mark.exit_code or 0
+    state = "COMPLETED" if code == 0 else "TIMEOUT" if mark.by == "limit" else "FAILED"
+    # A shell reports a signal as 128 + its number; a killed script cannot write end.json.
+    number = code - 128 if code > 128 and end.exit_code is None else 0
+    return AccountingRow(
+        key=JobKey(str(record.job_id)),
+        state=state,
+        exit_code=0 if number or state == "TIMEOUT" else code,
+        signal=number,
+        derived_exit_code=None,
+        reason="",
+        submitted=next((row.submitted for row in rows if row.key.step is None), None),
+        started=mark.started,
+        ended=mark.ended,
+        elapsed="",
+        nodes=None,
+        hosts=mark.hosts or "?",
+        max_rss="",
+        name=record.run_id,
+    )
+
+
+def refuse_part_of_a_pack(records: Iterable[RunRecord], chosen: Sequence[RunRecord]) -> None:
+    """Refuse to cancel some runs of a pack, because its job would end the others too.
+
+    Raises:
+        BenchError: the ``chosen`` runs share a job with others.
+    """
+    jobs, run_ids = {record.job_id for record in chosen}, {record.run_id for record in chosen}
+    for record in records:
+        if record.state.active and record.job_id in jobs and record.run_id not in run_ids:
+            what = f"job {record.job_id} is a pack, which would end {record.run_id} and perhaps others, too"
+            raise BenchError(what, remedy="cancel without --only, or wait for the runs")

@@ -1,7 +1,7 @@
 """Submit many runs of a study as one Slurm job.
 
-The intents of all runs are written in one piece before the one sbatch. They contain the pack's name,
-so the job is found again after any interruption.
+The intents of all runs are written in one operation before sbatch is called. They contain the name of
+the pack's job, by which it is found after an interruption.
 """
 
 from __future__ import annotations
@@ -12,17 +12,9 @@ from dataclasses import replace
 from typing import Any
 
 from bench.errors import BenchError
-from bench.executors.admission import longest_limit_s, partitions_of, refused_for_good
-from bench.executors.base import QueueFullError, Watch
-from bench.executors.pack import (
-    Pack,
-    allocation_of,
-    job_name,
-    next_number,
-    pack_script,
-    write_pack,
-)
-from bench.executors.slurm import SlurmExecutor, may_start
+from bench.executors.base import Callbacks, QueueFullError
+from bench.executors.pack import Pack, allocation_of, job_name, next_number, pack_script, write_pack
+from bench.executors.slurm import SlurmExecutor, longest_limit_s, may_start, partitions_of, permanent_refusal
 from bench.matrix.cell import Run
 from bench.slurm.accounting import queue_statuses
 from bench.slurm.client import BatchJob, SlurmRefusedError, SlurmUnavailableError, SubmissionUncertainError
@@ -31,50 +23,53 @@ from bench.study.ledger import RunRecord, RunState, now
 from bench.study.run_json import Attempt, new_attempt, next_attempt, update_run, write_run
 from bench.units import human_duration
 
-#: Slurm's scheduler looks at a new job in this time, where it is not very busy.
-JUDGED_S = 4.0
+#: The scheduler of a cluster that is not very busy looks at a new job within this time.
+SCHEDULED_S = 4.0
 _FULL = "type `bench submit --pack` again when jobs have ended, or use --wait"
 _REMEDY = "choose fewer runs with --only, lower cluster.time_limit, or submit without --pack"
 
 
 class PackExecutor(SlurmExecutor):
-    """Runs of one study in one allocation."""
+    """Execute runs of a study in one allocation."""
 
-    def submit(self, runs: Sequence[Run], *, watch: Watch, max_queued: int | None = None) -> list[Run]:
-        """Submit one job for all of ``runs``; ``max_queued`` counts jobs, and this is one.
+    def submit(
+        self, runs: Sequence[Run], *, callbacks: Callbacks, max_queued: int | None = None
+    ) -> list[Run]:
+        """Submit one job for all of ``runs``; ``max_queued`` has no effect on a single job.
 
         Raises:
-            BenchError: Slurm refused it, or cannot be asked; nothing was submitted.
+            BenchError: Slurm rejected the job or is unreachable; nothing was submitted.
         """
         seen = {run_id: record.attempt for run_id, record in self.study.records().items()}
-        with self._lock(watch) as lock:
+        with self._lock(callbacks) as lock:
             records = self._refreshed(reconcile=True)
             todo = [run for run in runs if may_start(records[run.run_id], seen[run.run_id])]
             if not todo:
                 return []
-            self._point_out_overriding(todo, watch)
-            asked = self._pack([next_attempt(self.study, run, records[run.run_id]) for run in todo])
-            self._ask(asked, watch)
-            self._point_out_limit(asked, watch)
+            self._warn_of_overriding(todo, callbacks)
+            trial = self._pack([next_attempt(self.study, run, records[run.run_id]) for run in todo])
+            self._test(trial, callbacks)
+            self._warn_of_limit(trial, callbacks)
             for run in todo:
-                watch.started(run)  # it may stop us here, where nothing has begun
+                callbacks.on_start(run)  # may raise: nothing was submitted yet
             pack = self._pack([new_attempt(self.study, run, records[run.run_id]) for run in todo])
             for run, record in zip(todo, self._submit_pack(pack, lock), strict=True):
-                watch.ended(run, record)
-            self._point_out_stuck(pack, watch)
+                callbacks.on_end(run, record)
+            self._warn_if_stuck(pack, callbacks)
         return []
 
-    def judge(self, runs: Sequence[Run]) -> None:
-        """Have Slurm judge the allocation that ``runs`` need.
+    def check_largest(self, runs: Sequence[Run]) -> None:
+        """Ask Slurm whether it would accept the allocation for ``runs``.
 
         Raises:
-            BenchError: its refusal, in Slurm's words.
+            BenchError: it would not, with Slurm's message.
         """
         records = self._records_once
-        self._ask(self._pack([next_attempt(self.study, run, records[run.run_id]) for run in runs]), Watch())
+        pack = self._pack([next_attempt(self.study, run, records[run.run_id]) for run in runs])
+        self._test(pack, Callbacks())
 
     def describe(self, runs: Sequence[Run]) -> tuple[str, list[tuple[str, list[int]]]]:
-        """Return, for a person, sbatch's command, and the runs in order with their nodes (from 1)."""
+        """Return the sbatch command for display, and the runs in order with their nodes (from 1)."""
         records = self._records_once
         pack = self._pack([next_attempt(self.study, run, records[run.run_id]) for run in runs])
         hosts, order = pack.allocation.nodes, []
@@ -82,7 +77,7 @@ class PackExecutor(SlurmExecutor):
             first = pack.first_host(self.study, attempt)
             nodes = sorted((first + i) % hosts + 1 for i in range(attempt.cell.nodes))
             order.append((attempt.run.run_id, nodes))
-        return self._shown(self._pack_job(pack)), order
+        return self._shell_line(self._pack_job(pack)), order
 
     def _pack(self, attempts: Sequence[Attempt]) -> Pack:
         number = next_number(self.study)
@@ -101,45 +96,45 @@ class PackExecutor(SlurmExecutor):
             options=pack.allocation.options(self.study.plan.get("gpu_option")),
         )
 
-    def _ask(self, pack: Pack, watch: Watch) -> None:
-        """Have Slurm judge the allocation before anything is queued; nodes that are down may come back.
+    def _test(self, pack: Pack, callbacks: Callbacks) -> None:
+        """Ask Slurm whether it would accept the allocation; nodes that are down may come back.
 
         Raises:
-            BenchError: its refusal, in Slurm's words.
+            BenchError: it would not, with Slurm's message.
         """
         job = self._pack_job(pack)
         try:
             self.slurm.test_only(job.script, options=job.options)
         except SlurmRefusedError as refusal:
-            why = refused_for_good(self.slurm, refusal, script=job.script, nodes=pack.allocation.nodes)
+            why = permanent_refusal(self.slurm, refusal, script=job.script, nodes=pack.allocation.nodes)
             if why:
                 raise _refused(pack, why, queue_is_full=refusal.queue_is_full) from None
-            watch.said(f"the pack may have to wait: Slurm says of its size now: {refusal.output}")
+            callbacks.on_message(f"the pack may have to wait: Slurm says of its size now: {refusal.output}")
 
-    def _point_out_limit(self, pack: Pack, watch: Watch) -> None:
-        """Say where the partition's time limit is shorter: many sites take such a job, and never start it."""
-        asked_s = pack.allocation.limit_s
+    def _warn_of_limit(self, pack: Pack, callbacks: Callbacks) -> None:
+        """Warn if the partition's time limit is shorter: many sites accept such a job but never start it."""
+        pack_s = pack.allocation.limit_s
         partitions = partitions_of(self.slurm, pack_script(self.study))
         limit_s = longest_limit_s(partitions)
-        if limit_s is not None and limit_s < asked_s:
+        if limit_s is not None and limit_s < pack_s:
             allowed = f"partition {' or '.join(partitions)} allows {human_duration(limit_s)}"
-            what = f"{allowed}, and this pack asks for {human_duration(asked_s)}: Slurm may never start it"
-            watch.said(f"{what}; cancel it, then {_REMEDY}")
+            what = f"{allowed}, and this pack asks for {human_duration(pack_s)}: Slurm may never start it"
+            callbacks.on_message(f"{what}; cancel it, then {_REMEDY}")
 
-    def _point_out_stuck(self, pack: Pack, watch: Watch) -> None:
-        """Say where Slurm took the job, yet keeps it waiting for ever: so do limits of partitions."""
-        deadline = time.monotonic() + JUDGED_S
+    def _warn_if_stuck(self, pack: Pack, callbacks: Callbacks) -> None:
+        """Warn if Slurm accepted the job but never starts it, as limits of partitions can cause."""
+        deadline = time.monotonic() + SCHEDULED_S
         rows: list[QueueRow] = []
-        while time.monotonic() < deadline and not any(_is_judged(row) for row in rows):
+        while time.monotonic() < deadline and not any(_was_scheduled(row) for row in rows):
             time.sleep(0.25)
             try:
                 rows = self.slurm.queue(names=[pack.job_name])
             except SlurmUnavailableError:
                 return
-        for job_id, known in queue_statuses(rows).items():
-            if known.stuck:
-                stuck = f"job {job_id} does not start by itself: {known.reason}"
-                watch.said(f"{stuck}; cancel it, then {_REMEDY}")
+        for job_id, status in queue_statuses(rows).items():
+            if status.stuck:
+                stuck = f"job {job_id} does not start by itself: {status.reason}"
+                callbacks.on_message(f"{stuck}; cancel it, then {_REMEDY}")
 
     def _submit_pack(self, pack: Pack, lock: int) -> list[RunRecord]:
         write_pack(self.study, pack)
@@ -161,10 +156,10 @@ class PackExecutor(SlurmExecutor):
             if isinstance(error, SlurmRefusedError):
                 raise _refused(pack, error.output, queue_is_full=error.queue_is_full) from None
             raise
-        self._note_jobs(records, job_id)
+        self._add_job_ids(records, job_id)
         return records
 
-    def _note_jobs(self, records: Sequence[RunRecord], job_id: str) -> None:
+    def _add_job_ids(self, records: Sequence[RunRecord], job_id: str) -> None:
         common = {"event": "submitted", "job_id": job_id}
         events = [{**common, "run_id": record.run_id, "attempt": record.attempt} for record in records]
         self.study.ledger.append_all(events)
@@ -177,8 +172,8 @@ class PackExecutor(SlurmExecutor):
         return attempt.describe(self.study, submitted_at=now(), allocation=pack.describe(place))
 
 
-def _is_judged(row: QueueRow) -> bool:
-    """Whether Slurm's scheduler has looked at a job."""
+def _was_scheduled(row: QueueRow) -> bool:
+    """Whether the scheduler has looked at a job."""
     return row.state != "PENDING" or bool(row.reason)
 
 
@@ -189,10 +184,12 @@ def _intent(content: dict[str, Any]) -> dict[str, Any]:
 
 def _refused(pack: Pack, words: str, *, queue_is_full: bool) -> BenchError:
     runs, nodes = len(pack.attempts), pack.allocation.nodes
-    asked = f"{runs} run{'s' * (runs > 1)} on {nodes} node{'s' * (nodes > 1)}"
+    size = f"{runs} run{'s' * (runs > 1)} on {nodes} node{'s' * (nodes > 1)}"
     limit = human_duration(pack.allocation.limit_s)
-    what = f"Slurm would not take a pack of {asked} for {limit}: {words}"
+    what = f"Slurm would not take a pack of {size} for {limit}: {words}"
     if queue_is_full:
         return QueueFullError(what, remedy=_FULL, left=[attempt.run for attempt in pack.attempts])
-    remedy = f"nothing was submitted; mend the matrix's cluster section, or if it is too much, {_REMEDY}"
+    remedy = (
+        f"nothing was submitted; correct the matrix's cluster section, or if the pack is too large, {_REMEDY}"
+    )
     return BenchError(what, remedy=remedy)

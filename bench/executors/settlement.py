@@ -1,40 +1,91 @@
-"""The ends of attempts that one look at Slurm finds, written down together."""
+"""Find out how a study's Slurm jobs ended, and settle their runs.
+
+Jobs are looked up in squeue, those that have left it in sacct, and the rest in their run folders.
+A job is settled when its accounting is complete: its rows arrive one by one over some seconds, and
+the last may contain the cause. Without accounting, squeue (which remembers a job for some minutes)
+and the run folder have to suffice. If accounting was only unavailable for a time, a later refresh
+completes the runs that were settled without it.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+import resource
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from bench.errors import UnwritableError
-from bench.executors.base import Outcome, each, settle, settled
-from bench.executors.outcome import ProvisionalEnd, age_s, ended, iso, judged, last_end, outcome_of, tail
-from bench.executors.pack_settlement import Packs, is_packed
+from bench.executors.base import settle, settle_run_json
+from bench.executors.outcome import (
+    EndNote,
+    Outcome,
+    end_of_last_start,
+    job_outcome,
+    log_tail,
+    process_outcome,
+)
+from bench.executors.pack import Packs, is_packed, own_rows
 from bench.matrix.cell import Cell
 from bench.slurm.accounting import JobStatus, classify, queue_statuses
 from bench.slurm.client import Slurm, SlurmUnavailableError
 from bench.slurm.parsing import AccountingRow, QueueRow, accounting_table
-from bench.slurm.states import FailureClass, SlurmState, state_from_notices
+from bench.slurm.states import SlurmState, state_from_notices
 from bench.study.files import write_atomically
 from bench.study.layout import RunFolder
-from bench.study.ledger import RunRecord, RunState, now
+from bench.study.ledger import FailureClass, RunRecord, RunState, now
 from bench.study.plan_json import PlannedStudy
 from bench.study.run_json import update_run
 
+#: Accounting is taken as complete this long after the end of a job.
+GRACE_S = 30.0
+#: The same for an end time by a node's clock, which may be wrong.
+NODE_CLOCK_GRACE_S = 120.0
+#: Missing accounting is looked up again for this long.
+MISSING_FOR_S = 24 * 3600.0
+#: Messages of sacct on a cluster without accounting.
+_NO_ACCOUNTING = re.compile(r"accounting storage is disabled|command not found|permission denied")
+
+INCOMPLETE = "has ended; Slurm's accounting of it is not complete yet"
+
+#: Runs that are processed before the speed of the file system is judged.
+TRIAL_RUNS = 32
+#: More waits per run than this show a shared file system; a local disk causes few.
+WAITS_PER_RUN = 2
+THREADS = 8
+
 
 @dataclass
-class Ends:
-    """The ends that one look finds; where they cannot be written down, the records still have them.
+class _SlurmAnswers:
+    """Answers of squeue and sacct by job id; ``no_accounting`` is sacct's error message."""
 
-    Several threads may add to it, each the end of another run.
+    queue: Mapping[str, JobStatus]
+    rows: dict[str, list[AccountingRow]] = field(default_factory=dict)
+    no_accounting: str = ""
+
+    def rows_of(self, record: RunRecord) -> list[AccountingRow]:
+        return self.rows.get(str(record.job_id), [])
+
+    def accounted(self, record: RunRecord) -> JobStatus | None:
+        return classify(self.rows_of(record))
+
+    def queued(self, record: RunRecord) -> JobStatus | None:
+        return self.queue.get(str(record.job_id))
+
+
+@dataclass
+class _LedgerBatch:
+    """Settle runs, and append their events to the ledger in one operation.
+
+    Threads may add different runs at the same time.
     """
 
     study: PlannedStudy
     _found: dict[str, tuple[RunRecord, dict[str, Any]]] = field(default_factory=dict)
 
-    def add(
+    def settle(
         self,
         record: RunRecord,
         outcome: Outcome,
@@ -44,135 +95,99 @@ class Ends:
         table: str = "",
         accounted: bool = True,
     ) -> None:
-        """Note how an attempt ended; ``table`` is its accounting, ``accounted`` false where that is owed."""
+        """Settle an attempt; ``table`` is its accounting, ``accounted`` false if that is still missing."""
         folder = self.study.folder.attempt(record.run_id, record.attempt)
         try:
-            noted = settled(self.study, record, outcome, ended_at=ended_at, event=event)
+            content = settle_run_json(self.study, record, outcome, ended_at=ended_at, event=event)
             if table and folder.path.is_dir():
                 write_atomically(folder.sacct_summary, table)
-        except UnwritableError as full:
-            record.reason = "; ".join(filter(None, (record.reason, f"not saved: {full.message}")))
+        except UnwritableError as error:
+            _add_unsaved(record, error)
             return
-        self._found[record.run_id] = (record, {**noted, "accounted": accounted})
+        self._found[record.run_id] = (record, {**content, "accounted": accounted})
 
     def withdraw(self, record: RunRecord, reason: str) -> None:
-        """Note that nothing came of an attempt: the next submission starts the run, as another one."""
+        """Withdraw an attempt that never started; the next submission makes a new one."""
         record.state, record.reason = RunState.PLANNED, reason
-        end = {"state": str(record.state), "reason": reason}
+        identity = {"run_id": record.run_id, "attempt": record.attempt}
         try:
             folder = self.study.folder.attempt(record.run_id, record.attempt)
-            update_run(folder, end, fallback={"run_id": record.run_id, "attempt": record.attempt})
-        except UnwritableError as full:
-            record.reason = f"{reason}; not saved: {full.message}"
+            update_run(folder, {"state": str(record.state), "reason": reason}, fallback=identity)
+        except UnwritableError as error:
+            _add_unsaved(record, error)
             return
-        event = {"event": "withdrawn", "run_id": record.run_id, "attempt": record.attempt}
-        self._found[record.run_id] = (record, {**event, "reason": reason, "refused": False})
+        event = {"event": "withdrawn", **identity, "reason": reason, "refused": False}
+        self._found[record.run_id] = (record, event)
 
     def write(self) -> None:
-        """Write all of them into the ledger in the planned order, at once: durable writing is slow."""
+        """Append the events in the planned order; syncing the ledger once per event would be slow."""
         found = [self._found[run.run_id] for run in self.study.runs if run.run_id in self._found]
         try:
             self.study.ledger.append_all([event for _, event in found])
-        except UnwritableError as full:
+        except UnwritableError as error:
             for record, _ in found:
-                record.reason = "; ".join(filter(None, (record.reason, f"not saved: {full.message}")))
-
-
-# What became of jobs of Slurm: squeue first, sacct for what has left it, the run's folder for the rest.
-#
-# A job that has ended is settled once accounting has all of its rows: for a second or some they
-# come one by one, and the cause may be in the last. Where accounting is off or down, squeue (which
-# remembers a job for some minutes) and the run's own files have to do. Accounting that was only down
-# is *owed*: a later look fetches it, and corrects what was settled without it.
-
-#: Rows that are missing so long after the end do not come any more.
-GRACE_S = 30.0
-#: The same by the clock of a node, which may be wrong.
-NOTED_GRACE_S = 120.0
-#: Accounting that did not come in this time does not come any more.
-OWED_FOR_S = 24 * 3600.0
-#: sacct's words where there is no accounting at all.
-_NO_ACCOUNTING = re.compile(r"accounting storage is disabled|command not found|permission denied")
-
-INCOMPLETE = "has ended; Slurm's accounting of it is not complete yet"
-
-
-@dataclass
-class _Answers:
-    """What Slurm said of some jobs: by id, and why sacct said nothing where it could not."""
-
-    queue: Mapping[str, JobStatus]
-    rows: dict[str, list[AccountingRow]] = field(default_factory=dict)
-    no_accounting: str = ""
-
-    def accounted(self, record: RunRecord) -> JobStatus | None:
-        rows = self.rows.get(str(record.job_id))
-        return classify(rows) if rows else None
-
-    def in_queue(self, record: RunRecord) -> bool:
-        """Whether the job still waits or runs."""
-        known = self.queue.get(str(record.job_id))
-        return known is not None and not known.state.ended
+                _add_unsaved(record, error)
 
 
 @dataclass(frozen=True)
 class Settlement:
-    """Finds out what became of a study's jobs, and settles those that have ended."""
+    """Update the records of a study's jobs, and settle those that have ended."""
 
     study: PlannedStudy
     slurm: Slurm
     cells: Mapping[str, Cell]
 
-    def look(
-        self, active: Sequence[RunRecord], queue: Sequence[QueueRow], *, owed: Sequence[RunRecord] = ()
+    def update(
+        self, active: Sequence[RunRecord], queue: Sequence[QueueRow], *, unaccounted: Sequence[RunRecord] = ()
     ) -> None:
-        """Bring records of submitted jobs up to date; settle those that have ended.
+        """Update records of submitted jobs; settle those that have ended.
 
-        One sacct for all jobs that have left the queue. One that has just ended and is not whole
-        in it stays as running, with that reason: look again a little later.
+        Calls sacct once for all jobs that have left the queue. A job whose accounting is incomplete
+        stays ``running`` until a later call.
 
         Args:
-            active: the attempts that wait or run, as far as was known.
-            queue: what squeue says now.
-            owed: attempts that have ended, whose accounting could not be had so far.
+            active: attempts that were queued or running.
+            queue: current rows of squeue.
+            unaccounted: ended attempts whose accounting was unavailable.
         """
         names = {str(record.job_name) for record in active}
-        answers = _Answers(queue_statuses([row for row in queue if row.name in names]))
+        answers = _SlurmAnswers(queue_statuses([row for row in queue if row.name in names]))
         packs, gone = Packs(self.study.folder), []
         for record in active:
-            if answers.in_queue(record) and not packs.has_ended(record):
-                _update(record, packs.standing(record, answers.queue[str(record.job_id)]))
-                self._tell_of_earlier_start(record)
-            else:
+            job = answers.queued(record)
+            if job is None or job.state.ended or packs.has_ended(record):
                 gone.append(record)
-        if not gone and not owed:
+                continue
+            status = packs.active_status(record, job)
+            record.state, record.reason = status.state, status.reason
+            record.details["stuck"] = status.stuck
+            self._add_earlier_end(record)
+        if not gone and not unaccounted:
             return
-        self._ask_accounting(answers, [*gone, *owed])
-        ends = Ends(self.study)
+        self._ask_accounting(answers, [*gone, *unaccounted])
+        batch = _LedgerBatch(self.study)
 
         def settle_one(record: RunRecord, event: str) -> None:
             if is_packed(record):
-                self._settle_packed(record, answers, ends, packs, event=event)
+                self._settle_packed(record, answers, batch, packs, event=event)
             elif event == "ended":
-                self._settle_gone(record, answers, ends)
+                self._settle_gone(record, answers, batch)
             else:
-                self._settle_owed(record, answers, ends)
+                self._settle_unaccounted(record, answers, batch)
 
-        each(
-            settle_one, [*((record, "ended") for record in gone), *((record, "accounted") for record in owed)]
-        )
-        ends.write()
+        todo = [(record, "ended") for record in gone] + [(record, "accounted") for record in unaccounted]
+        process_runs(settle_one, todo)
+        batch.write()
 
-    def _ask_accounting(self, answers: _Answers, records: Sequence[RunRecord]) -> None:
+    def _ask_accounting(self, answers: _SlurmAnswers, records: Sequence[RunRecord]) -> None:
         names = {record.job_id: record.job_name for record in records}
-        answers.rows.clear()
         try:
             rows = self.slurm.accounting([str(job) for job in names])
-        except SlurmUnavailableError as absent:
-            answers.no_accounting = absent.output
+        except SlurmUnavailableError as error:
+            answers.no_accounting = error.output
             return
-        # A controller that lost its state counts its jobs from 1 again: another's job has another name,
-        # also where both have rows. The rows of steps follow their job's.
+        # A controller that lost its state counts job ids from 1 again, so compare names too.
+        # The rows of steps follow that of their job.
         ours: dict[str, bool] = {}
         for row in rows:
             job = row.key.job
@@ -181,164 +196,206 @@ class Settlement:
             if ours.get(job, False):
                 answers.rows.setdefault(job, []).append(row)
 
-    def _settle_gone(self, record: RunRecord, answers: _Answers, ends: Ends) -> None:
-        """Settle a job that has left the queue, if what is known will do."""
-        queued = answers.queue.get(str(record.job_id))
+    def _settle_gone(self, record: RunRecord, answers: _SlurmAnswers, batch: _LedgerBatch) -> None:
+        """Settle a job that has left the queue, if enough is known."""
         accounted = answers.accounted(record)
-        known = accounted if accounted is not None and accounted.state.ended else queued
-        if known is None:
-            self._settle_forgotten(record, accounted, answers.no_accounting, ends)
-        elif known.settled or answers.no_accounting or self._is_old(record, known):
-            self._settle(record, known, answers, ends)
+        status = accounted if accounted is not None and accounted.state.ended else answers.queued(record)
+        if status is None:
+            self._settle_forgotten(record, accounted, answers.no_accounting, batch)
+        elif status.settled or answers.no_accounting or self._is_old(record, status):
+            self._settle(record, status, answers, batch)
         else:
-            record.state, record.reason = RunState.RUNNING, INCOMPLETE
-            record.details["ending"] = True
+            _await_accounting(record)
 
-    def _settle_owed(self, record: RunRecord, answers: _Answers, ends: Ends) -> None:
-        """Complete an attempt that was settled without accounting, once that is whole."""
-        known = answers.accounted(record)
-        if known is None or not known.settled:
+    def _settle_unaccounted(self, record: RunRecord, answers: _SlurmAnswers, batch: _LedgerBatch) -> None:
+        """Complete an attempt that was settled without accounting, when that is available."""
+        status = answers.accounted(record)
+        if status is None or not status.settled:
             return
-        by_us = "bench cancel" in record.reason
-        if by_us and record.state is known.state is RunState.CANCELLED:  # that reason says more
-            known = replace(known, reason=record.reason)
-        self._settle(record, known, answers, ends, event="accounted")
+        if "bench cancel" in record.reason and record.state is status.state is RunState.CANCELLED:
+            status = replace(status, reason=record.reason)  # more specific than Slurm's
+        self._settle(record, status, answers, batch, event="accounted")
 
     def _settle_packed(
-        self, record: RunRecord, answers: _Answers, ends: Ends, packs: Packs, *, event: str = "ended"
+        self, record: RunRecord, answers: _SlurmAnswers, batch: _LedgerBatch, packs: Packs, *, event: str
     ) -> None:
-        """Settle a run of a pack: by its own end, else with the pack; one that never began waits anew."""
-        job = str(record.job_id)
-        verdict = packs.verdict(record, answers.rows.get(job, []), answers.queue.get(job))
-        known, first_look = verdict.known, event == "ended"
-        if verdict.not_started and first_look:
-            ends.withdraw(record, verdict.not_started)
+        """Settle a run of a pack, or withdraw one that never started."""
+        rows, is_first = answers.rows_of(record), event == "ended"
+        status = packs.final_status(record, rows, answers.queued(record))
+        if status is None:
+            if is_first:
+                self._settle_forgotten(record, None, answers.no_accounting, batch)
             return
-        if known is None:
-            if first_look:
-                self._settle_forgotten(record, None, answers.no_accounting, ends)
+        if status.state is RunState.PLANNED:
+            if is_first:
+                batch.withdraw(record, status.reason)
             return
-        enough = verdict.whole or bool(answers.no_accounting) or self._is_old(record, known)
-        if enough or (first_look and known.state is RunState.COMPLETED):
-            self._settle(record, known, answers, ends, event=event, rows=verdict.rows, whole=enough)
-        elif first_look:
-            record.state, record.reason = RunState.RUNNING, INCOMPLETE
-            record.details["ending"] = True
+        complete = status.settled or bool(answers.no_accounting) or self._is_old(record, status)
+        if complete or (is_first and status.state is RunState.COMPLETED):
+            own = own_rows(record, rows)
+            self._settle(record, status, answers, batch, event=event, rows=own, complete=complete)
+        elif is_first:
+            _await_accounting(record)
 
-    def _is_old(self, record: RunRecord, known: JobStatus) -> bool:
-        """Whether a job ended so long ago that no more rows of it are to be expected."""
-        if known.ended is not None:
-            return age_s(known.ended) > GRACE_S
-        noted = ProvisionalEnd.read(self._folder(record)).time
-        return noted is not None and age_s(noted) > NOTED_GRACE_S
+    def _is_old(self, record: RunRecord, status: JobStatus) -> bool:
+        """Whether a job ended so long ago that no more rows are expected."""
+        if status.ended is not None:
+            return _age_s(status.ended) > GRACE_S
+        ended = EndNote.read(self._folder(record)).time
+        return ended is not None and _age_s(ended) > NODE_CLOCK_GRACE_S
 
     def _settle_forgotten(
-        self, record: RunRecord, accounted: JobStatus | None, no_accounting: str, ends: Ends
+        self, record: RunRecord, accounted: JobStatus | None, no_accounting: str, batch: _LedgerBatch
     ) -> None:
-        """Settle a job that Slurm knows nothing certain of by its folder; else it is unknown."""
-        end = ProvisionalEnd.read(self._folder(record))
-        if end.exit_code is not None or self._last_words(record) is not None:
-            outcome = self._by_folder(record, end)
+        """Settle a job that Slurm has forgotten by its run folder; without traces its state is unknown."""
+        end = EndNote.read(self._folder(record))
+        if end.exit_code is not None or self._state_by_notices(record) is not None:
+            outcome = self._outcome_by_folder(record, end)
             if no_accounting:
-                outcome.details["accounting"] = _absent(no_accounting)
-            ends.add(record, outcome, ended_at=end.written or now())
+                outcome.details["accounting"] = _absence(no_accounting)
+            batch.settle(record, outcome, ended_at=end.written or now())
             return
         record.state = RunState.UNKNOWN
         if accounted is not None:
-            knows = f"job {record.job_id} is not in the queue, yet sacct says it has not ended"
+            what = f"job {record.job_id} is not in the queue, yet sacct says it has not ended"
         elif no_accounting:
-            knows = f"Slurm has forgotten job {record.job_id}, and sacct cannot be asked ({no_accounting})"
+            what = f"Slurm has forgotten job {record.job_id}, and sacct is unavailable ({no_accounting})"
         else:
-            knows = f"Slurm does not know job {record.job_id} (any more)"
-        record.reason = f"{knows}; the run left no end.json. `bench cancel` gives it up"
+            what = f"Slurm does not know job {record.job_id}"
+        record.reason = f"{what}; the run left no end.json. `bench cancel` gives it up"
 
     def settle_by_folder(self, record: RunRecord) -> None:
         """Settle a run by its own files alone."""
-        end = ProvisionalEnd.read(self._folder(record))
-        settle(self.study, record, self._by_folder(record, end), ended_at=end.written or now())
+        end = EndNote.read(self._folder(record))
+        settle(self.study, record, self._outcome_by_folder(record, end), ended_at=end.written or now())
 
-    def _by_folder(self, record: RunRecord, end: ProvisionalEnd) -> Outcome:
-        told = self._last_words(record)
-        if end.exit_code == 0 or told is None:
-            outcome = outcome_of(self._folder(record), self.cells[record.run_id], end.exit_code)
+    def _outcome_by_folder(self, record: RunRecord, end: EndNote) -> Outcome:
+        found = self._state_by_notices(record)
+        if end.exit_code == 0 or found is None:
+            outcome = process_outcome(self._folder(record), self.cells[record.run_id], end.exit_code)
         else:
-            reason = f"{told.word}: {told.meaning} (job.err says so; Slurm has forgotten the job)"
-            state = RunState.FAILED if told.state.active else told.state  # queued again, and gone since
-            outcome = ended(state, reason, told.failure_class, end.exit_code)
+            reason = f"{found.word}: {found.meaning} (according to job.err; Slurm has forgotten the job)"
+            state = RunState.FAILED if found.state.active else found.state  # requeued, and gone since
+            outcome = Outcome(state, reason, found.failure_class, end.exit_code)
         outcome.details = {"job_id": record.job_id}
         return outcome
 
-    def _with_last_words(self, record: RunRecord, known: JobStatus) -> JobStatus:
-        """Return squeue's verdict with the cause that it cannot know: a step's, not the job's."""
-        if known.failure_class not in (FailureClass.BAD_EXIT, FailureClass.KILLED):
-            return known
-        told = self._last_words(record)
-        if told is None or told.failure_class is not FailureClass.OUT_OF_MEMORY:
-            return known
-        reason = f"{told.word}: {told.meaning} (job.err says so); {known.reason}"
-        return replace(known, failure_class=told.failure_class, reason=reason)
+    def _with_cause_from_notices(self, record: RunRecord, status: JobStatus) -> JobStatus:
+        """Add out of memory to a status from squeue, which does not show the cause of a step."""
+        if status.failure_class not in (FailureClass.BAD_EXIT, FailureClass.KILLED):
+            return status
+        found = self._state_by_notices(record)
+        if found is None or found.failure_class is not FailureClass.OUT_OF_MEMORY:
+            return status
+        reason = f"{found.word}: {found.meaning} (according to job.err); {status.reason}"
+        return replace(status, failure_class=found.failure_class, reason=reason)
 
-    def _tell_of_earlier_start(self, record: RunRecord) -> None:
-        """Add to a waiting job's reason why it waits again: squeue's row does not say that it ran."""
-        told = self._last_words(record) if record.state is RunState.QUEUED else None
-        if told is not None:
-            record.reason = f"{told.word}: {told.meaning}; {record.reason}"
+    def _add_earlier_end(self, record: RunRecord) -> None:
+        """Add to a requeued job's reason why it ended before; squeue does not show that."""
+        found = self._state_by_notices(record) if record.state is RunState.QUEUED else None
+        if found is not None:
+            record.reason = f"{found.word}: {found.meaning}; {record.reason}"
 
-    def _last_words(self, record: RunRecord) -> SlurmState | None:
-        """Return what Slurm wrote into job.err when it ended the job, if it did."""
-        return state_from_notices("\n".join(tail(self._folder(record).err)), job_id=str(record.job_id))
+    def _state_by_notices(self, record: RunRecord) -> SlurmState | None:
+        """Return the state in which Slurm ended the job according to job.err."""
+        return state_from_notices("\n".join(log_tail(self._folder(record).err)), job_id=str(record.job_id))
 
     def _settle(
         self,
         record: RunRecord,
-        known: JobStatus,
-        answers: _Answers,
-        ends: Ends,
+        status: JobStatus,
+        answers: _SlurmAnswers,
+        batch: _LedgerBatch,
         *,
         event: str = "ended",
         rows: Sequence[AccountingRow] | None = None,
-        whole: bool = True,
+        complete: bool = True,
     ) -> None:
-        """Settle an attempt; ``rows`` are its own of a job's, ``whole`` is false where more are to come."""
-        folder = self._folder(record)
-        rows = answers.rows.get(str(record.job_id), []) if rows is None else rows
-        end = last_end(folder, known)
-        known = known if rows else self._with_last_words(record, known)
-        outcome = judged(folder, self.cells[record.run_id], known, end, rows)
-        own = {"kind": "job", "nodes": self.cells[record.run_id].nodes}
-        allocation = {**own, **(record.details.get("allocation") or {})}
-        allocation |= {"job_id": record.job_id, "hosts": known.hosts}
-        started_at = iso(known.started)
-        outcome.details = {"job_id": record.job_id, "started_at": started_at, "allocation": allocation}
-        ended_at = iso(known.ended) or end.written or now()
-        table = accounting_table(rows) if rows else ""
+        """Settle an attempt; ``rows`` are its own among the job's, ``complete`` if no more are expected."""
+        folder, cell = self._folder(record), self.cells[record.run_id]
+        rows = answers.rows_of(record) if rows is None else rows
+        end = end_of_last_start(folder, status)
+        status = status if rows else self._with_cause_from_notices(record, status)
+        outcome = job_outcome(folder, cell, status, end, rows)
+        allocation = {"kind": "job", "nodes": cell.nodes, **(record.details.get("allocation") or {})}
+        allocation |= {"job_id": record.job_id, "hosts": status.hosts}
+        outcome.details = {
+            "job_id": record.job_id,
+            "started_at": as_iso(status.started),
+            "allocation": allocation,
+        }
         if answers.no_accounting or event == "accounted":
-            # Said instead of a sacct_summary.txt.
-            outcome.details["accounting"] = _absent(answers.no_accounting)
-        owed = bool(answers.no_accounting) and not _NO_ACCOUNTING.search(answers.no_accounting)
-        ends.add(record, outcome, ended_at=ended_at, event=event, table=table, accounted=whole and not owed)
+            # Explains a missing sacct_summary.txt.
+            outcome.details["accounting"] = _absence(answers.no_accounting)
+        retry = bool(answers.no_accounting) and not _NO_ACCOUNTING.search(answers.no_accounting)
+        batch.settle(
+            record,
+            outcome,
+            ended_at=as_iso(status.ended) or end.written or now(),
+            event=event,
+            table=accounting_table(rows) if rows else "",
+            accounted=complete and not retry,
+        )
 
     def _folder(self, record: RunRecord) -> RunFolder:
         return self.study.folder.attempt(record.run_id, record.attempt)
 
 
-def is_owed(record: RunRecord) -> bool:
-    """Whether an attempt was settled while accounting was down, not too long ago."""
+def lacks_accounting(record: RunRecord) -> bool:
+    """Whether an attempt was recently settled while accounting was unavailable."""
     if not record.state.ended or record.job_id is None or record.details.get("accounted") is not False:
         return False
     try:
-        return age_s(datetime.fromisoformat(str(record.details.get("time")))) < OWED_FOR_S
+        return _age_s(datetime.fromisoformat(str(record.details.get("time")))) < MISSING_FOR_S
     except ValueError:
         return False
 
 
-def _update(record: RunRecord, known: JobStatus) -> None:
-    record.state, record.reason = known.state, known.reason
-    more: dict[str, Any] = {"stuck": known.stuck}
-    record.details |= more
+def process_runs(work: Callable[..., None], arguments: Sequence[tuple[Any, ...]]) -> None:
+    """Call ``work`` with each tuple of arguments, using threads on slow file systems.
+
+    On a shared file system the dozen operations per run take milliseconds each, but can overlap. On
+    a local disk threads would only slow each other down.
+
+    Raises:
+        Exception: the first exception of ``work``; calls that have not started are skipped.
+    """
+    before = _waits()
+    for call in arguments[:TRIAL_RUNS]:
+        work(*call)
+    rest = arguments[TRIAL_RUNS:]
+    if _waits() - before > WAITS_PER_RUN * TRIAL_RUNS:
+        with ThreadPoolExecutor(THREADS) as pool:
+            list(pool.map(lambda call: work(*call), rest))
+        return
+    for call in rest:
+        work(*call)
 
 
-def _absent(no_accounting: str) -> str | None:
-    """Return what run.json says in place of an accounting; None where there is one."""
-    words = no_accounting.partition("\n")[0]
-    return f"none: {words}" if words else None
+def _waits() -> int:
+    """Return how often this thread has waited for something (voluntary context switches)."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+
+
+def _await_accounting(record: RunRecord) -> None:
+    record.state, record.reason = RunState.RUNNING, INCOMPLETE
+    record.details["ending"] = True
+
+
+def _add_unsaved(record: RunRecord, error: UnwritableError) -> None:
+    record.reason = "; ".join(filter(None, (record.reason, f"not saved: {error.message}")))
+
+
+def _absence(no_accounting: str) -> str | None:
+    """Return ``accounting`` in run.json: why there is none, or None if there is."""
+    reason = no_accounting.partition("\n")[0]
+    return f"none: {reason}" if reason else None
+
+
+def _age_s(moment: datetime) -> float:
+    return (datetime.now(UTC) - moment).total_seconds()
+
+
+def as_iso(moment: datetime | None) -> str | None:
+    """Return a UTC time in the format of run.json."""
+    return None if moment is None else moment.isoformat().replace("+00:00", "Z")

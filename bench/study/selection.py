@@ -46,8 +46,7 @@ def only(runs: Sequence[Run], cells: Mapping[str, Cell], filters: Sequence[str])
     kept = [run for run in runs if all(_matches(run, cells[run.cell_id], pattern) for pattern in filters)]
     if filters and runs and not kept:
         raise BenchError(
-            f"--only {' --only '.join(filters)} matches no run",
-            remedy=f"names look like {runs[0].run_id}",
+            f"--only {' --only '.join(filters)} matches no run", remedy=f"names look like {runs[0].run_id}"
         )
     return kept
 

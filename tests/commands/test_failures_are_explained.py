@@ -75,7 +75,8 @@ def test_a_run_is_found_beside_a_study_of_another_version_and_one_that_was_not_s
 
 
 def test_a_known_cause_is_kept_with_the_run_and_shown(failed, tmp_path):
-    from bench.executors.base import Outcome, settle
+    from bench.executors.base import settle
+    from bench.executors.outcome import Outcome
     from bench.study.layout import StudyFolder
     from bench.study.ledger import RunState, now
     from bench.study.plan_json import open_study

@@ -1,4 +1,4 @@
-"""Commands as cells, carried out: on this machine, and as jobs of a real Slurm."""
+"""Execution of commands as cells, on this machine and as jobs of a real Slurm."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
 
-from bench.executors import local as script
-from bench.executors.base import Watch
+from bench.executors import local
+from bench.executors.base import Callbacks
 from bench.executors.local import LocalExecutor
 from bench.plan import make_plan, write_plan
 from bench.study.layout import RunFolder, StudyFolder
 from bench.study.plan_json import PlannedStudy, open_study
 from bench.study.verify import verify_run
+from tests.cluster.containers import wait_for
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 MATRIX = """\
@@ -45,10 +45,30 @@ def study(tmp_path, monkeypatch):
         lines = "".join(f"  {line}\n" for line in workload.splitlines())
         Path("own.yaml").write_text(MATRIX.format(limit=limit) + lines)
         planned = open_study(write_plan(make_plan(Path("own.yaml")), Path("results")))
-        LocalExecutor(planned).submit(planned.runs, watch=Watch())
+        LocalExecutor(planned).submit(planned.runs, callbacks=Callbacks())
         return planned
 
     return study
+
+
+@pytest.fixture
+def limit_when_ready(monkeypatch):
+    """Return a time limit that is reached as soon as the command has printed ``ready``."""
+    limit_s = 5
+
+    class Process(subprocess.Popen):
+        def __init__(self, *arguments, **options) -> None:
+            self.output = Path(getattr(options.get("stdout"), "name", os.devnull))
+            super().__init__(*arguments, **options)
+
+        def wait(self, timeout: float | None = None) -> int:
+            if timeout != limit_s:
+                return super().wait(timeout)
+            wait_for(lambda: "ready" in self.output.read_text(), what="the command", timeout_s=120)
+            raise subprocess.TimeoutExpired(self.args, timeout)
+
+    monkeypatch.setattr(local.subprocess, "Popen", Process)
+    return f"{limit_s}s"
 
 
 def left(study: PlannedStudy) -> RunFolder:
@@ -99,21 +119,20 @@ def test_a_command_that_prints_nothing_of_the_sort_is_incomplete(study):
     )
 
 
-def test_the_time_limit_ends_every_process_of_a_command(study, monkeypatch):
-    monkeypatch.setattr(script, "GRACE_S", 2.0)
-    began = time.monotonic()
+def test_the_time_limit_ends_every_process_of_a_command(study, limit_when_ready, monkeypatch):
+    monkeypatch.setattr(local, "COMMAND_END_S", 0.5)
     done = study(
-        "command: [bash, -c, 'trap \"\" TERM; sleep 4242 & wait; sleep 4242']\nmetrics: none", limit="5s"
+        "command: [bash, -c, 'trap \"\" TERM; sleep 4242 & echo ready; wait; sleep 4242']\nmetrics: none",
+        limit=limit_when_ready,
     )
-    assert time.monotonic() - began < 60
     assert run_json(done)["reason"] == "the time limit of 5 s was reached"
     assert [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", "4242"]] == []
 
 
-def test_a_run_that_is_ended_at_its_time_limit_tells_what_it_said_of_itself(study):
+def test_the_reason_of_a_run_at_its_time_limit_includes_its_own_error(study, limit_when_ready):
     words = "rank 0 on n1: nothing has moved for 40 s: rank 1 on n2 did not come"
-    said = f"trap 'echo \\\"bench: error: {words}\\\" >&2; exit 1' TERM; sleep 60 & wait"
-    done = study(f'command: [bash, -c, "{said}"]\nmetrics: none', limit="5s")
+    said = f"trap 'echo \\\"bench: error: {words}\\\" >&2; exit 1' TERM; sleep 60 & echo ready; wait"
+    done = study(f'command: [bash, -c, "{said}"]\nmetrics: none', limit=limit_when_ready)
     content = run_json(done)
     assert content["reason"] == f"the time limit of 5 s was reached; {words}"
     assert content["failure_class"] == "time-limit"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.executors.outcome import ProvisionalEnd, exited_rank, killed_rank, said_error
+from bench.executors.outcome import EndNote, error_line, exited_rank, killed_rank
 from bench.study.layout import RunFolder
 
 LOST = "bench: error: rank 0: lost the connection to another rank: it ended first, and its own message says why\n"
@@ -89,7 +89,7 @@ def test_the_rank_that_exited_first_is_named(tmp_path, launcher, words, said):
 def test_what_a_rank_said_comes_before_torchruns_own_error(tmp_path, own, said):
     torchruns = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n"
     (tmp_path / "job.err").write_text(own + torchruns + TORCHRUN.format(code=7, name=""))
-    assert said_error(RunFolder(tmp_path)) == said
+    assert error_line(RunFolder(tmp_path)) == said
 
 
 @pytest.mark.parametrize(
@@ -97,11 +97,11 @@ def test_what_a_rank_said_comes_before_torchruns_own_error(tmp_path, own, said):
 )
 def test_an_end_that_is_not_whole_says_nothing(tmp_path, text):
     (tmp_path / "end.json").write_text(text)
-    end = ProvisionalEnd.read(RunFolder(tmp_path))
+    end = EndNote.read(RunFolder(tmp_path))
     assert (end.exit_code, end.written, end.time) == (None, None, None)
 
 
 def test_an_end_tells_its_exit_code_and_time(tmp_path):
     (tmp_path / "end.json").write_text('{"exit_code": 3, "signal": null, "time": "2026-11-20T20:42:05Z"}')
-    end = ProvisionalEnd.read(RunFolder(tmp_path))
+    end = EndNote.read(RunFolder(tmp_path))
     assert (end.exit_code, end.time.isoformat()) == (3, "2026-11-20T20:42:05+00:00")

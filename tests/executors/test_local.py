@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from bench.errors import BenchError
-from bench.executors.base import Watch
+from bench.executors.base import Callbacks
 from bench.executors.local import LocalExecutor
 from bench.plan import make_plan, write_plan
 from bench.study.layout import METRICS_COLUMNS, RANKS_COLUMNS, STEPS_COLUMNS, StudyFolder
@@ -46,7 +46,7 @@ def planned(folder: Path, **values) -> PlannedStudy:
 
 def submitted(study: PlannedStudy, **options) -> None:
     executor = LocalExecutor(study)
-    executor.submit(pending(study.runs, executor.refresh(), **options), watch=Watch())
+    executor.submit(pending(study.runs, executor.refresh(), **options), callbacks=Callbacks())
 
 
 def states(study: PlannedStudy) -> dict[str, str]:
@@ -188,7 +188,7 @@ def test_a_killed_harness_leaves_no_process_and_a_failed_run_with_the_reason(tmp
     assert alive == []
     record = LocalExecutor(study).refresh()[first]
     assert (str(record.state), record.failure_class) == ("failed", "killed")
-    assert record.reason == f"the harness (process {process.pid}) was killed while this run was going on"
+    assert record.reason == f"the harness (process {process.pid}) was killed during this run"
     content = json.loads(study.folder.attempt(first, 1).run_json.read_text())
     assert (content["state"], content["reason"]) == ("failed", record.reason)
     assert [run.run_id for run in pending(study.runs, LocalExecutor(study).refresh())] == [second], (

@@ -196,8 +196,8 @@ workload: {device: cpu, model: mlp}
     done = study.bench("submit", "STUDY", "--pack")
     assert (done.returncode, done.stderr) == (
         2,
-        "error: --pack makes one job of Slurm of many runs; the matrix says executor local; "
-        "leave --pack away: there the runs go one after another anyway\n",
+        "error: --pack submits many runs as one Slurm job, but the matrix says executor local; "
+        "leave --pack out: without Slurm, runs go one after another anyway\n",
     )
 
 
@@ -207,7 +207,7 @@ def test_what_slurm_would_not_take_is_said_and_leaves_nothing(scripted):
     assert done.returncode == 2
     assert re.fullmatch(
         r"error: Slurm would not take a pack of 2 runs on 2 nodes for 4 min: (?s:.+); nothing was submitted; "
-        r"mend the matrix's cluster section, or if it is too much, "
+        r"correct the matrix's cluster section, or if it is too much, "
         r"choose fewer runs with --only, lower cluster\.time_limit, or submit without --pack\n",
         done.stderr.split("\n", 1)[1],
     ), done.stderr

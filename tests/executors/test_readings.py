@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bench.executors.outcome import incomplete
+from bench.executors.outcome import missing_results
 from bench.matrix.cell import Cell
 from bench.study.layout import METRICS_COLUMNS, RunFolder
 
@@ -37,7 +37,7 @@ class Left:
         self.folder = RunFolder(path)
 
     def lack(self, metrics: dict[str, Any]) -> str:
-        return incomplete(self.folder, cell(metrics))
+        return missing_results(self.folder, cell(metrics))
 
     def rows(self, metrics: dict[str, Any]) -> list[dict[str, str]]:
         assert self.lack(metrics) == ""
@@ -136,11 +136,11 @@ def test_what_cannot_be_read_is_said_with_the_place_and_the_pattern(left):
         "no line of job.out matches workload.metrics.output.throughput 'speed ([0-9]+)'"
     )
     assert left.lack({"output": {**STEP_TIME, "throughput": "rate ([0-9]+)"}}) == (
-        "job.out holds step_time 2 times and throughput 1 times: they cannot be paired"
+        "job.out contains step_time 2 times and throughput 1 times: they cannot be paired"
     )
     assert left.lack({"output": STEP_TIME, "skip": 2}) == "job.out has 2 values, and skip 2 leaves none"
     assert left.lack({"output": {"step_time": "(time)"}}) == (
-        "job.out: workload.metrics.output found 'time', which is no number"
+        "job.out: workload.metrics.output found 'time', which is not a number"
     )
     assert not left.folder.metrics_csv.exists()
     assert pattern in left.lack({"output": {"step_time": f"x{pattern}"}})
@@ -150,7 +150,7 @@ def test_what_cannot_be_read_is_said_with_the_place_and_the_pattern(left):
 def test_a_rate_that_cannot_be_is_refused(left, value):
     left.folder.out.write_text(f"rate {value}\n")
     assert left.lack({"output": {"throughput": r"rate (\S+)"}}) == (
-        f"reading 1 of job.out is no rate: {{'throughput': {float(value)}}}"
+        f"reading 1 of job.out is not a positive rate: {{'throughput': {float(value)}}}"
     )
 
 
@@ -170,7 +170,7 @@ def test_a_file_that_is_missing_or_has_other_columns_is_named(left):
     path.write_text("a,b\n1,2\n")
     assert left.lack(metrics) == f"{path} has no value of ips (workload.metrics.columns); it has a, b"
     path.write_text("ips\nfast\n")
-    assert left.lack(metrics) == f"{path}: holds 'fast', which is no number"
+    assert left.lack(metrics) == f"{path}: contains 'fast', which is not a number"
 
 
 def test_a_file_of_an_earlier_run_is_not_taken_for_this_ones(left, tmp_path_factory):

@@ -268,7 +268,7 @@ def test_what_slurm_would_not_take_is_said_before_anything_is_submitted(scripted
     assert done.stderr == (
         "error: Slurm would not take the largest cell, n1x1-gloo-srun-b1: invalid partition specified: nope\n"
         "allocation failure: Invalid partition name specified; nothing was submitted; "
-        "mend the matrix's cluster section, or leave that size out (--only)\n"
+        "correct the matrix's cluster section, or leave that size out (--only)\n"
     )
     assert not (study.folder / "ledger.jsonl").exists()
 
@@ -317,7 +317,7 @@ repeats: 1
     refusal = (
         "error: Slurm would not take the largest cell, n8x1-gloo-srun-b4: allocation failure: "
         "Requested node configuration is not available (partition l40s has 4 nodes, and it takes 8); "
-        "nothing was submitted; mend the matrix's cluster section, or leave that size out (--only)"
+        "nothing was submitted; correct the matrix's cluster section, or leave that size out (--only)"
     )
     done = study.bench("submit", "STUDY", "--canary")
     assert (done.returncode, done.stderr.splitlines()[1:]) == (2, [refusal])
@@ -412,7 +412,7 @@ def test_a_job_that_slurm_has_forgotten_is_told_by_its_folder_or_is_unknown(scri
     assert study.run_json(run_id(1))["ended_at"] == "2026-01-01T00:00:00Z"
     assert (shown[run_id(2)]["state"], shown[run_id(2)]["reason"]) == (
         "unknown",
-        "Slurm does not know job 999902 (any more); the run left no end.json. `bench cancel` gives it up",
+        "Slurm does not know job 999902; the run left no end.json. `bench cancel` gives it up",
     )
     assert study.bench("cancel", "STUDY").stdout == "1 run cancelled\n"
     assert study.status()[run_id(2)]["state"] == "cancelled"

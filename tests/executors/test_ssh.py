@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from bench.errors import BenchError
-from bench.executors.base import Watch
-from bench.executors.ssh.executor import SshExecutor
-from bench.executors.ssh.executor import executor as ssh
+from bench.executors import ssh
+from bench.executors.base import Callbacks
+from bench.executors.ssh import SshExecutor
 from bench.plan import make_plan, write_plan
 from bench.study.layout import METRICS_COLUMNS, RunFolder
 from bench.study.plan_json import PlannedStudy, open_study
@@ -101,7 +101,9 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
 
 def submitted(study: Study, *, retry_failed: bool = False) -> None:
     executor = SshExecutor(study.planned)
-    executor.submit(pending(study.planned.runs, executor.refresh(), retry_failed=retry_failed), watch=Watch())
+    executor.submit(
+        pending(study.planned.runs, executor.refresh(), retry_failed=retry_failed), callbacks=Callbacks()
+    )
 
 
 @contextmanager
@@ -214,7 +216,7 @@ def test_a_killed_harness_leaves_nothing_running_and_nothing_runs_twice(bed, mak
     first, second = (study.planned.records()[run.run_id] for run in study.planned.runs)
     assert (str(first.state), first.reason, str(second.state)) == (
         "failed",
-        f"the harness (process {harness.pid}) was killed while this run was going on",
+        f"the harness (process {harness.pid}) was killed during this run",
         "completed",
     )
     submitted(study, retry_failed=True)
@@ -241,7 +243,7 @@ def test_a_cancelled_run_ends_in_order_and_is_started_again(bed, make):
 
 
 def test_what_one_host_says_is_the_reason_and_the_others_are_ended(bed, make, monkeypatch):
-    monkeypatch.setattr(ssh, "SAY_WHY_S", 0.5)
+    monkeypatch.setattr(ssh, "ERRORS_S", 0.5)
     study = make(
         f'[ "$2" = 0 ] || {{ echo out; echo "bench: error: no such wheel" >&2; exit 3; }}; {RANKS} wait'
     )
@@ -276,7 +278,7 @@ def test_what_needs_a_host_that_is_not_there_waits_and_the_rest_is_run(bed, make
     with pytest.raises(BenchError) as caught:
         submitted(study)
     why = "gone cannot be reached: ssh: connect to host 127.0.0.1 port 1: Connection refused"
-    assert str(caught.value) == f"{why}\n1 run waits for that; when it is mended, type `bench submit` again"
+    assert str(caught.value) == f"{why}\n1 run waits for that; when it is fixed, type `bench submit` again"
     found = states(study)
     assert found[1] == ("completed", "")
     remedy = "does `ssh -o BatchMode=yes gone true` work here?"
@@ -405,7 +407,7 @@ def test_a_host_whose_address_only_it_can_use_is_refused(bed, make, ssh_config, 
     assert states(study) == {
         2: (
             "failed",
-            "near has the address 127.0.0.1, at which other hosts cannot meet it; "
+            "near has the address 127.0.0.1, at which other hosts cannot reach it; "
             "write {host: near, address: ADDRESS} in cluster.hosts",
         )
     }

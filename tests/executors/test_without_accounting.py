@@ -38,7 +38,7 @@ ENDS = {
 }
 if memory_limits_possible():
     ENDS["memory"] = f"#SBATCH --mem=60M\n{sys.executable} -c \"print(len(bytearray(b'1') * 10**9))\""
-FORGOTTEN = "job.err says so; Slurm has forgotten the job"
+FORGOTTEN = "according to job.err; Slurm has forgotten the job"
 EXPECTED = {
     "completed": ("completed", None, 0, ""),
     "bad-exit": ("failed", "bad-exit", 3, "ValueError: the loss is nan"),

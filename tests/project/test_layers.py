@@ -48,9 +48,7 @@ HOMES = {
     "subprocess": (
         "bench.slurm.client",
         "bench.executors.local",
-        "bench.executors.local",
-        "bench.executors.ssh.connection",
-        "bench.executors.ssh.hosts",
+        "bench.executors.ssh_hosts",
     ),
     "typer": ("bench.cli", "bench.commands"),
     "pynvml": ("bench.measure",),

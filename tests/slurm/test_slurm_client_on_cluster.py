@@ -170,7 +170,7 @@ def test_a_lost_node_a_preemption_and_a_cancellation_are_distinguished(submitter
         queued_again = (RunState.QUEUED, "waits to start (BeginTime); requeued by Slurm 1 time")
 
         def requeued() -> tuple[RunState, str]:
-            outcome = outcomes(submitter.slurm.accounting([again]))[again]
+            outcome = job_statuses(submitter.slurm.accounting([again]))[again]
             return outcome.state, outcome.reason
 
         wait_for(lambda: requeued() == queued_again, what="the row of the second attempt", timeout_s=30)
@@ -306,7 +306,7 @@ def test_without_the_accounting_daemon_squeue_still_answers(submitter, slurm, cl
         assert queue_statuses(slurm.queue([job]))[job].state is RunState.COMPLETED
     finally:
         cluster.start_slurmdbd()
-    assert outcomes(slurm.accounting([job]))[job].state is RunState.COMPLETED
+    assert job_statuses(slurm.accounting([job]))[job].state is RunState.COMPLETED
 
 
 def test_without_the_controller_slurm_is_unavailable_and_nothing_is_submitted(submitter, slurm, cluster):

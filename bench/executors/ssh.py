@@ -1,7 +1,7 @@
-"""Runs on several hosts without Slurm: torchrun is started on each over ssh, one run after another.
+"""Execute runs on several hosts without Slurm: start torchrun on each over ssh, one run after another.
 
-The hosts meet at the first one. Where they see the study's folder, rank 0 writes into it as it
-does under Slurm; where not, each works in a folder of its own, whose files are copied here.
+The ranks rendezvous at the first host. If the hosts see the study's folder, rank 0 writes into it as
+under Slurm. Otherwise each host uses a folder of its own, whose files are copied here.
 """
 
 from __future__ import annotations
@@ -19,54 +19,65 @@ from pathlib import Path
 from typing import Any
 
 from bench.errors import BenchError, UnwritableError, unwritable
-from bench.executors.base import Outcome, Watch
-from bench.executors.outcome import ended_from_outside, killed_rank, outcome_of, said_error
-from bench.executors.serial import NotNowError, SerialExecutor
-from bench.executors.ssh.connection import Connection, HostError, address_of, program, ssh_command
-from bench.executors.ssh.hosts import PATIENCE_S, READY_S, HostGroup, fetch, raise_unless_ready
+from bench.executors.base import Callbacks, HostBusyError, SerialExecutor
+from bench.executors.outcome import Outcome, error_line, killed_rank, process_outcome, with_workload_error
+from bench.executors.ssh_hosts import (
+    PATIENCE_S,
+    READY_S,
+    Connection,
+    HostError,
+    HostGroup,
+    address_of,
+    fetch,
+    host_program,
+    raise_unless_ready,
+    ssh_command,
+)
 from bench.matrix.cell import Cell, Run
 from bench.matrix.cluster import HOST_ADDRESS, Host
 from bench.study.files import write_json
-from bench.study.ledger import RunState, now
+from bench.study.ledger import FailureClass, RunState, now
 from bench.study.plan_json import PlannedStudy
 from bench.study.run_json import Attempt, next_attempt
 from bench.units import human_duration
 
-#: How long the hosts of a harness that has just died may take to end what it ran.
+#: Time for the hosts of a harness that has just died to end its run.
 BUSY_S = 20.0
-#: After the first failure the others may say why themselves.
-SAY_WHY_S = 5.0
-#: A host that is asked to end a run insists after 10 s.
+#: Time after the first failure in which other hosts may report their own errors.
+ERRORS_S = 5.0
+#: Time for a host to end a run; it sends SIGKILL after 10 s.
 STOP_S = 25.0
 
 
 class SshExecutor(SerialExecutor):
-    """Runs of one study on hosts that are reached by ssh."""
+    """Execute runs of one study on hosts that are reached by ssh."""
 
     def __init__(self, study: PlannedStudy) -> None:
         super().__init__(study)
         self.hosts = [Host(**host) for host in study.plan.get("hosts") or []]
         self._addresses: dict[str, str] = {}
-        #: Hosts that could not take part, and why; what needs one waits for the next `bench submit`.
-        self._absent: dict[str, HostError] = {}
+        #: Errors of hosts that cannot take part. Runs that need one wait for the next `bench submit`.
+        self._failed_hosts: dict[str, HostError] = {}
         self._waiting: list[Run] = []
 
-    def submit(self, runs: Sequence[Run], *, watch: Watch, max_queued: int | None = None) -> list[Run]:
-        """Run ``runs`` one after another; see :class:`SerialExecutor`.
+    def submit(
+        self, runs: Sequence[Run], *, callbacks: Callbacks, max_queued: int | None = None
+    ) -> list[Run]:
+        """Execute ``runs`` one after another; see :class:`SerialExecutor`.
 
         Raises:
-            BenchError: hosts could not take part; the runs that can do without them were run.
+            BenchError: some hosts could not take part; the runs that do not need them were executed.
         """
-        left = super().submit(runs, watch=watch, max_queued=max_queued)
+        left = super().submit(runs, callbacks=callbacks, max_queued=max_queued)
         if self._waiting:
-            reasons = "\n".join(error.message for error in self._absent.values())
+            reasons = "\n".join(error.message for error in self._failed_hosts.values())
             noun = "run waits" if len(self._waiting) == 1 else "runs wait"
             what = f"{reasons}\n{len(self._waiting)} {noun} for that"
-            raise BenchError(what, remedy="when it is mended, type `bench submit` again")
+            raise BenchError(what, remedy="when it is fixed, type `bench submit` again")
         return left
 
     def command_line(self, run: Run) -> str:
-        """Return the ssh command for each host, and after a ``#`` what is run there."""
+        """Return the ssh command for each host, with the remote command after a ``#``."""
         attempt = next_attempt(self.study, run, self.study.records()[run.run_id])
         hosts = self._hosts_of(attempt.cell)
         endpoint = f"{self._address(hosts[0], hosts)}:PORT"
@@ -74,7 +85,7 @@ class SshExecutor(SerialExecutor):
         for node, host in enumerate(hosts):
             words = [str(self._script(attempt)), str(attempt.folder.path.absolute()), str(node), endpoint]
             python = f"BENCH_PYTHON={shlex.quote(self._python)} " if self._python else ""
-            there = f"cd {shlex.quote(str(_here()))} && {python}{shlex.join(['bash', *words])}"
+            there = f"cd {shlex.quote(str(_submission_folder()))} && {python}{shlex.join(['bash', *words])}"
             lines.append(f"{shlex.join(ssh_command(host.host))}  # {there}")
         return "\n".join(lines)
 
@@ -82,61 +93,61 @@ class SshExecutor(SerialExecutor):
 
     def _may_start(self, run: Run) -> bool:
         needed = {host.host for host in self._hosts_of(self.study.cells[run.cell_id])}
-        if needed & set(self._absent):
+        if needed & set(self._failed_hosts):
             self._waiting.append(run)
             return False
         return True
 
-    def _described(self, attempt: Attempt) -> dict[str, Any]:
+    def _description(self, attempt: Attempt) -> dict[str, Any]:
         return {"hosts": [host.host for host in self._hosts_of(attempt.cell)]}
 
-    def _failed_to_start(self, attempt: Attempt, error: BenchError) -> None:
+    def _start_failed(self, attempt: Attempt, error: BenchError) -> None:
         if not isinstance(error, HostError):
             raise error
-        self._absent[error.host] = error
+        self._failed_hosts[error.host] = error
 
-    def _carry_out(self, attempt: Attempt) -> Outcome:
+    def _execute(self, attempt: Attempt) -> Outcome:
         mark = f"bench-{secrets.token_hex(8)}"
         limit_s = int(self.study.plan["time_limit_s"])
         with self._prepared(attempt, mark) as group:
-            names = ",".join(_name(connection) for connection in group.connections)
-            group.say(f"go {self._endpoint(attempt, group)} {names}")
+            names = ",".join(_host_name(connection) for connection in group.connections)
+            group.command(f"go {self._endpoint(attempt, group)} {names}")
             in_time, problems = True, list[str]()
             try:
-                in_time = group.listen(lambda: group.decided, limit_s=limit_s)
+                in_time = group.follow(lambda: group.decided, limit_s=limit_s)
                 if group.first_failed is not None:
-                    group.listen(lambda: group.over, limit_s=SAY_WHY_S)
-            finally:  # also on Ctrl-C
+                    group.follow(lambda: group.over, limit_s=ERRORS_S)
+            finally:  # after Ctrl-C too
                 first_failed = group.first_failed
-                group.say("stop")
-                group.listen(lambda: group.over, limit_s=STOP_S)
+                group.command("stop")
+                group.follow(lambda: group.over, limit_s=STOP_S)
                 problems = self._collect(group, attempt, mark)
-                self._note_end(group, attempt, first_failed)
+                self._write_end(group, attempt, first_failed)
             outcome = _outcome(attempt, group, first_failed, limit_s=None if in_time else limit_s)
         outcome.reason = "; ".join(filter(None, (outcome.reason, *problems)))
         return outcome
 
     def _prepared(self, attempt: Attempt, mark: str) -> HostGroup:
-        """Return the hosts of an attempt, all of them ready.
+        """Return the connections to the hosts of an attempt when all hosts are ready.
 
         Raises:
-            NotNowError: a host is at work on another run.
-            HostError: a host cannot be reached, or cannot run it.
+            HostBusyError: a host executes another run.
+            HostError: a host cannot be reached, or cannot execute the run.
         """
         deadline = time.monotonic() + BUSY_S
         while True:
             try:
                 return self._try_to_prepare(attempt, mark)
-            except NotNowError:
+            except HostBusyError:
                 if time.monotonic() > deadline:
                     raise
-                # Two harnesses that each hold one host and want the other's part differently.
+                # Random, so that two harnesses that wait for each other's host do not retry together.
                 time.sleep(random.uniform(0.2, 2.0))
 
     def _try_to_prepare(self, attempt: Attempt, mark: str) -> HostGroup:
         token = attempt.folder.path / f".{mark}"
         hosts, folder = self._hosts_of(attempt.cell), attempt.folder
-        programs = [program(self._variables(attempt, node, mark)) for node in range(len(hosts))]
+        programs = [host_program(self._variables(attempt, node, mark)) for node in range(len(hosts))]
         with contextlib.ExitStack() as undo:
             try:
                 token.touch()
@@ -148,21 +159,21 @@ class SshExecutor(SerialExecutor):
                 undo_connections.push(group)
                 for host, content in zip(hosts, programs, strict=True):
                     group.connect(host.host, mark=mark, content=content)
-                group.listen(lambda: group.answered, limit_s=READY_S)
-                for connection in sorted(group.connections, key=lambda one: not one.refused):
-                    raise_unless_ready(connection, job=attempt.job_name, folder=_here())
+                group.follow(lambda: group.answered, limit_s=READY_S)
+                for connection in sorted(group.connections, key=lambda connection: not connection.refused):
+                    raise_unless_ready(connection, job=attempt.job_name, folder=_submission_folder())
                 undo_connections.pop_all()
         return group
 
     def _variables(self, attempt: Attempt, node: int, mark: str) -> dict[str, str]:
-        """Return the variables of ``ssh_host.sh``."""
+        """Return the variables for ``ssh_host.sh``."""
         hosts, script = self._hosts_of(attempt.cell), self._script(attempt)
         peer = hosts[0 if node else 1] if len(hosts) > 1 else None
         holder = f"{attempt.job_name} (process {os.getpid()} of {_user()} on {os.uname().nodename})"
         return {
             "mark": mark,
             "job": attempt.job_name,
-            "folder": str(_here()),
+            "folder": str(_submission_folder()),
             "run_dir": str(attempt.folder.path.absolute()),
             "token": f".{mark}",
             "cell": attempt.cell.cell_id,
@@ -177,32 +188,32 @@ class SshExecutor(SerialExecutor):
         }
 
     def _endpoint(self, attempt: Attempt, group: HostGroup) -> str:
-        """Return where the hosts of a run meet: the first one, at a port that is free there."""
+        """Return the rendezvous endpoint: the first host, with a port that is free there."""
         hosts = self._hosts_of(attempt.cell)
         first = group.connections[0]
         port = first.ready[1] if first.ready else ""
         if not port.isdigit():
-            raise HostError(first.host, f"{first.host} found no free port, but said {port!r}")
+            raise HostError(first.host, f"{first.host} found no free port, but answered {port!r}")
         return f"{self._address(hosts[0], hosts)}:{port}"
 
     def _collect(self, group: HostGroup, attempt: Attempt, mark: str) -> list[str]:
-        """Copy what hosts have written for themselves, and let them remove it; return what went wrong."""
+        """Copy the result files of hosts that have their own folder; return error messages."""
         problems = []
         for connection in group.connections:
             if connection.ready is None or connection.ready[0] == "shared" or connection.code is None:
                 continue
-            remote = f"{_here()}/.bench-{attempt.job_name}"
+            remote = f"{_submission_folder()}/.bench-{attempt.job_name}"
             script = f"{attempt.cell.cell_id}.sh"
-            why = fetch(connection.host, remote, attempt.folder.path, mark=mark, besides=script)
+            why = fetch(connection.host, remote, attempt.folder.path, mark=mark, excluded=script)
             if why:
                 problems.append(
-                    f"results could not be copied ({why}): they lie in {connection.host}:{remote}"
+                    f"results could not be copied ({why}): they are in {connection.host}:{remote}"
                 )
-            connection.say("keep" if why else "done")
+            connection.command("keep" if why else "done")
         return problems
 
     @staticmethod
-    def _note_end(group: HostGroup, attempt: Attempt, first_failed: Connection | None) -> None:
+    def _write_end(group: HostGroup, attempt: Attempt, first_failed: Connection | None) -> None:
         codes = {connection.host: connection.code for connection in group.connections}
         code = first_failed.code if first_failed else next((c for c in codes.values() if c), 0)
         end = {"exit_code": code, "signal": None, "stage": "run", "time": now(), "hosts": codes}
@@ -219,14 +230,14 @@ class SshExecutor(SerialExecutor):
 
     @property
     def _python(self) -> str:
-        """The python that submits, where no set-up line brings another."""
+        """This process's python, unless a set-up line provides another."""
         return "" if self.study.plan.get("setup") or self.study.plan.get("container") else sys.executable
 
     def _address(self, host: Host, hosts: Sequence[Host]) -> str:
-        """Return where the other hosts of a run reach one of them.
+        """Return the address at which the other hosts of a run reach ``host``.
 
         Raises:
-            HostError: ssh does not take its name, or names an address that only it can use.
+            HostError: ssh does not accept the host, or its address is only valid on that host.
         """
         if len(hosts) == 1:
             return "localhost"
@@ -234,7 +245,7 @@ class SshExecutor(SerialExecutor):
             self._addresses[host.host] = host.address or address_of(host.host)
         address = self._addresses[host.host]
         if not HOST_ADDRESS.fullmatch(address) or address == "localhost" or address.startswith("127."):
-            what = f"{host.host} has the address {address}, at which other hosts cannot meet it"
+            what = f"{host.host} has the address {address}, at which other hosts cannot reach it"
             entry = f"{{host: {host.host}, address: ADDRESS}}"
             raise HostError(host.host, what, remedy=f"write {entry} in cluster.hosts")
         return address
@@ -243,31 +254,32 @@ class SshExecutor(SerialExecutor):
 def _outcome(
     attempt: Attempt, group: HostGroup, first_failed: Connection | None, *, limit_s: int | None
 ) -> Outcome:
-    """Return how a run ended; ``limit_s`` is the time limit that it has reached, if it has."""
+    """Return how a run ended; ``limit_s`` is the time limit if the run reached it."""
     if first_failed is not None and first_failed.lost:
-        what = f"the connection to {first_failed.host} was lost: {first_failed.last_words}"
-        return Outcome(RunState.FAILED, what, "node-failure")
+        what = f"the connection to {first_failed.host} was lost: {first_failed.last_lines}"
+        return Outcome(RunState.FAILED, what, FailureClass.NODE_FAILURE)
     silent = [connection.host for connection in group.connections if not connection.over]
-    if silent:  # asked to stop, it did not even say that it did
-        said = said_error(attempt.folder)
-        what = f"{', '.join(silent)} does not answer any more"
-        return Outcome(RunState.FAILED, "; ".join(filter(None, (what, said))), "node-failure")
+    if silent:  # no answer to the command to stop
+        what = f"{', '.join(silent)} no longer answers"
+        reason = "; ".join(filter(None, (what, error_line(attempt.folder))))
+        return Outcome(RunState.FAILED, reason, FailureClass.NODE_FAILURE)
     if limit_s is not None:
         reason = f"the time limit of {human_duration(limit_s)} was reached"
-        return Outcome(RunState.FAILED, ended_from_outside(attempt.folder, reason), "time-limit")
+        reason = with_workload_error(attempt.folder, reason)
+        return Outcome(RunState.FAILED, reason, FailureClass.TIME_LIMIT)
     code = first_failed.code if first_failed else 0
-    outcome = outcome_of(attempt.folder, attempt.cell, code)
-    if outcome.state is RunState.FAILED and (said := killed_rank(attempt.folder, "torchrun")):
-        return Outcome(RunState.FAILED, said, "killed", code)
+    outcome = process_outcome(attempt.folder, attempt.cell, code)
+    if outcome.state is RunState.FAILED and (killed := killed_rank(attempt.folder, "torchrun")):
+        return Outcome(RunState.FAILED, killed, FailureClass.KILLED, code)
     if first_failed and outcome.reason == f"exit code {code}":
         outcome.reason = f"exit code {code} on {first_failed.host}"
     return outcome
 
 
-def _name(connection: Connection) -> str:
-    """Return a host's own name, by which ranks call it; ours where it has a strange one."""
-    own = connection.ready[2] if connection.ready else ""
-    return own if HOST_ADDRESS.fullmatch(own) else connection.host.rpartition("@")[2]
+def _host_name(connection: Connection) -> str:
+    """Return the host's own name, which its ranks report; the configured one if that is unusual."""
+    name = connection.ready[2] if connection.ready else ""
+    return name if HOST_ADDRESS.fullmatch(name) else connection.host.rpartition("@")[2]
 
 
 def _user() -> str:
@@ -277,10 +289,10 @@ def _user() -> str:
         return f"user {os.getuid()}"
 
 
-def _here() -> Path:
-    """Return the folder of submission, by the name that its user has for it (a link, an automount)."""
-    own = Path(os.environ.get("PWD", ""))
+def _submission_folder() -> Path:
+    """Return the current folder as the user's shell names it (a link, an automount)."""
+    shown = Path(os.environ.get("PWD", ""))
     try:
-        return own if own.is_absolute() and own.samefile(Path.cwd()) else Path.cwd()
+        return shown if shown.is_absolute() and shown.samefile(Path.cwd()) else Path.cwd()
     except OSError:
         return Path.cwd()

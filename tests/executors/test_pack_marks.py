@@ -1,4 +1,4 @@
-"""What a run of a pack came to, from the marks of the pack's script and the rows of sacct: no cluster needed."""
+"""Status of the runs of a pack, from the marks of its script and rows of sacct, without a cluster."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from bench.executors.pack import Marks
-from bench.executors.pack_settlement import Packs, not_started, own_rows
+from bench.executors.pack import Marks, Packs, not_started, own_rows
 from bench.slurm.accounting import JobStatus, classify
 from bench.slurm.parsing import AccountingRow, parse_job_id
 from bench.study.files import write_json
@@ -73,7 +72,7 @@ JOB = row("7", "RUNNING", "study.pack.a1.key")
 
 
 def told(packs: Packs, place: int, *rows: AccountingRow, job: JobStatus | None = None) -> tuple[object, ...]:
-    found = packs.outcome(record(place), job, own_rows(record(place), rows))
+    found = packs.status(record(place), job, own_rows(record(place), rows))
     assert found is not None
     return str(found.state), found.failure_class, found.exit_code, found.reason
 
@@ -113,24 +112,24 @@ def test_a_run_that_was_going_on_shares_its_jobs_fate_and_one_that_was_through_d
 
 def test_what_is_not_known_is_not_guessed(packs):
     of = packs(started(1))
-    assert of.outcome(record(1), None, []) is None
-    assert of.never_began(record(2))
-    assert not of.never_began(record(1))
+    assert of.status(record(1), None, []) is None
+    assert of.never_started(record(2))
+    assert not of.never_started(record(1))
     assert not of.marks(record(1)).over
 
 
 def test_a_run_waits_for_those_before_it(packs):
     running = JobStatus(RunState.RUNNING)
-    assert packs().standing(record(2), running).reason == "waits in its pack (job 7), which begins"
+    assert packs().active_status(record(2), running).reason == "waits in its pack (job 7), which starts"
     of = packs(started(1), ended(1, 0), started(2))
-    shown = [of.standing(record(place), running) for place in (2, 3, 5)]
+    shown = [of.active_status(record(place), running) for place in (2, 3, 5)]
     assert [(str(one.state), one.reason) for one in shown] == [
         ("running", ""),
         ("queued", "waits in its pack (job 7) for 1 run before it"),
         ("queued", "waits in its pack (job 7) for 3 runs before it"),
     ]
     waits = JobStatus(RunState.QUEUED, reason="waits to start (Priority)")
-    assert of.standing(record(3), waits) == waits
+    assert of.active_status(record(3), waits) == waits
 
 
 def test_marks_that_are_torn_or_of_another_shape_say_nothing(tmp_path):

@@ -1,0 +1,426 @@
+"""Hosts of a run, reached by ssh: connections, logs and result files.
+
+A host runs ``slurm_templates/ssh_host.sh``. It reads commands from standard input, and mixes its
+answers into its standard output, which also carries the run's output. If the input ends, because
+this process was killed or the network failed, the host ends the run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import shlex
+import subprocess
+import tarfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from bench.errors import BenchError
+from bench.executors.base import HostBusyError
+from bench.shipped import shipped
+
+#: Time for a host to end its run and the connection.
+LEAVE_S = 15.0
+#: Interval of signs of life to the hosts, and the time after which a host misses them.
+HEARTBEAT_S = 10.0
+PATIENCE_S = 90
+#: Maximum time from the connection until a host is ready.
+READY_S = 60.0
+
+#: No questions, no terminal, no forwarding (two connections would use the same port). A lost network
+#: is noticed within a minute. An existing master connection is used, but none is created.
+OPTIONS = (
+    "-T",
+    "-x",
+    "-a",
+    *("-o", "BatchMode=yes"),
+    *("-o", "ConnectTimeout=15"),
+    *("-o", "ServerAliveInterval=15"),
+    *("-o", "ServerAliveCountMax=4"),
+    *("-o", "ClearAllForwardings=yes"),
+    *("-o", "ControlMaster=no"),
+    *("-o", "RemoteCommand=none"),
+    *("-o", "PermitLocalCommand=no"),
+)
+#: The program is sent on standard input, so that the login shell does not interpret it.
+REMOTE = "exec bash -s"
+
+#: What is wrong with a host, and the remedy, by the reason that ssh_host.sh gives.
+_REFUSALS = {
+    "tool": ("lacks the command {}", "install util-linux (flock, setsid) and tar there"),
+    "lock": ("cannot open its lock {}", "does it belong to another user, or is /tmp full?"),
+    "folder": (
+        "cannot enter the folder of submission {folder}: {}",
+        "submit from a folder that every host has: on a shared file system, or a copy at the same path",
+    ),
+    "write": (
+        "cannot create a folder for results in {folder}: {}",
+        "submit from a folder that is writable on every host",
+    ),
+}
+
+
+class HostError(BenchError):
+    """A host cannot take part in a run."""
+
+    def __init__(self, host: str, message: str, *, remedy: str = "") -> None:
+        super().__init__(message, remedy=remedy)
+        self.host = host
+
+
+def ssh_words() -> list[str]:
+    """Return the ssh command: ``$BENCH_SSH`` with its options, else ``ssh``.
+
+    Raises:
+        BenchError: the variable is not a command line.
+    """
+    value = os.environ.get("BENCH_SSH") or "ssh"
+    try:
+        return shlex.split(value)
+    except ValueError:
+        raise BenchError(f"BENCH_SSH={value}: a quote is never closed", remedy="close it") from None
+
+
+def ssh_command(host: str) -> list[str]:
+    """Return the command that starts a shell on a host."""
+    return [*ssh_words(), *OPTIONS, host, REMOTE]
+
+
+def address_of(host: str) -> str:
+    """Return the address of a host in ssh's configuration, without connecting.
+
+    Raises:
+        BenchError: ssh is not installed, or cannot read its configuration.
+    """
+    command = [*ssh_words(), "-G", host]
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise _no_ssh(command[0], error) from None
+    names = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("hostname ")]
+    if done.returncode or not names:
+        raise HostError(host, f"ssh does not accept the host {host}: {last_lines(done.stderr.encode())}")
+    return names[0]
+
+
+def host_program(variables: Mapping[str, str]) -> bytes:
+    """Return the program for a host, with quoted ``variables``."""
+    text = (shipped("slurm_templates") / "ssh_host.sh").read_text(encoding="utf-8")
+    lines = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
+    return "\n".join([text, *lines, "bench_host; exit", ""]).encode()
+
+
+class Connection:
+    """Connection to one host, with its answers.
+
+    Attributes:
+        ready: ``shared`` or ``apart`` (whether this machine sees the run's folder), a free port, and
+            the host's name; None until it is ready.
+        refusal: why it cannot become ready, and its message.
+        code: exit code of the script; None until it has ended.
+        lost: whether the connection ended before the script did.
+    """
+
+    def __init__(self, host: str, *, mark: str, content: bytes) -> None:
+        self.host = host
+        self.ready: tuple[str, str, str] | None = None
+        self.refusal: tuple[str, str] | None = None
+        self.code: int | None = None
+        self.lost = False
+        self.stderr = b""
+        self._mark = f"{mark} ".encode()
+        self._outgoing = bytearray(content)
+        self._pending = {"out": b"", "err": b""}
+        command = ssh_command(host)
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                bufsize=0,
+                start_new_session=True,  # Ctrl-C reaches only the harness, which ends runs in order
+            )
+        except OSError as error:
+            raise _no_ssh(command[0], error) from None
+        assert self._process.stdin is not None
+        os.set_blocking(self._process.stdin.fileno(), False)
+
+    @property
+    def refused(self) -> bool:
+        """Whether it will not become ready."""
+        return self.refusal is not None or self.lost
+
+    @property
+    def over(self) -> bool:
+        """Whether the run has ended there, as far as this side knows."""
+        return self.code is not None or self.lost
+
+    @property
+    def last_lines(self) -> str:
+        """Last lines of its standard error; those of ssh if the connection failed."""
+        return last_lines(self.stderr) or f"ssh ended with exit code {self._process.poll()}"
+
+    def streams(self) -> dict[str, IO[bytes]]:
+        """Return its open output streams."""
+        process = self._process
+        both = {"out": process.stdout, "err": process.stderr}
+        return {name: stream for name, stream in both.items() if stream and not stream.closed}
+
+    def command(self, words: str) -> None:
+        """Send a command as soon as the pipe accepts it."""
+        self._outgoing += f"{words}\n".encode()
+        self.send()
+
+    def send(self) -> None:
+        """Send pending input until the pipe is full."""
+        stdin = self._process.stdin
+        assert stdin is not None
+        while self._outgoing and not stdin.closed:
+            try:
+                sent = os.write(stdin.fileno(), self._outgoing[:65536])
+            except BlockingIOError:
+                return
+            except BrokenPipeError:
+                self._outgoing.clear()
+                return
+            del self._outgoing[:sent]
+
+    def receive(self, name: str, write: Callable[[str, bytes], None]) -> None:
+        """Read from a stream; remove answers and pass the run's output to ``write``."""
+        stream = self.streams()[name]
+        block = os.read(stream.fileno(), 65536)
+        text = self._pending[name] + block
+        complete, newline, rest = text.rpartition(b"\n")
+        if not block:  # end of the stream
+            complete, newline, rest = text, b"", b""
+            stream.close()
+            self.lost = self.lost or (not self.streams() and self.code is None)
+        self._pending[name] = rest
+        if name == "err":
+            self.stderr = (self.stderr + complete + newline)[-4000:]
+            write(self.host, complete + newline)
+            return
+        for line in (complete + newline).splitlines(keepends=True):
+            output, mark, answer = line.partition(self._mark)
+            if mark:
+                self._take(answer.decode("utf-8", "replace").split(maxsplit=1))
+                output += b"\n" * bool(output)
+            write(self.host, output)
+
+    def _take(self, answer: Sequence[str]) -> None:
+        kind, words = answer[0], answer[1].strip() if len(answer) > 1 else ""
+        if kind == "ready":
+            where, port, name = (*words.split(), "", "", "")[:3]
+            self.ready = (where, port, name)
+        elif kind == "refused":
+            why, _, detail = words.partition(" ")
+            self.refusal = (why, detail)
+        elif kind == "ended":
+            self.code = int(words)
+
+    def close(self, *, leave_s: float = LEAVE_S) -> None:
+        """Close the host's input, after which it ends the run."""
+        process = self._process
+        if process.stdin is not None:
+            with contextlib.suppress(OSError):
+                process.stdin.close()
+        try:
+            process.wait(timeout=leave_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        for stream in self.streams().values():
+            stream.close()
+
+
+class HostLog:
+    """Log of several hosts; a line ``==> HOST <==`` precedes the lines of another host."""
+
+    def __init__(self, path: Path, *, sections: bool) -> None:
+        self._file: IO[bytes] | None = path.open("ab", buffering=0)
+        self._sections = sections
+        self._last = ""
+
+    def write(self, host: str, lines: bytes) -> None:
+        """Append complete lines of a host; stop writing if the disk is full."""
+        if not lines or self._file is None:
+            return
+        head = f"==> {host} <==\n".encode() if self._sections and host != self._last else b""
+        self._last = host
+        try:
+            self._file.write(head + lines)
+        except OSError:
+            self.close()
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self._file.close()
+        self._file = None
+
+
+class HostGroup:
+    """Context manager for the connections to all hosts of a run."""
+
+    def __init__(self, *, several: bool, out: Path, err: Path) -> None:
+        self.connections: list[Connection] = []
+        self._logs = {"out": HostLog(out, sections=several), "err": HostLog(err, sections=several)}
+        self._last_beat = time.monotonic()
+        #: The first host with a nonzero exit code or a lost connection.
+        self.first_failed: Connection | None = None
+
+    def __enter__(self) -> HostGroup:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for connection in self.connections:
+            connection.close(leave_s=LEAVE_S if error[0] is None else 2.0)
+        for log in self._logs.values():
+            log.close()
+
+    def connect(self, host: str, *, mark: str, content: bytes) -> None:
+        """Connect to a host and send it ``content``."""
+        self.connections.append(Connection(host, mark=mark, content=content))
+
+    @property
+    def answered(self) -> bool:
+        """Whether all hosts are ready, or one will never be."""
+        return all(c.ready for c in self.connections) or any(c.refused for c in self.connections)
+
+    @property
+    def over(self) -> bool:
+        """Whether the run has ended on all hosts."""
+        return all(connection.over for connection in self.connections)
+
+    @property
+    def decided(self) -> bool:
+        """Whether the run has ended on all hosts, or failed on one."""
+        return self.over or self.first_failed is not None
+
+    def command(self, words: str) -> None:
+        """Send a command to all hosts on which the run has not ended."""
+        for connection in self.connections:
+            if not connection.over:
+                connection.command(words)
+
+    def follow(self, until: Callable[[], bool], *, limit_s: float) -> bool:
+        """Read and write until a condition holds; return False at the limit."""
+        deadline = time.monotonic() + limit_s
+        while not until():
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            self._step(min(left, 1.0))
+        return True
+
+    def _step(self, wait_s: float) -> None:
+        """Read available output, send pending input, and send a sign of life if one is due."""
+        with selectors.DefaultSelector() as selector:
+            for connection in self.connections:
+                for name, stream in connection.streams().items():
+                    selector.register(stream, selectors.EVENT_READ, (connection, name))
+            ready = selector.select(wait_s) if selector.get_map() else []
+        for key, _ in ready:
+            connection, name = key.data
+            connection.receive(name, self._logs[name].write)
+            failed = connection.lost or connection.code not in (None, 0)
+            if failed and self.first_failed is None:
+                self.first_failed = connection
+        is_due = time.monotonic() - self._last_beat > HEARTBEAT_S
+        for connection in self.connections:
+            connection.command(".") if is_due else connection.send()
+        self._last_beat = time.monotonic() if is_due else self._last_beat
+
+
+def fetch(host: str, remote: str, folder: Path, *, mark: str, excluded: str) -> str:
+    """Copy the files of a remote folder into ``folder``; return an error message, or an empty string.
+
+    Args:
+        host: the host.
+        remote: the folder there.
+        folder: the run's folder here.
+        mark: separates the archive from output of the host's login.
+        excluded: name of a file that is not copied.
+    """
+    words = [f"printf '%s\\n' {shlex.quote(mark)}", f"cd -- {shlex.quote(remote)} || exit"]
+    content = "; ".join([*words, f"exec tar -cf - --exclude={shlex.quote('./' + excluded)} .\n"]).encode()
+    process = subprocess.Popen(
+        ssh_command(host), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
+    problem = ""
+    try:
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.write(content)
+            process.stdin.close()
+        while (line := process.stdout.readline()) and mark.encode() not in line:
+            pass
+        _unpack(process.stdout, folder)
+    except (tarfile.TarError, OSError) as error:
+        problem = str(error)
+    finally:
+        process.stdout.close()
+        stderr = process.stderr.read()
+        code = process.wait()
+        process.stderr.close()
+    if code or problem:
+        return last_lines(stderr) or problem or f"exit code {code}"
+    return ""
+
+
+def _unpack(stream: Any, folder: Path) -> None:
+    """Write an archive's regular files into ``folder``; subfolders and links are ignored."""
+    with tarfile.open(fileobj=stream, mode="r|") as archive:
+        for member in archive:
+            name = member.name.removeprefix("./")
+            content = archive.extractfile(member) if member.isfile() and "/" not in name else None
+            if content is None:
+                continue
+            temporary = folder / f".{name}.fetched"
+            with temporary.open("wb") as file:
+                while block := content.read(1 << 20):
+                    file.write(block)
+            temporary.replace(folder / name)
+
+
+def raise_unless_ready(connection: Connection, *, job: str, folder: Path) -> None:
+    """Raise if a host cannot take part in ``job``, which is submitted from ``folder``.
+
+    Raises:
+        HostBusyError: it runs something else.
+        HostError: any other reason.
+    """
+    host = connection.host
+    if connection.refusal is not None:
+        why, words = connection.refusal
+        if why == "busy" and words.startswith(f"{job} "):
+            what = f"{host} is a machine that cluster.hosts names twice"
+            raise HostError(host, what, remedy="one entry per machine, with `processes` for its ranks")
+        if why == "busy":
+            remedy = "wait for it or stop it, then type `bench submit` again"
+            raise HostBusyError(f"{host} is busy with {words}", remedy=remedy)
+        what, remedy = _REFUSALS[why]
+        raise HostError(host, f"{host} {what.format(words, folder=folder)}", remedy=remedy)
+    remedy = f"does `ssh -o BatchMode=yes {host} true` work here?"
+    if connection.lost:
+        raise HostError(host, f"{host} cannot be reached: {connection.last_lines}", remedy=remedy)
+    if connection.ready is None:
+        what = f"{host} was not ready within {READY_S:g} s: {connection.last_lines}"
+        raise HostError(host, what, remedy=remedy)
+
+
+def last_lines(output: bytes) -> str:
+    """Return the last three lines that are not blank."""
+    lines = [line.strip() for line in output.decode("utf-8", "replace").splitlines() if line.strip()]
+    return "; ".join(lines[-3:])
+
+
+def _no_ssh(command: str, error: OSError) -> BenchError:
+    return BenchError(f"{command}: {error.strerror}", remedy="install an OpenSSH client, or set BENCH_SSH")
