@@ -1,9 +1,9 @@
-"""The scaling section that proposals for computing time ask for, as Markdown and LaTeX.
+"""Values of the templates of a proposal's scaling section.
 
-What reviewers look for: nodes, GPUs, batch, absolute time, throughput, speedup, efficiency, interval and
-number of runs; a log-log plot with the ideal line and an efficiency plot with a guide;
-main-loop and whole-job time; node-hours; the recommended size and why; what causes the
-loss; settings as in production, input and output told.
+Reviewers expect nodes, GPUs, batch, absolute time, throughput, speedup, efficiency, interval and number of
+runs; a log-log plot with the ideal line and an efficiency plot with a guide; main-loop and whole-job time;
+node-hours; the recommended size and its reason; causes of the loss; settings as in production, with input
+and output.
 """
 
 from __future__ import annotations
@@ -19,18 +19,9 @@ from analysis.compare.matching import spelled
 from analysis.data.environment import Environment
 from analysis.data.load import Study
 from analysis.data.names import Row, job_size, nodes_known, widest_series
-from analysis.report.document import (
-    Block,
-    Bullets,
-    Figure,
-    Heading,
-    Paragraph,
-    Table,
-    as_latex,
-    as_markdown,
-)
 from analysis.report.figures.drawing import Drawing
-from analysis.report.summary import certainty, closest_to_guide, nothing_to_tell, recommended
+from analysis.report.summary import certainty, closest_to_guide, no_finding, recommended
+from analysis.report.words import ascii_formula, mode_title
 from analysis.stats.losses import LOSSES, SMALLEST_SHARE, hardly_any_loss, losses, why_unknown
 from analysis.stats.measured import Frames
 from analysis.stats.scaling import GUIDE
@@ -49,68 +40,69 @@ from analysis.text import (
     whole,
 )
 
-FILES = ("proposal.md", "proposal.tex")
+_FORMULAS = {
+    "strong": "The global batch is constant. Speedup S(N) = T(N0)/T(N), efficiency E(N) = S(N) N0/N",
+    "weak": "The batch per rank is constant. Efficiency E(N) = T(N0)/T(N), scaled speedup S(N) = E(N) N/N0",
+}
+#: Options of the workload that determine the computation.
+_SETTINGS = (
+    *("model", "parameters", "seq_len", "image_size", "precision", "optimizer", "grad_accum"),
+    *("bucket_cap_mb", "activation_checkpointing", "compile", "data", "num_workers", "checkpoint"),
+)
+_FACTS = ("Device", "PyTorch", "CUDA", "NCCL", "Network", "Interface", "Threads per rank")
 
 
 @dataclass(frozen=True)
 class _Series:
-    """One series that is shown: its measured rows from small to large, its base and its regime."""
+    """One series: its measured rows from small to large, its scaling mode and its baseline."""
 
     rows: pd.DataFrame
-    regime: str
+    mode: str
     base: pd.Series
     rate_unit: str
 
     @property
     def counted(self) -> str:
-        """What the throughput counts: samples, as a rule."""
+        """The unit of work in a throughput, usually ``samples``."""
         return self.rate_unit.removesuffix("/s")
 
 
-def proposal_files(
+def proposal_context(
     study: Study, frames: Frames, rows: pd.DataFrame, drawings: Sequence[Drawing], environment: Environment
-) -> dict[str, str]:
-    """Return the section by file name, :data:`FILES`.
+) -> dict[str, Any]:
+    """Return the values of proposal.md.j2 and proposal.tex.j2; texts are not escaped.
 
     Args:
         study: the study.
-        frames: what its runs measured.
+        frames: its frames.
         rows: from :func:`analysis.checks.scaling_table.scaling_table`.
         drawings: the report's figures, which the section refers to.
-        environment: what the runs ran on.
+        environment: the environment of the runs.
     """
-    blocks = list(_blocks(study, frames, rows, drawings, environment))
-    return {"proposal.md": as_markdown(blocks), "proposal.tex": as_latex(blocks)}
+    series = [found for mode in ("strong", "weak") if (found := _series(rows, mode, frames.rate_unit))]
+    causes = [_loss_item(one) for one in series]
+    return {
+        "title": f"Scaling of {study.name}",
+        "introduction": _measured_on(frames, environment) if series else no_finding(rows),
+        "recommendation": _recommendation(series[0]) if series else "",
+        "sections": [_section(one, frames, drawings) for one in series],
+        "losses": causes,
+        "losses_note": _LOSSES_NOTE if any("%" in text for text in causes) else "",
+        "method": _method(study, rows) if series else [],
+        "settings": _settings(study, str(series[0].rows.iloc[-1]["cell_id"]), environment) if series else [],
+        "missing": _missing(rows),
+    }
 
 
-def _blocks(
-    study: Study, frames: Frames, rows: pd.DataFrame, drawings: Sequence[Drawing], environment: Environment
-) -> list[Block]:
-    blocks: list[Block] = [Heading(f"Scaling of {study.name}", level=1)]
-    shown = [found for regime in ("strong", "weak") if (found := _series(rows, regime, frames.rate_unit))]
-    if not shown:
-        return [*blocks, Paragraph(nothing_to_tell(rows)), *missing(rows)]
-    blocks += [Paragraph(_measured_on(frames, environment)), *_recommendation(shown)]
-    for series in shown:
-        blocks += _section(series, frames, drawings)
-    blocks += [
-        *_losses(shown),
-        *method(study, rows),
-        *settings(study, str(shown[0].rows.iloc[-1]["cell_id"]), environment),
-        *missing(rows),
-    ]
-    return blocks
-
-
-def _series(rows: pd.DataFrame, regime: str, rate_unit: str) -> _Series | None:
-    """Return the series of a regime with the most measured sizes, the plan's first among equals."""
-    measured = rows[(rows["mode"] == regime) & rows["efficiency"].notna()]
+def _series(rows: pd.DataFrame, mode: str, rate_unit: str) -> _Series | None:
+    """Return the series of a scaling mode with the most measured sizes, the plan's first among equals."""
+    measured = rows[(rows["mode"] == mode) & rows["efficiency"].notna()]
     widest = widest_series(measured, limit=1)
     if not widest:
         return None
     own = measured[measured["series"] == widest[0]].sort_values(["gpus", "nodes"], kind="stable")
-    # The base may be a cell of another series: one rank without DDP, say.
-    return _Series(own, regime, rows.iloc[int(own["base_place"].iloc[-1])], rate_unit)
+    # The baseline may be a cell of another series, such as one rank without DDP.
+    return _Series(own, mode, rows.iloc[int(own["base_place"].iloc[-1])], rate_unit)
 
 
 def _measured_on(frames: Frames, environment: Environment) -> str:
@@ -125,16 +117,17 @@ def _measured_on(frames: Frames, environment: Environment) -> str:
     return f"{text}. A rank is one process, with one GPU where there are GPUs."
 
 
-def _recommendation(shown: Sequence[_Series]) -> list[Block]:
-    series = shown[0]
+# -- recommended size -----------------------------------------------------------------
+
+
+def _recommendation(series: _Series) -> str:
     best = recommended(series.rows)
-    blocks: list[Block] = [Heading("Recommended job size")]
     if best is None:
-        return [*blocks, Paragraph(_no_more_than_base(series))]
+        return _nothing_recommended(series)
     texts = [
-        f"{job_size(best)}: the largest measured size whose efficiency ({series.regime} scaling) is at least "
+        f"{job_size(best)}: the largest measured size whose efficiency ({series.mode} scaling) is at least "
         f"{GUIDE}: {_efficiency(best)}.",
-        *_against_base(best, series),
+        *_against_baseline(best, series),
     ]
     if known(best["efficiency_low"]) and best["efficiency_low"] < GUIDE:
         texts.append(f"The interval reaches below {GUIDE}: more repeats would settle it.")
@@ -143,10 +136,10 @@ def _recommendation(shown: Sequence[_Series]) -> list[Block]:
         texts.append(_next_larger(best, larger.iloc[0], series))
     else:
         texts.append("It is the largest size that was measured; larger ones may do as well.")
-    return [*blocks, Paragraph(" ".join(texts))]
+    return " ".join(texts)
 
 
-def _no_more_than_base(series: _Series) -> str:
+def _nothing_recommended(series: _Series) -> str:
     base, closest = series.base["baseline"], closest_to_guide(series.rows)
     text = f"No size beyond the baseline, {base}, reaches an efficiency of {GUIDE}"
     text = f"{text}: more than the baseline cannot be recommended."
@@ -155,8 +148,8 @@ def _no_more_than_base(series: _Series) -> str:
     return f"{text} {capital(job_size(closest))} comes closest, with {_efficiency(closest)}."
 
 
-def _against_base(best: pd.Series, series: _Series) -> list[str]:
-    """Return what the recommended size costs and brings against the baseline, as far as it is known."""
+def _against_baseline(best: pd.Series, series: _Series) -> list[str]:
+    """Return the step time and cost of the recommended size and of the baseline, if known."""
     base, texts = series.base, []
     if known(best["step_time_sec"]) and known(base["step_time_sec"]):
         times = seconds(best["step_time_sec"]), seconds(base["step_time_sec"])
@@ -190,52 +183,50 @@ def _efficiency(row: Row) -> str:
     return f"{fraction(row['efficiency'])} {bounds}".strip()
 
 
-# -- the measurements -----------------------------------------------------------------
-
-_FORMULAS = {
-    "strong": "The global batch is constant. Speedup S(N) = T(N0)/T(N), efficiency E(N) = S(N) N0/N",
-    "weak": "The batch per rank is constant. Efficiency E(N) = T(N0)/T(N), scaled speedup S(N) = E(N) N/N0",
-}
+# -- measurements ---------------------------------------------------------------------
 
 
-def _section(series: _Series, frames: Frames, drawings: Sequence[Drawing]) -> list[Block]:
+def _section(series: _Series, frames: Frames, drawings: Sequence[Drawing]) -> dict[str, Any]:
+    """Return title, text, table and figures of one series."""
     base = series.base
-    text = (
-        f"{_FORMULAS[series.regime]}, with T the time per step and N ranks. Baseline N0: {base['baseline']}"
-    )
+    text = f"{_FORMULAS[series.mode]}, with T the time per step and N ranks. Baseline N0: {base['baseline']}"
     if known(base["step_time_sec"]):
         text += f", T(N0) = {seconds(base['step_time_sec'], digits=4)}"
-    return [
-        Heading(f"{series.regime.capitalize()} scaling"),
-        Paragraph(f"{text}."),
-        _table(series, frames),
-        *_figures(series.regime, drawings),
-    ]
+    by_name = {drawing.name: drawing for drawing in drawings}
+    names = [name for kind in ("speedup", "efficiency") if (name := f"{kind}-{series.mode}") in by_name]
+    return {
+        "title": mode_title(series.mode),
+        "text": f"{text}.",
+        **_table(series, frames),
+        "figures": [
+            {
+                "name": name,
+                "description": by_name[name].description,
+                "caption": f"{by_name[name].title}. {ascii_formula(by_name[name].caption)}",
+            }
+            for name in names
+        ],
+    }
 
 
-def _table(series: _Series, frames: Frames) -> Table:
+def _table(series: _Series, frames: Frames) -> dict[str, Any]:
+    """Return caption, headings and rows, without columns that hold no value."""
     measured = frames.runs[frames.runs["measured"]]
     groups = measured.groupby("cell_id", observed=True)
     loops, jobs = groups["window_s"].mean(), groups["wall_s"].mean()
     rows = [_table_row(row, loops, jobs) for row in series.rows.to_dict("records")]
     headings = (
         *("Nodes", "Ranks per node", "Ranks", "Batch", "Time per step", capital(series.rate_unit), "Speedup"),
-        *(
-            "Efficiency [95 %]",
-            "n",
-            "Main loop (s)",
-            "Whole job (s)",
-            "Node-h per run",
-            f"Node-h per 1M {series.counted}",
-        ),
+        *("Efficiency [95 %]", "n", "Main loop (s)", "Whole job (s)", "Node-h per run"),
+        f"Node-h per 1M {series.counted}",
     )
     kept = [place for place in range(len(headings)) if any(row[place] != MISSING for row in rows)]
     table_rows = [[row[place] for place in kept] for row in rows]
-    caption = f"{series.regime.capitalize()} scaling. n: runs"
+    caption = f"{mode_title(series.mode)}. n: runs"
     if "Main loop (s)" in [headings[place] for place in kept]:
         caption += "; main loop: the timed windows of one run; whole job: from start to end"
     caption += f"; {MISSING}: not measured." if any(MISSING in row for row in table_rows) else "."
-    return Table(caption, [headings[place] for place in kept], table_rows, text_columns=())
+    return {"caption": caption, "headings": [headings[place] for place in kept], "rows": table_rows}
 
 
 def _table_row(row: Row, loops: Any, jobs: Any) -> list[str]:
@@ -257,68 +248,42 @@ def _table_row(row: Row, loops: Any, jobs: Any) -> list[str]:
     ]
 
 
-def _figures(regime: str, drawings: Sequence[Drawing]) -> list[Block]:
-    by_name = {drawing.name: drawing for drawing in drawings}
-    found = [by_name[name] for kind in ("speedup", "efficiency") if (name := f"{kind}-{regime}") in by_name]
-    return [
-        Figure(f"figures/{drawing.name}", f"{drawing.title}. {_ascii(drawing.caption)}", drawing.description)
-        for drawing in found
-    ]
+# -- causes of the loss ---------------------------------------------------------------
+
+_LOSSES_NOTE = (
+    "Shares of the logarithm of the efficiency, by load balance, communication efficiency and "
+    "computational scalability (POP Centre of Excellence), from a separate, instrumented window."
+)
 
 
-def _ascii(caption: str) -> str:
-    """Return a caption in letters that any LaTeX has."""
-    return caption.replace("N₀", "N0").replace("·", " ")
-
-
-def _losses(shown: Sequence[_Series]) -> list[Block]:
-    blocks: list[Block] = [Heading("Causes of the loss")]
-    texts = []
-    for series in shown:
-        last = series.rows.iloc[-1]
-        name = f"{series.regime.capitalize()} scaling, {job_size(last)}, efficiency {_efficiency(last)}"
-        texts.append(f"{name}: {_causes(last, series.base)}.")
-    if not any("%" in text for text in texts):
-        return [*blocks, Bullets(texts)]
-    note = (
-        "Shares of the logarithm of the efficiency, by load balance, communication efficiency and "
-        "computational scalability (POP Centre of Excellence), from an instrumented window of its own."
-    )
-    return [*blocks, Bullets(texts), Paragraph(note)]
+def _loss_item(series: _Series) -> str:
+    """Return the causes of the loss at the largest size."""
+    last = series.rows.iloc[-1]
+    name = f"{mode_title(series.mode)}, {job_size(last)}, efficiency {_efficiency(last)}"
+    return f"{name}: {_causes(last, series.base)}."
 
 
 def _causes(last: pd.Series, base: pd.Series) -> str:
     if hardly_any_loss(last):
         return "hardly any loss"
     found = [loss for loss in losses(last, base) if loss.share >= SMALLEST_SHARE]
-    told = [f"{percent(loss.share)} {LOSSES[loss.factor]}" for loss in found]
-    return listed(told) or f"not known, {why_unknown(last, base)}"
+    shares = [f"{percent(loss.share)} {LOSSES[loss.factor]}" for loss in found]
+    return listed(shares) or f"not known, {why_unknown(last, base)}"
 
 
-# How the runs of a proposal's scaling section were measured, with which settings, and what is missing.
-
-#: Options of the workload that decide what is computed, and how.
-_SETTINGS = (
-    *("model", "parameters", "seq_len", "image_size", "precision", "optimizer", "grad_accum"),
-    *("bucket_cap_mb", "activation_checkpointing", "compile", "data", "num_workers", "checkpoint"),
-)
-_FACTS = ("Device", "PyTorch", "CUDA", "NCCL", "Network", "Interface", "Threads per rank")
+# -- method, settings, missing cells --------------------------------------------------
 
 
-def method(study: Study, rows: pd.DataFrame) -> list[Block]:
-    """Return how the runs were measured, input and output included."""
+def _method(study: Study, rows: pd.DataFrame) -> list[str]:
+    """Return paragraphs about windows, runs, intervals, input and output."""
     cells = study.plan.get("cells") or []
     workload = (cells[0].get("workload") or {}) if cells else {}
-    heading = Heading("How it was measured")
     intervals = (
         f"{certainty(rows)} Intervals: 95 %, Welch's t on the logarithms of the runs' throughputs, "
         "from three runs on."
     )
     if not workload:
-        return [
-            heading,
-            Paragraph(f"The figures were measured elsewhere and taken from a table. {intervals}"),
-        ]
+        return [f"The figures were measured elsewhere and taken from a table. {intervals}"]
     windows = ""
     if workload.get("steps_per_epoch") and workload.get("epochs"):
         windows = (
@@ -326,7 +291,7 @@ def method(study: Study, rows: pd.DataFrame) -> list[Block]:
             f"{count(int(workload['steps_per_epoch']), 'step')} after a warm-up, not instrumented. "
         )
     text = f"{windows}The unit is the run; repeats are spread over a seeded random order. {intervals}"
-    return [heading, Paragraph(text), Paragraph(_input_output(workload))]
+    return [text, _input_output(workload)]
 
 
 def _input_output(workload: Mapping[str, Any]) -> str:
@@ -341,8 +306,8 @@ def _input_output(workload: Mapping[str, Any]) -> str:
     return f"{text} Output: no checkpoints were written."
 
 
-def settings(study: Study, largest: str, environment: Environment) -> list[Block]:
-    """Return the settings of the cell ``largest`` and what it ran on; nothing for a table."""
+def _settings(study: Study, largest: str, environment: Environment) -> list[tuple[str, str]]:
+    """Return the settings of the cell ``largest`` and facts of the environment; nothing for a table."""
     cells = study.plan.get("cells") or []
     cell = next((cell for cell in cells if cell["cell_id"] == largest), None)
     if cell is None:
@@ -352,22 +317,16 @@ def settings(study: Study, largest: str, environment: Environment) -> list[Block
     found += [("backend", spelled(cell.get("backend"))), ("launcher", spelled(cell.get("launcher")))]
     found += [(one_line(k, limit=60), one_line(v, limit=80)) for k, v in (cell.get("env") or {}).items()]
     found += [(label, one_line(value, limit=80)) for label, value in environment.facts if label in _FACTS]
-    rows = [[name, value] for name, value in found]
-    return [
-        Heading("Settings"),
-        Table("Settings of the runs.", ("Setting", "Value"), rows, text_columns=(0, 1)),
-    ]
+    return found
 
 
-def missing(rows: pd.DataFrame) -> list[Block]:
-    """Return the planned cells without a number, with their reasons: none is left out silently."""
+def _missing(rows: pd.DataFrame) -> list[str]:
+    """Return the planned cells without a measurement, with their reasons."""
     lacking = rows[rows["n"] == 0].drop_duplicates("cell_id")
-    if not len(lacking):
-        return []
     items = [
         f"{row['cell_id']} ({job_size(row)}): {one_line(row['reason'], limit=160) or row['state']}."
         for row in lacking.head(20).to_dict("records")
     ]
     if len(lacking) > len(items):
         items.append(f"and {count(len(lacking) - len(items), 'more cell')}.")
-    return [Heading("Planned and not measured"), Bullets(items)]
+    return items

@@ -1,4 +1,4 @@
-"""The study in words: how far each series scales, where its efficiency goes, how sure that is."""
+"""Findings in sentences: how far each series scales, causes of its loss, and certainty."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from analysis.stats.losses import (
 from analysis.stats.scaling import GUIDE
 from analysis.text import count, fraction, fractions, known, listed, number, percent
 
-#: From this share of the step on, data loading is told of.
+#: From this share of the step on, data loading is reported.
 _MUCH_LOADING = 0.1
-#: How far the attribution window's efficiency may lie from the throughput window's, relatively.
+#: The largest relative difference between the efficiencies of attribution and throughput windows that agree.
 _AGREE = 0.05
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What one series says: a heading, sentences, and the figures for a glance."""
+    """The finding about one series: a heading, sentences, and values and details of three tiles."""
 
     series: str
     heading: str
@@ -46,8 +46,8 @@ def find(rows: pd.DataFrame, *, labels: dict[str, str], limit: int = 4) -> list[
 
     Args:
         rows: from :func:`analysis.checks.scaling_table.scaling_table`.
-        labels: a name for each series.
-        limit: how many series to speak of.
+        labels: the names of the series.
+        limit: the most series.
     """
     based = rows[rows["efficiency"].notna()].copy()
     based["several"] = based.duplicated(["series", "gpus"], keep=False)
@@ -57,28 +57,28 @@ def find(rows: pd.DataFrame, *, labels: dict[str, str], limit: int = 4) -> list[
     ]
 
 
-def nothing_to_tell(rows: pd.DataFrame) -> str:
-    """Return what stands where no series has an efficiency."""
+def no_finding(rows: pd.DataFrame) -> str:
+    """Return why no series has an efficiency."""
     timed = rows[rows["to_train"] & rows["speedup"].notna() & ~rows["is_base"]]
     if not len(timed):
         sizes = rows[rows["n"] > 0].groupby("series")["gpus"].nunique()
         if (sizes > 1).any():
             return (
-                "Sizes were measured that cannot be compared with each other: there is no speedup and no "
-                "efficiency to tell of. The table has the reason of each."
+                "The measured sizes cannot be compared with each other: there is no speedup and no "
+                "efficiency. The table of all cells has the reasons."
             )
-        return "No series has two measured sizes: there is no speedup and no efficiency to tell of."
+        return "No series has two measured sizes: there is no speedup and no efficiency."
     last = timed.sort_values("gpus", kind="stable").iloc[-1]
     times = number(last["speedup"], digits=3)
     return (
         f"{ranks(last)} trained {times} times as fast as {last['baseline']}. A time to "
-        "train includes convergence, which changes with the global batch: this is a speedup of the whole "
-        "training, not a parallel efficiency."
+        "train includes convergence, which changes with the global batch. It is therefore a speedup of the "
+        "whole training, not a parallel efficiency."
     )
 
 
 def certainty(rows: pd.DataFrame) -> str:
-    """Return how many runs stand behind the numbers and how wide the intervals are."""
+    """Return the number of runs per cell and the width of the intervals."""
     cells = rows[rows["n"] > 0].drop_duplicates("cell_id")
     if not len(cells):
         return "Nothing has been measured yet."
@@ -106,7 +106,7 @@ def _finding(rows: pd.DataFrame, table: pd.DataFrame, *, label: str) -> Finding:
         series=str(last["series"]),
         heading=label,
         sentences=(
-            _reach(last, base),
+            _speedup_sentence(last, base),
             _best_sentence(rows, best, closest),
             _loss_sentence(last, base, found),
         ),
@@ -128,10 +128,10 @@ def _with_interval(row: pd.Series) -> str:
     return f"{fraction(row['efficiency'], decimals=2)} {bounds}".strip()
 
 
-def _reach(last: pd.Series, base: pd.Series) -> str:
-    what = "as fast as" if last["mode"] == "strong" else "the throughput of"
+def _speedup_sentence(last: pd.Series, base: pd.Series) -> str:
+    relation = "as fast as" if last["mode"] == "strong" else "the throughput of"
     return (
-        f"{_size(last)}: {number(last['speedup'], digits=3)} times {what} {base['baseline']}, "
+        f"{_size(last)}: {number(last['speedup'], digits=3)} times {relation} {base['baseline']}, "
         f"an efficiency of {_with_interval(last)}."
     )
 
@@ -159,8 +159,8 @@ def _best_sentence(rows: pd.DataFrame, best: pd.Series | None, closest: pd.Serie
         return "No size beyond the baseline has an efficiency."
     if best is None:
         assert closest is not None
-        told = f"{_size(closest)} come closest, with {_with_interval(closest)}"
-        return f"No size beyond the baseline reaches an efficiency of {GUIDE}: {told}."
+        best_value = f"{_size(closest)} come closest, with {_with_interval(closest)}"
+        return f"No size beyond the baseline reaches an efficiency of {GUIDE}: {best_value}."
     text = f"The largest size at or above {GUIDE} is {_size(best)}, with {_with_interval(best)}"
     if known(best["efficiency_low"]) and best["efficiency_low"] < GUIDE:
         text += f" (its interval reaches below {GUIDE}: not certain)"
@@ -178,7 +178,7 @@ def _loss_sentence(last: pd.Series, base: pd.Series, found: Sequence[Loss]) -> s
     if hardly_any_loss(last):
         return f"There is hardly any loss to explain on {_size(last)}{_loading(last)}."
     if not found:
-        return f"Where the rest goes is not known: {why_unknown(last, base)}."
+        return f"The causes of the loss are not known: {why_unknown(last, base)}."
     parts = [
         f"{percent(loss.share)} is {LOSSES[loss.factor]}" for loss in found if loss.share >= SMALLEST_SHARE
     ]
@@ -187,13 +187,14 @@ def _loss_sentence(last: pd.Series, base: pd.Series, found: Sequence[Loss]) -> s
     if abs(attributed / last["efficiency"] - 1) > _AGREE:
         measured = fraction(attributed, decimals=2)
         text += (
-            f" The instrumented window that tells them apart shows an efficiency of {measured}: rough shares."
+            f" The attribution window, which gives these shares, has an efficiency of {measured}: the shares "
+            "are rough."
         )
     return text
 
 
 def _loading(row: pd.Series) -> str:
-    """Return how much of the step is data loading, where it is much: slow at every size, it loses nothing."""
+    """Return the share of data loading if it is large; slow loading at every size costs no efficiency."""
     share = float(row["data"] / row["useful_s"] * row["pop_parallel_efficiency"])
     if not known(share) or share < _MUCH_LOADING:
         return ""

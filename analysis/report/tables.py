@@ -1,12 +1,17 @@
-"""The scaling table as files: CSV for programs, Markdown and LaTeX for people."""
+"""Tables of a report: CSV for programs, Markdown and LaTeX for people, rows of texts for the page."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pandas as pd
 
+from analysis.checks.slow_ranks import LATE_FROM, RankMeans
 from analysis.data.csv_files import csv_text
+from analysis.data.names import layout, state_counts, state_name
+from analysis.report.figures.heatmaps import Grid
+from analysis.report.words import WORDS, ascii_formula
 from analysis.stats.columns import COLUMNS, FURTHER_COLUMNS
 from analysis.stats.scaling import AXES_COLUMNS
 from analysis.text import (
@@ -15,25 +20,33 @@ from analysis.text import (
     fraction,
     fractions,
     interval,
+    known,
     markdown,
     markdown_line,
     number,
     one_line,
+    seconds,
     whole,
 )
+from bench.study.ledger import RunState
 
-#: Beyond this many rows a LaTeX table is a longtable.
+#: A LaTeX table with more rows is a longtable.
 _PAGE_ROWS = 40
 
-_LATEX = {
+#: Rows in the HTML of the page. Its script takes the others, up to the maximum, from the data block.
+STATIC_ROWS = 100
+MAX_ROWS = 10_000
+MAX_RUNS_LISTED = 500
+MAX_NODES_LISTED = 60
+
+#: The columns of the page's table that hold text.
+_TEXT_COLUMNS = {"Cell", "Series", "Mode", "State", "Remark"}
+
+#: A cell of the page's table: a text, or a text with a second line.
+TableCell = str | tuple[str, str]
+
+_LATEX = {letter: f"\\{letter}" for letter in "&%$#_{}"} | {
     "\\": r"\textbackslash{}",
-    "&": r"\&",
-    "%": r"\%",
-    "$": r"\$",
-    "#": r"\#",
-    "_": r"\_",
-    "{": r"\{",
-    "}": r"\}",
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
     "<": r"\textless{}",
@@ -54,11 +67,25 @@ _LATEX = {
 }
 
 
+def latex(text: str, *, limit: int = 300) -> str:
+    """Return a text that LaTeX prints as it is; characters that pdfLaTeX's fonts lack become ``?``."""
+    return "".join(
+        _LATEX.get(letter, letter if _printable(letter) else "?") for letter in one_line(text, limit=limit)
+    )
+
+
+def _printable(letter: str) -> bool:
+    return letter.isascii() or (letter.isalpha() and ord(letter) < 0x180)
+
+
+# -- files ----------------------------------------------------------------------------
+
+
 def csv_table(table: pd.DataFrame) -> str:
-    """Return the promised columns and those that follow as CSV; what was not measured is an empty cell."""
+    """Return the scaling table as CSV; a value that was not measured is an empty cell."""
     further = [name for name in FURTHER_COLUMNS if name in table]
     frame = table[[*COLUMNS, *further]].copy()
-    # A table measured elsewhere need not tell the nodes.
+    # Tables measured elsewhere may lack the nodes.
     frame["nodes"] = frame["nodes"].astype("Int64").mask(frame["gpus_per_node"] == "")
     return csv_text(frame)
 
@@ -69,12 +96,12 @@ def axes_csv(sizes: pd.DataFrame) -> str:
 
 
 def runs_csv(runs: pd.DataFrame) -> str:
-    """Return every planned run with its state, reason and what it measured, as CSV."""
+    """Return all planned runs with their state, reason and measurements as CSV."""
     columns = ["run_id", "cell_id", "repeat", "order", "attempt", "state", "failure_class", "reason"]
     columns += ["exit_code", "allocation", "allocation_id", "started_at", "ended_at"]
     columns += ["epochs", "samples", "steps", "window_s"]
     columns += ["throughput_samples_per_sec", "step_time_sec", "outlier"]
-    # Runs with one allocation_id ran on the same nodes, one after another: a comparison may pair them.
+    # Runs with one allocation_id ran on the same nodes, one after another: comparisons may pair them.
     frame = runs.assign(allocation_id=runs["job_id"])[columns].copy()
     for name in ("started_at", "ended_at"):
         frame[name] = frame[name].dt.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
@@ -82,13 +109,13 @@ def runs_csv(runs: pd.DataFrame) -> str:
 
 
 def readable(table: pd.DataFrame, *, rate_unit: str = "samples/s") -> pd.DataFrame:
-    """Return the table as texts with units in the headings, for Markdown and LaTeX."""
+    """Return the scaling table as texts, with units in the headings."""
     columns: dict[str, list[str]] = {
         "Series": [one_line(v) for v in table["series"]],
         "Mode": [str(v) for v in table["mode"]],
         "Nodes": [
-            str(nodes) if each else MISSING
-            for nodes, each in zip(table["nodes"], table["gpus_per_node"], strict=True)
+            str(nodes) if per_node else MISSING
+            for nodes, per_node in zip(table["nodes"], table["gpus_per_node"], strict=True)
         ],
         "Ranks": [str(v) for v in table["gpus"]],
         "Batch": [whole(v) for v in table["global_batch"]],
@@ -102,35 +129,30 @@ def readable(table: pd.DataFrame, *, rate_unit: str = "samples/s") -> pd.DataFra
         "CommE": [fraction(v) for v in table["comm_efficiency"]],
         "CompS": [fraction(v) for v in table["computational_scalability"]],
         "Node-h": [number(v, digits=3) for v in table["node_hours"]],
-        "State": [_state(n, s) for n, s in zip(table["n"], table["state"], strict=True)],
+        "State": ["" if n else one_line(s) for n, s in zip(table["n"], table["state"], strict=True)],
     }
     return pd.DataFrame(columns, dtype="str")
 
 
 def _with_interval(table: pd.DataFrame, name: str, bounds: str, form: Callable[[float], str]) -> list[str]:
+    brackets = fractions if form is fraction else interval
     rows = zip(table[name], table[f"{bounds}_low"], table[f"{bounds}_high"], strict=True)
-    if form is fraction:
-        return [f"{fraction(v)} {fractions(low, high)}".strip() for v, low, high in rows]
-    return [f"{number(v)} {interval(low, high)}".strip() for v, low, high in rows]
-
-
-def _state(n: int, state: str) -> str:
-    return "" if n else one_line(state)
+    return [f"{form(value)} {brackets(low, high)}".strip() for value, low, high in rows]
 
 
 def notes(table: pd.DataFrame) -> list[str]:
-    """Return what stands under a table: baselines, formulas, abbreviations, what is missing."""
+    """Return the notes under a table: formulas, baselines and abbreviations."""
     texts = []
     based = table[table["baseline"] != ""].drop_duplicates("series")
-    for mode, formula in (
-        ("strong", "S = T(N0)/T(N), E = S N0/N, global batch constant"),
-        ("weak", "E = T(N0)/T(N), scaled speedup = E N/N0, batch per rank constant"),
-    ):
-        rows = based[based["mode"] == mode]
+    for mode in ("strong", "weak"):
+        rows, words = based[based["mode"] == mode], WORDS["modes"][mode]
         if len(rows):
             names = sorted(set(rows["baseline"]))
             shown = ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
-            texts.append(f"{mode.capitalize()} scaling: {formula}; T: time per step; baseline N0: {shown}.")
+            texts.append(
+                f"{words['title']}: {ascii_formula(words['formula'])}, {words['constant']} constant; "
+                f"T: time per step; baseline N0: {shown}."
+            )
     texts.append(
         "n: completed runs; brackets: 95 % intervals, Student's and Welch's t on the logarithms of the "
         "runs, from three runs. LB: load balance, CommE: communication efficiency, CompS: computational "
@@ -140,21 +162,21 @@ def notes(table: pd.DataFrame) -> list[str]:
 
 
 def markdown_table(table: pd.DataFrame, *, rate_unit: str = "samples/s") -> str:
-    """Return the table as Markdown with its notes, and a list of what is missing."""
+    """Return the scaling table as Markdown, with notes and the reasons of missing runs."""
     frame = readable(table, rate_unit=rate_unit)
     lines = [markdown_line(list(frame.columns)), "|" + "---|" * len(frame.columns)]
     lines += [markdown_line(row) for row in frame.itertuples(index=False)]
     lines += ["", *(f"{markdown(note)}\n" for note in notes(table))]
-    told = table[table["reason"] != ""].drop_duplicates(["cell_id", "reason"])
+    reasons = table[table["reason"] != ""].drop_duplicates(["cell_id", "reason"])
     lines += [
         f"- {markdown(cell)}: {markdown(one_line(reason))}"
-        for cell, reason in zip(told["cell_id"], told["reason"], strict=True)
+        for cell, reason in zip(reasons["cell_id"], reasons["reason"], strict=True)
     ]
     return "\n".join(lines).rstrip() + "\n"
 
 
 def latex_table(table: pd.DataFrame, *, rate_unit: str = "samples/s") -> str:
-    """Return the table with its notes for LaTeX: booktabs, a longtable where it is long."""
+    """Return the scaling table with its notes as LaTeX, a longtable if it is long."""
     frame = readable(table, rate_unit=rate_unit)
     numeric = "ll" + "r" * (len(frame.columns) - 3) + "l"
     head = " & ".join(latex(name) for name in frame.columns) + r" \\"
@@ -162,28 +184,136 @@ def latex_table(table: pd.DataFrame, *, rate_unit: str = "samples/s") -> str:
     foot = [latex(note) + r"\par" for note in notes(table)]
     if len(frame) > _PAGE_ROWS:
         lines = ["% needs \\usepackage{booktabs,longtable,textcomp}", rf"\begin{{longtable}}{{{numeric}}}"]
-        lines += [
-            r"\toprule",
-            head,
-            r"\midrule",
-            r"\endhead",
-            *body,
-            r"\bottomrule",
-            r"\end{longtable}",
-            *foot,
-        ]
+        lines += [r"\toprule", head, r"\midrule", r"\endhead", *body]
+        lines += [r"\bottomrule", r"\end{longtable}", *foot]
     else:
         lines = ["% needs \\usepackage{booktabs,textcomp}", rf"\begin{{tabular}}{{{numeric}}}"]
         lines += [r"\toprule", head, r"\midrule", *body, r"\bottomrule", r"\end{tabular}", "", *foot]
     return "\n".join(lines) + "\n"
 
 
-def latex(text: str, *, limit: int = 300) -> str:
-    """Return a text that LaTeX prints as it is; letters that pdfLaTeX's fonts lack become question marks."""
-    return "".join(
-        _LATEX.get(letter, letter if _printable(letter) else "?") for letter in one_line(text, limit=limit)
-    )
+# -- the page -------------------------------------------------------------------------
 
 
-def _printable(letter: str) -> bool:
-    return letter.isascii() or (letter.isalpha() and ord(letter) < 0x180)
+def cell_columns(rate_unit: str) -> list[dict[str, Any]]:
+    """Return the headings of :func:`cell_rows` as ``name``, ``help`` and ``numeric``."""
+    return [
+        {
+            "name": capital(rate_unit) if name == "Samples/s" else name,
+            "help": text,
+            "numeric": name not in _TEXT_COLUMNS,
+        }
+        for name, text in WORDS["cell_columns"].items()
+    ]
+
+
+def cell_rows(rows: pd.DataFrame, *, labels: dict[str, str]) -> list[list[TableCell]]:
+    """Return the table of all cells as texts, in the order of :func:`cell_columns`."""
+    return [_cell_row(row, labels) for row in rows.to_dict("records")]
+
+
+def _cell_row(row: dict[Any, Any], labels: dict[str, str]) -> list[TableCell]:
+    per_rank, smaller = row["per_gpu_batch"], row["incremental_from"]
+    throughput = interval(row["throughput_low"], row["throughput_high"])
+    return [
+        row["cell_id"],
+        labels[row["series"]],
+        row["mode"] or MISSING,
+        _two_lines(whole(row["gpus"]), layout(row)),
+        _two_lines(whole(row["global_batch"]), f"{whole(per_rank)} per rank" if known(per_rank) else ""),
+        row["state"],
+        _two_lines(str(row["n"]), f"of {row['runs']}" if row["n"] < row["runs"] else ""),
+        _two_lines(number(row["throughput_samples_per_sec"]), throughput),
+        number(1000 * row["step_time_sec"]),
+        _two_lines(
+            number(row["speedup"], digits=3), interval(row["speedup_low"], row["speedup_high"], digits=3)
+        ),
+        _two_lines(fraction(row["efficiency"]), fractions(row["efficiency_low"], row["efficiency_high"])),
+        _two_lines(
+            fraction(row["incremental_efficiency"]), f"from {whole(smaller)}" if known(smaller) else ""
+        ),
+        fraction(row["load_balance"]),
+        fraction(row["comm_efficiency"]),
+        fraction(row["pop_parallel_efficiency"]),
+        fraction(row["computational_scalability"]),
+        fraction(row["global_efficiency"]),
+        number(row["node_hours"], digits=3),
+        one_line(row["reason"], limit=240),
+    ]
+
+
+def _two_lines(text: str, below: str) -> TableCell:
+    return (text, below) if below else text
+
+
+def runs_context(runs: pd.DataFrame) -> dict[str, Any]:
+    """Return the runs that do not count, have a reason or are outliers, and their numbers."""
+    notable = runs[~runs["measured"] | (runs["reason"] != "") | runs["outlier"]]
+    shown = notable.head(MAX_RUNS_LISTED)
+    names = ["run_id", "attempt", "state", "failure_class", "reason", "measured", "outlier"]
+    return {
+        "listed": [_run_row(record) for record in shown[names].to_dict("records")],
+        "left_out": len(notable) - len(shown),
+        "missing": int((~runs["measured"]).sum()),
+        "states": state_counts(runs[~runs["measured"]]),
+        "total": len(runs),
+        "outliers": int(runs["outlier"].sum()),
+    }
+
+
+def _run_row(record: dict[Any, Any]) -> list[str]:
+    reasons = [one_line(record["reason"], limit=400)]
+    if record["outlier"]:
+        reasons.append("far from the other runs of its cell: flagged, and still counted")
+    failure = record["failure_class"]
+    planned = state_name(RunState.PLANNED) if record["state"] == RunState.PLANNED else MISSING
+    return [
+        record["run_id"],
+        MISSING if pd.isna(record["attempt"]) else str(record["attempt"]),
+        record["state"],
+        failure if isinstance(failure, str) and failure else MISSING,
+        "yes" if record["measured"] else "no",
+        "; ".join(filter(None, reasons)) or planned,
+    ]
+
+
+def node_rows(means: RankMeans) -> list[tuple[bool, list[str]]]:
+    """Return for each host whether it is late, and its texts; of many hosts the latest ones."""
+    return [
+        (
+            row["beyond"] >= LATE_FROM,
+            [
+                one_line(row["host"], limit=80),
+                one_line(row["cell_id"], limit=120),
+                str(row["ranks"]),
+                str(row["n"]),
+                seconds(row["useful"]),
+                seconds(row["data"]),
+                f"{round(100 * row['beyond'], 1) + 0.0:g} %",
+                seconds(row["wait"]),
+                seconds(row["step"]),
+            ],
+        )
+        for row in means.by_host.head(MAX_NODES_LISTED).to_dict("records")
+    ]
+
+
+def grid_tables(grid: Grid) -> list[tuple[str, list[list[str]]]]:
+    """Return the name of each series and the rows of its table by nodes and ranks per node."""
+    return [
+        (label, [_grid_row(row) for row in grid.rows[grid.rows["series"] == series].to_dict("records")])
+        for series, label in grid.labels.items()
+    ]
+
+
+def _grid_row(row: dict[Any, Any]) -> list[str]:
+    bounds = interval(row["efficiency_low"], row["efficiency_high"], digits=3)
+    over = MISSING if row["nodes"] == 1 else fraction(row["efficiency_over_nodes"])
+    return [
+        *(str(row[name]) for name in ("gpus_per_node", "nodes", "gpus")),
+        number(row["speedup"], digits=3),
+        f"{fraction(row['efficiency'])} {bounds}".strip(),
+        fraction(row["efficiency_within_node"]),
+        over,
+        one_line(row["reason"], limit=160) or ("" if row["n"] else state_name(row["state"])),
+    ]

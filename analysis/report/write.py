@@ -1,6 +1,6 @@
-"""`report/`: one page that works offline, and its tables and figures as files.
+"""Write ``report/`` of a study or of a table: the page, its tables and its figures.
 
-Heavy packages are imported when a report is written, not when this module is.
+Heavy packages are imported when a report is written, not with this module.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
     from analysis.report.figures.drawing import Drawing
     from analysis.stats.measured import Frames
 
-_TEMPLATE = Path(__file__).resolve().parent / "template"
+_TEMPLATES = Path(__file__).resolve().parent / "template"
+#: The most characters of a paragraph in a proposal.
+_MAX_PARAGRAPH = 5000
 
 
 def write_report(
@@ -34,26 +37,25 @@ def write_report(
 ) -> Path:
     """Write ``report/`` of a study and return the path of its index.html.
 
-    Beside the page: scaling.csv, scaling.md, scaling.tex, runs.csv, and each figure as SVG,
-    PNG and PDF in figures/; where runs left it, axes.csv, sweep.csv, fabric.csv
-    and nodes.csv. What was there of an older report is replaced; of its proposal nothing is
-    touched unless a new one is asked for.
+    The files are the page, scaling.csv, scaling.md, scaling.tex, runs.csv, and each figure as SVG, PNG and
+    PDF in figures/; with suitable data also axes.csv, sweep.csv, fabric.csv and nodes.csv. Files of an older
+    report are replaced, except for its proposal if no new one is requested.
 
     Args:
         study_path: the study's folder.
-        baseline: what efficiencies refer to, as :func:`analysis.stats.baselines.is_baseline` reads it; by
-            default the smallest size that was measured.
-        proposal: write proposal.md and proposal.tex, too.
+        baseline: the baseline of efficiencies, in the form of :func:`analysis.stats.baselines.is_baseline`;
+            by default the smallest measured size.
+        proposal: also write proposal.md and proposal.tex.
         progress: called with a few words before each step.
 
     Raises:
-        BenchError: there is no readable plan or no such baseline, or the folder cannot be written.
+        BenchError: the plan is not readable, the baseline does not exist, or the folder cannot be written.
     """
     from analysis.checks.scaling_table import scaling_table
     from analysis.data.load import load_study
     from analysis.stats.measured import measure
 
-    say = progress or (lambda words: None)
+    say = progress or (lambda step: None)
     say("reading the runs")
     study = load_study(study_path)
     say("computing")
@@ -73,21 +75,21 @@ def write_table_report(
     """Write the report of a table measured elsewhere and return the path of its index.html.
 
     Args:
-        table: a CSV file, one row per run or per size; docs/analysis.md says which columns.
-        output: the folder that ``report/`` is made in.
-        mode: ``strong`` or ``weak`` for series whose batch columns do not tell.
+        table: a CSV file, one row per run or per size; docs/analysis.md lists its columns.
+        output: the folder for ``report/``.
+        mode: ``strong`` or ``weak``, for series without batch columns.
         baseline: as for :func:`write_report`.
         proposal: as for :func:`write_report`.
         progress: called with a few words before each step.
 
     Raises:
-        BenchError: the table is wrong, every problem with its line; there is no such baseline; the
+        BenchError: the table is wrong (all problems with their lines), the baseline does not exist, or the
             folder cannot be written.
     """
     from analysis.tables_in.read import read_table
     from analysis.tables_in.study import foreign_study
 
-    say = progress or (lambda words: None)
+    say = progress or (lambda step: None)
     say("reading the table")
     foreign = foreign_study(read_table(table), mode=mode, folder=output)
     for remark in foreign.remarks:
@@ -100,11 +102,10 @@ def write_table_report(
 def _report(
     study: Study, frames: Frames, rows: pd.DataFrame, say: Callable[[str], None], *, proposal: bool
 ) -> Path:
-    """Write what a study and a table have in common: all files of the report."""
+    """Write all files of a report."""
     from analysis.data.environment import describe_environment
     from analysis.data.names import series_parts
-    from analysis.report.details import look_closer
-    from analysis.report.figures.all_figures import draw_figures
+    from analysis.report.figures.all_figures import detail_figures, scaling_figures
     from analysis.report.figures.heatmaps import grids
     from analysis.report.page import page_context
     from analysis.report.tables import axes_csv, csv_table, latex_table, markdown_table, runs_csv
@@ -114,12 +115,12 @@ def _report(
     rows = add_typical_rank(study, frames, rows)
     say("drawing")
     parts = series_parts(study.plan)
-    closer = look_closer(study, frames, rows, parts=parts)
+    details = detail_figures(study, frames, rows, parts=parts)
     sizes = two_axes(rows)
     axes = grids(sizes, parts)
     drawings = [
-        *draw_figures(rows, frames.runs, parts=parts, axes=axes, rate_unit=frames.rate_unit),
-        *closer.drawings,
+        *scaling_figures(rows, frames.runs, parts=parts, axes=axes, rate_unit=frames.rate_unit),
+        *details.drawings,
     ]
     say("reading the environment")
     environment = describe_environment(study)
@@ -129,32 +130,32 @@ def _report(
         "scaling.md": markdown_table(rows, rate_unit=frames.rate_unit),
         "scaling.tex": latex_table(rows, rate_unit=frames.rate_unit),
         "runs.csv": runs_csv(frames.runs),
-        "index.html": render_page(page_context(study, frames, rows, drawings, environment, closer, axes)),
+        "index.html": render_page(page_context(study, frames, rows, drawings, environment, details, axes)),
+        **details.files,
     }
-    if proposal:
-        from analysis.report.proposal import proposal_files
-
-        files |= proposal_files(study, frames, rows, drawings, environment)
     if len(sizes):
         files["axes.csv"] = axes_csv(sizes)
-    files |= closer.files
+    if proposal:
+        from analysis.report.proposal import proposal_context
+
+        files |= render_proposal(proposal_context(study, frames, rows, drawings, environment))
     return _write(study.folder.report, files, drawings)
 
 
 def render_page(context: dict[str, Any]) -> str:
-    """Return the page; every value is escaped but for the figures, which escape their own texts."""
+    """Return the page. All values are escaped, except for figures, which escape their own texts."""
     import jinja2
     from markupsafe import Markup
 
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_TEMPLATE),
+        loader=jinja2.FileSystemLoader(_TEMPLATES),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    style = (_TEMPLATE / "page.css").read_text(encoding="utf-8")
-    script = (_TEMPLATE / "page.js").read_text(encoding="utf-8")
+    style = (_TEMPLATES / "page.css").read_text(encoding="utf-8")
+    script = (_TEMPLATES / "page.js").read_text(encoding="utf-8")
     policy = (
         f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'; "
         "img-src data:; base-uri 'none'; form-action 'none'"
@@ -169,13 +170,41 @@ def render_page(context: dict[str, Any]) -> str:
     )
 
 
+def render_proposal(context: dict[str, Any]) -> dict[str, str]:
+    """Return proposal.md and proposal.tex by file name; the filters of the templates escape all values."""
+    import jinja2
+
+    from analysis.report.tables import latex
+    from analysis.text import markdown, markdown_line
+
+    environment = jinja2.Environment(  # noqa: S701 (no HTML)
+        loader=jinja2.FileSystemLoader(_TEMPLATES),
+        # LaTeX is full of braces.
+        block_start_string="<%",
+        block_end_string="%>",
+        variable_start_string="<<",
+        variable_end_string=">>",
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    files = {}
+    for name, escape, row in (
+        ("proposal.md", markdown, markdown_line),
+        ("proposal.tex", latex, lambda texts: " & ".join(map(latex, texts))),
+    ):
+        environment.filters |= {"text": partial(escape, limit=_MAX_PARAGRAPH), "cell": escape, "row": row}
+        files[name] = environment.get_template(f"{name}.j2").render(context).rstrip() + "\n"
+    return files
+
+
 def _digest(text: str) -> str:
-    """Return the source expression by which a Content-Security-Policy lets one inline block in."""
+    """Return the source expression that allows one inline block in a Content-Security-Policy."""
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
 def _write(folder: Path, files: dict[str, str], drawings: Sequence[Drawing]) -> Path:
-    from analysis.report.details import FILES
+    from analysis.report.figures.all_figures import DETAIL_FILES, all_names
     from bench.study.files import write_atomically
 
     figures = folder / "figures"
@@ -185,21 +214,14 @@ def _write(folder: Path, files: dict[str, str], drawings: Sequence[Drawing]) -> 
             write_atomically(figures / f"{drawing.name}.svg", drawing.svg)
             (figures / f"{drawing.name}.png").write_bytes(drawing.png)
             (figures / f"{drawing.name}.pdf").write_bytes(drawing.pdf)
-        _remove_stale(figures, {drawing.name for drawing in drawings})
+        # Figures and files of an older report that this one lacks; other files in the folder stay.
+        for name in set(all_names()) - {drawing.name for drawing in drawings}:
+            for form in ("svg", "png", "pdf"):
+                (figures / f"{name}.{form}").unlink(missing_ok=True)
         for name, text in files.items():
             write_atomically(folder / name, text)
-        for name in {"axes.csv", *FILES} - set(files):
+        for name in {"axes.csv", *DETAIL_FILES} - set(files):
             (folder / name).unlink(missing_ok=True)
     except OSError as error:
         raise BenchError(f"{error.filename or folder}: cannot be written: {error.strerror}") from None
     return folder / "index.html"
-
-
-def _remove_stale(figures: Path, names: set[str]) -> None:
-    """Remove figures that an older report drew and this one does not; no file of anybody else."""
-    from analysis.report.figures.all_figures import all_names
-
-    for name in all_names():
-        if name not in names:
-            for form in ("svg", "png", "pdf"):
-                (figures / f"{name}.{form}").unlink(missing_ok=True)

@@ -336,6 +336,17 @@ def weak(batch: int = 16, sizes: Sequence[int] = (1, 2, 4, 8), **options: Any) -
     return [make_cell(n, batch=batch, mode="weak", **options) for n in sizes]
 
 
+def over_two_axes(
+    nodes: tuple[int, ...] = (1, 2, 4), per_node: tuple[int, ...] = (1, 2, 4), **options: Any
+) -> list[Cell]:
+    """Return a weak and a strong series over nodes and ranks per node."""
+    sizes = [(n, k) for k in per_node for n in nodes]
+    most = nodes[-1] * per_node[-1]
+    weak_cells = [make_cell(n * k, batch=16, mode="weak", per_node=k, **options) for n, k in sizes]
+    strong_cells = [make_cell(n * k, batch=4 * most, per_node=k, **options) for n, k in sizes]
+    return merged(weak_cells + strong_cells)
+
+
 def finished(path: Path, cells: Sequence[Cell] | None = None, **options: Any) -> Path:
     """Write a study in which everything completed (unless ``options`` say otherwise)."""
     return StudyBuilder(path, cells if cells is not None else strong(), **options).write()

@@ -44,7 +44,7 @@ HOMES = {
     "matplotlib": ("analysis",),
     "pyarrow": ("analysis",),
     "yaml": ("bench.matrix",),
-    "jinja2": ("bench.render", "analysis.report.write", "analysis.report.page"),
+    "jinja2": ("bench.render", "analysis.report.write"),
     "subprocess": (
         "bench.slurm.client",
         "bench.executors.local",

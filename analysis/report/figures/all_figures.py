@@ -1,55 +1,27 @@
-"""The figures of a report, each as SVG (for the page and as a file), PNG and PDF.
-
-A figure holds a few series at most and only as many marks as a reader can point at;
-what it leaves out it says.
-"""
+"""All figures of a report, with the frames that were read for them."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 
-from analysis.data.names import ranks
-from analysis.report.figures.bars import bars_draft, draw_losses, draw_split, loss_rows, split_rows
-from analysis.report.figures.curves import (
-    EFFICIENCY,
-    IDEAL,
-    SPEEDUP,
-    THROUGHPUT,
-    Curve,
-    draw_curve,
-    legend_lines,
-    throughput_in,
-)
-from analysis.report.figures.drawing import Draft, Drawing, finish
-from analysis.report.figures.heatmaps import (
-    Grid,
-    Heat,
-    Panels,
-    grid_caption,
-    grid_description,
-    grid_panels,
-    heat_caption,
-    heat_description,
-    heat_panels,
-    heats,
-)
-from analysis.report.figures.selection import (
-    MAX_REPEATS,
-    Selection,
-    curve_caption,
-    curve_description,
-    repeats_of,
-    select,
-)
+from analysis.checks.fabric import fabric_table, fabrics_of, sweep_rows
+from analysis.checks.slow_ranks import RankMeans, least_balanced_cells, nodes_table, rank_means
+from analysis.data.csv_files import csv_text
+from analysis.data.load import Study
+from analysis.report.figures.bandwidth import bandwidth_figure
+from analysis.report.figures.bars import loss_figure, loss_rows, split_figure, split_rows
+from analysis.report.figures.curves import EFFICIENCY, SPEEDUP, THROUGHPUT, curve_figure, throughput_in
+from analysis.report.figures.drawing import Drawing, select
+from analysis.report.figures.heatmaps import Grid, batch_figure, batch_grids, grid_figure
+from analysis.report.figures.ranks import ranks_figure
+from analysis.report.figures.step_times import step_rows, steps_figure
 from analysis.stats.columns import PARTS
-from analysis.stats.losses import LOSSES, SHORT_NAMES, SMALLEST_SHARE, TYPICAL_RANK_COLUMNS
-from analysis.text import count, fraction, percent
+from analysis.stats.laws.forms import Fabric
+from analysis.stats.losses import TYPICAL_RANK_COLUMNS
+from analysis.stats.measured import Frames
 
 _COLUMNS = (
     *("cell_id", "series", "baseline", "is_base", "nodes", "gpus_per_node", "gpus", "n", "rate"),
@@ -58,8 +30,13 @@ _COLUMNS = (
     *(*PARTS, "exposed"),
 )
 
+MODES = ("strong", "weak", "")
 
-def draw_figures(
+#: Files that :func:`detail_figures` may add to a report.
+DETAIL_FILES = ("sweep.csv", "fabric.csv", "nodes.csv")
+
+
+def scaling_figures(
     table: pd.DataFrame,
     runs: pd.DataFrame,
     *,
@@ -67,160 +44,102 @@ def draw_figures(
     axes: Mapping[str, Grid],
     rate_unit: str = "samples/s",
 ) -> Iterator[Drawing]:
-    """Yield each regime's figures.
-
-    Speedup, efficiency, its grid of two axes, sizes against batches, throughput; what the
-    efficiency is lost to, and the step's time.
+    """Yield the figures of the scaling table: curves, heat maps, losses and step times of each mode.
 
     Args:
         table: from :func:`analysis.checks.scaling_table.scaling_table`.
         runs: the runs of :func:`analysis.stats.measured.measure`.
         parts: from :func:`analysis.data.names.series_parts`.
         axes: from :func:`analysis.report.figures.heatmaps.grids`.
-        rate_unit: what a throughput counts.
+        rate_unit: unit of a throughput.
     """
     throughput = throughput_in(rate_unit)
-    over_batches = heats(table, parts, rate_unit=rate_unit)
+    batches = batch_grids(table, parts, rate_unit=rate_unit)
     columns = [name for name in _COLUMNS if name in table]
-    for regime in ("strong", "weak", ""):
-        rows = table[(table["mode"] == regime) & (table["n"] > 0)][columns]
+    for mode in MODES:
+        rows = table[(table["mode"] == mode) & (table["n"] > 0)][columns]
         if not len(rows):
             continue
         for curve in (SPEEDUP, EFFICIENCY, throughput):
             drawn = rows[rows[curve.column].notna()].drop(columns=[*PARTS, "exposed"])
             if len(drawn) and (curve is throughput or drawn["gpus"].nunique() > 1):
-                yield _curve_figure(curve, select(drawn, regime, parts), runs)
-            if curve is EFFICIENCY and regime in axes:
-                yield _grid_figure(axes[regime])
-            if curve is EFFICIENCY and regime in over_batches:
-                yield _heat_figure(over_batches[regime])
+                yield curve_figure(curve, select(drawn, mode, parts), runs)
+            if curve is EFFICIENCY and mode in axes:
+                yield grid_figure(axes[mode])
+            if curve is EFFICIENCY and mode in batches:
+                yield batch_figure(batches[mode])
         lost = loss_rows(rows, table)
         if len(lost):
-            yield _loss_figure(select(lost, regime, parts, bars=True))
+            yield loss_figure(select(lost, mode, parts, bars=True))
         split = split_rows(rows)
         if len(split):
-            yield _split_figure(select(split, regime, parts, bars=True))
+            yield split_figure(select(split, mode, parts, bars=True))
 
 
 def all_names() -> list[str]:
-    """Return the names of all figures that a report may have."""
+    """Return the names of all figures that a report can have."""
     kinds = (SPEEDUP.kind, EFFICIENCY.kind, "axes", "heat", THROUGHPUT.kind, "loss", "step", "times")
-    by_regime = [f"{kind}-{regime}" for kind in kinds for regime in ("strong", "weak", "other")]
-    return [*by_regime, "bandwidth", "ranks"]
+    return [*(f"{kind}-{mode or 'other'}" for kind in kinds for mode in MODES), "bandwidth", "ranks"]
 
 
-def _curve_figure(curve: Curve, selection: Selection, runs: pd.DataFrame) -> Drawing:
-    rows = selection.rows
-    repeats = repeats_of(curve, rows, runs)
-    left_out = list(selection.left_out)
-    if len(repeats) > MAX_REPEATS:
-        left_out.append(f"the {len(repeats):,} single runs are not drawn")
-        repeats = repeats.iloc[:0]
-    elif len(repeats) == len(rows):
-        repeats = repeats.iloc[:0]  # one run each: the mean is the run
+@dataclass(frozen=True)
+class Details:
+    """Figures of single steps, ranks and messages, with their frames.
 
-    def draw(axes: Axes) -> dict[str, list[str]]:
-        axes.grid(axis="y")
-        return draw_curve(axes, curve, rows, repeats, labels=selection.labels)
+    Attributes:
+        drawings: the figures.
+        ranks: means of the ranks; None if no run has ranks.csv.
+        fabrics: the measured all-reduce of each series.
+        files: texts by file name, some of :data:`DETAIL_FILES`.
+    """
 
-    draft = Draft(
-        name=f"{curve.kind}-{selection.regime or 'other'}",
-        what=curve.axis.partition(" (")[0],
-        regime=selection.regime,
-        labels=selection.labels,
-        shared=selection.shared,
-        description=curve_description(curve, selection),
-        caption=curve_caption(curve, selection, with_runs=len(repeats) > 0),
-        left_out=left_out,
-        height_in=2.9,
-        legend_lines=legend_lines([*selection.labels.values(), IDEAL]),
-        left_in=0.9 if curve.kind == THROUGHPUT.kind and rows[curve.column].max() >= 50_000 else 0.78,
-    )
-    return finish(draft, draw)
+    drawings: list[Drawing]
+    ranks: RankMeans | None
+    fabrics: dict[str, Fabric]
+    files: dict[str, str]
 
 
-def _grid_figure(grid: Grid) -> Drawing:
-    draft = Draft(
-        name=f"axes-{grid.regime}",
-        what="Efficiency and speedup by nodes and ranks per node",
-        regime=grid.regime,
-        labels=grid.labels,
-        shared=grid.shared,
-        description=grid_description(grid),
-        caption=grid_caption(grid),
-        left_out=list(grid.left_out),
-        left_in=0.6,
-    )
-    return _panels_figure(draft, grid_panels(grid))
+def detail_figures(
+    study: Study, frames: Frames, rows: pd.DataFrame, *, parts: dict[str, dict[str, str]]
+) -> Details:
+    """Draw steps.csv, ranks.csv and probes.json; of a large study a sample.
+
+    Args:
+        study: the study whose files to read.
+        frames: from :func:`analysis.stats.measured.measure`.
+        rows: from :func:`analysis.checks.scaling_table.scaling_table`.
+        parts: from :func:`analysis.data.names.series_parts`.
+    """
+    files = {}
+    sweep = sweep_rows(study)
+    fits = fabric_table(sweep)
+    if len(sweep):
+        files = {"sweep.csv": _csv(sweep), "fabric.csv": _csv(fits)}
+    drawings = [figure for figure in [bandwidth_figure(sweep, study.cells)] if figure is not None]
+    drawings += _step_figures(study, frames, rows, parts)
+    ranks = rank_means(study, least_balanced_cells(rows), frames.runs)
+    if ranks is not None:
+        balance = dict(zip(rows["cell_id"], rows["load_balance"].astype(float), strict=True))
+        drawings.append(ranks_figure(ranks, balance=balance))
+        files["nodes.csv"] = _csv(nodes_table(ranks))
+    return Details(drawings, ranks, fabrics_of(sweep, fits, rows), files)
 
 
-def _heat_figure(heat: Heat) -> Drawing:
-    draft = Draft(
-        name=f"heat-{heat.regime}",
-        what=f"Efficiency and throughput by {heat.axis.lower()} and batch",
-        regime=heat.regime,
-        labels={name: name for name in heat.panels},
-        description=heat_description(heat),
-        caption=heat_caption(heat),
-        left_out=list(heat.left_out),
-        left_in=0.9,
-    )
-    return _panels_figure(draft, heat_panels(heat))
+def _csv(table: pd.DataFrame) -> str:
+    # Nine digits hold microseconds of steps that take seconds.
+    return csv_text(table, digits=9)
 
 
-def _panels_figure(draft: Draft, panels: Panels) -> Drawing:
-    return finish(replace(draft, height_in=panels.height_in, with_axis=False), panels.draw)
-
-
-def _loss_figure(selection: Selection) -> Drawing:
-    draft = bars_draft(
-        selection,
-        kind="loss",
-        what="What the efficiency is lost to",
-        topic="time",
-        description=_loss_description(selection.rows),
-        caption=(
-            "From 1 to the efficiency that is left: each factor takes its share on a logarithmic axis, since "
-            "factors multiply. Behind the bar: the efficiency, from the throughput windows; the factors are "
-            "those of the attribution window. Left of 1: gains."
-        ),
-        legend_lines=2,
-    )
-    return finish(draft, lambda axes: draw_losses(axes, selection.rows, labels=selection.labels))
-
-
-def _loss_description(rows: pd.DataFrame) -> str:
-    largest = rows.sort_values("gpus", kind="stable").iloc[-1]
-    lost = {name: max(0.0, -math.log(largest[name])) for name in LOSSES}
-    total = sum(lost.values())
-    shares = [
-        f"{SHORT_NAMES[name]} {percent(part / total)}"
-        for name, part in sorted(lost.items(), key=lambda item: -item[1])
-        if total > 0 and part / total >= SMALLEST_SHARE
-    ]
-    return (
-        f"Stacked bars of {count(len(rows), 'cell')}. At {ranks(largest)} the efficiency is "
-        f"{fraction(largest['efficiency'], decimals=2)}; of the loss: {', '.join(shares) or 'nothing'}."
-    )
-
-
-def _split_figure(selection: Selection) -> Drawing:
-    rows = selection.rows
-    largest = rows.sort_values("gpus", kind="stable").iloc[-1]
-    exposed = (largest["transfer"] + np.nan_to_num(largest["wait"])) / largest["total_s"]
-    draft = bars_draft(
-        selection,
-        kind="step",
-        what="Where the step's time goes",
-        topic="time",
-        description=(
-            f"Stacked bars of {count(len(rows), 'cell')}. At {ranks(largest)} "
-            f"{percent(exposed)} of the step is exposed communication."
-        ),
-        caption=(
-            "Means over ranks, of the attribution window; the step's time stands behind its bar. Hatched: "
-            "waiting for the slowest rank, the part of exposed communication above the least of all ranks."
-        ),
-        legend_lines=4,
-    )
-    return finish(draft, lambda axes: draw_split(axes, rows, labels=selection.labels))
+def _step_figures(
+    study: Study, frames: Frames, rows: pd.DataFrame, parts: dict[str, dict[str, str]]
+) -> list[Drawing]:
+    drawings = []
+    for mode in MODES:
+        own = rows[(rows["mode"] == mode) & (rows["n"] > 0)]
+        if not len(own):
+            continue
+        selection = select(own, mode, parts, bars=True)
+        timed = step_rows(study, selection.rows, frames.runs)
+        if len(timed):
+            drawings.append(steps_figure(replace(selection, rows=timed)))
+    return drawings

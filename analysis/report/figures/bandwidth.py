@@ -1,4 +1,4 @@
-"""All-reduce bandwidth against message size, one line per size and backend, with the fabric's fit."""
+"""Figure of the all-reduce bandwidth over the message size, with the fit of the fabric."""
 
 from __future__ import annotations
 
@@ -15,21 +15,31 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from analysis.checks.fabric import fabric_table, ring_time
 from analysis.data.names import with_layout
 from analysis.report.figures.curves import legend_lines
-from analysis.report.figures.drawing import Draft, Drawing, evenly_spaced, finish, log_ticks
-from analysis.report.figures.palette import INK, SERIES_COLOURS, SERIES_MARKERS, SURFACE
+from analysis.report.figures.drawing import (
+    INK,
+    SERIES_COLOURS,
+    SERIES_MARKERS,
+    SURFACE,
+    Draft,
+    Drawing,
+    evenly_spaced,
+    finish,
+    log_ticks,
+)
+from analysis.report.words import WORDS
 from analysis.text import count, known, number, one_line, seconds
 
 MAX_LINES = len(SERIES_COLOURS)
-#: Of how many lines the caption tells the fit.
-_MOST_TOLD = 3
+#: With more lines, the caption refers to fabric.csv.
+_MAX_FITS_IN_CAPTION = 3
 
 
 def bandwidth_figure(sweep: pd.DataFrame, cells: pd.DataFrame) -> Drawing | None:
-    """Return the figure; None where no run swept.
+    """Return the figure; None if no run measured message sizes.
 
     Args:
         sweep: from :func:`analysis.checks.fabric.sweep_rows`.
-        cells: of a study: ``cell_id, nodes, gpus_per_node, gpus, backend, swept``.
+        cells: a study's ``cell_id, nodes, gpus_per_node, gpus, backend, swept``.
     """
     if not len(sweep):
         return None
@@ -44,16 +54,11 @@ def bandwidth_figure(sweep: pd.DataFrame, cells: pd.DataFrame) -> Drawing | None
     fits = {str(fit["cell_id"]): fit for fit in fabric_table(lines).to_dict("records")}
     draft = Draft(
         name="bandwidth",
-        what="All-reduce bandwidth against message size",
+        subject="All-reduce bandwidth by message size",
         topic="communication",
         description=_description(lines, fits, labels),
-        caption=(
-            "Bus bandwidth, 2(N − 1)/N · bytes / time: what a ring sends over each rank's link. Points: "
-            "medians over runs; lines: the fit t = 2(N − 1)·α + 2(N − 1)/N · S · β"
-            f"{_few_fits(labels, fits)}"
-        ),
+        caption=WORDS["captions"]["bandwidth"] + _fits_in_caption(labels, fits),
         left_out=left_out,
-        height_in=2.9,
         legend_lines=legend_lines(labels),
         left_in=0.9,
     )
@@ -61,7 +66,7 @@ def bandwidth_figure(sweep: pd.DataFrame, cells: pd.DataFrame) -> Drawing | None
 
 
 def _names(cells: pd.DataFrame) -> dict[str, str]:
-    """Return by cell the name of its line, small sizes first: batches and models share their fabric."""
+    """Return the name of each cell's line, small sizes first; cells with one name share a line."""
     several = cells["backend"].nunique() > 1
     frame = cells.sort_values(["gpus", "nodes"], kind="stable")
     names = {}
@@ -144,25 +149,24 @@ def _short_rate(rate: float) -> str:
 
 
 def rate_words(rate: float) -> str:
-    """Return a rate in decimal units, as fabrics are sold: ``12.3 GB/s``."""
+    """Return a rate in decimal units, as vendors state them: ``12.3 GB/s``."""
     for factor, unit in ((1e9, "GB/s"), (1e6, "MB/s")):
         if rate >= factor:
             return f"{number(rate / factor, digits=3)} {unit}"
     return f"{number(rate / 1e3, digits=3)} kB/s"
 
 
-def _fit_words(label: str, fits: Mapping[str, Mapping[Hashable, Any]]) -> str:
+def _fit_text(label: str, fits: Mapping[str, Mapping[Hashable, Any]]) -> str:
     fit = fits[label]
     if not known(float(fit["ring_bytes_per_sec"])):
         return f"{label}: no fit ({one_line(fit['reason'], limit=80)})."
     return f"{label}: α = {seconds(fit['alpha_sec'])}, 1/β = {rate_words(fit['ring_bytes_per_sec'])}."
 
 
-def _few_fits(labels: Sequence[str], fits: Mapping[str, Mapping[Hashable, Any]]) -> str:
-    """Return the fits of a few lines; of more, where they stand."""
-    if len(labels) > _MOST_TOLD:
-        return ", whose α and β are in fabric.csv."
-    return ". " + " ".join(_fit_words(label, fits) for label in labels)
+def _fits_in_caption(labels: Sequence[str], fits: Mapping[str, Mapping[Hashable, Any]]) -> str:
+    if len(labels) > _MAX_FITS_IN_CAPTION:
+        return "; α and β: fabric.csv."
+    return ". " + " ".join(_fit_text(label, fits) for label in labels)
 
 
 def _description(
@@ -173,5 +177,5 @@ def _description(
         own = lines[lines["cell_id"] == label]
         largest = int(own["bytes"].max())
         rate = float(own.loc[own["bytes"] == largest, "busbw_bytes_per_sec"].median())
-        texts.append(f"{label}: {rate_words(rate)} at {_bytes(largest)}; {_fit_words(label, fits)}")
-    return f"Bus bandwidth over the size of a message. {' '.join(texts)}"
+        texts.append(f"{label}: {rate_words(rate)} at {_bytes(largest)}; {_fit_text(label, fits)}")
+    return f"Bus bandwidth over the message size. {' '.join(texts)}"

@@ -1,4 +1,4 @@
-"""One horizontal bar per size, series by series: places, names and measures of a figure of such bars."""
+"""Figures of horizontal bars, one bar per size: efficiency losses and the parts of the step time."""
 
 from __future__ import annotations
 
@@ -7,44 +7,89 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter
 
 from analysis.data.names import ranks, with_layout
-from analysis.report.figures.drawing import Draft
-from analysis.report.figures.palette import INK, LOSS_PARTS, MUTED, STEP_PARTS, SURFACE
-from analysis.report.figures.selection import Selection
-from analysis.stats.losses import LOSSES, SHORT_NAMES, TYPICAL_RANK_COLUMNS, factors
-from analysis.text import fraction, percent, seconds
+from analysis.report.figures.drawing import (
+    BLUE,
+    GREEN,
+    GREY,
+    INK,
+    MUTED,
+    ORANGE,
+    PURPLE,
+    SKY,
+    SURFACE,
+    VERMILLION,
+    Draft,
+    Drawing,
+    Selection,
+    finish,
+)
+from analysis.report.words import WORDS
+from analysis.stats.losses import LOSSES, SHORT_NAMES, SMALLEST_SHARE, TYPICAL_RANK_COLUMNS, factors
+from analysis.text import count, fraction, percent, seconds
 
-#: What a stacked bar consists of: words, colour and hatch of a part.
-Part = tuple[str, str, str]
+#: The parts of a step in the order of stacking: name, words, colour, hatch.
+STEP_PARTS = (
+    ("data", "data loading", SKY, ""),
+    ("forward", "forward", GREEN, ""),
+    ("backward", "backward", BLUE, ""),
+    ("optimizer", "optimizer", PURPLE, ""),
+    ("other", "other", GREY, ""),
+    ("transfer", "exposed communication", VERMILLION, ""),
+    ("wait", "waiting for the slowest rank", ORANGE, "////"),
+)
+
+#: The factors of the efficiency in the order of stacking, in the colours of the step parts that cause them.
+LOSS_PARTS = (
+    ("comm_efficiency", VERMILLION, ""),
+    ("load_balance", ORANGE, "////"),
+    ("data_scalability", SKY, ""),
+    ("compute_scalability", BLUE, ""),
+)
+
+_LOSS_COLUMNS = (
+    "load_balance",
+    "comm_efficiency",
+    "useful_s",
+    "data",
+    "gpus",
+    "global_batch",
+    *TYPICAL_RANK_COLUMNS,
+)
+_LOSS_TICKS = (1.0, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01, 1e-3, 1e-4)
+_MAX_LOSS_TICKS = 7
+
+#: Tips of the marks of an axes, by gid.
+Tips = dict[str, list[str]]
 
 
 def bars_draft(
     selection: Selection,
     *,
     kind: str,
-    what: str,
+    subject: str,
     topic: str,
     description: str,
-    caption: str,
     legend_lines: int = 0,
 ) -> Draft:
     """Return the draft of a figure with one bar per row of a selection."""
     rows = selection.rows
     headings = 1.1 * len(selection.labels) if len(selection.labels) > 1 else 0
     return Draft(
-        name=f"{kind}-{selection.regime or 'other'}",
-        what=what,
+        name=f"{kind}-{selection.mode or 'other'}",
+        subject=subject,
         topic=topic,
-        regime=selection.regime,
+        mode=selection.mode,
         labels=selection.labels,
         shared=selection.shared,
         description=description,
-        caption=caption,
+        caption=WORDS["captions"][kind],
         left_out=list(selection.left_out),
         height_in=0.25 * (len(rows) + headings) + 0.75,
         legend_lines=legend_lines,
@@ -58,20 +103,17 @@ def draw_rows(
     rows: pd.DataFrame,
     *,
     labels: Mapping[str, str],
-    bar: Callable[[float, dict[Hashable, Any], str], dict[str, list[str]]],
-) -> dict[str, list[str]]:
-    """Call ``bar`` with place, row and name for each row, series by series.
+    bar: Callable[[float, dict[Hashable, Any], str], Tips],
+) -> Tips:
+    """Draw each row, series by series, with the sizes as tick labels.
 
     Args:
-        axes: gets the names of the sizes, and headings where there are several series.
-        rows: ``series, gpus, nodes, gpus_per_node`` and what ``bar`` draws.
+        axes: the panel; gets a heading per series if there are several.
+        rows: ``series, gpus, nodes, gpus_per_node`` and the columns that ``bar`` needs.
         labels: the series in order, with their names.
-        bar: draws one row at a place of the vertical axis and returns the words for its marks by gid.
-
-    Returns:
-        The words of all bars.
+        bar: draws one row; takes its vertical place, the row and its name; returns its tips.
     """
-    tips: dict[str, list[str]] = {}
+    tips: Tips = {}
     names: dict[float, str] = {}
     place = 0.0
     for series, label in labels.items():
@@ -80,7 +122,7 @@ def draw_rows(
             continue
         if len(labels) > 1:
             style: dict[str, Any] = {"fontsize": "small", "fontweight": "bold", "color": INK}
-            # At the panel's edge, wherever its axis begins.
+            # At the edge of the panel, whatever value its axis begins with.
             axes.text(0, place, label, va="center", ha="left", transform=axes.get_yaxis_transform(), **style)
             place += 0.85
         several = own["gpus"].duplicated(keep=False)
@@ -95,22 +137,40 @@ def draw_rows(
     return tips
 
 
-def parts_legend(axes: Axes, parts: Sequence[Part]) -> None:
-    """Add the legend of what bars are stacked of, in two columns below the figure."""
+def draw_part(
+    axes: Axes,
+    place: float,
+    width: float,
+    *,
+    left: float,
+    colour: str,
+    hatch: str,
+    gid: str,
+    height: float = 0.72,
+    edge: float = 0.6,
+) -> None:
+    """Draw one part of a stacked bar."""
+    style: dict[str, Any] = {"color": colour, "hatch": hatch, "edgecolor": SURFACE, "linewidth": edge}
+    (bar,) = axes.barh(place, width, left=left, height=height, **style)
+    bar.set_gid(gid)
+
+
+def parts_legend(axes: Axes, parts: Sequence[tuple[str, str, str]]) -> None:
+    """Add a legend of the parts (words, colour, hatch) in two columns below the figure."""
     handles = [Patch(facecolor=colour, hatch=hatch, edgecolor=SURFACE) for _, colour, hatch in parts]
     axes.figure.legend(
         handles, [words for words, *_ in parts], loc="lower left", ncols=2, frameon=False, labelcolor=INK
     )
 
 
-# Where a step's time goes: one stacked bar per size.
+# -- parts of the step ----------------------------------------------------------------
 
 
 def split_rows(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows whose step is known in all its parts, with ``total_s`` of what is stacked.
+    """Return the rows whose step is known in all parts, with their sum ``total_s``.
 
-    ``other`` may be slightly negative (timers overlap by microseconds): it is stacked as 0.
-    Where waiting was not told apart, all exposed communication is one part.
+    ``other`` may be slightly negative, because timers overlap by microseconds; it is stacked as 0.
+    If waiting is not known, all exposed communication is one part.
     """
     frame = rows.copy()
     frame["transfer"] = frame["transfer"].fillna(frame["exposed"])
@@ -122,15 +182,27 @@ def split_rows(rows: pd.DataFrame) -> pd.DataFrame:
     return frame[frame["total_s"] > 0]
 
 
-def draw_split(axes: Axes, rows: pd.DataFrame, *, labels: dict[str, str]) -> dict[str, list[str]]:
-    """Draw one bar per row as shares of its step and return the words for its parts by gid.
+def split_figure(selection: Selection) -> Drawing:
+    """Return the figure of the step's parts, of rows from :func:`split_rows`."""
+    rows = selection.rows
+    largest = rows.sort_values("gpus", kind="stable").iloc[-1]
+    exposed = (largest["transfer"] + np.nan_to_num(largest["wait"])) / largest["total_s"]
+    draft = bars_draft(
+        selection,
+        kind="step",
+        subject="Parts of the step time",
+        topic="time",
+        description=(
+            f"Stacked bars of {count(len(rows), 'cell')}. At {ranks(largest)} "
+            f"{percent(exposed)} of the step is exposed communication."
+        ),
+        legend_lines=4,
+    )
+    return finish(draft, lambda axes: _draw_split(axes, rows, labels=selection.labels))
 
-    Args:
-        axes: where to draw.
-        rows: from :func:`split_rows`, of a few series.
-        labels: the series in order, with their names.
-    """
-    tips = draw_rows(axes, rows, labels=labels, bar=partial(_draw_bar, axes))
+
+def _draw_split(axes: Axes, rows: pd.DataFrame, *, labels: dict[str, str]) -> Tips:
+    tips = draw_rows(axes, rows, labels=labels, bar=partial(_draw_split_bar, axes))
     axes.set(xlim=(0, 1.16), xlabel="Share of the step's time")
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: percent(value)))
     axes.set_xticks([0, 0.25, 0.5, 0.75, 1.0])
@@ -139,7 +211,7 @@ def draw_split(axes: Axes, rows: pd.DataFrame, *, labels: dict[str, str]) -> dic
     return tips
 
 
-def _draw_bar(axes: Axes, place: float, row: dict[Hashable, Any], name: str) -> dict[str, list[str]]:
+def _draw_split_bar(axes: Axes, place: float, row: dict[Hashable, Any], name: str) -> Tips:
     tips = {}
     left, total = 0.0, row["total_s"]
     for part, words, colour, hatch in STEP_PARTS:
@@ -148,73 +220,79 @@ def _draw_bar(axes: Axes, place: float, row: dict[Hashable, Any], name: str) -> 
             continue
         share = value / total
         gid = f"part-{part}-{place:.2f}"
-        style: dict[str, Any] = {"color": colour, "hatch": hatch, "edgecolor": SURFACE, "linewidth": 0.6}
-        (bar,) = axes.barh(place, share, left=left, height=0.72, **style)
-        bar.set_gid(gid)
+        draw_part(axes, place, share, left=left, colour=colour, hatch=hatch, gid=gid)
         tips[gid] = [f"{name}, {words}: {seconds(value)}, {percent(share, decimals=1)} of the step"]
         left += share
     axes.text(1.015, place, seconds(total), va="center", ha="left", fontsize="small", color=MUTED)
     return tips
 
 
-# What each cause takes away from the efficiency: one bar per size, stacked on a logarithmic axis.
-
-_TICKS = (1.0, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01, 1e-3, 1e-4)
-_MOST_TICKS = 7
+# -- efficiency losses ----------------------------------------------------------------
 
 
 def loss_rows(rows: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows beyond their baseline whose factors are known, with a column for each factor.
+    """Return the rows beyond their baseline whose factors are known, with a column per factor.
 
     Args:
         rows: some rows of ``table``.
         table: from :func:`analysis.checks.scaling_table.scaling_table`.
     """
     beyond = rows[rows["base_place"].notna() & ~rows["is_base"] & rows["efficiency"].notna()]
-    needed = [name for name in _NEEDED if name in table]
+    needed = [name for name in _LOSS_COLUMNS if name in table]
     bases = table.loc[beyond["base_place"].astype("int64"), needed].to_dict("records")
     found = [factors(row, base) for row, base in zip(beyond[needed].to_dict("records"), bases, strict=True)]
     frame = pd.DataFrame(found, index=beyond.index, columns=list(LOSSES))
     return beyond.drop(columns=[*LOSSES], errors="ignore").join(frame)[frame.notna().all(axis=1)]
 
 
-_NEEDED = (
-    "load_balance",
-    "comm_efficiency",
-    "useful_s",
-    "data",
-    "gpus",
-    "global_batch",
-    *TYPICAL_RANK_COLUMNS,
-)
+def loss_figure(selection: Selection) -> Drawing:
+    """Return the figure of the efficiency's factors, of rows from :func:`loss_rows`."""
+    rows = selection.rows
+    draft = bars_draft(
+        selection,
+        kind="loss",
+        subject="Efficiency losses",
+        topic="time",
+        description=_loss_description(rows),
+        legend_lines=2,
+    )
+    return finish(draft, lambda axes: _draw_losses(axes, rows, labels=selection.labels))
 
 
-def draw_losses(axes: Axes, rows: pd.DataFrame, *, labels: dict[str, str]) -> dict[str, list[str]]:
-    """Draw one bar per row from 1 down to its efficiency and return the words for its parts by gid.
+def _loss_description(rows: pd.DataFrame) -> str:
+    largest = rows.sort_values("gpus", kind="stable").iloc[-1]
+    lost = {name: max(0.0, -math.log(largest[name])) for name in LOSSES}
+    total = sum(lost.values())
+    shares = [
+        f"{SHORT_NAMES[name]} {percent(part / total)}"
+        for name, part in sorted(lost.items(), key=lambda item: -item[1])
+        if total > 0 and part / total >= SMALLEST_SHARE
+    ]
+    return (
+        f"Stacked bars of {count(len(rows), 'cell')}. At {ranks(largest)} the efficiency is "
+        f"{fraction(largest['efficiency'], decimals=2)}; of the loss: {', '.join(shares) or 'nothing'}."
+    )
 
-    Args:
-        axes: where to draw.
-        rows: from :func:`loss_rows`, of a few series.
-        labels: the series in order, with their names.
-    """
-    ends = [_ends(row) for row in rows.to_dict("records")]
-    longest = max(0.01, *(end for _, end in ends))
-    least = min(0.0, *(start for start, _ in ends))
-    bar = partial(_draw_bar_loss_bars, axes, beside=0.02 * (longest - least))
+
+def _draw_losses(axes: Axes, rows: pd.DataFrame, *, labels: dict[str, str]) -> Tips:
+    extents = [_loss_extent(row) for row in rows.to_dict("records")]
+    longest = max(0.01, *(end for _, end in extents))
+    least = min(0.0, *(start for start, _ in extents))
+    bar = partial(_draw_loss_bar, axes, gap=0.02 * (longest - least))
     tips = draw_rows(axes, rows, labels=labels, bar=bar)
-    # Room for the text behind a bar.
+    # Leaves room for the number after a bar.
     axes.set_xlim(least * 1.03, longest * 1.16)
-    ticks = _few([tick for tick in _TICKS if least <= -math.log(tick) <= 1.1 * longest])
+    ticks = _spaced_ticks([tick for tick in _LOSS_TICKS if least <= -math.log(tick) <= 1.1 * longest])
     axes.set_xticks([-math.log(tick) for tick in ticks], [f"{tick:g}" for tick in ticks])
-    axes.set_xlabel("Efficiency left (logarithmic)")
+    axes.set_xlabel("Remaining efficiency (logarithmic)")
     shown = [part for part in LOSS_PARTS if (rows[part[0]].sub(1).abs() > 1e-9).any()]
     parts_legend(axes, [(SHORT_NAMES[factor], colour, hatch) for factor, colour, hatch in shown])
     return tips
 
 
-def _few(ticks: Sequence[float]) -> list[float]:
-    """Return ticks with room between their numbers, 1 the first."""
-    room = -math.log(min(ticks)) / _MOST_TICKS
+def _spaced_ticks(ticks: Sequence[float]) -> list[float]:
+    """Return the ticks with room between their numbers, beginning with 1."""
+    room = -math.log(min(ticks)) / _MAX_LOSS_TICKS
     kept = [ticks[0]]
     for tick in ticks[1:]:
         if math.log(kept[-1] / tick) >= room:
@@ -222,31 +300,28 @@ def _few(ticks: Sequence[float]) -> list[float]:
     return kept
 
 
-def _ends(row: dict[Hashable, Any]) -> tuple[float, float]:
-    """Return how far a bar reaches to either side of 1, on the logarithmic axis."""
+def _loss_extent(row: dict[Hashable, Any]) -> tuple[float, float]:
+    """Return both ends of a bar on the logarithmic axis; the efficiency 1 is at 0."""
     lost = [-math.log(row[name]) for name in LOSSES]
     return sum(min(0.0, part) for part in lost), sum(max(0.0, part) for part in lost)
 
 
-def _draw_bar_loss_bars(
-    axes: Axes, place: float, row: dict[Hashable, Any], name: str, *, beside: float
-) -> dict[str, list[str]]:
+def _draw_loss_bar(axes: Axes, place: float, row: dict[Hashable, Any], name: str, *, gap: float) -> Tips:
     tips = {}
     left = right = 0.0
-    total = sum(max(0.0, -math.log(row[factor])) for factor in LOSSES)
+    total = _loss_extent(row)[1]
     for factor, colour, hatch in LOSS_PARTS:
         value = float(row[factor])
         lost = -math.log(value)
         if abs(lost) < 1e-9:
             continue
         gid = f"loss-{factor}-{place:.2f}"
-        style: dict[str, Any] = {"color": colour, "hatch": hatch, "edgecolor": SURFACE, "linewidth": 0.6}
-        (bar,) = axes.barh(place, lost, left=right if lost > 0 else left, height=0.72, **style)
-        bar.set_gid(gid)
+        start = right if lost > 0 else left
+        draw_part(axes, place, lost, left=start, colour=colour, hatch=hatch, gid=gid)
         share = f", {percent(lost / total)} of the loss" if lost > 0 else ", a gain"
         tips[gid] = [f"{name}, {SHORT_NAMES[factor]}: factor {fraction(value)}{share}"]
         right, left = right + max(lost, 0.0), left + min(lost, 0.0)
     axes.plot([0, 0], [place - 0.5, place + 0.5], color=MUTED, linewidth=0.8)
     text = fraction(row["efficiency"], decimals=2)
-    axes.text(right + beside, place, text, va="center", ha="left", fontsize="small", color=MUTED)
+    axes.text(right + gap, place, text, va="center", ha="left", fontsize="small", color=MUTED)
     return tips

@@ -1,4 +1,4 @@
-"""Throughput, speedup and efficiency over the number of ranks: one panel each."""
+"""Figures of throughput, speedup and efficiency over the number of ranks."""
 
 from __future__ import annotations
 
@@ -15,26 +15,34 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from analysis.data.names import paths, ranks, with_layout
-from analysis.report.figures.drawing import evenly_spaced, log_ticks
-from analysis.report.figures.palette import (
+from analysis.report.figures.drawing import (
     INK,
     MUTED,
     SERIES_COLOURS,
     SERIES_DASHES,
     SERIES_MARKERS,
     SURFACE,
+    Draft,
+    Drawing,
+    Selection,
+    evenly_spaced,
+    finish,
+    log_ticks,
 )
+from analysis.report.words import WORDS
 from analysis.stats.scaling import GUIDE
-from analysis.text import count, fraction, fractions, interval, number
+from analysis.text import count, fraction, fractions, interval, known, number
 
 MAX_TICKS = 8
+#: Beyond this number of runs, single runs are not drawn.
+MAX_REPEATS = 300
 IDEAL = "ideal, through the baseline"
 _LONG_LABEL = 26
 
 
 @dataclass(frozen=True)
 class Curve:
-    """What one kind of panel shows: a column of the scaling table and its words."""
+    """A column of the scaling table with its interval, and how its values are written."""
 
     kind: str
     column: str
@@ -44,17 +52,20 @@ class Curve:
     unit: str
 
     def words(self, value: float) -> str:
-        """Return a value with the digits and the unit that suit it."""
-        text = fraction(value) if self.kind == "efficiency" else number(value)
-        return f"{text}{self.unit}"
+        """Return a value with its unit."""
+        return f"{self.text(value)}{self.unit}"
+
+    def text(self, value: float) -> str:
+        """Return a value without its unit."""
+        return fraction(value) if self.kind == "efficiency" else number(value)
 
     def bounds(self, low: float, high: float) -> str:
-        """Return the interval in brackets, or nothing."""
+        """Return the interval in brackets, or an empty text."""
         return fractions(low, high) if self.kind == "efficiency" else interval(low, high)
 
 
 def throughput_in(rate_unit: str) -> Curve:
-    """Return the curve of the throughput in a unit such as ``samples/s``."""
+    """Return the throughput curve in a unit such as ``samples/s``."""
     columns = ("throughput_samples_per_sec", "throughput_low", "throughput_high")
     return Curve("throughput", *columns, f"Throughput ({rate_unit})", f" {rate_unit}")
 
@@ -66,18 +77,87 @@ EFFICIENCY = Curve(
 )
 
 
-def draw_curve(
-    axes: Axes, curve: Curve, rows: pd.DataFrame, repeats: pd.DataFrame, *, labels: dict[str, str]
-) -> dict[str, list[str]]:
-    """Draw one panel and return the words for its marks by gid.
+def curve_figure(curve: Curve, selection: Selection, runs: pd.DataFrame) -> Drawing:
+    """Return the figure of one curve.
 
     Args:
-        axes: where to draw.
-        curve: what to draw.
-        rows: measured rows of :func:`analysis.checks.scaling_table.scaling_table`, of a few series.
-        repeats: one row per run of those: ``series, gpus, run_id`` and ``value``; may be empty.
+        curve: the column to draw.
+        selection: measured rows.
+        runs: from :func:`analysis.stats.measured.measure`.
+    """
+    rows = selection.rows
+    repeats = _repeats(curve, rows, runs)
+    left_out = list(selection.left_out)
+    if len(repeats) > MAX_REPEATS:
+        left_out.append(f"the {len(repeats):,} single runs are not drawn")
+        repeats = repeats.iloc[:0]
+    elif len(repeats) == len(rows):
+        repeats = repeats.iloc[:0]  # one run each: the mean is the run
+    draft = Draft(
+        name=f"{curve.kind}-{selection.mode or 'other'}",
+        subject=curve.axis.partition(" (")[0],
+        mode=selection.mode,
+        labels=selection.labels,
+        shared=selection.shared,
+        description=_description(curve, selection),
+        caption=_caption(curve, selection, with_runs=len(repeats) > 0),
+        left_out=left_out,
+        legend_lines=legend_lines([*selection.labels.values(), IDEAL]),
+        left_in=0.9 if curve.kind == THROUGHPUT.kind and rows[curve.column].max() >= 50_000 else 0.78,
+    )
+    return finish(draft, lambda axes: _draw(axes, curve, rows, repeats, labels=selection.labels))
+
+
+def _repeats(curve: Curve, rows: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
+    """Return one row per run of the rows, with its own value on the curve."""
+    wanted = runs["measured"] & runs["cell_id"].isin(rows["cell_id"])
+    counted = runs.loc[wanted, ["run_id", "cell_id", "rate"]]
+    frame = rows[["cell_id", "series", "gpus", "rate", curve.column]]
+    frame = frame.merge(counted, on="cell_id", suffixes=("", "_run"))
+    return frame.assign(value=frame[curve.column] * (frame["rate_run"] / frame["rate"]))
+
+
+def _caption(curve: Curve, selection: Selection, *, with_runs: bool) -> str:
+    rows = selection.rows
+    if rows[curve.low].notna().any():
+        texts = [WORDS["captions"]["intervals"]]
+    else:
+        texts = [
+            WORDS["captions"]["no_intervals"] + (" and baseline." if (rows["baseline"] != "").any() else ".")
+        ]
+    if len(paths(rows)) > len(selection.labels):
+        texts.append(WORDS["captions"]["lines"])
+    if with_runs:
+        texts.append(WORDS["captions"]["runs"])
+    return " ".join(texts)
+
+
+def _description(curve: Curve, selection: Selection) -> str:
+    """Return the first and last value of each series."""
+    texts = []
+    for series, label in selection.labels.items():
+        rows = selection.rows[selection.rows["series"] == series]
+        first, last = rows.iloc[0], rows.iloc[-1]
+        values = f"{curve.text(first[curve.column])} at {ranks(first)}"
+        if known(last[curve.column]) and len(rows) > 1:
+            values += f", {curve.text(last[curve.column])} at {ranks(last)}"
+        texts.append(f"{label}: {values}.")
+    return f"{curve.axis} over ranks. {' '.join(texts)}"
+
+
+def _draw(
+    axes: Axes, curve: Curve, rows: pd.DataFrame, repeats: pd.DataFrame, *, labels: dict[str, str]
+) -> dict[str, list[str]]:
+    """Draw one panel and return the tips of its marks by gid.
+
+    Args:
+        axes: the panel.
+        curve: the column to draw.
+        rows: measured rows of a few series.
+        repeats: from :func:`_repeats`; may be empty.
         labels: the series in order, with their names.
     """
+    axes.grid(axis="y")
     shown = rows.assign(label=rows["series"].map(labels))
     tips: dict[str, list[str]] = {}
     _draw_ideal(axes, curve, shown)
@@ -103,14 +183,14 @@ def _draw_means(axes: Axes, sizes: pd.Series, values: pd.Series, *, place: int) 
 
 
 def _draw_runs(axes: Axes, runs: pd.DataFrame, *, span: float, place: int) -> None:
-    """Draw a dot for each run; ``span`` is the largest size over the smallest."""
+    """Draw a dot per run; ``span`` is the largest size over the smallest."""
     style: dict[str, Any] = {"color": SERIES_COLOURS[place], "alpha": 0.6, "linewidth": 0}
-    dots = axes.scatter(_beside(runs, span=span), runs["value"], s=7, zorder=3, **style)
+    dots = axes.scatter(_side_by_side(runs, span=span), runs["value"], s=7, zorder=3, **style)
     dots.set_gid(f"runs-{place}")
 
 
-def _beside(runs: pd.DataFrame, *, span: float) -> pd.Series:
-    """Return where the runs of a size stand: side by side within a hundredth or two of the axis."""
+def _side_by_side(runs: pd.DataFrame, *, span: float) -> pd.Series:
+    """Return sizes shifted by up to two hundredths of the axis: the runs of one size do not overlap."""
     groups = runs.groupby("gpus")
     amount = groups["gpus"].transform("size")
     place = (groups.cumcount() - (amount - 1) / 2) / amount.clip(lower=2)
@@ -139,13 +219,13 @@ def _draw_lines(axes: Axes, curve: Curve, rows: pd.DataFrame, labels: Sequence[s
 
 
 def _draw_intervals(axes: Axes, curve: Curve, rows: pd.DataFrame, colour: str) -> None:
-    known = rows[rows[curve.low].notna() & rows[curve.high].notna()]
-    if len(known):
-        below = (known[curve.column] - known[curve.low]).clip(lower=0)
-        above = (known[curve.high] - known[curve.column]).clip(lower=0)
+    bounded = rows[rows[curve.low].notna() & rows[curve.high].notna()]
+    if len(bounded):
+        below = (bounded[curve.column] - bounded[curve.low]).clip(lower=0)
+        above = (bounded[curve.high] - bounded[curve.column]).clip(lower=0)
         axes.errorbar(
-            known["gpus"],
-            known[curve.column],
+            bounded["gpus"],
+            bounded[curve.column],
             yerr=[below, above],
             fmt="none",
             color=colour,
@@ -157,7 +237,7 @@ def _draw_intervals(axes: Axes, curve: Curve, rows: pd.DataFrame, colour: str) -
 
 
 def _draw_ideal(axes: Axes, curve: Curve, rows: pd.DataFrame) -> None:
-    """Draw what perfect scaling would be, through the measured base point; for efficiency the guide."""
+    """Draw perfect scaling through the measured baseline, and the guide of the efficiency."""
     style: dict[str, Any] = {"color": MUTED, "linewidth": 1.0, "linestyle": (0, (1, 2)), "zorder": 1}
     if curve.kind == "efficiency":
         axes.axhline(1.0, **style)
@@ -179,7 +259,7 @@ def _set_scales(axes: Axes, curve: Curve, rows: pd.DataFrame) -> None:
     axes.set_xlim(sizes[0] / 1.25, sizes[-1] * 1.25)
     axes.set(xlabel="Ranks", ylabel=curve.axis)
     if curve.kind == "efficiency":
-        # All that is drawn: a repeat above every mean must not fall off the page.
+        # A run above every mean must be inside the panel.
         top = max(1.05, float(axes.dataLim.y1) * 1.03)
         axes.set_ylim(0, top)
         return
@@ -191,11 +271,11 @@ def _set_log_ticks(axes: Axes, curve: Curve) -> None:
     low, high = axes.get_ylim()
     if curve.kind == "speedup":
         powers = range(math.floor(math.log2(low)), math.ceil(math.log2(high)) + 1)
-        ticks = _few_ticks([2.0**power for power in powers if low <= 2.0**power <= high])
+        ticks = _spread_ticks([2.0**power for power in powers if low <= 2.0**power <= high])
     else:
         ticks = log_ticks(low, high, (1.0, 2.0, 5.0))
         ticks = ticks if len(ticks) > 1 else list(np.linspace(low, high, 4)[1:-1])
-    axes.yaxis.set_major_locator(FixedLocator(_few_ticks(ticks)))
+    axes.yaxis.set_major_locator(FixedLocator(_spread_ticks(ticks)))
     axes.yaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _tick(value)))
 
@@ -206,7 +286,7 @@ def _tick(value: float) -> str:
 
 
 def _spread_sizes(sizes: Sequence[int]) -> list[int]:
-    """Return the sizes that have room for a number on a logarithmic axis; the smallest is among them."""
+    """Return the smallest size, and further sizes with room for their number on a logarithmic axis."""
     room = (sizes[-1] / sizes[0]) ** (1 / (1.2 * MAX_TICKS))
     kept = [sizes[0]]
     for size in sizes[1:]:
@@ -215,8 +295,8 @@ def _spread_sizes(sizes: Sequence[int]) -> list[int]:
     return kept
 
 
-def _few_ticks(values: Sequence[float]) -> list[float]:
-    """Return at most 8 of the values, evenly spread, the first and the last among them."""
+def _spread_ticks(values: Sequence[float]) -> list[float]:
+    """Return at most :data:`MAX_TICKS` values, evenly spread, with the first and the last."""
     return [values[place] for place in evenly_spaced(len(values), MAX_TICKS)]
 
 
@@ -249,7 +329,7 @@ def _add_legend(axes: Axes, curve: Curve, labels: Sequence[str]) -> None:
 
 
 def legend_lines(names: Sequence[str]) -> int:
-    """Return how many lines a legend of these names needs: two columns, or one where names are long."""
+    """Return the number of lines of a legend: two columns, or one if names are long."""
     longest = max((len(name) for name in names if name != IDEAL), default=0)
     return len(names) if longest > _LONG_LABEL else -(-len(names) // 2)
 

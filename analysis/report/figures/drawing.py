@@ -1,40 +1,142 @@
-"""From a panel's content to a finished figure: fixed margins, house style, SVG, PNG and PDF."""
+"""House style of the figures, and their forms: themed SVG for the page, SVG, PNG and PDF files.
+
+matplotlib's own SVG has a DOCTYPE, metadata, style sheets and style attributes, which a strict
+Content-Security-Policy refuses, and ids that collide when two figures share a page. They are removed.
+"""
 
 from __future__ import annotations
 
 import io
+import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
+from xml.etree import ElementTree
 
 import matplotlib as mpl
 import numpy as np
+import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
-from analysis.report.figures.palette import GRID, INK, MUTED, SURFACE
-from analysis.report.figures.svg import inline, standalone, tidy
+from analysis.data.names import short_labels
+from analysis.text import count
+
+#: Figures are drawn in these light colours. On the page, each becomes a CSS variable and follows the theme.
+INK = "#1f2328"
+MUTED = "#59636e"
+GRID = "#e3e7eb"
+SURFACE = "#fefefe"
+
+#: Hues of Okabe and Ito (https://jfly.uni-koeln.de/color/): distinct for people with colour blindness.
+BLUE = "#0072b2"
+VERMILLION = "#d55e00"
+GREEN = "#009e73"
+PURPLE = "#cc79a7"
+ORANGE = "#e69f00"
+SKY = "#56b4e9"
+GREY = "#8c959f"
+
+#: The CSS variable of each colour.
+CSS_NAMES = {
+    INK: "--ink",
+    MUTED: "--muted",
+    GRID: "--grid",
+    SURFACE: "--surface",
+    BLUE: "--blue",
+    VERMILLION: "--vermillion",
+    GREEN: "--green",
+    PURPLE: "--purple",
+    ORANGE: "--orange",
+    SKY: "--sky",
+    GREY: "--grey",
+}
+
+#: Series also differ in marker and dash, for prints in grey.
+SERIES_COLOURS = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY)
+SERIES_MARKERS = ("o", "s", "D", "^", "v", "P")
+SERIES_DASHES = ((), (5, 2), (1.5, 1.5), (6, 2, 1.5, 2), (3, 1.5), (8, 2.5))
 
 WIDTH_IN = 4.5
 _LEGEND_LINE_IN = 0.21
 _PNG_DPI = 200
+
+MAX_SERIES = 6
+MAX_SIZES = 24
+#: The most bars of one figure of bars.
+MAX_BARS = 18
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The rows of one scaling mode that a figure shows.
+
+    Attributes:
+        mode: ``strong``, ``weak`` or empty.
+        rows: rows of the scaling table.
+        labels: the series in order, with their names.
+        shared: words that apply to all series.
+        left_out: sentences about rows that are not shown.
+    """
+
+    mode: str
+    rows: pd.DataFrame
+    labels: dict[str, str]
+    shared: str
+    left_out: list[str]
+
+
+def select(
+    rows: pd.DataFrame, mode: str, parts: dict[str, dict[str, str]], *, bars: bool = False
+) -> Selection:
+    """Select the series with the most sizes, and as many sizes as fit into a figure (of bars)."""
+    sizes = rows.groupby("series", sort=False)["gpus"].nunique().sort_values(ascending=False, kind="stable")
+    most = MAX_SERIES
+    if bars:
+        most = max(1, min(MAX_SERIES, MAX_BARS // max(int(sizes.iloc[0]), 1)))
+    chosen = set(sizes.index[:most])
+    series = [name for name in dict.fromkeys(rows["series"]) if name in chosen]
+    left_out = []
+    if len(sizes) > len(series):
+        left_out.append(
+            f"{len(series)} of {count(len(sizes), 'series', 'series')} drawn, those with the most sizes"
+        )
+    shown = rows[rows["series"].isin(chosen)]
+    limit = min(MAX_SIZES, MAX_BARS) if bars else MAX_SIZES
+    by_series = (own for _, own in shown.groupby("series", sort=False))
+    drawn = pd.concat([own.iloc[evenly_spaced(len(own), limit)] for own in by_series])
+    if len(drawn) < len(shown):
+        left_out.append(f"{len(drawn):,} of {count(len(shown), 'cell')} drawn, spread over the sizes")
+    labels, shared = short_labels(parts, series)
+    return Selection(mode, drawn, labels, shared, left_out)
 
 
 @dataclass(frozen=True)
 class Drawing:
     """One finished figure.
 
-    ``title`` stands alone, ``heading`` under its regime; ``caption`` says how to read it;
-    ``left_out`` how much of the data it draws, where that is not all, in words; ``topic`` is the part
-    of the page that it stands in.
+    Attributes:
+        name: file name without suffix.
+        topic: the part of the page that shows the figure.
+        mode: ``strong``, ``weak`` or empty.
+        heading: its name in the section of its mode.
+        title: its name outside of that section.
+        description: text for readers who cannot see the figure.
+        caption: explanation of the marks.
+        left_out: data that is not drawn, in words, or empty.
+        svg: text of the SVG file.
+        inline_svg: markup for the page.
+        png: content of the PNG file.
+        pdf: content of the PDF file.
     """
 
     name: str
     topic: str
-    regime: str
+    mode: str
     heading: str
     title: str
     description: str
@@ -48,15 +150,15 @@ class Drawing:
 
 @dataclass(frozen=True)
 class Draft:
-    """A figure's words and measures, before it is drawn; ``labels`` and ``shared`` say of what it is."""
+    """Texts and measures of a figure that is not drawn yet."""
 
     name: str
-    what: str
+    subject: str
     description: str
     caption: str
     height_in: float = 2.9
     topic: str = "scaling"
-    regime: str = ""
+    mode: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
     shared: str = ""
     left_out: list[str] = field(default_factory=list)
@@ -66,22 +168,22 @@ class Draft:
 
     @property
     def heading(self) -> str:
-        """The figure's name under its regime."""
-        return f"{self.what}{self._of()}"
+        """The subject, with the series if there is only one."""
+        return f"{self.subject}{self._series()}"
 
     @property
     def title(self) -> str:
-        """The figure's name by itself."""
-        return f"{self.what}, {self.regime} scaling{self._of()}" if self.regime else self.heading
+        """The heading with the scaling mode."""
+        return f"{self.subject}, {self.mode} scaling{self._series()}" if self.mode else self.heading
 
-    def _of(self) -> str:
+    def _series(self) -> str:
         words = [next(iter(self.labels.values()))] if len(self.labels) == 1 else []
         words += [self.shared] if self.shared else []
         return f" ({', '.join(words)})" if words else ""
 
 
 def style() -> Any:
-    """Return the context in which all figures are drawn."""
+    """Return the matplotlib context of all figures."""
     own: dict[Any, Any] = {
         "font.family": "DejaVu Sans",
         "font.size": 10,
@@ -111,11 +213,11 @@ def style() -> Any:
 
 
 def finish(draft: Draft, draw: Callable[[Axes], dict[str, list[str]]]) -> Drawing:
-    """Draw into a figure of fixed margins (no layout pass is needed) and save it in all forms.
+    """Draw a figure with fixed margins, which need no layout pass, and save it in all forms.
 
     Args:
-        draft: words and measures.
-        draw: draws into the axes and returns the words for its marks by gid.
+        draft: texts and measures.
+        draw: draws into the axes and returns the tips of the marks by gid.
     """
     legend_in = _LEGEND_LINE_IN * draft.legend_lines + 0.08
     total_in = draft.height_in + legend_in
@@ -129,30 +231,30 @@ def finish(draft: Draft, draw: Callable[[Axes], dict[str, list[str]]]) -> Drawin
         name, title = draft.name, draft.title
         raw = _saved(figure, "svg", name).decode()
         png, pdf = _saved(figure, "png", name), _saved(figure, "pdf", name)
-    tree = tidy(raw, name=name, title=title, description=draft.description, tips=tips)
+    tree = _clean_svg(raw, draft, tips=tips)
     return Drawing(
         name=name,
         topic=draft.topic,
-        regime=draft.regime,
+        mode=draft.mode,
         heading=draft.heading,
         title=title,
         description=draft.description,
         caption=draft.caption,
         left_out="; ".join(draft.left_out),
-        svg=standalone(tree, title=title, description=draft.description),
-        inline_svg=inline(tree),
+        svg=_standalone_svg(tree, draft),
+        inline_svg=_inline_svg(tree),
         png=png,
         pdf=pdf,
     )
 
 
 def log_ticks(low: float, high: float, *steps: Sequence[float]) -> list[float]:
-    """Return the ticks of a logarithmic axis: of the first of ``steps`` that gives three, else of the last.
+    """Return ticks of a logarithmic axis: the first of ``steps`` with at least three, else the last.
 
     Args:
-        low: where the axis begins.
-        high: where it ends.
-        steps: the multiples of a power of ten that get a tick, ``(1, 2, 5)`` say; the fewest first.
+        low: lower end of the axis.
+        high: upper end of the axis.
+        steps: multiples of a power of ten with a tick, such as ``(1, 2, 5)``; the fewest first.
     """
     ticks: list[float] = []
     for multiples in steps:
@@ -163,12 +265,18 @@ def log_ticks(low: float, high: float, *steps: Sequence[float]) -> list[float]:
     return ticks
 
 
+def evenly_spaced(length: int, most: int) -> list[int]:
+    """Return at most ``most`` positions in a sequence, evenly spaced from the first to the last."""
+    places = np.linspace(0, length - 1, min(most, length)).round().astype(int)
+    return [int(place) for place in np.unique(places)]
+
+
 def _saved(figure: Figure, form: str, name: str) -> bytes:
-    """Return the figure in one format, the same bytes each time."""
+    """Return the figure in one format; equal figures give equal bytes."""
     metadata = {"svg": {"Date": None}, "png": {"Software": None}, "pdf": {"CreationDate": None}}[form]
     target = io.BytesIO()
     with mpl.rc_context({"svg.hashsalt": name}), warnings.catch_warnings():
-        # A label in letters that the font lacks is drawn as boxes in PNG and PDF; SVG keeps the text.
+        # PNG and PDF show boxes for characters that the font lacks. SVG keeps the text.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         figure.savefig(
             target,
@@ -180,7 +288,118 @@ def _saved(figure: Figure, form: str, name: str) -> bytes:
     return target.getvalue()
 
 
-def evenly_spaced(length: int, most: int) -> list[int]:
-    """Return at most ``most`` positions in a sequence, evenly spaced from the first to the last."""
-    places = np.linspace(0, length - 1, min(most, length)).round().astype(int)
-    return [int(place) for place in np.unique(places)]
+# -- SVG ------------------------------------------------------------------------------
+
+Element = ElementTree.Element
+
+_XLINK_HREF = "{http://www.w3.org/1999/xlink}href"
+_REFERENCE = re.compile(r"url\(#([^)]+)\)")
+_FONT_SIZE = re.compile(r"([\d.]+)px")
+_FONT_WEIGHT = re.compile(r"(?:^|\s)(bold|[5-9]00)\s")
+_FONTS = "system-ui, 'Segoe UI', Roboto, 'Helvetica Neue', 'DejaVu Sans', sans-serif"
+
+
+def _clean_svg(raw: str, draft: Draft, *, tips: Mapping[str, Sequence[str]]) -> Element:
+    """Return matplotlib's SVG as a tree without namespaces, styles or outside references.
+
+    Args:
+        raw: matplotlib's SVG.
+        draft: its name is the prefix of all ids; title and description are for screen readers.
+        tips: a text for each mark of an artist, in order, by the artist's gid.
+    """
+    root = ElementTree.fromstring(raw)  # noqa: S314 (matplotlib wrote this text)
+    for element in root.iter():
+        element.tag = element.tag.rpartition("}")[2]
+        if _XLINK_HREF in element.attrib:
+            element.set("href", element.attrib.pop(_XLINK_HREF))
+    _remove(root, {"metadata", "style"})
+    for element in root.iter():
+        _replace_style(element)
+        if element.get("transform", "").startswith("rotate(-0 "):
+            del element.attrib["transform"]
+    for gid, texts in tips.items():
+        _add_tips(root, gid, texts)
+    _rename_ids(root, draft.name)
+    root.set("role", "img")
+    root.set("aria-label", f"{draft.title}. {draft.description}")
+    root.set("stroke-linejoin", "round")
+    root.set("stroke-linecap", "butt")
+    root.attrib.pop("version", None)
+    return root
+
+
+def _standalone_svg(root: Element, draft: Draft) -> str:
+    """Return the text of an SVG file: light colours on white, with title and description."""
+    own = deepcopy(root)
+    own.set("xmlns", "http://www.w3.org/2000/svg")
+    own.set("font-family", _FONTS)
+    background = ElementTree.Element("rect", {"width": "100%", "height": "100%", "fill": SURFACE})
+    for place, (tag, text) in enumerate((("title", draft.title), ("desc", draft.description))):
+        element = ElementTree.Element(tag)
+        element.text = text
+        own.insert(place, element)
+    own.insert(2, background)
+    text = ElementTree.tostring(own, encoding="unicode")
+    return f'<?xml version="1.0" encoding="utf-8"?>\n{text}\n'
+
+
+def _inline_svg(root: Element) -> str:
+    """Return markup for the page: as wide as its box, colours as CSS variables."""
+    own = deepcopy(root)
+    for name in ("width", "height"):
+        own.attrib.pop(name, None)
+    for element in own.iter():
+        for name in ("fill", "stroke"):
+            colour = element.get(name, "").lower()
+            if colour in CSS_NAMES:
+                element.set(name, f"var({CSS_NAMES[colour]})")
+    return ElementTree.tostring(own, encoding="unicode")
+
+
+def _remove(root: Element, tags: set[str]) -> None:
+    for parent in list(root.iter()):
+        for child in list(parent):
+            if child.tag in tags or (child.tag == "defs" and all(c.tag in tags for c in child)):
+                parent.remove(child)
+
+
+def _replace_style(element: Element) -> None:
+    """Replace the style attribute by presentation attributes, without the font family."""
+    for declaration in element.attrib.pop("style", "").split(";"):
+        name, _, value = (part.strip() for part in declaration.partition(":"))
+        if name == "font":
+            if size := _FONT_SIZE.search(value):
+                element.set("font-size", size.group(1))
+            if weight := _FONT_WEIGHT.search(value):
+                element.set("font-weight", weight.group(1))
+        elif name and name != "font-family":
+            element.set(name, value.removesuffix("px") if name == "font-size" else value)
+
+
+def _add_tips(root: Element, gid: str, texts: Sequence[str]) -> None:
+    """Add a title to each mark of one artist; the page's script shows it under the pointer."""
+    group = next((element for element in root.iter("g") if element.get("id") == gid), None)
+    assert group is not None, f"no artist has the gid {gid}"
+    marks = list(group.iter("use")) or [e for e in group.iter("path") if e.get("d")][:1]
+    assert len(marks) == len(texts), f"{gid}: {len(marks)} marks, {len(texts)} tips"
+    for mark, text in zip(marks, texts, strict=True):
+        title = ElementTree.Element("title")
+        title.text = text
+        mark.insert(0, title)
+        mark.set("class", "mark")
+
+
+def _rename_ids(root: Element, name: str) -> None:
+    """Prefix ids that are referred to with the figure's name, and drop the others."""
+    used = {match for e in root.iter() for value in e.attrib.values() for match in _REFERENCE.findall(value)}
+    used |= {href[1:] for e in root.iter() if (href := e.get("href", "")).startswith("#")}
+    names = {old: f"{name}-{place}" for place, old in enumerate(sorted(used), 1)}
+    for element in root.iter():
+        old = element.attrib.pop("id", None)
+        if old in names:
+            element.set("id", names[old])
+        for key, value in element.attrib.items():
+            if key == "href" and value.startswith("#"):
+                element.set(key, f"#{names[value[1:]]}")
+            elif "url(#" in value:
+                element.set(key, _REFERENCE.sub(lambda match: f"url(#{names[match.group(1)]})", value))

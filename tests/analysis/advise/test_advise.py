@@ -18,7 +18,7 @@ from analysis.advise.text import about, config, remarks, summary, table_rows
 from analysis.checks.fabric import fabrics
 from analysis.checks.scaling_table import scaling_table
 from analysis.data.load import Study, load_study
-from analysis.report.laws_words import law_views
+from analysis.report.law_section import law_sections
 from analysis.stats.measured import measure
 from bench.matrix.cell import Cell
 from tests.analysis.closer_studies import with_probes
@@ -72,7 +72,7 @@ def test_a_predicted_size_is_that_of_the_page_with_probes_and_with_ddp_alone(tmp
     study = load_study(path)
     frames = measure(study)
     rows = scaling_table(frames)
-    (view,) = law_views(rows, frames, labels={}, fabrics=fabrics(study, rows))
+    (view,) = law_sections(rows, frames, labels={}, fabrics=fabrics(study, rows))
     options = advise({}, s=study).options
     (predicted,) = options[options["kind"] == "predicted"].to_dict("records")
     assert predicted["gpus"] == 32

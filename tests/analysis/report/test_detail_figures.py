@@ -1,4 +1,4 @@
-"""Heat maps, bandwidth, step times, ranks and nodes: what they draw, and of how much."""
+"""Heat maps, bandwidth, step times, ranks and nodes: their marks, and the data that they leave out."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from analysis.checks.fabric import ring_time
 from analysis.checks.scaling_table import scaling_table
 from analysis.data.load import load_study
 from analysis.data.names import series_parts
-from analysis.report.details import Details, look_closer
-from analysis.report.figures.all_figures import all_names, draw_figures
+from analysis.report.figures.all_figures import Details, all_names, detail_figures
 from analysis.report.figures.drawing import Drawing
+from analysis.report.figures.heatmaps import batch_figure, batch_grids
 from analysis.report.figures.ranks import MAX_BARS
 from analysis.report.figures.step_times import MAX_RUNS
 from analysis.report.write import write_report
@@ -26,6 +26,8 @@ from bench.matrix.cell import Cell
 from bench.study.layout import StudyFolder
 from tests.analysis import studies
 from tests.analysis.closer_studies import ALPHA, BETA, SIZES, with_probes, write_ranks
+
+pytestmark = pytest.mark.usefixtures("svg_only")
 
 HOSTILE = '"><script>alert(1)</script>$\\frac{1}{0}$ \x1b[31m'
 
@@ -39,18 +41,17 @@ def texts(drawing: Drawing) -> list[str]:
     return [element.text or "" for element in ElementTree.fromstring(drawing.inline_svg).iter("text")]
 
 
-def closer(path: Path) -> tuple[Details, dict[str, Drawing]]:
+def details_of(path: Path) -> tuple[Details, dict[str, Drawing]]:
     study = load_study(path)
     frames = measure(study)
-    found = look_closer(study, frames, scaling_table(frames), parts=series_parts(study.plan))
+    found = detail_figures(study, frames, scaling_table(frames), parts=series_parts(study.plan))
     return found, {drawing.name: drawing for drawing in found.drawings}
 
 
-def heat(path: Path, regime: str) -> Drawing:
+def heat(path: Path, mode: str) -> Drawing:
     study = load_study(path)
     frames = measure(study)
-    drawn = draw_figures(scaling_table(frames), frames.runs, parts=series_parts(study.plan), axes={})
-    return next(drawing for drawing in drawn if drawing.name == f"heat-{regime}")
+    return batch_figure(batch_grids(scaling_table(frames), series_parts(study.plan))[mode])
 
 
 # -- sizes and batches ----------------------------------------------------------------
@@ -83,8 +84,8 @@ def test_the_heat_map_has_a_field_per_size_and_batch(tmp_path: Path) -> None:
     "cells", [studies.strong(64), [c for b in (64, 128) for c in studies.strong(b, (4,))]]
 )
 def test_one_batch_or_one_size_has_no_heat_map(tmp_path: Path, cells: list[Cell]) -> None:
-    write_report(studies.finished(tmp_path / "s", cells))
-    assert not list((tmp_path / "s" / "report" / "figures").glob("heat*"))
+    table = scaling_table(measure(load_study(studies.finished(tmp_path / "s", cells))))
+    assert batch_grids(table, {}) == {}
 
 
 def test_backends_have_panels_of_their_own(tmp_path: Path) -> None:
@@ -99,11 +100,11 @@ def test_backends_have_panels_of_their_own(tmp_path: Path) -> None:
 # -- bandwidth ------------------------------------------------------------------------
 
 
-def test_bandwidth_has_a_point_per_message_and_line_and_tells_the_fit(tmp_path: Path) -> None:
+def test_bandwidth_has_a_point_per_message_and_line_and_shows_the_fit(tmp_path: Path) -> None:
     cells = studies.strong(64, (2, 4)) + studies.strong(128, (2, 4))
     path = with_probes(studies.finished(tmp_path / "s", cells), cells)
-    found = closer(path)[1]["bandwidth"]
-    # Cells that differ in their batch have one fabric: one line per size.
+    found = details_of(path)[1]["bandwidth"]
+    # Cells that differ in their batch share a fabric: one line per size.
     assert len(tips(found)) == 2 * len(SIZES)
     largest = SIZES[-1] * 2 * 3 / 4 / ring_time(SIZES[-1], 4, ALPHA, BETA) / 1e9
     assert tips(found)[-1].startswith(f"4 ranks (4 × 1)\n64 MiB: {largest:.2f} GB/s\n")
@@ -111,20 +112,20 @@ def test_bandwidth_has_a_point_per_message_and_line_and_tells_the_fit(tmp_path: 
     assert "4 ranks (4 × 1): α = 25.0 µs, 1/β = 5.00 GB/s." in found.caption
 
 
-def test_more_lines_than_colours_are_thinned_and_say_so(tmp_path: Path) -> None:
+def test_more_lines_than_colours_are_left_out_with_a_note(tmp_path: Path) -> None:
     cells = studies.weak(8, range(2, 12))
     path = with_probes(studies.finished(tmp_path / "s", cells, repeats=1), cells, repeats=1)
-    found = closer(path)[1]["bandwidth"]
+    found = details_of(path)[1]["bandwidth"]
     assert found.left_out == "6 of 10 lines drawn, spread over the sizes"
-    assert found.caption.endswith("whose α and β are in fabric.csv.")
+    assert found.caption.endswith("; α and β: fabric.csv.")
 
 
-def test_a_sweep_without_a_fit_says_why(tmp_path: Path) -> None:
+def test_a_sweep_without_a_fit_shows_the_reason(tmp_path: Path) -> None:
     cells = studies.strong(64, (2,))
     path = studies.finished(tmp_path / "s", cells, repeats=1)
     content = {"schema": 1, "world_size": 2, "all_reduce": {"sizes": [{"bytes": 4096, "times_s": [[1e-3]]}]}}
     StudyFolder(path).attempt(f"{cells[0].cell_id}-r1", 1).probes.write_text(json.dumps(content))
-    found = closer(path)[1]["bandwidth"]
+    found = details_of(path)[1]["bandwidth"]
     assert len(tips(found)) == 1
     assert "no fit (1 message sizes; a fit needs 3)" in found.caption
 
@@ -141,7 +142,7 @@ def test_boxes_hold_the_quantiles_of_the_steps(tmp_path: Path) -> None:
         frame.to_csv(file, index=False)
         times[place] = values
     both = np.concatenate(list(times.values()))
-    found = closer(path)[1]["times-strong"]
+    found = details_of(path)[1]["times-strong"]
     box, slowest = (tip for tip in tips(found) if "2 ranks" in tip)
     ms = [f"{1e3 * value:.1f} ms" for value in np.quantile(both, [0.5, 0.25, 0.75, 0.05, 0.95])]
     assert box == (
@@ -152,14 +153,14 @@ def test_boxes_hold_the_quantiles_of_the_steps(tmp_path: Path) -> None:
     assert slowest.endswith(", rank 1 the last")
 
 
-def test_of_many_repeats_some_are_read(tmp_path: Path) -> None:
+def test_only_some_of_many_repeats_are_read(tmp_path: Path) -> None:
     path = studies.finished(tmp_path / "s", studies.strong(sizes=(1, 2)), repeats=9, epochs=1)
-    found = closer(path)[1]["times-strong"]
+    found = details_of(path)[1]["times-strong"]
     assert all(tip.endswith(f" of {MAX_RUNS} runs") for tip in tips(found) if "median" in tip)
 
 
 def test_without_step_times_there_is_no_figure_of_them(tmp_path: Path) -> None:
-    found, drawings = closer(studies.finished(tmp_path / "s", ranks_files=False))
+    found, drawings = details_of(studies.finished(tmp_path / "s", ranks_files=False))
     assert (drawings, found.ranks, found.files) == ({}, None, {})
 
 
@@ -169,14 +170,14 @@ def test_without_step_times_there_is_no_figure_of_them(tmp_path: Path) -> None:
 def test_the_late_rank_is_marked_and_named_and_its_node_is_first(tmp_path: Path) -> None:
     path = studies.finished(tmp_path / "s", studies.strong(sizes=(1, 2, 4)))
     write_ranks(path, late=lambda run, rank: 0.004 * (rank == 2), host=lambda rank: f"node{rank}")
-    found, drawings = closer(path)
+    found, drawings = details_of(path)
     figure = drawings["ranks"]
     assert "2 · node2 ◀" in texts(figure)
     assert sum("◀" in text for text in texts(figure)) == 1
     assert figure.description.endswith("rank 2 on node2 works longest.")
     work = next(tip for tip in tips(figure) if tip.startswith("rank 2 on node2, forward and backward"))
     assert work == (
-        "rank 2 on node2, forward and backward: 12.0 ms per step\nits own work: 14.0 ms, 25.0 % of the step more "
+        "rank 2 on node2, forward and backward: 12.0 ms per step\nuseful time: 14.0 ms, 25.0 % of the step more "
         "than usual\n3 runs"
     )
     nodes = found.files["nodes.csv"].splitlines()
@@ -189,7 +190,7 @@ def test_many_ranks_are_drawn_by_node_and_many_nodes_are_bounded(tmp_path: Path)
     cells = studies.weak(8, (1, 128), per_node=2)
     path = studies.finished(tmp_path / "s", cells, repeats=1, epochs=1)
     write_ranks(path, late=lambda run, rank: 0.004 * (rank == 90), host=lambda rank: f"node{rank // 2}")
-    figure = closer(path)[1]["ranks"]
+    figure = details_of(path)[1]["ranks"]
     assert (
         figure.left_out == f"128 ranks of n64x2-gloo-srun-b8 drawn by node; the {MAX_BARS} latest of 64 nodes"
     )
@@ -216,15 +217,3 @@ def test_hosts_and_names_of_results_are_text_in_every_new_section(tmp_path: Path
     assert "n1&#34;&gt;&lt;script&gt;alert(1)&lt;/script&gt;" in nodes[: nodes.index("</details>")]
     for file in (path / "report" / "figures").glob("*.svg"):
         assert "<script" not in file.read_text(encoding="utf-8")
-
-
-def test_a_study_is_cited_by_what_is_known_of_it(tmp_path: Path) -> None:
-    path = studies.finished(tmp_path / "my_study 50%", repeats=2)
-    page = write_report(path).read_text(encoding="utf-8")
-    cited = page[page.index("@misc{") : page.index("</pre>")]
-    assert cited.splitlines()[0] == "@misc{my-study-50,"
-    assert r"  title = {my\_study 50\%: a scaling study of distributed data parallel training}," in cited
-    assert "  year = {2026},\n  howpublished = {Measured with ddp-scaling-bench 0.1.0}," in cited
-    assert "8 runs, Device Test CPU @ 2.0 GHz, PyTorch 2.13.0+cpu, matrix SHA-256 " in cited
-    assert "author" not in cited
-    assert "doi" not in cited

@@ -1,8 +1,9 @@
-"""The figures: what they draw, what they say without being seen, and that nothing in them is alive."""
+"""The figures of the scaling table: their marks, descriptions and files, and that they hold no script."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -13,28 +14,36 @@ import pytest
 from analysis.checks.scaling_table import scaling_table
 from analysis.data.load import load_study
 from analysis.data.names import series_parts, short_labels
-from analysis.report.figures.all_figures import all_names, draw_figures
-from analysis.report.figures.bars import split_rows
-from analysis.report.figures.drawing import Drawing
-from analysis.report.figures.palette import (
+from analysis.report.figures.all_figures import all_names, scaling_figures
+from analysis.report.figures.bars import STEP_PARTS, split_rows
+from analysis.report.figures.drawing import (
     CSS_NAMES,
+    MAX_SERIES,
+    MAX_SIZES,
     SERIES_COLOURS,
     SERIES_DASHES,
     SERIES_MARKERS,
-    STEP_PARTS,
+    Drawing,
 )
-from analysis.report.figures.selection import MAX_SERIES, MAX_SIZES
 from analysis.stats.measured import measure
 from tests.analysis import studies
 
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def drawings(path: Path) -> dict[str, Drawing]:
+def figures(path: Path) -> Iterator[Drawing]:
     study = load_study(path)
     frames = measure(study)
-    drawn = draw_figures(scaling_table(frames), frames.runs, parts=series_parts(study.plan), axes={})
-    return {drawing.name: drawing for drawing in drawn}
+    return scaling_figures(scaling_table(frames), frames.runs, parts=series_parts(study.plan), axes={})
+
+
+def drawings(path: Path) -> dict[str, Drawing]:
+    return {drawing.name: drawing for drawing in figures(path)}
+
+
+def figure(path: Path, name: str) -> Drawing:
+    """Return one figure, without drawing those behind it."""
+    return next(drawing for drawing in figures(path) if drawing.name == name)
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +74,7 @@ def test_files_have_their_formats(demo: dict[str, Drawing]) -> None:
         assert ElementTree.fromstring(drawing.svg.encode()).tag == f"{SVG}svg"
 
 
-def test_a_figure_says_in_words_what_it_shows(demo: dict[str, Drawing]) -> None:
+def test_a_figure_has_a_description(demo: dict[str, Drawing]) -> None:
     for drawing in demo.values():
         inline = ElementTree.fromstring(drawing.inline_svg)
         assert inline.get("role") == "img"
@@ -149,13 +158,13 @@ def test_the_ideal_line_goes_through_the_measured_base_point(demo: dict[str, Dra
         )
 
 
-def test_a_run_above_every_mean_is_drawn_inside_the_panel(tmp_path: Path) -> None:
+def test_a_run_above_every_mean_is_drawn_inside_the_panel(tmp_path: Path, svg_only: None) -> None:
     path = studies.finished(tmp_path / "s", studies.weak(sizes=(1, 2)), timing=studies.Timing(comm_s=0))
     metrics = path / "runs" / "n2x1-gloo-srun-b16-r1" / "attempt-1" / "metrics.csv"
     frame = pd.read_csv(metrics)
     frame["throughput_samples_per_sec"] *= 1.5
     frame.to_csv(metrics, index=False)
-    root = ElementTree.fromstring(drawings(path)["efficiency-weak"].inline_svg)
+    root = ElementTree.fromstring(figure(path, "efficiency-weak").inline_svg)
     inside = [u for u in root.iter("use") if u.get("class") == "mark"]
     assert len(inside) == 2 + 6
     assert min(float(u.get("y", 0)) for u in inside) >= 7.2  # the panel's upper edge, in points
@@ -168,7 +177,7 @@ def test_the_parts_of_the_step_add_up_to_it(demo: dict[str, Drawing]) -> None:
     assert [tip.split(", ")[1].split(":")[0] for tip in found] == [words for _, words, *_ in STEP_PARTS]
 
 
-def test_waiting_that_was_not_told_apart_stays_in_the_communication() -> None:
+def test_unknown_waiting_stays_in_the_communication() -> None:
     parts = {"data": 1.0, "forward": 1.0, "backward": 1.0, "optimizer": 1.0, "other": -0.5}
     rows = pd.DataFrame([parts | {"exposed": 2.0, "transfer": float("nan"), "wait": float("nan")}])
     found = split_rows(rows).iloc[0]
@@ -176,7 +185,7 @@ def test_waiting_that_was_not_told_apart_stays_in_the_communication() -> None:
     assert split_rows(rows.assign(forward=float("nan"))).empty
 
 
-def test_a_large_study_is_thinned_and_says_so(tmp_path: Path) -> None:
+def test_a_figure_reports_series_sizes_and_runs_that_it_leaves_out(tmp_path: Path, svg_only: None) -> None:
     cells = [
         cell
         for place in range(MAX_SERIES + 3)
@@ -184,7 +193,7 @@ def test_a_large_study_is_thinned_and_says_so(tmp_path: Path) -> None:
     ]
     cells += studies.weak(4, range(1, MAX_SIZES + 11))
     path = studies.finished(tmp_path / "s", cells, repeats=10, epochs=1, ranks_files=False)
-    found = drawings(path)["speedup-weak"]
+    found = figure(path, "speedup-weak")
     assert found.left_out == (
         "6 of 10 series drawn, those with the most sizes; 34 of 44 cells drawn, spread over the sizes; "
         "the 340 single runs are not drawn"
@@ -203,7 +212,7 @@ def test_nothing_measured_draws_nothing(tmp_path: Path) -> None:
     assert drawings(path) == {}
 
 
-def test_several_layouts_of_one_size_are_named(tmp_path: Path) -> None:
+def test_several_layouts_of_one_size_are_named(tmp_path: Path, svg_only: None) -> None:
     cells = [
         studies.make_cell(n, batch=16, mode="weak", per_node=p, name=f"c{n}x{p}")
         for n, p in ((1, 1), (2, 1), (2, 2), (4, 2), (4, 1))
@@ -213,13 +222,13 @@ def test_several_layouts_of_one_size_are_named(tmp_path: Path) -> None:
     assert {"1 rank", "2 ranks (2 × 1)", "2 ranks (1 × 2)", "4 ranks (2 × 2)", "4 ranks (4 × 1)"} <= set(
         texts
     )
-    assert "Lines join sizes within one node" in found["efficiency-weak"].caption
+    assert "Lines: one node, or equal ranks per node." in found["efficiency-weak"].caption
 
 
 HOSTILE = '"><script>alert(1)</script>$\\frac{1}{0}$ \x1b[31m\u202e &amp; 漢字'
 
 
-def test_hostile_names_are_text_in_every_figure(tmp_path: Path) -> None:
+def test_hostile_names_are_text_in_every_figure(tmp_path: Path, svg_only: None) -> None:
     cells: list[Any] = [
         *studies.strong(swept={"env.X": HOSTILE}),
         *studies.strong(swept={"env.X": "plain"}),

@@ -11,7 +11,7 @@ import pytest
 from analysis.checks.fabric import fabrics
 from analysis.checks.scaling_table import scaling_table
 from analysis.data.load import Study, load_study
-from analysis.report.laws_words import LawView, karp_flatt_words, law_views
+from analysis.report.law_section import LawSection, law_sections, serial_fraction_trend
 from analysis.report.write import write_report
 from analysis.stats.measured import Frames, measure
 from bench.study.layout import StudyFolder
@@ -19,9 +19,9 @@ from tests.analysis import studies
 from tests.analysis.points import frames_of_points
 
 
-def views(frames: Frames) -> list[LawView]:
+def views(frames: Frames) -> list[LawSection]:
     rows = scaling_table(frames)
-    return law_views(rows, frames, labels={})
+    return law_sections(rows, frames, labels={})
 
 
 def strong(times: dict[int, float], *, repeats: int = 3) -> Frames:
@@ -37,7 +37,7 @@ def test_a_fitted_series_has_its_law_its_parameters_and_a_prediction() -> None:
     (view,) = views(strong({n: 0.05 + 0.95 / n for n in (1, 2, 4, 8, 16)}))
     assert view.sentences[0] == (
         "Serial fraction by Karp and Flatt: 0.050 at 2, 0.050 at 4, 0.050 at 8 and 0.050 at 16 ranks. It does "
-        "not clearly change: as a fixed serial part would show."
+        "not clearly change, which is consistent with a fixed serial part."
     )
     assert view.sentences[1].startswith("Amdahl has the least AICc over 15 runs.")
     assert [row[0] for row in view.parameters] == ["T₁", "s"]
@@ -53,7 +53,7 @@ def test_a_fitted_series_has_its_law_its_parameters_and_a_prediction() -> None:
 
 def test_a_short_series_has_the_refusal_and_the_trend() -> None:
     (view,) = views(strong({1: 1.0, 2: 0.52, 4: 0.31, 8: 0.25}))
-    assert "It grows with the size: what is lost is added by further ranks" in view.sentences[0]
+    assert "It grows with the size: additional ranks cause the loss" in view.sentences[0]
     assert view.sentences[1] == (
         "No law is fitted: 4 sizes measured, and a law needs 5 or more: with fewer, many laws fit and none can "
         "be told from another; measure 1 more size."
@@ -65,36 +65,36 @@ def test_a_short_series_has_the_refusal_and_the_trend() -> None:
     ("times", "words"),
     [
         ({1: 1.0, 2: 0.49, 4: 0.24}, "none, the speedup is at least ideal."),
-        ({1: 1.0, 2: 0.6, 4: 0.3, 8: 0.15}, "It falls with the size: the smallest sizes lose something"),
+        ({1: 1.0, 2: 0.6, 4: 0.3, 8: 0.15}, "It falls with the size: the smallest sizes have a loss"),
     ],
 )
 def test_other_trends_of_the_serial_fraction_have_their_words(times: dict[int, float], words: str) -> None:
     rows = scaling_table(strong(times, repeats=1))
-    assert words in karp_flatt_words(rows)
+    assert words in serial_fraction_trend(rows)
 
 
 def test_without_a_batch_there_are_no_seconds_but_an_efficiency() -> None:
     frames = strong({n: 0.05 + 0.95 / n for n in (1, 2, 4, 8, 16)})
     rows = scaling_table(frames)
     rows["step_time_sec"] = float("nan")
-    (view,) = law_views(rows, frames, labels={})
+    (view,) = law_sections(rows, frames, labels={})
     assert [row[0] for row in view.parameters] == ["s"]
     assert view.predictions[0][1] == "–"
     assert float(view.predictions[0][2]) > 0
 
 
-def test_against_a_baseline_without_ddp_it_is_told_why_nothing_is_predicted(tmp_path: Path) -> None:
+def test_a_baseline_without_ddp_has_no_prediction_and_the_reason(tmp_path: Path) -> None:
     alone = studies.make_cell(1, batch=512, swept={"ddp": False}, name="plain")
     alone.workload["ddp"] = False
     cells = [alone, *studies.strong(512, (1, 2, 4, 8, 16))]
     frames = measure(load_study(studies.finished(tmp_path / "s", cells)))
-    (view,) = law_views(scaling_table(frames, baseline="no-ddp"), frames, labels={})
+    (view,) = law_sections(scaling_table(frames, baseline="no-ddp"), frames, labels={})
     assert view.predictions == []
     assert view.sentences[-1] == (
-        "Nothing is predicted: an efficiency would refer to 1x1 (1 rank) without DDP, which the law of the sizes "
-        "with DDP does not describe; with a baseline of these sizes (--baseline) there is a prediction."
+        "No prediction: its efficiency would refer to 1x1 (1 rank) without DDP, which the law of the sizes "
+        "with DDP does not describe. Choose one of these sizes with --baseline."
     )
-    (view,) = law_views(scaling_table(frames, baseline="2"), frames, labels={})
+    (view,) = law_sections(scaling_table(frames, baseline="2"), frames, labels={})
     assert [row[0] for row in view.predictions] == ["32"]
 
 
@@ -125,11 +125,11 @@ def test_the_probes_of_the_largest_size_give_the_communication_model(tmp_path: P
     assert (fabric.alpha_s, fabric.beta_s_per_byte) == pytest.approx((1e-5, 1e-9), rel=0.05)
     assert fabric.buckets == 5
     assert fabric.payload_bytes == 4 * 1_048_576 + 25_000_000
-    (view,) = law_views(rows, frames, labels={}, fabrics=fabrics(study, rows))
+    (view,) = law_sections(rows, frames, labels={}, fabrics=fabrics(study, rows))
     assert "Communication model" in {row[0] for row in view.laws}
 
 
-def test_the_page_shows_laws_increments_and_escapes_names(tmp_path: Path) -> None:
+def test_the_page_shows_laws_increments_and_escapes_names(tmp_path: Path, svg_only: None) -> None:
     cells = studies.strong(512, (1, 2, 4, 8, 16), swept={"env.X": "<b onclick=alert(1)>"})
     path = studies.finished(tmp_path / "s", cells)
     text = write_report(path).read_text(encoding="utf-8")

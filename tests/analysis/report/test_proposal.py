@@ -12,8 +12,7 @@ import pytest
 
 from analysis.checks.scaling_table import scaling_table
 from analysis.data.load import load_study
-from analysis.report.document import Bullets, Figure, Heading, Paragraph, Table, as_latex, as_markdown
-from analysis.report.write import write_report, write_table_report
+from analysis.report.write import render_proposal, write_report, write_table_report
 from analysis.stats.measured import measure
 from bench.matrix.cell import Cell
 from tests.analysis.studies import StudyBuilder, Timing, environment, finished, merged, strong, weak
@@ -110,7 +109,7 @@ def test_formula_and_baseline_are_named_and_both_figures_are_there(written):
         assert f"{{figures/{name}.pdf}}" in latex
 
 
-def test_causes_method_and_settings_are_told(written):
+def test_causes_method_and_settings_are_shown(written):
     _, markdown, _ = written
     assert "communication that computation does not hide" in markdown.partition("## Causes of the loss")[2]
     assert "Each run times 3 windows of 50 steps after a warm-up, not instrumented." in markdown
@@ -131,7 +130,7 @@ def test_every_table_of_the_markdown_has_rows_of_one_width(written):
         assert len({len(row) for row in table}) == 1
 
 
-def test_no_size_that_reaches_the_guide_is_told_instead_of_recommended(tmp_path):
+def test_if_no_size_reaches_the_guide_none_is_recommended(tmp_path, svg_only):
     markdown, _ = section(finished(tmp_path / "s", strong(sizes=(1, 4)), timing=Timing(comm_s=0.1)))
     assert (
         "No size beyond the baseline, 1x1 (1 rank), reaches an efficiency of 0.8: more than the baseline cannot "
@@ -143,11 +142,11 @@ def test_no_size_that_reaches_the_guide_is_told_instead_of_recommended(tmp_path)
 def test_a_study_without_numbers_gives_a_section_that_says_so(tmp_path, state):
     path = finished(tmp_path / "s", strong(sizes=(1, 2)), state=lambda cell, repeat: (state, "why", None))
     markdown, latex = section(path)
-    assert "No series has two measured sizes: there is no speedup and no efficiency to tell of." in markdown
+    assert "No series has two measured sizes: there is no speedup and no efficiency." in markdown
     assert "Planned and not measured" in latex
 
 
-def test_a_planned_size_without_a_run_is_listed_with_its_reason(tmp_path):
+def test_a_planned_size_without_a_run_is_listed_with_its_reason(tmp_path, svg_only):
     path = finished(
         tmp_path / "s",
         strong(sizes=(1, 2, 4)),
@@ -161,7 +160,7 @@ def test_a_planned_size_without_a_run_is_listed_with_its_reason(tmp_path):
     )
 
 
-def test_a_table_measured_elsewhere_gives_a_section_of_what_it_knows(tmp_path):
+def test_a_table_measured_elsewhere_gives_a_section_of_its_columns(tmp_path, svg_only):
     (tmp_path / "bert.csv").write_text("gpus,throughput\n8,4553\n16,9191\n32,18119\n64,35774\n")
     page = write_table_report(tmp_path / "bert.csv", output=tmp_path, mode="strong", proposal=True)
     markdown = (page.parent / "proposal.md").read_text()
@@ -172,10 +171,9 @@ def test_a_table_measured_elsewhere_gives_a_section_of_what_it_knows(tmp_path):
     assert "The figures were measured elsewhere and taken from a table." in markdown
 
 
-def test_without_being_asked_for_no_section_is_written(tmp_path):
-    path = finished(tmp_path / "s", strong(sizes=(1, 2)))
-    report = write_report(path).parent
-    assert not list(report.glob("proposal*"))
+def test_the_section_is_optional(demo_study):
+    assert (demo_study / "report/index.html").exists()
+    assert not list((demo_study / "report").glob("proposal*"))
 
 
 HOSTILE = "<script>alert(1)</script> \\input{/etc/passwd} $x$ 50% a_b #1 & | `c` [d] ^~ {e} \" ' ± µ “q” 語"
@@ -196,18 +194,22 @@ def hostile_study(path: Path) -> Path:
     return StudyBuilder(path, cells, env=env, state=state).write()
 
 
-def test_texts_from_results_stay_texts(tmp_path):
-    markdown, latex = section(hostile_study(tmp_path / "s"))
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory):
+    path = hostile_study(tmp_path_factory.mktemp("p") / "hostile")
+    return path, *section(path)
+
+
+def test_texts_from_results_stay_texts(hostile):
+    _, markdown, latex = hostile
     assert "<script>" not in markdown
     assert "\\input{" not in latex.replace("\\textbackslash{}input", "")
     assert not re.search(r"(?<!\\)\$x", latex)
 
 
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="no pdflatex here")
-def test_the_latex_compiles_with_hostile_texts_and_without(tmp_path, written):
-    for path in (written[0], hostile_study(tmp_path / "s")):
-        if path != written[0]:
-            section(path)
+def test_the_latex_compiles_with_hostile_texts_and_without(written, hostile):
+    for path, *_ in (written, hostile):
         folder = path / "report"
         (folder / "wrapper.tex").write_text(WRAPPER)
         done = subprocess.run(
@@ -221,24 +223,39 @@ def test_the_latex_compiles_with_hostile_texts_and_without(tmp_path, written):
         assert (folder / "wrapper.pdf").is_file()
 
 
-def test_a_document_is_the_same_in_both_forms():
-    blocks = [
-        Heading("A & B", level=1),
-        Paragraph("- no list"),
-        Bullets(["one", "two_2"]),
-        Table("T", ("a", "b"), [["x|y", "1"]]),
-        Figure("figures/f", "C", "what it shows"),
-    ]
-    assert as_markdown(blocks) == (
-        "# A \\& B\n\n\\- no list\n\n- one\n- two\\_2\n\n| a | b |\n|---|---:|\n| x\\|y | 1 |\n\n*T*\n\n"
-        "![what it shows](figures/f.png)\n\n*C*\n"
+def test_the_section_has_the_same_content_in_both_forms():
+    context = {
+        "title": "A & B",
+        "introduction": "one_two",
+        "recommendation": "",
+        "sections": [
+            {
+                "title": "S",
+                "text": "t",
+                "caption": "T",
+                "headings": ["a", "b"],
+                "rows": [["x|y", "1"]],
+                "figures": [{"name": "f", "description": "what it shows", "caption": "C"}],
+            }
+        ],
+        "losses": ["one", "two_2"],
+        "losses_note": "",
+        "method": [],
+        "settings": [],
+        "missing": [],
+    }
+    files = render_proposal(context)
+    assert files["proposal.md"] == (
+        "# A \\& B\n\none\\_two\n\n## S\n\nt\n\n| a | b |\n|---:|---:|\n| x\\|y | 1 |\n\n*T*\n\n"
+        "![what it shows](figures/f.png)\n\n*C*\n\n## Causes of the loss\n\n- one\n- two\\_2\n"
     )
-    assert as_latex(blocks).partition("\n\n")[2] == (
-        "\\section{A \\& B}\n\n- no list\n\n\\begin{itemize}\n\\item one\n\\item two\\_2\n\\end{itemize}\n\n"
+    assert files["proposal.tex"].partition("\n\n")[2] == (
+        "\\section{A \\& B}\n\none\\_two\n\n\\subsection{S}\n\nt\n\n"
         "\\begin{table}[htbp]\n\\centering\n\\caption{T}\n"
         "\\resizebox{\\ifdim\\width>\\linewidth\\linewidth\\else\\width\\fi}{!}{%\n"
-        "\\begin{tabular}{lr}\n\\toprule\na & b \\\\\n\\midrule\nx\\textbar{}y & 1 \\\\\n\\bottomrule\n\\end{tabular}\n}\n"
-        "\\end{table}\n\n"
+        "\\begin{tabular}{rr}\n\\toprule\na & b \\\\\n\\midrule\nx\\textbar{}y & 1 \\\\\n"
+        "\\bottomrule\n\\end{tabular}\n}\n\\end{table}\n\n"
         "\\begin{figure}[htbp]\n\\centering\n\\includegraphics[width=0.7\\linewidth]{figures/f.pdf}\n\\caption{C}\n"
-        "\\end{figure}\n"
+        "\\end{figure}\n\n"
+        "\\subsection{Causes of the loss}\n\n\\begin{itemize}\n\\item one\n\\item two\\_2\n\\end{itemize}\n"
     )

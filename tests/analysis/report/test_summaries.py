@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from analysis.checks.scaling_table import scaling_table
 from analysis.data.environment import describe_environment
 from analysis.data.load import load_study
-from analysis.report.proposal import proposal_files
+from analysis.report.proposal import proposal_context
 from analysis.report.summary import certainty, find
 from analysis.stats.losses import losses
 from analysis.stats.measured import measure
@@ -131,7 +131,7 @@ def test_a_disagreeing_attribution_window_makes_the_shares_rough(tmp_path: Path)
     rows.loc[0, "pop_parallel_efficiency"] = 1.0
     (found,) = findings(rows)
     assert found.sentences[2].endswith(
-        "The instrumented window that tells them apart shows an efficiency of 0.35: rough shares."
+        "The attribution window, which gives these shares, has an efficiency of 0.35: the shares are rough."
     )
 
 
@@ -140,19 +140,19 @@ def test_without_an_attribution_window_the_loss_is_not_known(tmp_path: Path) -> 
     rows[["load_balance", "comm_efficiency", "computational_scalability"]] = math.nan
     (found,) = findings(rows)
     assert found.main_loss == "not known"
-    assert found.sentences[2] == "Where the rest goes is not known: no attribution window was measured."
+    assert found.sentences[2] == "The causes of the loss are not known: no attribution window was measured."
 
 
 def test_of_a_loss_that_is_not_known_the_reason_is_the_true_one(tmp_path: Path) -> None:
     rows = rows_of(tmp_path)
     partly = rows.assign(useful_s=math.nan)
     assert findings(partly)[0].sentences[2] == (
-        "Where the rest goes is not known: a part of the step was not measured."
+        "The causes of the loss are not known: a part of the step was not measured."
     )
     same = ["load_balance", "comm_efficiency", "useful_s", "data"]
     even = rows.assign(**{name: rows[name].iloc[0] for name in same}, global_batch=64 * rows["gpus"])
     assert findings(even)[0].sentences[2] == (
-        "Where the rest goes is not known: the instrumented window that would tell shows no loss."
+        "The causes of the loss are not known: the instrumented window that would tell shows no loss."
     )
 
 
@@ -163,10 +163,10 @@ def test_page_and_proposal_agree_on_hardly_any_loss(tmp_path: Path, efficiency: 
     rows = scaling_table(frames)
     rows.loc[rows["gpus"] == 8, ["efficiency", "efficiency_low", "efficiency_high"]] = [efficiency, 0.9, 1.05]
     (found,) = findings(rows)
-    section = proposal_files(study, frames, rows, [], describe_environment(study))["proposal.md"]
+    context = proposal_context(study, frames, rows, [], describe_environment(study))
     assert ("There is hardly any loss to explain on 8 ranks." in found.sentences) is slight
     assert (found.main_loss == "hardly any") is slight
-    assert ("hardly any loss." in section) is slight
+    assert context["losses"][0].endswith("hardly any loss.") is slight
 
 
 def test_certainty_tells_runs_and_intervals(tmp_path: Path) -> None:

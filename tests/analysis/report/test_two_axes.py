@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 import pandas as pd
@@ -13,60 +12,27 @@ import pytest
 from analysis.checks.scaling_table import scaling_table
 from analysis.data.load import load_study
 from analysis.data.names import series_parts
-from analysis.report.figures.all_figures import draw_figures
-from analysis.report.figures.drawing import Drawing
-from analysis.report.figures.heatmaps import MAX_NODES, MAX_SERIES, grids
+from analysis.report.figures.heatmaps import MAX_NODES, MAX_SERIES, Grid, grid_figure, grids
 from analysis.report.write import write_report
 from analysis.stats.measured import measure
 from analysis.stats.scaling import AXES_COLUMNS, two_axes
-from bench.matrix.cell import Cell
 from tests.analysis import studies
-
-
-def grid_cells(
-    nodes: tuple[int, ...] = (1, 2, 4), per_node: tuple[int, ...] = (1, 2, 4), **options: Any
-) -> list[Cell]:
-    """Return a weak and a strong series over nodes and ranks per node."""
-    sizes = [(n, k) for k in per_node for n in nodes]
-    most = nodes[-1] * per_node[-1]
-    weak = [studies.make_cell(n * k, batch=16, mode="weak", per_node=k, **options) for n, k in sizes]
-    strong = [studies.make_cell(n * k, batch=4 * most, per_node=k, **options) for n, k in sizes]
-    return studies.merged(weak + strong)
-
-
-def failed_at_four_by_four(cell: Cell, repeat: int) -> tuple[str, str, str | None]:
-    if cell.nodes == 4 and cell.tasks_per_node == 4:
-        return "failed", "ran out of <b>memory</b>", "out-of-memory"
-    return "completed", "", None
 
 
 def table(path: Path) -> pd.DataFrame:
     return scaling_table(measure(load_study(path)))
 
 
-@pytest.fixture(scope="module")
-def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    cells = [cell for launcher in ("srun", "torchrun") for cell in grid_cells(launcher=launcher)]
-    path = tmp_path_factory.mktemp("axes") / "grid"
-    studies.finished(path, cells, epochs=1, ranks_files=False, state=failed_at_four_by_four)
-    write_report(path)
-    return path
+def grid_of(path: Path) -> Grid:
+    loaded = load_study(path)
+    return grids(two_axes(table(path)), series_parts(loaded.plan))["weak"]
 
 
-@pytest.fixture(scope="module")
-def drawings(study: Path) -> dict[str, Drawing]:
-    loaded = load_study(study)
-    frames = measure(loaded)
-    rows, parts = scaling_table(frames), series_parts(loaded.plan)
-    drawn = draw_figures(rows, frames.runs, parts=parts, axes=grids(two_axes(rows), parts))
-    return {drawing.name: drawing for drawing in drawn}
-
-
-def test_an_efficiency_is_that_within_a_node_times_that_over_nodes(study: Path) -> None:
+def test_an_efficiency_is_that_within_a_node_times_that_over_nodes(grid_study: Path) -> None:
     """The second factor is computed again from the step times, by the module's formula."""
-    sizes = two_axes(table(study))
+    sizes = two_axes(table(grid_study))
     assert len(sizes) == 4 * 9
-    times = table(study).set_index(["series", "nodes", "gpus_per_node"])["step_time_sec"]
+    times = table(grid_study).set_index(["series", "nodes", "gpus_per_node"])["step_time_sec"]
     for row in sizes[sizes["n"] > 0].to_dict("records"):
         one_node = times[row["series"], 1, row["gpus_per_node"]]
         here = times[row["series"], row["nodes"], row["gpus_per_node"]]
@@ -80,8 +46,8 @@ def test_an_efficiency_is_that_within_a_node_times_that_over_nodes(study: Path) 
     assert (one_node_rows["efficiency_within_node"] == one_node_rows["efficiency"]).all()
 
 
-def test_a_size_that_failed_is_there_without_a_value_and_with_its_reason(study: Path) -> None:
-    lost = two_axes(table(study)).query("nodes == 4 and gpus_per_node == '4'")
+def test_a_size_that_failed_is_there_without_a_value_and_with_its_reason(grid_study: Path) -> None:
+    lost = two_axes(table(grid_study)).query("nodes == 4 and gpus_per_node == '4'")
     assert len(lost) == 4
     assert lost[["speedup", "efficiency", "efficiency_over_nodes"]].isna().all(axis=None)
     assert lost["efficiency_within_node"].notna().all()
@@ -90,42 +56,38 @@ def test_a_size_that_failed_is_there_without_a_value_and_with_its_reason(study: 
 
 
 def test_a_size_without_its_one_node_has_no_part_over_nodes(tmp_path: Path) -> None:
-    cells = [cell for cell in grid_cells() if (cell.nodes, cell.tasks_per_node) != (1, 4)]
+    cells = [cell for cell in studies.over_two_axes() if (cell.nodes, cell.tasks_per_node) != (1, 4)]
     sizes = two_axes(table(studies.finished(tmp_path / "s", cells, epochs=1, ranks_files=False)))
     four = sizes[sizes["gpus_per_node"] == "4"]
     assert four["efficiency"].notna().all()
     assert four[["efficiency_within_node", "efficiency_over_nodes"]].isna().all(axis=None)
 
 
-def test_without_two_axes_there_is_neither_figure_nor_table(tmp_path: Path) -> None:
-    for name, cells in {
-        "over nodes": studies.strong(),
-        "within a node": [studies.make_cell(n, batch=64, per_node=n) for n in (1, 2, 4)],
-    }.items():
-        path = studies.finished(tmp_path / name, cells, epochs=1, ranks_files=False)
-        assert two_axes(table(path)).empty
-        page = write_report(path).read_text()
-        assert "by nodes and ranks per node" not in page
-        assert not (path / "report/axes.csv").exists()
+def test_without_two_axes_there_is_neither_figure_nor_table_and_an_older_one_is_removed(
+    tmp_path: Path, svg_only: None
+) -> None:
+    over_nodes = studies.strong(backend="gloo")
+    within_a_node = [studies.make_cell(n, batch=64, per_node=n, backend="nccl") for n in (1, 2, 4)]
+    path = studies.finished(
+        tmp_path / "s", over_nodes + within_a_node, repeats=1, epochs=1, ranks_files=False
+    )
+    (path / "report").mkdir()
+    (path / "report/axes.csv").write_text("old")
+    assert two_axes(table(path)).empty
+    page = write_report(path).read_text()
+    assert "by nodes and ranks per node" not in page
+    assert not (path / "report/axes.csv").exists()
 
 
-def test_axes_csv_holds_all_sizes_and_goes_when_there_are_no_axes_any_more(study: Path) -> None:
-    frame = pd.read_csv(study / "report/axes.csv", dtype={"gpus_per_node": str})
+def test_axes_csv_holds_all_sizes(grid_study: Path) -> None:
+    frame = pd.read_csv(grid_study / "report/axes.csv", dtype={"gpus_per_node": str})
     assert tuple(frame.columns) == AXES_COLUMNS
     assert len(frame) == 36
     assert frame["efficiency"].isna().sum() == 4
 
 
-def test_an_older_reports_axes_csv_goes(tmp_path: Path) -> None:
-    path = studies.finished(tmp_path / "s", studies.strong(), epochs=1, ranks_files=False)
-    (path / "report").mkdir()
-    (path / "report/axes.csv").write_text("old")
-    write_report(path)
-    assert not (path / "report/axes.csv").exists()
-
-
-def test_the_figure_has_a_field_per_size_with_efficiency_and_speedup(drawings: dict[str, Drawing]) -> None:
-    figure = drawings["axes-weak"]
+def test_the_figure_has_a_field_per_size_with_efficiency_and_speedup(grid_study: Path) -> None:
+    figure = grid_figure(grid_of(grid_study))
     root = ElementTree.fromstring(figure.inline_svg)
     marks = [mark.findtext("title") or "" for mark in root.iter() if mark.get("class") == "mark"]
     assert len(marks) == 18
@@ -144,21 +106,21 @@ def test_the_figure_has_a_field_per_size_with_efficiency_and_speedup(drawings: d
     assert figure.description.startswith(
         "Efficiency and speedup by nodes (columns) and ranks per node (rows). srun: efficiency "
     )
-    assert "baseline N₀: 1x1 (1 rank)" in figure.caption
-    assert "Down the first column: within one node." in figure.caption
+    assert "First column: within one node" in figure.caption
     assert not figure.left_out
 
 
-def test_the_page_tells_both_paths_in_a_table_and_escapes_reasons(study: Path) -> None:
-    page = (study / "report/index.html").read_text()
-    assert page.count("<summary>Within a node and over nodes, in numbers</summary>") == 2
+def test_the_page_shows_both_paths_in_a_table_and_escapes_reasons(grid_study: Path) -> None:
+    page = (grid_study / "report/index.html").read_text()
+    assert page.count('<details class="axes"><summary>Table</summary>') == 2
+    assert page.count("Baseline N₀: 1x1 (1 rank).") == 2
     for word in ("Within one node", "Over nodes", "<caption>srun</caption>", "<caption>torchrun</caption>"):
         assert word in page
     assert 'href="axes.csv"' in page
     assert "<b>memory</b>" not in page
 
 
-def test_what_a_figure_cannot_hold_is_left_out_and_said(tmp_path: Path) -> None:
+def test_the_figure_reports_series_and_sizes_that_it_leaves_out(tmp_path: Path) -> None:
     sizes = tuple(range(1, MAX_NODES + 3))
     cells = [
         studies.make_cell(n * k, batch=16, mode="weak", per_node=k, swept={"x": x})
@@ -167,16 +129,12 @@ def test_what_a_figure_cannot_hold_is_left_out_and_said(tmp_path: Path) -> None:
         for n in sizes
     ]
     path = studies.finished(tmp_path / "s", cells, repeats=1, epochs=1, ranks_files=False)
-    loaded = load_study(path)
-    frames = measure(loaded)
-    rows, parts = scaling_table(frames), series_parts(loaded.plan)
-    figures = draw_figures(rows, frames.runs, parts=parts, axes=grids(two_axes(rows), parts))
-    figure = next(drawing for drawing in figures if drawing.name == "axes-weak")
+    figure = grid_figure(grid_of(path))
     assert figure.left_out == "4 of 5 series drawn; 64 of 80 sizes drawn"
 
 
 def test_mixed_nodes_have_no_place_on_the_axes(tmp_path: Path) -> None:
-    cells = grid_cells()
+    cells = studies.over_two_axes()
     mixed = studies.make_cell(3, batch=16, mode="weak", per_node=1, name="mixed")
     mixed = dataclasses.replace(mixed, nodes=2, tasks_per_node=[2, 1])
     path = studies.finished(tmp_path / "s", [*cells, mixed], repeats=1, epochs=1, ranks_files=False)

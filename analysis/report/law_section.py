@@ -1,4 +1,4 @@
-"""The scaling laws of a study as the page tells them: chosen or refused, and why."""
+"""The page's section about scaling laws: sentences and tables of each series."""
 
 from __future__ import annotations
 
@@ -15,17 +15,13 @@ from analysis.stats.measured import Frames
 from analysis.text import MISSING, fraction, fractions, interval, known, listed, number, percent, seconds
 
 MAX_SERIES = 4
-#: A relative change of the serial fraction below this is called none, where there are no intervals.
+#: Without intervals, a smaller relative change of the serial fraction counts as none.
 _FLAT = 0.25
-
-LAW_HEADINGS = ("Law", "Time per step", "ΔAICc", "Largest size left out", "Verdict")
-PARAMETER_HEADINGS = ("Parameter", "Value", "95 % interval", "Meaning")
-PREDICTION_HEADINGS = ("Ranks", "Time per step", "Efficiency", "90 % interval")
 
 
 @dataclass(frozen=True)
-class LawView:
-    """What is told of one series: sentences, and rows of texts under the headings above."""
+class LawSection:
+    """The part about one series: sentences, and the rows of three tables."""
 
     heading: str
     sentences: tuple[str, ...]
@@ -34,45 +30,44 @@ class LawView:
     predictions: list[tuple[str, ...]]
 
 
-def law_views(
+def law_sections(
     rows: pd.DataFrame,
     frames: Frames,
     *,
     labels: Mapping[str, str],
     fabrics: Mapping[str, Fabric] | None = None,
     limit: int = MAX_SERIES,
-) -> list[LawView]:
-    """Return a view of each of the series with the most measured sizes, in the plan's order.
+) -> list[LawSection]:
+    """Return the parts about the series with the most measured sizes, in the plan's order.
 
     Args:
         rows: from :func:`analysis.checks.scaling_table.scaling_table`.
-        frames: what that was made from.
-        labels: a name for each series.
-        fabrics: by series, the all-reduce as probed.
-        limit: how many series.
+        frames: the frames of that table.
+        labels: the names of the series.
+        fabrics: the measured all-reduce of each series.
+        limit: the most series.
     """
     measured = rows[(rows["n"] > 0) & (rows["mode"] != "") & rows["ddp"]]
-    views = []
+    sections = []
     for series in widest_series(measured, limit=limit):
         own = measured[measured["series"] == series]
         fit = fit_laws(
             runs_of(own, frames), mode=str(own["mode"].iloc[0]), probes=(fabrics or {}).get(series)
         )
-        views.append(_view(own, fit, heading=labels.get(series, series)))
-    return views
+        sections.append(_section(own, fit, heading=labels.get(series, series)))
+    return sections
 
 
-def _view(own: pd.DataFrame, fit: LawFit | Refusal, *, heading: str) -> LawView:
-    trend = karp_flatt_words(own)
+def _section(own: pd.DataFrame, fit: LawFit | Refusal, *, heading: str) -> LawSection:
+    trend = serial_fraction_trend(own)
     if isinstance(fit, Refusal):
-        told = f"No law is fitted: {fit}."
-        return LawView(heading, tuple(filter(None, (trend, told))), [], [], [])
+        return LawSection(heading, tuple(filter(None, (trend, f"No law is fitted: {fit}."))), [], [], [])
     in_seconds = bool(own["step_time_sec"].notna().all())
     path = "" if fit.path == ALL_SIZES else f" Sizes: {fit.path}."
-    told = f"{fit.why}{path} Noise of a run about it: {percent(fit.chosen.noise, decimals=1)}."
-    return LawView(
+    choice = f"{fit.why}{path} Noise of single runs: {percent(fit.chosen.noise, decimals=1)}."
+    return LawSection(
         heading,
-        tuple(filter(None, (trend, told, _why_nothing_is_predicted(own)))),
+        tuple(filter(None, (trend, choice, _why_no_prediction(own)))),
         _parameter_rows(fit, in_seconds=in_seconds),
         _law_rows(fit),
         _prediction_rows(own, fit, in_seconds=in_seconds),
@@ -107,18 +102,18 @@ def _law_rows(fit: LawFit) -> list[tuple[str, ...]]:
     return rows
 
 
-def _why_nothing_is_predicted(own: pd.DataFrame) -> str:
-    """Return why a fitted law has no prediction: its efficiency would refer to a cell that it is not of."""
+def _why_no_prediction(own: pd.DataFrame) -> str:
+    """Return why a fitted law has no prediction: the law does not describe the baseline."""
     if own["is_base"].any():
         return ""
     return (
-        f"Nothing is predicted: an efficiency would refer to {own['baseline'].iloc[0]}, which the law of the "
-        "sizes with DDP does not describe; with a baseline of these sizes (--baseline) there is a prediction."
+        f"No prediction: its efficiency would refer to {own['baseline'].iloc[0]}, which the law of the sizes "
+        "with DDP does not describe. Choose one of these sizes with --baseline."
     )
 
 
 def _prediction_rows(own: pd.DataFrame, fit: LawFit, *, in_seconds: bool) -> list[tuple[str, ...]]:
-    """Return the prediction at twice the largest size; its efficiency refers to the law at the baseline."""
+    """Return the prediction at twice the largest size, relative to the law's time at the baseline."""
     base = own[own["is_base"]]
     if not len(base):
         return []
@@ -135,29 +130,30 @@ def _prediction_rows(own: pd.DataFrame, fit: LawFit, *, in_seconds: bool) -> lis
     return rows
 
 
-def karp_flatt_words(own: pd.DataFrame) -> str:
-    """Return the trend of Karp-Flatt's serial fraction over the sizes of a strong series, or nothing."""
-    told = own[own["karp_flatt"].notna()].drop_duplicates("gpus")
-    if len(told) < 2:
+def serial_fraction_trend(own: pd.DataFrame) -> str:
+    """Return a sentence about Karp-Flatt's serial fraction over the sizes of a strong series, or nothing."""
+    known_rows = own[own["karp_flatt"].notna()].drop_duplicates("gpus")
+    if len(known_rows) < 2:
         return ""
-    values = [f"{number(v, digits=2)} at {n}" for n, v in zip(told["gpus"], told["karp_flatt"], strict=True)]
+    pairs = zip(known_rows["gpus"], known_rows["karp_flatt"], strict=True)
+    values = [f"{number(value, digits=2)} at {size}" for size, value in pairs]
     text = f"Serial fraction by Karp and Flatt: {listed(values, limit=8)} ranks"
-    first, last = told.iloc[0], told.iloc[-1]
+    first, last = known_rows.iloc[0], known_rows.iloc[-1]
     rise = _rise(first, last)
-    if told["karp_flatt"].max() <= 0:
+    if known_rows["karp_flatt"].max() <= 0:
         return f"{text}: none, the speedup is at least ideal."
     if rise > 0:
         return (
-            f"{text}. It grows with the size: what is lost is added by further ranks (communication, "
-            "imbalance), it is not a fixed serial part."
+            f"{text}. It grows with the size: additional ranks cause the loss (communication, imbalance), "
+            "not a fixed serial part."
         )
     if rise < 0:
-        return f"{text}. It falls with the size: the smallest sizes lose something that larger ones do not."
-    return f"{text}. It does not clearly change: as a fixed serial part would show."
+        return f"{text}. It falls with the size: the smallest sizes have a loss that larger ones do not have."
+    return f"{text}. It does not clearly change, which is consistent with a fixed serial part."
 
 
 def _rise(first: pd.Series, last: pd.Series) -> int:
-    """Return 1, -1 or 0: whether the fraction rises or falls beyond its intervals, or beyond a quarter."""
+    """Return 1 or -1 if the fraction rises or falls beyond its intervals, or by a quarter; else 0."""
     bounds = [_bounds(row) for row in (first, last)]
     if all(known(value) for pair in bounds for value in pair):
         (low, high), (last_low, last_high) = bounds

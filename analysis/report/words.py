@@ -1,0 +1,33 @@
+"""Fixed words of the report's page, read from template/words.toml.
+
+Sentences about one study are composed in :mod:`analysis.report.summary`,
+:mod:`analysis.report.law_section` and :mod:`analysis.checks`.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from analysis.stats.scaling import GUIDE
+from analysis.text import MISSING
+
+
+def _read() -> dict[str, dict[str, Any]]:
+    text = (Path(__file__).resolve().parent / "template" / "words.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text.replace("{guide}", str(GUIDE)).replace("{missing}", MISSING))
+
+
+#: The words by table of the file and name.
+WORDS = _read()
+
+
+def ascii_formula(text: str) -> str:
+    """Return a text with formulas in characters that every LaTeX font has."""
+    return text.replace("N₀", "N0").replace("·", " ")
+
+
+def mode_title(mode: str) -> str:
+    """Return ``Strong scaling``."""
+    return f"{mode.capitalize()} scaling"

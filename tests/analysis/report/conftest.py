@@ -1,0 +1,81 @@
+"""Reports and the browser that several test modules share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis.report.figures import drawing
+from analysis.report.write import write_report
+from bench.matrix.cell import Cell
+from tests.analysis import studies
+from tests.analysis.closer_studies import with_probes, write_ranks
+
+CHROMIUM = Path(os.environ.get("BENCH_CHROMIUM", "/usr/bin/chromium"))
+ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
+HOSTILE_HOST = "<img src=x onerror=alert(1)>"
+
+
+@pytest.fixture
+def svg_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Skip PNG and PDF files of figures, which take most of the time of a report."""
+    save = drawing._saved
+    monkeypatch.setattr(
+        drawing, "_saved", lambda figure, form, name: save(figure, form, name) if form == "svg" else b""
+    )
+
+
+@pytest.fixture(scope="session")
+def demo_study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished study of a strong and a weak series, with its report."""
+    path = tmp_path_factory.mktemp("reports") / "demo"
+    cells = studies.merged(studies.strong() + studies.weak())
+    studies.finished(path, cells, repeats=4, warnings=["at most 4 sizes per series"])
+    write_report(path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def grid_study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A study over nodes and ranks per node whose largest size failed, with its report."""
+
+    def state(cell: Cell, repeat: int) -> tuple[str, str, str | None]:
+        if cell.nodes == 4 and cell.tasks_per_node == 4:
+            return "failed", "ran out of <b>memory</b>", "out-of-memory"
+        return "completed", "", None
+
+    cells = [cell for launcher in ("srun", "torchrun") for cell in studies.over_two_axes(launcher=launcher)]
+    path = tmp_path_factory.mktemp("reports") / "grid"
+    studies.finished(path, cells, epochs=1, ranks_files=False, state=state)
+    write_report(path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def full_study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A study with all parts of a report: batches, a late rank, probes, step times; hostile host names."""
+    cells = [cell for batch in (64, 128) for cell in studies.strong(batch, (1, 2, 4), per_node=2)]
+    path = tmp_path_factory.mktemp("reports") / "every part"
+    studies.finished(path, cells, epochs=1)
+    with_probes(path, [cell for cell in cells if cell.world_size > 1])
+    write_ranks(path, late=lambda run, rank: 0.004 * (rank == 1), host=lambda rank: f"n{rank}{HOSTILE_HOST}")
+    write_report(path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """A Chromium; tests that need it have the mark ``browser``."""
+    if not CHROMIUM.exists():
+        absent = f"Chromium is absent ({CHROMIUM}): install Debian's package chromium, or set BENCH_CHROMIUM"
+        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(absent)
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=str(CHROMIUM), args=ARGUMENTS)
+        yield found
+        found.close()
