@@ -1,4 +1,11 @@
-"""How often a cell's attempts have completed so far."""
+"""List the configurations that can run a training, with their times, costs and success rates.
+
+Options are measured cells and larger sizes predicted by scaling laws. The time per epoch is
+ceil(samples / global batch) x the time per step, plus a checkpoint if the study wrote one. Start-up and
+validation are not included. Intervals (90 %) are those of one further run, because a training is one job:
+Student's t on the logarithms of the runs with sqrt(1 + 1/n) for measured cells, and those of the scaling
+law for predicted sizes.
+"""
 
 from __future__ import annotations
 
@@ -24,23 +31,23 @@ from analysis.text import clean, one_line
 from bench.study.ledger import RunState
 from bench.study.run_json import read_run
 
-#: Attempts that ended by themselves: a cancelled or queued one says nothing of the cell.
-_DECIDED = (str(RunState.COMPLETED), str(RunState.FAILED))
-#: The normal quantile of a two-sided 95 % interval.
+#: States that count for the success rate; a cancelled or queued attempt does not.
+_FINAL_STATES = (str(RunState.COMPLETED), str(RunState.FAILED))
+#: Normal quantile of a two-sided 95 % interval.
 _Z = float(special.ndtri(0.975))
 
 
 def cell_success(study: Study) -> pd.DataFrame:
-    """Return by ``cell_id``: attempts ``completed`` and ``attempted``, and ``success_low``.
+    """Return ``completed``, ``attempted`` and ``success_low`` by ``cell_id``.
 
-    Earlier attempts of a run that was started again count. ``success_low`` is the lower bound of
-    Wilson's 95 % interval (E. B. Wilson, JASA 22, 1927), so that 3 of 3 is less than 30 of 30;
-    0 where nothing was attempted.
+    Both columns count attempts, including earlier attempts of restarted runs. ``success_low`` is the
+    lower bound of Wilson's 95 % interval (E. B. Wilson, JASA 22, 1927), which is lower for 3 of 3 than
+    for 30 of 30; it is 0 without attempts.
     """
     latest = pd.DataFrame({"cell_id": study.runs["cell_id"], "state": study.runs["state"]})
-    both = pd.concat([latest, _earlier(study)], ignore_index=True)
-    decided = both[both["state"].isin(_DECIDED)]
-    groups = decided["state"].eq(str(RunState.COMPLETED)).groupby(decided["cell_id"])
+    both = pd.concat([latest, _earlier_attempts(study)], ignore_index=True)
+    final = both[both["state"].isin(_FINAL_STATES)]
+    groups = final["state"].eq(str(RunState.COMPLETED)).groupby(final["cell_id"])
     cells = pd.Index(study.cells["cell_id"], name="cell_id")
     frame = pd.DataFrame({"completed": groups.sum(), "attempted": groups.size()}).reindex(cells)
     frame = frame.fillna(0).astype("int64")
@@ -51,8 +58,8 @@ def cell_success(study: Study) -> pd.DataFrame:
     return frame
 
 
-def _earlier(study: Study) -> pd.DataFrame:
-    """Return the states of the attempts before each run's latest one."""
+def _earlier_attempts(study: Study) -> pd.DataFrame:
+    """Return the states of all attempts except the latest of each run."""
     rows = []
     numbers = study.runs["attempt"].to_numpy(dtype=float, na_value=np.nan)
     for place in np.flatnonzero(numbers > 1):
@@ -64,7 +71,7 @@ def _earlier(study: Study) -> pd.DataFrame:
 
 
 def wilson_low(completed: int, attempted: int) -> float:
-    """Return the lower bound of Wilson's 95 % interval of a rate; 0 without attempts."""
+    """Return the lower bound of Wilson's 95 % interval of a success rate; 0 without attempts."""
     if attempted == 0:
         return 0.0
     rate, spread = completed / attempted, _Z**2 / attempted
@@ -74,16 +81,7 @@ def wilson_low(completed: int, attempted: int) -> float:
     )
 
 
-# Which configuration trains first, cheapest, safest: measured cells and predicted sizes as options.
-#
-# The time per epoch is that of whole steps, ceil(samples / global batch) · T, plus the
-# checkpoint where the study wrote one. Start-up and validation are not in it. Intervals are
-# those of one further run (90 %), since a training is one job: Student's t on the logarithms
-# of the cell's runs with √(1 + 1/n) for measured cells, the law's for predicted sizes.
-
-LEVEL = 0.90
-
-#: One row per option; times in seconds, ``success_low`` by Wilson (95 %).
+#: One row per option; times in seconds.
 COLUMNS = (
     *("study", "kind", "cell_id", "launcher", "backend", "setting", "nodes", "gpus_per_node", "gpus"),
     *("device", "gpu", "global_batch", "per_gpu_batch", "n", "throughput_samples_per_sec", "step_time_s"),
@@ -92,16 +90,13 @@ COLUMNS = (
     *("success_low", "first", "cheapest", "safest", "batch_differs", "state", "remark"),
 )
 
-#: A layout that a job can ask for: study, nodes, ranks per node.
+#: Study, number of nodes and ranks per node: jobs with one layout share a queue wait.
 Layout = tuple[str, int, str]
 
 
 @dataclass(frozen=True)
 class Wait:
-    """How long a layout waits in the queue, in seconds; None where that is not known.
-
-    ``source`` says where that comes from; ``remark`` is for the option's row.
-    """
+    """The queue wait of a layout in seconds, None if unknown; its source; and a remark on the option."""
 
     seconds: float | None
     source: str
@@ -110,7 +105,7 @@ class Wait:
 
 @dataclass(frozen=True)
 class Advice:
-    """The options, the soonest first, and what a reader should know."""
+    """The options in the order of their total time, and notes for the reader."""
 
     samples: int
     epochs: int
@@ -118,25 +113,25 @@ class Advice:
     notes: list[str] = field(default_factory=list)
 
     def chosen(self, mark: str) -> dict[str, Any] | None:
-        """Return the option that is ``first``, ``cheapest`` or ``safest``; None where there is none."""
+        """Return the option marked ``first``, ``cheapest`` or ``safest``; None if there is none."""
         return first_of(self.options[self.options[mark]])
 
 
 def first_of(options: pd.DataFrame) -> dict[str, Any] | None:
-    """Return the first option as a dict; None where there is none."""
+    """Return the first option as a dict; None if there is none."""
     return {str(name): options[name].iloc[0] for name in options} if len(options) else None
 
 
 def options_of(
     studies: Mapping[str, Study], *, samples: int, epochs: int, beyond: bool = False
 ) -> tuple[pd.DataFrame, list[str]]:
-    """Return the options of some studies, without waits, and why sizes are not predicted.
+    """Return the options of studies without waits, and notes on sizes that cannot be predicted.
 
     Args:
-        studies: by the name to show.
-        samples: training samples of an epoch.
+        studies: the studies by name.
+        samples: training samples per epoch.
         epochs: epochs of the training.
-        beyond: predict beyond twice the largest measured size, too.
+        beyond: also predict sizes beyond twice the largest measured size.
     """
     parts, notes = [], []
     for name, study in studies.items():
@@ -145,7 +140,7 @@ def options_of(
         measured = _measured(study, frames, rows)
         predicted, reasons = forecasts(frames, rows, fabrics=fabrics(study, rows), beyond=beyond)
         notes += [f"{name}: {reason}" for reason in reasons]
-        part = pd.concat([measured, _like(predicted, measured)], ignore_index=True)
+        part = pd.concat([measured, _predicted(predicted, measured)], ignore_index=True)
         parts.append(part.assign(study=name, gpu=_gpu(study)))
     options = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
     return _with_times(options, samples=samples, epochs=epochs), notes
@@ -159,10 +154,10 @@ def rank(
     epochs: int,
     notes: Iterable[str] = (),
 ) -> Advice:
-    """Return the options with their waits, ordered by when they would be done.
+    """Return the options with their waits, in the order of their total time.
 
-    First, cheapest and safest are chosen among measured options: a prediction may be sooner,
-    but nobody has seen it run. Without any wait the order is that of the training times.
+    The first, cheapest and safest options are chosen among measured ones only. If no wait is known, the
+    total time is the training time.
     """
     options = options.copy()
     found = [waits.get(layout, Wait(None, "")) for layout in layouts_of(options)]
@@ -172,9 +167,9 @@ def rank(
     notes = list(notes)
     none_known = options["wait_s"].isna().all()
     if none_known:
-        notes.append("No wait is known: totals are the training alone")
+        notes.append("No queue wait is known: totals are training times")
     elif options["wait_s"].isna().any():
-        notes.append("Where the wait is not known there is no total: those options stand last")
+        notes.append("Options with an unknown queue wait have no total and are listed last")
     options["total_s"] = options["training_s"] + (0.0 if none_known else options["wait_s"])
     _mark(options)
     order = ["total_s", "training_s", "node_hours", "study", "cell_id"]
@@ -185,11 +180,11 @@ def rank(
 def layouts_of(options: pd.DataFrame) -> list[Layout]:
     """Return each option's layout."""
     table = zip(options["study"], options["nodes"], options["gpus_per_node"], strict=True)
-    return [(str(study), int(nodes), str(each)) for study, nodes, each in table]
+    return [(str(study), int(nodes), str(per_node)) for study, nodes, per_node in table]
 
 
-def fastest_of(options: pd.DataFrame) -> dict[Layout, float]:
-    """Return by layout the seconds of its fastest training; infinite where none is known."""
+def fastest_training_s(options: pd.DataFrame) -> dict[Layout, float]:
+    """Return the shortest training time of each layout; infinite if unknown."""
     found: dict[Layout, float] = {}
     for layout, training_s in zip(layouts_of(options), options["training_s"], strict=True):
         known_s = float(training_s) if math.isfinite(training_s) else math.inf
@@ -198,7 +193,7 @@ def fastest_of(options: pd.DataFrame) -> dict[Layout, float]:
 
 
 def _measured(study: Study, frames: Frames, rows: pd.DataFrame) -> pd.DataFrame:
-    """Return one row per planned cell, whether it has been measured or not."""
+    """Return one option per planned cell, measured or not."""
     options = rows.drop_duplicates("cell_id").set_index("cell_id", drop=False)
     options = options.rename(columns={"step_time_sec": "step_time_s"})
     own = ("cell_id", "launcher", "backend", *SIZE_COLUMNS)
@@ -217,7 +212,7 @@ def _runs_planned(frames: Frames, cells: pd.Index[Any]) -> pd.Series:
 
 
 def _settings(study: Study) -> dict[str, str]:
-    """Return by cell what tells it from other cells of its size and batch."""
+    """Return the settings, other than size and batch, that vary between cells, as a text by cell."""
     cells = {clean(cell["cell_id"]): settings_of(cell) for cell in study.plan["cells"]}
     names = {name for cell in cells.values() for name in cell} - {"nodes", "tasks_per_node", "world_size"}
     names -= {"global_batch", "per_gpu_batch"}
@@ -229,20 +224,20 @@ def _settings(study: Study) -> dict[str, str]:
 
 
 def _further_run(frames: Frames, cells: pd.Index[Any]) -> tuple[Any, Any]:
-    """Return the interval of the time per step of one further run of each cell; NaN below 3 runs."""
+    """Return the 90 % interval of the time per step of one further run by cell; NaN below 3 runs."""
     measured = frames.runs[frames.runs["measured"]]
     places = cells.get_indexer(pd.Index(measured["cell_id"]))
     values = measured["step_time_sec"].to_numpy(dtype=float)
     moments = log_moments(values, groups=places, size=len(cells))
     with np.errstate(divide="ignore", invalid="ignore"):
-        quantile = special.stdtrit(np.where(moments.n > 1, moments.n - 1, np.nan), 0.5 + LEVEL / 2)
+        quantile = special.stdtrit(np.where(moments.n > 1, moments.n - 1, np.nan), 0.95)
         half = quantile * np.sqrt(moments.variance * (1 + 1 / moments.n))
     half = np.where(moments.n >= MIN_RUNS, half, np.nan)
     return np.exp(moments.mean - half), np.exp(moments.mean + half)
 
 
 def _checkpoints(study: Study, frames: Frames) -> pd.Series:
-    """Return each cell's mean seconds for a checkpoint, over the epochs of the runs that count."""
+    """Return the mean seconds per checkpoint by cell, over the epochs of measured runs."""
     counted = set(frames.runs.loc[frames.runs["measured"], "run_id"])
     epochs = study.epochs[study.epochs["run_id"].isin(counted)]
     means = epochs.groupby("cell_id", observed=True)["checkpoint_time_sec"].mean()
@@ -251,7 +246,7 @@ def _checkpoints(study: Study, frames: Frames) -> pd.Series:
 
 
 def _gpu(study: Study) -> str:
-    """Return the GPU's name as a run saw it, without its maker's; empty where none says so."""
+    """Return the GPU's name from env.json without the vendor; empty if unknown."""
     started = [run_id for run_id, path in zip(study.runs["run_id"], study.attempts, strict=True) if path]
     for run_id in started[:50]:
         env = study.envs_of([run_id]).get(run_id)
@@ -260,14 +255,14 @@ def _gpu(study: Study) -> str:
     return ""
 
 
-def _like(predicted: pd.DataFrame, measured: pd.DataFrame) -> pd.DataFrame:
-    """Return predicted sizes with the columns of measured options."""
+def _predicted(predicted: pd.DataFrame, measured: pd.DataFrame) -> pd.DataFrame:
+    """Return predicted sizes as options, with the settings of the measured cell they extrapolate."""
     if not len(predicted):
         return measured.iloc[:0]
-    like = measured.set_index("cell_id").loc[predicted["like"]].reset_index(drop=True)
+    extrapolated = measured.set_index("cell_id").loc[predicted["like"]].reset_index(drop=True)
     frame = predicted.drop(columns="like").reset_index(drop=True)
     for name in ("launcher", "backend", "device", "setting", "checkpoint_s"):
-        frame[name] = like[name]
+        frame[name] = extrapolated[name]
     return frame.assign(cell_id="", n=0, kind="predicted", state="", completed=0, attempted=0)
 
 
@@ -288,7 +283,7 @@ def _with_times(options: pd.DataFrame, *, samples: int, epochs: int) -> pd.DataF
 
 
 def _mark(options: pd.DataFrame) -> None:
-    """Add first, cheapest, safest and batch_differs."""
+    """Add the columns first, cheapest, safest and batch_differs."""
     own = options[(options["kind"] == "measured") & options["total_s"].notna()]
     cost = "gpu_hours" if options["gpu_hours"].notna().all() else "node_hours"
     ranked = {

@@ -1,4 +1,4 @@
-"""Advice as texts: a table of options, and what to choose in sentences."""
+"""Format advice as a table of options and as sentences."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MARKS = ("first", "cheapest", "safest")
 
 
 def about(seconds: float | None, *, digits: int = 2) -> str:
-    """Return a time in the unit that suits it: ``40 s``, ``25 min``, ``6.5 h``, ``3.2 d``."""
+    """Return a time in a suitable unit: ``40 s``, ``25 min``, ``6.5 h`` or ``3.2 d``."""
     if seconds is None or not math.isfinite(seconds):
         return MISSING
     for unit_s, least_s, unit in ((86400, 172_800, "d"), (3600, 3600, "h"), (60, 60, "min")):
@@ -31,15 +31,17 @@ def about(seconds: float | None, *, digits: int = 2) -> str:
 
 
 def table_rows(advice: Advice) -> list[list[str]]:
-    """Return the texts of the table, in the order of :data:`HEADINGS`."""
+    """Return the rows of the table, with the columns :data:`HEADINGS`."""
     return [_row(row) for row in advice.options.to_dict("records")]
 
 
 def _row(row: dict[Any, Any]) -> list[str]:
     gpu = row["device"] == "cuda"
     hours = row["gpu_hours"] if gpu else row["node_hours"]
-    remark = f"predicted by {row['remark']}" if row["kind"] == "predicted" else row["remark"]
-    if row["kind"] == "not measured":
+    remark = row["remark"]
+    if row["kind"] == "predicted":
+        remark = f"predicted by {remark}"
+    elif row["kind"] == "not measured":
         remark = remark or "not measured"
     return [
         row["study"],
@@ -77,60 +79,57 @@ def _success(row: dict[Any, Any]) -> str:
 
 
 def summary(advice: Advice) -> list[str]:
-    """Return the advice in sentences: first, the fastest training that waits, cheapest, safest."""
+    """Return the advice as sentences.
+
+    They name the first option, options with faster training or from other studies, the cheapest and
+    safest options, and a prediction that may be sooner.
+    """
     first = advice.chosen("first")
     if first is None:
-        return ["Nothing to advise: no option has been measured."]
-    texts = [f"First: {_told(first)}{_close(advice, first)}."]
+        return ["No advice: no option has been measured."]
+    texts = [f"First: {_described(first)}{_as_soon(advice, first)}."]
     fastest = _fastest(advice, first)
     if fastest is not None:
-        texts.append(f"Faster once it runs: {_told(fastest)}{_other_batch(fastest)}.")
-    told_already = {fastest["study"]} if fastest is not None else set()
+        texts.append(f"Faster training: {_described(fastest)}{_other_batch(fastest)}.")
+    mentioned = {fastest["study"]} if fastest is not None else set()
     texts += [
-        f"Soonest of {option['study']}: {_told(option)}{_other_batch(option)}."
-        for option in _best_elsewhere(advice, first)
-        if option["study"] not in told_already
+        f"First of {option['study']}: {_described(option)}{_other_batch(option)}."
+        for option in _first_of_other_studies(advice, first)
+        if option["study"] not in mentioned
     ]
     for mark in ("cheapest", "safest"):
         chosen = advice.chosen(mark)
-        assert chosen is not None, "an option is first, so one is cheapest and one safest"
+        assert chosen is not None, "a first option implies a cheapest and a safest one"
         if chosen["cell_id"] == first["cell_id"] and chosen["study"] == first["study"]:
-            texts.append(f"{mark.capitalize()}: the same, {_because(chosen, mark)}.")
+            texts.append(f"{mark.capitalize()}: the same, {_reason(chosen, mark)}.")
             continue
-        told = f"{config(chosen)}, {_because(chosen, mark)}; {_when(chosen)}{_other_batch(chosen)}"
-        texts.append(f"{mark.capitalize()}: {told}.")
-    sooner = _sooner_predictions(advice, first)
-    if sooner:
-        texts.append(sooner)
-    return texts
+        described = f"{config(chosen)}, {_reason(chosen, mark)}; {_duration(chosen)}{_other_batch(chosen)}"
+        texts.append(f"{mark.capitalize()}: {described}.")
+    return texts + _sooner_prediction(advice, first)
 
 
 def config(option: dict[str, Any]) -> str:
-    """Return ``2 nodes x 4 L40S (l40s)``, or ``8 H200 (h200)`` on one node; with the setting that varies."""
+    """Return ``2 nodes x 4 L40S (l40s)``, or ``8 H200 (h200)`` on one node, with any varying settings."""
     what = option["gpu"] or ("GPUs" if option["device"] == "cuda" else "ranks")
-    where = ", ".join(part for part in (option["study"], option["setting"]) if part)
-    return f"{devices(option, what, counted=not option['gpu'])} ({where})"
+    details = ", ".join(part for part in (option["study"], option["setting"]) if part)
+    return f"{devices(option, what, counted=not option['gpu'])} ({details})"
 
 
-def _told(option: dict[str, Any]) -> str:
-    return f"{config(option)}: {_when(option)}"
+def _described(option: dict[str, Any]) -> str:
+    return f"{config(option)}: {_duration(option)}"
 
 
-def _start(option: dict[str, Any]) -> str:
-    wait = option["wait_s"]
+def _duration(option: dict[str, Any]) -> str:
+    training, wait = f"about {about(option['training_s'])}", option["wait_s"]
     if not known(wait):
-        # Without any wait known, the total is the training.
-        return "" if known(option["total_s"]) else ", its wait is not known"
+        # If no wait is known at all, totals are training times.
+        return training if known(option["total_s"]) else f"{training}, queue wait unknown"
     if wait == 0:
-        return ", starts now"
-    return f", but waits {about(wait)}: {about(option['total_s'], digits=3)} in all"
+        return f"{training}, starts now"
+    return f"{training} after a wait of {about(wait)}: {about(option['total_s'], digits=3)} in total"
 
 
-def _when(option: dict[str, Any]) -> str:
-    return f"about {about(option['training_s'])}{_start(option)}"
-
-
-def _because(option: dict[str, Any], mark: str) -> str:
+def _reason(option: dict[str, Any], mark: str) -> str:
     if mark == "safest":
         return f"{option['completed']} of {count(option['attempted'], 'attempt')} completed"
     if option["device"] == "cuda":
@@ -150,22 +149,22 @@ def _measured(advice: Advice) -> pd.DataFrame:
 
 
 def _fastest(advice: Advice, first: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the option that trains faster than the first one and waits longer, if any."""
+    """Return the option with the fastest training, if that is faster than the first option but ends later."""
     options = _measured(advice)
     faster = options[(options["training_s"] < first["training_s"]) & (options["total_s"] > first["total_s"])]
     return first_of(faster.sort_values("training_s", kind="stable"))
 
 
-def _best_elsewhere(advice: Advice, first: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the soonest option of each other study."""
+def _first_of_other_studies(advice: Advice, first: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the first option of each other study."""
     options = _measured(advice)
     others = options[options["study"] != first["study"]]
     soonest = (first_of(own) for _, own in others.groupby("study", sort=False))
     return [option for option in soonest if option is not None]
 
 
-def _close(advice: Advice, first: dict[str, Any]) -> str:
-    """Return how many other options may be as soon, by their intervals."""
+def _as_soon(advice: Advice, first: dict[str, Any]) -> str:
+    """Return the number of other options whose intervals allow them to end as soon, as a text."""
     options = _measured(advice)
     others = options[~options["first"] & options["training_low_s"].notna()]
     wait = others["total_s"] - others["training_s"]
@@ -173,30 +172,32 @@ def _close(advice: Advice, first: dict[str, Any]) -> str:
     as_soon = int((others["training_low_s"] + wait <= latest).sum()) if known(latest) else 0
     if not as_soon:
         return ""
-    return f"; {count(as_soon, 'other option')} may be as soon, by the intervals"
+    return f"; according to the intervals, {count(as_soon, 'other option')} may be as soon"
 
 
-def _sooner_predictions(advice: Advice, first: dict[str, Any]) -> str:
+def _sooner_prediction(advice: Advice, first: dict[str, Any]) -> list[str]:
     options = advice.options
     best = first_of(options[(options["kind"] == "predicted") & (options["total_s"] < first["total_s"])])
     if best is None:
-        return ""
-    told = f"{config(best)}, predicted {_with_interval(best)}{_other_batch(best)}"
-    return f"Perhaps sooner, but never run: {told}."
+        return []
+    described = f"{config(best)}, predicted {_with_interval(best)}{_other_batch(best)}"
+    return [f"Perhaps sooner, but not measured: {described}."]
 
 
 def remarks(advice: Advice) -> list[str]:
-    """Return what the figures count, and how to read them."""
+    """Explain the numbers, and list the sources of the waits and the notes."""
     texts = [
-        f"For {advice.samples:,} samples and {count(advice.epochs, 'epoch')}: whole steps of the global "
-        "batch at the measured rate, and the checkpoint where the study wrote one; start-up and validation "
-        "are not counted. Brackets: 90 % interval of one further run."
+        f"For {advice.samples:,} samples and {count(advice.epochs, 'epoch')}: whole steps at the measured "
+        "rate, and checkpoints if the study wrote them. Start-up and validation are not included. Brackets: "
+        "90 % interval of one further run."
     ]
     if advice.options["batch_differs"].any():
-        texts.append("* another global batch than the first option's: convergence is not comparable.")
+        texts.append(
+            "* The global batch differs from that of the first option: convergence is not comparable."
+        )
     gpus = set(advice.options["gpu"]) - {""}
     if len(gpus) > 1:
-        texts.append(f"GPU-hours of {' and '.join(sorted(gpus))} are counted alike, whatever they cost.")
+        texts.append(f"GPU-hours of {' and '.join(sorted(gpus))} count equally, independent of their price.")
     sources = advice.options[["study", "wait_source"]].drop_duplicates()
     sources = sources[sources["wait_source"] != ""]
     texts += [

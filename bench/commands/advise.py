@@ -69,13 +69,13 @@ def advise_command(
     names: Sequence[str | None] = studies or [None]
     folders = _by_name([settle_study(find_study(name, results)) for name in names])
     given = parse_waits(wait or [], studies=list(folders))
-    from analysis.advise.options import fastest_of, options_of, rank
+    from analysis.advise.options import fastest_training_s, options_of, rank
     from analysis.data.load import load_study
 
     loaded = {name: load_study(folder.path) for name, folder in folders.items()}
     options, notes = options_of(loaded, samples=amount, epochs=epochs, beyond=beyond)
     planned = {name: open_study(folder) for name, folder in folders.items()}
-    waits = waits_for(fastest_of(options), planned, given=given, ask=not no_queue)
+    waits = waits_for(fastest_training_s(options), planned, given=given, ask=not no_queue)
     advice = rank(options, waits, samples=amount, epochs=epochs, notes=notes)
     if as_json:
         print_json(_as_content(advice))

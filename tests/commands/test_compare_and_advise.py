@@ -114,7 +114,7 @@ def test_advise_prints_options_and_what_to_choose(folder):
     )
     assert "first" in lines[2]
     assert lines[5].startswith("First: 2 nodes x 1 rank (s): about ")
-    assert "but waits 1 h: " in lines[5]
+    assert "after a wait of 1 h: " in lines[5]
     assert "Wait of s: as given (--wait).\n" in done.stderr
 
 
@@ -205,11 +205,11 @@ def measured_study(path: Path, *, partition: str) -> PlannedStudy:
 
 
 def asked(study: PlannedStudy, *, samples: int) -> dict[tuple[int, str], Any]:
-    from analysis.advise.options import fastest_of, options_of
+    from analysis.advise.options import fastest_training_s, options_of
     from analysis.data.load import load_study
 
     options, _ = options_of({"queue": load_study(study.folder.path)}, samples=samples, epochs=1)
-    waits = waits_for(fastest_of(options), {"queue": study}, given={}, ask=True)
+    waits = waits_for(fastest_training_s(options), {"queue": study}, given={}, ask=True)
     return {layout[1:]: wait for layout, wait in waits.items()}
 
 

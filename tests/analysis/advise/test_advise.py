@@ -1,4 +1,4 @@
-"""Which configuration trains first: times, waits, costs, success, and sizes that nobody ran."""
+"""Advice: times, waits, costs, success rates, predicted sizes and texts."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ def advise(waits: Mapping[str, float | None], *, beyond: bool = False, **studies
     return rank(options, known, samples=SAMPLES, epochs=EPOCHS, notes=notes)
 
 
-def test_a_predicted_size_is_that_of_the_page_with_probes_and_with_ddp_alone(tmp_path):
+def test_a_prediction_equals_that_of_the_page_with_probes_and_a_cell_without_ddp(tmp_path):
     alone = make_cell(1, batch=512, swept={"ddp": False}, name="plain")
     alone.workload["ddp"] = False
     cells = [alone, *strong(512, sizes=(1, 2, 4, 8, 16))]
-    # In the series of the others, as a matrix without an axis of it has them.
+    # In the same series as the other cells, as in a matrix without an axis ``ddp``.
     alone.series, alone.swept = cells[1].series, {}
     path = finished(tmp_path / "s", cells)
     with_probes(path, cells[1:], buckets=4)
@@ -81,23 +81,23 @@ def test_a_predicted_size_is_that_of_the_page_with_probes_and_with_ddp_alone(tmp
     assert "Communication model" in {row[0] for row in view.laws}
 
 
-def test_two_slower_nodes_at_once_beat_a_faster_one_that_waits(l40s, h200):
+def test_two_slower_nodes_without_a_wait_beat_a_faster_one_with_a_wait(l40s, h200):
     found = advise({"l40s": 0, "h200": 6.5 * 3600}, l40s=l40s, h200=h200)
     assert summary(found)[:2] == [
         "First: 2 nodes x 4 L40S (l40s): about 12 h, starts now.",
-        "Faster once it runs: 8 H200 (h200): about 10 h, but waits 6.5 h: 16.5 h in all.",
+        "Faster training: 8 H200 (h200): about 10 h after a wait of 6.5 h: 16.5 h in total.",
     ]
 
 
-def test_the_same_studies_without_a_wait_turn_it_round(l40s, h200):
+def test_without_a_wait_the_faster_node_is_first(l40s, h200):
     found = advise({"l40s": 0, "h200": 0}, l40s=l40s, h200=h200)
     assert summary(found)[:2] == [
         "First: 8 H200 (h200): about 10 h, starts now.",
-        "Soonest of l40s: 2 nodes x 4 L40S (l40s): about 12 h, starts now.",
+        "First of l40s: 2 nodes x 4 L40S (l40s): about 12 h, starts now.",
     ]
 
 
-def test_training_is_whole_steps_at_the_measured_rate_and_costs_its_gpus(l40s):
+def test_a_training_is_whole_steps_at_the_measured_rate_and_costs_its_gpus(l40s):
     row = advise({"l40s": 3600}, l40s=l40s).options.iloc[0]
     runs = measure(l40s).runs
     step = runs.loc[runs["cell_id"] == row["cell_id"], "step_time_sec"].mean()
@@ -118,7 +118,7 @@ def test_the_interval_is_that_of_one_further_run(l40s):
     assert [row["training_low_s"], row["training_high_s"]] == pytest.approx(expected)
 
 
-def test_a_checkpoint_that_was_measured_counts(tmp_path, l40s):
+def test_measured_checkpoints_are_included(tmp_path, l40s):
     for file in l40s.folder.path.glob("runs/*/attempt-1/metrics.csv"):
         lines = [line.split(",") for line in file.read_text().splitlines()]
         place = lines[0].index("checkpoint_time_sec")
@@ -130,7 +130,7 @@ def test_a_checkpoint_that_was_measured_counts(tmp_path, l40s):
     assert after["epoch_s"] == pytest.approx(before["epoch_s"] + 12.5)
 
 
-def test_first_cheapest_and_safest_can_be_three_options(tmp_path):
+def test_first_cheapest_and_safest_can_be_different_options(tmp_path):
     def state(cell: Cell, repeat: int) -> tuple[str, str, str | None]:
         failed = (cell.world_size == 8 and repeat < 3) or (cell.world_size == 1 and repeat == 1)
         return ("failed", "node lost", "node-failure") if failed else ("completed", "", None)
@@ -155,7 +155,7 @@ def test_an_earlier_attempt_that_failed_counts_against_a_cell(tmp_path):
     assert (success["completed"], success["attempted"]) == (2, 3)
 
 
-def test_a_cancelled_attempt_says_nothing_of_a_cell(tmp_path):
+def test_a_cancelled_attempt_does_not_count(tmp_path):
     path = finished(
         tmp_path / "s",
         strong(sizes=(1,)),
@@ -165,7 +165,7 @@ def test_a_cancelled_attempt_says_nothing_of_a_cell(tmp_path):
     assert (success["completed"], success["attempted"]) == (2, 2)
 
 
-def test_wilsons_bound_is_scipys():
+def test_wilsons_bound_agrees_with_scipy():
     for done, tried in ((3, 3), (30, 30), (2, 5), (0, 4)):
         expected = stats.binomtest(done, tried).proportion_ci(0.95, method="wilson").low
         assert wilson_low(done, tried) == pytest.approx(expected, abs=1e-12)
@@ -181,7 +181,10 @@ def test_options_of_another_global_batch_are_marked(tmp_path):
     assert marked.any()
     rows = table_rows(found)
     assert any(row[3].endswith(" *") for row in rows)
-    assert "* another global batch than the first option's: convergence is not comparable." in remarks(found)
+    assert (
+        "* The global batch differs from that of the first option: convergence is not comparable."
+        in remarks(found)
+    )
     assert any("(global batch 64: its convergence is not comparable)" in text for text in summary(found))
 
 
@@ -200,25 +203,27 @@ def test_a_cell_without_a_run_is_listed_last_with_its_reason(tmp_path):
     assert not last[["first", "cheapest", "safest"]].any()
 
 
-def test_without_any_wait_totals_are_the_training_and_that_is_told(l40s):
+def test_if_no_wait_is_known_totals_are_training_times(l40s):
     found = advise({}, l40s=l40s)
     assert (found.options["total_s"] == found.options["training_s"]).all()
-    assert found.notes[-1] == "No wait is known: totals are the training alone"
+    assert found.notes[-1] == "No queue wait is known: totals are training times"
     assert summary(found)[0] == "First: 2 nodes x 4 L40S (l40s): about 12 h."
 
 
-def test_an_option_of_unknown_wait_has_no_total_where_others_have_one(l40s, h200):
+def test_an_option_with_an_unknown_wait_has_no_total_and_is_last(l40s, h200):
     found = advise({"l40s": 3600}, l40s=l40s, h200=h200)
     assert list(found.options["study"]) == ["l40s", "l40s", "h200", "h200"]
     assert found.options.loc[found.options["study"] == "h200", "total_s"].isna().all()
-    assert "Where the wait is not known there is no total: those options stand last" in found.notes
-    assert summary(found)[1] == "Soonest of h200: 8 H200 (h200): about 10 h, its wait is not known."
+    assert "Options with an unknown queue wait have no total and are listed last" in found.notes
+    assert summary(found)[1] == "First of h200: 8 H200 (h200): about 10 h, queue wait unknown."
 
 
-def test_options_as_soon_as_the_first_by_their_intervals_are_counted(tmp_path):
+def test_options_with_overlapping_intervals_are_counted(tmp_path):
     cells = [*strong(sizes=(4,), backend="gloo"), *strong(sizes=(4,), backend="nccl")]
     found = advise({"s": 0}, s=load_study(finished(tmp_path / "s", cells, noise=0.05)))
-    assert summary(found)[0].endswith(", starts now; 1 other option may be as soon, by the intervals.")
+    assert summary(found)[0].endswith(
+        ", starts now; according to the intervals, 1 other option may be as soon."
+    )
     assert set(found.options["setting"]) == {"backend gloo", "backend nccl"}
 
 
@@ -228,7 +233,7 @@ def wide(tmp_path):
     return load_study(finished(tmp_path / "wide", cells, repeats=5, noise=0.005))
 
 
-def test_a_size_that_nobody_ran_is_predicted_with_an_interval_and_never_chosen(wide):
+def test_a_larger_size_is_predicted_with_an_interval_and_never_chosen(wide):
     found = advise({"wide": 0}, wide=wide)
     predicted = found.options[found.options["kind"] == "predicted"]
     assert list(predicted["gpus"]) == [64]
@@ -238,19 +243,19 @@ def test_a_size_that_nobody_ran_is_predicted_with_an_interval_and_never_chosen(w
     assert (row["attempted"], row["completed"]) == (0, 0)
     assert not row[["first", "cheapest", "safest"]].any()
     assert summary(found)[-1].startswith(
-        "Perhaps sooner, but never run: 32 nodes x 2 ranks (wide), predicted "
+        "Perhaps sooner, but not measured: 32 nodes x 2 ranks (wide), predicted "
     )
     assert table_rows(found)[0][-1].startswith("predicted by ")
     assert table_rows(found)[0][-3] == "untried"
 
 
-def test_sizes_beyond_twice_the_largest_are_predicted_only_when_asked_for(wide):
+def test_sizes_beyond_twice_the_largest_are_predicted_only_with_beyond(wide):
     found = advise({"wide": 0}, beyond=True, wide=wide).options
     assert sorted(found.loc[found["kind"] == "predicted", "gpus"]) == [64, 128, 256]
     assert found["remark"].str.endswith("; beyond twice the largest measured size").sum() == 2
 
 
-def test_why_a_size_is_not_predicted_is_told(l40s, h200):
+def test_the_notes_say_why_a_size_is_not_predicted(l40s, h200):
     notes = advise({}, l40s=l40s, h200=h200).notes
     assert notes[0].startswith(
         "l40s: no size is predicted for strong-352-nccl-srun: 2 sizes measured, and a law needs 5"
@@ -269,10 +274,10 @@ def test_ranks_on_a_cpu_cost_node_hours(tmp_path):
     assert any(row[9].endswith(" node-h") for row in table_rows(found))
 
 
-def test_nothing_measured_is_nothing_to_advise(tmp_path):
+def test_without_a_measured_option_there_is_no_advice(tmp_path):
     path = finished(tmp_path / "s", strong(sizes=(1, 2)), state=lambda cell, repeat: ("planned", "", None))
     found = advise({"s": 0}, s=load_study(path))
-    assert summary(found) == ["Nothing to advise: no option has been measured."]
+    assert summary(found) == ["No advice: no option has been measured."]
     assert len(table_rows(found)) == 2
 
 
@@ -285,5 +290,5 @@ def test_the_same_studies_give_the_same_advice(l40s, h200):
     ("seconds", "text"),
     [(0.4, "0.4 s"), (59, "59 s"), (60, "1 min"), (1500, "25 min"), (23_400, "6.5 h"), (43_200, "12 h"), (172_800, "2 d"), (1e9, "11,574 d"), (math.nan, "–"), (None, "–")],
 )  # fmt: skip
-def test_times_are_told_in_a_unit_that_suits_them(seconds, text):
+def test_times_have_a_suitable_unit(seconds, text):
     assert about(seconds) == text
