@@ -10,7 +10,7 @@ law for predicted sizes.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,10 @@ from scipy import special
 
 from analysis.checks.fabric import fabrics
 from analysis.checks.scaling_table import scaling_table
-from analysis.compare.matching import settings_of
+from analysis.compare.matching import SIZES, settings_of
 from analysis.data.load import Study
 from analysis.stats.columns import SIZE_COLUMNS
-from analysis.stats.estimate import MIN_RUNS, log_moments
+from analysis.stats.estimate import MIN_RUNS, Floats, log_moments
 from analysis.stats.laws.choose import forecasts
 from analysis.stats.measured import Frames, measure
 from analysis.text import clean, one_line
@@ -33,52 +33,6 @@ from bench.study.run_json import read_run
 
 #: States that count for the success rate; a cancelled or queued attempt does not.
 _FINAL_STATES = (str(RunState.COMPLETED), str(RunState.FAILED))
-#: Normal quantile of a two-sided 95 % interval.
-_Z = float(special.ndtri(0.975))
-
-
-def cell_success(study: Study) -> pd.DataFrame:
-    """Return ``completed``, ``attempted`` and ``success_low`` by ``cell_id``.
-
-    Both columns count attempts, including earlier attempts of restarted runs. ``success_low`` is the
-    lower bound of Wilson's 95 % interval (E. B. Wilson, JASA 22, 1927), which is lower for 3 of 3 than
-    for 30 of 30; it is 0 without attempts.
-    """
-    latest = pd.DataFrame({"cell_id": study.runs["cell_id"], "state": study.runs["state"]})
-    both = pd.concat([latest, _earlier_attempts(study)], ignore_index=True)
-    final = both[both["state"].isin(_FINAL_STATES)]
-    groups = final["state"].eq(str(RunState.COMPLETED)).groupby(final["cell_id"])
-    cells = pd.Index(study.cells["cell_id"], name="cell_id")
-    frame = pd.DataFrame({"completed": groups.sum(), "attempted": groups.size()}).reindex(cells)
-    frame = frame.fillna(0).astype("int64")
-    frame["success_low"] = [
-        wilson_low(int(done), int(tried))
-        for done, tried in zip(frame["completed"], frame["attempted"], strict=True)
-    ]
-    return frame
-
-
-def _earlier_attempts(study: Study) -> pd.DataFrame:
-    """Return the states of all attempts except the latest of each run."""
-    rows = []
-    numbers = study.runs["attempt"].to_numpy(dtype=float, na_value=np.nan)
-    for place in np.flatnonzero(numbers > 1):
-        latest = Path(str(study.attempts[place]))
-        for number in range(1, int(numbers[place])):
-            content, _ = read_run(latest.with_name(f"attempt-{number}"))
-            rows.append((study.runs["cell_id"].iloc[place], (content or {}).get("state")))
-    return pd.DataFrame(rows, columns=["cell_id", "state"], dtype="object")
-
-
-def wilson_low(completed: int, attempted: int) -> float:
-    """Return the lower bound of Wilson's 95 % interval of a success rate; 0 without attempts."""
-    if attempted == 0:
-        return 0.0
-    rate, spread = completed / attempted, _Z**2 / attempted
-    centre = rate + spread / 2
-    return float(
-        (centre - _Z * math.sqrt(rate * (1 - rate) / attempted + spread / (4 * attempted))) / (1 + spread)
-    )
 
 
 #: One row per option; times in seconds.
@@ -96,7 +50,7 @@ Layout = tuple[str, int, str]
 
 @dataclass(frozen=True)
 class Wait:
-    """The queue wait of a layout in seconds, None if unknown; its source; and a remark on the option."""
+    """The queue wait of a layout in seconds (None if unknown), its source, and a remark on the option."""
 
     seconds: float | None
     source: str
@@ -127,11 +81,8 @@ def options_of(
 ) -> tuple[pd.DataFrame, list[str]]:
     """Return the options of studies without waits, and notes on sizes that cannot be predicted.
 
-    Args:
-        studies: the studies by name.
-        samples: training samples per epoch.
-        epochs: epochs of the training.
-        beyond: also predict sizes beyond twice the largest measured size.
+    ``samples`` are training samples per epoch. With ``beyond``, also sizes beyond twice the largest measured
+    size are predicted.
     """
     parts, notes = [], []
     for name, study in studies.items():
@@ -161,11 +112,12 @@ def rank(
     """
     options = options.copy()
     found = [waits.get(layout, Wait(None, "")) for layout in layouts_of(options)]
-    options["wait_s"] = np.array([w.seconds for w in found], dtype=float)
-    options["wait_source"] = [w.source for w in found]
-    options["remark"] = _joined(options["remark"], [w.remark for w in found])
-    notes = list(notes)
+    options["wait_s"] = np.array([wait.seconds for wait in found], dtype=float)
+    options["wait_source"] = [wait.source for wait in found]
+    remarks = zip(options["remark"], [wait.remark for wait in found], strict=True)
+    options["remark"] = ["; ".join(filter(None, pair)) for pair in remarks]
     none_known = options["wait_s"].isna().all()
+    notes = list(notes)
     if none_known:
         notes.append("No queue wait is known: totals are training times")
     elif options["wait_s"].isna().any():
@@ -199,7 +151,8 @@ def _measured(study: Study, frames: Frames, rows: pd.DataFrame) -> pd.DataFrame:
     own = ("cell_id", "launcher", "backend", *SIZE_COLUMNS)
     options = options[[*own, "n", "throughput_samples_per_sec", "step_time_s", "state", "reason"]]
     options["kind"] = np.where(options["n"] > 0, "measured", "not measured")
-    options["remark"] = options.pop("reason").where(options["n"] < _runs_planned(frames, options.index), "")
+    planned = frames.runs.groupby("cell_id").size().reindex(options.index).fillna(0)
+    options["remark"] = options.pop("reason").where(options["n"] < planned, "")
     options["device"] = study.cells.set_index("cell_id")["device"].reindex(options.index)
     options["setting"] = pd.Series(_settings(study)).reindex(options.index).fillna("")
     options["low_s"], options["high_s"] = _further_run(frames, options.index)
@@ -207,20 +160,53 @@ def _measured(study: Study, frames: Frames, rows: pd.DataFrame) -> pd.DataFrame:
     return options.join(cell_success(study)).reset_index(drop=True)
 
 
-def _runs_planned(frames: Frames, cells: pd.Index[Any]) -> pd.Series:
-    return frames.runs.groupby("cell_id").size().reindex(cells).fillna(0)
-
-
 def _settings(study: Study) -> dict[str, str]:
     """Return the settings, other than size and batch, that vary between cells, as a text by cell."""
     cells = {clean(cell["cell_id"]): settings_of(cell) for cell in study.plan["cells"]}
-    names = {name for cell in cells.values() for name in cell} - {"nodes", "tasks_per_node", "world_size"}
-    names -= {"global_batch", "per_gpu_batch"}
+    names = {name for cell in cells.values() for name in cell}.difference(SIZES)
     varying = sorted(name for name in names if len({cell.get(name) for cell in cells.values()}) > 1)
     return {
         cell_id: ", ".join(f"{name.removeprefix('env.')} {cell.get(name, 'not set')}" for name in varying)
         for cell_id, cell in cells.items()
     }
+
+
+def cell_success(study: Study) -> pd.DataFrame:
+    """Return ``completed``, ``attempted`` and ``success_low`` by ``cell_id``.
+
+    Both columns count attempts, including earlier attempts of restarted runs. ``success_low`` is the
+    lower bound of Wilson's 95 % interval (E. B. Wilson, JASA 22, 1927), which is lower for 3 of 3 than
+    for 30 of 30; it is 0 without attempts.
+    """
+    latest = pd.DataFrame({"cell_id": study.runs["cell_id"], "state": study.runs["state"]})
+    both = pd.concat([latest, _earlier_attempts(study)], ignore_index=True)
+    final = both[both["state"].isin(_FINAL_STATES)]
+    groups = final["state"].eq(str(RunState.COMPLETED)).groupby(final["cell_id"])
+    cells = pd.Index(study.cells["cell_id"], name="cell_id")
+    frame = pd.DataFrame({"completed": groups.sum(), "attempted": groups.size()}).reindex(cells)
+    frame = frame.fillna(0).astype("int64")
+    frame["success_low"] = wilson_low(frame["completed"].to_numpy(), frame["attempted"].to_numpy())
+    return frame
+
+
+def _earlier_attempts(study: Study) -> pd.DataFrame:
+    """Return the states of all attempts except the latest of each run."""
+    rows = []
+    numbers = study.runs["attempt"].to_numpy(dtype=float, na_value=np.nan)
+    for place in np.flatnonzero(numbers > 1):
+        latest = Path(str(study.attempts[place]))
+        for number in range(1, int(numbers[place])):
+            content, _ = read_run(latest.with_name(f"attempt-{number}"))
+            rows.append((study.runs["cell_id"].iloc[place], (content or {}).get("state")))
+    return pd.DataFrame(rows, columns=["cell_id", "state"], dtype="object")
+
+
+def wilson_low(completed: Floats, attempted: Floats) -> Floats:
+    """Return the lower bounds of Wilson's 95 % intervals of success rates; 0 without attempts."""
+    z, n = special.ndtri(0.975), np.maximum(attempted, 1)
+    rate, spread = completed / n, z**2 / n
+    low = (rate + spread / 2 - z * np.sqrt(rate * (1 - rate) / n + spread / (4 * n))) / (1 + spread)
+    return np.where(attempted > 0, low, 0.0)
 
 
 def _further_run(frames: Frames, cells: pd.Index[Any]) -> tuple[Any, Any]:
@@ -295,12 +281,5 @@ def _mark(options: pd.DataFrame) -> None:
         options[mark] = False
         best = own.sort_values(keys, ascending=ascending, kind="stable").head(1)
         options.loc[best.index, mark] = True
-    first = options[options["first"]]
-    batch = first["global_batch"].iloc[0] if len(first) else None
-    options["batch_differs"] = (options["global_batch"] != batch) if batch is not None else False
-
-
-def _joined(texts: Sequence[str] | pd.Series, more: Sequence[str]) -> list[str]:
-    return [
-        "; ".join(part for part in (text, other) if part) for text, other in zip(texts, more, strict=True)
-    ]
+    batches = options.loc[options["first"], "global_batch"]
+    options["batch_differs"] = (options["global_batch"] != batches.iloc[0]) if len(batches) else False

@@ -50,18 +50,14 @@ def _row(row: dict[Any, Any]) -> list[str]:
         whole(row["global_batch"]) + (" *" if row["batch_differs"] else ""),
         row["setting"],
         about(row["epoch_s"], digits=3),
-        _wait(row["wait_s"]),
+        "none" if row["wait_s"] == 0 else about(row["wait_s"], digits=3),
         _with_interval(row),
         about(row["total_s"], digits=3),
         f"{number(hours, digits=3)} {'GPU-h' if gpu else 'node-h'}" if known(hours) else MISSING,
-        _success(row),
+        f"{row['completed']} of {row['attempted']}" if row["attempted"] else "untried",
         ", ".join(mark for mark in _MARKS if row[mark]),
         remark,
     ]
-
-
-def _wait(seconds: float) -> str:
-    return "none" if seconds == 0 else about(seconds, digits=3)
 
 
 def _with_interval(row: dict[Any, Any]) -> str:
@@ -70,12 +66,6 @@ def _with_interval(row: dict[Any, Any]) -> str:
     return (
         f"{text} [{about(low, digits=3)} to {about(high, digits=3)}]" if known(low) and known(high) else text
     )
-
-
-def _success(row: dict[Any, Any]) -> str:
-    if not row["attempted"]:
-        return "untried"
-    return f"{row['completed']} of {row['attempted']}"
 
 
 def summary(advice: Advice) -> list[str]:
@@ -200,8 +190,6 @@ def remarks(advice: Advice) -> list[str]:
         texts.append(f"GPU-hours of {' and '.join(sorted(gpus))} count equally, independent of their price.")
     sources = advice.options[["study", "wait_source"]].drop_duplicates()
     sources = sources[sources["wait_source"] != ""]
-    texts += [
-        f"Wait of {study}: {source}."
-        for study, source in zip(sources["study"], sources["wait_source"], strict=True)
-    ]
+    pairs = zip(sources["study"], sources["wait_source"], strict=True)
+    texts += [f"Wait of {study}: {source}." for study, source in pairs]
     return texts + [f"{note}." for note in advice.notes]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ from analysis.text import count, short_percent
 from bench.errors import BenchError
 from bench.study.ledger import RunState
 
+_RATE = "throughput_samples_per_sec"
 #: Columns of :attr:`Comparison.cells`, taken from the cell of A.
 _CELL = ("nodes", "gpus_per_node", "gpus", "global_batch", "per_gpu_batch", "launcher", "backend")
 #: One row per matched pair of cells.
@@ -99,7 +101,6 @@ def compare_studies(
     runs_a, runs_b = _Runs.of(a, "A"), _Runs.of(b, "B")
     name_a, name_b = (a.name, b.name) if a.name != b.name else (str(a.folder.path), str(b.folder.path))
     cells = _judged([_compare_runs(runs_a, runs_b, matching.pairs, (name_a, name_b))], minimum_effect)
-    gap = _time_gap(a, b)
     return Comparison(
         a=name_a,
         b=name_b,
@@ -111,7 +112,7 @@ def compare_studies(
         environment=environment_differences(
             a, b, runs_a=runs_a.measured_in(cells["cell_a"]), runs_b=runs_b.measured_in(cells["cell_b"])
         ),
-        notes=[gap] if gap else [],
+        notes=_notes_on_time(a, b),
     )
 
 
@@ -145,25 +146,17 @@ def compare_within(
     )
 
 
-def _time_gap(a: Study, b: Study) -> str:
-    """Return a note if one study ran completely before the other, otherwise an empty text."""
-    spans = []
-    for study in (a, b):
-        times = study.runs[["started_at", "ended_at"]].stack().dropna()
-        if not len(times):
-            return ""
-        spans.append((times.min(), times.max()))
-    (from_a, to_a), (from_b, to_b) = spans
-    if to_a < from_b:
-        first, second, end, start = "A", "B", to_a, from_b
-    elif to_b < from_a:
-        first, second, end, start = "B", "A", to_b, from_a
-    else:
-        return ""
-    return (
-        f"{first} ended ({end:%Y-%m-%d %H:%M} UTC) before {second} began ({start:%Y-%m-%d %H:%M} UTC): "
-        "the difference includes all other changes between these times"
-    )
+def _notes_on_time(a: Study, b: Study) -> list[str]:
+    """Return a note if one study ran completely before the other."""
+    times = [study.runs[["started_at", "ended_at"]].stack().dropna() for study in (a, b)]
+    for (first, before), (second, after) in permutations(zip("AB", times, strict=True)):
+        if len(before) and len(after) and before.max() < after.min():
+            return [
+                f"{first} ended ({before.max():%Y-%m-%d %H:%M} UTC) before {second} began "
+                f"({after.min():%Y-%m-%d %H:%M} UTC): the difference includes all other changes between "
+                "these times"
+            ]
+    return []
 
 
 @dataclass(frozen=True)
@@ -218,17 +211,13 @@ def _compare_runs(
     runs = [own.of_cells([pair[at] for pair in pairs]) for at, own in enumerate((a, b))]
     measured = [own[own["measured"]] for own in runs]
     moments = [
-        log_moments(_rates(own), groups=own["place"].to_numpy(dtype=np.intp), size=size) for own in measured
+        log_moments(own[_RATE].to_numpy(dtype=float), groups=own["place"].to_numpy(dtype=np.intp), size=size)
+        for own in measured
     ]
     pair_moments = _pair_moments(*measured, size=size)
     use_pairs = pair_moments.n >= MIN_RUNS
-    from_runs, from_pairs = unpaired(*moments), paired(pair_moments)
-    ratios = LogRatios(
-        *(
-            np.where(use_pairs, getattr(from_pairs, name), getattr(from_runs, name))
-            for name in ("centre", "error", "freedom")
-        )
-    )
+    both = zip(paired(pair_moments), unpaired(*moments), strict=True)
+    ratios = LogRatios(*(np.where(use_pairs, of_pairs, of_runs) for of_pairs, of_runs in both))
     rows = a.study.cells.set_index("cell_id").loc[[pair[0] for pair in pairs], list(_CELL)]
     rows = rows.reset_index(drop=True).assign(a=names[0], b=names[1])
     rows["cell_a"], rows["cell_b"] = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
@@ -236,10 +225,6 @@ def _compare_runs(
     _add_counts(rows, runs)
     rows["missing"] = _missing_runs(rows, runs, (a.label, b.label))
     return rows, ratios
-
-
-def _rates(runs: pd.DataFrame) -> Floats:
-    return runs["throughput_samples_per_sec"].to_numpy(dtype=float)
 
 
 def _add_counts(rows: pd.DataFrame, runs: Sequence[pd.DataFrame]) -> None:
@@ -250,8 +235,9 @@ def _add_counts(rows: pd.DataFrame, runs: Sequence[pd.DataFrame]) -> None:
         measured = own[own["measured"]]
         places = measured["place"].to_numpy(dtype=np.intp)
         n = np.bincount(places, minlength=size)
+        seconds = np.bincount(places, weights=1 / measured[_RATE].to_numpy(dtype=float), minlength=size)
         with np.errstate(divide="ignore", invalid="ignore"):
-            rows[f"throughput_{side}"] = n / np.bincount(places, weights=1 / _rates(measured), minlength=size)
+            rows[f"throughput_{side}"] = n / seconds
         rows[f"n_{side}"] = n
         rows["outliers"] += np.bincount(places[measured["outlier"].to_numpy()], minlength=size)
     failed = runs[1].loc[runs[1]["state"] == RunState.FAILED, "place"]
@@ -315,9 +301,6 @@ def _why_unknown(row: dict[Any, Any], tested: int, minimum_effect: float) -> str
     excludes_one = row["low"] > 1 or row["high"] < 1
     if excludes_one and abs(math.log(row["ratio"])) >= math.log1p(minimum_effect):
         return f"the interval excludes 1, but with {tested} cells this may be chance"
-    needed = row["needed"]
-    if needed < 1000:
-        more = f"about {needed:.0f} runs per side are needed to detect a difference of {least}"
-    else:
-        more = f"too noisy to detect a difference of {least}"
+    needed = f"about {row['needed']:.0f} runs per side are needed" if row["needed"] < 1000 else "too noisy"
+    more = f"{needed} to detect a difference of {least}"
     return f"a change, but perhaps less than {least}: {more}" if excludes_one else more

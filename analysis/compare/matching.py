@@ -20,7 +20,6 @@ from bench.errors import BenchError
 SIZES = ("nodes", "tasks_per_node", "world_size", "global_batch", "per_gpu_batch")
 #: Settings that define the work of a sample: with different work, throughputs are not comparable.
 WORK = ("model", "parameters", "seq_len", "image_size", "data")
-#: Names of axes on GPUs.
 ALIASES = {"gpus_per_node": "tasks_per_node"}
 #: Settings that change together with another one.
 _DEPENDENT = {
@@ -29,12 +28,9 @@ _DEPENDENT = {
     "grad_accum": ("per_gpu_batch",),
 }
 #: Variables that differ between any two runs.
-_PER_RUN = frozenset(
-    (
-        *("SLURM_JOB_ID", "SLURM_JOB_NAME", "SLURM_JOB_NODELIST", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"),
-        *("SLURM_NNODES", "SLURM_NTASKS", "SLURM_TASKS_PER_NODE"),
-        *("BENCH_PYTHON", "BENCH_EXPECTED_WORLD_SIZE"),
-    )
+_PER_RUN = (
+    *("SLURM_JOB_ID", "SLURM_JOB_NAME", "SLURM_JOB_NODELIST", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"),
+    *("SLURM_NNODES", "SLURM_NTASKS", "SLURM_TASKS_PER_NODE", "BENCH_PYTHON", "BENCH_EXPECTED_WORLD_SIZE"),
 )
 _PER_RUN_PREFIXES = ("TORCHELASTIC_", "BENCH_STEP_", "BENCH_RUN_")
 NOT_SET = "not set"
@@ -54,11 +50,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Matching:
-    """Matching cells of A and B.
-
-    ``pairs`` and the lists of unmatched cells hold the ``cell_id``; ``changes`` are the settings that
-    differ between the studies as a whole.
-    """
+    """``cell_id`` of matching and unmatched cells, and settings that differ between A and B as a whole."""
 
     pairs: list[tuple[str, str]]
     only_a: list[str]
@@ -92,12 +84,7 @@ def spelled(value: Any) -> str:
 
 
 def match_studies(a: Study, b: Study, *, ignore: Collection[str] = ()) -> Matching:
-    """Match the cells of two studies.
-
-    Args:
-        a: one study.
-        b: the other study.
-        ignore: settings in which matching cells may differ.
+    """Match the cells of two studies; they may differ in the settings ``ignore``.
 
     Raises:
         BenchError: no cells match, a match is ambiguous, or ``ignore`` names an unknown setting.
@@ -121,15 +108,10 @@ def match_studies(a: Study, b: Study, *, ignore: Collection[str] = ()) -> Matchi
 
 
 def match_within(study: Study, *, key: str, base: str | None = None) -> list[tuple[str, str, Matching]]:
-    """Match the cells of one study that differ only in ``key``.
+    """Match the cells of one study that differ only in ``key``, such as ``backend`` or ``env.NCCL_ALGO``.
 
-    Args:
-        study: the study.
-        key: a setting that varies in the study, such as ``backend`` or ``env.NCCL_ALGO``.
-        base: the value with which all others are compared; by default the first of the plan.
-
-    Returns:
-        The base, the other value and the matching cells, for every other value.
+    Returns, for every other value than the base, the base, the value and the matching. By default the base
+    is the first value in the plan.
 
     Raises:
         BenchError: the setting does not vary or is a size, or no cell has the base.
@@ -227,27 +209,21 @@ def _by_unique_key(
 
 
 def _why_none_match(a: Mapping[str, Settings], b: Mapping[str, Settings], names: Iterable[str]) -> str:
-    disjoint = []
-    for name in names:
-        values_a, values_b = _values(a, name), _values(b, name)
-        if not set(values_a) & set(values_b):
-            texts = listed(values_a, limit=4), listed(values_b, limit=4)
-            disjoint.append(f"{name} is {texts[0]} in A and {texts[1]} in B")
+    values = [(name, _values(a, name), _values(b, name)) for name in names]
+    disjoint = [
+        f"{name} is {listed(in_a, limit=4)} in A and {listed(in_b, limit=4)} in B"
+        for name, in_a, in_b in values
+        if not set(in_a) & set(in_b)
+    ]
     return "; ".join(disjoint[:4]) if disjoint else "no cell agrees in all settings"
 
 
 def environment_differences(
     a: Study, b: Study, *, runs_a: Iterable[str], runs_b: Iterable[str]
 ) -> list[Difference]:
-    """Return the facts of env.json that differ between runs of two studies.
+    """Return the facts of env.json that differ between runs of two studies, given by ``run_id``.
 
     Facts with several values are compared as sets. Of large studies only a sample of runs is read.
-
-    Args:
-        a: one study.
-        b: the other study.
-        runs_a: ``run_id`` of the compared runs of A.
-        runs_b: ``run_id`` of the compared runs of B.
     """
     facts_a, facts_b = _facts(a, runs_a), _facts(b, runs_b)
 

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -37,8 +37,7 @@ class Verdict(StrEnum):
     UNKNOWN = "cannot tell"
 
 
-@dataclass(frozen=True)
-class LogRatios:
+class LogRatios(NamedTuple):
     """Mean differences of logarithms, B - A, of all cells, with standard errors and degrees of freedom."""
 
     centre: Floats
@@ -58,18 +57,13 @@ def paired(differences: LogMoments) -> LogRatios:
     enough = differences.n >= MIN_RUNS
     with np.errstate(divide="ignore", invalid="ignore"):
         error = np.sqrt(differences.variance / differences.n)
-    return LogRatios(
-        differences.mean,
-        np.where(enough, error, np.nan),
-        np.where(enough, differences.n - 1, np.nan),
-    )
+    freedom = np.where(enough, differences.n - 1, np.nan)
+    return LogRatios(differences.mean, np.where(enough, error, np.nan), freedom)
 
 
 def joined(parts: Sequence[LogRatios]) -> LogRatios:
     """Concatenate ratios so that they are judged together."""
-    return LogRatios(
-        *(np.concatenate([getattr(part, name) for part in parts]) for name in ("centre", "error", "freedom"))
-    )
+    return LogRatios(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
 
 def judge(ratios: LogRatios, *, minimum_effect: float = MINIMUM_EFFECT, level: float = LEVEL) -> pd.DataFrame:
@@ -78,16 +72,15 @@ def judge(ratios: LogRatios, *, minimum_effect: float = MINIMUM_EFFECT, level: f
     ``low`` and ``high`` are the interval of the single ratio. ``p_slower`` and ``p_faster`` are one-sided
     and adjusted over all rows. With δ = log(1 + minimum effect), the verdicts are:
 
-    - faster, slower: the adjusted p-value is at most (1 - level) / 2 and the ratio is beyond δ. With a
-      single row, the first condition means that the interval excludes 1.
+    - faster, slower: the adjusted p-value is at most 2.5 % and the ratio is beyond δ.
     - same: the whole interval is within ±δ.
     - cannot tell: all other cases, and always below 3 runs.
     """
     centre = ratios.centre
-    low, high = bounds(ratios, level=level)
+    low, high = bounds(ratios)
     not_faster = _p_not_faster(ratios)
     slower, faster = (benjamini_hochberg(p) for p in (1 - not_faster, not_faster))
-    delta, threshold = math.log1p(minimum_effect), (1 - level) / 2 + 1e-12
+    delta, threshold = math.log1p(minimum_effect), (1 - LEVEL) / 2 + 1e-12
     with np.errstate(invalid="ignore"):
         conditions = [
             (faster <= threshold) & (centre >= delta),
@@ -95,22 +88,14 @@ def judge(ratios: LogRatios, *, minimum_effect: float = MINIMUM_EFFECT, level: f
             (low >= -delta) & (high <= delta),
         ]
     verdicts = np.select(conditions, [Verdict.FASTER, Verdict.SLOWER, Verdict.SAME], Verdict.UNKNOWN)
-    return pd.DataFrame(
-        {
-            "ratio": np.exp(centre),
-            "low": np.exp(low),
-            "high": np.exp(high),
-            "p_slower": slower,
-            "p_faster": faster,
-            "verdict": [str(verdict) for verdict in verdicts],
-        }
-    )
+    rows = pd.DataFrame({"ratio": np.exp(centre), "low": np.exp(low), "high": np.exp(high)})
+    return rows.assign(p_slower=slower, p_faster=faster, verdict=[str(verdict) for verdict in verdicts])
 
 
-def bounds(ratios: LogRatios, *, level: float = LEVEL) -> tuple[Floats, Floats]:
+def bounds(ratios: LogRatios) -> tuple[Floats, Floats]:
     """Return the interval of each difference of logarithms."""
     freedom = np.where(ratios.freedom > 0, ratios.freedom, np.nan)
-    half = special.stdtrit(freedom, 0.5 + level / 2) * ratios.error
+    half = special.stdtrit(freedom, 0.5 + LEVEL / 2) * ratios.error
     half = np.where(ratios.error == 0, 0.0, half)
     return ratios.centre - half, ratios.centre + half
 
@@ -137,12 +122,8 @@ def benjamini_hochberg(p: Floats) -> Floats:
 def runs_needed(ratios: LogRatios, *, minimum_effect: float = MINIMUM_EFFECT, n: Floats) -> Floats:
     """Estimate the runs per side for which half the interval equals the minimum effect.
 
-    The estimate assumes the observed noise. It exceeds ``n`` and is NaN without an interval.
-
-    Args:
-        ratios: the observed ratios.
-        minimum_effect: the target for half the width of the interval.
-        n: the runs per side of each ratio.
+    The estimate assumes the observed noise. It exceeds the observed runs per side, ``n``, and is NaN
+    without an interval.
     """
     low, high = bounds(ratios)
     with np.errstate(invalid="ignore"):

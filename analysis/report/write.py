@@ -87,16 +87,16 @@ def write_table_report(
             folder cannot be written.
     """
     from analysis.tables_in.read import read_table
-    from analysis.tables_in.study import foreign_study
+    from analysis.tables_in.study import study_of_table
 
     say = progress or (lambda step: None)
     say("reading the table")
-    foreign = foreign_study(read_table(table), mode=mode, folder=output)
-    for remark in foreign.remarks:
+    converted = study_of_table(read_table(table), mode=mode, folder=output)
+    for remark in converted.remarks:
         say(remark)
     say("computing")
-    rows = foreign.scale(baseline=baseline)
-    return _report(foreign.study, foreign.shown, rows, say, proposal=proposal)
+    rows = converted.scale(baseline=baseline)
+    return _report(converted.study, converted.shown, rows, say, proposal=proposal)
 
 
 def _report(

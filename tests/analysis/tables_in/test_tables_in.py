@@ -1,7 +1,7 @@
-"""`bench report TABLE.csv`: tables measured elsewhere, through the command as a user types it.
+"""Reports of tables measured elsewhere: `bench report TABLE.csv`.
 
-A reported number is rounded (or cut off), and so are the raw numbers it came from: each is met
-within what the rounding of its inputs allows.
+Published numbers and their raw values are rounded or truncated. Each test allows the error that the
+rounding of its inputs permits.
 """
 
 from __future__ import annotations
@@ -15,26 +15,25 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from analysis.report.tables import csv_table
-from analysis.tables_in.columns import read_header
-from analysis.tables_in.read import read_table
-from analysis.tables_in.study import foreign_study
+from analysis.tables_in.read import read_header, read_table
+from analysis.tables_in.study import study_of_table
 from bench.cli import app
 
 Report = Callable[..., pd.DataFrame]
 
 
-def typed(*words: str) -> Result:
+def run_report(*words: str) -> Result:
     return CliRunner().invoke(app, ["report", *words])
 
 
 @pytest.fixture
 def reported(tmp_path: Path) -> Report:
-    """Write a table, report it, and return its scaling.csv, by size."""
+    """Report a table with the command and return its scaling.csv, sorted by size."""
 
     def report(text: str, *options: str, name: str = "table") -> pd.DataFrame:
         table = tmp_path / f"{name}.csv"
         table.write_text(text, encoding="utf-8")
-        done = typed(str(table), *options)
+        done = run_report(str(table), *options)
         assert done.exit_code == 0, done.output
         assert done.stdout.strip() == str(tmp_path / "report" / "index.html")
         found = pd.read_csv(tmp_path / "report" / "scaling.csv", dtype={"gpus_per_node": str})
@@ -45,30 +44,29 @@ def reported(tmp_path: Path) -> Report:
 
 @pytest.fixture
 def analysed(tmp_path: Path) -> Report:
-    """Do the same without the page and the figures, which take most of the time."""
+    """Return the same table without the page and the figures, which take most of the time."""
 
     def analyse(
         text: str, *, mode: str | None = None, baseline: str | None = None, name: str = "table"
     ) -> pd.DataFrame:
         table = tmp_path / f"{name}.csv"
         table.write_text(text, encoding="utf-8")
-        foreign = foreign_study(read_table(table), mode=mode, folder=tmp_path)
-        told = csv_table(foreign.scale(baseline=baseline))
-        (tmp_path / "scaling.csv").write_text(told, encoding="utf-8")
+        study = study_of_table(read_table(table), mode=mode, folder=tmp_path)
+        (tmp_path / "scaling.csv").write_text(csv_table(study.scale(baseline=baseline)), encoding="utf-8")
         found = pd.read_csv(tmp_path / "scaling.csv", dtype={"gpus_per_node": str})
         return found.sort_values("gpus", kind="stable").reset_index(drop=True)
 
     return analyse
 
 
-def refused(tmp_path: Path, text: str, *options: str) -> str:
+def error_of(tmp_path: Path, text: str, *options: str) -> str:
     table = tmp_path / "t.csv"
     table.write_text(text, encoding="utf-8")
-    done = typed(str(table), *options)
+    done = run_report(str(table), *options)
     assert done.exit_code == 2, done.output
     assert not (tmp_path / "report").exists()
-    told = [line for line in done.stderr.splitlines() if str(table) in line or line.startswith("error")]
-    return "\n".join(told).replace(str(table), "t.csv")
+    lines = [line for line in done.stderr.splitlines() if str(table) in line or line.startswith("error")]
+    return "\n".join(lines).replace(str(table), "t.csv")
 
 
 # -- published tables -----------------------------------------------------------------
@@ -82,29 +80,29 @@ def test_bert_of_nvidia_deep_learning_examples(reported: Report) -> None:
         "TF32,8,65536,2486\nTF32,16,65536,4979\nTF32,32,65536,9859\nTF32,64,65536,19815\n"
     )
     assert set(found["mode"]) == {"strong"}
-    told = {series: own["speedup"].to_list() for series, own in found.groupby("series")}
-    assert told["FP16"] == pytest.approx([1, 2.02, 3.98, 7.86], abs=0.0051)
-    assert told["TF32"] == pytest.approx([1, 2.00, 3.97, 7.97], abs=0.0051)
+    by_series = {series: own["speedup"].to_list() for series, own in found.groupby("series")}
+    assert by_series["FP16"] == pytest.approx([1, 2.02, 3.98, 7.86], abs=0.0051)
+    assert by_series["TF32"] == pytest.approx([1, 2.00, 3.97, 7.97], abs=0.0051)
     assert set(found["baseline"]) == {"8 ranks"}
     assert found["nodes"].isna().all()
 
 
-def test_resnet50_of_nvidia_deep_learning_examples(reported: Report) -> None:
+def test_resnet50_of_nvidia_deep_learning_examples(analysed: Report) -> None:
     # NVIDIA/DeepLearningExamples, PyTorch/Classification/ConvNets/resnet50v1.5: images/s; the source cuts
     # its ratios off.
-    found = reported(
+    found = analysed(
         "series,gpus,per_gpu_batch,img/s\n"
         "A100,1,256,938\nA100,8,256,7248\nA100 AMP,1,256,2470\nA100 AMP,8,256,16621\n"
         "V100,1,256,367\nV100,8,256,2855\n"
     )
-    told = found[found["gpus"] == 8].set_index("series")["speedup"]
+    by_series = found[found["gpus"] == 8].set_index("series")["speedup"]
     for series, one, eight, speedup in (
         ("A100", 938, 7248, 7.72),
         ("A100 AMP", 2470, 16621, 6.72),
         ("V100", 367, 2855, 7.76),
     ):
         rounding = speedup * (0.5 / one + 0.5 / eight)
-        assert speedup - rounding <= told[series] <= speedup + 0.01 + rounding
+        assert speedup - rounding <= by_series[series] <= speedup + 0.01 + rounding
 
 
 @pytest.mark.parametrize(
@@ -127,42 +125,41 @@ def test_resnet50_of_pytorch_benchmarks_has_two_efficiencies_by_baseline(
     assert found["efficiency"].iloc[-1] == pytest.approx(efficiency, abs=0.0005)
 
 
-def test_weak_scaling_of_mfc(reported: Report) -> None:
+def test_weak_scaling_of_mfc(analysed: Report) -> None:
     # MFlowCode/MFC#998, weak scaling without and with RDMA: seconds on 16 to 8192 nodes.
-    found = reported(
+    found = analysed(
         "series,nodes,time\n"
         "RDMA F,16,1.040951\nRDMA F,128,1.047134\nRDMA F,1024,1.063446\nRDMA F,8192,1.068788\n"
         "RDMA T,16,0.959884\nRDMA T,128,0.962885\nRDMA T,1024,0.965518\nRDMA T,8192,0.988542\n",
-        "--mode",
-        "weak",
+        mode="weak",
     )
-    told = {series: own["efficiency"].to_list() for series, own in found.groupby("series")}
-    assert told["RDMA F"] == pytest.approx([1, 0.994095, 0.978847, 0.973955], abs=1e-6)
-    assert told["RDMA T"] == pytest.approx([1, 0.996884, 0.994165, 0.971010], abs=1e-6)
+    by_series = {series: own["efficiency"].to_list() for series, own in found.groupby("series")}
+    assert by_series["RDMA F"] == pytest.approx([1, 0.994095, 0.978847, 0.973955], abs=1e-6)
+    assert by_series["RDMA T"] == pytest.approx([1, 0.996884, 0.994165, 0.971010], abs=1e-6)
     assert found[["global_batch", "throughput_samples_per_sec"]].isna().all(axis=None)
     assert found["step_time_sec"].notna().all()
 
 
-def test_strong_scaling_of_mfc(reported: Report) -> None:
+def test_strong_scaling_of_mfc(analysed: Report) -> None:
     # MFlowCode/MFC#998, strong scaling with and without RDMA: seconds on 8 to 4096 nodes.
-    found = reported(
+    found = analysed(
         "RDMA,Nodes,Time (s),Mode\n"
         "with,8,0.955644,strong\nwith,64,0.149160,strong\nwith,512,0.040367,strong\nwith,4096,0.021175,strong\n"
         "off,8,1.034303,strong\noff,64,0.171773,strong\noff,512,0.046694,strong\noff,4096,0.026555,strong\n"
     )
-    told = dict(iter(found.groupby("series")))
-    assert set(told) == {"strong, with", "strong, off"}
+    by_series = dict(iter(found.groupby("series")))
+    assert set(by_series) == {"strong, with", "strong, off"}
     for series, speedups, efficiencies in (
         ("strong, with", [6.4068, 23.674, 45.131], [0.800852, 0.369908, 0.088146]),
         ("strong, off", [6.021347, 22.150719, 38.948862], [0.752668, 0.346105, 0.076072]),
     ):
-        assert told[series]["speedup"].iloc[1:].to_list() == pytest.approx(speedups, rel=5e-5)
-        assert told[series]["efficiency"].iloc[1:].to_list() == pytest.approx(efficiencies, rel=5e-5)
+        assert by_series[series]["speedup"].iloc[1:].to_list() == pytest.approx(speedups, rel=5e-5)
+        assert by_series[series]["efficiency"].iloc[1:].to_list() == pytest.approx(efficiencies, rel=5e-5)
 
 
-def test_llm_foundry_7b_weak_scaling(reported: Report) -> None:
+def test_llm_foundry_7b_weak_scaling(analysed: Report) -> None:
     # mosaicml/llm-foundry, scripts/train/benchmarking: tokens/s of the 7b model on 128 to 512 GPUs.
-    found = reported("gpus,tokens_per_sec\n128,1340830\n256,2590548\n512,4951479\n", "--mode", "weak")
+    found = analysed("gpus,tokens_per_sec\n128,1340830\n256,2590548\n512,4951479\n", mode="weak")
     assert found["efficiency"].iloc[1:].to_list() == pytest.approx([0.966, 0.923], abs=0.0005)
     assert found["throughput_samples_per_sec"].to_list() == [1340830, 2590548, 4951479]
     assert found["step_time_sec"].isna().all()
@@ -174,7 +171,7 @@ def test_torchtitan_llama3_8b_weak_scaling(reported: Report, tmp_path: Path) -> 
     assert found["efficiency"].iloc[1] == pytest.approx(0.973, abs=0.0005)
     page = (tmp_path / "report" / "index.html").read_text()
     assert '<p class="about">Weak scaling</p>' in page
-    # Whatever ran there, nothing says that it was DDP.
+    # The table does not say that these runs used DDP.
     assert "PyTorch DDP" not in page
     assert "distributed data parallel" not in page
 
@@ -193,7 +190,7 @@ def test_megatron_lm_2019_weak_scaling(analysed: Report) -> None:
         "gpus,time,mode\n8,29.374,time to train\n64,4.587,time to train\n",
     ],
 )
-def test_a_time_to_train_is_known_by_its_column_or_its_mode(analysed: Report, table: str) -> None:
+def test_a_time_to_train_is_recognized_by_its_column_or_mode(analysed: Report, table: str) -> None:
     found = analysed(table)
     assert found["speedup"].iloc[1] == pytest.approx(6.4037, abs=1e-3)
     assert found["efficiency"].isna().all()
@@ -224,9 +221,9 @@ def test_vgg16_of_tf_cnn_benchmarks_falls_at_eight(analysed: Report) -> None:
         "1,resnet50,64,1026.83\n2,resnet50,64,1828.21\n4,resnet50,64,2798.55\n8,resnet50,64,4039.44\n"
         "1,vgg16,64,419.83\n2,vgg16,64,589.37\n4,vgg16,64,703.38\n8,vgg16,64,634.67\n"
     )
-    told = {series: own["speedup"].to_list() for series, own in found.groupby("series")}
-    assert told["resnet50"] == pytest.approx([1, 1.780, 2.725, 3.934], abs=0.0006)
-    assert told["vgg16"] == pytest.approx([1, 1.404, 1.675, 1.512], abs=0.0006)
+    by_series = {series: own["speedup"].to_list() for series, own in found.groupby("series")}
+    assert by_series["resnet50"] == pytest.approx([1, 1.780, 2.725, 3.934], abs=0.0006)
+    assert by_series["vgg16"] == pytest.approx([1, 1.404, 1.675, 1.512], abs=0.0006)
 
 
 def test_throughputs_keep_the_unit_of_their_column(reported: Report, tmp_path: Path) -> None:
@@ -234,7 +231,7 @@ def test_throughputs_keep_the_unit_of_their_column(reported: Report, tmp_path: P
     found = reported("gpus,batch per GPU,nodes,TFLOP/s per GPU\n512,3,64,138\n2048,3,256,140\n", "--proposal")
     assert found["throughput_samples_per_sec"].to_list() == [512 * 138, 2048 * 140]
     assert found["efficiency"].to_list() == pytest.approx([1, 140 / 138])
-    # 1,536 samples over 70,656 TFLOP/s are no 22 ms.
+    # 1,536 samples divided by 70,656 TFLOP/s are not 22 ms.
     assert found["step_time_sec"].isna().all()
     folder = tmp_path / "report"
     for name in ("index.html", "scaling.md", "scaling.tex", "proposal.md", "figures/throughput-weak.svg"):
@@ -243,7 +240,7 @@ def test_throughputs_keep_the_unit_of_their_column(reported: Report, tmp_path: P
         assert "amples/s" not in text
 
 
-def test_tokens_per_second_beside_a_batch_and_a_time_are_no_contradiction(analysed: Report) -> None:
+def test_tokens_per_second_do_not_contradict_a_batch_and_a_time(analysed: Report) -> None:
     found = analysed("gpus,global_batch,tok/s,time\n8,64,131072,1.0\n16,64,249661,0.525\n")
     assert found["step_time_sec"].to_list() == [1.0, 0.525]
     assert found["throughput_samples_per_sec"].to_list() == pytest.approx([64, 64 / 0.525])
@@ -267,16 +264,16 @@ def test_tokens_per_second_beside_a_batch_and_a_time_are_no_contradiction(analys
         ("Per-GPU batch size", "per_gpu_batch"),
     ],
 )
-def test_columns_are_known_by_the_names_that_people_give_them(name: str, field: str) -> None:
+def test_common_names_of_columns_are_recognized(name: str, field: str) -> None:
     assert read_header([name]).names == {field: name}
 
 
-def test_a_commented_header_is_the_header_where_the_first_row_is_numbers(analysed: Report) -> None:
+def test_a_comment_above_a_row_of_numbers_is_the_header(analysed: Report) -> None:
     found = analysed("# measured in May\n#GPUs,global_batch,time\n1,64,1\n2,64,0.5\n")
     assert found["efficiency"].to_list() == [1, 1]
 
 
-def test_a_comma_in_a_heading_does_not_part_a_table_of_semicolons(analysed: Report) -> None:
+def test_a_comma_in_a_heading_does_not_split_a_table_of_semicolons(analysed: Report) -> None:
     found = analysed("GPUs;global_batch;time;Remark (who, when)\n1;64;1;x\n2;64;0.5;x\n")
     assert len(found) == 2
 
@@ -302,7 +299,7 @@ def test_bert_of_pytorch_17159_by_nodes_and_gpus_per_node(reported: Report, tmp_
     assert "No law is fitted: the sizes lie on both sides of a node boundary" in page
 
 
-def test_ddp_of_csc_is_told_apart_by_cluster_and_data(analysed: Report) -> None:
+def test_series_of_csc_are_distinguished_by_cluster_and_data(analysed: Report) -> None:
     # mvsjober/ml-benchmarks, results.md: ResNet-50 with DDP on CSC's Mahti and Puhti.
     found = analysed(
         "Benchmark,Cluster,GPUs,Date,Img/sec\n"
@@ -321,7 +318,7 @@ def test_ddp_of_csc_is_told_apart_by_cluster_and_data(analysed: Report) -> None:
 # -- repeats, regimes, baselines ------------------------------------------------------
 
 
-def test_repeats_have_intervals_as_runs_of_a_study_have(analysed: Report) -> None:
+def test_repeats_have_intervals_like_runs_of_a_study(analysed: Report) -> None:
     rows = [f"{n},{64},{r},{64 / (n * f)}" for n in (1, 2) for r, f in enumerate((1.0, 1.02, 0.97), 1)]
     found = analysed("gpus,global_batch,repeat,time\n" + "\n".join(rows) + "\n")
     assert found["n"].to_list() == [3, 3]
@@ -330,15 +327,15 @@ def test_repeats_have_intervals_as_runs_of_a_study_have(analysed: Report) -> Non
     assert two["efficiency_low"] < 1 < two["efficiency_high"]
 
 
-def test_rows_of_one_size_are_taken_as_repeats_and_that_is_told(tmp_path: Path) -> None:
+def test_rows_of_one_size_are_repeats_and_a_remark_says_so(tmp_path: Path) -> None:
     table = tmp_path / "t.csv"
     table.write_text("gpus,global_batch,time\n1,64,1.0\n1,64,1.1\n2,64,0.5\n")
-    done = typed(str(table))
+    done = run_report(str(table))
     assert "Rows of one size and series were taken as repeats of one cell (2 of 1 ranks)" in done.stderr
     assert "taken as repeats of one cell" in (tmp_path / "report" / "index.html").read_text()
 
 
-def test_a_label_that_the_batches_contradict_is_overruled_and_told(analysed: Report) -> None:
+def test_a_label_that_contradicts_the_batches_is_overruled_with_a_reason(analysed: Report) -> None:
     found = analysed("gpus,global_batch,time,mode\n1,64,1.0,weak\n2,64,0.5,weak\n")
     assert set(found["mode"]) == {"strong"}
     assert set(found["reason"]) == {
@@ -351,12 +348,12 @@ def test_a_label_that_the_batches_contradict_is_overruled_and_told(analysed: Rep
     }
 
 
-def test_a_strong_and_a_weak_series_in_one_are_told_how_to_be_told_apart(analysed: Report) -> None:
+def test_a_mixed_strong_and_weak_series_gets_a_remedy(analysed: Report) -> None:
     text = "gpus,global_batch,throughput\n1,64,100\n2,64,180\n4,64,300\n2,128,190\n4,256,370\n"
     found = analysed(text)
     assert set(found["reason"]) == {
         "no efficiency: neither the global batch nor the batch per rank is constant over the series; if these rows "
-        "are a strong and a weak series, tell them apart in a column mode or series"
+        "are a strong and a weak series, distinguish them by a column mode or series"
     }
     apart = "".join(
         f"{line},{mode}\n"
@@ -367,12 +364,14 @@ def test_a_strong_and_a_weak_series_in_one_are_told_how_to_be_told_apart(analyse
     assert set(found["mode"]) == {"strong", "weak"}
 
 
-def test_batches_of_no_regime_have_no_efficiency(reported: Report, tmp_path: Path) -> None:
+def test_batches_that_are_neither_strong_nor_weak_have_no_efficiency(
+    reported: Report, tmp_path: Path
+) -> None:
     found = reported("gpus,global_batch,time\n1,64,1.0\n2,96,0.5\n4,100,0.5\n", "--proposal")
     for name in ("index.html", "proposal.md"):
-        told = (tmp_path / "report" / name).read_text()
-        assert "Sizes were measured that cannot be compared with each other" in told
-        assert "two measured sizes" not in told
+        text = (tmp_path / "report" / name).read_text()
+        assert "Sizes were measured that cannot be compared with each other" in text
+        assert "two measured sizes" not in text
     assert found["efficiency"].isna().all()
     assert set(found["reason"]) == {
         "no efficiency: neither the global batch nor the batch per rank is constant over the series"
@@ -403,19 +402,19 @@ def test_another_size_can_be_the_baseline(analysed: Report, asked: str) -> None:
     assert found["efficiency"].to_list() == pytest.approx([100 / 4 / (190 / 8), 1, 350 / 16 / (190 / 8)])
 
 
-def test_a_baseline_that_is_not_in_the_table_is_refused(tmp_path: Path) -> None:
-    told = refused(tmp_path, "gpus,global_batch,time\n8,64,1\n16,64,0.6\n", "--baseline", "4")
-    assert told == (
+def test_a_baseline_that_is_not_in_the_table_is_an_error(tmp_path: Path) -> None:
+    message = error_of(tmp_path, "gpus,global_batch,time\n8,64,1\n16,64,0.6\n", "--baseline", "4")
+    assert message == (
         "error: --baseline 4: no such size or cell; there are 8 and 16; give one of these sizes, a number of "
         "ranks, or the cell_id of one of its cells"
     )
 
 
-# -- what is wrong with a table -------------------------------------------------------
+# -- problems of a table -------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         (
             "gpus,global_batch,time\n1,64,1.0\nfour,64,0.3\n8,64,-2\n",
@@ -432,13 +431,13 @@ def test_a_baseline_that_is_not_in_the_table_is_refused(tmp_path: Path) -> None:
         ),
         (
             "gpus,loss\n1,2\n",
-            "t.csv:1: no column says how fast a size is (there are gpus and loss); name one of them throughput "
+            "t.csv:1: no column contains a throughput or a time (there are gpus and loss); name one of them throughput "
             "(samples/s of all ranks), throughput_per_gpu, time (s per step), time_ms, steps_per_sec or "
             "time_to_train",
         ),
         (
             "batch,time\n1,2\n",
-            "t.csv:1: no column says how large a size is (there are time and batch); name one gpus or nodes\n"
+            "t.csv:1: no column contains ranks or nodes (there are time and batch); name one gpus or nodes\n"
             "t.csv:1: the column 'batch' could be the batch of all ranks or of one; call it global_batch or "
             "per_gpu_batch",
         ),
@@ -450,7 +449,7 @@ def test_a_baseline_that_is_not_in_the_table_is_refused(tmp_path: Path) -> None:
         ),
         (
             "gpus,time\n1,2\n2,1\n",
-            "t.csv:2: nothing tells whether this is strong or weak scaling; add a column global_batch or "
+            "t.csv:2: the table does not determine if this is strong or weak scaling; add a column global_batch or "
             "per_gpu_batch, or say it with --mode strong (the same work at every size) or --mode weak (the same "
             "work per rank)",
         ),
@@ -465,11 +464,11 @@ def test_a_baseline_that_is_not_in_the_table_is_refused(tmp_path: Path) -> None:
         ),
         (
             "gpus,global_batch,per_gpu_batch,time\n4,64,16,1\n8,64,16,1\n",
-            "t.csv:3: global_batch 64.00 is no multiple of per_gpu_batch 16.00 x 8 ranks; correct one of the three",
+            "t.csv:3: global_batch 64.00 is not a multiple of per_gpu_batch 16.00 x 8 ranks; correct one of the three",
         ),
         (
             "gpus,global_batch,repeat,time\n1,64,1,1\n1,64,1,1.1\n",
-            "t.csv:3: repeat '1' of this size stands in line 2 already; number the repeats, or name the series "
+            "t.csv:3: repeat '1' of this size is already in line 2; number the repeats, or name the series "
             "in a column series",
         ),
         (
@@ -498,38 +497,38 @@ def test_a_baseline_that_is_not_in_the_table_is_refused(tmp_path: Path) -> None:
         ("\n\n", "error: t.csv: the table is empty; begin with a line of column names"),
     ],
 )
-def test_each_mistake_has_its_line_its_reason_and_a_remedy(tmp_path: Path, text: str, told: str) -> None:
-    assert refused(tmp_path, text).replace("error: t.csv:", "t.csv:") == told.replace(
+def test_each_problem_has_a_line_a_reason_and_a_remedy(tmp_path: Path, text: str, message: str) -> None:
+    assert error_of(tmp_path, text).replace("error: t.csv:", "t.csv:") == message.replace(
         "error: t.csv:", "t.csv:"
     )
 
 
-def test_a_table_that_is_not_there_or_not_text_is_refused(tmp_path: Path) -> None:
-    done = typed(str(tmp_path / "no.csv"))
+def test_a_missing_table_or_a_binary_file_is_an_error(tmp_path: Path) -> None:
+    done = run_report(str(tmp_path / "no.csv"))
     assert done.exit_code == 2
     assert f"error: {tmp_path}/no.csv: the table does not exist; give a CSV file\n" in done.stderr
     (tmp_path / "binary.csv").write_bytes(b"gpus,time\n1,\xff\n")
-    done = typed(str(tmp_path / "binary.csv"))
+    done = run_report(str(tmp_path / "binary.csv"))
     assert f"{tmp_path}/binary.csv:2: the text is not UTF-8; save it as UTF-8" in done.stderr
 
 
-def test_options_for_tables_are_refused_for_studies_and_a_studys_report_is_not_replaced(
+def test_options_for_tables_are_an_error_for_studies_and_the_report_of_a_study_is_not_replaced(
     tmp_path: Path,
 ) -> None:
-    done = typed("some-study", "--mode", "weak")
+    done = run_report("some-study", "--mode", "weak")
     assert done.exit_code == 2
     assert done.stderr.strip() == (
         "error: --mode is for a table measured elsewhere, not for a study; omit --mode, or give a TABLE.csv"
     )
     (tmp_path / "plan.json").write_text("{}")
     (tmp_path / "t.csv").write_text("gpus,global_batch,time\n1,64,1\n2,64,0.5\n")
-    done = typed(str(tmp_path / "t.csv"))
+    done = run_report(str(tmp_path / "t.csv"))
     assert done.exit_code == 2
     assert done.stderr.strip() == (
         f"error: {tmp_path} is a study: the report of t.csv would replace the study's report; "
         "give another folder: --output DIR"
     )
-    done = typed(str(tmp_path / "t.csv"), "--output", str(tmp_path / "else where"), "--json")
+    done = run_report(str(tmp_path / "t.csv"), "--output", str(tmp_path / "else where"), "--json")
     assert json.loads(done.stdout)["report"] == str(tmp_path / "else where" / "report" / "index.html")
 
 
@@ -540,7 +539,7 @@ def test_other_separators_comments_and_blank_lines_are_read(analysed: Report, se
     assert found["efficiency"].to_list() == [1, 1]
 
 
-def test_a_row_without_a_value_is_a_cell_with_its_reason(analysed: Report) -> None:
+def test_a_row_without_a_value_is_a_cell_with_a_reason(analysed: Report) -> None:
     found = analysed("gpus,global_batch,time\n1,64,1\n2,64,\n4,64,0.3\n")
     assert found["n"].to_list() == [1, 0, 1]
     assert found["reason"].iloc[1] == (
