@@ -16,8 +16,8 @@ def cancel_command(
 ) -> int:
     """Cancel the queued and running runs of a study, and nothing else.
 
-    The next `bench submit` starts cancelled runs again. A `bench submit` that is still active in
-    another terminal starts no more runs, unless --only selects a part.
+    The next `bench submit` starts cancelled runs again. A `bench submit` in another
+    terminal stops starting runs, unless --only is given.
     """
     planned = open_study(find_study(study, results))
     if not filters:

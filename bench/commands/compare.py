@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -75,12 +73,17 @@ def compare_command(
     The exit code is 1 if a cell is slower in B, or failed in B but completed in A. For CI:
     bench compare results-before/l40s results/l40s
     """
-    settings = _Settings(by=by, base=base, minimum_effect=minimum_effect, ignore=ignore or [])
-    settings.check(b)
+    _check_options(b, by=by, base=base, minimum_effect=minimum_effect, ignore=ignore)
     folders = [settle_study(find_study(name, results)) for name in (a, b) if name is not None]
-    found = _comparison([folder.path for folder in folders], settings)
+    from analysis.compare.comparison import compare_studies, compare_within
     from analysis.compare.text import as_content, markdown_report
+    from analysis.data.load import load_study
 
+    studies = [load_study(folder.path) for folder in folders]
+    if by is not None:
+        found = compare_within(studies[0], key=by, base=base, minimum_effect=minimum_effect)
+    else:
+        found = compare_studies(*studies, minimum_effect=minimum_effect, ignore=ignore or [])
     if output is not None:
         write_atomically(output, markdown_report(found))
     if as_json:
@@ -90,53 +93,26 @@ def compare_command(
     return 1 if found.regression else 0
 
 
-@dataclass(frozen=True)
-class _Settings:
-    """The options of a comparison."""
-
-    by: str | None
-    base: str | None
-    minimum_effect: float
-    ignore: list[str]
-
-    def check(self, b: str | None) -> None:
-        """Raise BenchError if options contradict each other, or the second study ``b``."""
-        if not 0 <= self.minimum_effect < 1:
-            what = f"--minimum-effect {self.minimum_effect:g} is not between 0 and 1"
-            raise BenchError(what, remedy="0.02 means 2 %")
-        if (b is None) == (self.by is None):
-            both = f"--by {self.by} compares within one study, but two are given"
-            remedy = "use bench compare A B for two studies, bench compare A --by KEY for one"
-            raise BenchError("a second study is missing" if b is None else both, remedy=remedy)
-        if self.by is None and self.base is not None:
-            what = "--base is a value of --by, which is missing"
-            raise BenchError(what, remedy="bench compare A --by KEY")
-        if self.by is not None and self.ignore:
-            what = "--ignore is only for two studies"
-            raise BenchError(what, remedy="--by compares cells that differ in KEY alone")
-
-
-def _comparison(folders: Sequence[Path], settings: _Settings) -> Comparison:
-    from analysis.compare.comparison import compare_studies, compare_within
-    from analysis.data.load import load_study
-
-    studies = [load_study(folder) for folder in folders]
-    effect = settings.minimum_effect
-    if settings.by is not None:
-        return compare_within(studies[0], key=settings.by, base=settings.base, minimum_effect=effect)
-    return compare_studies(*studies, minimum_effect=effect, ignore=settings.ignore)
+def _check_options(
+    b: str | None, *, by: str | None, base: str | None, minimum_effect: float, ignore: list[str] | None
+) -> None:
+    """Raise BenchError if the options contradict each other."""
+    if not 0 <= minimum_effect < 1:
+        what = f"--minimum-effect {minimum_effect:g} is not between 0 and 1"
+        raise BenchError(what, remedy="0.02 means 2 %")
+    if (b is None) == (by is None):
+        both = f"--by {by} compares within one study, but two are given"
+        remedy = "use bench compare A B for two studies, bench compare A --by KEY for one"
+        raise BenchError("a second study is missing" if b is None else both, remedy=remedy)
+    if by is None and base is not None:
+        raise BenchError("--base is a value of --by, which is missing", remedy="bench compare A --by KEY")
+    if by is not None and ignore:
+        remedy = "--by compares cells that differ in KEY alone"
+        raise BenchError("--ignore is only for two studies", remedy=remedy)
 
 
 def _show(found: Comparison, *, everything: bool) -> None:
-    from analysis.compare.text import (
-        HEADINGS,
-        NUMERIC,
-        conclusion,
-        differences,
-        remarks,
-        table_rows,
-        title,
-    )
+    from analysis.compare.text import HEADINGS, NUMERIC, conclusion, differences, remarks, table_rows, title
 
     whole = everything or len(found.cells) <= SHOWN_CELLS
     cells = table_rows(found, changed_first=not whole)
@@ -145,9 +121,8 @@ def _show(found: Comparison, *, everything: bool) -> None:
         print(f"... and {len(cells) - SHOWN_CELLS} more cells (--all lists them)")
     if others := differences(found):
         print()
-        print_table(
-            "Differences between the studies", ["", "A", "B"], [(one.what, one.a, one.b) for one in others]
-        )
+        rows = [(other.what, other.a, other.b) for other in others]
+        print_table("Differences between the studies", ["", "A", "B"], rows)
     print()
     for text in remarks(found):
         print(text)

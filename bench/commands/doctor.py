@@ -68,17 +68,10 @@ def _find_run(target: str, root: Path) -> RunFolder | None:
 
 
 def run_doctor(targets: Sequence[Path | Literal["-"]], *, json: bool) -> int:
-    """Diagnose the logs of one job together and print the result.
-
-    Args:
-        targets: log files; ``-`` is standard input.
-        json: print JSON (``verdict``, ``causes``, ``telling_lines``) instead of text.
+    """Diagnose the logs of one job (``-`` is standard input) and print text or JSON.
 
     Returns:
         0 if the logs show no failure, otherwise 1.
-
-    Raises:
-        BenchError: there is no log, or a log cannot be read.
     """
     from bench.doctor import diagnose
     from bench.doctor.report import as_text

@@ -87,9 +87,8 @@ def _write(path: Path, text: str) -> int:
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
-        raise BenchError(
-            f"{path} exists and is not overwritten", remedy="give another file: bench init PATH"
-        ) from None
+        remedy = "give another file: bench init PATH"
+        raise BenchError(f"{path} exists and is not overwritten", remedy=remedy) from None
     except OSError as error:
         raise BenchError(f"{path}: cannot be written: {error.strerror}") from None
     print(path)

@@ -35,15 +35,10 @@ def lint_command(
 
 
 def run_lint(paths: list[str], *, json: bool, diff: bool) -> int:
-    """Print the findings of scripts (``-`` is standard input); return 1 if one is an error.
+    """Print the findings of scripts (``-`` is standard input), or a patch if ``diff``.
 
-    Args:
-        paths: the scripts.
-        json: print ``{"findings": [...]}``.
-        diff: print a unified patch of the unambiguous changes instead.
-
-    Raises:
-        BenchError: a script cannot be read.
+    Returns:
+        1 if a finding is an error, otherwise 0.
     """
     from bench.lint import lint_script
 

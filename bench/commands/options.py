@@ -64,11 +64,7 @@ def results_folder(results: Path | None) -> Path:
 
 
 def find_study(name: str | None, results: Path | None) -> StudyFolder:
-    """Return a study by its name or folder; without a name, the study planned last.
-
-    Raises:
-        BenchError: there is no such study; the message lists the existing ones.
-    """
+    """Return a study by its name or folder; without a name, the study planned last."""
     root = results_folder(results)
     known = list(studies(root))
     if name is None:

@@ -110,7 +110,7 @@ class Queue:
         if jobs > 1 and limit_s is not None:
             limit = human_duration(limit_s)
             remark = f"{jobs} consecutive jobs: the partition's limit is {limit}; only one wait is counted"
-        # Options override the script's number of nodes, so that it can stand in for a predicted size.
+        # The options override the script's own directives; a predicted size has no script of its own.
         options = [f"--nodes={nodes}", f"--time={slurm_time(asked_s)}"]
         now = datetime.now(UTC)
         try:

@@ -65,8 +65,8 @@ def start_runs(
 class Waiting:
     """Wait for the end of all runs of a study, and start the remaining runs when there is room.
 
-    The wait goes on while Slurm is unreachable. Runs that Slurm does not know are given up
-    after :data:`UNKNOWN_WAIT_S`.
+    An unreachable Slurm does not end the wait. Runs that Slurm does not know are given up after
+    :data:`UNKNOWN_WAIT_S`.
     """
 
     def __init__(
@@ -142,11 +142,7 @@ class Waiting:
 
 
 def when_slurm_answers(request: Callable[[], T], *, wait: bool = True) -> T:
-    """Return the result of ``request``; while Slurm is unreachable, try again.
-
-    Raises:
-        SlurmUnavailableError: there is no Slurm on this machine, or ``wait`` is False.
-    """
+    """Return the result of ``request``; if ``wait``, try again while Slurm is unreachable."""
     said: set[str] = set()
     while True:
         try:

@@ -14,8 +14,6 @@ from bench.matrix.schema import Matrix
 from bench.matrix.workload import WorkloadOptions
 from bench.units import count
 
-# -- combinations that cannot run --------------------------------------------------------------
-
 
 def check_hosts(matrix: Matrix, document: Document) -> None:
     """Raise InputError if executor ssh has no hosts, without which no combination can be checked."""
@@ -154,8 +152,6 @@ def _commands(matrix: Matrix) -> list[tuple[Place, list[str]]]:
     return found
 
 
-# -- warnings ----------------------------------------------------------------------------------
-
 #: The number of sizes per series that a fitted model needs.
 FORECAST_SIZES = 5
 #: The number of repeats that an interval needs.
@@ -163,12 +159,12 @@ INTERVAL_REPEATS = 3
 
 #: Options that affect the recorder or the launch, so that a command need not name them.
 _USED_WITHOUT_NAMING = {
-    *("device", "warmup_steps", "steps_per_epoch", "attribution_steps", "epochs", "grad_accum"),
-    "join_timeout",
+    *("device", "warmup_steps", "steps_per_epoch", "attribution_steps", "epochs"),
+    *("grad_accum", "join_timeout"),
 }
 _SHELL_SYNTAX = re.compile(r"\$|`|^(?:&&|\|\|?|;|[0-9]?>>?|<|&)$")
 _SHELLS = ("bash", "sh", "zsh", "dash", "ksh")
-#: Keys of `cluster` that every executor uses; `hosts` has a check of its own.
+#: Keys of `cluster` that every executor uses, and `hosts`, which is checked separately.
 _FOR_ALL_EXECUTORS = {"executor", "hosts", "cpus_per_task", "time_limit", "setup", "env"}
 _MODELS_OF_OPTION = {
     "seq_len": ("transformer",),

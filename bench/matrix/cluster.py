@@ -188,7 +188,7 @@ HostList = Annotated[list[HostEntry], Field(min_length=1), AfterValidator(_check
 
 
 class Cluster(Section):
-    """Where and how runs are started."""
+    """The executor, resources, hosts, container and environment of the runs."""
 
     executor: Literal["slurm", "local", "ssh"] = "slurm"
     """slurm submits one job per run; local and ssh run one after another, here or on `hosts`."""

@@ -28,16 +28,8 @@ RUN_TIME_VALUES = {
 }
 #: Values of a cell besides its workload options.
 CELL_VALUES = (
-    "study",
-    "cell_id",
-    "nodes",
-    "tasks_per_node",
-    "gpus_per_node",
-    "world_size",
-    "global_batch",
-    "per_gpu_batch",
-    "backend",
-    "launcher",
+    *("study", "cell_id", "nodes", "tasks_per_node", "gpus_per_node", "world_size"),
+    *("global_batch", "per_gpu_batch", "backend", "launcher"),
 )
 #: Values that can be any text, and so would be code in a word that an interpreter runs as a program.
 _FREE_TEXT = ("run_dir", "data")
@@ -49,11 +41,7 @@ _NUL_OR_LINE_BREAK = re.compile(r"[\x00\r\n]")
 
 
 def tokens(word: str) -> Iterator[tuple[str, str]]:
-    """Yield the parts of a word: ``("text", literal)`` and ``("value", name)``.
-
-    Raises:
-        ValueError: a brace is neither doubled nor part of ``{name}``.
-    """
+    """Yield the parts of a word: ``("text", literal)`` and ``("value", name)``."""
     at = 0
     for match in _TOKEN.finditer(word):
         if match.start() > at:
@@ -89,7 +77,7 @@ def shell_word(word: str, values: Mapping[str, Any]) -> str:
 
 def command_values(cell: Cell, study: str) -> dict[str, Any]:
     """Return the values that a cell's command may name, except those of :data:`RUN_TIME_VALUES`."""
-    own = {"tasks_per_node": cell.tasks_per_node, "gpus_per_node": cell.tasks_per_node, "study": study}
+    own = {"gpus_per_node": cell.tasks_per_node, "study": study}
     of_cell = {name: getattr(cell, name) for name in CELL_VALUES if name not in own}
     env = {f"env.{name}": value for name, value in cell.env.items()}
     return {**cell.workload, **env, **of_cell, **own}
@@ -145,7 +133,7 @@ def _check_no_code(before: list[str], word: str, name: str) -> None:
 
 
 def _check_name(name: str) -> None:
-    allowed = value_names()
+    allowed = [*CELL_VALUES, *RUN_TIME_VALUES, *WorkloadOptions.model_fields]
     if name in allowed or name.startswith("env."):
         return
     if name in _RANK_VALUES:
@@ -153,11 +141,6 @@ def _check_name(name: str) -> None:
     near = difflib.get_close_matches(name, allowed, n=1, cutoff=0.6)
     hint = f"did you mean '{near[0]}'? " if near else ""
     raise ValueError(f"unknown value {{{name}}}; {hint}allowed: {', '.join(allowed)}, env.NAME")
-
-
-def value_names() -> list[str]:
-    """Return the names that are allowed in braces, except ``env.NAME``."""
-    return [*CELL_VALUES, *RUN_TIME_VALUES, *WorkloadOptions.model_fields]
 
 
 #: A command: a list of words, or a text that is split into words.

@@ -80,7 +80,7 @@ class Document:
     site: Inheritance | None = None
 
     def inherited(self, key: str) -> bool:
-        """Return whether a key (``cluster.partition``) comes from the site file."""
+        """Return whether a key (``cluster.partition``) is inherited from the site file."""
         return self.site is not None and key in self.site.values
 
     def line(self, place: Place) -> int:
@@ -184,10 +184,8 @@ def _syntax_problem(path: Path, text: str, error: yaml.YAMLError) -> Problem:
     line = mark.line + 1 if mark else None
     lines = text.splitlines()
     at = lines[line - 1] if line and line <= len(lines) else ""
-    message, remedy = (
-        f"not valid YAML: {what}",
-        "check indentation, brackets and quotes here and in the line above",
-    )
+    message = f"not valid YAML: {what}"
+    remedy = "check indentation, brackets and quotes here and in the line above"
     if "\t" in at[: len(at) - len(at.lstrip())] or "\\t" in what:
         message, remedy = "the line is indented with a tab", "indent with spaces"
     elif "another document" in what or "single document" in what:

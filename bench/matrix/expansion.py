@@ -63,11 +63,7 @@ class _Enumeration:
         ]
 
     def points(self) -> list[Point]:
-        """Return every point once, in the order of the axes, included ones last.
-
-        Raises:
-            InputError: there are too many points to enumerate.
-        """
+        """Return every point once, in the order of the axes, included ones last."""
         self._check_duplicates()
         self._check_size()
         points = self._without_excluded(list(self._product(self.axes, self.batches)))
@@ -76,9 +72,6 @@ class _Enumeration:
             what = "the matrix has no cell left"
             self.document.add_problem(("exclude",), what, "loosen exclude, or widen the axes")
         return points
-
-    def _key_in_file(self, axis: str) -> str:
-        return self.matrix.size_axis if axis == PER_NODE else axis
 
     def _axes(self) -> dict[str, list[Any]]:
         matrix, given = self.matrix, self.matrix.axes.given
@@ -100,7 +93,7 @@ class _Enumeration:
 
     def _check_duplicates(self) -> None:
         for name, values in self.axes.items():
-            key = self._key_in_file(name)
+            key = self.matrix.size_axis if name == PER_NODE else name
             known: set[str] = set()
             for index, value in enumerate(values):
                 if canonical(value) in known:
@@ -121,9 +114,10 @@ class _Enumeration:
         runs = cells * self.matrix.repeats
         if cells <= MAX_CELLS and runs <= MAX_RUNS:
             return
-        lengths = {self._key_in_file(name): len(values) for name, values in self.axes.items()}
-        lengths = {name: length for name, length in lengths.items() if length > 1}
-        sizes = " x ".join(f"{name} {n}" for name, n in {**lengths, "batches": len(self.batches)}.items())
+        lengths = [(name, len(values)) for name, values in self.axes.items() if len(values) > 1]
+        names = {PER_NODE: self.matrix.size_axis}
+        parts = [f"{names.get(name, name)} {length}" for name, length in lengths]
+        sizes = " x ".join([*parts, f"batches {len(self.batches)}"])
         what = f"the axes span {cells} cells ({sizes}), {runs} runs"
         remedy = f"at most {MAX_CELLS} cells and {MAX_RUNS} runs are planned; split the study"
         self.document.add_problem(("axes",), what, remedy)

@@ -30,11 +30,7 @@ def one_line(value: str) -> str:
 
 
 def shell_words(value: str, *, comments: bool = False) -> list[str]:
-    """Return the words of a line as a shell splits it, without expansion.
-
-    Args:
-        value: the line.
-        comments: drop the text after a #.
+    """Return the words of a line as a shell splits it, without expansion; ``comments`` drops text after #.
 
     Raises:
         ValueError: a quote is never closed, or the line ends with a backslash.

@@ -105,12 +105,7 @@ def _own_site_file() -> Path | None:
 
 
 def read_site(path: Path) -> Document:
-    """Return a validated site file; a file with comments only has no content.
-
-    Raises:
-        BenchError: the file cannot be read.
-        InputError: all problems of the file.
-    """
+    """Return a validated site file; a file with comments only has no content."""
     document = read_document(path, may_be_empty=True)
     content = document.content
     if not isinstance(content, dict):

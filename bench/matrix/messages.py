@@ -40,17 +40,16 @@ def _place(finding: Any) -> Place:
 
 
 def _is_unknown_key(finding: Any) -> bool:
-    """Return whether a finding is an unknown key, which among the axes is an error of our own."""
+    """Return whether a finding is an unknown key, by pydantic or by the schema's check of axes."""
     own = str((finding.get("ctx") or {}).get("error")) == schema.UNKNOWN_KEY
     return finding["type"] == "extra_forbidden" or own
 
 
 def _message(finding: Any, place: Place) -> tuple[str, str]:
     """Return the message and the remedy."""
-    kind, value = finding["type"], finding["input"]
+    kind, value, name = finding["type"], finding["input"], _dotted(place)
     if _is_unknown_key(finding):
         return _unknown_key(place)
-    name = dotted(place)
     if kind == "missing":
         return _missing(place)
     if kind == "value_error":
@@ -68,8 +67,8 @@ def _did_you_mean(text: str, allowed: list[str], *, cutoff: float) -> str:
 
 def _unknown_key(place: Place) -> tuple[str, str]:
     *section, key = place
-    where = dotted(section) or "the matrix"
-    remedy = _did_you_mean(str(key), known_keys(tuple(section)), cutoff=0.6)
+    where = _dotted(section) or "the matrix"
+    remedy = _did_you_mean(str(key), _known_keys(tuple(section)), cutoff=0.6)
     return f"unknown key '{key}' in {where}", remedy
 
 
@@ -78,7 +77,7 @@ def _missing(place: Place) -> tuple[str, str]:
         "scaling": "add `scaling: [{mode: strong, global_batch: [352]}]`, or mode weak with per_gpu_batch",
         "mode": "write mode: strong or mode: weak",
     }.get(str(place[-1]), "")
-    where = dotted(place[:-1]) or "the matrix"
+    where = _dotted(place[:-1]) or "the matrix"
     return f"key '{place[-1]}' is missing in {where}", example
 
 
@@ -113,10 +112,6 @@ def _out_of_bounds(word: str) -> Callable[..., tuple[str, str]]:
     return message
 
 
-def _empty(kind: str, remedy: str) -> Callable[..., tuple[str, str]]:
-    return lambda name, value, ctx: (f"{name} is {kind}", remedy)
-
-
 _MESSAGES: dict[str, Callable[..., tuple[str, str]]] = {
     "list_type": _not_a_list,
     "literal_error": _not_allowed,
@@ -130,8 +125,11 @@ _MESSAGES: dict[str, Callable[..., tuple[str, str]]] = {
     "dict_type": _wrong_type("a mapping (key: value)"),
     "model_type": _wrong_type("a mapping (key: value)"),
     "model_attributes_type": _wrong_type("a mapping (key: value)"),
-    "too_short": _empty("an empty list", "give it at least one value, or remove the key"),
-    "string_too_short": _empty("empty", "give it a value, or remove the key"),
+    "too_short": lambda name, *_: (
+        f"{name} is an empty list",
+        "give it at least one value, or remove the key",
+    ),
+    "string_too_short": lambda name, *_: (f"{name} is empty", "give it a value, or remove the key"),
     "greater_than_equal": _out_of_bounds("at least"),
     "greater_than": _out_of_bounds("greater than"),
     "less_than_equal": _out_of_bounds("at most"),
@@ -156,17 +154,16 @@ def without_unknown_keys(content: dict[str, Any], error: ValidationError) -> dic
     return rest if isinstance(rest, dict) else None
 
 
-def known_keys(section: Place) -> list[str]:
+def _known_keys(section: Place) -> list[str]:
     """Return the keys that a section of the matrix can contain."""
     path = ".".join(str(part) for part in section if not isinstance(part, int))
     model = _SECTIONS.get(path)
     if model is None:
         return []
-    keys = list(model.model_fields)
-    return [*keys, "env.NAME"] if path in ("axes", "exclude", "include") else keys
+    return [*model.model_fields, *(["env.NAME"] if path in ("axes", "exclude", "include") else [])]
 
 
-def dotted(place: Iterable[str | int]) -> str:
+def _dotted(place: Iterable[str | int]) -> str:
     """Return ``axes.nodes[2]`` for ("axes", "nodes", 2)."""
     text = ""
     for part in place:

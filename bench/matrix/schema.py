@@ -102,6 +102,9 @@ def _check_axis_name(name: str) -> str:
     return name
 
 
+EnvAxis = Annotated[str, AfterValidator(_check_axis_name)]
+
+
 class _KeysAndEnv(BaseModel):
     """The keys of the schema, and `env.NAME`."""
 
@@ -111,25 +114,20 @@ class _KeysAndEnv(BaseModel):
     def given(self) -> dict[str, Any]:
         """The keys of the file that are not empty, in the schema's order."""
         own = {name: getattr(self, name) for name in type(self).model_fields if name in self.model_fields_set}
-        return {
-            name: value
-            for name, value in {**own, **(self.__pydantic_extra__ or {})}.items()
-            if value is not None
-        }
+        found = {**own, **(self.__pydantic_extra__ or {})}
+        return {name: value for name, value in found.items() if value is not None}
 
 
 class _AxesBase(_KeysAndEnv):
-    __pydantic_extra__: dict[
-        Annotated[str, AfterValidator(_check_axis_name)], Annotated[list[EnvValue], Field(min_length=1)]
-    ]
+    __pydantic_extra__: dict[EnvAxis, Annotated[list[EnvValue], Field(min_length=1)]]
 
 
 class _SelectionBase(_KeysAndEnv):
-    __pydantic_extra__: dict[Annotated[str, AfterValidator(_check_axis_name)], EnvValue]
+    __pydantic_extra__: dict[EnvAxis, EnvValue]
 
 
-def _optional(kind: Any, *, as_list: bool) -> tuple[Any, None]:
-    return (Annotated[list[kind], Field(min_length=1)] if as_list else kind) | None, None
+def _list_of(kind: Any) -> Any:
+    return Annotated[list[kind], Field(min_length=1)]
 
 
 _model: Any = create_model  # its overloads do not take computed fields
@@ -137,18 +135,14 @@ Axes: Any = _model(
     "Axes",
     __base__=_AxesBase,
     __doc__="The axes: the matrix is the product of all lists.",
-    **{name: _optional(kind, as_list=True) for name, kind in _AXIS_TYPES.items()},
+    **{name: (_list_of(kind) | None, None) for name, kind in _AXIS_TYPES.items()},
 )
-_BATCH_TYPES: dict[str, Any] = {
-    "mode": Mode,
-    "global_batch": Batch,
-    "per_gpu_batch": Batch,
-}
+_BATCH_TYPES: dict[str, Any] = {"mode": Mode, "global_batch": Batch, "per_gpu_batch": Batch}
 Selection: Any = _model(
     "Selection",
     __base__=_SelectionBase,
     __doc__="One value for some of the axes, the mode and the batch.",
-    **{name: _optional(kind, as_list=False) for name, kind in (_AXIS_TYPES | _BATCH_TYPES).items()},
+    **{name: (kind | None, None) for name, kind in (_AXIS_TYPES | _BATCH_TYPES).items()},
 )
 
 
@@ -158,7 +152,7 @@ class Matrix(Section):
     study: Annotated[str, AfterValidator(_check_study_name)]
     """The name of the study and of its folder; default: the file's stem."""
     cluster: Cluster = Cluster()
-    """Where and how runs are started."""
+    """The executor, resources, hosts, container and environment of the runs."""
     axes: Axes = Field(default_factory=Axes)
     """The axes: the matrix is the product of all lists."""
     scaling: Annotated[list[Scaling], Field(min_length=1)]

@@ -23,8 +23,6 @@ def _count(value: Any) -> Any:
 
 
 def _duration(value: Any) -> Any:
-    if isinstance(value, bool):
-        return value
     return parse_duration_s(value) if isinstance(value, str) else value
 
 
@@ -95,12 +93,6 @@ def to_arguments(options: Mapping[str, Any]) -> list[str]:
 
     Options with their default value are written, too, so that a later default cannot change an
     existing script. Options that are None are omitted. The caller quotes the words for a shell.
-
-    Args:
-        options: resolved workload options by field name, as from ``WorkloadOptions.model_dump()``.
-
-    Raises:
-        KeyError: a name is not an option.
     """
     words: list[str] = []
     for name, value in options.items():
