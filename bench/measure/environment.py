@@ -22,18 +22,9 @@ _KEPT = re.compile(
     r"(NCCL|GLOO|OMP|KMP|MKL|TORCH|PYTORCH|UCX|FI)_[A-Z0-9_]+|CUDA_VISIBLE_DEVICES|BENCH_[A-Z_]+"
 )
 _SECRET = re.compile(r"TOKEN|SECRET|PASS|KEY|CREDENTIAL|AUTH")
-_SLURM_VARIABLES = (
-    "SLURM_CLUSTER_NAME",
-    "SLURM_CPUS_PER_TASK",
-    "SLURM_JOB_ID",
-    "SLURM_JOB_NAME",
-    "SLURM_JOB_NODELIST",
-    "SLURM_JOB_PARTITION",
-    "SLURM_NNODES",
-    "SLURM_NTASKS",
-    "SLURM_RESTART_COUNT",
-    "SLURM_STEP_ID",
-    "SLURM_TASKS_PER_NODE",
+_SLURM = re.compile(
+    r"SLURM_(CLUSTER_NAME|CPUS_PER_TASK|JOB_(ID|NAME|NODELIST|PARTITION)|NNODES|NTASKS|RESTART_COUNT|STEP_ID"
+    r"|TASKS_PER_NODE)"
 )
 
 
@@ -57,11 +48,10 @@ def device_of(device: torch.device, host: str) -> Device:
 
 def device_for(model: nn.Module | None, given: torch.device | str | None) -> torch.device:
     """Return the given device, else that of the model's weights; a CUDA device gets its index."""
-    if given is not None:
-        device = torch.device(given)
-    else:
+    if given is None:
         weight = next(model.parameters(), None) if model is not None else None
-        device = torch.device("cpu") if weight is None else weight.device
+        given = "cpu" if weight is None else weight.device
+    device = torch.device(given)
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", torch.cuda.current_device())
     return device
@@ -83,10 +73,6 @@ class RankFacts:
     memory_bytes: int
     cpu_model: str | None
     infiniband: list[str] = field(default_factory=list, repr=False)
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the facts as plain values."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -219,16 +205,8 @@ def shared_environment(
 ) -> dict[str, Any]:
     """Return the part of env.json that does not depend on the training; unknown values are null.
 
-    Args:
-        facts: the ranks that joined.
-        env: the environment variables of rank 0. Only known names and prefixes are kept, and no secrets.
-        backend: the backend of the process group.
-        world_size: the expected number of ranks.
-        launcher: the launcher of the ranks.
-        join_s: the time that the ranks took to join; None if it was not measured.
-        device: rank 0's device.
-        threads: rank 0's number of compute threads.
-        transport: the transport of gradients, from :mod:`bench.measure.transport`.
+    ``env``, ``device`` and ``threads`` are those of rank 0. Of the variables, only known names and prefixes
+    are kept, and no secrets. ``join_s`` is the time that the ranks took to join, if it was measured.
     """
     return {
         "schema": 1,
@@ -254,7 +232,7 @@ def shared_environment(
         "env": {
             name: env[name] for name in sorted(env) if _KEPT.fullmatch(name) and not _SECRET.search(name)
         },
-        "slurm": {name: env[name] for name in _SLURM_VARIABLES if name in env},
+        "slurm": {name: env[name] for name in sorted(env) if _SLURM.fullmatch(name)},
     }
 
 

@@ -106,15 +106,14 @@ class StoreExchange:
 
     def read(self, name: str, rank: int) -> Any | None:
         """Return one rank's record; None if it is missing."""
-        key = f"{name}/{rank}"
-        try:
-            return json.loads(self.store.get(key)) if self.store.check([key]) else None
-        except (dist.DistError, RuntimeError):
-            return None
+        found = self._get([f"{name}/{rank}"])
+        return None if found is None else found[0]
 
     def read_all(self, name: str) -> list[Any] | None:
         """Return every rank's record in the order of the ranks; None if one is missing."""
-        keys = [f"{name}/{rank}" for rank in range(self.world_size)]
+        return self._get([f"{name}/{rank}" for rank in range(self.world_size)])
+
+    def _get(self, keys: list[str]) -> list[Any] | None:
         try:
             return [json.loads(self.store.get(key)) for key in keys] if self.store.check(keys) else None
         except (dist.DistError, RuntimeError):

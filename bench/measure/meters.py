@@ -79,7 +79,6 @@ class _Powercap:
         return cls(packages) if packages and len(readable) == len(packages) else None
 
     def reset(self) -> None:
-        """Start counting."""
         self._before = [_microjoules(zone / "energy_uj") for zone in self._zones]
 
     def joules(self) -> float | None:
@@ -131,7 +130,6 @@ class _Nvml:
             return None
 
     def reset(self) -> None:
-        """Start counting."""
         self._millijoules = self._total()
         self._began_us = time.time_ns() // 1000
 

@@ -60,6 +60,12 @@ def error_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__
 
 
+def join_names(names: Sequence[str]) -> str:
+    """Return the first eight names, and the number of the others."""
+    more = len(names) - _MAX_NAMED
+    return ", ".join(names[:_MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
 @dataclass
 class _Reports:
     """The reports of the other ranks; ``silent`` lists the ranks that reported nothing."""
@@ -72,11 +78,7 @@ class _Reports:
 class Peers:
     """The other ranks of a run, reached through the store in which all met.
 
-    Args:
-        store: the ranks' store.
-        rank: this rank.
-        facts: all ranks with their hosts.
-        rank_0_serves: whether the store ends with rank 0; a launcher's agent may serve it instead.
+    If ``rank_0_serves``, the store ends with rank 0; otherwise a launcher's agent serves it.
     """
 
     def __init__(self, store: Store, rank: int, facts: Sequence[RankFacts], *, rank_0_serves: bool) -> None:
@@ -93,10 +95,7 @@ class Peers:
     def explain(self, symptom: Symptom, *, timeout_s: float | None, remedy: str) -> str | None:
         """Return the cause of broken communication; None if no rank knows it.
 
-        Args:
-            symptom: the symptom on this rank.
-            timeout_s: the time-out of collectives; None if it is not known.
-            remedy: the way to raise that time-out.
+        ``timeout_s`` is the time-out of collectives, if it is known, and ``remedy`` the way to raise it.
         """
         reports = self._with_timeout(self._collect)
         is_lost = symptom is Symptom.LOST
@@ -110,9 +109,7 @@ class Peers:
             return f"{effect}: {self.name_of(0)} has ended, and its own message says why"
         if not reports.silent:
             return None
-        named = ", ".join(self.name_of(rank) for rank in reports.silent[:_MAX_NAMED])
-        if len(reports.silent) > _MAX_NAMED:
-            named += f" and {len(reports.silent) - _MAX_NAMED} more"
+        named = join_names([self.name_of(rank) for rank in reports.silent])
         if is_lost:
             return f"{effect}: nothing was heard from {named}; killed, or its host was lost?"
         return f"{effect}: {named} did not come; find out where it hangs, or {remedy}"

@@ -47,10 +47,6 @@ def pop_efficiencies(step_totals_s: Sequence[float], exposed_totals_s: Sequence[
 
     Source: the POP Centre of Excellence's multiplicative model (https://pop-coe.eu/node/69), with DDP's
     exposed communication as the time outside of computation.
-
-    Args:
-        step_totals_s: per rank, the sum of its steps (s).
-        exposed_totals_s: per rank, the sum of its exposed communication (s).
     """
     useful = [step - exposed for step, exposed in zip(step_totals_s, exposed_totals_s, strict=True)]
     longest, most_useful = max(step_totals_s), max(useful)
@@ -155,11 +151,11 @@ class Results:
 
     def add_communication(self, seconds: float) -> None:
         """Write ``comm_time_sec`` into every row of metrics.csv: it is measured once, after the epochs."""
-        rows = list(csv.DictReader(io.StringIO(self._texts[self._folder.metrics_csv])))
-        cells = [{**row, "comm_time_sec": _cell(seconds)} for row in rows]
-        lines = [_line([row[name] for name in METRICS_COLUMNS]) for row in cells]
-        self._texts[self._folder.metrics_csv] = _line(METRICS_COLUMNS) + "".join(lines)
-        write_atomically(self._folder.metrics_csv, self._texts[self._folder.metrics_csv])
+        path = self._folder.metrics_csv
+        rows = list(csv.DictReader(io.StringIO(self._texts[path])))
+        self._texts[path] = _line(METRICS_COLUMNS)
+        self._append(path, METRICS_COLUMNS, [{**row, "comm_time_sec": seconds} for row in rows])
+        write_atomically(path, self._texts[path])
 
     def _append(self, path: Path, columns: Sequence[str], rows: Sequence[Row]) -> None:
         self._texts[path] += "".join(_line([_cell(row.get(name)) for name in columns]) for row in rows)

@@ -16,39 +16,27 @@ from __future__ import annotations
 
 import time
 from dataclasses import astuple, dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
 
-class Clock(Protocol):
-    """Stamps the present; computes the seconds between two stamps later."""
-
-    is_host: bool
-
-    def stamp(self) -> Any:
-        """Return a mark of this moment, on the device's own timeline if it has one."""
-
-    def seconds(self, begin: Any, end: Any) -> float:
-        """Return the seconds between two stamps; only after :meth:`synchronize`."""
-
-    def synchronize(self) -> None:
-        """Wait until every stamp so far can be read."""
-
-
 class HostClock:
-    """The host's monotonic clock, for work that is done when a call returns."""
+    """The host's monotonic clock, for work that is done when a call returns.
+
+    A stamp can be read after :meth:`synchronize`.
+    """
 
     is_host = True
 
-    def stamp(self) -> float:
+    def stamp(self) -> Any:
         """Return seconds since a fixed moment."""
         return time.perf_counter()
 
-    def seconds(self, begin: float, end: float) -> float:
+    def seconds(self, begin: Any, end: Any) -> float:
         """Return the seconds between two stamps."""
-        return end - begin
+        return float(end - begin)
 
     def synchronize(self) -> None:
         """Do nothing: a host's stamp can be read at once."""
@@ -66,19 +54,22 @@ class CudaClock:
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
-    def stamp(self) -> torch.cuda.Event:
+    def stamp(self) -> Any:
         """Return an event that was just put on the current stream."""
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self._device))
         return event
 
-    def seconds(self, begin: torch.cuda.Event, end: torch.cuda.Event) -> float:
+    def seconds(self, begin: Any, end: Any) -> float:
         """Return the seconds between two events (CUDA resolves about half a microsecond)."""
         return float(begin.elapsed_time(end)) / 1e3
 
     def synchronize(self) -> None:
         """Wait for the device."""
         torch.cuda.synchronize(self._device)
+
+
+Clock = HostClock | CudaClock
 
 
 def clock_for(device: torch.device) -> Clock:
@@ -169,13 +160,11 @@ def mean_parts(steps: list[StepParts]) -> StepParts:
 
 #: Largest accepted drift of the clocks in a step: parts are accurate to a millisecond at best.
 _MAX_DRIFT_NS = 1_000_000
-#: Attempts to read the clocks without losing the core between two readings.
-_READINGS = 10
 
 
 def _wall_clock_offset_ns() -> int:
-    """Return the wall clock minus the monotonic clock, read without interruption."""
-    for _ in range(_READINGS):
+    """Return the wall clock minus the monotonic clock, read without interruption if possible."""
+    for _ in range(10):
         before, wall, after = time.perf_counter_ns(), time.time_ns(), time.perf_counter_ns()
         if after - before < _MAX_DRIFT_NS // 10:
             break
@@ -203,7 +192,9 @@ class StepTimer:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._spans: list[tuple[str, Any, Any]] = []
-        self._open: tuple[str, Any] | None = None
+        #: The part that has begun and not ended, and its beginning.
+        self.open_part: str | None = None
+        self._part_begin: Any = None
         self._forwards_ns: list[tuple[int, int]] = []  # by the host's wall clock, as the logger's stamps
         self._forward_began_ns = 0
         self._is_in_backward = False
@@ -223,16 +214,12 @@ class StepTimer:
         self._forwards_ns.clear()
         self._in_backward.clear()
         self._in_last_backward.clear()
-        self._open = None
+        self.open_part = None
         self._offset_ns = _wall_clock_offset_ns()
         self._step_begin = self._clock.stamp()
 
     def start_ddp_backward(self, *, again: bool) -> None:
-        """Mark the moment at which DDP's logger takes backward to begin.
-
-        Args:
-            again: whether no backward pass followed the last mark, which the logger then forgets.
-        """
+        """Mark the start of backward by DDP's logger; ``again`` if no pass followed the last mark."""
         if not again:
             self._in_backward += self._in_last_backward
         self._in_last_backward.clear()
@@ -240,33 +227,26 @@ class StepTimer:
     def begin(self, part: str, *, in_backward: bool = False) -> None:
         """Begin ``part`` (data_load, forward, backward or optimizer).
 
-        Args:
-            part: the name of the part.
-            in_backward: whether the logger counts this time as backward: it comes between the forward pass
-                and the backward pass that synchronises.
+        ``in_backward`` marks a part between the forward pass and the backward pass that synchronises: DDP's
+        logger counts it as backward.
         """
-        assert self._open is None, "parts do not nest"
+        assert self.open_part is None, "parts do not nest"
         if part == "forward":
             self._forward_began_ns = time.time_ns()
         self._is_in_backward = in_backward
-        self._open = (part, self._clock.stamp())
-
-    @property
-    def open_part(self) -> str | None:
-        """The part that has begun and not ended."""
-        return None if self._open is None else self._open[0]
+        self.open_part, self._part_begin = part, self._clock.stamp()
 
     def discard(self) -> None:
         """Forget the open part, if there is one: its end cannot be observed."""
-        self._open = None
+        self.open_part = None
 
     def end(self) -> None:
         """End the open part."""
-        assert self._open is not None, "no part is open"
-        part, begin = self._open
+        part, begin = self.open_part, self._part_begin
+        assert part is not None, "no part is open"
         end = self._clock.stamp()
         self._spans.append((part, begin, end))
-        self._open = None
+        self.open_part = None
         if self._is_in_backward:
             self._in_last_backward.append((begin, end))
         elif part == "forward":

@@ -34,6 +34,12 @@ Connection = list[str]
 #: ``transport`` of env.json.
 Transport = dict[str, str | None]
 
+
+def _transport(backend: str, source: str | None, **known: str | None) -> Transport:
+    unknown = dict.fromkeys(("interface", "network", "algorithm", "version", "gpudirect"))
+    return {"backend": backend, **unknown, **known, "source": source}
+
+
 # -- gloo ------------------------------------------------------------------------------------------
 
 
@@ -66,11 +72,8 @@ def interfaces_between_ranks(
 ) -> dict[str, list[str]]:
     """Return, by host, the interfaces of the connections whose ends belong to two ranks.
 
-    A program may have other connections, for example to a file server.
-
-    Args:
-        connections: every rank's, by interface.
-        hosts: every rank's host.
+    A program may have other connections, for example to a file server. ``connections`` and ``hosts`` have
+    one entry per rank.
     """
     ranks_by_key: dict[tuple[str, ...], set[int]] = {}
     for rank, by_name in enumerate(connections):
@@ -107,15 +110,8 @@ def gloo_transport(interfaces: Mapping[str, Sequence[str]]) -> Transport:
         text = ", ".join(sorted(names))
     else:
         text = "; ".join(f"{host}: {', '.join(some) or 'none'}" for host, some in interfaces.items())
-    return {
-        "backend": "gloo",
-        "interface": text or None,
-        "network": "tcp" if names else None,
-        "algorithm": None,
-        "version": None,
-        "gpudirect": None,
-        "source": "open connections",
-    }
+    network = "tcp" if names else None
+    return _transport("gloo", "open connections", interface=text or None, network=network)
 
 
 def _gloo_interface() -> str | None:
@@ -223,17 +219,17 @@ def nccl_transport(log: NcclLog, *, hosts: int, env: Mapping[str, str]) -> Trans
     direct = {bool(match["direct"]) for match, _ in matches}
     within_host = sorted({_connection_kind(way) for way in log.ways if not way.startswith("NET/")})
     algorithm = env.get("NCCL_ALGO") or ", ".join(name for name, _ in log.algorithms.most_common())
-    return {
-        "backend": "nccl",
-        "interface": ", ".join(_interfaces(log, networks)) or None,
-        "network": ", ".join(networks) or None,
-        "algorithm": algorithm or None,
-        "version": log.version,
-        "gpudirect": {(True,): "yes", (False,): "no", (False, True): "partly"}.get(tuple(sorted(direct))),
-        "within_host": ", ".join(within_host) or None,
-        "channels": None if log.channels is None else str(log.channels),
-        "source": "NCCL's log",
-    }
+    return _transport(
+        "nccl",
+        "NCCL's log",
+        interface=", ".join(_interfaces(log, networks)) or None,
+        network=", ".join(networks) or None,
+        algorithm=algorithm or None,
+        version=log.version,
+        gpudirect={(True,): "yes", (False,): "no", (False, True): "partly"}.get(tuple(sorted(direct))),
+        within_host=", ".join(within_host) or None,
+        channels=None if log.channels is None else str(log.channels),
+    )
 
 
 def _connection_kind(way: str) -> str:
@@ -256,10 +252,7 @@ def fallback_warning(
 ) -> str | None:
     """Return a warning if NCCL uses sockets between hosts that have InfiniBand.
 
-    Args:
-        transport: ``transport`` of env.json.
-        infiniband: devices with an active port, by host.
-        env: the environment variables of rank 0.
+    ``infiniband`` lists the devices with an active port by host.
     """
     equipped = {host: devices for host, devices in infiniband.items() if devices}
     if len(infiniband) < 2 or not equipped or "Socket" not in (transport.get("network") or ""):
@@ -268,7 +261,7 @@ def fallback_warning(
     interface = f" ({transport['interface']})" if transport.get("interface") else ""
     others = len(equipped) - 1
     more = f" and {others} more {'host' if others == 1 else 'hosts'}" if others else ""
-    if is_infiniband_disabled(env):
+    if _is_infiniband_disabled(env):
         advice = f"NCCL_IB_DISABLE={env['NCCL_IB_DISABLE']} is set"
     else:
         advice = "check NET/IB in nccl.log, NCCL_IB_HCA, NCCL_NET, `ulimit -l` and the container"
@@ -278,8 +271,7 @@ def fallback_warning(
     )
 
 
-def is_infiniband_disabled(env: Mapping[str, str]) -> bool:
-    """Return whether the user has switched InfiniBand off."""
+def _is_infiniband_disabled(env: Mapping[str, str]) -> bool:
     return env.get("NCCL_IB_DISABLE", "0") not in ("", "0")
 
 
@@ -292,7 +284,7 @@ def combine_nccl_logs(
         merged.merge(log)
     found = nccl_transport(merged, hosts=len({one.host for one in facts}), env=env)
     warning = fallback_warning(found, {one.host: one.infiniband for one in facts}, env)
-    if warning and not is_infiniband_disabled(env):
+    if warning and not _is_infiniband_disabled(env):
         found["fallback"] = "sockets beside InfiniBand"
     return found, warning
 
@@ -370,17 +362,18 @@ def _expand(template: str) -> str:
 
 def configured_transport(backend: str, env: Mapping[str, str]) -> Transport:
     """Return ``transport`` of env.json from the configuration, before any communication."""
-    found: Transport = dict.fromkeys(("backend", "interface", "network", "algorithm", "version", "gpudirect"))
-    found |= {"backend": backend, "source": "configuration"}
     if backend == "gloo":
-        found["interface"] = env.get("GLOO_SOCKET_IFNAME") or _gloo_interface()
-        found["network"] = "tcp"
-        return found
-    found["interface"] = env.get("NCCL_SOCKET_IFNAME")
-    found["network"] = env.get("NCCL_NET") or ("Socket" if env.get("NCCL_IB_DISABLE") == "1" else None)
-    found["algorithm"] = env.get("NCCL_ALGO")
-    found["version"] = nccl_version()
-    return found
+        interface = env.get("GLOO_SOCKET_IFNAME") or _gloo_interface()
+        return _transport(backend, "configuration", interface=interface, network="tcp")
+    sockets = "Socket" if env.get("NCCL_IB_DISABLE") == "1" else None
+    return _transport(
+        backend,
+        "configuration",
+        interface=env.get("NCCL_SOCKET_IFNAME"),
+        network=env.get("NCCL_NET") or sockets,
+        algorithm=env.get("NCCL_ALGO"),
+        version=nccl_version(),
+    )
 
 
 def request_nccl_log(env: MutableMapping[str, str]) -> None:
@@ -407,12 +400,7 @@ def read_traces(
 ) -> dict[str, Any]:
     """Return this rank's evidence of the transport in use, after the first communication.
 
-    Args:
-        backend: the backend of the process group.
-        store_port: the port of the ranks' store.
-        env: the environment variables.
-        rank: this rank.
-        folder: the run's folder on rank 0, which keeps its log there.
+    ``folder`` is the run's folder on rank 0, which keeps its NCCL log there.
     """
     if backend == "gloo":
         return {"connections": open_connections(store_port=store_port)}
@@ -443,8 +431,7 @@ def combine_traces(
         return found, None
     logs = [NcclLog.from_json(one["log"]) for one in traces if "log" in one]
     if not logs:
-        keys = ("interface", "network", "algorithm", "version", "gpudirect", "source")
-        return {"backend": backend, **dict.fromkeys(keys), "not_read_because": traces[0]["why"]}, None
+        return _transport(backend, None) | {"not_read_because": traces[0]["why"]}, None
     found, warning = combine_nccl_logs(logs, facts, env)
     if len(set(hosts)) > 1 and found["network"] is None:
         found["not_read_because"] = "NCCL's log does not name its network: is NCCL_DEBUG_SUBSYS set?"

@@ -7,7 +7,7 @@ The built-in workload runs its own loop, and the recorder follows someone else's
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, astuple, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -50,7 +50,7 @@ class Window:
 
     step_s: list[float]
     samples: list[float | None]
-    parts: list[list[float] | None]
+    parts: list[StepParts | None]
     loss: float | None
     peak_mem_bytes: int
     usage: Usage
@@ -65,7 +65,8 @@ class Window:
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> Window:
         """Return the window that :meth:`as_json` described."""
-        return cls(**{**content, "usage": Usage(**content["usage"])})
+        parts = [None if part is None else StepParts(**part) for part in content["parts"]]
+        return cls(**{**content, "parts": parts, "usage": Usage(**content["usage"])})
 
 
 def merge_windows(
@@ -106,7 +107,7 @@ def _attributed(windows: Sequence[Window]) -> list[list[StepParts]]:
     """Return each rank's attributed steps, without those that do not count on some rank."""
     fewest = min(len(window.parts) for window in windows)
     counted = [step for step in range(fewest) if all(window.parts[step] is not None for window in windows)]
-    return [[StepParts(*(window.parts[step] or ())) for step in counted] for window in windows]
+    return [[parts for step in counted if (parts := window.parts[step])] for window in windows]
 
 
 def _rank_record(window: Window, steps: int, parts: list[StepParts], least: Sequence[float]) -> RankRecord:
@@ -135,11 +136,3 @@ def _usage(usage: Usage, rank: int, places: Sequence[RankPlace], on_gpus: bool) 
         gpu_percent=usage.gpu_percent if is_first_on_device else None,
         energy_joules=usage.energy_joules if (is_first_on_device if on_gpus else is_first_on_host) else None,
     )
-
-
-def parts_row(parts: StepParts | None) -> list[float] | None:
-    """Return a step's parts as an entry of :attr:`Window.parts`."""
-    return None if parts is None else list(astuple(parts))
-
-
-assert len(fields(StepParts)) == 6, "Window.parts holds the fields by position"

@@ -1,17 +1,4 @@
-"""Measure your own training loop.
-
-::
-
-    from bench.record import Recorder
-
-    recorder = Recorder(model)
-    for batch in recorder.batches(loader):
-        with recorder.step():
-            ...
-    recorder.close()
-
-The measurement itself is in :mod:`bench.measure`, as for the built-in workload.
-"""
+"""Measure your own training loop: see :class:`Recorder`."""
 
 from __future__ import annotations
 

@@ -13,8 +13,6 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any
 
-import torch
-
 from bench.measure.environment import RankFacts
 from bench.measure.peers import Peers, Symptom, error_line, symptom_of
 from bench.record.hang_watch import HangWatch, Progress, collective_timeout_s
@@ -26,24 +24,19 @@ _QUIT = b"\0"
 
 
 class FailureReporter:
-    """Reports hangs and failures of one rank's loop, from its first step to its end.
+    """Reports hangs and failures of one rank's loop, from its first step to its end."""
 
-    Args:
-        session: this rank of the recording.
-        device: the model's device.
-        progress: returns how far the loop is.
-    """
-
-    def __init__(self, session: Session, *, device: torch.device, progress: Callable[[], Progress]) -> None:
+    def __init__(self, session: Session, progress: Callable[[], Progress]) -> None:
         self._session = session
         self._exchange = session.exchange
-        self._timeout_s = collective_timeout_s(device)
+        self._timeout_s = collective_timeout_s(session.device)
         self._watch: HangWatch | None = None
         if self._exchange.world_size > 1:
             self._watch = HangWatch(
                 progress,
                 self._exchange.clone(),
-                listener=self,
+                on_stall=self._warn_of_stall,
+                on_deadline=self._print_error,
                 # NCCL's watchdog aborts the process; gloo raises, which leaves time for a message.
                 deadline_s=self._timeout_s if session.backend == "nccl" else None,
             )
@@ -55,15 +48,11 @@ class FailureReporter:
             self._watch.stop()
         self._handler.remove()
 
-    def stalled(self, message: str, *, is_surprising: bool) -> None:
+    def _warn_of_stall(self, message: str, is_surprising: bool) -> None:
         """Write complete windows and warn: the training may just be slow."""
         self._session.write()
         if is_surprising:
             self._session.warn(message)
-
-    def overdue(self, message: str) -> None:
-        """Print the cause while the process lives."""
-        self._print_error(message)
 
     def explain(self, error: BaseException) -> None:
         """Print why the program fails; report it to the other ranks, or read their reports."""

@@ -16,23 +16,22 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import FrameType
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from bench.measure.exchange import StoreExchange
+from bench.measure.peers import join_names
 
 #: Interval at which a rank posts its state.
 INTERVAL_S = 5.0
-#: A stall is examined after this time without progress. It doubles after a stall that ended by itself.
+#: A stall is examined after this time without progress. It doubles after each stall that ended.
 PATIENCE_S = 30.0
 #: A rank is silent after this many missed intervals.
 _MAX_MISSED = 3
-#: The most ranks that a message names, and the most characters of a line of code.
-_MAX_NAMED = 8
+#: The most characters of a line of code in a message.
 _MAX_CODE = 80
 _LIBRARIES = tuple(
     {f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "platstdlib", "purelib", "platlib")}
@@ -107,10 +106,10 @@ def describe_stall(stall: Stall, states: Mapping[int, State], hosts: Sequence[st
     if stall.behind:
         step = "a step after the recorded ones" if stall.step is None else f"step {stall.step}"
         missed = f"a collective of {step}" if stall.by_collectives else step
-        names = _join_names([_describe_rank(rank, states[rank], hosts) for rank in stall.behind])
+        names = join_names([_describe_rank(rank, states[rank], hosts) for rank in stall.behind])
         parts.append(f"{names} did not come to {missed}")
     if stall.silent:
-        names = _join_names([_rank_name(rank, hosts) for rank in stall.silent])
+        names = join_names([_rank_name(rank, hosts) for rank in stall.silent])
         parts.append(
             f"nothing is heard from {names}: stuck in C code, stopped or killed, or its host was lost?"
         )
@@ -130,15 +129,10 @@ def _rank_name(rank: int, hosts: Sequence[str]) -> str:
     return f"rank {rank} on {hosts[rank]}" if rank < len(hosts) else f"rank {rank}"
 
 
-def _join_names(names: Sequence[str]) -> str:
-    more = len(names) - _MAX_NAMED
-    return ", ".join(names[:_MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
-
-
 def line_of(thread: int) -> str:
     """Return a thread's line in the user's code: ``train.py:38 in main: time.sleep(600)``."""
     innermost = frame = sys._current_frames().get(thread)
-    while frame is not None and not _is_users(frame):
+    while frame is not None and frame.f_code.co_filename.startswith(("<", _BENCH, *_LIBRARIES)):
         frame = frame.f_back
     found = frame or innermost
     if found is None:
@@ -150,10 +144,6 @@ def line_of(thread: int) -> str:
     return f"{place}: {shown}" if shown else place
 
 
-def _is_users(frame: FrameType) -> bool:
-    return not frame.f_code.co_filename.startswith(("<", _BENCH, *_LIBRARIES))
-
-
 class _LastState(NamedTuple):
     """A rank's last state, the time at which it was new here, and whether its beat has ever grown."""
 
@@ -162,24 +152,12 @@ class _LastState(NamedTuple):
     grew: bool
 
 
-class StallListener(Protocol):
-    """The recipient of the messages of a :class:`HangWatch`."""
-
-    def stalled(self, message: str, *, is_surprising: bool) -> None:
-        """Handle a stall; it is not surprising if the late ranks are in a pause."""
-
-    def overdue(self, message: str) -> None:
-        """Handle a stall that is about to end the process by the time-out of collectives."""
-
-
 class HangWatch:
-    """Watches the loop of the thread that creates it, from another thread.
+    """Watches the loop of the thread that creates it, from another thread, which owns ``exchange``.
 
-    Args:
-        progress: returns the progress of the loop; called from the other thread.
-        exchange: the ranks' exchange, for the other thread only.
-        listener: receives the messages, on the first rank that is alive.
-        deadline_s: the time-out of collectives if it ends the process without a message, else None.
+    On the first rank that is alive it calls ``on_stall`` with a description of a stall, and with whether the
+    stall is surprising: it is not if the late ranks are in a pause. ``deadline_s`` is the time-out of
+    collectives if that ends the process without a message. ``on_deadline`` is called shortly before it.
     """
 
     def __init__(
@@ -187,12 +165,14 @@ class HangWatch:
         progress: Callable[[], Progress],
         exchange: StoreExchange,
         *,
-        listener: StallListener,
+        on_stall: Callable[[str, bool], None],
+        on_deadline: Callable[[str], None],
         deadline_s: float | None = None,
     ) -> None:
         self._progress = progress
         self._exchange = exchange
-        self._listener = listener
+        self._on_stall = on_stall
+        self._on_deadline = on_deadline
         self._thread = threading.get_ident()
         self._beat = 0
         self._state: State | None = None
@@ -255,10 +235,10 @@ class HangWatch:
         if not self._has_warned:
             self._has_warned = True
             paused = not stall.silent and all(states[rank].paused for rank in stall.late)
-            self._listener.stalled(self.reason, is_surprising=bool(stall.late) and not paused)
+            self._on_stall(self.reason, bool(stall.late) and not paused)
         if self._deadline_s is not None and idle_s > self._deadline_s:
             self._deadline_s = None
-            self._listener.overdue(self.reason)
+            self._on_deadline(self.reason)
 
     def _is_alive(self, rank: int) -> bool | None:
         """Return whether a rank's beat has grown recently; None while that is not yet known."""

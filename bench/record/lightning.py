@@ -30,11 +30,8 @@ Callback: Any = _callback_class()
 class BenchCallback(Callback):  # type: ignore[misc]
     """Measures ``Trainer.fit`` without validation and without checkpoints after an epoch.
 
-    The time between two batches counts as data loading, including Lightning's own work there.
-
-    Args:
-        run_dir: as of :class:`bench.record.Recorder`.
-        lengths: the same.
+    The time between two batches counts as data loading, including Lightning's own work there. The arguments
+    are those of :class:`bench.record.Recorder`.
     """
 
     def __init__(self, *, run_dir: str | os.PathLike[str] | None = None, **lengths: int | None) -> None:
@@ -86,15 +83,12 @@ class BenchCallback(Callback):  # type: ignore[misc]
         self._recorder.end(None, update=update)
         self._recorder.data_begins()
 
-    def on_validation_start(self, trainer: Any, module: Any) -> None:
-        """Stop the clock."""
+    def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
+        """Stop the clock until the next batch is fetched."""
         if self._recorder is not None:
             self._recorder.rest()
 
-    def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
-        """Stop the clock until the next epoch."""
-        if self._recorder is not None:
-            self._recorder.rest()
+    on_validation_start = on_train_epoch_end
 
     def on_train_end(self, trainer: Any, module: Any) -> None:
         """Write the remaining records."""

@@ -136,7 +136,8 @@ class Recorder:
 
     def end_epoch(self) -> None:
         """End the current throughput window here if it has a step; the next window begins a new row."""
-        self._leave_window()
+        self._started_at, self._spans = None, []
+        self._windows.leave()
 
     def close(self, *, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """Write the remaining records; rank 0 waits up to ``timeout_s`` for those of the other ranks."""
@@ -158,8 +159,8 @@ class Recorder:
             return
         if self._failures is not None:
             self._failures.close()
-        self._leave_window()
-        self._windows.end()
+        self.end_epoch()
+        self._windows.phase = Phase.DONE
         self._warn_of_unused_model(self._session)
         warmup = self._windows.warmup_steps
         self._session.finish(self._windows.posted, warmup_steps=warmup, timeout_s=timeout_s)
@@ -276,16 +277,12 @@ class Recorder:
         self._windows.open(self._attribution, session)
         self._session = session
         self._process = os.getpid()
-        self._failures = FailureReporter(session, device=self._device, progress=self._progress)
+        self._failures = FailureReporter(session, self._progress)
         atexit.register(self._close_at_exit)
 
     def _progress(self) -> Progress:
         windows = self._windows
         return Progress(windows.total, windows.phase is not Phase.DONE, self._is_paused)
-
-    def _leave_window(self) -> None:
-        self._started_at, self._spans = None, []
-        self._windows.leave()
 
     def _close_at_exit(self) -> None:
         if os.getpid() != self._process:
@@ -314,7 +311,9 @@ class Step:
             RecorderError: the previous step was not entered or not left; not a number of samples.
         """
         if self._is_open or self._is_prepared:
-            raise _misuse(is_open=self._is_open)
+            mistake = "within a step that has not ended" if self._is_open else "was called without `with`"
+            remedy = "write `with recorder.step():` around one step's forward, backward and update"
+            raise RecorderError(f"recorder.step() {mistake}", remedy=remedy)
         if samples is not None and not (isinstance(samples, (int, float)) and 0 <= samples < math.inf):
             samples = _as_number(samples)
         self._is_prepared = True
@@ -335,13 +334,6 @@ class Step:
             self._recorder.end(self._samples, update=self._update)
         else:
             self._recorder.discard_step()
-
-
-def _misuse(*, is_open: bool) -> RecorderError:
-    remedy = "write `with recorder.step():` around one step's forward, backward and update"
-    if is_open:
-        return RecorderError("recorder.step() within a step that has not ended", remedy=remedy)
-    return RecorderError("recorder.step() was called without `with`", remedy=remedy)
 
 
 def _as_number(samples: Any) -> float:

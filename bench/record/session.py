@@ -6,6 +6,7 @@ import math
 import os
 import threading
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -32,7 +33,7 @@ from bench.measure.transport import (
 )
 from bench.measure.windows import Window, merge_windows
 from bench.record.attribution import find_ddp
-from bench.record.settings import Launch, Lengths, RecorderError, launch_from, recording_folder
+from bench.record.settings import Lengths, RecorderError, launch_from, recording_folder
 from bench.study.files import write_json
 from bench.study.layout import RunFolder
 
@@ -56,22 +57,14 @@ class Session:
         self.launch = launch_from(os.environ, group)
         self.exchange = StoreExchange()
         self.backend = None if group is None else backend_for(device)
+        self.device = device
+        self.lengths = lengths
         self._folder = _make_folder(run_dir) if self.launch.rank == 0 else None
-        self._writer: RunWriter | None = None
-        if self._folder is not None:
-            self._writer = RunWriter(
-                self._folder,
-                self.exchange,
-                launch=self.launch,
-                lengths=lengths,
-                device=device,
-                model=model,
-                backend=self.backend or os.environ.get("BENCH_BACKEND", "none"),
-            )
+        self._writer = None if self._folder is None else RunWriter(self, self._folder, model)
         facts = own_facts(self.launch.rank, self.launch.local_rank, os.environ)
         self.host = facts.host
         own = device_of(device, facts.host)
-        record = {"facts": facts.as_json(), "device": own.name, "identity": own.identity}
+        record = {"facts": asdict(facts), "device": own.name, "identity": own.identity}
         self.exchange.post("facts", record)
 
     def post(self, number: int, window: Window) -> None:
@@ -92,11 +85,7 @@ class Session:
         self.exchange.post(f"early/{number}", window.as_json())
 
     def write(self, *, is_last: bool = False) -> None:
-        """On rank 0, write all records that are complete.
-
-        Args:
-            is_last: whether nothing more may come, so windows without their attribution count.
-        """
+        """On rank 0, write all complete records; the last time, also windows without their attribution."""
         if self._writer is not None:
             self._writer.write(is_last=is_last)
 
@@ -108,13 +97,7 @@ class Session:
             print(f"bench: warning: {warning}", flush=True)
 
     def finish(self, posted: int, *, warmup_steps: int, timeout_s: float) -> None:
-        """Post that this rank has ended; rank 0 writes the rest.
-
-        Args:
-            posted: the number of windows that this rank has posted.
-            warmup_steps: the steps before the first window.
-            timeout_s: the longest time that rank 0 waits for the other ranks.
-        """
+        """Post that this rank has ended after ``posted`` windows; rank 0 waits for the others and writes."""
         self.exchange.post("closed", posted)
         writer = self._writer
         if writer is None:
@@ -146,23 +129,13 @@ def _make_folder(run_dir: str | os.PathLike[str] | None) -> RunFolder:
 class RunWriter:
     """Writes env.json and the tables on rank 0 as the ranks' records become complete."""
 
-    def __init__(
-        self,
-        folder: RunFolder,
-        exchange: StoreExchange,
-        *,
-        launch: Launch,
-        lengths: Lengths,
-        device: torch.device,
-        model: nn.Module | None,
-        backend: str,
-    ) -> None:
+    def __init__(self, session: Session, folder: RunFolder, model: nn.Module | None) -> None:
         self._folder = folder
-        self._exchange = exchange
-        self._launch = launch
-        self._lengths = lengths
-        self._device = device
-        self._backend = backend
+        self._exchange = session.exchange
+        self._launch = session.launch
+        self._lengths = session.lengths
+        self._device = session.device
+        self._backend = session.backend or os.environ.get("BENCH_BACKEND", "none")
         self._transport: Transport | None = None  # once it has been observed
         self._sizes = _model_sizes(model)
         self._has_bare_model = model is not None and find_ddp(model) is None

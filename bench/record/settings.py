@@ -52,11 +52,9 @@ class Lengths:
                 if not text.isdigit():
                     raise RecorderError(f"{variable} is {text!r}, not a whole number")
                 found[name] = _checked(variable, int(text), _MINIMA[name])
-            elif name in given:
-                value = given[name]
-                found[name] = None if value is None else _checked(name, value, _MINIMA[name])
             else:
-                found[name] = int(WorkloadOptions.model_fields[name].default)
+                value = given.get(name, int(WorkloadOptions.model_fields[name].default))
+                found[name] = None if value is None else _checked(name, value, _MINIMA[name])
         return cls(**found)  # type: ignore[arg-type]
 
 
@@ -85,11 +83,7 @@ class Launch:
 
 
 def launch_from(env: Mapping[str, str], group: tuple[int, int] | None) -> Launch:
-    """Return this process's launch.
-
-    Args:
-        env: the environment variables.
-        group: rank and world size of the process group; None without one.
+    """Return this process's launch; ``group`` is rank and world size of its process group, if any.
 
     Raises:
         RecorderError: several processes were started without a process group, or the group's size differs

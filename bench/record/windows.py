@@ -8,7 +8,6 @@ whose gradients synchronise the ranks before the next window.
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,8 +15,8 @@ import torch
 from torch import Tensor
 
 from bench.measure.meters import Meters, peak_memory_bytes
-from bench.measure.step_parts import Clock
-from bench.measure.windows import Window, fewest_warmup_steps, is_stable, parts_row
+from bench.measure.step_parts import Clock, StepParts
+from bench.measure.windows import Window, fewest_warmup_steps, is_stable
 from bench.record.attribution import Attribution
 from bench.record.session import Session
 from bench.record.settings import Lengths
@@ -50,7 +49,7 @@ class Windows:
         self._steps = 0  # of the phase
         self._spans: list[list[Span]] = []  # of the window's steps
         self._samples: list[float | None] = []
-        self._parts: list[list[float] | None] = []
+        self._parts: list[StepParts | None] = []
         self._clock_jumps = 0
         self._loss_sum: Tensor | None = None
         self._losses = 0
@@ -78,8 +77,7 @@ class Windows:
     def count(self, spans: list[Span], samples: float | None, now: Any) -> Any:
         """Count a complete step, and change the phase after the last step of its window.
 
-        Returns:
-            the stamp from which the clock runs on; None if it stops here.
+        Returns the stamp from which the clock runs on; None if it stops here.
         """
         self.total += 1
         self._steps += 1
@@ -111,10 +109,6 @@ class Windows:
             self._attribution.detach()
             self._post()
 
-    def end(self) -> None:
-        """Stop counting."""
-        self.phase = Phase.DONE
-
     def _start_window(self) -> Any:
         if self.posted == self._lengths.epochs:
             self.phase = Phase.DONE
@@ -142,7 +136,7 @@ class Windows:
         parts = self._attribution.stop()
         self._clock_jumps += self._attribution.clock_jumped
         if self._steps > 1:  # in the first, DDP's buckets have other timers and the hooks warm up
-            self._parts.append(parts_row(parts))
+            self._parts.append(parts)
         if self._steps > self._lengths.attribution_steps:
             self._attribution.detach()
             self._post()
@@ -167,11 +161,7 @@ class Windows:
     def _step_times(self) -> list[float]:
         """Return the seconds of every step of the window."""
         self._clock.synchronize()
-        return [_length_s(self._clock, spans) for spans in self._spans]
+        return [sum(self._clock.seconds(*span) for span in spans) for spans in self._spans]
 
     def _enter(self, phase: Phase) -> None:
         self.phase, self._steps = phase, 0
-
-
-def _length_s(clock: Clock, spans: Sequence[Span]) -> float:
-    return sum(clock.seconds(*span) for span in spans)

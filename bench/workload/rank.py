@@ -19,7 +19,7 @@ from bench.measure.environment import (
     threads_per_rank,
 )
 from bench.measure.exchange import Collectives
-from bench.measure.peers import Peers, symptom_of
+from bench.measure.peers import Peers, join_names, symptom_of
 from bench.measure.transport import (
     NcclLogFile,
     combine_nccl_logs,
@@ -255,6 +255,6 @@ def _raise_any_problem(session: Session, collectives: Collectives, problem: str)
         return
     lines = []
     for text, ranks in ranks_by_problem.items():
-        listed = ", ".join(ranks[:8]) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
+        listed = join_names(ranks)
         lines.append(text if len(ranks) == session.launch.world_size else f"{text} (rank {listed})")
     raise CollectiveError("\n".join(lines))

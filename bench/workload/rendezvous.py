@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from itertools import groupby
 
@@ -60,11 +60,11 @@ def join(launch: Launch, me: RankFacts, *, timeout_s: float) -> Joined:
     if launch.world_size == 1:
         return Joined(HashStore(), [me], 0.0)
     store = _open_store(launch, timeout_s)
-    store.set(f"rank/{me.rank}", json.dumps(me.as_json()))
+    store.set(f"rank/{me.rank}", json.dumps(asdict(me)))
     left_s = max(0.1, timeout_s - (time.monotonic() - began))
     if launch.rank == 0:
         facts = _collect_facts(store, launch, left_s, timeout_s)
-        store.set("result", json.dumps({"facts": [rank.as_json() for rank in facts]}))
+        store.set("result", json.dumps({"facts": [asdict(rank) for rank in facts]}))
     else:
         facts = _read_result(store, launch, left_s + _GRACE_S, timeout_s)
     return Joined(store, facts, time.monotonic() - began)

@@ -13,7 +13,7 @@ import torch
 from bench.measure.exchange import Collectives
 from bench.measure.meters import Meters, peak_memory_bytes
 from bench.measure.step_parts import Clock, StepTimer, clock_for, disable_ddp_timing, enable_ddp_timing
-from bench.measure.windows import Window, fewest_warmup_steps, is_stable, parts_row
+from bench.measure.windows import Window, fewest_warmup_steps, is_stable
 from bench.workload.failures import CollectiveError
 from bench.workload.training import Trainer
 
@@ -98,8 +98,7 @@ class Windows:
         self._trainer.take_loss()
         del timed[0], jumps[0]
         unread = any(parts is None and not jump for parts, jump in zip(timed, jumps, strict=True))
-        rows = [] if unread else [parts_row(parts) for parts in timed]
-        return replace(window, parts=rows, clock_jumps=sum(jumps))
+        return replace(window, parts=[] if unread else timed, clock_jumps=sum(jumps))
 
     def check_losses(self, own: float | None, section: str) -> None:
         """Compare the losses of all ranks.

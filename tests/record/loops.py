@@ -314,18 +314,6 @@ def misbehave(what: str, rank: int, recorder: Recorder) -> None:
         time.sleep(float(what))
 
 
-class Prints:
-    """Prints what a watch tells."""
-
-    def stalled(self, words: str, *, is_surprising: bool) -> None:
-        """Print it."""
-        print(f"stalled {is_surprising}: {words}", flush=True)
-
-    def overdue(self, words: str) -> None:
-        """Print it."""
-        print(f"overdue: {words}", flush=True)
-
-
 def has_a_deadline(argv: list[str]) -> int:
     """Rank 1 comes late to a collective; who waits for it is about to be ended in five seconds."""
     hang_watch.INTERVAL_S, hang_watch.PATIENCE_S = 0.5, 2.0
@@ -333,7 +321,13 @@ def has_a_deadline(argv: list[str]) -> int:
     exchange = StoreExchange()
     exchange.post("facts", {"facts": {"host": "n1"}})
     still = Progress(7, counting=True, paused=False)
-    hang_watch.HangWatch(lambda: still, exchange.clone(), listener=Prints(), deadline_s=5.0)
+    hang_watch.HangWatch(
+        lambda: still,
+        exchange.clone(),
+        on_stall=lambda message, surprising: print(f"stalled {surprising}: {message}", flush=True),
+        on_deadline=lambda message: print(f"overdue: {message}", flush=True),
+        deadline_s=5.0,
+    )
     if rank == 1:
         time.sleep(7)
     dist.barrier()
