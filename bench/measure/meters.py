@@ -20,8 +20,8 @@ _POWERCAP = Path("/sys/class/powercap")
 class Usage:
     """One rank's readings of one window.
 
-    ``cpu_percent`` and the energy of processors are those of the whole host, from one rank per host.
-    ``gpu_percent`` and the energy of a GPU come from one rank per GPU.
+    ``cpu_percent`` and the energy of processors are those of the whole host, read by one rank per host. One
+    rank per GPU reads ``gpu_percent`` and the energy of the GPU.
     """
 
     cpu_percent: float | None = None

@@ -204,7 +204,7 @@ class StepTimer:
         self._step_begin: Any = None
         self._step_end: Any = None
         self._offset_ns = 0
-        #: Whether the wall clock was set during the last step, which then has no parts.
+        #: True if the wall clock was set during the last step, which then has no parts.
         self.clock_jumped = False
 
     def start(self) -> None:

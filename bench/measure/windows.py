@@ -74,7 +74,7 @@ def merge_windows(
 ) -> EpochRecord:
     """Combine all ranks' windows of one epoch; only steps that every rank took count.
 
-    Values of a whole host or device come from the first rank on it.
+    The first rank of a host or device provides the values of the whole host or device.
     """
     steps = min(len(window.step_s) for window in windows)
     columns = list(zip(*(window.step_s[:steps] for window in windows), strict=True))

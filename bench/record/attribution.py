@@ -46,7 +46,7 @@ class Attribution:
         self._timer = StepTimer(clock)
         self._expects_backward = False  # a backward pass that synchronises
         self._handles: list[RemovableHandle] = []
-        #: Whether the model was ever called in an instrumented step.
+        #: True after a call of the model in an instrumented step.
         self.was_called = False
         self._reset()
 
@@ -77,7 +77,7 @@ class Attribution:
 
     @property
     def clock_jumped(self) -> bool:
-        """Whether the last step has no parts because the wall clock was set during it."""
+        """True if the last step has no parts because the wall clock was set during it."""
         return self._timer.clock_jumped
 
     def void(self) -> None:
@@ -187,7 +187,7 @@ class Attribution:
             self._timer.begin("optimizer")
 
     def _optimizer_begins(self, *details: Any) -> None:
-        self._expects_backward = False  # in case the loss does not come from the hooked output
+        self._expects_backward = False  # in case the loss was not computed from the hooked output
         self._optimizer_depth += 1
         self._observed.add("optimizer_s")
         if self._optimizer_depth == 1 and self._timer.open_part != "forward":

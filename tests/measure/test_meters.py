@@ -1,4 +1,4 @@
-"""Meters of energy and utilisation: counters that wrap, that nobody may read, that are not there."""
+"""Meters of energy and utilisation: counters that wrap around, cannot be read, or do not exist."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import psutil
 import pytest
 import torch
 
-from bench.measure import meters as resources
+from bench.measure import meters
 from bench.measure.meters import Meters, Usage, _Nvml
 
 CPU = torch.device("cpu")
@@ -19,7 +19,7 @@ RANGE_UJ = 262_143_328_850
 
 @pytest.fixture
 def powercap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(resources, "_POWERCAP", tmp_path)
+    monkeypatch.setattr(meters, "_POWERCAP", tmp_path)
     return tmp_path
 
 
@@ -33,7 +33,7 @@ def zone(root: Path, number: str, name: str, energy_uj: object, *, range_uj: obj
     return folder
 
 
-def meters(*, reads_host: bool = True) -> Meters:
+def cpu_meters(*, reads_host: bool = True) -> Meters:
     return Meters(CPU, reads_host=reads_host, reads_device=True)
 
 
@@ -44,7 +44,7 @@ def test_energy_is_that_of_all_packages_without_their_parts_and_the_whole_machin
         zone(powercap, "0:1", "dram", 10),
         zone(powercap, "2", "psys", 10),
     ]
-    meter = meters()
+    meter = cpu_meters()
     meter.start()
     zones[0].joinpath("energy_uj").write_text("3500000\n")
     zones[1].joinpath("energy_uj").write_text("5250000\n")
@@ -55,23 +55,23 @@ def test_energy_is_that_of_all_packages_without_their_parts_and_the_whole_machin
 
 def test_a_counter_that_wrapped_around_is_unwrapped(powercap):
     package = zone(powercap, "0", "package-0", RANGE_UJ - 1_000_000)
-    meter = meters()
+    meter = cpu_meters()
     meter.start()
     package.joinpath("energy_uj").write_text("2000000\n")
     assert meter.stop().energy_joules == pytest.approx(3.0)
 
 
-def test_a_counter_that_wrapped_around_an_unknown_range_is_no_energy(powercap):
+def test_a_counter_that_wrapped_around_an_unknown_range_gives_no_energy(powercap):
     package = zone(powercap, "0", "package-0", 9_000_000, range_uj=None)
-    meter = meters()
+    meter = cpu_meters()
     meter.start()
     package.joinpath("energy_uj").write_text("1\n")
     assert meter.stop().energy_joules is None
 
 
-def test_a_counter_that_can_no_longer_be_read_is_no_energy(powercap):
+def test_a_counter_that_can_no_longer_be_read_gives_no_energy(powercap):
     package = zone(powercap, "0", "package-0", 1)
-    meter = meters()
+    meter = cpu_meters()
     meter.start()
     package.joinpath("energy_uj").unlink()
     assert meter.stop().energy_joules is None
@@ -83,39 +83,39 @@ def test_energy_is_empty_unless_every_package_can_be_read(powercap, second):
     other = zone(powercap, "1", "package-1", second)
     if second is None:
         other.joinpath("energy_uj").unlink()
-    meter = meters()
+    meter = cpu_meters()
     meter.start()
     assert meter.stop().energy_joules is None
 
 
-def test_without_counters_and_on_ranks_that_do_not_speak_for_a_host_nothing_is_told(powercap):
-    assert meters(reads_host=False).stop() == Usage(None, None, None)
+def test_usage_is_empty_without_counters_and_on_ranks_that_do_not_read_the_host(powercap):
+    assert cpu_meters(reads_host=False).stop() == Usage(None, None, None)
     zone(powercap, "0", "package-0", 1)
-    silent = meters(reads_host=False)
+    silent = cpu_meters(reads_host=False)
     silent.start()
     assert silent.stop() == Usage(None, None, None)
 
 
 @pytest.mark.skipif(psutil.cpu_count() is None, reason="the number of cores is not known")
-def test_processor_time_is_percent_of_all_cores():
-    meter = meters()
+def test_processor_time_is_a_percentage_of_all_cores():
+    meter = cpu_meters()
     meter.start()
     until = time.perf_counter() + 0.2
     while time.perf_counter() < until:
         pass
     percent = meter.stop().cpu_percent
     assert percent is not None
-    # One busy core of all, and perhaps others by other processes.
+    # One core is busy; other processes may use more.
     assert 0 < percent <= 100
 
 
 class Driver:
-    """The few calls of NVML that are used, with the types that nvidia-ml-py gives."""
+    """The calls of NVML that the meters use, with the types of nvidia-ml-py."""
 
     NVML_GPU_UTILIZATION_SAMPLES = 1
 
     class NVMLError(Exception):
-        """As nvidia-ml-py raises."""
+        """The exception of nvidia-ml-py."""
 
     def __init__(self) -> None:
         self.millijoules: list[int] = [5_000, 12_500]
@@ -135,14 +135,14 @@ class Driver:
         ]
 
 
-def test_a_gpus_energy_is_the_counters_difference_and_its_share_the_mean_of_the_samples_since():
+def test_a_gpus_energy_is_a_difference_and_its_utilisation_a_mean_of_later_samples():
     gpu = _Nvml(Driver(), object())
     gpu.reset()
     assert gpu.joules() == pytest.approx(7.5)
     assert gpu.busy_percent() == 50
 
 
-def test_a_gpu_without_these_counters_tells_nothing():
+def test_a_gpu_without_these_counters_gives_no_values():
     driver = Driver()
     driver.millijoules, driver.samples = [], []
     gpu = _Nvml(driver, object())

@@ -1,6 +1,6 @@
-"""The transport in use: NCCL's log in the forms of its releases, gloo's connections, InfiniBand that lies idle.
+"""The transport in use: NCCL's log in the formats of its releases, gloo's connections, unused InfiniBand.
 
-The forms of the lines are those of logs in NVIDIA/nccl#226 (2.4), #707 (2.7), #952 and #1412 (2.1x), #1029
+The line formats are those of the logs in NVIDIA/nccl#226 (2.4), #707 (2.7), #952 and #1412 (2.1x), #1029
 (HPC-X's plugin), #1538 (2.22), aws/aws-ofi-nccl#715, and of NCCL's sources for TUNING (enqueue.cc, 2.24).
 """
 
@@ -79,15 +79,15 @@ TUNING = """\
 HOSTS = {"g1": ["mlx5_0", "mlx5_1"], "g2": ["mlx5_0"]}
 
 
-def told(*logs: str, hosts: int = 2, **env: str) -> dict[str, str | None]:
+def transport_of(*logs: str, hosts: int = 2, **env: str) -> dict[str, str | None]:
     merged = NcclLog()
     for log in logs:
         merged.merge(read_nccl_log(log.splitlines()))
     return nccl_transport(merged, hosts=hosts, env=env)
 
 
-def test_a_log_over_infiniband_says_all():
-    assert told(INFINIBAND, NCCL_ALGO="Ring") == {
+def test_a_log_over_infiniband_has_all_values():
+    assert transport_of(INFINIBAND, NCCL_ALGO="Ring") == {
         "backend": "nccl",
         "interface": "mlx5_0, mlx5_1",
         "network": "IB",
@@ -101,7 +101,7 @@ def test_a_log_over_infiniband_says_all():
 
 
 def test_a_log_over_sockets_names_the_interfaces():
-    found = told(SOCKETS)
+    found = transport_of(SOCKETS)
     assert (found["network"], found["interface"], found["gpudirect"]) == ("Socket", "eth0, eth1", "no")
     assert (found["within_host"], found["channels"], found["algorithm"]) == ("SHM", "2", None)
 
@@ -115,37 +115,37 @@ def test_a_log_over_sockets_names_the_interfaces():
     ],
 )
 def test_older_releases_and_plugins_are_understood(log, network, interface, gpudirect):
-    found = told(log)
+    found = transport_of(log)
     assert (found["network"], found["interface"], found["gpudirect"]) == (network, interface, gpudirect)
 
 
-def test_the_algorithm_is_told_where_the_user_asked_for_it():
-    assert told(INFINIBAND, TUNING)["algorithm"] == "RING/SIMPLE, TREE/LL"
+def test_the_algorithm_is_known_if_the_user_requested_it():
+    assert transport_of(INFINIBAND, TUNING)["algorithm"] == "RING/SIMPLE, TREE/LL"
 
 
 def test_on_one_host_no_network_is_in_use():
     alone = "\n".join(line for line in INFINIBAND.splitlines() if " via NET" not in line)
-    found = told(alone, hosts=1)
+    found = transport_of(alone, hosts=1)
     assert (found["network"], found["interface"], found["within_host"]) == (None, None, "P2P/CUMEM")
     # On two, NCCL's choice stands until it has said which channels it opened.
-    assert told(alone)["network"] == "IB"
+    assert transport_of(alone)["network"] == "IB"
 
 
-def test_logs_of_several_ranks_are_put_together():
-    found = told(INFINIBAND, SOCKETS)
+def test_logs_of_several_ranks_are_combined():
+    found = transport_of(INFINIBAND, SOCKETS)
     assert found["network"] == "IB, Socket"
     assert found["gpudirect"] == "partly"
     assert found["interface"] == "mlx5_0, mlx5_1, eth0, eth1"
-    assert told("", "nothing of NCCL's\nChannel 00/0 : via NET/IB/0")["network"] is None
+    assert transport_of("", "nothing of NCCL's\nChannel 00/0 : via NET/IB/0")["network"] is None
 
 
-def test_a_fall_back_to_sockets_is_warned_about():
-    assert fallback_warning(told(SOCKETS), HOSTS, {}) == (
+def test_a_fallback_to_sockets_causes_a_warning():
+    assert fallback_warning(transport_of(SOCKETS), HOSTS, {}) == (
         "NCCL uses sockets (eth0, eth1) between hosts, although g1 and 1 more host has InfiniBand devices"
         " with an active port (mlx5_0, mlx5_1): expect a fraction of the bandwidth; check NET/IB in"
         " nccl.log, NCCL_IB_HCA, NCCL_NET, `ulimit -l` and the container"
     )
-    because = fallback_warning(told(SOCKETS), HOSTS, {"NCCL_IB_DISABLE": "1"})
+    because = fallback_warning(transport_of(SOCKETS), HOSTS, {"NCCL_IB_DISABLE": "1"})
     assert because is not None
     assert because.endswith("expect a fraction of the bandwidth; NCCL_IB_DISABLE=1 is set")
 
@@ -158,8 +158,8 @@ def test_a_fall_back_to_sockets_is_warned_about():
         (SOCKETS, {"g1": ["mlx5_0"]}),  # nothing leaves the host
     ],
 )
-def test_no_warning_without_a_fall_back(log, infiniband):
-    assert fallback_warning(told(log), infiniband, {}) is None
+def test_no_warning_without_a_fallback(log, infiniband):
+    assert fallback_warning(transport_of(log), infiniband, {}) is None
 
 
 def test_active_infiniband_devices_are_found(tmp_path):
@@ -175,7 +175,7 @@ def test_active_infiniband_devices_are_found(tmp_path):
     assert infiniband_devices(tmp_path / "absent") == []
 
 
-def test_nccl_is_asked_for_a_log_in_the_runs_folder(tmp_path):
+def test_nccls_log_is_requested_in_the_runs_folder(tmp_path):
     folder = RunFolder(tmp_path / "50 %h")
     folder.path.mkdir()
     env: dict[str, str] = {}
@@ -188,7 +188,7 @@ def test_nccl_is_asked_for_a_log_in_the_runs_folder(tmp_path):
     assert (folder.path / "nccl.log").exists(), "rank 0's log stays, for people"
 
 
-def test_other_ranks_logs_are_removed_once_read(tmp_path):
+def test_the_logs_of_other_ranks_are_removed_after_reading(tmp_path):
     env: dict[str, str] = {}
     log = NcclLogFile.arrange(env, RunFolder(tmp_path), rank=3)
     path = Path(env["NCCL_DEBUG_FILE"])
@@ -199,7 +199,7 @@ def test_other_ranks_logs_are_removed_once_read(tmp_path):
     assert not path.exists()
 
 
-def test_what_the_user_asks_of_nccls_log_stays(tmp_path):
+def test_the_users_settings_of_nccls_log_stay(tmp_path):
     quiet = {"NCCL_DEBUG": "WARN"}
     assert NcclLogFile.arrange(quiet, RunFolder(tmp_path), rank=0).path is None
     assert quiet == {"NCCL_DEBUG": "WARN"}
@@ -211,7 +211,7 @@ def test_what_the_user_asks_of_nccls_log_stays(tmp_path):
     assert NcclLogFile.arrange(own, RunFolder(tmp_path), rank=1).path == tmp_path / name
 
 
-def test_the_interface_of_an_open_connection_is_found_and_that_to_the_store_is_not():
+def test_open_connections_are_listed_by_interface_without_those_to_the_store():
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         with socket.create_connection(("127.0.0.1", port)), server.accept()[0]:
@@ -219,7 +219,7 @@ def test_the_interface_of_an_open_connection_is_found_and_that_to_the_store_is_n
             assert open_connections(store_port=port) == {}
 
 
-def test_gloo_says_which_hosts_use_which_interface():
+def test_gloos_interfaces_are_listed_by_host():
     same = gloo_transport({"n1": ["eth0"], "n2": ["eth0"]})
     assert (same["interface"], same["network"], same["source"]) == ("eth0", "tcp", "open connections")
     assert gloo_transport({"n1": ["eth0"], "n2": ["ib0"]})["interface"] == "n1: eth0; n2: ib0"
@@ -227,14 +227,14 @@ def test_gloo_says_which_hosts_use_which_interface():
     assert (alone["interface"], alone["network"]) == (None, None)
 
 
-def test_addresses_are_compared_whatever_they_wear():
+def test_addresses_are_equal_in_every_spelling():
     assert parse_address("::ffff:10.0.0.1") == parse_address("10.0.0.1")
     assert parse_address("fe80::1%eth0") == parse_address("fe80::1")
     assert parse_address("not an address") is None
 
 
 @pytest.mark.parametrize("fallback", [None, "sockets beside InfiniBand"])
-def test_verify_does_not_pass_a_fall_back(tmp_path, fallback):
+def test_verify_does_not_pass_a_fallback(tmp_path, fallback):
     workload = {"epochs": 1, "steps_per_epoch": 1}
     cell = {
         "world_size": 2,
@@ -245,7 +245,7 @@ def test_verify_does_not_pass_a_fall_back(tmp_path, fallback):
         "env": {},
     }
     write_json(tmp_path / "run.json", {"run_id": "r1", "state": "completed", "cell": cell})
-    transport = told(SOCKETS) | {"fallback": fallback}
+    transport = transport_of(SOCKETS) | {"fallback": fallback}
     write_json(tmp_path / "env.json", {"world_size": 2, "backend": "nccl", "transport": transport})
     (check,) = [check for check in verify_run(tmp_path).checks if check.name == "transport"]
     assert check.passed == (fallback is None)

@@ -1,7 +1,8 @@
-"""Training loops as users write them, each with a recorder; what they must read is known beforehand."""
+"""Training loops as users write them, each with a recorder; the expected readings are known in advance."""
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing
 import os
 import signal
@@ -9,26 +10,30 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from datetime import timedelta
+from pathlib import Path
 
 import psutil
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import distributed_c10d
 from torch.distributed.algorithms.join import Join
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from bench.measure.exchange import StoreExchange
-from bench.record import Recorder, hang_watch
+from bench.record import Recorder, failures, hang_watch
 from bench.record.hang_watch import Progress
 
 NAP_S = 0.03
 BATCH = 8
 LENGTHS = {"warmup_steps": 3, "steps_per_epoch": 5, "attribution_steps": 3, "epochs": 2}
-#: Steps of LENGTHS: warm-up, then twice (window, attribution and one that does not count, two between).
+#: Steps of LENGTHS: warm-up, then twice (window, attribution with one uncounted step, two between).
 ALL_STEPS = 3 + 2 * (5 + 4 + 2)
+DEADLINE_S = 120
 
 
 def join() -> int:
@@ -70,11 +75,24 @@ def leave() -> int:
     return 0
 
 
+def wait_until(is_true: Callable[[], object]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not is_true():
+        assert time.monotonic() < deadline, "the event never came"
+        time.sleep(0.05)
+
+
+def wait_for_output(text: str, argv: list[str], rank: int = 0) -> None:
+    """Wait until a rank has printed ``text``."""
+    output = Path(run_dir(argv), f"{rank}.out")
+    wait_until(lambda: text in output.read_text())
+
+
 # -- what is measured ----------------------------------------------------------------------
 
 
 def three_lines(argv: list[str]) -> int:
-    """Rank 1's loader naps; the end is never told."""
+    """Rank 1's loader sleeps; nobody calls close."""
     rank = join()
     model, optimizer = trained(DistributedDataParallel(network()))
     recorder = Recorder(model, run_dir=run_dir(argv), **LENGTHS)
@@ -85,7 +103,7 @@ def three_lines(argv: list[str]) -> int:
 
 
 def accumulates(argv: list[str]) -> int:
-    """Two micro-batches a step, of which the last synchronises; forward naps, losses are told."""
+    """Two micro-batches per step, of which the last synchronises; forward sleeps, losses are recorded."""
     join()
     model, optimizer = trained(DistributedDataParallel(network()))
     model.module.register_forward_pre_hook(lambda *given: time.sleep(NAP_S / 2))
@@ -103,7 +121,7 @@ def accumulates(argv: list[str]) -> int:
 
 
 def synchronises_each(argv: list[str]) -> int:
-    """Two micro-batches a step that both synchronise: the usual mistake."""
+    """Two micro-batches per step that both synchronise, a common mistake."""
     join()
     model, optimizer = trained(DistributedDataParallel(network()))
     with Recorder(model, run_dir=run_dir(argv), **LENGTHS) as recorder:
@@ -117,11 +135,11 @@ def synchronises_each(argv: list[str]) -> int:
 
 
 def evaluates(argv: list[str]) -> int:
-    """Short epochs with a nap after each, a nap within a pause, and a loop that is left by break."""
+    """Epochs of two steps, left by break, with a sleep after each epoch and one in a pause after each step."""
     join()
     model, optimizer = trained(DistributedDataParallel(network()))
     recorder = Recorder(model, run_dir=run_dir(argv), **LENGTHS)
-    for _ in range(ALL_STEPS):
+    for _ in range(ALL_STEPS // 2 + 1):
         for number, batch in enumerate(recorder.batches(batches(100))):
             with recorder.step():
                 train(model, optimizer, batch)
@@ -135,7 +153,7 @@ def evaluates(argv: list[str]) -> int:
 
 
 def closure(argv: list[str]) -> int:
-    """An optimizer that calls the forward and the backward pass by itself."""
+    """An optimizer that calls the forward and the backward pass."""
     join()
     model, optimizer = trained(DistributedDataParallel(network()))
     model.module.register_forward_pre_hook(lambda *given: time.sleep(NAP_S))
@@ -154,7 +172,7 @@ def closure(argv: list[str]) -> int:
 
 
 def own_group_without_ddp(argv: list[str]) -> int:
-    """Gradients that the loop reduces itself: nothing tells how long it waits for them."""
+    """The loop reduces its gradients; how long it waits for them cannot be observed."""
     join()
     model, optimizer = trained(network())
     with Recorder(model, run_dir=run_dir(argv), **LENGTHS) as recorder:
@@ -169,7 +187,7 @@ def own_group_without_ddp(argv: list[str]) -> int:
 
 
 def fetches_between(argv: list[str]) -> int:
-    """Takes the next batch between the forward and the backward pass, in each of two micro-batches."""
+    """The next batch is fetched between the forward and the backward pass of both micro-batches."""
     join()
     model, optimizer = trained(DistributedDataParallel(network()))
     with Recorder(model, run_dir=run_dir(argv), **LENGTHS) as recorder:
@@ -187,8 +205,8 @@ def fetches_between(argv: list[str]) -> int:
     return leave()
 
 
-def looks_in_the_step(argv: list[str]) -> int:
-    """Calls the model without gradients before and after the backward pass of the same step."""
+def evaluates_in_the_step(argv: list[str]) -> int:
+    """The model is called without gradients before and after the backward pass of the same step."""
     join()
     model, optimizer = trained(DistributedDataParallel(network(512)))
     model.module.register_forward_pre_hook(lambda *given: time.sleep(NAP_S))
@@ -242,8 +260,8 @@ def uneven_batches(argv: list[str]) -> int:
     return leave()
 
 
-def talks_to_a_server(argv: list[str]) -> int:
-    """Holds a connection to a server of its own, by another way than the ranks'."""
+def connects_to_a_server(argv: list[str]) -> int:
+    """The process has a connection to another server, over another interface than the ranks'."""
     join()
     model, optimizer = trained(DistributedDataParallel(network()))
     with socket.create_server(("", 0)) as server:
@@ -262,7 +280,7 @@ def _addresses() -> set[str]:
 
 
 def names_no_backend(argv: list[str]) -> int:
-    """Leaves it to torch who communicates."""
+    """Let torch choose the backend."""
     dist.init_process_group()
     model, optimizer = trained(DistributedDataParallel(network()))
     with Recorder(model, run_dir=run_dir(argv), **LENGTHS) as recorder:
@@ -274,24 +292,36 @@ def names_no_backend(argv: list[str]) -> int:
 
 # -- what hangs ----------------------------------------------------------------------------
 
-#: The step that does not end: the one after is in the attribution window of the second epoch.
+#: The step that hangs; the next one is in the attribution window of the second epoch.
 HANGS_AFTER = 3 + 11 + 5 + 2
 
 
 def hangs(argv: list[str]) -> int:
-    """Trains until the step in which rank 1 does what the last word says; the watch is in a hurry."""
+    """Train until the step in which rank 1 does what the last argument says, with an impatient watch."""
     hang_watch.INTERVAL_S, hang_watch.PATIENCE_S = 0.5, 3.0
-    rank, what = join(), argv[-1]
+    rank, action = join(), argv[-1]
     model, optimizer = trained(DistributedDataParallel(network()))
-    if what == "own handler":
-        signal.signal(signal.SIGTERM, lambda number, frame: print("saved", flush=True))
+    terminated: list[int] = []
+    if action == "own handler":
+        signal.signal(signal.SIGTERM, lambda number, frame: terminated.append(number))
+    report = failures.FailureReporter._warn_of_stall
+
+    def report_and_print(self: failures.FailureReporter, message: str, surprising: bool) -> None:
+        report(self, message, surprising)
+        print(f"stalled, surprising: {surprising}", flush=True)
+
+    failures.FailureReporter._warn_of_stall = report_and_print
     recorder = Recorder(model, run_dir=run_dir(argv), **LENGTHS)
     for number in range(ALL_STEPS):
         with recorder.step(samples=BATCH):
             points, labels = next(batches(1))
             loss = cross_entropy(model(points), labels)
-            if number == HANGS_AFTER:
-                misbehave(what, rank, recorder)
+            if number == HANGS_AFTER and action == "own handler":
+                print("waiting", flush=True)
+                wait_until(lambda: terminated)
+                print("saved", flush=True)
+            elif number == HANGS_AFTER and rank == 1:
+                misbehave(action, argv, recorder)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -299,23 +329,20 @@ def hangs(argv: list[str]) -> int:
     return leave()
 
 
-def misbehave(what: str, rank: int, recorder: Recorder) -> None:
-    if what == "own handler":
-        print("waiting", flush=True)
-        until = time.monotonic() + 3
-        while time.monotonic() < until:
-            time.sleep(0.1)
-    elif rank == 1 and what == "pause":
+def misbehave(action: str, argv: list[str], recorder: Recorder) -> None:
+    if action == "pause":
         with recorder.pause():
-            time.sleep(6)
-    elif rank == 1 and what == "stop":
+            wait_for_output("stalled, surprising", argv)
+    elif action == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
-    elif rank == 1:
-        time.sleep(float(what))
+    elif action == "slow":
+        wait_for_output("stalled, surprising", argv)
+    else:
+        time.sleep(float(action))
 
 
 def has_a_deadline(argv: list[str]) -> int:
-    """Rank 1 comes late to a collective; who waits for it is about to be ended in five seconds."""
+    """Rank 1 is late for a collective; the rank that waits for it is about to be ended in five seconds."""
     hang_watch.INTERVAL_S, hang_watch.PATIENCE_S = 0.5, 2.0
     rank = join()
     exchange = StoreExchange()
@@ -329,13 +356,36 @@ def has_a_deadline(argv: list[str]) -> int:
         deadline_s=5.0,
     )
     if rank == 1:
-        time.sleep(7)
+        wait_for_output("overdue", argv)
     dist.barrier()
     return leave()
 
 
+def times_out(argv: list[str]) -> int:
+    """Rank 1 sleeps for minutes in a step, and the collectives of rank 0 time out after 5 s.
+
+    The exception is handled as by the interpreter: it prints the traceback and calls the exit functions.
+    """
+    rank = join()
+    distributed_c10d._set_pg_timeout(timedelta(seconds=5), dist.group.WORLD)
+    model, optimizer = trained(DistributedDataParallel(network()))
+    recorder = Recorder(model, run_dir=run_dir(argv), **LENGTHS)
+    try:
+        for number, batch in enumerate(batches()):
+            with recorder.step(samples=BATCH):
+                if number == 20 and rank == 1:
+                    time.sleep(600)
+                train(model, optimizer, batch)
+    except RuntimeError as error:
+        sys.last_value = error
+        sys.excepthook(type(error), error, error.__traceback__)
+        atexit._run_exitfuncs()
+        return 1
+    return 0
+
+
 def has_a_child(argv: list[str]) -> int:
-    """Ends a child process of its own while it records."""
+    """Terminate child processes of the program during the recording."""
     recorder = Recorder(run_dir=run_dir(argv), **LENGTHS)
     for number in range(ALL_STEPS):
         with recorder.step(samples=1):
@@ -348,13 +398,13 @@ def has_a_child(argv: list[str]) -> int:
             print(f"child ended with {child.exitcode}", flush=True)
     recorder.close()
     print(f"handler {signal.getsignal(signal.SIGTERM).name}, wakeup {signal.set_wakeup_fd(-1)}", flush=True)
-    time.sleep(0.1)
+    wait_until(lambda: threading.active_count() == 1)
     print([thread.name for thread in threading.enumerate()], flush=True)
     return 0
 
 
 def loses_the_wakeup(argv: list[str]) -> int:
-    """Gets SIGTERM in the first attribution window, after another library has taken the wake-up descriptor."""
+    """Get SIGTERM in the first attribution window, after another library has taken the wake-up descriptor."""
     recorder = Recorder(run_dir=run_dir(argv), **LENGTHS)
     for number in range(ALL_STEPS):
         with recorder.step(samples=1):
@@ -366,7 +416,7 @@ def loses_the_wakeup(argv: list[str]) -> int:
 
 
 def outlives_sigterm(argv: list[str]) -> int:
-    """Goes on after SIGTERM, as its own handler says, and gets more signals than anybody reads."""
+    """Continue after SIGTERM with a handler of the program's own, and get more signals than anybody reads."""
     signal.signal(signal.SIGTERM, lambda number, frame: print("going on", flush=True))
     signal.signal(signal.SIGUSR1, lambda number, frame: None)
     recorder = Recorder(run_dir=run_dir(argv), **LENGTHS)
@@ -375,7 +425,7 @@ def outlives_sigterm(argv: list[str]) -> int:
             time.sleep(0.001)
         if number == 2:
             os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(0.5)
+            wait_until(lambda: "bench-sigterm" not in [thread.name for thread in threading.enumerate()])
             for _ in range(2000):
                 signal.raise_signal(signal.SIGUSR1)
     recorder.close()
@@ -387,7 +437,7 @@ def outlives_sigterm(argv: list[str]) -> int:
 
 
 def uneven_steps(argv: list[str]) -> int:
-    """Rank 1 runs out of data after the first epoch; DDP's Join keeps the other going."""
+    """Rank 1 runs out of data after the first epoch; DDP's Join lets the other rank continue."""
     rank = join()
     model, optimizer = trained(DistributedDataParallel(network()))
     recorder = Recorder(model, run_dir=run_dir(argv), **LENGTHS)
@@ -417,7 +467,7 @@ def raises(argv: list[str]) -> int:
 
 
 def one_rank_is_lost(argv: list[str]) -> int:
-    """Rank 1 never comes to the end."""
+    """Rank 1 never reaches the end."""
     rank = join()
     model, optimizer = trained(DistributedDataParallel(network()))
     recorder = Recorder(model, run_dir=run_dir(argv), **LENGTHS)
@@ -425,7 +475,7 @@ def one_rank_is_lost(argv: list[str]) -> int:
         with recorder.step():
             train(model, optimizer, batch)
     if rank:
-        time.sleep(1)
+        wait_for_output("did not finish", argv)
         os._exit(0)
     recorder.close(timeout_s=0.3)
     return 0
@@ -452,7 +502,7 @@ def before_the_group(argv: list[str]) -> int:
 
 
 def hooks(argv: list[str]) -> int:
-    """Tells in which steps the model has hooks."""
+    """Print the steps in which the model has hooks."""
     rank = join()
     model, optimizer = trained(DistributedDataParallel(network()))
     hooked = []
@@ -467,7 +517,7 @@ def hooks(argv: list[str]) -> int:
 
 
 def on_a_gpu(argv: list[str]) -> int:
-    """A model whose forward pass is longer than the rest, over nccl."""
+    """A model over nccl whose forward pass is longer than the rest."""
     dist.init_process_group("nccl")
     device = torch.device("cuda", 0)
     model, optimizer = trained(DistributedDataParallel(network(4096).to(device), device_ids=[0]))

@@ -1,4 +1,4 @@
-"""The callback in Lightning's own loop, under DDP and without it."""
+"""The callback in Lightning's loop, with and without DDP."""
 
 from __future__ import annotations
 

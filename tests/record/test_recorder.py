@@ -1,4 +1,4 @@
-"""The recorder in loops that users write: real ranks over gloo, with known delays planted in them."""
+"""The recorder in users' loops: real ranks over gloo, with known delays."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from bench.record.recorder import batch_size
 from bench.record.settings import Launch, launch_from, recording_folder
 from bench.study.layout import METRICS_COLUMNS, RANKS_COLUMNS, STEPS_COLUMNS
 from tests.record import loops
+from tests.workload.conftest import Finished, torchrun_env
 
 NAP_S = loops.NAP_S
 PARTS = ("data_load", "forward", "backward", "comm_exposed", "optimizer")
@@ -32,12 +33,20 @@ def run_loop(run_ranks):
     return run
 
 
+@pytest.fixture(scope="module")
+def three_lines(server, tmp_path_factory) -> Finished:
+    """One run of the loop with three lines of the recorder, for several tests."""
+    folder = tmp_path_factory.mktemp("three_lines") / "run"
+    started = server.start(folder, [], torchrun_env(2), "tests.record.loops:three_lines")
+    return started.finish().succeeded()
+
+
 def value(row: dict[str, str], part: str) -> float:
     return float(row[f"{part}_time_sec"])
 
 
-def test_three_lines_leave_the_run_folder_of_the_built_in_workload(run_loop):
-    done = run_loop("three_lines").succeeded()
+def test_three_lines_leave_the_run_folder_of_the_built_in_workload(three_lines):
+    done = three_lines
     metrics, ranks, steps = (done.table(name) for name in ("metrics", "ranks", "steps"))
     assert (tuple(metrics[0]), tuple(ranks[0]), tuple(steps[0])) == (
         METRICS_COLUMNS,
@@ -67,8 +76,8 @@ def test_three_lines_leave_the_run_folder_of_the_built_in_workload(run_loop):
     assert env["recorder"] == loops.LENGTHS
 
 
-def test_a_late_loader_shows_as_its_ranks_data_and_as_the_other_ranks_wait(run_loop):
-    for row in run_loop("three_lines").succeeded().table("ranks"):
+def test_a_late_loader_shows_as_its_ranks_data_and_as_the_other_ranks_wait(three_lines):
+    for row in three_lines.table("ranks"):
         late = row["rank"] == "1"
         assert float(row["window_time_sec"]) >= 5 * NAP_S * 0.95
         assert (value(row, "data_load") >= NAP_S * 0.95) == late
@@ -77,8 +86,8 @@ def test_a_late_loader_shows_as_its_ranks_data_and_as_the_other_ranks_wait(run_l
             assert value(row, "comm_wait") >= NAP_S * 0.6
 
 
-def test_the_parts_add_up_to_the_step_under_ddp(run_loop):
-    for row in run_loop("three_lines").succeeded().table("ranks"):
+def test_the_parts_add_up_to_the_step_under_ddp(three_lines):
+    for row in three_lines.table("ranks"):
         parts = sum(value(row, part) for part in PARTS)
         assert value(row, "step") == pytest.approx(parts + value(row, "other"), abs=1e-9)
         assert all(value(row, part) > 0 for part in PARTS)
@@ -103,44 +112,44 @@ def test_every_pass_that_synchronises_is_read(run_loop):
         assert row["data_load_time_sec"] == ""  # no loader was given: it was not measured
 
 
-def test_what_lies_between_loops_and_in_pauses_does_not_count(run_loop):
+def test_time_between_loops_and_in_pauses_does_not_count(run_loop):
     for row in run_loop("evaluates").succeeded().table("metrics"):
         assert row["steps"] == "5"
         assert float(row["epoch_time_sec"]) < 0.05 * 5
         assert value(row, "data_load") < 0.02
 
 
-def assert_little_is_left(rows: list[dict[str, str]]) -> None:
-    """Of all that naps nothing is in backward, and no part is counted twice, in one window at least."""
+def assert_no_sleep_in_backward(rows: list[dict[str, str]]) -> None:
+    """Assert for at least one window that no sleep is in backward, and that no part is counted twice."""
     assert all(value(row, "backward") > 1e-5 for row in rows)
     assert min(value(row, "backward") for row in rows) < NAP_S / 3
     assert min(abs(value(row, "other")) for row in rows) < NAP_S / 3
 
 
-def test_a_batch_that_is_fetched_between_forward_and_backward_is_no_part_of_backward(run_loop):
+def test_a_batch_fetched_between_forward_and_backward_does_not_count_as_backward(run_loop):
     rows = run_loop("fetches_between").succeeded().table("ranks")
     assert all(value(row, "data_load") >= 2 * NAP_S * 0.95 for row in rows)
-    assert_little_is_left(rows)
+    assert_no_sleep_in_backward(rows)
 
 
-@pytest.mark.parametrize(("loop", "passes"), [("looks_in_the_step", 3), ("compares_two_views", 2)])
-def test_each_forward_pass_of_a_step_is_forward_and_nothing_else(run_loop, loop, passes):
+@pytest.mark.parametrize(("loop", "passes"), [("evaluates_in_the_step", 3), ("compares_two_views", 2)])
+def test_every_forward_pass_of_a_step_counts_as_forward(run_loop, loop, passes):
     rows = run_loop(loop).succeeded().table("ranks")
     assert len(rows) == 4
     for row in rows:
         assert value(row, "forward") >= passes * NAP_S * 0.95
         assert value(row, "comm_exposed") > 0
-    assert_little_is_left(rows)
+    assert_no_sleep_in_backward(rows)
 
 
-def test_a_closure_of_the_optimizer_is_no_part_of_it(run_loop):
+def test_a_closure_does_not_count_as_optimizer(run_loop):
     for row in run_loop("closure").succeeded().table("ranks"):
         assert value(row, "forward") >= NAP_S * 0.95
         assert 0 < value(row, "optimizer") < NAP_S / 3
         assert abs(value(row, "other")) < NAP_S / 3
 
 
-def test_without_ddp_the_exposed_communication_of_several_ranks_is_not_known(run_loop):
+def test_without_ddp_the_exposed_communication_of_several_ranks_is_unknown(run_loop):
     done = run_loop("own_group_without_ddp").succeeded()
     for row in done.table("metrics"):
         assert row["throughput_samples_per_sec"]
@@ -152,55 +161,57 @@ def test_without_ddp_the_exposed_communication_of_several_ranks_is_not_known(run
     ) in done.env["warnings"]
 
 
-def test_unknown_samples_leave_the_throughput_empty_and_say_so(run_loop):
+def test_unknown_samples_leave_the_throughput_empty_with_a_warning(run_loop):
     done = run_loop("unknown_samples").succeeded()
     assert {(row["samples"], row["throughput_samples_per_sec"]) for row in done.table("metrics")} == {
         ("", "")
     }
-    words = "the samples of a step are unknown, so there is no throughput: use step(samples=...)"
-    assert words in done.env["warnings"]
-    assert f"bench: warning: {words}\n" in done.out[0]
+    message = "the samples of a step are unknown, so there is no throughput: use step(samples=...)"
+    assert message in done.env["warnings"]
+    assert f"bench: warning: {message}\n" in done.out[0]
 
 
-def test_ranks_may_have_different_samples_and_a_loss_that_is_no_number_is_named(run_loop):
+def test_ranks_may_have_different_samples_and_a_nan_loss_causes_a_warning(run_loop):
     done = run_loop("uneven_batches").succeeded()
     assert [row["samples"] for row in done.table("metrics")] == ["75", "75"]
     assert [row["samples"] for row in done.table("ranks")] == ["40", "35"] * 2
     assert done.env["global_batch"] == 15
     assert "the loss became NaN or infinite in epoch 1 on rank 1" in done.env["warnings"]
-    assert {row["train_loss"] for row in done.table("metrics")} == {"nan"}  # empty would be: not told
+    assert {row["train_loss"] for row in done.table("metrics")} == {
+        "nan"
+    }  # an empty cell means that no loss was recorded
 
 
 def test_the_throughput_window_has_no_hooks(run_loop):
     out = run_loop("hooks").succeeded().out[0]
-    #       warm-up, window, attribution (one does not count), between, ..., and then never again
+    # Warm-up, window, attribution (the first step does not count), between, and so on; none at the end.
     assert "...|.....|xxxx|..|.....|xxxx|.......\n".replace("|", "") in out
 
 
-def test_ranks_with_different_numbers_of_steps_end_and_what_is_whole_is_written(run_loop):
+def test_ranks_with_different_numbers_of_steps_end_and_common_epochs_are_written(run_loop):
     began = time.monotonic()
     done = run_loop("uneven_steps").succeeded()
     assert time.monotonic() - began < 30
     assert [row["epoch"] for row in done.table("metrics")] == ["1"]
-    words = "ranks took different numbers of steps (rank 0 has 2, rank 1 has 1 epochs): only common epochs are kept"
-    assert words in done.env["warnings"]
+    message = "ranks took different numbers of steps (rank 0 has 2, rank 1 has 1 epochs): only common epochs are kept"
+    assert message in done.env["warnings"]
 
 
-def test_an_exception_leaves_the_files_so_far_and_waits_for_nobody(run_loop):
+def test_an_exception_leaves_the_files_so_far_without_waiting(run_loop):
     done = run_loop("raises").succeeded()
     assert float(re.search(r"left after (\S+) s", done.out[0])[1]) < 20
     assert done.table("metrics")[0]["steps"] == "5"
     assert done.env["joined"]["ranks"] == 2
 
 
-def test_a_rank_that_does_not_come_to_the_end_is_named(run_loop):
+def test_a_rank_that_does_not_finish_is_named(run_loop):
     done = run_loop("one_rank_is_lost").succeeded()
-    words = "rank 1 did not finish within 0.3 s: its last records are lost"
-    assert words in done.env["warnings"]
+    message = "rank 1 did not finish within 0.3 s: its last records are lost"
+    assert message in done.env["warnings"]
     assert len(done.table("metrics")) == 2
 
 
-def test_too_few_steps_are_said(run_loop):
+def test_too_few_steps_cause_a_warning(run_loop):
     done = run_loop("too_few_steps").succeeded()
     assert "no window was recorded: some rank took fewer than 4 steps" in done.out[0]
     assert not (done.folder / "metrics.csv").exists()
@@ -217,15 +228,36 @@ def test_several_processes_need_a_process_group(run_loop):
     )
 
 
+def test_gloos_interface_is_that_of_the_connections_between_ranks(run_ranks):
+    done = run_ranks(target="tests.record.loops:connects_to_a_server").succeeded()
+    assert done.env["backend"] == "gloo"
+    assert done.env["transport"] == {
+        "backend": "gloo",
+        "interface": "lo",
+        "network": "tcp",
+        "algorithm": None,
+        "version": None,
+        "gpudirect": None,
+        "source": "open connections",
+    }
+
+
+def test_the_backend_of_a_group_without_a_named_one_follows_from_the_device(run_ranks):
+    done = run_ranks(target="tests.record.loops:names_no_backend").succeeded()
+    assert (done.env["backend"], done.env["transport"]["interface"]) == ("gloo", "lo")
+
+
 # -- one process ---------------------------------------------------------------------------
 
 
 @pytest.fixture
 def alone(monkeypatch, tmp_path):
-    """Return a function that trains alone, in a folder of its own, and returns the rows of metrics.csv."""
+    """Return a function that trains in this process and returns the rows of metrics.csv."""
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "SLURM_STEP_ID", "BENCH_RUN_DIR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # more threads are slow on a busy machine
 
     def train(*, with_model: bool = True, folder: str | None = "run", **lengths) -> list[dict[str, str]]:
         model, optimizer = loops.trained(loops.network())
@@ -241,7 +273,8 @@ def alone(monkeypatch, tmp_path):
         with path.open(newline="") as file:
             return list(csv.DictReader(file))
 
-    return train
+    yield train
+    torch.set_num_threads(threads)
 
 
 def test_one_process_without_ddp_communicates_exactly_nothing(alone):
@@ -254,7 +287,7 @@ def test_one_process_without_ddp_communicates_exactly_nothing(alone):
         assert all(value(row, part) > 0 for part in ("data_load", "forward", "backward", "optimizer"))
 
 
-def test_a_folder_that_is_gone_does_not_end_the_training(monkeypatch, tmp_path, capsys):
+def test_a_removed_folder_does_not_end_the_training(monkeypatch, tmp_path, capsys):
     monkeypatch.delenv("RANK", raising=False)
     with Recorder(run_dir=tmp_path / "run", **loops.LENGTHS) as recorder:
         for number, _ in enumerate(recorder.batches(loops.batches())):
@@ -278,12 +311,12 @@ def test_without_attribution_the_split_is_empty(alone):
     assert {row["forward_time_sec"] for row in rows} == {""}
 
 
-def test_without_a_folder_a_new_one_is_made_and_told(alone, capsys):
+def test_without_a_folder_a_new_one_is_made_and_printed(alone, capsys):
     alone(folder=None)
     assert re.match(r"bench: recording into bench-record/\d{8}T\d{6}Z-\d+\n", capsys.readouterr().out)
 
 
-def test_the_harnesss_words_come_before_the_scripts(alone, monkeypatch, tmp_path):
+def test_the_harness_takes_precedence_over_the_script(alone, monkeypatch, tmp_path):
     monkeypatch.setenv("BENCH_RUN_DIR", str(tmp_path / "run"))
     monkeypatch.setenv("BENCH_STEPS_PER_EPOCH", "2")
     monkeypatch.setenv("BENCH_EPOCHS", "3")
@@ -292,7 +325,7 @@ def test_the_harnesss_words_come_before_the_scripts(alone, monkeypatch, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("given", "message"),
     [
         ({"warmup_steps": 2}, "warmup_steps is 2; it must be 3 or more"),
         (
@@ -302,13 +335,13 @@ def test_the_harnesss_words_come_before_the_scripts(alone, monkeypatch, tmp_path
         ),
     ],
 )
-def test_lengths_that_cannot_be_are_refused(given, words):
+def test_invalid_lengths_are_refused(given, message):
     with pytest.raises(RecorderError) as error:
         Recorder(**given)
-    assert str(error.value) == words
+    assert str(error.value) == message
 
 
-def test_a_variable_that_is_no_number_is_refused(monkeypatch):
+def test_a_variable_that_is_not_a_number_is_refused(monkeypatch):
     monkeypatch.setenv("BENCH_EPOCHS", "many")
     with pytest.raises(RecorderError) as error:
         Recorder()
@@ -338,14 +371,14 @@ def test_a_step_without_a_with_is_refused(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("samples", [-4, "32", math.nan, math.inf, torch.ones(2), None.__class__])
-def test_what_is_no_number_of_samples_is_refused(samples):
+def test_an_invalid_number_of_samples_is_refused(samples):
     with pytest.raises(RecorderError) as error:
         Recorder().step(samples)
-    words = "not a number of samples; pass the number of samples that this rank trains on in the step"
-    assert str(error.value) == f"recorder.step(samples={samples!r}): {words}"
+    message = "not a number of samples; pass the number of samples that this rank trains on in the step"
+    assert str(error.value) == f"recorder.step(samples={samples!r}): {message}"
 
 
-def test_a_tensor_may_tell_the_samples(monkeypatch, tmp_path):
+def test_the_samples_may_be_a_tensor(monkeypatch, tmp_path):
     monkeypatch.delenv("RANK", raising=False)
     lengths = {"warmup_steps": 3, "steps_per_epoch": 4, "attribution_steps": 0, "epochs": 1}
     with Recorder(run_dir=tmp_path, **lengths) as recorder:
@@ -356,7 +389,7 @@ def test_a_tensor_may_tell_the_samples(monkeypatch, tmp_path):
         assert [row["samples"] for row in csv.DictReader(file)] == ["8"]
 
 
-def test_a_model_that_the_loop_does_not_call_is_pointed_out(monkeypatch, tmp_path):
+def test_a_model_that_the_loop_does_not_call_causes_a_warning(monkeypatch, tmp_path):
     monkeypatch.delenv("RANK", raising=False)
     lengths = {"warmup_steps": 3, "steps_per_epoch": 4, "attribution_steps": 3, "epochs": 1}
     given, called = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
@@ -376,9 +409,9 @@ def test_a_model_that_the_loop_does_not_call_is_pointed_out(monkeypatch, tmp_pat
     [torch.ones((), dtype=torch.bfloat16), torch.tensor([0.5, 1.5]), 1.0],
     ids=["bf16", "several", "float"],
 )
-def test_the_mean_loss_is_that_of_all_steps_whatever_the_loss_is(monkeypatch, tmp_path, loss):
+def test_the_mean_loss_includes_all_steps_for_every_type_of_loss(monkeypatch, tmp_path, loss):
     monkeypatch.delenv("RANK", raising=False)
-    steps = 400  # a sum of ones in bf16 stands still at 256
+    steps = 400  # a sum of ones in bf16 stops growing at 256
     lengths = {"warmup_steps": 3, "steps_per_epoch": steps, "attribution_steps": 0, "epochs": 1}
     with Recorder(run_dir=tmp_path, **lengths) as recorder:
         for _ in range(3 + steps):
@@ -397,11 +430,11 @@ def test_a_row_that_the_loop_ends_has_the_steps_so_far_and_no_split(monkeypatch,
             if number == 3 + 4 - 1:
                 recorder.end_epoch()
     with (tmp_path / "metrics.csv").open(newline="") as file:
-        told = [
+        rows = [
             (row["epoch"], row["steps"], bool(row["other_time_sec"] or row["load_balance"]))
             for row in csv.DictReader(file)
         ]
-    assert told == [("1", "4", False), ("2", "5", True)]
+    assert rows == [("1", "4", False), ("2", "5", True)]
 
 
 def test_epochs_none_records_to_the_end(alone):
@@ -441,7 +474,7 @@ def test_epochs_none_records_to_the_end(alone):
         ),
     ],
 )
-def test_the_launcher_is_told_by_its_variables(env, group, launch):
+def test_the_launcher_is_recognised_by_its_variables(env, group, launch):
     assert launch_from(env, group) == launch
 
 
@@ -456,7 +489,7 @@ def test_a_group_of_another_size_than_the_cells_is_refused():
     assert launch_from({**env, "BENCH_EXPECTED_WORLD_SIZE": "2"}, (0, 2)).world_size == 2
 
 
-def test_a_batchs_size_is_found_in_it():
+def test_the_size_of_a_batch_is_that_of_its_first_tensor():
     points = torch.zeros(3, 2)
     assert [
         batch_size(batch)

@@ -1,4 +1,4 @@
-"""The recorder in a loop whose work a CUDA device does, while the host runs ahead."""
+"""The recorder in a loop on a CUDA device, while the host runs ahead."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytestmark = [
 ]
 
 
-def test_the_devices_time_is_measured_and_not_the_hosts(run_ranks):
+def test_the_device_is_timed_and_not_the_host(run_ranks):
     done = run_ranks(target="tests.record.loops:on_a_gpu", environments=torchrun_env(1)).succeeded()
     for row in done.table("metrics"):
         step, forward = float(row["step_time_sec_median"]), float(row["forward_time_sec"])
@@ -25,7 +25,7 @@ def test_the_devices_time_is_measured_and_not_the_hosts(run_ranks):
     assert done.env["device"] == "cuda"
 
 
-def test_nccls_log_that_a_user_asked_for_is_read(run_ranks, tmp_path):
+def test_the_nccl_log_requested_by_a_user_is_read(run_ranks, tmp_path):
     path = tmp_path / "mine.log"
     asked = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": str(path)}
     environments = [{**torchrun_env(1)[0], **asked}]

@@ -1,4 +1,4 @@
-"""Whom the others wait for, from what each rank says of itself."""
+"""The detection of late and silent ranks from the states of all ranks."""
 
 from __future__ import annotations
 
@@ -21,34 +21,34 @@ def state(
     return State(1, steps, collectives, where, paused, counting)
 
 
-def told(states: dict[int, State]) -> str:
+def description(states: dict[int, State]) -> str:
     return describe_stall(find_stall(states, 3), states, HOSTS, idle_s=44.6)
 
 
 def test_a_rank_that_called_fewer_collectives_is_behind():
     states = {0: state(12, 41), 1: state(12, 41), 2: state(12, 40, "train.py:38 in main: time.sleep(600)")}
-    assert told(states) == (
+    assert description(states) == (
         "nothing has moved for 45 s: rank 2 on n2 (at train.py:38 in main: time.sleep(600)) did not come to a"
         " collective of step 13"
     )
 
 
-def test_where_collectives_are_not_told_or_alike_steps_are_compared():
+def test_steps_are_compared_if_collectives_are_unknown_or_equal():
     for collectives in (None, 40):
         states = {0: state(12, collectives), 1: state(11, collectives), 2: state(12, collectives)}
-        assert told(states) == (
+        assert description(states) == (
             "nothing has moved for 45 s: rank 1 on n1 (at train.py:7 in main: x()) did not come to step 13"
         )
 
 
-def test_no_step_is_named_where_steps_are_counted_no_more():
+def test_no_step_is_named_after_the_recording():
     states = {rank: state(12, 40 if rank == 1 else 41, counting=False) for rank in range(3)}
-    assert told(states).endswith(" did not come to a collective of a step after the recorded ones")
+    assert description(states).endswith(" did not come to a collective of a step after the recorded ones")
 
 
-def test_a_pause_is_told_and_a_rank_that_moves_on_elsewhere():
+def test_a_pause_and_a_moving_rank_are_described():
     states = {0: state(12, 41), 1: state(12, 40, paused=True), 2: state(12, 40, "")}
-    assert told(states) == (
+    assert description(states) == (
         "nothing has moved for 45 s: rank 1 on n1 (in recorder.pause(), at train.py:7 in main: x()),"
         " rank 2 on n2 (moving on) did not come to a collective of step 13"
     )
@@ -57,16 +57,16 @@ def test_a_pause_is_told_and_a_rank_that_moves_on_elsewhere():
 def test_silent_ranks_are_named():
     states = {1: state(12, 41)}
     assert find_stall(states, 3).late == [0, 2]
-    assert told(states) == (
+    assert description(states) == (
         "nothing has moved for 45 s: nothing is heard from rank 0 on n1, rank 2 on n2: stuck in C code,"
         " stopped or killed, or its host was lost?"
     )
 
 
-def test_nobody_is_blamed_where_all_are_at_the_same_place():
+def test_no_rank_is_blamed_if_all_are_at_the_same_place():
     states = {rank: state(12, 41) for rank in range(3)}
     assert find_stall(states, 3).late == []
-    assert told(states) == (
+    assert description(states) == (
         "nothing has moved for 45 s, and no rank is behind another: rank 0 on n1 (at train.py:7 in main: x())"
     )
 
@@ -78,7 +78,7 @@ def test_a_message_names_eight_ranks_at_most():
     assert text.endswith("rank 8 (at x.py:1 in f) and 2 more did not come to a collective of step 2")
 
 
-def test_the_line_is_the_users_though_libraries_are_called_in_it():
+def test_the_line_is_the_users_although_it_calls_a_library():
     ready, leave = threading.Event(), threading.Event()
 
     def waits() -> None:
@@ -88,8 +88,10 @@ def test_the_line_is_the_users_though_libraries_are_called_in_it():
     thread = threading.Thread(target=waits)
     thread.start()
     assert ready.wait(10)
-    time.sleep(0.05)
-    line = line_of(thread.ident or 0)
+    deadline = time.monotonic() + 60
+    while "leave.wait()" not in (line := line_of(thread.ident or 0)):
+        assert time.monotonic() < deadline, line
+        time.sleep(0.01)
     leave.set()
     thread.join()
     file, _, rest = line.partition(":")
