@@ -132,18 +132,18 @@ def _almost_a_directive(text: str, number: int) -> Remark | None:
     if mark == "#" and word == "SBATCH":
         if stripped == text:
             return None
-        message = "sbatch reads #SBATCH only at the very start of a line: this line is a comment to it"
+        message = "sbatch reads #SBATCH only at the very start of a line: it treats this line as a comment"
         severity = Severity.WARNING
     elif is_command:
         message = (
-            "this is no directive but a command that bash runs, and sbatch stops reading directives here"
+            "this is not a directive but a command: bash runs it, and sbatch stops reading directives here"
         )
     elif word.upper() == "SBATCH":
-        message = f"`{mark}{word}` is an ordinary comment: sbatch ignores the line, whatever it asks for"
-        remedy += "; if it is switched off on purpose, write ##SBATCH"
+        message = f"`{mark}{word}` is an ordinary comment: sbatch ignores the line"
+        remedy += "; to disable it on purpose, write ##SBATCH"
         severity = Severity.WARNING
     else:
-        message = f"`{mark}{word}` is not #SBATCH: sbatch takes the line for a comment and ignores it"
+        message = f"`{mark}{word}` is not #SBATCH: sbatch treats the line as a comment and ignores it"
     return Remark(number, message, remedy, severity, edit)
 
 
@@ -217,7 +217,7 @@ def _refused(
 def _stray(word: str, line: int) -> Remark:
     if word[0] in _DASHES:
         fixed = "--" + word.lstrip(_DASHES + "-")
-        message = f"sbatch refuses `{word}`: its dash is not the hyphen of the keyboard"
+        message = f"sbatch refuses `{word}`: its dash is not a plain hyphen (-)"
         return _refused(line, message, f"write `{fixed}`", old=word, new=fixed)
     if word == "=":
         return _refused(line, "sbatch refuses blanks around =", "write --option=value without blanks")
@@ -281,7 +281,7 @@ def _unknown(word: str, written: str, matches: list[str], table: OptionTable, li
 def _short(word: str, waiting: list[str], table: OptionTable, line: int) -> Iterator[Option | Remark]:
     name = word[1:].partition("=")[0]
     if len(name) > 2 and (name in table.long or name in table.plugins):
-        message = f"`{word}` has one dash: sbatch reads it as the short option -{word[1]} and what follows"
+        message = f"`{word}` has only one dash: sbatch reads it as the short option -{word[1]}"
         yield _refused(line, message, f"write `-{word}`", old=word, new=f"-{word}")
         return
     position = 1
@@ -306,7 +306,7 @@ def _short_value(word: str, position: int, name: str, waiting: list[str], line: 
     letter, value = word[position], word[position + 1 :]
     if value.startswith("="):
         fixed = f"-{letter} {value[1:]}"
-        message = f"sbatch reads `{word}` as -{letter} with the value `{value}`: short options take no ="
+        message = f"sbatch reads `{word}` as -{letter} with the value `{value}`: short options have no ="
         return _refused(line, message, f"write `{fixed}` or `--{name}{value}`", old=word, new=fixed)
     if value:
         return Option(name, value, word, line)
@@ -354,8 +354,8 @@ def _duration(value: str) -> str | None:
 
 
 def _unexpanded(option: Option) -> Remark:
-    message = f"`{option.written}`: sbatch expands no variables in directives: "
+    message = f"`{option.written}`: sbatch does not expand variables in directives: "
     remedy = f"write the value itself, or give it when submitting: sbatch --{option.name}=... script"
     if option.name in _COUNTS or option.name in _FORMS:
-        return _refused(option.line, message + "this is no number to it", remedy)
-    return _refused(option.line, message + "the text is taken as it stands", remedy, Severity.WARNING)
+        return _refused(option.line, message + "it refuses this value", remedy)
+    return _refused(option.line, message + "it uses this text unchanged", remedy, Severity.WARNING)
