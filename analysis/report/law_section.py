@@ -12,7 +12,18 @@ from analysis.stats.laws.choose import LEVEL, LawFit, fit_laws
 from analysis.stats.laws.fit import ALL_SIZES, Refusal, runs_of
 from analysis.stats.laws.forms import Fabric
 from analysis.stats.measured import Frames
-from analysis.text import MISSING, fraction, fractions, interval, known, listed, number, percent, seconds
+from analysis.text import (
+    MISSING,
+    count,
+    fraction,
+    fractions,
+    interval,
+    known,
+    listed,
+    number,
+    percent,
+    seconds,
+)
 
 MAX_SERIES = 4
 #: Without intervals, a smaller relative change of the serial fraction counts as none.
@@ -64,7 +75,7 @@ def _section(own: pd.DataFrame, fit: LawFit | Refusal, *, heading: str) -> LawSe
         return LawSection(heading, tuple(filter(None, (trend, f"No law is fitted: {fit}."))), [], [], [])
     in_seconds = bool(own["step_time_sec"].notna().all())
     path = "" if fit.path == ALL_SIZES else f" Sizes: {fit.path}."
-    choice = f"{fit.why}{path} Noise of single runs: {percent(fit.chosen.noise, decimals=1)}."
+    choice = f"{choice_text(fit)}{path} Noise of single runs: {percent(fit.chosen.noise, decimals=1)}."
     return LawSection(
         heading,
         tuple(filter(None, (trend, choice, _why_no_prediction(own)))),
@@ -72,6 +83,26 @@ def _section(own: pd.DataFrame, fit: LawFit | Refusal, *, heading: str) -> LawSe
         _law_rows(fit),
         _prediction_rows(own, fit, in_seconds=in_seconds),
     )
+
+
+def choice_text(fit: LawFit) -> str:
+    """Return the reason for the chosen law as a sentence."""
+    title = fit.chosen.law.title
+    others = [law.law.title for law in fit.plausible if law is not fit.chosen and not law.refused]
+    error = percent(abs(fit.chosen.leave_last_error), decimals=1)
+    if fit.by_aicc:
+        text = (
+            f"{title} has the least AICc over {count(fit.runs, 'run')}. "
+            f"It predicts the largest size from the others to within {error}"
+        )
+    else:
+        text = (
+            f"{title} has the least error at the largest size when that is left out ({error}); "
+            f"{count(fit.runs, 'run')} are too few for AICc"
+        )
+    if others:
+        text += f". Nearly as well supported: {listed(others)}; intervals span these"
+    return f"{text}."
 
 
 def _parameter_rows(fit: LawFit, *, in_seconds: bool) -> list[tuple[str, ...]]:

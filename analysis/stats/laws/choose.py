@@ -1,8 +1,8 @@
-"""Scaling laws of a series: which one its runs support, what it predicts, and when there is none.
+"""Choose the scaling law of a series and predict larger sizes.
 
-:func:`fit_laws` fits every law that applies (:mod:`analysis.stats.laws.forms`), compares them by AICc
-over the runs and by the error at the largest size when it is left out, and refuses with a
-reason where the runs cannot tell: that is the rule, not the exception, for short series.
+:func:`fit_laws` fits every law that applies (:mod:`analysis.stats.laws.forms`) and compares them by AICc
+over the runs and by the error at the largest size when it is left out. If the runs cannot identify a law,
+it returns a reason: for short series this is the usual result.
 """
 
 from __future__ import annotations
@@ -17,20 +17,29 @@ import pandas as pd
 from analysis.stats.laws.fit import Fitted, Points, Refusal, fit_law, path_of, points_of, runs_of, shortfall
 from analysis.stats.laws.forms import Fabric, Law, laws_of, with_crossing
 from analysis.stats.measured import Frames
-from analysis.text import count, listed, one_line, percent
+from analysis.text import count, listed, one_line
 from bench.errors import BenchError
 
 LEVEL = 0.90
-#: Predictions further out than this times the largest measured size are made only when asked for.
+#: Predictions beyond this multiple of the largest measured size must be requested.
 REACH = 2.0
-#: Laws within this of the best AICc are nearly as well supported: the interval spans them, too
+#: Laws within this difference of the best AICc are plausible, too: the interval spans them
 #: (K. P. Burnham and D. R. Anderson, Model Selection and Multimodel Inference, 2002: up to 7).
 PLAUSIBLE_AICC = 6.0
-#: Where AICc cannot judge: laws whose leave-last-out error is within this factor of the least.
+#: Without AICc, laws are plausible if their leave-last-out error is within this factor of the least.
 _PLAUSIBLE_ERROR = 3.0
-#: An error at the left-out size below this tells no law from another.
+#: Errors at the left-out size below this do not distinguish laws.
 _ERROR_FLOOR = 0.03
 
+#: Requested predictions reach this multiple of the largest measured size.
+FAR = 8
+#: Number of different reasons against a forecast that are listed.
+_MAX_REASONS = 3
+
+_FORECAST_COLUMNS = (
+    *("like", "nodes", "gpus_per_node", "gpus", "global_batch", "per_gpu_batch"),
+    *("step_time_s", "low_s", "high_s", "throughput_samples_per_sec", "remark"),
+)
 #: The columns of :meth:`LawFit.predict`.
 PREDICTION_COLUMNS = ("gpus", "step_time_sec", "low", "high", "extrapolation", "beyond")
 
@@ -41,13 +50,12 @@ class LawFit:
 
     Attributes:
         mode: ``strong`` or ``weak``.
-        chosen: the law that predictions are made from.
-        laws: all that could be fitted, the chosen one first; those with a reason in ``refused``
-            are not chosen.
-        left_out: laws that could not even be fitted, with the reason.
+        chosen: the law for predictions.
+        laws: all fitted laws, the chosen one first; those with a reason in ``refused`` are not chosen.
+        left_out: laws that could not be fitted, with the reason.
         by_aicc: whether AICc compared them, or the leave-last-out error alone.
-        path: which sizes these are, in words.
-        sizes, runs: how many distinct sizes and runs.
+        path: description of the sizes.
+        sizes, runs: number of distinct sizes and of runs.
         largest, smallest: sizes in ranks.
     """
 
@@ -102,51 +110,32 @@ class LawFit:
         """The chosen law and those that the runs support nearly as well."""
         return tuple(fitted for fitted in self.laws if self._is_plausible(fitted))
 
-    @property
-    def why(self) -> str:
-        """Why this law, in a sentence."""
-        title = self.chosen.law.title
-        others = [f.law.title for f in self.plausible if f is not self.chosen and not f.refused]
-        error = percent(abs(self.chosen.leave_last_error), decimals=1)
-        how = f"It foretells the largest size from the others to within {error}"
-        if not self.by_aicc:
-            text = (
-                f"{title} has the least error at the largest size when that is left out ({error}); "
-                f"{count(self.runs, 'run')} are too few for AICc"
-            )
-        else:
-            text = f"{title} has the least AICc over {count(self.runs, 'run')}. {how}"
-        if others:
-            text += f". Nearly as well supported: {listed(others)}; intervals span these"
-        return f"{text}."
-
     def predict(self, gpus: Sequence[int], level: float = LEVEL, *, beyond: bool = False) -> pd.DataFrame:
         """Return the time per step at the given sizes, with prediction intervals of a further run.
 
-        The point is the chosen law's. The interval spans those of all laws that the runs support
-        nearly as well, also of those that a parameter at its bound refuses: a term that is not seen
-        at the measured sizes may be there, and weigh more at larger ones.
+        The prediction is the chosen law's. The interval spans those of all plausible laws, even those
+        refused for a parameter at its bound: a term that is invisible at the measured sizes may matter at
+        larger ones.
 
         Args:
             gpus: sizes in ranks.
             level: of the interval.
-            beyond: predict beyond twice the largest measured size, too.
+            beyond: allow sizes beyond twice the largest measured one.
 
         Returns:
-            :data:`PREDICTION_COLUMNS`: seconds per global batch with interval; ``extrapolation``
-            where the size lies outside of the measured ones, ``beyond`` where further out than
-            twice the largest.
+            :data:`PREDICTION_COLUMNS`: seconds per global batch with interval; ``extrapolation`` if the
+            size is outside the measured range, ``beyond`` if above twice the largest.
 
         Raises:
-            BenchError: a size lies beyond twice the largest one, and that was not asked for.
+            BenchError: a size is beyond twice the largest one, and ``beyond`` is False.
         """
         sizes = np.asarray(list(gpus), dtype=float)
         far = sizes > REACH * self.largest
         if far.any() and not beyond:
             asked = int(sizes[far].max())
             raise BenchError(
-                f"{asked} ranks lie beyond twice the largest measured size ({self.largest})",
-                remedy=f"measure up to {math.ceil(asked / REACH)} ranks, or ask for it expressly",
+                f"{asked} ranks are more than twice the largest measured size ({self.largest})",
+                remedy=f"measure up to {math.ceil(asked / REACH)} ranks, or request it with --beyond",
             )
         bounds = [fitted.interval(sizes, level=level) for fitted in self.plausible]
         return pd.DataFrame(
@@ -182,13 +171,13 @@ def _parameters(fitted: Fitted) -> dict[str, tuple[float, float, float]]:
 
 
 def fit_laws(runs: pd.DataFrame, *, mode: str, probes: Fabric | None = None) -> LawFit | Refusal:
-    """Return the laws of one series, or why there are none.
+    """Return the laws of one series, or the reason why there are none.
 
     Args:
         runs: one row per run that counts: ``gpus``, ``step_time_sec`` (seconds per global batch);
-            optional ``nodes`` and ``gpus_per_node`` (text), which tell within one node from across.
+            optionally ``nodes`` and ``gpus_per_node`` (text), to locate the node boundary.
         mode: ``strong`` or ``weak``; any other series has no law.
-        probes: the all-reduce as measured, where it was: adds the communication model.
+        probes: the measured all-reduce; adds the communication model.
     """
     if mode not in ("strong", "weak"):
         return Refusal("neither the global batch nor the batch per rank is constant: no law describes that")
@@ -214,8 +203,8 @@ def _choose(laws: Sequence[Law], points: Points, *, mode: str, path: str) -> Law
     by_aicc = all(math.isfinite(law.aicc) for law in fitted)
     eligible = [law for law in fitted if not law.refused and math.isfinite(_score(law, by_aicc))]
     if not eligible:
-        told = [f"{law.law.title} ({law.refused})" for law in fitted if law.refused]
-        return Refusal(f"no law fits within its bounds: {listed(told) or 'too few sizes'}")
+        refused = [f"{law.law.title} ({law.refused})" for law in fitted if law.refused]
+        return Refusal(f"no law fits within its bounds: {listed(refused) or 'too few sizes'}")
     chosen = min(eligible, key=lambda law: _score(law, by_aicc))
     rest = sorted((law for law in fitted if law is not chosen), key=lambda law: _score(law, by_aicc))
     return LawFit(
@@ -238,36 +227,24 @@ def _score(fitted: Fitted, by_aicc: bool) -> float:
     return abs(fitted.leave_last_error) if math.isfinite(fitted.leave_last_error) else math.inf
 
 
-# Sizes that were not measured: what a series' law expects of them, or why there is no forecast.
-
-#: Beyond twice the largest measured size, and only when asked for, up to this many times it.
-FAR = 8
-#: Of many series with reasons of their own, so many are told.
-_MAX_REASONS = 3
-_COLUMNS = (
-    *("like", "nodes", "gpus_per_node", "gpus", "global_batch", "per_gpu_batch"),
-    *("step_time_s", "low_s", "high_s", "throughput_samples_per_sec", "remark"),
-)
-
-
 def forecasts(
     frames: Frames, rows: pd.DataFrame, *, fabrics: Mapping[str, Fabric], beyond: bool = False
 ) -> tuple[pd.DataFrame, list[str]]:
-    """Return larger sizes of each series with the time per step that its law expects, and refusals.
+    """Predict larger sizes of each series by its law.
 
-    Only over nodes with the ranks per node of the largest measured cell: what a first node more
-    costs cannot be known from one node. Sizes double from the largest measured one; up to
-    twice, or up to 8 times with ``beyond``.
+    Only sizes over nodes with the ranks per node of the largest measured cell are predicted: one node does
+    not show the cost of a second. Sizes double from the largest measured one, up to twice, or up to
+    8 times with ``beyond``.
 
     Args:
-        frames: from :func:`analysis.stats.measured.measure`.
-        rows: from :func:`analysis.stats.scaling.scale`; cells without DDP take no part.
-        fabrics: by series, the all-reduce as probed: the law is then the page's.
-        beyond: predict beyond twice the largest measured size, too.
+        frames: the study's frames.
+        rows: the scaling table; cells without DDP are ignored.
+        fabrics: by series, the probed all-reduce, as for the page's laws.
+        beyond: predict beyond twice the largest measured size.
 
     Returns:
-        One row per size: the ``cell_id`` it is ``like`` (all but the size), seconds per step with
-        the interval of one further run (90 %); and in words why series have none.
+        One row per size: the ``cell_id`` that it is ``like`` except for the size, and seconds per step with
+        the interval of one further run (90 %); and sentences about series without a prediction.
     """
     parts: list[pd.DataFrame] = []
     refusals: dict[str, list[str]] = {}
@@ -277,24 +254,22 @@ def forecasts(
             refusals.setdefault(str(found), []).append(one_line(series, limit=60))
         else:
             parts.append(found)
-    frame = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=list(_COLUMNS))
-    return frame, _told(refusals)
+    frame = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=list(_FORECAST_COLUMNS))
+    return frame, _refusal_texts(refusals)
 
 
-def _told(refusals: dict[str, list[str]]) -> list[str]:
-    """Return in words why series have no forecast, the reasons of the most series first."""
+def _refusal_texts(refusals: dict[str, list[str]]) -> list[str]:
+    """Return a sentence for each reason, the reasons of the most series first."""
     ranked = sorted(refusals.items(), key=lambda item: -len(item[1]))
-    words = [f"no size is predicted for {_named(names)}: {why}" for why, names in ranked[:_MAX_REASONS]]
+    texts = []
+    for reason, names in ranked[:_MAX_REASONS]:
+        which = names[0] if len(names) == 1 else count(len(names), "series", "series")
+        texts.append(f"no size is predicted for {which}: {reason}")
     rest = sum(len(names) for _, names in ranked[_MAX_REASONS:])
     if rest:
-        words.append(
-            f"no size is predicted for {count(rest, 'more series', 'more series')}, for such reasons"
-        )
-    return words
-
-
-def _named(series: list[str]) -> str:
-    return series[0] if len(series) == 1 else count(len(series), "series", "series")
+        more = count(rest, "more series", "more series")
+        texts.append(f"no size is predicted for {more}, for similar reasons")
+    return texts
 
 
 def _forecast(
@@ -334,4 +309,4 @@ def _predicted(fit: LawFit, largest: pd.Series, *, beyond: bool) -> pd.DataFrame
         f"{fit.chosen.law.title}; beyond twice the largest measured size" if far else fit.chosen.law.title
         for far in law["beyond"]
     ]
-    return frame[list(_COLUMNS)]
+    return frame[list(_FORECAST_COLUMNS)]

@@ -1,4 +1,7 @@
-"""Which runs of a series one law can hold for: a path through its sizes, or why there is none."""
+"""Fit one scaling law to the runs of a series.
+
+A law is fitted to a path through the sizes, by least squares on the logarithm of the time per step.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +18,25 @@ from analysis.stats.laws.forms import Law
 from analysis.stats.measured import Frames
 from analysis.text import count
 
-#: Fewest sizes that a law is fitted to.
+#: Fewest sizes for a law.
 MIN_SIZES = 5
-#: Fewest sizes over several nodes, where others lie within one.
+#: Fewest sizes over several nodes, if other sizes are within one node.
 _MIN_ACROSS = 3
-#: The name of the path that leaves no size out.
+#: Name of the path with all sizes.
 ALL_SIZES = "all sizes"
+#: Relative residuals below this are rounding errors. This floor keeps AICc finite on exact data.
+_FLOOR = 1e-7
+#: Significance level of a misfit at the sizes, relative to the runs' noise.
+_MISFIT_LEVEL = 0.05
+#: Fewest residual degrees of freedom, counted over sizes: repeats do not determine a curve.
+MIN_FREEDOM = 2
+#: Largest half width of an interval on the logarithm.
+_MAX_HALF_WIDTH = 20.0
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """No law is fitted: why, and what would change that."""
+    """Reason why no law is fitted, and a remedy."""
 
     reason: str
     remedy: str = ""
@@ -39,10 +50,10 @@ class SizePath:
     """The runs that a law is fitted to.
 
     Attributes:
-        runs: of one layout per size.
-        name: which sizes these are, in words.
-        largest_within: the most ranks within one node, where other sizes leave it; 0 where no
-            node boundary needs a term (one rank alone has no communication, wherever it is).
+        runs: runs of one layout per size.
+        name: description of these sizes.
+        largest_within: the most ranks within one node, if other sizes are over several nodes; 0 if no
+            node boundary needs a term (one rank alone has no communication).
     """
 
     runs: pd.DataFrame
@@ -51,11 +62,11 @@ class SizePath:
 
 
 def runs_of(rows: pd.DataFrame, frames: Frames) -> pd.DataFrame:
-    """Return the runs of one series as :func:`analysis.stats.laws.choose.fit_laws` takes them.
+    """Return the runs of one series for :func:`analysis.stats.laws.choose.fit_laws`.
 
     Args:
         rows: the series' measured rows with DDP.
-        frames: with the runs. Where a table does not tell the batch, its time is in units of its own.
+        frames: frames with the runs. If a table does not give the batch, its times have an arbitrary unit.
     """
     runs = frames.runs[frames.runs["measured"]]
     cells = rows[["cell_id", "gpus", "nodes", "gpus_per_node"]].drop_duplicates("cell_id")
@@ -67,29 +78,30 @@ def runs_of(rows: pd.DataFrame, frames: Frames) -> pd.DataFrame:
 
 
 def path_of(runs: pd.DataFrame) -> SizePath | Refusal:
-    """Return the path that a law is fitted to, or why there is none.
+    """Return the path that a law is fitted to, or the reason why there is none.
 
-    All sizes, where each has one layout and no node boundary lies between them; else those over
-    nodes with the ranks per node fixed, where they are enough; else, for each size, the layout on
-    the fewest nodes.
+    All sizes, if each has one layout and no node boundary is between them; else the sizes over nodes with
+    the ranks per node fixed, if there are enough; else, for each size, the layout on the fewest nodes.
 
     Args:
-        runs: one row per run with ``gpus``; where the nodes are known with ``nodes``, too, and perhaps
-            ``gpus_per_node`` (text).
+        runs: one row per run with ``gpus``; optionally ``nodes`` and ``gpus_per_node`` (text).
     """
     total = runs["gpus"].nunique()
     if total < MIN_SIZES:
-        return _too_few(total)
+        return Refusal(
+            f"{count(total, 'size')} measured, and a law needs {MIN_SIZES} or more: "
+            "with fewer, many laws fit and none can be distinguished",
+            f"measure {count(MIN_SIZES - total, 'more size')}",
+        )
     if "nodes" not in runs:
         return SizePath(runs, ALL_SIZES)
     own, name = runs, ALL_SIZES
     if _most_within(runs) or runs.groupby("gpus")["nodes"].nunique().gt(1).any():
-        each = (runs["gpus_per_node"] if "gpus_per_node" in runs else runs["gpus"] // runs["nodes"]).astype(
-            "str"
-        )
-        sizes = runs["gpus"].groupby(each).nunique()
+        per_node = runs["gpus_per_node"] if "gpus_per_node" in runs else runs["gpus"] // runs["nodes"]
+        per_node = per_node.astype("str")
+        sizes = runs["gpus"].groupby(per_node).nunique()
         if sizes.max() >= MIN_SIZES:
-            own, name = runs[each == sizes.idxmax()], f"over nodes with {sizes.idxmax()} per node"
+            own, name = runs[per_node == sizes.idxmax()], f"over nodes with {sizes.idxmax()} per node"
         else:
             own = runs[runs["nodes"] == runs.groupby("gpus")["nodes"].transform("min")]
             name = "for each size the layout on the fewest nodes"
@@ -98,43 +110,28 @@ def path_of(runs: pd.DataFrame) -> SizePath | Refusal:
     if most_within and across < _MIN_ACROSS:
         return Refusal(
             f"the sizes lie on both sides of a node boundary, only {across} of them over several nodes: what "
-            "leaving the node costs cannot be told from what a larger size costs",
+            "leaving the node costs cannot be separated from what a larger size costs",
             f"measure {_MIN_ACROSS} sizes or more over several nodes, or all within one",
         )
     return SizePath(own, name, most_within)
 
 
 def _most_within(runs: pd.DataFrame) -> int:
-    """Return the largest size within one node that communicates, where others lie across nodes; else 0."""
+    """Return the largest size of several ranks within one node; 0 if no size is over several nodes."""
     within = runs[(runs["nodes"] == 1) & (runs["gpus"] > 1)]
     return int(within["gpus"].max()) if len(within) and (runs["nodes"] > 1).any() else 0
 
 
-def _too_few(total: int) -> Refusal:
-    return Refusal(
-        f"{count(total, 'size')} measured, and a law needs {MIN_SIZES} or more: "
-        "with fewer, many laws fit and none can be told from another",
-        f"measure {count(MIN_SIZES - total, 'more size')}",
-    )
-
-
-# Fit one scaling law to the runs of a series: least squares on the logarithm of the time per step.
-
-#: Residuals below this (relative) are rounding, not agreement: keeps AICc finite on exact data.
-_FLOOR = 1e-7
-#: Level from which a law's misfit at the sizes is more than the runs' noise explains.
-_MISFIT_LEVEL = 0.05
-#: Residual degrees of freedom that a law needs, counted over sizes: repeats do not bend a curve.
-MIN_FREEDOM = 2
-#: Exponents beyond this say nothing any more.
-_MOST = 20.0
-
-
 @dataclass(frozen=True)
 class Points:
-    """The runs of a series by size: ``ranks`` ascending, how many runs, the mean of the logarithms.
+    """The runs of a series by size.
 
-    ``scatter`` is the sum of squares within the sizes, ``spare`` its degrees of freedom.
+    Attributes:
+        ranks: sizes, ascending.
+        n: runs of each size.
+        mean: mean logarithm of the times of each size.
+        scatter: sum of squares within the sizes.
+        spare: its degrees of freedom.
     """
 
     ranks: Floats
@@ -145,32 +142,32 @@ class Points:
 
     @property
     def runs(self) -> int:
-        """Return how many runs there are."""
+        """Number of runs."""
         return int(self.n.sum())
 
     def without_last(self) -> Points:
-        """Return the points but for the largest size."""
+        """Return the points without the largest size."""
         return Points(self.ranks[:-1], self.n[:-1], self.mean[:-1], self.scatter, self.spare)
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """One law with what the runs say of its parameters.
+    """One law with its fitted parameters.
 
     Attributes:
         law: the law.
         theta: its parameters, in the order of ``law.parameters``.
         low, high: their 95 % intervals.
-        aicc: Akaike's criterion, corrected; infinite where the runs do not suffice for it.
+        aicc: Akaike's criterion, corrected; infinite if there are too few runs.
         leave_last_error: predicted over measured, minus 1, at the largest size when fitted
-            without it; NaN where too few sizes are left.
-        noise: standard deviation of a run around the curve, relative.
+            without it; NaN if too few sizes are left.
+        noise: relative standard deviation of a run around the curve.
         freedom: residual degrees of freedom, over runs.
-        refused: why it may not be chosen; empty where it may.
-        misfit: whether it misses the sizes by more than the runs' noise explains.
+        refused: reason why it must not be chosen; empty if it may.
+        misfit: it misses the sizes by more than the runs' noise explains.
         covariance: of the parameters, for runs of unit variance.
-        scale: the variance of a run about the curve that the parameters' intervals are made with;
-            where the law misses the sizes, that of the sizes.
+        scale: variance of a run about the curve for the parameters' intervals; that of the sizes if
+            the law misses them.
     """
 
     law: Law
@@ -193,9 +190,8 @@ class Fitted:
     def interval(self, ranks: Floats, *, level: float) -> tuple[Floats, Floats]:
         """Return the prediction interval of a further run's time per step.
 
-        Adds up what the parameters leave open, the noise of one run, and, for a law
-        that misses the measured sizes, the error with which it foretold the largest one.
-        NaN where the curve is not positive.
+        Adds the uncertainty of the parameters, the noise of one run and, for a law that misses the
+        measured sizes, the error of its prediction of the largest size. NaN if the curve is not positive.
         """
         centre = self.curve(ranks)
         usable = centre > 0
@@ -205,7 +201,7 @@ class Fitted:
         if self.misfit and math.isfinite(self.leave_last_error):
             variance = variance + math.log1p(max(self.leave_last_error, -0.99)) ** 2
         half = float(special.stdtrit(self.freedom, 0.5 + level / 2)) * np.sqrt(variance)
-        half = np.minimum(half, _MOST)
+        half = np.minimum(half, _MAX_HALF_WIDTH)
         low, high = centre * np.exp(-half), centre * np.exp(half)
         return np.where(usable, low, np.nan), np.where(usable, high, np.nan)
 
@@ -225,10 +221,10 @@ def points_of(runs: pd.DataFrame) -> Points:
 
 
 def fit_law(law: Law, points: Points) -> Fitted | None:
-    """Return the law fitted to all points, or None where they leave no degree of freedom.
+    """Return the law fitted to all points, or None if they leave no degree of freedom.
 
-    The squares of all runs about the curve are those within the sizes, which no curve
-    changes, and those of the sizes' means: only the latter are minimised.
+    The sum of squares consists of the part within the sizes, which no curve changes, and the part of the
+    sizes' means, which is minimised.
     """
     sizes, size = len(points.ranks), len(law.parameters)
     theta = _solve(law, points) if sizes > size else None
@@ -238,7 +234,7 @@ def fit_law(law: Law, points: Points) -> Fitted | None:
     squares = max(missed + points.scatter, points.runs * _FLOOR**2)
     freedom = points.runs - size
     per_run = squares / freedom
-    # With repeats, noise is known apart from misfit; a misfit widens what the parameters leave open.
+    # With repeats, noise is known apart from misfit; a misfit widens the parameters' intervals.
     per_size = missed / (sizes - size)
     gradient = _gradient(law, theta, points.ranks) * np.sqrt(points.n)[:, None]
     covariance = np.asarray(np.linalg.pinv(gradient.T @ gradient), dtype=float)
@@ -261,7 +257,7 @@ def fit_law(law: Law, points: Points) -> Fitted | None:
 
 
 def _solve(law: Law, points: Points) -> Floats | None:
-    """Return the parameters without regard to their bounds, or None."""
+    """Return the best parameters of all starts, ignoring their bounds, or None."""
     if len(points.ranks) < len(law.parameters):
         return None
     starts = np.atleast_2d(law.start(points.ranks, np.exp(points.mean)))
@@ -270,15 +266,15 @@ def _solve(law: Law, points: Points) -> Floats | None:
 
 
 def _descend(law: Law, points: Points, start: Floats) -> tuple[Floats, float] | None:
-    """Return the parameters that a descent from ``start`` ends at, and the sum of squares there."""
+    """Return the parameters found by least squares from ``start``, and their sum of squares."""
     weights = np.sqrt(points.n)
-    # Parameters differ by orders of magnitude: each is counted in units of where it starts.
+    # Parameters differ by orders of magnitude: each is expressed in units of its start.
     unit = np.maximum(np.abs(start), 1e-6 * max(float(np.max(np.abs(start))), _FLOOR))
 
     def residuals(theta: Floats) -> Floats:
         return np.asarray(weights * (points.mean - _log_curve(law, theta * unit, points.ranks)))
 
-    # Levenberg and Marquardt's method as in MINPACK: bounds are looked at afterwards, to refuse.
+    # Levenberg and Marquardt's method as in MINPACK. A law beyond its bounds is refused afterwards.
     found, *_ = optimize.leastsq(residuals, start / unit, maxfev=400, full_output=True)
     squares = float((residuals(found) ** 2).sum())
     if not (np.isfinite(found).all() and math.isfinite(squares)):
@@ -304,7 +300,7 @@ def _gradient(law: Law, theta: Floats, ranks: Floats) -> npt.NDArray[np.float64]
 
 
 def _aicc(squares: float, *, runs: int, parameters: int) -> float:
-    """Return AICc with the runs' variance as one parameter more; infinite without degrees of freedom.
+    """Return AICc, counting the runs' variance as a parameter; infinite without degrees of freedom.
 
     (C. M. Hurvich and C.-L. Tsai, Biometrika 76, 1989.)
     """
@@ -325,7 +321,7 @@ def _leave_last_error(law: Law, points: Points) -> float:
 
 
 def _misfit(per_size: float, spare_sizes: int, points: Points) -> bool:
-    """Return whether an F test of the lack of fit against the repeats says so."""
+    """Return whether an F test of the lack of fit against the repeats is significant."""
     if points.spare < 1 or points.scatter <= 0:
         return False
     ratio = per_size / (points.scatter / points.spare)
@@ -333,7 +329,7 @@ def _misfit(per_size: float, spare_sizes: int, points: Points) -> bool:
 
 
 def _at_bound(law: Law, theta: Floats) -> str:
-    """Return which parameters want to leave their bounds: those terms are not seen in the data."""
+    """Return which parameters reach their bounds, so that the data do not show their terms."""
     names = [
         f"{parameter.name} would be {value:.2g}, beyond its bound of {bound:g}"
         for parameter, value in zip(law.parameters, theta, strict=True)
@@ -344,7 +340,7 @@ def _at_bound(law: Law, theta: Floats) -> str:
 
 
 def shortfall(law: Law, points: Points) -> str:
-    """Return why there are too few sizes to choose the law; empty where there are enough."""
+    """Return a reason if there are too few sizes to choose the law, else an empty text."""
     sizes, size = len(points.ranks), len(law.parameters)
     spare = max(sizes - size, 0)
     if spare >= MIN_FREEDOM:

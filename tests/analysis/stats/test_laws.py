@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 from scipy import optimize
 
+from analysis.report.laws_words import choice_text
 from analysis.stats.laws.choose import PREDICTION_COLUMNS, LawFit, fit_laws
 from analysis.stats.laws.fit import Refusal
 from analysis.stats.laws.forms import Fabric, laws_of
@@ -99,8 +100,8 @@ def test_the_interval_of_a_parameter_covers_it() -> None:
 def test_fewer_than_five_sizes_are_refused() -> None:
     told = refusal(runs_of([1, 0.5, 0.3, 0.2], sizes=(1, 2, 4, 8), n=10), "strong")
     assert told == (
-        "4 sizes measured, and a law needs 5 or more: with fewer, many laws fit and none can be told from "
-        "another; measure 1 more size"
+        "4 sizes measured, and a law needs 5 or more: with fewer, many laws fit and none can be "
+        "distinguished; measure 1 more size"
     )
 
 
@@ -129,7 +130,7 @@ def test_without_degrees_of_freedom_for_aicc_the_size_left_out_decides() -> None
     assert not found.by_aicc
     errors = {f.law.name: abs(f.leave_last_error) for f in found.laws if not f.refused}
     assert found.chosen.law.name == min(errors, key=lambda name: errors[name])
-    assert "5 runs are too few for AICc" in found.why
+    assert "5 runs are too few for AICc" in choice_text(found)
 
 
 def test_twice_the_largest_size_is_predicted_and_more_only_when_asked_for() -> None:
@@ -141,7 +142,7 @@ def test_twice_the_largest_size_is_predicted_and_more_only_when_asked_for() -> N
     with pytest.raises(BenchError) as refused:
         found.predict([32, 64])
     assert str(refused.value) == (
-        "64 ranks lie beyond twice the largest measured size (16); measure up to 32 ranks, or ask for it expressly"
+        "64 ranks are more than twice the largest measured size (16); measure up to 32 ranks, or request it with --beyond"
     )
     far = found.predict([64], beyond=True).iloc[0]
     assert far["beyond"]
@@ -177,7 +178,7 @@ def test_a_node_boundary_with_too_few_sizes_beyond_it_is_refused() -> None:
     shapes = [(1, 1), (1, 2), (1, 4), (2, 4), (4, 4)]
     assert refusal(layout(shapes, [1, 0.5, 0.3, 0.2, 0.1]), "strong") == (
         "the sizes lie on both sides of a node boundary, only 2 of them over several nodes: what leaving the "
-        "node costs cannot be told from what a larger size costs; measure 3 sizes or more over several nodes, "
+        "node costs cannot be separated from what a larger size costs; measure 3 sizes or more over several nodes, "
         "or all within one"
     )
 
