@@ -1,8 +1,8 @@
-"""Numbers and texts as people read them: sensible digits, units, nothing that can mislead a page.
+"""Format numbers and texts for people: sensible digits, units, safe characters.
 
-Texts come from result files and are not trusted: :func:`clean` takes out what no page,
-figure or table can show safely (control characters, lone surrogates, text-direction
-overrides). Escaping for HTML, SVG, Markdown or LaTeX is the writer's own business.
+Texts from result files are not trusted: :func:`clean` replaces characters that no page, figure or table
+can show safely (control characters, lone surrogates, text-direction overrides). Escaping for HTML, SVG
+or LaTeX is up to the writer of the file.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, TypeGuard
 
 from bench.units import count as count
 
-#: Stands for what was not measured, on pages and in figures (CSV cells stay empty).
+#: Text of a value that was not measured, on pages and in figures (CSV cells are empty).
 MISSING = "–"
 
 _UNSAFE = re.compile(
@@ -23,7 +23,7 @@ _UNSAFE = re.compile(
 
 
 def clean(value: Any) -> str:
-    """Return ``value`` as text without characters that are invisible or change how text is read."""
+    """Return ``value`` as text, without invisible characters and text-direction overrides."""
     if value is None:
         return ""
     text = value if isinstance(value, str) else str(value)
@@ -31,7 +31,7 @@ def clean(value: Any) -> str:
 
 
 def one_line(value: Any, *, limit: int = 300) -> str:
-    """Return ``value`` cleaned, on one line, of at most ``limit`` characters."""
+    """Return ``value`` cleaned, on one line, with at most ``limit`` characters."""
     text = " ".join(clean(value).split())
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
@@ -56,7 +56,7 @@ def number(value: float | None, *, digits: int = 4) -> str:
 
 
 def whole(value: float | None) -> str:
-    """Return a count such as a batch without decimals (2 where it has some), or a dash."""
+    """Return a count such as a batch without decimals (2 if it is not whole), or a dash."""
     if not known(value):
         return MISSING
     return f"{value:,.0f}" if value == round(value) else f"{value:,.2f}"
@@ -77,12 +77,12 @@ def percent(value: float | None, *, decimals: int = 0) -> str:
 
 
 def short_percent(value: float) -> str:
-    """Return a share as ``2 %`` or ``2.5 %``: with a decimal only where it tells something."""
+    """Return a share as ``2 %`` or ``2.5 %``, with a decimal only if it is not 0."""
     return percent(value, decimals=1).replace(".0 %", " %")
 
 
 def seconds(value: float | None, *, digits: int = 3) -> str:
-    """Return a time with the unit that suits it: ``820 µs``, ``115 ms``, ``1.23 s``."""
+    """Return a time with a suitable unit: ``820 µs``, ``115 ms``, ``1.23 s``."""
     if not known(value):
         return MISSING
     for factor, unit in ((1.0, "s"), (1e-3, "ms")):
@@ -92,14 +92,14 @@ def seconds(value: float | None, *, digits: int = 3) -> str:
 
 
 def interval(low: float | None, high: float | None, *, digits: int = 4) -> str:
-    """Return ``[low, high]``, or an empty text where there is no interval."""
-    if low is None or high is None or not (math.isfinite(low) and math.isfinite(high)):
+    """Return ``[low, high]``, or an empty text if there is no interval."""
+    if not (known(low) and known(high)):
         return ""
     return f"[{number(low, digits=digits)}, {number(high, digits=digits)}]"
 
 
 def fractions(low: float | None, high: float | None, *, decimals: int = 3) -> str:
-    """Return the interval of an efficiency, ``[0.812, 0.846]``, or an empty text where there is none."""
+    """Return the interval of an efficiency, ``[0.812, 0.846]``, or an empty text if there is none."""
     if not (known(low) and known(high)):
         return ""
     return f"[{fraction(low, decimals=decimals)}, {fraction(high, decimals=decimals)}]"
@@ -115,12 +115,12 @@ def listed(items: list[str], *, limit: int = 5) -> str:
 
 
 def capital(text: str) -> str:
-    """Return a text with its first letter as a capital, and the others as they are."""
+    """Return a text with its first letter capitalised and the others unchanged."""
     return text[:1].upper() + text[1:]
 
 
 def plain(value: Any) -> Any:
-    """Return a value of a frame as JSON can hold it; what is not known is None."""
+    """Return a value of a frame as a JSON value; None if unknown."""
     if value is None or isinstance(value, (str, bool)):
         return value
     item = value.item() if hasattr(value, "item") else value
@@ -130,10 +130,10 @@ def plain(value: Any) -> Any:
 
 
 def markdown_line(texts: Sequence[str]) -> str:
-    """Return a row of a Markdown table; the texts are shown as they are."""
+    """Return a row of a Markdown table; the texts are escaped."""
     return "| " + " | ".join(markdown(text) for text in texts) + " |"
 
 
 def markdown(text: str, *, limit: int = 300) -> str:
-    """Return a text that Markdown shows as it is, HTML and table bars included."""
+    """Return a text escaped for Markdown, including HTML and table bars."""
     return re.sub(r"([\\`*_{}\[\]<>|#!&~$])", r"\\\1", one_line(text, limit=limit))

@@ -1,62 +1,55 @@
-"""What in a study is odd, in words; nothing is dropped because of it.
+"""Detect and describe anomalies of a study; nothing is dropped because of them.
 
-Each finding states what was seen and what would be worth a look. Thresholds are those of a
-reader who should not be bothered by noise: an interval clear of the limit where there is one.
+Thresholds are chosen so that noise is rarely reported: if there is an interval, it must be clear of the
+limit.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 from scipy import special
 
 from analysis.checks.slow_ranks import SLOW_NODE_REMEDY, LateNodes, excess_texts, stragglers_alert
 from analysis.data.environment import Crowding, Environment
-from analysis.data.names import paths, ranks, state_counts
+from analysis.data.names import ranks, size_paths, state_counts
 from analysis.stats.estimate import LEVEL, MIN_RUNS
 from analysis.stats.measured import Frames
 from analysis.text import count, fraction, known, listed, one_line, percent
 
-#: Without intervals: how far an efficiency lies above 1, or above that of the size before, to be told.
+#: Without intervals: least excess of an efficiency over 1, or over that of the size before.
 MARGIN = 0.05
-#: Coefficient of variation over the runs of a cell from which it is called unstable.
+#: Standard deviation of the log throughput over the runs of a cell above which it is unstable.
 UNSTABLE = 0.05
-#: Level of the test for drift, and the least change over the study that is told.
+#: Significance level of a drift, and its least change over the study.
 DRIFT_LEVEL = 0.01
 DRIFT_LEAST = 0.01
-_MANY = 5
 _PATH_COLUMNS = ["gpus", "efficiency", "efficiency_low", "efficiency_high"]
 
 
-@dataclass(frozen=True)
-class Anomaly:
-    """One thing that is odd: a heading of a few words, and a sentence."""
+class Anomaly(NamedTuple):
+    """A heading of a few words, and a sentence."""
 
     heading: str
     words: str
 
 
 def anomalies(rows: pd.DataFrame, frames: Frames, *, slow: pd.DataFrame | None = None) -> list[Anomaly]:
-    """Return what is odd about a study, what concerns the most numbers first.
+    """Return the anomalies of a study; those that affect most numbers come first.
 
     Args:
-        rows: from :func:`analysis.checks.scaling_table.scaling_table`.
-        frames: what that was made from.
-        slow: of ``slow_nodes``, those that are not told of elsewhere.
+        rows: the scaling table.
+        frames: its frames.
+        slow: from :func:`analysis.checks.slow_ranks.slow_nodes`, without the nodes reported elsewhere.
     """
     found = [*_baselines_with_outliers(rows, frames), *_drift(frames)]
     if slow is not None and len(slow):
         found.append(_slow_nodes(slow))
     found += [*_superlinear(rows), *_recoveries(rows), *_unstable(frames)]
     return found
-
-
-def _few(items: list[str]) -> str:
-    return listed(items, limit=_MANY)
 
 
 def _baselines_with_outliers(rows: pd.DataFrame, frames: Frames) -> Iterator[Anomaly]:
@@ -66,8 +59,8 @@ def _baselines_with_outliers(rows: pd.DataFrame, frames: Frames) -> Iterator[Ano
         cells = [one_line(cell, limit=60) for cell in dict.fromkeys(odd["cell_id"])]
         yield Anomaly(
             "Baseline with an outlier",
-            f"{_few(cells)}: {count(len(odd), 'run')} far from the others of the baseline. "
-            "Every efficiency that refers to it carries that: run the baseline again.",
+            f"{listed(cells)}: {count(len(odd), 'run')} far from the others of the baseline. "
+            "This affects every efficiency relative to it: run the baseline again.",
         )
 
 
@@ -75,34 +68,33 @@ def _superlinear(rows: pd.DataFrame) -> Iterator[Anomaly]:
     beyond = rows[(rows["gpus"] > rows["base_gpus"]) & rows["ddp"] & (rows["mode"] != "")]
     clear = beyond[beyond["efficiency_low"] > 1]
     apart = beyond[beyond["efficiency_low"].isna() & (beyond["efficiency"] > 1 + MARGIN)]
-    told = pd.concat([clear, apart])
-    if len(told):
-        cells = [f"{fraction(row['efficiency'])} at {ranks(row)}" for row in told.to_dict("records")]
-        sure = "its interval is clear of 1" if len(apart) == 0 else "without an interval where n is below 3"
+    found = pd.concat([clear, apart])
+    if len(found):
+        cells = [f"{fraction(row['efficiency'])} at {ranks(row)}" for row in found.to_dict("records")]
+        sure = "its interval is clear of 1" if len(apart) == 0 else "no interval for n below 3"
         yield Anomaly(
             "Efficiency above 1",
-            f"{_few(cells)} ({sure}). Either the baseline is slower than it should be (fewer threads, "
+            f"{listed(cells)} ({sure}). Either the baseline is slower than it should be (fewer threads, "
             "another node, a slow first run), or the smaller share of the work fits into a faster memory.",
         )
 
 
 def _recoveries(rows: pd.DataFrame) -> Iterator[Anomaly]:
-    """Yield the sizes whose efficiency falls, and recovers at the next larger size."""
-    told = []
+    """Yield the sizes with a lower efficiency than the next smaller and the next larger size."""
+    found = []
     measured = rows[rows["efficiency"].notna() & rows["ddp"]]
-    for _, own in paths(measured):
+    for _, own in size_paths(measured):
         path = own[_PATH_COLUMNS].to_dict("records")
         for before, low, after in zip(path, path[1:], path[2:], strict=False):
             if low["efficiency"] < before["efficiency"] and _clearly_above(after, low):
                 three = (before, low, after)
                 values = ", ".join(fraction(row["efficiency"]) for row in three)
-                told.append(f"{values} at {', '.join(str(row['gpus']) for row in three)} ranks")
-    told = list(dict.fromkeys(told))
-    if told:
+                found.append(f"{values} at {', '.join(str(row['gpus']) for row in three)} ranks")
+    if found:
         yield Anomaly(
             "A size falls and the next recovers",
-            f"{_few(told)}. A larger size does not repair a smaller one: look at the nodes, the order of the "
-            "runs and the batch per rank of the one between.",
+            f"{listed(list(dict.fromkeys(found)))}. More ranks cannot repair a loss at fewer ranks: check "
+            "the nodes, the order of the runs and the batch per rank of the middle size.",
         )
 
 
@@ -121,13 +113,13 @@ def _unstable(frames: Frames) -> Iterator[Anomaly]:
         cells = [f"{one_line(cell, limit=60)} by {percent(value)}" for cell, value in wide.items()]
         yield Anomaly(
             "Runs of a cell differ",
-            f"{_few(cells)} (standard deviation from run to run). Shared nodes, a shared network or file "
-            "system, changing clocks: more repeats, or exclusive nodes.",
+            f"{listed(cells)} (standard deviation from run to run). Possible causes: shared nodes, a shared "
+            "network or file system, changing clocks. Use more repeats, or exclusive nodes.",
         )
 
 
 def _drift(frames: Frames) -> Iterator[Anomaly]:
-    """Yield a trend of the throughput over the time of the study, cells compared with themselves only."""
+    """Yield a trend of the throughput over time: a regression with one level for each cell."""
     runs = frames.runs[frames.runs["measured"]]
     if "started_at" not in runs or runs["started_at"].isna().any() or not len(runs):
         return
@@ -153,35 +145,35 @@ def _drift(frames: Frames) -> Iterator[Anomaly]:
         f"The throughput of equal cells {direction} by {percent(abs(math.expm1(slope * span)), decimals=1)} "
         f"[{percent(low, decimals=1)}, {percent(high, decimals=1)}] over the {span:.1f} h of the study "
         f"(p = {p_value:.2g}). Repeats are spread over the order, so it widens intervals more than it shifts "
-        "ratios: look for heat, other users, a filling file system.",
+        "ratios. Check for heat, other users, a filling file system.",
     )
 
 
 def _slow_nodes(slow: pd.DataFrame) -> Anomaly:
     return Anomaly(
         "Slow node",
-        f"{_few(excess_texts(slow))}: longer than the other nodes of the same runs for work that waits for "
-        f"nobody. Every step waits for it: {SLOW_NODE_REMEDY}.",
+        f"{listed(excess_texts(slow))}: more useful time than on the other nodes of the same runs. "
+        f"Every step waits for it: {SLOW_NODE_REMEDY}.",
     )
 
 
-# What a reader must know of a study before looking at a number.
+# -- warnings on top of the page ------------------------------------------------------
 
-#: A heading and words.
+#: A heading and a text.
 Alert = tuple[str, str]
 
 
 def alerts(
     rows: pd.DataFrame, frames: Frames, environment: Environment, *, late: LateNodes, slow: pd.DataFrame
 ) -> Iterator[Alert]:
-    """Yield what stands on top of the page.
+    """Yield warnings that a reader must know before looking at a number.
 
     Args:
-        rows: from :func:`analysis.checks.scaling_table.scaling_table`.
-        frames: what that was made from.
-        environment: what the runs ran on.
+        rows: the scaling table.
+        frames: its frames.
+        environment: the runs' environment.
         late: the nodes that the others wait for.
-        slow: those of them that are slow by their own work, too (``slow_nodes``).
+        slow: from :func:`analysis.checks.slow_ranks.slow_nodes`, only the late nodes.
     """
     if environment.crowding is not None:
         yield _crowded(environment.crowding)
@@ -207,8 +199,8 @@ def _crowded(crowding: Crowding) -> Alert:
 def _without_a_number(runs: pd.DataFrame) -> Iterator[Alert]:
     missing = runs[~runs["measured"]]
     if len(missing) == len(runs):
-        told = f": {state_counts(runs)}" if len(runs) else ""
-        yield "Nothing to compare", f"None of the {count(len(runs), 'planned run')} gave a number{told}."
+        counts = f": {state_counts(runs)}" if len(runs) else ""
+        yield "Nothing to compare", f"None of the {count(len(runs), 'planned run')} gave a number{counts}."
     elif len(missing):
         words = f"{len(missing):,} of {count(len(runs), 'run')} do not count: {state_counts(missing)}."
         yield "Incomplete", words

@@ -1,4 +1,4 @@
-"""What the fabric does by itself: latency and bandwidth from the all-reduces that every run times.
+"""Latency and bandwidth of the fabric, from the all-reduces that every run times.
 
 The model is that of a ring all-reduce of S bytes over N ranks::
 
@@ -8,15 +8,14 @@ The model is that of a ring all-reduce of S bytes over N ranks::
 Source: R. Thakur, R. Rabenseifner, W. Gropp, *Optimization of Collective Communication Operations
 in MPICH*, IJHPCA 19(1), 2005; bandwidths as nccl-tests defines them (doc/PERFORMANCE.md).
 
-Sizes differ by orders of magnitude, and each parameter is told by its own: β by the large ones,
-α by those where the bytes take less than half of the time. Fitted to all of them alike, what
-happens in between (a library that changes its algorithm, a switch with a buffer) would bend both.
-The unit is the run: one run gives one α and one β, and intervals come from runs.
+Sizes differ by orders of magnitude, and each parameter is fitted to its own: β to the large ones, α to
+those with less than half of the time spent on bytes. Effects in between (a library that changes its
+algorithm, a switch with a buffer) would distort a common fit. The unit is the run: one run gives one α
+and one β, and intervals are over runs.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
@@ -35,33 +34,16 @@ from bench.study.layout import RunFolder
 
 #: One row per run and message size.
 SWEEP_COLUMNS = (
-    "run_id",
-    "cell_id",
-    "ranks",
-    "bytes",
-    "buckets",
-    "repeats",
-    "time_sec",
-    "algbw_bytes_per_sec",
-    "busbw_bytes_per_sec",
+    *("run_id", "cell_id", "ranks", "bytes", "buckets", "repeats", "time_sec"),
+    *("algbw_bytes_per_sec", "busbw_bytes_per_sec"),
 )
-#: One row per cell with a sweep: ``n`` runs with a fit; ``reason`` says why a value is missing.
+#: One row per cell with a sweep: ``n`` runs with a fit; ``reason`` explains missing values.
 FABRIC_COLUMNS = (
-    "cell_id",
-    "ranks",
-    "n",
-    "alpha_sec",
-    "alpha_low",
-    "alpha_high",
-    "beta_sec_per_byte",
-    "beta_low",
-    "beta_high",
-    "ring_bytes_per_sec",
-    "left_out_error",
-    "left_out_error_large",
-    "reason",
+    *("cell_id", "ranks", "n", "alpha_sec", "alpha_low", "alpha_high"),
+    *("beta_sec_per_byte", "beta_low", "beta_high", "ring_bytes_per_sec"),
+    *("left_out_error", "left_out_error_large", "reason"),
 )
-#: From here on a message is large: TCP windows, pipelines and buffers of switches are filled.
+#: Messages of this size or more are large: they fill TCP windows, pipelines and switch buffers.
 LARGE_BYTES = 4_000_000
 _FEWEST_SIZES = 3
 _ROUNDS = 50
@@ -75,8 +57,8 @@ class RingFit:
         alpha_s: seconds per step of the ring.
         beta_s_per_byte: seconds per byte on a rank's link.
         ranks: N.
-        left_out: by message size, the prediction of the other sizes over what was measured, minus 1;
-            a size without which there is no fit is absent.
+        left_out: by message size, the prediction from the other sizes over the measured time, minus 1;
+            a size is absent if the other sizes have no fit.
     """
 
     alpha_s: float
@@ -89,14 +71,14 @@ class RingFit:
         return float(ring_time(size, self.ranks, self.alpha_s, self.beta_s_per_byte))
 
     def worst(self, *, from_bytes: int = 0) -> float | None:
-        """Return the largest error of a size left out, of those of so many bytes or more."""
+        """Return the largest error of a left-out size of at least ``from_bytes``; None if there is none."""
         errors = [abs(error) for size, error in self.left_out.items() if size >= from_bytes]
         return max(errors, default=None)
 
 
 @dataclass(frozen=True)
 class NoFit:
-    """Why a sweep has no α and β."""
+    """Reason why a sweep has no α and β."""
 
     reason: str
 
@@ -108,7 +90,7 @@ def ring_time(size: Any, ranks: Any, alpha_s: Any, beta_s_per_byte: Any) -> Any:
 
 
 def fit_ring(sizes: Sequence[float], times_s: Sequence[float], *, ranks: int) -> RingFit | NoFit:
-    """Return α and β of all-reduces of several sizes, or why there are none.
+    """Return α and β of all-reduces of several sizes, or the reason why there are none.
 
     Args:
         sizes: bytes of each message.
@@ -133,11 +115,11 @@ def fit_ring(sizes: Sequence[float], times_s: Sequence[float], *, ranks: int) ->
 
 
 def _parameters(size: Floats, time: Floats, ranks: int) -> tuple[float, float] | NoFit:
-    """Return α and β of some sizes and their times, each from the sizes that tell it."""
+    """Return α and β, each fitted to its own sizes."""
     if len(size) < _FEWEST_SIZES:
         return NoFit(f"{len(size)} message sizes; a fit needs {_FEWEST_SIZES}")
     steps, wire = 2 * (ranks - 1), size * 2 * (ranks - 1) / ranks
-    # Relative errors, weighted by the square of the size: the largest messages tell β.
+    # Relative errors, weighted by the square of the size: the largest messages determine β.
     weighted = (size / time) ** 2 * wire
     scale = float((weighted * wire).sum())
     alpha, beta = 0.0, 0.0
@@ -155,17 +137,11 @@ def _parameters(size: Floats, time: Floats, ranks: int) -> tuple[float, float] |
     return alpha, beta
 
 
-def read_probes(study: Study, run_ids: Iterable[str] | None = None) -> dict[str, dict[str, Any]]:
-    """Return probes.json by run_id, of the runs that left a whole one.
-
-    Args:
-        study: the study.
-        run_ids: of some runs; None for all.
-    """
-    wanted = None if run_ids is None else set(run_ids)
+def _read_probes(study: Study) -> dict[str, dict[str, Any]]:
+    """Return probes.json by run_id, of the runs with a readable one."""
     found = {}
     for run_id, attempt in zip(study.runs["run_id"], study.attempts, strict=True):
-        if attempt is None or (wanted is not None and run_id not in wanted):
+        if attempt is None:
             continue
         content = read_json(RunFolder(Path(attempt)).probes)
         if content is not None and content.get("schema") == 1:
@@ -173,17 +149,15 @@ def read_probes(study: Study, run_ids: Iterable[str] | None = None) -> dict[str,
     return found
 
 
-def sweep_rows(study: Study, probes: Mapping[str, dict[str, Any]] | None = None) -> pd.DataFrame:
+def sweep_rows(study: Study) -> pd.DataFrame:
     """Return :data:`SWEEP_COLUMNS`, one row per run and message size.
 
-    A time is the median over a size's repeats, each the longest rank's. A size whose entry is
-    not as it should be is left out.
+    A time is the median over a size's repeats of the longest rank's time. Malformed entries are ignored.
     """
-    read = read_probes(study) if probes is None else probes
     cells = dict(zip(study.runs["run_id"], study.runs["cell_id"], strict=True))
     rows = [
         {"run_id": run_id, "cell_id": cells[run_id], **row}
-        for run_id, content in read.items()
+        for run_id, content in _read_probes(study).items()
         for row in _sizes(content)
     ]
     return pd.DataFrame(rows, columns=list(SWEEP_COLUMNS))
@@ -221,10 +195,10 @@ def _size(entry: Mapping[str, Any], ranks: int) -> dict[str, Any]:
 def fabric_table(sweep: pd.DataFrame) -> pd.DataFrame:
     """Return :data:`FABRIC_COLUMNS`, one row per cell.
 
-    A cell's α and β are the geometric means of its runs'; their 95 % intervals are Student's t on
-    the logarithms, from three runs. ``ring_bytes_per_sec`` is 1/β: the rate on a rank's link.
-    ``left_out_error`` is the largest relative error of a size that the other sizes predict, median
-    over runs; ``left_out_error_large`` the same among messages of 4 MB or more.
+    α and β are geometric means over runs; their 95 % intervals are Student's t on the logarithms, from
+    three runs. ``ring_bytes_per_sec`` is 1/β: the rate on a rank's link. ``left_out_error`` is the largest
+    relative error of a size predicted from the other sizes, median over runs; ``left_out_error_large`` is
+    the same for messages of 4 MB or more.
 
     Args:
         sweep: from :func:`sweep_rows`.
@@ -259,7 +233,7 @@ def _cell(cell_id: str, rows: pd.DataFrame) -> dict[str, Any]:
 
 
 def _with_interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """Return the geometric mean and its 95 % interval; NaN where there is none."""
+    """Return the geometric mean and its 95 % interval; NaN if there is none."""
     one_group = np.zeros(len(values), dtype=np.intp)
     moments = log_moments(np.asarray(values, dtype=float), groups=one_group, size=1)
     (low,), (high,) = mean_interval(moments)
@@ -267,29 +241,26 @@ def _with_interval(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def _median(values: Iterable[float | None]) -> float:
-    told = [value for value in values if value is not None]
-    return float(np.median(told)) if told else float("nan")
-
-
-# The all-reduce of a series as its runs probed it, for the communication model.
+    known = [value for value in values if value is not None]
+    return float(np.median(known)) if known else float("nan")
 
 
 def fabrics(study: Study, rows: pd.DataFrame) -> dict[str, Fabric]:
-    """Return :func:`fabrics_of` a study's probes.json."""
+    """Return :func:`fabrics_of` the study's probes."""
     sweep = sweep_rows(study)
     return fabrics_of(sweep, fabric_table(sweep), rows)
 
 
 def fabrics_of(sweep: pd.DataFrame, fits: pd.DataFrame, rows: pd.DataFrame) -> dict[str, Fabric]:
-    """Return by series the fabric that its largest probed size saw; series without one are left out.
+    """Return by series the all-reduce of its largest probed size, for the communication model.
 
-    The largest size stands for the others: its ring takes the path that larger ones take. Which
-    bucket is ready last is not told by the probes: it is counted with the mean size.
+    The largest size represents the others: its ring has the same path as larger ones. The probes do not
+    identify the last bucket, so it has the mean size.
 
     Args:
-        sweep: from :func:`analysis.checks.fabric.sweep_rows`.
-        fits: its :func:`analysis.checks.fabric.fabric_table`.
-        rows: from :func:`analysis.checks.scaling_table.scaling_table`.
+        sweep: from :func:`sweep_rows`.
+        fits: from :func:`fabric_table`.
+        rows: the scaling table.
     """
     table = fits.set_index("cell_id")
     known = table[(table["alpha_sec"] >= 0) & (table["beta_sec_per_byte"] > 0)]
@@ -300,7 +271,7 @@ def fabrics_of(sweep: pd.DataFrame, fits: pd.DataFrame, rows: pd.DataFrame) -> d
         real = buckets[buckets["cell_id"] == cell]
         amount = int(real["buckets"].sum())
         payload = float((real["bytes"] * real["buckets"]).sum())
-        if amount and math.isfinite(payload):
+        if amount and isfinite(payload):
             alpha, beta = known.loc[cell, ["alpha_sec", "beta_sec_per_byte"]].to_numpy(dtype=float)
             found[str(series)] = Fabric(float(alpha), float(beta), payload, payload / amount, amount)
     return found

@@ -184,7 +184,7 @@ def stragglers_alert(late: LateNodes, *, slow: pd.DataFrame) -> tuple[str, str]:
     text = f"{capital(listed(late.texts, limit=_MAX_NAMED + 1))}. This is waiting, not slow communication."
     if len(slow):
         text += (
-            " Work that waits for nobody takes longer there than on the other nodes of the same runs: "
+            " The useful time is longer there than on the other nodes of the same runs: "
             f"{listed(excess_texts(slow))}. Every step waits for such a node: {SLOW_NODE_REMEDY}."
         )
     return "Straggler nodes", text

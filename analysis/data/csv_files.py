@@ -1,9 +1,8 @@
-"""Read thousands of small CSV files of one known header as one frame.
+"""Read thousands of small CSV files with one known header as one frame, and write frames as CSV.
 
-A call of ``read_csv`` per file costs milliseconds, mostly fixed. Here a file that looks
-exactly as expected is only counted and appended; all of them are parsed at once by
-Arrow. Any other file (another header, a torn last line, a value that is no number) is
-read by itself, with care and with words for what is wrong with it.
+``read_csv`` costs milliseconds per file, mostly fixed. Files in exactly the expected form are therefore
+joined and parsed at once by Arrow. Any other file (another header, an incomplete last line, a value that is
+not a number) is parsed row by row, with a description of its problems.
 """
 
 from __future__ import annotations
@@ -22,14 +21,17 @@ from pyarrow import csv as arrow_csv
 
 from analysis.text import clean, listed, one_line
 
-#: Files are handed to Arrow in portions of about this many bytes: bounds the memory, and
-#: a value that is no number costs one portion its fast path, not the whole study.
+#: Arrow parses portions of about this many bytes. This limits the memory, and a value that is not a
+#: number slows down one portion, not the whole study.
 _PORTION_BYTES = 1 << 22
+_MAX_REMARKS = 3
+#: A spreadsheet runs a text that begins with one of these as a formula.
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 @dataclass
 class Loaded:
-    """The rows of many files: ``file`` is the index of the path; ``problems`` say what is amiss by index."""
+    """The rows of many files, with the index of the path as ``file``, and problems by this index."""
 
     rows: pd.DataFrame
     problems: dict[int, str] = field(default_factory=dict)
@@ -37,7 +39,7 @@ class Loaded:
 
 @dataclass
 class _Portion:
-    """Bodies of files that look as expected, not yet parsed."""
+    """Bodies of files in the expected form, not yet parsed."""
 
     bodies: list[bytes] = field(default_factory=list)
     files: list[int] = field(default_factory=list)
@@ -54,8 +56,8 @@ class _Portion:
 def read_csvs(paths: Sequence[str], *, columns: Sequence[str], text: Collection[str] = ()) -> Loaded:
     """Return the rows of all files in the order of ``paths``.
 
-    Columns are float64 (empty is NaN) but for those named in ``text``. A file that is
-    missing or unreadable adds no row and a problem in words; so does each of its lines.
+    Columns are float64 (empty is NaN) except those in ``text``. A file or line that cannot be read adds
+    a problem and no row.
     """
     reader = _Reader(paths, tuple(columns), frozenset(text))
     for index in range(len(paths)):
@@ -87,7 +89,7 @@ class _Reader:
             return
         count = self._plain_rows(data)
         if count is None:
-            self._read_with_care(index, data)
+            self._read_row_by_row(index, data)
             return
         if count:
             self.portion.add(index, data[len(self.header) :], count)
@@ -104,7 +106,7 @@ class _Reader:
         return Loaded(rows, self.problems)
 
     def _plain_rows(self, data: bytes) -> int | None:
-        """Return the number of rows of a file that is exactly as expected, else None."""
+        """Return the number of rows of a file in exactly the expected form, else None."""
         if not data.startswith(self.header) or not data.endswith(b"\n"):
             return None
         lines = data.count(b"\n")
@@ -125,14 +127,14 @@ class _Reader:
             table = None
         if table is None or table.num_rows != sum(portion.counts):
             for index, body in zip(portion.files, portion.bodies, strict=True):
-                self._read_with_care(index, self.header + body)
+                self._read_row_by_row(index, self.header + body)
             return
         frame = table.to_pandas()
         frame.insert(0, "file", np.repeat(np.array(portion.files, dtype=np.int64), portion.counts))
         self.frames.append(frame)
 
-    def _read_with_care(self, index: int, data: bytes) -> None:
-        rows, remarks = _rows_with_care(data, self.columns, self.text)
+    def _read_row_by_row(self, index: int, data: bytes) -> None:
+        rows, remarks = _parse_rows(data, self.columns, self.text)
         if remarks:
             self.problems[index] = f"{self._name(index)}: {'; '.join(remarks)}"
         if rows:
@@ -150,17 +152,17 @@ class _Reader:
         }
 
 
-def _rows_with_care(
+def _parse_rows(
     data: bytes, columns: tuple[str, ...], text: frozenset[str]
 ) -> tuple[list[list[str | float]], list[str]]:
-    """Return the rows that can be read and what is wrong with the rest."""
+    """Return the readable rows, and remarks about the others."""
     content = data.decode("utf-8-sig", "replace").replace("\0", "\N{REPLACEMENT CHARACTER}")
     remarks: list[str] = []
     if not content:
         return [], ["the file is empty"]
     if not content.endswith("\n"):
         content = content[: content.rfind("\n") + 1]
-        remarks.append("the last line is torn and was left out")
+        remarks.append("the last line is incomplete and was left out")
     reader = csv.reader(io.StringIO(content, newline=""))
     rows: list[list[str | float]] = []
     try:
@@ -178,12 +180,8 @@ def _rows_with_care(
                 remarks.append(f"line {reader.line_num} has {len(line)} values instead of {len(header)}")
     except csv.Error as error:
         remarks.append(f"line {reader.line_num}: {error}")
-    return rows, _few(remarks)
-
-
-def _few(remarks: list[str], *, limit: int = 3) -> list[str]:
-    left_out = len(remarks) - limit
-    return remarks if left_out <= 0 else [*remarks[:limit], f"and {left_out} more such lines"]
+    more = len(remarks) - _MAX_REMARKS
+    return rows, remarks if more <= 0 else [*remarks[:_MAX_REMARKS], f"and {more} more such lines"]
 
 
 def _row(
@@ -208,17 +206,11 @@ def _row(
     return row
 
 
-# A frame as the text of a CSV file that programs read and spreadsheets only show.
-
-#: A spreadsheet would run a text that begins with one of these as a formula.
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
-
-
 def csv_text(frame: pd.DataFrame, *, digits: int = 12) -> str:
-    """Return the frame as CSV: what was not measured is an empty cell, no text can run as a formula.
+    """Return the frame as CSV: values that were not measured are empty cells, no text can run as a formula.
 
     Args:
-        frame: its texts may come from results; they lose what no table can show safely.
+        frame: any frame; its texts are cleaned.
         digits: significant digits of a number.
     """
     safe = frame.copy()

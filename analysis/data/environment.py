@@ -1,4 +1,4 @@
-"""What the runs ran on, from their env.json: software, hardware, hosts, transport."""
+"""Software, hardware, hosts and transport of the runs, from their env.json."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from analysis.data.load import Study
 from analysis.text import count, listed, one_line, whole
 from bench.units import human_bytes
 
-#: Up to this many runs every env.json is read, beyond it a sample.
+#: Largest number of env.json files read; of a larger study a sample is read.
 MAX_READ = 500
 _MAX_VALUES = 4
 _MAX_HOSTS = 64
 
-#: What env.json says of a run's software and hardware: label and key.
+#: Facts of env.json: label and key.
 FACTS = (
     ("bench", "bench_version"),
     ("PyTorch", "torch"),
@@ -33,7 +33,7 @@ FACTS = (
     ("Parameters", "parameters"),
     ("Gradients", "gradient_bytes"),
 )
-#: The same of its ``transport``.
+#: Facts of ``transport`` in env.json: label and key.
 TRANSPORT = (
     ("Interface", "interface"),
     ("Network", "network"),
@@ -47,7 +47,7 @@ TRANSPORT = (
 
 @dataclass(frozen=True)
 class Host:
-    """One host that joined, and in how many runs."""
+    """One host, with the number of its runs."""
 
     name: str
     cpu: str
@@ -58,7 +58,7 @@ class Host:
 
 @dataclass(frozen=True)
 class Crowding:
-    """More ranks than cores on a host: they measure the sharing of cores, not scaling."""
+    """A host with more ranks than cores: its efficiency reflects shared cores, not scaling."""
 
     ranks: int
     cores: int
@@ -76,9 +76,17 @@ class Crowding:
 
 @dataclass
 class Environment:
-    """The summary of the environments read, of those asked for, of the runs started.
+    """Summary of the runs' environments.
 
-    ``facts`` holds label and value; a value that differs lists how often each occurs.
+    Attributes:
+        read, asked, started: number of env.json files that were readable, of those in the sample, and of
+            started runs.
+        facts: label and value; values that differ between runs are listed with their number of runs.
+        variables: environment variables, in the same form.
+        hosts, hosts_left_out: the first hosts, and the number of further ones.
+        crowding: the host with most ranks per core, if ranks outnumber cores anywhere.
+        warnings: warnings of the runs.
+        differing: labels of the facts that differ.
     """
 
     read: int = 0
@@ -94,7 +102,7 @@ class Environment:
 
     @property
     def source(self) -> str:
-        """Where the summary comes from, in words."""
+        """Number of files that were read, as a sentence."""
         if self.asked < self.started:
             return f"From a sample: {self.read:,} of {count(self.started, 'started run')} were read."
         rest = self.started - self.read
@@ -103,19 +111,18 @@ class Environment:
 
 
 def describe_environment(study: Study) -> Environment:
-    """Return the environment of the study's runs, from every env.json or from a sample of them."""
+    """Return the environment of the study's runs, from every env.json or from a sample."""
     tried = [place for place, folder in enumerate(study.attempts) if folder is not None]
     chosen = sampled(study, tried)
     run_ids = study.runs["run_id"].iloc[chosen]
     envs = list(study.envs_of(run_ids).values())
     found = Environment(read=len(envs), asked=len(chosen), started=len(tried))
-    for label, key in FACTS:
-        _add_fact(found, label, [value_of(env, key) for env in envs])
-    transports = [env.get("transport") for env in envs]
-    for label, key in TRANSPORT:
-        _add_fact(found, label, [value_of(t, key) if isinstance(t, dict) else None for t in transports])
-    if way := _allocations(study):
-        found.facts.append(("Run", way))
+    transports = [t for env in envs if isinstance(t := env.get("transport"), dict)]
+    for facts, sources in ((FACTS, envs), (TRANSPORT, transports)):
+        for label, key in facts:
+            _add_fact(found, label, Counter(filter(None, (value_of(source, key) for source in sources))))
+    if allocations := _allocations(study):
+        found.facts.append(("Run", allocations))
     _add_variables(found, envs)
     _add_hosts(found, envs)
     found.crowding = _crowding(envs)
@@ -125,7 +132,7 @@ def describe_environment(study: Study) -> Environment:
 
 
 def _allocations(study: Study) -> str:
-    """Return in which way the runs were run, where that is known: jobs of their own, or packed into some."""
+    """Return how many runs had their own job, and how many shared an allocation."""
     runs = study.runs[study.runs["started_at"].notna()]
     own = int((runs["allocation"] == "job").sum())
     packed = runs[runs["allocation"] == "pack"]
@@ -139,14 +146,14 @@ def _allocations(study: Study) -> str:
 
 
 def sampled(study: Study, places: list[int]) -> list[int]:
-    """Return all places, or one run of each size, launcher and backend and others spread over the study."""
+    """Return at most :data:`MAX_READ` positions, with one of each size, launcher and backend."""
     if len(places) <= MAX_READ:
         return places
     cells = study.cells.set_index("cell_id")[["nodes", "gpus_per_node", "launcher", "backend"]]
     kinds = cells.loc[study.runs["cell_id"].iloc[places]].reset_index(drop=True)
     first = np.flatnonzero(~kinds.duplicated().to_numpy())[:MAX_READ]
-    spread = np.linspace(0, len(places) - 1, MAX_READ - len(first)).astype(int)
-    return [places[i] for i in sorted({*first.tolist(), *spread.tolist()})]
+    others = np.linspace(0, len(places) - 1, MAX_READ - len(first)).astype(int)
+    return [places[i] for i in sorted({*first.tolist(), *others.tolist()})]
 
 
 def _items(value: Any) -> list[Any]:
@@ -154,7 +161,7 @@ def _items(value: Any) -> list[Any]:
 
 
 def value_of(mapping: dict[str, Any], key: str) -> str | None:
-    """Return a fact of env.json (or of its transport) as text; None where it is not known."""
+    """Return a fact of env.json or its transport as text; None if unknown."""
     value = mapping.get(key)
     if value is None or isinstance(value, (dict, list)):
         return None
@@ -165,21 +172,20 @@ def value_of(mapping: dict[str, Any], key: str) -> str | None:
     return one_line(value, limit=120)
 
 
-def _add_fact(found: Environment, label: str, values: list[str | None]) -> None:
-    counts = Counter(value for value in values if value)
-    if not counts:
-        return
-    if len(counts) == 1:
-        found.facts.append((label, next(iter(counts))))
-        return
-    if label not in ("Backend", "Launcher"):
+def _add_fact(found: Environment, label: str, counts: Counter[str]) -> None:
+    if len(counts) > 1 and label not in ("Backend", "Launcher"):
         found.differing.append(label)
+    if counts:
+        found.facts.append((label, next(iter(counts)) if len(counts) == 1 else _with_counts(counts)))
+
+
+def _with_counts(counts: Counter[str]) -> str:
     shown = [f"{value} ({count(runs, 'run')})" for value, runs in counts.most_common()]
-    found.facts.append((label, listed(shown, limit=_MAX_VALUES)))
+    return listed(shown, limit=_MAX_VALUES)
 
 
 def _add_variables(found: Environment, envs: list[dict[str, Any]]) -> None:
-    """Add the variables of all runs; one that differs in every run (a job's id) is only counted."""
+    """Add the variables of all runs; those with many values (such as a job's id) are only counted."""
     values: dict[str, Counter[str]] = {}
     for env in envs:
         for section in ("env", "slurm"):
@@ -192,12 +198,11 @@ def _add_variables(found: Environment, envs: list[dict[str, Any]]) -> None:
         elif len(counts) == 1 and counts.total() == len(envs):
             found.variables.append((name, next(iter(counts))))
         else:
-            shown = [f"{value} ({count(runs, 'run')})" for value, runs in counts.most_common()]
-            found.variables.append((name, listed(shown, limit=_MAX_VALUES)))
+            found.variables.append((name, _with_counts(counts)))
 
 
 def hosts_of(env: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the entries of the hosts that joined a run."""
+    """Yield the hosts of a run."""
     return (host for host in _items(env.get("hosts")) if isinstance(host, dict))
 
 
@@ -220,12 +225,12 @@ def _add_hosts(found: Environment, envs: list[dict[str, Any]]) -> None:
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    """Return what sorts names by the numbers in them."""
+    """Return a sort key that orders numbers within names."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split("([0-9]+)", name)]
 
 
 def _crowding(envs: list[dict[str, Any]]) -> Crowding | None:
-    """Return the most crowded host of all runs, where ranks outnumber cores anywhere."""
+    """Return the host with most ranks per core, if ranks outnumber cores anywhere."""
     worst: tuple[float, int, int, bool] | None = None
     sizes: set[int] = set()
     for env in envs:

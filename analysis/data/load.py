@@ -10,7 +10,6 @@ import os
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -67,21 +66,6 @@ class Study:
     def name(self) -> str:
         """The study's name, by its plan."""
         return one_line(self.plan.get("study") or self.folder.name)
-
-    @cached_property
-    def ranks(self) -> pd.DataFrame:
-        """All rows of all ranks.csv; for a large study use :meth:`ranks_of`."""
-        return self.ranks_of(self.runs["run_id"])
-
-    @cached_property
-    def steps(self) -> pd.DataFrame:
-        """All rows of all steps.csv; for a large study use :meth:`steps_of`."""
-        return self.steps_of(self.runs["run_id"])
-
-    @cached_property
-    def envs(self) -> dict[str, dict[str, Any]]:
-        """Every env.json by run_id; for a large study use :meth:`envs_of`."""
-        return self.envs_of(self.runs["run_id"])
 
     def ranks_of(self, run_ids: Iterable[str]) -> pd.DataFrame:
         """Return the rows of ranks.csv of some runs, with ``run_id`` and ``cell_id``."""

@@ -87,7 +87,7 @@ def baseline_names(rows: pd.DataFrame) -> list[str]:
     ]
 
 
-def paths(rows: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
+def size_paths(rows: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     """Return the rows of each line of a figure: sizes within one node, or over nodes of one layout."""
     found = []
     for series, own in rows.groupby("series", sort=False):

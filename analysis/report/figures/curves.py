@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from analysis.data.names import paths, ranks, with_layout
+from analysis.data.names import ranks, size_paths, with_layout
 from analysis.report.figures.drawing import (
     INK,
     MUTED,
@@ -125,7 +125,7 @@ def _caption(curve: Curve, selection: Selection, *, with_runs: bool) -> str:
         texts = [
             WORDS["captions"]["no_intervals"] + (" and baseline." if (rows["baseline"] != "").any() else ".")
         ]
-    if len(paths(rows)) > len(selection.labels):
+    if len(size_paths(rows)) > len(selection.labels):
         texts.append(WORDS["captions"]["lines"])
     if with_runs:
         texts.append(WORDS["captions"]["runs"])
@@ -198,7 +198,7 @@ def _side_by_side(runs: pd.DataFrame, *, span: float) -> pd.Series:
 
 
 def _draw_lines(axes: Axes, curve: Curve, rows: pd.DataFrame, labels: Sequence[str]) -> None:
-    joined = pd.concat([part.assign(path=name) for name, part in paths(rows)], ignore_index=True)
+    joined = pd.concat([part.assign(path=name) for name, part in size_paths(rows)], ignore_index=True)
     sns.lineplot(
         data=joined,
         x="gpus",

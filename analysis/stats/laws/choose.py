@@ -40,6 +40,8 @@ _FORECAST_COLUMNS = (
     *("like", "nodes", "gpus_per_node", "gpus", "global_batch", "per_gpu_batch"),
     *("step_time_s", "low_s", "high_s", "throughput_samples_per_sec", "remark"),
 )
+#: The columns of :attr:`LawFit.table`; ``status`` is chosen, plausible, less supported or refused.
+LAW_COLUMNS = ("law", "title", "formula", "delta_aicc", "leave_last_error", "status", "reason")
 #: The columns of :meth:`LawFit.predict`.
 PREDICTION_COLUMNS = ("gpus", "step_time_sec", "low", "high", "extrapolation", "beyond")
 
@@ -55,7 +57,7 @@ class LawFit:
         left_out: laws that could not be fitted, with the reason.
         by_aicc: whether AICc compared them, or the leave-last-out error alone.
         path: description of the sizes.
-        sizes, runs: number of distinct sizes and of runs.
+        runs: number of runs.
         largest, smallest: sizes in ranks.
     """
 
@@ -65,45 +67,22 @@ class LawFit:
     left_out: tuple[tuple[Law, str], ...]
     by_aicc: bool
     path: str
-    sizes: int
     runs: int
     smallest: int
     largest: int
 
     @property
     def table(self) -> pd.DataFrame:
-        """One row per law, the chosen one first.
-
-        Columns ``law, title, formula, parameters, aicc, delta_aicc, leave_last_error, noise,
-        status, reason``; ``parameters`` maps a name to (value, low, high), 95 %.
-        """
-        best = self.chosen.aicc
-        rows = [
-            {
-                "law": fitted.law.name,
-                "title": fitted.law.title,
-                "formula": fitted.law.formula,
-                "parameters": _parameters(fitted),
-                "aicc": fitted.aicc,
-                "delta_aicc": fitted.aicc - best if math.isfinite(fitted.aicc) else math.nan,
-                "leave_last_error": fitted.leave_last_error,
-                "noise": fitted.noise,
-                "status": self._status(fitted),
-                "reason": fitted.refused,
-            }
-            for fitted in self.laws
-        ]
-        rows += [
-            {
-                "law": law.name,
-                "title": law.title,
-                "formula": law.formula,
-                "status": "refused",
-                "reason": why,
-            }
-            for law, why in self.left_out
-        ]
-        return pd.DataFrame(rows)
+        """:data:`LAW_COLUMNS`, one row per law, the chosen one first."""
+        rows: list[tuple[object, ...]] = []
+        for fitted in self.laws:
+            delta = fitted.aicc - self.chosen.aicc if math.isfinite(fitted.aicc) else math.nan
+            law = fitted.law
+            numbers = (delta, fitted.leave_last_error)
+            rows.append((law.name, law.title, law.formula, *numbers, self._status(fitted), fitted.refused))
+        for law, reason in self.left_out:
+            rows.append((law.name, law.title, law.formula, math.nan, math.nan, "refused", reason))
+        return pd.DataFrame(rows, columns=list(LAW_COLUMNS))
 
     @property
     def plausible(self) -> tuple[Fitted, ...]:
@@ -165,11 +144,6 @@ class LawFit:
         return "plausible" if self._is_plausible(fitted) else "less supported"
 
 
-def _parameters(fitted: Fitted) -> dict[str, tuple[float, float, float]]:
-    table = zip(fitted.law.parameters, fitted.theta, fitted.low, fitted.high, strict=True)
-    return {parameter.name: (float(a), float(b), float(c)) for parameter, a, b, c in table}
-
-
 def fit_laws(runs: pd.DataFrame, *, mode: str, probes: Fabric | None = None) -> LawFit | Refusal:
     """Return the laws of one series, or the reason why there are none.
 
@@ -214,7 +188,6 @@ def _choose(laws: Sequence[Law], points: Points, *, mode: str, path: str) -> Law
         left_out=tuple(left_out),
         by_aicc=by_aicc,
         path=path,
-        sizes=len(points.ranks),
         runs=points.runs,
         smallest=int(points.ranks[0]),
         largest=int(points.ranks[-1]),

@@ -47,7 +47,7 @@ def test_an_efficiency_above_1_is_told_where_its_interval_is_clear_of_it() -> No
         "threads, another node, a slow first run), or the smaller share of the work fits into a faster memory."
     )
     assert told(points({1: around(100, 0.2), 2: around(204, 0.2)})).keys() == {"Runs of a cell differ"}
-    assert "without an interval" in told(points({1: [100], 2: [240]}))["Efficiency above 1"]
+    assert "no interval for n below 3" in told(points({1: [100], 2: [240]}))["Efficiency above 1"]
 
 
 def test_sizes_below_an_asked_baseline_are_no_anomaly() -> None:
@@ -68,8 +68,8 @@ def test_runs_that_differ_widely_are_told_with_their_cell() -> None:
 def test_an_outlier_in_the_baseline_is_told() -> None:
     found = told(points({1: [100, 100.1, 99.9, 100.2, 99.8, 60], 2: around(190)}))
     assert found["Baseline with an outlier"] == (
-        "points-1x1-b64.0: 1 run far from the others of the baseline. Every efficiency that refers to it carries "
-        "that: run the baseline again."
+        "points-1x1-b64.0: 1 run far from the others of the baseline. This affects every efficiency relative "
+        "to it: run the baseline again."
     )
 
 
@@ -121,7 +121,9 @@ def rank_rows(slow: dict[str, float], *, runs: int = 4, noise: float = 0.01, see
 
 def test_a_node_that_is_slow_in_several_runs_is_named() -> None:
     found = told(points({1: around(100), 2: around(190)}), slow=slow_nodes_of(rank_rows({"n3": 1.2})))
-    assert found["Slow node"].startswith("n3 by 20 % in 4 runs: longer than the other nodes of the same runs")
+    assert found["Slow node"].startswith(
+        "n3 by 20 % in 4 runs: more useful time than on the other nodes of the same runs"
+    )
     table = slow_nodes_of(rank_rows({"n3": 1.2, "n1": 1.1}))
     assert table["host"].to_list() == ["n3", "n1"]
     assert table["excess"].iloc[0] == pytest.approx(0.2, abs=0.06)
@@ -170,7 +172,7 @@ def test_a_node_that_is_late_and_slow_is_told_of_once_with_both_facts(tmp_path: 
     assert (
         "<strong>Straggler nodes.</strong> Both ranks on n2 take 5.00 ms per step longer than the others (29 % of "
         "the step, in backward), in 3 of 3 runs of n2x2-gloo-srun-b16. This is waiting, not slow communication. "
-        "Work that waits for nobody takes longer there than on the other nodes of the same runs: n2 by 50 % in 3 "
+        "The useful time is longer there than on the other nodes of the same runs: n2 by 50 % in 3 "
         "runs. Every step waits for such a node: leave it out (--exclude) or have it looked at.</div>"
     ) in page
     assert "Slow node" not in page
@@ -180,6 +182,6 @@ def test_a_node_that_is_slow_but_not_late_is_worth_a_look(tmp_path: Path) -> Non
     page = page_with_late_ranks(tmp_path / "s", 0.0005)
     assert "Straggler nodes" not in page
     assert (
-        "<strong>Slow node.</strong> n2 by 5 % in 3 runs: longer than the other nodes of the same runs for work "
-        "that waits for nobody. Every step waits for it: leave it out (--exclude) or have it looked at.</p>"
+        "<strong>Slow node.</strong> n2 by 5 % in 3 runs: more useful time than on the other nodes of the same "
+        "runs. Every step waits for it: leave it out (--exclude) or have it looked at.</p>"
     ) in page

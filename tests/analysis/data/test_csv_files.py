@@ -71,13 +71,21 @@ def test_broken_files_change_nothing_for_the_whole_ones(
 @pytest.mark.parametrize(
     ("content", "rates", "problem"),
     [
-        ("epoch,rate,host\n0,1.5,a\n1,2.", [1.5], "metrics.csv: the last line is torn and was left out"),
+        (
+            "epoch,rate,host\n0,1.5,a\n1,2.",
+            [1.5],
+            "metrics.csv: the last line is incomplete and was left out",
+        ),
         ("epoch,rate,host\n0,1.5,a\n1\n", [1.5], "metrics.csv: line 3 has 1 values instead of 3"),
         ("epoch,rate,host\n0,fast,a\n", [math.nan], "metrics.csv: line 2: rate 'fast' is not a number"),
         ("epoch,rate\n0,1.5\n", [1.5], "metrics.csv: lacks the column host"),
         ("a;b;c\n", [], "metrics.csv: another table: its header is 'a;b;c'"),
         ("", [], "metrics.csv: the file is empty"),
-        ("epo", [], "metrics.csv: the last line is torn and was left out; another table: its header is ''"),
+        (
+            "epo",
+            [],
+            "metrics.csv: the last line is incomplete and was left out; another table: its header is ''",
+        ),
         (b"\xff\xfe\x00epoch", [], None),
         ("rate,host,epoch\n1.5,a,0\n", [1.5], None),
         ("\ufeffepoch,rate,host\r\n0,1.5,a\r\n", [1.5], None),

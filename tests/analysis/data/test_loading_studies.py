@@ -173,10 +173,12 @@ def test_ranks_steps_and_environments_are_read_when_asked_for(tmp_path: Path) ->
     (attempt(path) / "env.json").write_text("{")
     study = load_study(path)
     assert "ranks" not in vars(study)
-    assert study.ranks.groupby("run_id", observed=True)["rank"].nunique().to_list() == [1, 2, 4, 8]
-    assert study.ranks["host"].iloc[0] == "n1"
-    assert len(study.steps) == 4 * 3
-    assert set(study.envs) == set(study.runs["run_id"]) - {RUN}
+    assert study.ranks_of(study.runs["run_id"]).groupby("run_id", observed=True)[
+        "rank"
+    ].nunique().to_list() == [1, 2, 4, 8]
+    assert study.ranks_of(study.runs["run_id"])["host"].iloc[0] == "n1"
+    assert len(study.steps_of(study.runs["run_id"])) == 4 * 3
+    assert set(study.envs_of(study.runs["run_id"])) == set(study.runs["run_id"]) - {RUN}
     assert set(study.ranks_of([RUN])["run_id"]) == {RUN}
 
 
@@ -257,9 +259,9 @@ def test_no_bytes_in_a_runs_files_stop_the_loading(tmp_path: Path, data: st.Data
         study = load_study(path)
         frames = measure(study)
         assert len(frames.runs) == 2
-        assert len(study.ranks) >= 0
-        assert len(study.steps) >= 0
-        assert len(study.envs) <= 2
+        assert len(study.ranks_of(study.runs["run_id"])) >= 0
+        assert len(study.steps_of(study.runs["run_id"])) >= 0
+        assert len(study.envs_of(study.runs["run_id"])) <= 2
     finally:
         target.write_bytes(whole)
 

@@ -41,7 +41,8 @@ def refusal(runs: pd.DataFrame, mode: str) -> str:
 
 
 def parameters(found: LawFit) -> dict[str, float]:
-    return {name: value[0] for name, value in found.table.iloc[0]["parameters"].items()}
+    chosen = found.chosen
+    return {p.name: value for p, value in zip(chosen.law.parameters, chosen.theta, strict=True)}
 
 
 @pytest.mark.parametrize(
