@@ -157,15 +157,9 @@ def _slow_nodes(slow: pd.DataFrame) -> Anomaly:
     )
 
 
-# -- warnings on top of the page ------------------------------------------------------
-
-#: A heading and a text.
-Alert = tuple[str, str]
-
-
 def alerts(
     rows: pd.DataFrame, frames: Frames, environment: Environment, *, late: LateNodes, slow: pd.DataFrame
-) -> Iterator[Alert]:
+) -> Iterator[Anomaly]:
     """Yield warnings that a reader must know before looking at a number.
 
     Args:
@@ -182,25 +176,26 @@ def alerts(
     if len(mixed):
         cells = listed([one_line(name, limit=60) for name in mixed["cell_id"]], limit=4)
         words = f"{cells}: counted in another unit than the plan's samples or the baseline; no efficiency."
-        yield "Two units of work", words
+        yield Anomaly("Two units of work", words)
     if environment.differing:
         words = f"Not all runs had the same {listed(environment.differing)}: see the environment below."
-        yield "Runs differ", words
+        yield Anomaly("Runs differ", words)
     if late.sentences:
-        yield stragglers_alert(late, slow=slow)
+        yield Anomaly(*stragglers_alert(late, slow=slow))
 
 
-def _crowded(crowding: Crowding) -> Alert:
+def _crowded(crowding: Crowding) -> Anomaly:
     sizes = listed([str(size) for size in crowding.sizes], limit=8)
     concerned = f". Sizes concerned: {sizes} ranks" if sizes else ""
-    return "Ranks outnumber cores", f"{crowding}{concerned}."
+    return Anomaly("Ranks outnumber cores", f"{crowding}{concerned}.")
 
 
-def _without_a_number(runs: pd.DataFrame) -> Iterator[Alert]:
+def _without_a_number(runs: pd.DataFrame) -> Iterator[Anomaly]:
     missing = runs[~runs["measured"]]
     if len(missing) == len(runs):
         counts = f": {state_counts(runs)}" if len(runs) else ""
-        yield "Nothing to compare", f"None of the {count(len(runs), 'planned run')} gave a number{counts}."
+        words = f"None of the {count(len(runs), 'planned run')} gave a number{counts}."
+        yield Anomaly("Nothing to compare", words)
     elif len(missing):
         words = f"{len(missing):,} of {count(len(runs), 'run')} do not count: {state_counts(missing)}."
-        yield "Incomplete", words
+        yield Anomaly("Incomplete", words)

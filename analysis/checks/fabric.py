@@ -66,10 +66,6 @@ class RingFit:
     ranks: int
     left_out: Mapping[int, float]
 
-    def time_s(self, size: float) -> float:
-        """Return the predicted seconds of an all-reduce of ``size`` bytes."""
-        return float(ring_time(size, self.ranks, self.alpha_s, self.beta_s_per_byte))
-
     def worst(self, *, from_bytes: int = 0) -> float | None:
         """Return the largest error of a left-out size of at least ``from_bytes``; None if there is none."""
         errors = [abs(error) for size, error in self.left_out.items() if size >= from_bytes]
@@ -137,29 +133,17 @@ def _parameters(size: Floats, time: Floats, ranks: int) -> tuple[float, float] |
     return alpha, beta
 
 
-def _read_probes(study: Study) -> dict[str, dict[str, Any]]:
-    """Return probes.json by run_id, of the runs with a readable one."""
-    found = {}
-    for run_id, attempt in zip(study.runs["run_id"], study.attempts, strict=True):
-        if attempt is None:
-            continue
-        content = read_json(RunFolder(Path(attempt)).probes)
-        if content is not None and content.get("schema") == 1:
-            found[str(run_id)] = content
-    return found
-
-
 def sweep_rows(study: Study) -> pd.DataFrame:
     """Return :data:`SWEEP_COLUMNS`, one row per run and message size.
 
     A time is the median over a size's repeats of the longest rank's time. Malformed entries are ignored.
     """
-    cells = dict(zip(study.runs["run_id"], study.runs["cell_id"], strict=True))
-    rows = [
-        {"run_id": run_id, "cell_id": cells[run_id], **row}
-        for run_id, content in _read_probes(study).items()
-        for row in _sizes(content)
-    ]
+    rows: list[dict[str, Any]] = []
+    runs = study.runs
+    for run_id, cell_id, attempt in zip(runs["run_id"], runs["cell_id"], study.attempts, strict=True):
+        content = read_json(RunFolder(Path(attempt)).probes) if attempt else None
+        if content is not None and content.get("schema") == 1:
+            rows += [{"run_id": run_id, "cell_id": cell_id, **row} for row in _sizes(content)]
     return pd.DataFrame(rows, columns=list(SWEEP_COLUMNS))
 
 

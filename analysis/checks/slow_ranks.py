@@ -39,13 +39,8 @@ _MAX_NAMED = 4
 #: One row per run and late rank; times are seconds per step, means over the attribution windows;
 #: ``host_ranks`` counts the ranks of that run on its host, late or not.
 STRAGGLER_COLUMNS = ("run_id", "cell_id", "rank", "host", "host_ranks", "excess_sec", "share_of_step", "part")
-_PART_NAMES = {
-    USEFUL_PARTS["data"]: "data loading",
-    USEFUL_PARTS["forward"]: "forward",
-    USEFUL_PARTS["backward"]: "backward",
-    USEFUL_PARTS["optimizer"]: "the optimizer",
-    USEFUL_PARTS["other"]: "what no timer covered",
-}
+_LONG_NAMES = {"data": "data loading", "optimizer": "the optimizer", "other": "what no timer covered"}
+_PART_NAMES = {column: _LONG_NAMES.get(part, part) for part, column in USEFUL_PARTS.items()}
 #: The columns of report/nodes.csv, one row per cell and host; times are seconds per step.
 NODE_COLUMNS = (
     *("cell_id", "host", "ranks", "n", "useful_sec", "data_sec", "compute_sec", "wait_sec", "transfer_sec"),
@@ -55,13 +50,8 @@ _TIMES = ("data", "compute", "rest", "useful", "transfer", "wait", "step")
 _EPOCH = ["run_id", "epoch"]
 
 
-def _read_ranks(study: Study, runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of ranks.csv that have an attribution window, with ``useful`` time."""
-    ranks = study.ranks_of(ranks_sample(runs)["run_id"])
-    return _with_useful_time(ranks)
-
-
 def _with_useful_time(ranks: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows that have an attribution window, with ``useful`` time."""
     useful = useful_time(ranks)
     return ranks.assign(useful=useful, run_id=ranks["run_id"].astype("str"))[useful.notna()]
 
@@ -70,9 +60,6 @@ def _beyond_typical(frame: pd.DataFrame, column: str, *, among: list[str]) -> pd
     """Return a column minus its lower median over the rows that agree in ``among``."""
     typical = lower_median(frame.groupby(among, sort=False)[column]).rename("typical")
     return frame[column] - frame[among].join(typical, on=among)["typical"]
-
-
-# -- late ranks -----------------------------------------------------------------------
 
 
 def stragglers(ranks: pd.DataFrame) -> pd.DataFrame:
@@ -190,13 +177,11 @@ def stragglers_alert(late: LateNodes, *, slow: pd.DataFrame) -> tuple[str, str]:
     return "Straggler nodes", text
 
 
-# -- slow nodes -----------------------------------------------------------------------
-
-
 def slow_nodes(study: Study, frames: Frames) -> pd.DataFrame:
     """Return :func:`slow_nodes_of` the study's runs over several nodes."""
     wide = frames.cells.loc[frames.cells["nodes"] > 1, "cell_id"]
-    return slow_nodes_of(_read_ranks(study, frames.runs[frames.runs["cell_id"].isin(wide)]))
+    sample = ranks_sample(frames.runs[frames.runs["cell_id"].isin(wide)])
+    return slow_nodes_of(study.ranks_of(sample["run_id"]))
 
 
 def slow_nodes_of(ranks: pd.DataFrame) -> pd.DataFrame:
@@ -251,9 +236,6 @@ def excess_texts(slow: pd.DataFrame) -> list[str]:
     ]
 
 
-# -- means per rank and node ----------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class RankMeans:
     """Means per step of the ranks and nodes of some cells.
@@ -283,7 +265,8 @@ def rank_means(study: Study, cells: Sequence[str], runs: pd.DataFrame) -> RankMe
         cells: cells, in the order of the result.
         runs: all runs of the study's frames.
     """
-    read = _read_ranks(study, runs[runs["cell_id"].isin(cells)])
+    sample = ranks_sample(runs[runs["cell_id"].isin(cells)])
+    read = _with_useful_time(study.ranks_of(sample["run_id"]))
     read = read[read["rank"].notna()]
     if not len(read):
         return None

@@ -37,22 +37,6 @@ class Loaded:
     problems: dict[int, str] = field(default_factory=dict)
 
 
-@dataclass
-class _Portion:
-    """Bodies of files in the expected form, not yet parsed."""
-
-    bodies: list[bytes] = field(default_factory=list)
-    files: list[int] = field(default_factory=list)
-    counts: list[int] = field(default_factory=list)
-    size: int = 0
-
-    def add(self, file: int, body: bytes, count: int) -> None:
-        self.bodies.append(body)
-        self.files.append(file)
-        self.counts.append(count)
-        self.size += len(body)
-
-
 def read_csvs(paths: Sequence[str], *, columns: Sequence[str], text: Collection[str] = ()) -> Loaded:
     """Return the rows of all files in the order of ``paths``.
 
@@ -73,7 +57,9 @@ class _Reader:
         self.header = ",".join(columns).encode() + b"\n"
         types = {name: pa.string() if name in text else pa.float64() for name in columns}
         self.convert = arrow_csv.ConvertOptions(column_types=types, null_values=[""])
-        self.portion = _Portion()
+        #: Index, body and number of rows of files in the expected form, not yet parsed.
+        self.pending: list[tuple[int, bytes, int]] = []
+        self.pending_bytes = 0
         self.frames: list[pd.DataFrame] = []
         self.problems: dict[int, str] = {}
 
@@ -92,12 +78,13 @@ class _Reader:
             self._read_row_by_row(index, data)
             return
         if count:
-            self.portion.add(index, data[len(self.header) :], count)
-        if self.portion.size > _PORTION_BYTES:
-            self._parse_portion()
+            self.pending.append((index, data[len(self.header) :], count))
+            self.pending_bytes += len(data)
+        if self.pending_bytes > _PORTION_BYTES:
+            self._parse_pending()
 
     def loaded(self) -> Loaded:
-        self._parse_portion()
+        self._parse_pending()
         empty = pd.DataFrame({"file": np.array([], dtype=np.int64), **self._typed([])})
         frames = [frame for frame in self.frames if len(frame)]
         rows = pd.concat(frames, ignore_index=True) if frames else empty
@@ -116,21 +103,22 @@ class _Reader:
             return None
         return lines - 1
 
-    def _parse_portion(self) -> None:
-        portion, self.portion = self.portion, _Portion()
-        if not portion.bodies:
+    def _parse_pending(self) -> None:
+        if not self.pending:
             return
+        files, bodies, counts = zip(*self.pending, strict=True)
+        self.pending, self.pending_bytes = [], 0
         try:
-            source = pa.BufferReader(self.header + b"".join(portion.bodies))
+            source = pa.BufferReader(self.header + b"".join(bodies))
             table = arrow_csv.read_csv(source, convert_options=self.convert)
         except pa.ArrowInvalid:
             table = None
-        if table is None or table.num_rows != sum(portion.counts):
-            for index, body in zip(portion.files, portion.bodies, strict=True):
+        if table is None or table.num_rows != sum(counts):
+            for index, body in zip(files, bodies, strict=True):
                 self._read_row_by_row(index, self.header + body)
             return
         frame = table.to_pandas()
-        frame.insert(0, "file", np.repeat(np.array(portion.files, dtype=np.int64), portion.counts))
+        frame.insert(0, "file", np.repeat(np.array(files, dtype=np.int64), counts))
         self.frames.append(frame)
 
     def _read_row_by_row(self, index: int, data: bytes) -> None:
@@ -175,7 +163,13 @@ def _parse_rows(
             remarks.append(f"lacks the {'column' if len(absent) == 1 else 'columns'} {listed(absent)}")
         for line in reader:
             if len(line) == len(header):
-                rows.append(_row(line, places, columns, text, reader.line_num, remarks))
+                values = ["" if place is None else line[place] for place in places]
+                rows.append(
+                    [
+                        value if name in text else _number(value, name, reader.line_num, remarks)
+                        for name, value in zip(columns, values, strict=True)
+                    ]
+                )
             elif line:
                 remarks.append(f"line {reader.line_num} has {len(line)} values instead of {len(header)}")
     except csv.Error as error:
@@ -184,26 +178,12 @@ def _parse_rows(
     return rows, remarks if more <= 0 else [*remarks[:_MAX_REMARKS], f"and {more} more such lines"]
 
 
-def _row(
-    line: list[str],
-    places: list[int | None],
-    columns: tuple[str, ...],
-    text: frozenset[str],
-    number: int,
-    remarks: list[str],
-) -> list[str | float]:
-    row: list[str | float] = []
-    for name, place in zip(columns, places, strict=True):
-        value = "" if place is None else line[place]
-        if name in text:
-            row.append(value)
-            continue
-        try:
-            row.append(float(value) if value.strip() else math.nan)
-        except ValueError:
-            row.append(math.nan)
-            remarks.append(f"line {number}: {name} {one_line(value, limit=30)!r} is not a number")
-    return row
+def _number(value: str, name: str, line: int, remarks: list[str]) -> float:
+    try:
+        return float(value) if value.strip() else math.nan
+    except ValueError:
+        remarks.append(f"line {line}: {name} {one_line(value, limit=30)!r} is not a number")
+        return math.nan
 
 
 def csv_text(frame: pd.DataFrame, *, digits: int = 12) -> str:

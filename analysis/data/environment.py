@@ -21,26 +21,15 @@ _MAX_HOSTS = 64
 
 #: Facts of env.json: label and key.
 FACTS = (
-    ("bench", "bench_version"),
-    ("PyTorch", "torch"),
-    ("Python", "python"),
-    ("CUDA", "cuda"),
-    ("NCCL", "nccl"),
-    ("Device", "device_name"),
-    ("Backend", "backend"),
-    ("Launcher", "launcher"),
-    ("Threads per rank", "threads_per_rank"),
-    ("Parameters", "parameters"),
+    *(("bench", "bench_version"), ("PyTorch", "torch"), ("Python", "python"), ("CUDA", "cuda")),
+    *(("NCCL", "nccl"), ("Device", "device_name"), ("Backend", "backend"), ("Launcher", "launcher")),
+    *(("Threads per rank", "threads_per_rank"), ("Parameters", "parameters")),
     ("Gradients", "gradient_bytes"),
 )
 #: Facts of ``transport`` in env.json: label and key.
 TRANSPORT = (
-    ("Interface", "interface"),
-    ("Network", "network"),
-    ("Algorithm", "algorithm"),
-    ("Transport version", "version"),
-    ("GPUDirect", "gpudirect"),
-    ("Within a host", "within_host"),
+    *(("Interface", "interface"), ("Network", "network"), ("Algorithm", "algorithm")),
+    *(("Transport version", "version"), ("GPUDirect", "gpudirect"), ("Within a host", "within_host")),
     ("Transport not read", "not_read_because"),
 )
 
@@ -136,13 +125,10 @@ def _allocations(study: Study) -> str:
     runs = study.runs[study.runs["started_at"].notna()]
     own = int((runs["allocation"] == "job").sum())
     packed = runs[runs["allocation"] == "pack"]
-    ways = []
-    if len(packed):
-        jobs = listed([f"job {job}" for job in packed["job_id"].unique()], limit=_MAX_VALUES)
-        ways.append(f"{count(len(packed), 'run')} one after another in the allocation of {jobs}")
-    if own:
-        ways.append(f"{count(own, 'run')} in a job of its own each")
-    return "; ".join(ways)
+    jobs = listed([f"job {job}" for job in packed["job_id"].unique()], limit=_MAX_VALUES)
+    texts = [f"{count(len(packed), 'run')} one after another in the allocation of {jobs}"] if jobs else []
+    texts += [f"{count(own, 'run')} in a job of its own each"] if own else []
+    return "; ".join(texts)
 
 
 def sampled(study: Study, places: list[int]) -> list[int]:

@@ -127,9 +127,6 @@ def load_study(path: Path) -> Study:
     return Study(folder, plan, cells, members, runs, epochs, remarks, attempts)
 
 
-# -- the plan -------------------------------------------------------------------------
-
-
 def _cells(plan: dict[str, Any]) -> pd.DataFrame:
     rows = [
         (
@@ -164,9 +161,6 @@ def _members(plan: dict[str, Any]) -> pd.DataFrame:
 
 def _per_node(value: Any) -> str:
     return "+".join(str(int(v)) for v in value) if isinstance(value, list) else str(int(value))
-
-
-# -- the runs -------------------------------------------------------------------------
 
 
 def _read_runs(
@@ -257,9 +251,6 @@ def _runs_frame(records: list[tuple[Any, ...]]) -> pd.DataFrame:
     for name in _TIMES:
         frame[name] = pd.to_datetime(frame[name], utc=True, errors="coerce", format="ISO8601")
     return frame
-
-
-# -- the metrics ----------------------------------------------------------------------
 
 
 def _epochs(

@@ -48,8 +48,6 @@ def _smallest_common(rows: pd.DataFrame) -> Mask:
     measured = rows[(rows["n"] > 0) & rows["ddp"]]
     series = measured.groupby("gpus")["series_place"].nunique()
     common = series.index[series == rows["series_place"].nunique()]
-    if not len(common):
-        return np.zeros(len(rows), dtype=bool)
     return np.asarray((rows["gpus"] == common.min()) & rows["ddp"], dtype=bool)
 
 

@@ -5,30 +5,16 @@ One row is one cell in one series. A value that was not measured is NaN; a missi
 
 from __future__ import annotations
 
-from enum import Enum
 from typing import NamedTuple
 
 
-class Where(Enum):
-    """The place of a column in report/scaling.csv."""
-
-    CSV = "always in scaling.csv"
-    CSV_END = "after the other columns of scaling.csv"
-    INTERNAL = "for figures, pages and other analyses only"
-
-
 class Column(NamedTuple):
-    """One column: name, pandas dtype, meaning, unit, and whether scaling.csv contains it."""
+    """One column: name, pandas dtype, meaning and unit."""
 
     name: str
     dtype: str
     meaning: str
     unit: str = ""
-    where: Where = Where.CSV
-
-
-def _internal(name: str, dtype: str, meaning: str, unit: str = "") -> Column:
-    return Column(name, dtype, meaning, unit, Where.INTERNAL)
 
 
 #: Parts of a step: ``transfer`` is the exposed communication beyond waiting for the slowest rank.
@@ -38,7 +24,7 @@ SIZE_COLUMNS = ("nodes", "gpus_per_node", "gpus", "global_batch", "per_gpu_batch
 #: Efficiency of the step from the next smaller size.
 INCREMENT_COLUMNS = ("incremental_from", "incremental_efficiency", "incremental_low", "incremental_high")
 
-SCHEMA = (
+_PUBLISHED = (
     Column("cell_id", "str", "cell; a cell of two series has a row in each"),
     Column("series", "str", "series, as the plan names it"),
     Column("baseline", "str", "size of the baseline; empty without one"),
@@ -67,34 +53,40 @@ SCHEMA = (
     Column("node_hours", "float64", "mean of one run", "node-hours"),
     Column("state", "str", "state of the cell's runs"),
     Column("reason", "str", "missing runs, replaced baseline, unexpected regime; empty if there is none"),
-    Column("incremental_from", "float64", "next smaller measured size", "ranks", Where.CSV_END),
-    Column("incremental_efficiency", "float64", "efficiency per doubling from it", "", Where.CSV_END),
-    Column("incremental_low", "float64", "lower end of its 95 % interval", "", Where.CSV_END),
-    Column("incremental_high", "float64", "upper end of its 95 % interval", "", Where.CSV_END),
-    Column("karp_flatt", "float64", "serial fraction, for strong scaling", "", Where.CSV_END),
-    _internal("runs", "int64", "planned runs"),
-    _internal("label_mode", "str", "mode as the plan or table labels the series"),
-    _internal("base_place", "Int64", "index label of the baseline's row"),
-    _internal("base_cell", "str", "cell_id of the baseline"),
-    _internal("base_gpus", "Int64", "ranks of the baseline"),
-    _internal("is_base", "bool", "the row is its own baseline"),
-    _internal("speedup_low", "float64", "lower end of the 95 % interval"),
-    _internal("speedup_high", "float64", "upper end of the 95 % interval"),
-    _internal("ddp", "bool", "False for one rank that runs without DDP"),
-    _internal("variant", "str", "swept options other than ddp"),
-    _internal("to_train", "bool", "times are those of whole trainings"),
-    _internal("unit", "float64", "samples counted over samples planned"),
-    _internal("other_unit", "bool", "unit differs from the baseline's, so there is no efficiency"),
-    _internal("rate", "float64", "throughput, even if a table does not give its unit", "samples/s"),
-    *(_internal(part, "float64", f"{part}, mean per step", "s") for part in PARTS),
-    _internal("exposed", "float64", "exposed communication, mean per step", "s"),
-    _internal("useful_s", "float64", "useful time, mean over ranks, per step", "s"),
-    _internal("series_place", "int64", "number of the series in the plan"),
-    _internal("cell_place", "int64", "number of the cell in the plan"),
+)
+_PUBLISHED_LATER = (
+    Column("incremental_from", "float64", "next smaller measured size", "ranks"),
+    Column("incremental_efficiency", "float64", "efficiency per doubling from it"),
+    Column("incremental_low", "float64", "lower end of its 95 % interval"),
+    Column("incremental_high", "float64", "upper end of its 95 % interval"),
+    Column("karp_flatt", "float64", "serial fraction, for strong scaling"),
+)
+_INTERNAL = (
+    Column("runs", "int64", "planned runs"),
+    Column("label_mode", "str", "mode as the plan or table labels the series"),
+    Column("base_place", "Int64", "index label of the baseline's row"),
+    Column("base_cell", "str", "cell_id of the baseline"),
+    Column("base_gpus", "Int64", "ranks of the baseline"),
+    Column("is_base", "bool", "the row is its own baseline"),
+    Column("speedup_low", "float64", "lower end of the 95 % interval"),
+    Column("speedup_high", "float64", "upper end of the 95 % interval"),
+    Column("ddp", "bool", "False for one rank that runs without DDP"),
+    Column("variant", "str", "swept options other than ddp"),
+    Column("to_train", "bool", "times are those of whole trainings"),
+    Column("unit", "float64", "samples counted over samples planned"),
+    Column("other_unit", "bool", "unit differs from the baseline's, so there is no efficiency"),
+    Column("rate", "float64", "throughput, even if a table does not give its unit", "samples/s"),
+    *(Column(part, "float64", f"{part}, mean per step", "s") for part in PARTS),
+    Column("exposed", "float64", "exposed communication, mean per step", "s"),
+    Column("useful_s", "float64", "useful time, mean over ranks, per step", "s"),
+    Column("series_place", "int64", "number of the series in the plan"),
+    Column("cell_place", "int64", "number of the cell in the plan"),
 )
 
 #: Columns that report/scaling.csv always has, in this order.
-COLUMNS = tuple(column.name for column in SCHEMA if column.where is Where.CSV)
+COLUMNS = tuple(column.name for column in _PUBLISHED)
 #: Columns of report/scaling.csv after :data:`COLUMNS`.
-FURTHER_COLUMNS = tuple(column.name for column in SCHEMA if column.where is Where.CSV_END)
+FURTHER_COLUMNS = tuple(column.name for column in _PUBLISHED_LATER)
+#: All columns; those that are not published are for figures, pages and other analyses.
+SCHEMA = (*_PUBLISHED, *_PUBLISHED_LATER, *_INTERNAL)
 ALL_COLUMNS = tuple(column.name for column in SCHEMA)

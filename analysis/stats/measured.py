@@ -13,8 +13,6 @@ from analysis.stats.estimate import Floats, outliers, run_rates
 from analysis.text import number
 from bench.study.ledger import RunState
 
-#: Unit of a study's throughput.
-SAMPLES_PER_S = "samples/s"
 #: An analysis of ranks reads ranks.csv of at most this many runs.
 MAX_RANKS_FILES = 500
 
@@ -45,7 +43,7 @@ class Frames:
     labelled_by: str = "the plan"
     regime_remedy: str = ""
     to_train: frozenset[str] = frozenset()
-    rate_unit: str = SAMPLES_PER_S
+    rate_unit: str = "samples/s"
 
 
 def measure(study: Study) -> Frames:

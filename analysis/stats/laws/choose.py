@@ -96,17 +96,12 @@ class LawFit:
         refused for a parameter at its bound: a term that is invisible at the measured sizes may matter at
         larger ones.
 
-        Args:
-            gpus: sizes in ranks.
-            level: of the interval.
-            beyond: allow sizes beyond twice the largest measured one.
-
         Returns:
             :data:`PREDICTION_COLUMNS`: seconds per global batch with interval; ``extrapolation`` if the
-            size is outside the measured range, ``beyond`` if above twice the largest.
+            size (in ranks) is outside the measured range, ``beyond`` if above twice the largest.
 
         Raises:
-            BenchError: a size is beyond twice the largest one, and ``beyond`` is False.
+            BenchError: a size is above twice the largest one, and ``beyond`` is False.
         """
         sizes = np.asarray(list(gpus), dtype=float)
         far = sizes > REACH * self.largest

@@ -124,14 +124,9 @@ def _most_within(runs: pd.DataFrame) -> int:
 
 @dataclass(frozen=True)
 class Points:
-    """The runs of a series by size.
+    """The runs of a series by size: ranks (ascending), number of runs, mean of the log times.
 
-    Attributes:
-        ranks: sizes, ascending.
-        n: runs of each size.
-        mean: mean logarithm of the times of each size.
-        scatter: sum of squares within the sizes.
-        spare: its degrees of freedom.
+    ``scatter`` is the sum of squares within the sizes, ``spare`` its degrees of freedom.
     """
 
     ranks: Floats

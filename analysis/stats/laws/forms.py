@@ -136,9 +136,6 @@ def with_crossing(law: Law, *, largest_within: int) -> Law:
     return Law(law.name, f"{law.title} + leaving the node", formula, (*law.parameters, added), curve, start)
 
 
-# -- curves and starts ----------------------------------------------------------------
-
-
 def _one(ranks: Floats) -> Floats:
     return np.ones_like(ranks)
 
@@ -206,8 +203,6 @@ def _gustafson_start(ranks: Floats, times: Floats) -> Floats:
     return np.array([1 / rate, loss / rate])
 
 
-# -- the laws -------------------------------------------------------------------------
-
 _T1 = Parameter("T₁", "time per step on one rank", "s")
 _FIXED = Parameter("c", "part of the step that stays the same at every size", "s")
 _WORK = Parameter("w", "part of the step that is divided among the ranks, on one of them", "s")
@@ -224,9 +219,7 @@ _OVERLAP_STARTS = (0.1, 0.5, 0.9)
 _STRONG: tuple[Law, ...] = (
     _linear_law("ideal", "Ideal", "T = T₁/N", (_T1,), (_inverse,)),
     Law(
-        "amdahl",
-        "Amdahl",
-        "T = T₁(s + (1−s)/N)",
+        *("amdahl", "Amdahl", "T = T₁(s + (1−s)/N)"),
         (_T1, _SERIAL),
         lambda p, n: p[0] * (p[1] + (1 - p[1]) / n),
         _amdahl_start,
@@ -237,17 +230,17 @@ _STRONG: tuple[Law, ...] = (
         (_one, _inverse, np.log2),
     ),
     Law(
-        "usl",
-        "USL (and ring all-reduce)",
-        "T = T₁(1 + σ(N−1) + κN(N−1))/N",
+        *("usl", "USL (and ring all-reduce)", "T = T₁(1 + σ(N−1) + κN(N−1))/N"),
         (_T1, _CONTENTION, _COHERENCE),
         lambda p, n: p[0] * (1 + p[1] * (n - 1) + p[2] * n * (n - 1)) / n,
         _scaled_start(_inverse, _share_of_others, _others),
     ),
     Law(
-        "ring-overlap",
-        "Ring all-reduce, partly hidden",
-        "T = C + max(0, a(N−1) + b(N−1)/N − ωC), C = c + w/N",
+        *(
+            "ring-overlap",
+            "Ring all-reduce, partly hidden",
+            "T = C + max(0, a(N−1) + b(N−1)/N − ωC), C = c + w/N",
+        ),
         (_FIXED, _WORK, _LATENCY, _BYTES, _OVERLAP),
         lambda p, n: (c := p[0] + p[1] / n) + np.maximum(0.0, p[2] * (n - 1) + p[3] * (n - 1) / n - p[4] * c),
         lambda n, t: _with_last(
@@ -259,9 +252,7 @@ _STRONG: tuple[Law, ...] = (
 _WEAK: tuple[Law, ...] = (
     _linear_law("ideal", "Ideal", "T = T₁", (_T1,), (_one,)),
     Law(
-        "gustafson",
-        "Gustafson",
-        "T = T₁·N/(N − s(N−1))",
+        *("gustafson", "Gustafson", "T = T₁·N/(N − s(N−1))"),
         (_T1, _SERIAL),
         lambda p, n: p[0] / np.maximum(1 - p[1] * (n - 1) / n, 1e-9),
         _gustafson_start,
@@ -287,17 +278,13 @@ _WEAK: tuple[Law, ...] = (
         (_one, _others, _share_of_others),
     ),
     Law(
-        "usl",
-        "USL",
-        "T = T₁(1 + σ(N−1) + κN(N−1))",
+        *("usl", "USL", "T = T₁(1 + σ(N−1) + κN(N−1))"),
         (_T1, _CONTENTION, _COHERENCE),
         lambda p, n: p[0] * (1 + p[1] * (n - 1) + p[2] * n * (n - 1)),
         _scaled_start(_one, _others, lambda n: n * (n - 1)),
     ),
     Law(
-        "ring-overlap",
-        "Ring all-reduce, partly hidden",
-        "T = c + max(0, a(N−1) + b(N−1)/N − h)",
+        *("ring-overlap", "Ring all-reduce, partly hidden", "T = c + max(0, a(N−1) + b(N−1)/N − h)"),
         (_FIXED, _LATENCY, _BYTES, _HIDDEN),
         lambda p, n: p[0] + np.maximum(0.0, p[1] * (n - 1) + p[2] * (n - 1) / n - p[3]),
         lambda n, t: np.append(np.abs(_linear_fit(n, t, _one, _others, _share_of_others)), 0.0),

@@ -73,7 +73,9 @@ def test_a_buffer_that_swallows_small_messages_does_not_bend_the_rate_of_large_o
 
 def test_the_prediction_of_any_size_follows_the_ring():
     fit = fitted(swept())
-    assert fit.time_s(10**8) == pytest.approx(14 * ALPHA + 14 / 8 * 1e8 * BETA, rel=1e-6)
+    assert ring_time(10**8, fit.ranks, fit.alpha_s, fit.beta_s_per_byte) == pytest.approx(
+        14 * ALPHA + 14 / 8 * 1e8 * BETA, rel=1e-6
+    )
     assert set(fit.left_out) == set(SIZES)
 
 
