@@ -292,3 +292,14 @@ def test_the_same_studies_give_the_same_advice(l40s, h200):
 )  # fmt: skip
 def test_times_have_a_suitable_unit(seconds, text):
     assert about(seconds) == text
+
+
+def test_a_measured_cell_of_no_series_is_no_option(tmp_path):
+    path = finished(tmp_path / "s", strong(sizes=(1, 2)))
+    plan = json.loads((path / "plan.json").read_text())
+    left_out = plan["cells"][0]
+    left_out["series"] = []
+    (path / "plan.json").write_text(json.dumps(plan))
+    found = advise({}, s=load_study(path)).options
+    assert left_out["cell_id"] not in set(found["cell_id"])
+    assert found["training_low_s"].notna().all()

@@ -132,3 +132,10 @@ def test_an_outlier_is_flagged_and_small_or_constant_groups_flag_none() -> None:
     )
     flagged = outliers(frame["value"], by=frame["group"])
     assert flagged.to_list() == [False] * 5 + [True] + [False] * 9
+
+
+def test_values_of_no_group_are_ignored() -> None:
+    values = np.array([1.0, 2.0, 4.0])
+    found = log_moments(values, groups=np.array([0, -1, 0]), size=1)
+    assert found.n.tolist() == [2]
+    assert found.mean.tolist() == pytest.approx([math.log(2)])

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from analysis.report.laws_words import choice_text
 from scipy import optimize
 
-from analysis.report.laws_words import choice_text
 from analysis.stats.laws.choose import PREDICTION_COLUMNS, LawFit, fit_laws
 from analysis.stats.laws.fit import Refusal
 from analysis.stats.laws.forms import Fabric, laws_of
