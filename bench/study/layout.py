@@ -18,65 +18,45 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
+# fmt: off
 #: One row per epoch. Values are over all ranks. Times of the parts of a step are seconds per step,
 #: means over the ranks and steps of the attribution window. An empty cell was not measured.
 METRICS_COLUMNS = (
-    "epoch",
-    "steps",
-    "samples",
-    "train_loss",
-    "val_loss",
-    "val_accuracy",
-    "val_mae",
-    "val_rmse",
-    "epoch_time_sec",
-    "throughput_samples_per_sec",
-    "step_time_sec_median",
-    "step_time_sec_p95",
-    "data_load_time_sec",
-    "compute_time_sec",
-    "forward_time_sec",
-    "backward_time_sec",
-    "comm_time_sec",
-    "comm_exposed_time_sec",
-    "comm_wait_time_sec",
-    "optimizer_time_sec",
-    "other_time_sec",
-    "checkpoint_time_sec",
-    "load_balance",
-    "comm_efficiency",
-    "pop_parallel_efficiency",
-    "gpu_util_avg",
-    "cpu_util_avg",
-    "peak_mem_bytes",
-    "energy_joules",
-    "mfu",
+    "epoch", "steps", "samples", "train_loss", "val_loss", "val_accuracy", "val_mae", "val_rmse",
+    "epoch_time_sec", "throughput_samples_per_sec", "step_time_sec_median", "step_time_sec_p95",
+    "data_load_time_sec", "compute_time_sec", "forward_time_sec", "backward_time_sec", "comm_time_sec",
+    "comm_exposed_time_sec", "comm_wait_time_sec", "optimizer_time_sec", "other_time_sec",
+    "checkpoint_time_sec", "load_balance", "comm_efficiency", "pop_parallel_efficiency",
+    "gpu_util_avg", "cpu_util_avg", "peak_mem_bytes", "energy_joules", "mfu",
 )
 
 #: One row per epoch and rank; the parts are seconds per step of the rank's attribution window.
 RANKS_COLUMNS = (
-    "epoch",
-    "rank",
-    "local_rank",
-    "host",
-    "device",
-    "steps",
-    "samples",
-    "window_time_sec",
-    "step_time_sec",
-    "data_load_time_sec",
-    "forward_time_sec",
-    "backward_time_sec",
-    "comm_exposed_time_sec",
-    "comm_wait_time_sec",
-    "optimizer_time_sec",
-    "other_time_sec",
-    "peak_mem_bytes",
+    "epoch", "rank", "local_rank", "host", "device", "steps", "samples", "window_time_sec",
+    "step_time_sec", "data_load_time_sec", "forward_time_sec", "backward_time_sec",
+    "comm_exposed_time_sec", "comm_wait_time_sec", "optimizer_time_sec", "other_time_sec", "peak_mem_bytes",
 )
+# fmt: on
 
 #: One row per epoch and step of the throughput window; the time is the maximum over ranks.
 STEPS_COLUMNS = ("epoch", "step", "step_time_sec", "slowest_rank")
+
+
+class _Folder(Protocol):
+    @property
+    def path(self) -> Path: ...
+
+
+class _Child:
+    """Attribute of a folder: the path of a file or folder in it."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, folder: _Folder, owner: type) -> Path:
+        return folder.path / self._name
 
 
 @dataclass(frozen=True)
@@ -85,65 +65,23 @@ class JobFolder:
 
     path: Path
 
-    @property
-    def out(self) -> Path:
-        """Standard output of the job."""
-        return self.path / "job.out"
-
-    @property
-    def err(self) -> Path:
-        """Standard error of the job."""
-        return self.path / "job.err"
+    out = _Child("job.out")
+    err = _Child("job.err")
 
 
 @dataclass(frozen=True)
 class RunFolder(JobFolder):
     """Folder of one attempt of a run."""
 
-    @property
-    def run_json(self) -> Path:
-        """Description and state of the attempt: :mod:`bench.study.run_json`."""
-        return self.path / "run.json"
-
-    @property
-    def metrics_csv(self) -> Path:
-        """One row per epoch: :data:`METRICS_COLUMNS`."""
-        return self.path / "metrics.csv"
-
-    @property
-    def ranks_csv(self) -> Path:
-        """One row per epoch and rank: :data:`RANKS_COLUMNS`."""
-        return self.path / "ranks.csv"
-
-    @property
-    def steps_csv(self) -> Path:
-        """One row per epoch and step: :data:`STEPS_COLUMNS`."""
-        return self.path / "steps.csv"
-
-    @property
-    def probes(self) -> Path:
-        """Results of the probes."""
-        return self.path / "probes.json"
-
-    @property
-    def trace(self) -> Path:
-        """Profiler trace of some steps of rank 0, if the matrix asks for one."""
-        return self.path / "trace-rank0.json.gz"
-
-    @property
-    def env(self) -> Path:
-        """Software, hardware, the hosts that joined and the transport in use."""
-        return self.path / "env.json"
-
-    @property
-    def end(self) -> Path:
-        """Exit code and time, written by the job itself."""
-        return self.path / "end.json"
-
-    @property
-    def sacct_summary(self) -> Path:
-        """Slurm's accounting of the job and its steps, written by the harness."""
-        return self.path / "sacct_summary.txt"
+    run_json = _Child("run.json")  # description and state: see bench.study.run_json
+    metrics_csv = _Child("metrics.csv")  # METRICS_COLUMNS
+    ranks_csv = _Child("ranks.csv")  # RANKS_COLUMNS
+    steps_csv = _Child("steps.csv")  # STEPS_COLUMNS
+    probes = _Child("probes.json")
+    trace = _Child("trace-rank0.json.gz")  # profiler trace of some steps, if the matrix asks for one
+    env = _Child("env.json")  # software, hardware, hosts that joined, transport in use
+    end = _Child("end.json")  # exit code and time, written by the job itself
+    sacct_summary = _Child("sacct_summary.txt")  # written by the harness
 
     @property
     def is_described(self) -> bool:
@@ -155,20 +93,9 @@ class RunFolder(JobFolder):
 class PackFolder(JobFolder):
     """Folder of a pack: many runs in one allocation, each with its own run folder."""
 
-    @property
-    def pack_json(self) -> Path:
-        """Job name, allocation and the runs in their order."""
-        return self.path / "pack.json"
-
-    @property
-    def members(self) -> Path:
-        """List of runs, read by the job's script."""
-        return self.path / "members"
-
-    @property
-    def marks(self) -> Path:
-        """Start and end of each run, one JSON object per line, written by the job's script."""
-        return self.path / "marks.jsonl"
+    pack_json = _Child("pack.json")  # job name, allocation and the runs in their order
+    members = _Child("members")  # list of runs, read by the job's script
+    marks = _Child("marks.jsonl")  # start and end of each run, written by the job's script
 
     def script(self, cell_id: str) -> Path:
         """Return the path of a cell's script as it was when the pack was submitted."""
@@ -181,69 +108,30 @@ class StudyFolder:
 
     path: Path
 
+    matrix = _Child("matrix.yaml")  # copy of the planned matrix
+    site = _Child("site.yaml")  # copy of the site file, if the matrix inherits from one
+    plan_json = _Child("plan.json")  # cells, runs and their order: see bench.study.plan_json
+    ledger = _Child("ledger.jsonl")  # events: see bench.study.ledger
+    lock = _Child("submit.lock")  # held during a submission
+    scripts = _Child("scripts")  # one script per cell
+    pack_script = _Child("scripts/pack.sbatch")  # runs many runs in one allocation
+    packs = _Child("packs")  # one folder per pack
+    runs = _Child("runs")  # one folder per run, which contains one per attempt
+    report = _Child("report")  # page, tables and figures
+
     @property
     def name(self) -> str:
         """Name of the study."""
         return self.path.name
 
     @property
-    def matrix(self) -> Path:
-        """Copy of the planned matrix."""
-        return self.path / "matrix.yaml"
-
-    @property
-    def site(self) -> Path:
-        """Copy of the site file, if the matrix inherits values from one."""
-        return self.path / "site.yaml"
-
-    @property
-    def plan_json(self) -> Path:
-        """Cells, runs and their order: :mod:`bench.study.plan_json`."""
-        return self.path / "plan.json"
-
-    @property
     def is_planned(self) -> bool:
         """Whether the folder contains a plan.json."""
         return self.plan_json.is_file()
 
-    @property
-    def ledger(self) -> Path:
-        """Events of the study: :mod:`bench.study.ledger`."""
-        return self.path / "ledger.jsonl"
-
-    @property
-    def lock(self) -> Path:
-        """Lock file, held during a submission."""
-        return self.path / "submit.lock"
-
-    @property
-    def scripts(self) -> Path:
-        """Folder with one script per cell."""
-        return self.path / "scripts"
-
-    @property
-    def pack_script(self) -> Path:
-        """Script that runs many runs in one allocation."""
-        return self.scripts / "pack.sbatch"
-
-    @property
-    def packs(self) -> Path:
-        """Folder with one subfolder per pack."""
-        return self.path / "packs"
-
     def pack(self, number: int) -> PackFolder:
         """Return the folder of pack ``number`` (from 1)."""
         return PackFolder(self.packs / f"pack-{number}")
-
-    @property
-    def runs(self) -> Path:
-        """Folder with one subfolder per run, which contains one per attempt."""
-        return self.path / "runs"
-
-    @property
-    def report(self) -> Path:
-        """Folder of the page, its tables and figures."""
-        return self.path / "report"
 
     def attempt(self, run_id: str, attempt: int) -> RunFolder:
         """Return the folder of attempt ``attempt`` (from 1) of a run."""
