@@ -13,11 +13,7 @@ if TYPE_CHECKING:
 
 
 def executor_for(study: PlannedStudy, *, pack: bool = False) -> Executor:
-    """Return the executor of a study's matrix, or with ``pack`` the one that submits a single job.
-
-    Raises:
-        BenchError: this version does not have the executor.
-    """
+    """Return the executor of a study's matrix, or with ``pack`` the one that submits a single job."""
     if pack:
         return pack_executor(study)
     if study.executor == "local":
@@ -36,11 +32,7 @@ def executor_for(study: PlannedStudy, *, pack: bool = False) -> Executor:
 
 
 def pack_executor(study: PlannedStudy) -> PackExecutor:
-    """Return the executor that submits many runs as one job.
-
-    Raises:
-        BenchError: the study does not use Slurm.
-    """
+    """Return the executor that submits many runs as one job; raise BenchError without Slurm."""
     from bench.executors.pack_submission import PackExecutor
 
     if study.executor != "slurm":

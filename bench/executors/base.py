@@ -46,11 +46,7 @@ class Executor(Protocol):
     """Start runs and find out how they end."""
 
     def check_largest(self, runs: Sequence[Run]) -> None:
-        """Check that the largest of ``runs`` could be started; start none.
-
-        Raises:
-            BenchError: it could not, with the reason.
-        """
+        """Raise BenchError if the largest of ``runs`` could not be started; start none."""
 
     def submit(
         self, runs: Sequence[Run], *, callbacks: Callbacks, max_queued: int | None = None
@@ -84,11 +80,7 @@ def settle(study: PlannedStudy, record: RunRecord, outcome: Outcome, *, ended_at
 def settle_run_json(
     study: PlannedStudy, record: RunRecord, outcome: Outcome, *, ended_at: str, event: str = "ended"
 ) -> dict[str, Any]:
-    """Write how an attempt ended into ``record`` and run.json; return the event for the ledger.
-
-    Raises:
-        UnwritableError: run.json cannot be written; ``record`` is up to date.
-    """
+    """Write how an attempt ended into ``record``, then run.json; return the event for the ledger."""
     folder = study.folder.attempt(record.run_id, record.attempt)
     cause = None if outcome.state is not RunState.FAILED else _find_cause(folder)
     record.state, record.reason = outcome.state, outcome.reason
@@ -128,9 +120,6 @@ def _find_cause(folder: RunFolder) -> dict[str, Any] | None:
     return {name: getattr(causes[0], name) for name in names} if causes else None
 
 
-# -- executors without a queue ---------------------------------------------------------------
-
-
 class HostBusyError(BenchError):
     """A run cannot start while a host runs something else; the run stays planned."""
 
@@ -160,12 +149,7 @@ class SerialExecutor(ABC):
     def submit(
         self, runs: Sequence[Run], *, callbacks: Callbacks, max_queued: int | None = None
     ) -> list[Run]:
-        """Execute ``runs`` one after another; the next call continues after an interruption.
-
-        Raises:
-            BenchError: another process executes runs of the study, or a run cannot be started.
-            KeyboardInterrupt: the active run was ended and settled as cancelled.
-        """
+        """Execute ``runs`` one after another; after an interruption, the next call continues."""
         with submit_lock(self.study.folder.lock), _signals_interrupt():
             records = self.refresh()
             try:
@@ -186,11 +170,7 @@ class SerialExecutor(ABC):
         return records
 
     def cancel(self, runs: Sequence[Run]) -> int:
-        """Interrupt the harness that executes ``runs``; return the number of runs that this ends.
-
-        Raises:
-            BenchError: it runs on another machine.
-        """
+        """Interrupt the harness that executes ``runs``, if it runs on this machine; return their number."""
         records = self.refresh()
         active = [records[run.run_id] for run in runs if records[run.run_id].state.active]
         for record in active:
@@ -202,11 +182,10 @@ class SerialExecutor(ABC):
         return len(active)
 
     def _may_start(self, run: Run) -> bool:
-        """Whether a run can be tried after the failures so far."""
+        """Return True if a run can be tried after the failures so far."""
         return True
 
     def _description(self, attempt: Attempt) -> dict[str, Any]:
-        """Return further values for run.json."""
         return {}
 
     def _start_failed(self, attempt: Attempt, error: BenchError) -> None:
@@ -214,7 +193,7 @@ class SerialExecutor(ABC):
         raise error
 
     def _close(self) -> None:  # noqa: B027 (optional)
-        """Release what several runs shared."""
+        """Release resources that several runs share."""
 
     def _run(self, run: Run, record: RunRecord, callbacks: Callbacks) -> RunRecord:
         callbacks.on_start(run)  # may raise: nothing of the run exists yet
@@ -274,7 +253,7 @@ class SerialExecutor(ABC):
 
 
 def _is_orphan(record: RunRecord) -> bool:
-    """Whether the harness of a run on this machine has died."""
+    """Return True if the harness of a run on this machine has died."""
     pid, host = record.details.get("pid"), record.details.get("host")
     if host != os.uname().nodename or pid is None:
         return False

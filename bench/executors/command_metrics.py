@@ -59,9 +59,6 @@ def collect_metrics(folder: RunFolder, cell: Cell) -> str:
     return ""
 
 
-# -- reading ---------------------------------------------------------------------------------
-
-
 def _from_output(folder: RunFolder, metrics: Mapping[str, Any]) -> _Found:
     patterns: dict[str, str] = metrics["output"]
     for path in (folder.out, folder.err):
@@ -157,9 +154,6 @@ def _number(value: Any, where: str) -> float:
         return float(value.replace(",", "") if isinstance(value, str) else value)
     except (TypeError, ValueError):
         raise UnreadableError(f"{where} {value!r}, which is not a number") from None
-
-
-# -- conversion to rows ----------------------------------------------------------------------
 
 
 def _rows(found: _Found, cell: Cell) -> list[dict[str, Any]]:

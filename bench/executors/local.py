@@ -97,7 +97,6 @@ class LocalExecutor(SerialExecutor):
 
 
 def _workload_arguments(cell: Cell, run_dir: Path) -> list[str]:
-    """Return the workload's arguments for a cell, as in its script."""
     arguments = ["--run-dir", str(run_dir), "--launcher", cell.launcher, "--backend", cell.backend]
     return [*arguments, "--per-gpu-batch", str(cell.per_gpu_batch), *to_arguments(cell.workload)]
 
@@ -125,7 +124,7 @@ class ForkServer:
 
     @property
     def alive(self) -> bool:
-        """Whether the server can take another request."""
+        """True if the server can take another request."""
         return self._process.poll() is None
 
     def run(self, request: Mapping[str, Any], *, limit_s: float) -> int | None:
@@ -227,11 +226,7 @@ def _launch_environment(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def run_script(script: Path, folder: RunFolder, *, env: Mapping[str, str], limit_s: float) -> int | None:
-    """Execute ``bash script RUN_FOLDER``, with output to job.out and job.err.
-
-    Returns:
-        the exit code; None if the time limit ended it.
-    """
+    """Execute ``bash SCRIPT RUN_FOLDER``; return its exit code, or None at the time limit."""
     # The command runs with this python, unless a set-up line provides another.
     environment = _launch_environment({"BENCH_PYTHON": sys.executable, **env})
     with folder.out.open("ab") as out, folder.err.open("ab") as err:

@@ -82,9 +82,6 @@ class EndNote:
         return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
-# -- outcome of a process, and of a Slurm job ------------------------------------------------
-
-
 def process_outcome(folder: RunFolder, cell: Cell, exit_code: int | None) -> Outcome:
     """Return how a run without Slurm ended, from its exit code, end.json, metrics and logs."""
     if exit_code == 0:
@@ -132,9 +129,6 @@ def end_of_last_start(folder: RunFolder, status: JobStatus) -> EndNote:
     if status.restarts and status.started and end.time and end.time <= status.started:
         return EndNote()
     return end
-
-
-# -- results that are missing ----------------------------------------------------------------
 
 
 def missing_results(folder: RunFolder, cell: Cell) -> str:
@@ -189,9 +183,6 @@ def _loss_that_is_not_finite(folder: RunFolder) -> str:
     return next(
         (f"the loss became {loss} in epoch {epoch}" for epoch, loss in losses if loss in _NOT_FINITE), ""
     )
-
-
-# -- causes in the logs ----------------------------------------------------------------------
 
 
 def error_line(folder: RunFolder) -> str:

@@ -38,9 +38,6 @@ _SAFE_WORD = re.compile(r"[A-Za-z0-9_.+/-]+")
 _OWN_ENDS = ("exit", "limit")
 
 
-# -- submission --------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Allocation:
     """Resources of a pack: of each the maximum over its runs.
@@ -142,11 +139,7 @@ def job_name(study: PlannedStudy, number: int) -> str:
 
 
 def write_pack(study: PlannedStudy, pack: Pack) -> None:
-    """Write a pack's folder with copies of the scripts, which a new plan does not change.
-
-    Raises:
-        UnwritableError: it cannot be written.
-    """
+    """Write a pack's folder with copies of the scripts, which a new plan does not change."""
     try:
         pack.folder.path.mkdir(parents=True)
         for cell_id in {attempt.cell.cell_id for attempt in pack.attempts}:
@@ -165,17 +158,10 @@ def write_pack(study: PlannedStudy, pack: Pack) -> None:
 
 
 def pack_script(study: PlannedStudy) -> Path:
-    """Return the path of the script of packs.
-
-    Raises:
-        BenchError: the study was planned by a version without packs.
-    """
+    """Return the path of the script of packs; raise BenchError if the plan is older than packs."""
     if not study.folder.pack_script.is_file():
         raise BenchError(f"{study.folder.pack_script}: does not exist", remedy=REPLAN)
     return study.folder.pack_script
-
-
-# -- marks of the job's script -----------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -228,9 +214,6 @@ class Marks:
             self.over = True
 
 
-# -- status of the runs ------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Packs:
     """The packs of one study; the marks of each are read once."""
@@ -251,7 +234,7 @@ class Packs:
         return self.marks(record).runs.get(record.run_id)
 
     def has_ended(self, record: RunRecord) -> bool:
-        """Whether a run of a pack has ended on its own; its job may still run."""
+        """Return True if a run of a pack has ended on its own; its job may still run."""
         if not is_packed(record):
             return False
         mark = self.mark(record)
@@ -271,7 +254,7 @@ class Packs:
         return JobStatus(RunState.QUEUED, reason=reason)
 
     def never_started(self, record: RunRecord) -> bool:
-        """Whether neither the marks nor the run's folder show that it started."""
+        """Return True if neither the marks nor the run's folder show that it started."""
         return self.mark(record) is None and self._end_note(record).exit_code is None
 
     def final_status(
@@ -324,14 +307,13 @@ class Packs:
 
 
 def _pack_number(record: RunRecord) -> int | None:
-    """Return the number of an attempt's pack; None for a job of its own."""
     allocation = record.details.get("allocation")
     number = allocation.get("pack") if isinstance(allocation, dict) else None
     return number if isinstance(number, int) else None
 
 
 def is_packed(record: RunRecord) -> bool:
-    """Whether an attempt belongs to a pack."""
+    """Return True if an attempt belongs to a pack."""
     return _pack_number(record) is not None
 
 
@@ -375,11 +357,7 @@ def _as_job(record: RunRecord, mark: Mark, end: EndNote, rows: Sequence[Accounti
 
 
 def refuse_part_of_a_pack(records: Iterable[RunRecord], chosen: Sequence[RunRecord]) -> None:
-    """Refuse to cancel some runs of a pack, because its job would end the others too.
-
-    Raises:
-        BenchError: the ``chosen`` runs share a job with others.
-    """
+    """Raise BenchError if the ``chosen`` runs share a job with others, which it would end too."""
     jobs, run_ids = {record.job_id for record in chosen}, {record.run_id for record in chosen}
     for record in records:
         if record.state.active and record.job_id in jobs and record.run_id not in run_ids:

@@ -35,11 +35,7 @@ class PackExecutor(SlurmExecutor):
     def submit(
         self, runs: Sequence[Run], *, callbacks: Callbacks, max_queued: int | None = None
     ) -> list[Run]:
-        """Submit one job for all of ``runs``; ``max_queued`` has no effect on a single job.
-
-        Raises:
-            BenchError: Slurm rejected the job or is unreachable; nothing was submitted.
-        """
+        """Submit one job for all of ``runs``; ``max_queued`` has no effect on a single job."""
         seen = {run_id: record.attempt for run_id, record in self.study.records().items()}
         with self._lock(callbacks) as lock:
             records = self._refreshed(reconcile=True)
@@ -59,11 +55,7 @@ class PackExecutor(SlurmExecutor):
         return []
 
     def check_largest(self, runs: Sequence[Run]) -> None:
-        """Ask Slurm whether it would accept the allocation for ``runs``.
-
-        Raises:
-            BenchError: it would not, with Slurm's message.
-        """
+        """Raise BenchError if Slurm would not accept the allocation for ``runs``."""
         records = self._records_once
         pack = self._pack([next_attempt(self.study, run, records[run.run_id]) for run in runs])
         self._test(pack, Callbacks())
@@ -97,11 +89,7 @@ class PackExecutor(SlurmExecutor):
         )
 
     def _test(self, pack: Pack, callbacks: Callbacks) -> None:
-        """Ask Slurm whether it would accept the allocation; nodes that are down may come back.
-
-        Raises:
-            BenchError: it would not, with Slurm's message.
-        """
+        """Raise BenchError if Slurm would never accept the allocation; nodes that are down may come back."""
         job = self._pack_job(pack)
         try:
             self.slurm.test_only(job.script, options=job.options)
@@ -173,7 +161,7 @@ class PackExecutor(SlurmExecutor):
 
 
 def _was_scheduled(row: QueueRow) -> bool:
-    """Whether the scheduler has looked at a job."""
+    """Return True if the scheduler has looked at a job."""
     return row.state != "PENDING" or bool(row.reason)
 
 

@@ -219,7 +219,6 @@ class Settlement:
     def _settle_packed(
         self, record: RunRecord, answers: _SlurmAnswers, batch: _LedgerBatch, packs: Packs, *, event: str
     ) -> None:
-        """Settle a run of a pack, or withdraw one that never started."""
         rows, is_first = answers.rows_of(record), event == "ended"
         status = packs.final_status(record, rows, answers.queued(record))
         if status is None:
@@ -238,7 +237,7 @@ class Settlement:
             _await_accounting(record)
 
     def _is_old(self, record: RunRecord, status: JobStatus) -> bool:
-        """Whether a job ended so long ago that no more rows are expected."""
+        """Return True if a job ended so long ago that no more rows are expected."""
         if status.ended is not None:
             return _age_s(status.ended) > GRACE_S
         ended = EndNote.read(self._folder(record)).time
@@ -342,7 +341,7 @@ class Settlement:
 
 
 def lacks_accounting(record: RunRecord) -> bool:
-    """Whether an attempt was recently settled while accounting was unavailable."""
+    """Return True if an attempt was recently settled while accounting was unavailable."""
     if not record.state.ended or record.job_id is None or record.details.get("accounted") is not False:
         return False
     try:

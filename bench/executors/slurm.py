@@ -97,11 +97,7 @@ class SlurmExecutor:
             return todo[room:]
 
     def check_largest(self, runs: Sequence[Run]) -> None:
-        """Ask Slurm whether it would accept the largest of ``runs``.
-
-        Raises:
-            BenchError: it would not, with Slurm's message.
-        """
+        """Raise BenchError with Slurm's message if it would not accept the largest of ``runs``."""
         self._test_largest(list(runs), Callbacks())
 
     def command_line(self, run: Run) -> str:
@@ -152,8 +148,6 @@ class SlurmExecutor:
         outcome = Outcome(RunState.CANCELLED, reason, FailureClass.CANCELLED, details=details)
         event = settle_run_json(self.study, record, outcome, ended_at=now())
         return {**event, "accounted": not ours}
-
-    # -- submission ----------------------------------------------------------------------------
 
     @contextmanager
     def _lock(self, callbacks: Callbacks) -> Iterator[int]:
@@ -246,11 +240,7 @@ class SlurmExecutor:
         record.job_id = job_id
 
     def _find_by_name(self, run: Run, job_name: str, lost: SubmissionUncertainError) -> str:
-        """Return the id of a job whose submission was not confirmed.
-
-        Raises:
-            SlurmUnavailableError: squeue does not show it. The intent is kept; the next call looks again.
-        """
+        """Return the id of a job whose submission was not confirmed; the intent is kept if there is none."""
         deadline = time.monotonic() + UNCERTAIN_WAIT_S
         while time.monotonic() < deadline:
             try:
@@ -270,8 +260,6 @@ class SlurmExecutor:
     def _records_once(self) -> dict[str, RunRecord]:
         return self.study.records()
 
-    # -- refresh -------------------------------------------------------------------------------
-
     def _refreshed(self, *, reconcile: bool) -> dict[str, RunRecord]:
         records = self.study.records()
         queue: list[QueueRow] = []
@@ -286,11 +274,7 @@ class SlurmExecutor:
         return records
 
     def _reconcile(self, intents: Sequence[RunRecord], queue: list[QueueRow]) -> list[QueueRow]:
-        """Find the jobs of intents without a job id; withdraw the others.
-
-        Returns:
-            the latest rows of squeue.
-        """
+        """Find the jobs of intents without a job id, withdraw the others; return the latest squeue."""
         names: dict[str, str | None] = {row.name: row.key.job for row in queue}
         if any(record.job_name not in names for record in intents):
             time.sleep(SECOND_LOOK_S)
@@ -332,12 +316,12 @@ class SlurmExecutor:
 
 
 def _lacks_job_id(record: RunRecord) -> bool:
-    """Whether the submission of an attempt was not confirmed."""
+    """Return True if the submission of an attempt was not confirmed."""
     return record.state.active and record.job_id is None
 
 
 def may_start(record: RunRecord, attempt_seen: int) -> bool:
-    """Whether a run is still to be started, in case another `bench submit` has started it meanwhile."""
+    """Return True if a run is still to be started, in case another `bench submit` has started it meanwhile."""
     if record.state.active or record.state is RunState.COMPLETED:
         return False
     return record.attempt == attempt_seen or record.state is RunState.PLANNED
@@ -351,9 +335,6 @@ def _raise_refused(refusal: SlurmRefusedError, todo: Sequence[Run], done: int) -
         raise QueueFullError(what, remedy=remedy, left=todo[done:]) from None
     remedy = "correct the cause, then type `bench submit` again: it continues with this run"
     raise BenchError(what, remedy=remedy) from None
-
-
-# -- limits of partitions ----------------------------------------------------------------------
 
 
 def partitions_of(slurm: Slurm, script: Path) -> dict[str, list[NodeGroup]]:

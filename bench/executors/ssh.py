@@ -63,11 +63,7 @@ class SshExecutor(SerialExecutor):
     def submit(
         self, runs: Sequence[Run], *, callbacks: Callbacks, max_queued: int | None = None
     ) -> list[Run]:
-        """Execute ``runs`` one after another; see :class:`SerialExecutor`.
-
-        Raises:
-            BenchError: some hosts could not take part; the runs that do not need them were executed.
-        """
+        """Execute ``runs`` one after another; raise BenchError if runs have to wait for failed hosts."""
         left = super().submit(runs, callbacks=callbacks, max_queued=max_queued)
         if self._waiting:
             reasons = "\n".join(error.message for error in self._failed_hosts.values())
@@ -88,8 +84,6 @@ class SshExecutor(SerialExecutor):
             there = f"cd {shlex.quote(str(_submission_folder()))} && {python}{shlex.join(['bash', *words])}"
             lines.append(f"{shlex.join(ssh_command(host.host))}  # {there}")
         return "\n".join(lines)
-
-    # -- one run ------------------------------------------------------------------------------
 
     def _may_start(self, run: Run) -> bool:
         needed = {host.host for host in self._hosts_of(self.study.cells[run.cell_id])}
@@ -128,12 +122,7 @@ class SshExecutor(SerialExecutor):
         return outcome
 
     def _prepared(self, attempt: Attempt, mark: str) -> HostGroup:
-        """Return the connections to the hosts of an attempt when all hosts are ready.
-
-        Raises:
-            HostBusyError: a host executes another run.
-            HostError: a host cannot be reached, or cannot execute the run.
-        """
+        """Return the connections to the hosts of an attempt when all of them are ready."""
         deadline = time.monotonic() + BUSY_S
         while True:
             try:
@@ -166,7 +155,6 @@ class SshExecutor(SerialExecutor):
         return group
 
     def _variables(self, attempt: Attempt, node: int, mark: str) -> dict[str, str]:
-        """Return the variables for ``ssh_host.sh``."""
         hosts, script = self._hosts_of(attempt.cell), self._script(attempt)
         peer = hosts[0 if node else 1] if len(hosts) > 1 else None
         holder = f"{attempt.job_name} (process {os.getpid()} of {_user()} on {os.uname().nodename})"
@@ -220,8 +208,6 @@ class SshExecutor(SerialExecutor):
         with contextlib.suppress(UnwritableError):
             write_json(attempt.folder.end, end)
 
-    # -- hosts ----------------------------------------------------------------------------------
-
     def _hosts_of(self, cell: Cell) -> list[Host]:
         return self.hosts[: cell.nodes]
 
@@ -234,11 +220,7 @@ class SshExecutor(SerialExecutor):
         return "" if self.study.plan.get("setup") or self.study.plan.get("container") else sys.executable
 
     def _address(self, host: Host, hosts: Sequence[Host]) -> str:
-        """Return the address at which the other hosts of a run reach ``host``.
-
-        Raises:
-            HostError: ssh does not accept the host, or its address is only valid on that host.
-        """
+        """Return the address at which the other hosts of a run reach ``host``."""
         if len(hosts) == 1:
             return "localhost"
         if host.host not in self._addresses:

@@ -72,11 +72,7 @@ class HostError(BenchError):
 
 
 def ssh_words() -> list[str]:
-    """Return the ssh command: ``$BENCH_SSH`` with its options, else ``ssh``.
-
-    Raises:
-        BenchError: the variable is not a command line.
-    """
+    """Return the ssh command: ``$BENCH_SSH`` with its options, else ``ssh``."""
     value = os.environ.get("BENCH_SSH") or "ssh"
     try:
         return shlex.split(value)
@@ -90,11 +86,7 @@ def ssh_command(host: str) -> list[str]:
 
 
 def address_of(host: str) -> str:
-    """Return the address of a host in ssh's configuration, without connecting.
-
-    Raises:
-        BenchError: ssh is not installed, or cannot read its configuration.
-    """
+    """Return the address of a host in ssh's configuration, without connecting."""
     command = [*ssh_words(), "-G", host]
     try:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
@@ -151,12 +143,12 @@ class Connection:
 
     @property
     def refused(self) -> bool:
-        """Whether it will not become ready."""
+        """True if it will not become ready."""
         return self.refusal is not None or self.lost
 
     @property
     def over(self) -> bool:
-        """Whether the run has ended there, as far as this side knows."""
+        """True if the run has ended there, as far as this side knows."""
         return self.code is not None or self.lost
 
     @property
@@ -289,17 +281,17 @@ class HostGroup:
 
     @property
     def answered(self) -> bool:
-        """Whether all hosts are ready, or one will never be."""
+        """True if all hosts are ready, or one will never be."""
         return all(c.ready for c in self.connections) or any(c.refused for c in self.connections)
 
     @property
     def over(self) -> bool:
-        """Whether the run has ended on all hosts."""
+        """True if the run has ended on all hosts."""
         return all(connection.over for connection in self.connections)
 
     @property
     def decided(self) -> bool:
-        """Whether the run has ended on all hosts, or failed on one."""
+        """True if the run has ended on all hosts, or failed on one."""
         return self.over or self.first_failed is not None
 
     def command(self, words: str) -> None:
@@ -391,12 +383,7 @@ def _unpack(stream: Any, folder: Path) -> None:
 
 
 def raise_unless_ready(connection: Connection, *, job: str, folder: Path) -> None:
-    """Raise if a host cannot take part in ``job``, which is submitted from ``folder``.
-
-    Raises:
-        HostBusyError: it runs something else.
-        HostError: any other reason.
-    """
+    """Raise HostBusyError or HostError if a host cannot take part in ``job``, submitted from ``folder``."""
     host = connection.host
     if connection.refusal is not None:
         why, words = connection.refusal

@@ -79,7 +79,7 @@ class _Attempt:
 
     @property
     def settled(self) -> bool:
-        """Whether the records of an ended attempt are complete."""
+        """True if the records of an ended attempt are complete."""
         rows_end = all(read_state(row.state).state.ended for row in (self.job, *self.steps))
         # A row with a final state but no end time is a guess of slurmdbd.
         return rows_end and self.job.ended is not None and self.job.name != _PROVISIONAL_NAME

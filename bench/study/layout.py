@@ -85,7 +85,7 @@ class RunFolder(JobFolder):
 
     @property
     def is_described(self) -> bool:
-        """Whether the folder contains a run.json."""
+        """True if the folder contains a run.json."""
         return self.run_json.is_file()
 
 
@@ -126,7 +126,7 @@ class StudyFolder:
 
     @property
     def is_planned(self) -> bool:
-        """Whether the folder contains a plan.json."""
+        """True if the folder contains a plan.json."""
         return self.plan_json.is_file()
 
     def pack(self, number: int) -> PackFolder:

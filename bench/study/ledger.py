@@ -45,12 +45,12 @@ class RunState(StrEnum):
 
     @property
     def ended(self) -> bool:
-        """Whether the attempt is over."""
+        """True if the attempt is over."""
         return self in (RunState.COMPLETED, RunState.FAILED, RunState.CANCELLED)
 
     @property
     def active(self) -> bool:
-        """Whether the attempt may still wait or run."""
+        """True if the attempt may still wait or run."""
         return self in (RunState.QUEUED, RunState.RUNNING, RunState.UNKNOWN)
 
 
@@ -96,11 +96,7 @@ class Ledger:
     path: Path
 
     def append(self, event: str, *, run_id: str, attempt: int, **details: Any) -> None:
-        """Append one event and sync it to disk.
-
-        Raises:
-            UnwritableError: the disk is full or read-only; no partial event is left.
-        """
+        """Append one event and sync it to disk; raise UnwritableError without leaving a partial event."""
         self.append_all([{"event": event, "run_id": run_id, "attempt": attempt, **details}])
 
     def append_all(self, events: Sequence[Mapping[str, Any]]) -> None:
@@ -173,7 +169,7 @@ class HaltWatch:
         self._halted = False
 
     def halted(self) -> bool:
-        """Whether the whole study was cancelled."""
+        """Return True if the whole study was cancelled."""
         if self._halted or not self._path.exists():
             return self._halted
         with self._path.open("rb") as file:

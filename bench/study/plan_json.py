@@ -47,11 +47,7 @@ class PlannedStudy:
 
 
 def open_study(folder: StudyFolder) -> PlannedStudy:
-    """Return the study planned in ``folder``.
-
-    Raises:
-        BenchError: plan.json is missing, or this version cannot read it.
-    """
+    """Return the study planned in ``folder``; raise BenchError if plan.json is missing or broken."""
     plan = read_plan(folder)
     try:
         cells = {cell["cell_id"]: Cell.from_json(cell) for cell in plan["cells"]}
@@ -62,11 +58,7 @@ def open_study(folder: StudyFolder) -> PlannedStudy:
 
 
 def read_plan(folder: StudyFolder) -> dict[str, Any]:
-    """Return the content of plan.json.
-
-    Raises:
-        BenchError: it is missing, or not a JSON object.
-    """
+    """Return the content of plan.json; raise BenchError if it is missing or not a JSON object."""
     path = folder.plan_json
     if not path.is_file():
         remedy = "give the folder of a study, such as results/<study>, or plan one: bench plan MATRIX"
@@ -94,11 +86,7 @@ def wrong_plan(folder: StudyFolder, problem: str) -> BenchError:
 
 
 def write_plan_json(folder: StudyFolder, content: dict[str, Any]) -> None:
-    """Write plan.json.
-
-    Raises:
-        UnwritableError: it cannot be written.
-    """
+    """Write plan.json."""
     write_atomically(folder.plan_json, plan_text(content))
 
 

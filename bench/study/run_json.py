@@ -25,11 +25,7 @@ def read_run(attempt: str | Path) -> tuple[dict[str, Any] | None, str]:
 
 
 def write_run(folder: RunFolder, content: Mapping[str, Any]) -> None:
-    """Write the run.json of an attempt.
-
-    Raises:
-        UnwritableError: it cannot be written.
-    """
+    """Write the run.json of an attempt."""
     write_json(folder.run_json, content)
 
 
@@ -100,11 +96,7 @@ def next_attempt(study: PlannedStudy, run: Run, record: RunRecord) -> Attempt:
 
 
 def new_attempt(study: PlannedStudy, run: Run, record: RunRecord) -> Attempt:
-    """Return the next attempt of a run and create its folder; folders of earlier attempts are kept.
-
-    Raises:
-        UnwritableError: the folder cannot be created.
-    """
+    """Return the next attempt of a run and create its folder; earlier attempts keep theirs."""
     attempt = next_attempt(study, run, record)
     try:
         attempt.folder.path.mkdir(parents=True, exist_ok=True)
