@@ -21,7 +21,7 @@ from analysis.text import clean, count, listed, one_line
 from bench.study.files import read_json
 from bench.study.layout import METRICS_COLUMNS, RANKS_COLUMNS, STEPS_COLUMNS, RunFolder, StudyFolder
 from bench.study.ledger import RunState
-from bench.study.plan_json import read_plan, unreadable_plan, wrong_plan
+from bench.study.plan_json import invalid_plan, read_plan
 from bench.study.run_json import read_run
 
 #: One row per planned run, about its latest attempt. ``allocation`` is ``job`` (the run had its own
@@ -114,12 +114,12 @@ def load_study(path: Path) -> Study:
             for run in plan["runs"]
         ]
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        raise unreadable_plan(folder, error) from None
+        raise invalid_plan(folder, error) from None
     known_cells = set(cells["cell_id"])
     for run_id, cell_id, *_ in planned:
         if cell_id not in known_cells:
             what = f"the cell {one_line(cell_id)} of run {one_line(run_id)} is not defined"
-            raise wrong_plan(folder, what)
+            raise invalid_plan(folder, what)
     runs, attempts, remarks = _read_runs(folder, planned)
     without = {clean(c["cell_id"]) for c in plan["cells"] if (c.get("metrics") or {}).get("source") == "none"}
     epochs, problems = _epochs(runs, attempts, without_metrics=without)

@@ -19,8 +19,8 @@ from bench.commands.options import (
 )
 from bench.commands.waiting import HaltedError, Waiting, canary_passes, start_runs, when_slurm_answers
 from bench.errors import BenchError
-from bench.executors import executor_for, pack_executor
-from bench.executors.base import Executor, QueueFullError
+from bench.executors import Executor, executor_for, pack_executor
+from bench.executors.base import QueueFullError
 from bench.executors.pack import allocation_of
 from bench.matrix.cell import Run
 from bench.slurm.client import SlurmUnavailableError

@@ -11,8 +11,8 @@ from typing import TypeVar
 
 from bench.commands.console import say, say_once, show_progress
 from bench.errors import BenchError
-from bench.executors import executor_for
-from bench.executors.base import Executor, QueueFullError
+from bench.executors import Executor, executor_for
+from bench.executors.base import QueueFullError
 from bench.matrix.cell import Run
 from bench.slurm.client import SlurmUnavailableError
 from bench.study.ledger import HaltWatch, RunRecord, RunState
@@ -48,7 +48,7 @@ def start_runs(
 
     Raises:
         HaltedError: the study was cancelled; the remaining runs are not started.
-        BenchError: see :meth:`bench.executors.base.Executor.submit`.
+        BenchError: see :meth:`bench.executors.slurm.SlurmExecutor.submit`.
     """
     with show_progress(len(runs)) as callbacks:
 

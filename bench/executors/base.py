@@ -1,4 +1,4 @@
-"""Common parts of the executors: interface, settling of runs, and serial execution."""
+"""Settling of runs, for all executors, and serial execution, for those without Slurm."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import psutil
 
@@ -40,36 +40,6 @@ class Callbacks:
     on_start: Callable[[Run], None] = lambda run: None
     on_end: Callable[[Run, RunRecord], None] = lambda run, record: None
     on_message: Callable[[str], None] = lambda message: None
-
-
-class Executor(Protocol):
-    """Start runs and find out how they end."""
-
-    def check_largest(self, runs: Sequence[Run]) -> None:
-        """Raise BenchError if the largest of ``runs`` could not be started; start none."""
-
-    def submit(
-        self, runs: Sequence[Run], *, callbacks: Callbacks, max_queued: int | None = None
-    ) -> list[Run]:
-        """Start ``runs`` in order; without Slurm, wait for the end of each.
-
-        With ``max_queued``, at most that many of the study's runs are queued or running at once.
-
-        Returns:
-            the runs that ``max_queued`` holds back.
-
-        Raises:
-            QueueFullError: Slurm accepts no more jobs for now.
-        """
-
-    def command_line(self, run: Run) -> str:
-        """Return the command that would start ``run``, for display."""
-
-    def refresh(self) -> dict[str, RunRecord]:
-        """Settle the runs that have ended; return the record of every run."""
-
-    def cancel(self, runs: Sequence[Run]) -> int:
-        """Cancel those of ``runs`` that are queued or running; return their number."""
 
 
 def settle(study: PlannedStudy, record: RunRecord, outcome: Outcome, *, ended_at: str) -> None:
@@ -149,7 +119,11 @@ class SerialExecutor(ABC):
     def submit(
         self, runs: Sequence[Run], *, callbacks: Callbacks, max_queued: int | None = None
     ) -> list[Run]:
-        """Execute ``runs`` one after another; after an interruption, the next call continues."""
+        """Execute ``runs`` one after another; after an interruption, the next call continues.
+
+        ``max_queued`` limits the number of queued and running Slurm jobs; returned are the runs that it
+        holds back.
+        """
         with submit_lock(self.study.folder.lock), _signals_interrupt():
             records = self.refresh()
             try:

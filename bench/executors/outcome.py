@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import re
 import signal
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from bench.executors.command_metrics import collect_metrics
 from bench.matrix.cell import Cell
 from bench.slurm.accounting import JobStatus
 from bench.slurm.parsing import AccountingRow
-from bench.study.files import read_json
+from bench.study.files import read_json, read_table
 from bench.study.layout import METRICS_COLUMNS, RunFolder
 from bench.study.ledger import FailureClass, RunState
 
@@ -138,13 +137,11 @@ def missing_results(folder: RunFolder, cell: Cell) -> str:
     """
     if cell.command is not None:
         return _missing_of_command(folder, cell)
-    epochs, expected = _metrics_epochs(folder), int(cell.workload["epochs"])
-    if epochs is None:
+    rows, expected = _metrics_rows(folder), int(cell.workload["epochs"])
+    if rows is None:
         exists = folder.metrics_csv.exists()
         return "metrics.csv has other columns" if exists else "ended without metrics.csv"
-    if epochs < expected:
-        return f"metrics.csv contains {epochs} of {expected} epochs"
-    return ""
+    return f"metrics.csv contains {len(rows)} of {expected} epochs" if len(rows) < expected else ""
 
 
 def _missing_of_command(folder: RunFolder, cell: Cell) -> str:
@@ -153,11 +150,13 @@ def _missing_of_command(folder: RunFolder, cell: Cell) -> str:
         return ""
     if source != "recorder":
         return collect_metrics(folder, cell)
-    epochs = _metrics_epochs(folder)
-    if epochs is None and folder.metrics_csv.exists():
+    rows = _metrics_rows(folder)
+    if rows is None and folder.metrics_csv.exists():
         return "metrics.csv has other columns"
-    if epochs:
-        return _loss_that_is_not_finite(folder)
+    if rows:
+        losses = ((row["epoch"], row["train_loss"]) for row in rows)
+        wrong = (f"the loss became {loss} in epoch {epoch}" for epoch, loss in losses if loss in _NOT_FINITE)
+        return next(wrong, "")
     for warning in (read_json(folder.env) or {}).get("warnings") or []:
         if str(warning).startswith("no window was recorded"):
             return str(warning)
@@ -165,24 +164,10 @@ def _missing_of_command(folder: RunFolder, cell: Cell) -> str:
     return f"{what}, or say in workload.metrics where its numbers are"
 
 
-def _metrics_epochs(folder: RunFolder) -> int | None:
-    """Return the number of complete epochs in metrics.csv; None if it is missing or has other columns."""
-    try:
-        lines = folder.metrics_csv.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return None
-    if not lines or tuple(lines[0].split(",")) != METRICS_COLUMNS:
-        return None
-    return sum(1 for line in lines[1:] if line.count(",") == len(METRICS_COLUMNS) - 1)
-
-
-def _loss_that_is_not_finite(folder: RunFolder) -> str:
-    """Return the first epoch whose recorded loss is not finite; empty if there is none."""
-    rows = csv.DictReader(folder.metrics_csv.read_text(encoding="utf-8", errors="replace").splitlines())
-    losses = ((row["epoch"], row["train_loss"]) for row in rows)
-    return next(
-        (f"the loss became {loss} in epoch {epoch}" for epoch, loss in losses if loss in _NOT_FINITE), ""
-    )
+def _metrics_rows(folder: RunFolder) -> list[dict[str, str]] | None:
+    """Return the complete rows of metrics.csv; None if it is missing or has other columns."""
+    columns, rows = read_table(folder.metrics_csv)
+    return rows if tuple(columns) == METRICS_COLUMNS else None
 
 
 def error_line(folder: RunFolder) -> str:

@@ -267,10 +267,9 @@ class Packs:
 
         Args:
             record: the run.
-            rows: sacct's rows of the whole job.
+            rows: its own rows of sacct.
             queued: status of the job in squeue.
         """
-        rows = own_rows(record, rows)
         candidates = (job for job in (classify(rows), queued) if job is not None and job.state.ended)
         job = next(candidates, None)
         over, never_started = job is not None, self.never_started(record)

@@ -66,7 +66,9 @@ class _SlurmAnswers:
     no_accounting: str = ""
 
     def rows_of(self, record: RunRecord) -> list[AccountingRow]:
-        return self.rows.get(str(record.job_id), [])
+        """Return the rows of a run's job, for a run of a pack without the steps of other runs."""
+        rows = self.rows.get(str(record.job_id), [])
+        return own_rows(record, rows) if is_packed(record) else rows
 
     def accounted(self, record: RunRecord) -> JobStatus | None:
         return classify(self.rows_of(record))
@@ -219,8 +221,8 @@ class Settlement:
     def _settle_packed(
         self, record: RunRecord, answers: _SlurmAnswers, batch: _LedgerBatch, packs: Packs, *, event: str
     ) -> None:
-        rows, is_first = answers.rows_of(record), event == "ended"
-        status = packs.final_status(record, rows, answers.queued(record))
+        is_first = event == "ended"
+        status = packs.final_status(record, answers.rows_of(record), answers.queued(record))
         if status is None:
             if is_first:
                 self._settle_forgotten(record, None, answers.no_accounting, batch)
@@ -231,8 +233,7 @@ class Settlement:
             return
         complete = status.settled or bool(answers.no_accounting) or self._is_old(record, status)
         if complete or (is_first and status.state is RunState.COMPLETED):
-            own = own_rows(record, rows)
-            self._settle(record, status, answers, batch, event=event, rows=own, complete=complete)
+            self._settle(record, status, answers, batch, event=event, complete=complete)
         elif is_first:
             _await_accounting(record)
 
@@ -307,12 +308,11 @@ class Settlement:
         batch: _LedgerBatch,
         *,
         event: str = "ended",
-        rows: Sequence[AccountingRow] | None = None,
         complete: bool = True,
     ) -> None:
-        """Settle an attempt; ``rows`` are its own among the job's, ``complete`` if no more are expected."""
+        """Settle an attempt; ``complete`` if no more rows of its accounting are expected."""
         folder, cell = self._folder(record), self.cells[record.run_id]
-        rows = answers.rows_of(record) if rows is None else rows
+        rows = answers.rows_of(record)
         end = end_of_last_start(folder, status)
         status = status if rows else self._with_cause_from_notices(record, status)
         outcome = job_outcome(folder, cell, status, end, rows)

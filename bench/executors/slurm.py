@@ -321,7 +321,7 @@ def _lacks_job_id(record: RunRecord) -> bool:
 
 
 def may_start(record: RunRecord, attempt_seen: int) -> bool:
-    """Return True if a run is still to be started, in case another `bench submit` has started it meanwhile."""
+    """Return True if a run is still to be started: another `bench submit` may have started it."""
     if record.state.active or record.state is RunState.COMPLETED:
         return False
     return record.attempt == attempt_seen or record.state is RunState.PLANNED

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import fcntl
 import io
 import json
@@ -91,6 +92,17 @@ def read_object(path: str | Path) -> tuple[dict[str, Any] | None, str]:
 def read_json(path: Path) -> dict[str, Any] | None:
     """Return the object in a JSON file; None if the file is missing or broken."""
     return read_object(path)[0]
+
+
+def read_table(path: Path) -> tuple[list[str], list[dict[str, str]]]:
+    """Return columns and complete rows of a CSV file; both are empty if it cannot be read."""
+    try:
+        with path.open(encoding="utf-8", errors="replace", newline="") as file:
+            reader = csv.DictReader(file)
+            rows = [row for row in reader if None not in row and None not in row.values()]
+            return list(reader.fieldnames or []), rows
+    except OSError:
+        return [], []
 
 
 def _as_json(content: Any) -> str:

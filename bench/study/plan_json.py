@@ -53,7 +53,7 @@ def open_study(folder: StudyFolder) -> PlannedStudy:
         cells = {cell["cell_id"]: Cell.from_json(cell) for cell in plan["cells"]}
         runs = [Run(r["run_id"], r["cell_id"], r["repeat"], r["order"]) for r in plan["runs"]]
     except (KeyError, TypeError) as error:
-        raise unreadable_plan(folder, error) from None
+        raise invalid_plan(folder, error) from None
     return PlannedStudy(folder, plan, cells, runs)
 
 
@@ -65,23 +65,15 @@ def read_plan(folder: StudyFolder) -> dict[str, Any]:
         raise missing_file(path, what="the study's plan", remedy=remedy)
     plan, problem = read_object(path)
     if plan is None:
-        raise wrong_plan(folder, problem)
+        raise invalid_plan(folder, problem)
     return plan
 
 
-def try_read_plan(folder: StudyFolder) -> dict[str, Any] | None:
-    """Return the content of plan.json; None if it is missing or broken."""
-    return read_object(folder.plan_json)[0]
-
-
-def unreadable_plan(folder: StudyFolder, error: Exception) -> BenchError:
+def invalid_plan(folder: StudyFolder, problem: str | Exception) -> BenchError:
     """Return the error for a plan.json with missing or wrong values."""
-    why = " ".join(f"{type(error).__name__}: {error}".split())
-    return wrong_plan(folder, f"is not a plan that this version can read ({why})")
-
-
-def wrong_plan(folder: StudyFolder, problem: str) -> BenchError:
-    """Return the error for a plan.json that cannot be used."""
+    if isinstance(problem, Exception):
+        why = " ".join(f"{type(problem).__name__}: {problem}".split())
+        problem = f"is not a plan that this version can read ({why})"
     return BenchError(f"{folder.plan_json}: {problem}", remedy=REPLAN)
 
 

@@ -5,7 +5,6 @@ Each check compares a value that was found with the expected one. A run passes i
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.errors import BenchError
-from bench.study.files import read_json
+from bench.study.files import read_json, read_table
 from bench.study.layout import METRICS_COLUMNS, RunFolder
 from bench.study.ledger import RunRecord
 from bench.study.run_json import read_run
@@ -155,7 +154,7 @@ def _same(name: str, found: Any, expected: Any) -> Check:
 
 
 def _metrics_checks(folder: RunFolder, cell: dict[str, Any]) -> Iterator[Check]:
-    columns, rows = _read_metrics(folder.metrics_csv)
+    columns, rows = read_table(folder.metrics_csv)
     expected = int(cell["workload"]["epochs"])
     built_in = _source(cell) is None
     if built_in:
@@ -200,26 +199,12 @@ def _epochs(rows: Iterable[dict[str, str]]) -> str:
     return ", ".join(row.get("epoch", "?") for row in rows)
 
 
-def _read_metrics(path: Path) -> tuple[list[str], list[dict[str, str]]]:
-    try:
-        with path.open(encoding="utf-8", errors="replace", newline="") as file:
-            reader = csv.DictReader(file)
-            rows = [row for row in reader if None not in row and None not in row.values()]
-            return list(reader.fieldnames or []), rows
-    except OSError:
-        return [], []
-
-
-def _number(text: Any) -> float:
-    try:
-        return float(text)
-    except (TypeError, ValueError):
-        return math.nan
-
-
 def _is_finite(text: Any) -> bool:
-    return math.isfinite(_number(text))
+    try:
+        return math.isfinite(float(text))
+    except (TypeError, ValueError):
+        return False
 
 
 def _is_positive(text: Any) -> bool:
-    return _is_finite(text) and _number(text) > 0
+    return _is_finite(text) and float(text) > 0
