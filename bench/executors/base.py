@@ -51,7 +51,7 @@ def settle_run_json(
     study: PlannedStudy, record: RunRecord, outcome: Outcome, *, ended_at: str, event: str = "ended"
 ) -> dict[str, Any]:
     """Write how an attempt ended into ``record``, then run.json; return the event for the ledger."""
-    folder = study.folder.attempt(record.run_id, record.attempt)
+    folder = study.run_folder(record)
     cause = None if outcome.state is not RunState.FAILED else _find_cause(folder)
     record.state, record.reason = outcome.state, outcome.reason
     record.failure_class, record.exit_code = outcome.failure_class, outcome.exit_code
@@ -73,8 +73,8 @@ def save_states(study: PlannedStudy, records: Mapping[str, RunRecord]) -> None:
     """Write the states of queued and running attempts into run.json, which the analysis reads."""
     for record in records.values():
         if record.state.active:
-            folder = study.folder.attempt(record.run_id, record.attempt)
-            update_run(folder, {"state": str(record.state), "reason": record.reason})
+            changes = {"state": str(record.state), "reason": record.reason}
+            update_run(study.run_folder(record), changes)
 
 
 def _find_cause(folder: RunFolder) -> dict[str, Any] | None:
@@ -214,7 +214,7 @@ class SerialExecutor(ABC):
         write_run(attempt.folder, attempt.describe(self.study, state=str(RunState.PLANNED), reason=reason))
 
     def _orphan_outcome(self, record: RunRecord) -> Outcome:
-        folder = self.study.folder.attempt(record.run_id, record.attempt)
+        folder = self.study.run_folder(record)
         exit_code = EndNote.read(folder).exit_code
         if exit_code == 0 and not missing_results(folder, self._cell_of(record.run_id)):
             return Outcome(RunState.COMPLETED, exit_code=0)

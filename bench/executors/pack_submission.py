@@ -152,7 +152,7 @@ class PackExecutor(SlurmExecutor):
         events = [{**common, "run_id": record.run_id, "attempt": record.attempt} for record in records]
         self.study.ledger.append_all(events)
         for record in records:
-            update_run(self.study.folder.attempt(record.run_id, record.attempt), {"job_id": job_id})
+            update_run(self.study.run_folder(record), {"job_id": job_id})
             record.job_id = job_id
 
     def _content(self, pack: Pack, place: int) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import re
 import resource
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -28,13 +28,11 @@ from bench.executors.outcome import (
     process_outcome,
 )
 from bench.executors.pack import Packs, is_packed, own_rows
-from bench.matrix.cell import Cell
 from bench.slurm.accounting import JobStatus, classify, queue_statuses
 from bench.slurm.client import Slurm, SlurmUnavailableError
 from bench.slurm.parsing import AccountingRow, QueueRow, accounting_table
 from bench.slurm.states import SlurmState, state_from_notices
 from bench.study.files import write_atomically
-from bench.study.layout import RunFolder
 from bench.study.ledger import FailureClass, RunRecord, RunState, now
 from bench.study.plan_json import PlannedStudy
 from bench.study.run_json import update_run
@@ -57,87 +55,21 @@ WAITS_PER_RUN = 2
 THREADS = 8
 
 
-@dataclass
-class _SlurmAnswers:
-    """Answers of squeue and sacct by job id; ``no_accounting`` is sacct's error message."""
+class Settlement:
+    """Update the records of a study's jobs once, and settle those that have ended.
 
-    queue: Mapping[str, JobStatus]
-    rows: dict[str, list[AccountingRow]] = field(default_factory=dict)
-    no_accounting: str = ""
-
-    def rows_of(self, record: RunRecord) -> list[AccountingRow]:
-        """Return the rows of a run's job, for a run of a pack without the steps of other runs."""
-        rows = self.rows.get(str(record.job_id), [])
-        return own_rows(record, rows) if is_packed(record) else rows
-
-    def accounted(self, record: RunRecord) -> JobStatus | None:
-        return classify(self.rows_of(record))
-
-    def queued(self, record: RunRecord) -> JobStatus | None:
-        return self.queue.get(str(record.job_id))
-
-
-@dataclass
-class _LedgerBatch:
-    """Settle runs, and append their events to the ledger in one operation.
-
-    Threads may add different runs at the same time.
+    Threads settle different runs at the same time. The ledger's events are collected and appended in
+    one operation, because syncing the file once per event would be slow.
     """
 
-    study: PlannedStudy
-    _found: dict[str, tuple[RunRecord, dict[str, Any]]] = field(default_factory=dict)
-
-    def settle(
-        self,
-        record: RunRecord,
-        outcome: Outcome,
-        *,
-        ended_at: str,
-        event: str = "ended",
-        table: str = "",
-        accounted: bool = True,
-    ) -> None:
-        """Settle an attempt; ``table`` is its accounting, ``accounted`` false if that is still missing."""
-        folder = self.study.folder.attempt(record.run_id, record.attempt)
-        try:
-            content = settle_run_json(self.study, record, outcome, ended_at=ended_at, event=event)
-            if table and folder.path.is_dir():
-                write_atomically(folder.sacct_summary, table)
-        except UnwritableError as error:
-            _add_unsaved(record, error)
-            return
-        self._found[record.run_id] = (record, {**content, "accounted": accounted})
-
-    def withdraw(self, record: RunRecord, reason: str) -> None:
-        """Withdraw an attempt that never started; the next submission makes a new one."""
-        record.state, record.reason = RunState.PLANNED, reason
-        identity = {"run_id": record.run_id, "attempt": record.attempt}
-        try:
-            folder = self.study.folder.attempt(record.run_id, record.attempt)
-            update_run(folder, {"state": str(record.state), "reason": reason}, fallback=identity)
-        except UnwritableError as error:
-            _add_unsaved(record, error)
-            return
-        event = {"event": "withdrawn", **identity, "reason": reason, "refused": False}
-        self._found[record.run_id] = (record, event)
-
-    def write(self) -> None:
-        """Append the events in the planned order; syncing the ledger once per event would be slow."""
-        found = [self._found[run.run_id] for run in self.study.runs if run.run_id in self._found]
-        try:
-            self.study.ledger.append_all([event for _, event in found])
-        except UnwritableError as error:
-            for record, _ in found:
-                _add_unsaved(record, error)
-
-
-@dataclass(frozen=True)
-class Settlement:
-    """Update the records of a study's jobs, and settle those that have ended."""
-
-    study: PlannedStudy
-    slurm: Slurm
-    cells: Mapping[str, Cell]
+    def __init__(self, study: PlannedStudy, slurm: Slurm) -> None:
+        self._study, self._slurm, self._packs = study, slurm, Packs(study.folder)
+        self._cells = {run.run_id: study.cells[run.cell_id] for run in study.runs}
+        #: Answers of squeue and sacct by job id, and sacct's error message.
+        self._queue: Mapping[str, JobStatus] = {}
+        self._rows: dict[str, list[AccountingRow]] = {}
+        self._no_accounting = ""
+        self._settled: dict[str, tuple[RunRecord, dict[str, Any]]] = {}
 
     def update(
         self, active: Sequence[RunRecord], queue: Sequence[QueueRow], *, unaccounted: Sequence[RunRecord] = ()
@@ -153,40 +85,30 @@ class Settlement:
             unaccounted: ended attempts whose accounting was unavailable.
         """
         names = {str(record.job_name) for record in active}
-        answers = _SlurmAnswers(queue_statuses([row for row in queue if row.name in names]))
-        packs, gone = Packs(self.study.folder), []
+        self._queue = queue_statuses([row for row in queue if row.name in names])
+        gone = []
         for record in active:
-            job = answers.queued(record)
-            if job is None or job.state.ended or packs.has_ended(record):
+            job = self._queue.get(str(record.job_id))
+            if job is None or job.state.ended or self._packs.has_ended(record):
                 gone.append(record)
                 continue
-            status = packs.active_status(record, job)
+            status = self._packs.active_status(record, job)
             record.state, record.reason = status.state, status.reason
             record.details["stuck"] = status.stuck
             self._add_earlier_end(record)
         if not gone and not unaccounted:
             return
-        self._ask_accounting(answers, [*gone, *unaccounted])
-        batch = _LedgerBatch(self.study)
-
-        def settle_one(record: RunRecord, event: str) -> None:
-            if is_packed(record):
-                self._settle_packed(record, answers, batch, packs, event=event)
-            elif event == "ended":
-                self._settle_gone(record, answers, batch)
-            else:
-                self._settle_unaccounted(record, answers, batch)
-
+        self._ask_accounting([*gone, *unaccounted])
         todo = [(record, "ended") for record in gone] + [(record, "accounted") for record in unaccounted]
-        process_runs(settle_one, todo)
-        batch.write()
+        process_runs(self._settle_one, todo)
+        self._write_events()
 
-    def _ask_accounting(self, answers: _SlurmAnswers, records: Sequence[RunRecord]) -> None:
+    def _ask_accounting(self, records: Sequence[RunRecord]) -> None:
         names = {record.job_id: record.job_name for record in records}
         try:
-            rows = self.slurm.accounting([str(job) for job in names])
+            rows = self._slurm.accounting([str(job) for job in names])
         except SlurmUnavailableError as error:
-            answers.no_accounting = error.output
+            self._no_accounting = error.output
             return
         # A controller that lost its state counts job ids from 1 again, so compare names too.
         # The rows of steps follow that of their job.
@@ -196,44 +118,57 @@ class Settlement:
             if row.key.step is None:
                 ours[job] = row.name in (names.get(job), "allocation")
             if ours.get(job, False):
-                answers.rows.setdefault(job, []).append(row)
+                self._rows.setdefault(job, []).append(row)
 
-    def _settle_gone(self, record: RunRecord, answers: _SlurmAnswers, batch: _LedgerBatch) -> None:
+    def _rows_of(self, record: RunRecord) -> list[AccountingRow]:
+        """Return the rows of a run's job, for a run of a pack without the steps of other runs."""
+        rows = self._rows.get(str(record.job_id), [])
+        return own_rows(record, rows) if is_packed(record) else rows
+
+    def _settle_one(self, record: RunRecord, event: str) -> None:
+        if is_packed(record):
+            self._settle_packed(record, event)
+        elif event == "ended":
+            self._settle_gone(record)
+        else:
+            self._settle_unaccounted(record)
+
+    def _settle_gone(self, record: RunRecord) -> None:
         """Settle a job that has left the queue, if enough is known."""
-        accounted = answers.accounted(record)
-        status = accounted if accounted is not None and accounted.state.ended else answers.queued(record)
+        accounted = classify(self._rows_of(record))
+        in_queue = self._queue.get(str(record.job_id))
+        status = accounted if accounted is not None and accounted.state.ended else in_queue
         if status is None:
-            self._settle_forgotten(record, accounted, answers.no_accounting, batch)
-        elif status.settled or answers.no_accounting or self._is_old(record, status):
-            self._settle(record, status, answers, batch)
+            self._settle_forgotten(record, accounted)
+        elif status.settled or self._no_accounting or self._is_old(record, status):
+            self._settle(record, status)
         else:
             _await_accounting(record)
 
-    def _settle_unaccounted(self, record: RunRecord, answers: _SlurmAnswers, batch: _LedgerBatch) -> None:
+    def _settle_unaccounted(self, record: RunRecord) -> None:
         """Complete an attempt that was settled without accounting, when that is available."""
-        status = answers.accounted(record)
+        status = classify(self._rows_of(record))
         if status is None or not status.settled:
             return
         if "bench cancel" in record.reason and record.state is status.state is RunState.CANCELLED:
             status = replace(status, reason=record.reason)  # more specific than Slurm's
-        self._settle(record, status, answers, batch, event="accounted")
+        self._settle(record, status, event="accounted")
 
-    def _settle_packed(
-        self, record: RunRecord, answers: _SlurmAnswers, batch: _LedgerBatch, packs: Packs, *, event: str
-    ) -> None:
+    def _settle_packed(self, record: RunRecord, event: str) -> None:
         is_first = event == "ended"
-        status = packs.final_status(record, answers.rows_of(record), answers.queued(record))
+        in_queue = self._queue.get(str(record.job_id))
+        status = self._packs.final_status(record, self._rows_of(record), in_queue)
         if status is None:
             if is_first:
-                self._settle_forgotten(record, None, answers.no_accounting, batch)
+                self._settle_forgotten(record, None)
             return
         if status.state is RunState.PLANNED:
             if is_first:
-                batch.withdraw(record, status.reason)
+                self._withdraw(record, status.reason)
             return
-        complete = status.settled or bool(answers.no_accounting) or self._is_old(record, status)
+        complete = status.settled or bool(self._no_accounting) or self._is_old(record, status)
         if complete or (is_first and status.state is RunState.COMPLETED):
-            self._settle(record, status, answers, batch, event=event, complete=complete)
+            self._settle(record, status, event=event, complete=complete)
         elif is_first:
             _await_accounting(record)
 
@@ -241,38 +176,38 @@ class Settlement:
         """Return True if a job ended so long ago that no more rows are expected."""
         if status.ended is not None:
             return _age_s(status.ended) > GRACE_S
-        ended = EndNote.read(self._folder(record)).time
+        ended = EndNote.read(self._study.run_folder(record)).time
         return ended is not None and _age_s(ended) > NODE_CLOCK_GRACE_S
 
-    def _settle_forgotten(
-        self, record: RunRecord, accounted: JobStatus | None, no_accounting: str, batch: _LedgerBatch
-    ) -> None:
+    def _settle_forgotten(self, record: RunRecord, accounted: JobStatus | None) -> None:
         """Settle a job that Slurm has forgotten by its run folder; without traces its state is unknown."""
-        end = EndNote.read(self._folder(record))
+        end = EndNote.read(self._study.run_folder(record))
         if end.exit_code is not None or self._state_by_notices(record) is not None:
             outcome = self._outcome_by_folder(record, end)
-            if no_accounting:
-                outcome.details["accounting"] = _absence(no_accounting)
-            batch.settle(record, outcome, ended_at=end.written or now())
+            if self._no_accounting:
+                outcome.details["accounting"] = _absence(self._no_accounting)
+            self._add(record, outcome, ended_at=end.written or now())
             return
         record.state = RunState.UNKNOWN
         if accounted is not None:
             what = f"job {record.job_id} is not in the queue, yet sacct says it has not ended"
-        elif no_accounting:
-            what = f"Slurm has forgotten job {record.job_id}, and sacct is unavailable ({no_accounting})"
+        elif self._no_accounting:
+            what = (
+                f"Slurm has forgotten job {record.job_id}, and sacct is unavailable ({self._no_accounting})"
+            )
         else:
             what = f"Slurm does not know job {record.job_id}"
         record.reason = f"{what}; the run left no end.json. `bench cancel` gives it up"
 
     def settle_by_folder(self, record: RunRecord) -> None:
         """Settle a run by its own files alone."""
-        end = EndNote.read(self._folder(record))
-        settle(self.study, record, self._outcome_by_folder(record, end), ended_at=end.written or now())
+        end = EndNote.read(self._study.run_folder(record))
+        settle(self._study, record, self._outcome_by_folder(record, end), ended_at=end.written or now())
 
     def _outcome_by_folder(self, record: RunRecord, end: EndNote) -> Outcome:
-        found = self._state_by_notices(record)
+        found, folder = self._state_by_notices(record), self._study.run_folder(record)
         if end.exit_code == 0 or found is None:
-            outcome = process_outcome(self._folder(record), self.cells[record.run_id], end.exit_code)
+            outcome = process_outcome(folder, self._cells[record.run_id], end.exit_code)
         else:
             reason = f"{found.word}: {found.meaning} (according to job.err; Slurm has forgotten the job)"
             state = RunState.FAILED if found.state.active else found.state  # requeued, and gone since
@@ -298,46 +233,71 @@ class Settlement:
 
     def _state_by_notices(self, record: RunRecord) -> SlurmState | None:
         """Return the state in which Slurm ended the job according to job.err."""
-        return state_from_notices("\n".join(log_tail(self._folder(record).err)), job_id=str(record.job_id))
+        lines = log_tail(self._study.run_folder(record).err)
+        return state_from_notices("\n".join(lines), job_id=str(record.job_id))
 
     def _settle(
-        self,
-        record: RunRecord,
-        status: JobStatus,
-        answers: _SlurmAnswers,
-        batch: _LedgerBatch,
-        *,
-        event: str = "ended",
-        complete: bool = True,
+        self, record: RunRecord, status: JobStatus, *, event: str = "ended", complete: bool = True
     ) -> None:
         """Settle an attempt; ``complete`` if no more rows of its accounting are expected."""
-        folder, cell = self._folder(record), self.cells[record.run_id]
-        rows = answers.rows_of(record)
-        end = end_of_last_start(folder, status)
+        folder, cell = self._study.run_folder(record), self._cells[record.run_id]
+        rows, end = self._rows_of(record), end_of_last_start(folder, status)
         status = status if rows else self._with_cause_from_notices(record, status)
         outcome = job_outcome(folder, cell, status, end, rows)
         allocation = {"kind": "job", "nodes": cell.nodes, **(record.details.get("allocation") or {})}
         allocation |= {"job_id": record.job_id, "hosts": status.hosts}
-        outcome.details = {
-            "job_id": record.job_id,
-            "started_at": as_iso(status.started),
-            "allocation": allocation,
-        }
-        if answers.no_accounting or event == "accounted":
+        started_at = as_iso(status.started)
+        outcome.details = {"job_id": record.job_id, "started_at": started_at, "allocation": allocation}
+        if self._no_accounting or event == "accounted":
             # Explains a missing sacct_summary.txt.
-            outcome.details["accounting"] = _absence(answers.no_accounting)
-        retry = bool(answers.no_accounting) and not _NO_ACCOUNTING.search(answers.no_accounting)
-        batch.settle(
-            record,
-            outcome,
-            ended_at=as_iso(status.ended) or end.written or now(),
-            event=event,
-            table=accounting_table(rows) if rows else "",
-            accounted=complete and not retry,
-        )
+            outcome.details["accounting"] = _absence(self._no_accounting)
+        retry = bool(self._no_accounting) and not _NO_ACCOUNTING.search(self._no_accounting)
+        ended_at = as_iso(status.ended) or end.written or now()
+        accounted = complete and not retry
+        self._add(record, outcome, ended_at=ended_at, event=event, rows=rows, accounted=accounted)
 
-    def _folder(self, record: RunRecord) -> RunFolder:
-        return self.study.folder.attempt(record.run_id, record.attempt)
+    def _add(
+        self,
+        record: RunRecord,
+        outcome: Outcome,
+        *,
+        ended_at: str,
+        event: str = "ended",
+        rows: Sequence[AccountingRow] = (),
+        accounted: bool = True,
+    ) -> None:
+        """Write run.json and accounting of an attempt, and collect its event."""
+        folder = self._study.run_folder(record)
+        try:
+            content = settle_run_json(self._study, record, outcome, ended_at=ended_at, event=event)
+            if rows and folder.path.is_dir():
+                write_atomically(folder.sacct_summary, accounting_table(rows))
+        except UnwritableError as error:
+            _add_unsaved(record, error)
+            return
+        self._settled[record.run_id] = (record, {**content, "accounted": accounted})
+
+    def _withdraw(self, record: RunRecord, reason: str) -> None:
+        """Withdraw an attempt that never started; the next submission makes a new one."""
+        record.state, record.reason = RunState.PLANNED, reason
+        identity = {"run_id": record.run_id, "attempt": record.attempt}
+        changes = {"state": str(record.state), "reason": reason}
+        try:
+            update_run(self._study.run_folder(record), changes, fallback=identity)
+        except UnwritableError as error:
+            _add_unsaved(record, error)
+            return
+        event = {"event": "withdrawn", **identity, "reason": reason, "refused": False}
+        self._settled[record.run_id] = (record, event)
+
+    def _write_events(self) -> None:
+        """Append the collected events to the ledger in the planned order."""
+        settled = [self._settled[run.run_id] for run in self._study.runs if run.run_id in self._settled]
+        try:
+            self._study.ledger.append_all([event for _, event in settled])
+        except UnwritableError as error:
+            for record, _ in settled:
+                _add_unsaved(record, error)
 
 
 def lacks_accounting(record: RunRecord) -> bool:

@@ -66,7 +66,6 @@ class SlurmExecutor:
         self.variables = {} if provides_python else {"BENCH_PYTHON": sys.executable}
         self.slurm = slurm or Slurm(environment={**os.environ, **self.variables})
         self._cells = {run.run_id: study.cells[run.cell_id] for run in study.runs}
-        self._settlement = Settlement(study, self.slurm, self._cells)
         self._warned_of_overriding = False
 
     def submit(
@@ -236,7 +235,7 @@ class SlurmExecutor:
 
     def _add_job_id(self, record: RunRecord, job_id: str) -> None:
         self.study.ledger.append("submitted", run_id=record.run_id, attempt=record.attempt, job_id=job_id)
-        update_run(self.study.folder.attempt(record.run_id, record.attempt), {"job_id": job_id})
+        update_run(self.study.run_folder(record), {"job_id": job_id})
         record.job_id = job_id
 
     def _find_by_name(self, run: Run, job_name: str, lost: SubmissionUncertainError) -> str:
@@ -270,7 +269,7 @@ class SlurmExecutor:
                 queue = self._reconcile(intents, queue)
         active = [record for record in records.values() if record.state.active and record.job_id]
         unaccounted = [record for record in records.values() if lacks_accounting(record)]
-        self._settlement.update(active, queue, unaccounted=unaccounted)
+        Settlement(self.study, self.slurm).update(active, queue, unaccounted=unaccounted)
         return records
 
     def _reconcile(self, intents: Sequence[RunRecord], queue: list[QueueRow]) -> list[QueueRow]:
@@ -281,7 +280,7 @@ class SlurmExecutor:
             queue = self.slurm.queue()
             names = {row.name: row.key.job for row in queue}
         for record in intents:
-            folder, name = self.study.folder.attempt(record.run_id, record.attempt), str(record.job_name)
+            folder, name = self.study.run_folder(record), str(record.job_name)
             if name not in names:  # the runs of a pack share a name: ask once
                 names[name] = self._accounted_by_name(record)
             job_id = names[name]
@@ -290,7 +289,7 @@ class SlurmExecutor:
             elif EndNote.read(folder).exit_code is None:
                 self._withdraw(record, _INTERRUPTED)
             else:  # it ran, and Slurm has forgotten it
-                self._settlement.settle_by_folder(record)
+                Settlement(self.study, self.slurm).settle_by_folder(record)
         return queue
 
     def _withdraw(self, record: RunRecord, reason: str, *, refused: bool = False) -> None:
@@ -298,8 +297,8 @@ class SlurmExecutor:
         self.study.ledger.append(
             "withdrawn", run_id=record.run_id, attempt=record.attempt, reason=reason, refused=refused
         )
-        folder = self.study.folder.attempt(record.run_id, record.attempt)
-        update_run(folder, {"state": str(RunState.PLANNED), "reason": reason})
+        changes = {"state": str(RunState.PLANNED), "reason": reason}
+        update_run(self.study.run_folder(record), changes)
         record.state, record.reason = RunState.PLANNED, reason
 
     def _accounted_by_name(self, record: RunRecord) -> str | None:

@@ -11,7 +11,7 @@ from typing import Any
 from bench.errors import BenchError, missing_file
 from bench.matrix.cell import Cell, Run
 from bench.study.files import read_object, write_atomically
-from bench.study.layout import StudyFolder
+from bench.study.layout import RunFolder, StudyFolder
 from bench.study.ledger import Ledger, RunRecord
 
 REPLAN = "plan the study again: bench plan MATRIX"
@@ -39,6 +39,10 @@ class PlannedStudy:
     def records(self) -> dict[str, RunRecord]:
         """Return the latest attempt of every planned run, in the planned order."""
         return self.ledger.records(run.run_id for run in self.runs)
+
+    def run_folder(self, record: RunRecord) -> RunFolder:
+        """Return the folder of a record's attempt."""
+        return self.folder.attempt(record.run_id, record.attempt)
 
     def script(self, cell_id: str) -> Path:
         """Return the path of a cell's script."""

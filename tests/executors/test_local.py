@@ -166,7 +166,7 @@ def test_a_killed_rank_fails_its_run_with_the_reason_and_the_others_go_on(tmp_pa
         wait_for(lambda: states(study)[study.runs[0].run_id] == "failed")
         record = LocalExecutor(study).refresh()[study.runs[0].run_id]
         assert "rank 1 was killed by SIGKILL" in record.reason
-        rows = first.metrics.read_text().splitlines()
+        rows = first.metrics_csv.read_text().splitlines()
         assert len(rows) > 1
         assert all(row.count(",") == len(METRICS_COLUMNS) - 1 for row in rows)
         wait_for(lambda: states(study)[study.runs[1].run_id] == "running")
