@@ -23,9 +23,9 @@ from bench.matrix.expansion import expand
 from bench.matrix.load import load_matrix
 from bench.matrix.schema import Matrix
 from bench.render import Renderer, gpu_option
-from bench.study.files import read_json, write_atomically
+from bench.study.files import write_atomically
 from bench.study.layout import StudyFolder
-from bench.study.plan_json import write_plan_json
+from bench.study.plan_json import find_plan, write_plan_json
 from bench.units import count, human_duration
 
 
@@ -168,7 +168,7 @@ def write_plan(plan: Plan, root: Path, *, progress: Callable[[int], None] | None
         BenchError: the folder contains results of another matrix, or cannot be written.
     """
     folder = StudyFolder(root / plan.matrix.study)
-    old = read_json(folder.plan_json)
+    old = find_plan(folder)
     # Distinguishes the study's jobs from those of a study of the same name in another folder.
     content = {**plan_content(plan), "key": (old or {}).get("key") or secrets.token_hex(3)}
     _check_existing_results(folder, old, plan)

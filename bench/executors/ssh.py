@@ -19,20 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from bench.errors import BenchError, UnwritableError, unwritable
+from bench.executors import ssh_hosts
 from bench.executors.base import Callbacks, HostBusyError, SerialExecutor
 from bench.executors.outcome import Outcome, error_line, killed_rank, process_outcome, with_workload_error
-from bench.executors.ssh_hosts import (
-    PATIENCE_S,
-    READY_S,
-    Connection,
-    HostError,
-    HostGroup,
-    address_of,
-    fetch,
-    host_program,
-    raise_unless_ready,
-    ssh_command,
-)
+from bench.executors.ssh_hosts import Connection, HostError, HostGroup
 from bench.matrix.cell import Cell, Run
 from bench.matrix.cluster import HOST_ADDRESS, Host
 from bench.study.files import write_json
@@ -82,7 +72,7 @@ class SshExecutor(SerialExecutor):
             words = [str(self._script(attempt)), str(attempt.folder.path.absolute()), str(node), endpoint]
             python = f"BENCH_PYTHON={shlex.quote(self._python)} " if self._python else ""
             there = f"cd {shlex.quote(str(_submission_folder()))} && {python}{shlex.join(['bash', *words])}"
-            lines.append(f"{shlex.join(ssh_command(host.host))}  # {there}")
+            lines.append(f"{shlex.join(ssh_hosts.ssh_command(host.host))}  # {there}")
         return "\n".join(lines)
 
     def _may_start(self, run: Run) -> bool:
@@ -135,22 +125,23 @@ class SshExecutor(SerialExecutor):
 
     def _try_to_prepare(self, attempt: Attempt, mark: str) -> HostGroup:
         token = attempt.folder.path / f".{mark}"
-        hosts, folder = self._hosts_of(attempt.cell), attempt.folder
-        programs = [host_program(self._variables(attempt, node, mark)) for node in range(len(hosts))]
+        hosts, own_folder = self._hosts_of(attempt.cell), attempt.folder
+        variables = [self._variables(attempt, node, mark) for node in range(len(hosts))]
         with contextlib.ExitStack() as undo:
             try:
                 token.touch()
                 undo.callback(token.unlink, missing_ok=True)
-                group = HostGroup(several=len(hosts) > 1, out=folder.out, err=folder.err)
+                group = HostGroup(several=len(hosts) > 1, out=own_folder.out, err=own_folder.err)
             except OSError as error:
-                raise unwritable(folder.path, error) from None
+                raise unwritable(own_folder.path, error) from None
             with contextlib.ExitStack() as undo_connections:
                 undo_connections.push(group)
-                for host, content in zip(hosts, programs, strict=True):
-                    group.connect(host.host, mark=mark, content=content)
-                group.follow(lambda: group.answered, limit_s=READY_S)
+                for host, own in zip(hosts, variables, strict=True):
+                    group.connect(host.host, mark=mark, content=ssh_hosts.host_program(own))
+                group.follow(lambda: group.answered, limit_s=ssh_hosts.READY_S)
+                job, folder = attempt.job_name, _submission_folder()
                 for connection in sorted(group.connections, key=lambda connection: not connection.refused):
-                    raise_unless_ready(connection, job=attempt.job_name, folder=_submission_folder())
+                    ssh_hosts.raise_unless_ready(connection, job=job, folder=folder)
                 undo_connections.pop_all()
         return group
 
@@ -172,7 +163,7 @@ class SshExecutor(SerialExecutor):
             "peer": self._address(peer, hosts) if peer else "",
             "python": self._python,
             "holder": holder,
-            "patience": str(PATIENCE_S),
+            "patience": str(ssh_hosts.PATIENCE_S),
         }
 
     def _endpoint(self, attempt: Attempt, group: HostGroup) -> str:
@@ -192,7 +183,7 @@ class SshExecutor(SerialExecutor):
                 continue
             remote = f"{_submission_folder()}/.bench-{attempt.job_name}"
             script = f"{attempt.cell.cell_id}.sh"
-            why = fetch(connection.host, remote, attempt.folder.path, mark=mark, excluded=script)
+            why = ssh_hosts.fetch(connection.host, remote, attempt.folder.path, mark=mark, excluded=script)
             if why:
                 problems.append(
                     f"results could not be copied ({why}): they are in {connection.host}:{remote}"
@@ -224,7 +215,7 @@ class SshExecutor(SerialExecutor):
         if len(hosts) == 1:
             return "localhost"
         if host.host not in self._addresses:
-            self._addresses[host.host] = host.address or address_of(host.host)
+            self._addresses[host.host] = host.address or ssh_hosts.address_of(host.host)
         address = self._addresses[host.host]
         if not HOST_ADDRESS.fullmatch(address) or address == "localhost" or address.startswith("127."):
             what = f"{host.host} has the address {address}, at which other hosts cannot reach it"

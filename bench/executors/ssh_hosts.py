@@ -32,18 +32,9 @@ READY_S = 60.0
 
 #: No questions, no terminal, no forwarding (two connections would use the same port). A lost network
 #: is noticed within a minute. An existing master connection is used, but none is created.
-OPTIONS = (
-    "-T",
-    "-x",
-    "-a",
-    *("-o", "BatchMode=yes"),
-    *("-o", "ConnectTimeout=15"),
-    *("-o", "ServerAliveInterval=15"),
-    *("-o", "ServerAliveCountMax=4"),
-    *("-o", "ClearAllForwardings=yes"),
-    *("-o", "ControlMaster=no"),
-    *("-o", "RemoteCommand=none"),
-    *("-o", "PermitLocalCommand=no"),
+OPTIONS = shlex.split(
+    "-T -x -a -o BatchMode=yes -o ConnectTimeout=15 -o ServerAliveInterval=15 -o ServerAliveCountMax=4"
+    " -o ClearAllForwardings=yes -o ControlMaster=no -o RemoteCommand=none -o PermitLocalCommand=no"
 )
 #: The program is sent on standard input, so that the login shell does not interpret it.
 REMOTE = "exec bash -s"
@@ -148,7 +139,7 @@ class Connection:
 
     @property
     def over(self) -> bool:
-        """True if the run has ended there, as far as this side knows."""
+        """True if the run has ended there."""
         return self.code is not None or self.lost
 
     @property
@@ -332,12 +323,7 @@ class HostGroup:
 def fetch(host: str, remote: str, folder: Path, *, mark: str, excluded: str) -> str:
     """Copy the files of a remote folder into ``folder``; return an error message, or an empty string.
 
-    Args:
-        host: the host.
-        remote: the folder there.
-        folder: the run's folder here.
-        mark: separates the archive from output of the host's login.
-        excluded: name of a file that is not copied.
+    ``mark`` separates the archive from output of the host's login. The file ``excluded`` is not copied.
     """
     words = [f"printf '%s\\n' {shlex.quote(mark)}", f"cd -- {shlex.quote(remote)} || exit"]
     content = "; ".join([*words, f"exec tar -cf - --exclude={shlex.quote('./' + excluded)} .\n"]).encode()

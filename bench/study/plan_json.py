@@ -10,7 +10,7 @@ from typing import Any
 
 from bench.errors import BenchError, missing_file
 from bench.matrix.cell import Cell, Run
-from bench.study.files import read_object, write_atomically
+from bench.study.files import read_json, read_object, write_atomically
 from bench.study.layout import RunFolder, StudyFolder
 from bench.study.ledger import Ledger, RunRecord
 
@@ -71,6 +71,11 @@ def read_plan(folder: StudyFolder) -> dict[str, Any]:
     if plan is None:
         raise invalid_plan(folder, problem)
     return plan
+
+
+def find_plan(folder: StudyFolder) -> dict[str, Any] | None:
+    """Return the content of plan.json; None if it is missing or broken."""
+    return read_json(folder.plan_json)
 
 
 def invalid_plan(folder: StudyFolder, problem: str | Exception) -> BenchError:

@@ -10,18 +10,12 @@ from bench.errors import BenchError
 from bench.matrix.cell import Cell, Run, value_text
 from bench.study.ledger import RunRecord, RunState
 
+# fmt: off
 _CELL_KEYS = (
-    "nodes",
-    "tasks_per_node",
-    "gpus_per_node",
-    "world_size",
-    "backend",
-    "launcher",
-    "global_batch",
-    "per_gpu_batch",
-    "mode",
-    "repeat",
+    "nodes", "tasks_per_node", "gpus_per_node", "world_size", "backend", "launcher", "global_batch",
+    "per_gpu_batch", "mode", "repeat",
 )
+# fmt: on
 
 
 def pending(
