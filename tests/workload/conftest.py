@@ -1,4 +1,4 @@
-"""Real torch processes over gloo, forked from one that imported torch once."""
+"""Real torch ranks over gloo, forked from one process that has imported torch."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-#: Short windows on the smallest model that still has several buckets; no probes.
+#: Short windows on a small model with several buckets; no probes.
 QUICK = [
     *("--device", "cpu", "--model", "mlp", "--parameters", "100k", "--bucket-cap-mb", "0.1"),
     *("--steps-per-epoch", "5", "--epochs", "2", "--warmup-steps", "3", "--attribution-steps", "4"),
@@ -26,7 +27,7 @@ QUICK = [
 
 @dataclass
 class Finished:
-    """What ranks left: their exit codes, outputs and the run's folder."""
+    """The exit codes and outputs of all ranks, and the run's folder."""
 
     folder: Path
     codes: list[int]
@@ -47,7 +48,7 @@ class Finished:
 
 
 class Started:
-    """Ranks that run."""
+    """Running ranks."""
 
     def __init__(self, server: ForkServer, folder: Path, count: int, pids: list[int]) -> None:
         self.folder = folder
@@ -65,7 +66,7 @@ class Started:
 
 
 class ForkServer:
-    """The other end of ``forkserver.py``."""
+    """The client of ``forkserver.py``."""
 
     def __init__(self) -> None:
         env = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -124,7 +125,7 @@ def torchrun_env(ranks: int) -> list[dict[str, str]]:
 
 
 def srun_env(ranks_per_host: Mapping[str, int]) -> list[dict[str, str]]:
-    """The variables of an srun over hosts that are only names: all ranks run here."""
+    """The variables of srun for invented hosts; all ranks run on this machine."""
     shared = {
         "SLURM_JOB_ID": "7",
         "SLURM_STEP_ID": "0",
@@ -148,9 +149,26 @@ def server() -> Iterator[ForkServer]:
     started.close()
 
 
+def wait_for(condition: Callable[[], object], what: str, *, limit_s: float = 120) -> None:
+    """Wait until ``condition`` is true; the limit is generous, for a busy machine."""
+    until = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < until, f"{what} did not happen in {limit_s:g} s"
+        time.sleep(0.05)
+
+
+@pytest.fixture(scope="session")
+def late_rank_run(server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """Two ranks, of which rank 1 is late in every step."""
+    folder = tmp_path_factory.mktemp("late rank")
+    argv = ["--per-gpu-batch", "8", *QUICK]
+    started = server.start(folder, argv, torchrun_env(2), "tests.workload.scenarios:late_rank")
+    return started.finish().succeeded()
+
+
 @pytest.fixture
 def run_ranks(server: ForkServer, tmp_path: Path) -> Callable[..., Finished]:
-    """Run two ranks of the quick mlp (or what the words say) to their end."""
+    """Run ranks to their end: by default two, with QUICK's options."""
 
     def run(
         *words: str,

@@ -1,10 +1,10 @@
-"""Forks ranks from a process that has imported torch once; see ``conftest.py``.
+"""Fork ranks from a process that has imported torch; see ``conftest.py``.
 
-One JSON request a line on standard input::
+It reads one JSON request per line from standard input::
 
     {"target": "module:function", "ranks": [{"env": {...}, "argv": [...], "out": PATH, "err": PATH}, ...]}
 
-answered by ``{"pids": [...]}`` at once and ``{"codes": [...]}`` when all have ended.
+and answers ``{"pids": [...]}`` at once and ``{"codes": [...]}`` after all have ended.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What ranks run instead of the plain workload, to know beforehand what must be measured."""
+"""Programs of ranks for which the correct measurement is known in advance."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ import json
 import os
 import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from bench.matrix.workload import WorkloadOptions
 from bench.measure.environment import device_of
@@ -21,11 +25,13 @@ from bench.workload.__main__ import main
 from bench.workload.arguments import parse_arguments
 from bench.workload.data.feed import SyntheticFeed
 from bench.workload.launch import launch_from
-from bench.workload.models import DataShape
+from bench.workload.models import DataShape, Mlp
 from bench.workload.task import Task, build_task
 from bench.workload.training import Trainer, wrap
 
 NAP_S = 0.04
+#: The variable with the time of a :class:`Link` per bucket.
+LINK_MS = "BENCH_TEST_LINK_MS"
 
 
 def rank_of_env() -> int:
@@ -40,21 +46,39 @@ def join_group() -> int:
     return launch.rank
 
 
+def before_each_batch(act: Callable[[int], None], *, rank: int | None = None) -> None:
+    """Call ``act`` with the number of the batch (from 1) before each batch, on one rank or on all."""
+    if rank in (None, rank_of_env()):
+        plain = SyntheticFeed.next
+        numbers = count(1)
+
+        def following(self: SyntheticFeed):
+            act(next(numbers))
+            return plain(self)
+
+        SyntheticFeed.next = following
+
+
 def late_rank(argv: list[str]) -> int:
-    """Rank 1 naps before each batch: its data takes long, and rank 0 waits for its gradients."""
-    drawn = SyntheticFeed.next
-
-    def slow(self: SyntheticFeed):
-        time.sleep(NAP_S)
-        return drawn(self)
-
-    if rank_of_env() == 1:
-        SyntheticFeed.next = slow
+    """Rank 1 sleeps before each batch: loading its data takes long, and rank 0 waits for its gradients."""
+    before_each_batch(lambda number: time.sleep(NAP_S), rank=1)
     return main(argv)
 
 
+def late_rank_with_batch_norm(argv: list[str]) -> int:
+    """Rank 1 is late, and the network has batch normalisation, whose buffers DDP could broadcast."""
+    plain = Mlp.__init__
+
+    def normalised(self: Mlp, *, features: int, classes: int, width: int, recompute: bool) -> None:
+        plain(self, features=features, classes=classes, width=width, recompute=recompute)
+        self.last = nn.Sequential(nn.BatchNorm1d(width), self.last)
+
+    Mlp.__init__ = normalised
+    return late_rank(argv)
+
+
 def slow_forward(argv: list[str]) -> int:
-    """Every forward naps as well."""
+    """Every forward pass sleeps."""
     plain = Task.forward
 
     def slow(self: Task, inputs: torch.Tensor, targets: torch.Tensor):
@@ -66,103 +90,72 @@ def slow_forward(argv: list[str]) -> int:
 
 
 def nan_on_rank_1(argv: list[str]) -> int:
-    """Rank 1's inputs turn to NaN from the 15th batch on: after 3 to 9 steps of warm-up and a window."""
-    drawn = SyntheticFeed.next
-    count = 0
+    """Rank 1's inputs are NaN from the 15th batch on, after 3 to 9 steps of warm-up and a window."""
+    plain = SyntheticFeed.next
+    numbers = count(1)
 
     def broken(self: SyntheticFeed):
-        nonlocal count
-        count += 1
-        inputs, targets = drawn(self)
-        return (inputs * float("nan") if count >= 15 else inputs), targets
+        inputs, targets = plain(self)
+        return (inputs * float("nan") if next(numbers) >= 15 else inputs), targets
 
     if rank_of_env() == 1:
         SyntheticFeed.next = broken
-    return main(argv)
-
-
-def raises_on_rank_1(argv: list[str]) -> int:
-    """Rank 1 meets an error that nobody foresaw, in its third batch."""
-    drawn = SyntheticFeed.next
-    count = 0
-
-    def broken(self: SyntheticFeed):
-        nonlocal count
-        count += 1
-        if count == 3:
-            raise ZeroDivisionError("a defect")
-        return drawn(self)
-
-    if rank_of_env() == 1:
-        SyntheticFeed.next = broken
-    return main(argv)
-
-
-def out_of_memory_on_rank_1(argv: list[str]) -> int:
-    """Rank 1 asks for more memory than any machine has, in its third batch."""
-    drawn = SyntheticFeed.next
-    count = 0
-
-    def broken(self: SyntheticFeed):
-        nonlocal count
-        count += 1
-        if count == 3:
-            torch.empty(2**56, dtype=torch.uint8)
-        return drawn(self)
-
-    if rank_of_env() == 1:
-        SyntheticFeed.next = broken
-    return main(argv)
-
-
-def sleeps_on_rank_1(argv: list[str]) -> int:
-    """Rank 1 never comes to its 25th step, after an epoch: its process lives, and does nothing."""
-    drawn = SyntheticFeed.next
-    count = 0
-
-    def stuck(self: SyntheticFeed):
-        nonlocal count
-        count += 1
-        if count == 25:
-            time.sleep(600)
-        return drawn(self)
-
-    if rank_of_env() == 1:
-        SyntheticFeed.next = stuck
     return main(argv)
 
 
 def raises_on_rank_0(argv: list[str]) -> int:
-    """Rank 0, which serves the store, meets an error that nobody foresaw."""
-    drawn = SyntheticFeed.next
-    count = 0
+    """Rank 0, which serves the store, raises an unexpected error in its third batch."""
+    before_each_batch(raise_in_third_batch, rank=0)
+    return main(argv)
 
-    def broken(self: SyntheticFeed):
-        nonlocal count
-        count += 1
-        if count == 3:
-            raise ZeroDivisionError("a defect\nof two lines")
-        return drawn(self)
 
-    if rank_of_env() == 0:
-        SyntheticFeed.next = broken
+def raises_on_rank_1(argv: list[str]) -> int:
+    """Rank 1 raises an unexpected error in its third batch."""
+    before_each_batch(raise_in_third_batch, rank=1)
+    return main(argv)
+
+
+def raise_in_third_batch(number: int) -> None:
+    if number == 3:
+        raise ZeroDivisionError("a defect\nof two lines")
+
+
+def out_of_memory_on_rank_1(argv: list[str]) -> int:
+    """Rank 1 allocates more memory than any machine has, in its third batch."""
+
+    def allocate(number: int) -> None:
+        if number == 3:
+            torch.empty(2**56, dtype=torch.uint8)
+
+    before_each_batch(allocate, rank=1)
+    return main(argv)
+
+
+def sleeps_on_rank_1(argv: list[str]) -> int:
+    """Rank 1 never reaches its 25th step, after an epoch: its process lives and does nothing."""
+
+    def hang(number: int) -> None:
+        if number == 25:
+            time.sleep(600)
+
+    before_each_batch(hang, rank=1)
     return main(argv)
 
 
 def clock_set_on_rank_1(argv: list[str]) -> int:
-    """Rank 1's wall clock, as Python reads it, is set an hour back in the middle of an optimizer step.
+    """Rank 1's wall clock, as Python reads it, is set an hour back during an optimizer step.
 
-    It happens in the first epoch's attribution window: three steps of warm-up (or six, or nine) and five of
-    the throughput window come before it, so the step is found by its timer.
+    The step belongs to the first epoch's attribution window. The warm-up takes 3, 6 or 9 steps, so the timer
+    identifies the step.
     """
     wall = time.time_ns
     stop = StepTimer.stop
-    count = shift = 0
+    stops_so_far = shift = 0
 
     def stops(self: StepTimer):
-        nonlocal count, shift
-        count += 1
-        if count == 3:  # the first does not count anyway
+        nonlocal stops_so_far, shift
+        stops_so_far += 1
+        if stops_so_far == 3:  # the first step of the window does not count
             shift = 3_600_000_000_000
         stop(self)
 
@@ -173,22 +166,31 @@ def clock_set_on_rank_1(argv: list[str]) -> int:
 
 
 def cpu_with_a_peak(argv: list[str]) -> int:
-    """A CPU that has a name and a stated peak."""
+    """The CPU has a name and a stated peak."""
     plain = device_of
     rank_module.device_of = lambda device, host: replace(plain(device, host), model="a CPU")
     mfu.peaks = lambda: {"a CPU": mfu.Peak({"fp32": 1e12}, "https://example.org")}
     return main(argv)
 
 
+def compiled_without_inductor(argv: list[str]) -> int:
+    """The model is traced and split at the buckets as usual, but not compiled by a C++ compiler (a minute)."""
+    plain = Task.compile
+    compiled = []
+
+    def compile_for_tests(self: Task) -> None:
+        plain(self, backend="aot_eager")
+        compiled.append(self)
+
+    Task.compile = compile_for_tests
+    code = main(argv)
+    assert compiled
+    return code
+
+
 def naps_in_epochs(argv: list[str]) -> int:
-    """Every batch naps, so that a test can act while the run goes on."""
-    drawn = SyntheticFeed.next
-
-    def slow(self: SyntheticFeed):
-        time.sleep(0.02)
-        return drawn(self)
-
-    SyntheticFeed.next = slow
+    """Every batch sleeps, so that a test can act during the run."""
+    before_each_batch(lambda number: time.sleep(0.02))
     return main(argv)
 
 
@@ -202,7 +204,7 @@ def threads_left(argv: list[str]) -> int:
 
 
 class FixedFeed:
-    """Gives batches that were made beforehand."""
+    """A feed of given batches."""
 
     def __init__(self, batches, shape: DataShape) -> None:
         self.shape = shape
@@ -213,7 +215,7 @@ class FixedFeed:
 
 
 def weights_after_a_step(argv: list[str]) -> int:
-    """Two micro-batches on two ranks, against one plain step on all samples; rank 0 writes the difference."""
+    """Compare two micro-batches on two ranks with one plain step on all samples; rank 0 writes the error."""
     rank = join_group()
     folder = parse_arguments(argv).run_dir
     options = WorkloadOptions(device="cpu", model="mlp", parameters=20_000, grad_accum=2, learning_rate=0.1)
@@ -240,10 +242,10 @@ def weights_after_a_step(argv: list[str]) -> int:
 
 
 def readings(argv: list[str]) -> int:
-    """Read DDP's logger at once and, as it is meant to be read, after the next forward.
+    """Read DDP's logger right after each step, and again in the usual way, after the next forward.
 
-    Communication is a link of known time: each bucket's future completes in a thread that
-    sleeps, so the last bucket is exposed for as long as its thread sleeps after it.
+    Communication takes a known time: each bucket's future completes in a thread that sleeps, so the last
+    bucket is exposed for as long as its thread sleeps.
     """
     rank = join_group()
     options = WorkloadOptions(device="cpu", model="mlp", parameters=400_000, bucket_cap_mb=0.4)
@@ -251,7 +253,7 @@ def readings(argv: list[str]) -> int:
     model = wrap(build_task(options, shape), options)
     truth: list[float] = []
 
-    def link(state, bucket):  # DDP compares annotations with types, and these would be strings
+    def link(state, bucket):  # not annotated: DDP would compare the strings with types
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
         gradients = bucket.buffer()
 
@@ -293,3 +295,44 @@ def readings(argv: list[str]) -> int:
         content = {"rows": rows, "frozen": frozen.compute_s == rows[-1]["compute_s"]}
         Path(parse_arguments(argv).run_dir, "readings.json").write_text(json.dumps(content))
     return 0
+
+
+class Link:
+    """A link that carries one bucket after the other, each for a known time, without processor time."""
+
+    def __init__(self, bucket_s: float) -> None:
+        self.bucket_s = bucket_s
+        self.exposed_s: list[float] = []
+        self._line = ThreadPoolExecutor(1)
+        self._last_ready = 0.0
+
+    def hook(self, state, bucket):  # not annotated: DDP would compare the strings with types
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        gradients, is_last = bucket.buffer(), bucket.is_last()
+        ready = time.perf_counter()
+
+        def carry() -> None:
+            if self.bucket_s:
+                time.sleep(self.bucket_s)
+            if is_last:
+                self.exposed_s.append(time.perf_counter() - ready)
+            future.set_result(gradients)
+
+        self._line.submit(carry)
+        return future
+
+
+def link_of_known_time(argv: list[str]) -> int:
+    """Gradients travel over a :class:`Link`; each rank writes its exposed seconds of every step."""
+    link = Link(float(os.environ[LINK_MS]) / 1e3)
+
+    def wrap_with_link(task, options):
+        model = wrap(task, options)
+        model.register_comm_hook(None, link.hook)
+        return model
+
+    rank_module.wrap = wrap_with_link
+    code = main(argv)
+    folder = parse_arguments(argv).run_dir
+    Path(folder, f"truth-{rank_of_env()}.json").write_text(json.dumps(link.exposed_s))
+    return code

@@ -1,4 +1,4 @@
-"""Communication against physics: links of known time, a link of known rate, a rank that is late."""
+"""Communication compared with known values: links of known time or rate, and a late rank."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ import pytest
 from analysis.checks.fabric import LARGE_BYTES, RingFit, fit_ring
 from analysis.checks.slow_ranks import late_nodes_of, stragglers
 from tests.workload.conftest import Finished, torchrun_env
-from tests.workload.scenarios import NAP_S
-from tests.workload.truths import LINK_MS
+from tests.workload.scenarios import LINK_MS, NAP_S
 
-#: Times are compared here: other tests beside these would take their cores.
+#: These tests compare times; other tests must not use their cores.
 pytestmark = pytest.mark.alone
 
 ROOT = Path(__file__).parents[2]
@@ -29,11 +28,11 @@ def number(row: dict[str, str], column: str) -> float:
 
 @pytest.mark.parametrize("bucket_ms", [10, 1, 0])
 def test_exposed_communication_is_what_a_link_of_known_time_takes(run_ranks, bucket_ms):
-    steps, epochs, before = 12, 3, 5 + 1  # the throughput window, and a step that does not count
+    steps, epochs, before = 12, 3, 5 + 1  # before: the throughput window, and a step that does not count
     environments = [env | {LINK_MS: str(bucket_ms)} for env in torchrun_env(2)]
     words = f"--epochs {epochs} --steps-per-epoch 5 --attribution-steps {steps} --val-steps 0"
     finished = run_ranks(
-        *words.split(), environments=environments, target="tests.workload.truths:link_of_known_time"
+        *words.split(), environments=environments, target="tests.workload.scenarios:link_of_known_time"
     ).succeeded()
     for rank in ("0", "1"):
         waited = json.loads((finished.folder / f"truth-{rank}.json").read_text())[
@@ -45,7 +44,7 @@ def test_exposed_communication_is_what_a_link_of_known_time_takes(run_ranks, buc
         rows = [row for row in finished.table("ranks") if row["rank"] == rank]
         read = [number(row, "comm_exposed_time_sec") for row in rows]
         assert all(truth >= bucket_ms / 1e3 for truth in truths)
-        # One window of three: another process may take the core between the link's end and the rank's waking.
+        # One window of three is enough: another process may delay the rank after the link's end.
         assert any(r == pytest.approx(t, rel=0.05, abs=2e-3) for r, t in zip(read, truths, strict=True)), (
             read,
             truths,
@@ -53,7 +52,7 @@ def test_exposed_communication_is_what_a_link_of_known_time_takes(run_ranks, buc
 
 
 def test_a_late_rank_is_waited_for_in_communication_and_not_in_forward_with_batch_normalisation(run_ranks):
-    finished = run_ranks(target="tests.workload.truths:late_rank_with_batch_norm").succeeded()
+    finished = run_ranks(target="tests.workload.scenarios:late_rank_with_batch_norm").succeeded()
     ranks = finished.table("ranks")
     for punctual, late in (ranks[0:2], ranks[2:4]):
         assert number(punctual, "forward_time_sec") < 0.5 * NAP_S
@@ -61,8 +60,8 @@ def test_a_late_rank_is_waited_for_in_communication_and_not_in_forward_with_batc
         assert number(late, "comm_wait_time_sec") < 0.4 * NAP_S
 
 
-def test_a_late_rank_is_named_with_its_host_and_what_makes_it_late(run_ranks):
-    finished = run_ranks(target="tests.workload.scenarios:late_rank").succeeded()
+def test_a_late_rank_is_named_with_its_host_and_the_cause(late_rank_run):
+    finished = late_rank_run
     ranks = pd.read_csv(finished.folder / "ranks.csv").assign(run_id="run-1", cell_id="two ranks")
     found = stragglers(ranks)
     assert list(found["rank"]) == [1]
@@ -73,7 +72,7 @@ def test_a_late_rank_is_named_with_its_host_and_what_makes_it_late(run_ranks):
     (words,) = late_nodes_of(found, ["two ranks"]).texts
     assert words.startswith(f"rank 1 on {late['host']} takes ")
     assert words.endswith("of the step, in data loading), in 1 of 1 run of two ranks")
-    # The others wait; communication itself is not what the step is lost to.
+    # The step loses its time to the wait for the late rank, not to communication itself.
     for row in finished.table("metrics"):
         transfer = number(row, "comm_exposed_time_sec") - number(row, "comm_wait_time_sec")
         assert transfer < number(row, "comm_wait_time_sec")
@@ -81,7 +80,7 @@ def test_a_late_rank_is_named_with_its_host_and_what_makes_it_late(run_ranks):
 
 @pytest.fixture(scope="module")
 def shaped(running_cluster, tmp_path_factory):
-    """Two nodes, one rank each, over links of a rate drawn at random; one bucket, so nothing overlaps."""
+    """Two nodes with one rank each over links of a random rate; with one bucket nothing overlaps."""
     rate = random.SystemRandom().randrange(210, 480)
     folder = tmp_path_factory.mktemp("shaped link")
     words = (
@@ -130,7 +129,7 @@ def test_communication_without_overlap_takes_the_time_that_its_bytes_take_on_the
     expected = finished.env["gradient_bytes"] / line  # 2(N − 1)/N is 1
     rows = finished.table("metrics")
     transfers = [number(row, "comm_exposed_time_sec") - number(row, "comm_wait_time_sec") for row in rows]
-    # The better of two windows: the nodes of the test cluster share this machine's cores.
+    # The better of two windows counts, because the nodes of the test cluster share this machine's cores.
     assert min(transfers) == pytest.approx(expected, rel=0.15)
     assert [number(row, "comm_time_sec") for row in rows] == pytest.approx([expected] * 2, rel=0.15)
     assert content["steps"]["communication_tax_s"] == pytest.approx(expected, rel=0.2)

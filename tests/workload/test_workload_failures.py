@@ -12,7 +12,7 @@ import torch
 from bench.measure.environment import host_name
 from bench.study.layout import METRICS_COLUMNS
 from bench.workload.failures import known_reason
-from tests.workload.conftest import QUICK, torchrun_env
+from tests.workload.conftest import QUICK, torchrun_env, wait_for
 
 HOST = host_name(os.environ)
 LOST = "lost the connection to another rank"
@@ -35,8 +35,8 @@ def test_an_infinite_loss_is_named(run_ranks):
 
 def test_an_unforeseen_error_keeps_its_traceback_and_ends_the_others(run_ranks):
     began = time.monotonic()
-    finished = run_ranks("--join-timeout", "60", target="tests.workload.scenarios:raises_on_rank_1")
-    assert time.monotonic() - began < 20
+    finished = run_ranks("--join-timeout", "600", target="tests.workload.scenarios:raises_on_rank_1")
+    assert time.monotonic() - began < 120, "the other rank waited for its time-out"
     assert finished.codes == [1, 1]
     assert "ZeroDivisionError: a defect" in finished.err[1]
     assert finished.err[1].endswith(
@@ -52,8 +52,10 @@ def test_running_out_of_memory_is_one_line(run_ranks):
     finished = run_ranks(target="tests.workload.scenarios:out_of_memory_on_rank_1")
     assert finished.codes == [1, 1]
     assert finished.err[1].startswith(f"bench: error: rank 1 on {HOST}: out of memory: ")
-    told = finished.err[1].partition(f"rank 1 on {HOST}: ")[2]
-    assert finished.err[0] == f"bench: error: rank 0 on {HOST}: {LOST}: rank 1 on {HOST} failed first: {told}"
+    cause = finished.err[1].partition(f"rank 1 on {HOST}: ")[2]
+    assert (
+        finished.err[0] == f"bench: error: rank 0 on {HOST}: {LOST}: rank 1 on {HOST} failed first: {cause}"
+    )
     assert finished.err[1].endswith("; lower the batch per rank, or set --activation-checkpointing true\n")
     assert "Traceback" not in finished.err[1]
 
@@ -91,15 +93,12 @@ def test_a_killed_rank_ends_the_other_and_leaves_whole_files(server, tmp_path):
         "true",
     ]
     started = server.start(tmp_path, argv, torchrun_env(2), "tests.workload.scenarios:naps_in_epochs")
-    until = time.monotonic() + 60
-    while not ((tmp_path / "metrics.csv").exists() and (tmp_path / "checkpoint.pt").exists()):
-        assert time.monotonic() < until, "no epoch was written"
-        time.sleep(0.05)
-    time.sleep(0.3)
+    wait_for((tmp_path / "checkpoint.pt").exists, "a checkpoint")
+    wait_for((tmp_path / "metrics.csv").exists, "an epoch")
     os.kill(started.pids[1], signal.SIGKILL)
     killed = time.monotonic()
     finished = started.finish()
-    assert time.monotonic() - killed < 20
+    assert time.monotonic() - killed < 120, "rank 0 waited for its time-out"
     assert finished.codes == [1, -9]
     assert finished.err[0] == (
         f"bench: error: rank 0 on {HOST}: {LOST}: nothing was heard from rank 1 on {HOST};"
@@ -116,14 +115,11 @@ def test_a_killed_rank_ends_the_other_and_leaves_whole_files(server, tmp_path):
 def test_a_killed_rank_0_leaves_whole_files(server, tmp_path):
     argv = ["--per-gpu-batch", "8", *QUICK, "--epochs", "400", "--attribution-steps", "2"]
     started = server.start(tmp_path, argv, torchrun_env(2), "tests.workload.scenarios:naps_in_epochs")
-    until = time.monotonic() + 60
-    while not (tmp_path / "metrics.csv").exists():
-        assert time.monotonic() < until, "no epoch was written"
-        time.sleep(0.05)
+    wait_for((tmp_path / "metrics.csv").exists, "an epoch")
     os.kill(started.pids[0], signal.SIGKILL)
     finished = started.finish()
     assert finished.codes == [-9, 1]
-    # torch has words of its own before it, about the store that has gone.
+    # torch prints its own message about the lost store before this one.
     assert finished.err[1].splitlines()[-1] == (
         f"bench: error: rank 1 on {HOST}: {LOST}: rank 0 on {HOST} has ended, and its own message says why"
     )
@@ -135,16 +131,10 @@ def test_a_killed_rank_0_leaves_whole_files(server, tmp_path):
 def test_a_rank_that_hangs_ends_the_others_after_the_time_out(server, tmp_path):
     argv = ["--per-gpu-batch", "8", *QUICK, "--epochs", "400", "--join-timeout", "3"]
     started = server.start(tmp_path, argv, torchrun_env(2), "tests.workload.scenarios:naps_in_epochs")
-    until = time.monotonic() + 60
-    while not (tmp_path / "metrics.csv").exists():
-        assert time.monotonic() < until, "no epoch was written"
-        time.sleep(0.05)
+    wait_for((tmp_path / "metrics.csv").exists, "an epoch")
     os.kill(started.pids[1], signal.SIGSTOP)
-    stopped = time.monotonic()
     try:
-        while "bench: error" not in (tmp_path / "0.err").read_text():
-            assert time.monotonic() - stopped < 20, "rank 0 still waits"
-            time.sleep(0.1)
+        wait_for(lambda: "bench: error" in (tmp_path / "0.err").read_text(), "the time-out of rank 0")
     finally:
         os.kill(started.pids[1], signal.SIGKILL)
     finished = started.finish()
@@ -158,28 +148,28 @@ def test_a_rank_that_hangs_ends_the_others_after_the_time_out(server, tmp_path):
 def test_of_four_ranks_the_one_that_does_not_come_is_named_by_those_that_did(server, tmp_path):
     argv = ["--per-gpu-batch", "8", *QUICK, "--epochs", "4", "--join-timeout", "4"]
     started = server.start(tmp_path, argv, torchrun_env(4), "tests.workload.scenarios:sleeps_on_rank_1")
-    until = time.monotonic() + 60
-    while not all("bench: error" in (tmp_path / f"{rank}.err").read_text() for rank in (0, 2, 3)):
-        assert time.monotonic() < until, "some rank still waits"
-        time.sleep(0.1)
-    os.kill(started.pids[1], signal.SIGKILL)
+    others = [tmp_path / f"{rank}.err" for rank in (0, 2, 3)]
+    try:
+        wait_for(lambda: all("bench: error" in path.read_text() for path in others), "the time-outs")
+    finally:
+        os.kill(started.pids[1], signal.SIGKILL)
     finished = started.finish()
     assert finished.codes == [1, -9, 1, 1]
-    words = [finished.err[rank] for rank in (0, 2, 3)]
-    # The first that gives up closes its connections, and the others may see that before their own time-out.
-    assert all(f"rank 1 on {HOST}" in line and len(line.splitlines()) == 1 for line in words), words
-    assert all(f"rank {rank} on {HOST} did not come" not in line for rank in (0, 2, 3) for line in words)
-    assert any("a collective did not complete in 4 s" in line for line in words)
+    lines = [finished.err[rank] for rank in (0, 2, 3)]
+    # The first rank with a time-out closes its connections; the others may notice that first.
+    assert all(f"rank 1 on {HOST}" in line and len(line.splitlines()) == 1 for line in lines), lines
+    assert all(f"rank {rank} on {HOST} did not come" not in line for rank in (0, 2, 3) for line in lines)
+    assert any("a collective did not complete in 4 s" in line for line in lines)
     assert finished.table("metrics")
 
 
-def test_an_error_on_rank_0_is_told_by_itself_and_the_others_point_to_it(run_ranks):
+def test_rank_0_reports_its_own_error_and_the_others_point_to_it(run_ranks):
     finished = run_ranks(target="tests.workload.scenarios:raises_on_rank_0")
     assert finished.codes == [1, 1]
     assert finished.err[0].endswith(
         f"bench: error: rank 0 on {HOST}: unexpected ZeroDivisionError: a defect; see the traceback above\n"
     )
-    # Its store ends with it, perhaps before the other has read.
+    # Its store ends with it, possibly before the other rank has read the cause.
     assert finished.err[1].splitlines()[-1] in (
         f"bench: error: rank 1 on {HOST}: {LOST}: rank 0 on {HOST} has ended, and its own message says why",
         f"bench: error: rank 1 on {HOST}: {LOST}: rank 0 on {HOST} failed first: ZeroDivisionError: a defect",
@@ -195,14 +185,14 @@ def test_cudas_lack_of_memory_is_one_line():
     )
 
 
-def test_steps_in_which_a_clock_was_set_are_left_out_and_said(run_ranks):
+def test_steps_in_which_a_clock_was_set_are_left_out_with_a_warning(run_ranks):
     finished = run_ranks(target="tests.workload.scenarios:clock_set_on_rank_1").succeeded()
-    said = (
+    warning = (
         "the clock of a host was set during 1 attribution step(s), which are left out because DDP's logger"
         " reads that clock; throughput is measured with another clock"
     )
-    assert said in finished.env["warnings"]
-    assert f"bench: warning: {said}" in finished.out[0].splitlines()
+    assert warning in finished.env["warnings"]
+    assert f"bench: warning: {warning}" in finished.out[0].splitlines()
     for row in finished.table("ranks"):
         step = float(row["step_time_sec"])
         parts = ("forward", "backward", "optimizer", "comm_exposed")
@@ -234,8 +224,6 @@ def test_bad_arguments_are_one_line_and_exit_code_2(run_ranks, words, message):
 
 
 def test_a_device_that_is_not_there_is_named(run_ranks):
-    import torch
-
     if torch.cuda.is_available():
         pytest.skip("this machine has a CUDA device")
     finished = run_ranks("--device", "cuda", environments=[{}])

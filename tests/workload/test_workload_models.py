@@ -1,4 +1,4 @@
-"""The networks: their sizes, their losses, and that each can be trained and measured."""
+"""The networks: sizes, losses, and complete runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-#: Each model as small as it gets.
+#: The smallest size of each model.
 SMALL = {
     "mlp": {"parameters": 20_000},
     "convnet": {},
@@ -113,15 +113,15 @@ def test_the_planted_signal_can_be_learned(model):
     shape = synthetic_shape(options)
     signal, generator = signal_for(options, shape, torch.device("cpu")), generator_on("cpu", 2)
     task = build_task(options, shape)
-    optimizer = torch.optim.AdamW(task.parameters(), lr=3e-3)
+    optimizer = torch.optim.AdamW(task.parameters(), lr=6e-3)
     losses = []
-    for _ in range(60):
+    for _ in range(30):
         optimizer.zero_grad()
-        loss = task(*signal.draw(16, generator))
+        loss = task(*signal.draw(8, generator))
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-    assert sum(losses[-10:]) < 0.85 * sum(losses[:10])
+    assert sum(losses[-5:]) < 0.85 * sum(losses[:5])
 
 
 def test_batches_are_fresh_and_ranks_draw_their_own():
@@ -151,7 +151,7 @@ def test_validation_of_values_sums_errors():
     "words",
     [
         ("--model", "convnet"),
-        ("--model", "resnet50", "--image-size", "32"),
+        ("--model", "resnet50", "--image-size", "32", "--bucket-cap-mb", "25"),
         ("--model", "transformer", "--seq-len", "16"),
         ("--model", "traffic"),
         ("--model", "mlp", "--precision", "bf16", "--optimizer", "adam"),
@@ -161,8 +161,9 @@ def test_validation_of_values_sums_errors():
     ids=" ".join,
 )
 def test_each_model_and_option_runs_to_its_end(run_ranks, words):
-    small = ("--epochs", "1", "--steps-per-epoch", "3", "--attribution-steps", "2", "--bucket-cap-mb", "1")
-    finished = run_ranks(*small, *words, batch=2).succeeded()
+    short = ("--epochs", "1", "--steps-per-epoch", "2", "--attribution-steps", "1", "--val-steps", "1")
+    ranks = [{}] if "resnet50" in words else None  # a single rank of the largest model
+    finished = run_ranks(*short, "--bucket-cap-mb", "1", *words, batch=2, environments=ranks).succeeded()
     (row,) = finished.table("metrics")
     assert float(row["throughput_samples_per_sec"]) > 0
     assert float(row["comm_exposed_time_sec"]) >= 0
@@ -171,12 +172,10 @@ def test_each_model_and_option_runs_to_its_end(run_ranks, words):
     assert row["val_loss"] != ""
 
 
-@pytest.mark.slow
 def test_a_compiled_model_runs_to_its_end(run_ranks):
-    # One rank, and no pool of compilers that import torch each: ten seconds instead of thirty.
-    alone = [{"TORCHINDUCTOR_COMPILE_THREADS": "1"}]
-    finished = run_ranks("--compile", "true", "--epochs", "1", "--bucket-cap-mb", "1", environments=alone)
-    (row,) = finished.succeeded().table("metrics")
+    words = ("--compile", "true", "--epochs", "1", "--bucket-cap-mb", "1")
+    finished = run_ranks(*words, target="tests.workload.scenarios:compiled_without_inductor").succeeded()
+    (row,) = finished.table("metrics")
     assert float(row["comm_exposed_time_sec"]) >= 0
 
 

