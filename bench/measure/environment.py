@@ -144,9 +144,9 @@ def oversubscription_warnings(facts: Sequence[RankFacts]) -> list[str]:
 def threads_per_rank(me: RankFacts, facts: Sequence[RankFacts], env: Mapping[str, str]) -> int:
     """Return the number of compute threads per rank, the same under every launcher.
 
-    ``BENCH_THREADS_PER_RANK``, else ``OMP_NUM_THREADS``, else an equal share of the cores that this host's
-    ranks may use. (torchrun sets OMP_NUM_THREADS=1 for two or more processes and srun sets nothing, so a
-    plan that compares launchers sets the first variable.)
+    It is ``BENCH_THREADS_PER_RANK``, else ``OMP_NUM_THREADS``, else an equal share of the cores that this
+    host's ranks may use. torchrun sets OMP_NUM_THREADS=1 for two or more processes and srun sets nothing, so
+    a plan that compares launchers sets the first variable.
     """
     for name in ("BENCH_THREADS_PER_RANK", "OMP_NUM_THREADS"):
         first = env.get(name, "").split(",")[0].strip()

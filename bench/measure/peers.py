@@ -100,9 +100,8 @@ class Peers:
         reports = self._with_timeout(self._collect)
         is_lost = symptom is Symptom.LOST
         limit = "its time-out" if timeout_s is None else f"{timeout_s:g} s"
-        effect = (
-            "lost the connection to another rank" if is_lost else f"a collective did not complete in {limit}"
-        )
+        late = f"a collective did not complete in {limit}"
+        effect = "lost the connection to another rank" if is_lost else late
         if reports.cause:
             return f"{effect}: {reports.cause}"
         if reports.store_is_lost and self._rank_0_serves:

@@ -41,9 +41,9 @@ class PopEfficiencies:
 def pop_efficiencies(step_totals_s: Sequence[float], exposed_totals_s: Sequence[float]) -> PopEfficiencies:
     """Return the efficiencies of one window from every rank's totals over the same steps.
 
-    With U_r the sum of (step - exposed) of rank r and T the longest rank's sum of steps (the sum of the
-    steps' maxima would exceed the wall time): load balance = mean U / max U, communication efficiency =
-    max U / T, parallel efficiency = mean U / T, their product.
+    U_r is the sum of (step - exposed) of rank r, and T is the largest rank's sum of steps. (The sum of the
+    steps' maxima would exceed the wall time.) Load balance is mean U / max U, communication efficiency is
+    max U / T, and parallel efficiency is their product, mean U / T.
 
     Source: the POP Centre of Excellence's multiplicative model (https://pop-coe.eu/node/69), with DDP's
     exposed communication as the time outside of computation.

@@ -219,7 +219,10 @@ class StepTimer:
         self._step_begin = self._clock.stamp()
 
     def start_ddp_backward(self, *, again: bool) -> None:
-        """Mark the start of backward by DDP's logger; ``again`` if no pass followed the last mark."""
+        """Mark the moment at which DDP's logger starts its backward.
+
+        ``again`` means that no backward pass followed the last mark.
+        """
         if not again:
             self._in_backward += self._in_last_backward
         self._in_last_backward.clear()

@@ -147,7 +147,7 @@ class SigtermHandler:
         return True
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        """End the process from the main thread, if that runs and the listening thread has ended."""
+        """End the process from the main thread, unless the listening thread already does."""
         self._end()
 
     def _restore(self) -> bool:

@@ -67,10 +67,13 @@ class Session:
         record = {"facts": asdict(facts), "device": own.name, "identity": own.identity}
         self.exchange.post("facts", record)
 
-    def post(self, number: int, window: Window) -> None:
-        """Post this rank's window of an epoch, and its traces of the transport with the first one."""
-        self.exchange.post(f"window/{number}", window.as_json())
-        if number == 1 and self.backend is not None:
+    def post(self, number: int, window: Window, *, early: bool = False) -> None:
+        """Post this rank's window of an epoch, and its traces of the transport with the first one.
+
+        ``early`` posts the window before its attribution, in case that never ends.
+        """
+        self.exchange.post(f"{'early' if early else 'window'}/{number}", window.as_json())
+        if number == 1 and not early and self.backend is not None:
             traces = read_traces(
                 self.backend,
                 store_port=self.exchange.port,
@@ -79,10 +82,6 @@ class Session:
                 folder=self._folder,
             )
             self.exchange.post("transport", traces)
-
-    def post_early(self, number: int, window: Window) -> None:
-        """Post the same window before its attribution, in case that never ends."""
-        self.exchange.post(f"early/{number}", window.as_json())
 
     def write(self, *, is_last: bool = False) -> None:
         """On rank 0, write all complete records; the last time, also windows without their attribution."""
@@ -224,10 +223,8 @@ class RunWriter:
             steps = self._lengths.warmup_steps
             self.warn(f"the step time was not yet stable after {steps} warm-up steps")
         if jumps := [str(rank) for rank, window in enumerate(windows) if window.clock_jumps]:
-            self.warn(
-                f"a host's clock was set in the attribution window (rank {', '.join(jumps)}): those steps do"
-                " not count"
-            )
+            ranks = f"rank {', '.join(jumps)}"
+            self.warn(f"a host's clock was set in the attribution window ({ranks}): those steps do not count")
         if record.samples is None:
             self.warn("the samples of a step are unknown, so there is no throughput: use step(samples=...)")
         elif self._samples_per_step is None:

@@ -11,8 +11,6 @@ from pathlib import Path
 from bench.errors import BenchError
 from bench.matrix.workload import WorkloadOptions
 
-#: The folder of recordings without a run folder, below the current one.
-HOME = Path("bench-record")
 _MINIMA = {"warmup_steps": 3, "steps_per_epoch": 1, "attribution_steps": 0, "epochs": 1}
 _TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 _SRUN_VARIABLES = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS")
@@ -65,11 +63,11 @@ def _checked(name: str, value: int, least: int) -> int:
 
 
 def recording_folder(given: str | os.PathLike[str] | None, env: Mapping[str, str]) -> Path:
-    """Return ``BENCH_RUN_DIR``, else the script's folder, else a new one."""
+    """Return ``BENCH_RUN_DIR``, else the script's folder, else a new one below the current folder."""
     if folder := env.get("BENCH_RUN_DIR") or given:
         return Path(folder)
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
-    return HOME / f"{stamp}-{os.getpid()}"
+    return Path("bench-record", f"{stamp}-{os.getpid()}")
 
 
 @dataclass(frozen=True)

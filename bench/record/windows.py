@@ -124,7 +124,7 @@ class Windows:
     def _end_throughput(self) -> Any:
         self._window = self._measured_window()
         if self._lengths.attribution_steps:
-            self._session.post_early(self.posted + 1, self._window)
+            self._session.post(self.posted + 1, self._window, early=True)
             self._enter(Phase.ATTRIBUTION)
             self._attribution.attach()
             self._attribution.start()
