@@ -225,13 +225,13 @@ _VALUES = (
 )
 
 _PLACEMENT = (
-    ("partition", "Where the study runs."),
-    ("account", "Who pays."),
-    ("qos", "The quality of service asked for."),
-    ("reservation", "Nodes set aside for this."),
+    ("partition", "The partition of the study."),
+    ("account", "The account that pays."),
+    ("qos", "The quality of service."),
+    ("reservation", "The reserved nodes."),
     ("constraint", "Nodes with these features only: sizes are compared on equal hardware."),
-    ("nodelist", "These nodes must be among the job's."),
-    ("exclude", "Nodes to stay away from."),
+    ("nodelist", "Nodes that the job must include."),
+    ("exclude", "Nodes to avoid."),
     ("mem", "Memory per node."),
 )
 
@@ -241,7 +241,7 @@ def _directives(cluster: Cluster, *, device: str, mixed: bool) -> Iterator[tuple
     yield "The cell's nodes.", f"--nodes={_MARK}nodes{_MARK}"
     if device == "cuda":
         reason = (
-            "Slurm asks every node for the GPUs that the largest one needs." if mixed else "One GPU per rank."
+            "Slurm allocates the GPUs of the largest node on every node." if mixed else "One GPU per rank."
         )
         yield reason, f"{gpu_option(cluster)}{_MARK}ranks_per_node_max{_MARK}"
     for key, reason in _PLACEMENT:
@@ -249,8 +249,8 @@ def _directives(cluster: Cluster, *, device: str, mixed: bool) -> Iterator[tuple
         if value is not None:
             yield reason, f"--{key}={value}"
     if cluster.exclusive:
-        yield "Whole nodes: no neighbour disturbs the measurement.", "--exclusive"
-    yield "The wall time that the plan counts with.", f"--time={slurm_time(cluster.time_limit)}"
+        yield "Whole nodes: no other job disturbs the measurement.", "--exclusive"
+    yield "The wall time of the plan.", f"--time={slurm_time(cluster.time_limit)}"
     yield "Replaced by the run's folder at submission.", "--output=%x-%j.out"
     for line in cluster.directives:
         yield "From the matrix.", line

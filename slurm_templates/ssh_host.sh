@@ -1,11 +1,11 @@
-# What a host does for one run of executor ssh: `bench submit` sends this text to `bash -s` on each host,
-# then variables and the line `bench_host; exit`, then a word a line for as long as the run may go on:
-#   .               the harness lives
-#   go ENDPOINT HOSTS   start the cell's script, with the rendezvous there
-#   stop            end the run in order
-#   done, keep      remove the folder that was made here, or leave it, and go
-# When no word comes any more, the harness or the connection is gone, and what was started here is ended.
-# Answers are the lines of standard output that begin with the mark:
+# The part of a host in one run of executor ssh. `bench submit` sends this text to `bash -s` on each host,
+# then variables and the line `bench_host; exit`, then one word per line during the run:
+#   .               the harness is alive
+#   go ENDPOINT HOSTS   start the cell's script with this rendezvous
+#   stop            end the run
+#   done, keep      remove the folder that was created here, or keep it, and exit
+# If no word arrives in time, the harness or the connection is gone, and the run is ended.
+# Answers are lines of standard output that begin with the mark:
 #   ready WHERE PORT NAME    refused WHY WORDS    ended EXIT_CODE
 #
 # The variables: mark, job, folder (of submission), run_dir, token (a file's name), cell, script (text),
@@ -13,11 +13,11 @@
 
 say() { printf '%s %s\n' "$mark" "$*"; }
 
-# Every process of a run carries its job's name in the environment: ranks have sessions of their own,
-# so the process group of their agent does not hold them.
+# Find processes by the job's name in their environment, because ranks have sessions of their own and
+# are not in the process group of their agent.
 processes() { grep -lz "^BENCH_SSH_JOB=$1" /proc/[0-9]*/environ 2>/dev/null | tr -dc '0-9\n'; }
 
-# Insist, and see them gone.
+# Kill the processes of a job and wait until they are gone.
 kill_processes() {
   local pids i
   for ((i = 0; i < 100; i++)); do
@@ -28,7 +28,7 @@ kill_processes() {
   done
 }
 
-# Ask, and give the agent time to end its ranks and say so; then insist.
+# Send SIGTERM, give the agent time to end its ranks and report it, then kill the rest.
 end_run() {
   local i
   kill -TERM -- "-$child" 2>/dev/null
@@ -50,7 +50,7 @@ prepare() {
   for tool in flock setsid tar; do
     command -v "$tool" >/dev/null || { say refused tool "$tool"; return 1; }
   done
-  # One run at a time, whichever study it is of: a neighbour would disturb the measurement.
+  # One run at a time, of all studies, because a second one would disturb the measurement.
   lock="/tmp/bench-ssh-$UID-$(uname -n).lock"
   (umask 077 && : >>"$lock") && exec 9<>"$lock" || { say refused lock "$lock"; return 1; }
   if ! flock -w 2 9; then
@@ -58,7 +58,7 @@ prepare() {
     return 1
   fi
   printf '%s\n' "$holder" >"$lock"
-  # With the lock in hand: what still runs was left by a shell like this one that was killed.
+  # With the lock held, processes that still run were left by a killed shell like this one.
   kill_processes ''
   if ! error=$(cd -- "$folder" 2>&1); then
     say refused folder "${error##*: }"
@@ -93,27 +93,27 @@ run_script() {
   [ -z "$python" ] || variables+=("BENCH_PYTHON=$python")
   trap 'why=stopped' TERM
   trap 'why=lost' HUP
-  # A group of its own, to be ended as one; it has neither the words nor the lock.
+  # A process group of its own, to be ended as one, without the lock and without standard input.
   env "${variables[@]}" setsid bash "$script_path" "$work" "$node" "$endpoint" "$job" </dev/null 9>&- &
   child=$!
   {
     while next_word && kill -0 $$; do
       [ "$word" != stop ] || { kill -TERM $$ && exit; }
     done
-    # Where the shell itself was killed, this one ends what it has left.
+    # If the main shell was killed, end its processes here.
     kill -HUP $$ || kill_processes "$job"
   } <&0 9>&- 2>/dev/null &
   listener=$!
   wait "$child"
   code=$?
   if [ -n "$why" ]; then
-    # Not into the run's log: this shell's word "Killed" there would pass for the kernel's deed.
+    # Keep this shell's message "Killed" out of the run's log, where it would look like the kernel's.
     { end_run; wait "$child"; } 2>/dev/null
     code=$?
   fi
   kill "$listener" 2>/dev/null
   wait "$listener" 2>/dev/null
-  kill_processes "$job" # ranks outlive an agent that was killed
+  kill_processes "$job" # ranks outlive a killed agent
   [ "$why" != lost ]
 }
 
@@ -125,7 +125,7 @@ bench_host() {
   while next_word && [ "$word" = . ]; do :; done
   if [ "$word" = go ] && run_script; then
     say ended "$code"
-    patience=86400 # the results are being copied, which gives no words
+    patience=86400 # no words arrive while the results are copied
     while next_word && [ "$word" != done ]; do
       [ "$word" != keep ] || return
     done

@@ -1,18 +1,18 @@
 #!/bin/bash
 # Study smoke_cpu: one cell of its matrix.
 # n1x4-gloo-torchrun-b32: 4 ranks on this machine, gloo, global batch 128
-# What `bench submit` does for this cell, to be run by hand: bash this-file [RUN_FOLDER]
+# `bench submit` does the same for this cell. To run it by hand: bash this-file [RUN_FOLDER]
 
 cell=n1x4-gloo-torchrun-b32
 run_dir=${1:-"manual-$cell"}
 mkdir -p "$run_dir" || exit 1
 
 python="${BENCH_PYTHON:-python}"
-# A rank that finds another number of ranks stops at once, with the reason.
+# A rank that finds a different number of ranks stops with an error.
 export BENCH_EXPECTED_WORLD_SIZE=4
-# The same threads in every cell, or the baseline is another program.
+# The same number of threads in every cell, so that baselines are comparable.
 export OMP_NUM_THREADS=1 BENCH_THREADS_PER_RANK=1
-# Ranks of one machine meet on the loopback, whatever its host name resolves to.
+# Ranks of one machine use the loopback interface, even if its host name resolves to another address.
 export GLOO_SOCKET_IFNAME="${GLOO_SOCKET_IFNAME:-lo}"
 export PYTHONUNBUFFERED=1
 
@@ -50,7 +50,7 @@ workload=(
 )
 
 # --standalone: rendezvous on a free port of this machine.
-# --max-restarts=0: a restarted run would be another measurement.
+# --max-restarts=0: a restarted run would be a different measurement.
 exec "$python" -m torch.distributed.run --standalone --nnodes=1 \
   --nproc-per-node=4 --max-restarts=0 \
   -m bench.workload "${workload[@]}"

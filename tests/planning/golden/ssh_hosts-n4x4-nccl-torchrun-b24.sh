@@ -1,8 +1,8 @@
 #!/bin/bash
 # Study ssh_hosts: one cell of its matrix.
 # n4x4-nccl-torchrun-b24: 16 ranks on 4 host(s), nccl, global batch 384
-# What `bench submit` starts on each host. By hand, on each: bash this-file RUN_FOLDER NODE ENDPOINT
-# with the hosts counted from 0, and ADDRESS:PORT of host 0 as the endpoint; one host alone needs neither.
+# `bench submit` starts this on each host. To run it by hand: bash this-file RUN_FOLDER NODE ENDPOINT
+# NODE is the host's number from 0, ENDPOINT is ADDRESS:PORT of host 0; a single host needs neither.
 
 cell=n4x4-nccl-torchrun-b24
 run_dir=${1:-"manual-$cell"}
@@ -21,12 +21,12 @@ if ! command -v "$python" >/dev/null; then
   echo "bench: error: on $(uname -n) there is no $python: name the environment in cluster.setup" >&2
   exit 127
 fi
-# A rank that finds another number of ranks stops at once, with the reason.
+# A rank that finds a different number of ranks stops with an error.
 export BENCH_EXPECTED_WORLD_SIZE=16
-# The same threads in every cell, or the baseline is another program.
+# The same number of threads in every cell, so that baselines are comparable.
 export OMP_NUM_THREADS=8 BENCH_THREADS_PER_RANK=8
-# gloo takes one interface, by name. Unless the matrix names it: the one that leads to another host
-# (a machine's own name often stands for the loopback).
+# gloo uses one interface, by name. Unless the matrix names it, it is the one that leads to another host
+# (a machine's own name often resolves to the loopback interface).
 if [ nccl = gloo ] && [ -z "${GLOO_SOCKET_IFNAME:-}" ]; then
   interface=$("$python" -m bench.workload.network_interface "${BENCH_PEER:-${endpoint%:*}}") || exit 1
   [ -z "$interface" ] || export GLOO_SOCKET_IFNAME="$interface"
@@ -67,12 +67,12 @@ workload=(
 )
 
 processes=4
-# Host 0 serves the rendezvous, and is told so: its own name need not be the address that others use.
+# Host 0 serves the rendezvous. is_host is explicit, because its own name can differ from its address.
 is_host=false
 [ "$node" -ne 0 ] || is_host=true
-# --rdzv-id: agents of another run that come to this port are turned away.
+# --rdzv-id: agents of another run that connect to this port are rejected.
 # --local-addr: the address by which the other hosts reach this one, if known.
-# --max-restarts=0: a restarted run would be another measurement.
+# --max-restarts=0: a restarted run would be a different measurement.
 exec "$python" -m torch.distributed.run --nnodes=4 --nproc-per-node="$processes" \
   --rdzv-backend=c10d --rdzv-endpoint="$endpoint" --rdzv-id="$rdzv_id" \
   --rdzv-conf="join_timeout=300,is_host=$is_host" \
