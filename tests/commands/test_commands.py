@@ -1,15 +1,15 @@
-"""The commands as their user types them: exit codes, both streams, and what lies there after."""
+"""The commands on the command line: exit codes, both streams, and the files that they write."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
+import shutil
 from pathlib import Path
 
 import pytest
+
+from tests.commands.command_line import bench, bench_process
 
 TINY = """\
 study: tiny
@@ -21,23 +21,12 @@ repeats: 1
 """
 
 
-def bench(*words: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "bench", *words],
-        cwd=cwd,
-        env={**os.environ, "COLUMNS": "120", **env},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-
-
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory) -> Path:
-    """Return a folder in which `bench run` has run a study to its end."""
+    """Return a folder in which `bench run` has completed a study."""
     folder = tmp_path_factory.mktemp("a user's folder")
     (folder / "tiny.yaml").write_text(TINY)
-    done = bench("run", "tiny.yaml", cwd=folder)
+    done = bench_process("run", "tiny.yaml", cwd=folder)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "results/tiny/report/index.html\n"
     assert re.search(r"^\[3/3\] n1x\S+ completed in ", done.stderr, re.M)
@@ -45,7 +34,7 @@ def ran(tmp_path_factory) -> Path:
     return folder
 
 
-def test_a_limit_on_the_queue_is_remarked_where_there_is_none(tmp_path):
+def test_max_queued_without_a_queue_is_reported(tmp_path):
     (tmp_path / "tiny.yaml").write_text(TINY)
     assert bench("plan", "tiny.yaml", cwd=tmp_path).returncode == 0
     done = bench("submit", "--max-queued", "2", "--dry-run", cwd=tmp_path)
@@ -55,7 +44,7 @@ def test_a_limit_on_the_queue_is_remarked_where_there_is_none(tmp_path):
     )
 
 
-def test_a_watch_ends_where_nothing_is_under_way(tmp_path):
+def test_watch_ends_if_no_run_is_in_progress(tmp_path):
     (tmp_path / "tiny.yaml").write_text(TINY)
     assert bench("plan", "tiny.yaml", cwd=tmp_path).returncode == 0
     watched = bench("status", "--watch", cwd=tmp_path)
@@ -63,7 +52,7 @@ def test_a_watch_ends_where_nothing_is_under_way(tmp_path):
     assert watched.stderr == "no run is in progress: `bench submit tiny` starts the planned runs\n"
 
 
-def test_plan_prints_cells_cost_and_where_they_were_written(tmp_path):
+def test_plan_prints_the_cells_the_cost_and_the_folder(tmp_path):
     done = bench("plan", "l40s", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
@@ -112,13 +101,13 @@ def test_a_bad_matrix_is_exit_code_2_one_message_and_no_study(tmp_path):
 
 
 @pytest.mark.parametrize("verb", ["submit", "status", "verify", "report"])
-def test_without_a_study_every_verb_says_so(tmp_path, verb):
+def test_without_a_study_every_verb_reports_it(tmp_path, verb):
     done = bench(verb, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "error: no study is planned below results; plan one: bench plan MATRIX\n"
 
 
-def test_an_unknown_study_and_a_matrix_in_its_place_are_told_apart(ran):
+def test_an_unknown_study_and_a_matrix_give_different_errors(ran):
     done = bench("status", "tinny", cwd=ran)
     assert done.returncode == 2
     assert (
@@ -200,9 +189,7 @@ def test_verify_passes_for_study_run_and_folder(ran):
         ),
     ],
 )
-def test_verify_says_what_is_wrong(ran, tmp_path, damage, said):
-    import shutil
-
+def test_verify_prints_the_failed_check(ran, tmp_path, damage, said):
     folder = tmp_path / "attempt-1"
     shutil.copytree(ran / "results/tiny/runs/n1x2-gloo-torchrun-b4-r1/attempt-1", folder)
     damage(folder)
@@ -254,12 +241,14 @@ def test_schema_is_json_schema(tmp_path):
     "words", [["--help"], ["plan", "--help"], ["submit", "-h"], ["--version"], ["--show-completion", "bash"]]
 )
 def test_help_version_and_completion_work(tmp_path, words):
-    done = bench(*words, cwd=tmp_path, SHELL="/bin/bash", _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1")
+    done = bench_process(
+        *words, cwd=tmp_path, SHELL="/bin/bash", _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1"
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
 
 
 def test_an_unknown_option_is_bad_input(tmp_path):
-    done = bench("plan", "--nope", cwd=tmp_path)
+    done = bench_process("plan", "--nope", cwd=tmp_path)
     assert done.returncode == 2
     assert "--nope" in done.stderr

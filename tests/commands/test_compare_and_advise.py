@@ -1,4 +1,4 @@
-"""`bench compare` and `bench advise` as their user types them, and the queue that is asked."""
+"""`bench compare` and `bench advise` on the command line, and Slurm's estimates of queue waits."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from bench.study.plan_json import PlannedStudy, open_study
 from tests.analysis.studies import StudyBuilder, Timing, finished, strong
 from tests.cluster.bed import Cluster
 from tests.cluster.containers import wait_for
-from tests.commands.test_commands import bench
+from tests.commands.command_line import bench
 
 SLOW = Timing(sample_s=1.2e-3, comm_s=4.8e-3, fixed_s=1.2e-3)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """Return a folder with studies: the same one before and after a change, and one of two backends."""
+    """Return a folder with three studies: one before a change, one after it, and one with two backends."""
     root = tmp_path_factory.mktemp("it's a folder")
     cells = strong(64, sizes=(1, 2))
     finished(root / "before/s", cells, repeats=4)
@@ -97,13 +97,13 @@ def test_compare_within_a_study_by_a_setting(folder):
         (["before/s", "nope"], "no study 'nope' is planned below results (planned: backends); plan it: bench plan MATRIX"),
     ],
 )  # fmt: skip
-def test_compare_refuses_what_makes_no_sense(folder, words, said):
+def test_compare_rejects_contradicting_options(folder, words, said):
     done = bench("compare", *words, cwd=folder)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == f"error: {said}\n"
 
 
-def test_advise_prints_options_and_what_to_choose(folder):
+def test_advise_prints_options_and_a_recommendation(folder):
     done = bench("advise", "before/s", "--samples", "1.3M", "--epochs", "3", "--wait", "1h", cwd=folder)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
@@ -118,7 +118,7 @@ def test_advise_prints_options_and_what_to_choose(folder):
     assert "Wait of s: as given (--wait).\n" in done.stderr
 
 
-def test_advise_as_json_holds_what_is_promised(folder):
+def test_advise_as_json_has_the_promised_keys(folder):
     words = [
         "--samples",
         "1000000",
@@ -156,7 +156,7 @@ def test_advise_as_json_holds_what_is_promised(folder):
         (["before/s", "--samples", "1M"], "study before/s is given twice; give each study once"),
     ],
 )  # fmt: skip
-def test_advise_refuses_what_makes_no_sense(folder, words, said):
+def test_advise_rejects_bad_options(folder, words, said):
     done = bench("advise", "before/s", *words, cwd=folder)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == f"error: {said}\n"
@@ -172,7 +172,7 @@ def test_advise_refuses_what_makes_no_sense(folder, words, said):
         (["b=1-02:00:00"], {"b": 93_600.0}),
     ],
 )
-def test_waits_are_read_for_all_studies_or_for_one(texts, expected):
+def test_waits_are_parsed_for_all_studies_or_one(texts, expected):
     assert parse_waits(texts, studies=["a", "b"]) == expected
 
 
@@ -213,7 +213,7 @@ def asked(study: PlannedStudy, *, samples: int) -> dict[tuple[int, str], Any]:
     return {layout[1:]: wait for layout, wait in waits.items()}
 
 
-def test_slurm_is_asked_when_each_layout_would_start_and_nothing_is_submitted(cluster: Cluster, tmp_path):
+def test_slurm_estimates_the_start_of_each_layout_and_nothing_is_submitted(cluster: Cluster, tmp_path):
     study = measured_study(tmp_path / "l40s", partition="l40s")
     before = {row.key.job for row in Queue().slurm.queue()}  # what other tests had, ended by now
     waits = asked(study, samples=1000)
@@ -241,7 +241,7 @@ def test_a_busy_cluster_has_a_wait_by_slurms_own_estimate(cluster: Cluster, tmp_
     assert all(0 < wait.seconds <= 300 for wait in waits.values())
 
 
-def test_a_training_beyond_the_partitions_limits_is_told(cluster: Cluster, tmp_path):
+def test_a_training_beyond_the_partitions_limits_has_a_remark(cluster: Cluster, tmp_path):
     study = measured_study(tmp_path / "short", partition="short")
     # 9 ms for 8 samples and half a million steps: an hour and a quarter, where 5 minutes are allowed.
     waits = asked(study, samples=4_000_000)
@@ -253,7 +253,7 @@ def test_a_training_beyond_the_partitions_limits_is_told(cluster: Cluster, tmp_p
     assert two.remark.startswith("Slurm would reject the job: ")
 
 
-def test_without_a_slurm_the_wait_is_not_known_and_why_is_told(tmp_path, monkeypatch):
+def test_without_slurm_the_wait_is_unknown_with_a_reason(tmp_path, monkeypatch):
     study = measured_study(tmp_path / "l40s", partition="l40s")
     monkeypatch.setenv("PATH", str(tmp_path))
     assert {wait.source for wait in asked(study, samples=1000).values()} == {
@@ -261,7 +261,7 @@ def test_without_a_slurm_the_wait_is_not_known_and_why_is_told(tmp_path, monkeyp
     }
 
 
-def test_a_study_on_this_machine_waits_for_nobody(tmp_path):
+def test_a_study_on_this_machine_has_no_wait(tmp_path):
     path = finished(tmp_path / "s", strong(sizes=(1, 2)))
     plan = json.loads((path / "plan.json").read_text())
     (path / "plan.json").write_text(json.dumps({**plan, "executor": "local"}))

@@ -1,15 +1,14 @@
-"""A run that fails is explained: status, verify and run.json show the doctor's cause."""
+"""The doctor's cause of a failed run in status, verify, run.json and the report."""
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.commands.command_line import bench
 
 MATRIX = """\
 study: fails
@@ -19,11 +18,6 @@ scaling: [{mode: weak, per_gpu_batch: [4]}]
 workload: {device: cpu, model: mlp, parameters: 20k, steps_per_epoch: 3, epochs: 1, warmup_steps: 3, data: /nowhere/at all}
 repeats: 1
 """
-
-
-def bench(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "bench", *words]
-    return subprocess.run(command, cwd=cwd, env=os.environ, capture_output=True, text=True, timeout=120)
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +31,7 @@ def failed(tmp_path_factory) -> Path:
     return folder
 
 
-def test_the_reason_is_the_workloads_own_words(failed):
+def test_the_reason_is_the_message_of_the_workload(failed):
     (run,) = json.loads(bench("status", "--json", cwd=failed).stdout)["runs"]
     assert run["state"] == "failed"
     assert "/nowhere/at all" in run["reason"]
@@ -55,7 +49,7 @@ def test_the_doctor_reads_a_run_by_its_name_and_by_its_folder(failed):
     assert done.stderr.startswith("error: no-such-run is not a known log, run or job; give a log file")
 
 
-def test_a_run_is_found_beside_a_study_of_another_version_and_one_that_was_not_started(failed):
+def test_a_run_is_found_despite_a_study_of_another_version_and_an_unstarted_one(failed):
     run_id = "n1x1-gloo-torchrun-b4-r1"
     planned = bench("plan", "fails.yaml", "--results", "later", cwd=failed)
     assert planned.returncode == 0, planned.stderr
@@ -70,11 +64,11 @@ def test_a_run_is_found_beside_a_study_of_another_version_and_one_that_was_not_s
         shutil.rmtree(failed / "results/later")
     assert (told.returncode, told.stderr) == (1, "")
     assert f"results/fails/runs/{run_id}/attempt-1/job." in told.stdout
-    # The study planned last is meant: its run has not been started.
+    # verify finds the run in the study planned last, where it has not been started.
     assert checked.stdout.splitlines()[1] == "  FAIL  state: planned, not started, expected completed"
 
 
-def test_a_known_cause_is_kept_with_the_run_and_shown(failed, tmp_path):
+def test_a_known_cause_is_stored_with_the_run_and_shown(failed, tmp_path):
     from bench.executors.base import settle
     from bench.executors.outcome import Outcome
     from bench.study.layout import StudyFolder

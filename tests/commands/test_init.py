@@ -1,4 +1,4 @@
-"""`bench init`: what it writes plans as it is, and replaces nothing."""
+"""`bench init`: its matrices can be planned without changes, and it overwrites nothing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ broken|up|infinite|9|drained|8|1000|(null)|(null)|y[1-9]
 """
 
 
-def test_partitions_that_run_nothing_are_left_out_and_gpus_come_first():
+def test_partitions_out_of_service_are_omitted_and_gpus_come_first():
     found = partitions(parse_nodes(SINFO))
     assert [str(partition) for partition in found] == [
         "gpu: 4 nodes (3 free), 4 x l40s, 48 CPUs each, limit 1-00:00:00",
@@ -36,7 +36,7 @@ def test_partitions_that_run_nothing_are_left_out_and_gpus_come_first():
 
 
 @pytest.mark.parametrize("name", ["cpu", "gpu", "debug", "odd"])
-def test_each_partitions_matrix_plans_as_it_is(tmp_path, name):
+def test_the_matrix_of_each_partition_can_be_planned(tmp_path, name):
     partition = next(p for p in partitions(parse_nodes(SINFO)) if p.name == name)
     path = tmp_path / f"{name}.yaml"
     path.write_text(cluster_matrix(partition))
@@ -51,7 +51,7 @@ def test_each_partitions_matrix_plans_as_it_is(tmp_path, name):
 
 
 @pytest.mark.parametrize("cores", [1, 2, 6, 128])
-def test_a_machines_matrix_plans_as_it_is(tmp_path, cores):
+def test_the_matrix_of_a_machine_can_be_planned(tmp_path, cores):
     path = tmp_path / "local.yaml"
     path.write_text(local_matrix(cores))
     assert len(make_plan(path).cells) >= 3
@@ -69,14 +69,14 @@ def fake_sinfo(folder: Path) -> str:
     return f"{folder}:{os.environ['PATH']}"
 
 
-def test_without_slurm_it_writes_one_for_this_machine(tmp_path):
+def test_without_slurm_init_writes_a_matrix_for_this_machine(tmp_path):
     done = init(cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "local.yaml\n")
     assert done.stderr == "next: bench plan local.yaml\n"
     assert make_plan(tmp_path / "local.yaml").cells
 
 
-def test_an_existing_file_is_left_as_it_is(tmp_path):
+def test_an_existing_file_is_not_overwritten(tmp_path):
     (tmp_path / "local.yaml").write_text("mine")
     done = init(cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
@@ -86,7 +86,7 @@ def test_an_existing_file_is_left_as_it_is(tmp_path):
     assert (tmp_path / "local.yaml").read_text() == "mine"
 
 
-def test_a_partition_is_taken_by_name_or_the_first_listed(tmp_path):
+def test_the_partition_is_the_named_one_or_the_first(tmp_path):
     path = fake_sinfo(tmp_path)
     assert init("--partition", "odd", cwd=tmp_path, path=path).stdout == "odd.yaml\n"
     assert init("--yes", cwd=tmp_path, path=path).stdout == "gpu.yaml\n"
@@ -95,7 +95,7 @@ def test_a_partition_is_taken_by_name_or_the_first_listed(tmp_path):
     assert done.stderr == "error: no partition 'nope' is in service; available: gpu, odd, debug, cpu\n"
 
 
-def test_what_the_site_file_gives_is_left_to_it():
+def test_the_starter_matrix_omits_keys_of_the_site_file():
     partition = partitions(parse_nodes(SINFO))[0]
     assert "  # account: project         # set in the site file\n" in cluster_matrix(
         partition, inherited={"account": "users"}
@@ -103,7 +103,7 @@ def test_what_the_site_file_gives_is_left_to_it():
     assert "  # account: project         # if your site needs one\n" in cluster_matrix(partition)
 
 
-def test_the_partition_of_the_site_file_is_the_one_taken(tmp_path):
+def test_the_partition_of_the_site_file_is_preferred(tmp_path):
     tools = tmp_path / "bin"
     tools.mkdir()
     (tools / "sinfo").write_text(f"#!/bin/sh\ncat <<'END'\n{SINFO}END\n")

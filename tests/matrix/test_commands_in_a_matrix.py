@@ -36,14 +36,14 @@ def plan(tmp_path, monkeypatch):
     return plan
 
 
-def test_a_text_is_split_as_a_shell_splits_it_and_a_list_is_taken_as_it_is(plan):
+def test_a_text_is_split_like_in_a_shell_and_a_list_is_kept(plan):
     text = plan("command: python train.py --name 'a b' {per_gpu_batch}")
     words = plan("command: [python, train.py, --name, a b, '{per_gpu_batch}']")
     assert text.cells[0].command == ["python", "train.py", "--name", "a b", "{per_gpu_batch}"]
     assert words.cells[0].command == text.cells[0].command
 
 
-def test_without_a_command_a_cell_says_nothing_of_one(plan):
+def test_without_a_command_a_cell_has_no_command_options(plan):
     assert {"command", "metrics"} & set(plan("model: mlp").cells[0].workload) == set()
 
 
@@ -148,14 +148,14 @@ def test_without_a_command_a_cell_says_nothing_of_one(plan):
         ),
     ],
 )
-def test_what_cannot_be_meant_is_refused_with_its_line(plan, workload, words):
+def test_bad_commands_and_metrics_are_rejected_with_their_line(plan, workload, words):
     with pytest.raises(InputError) as error:
         plan(workload)
     lines = str(error.value).splitlines()
     assert words in lines or any(line.startswith(words) for line in lines if words.endswith(", "))
 
 
-def test_what_does_nothing_or_something_else_is_warned_about(plan):
+def test_surprising_and_unused_settings_of_a_command_give_warnings(plan):
     warnings = plan("command: python x.py $HOME && ls\nprecision: bf16\nepochs: 2").warnings
     assert [words for words in warnings if words.startswith("own.yaml")] == [
         "own.yaml:6: '$HOME' in the command is passed literally, because no shell reads it; "
@@ -215,7 +215,7 @@ def test_pythons_own_options_are_kept_under_torchrun():
     assert torchrun_words(["python", "-c", "print()"])[2:] == ["-c", "print()"]
 
 
-def test_braces_stand_for_values_and_double_ones_for_themselves():
+def test_braces_are_placeholders_and_double_braces_are_literal():
     assert list(tokens("a{x}b{{c}}")) == [("text", "a"), ("value", "x"), ("text", "b"), *_texts("{c}")]
     assert names_in(["{a}{b}", "{a}"]) == ["a", "b"]
 
@@ -225,7 +225,7 @@ def _texts(text: str) -> list[tuple[str, str]]:
 
 
 @given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])), st.text("{}$`'\" ;a\\"))
-def test_a_value_reaches_the_program_as_it_is_whatever_it_holds(value, around):
+def test_any_value_reaches_the_program_unchanged(value, around):
     template = around.replace("{", "{{").replace("}", "}}") + "={data}"
     word = shell_word(template, {"data": value})
     assert shlex.split(word) == [f"{around}={value}"]
@@ -242,6 +242,6 @@ def test_a_value_of_run_time_is_expanded_and_not_split(tmp_path):
     assert done.stdout == '[--out=x  *"$(y)/a b;{]'
 
 
-def test_metrics_are_kept_as_they_were_given():
+def test_metrics_are_stored_without_defaults():
     given = {"output": {"throughput": "(x)"}, "scope": "per_gpu"}
     assert Metrics.model_validate(given).as_json() == given

@@ -24,14 +24,14 @@ def refusal(path: Path) -> str:
     return str(caught.value)
 
 
-def test_every_key_and_item_knows_its_line(tmp_path):
+def test_every_key_and_item_has_its_line(tmp_path):
     document = read_document(write(tmp_path, "a: 1\nb:\n  c:\n    - 5\n    - 6\n"))
     assert document.content == {"a": 1, "b": {"c": [5, 6]}}
     assert document.line(("b", "c", 1)) == 5
     assert document.line(("b", "c", 9)) == 3, "a missing value has the line of the value around it"
 
 
-def test_words_that_yaml_1_1_takes_for_something_else_stay_words(tmp_path):
+def test_words_with_a_special_meaning_in_yaml_1_1_stay_text(tmp_path):
     text = "on: yes\ntime: 20:00\noctal: 010\ndate: 2026-11-20\nhex: 0x10\nquoted: '5'\nnothing:\nflag: true\nf: 1e3\n"
     assert read_document(write(tmp_path, text)).content == {
         "on": "yes",
@@ -79,19 +79,19 @@ def test_anchors_and_merges_work_and_own_keys_win(tmp_path):
         ),
     ],
 )
-def test_what_is_not_a_matrix_is_refused_with_its_line(tmp_path, text, message):
+def test_a_file_that_is_not_a_matrix_is_rejected_with_its_line(tmp_path, text, message):
     path = write(tmp_path, text)
     assert refusal(path) == message.format(path=path)
 
 
-def test_an_alias_bomb_is_refused_at_once(tmp_path):
+def test_an_alias_bomb_is_rejected_at_once(tmp_path):
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 12)]
     message = refusal(write(tmp_path, "\n".join(lines)))
     assert message.endswith("the file expands to more than 200000 values (aliases?); write the values out")
 
 
-def test_a_tag_that_would_build_objects_is_only_named(tmp_path):
+def test_a_tag_that_would_build_objects_is_only_reported(tmp_path):
     document = read_document(write(tmp_path, "a: !!python/object/apply:os.system ['true']\nb: !x 1\n"))
     assert [str(problem) for problem in document.problems] == [
         f"{document.path}:2: the YAML tag !x is not used in a matrix; remove it"
@@ -99,13 +99,13 @@ def test_a_tag_that_would_build_objects_is_only_named(tmp_path):
     assert document.content["a"] == ["true"], "built as plain data, never called"
 
 
-def test_a_missing_file_and_a_directory_are_told_apart(tmp_path):
+def test_a_missing_file_and_a_directory_give_different_errors(tmp_path):
     remedy = "give the path of a YAML file, or the name of a shipped example"
     assert refusal(tmp_path / "no.yaml") == f"{tmp_path}/no.yaml: matrix file does not exist; {remedy}"
     assert refusal(tmp_path) == f"{tmp_path}: matrix file is a directory; {remedy}"
 
 
-def test_deep_nesting_is_refused(tmp_path):
+def test_deep_nesting_is_rejected(tmp_path):
     assert "is nested more than 50 levels deep" in refusal(write(tmp_path, "[" * 200 + "]" * 200))
     assert refusal(write(tmp_path, "[" * 100_000))
 

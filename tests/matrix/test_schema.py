@@ -247,13 +247,13 @@ def test_each_mistake_gets_its_message(tmp_path, case):
 @pytest.mark.parametrize(
     "name", ["a/b", "..", "a..b", "a b", "a'b", 'a"b', "a\nb", "", "-a", ".a", "ä", "a" * 65, "$(x)"]
 )
-def test_a_study_name_that_is_no_safe_folder_is_refused(tmp_path, name):
+def test_a_study_name_that_is_not_a_safe_folder_is_rejected(tmp_path, name):
     (message,) = problems(tmp_path, changed("study: good", f"study: {json.dumps(name)}"))
     allowed = "letters, digits, '.', '_' and '-', at most 64, beginning with a letter or digit"
     assert message == f"m.yaml:1: study: {name!r} is not a safe folder name; allowed: {allowed}"
 
 
-def test_a_file_name_that_is_no_safe_folder_asks_for_a_study(tmp_path):
+def test_a_file_name_that_is_not_a_safe_folder_needs_a_study_name(tmp_path):
     (message,) = problems(tmp_path, GOOD.replace("study: good\n", ""), name="my matrix.yaml")
     assert message.startswith(
         "my matrix.yaml:1: the file's stem 'my matrix' cannot name the study; allowed: "
@@ -261,7 +261,7 @@ def test_a_file_name_that_is_no_safe_folder_asks_for_a_study(tmp_path):
     assert message.endswith("; add `study: NAME`")
 
 
-def test_all_problems_of_a_file_come_at_once_in_the_order_of_its_lines(tmp_path):
+def test_all_problems_of_a_file_are_reported_in_the_order_of_lines(tmp_path):
     text = (
         changed("[1, 2]", "[0, 2]").replace("device: cpu", "device: gpu").replace("study: good", "study: a b")
     )
@@ -286,14 +286,14 @@ def test_many_problems_of_one_kind_are_counted_not_listed(tmp_path):
 
 
 @pytest.mark.parametrize("path", sorted(shipped("matrices").glob("*.yaml")), ids=lambda path: path.stem)
-def test_the_shipped_examples_are_good(path):
+def test_the_shipped_examples_have_no_problems(path):
     matrix, document = load_matrix(path)
     assert expand(matrix, document)
     assert document.warnings == []
     assert matrix.study == path.stem
 
 
-def test_the_json_schema_names_every_key_and_refuses_others():
+def test_the_json_schema_has_every_key_and_rejects_others():
     schema = json_schema()
     assert set(schema["properties"]) == set(KEYS_OF_MATRIX.split(", "))
     assert schema["required"] == ["scaling"]

@@ -55,7 +55,7 @@ def refusal(matrix: Path, site: Path) -> str:
 # -- what is inherited ----------------------------------------------------------------------
 
 
-def test_a_matrix_inherits_what_it_does_not_say_itself(write):
+def test_a_matrix_inherits_keys_that_it_does_not_set(write):
     matrix, document = load_matrix(write(MATRIX, "m.yaml"), site=write(SITE, "site.yaml"))
     cluster = matrix.cluster
     assert (cluster.partition, cluster.account, cluster.qos) == ("own", "project", "long")
@@ -83,7 +83,7 @@ def test_a_list_of_the_matrix_replaces_the_sites_and_env_is_merged_by_name(write
     assert cluster.env == {"GLOO_SOCKET_IFNAME": "ib0", "NCCL_DEBUG": "INFO", "X": "1"}
 
 
-def test_a_key_that_the_matrix_leaves_empty_is_not_inherited(write):
+def test_an_empty_key_of_the_matrix_is_not_inherited(write):
     own = MATRIX.replace("{partition: own}", "{partition: null, qos: }")
     cluster = load_matrix(write(own, "m.yaml"), site=write(SITE, "site.yaml"))[0].cluster
     assert (cluster.partition, cluster.qos, cluster.account) == (None, None, "project")
@@ -100,7 +100,7 @@ def test_a_matrix_without_a_cluster_section_inherits_all_of_it(write):
     assert "workload.device" in document.site.values
 
 
-def test_an_axis_goes_over_an_inherited_variable(write):
+def test_an_axis_overrides_an_inherited_variable(write):
     own = MATRIX.replace("axes: {", "axes: {env.NCCL_DEBUG: [A, B], ")
     cells = make_plan(write(own, "m.yaml"), site=write(SITE, "site.yaml")).cells
     assert {cell.env["NCCL_DEBUG"] for cell in cells} == {"A", "B"}
@@ -118,7 +118,7 @@ def test_the_defaults_are_for_the_executor_that_the_site_names(write):
     assert (cluster.executor, cluster.env) == ("local", {"A": "1"})
 
 
-def test_inherited_settings_that_do_nothing_here_are_not_warned_about(write):
+def test_inherited_settings_without_effect_give_no_warning(write):
     warnings = make_plan(write(MATRIX, "m.yaml"), site=write(SITE, "site.yaml")).warnings
     assert [warning for warning in warnings if "ignored" in warning] == []
 
@@ -154,7 +154,7 @@ def test_without_xdg_config_home_it_is_below_the_home_folder(write, tmp_path, mo
     assert find_site() is None
 
 
-def test_a_file_that_was_named_and_is_not_there_is_an_error(monkeypatch):
+def test_a_named_file_that_does_not_exist_is_an_error(monkeypatch):
     monkeypatch.setenv("BENCH_SITE", "/nowhere/site.yaml")
     with pytest.raises(BenchError) as caught:
         find_site()
@@ -167,7 +167,7 @@ def test_a_file_that_was_named_and_is_not_there_is_an_error(monkeypatch):
 # -- what is refused ------------------------------------------------------------------------
 
 
-def test_all_problems_of_a_site_file_are_told_at_once_with_their_lines(write):
+def test_all_problems_of_a_site_file_are_reported_with_their_lines(write):
     text = (
         "cluster:\n  partion: gpu\n  time_limit: 20\n  env: {RANK: '1'}\naxes: {nodes: [1]}\n"
         "workload: {device: gpu, model: mlp}\n"
@@ -189,7 +189,7 @@ def test_all_problems_of_a_site_file_are_told_at_once_with_their_lines(write):
     assert said[5] == f"{site}:6: workload.device cannot be 'gpu'; did you mean 'cpu'? allowed: cuda, cpu"
 
 
-def test_a_site_file_that_is_no_mapping_is_refused_and_one_of_comments_gives_nothing(write):
+def test_a_site_file_is_a_mapping_or_has_only_comments(write):
     site = write("- partition\n", "site.yaml")
     matrix = write(MATRIX, "m.yaml")
     assert refusal(matrix, site) == (
@@ -203,7 +203,7 @@ def test_a_site_file_that_is_no_mapping_is_refused_and_one_of_comments_gives_not
 # -- what is kept ---------------------------------------------------------------------------
 
 
-def test_what_was_inherited_is_kept_with_the_plan_and_plans_the_same_again(write, tmp_path):
+def test_inherited_values_are_stored_and_give_the_same_plan_again(write, tmp_path):
     matrix, site = write(MATRIX, "m.yaml"), write(SITE, "site.yaml")
     folder = write_plan(make_plan(matrix, site=site), tmp_path / "results")
     assert folder.matrix.read_text() == MATRIX
@@ -221,7 +221,7 @@ def test_what_was_inherited_is_kept_with_the_plan_and_plans_the_same_again(write
     assert "#SBATCH --account" not in script.read_text()
 
 
-def test_cells_with_results_that_change_without_the_site_file_are_refused(write, tmp_path):
+def test_planning_without_the_site_file_cannot_change_cells_with_results(write, tmp_path):
     matrix, site = write(MATRIX, "m.yaml"), write(SITE, "site.yaml")
     folder = write_plan(make_plan(matrix, site=site), tmp_path / "results")
     (folder.runs / "n1x1-gloo-srun-b4-r1" / "attempt-1").mkdir(parents=True)
@@ -248,7 +248,7 @@ def bench(*words: str, cwd: Path, **environment: str) -> subprocess.CompletedPro
     )
 
 
-def test_plan_says_which_site_file_is_in_force_and_what_it_gave(write, tmp_path):
+def test_plan_prints_the_site_file_and_the_inherited_keys(write, tmp_path):
     matrix, site = write(MATRIX, "m.yaml"), write(SITE, "config/ddp-scaling-bench/site.yaml")
     taken = (
         "cluster.account, cluster.qos, cluster.gpu_request, cluster.setup, cluster.directives, "
@@ -264,7 +264,7 @@ def test_plan_says_which_site_file_is_in_force_and_what_it_gave(write, tmp_path)
     assert f"site defaults of {site} (executor slurm): nothing inherited" in nothing.stderr.splitlines()
 
 
-def test_the_schema_of_a_site_file_knows_the_clusters_keys_and_nothing_to_measure(tmp_path):
+def test_the_schema_of_a_site_file_has_only_keys_of_the_cluster_and_the_device(tmp_path):
     printed = json.loads(bench("schema", "--site", cwd=tmp_path).stdout)
     assert printed == site_schema()
     assert set(printed["properties"]) == {"cluster", "workload"}

@@ -46,7 +46,7 @@ def test_a_cell_of_two_series_is_planned_once_and_is_in_both(tmp_path):
     assert (meeting.world_size, meeting.global_batch, meeting.modes) == (16, 352, ["strong", "weak"])
 
 
-def test_strong_keeps_the_global_batch_and_weak_the_per_rank_batch_to_the_sample(tmp_path):
+def test_strong_keeps_the_global_batch_and_weak_the_per_rank_batch_exactly(tmp_path):
     matrix = gpu_matrix(workload={"grad_accum": 2})
     matrix["scaling"] = [
         {"mode": "strong", "global_batch": [352, 704]},
@@ -73,7 +73,7 @@ def test_every_axis_is_enumerated_and_named_in_the_cell(tmp_path):
     assert [member.series for member in cell.series] == ["strong-352-gloo-srun-precision.bf16-NCCL_ALGO.Tree"]
 
 
-def test_values_that_no_folder_should_hold_still_give_safe_and_different_names(tmp_path):
+def test_unsafe_values_give_safe_and_different_names(tmp_path):
     matrix = gpu_matrix()
     matrix["axes"] |= {"env.X": ["a/b", "a b", "a;b", "$(x)", "é", "-", "a-X.b", "y" * 300, "y" * 301, ""]}
     ids = [cell.cell_id for cell in expanded(tmp_path, matrix)]
@@ -84,7 +84,7 @@ def test_values_that_no_folder_should_hold_still_give_safe_and_different_names(t
     assert max(map(len, ids)) <= 150
 
 
-def test_exclude_removes_what_agrees_with_all_it_names(tmp_path):
+def test_exclude_removes_cells_that_match_all_its_keys(tmp_path):
     matrix = gpu_matrix(exclude=[{"nodes": 4}, {"nodes": 1, "mode": "weak"}])
     assert [c.cell_id for c in expanded(tmp_path, matrix)] == [
         "n1x4-nccl-srun-b88",
@@ -93,7 +93,7 @@ def test_exclude_removes_what_agrees_with_all_it_names(tmp_path):
     ]
 
 
-def test_an_exclude_that_matches_nothing_is_remarked_with_its_line(tmp_path):
+def test_an_exclude_without_a_match_gives_a_warning_with_its_line(tmp_path):
     path = tmp_path / "m.yaml"
     path.write_text(yaml.safe_dump(gpu_matrix(exclude=[{"nodes": 64}])))
     line = path.read_text().splitlines().index("- nodes: 64") + 1
@@ -113,7 +113,7 @@ def test_include_takes_all_values_of_an_axis_that_it_does_not_name(tmp_path):
     assert added == ["n8x4-nccl-srun-b22-NCCL_ALGO.Ring", "n8x4-nccl-srun-b22-NCCL_ALGO.Tree"]
 
 
-def test_an_include_may_add_an_option_that_is_no_axis(tmp_path):
+def test_an_include_can_add_an_option_that_is_not_an_axis(tmp_path):
     matrix = gpu_matrix(include=[{"nodes": 4, "mode": "weak", "precision": "bf16"}])
     ids = [c.cell_id for c in expanded(tmp_path, matrix)]
     assert len(ids) == len(set(ids)) == 6
@@ -165,7 +165,7 @@ def test_the_order_of_runs_is_seeded_and_spreads_the_repeats(tmp_path):
     assert len(set(orders)) > 1, "and not in the same order"
 
 
-def test_two_cells_that_would_have_one_name_are_refused(tmp_path):
+def test_two_cells_with_the_same_name_are_rejected(tmp_path):
     # Their SHA-256 begin with the same 32 bits.
     twins = [f"a value of many letters: {number}" for number in (79102, 126337)]
     content = gpu_matrix()
@@ -200,7 +200,7 @@ def warnings_of(name: str) -> list[str]:
         ("strong_cpu", []),
     ],
 )
-def test_the_plan_says_what_the_study_cannot_answer(name, expected):
+def test_the_plan_warns_about_questions_that_the_study_cannot_answer(name, expected):
     assert warnings_of(name) == expected
 
 
@@ -215,7 +215,7 @@ def test_two_repeats_give_no_interval_and_one_size_no_efficiency(tmp_path):
     assert "2 repeats: no intervals (they need 3 or more)" in make_plan(path).warnings
 
 
-def test_settings_that_do_nothing_are_remarked(tmp_path):
+def test_settings_without_effect_give_warnings(tmp_path):
     path = tmp_path / "m.yaml"
     path.write_text(
         "study: s\ncluster: {executor: local, partition: gpu}\n"
@@ -229,7 +229,7 @@ def test_settings_that_do_nothing_are_remarked(tmp_path):
     ]
 
 
-def test_settings_of_gpus_are_remarked_on_a_cpu_device(tmp_path):
+def test_gpu_settings_on_a_cpu_device_give_warnings(tmp_path):
     path = tmp_path / "m.yaml"
     text = (
         "study: s\ncluster: {executor: slurm, gpu_type: a100}\n"

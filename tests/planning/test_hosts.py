@@ -30,14 +30,14 @@ def plan(folder: Path, cluster: dict[str, Any], **axes: Any) -> Plan:
 
 
 def refusal(folder: Path, cluster: dict[str, Any], **axes: Any) -> str:
-    """Return what is wrong with a matrix, without the file's name and the line."""
+    """Return the problems of a matrix without file name and line."""
     with pytest.raises(InputError) as caught:
         plan(folder, cluster, **axes)
     problems = [str(problem).partition(": ")[2] for problem in caught.value.problems]
     return "\n".join(problems)
 
 
-def test_each_host_starts_its_own_processes_where_the_axes_name_none(tmp_path):
+def test_without_an_axis_each_host_starts_its_own_processes(tmp_path):
     hosts = [{"host": "a", "processes": 4}, {"host": "user@b", "processes": 4}, {"host": "c", "processes": 2}]
     planned = plan(tmp_path, {"hosts": hosts}, nodes=[1, 2, 3])
     assert [(cell.nodes, cell.tasks_per_node, cell.world_size) for cell in planned.cells] == [
@@ -49,7 +49,7 @@ def test_each_host_starts_its_own_processes_where_the_axes_name_none(tmp_path):
     assert plan_content(planned)["hosts"] == [{**host, "address": None} for host in hosts]
 
 
-def test_a_plain_name_is_a_host_of_one_rank_or_of_what_the_axis_says(tmp_path):
+def test_a_plain_name_is_a_host_with_one_rank_or_the_axis_value(tmp_path):
     assert plan(tmp_path, {"hosts": ["a", "b"]}, nodes=[2]).cells[0].tasks_per_node == 1
     assert plan(tmp_path, {"hosts": ["a", "b"]}, nodes=[2], tasks_per_node=[[4, 2]]).cells[0].world_size == 6
 
@@ -78,7 +78,7 @@ NAME_RULE = (
         "a\0",
     ],
 )
-def test_a_name_that_is_more_than_a_name_is_refused(tmp_path, name):
+def test_unsafe_host_names_are_rejected(tmp_path, name):
     said = refusal(tmp_path, {"hosts": ["n1", name]})
     assert said == f"cluster.hosts[1].host: {name!r} is not a host name; {NAME_RULE}"
     said = refusal(tmp_path, {"hosts": [{"host": "n1", "address": name}]})
@@ -140,11 +140,11 @@ def test_a_name_that_is_more_than_a_name_is_refused(tmp_path, name):
         ),
     ],
 )
-def test_what_cannot_run_on_the_hosts_is_refused(tmp_path, cluster, axes, words):
+def test_matrices_that_cannot_run_on_the_hosts_are_rejected(tmp_path, cluster, axes, words):
     assert refusal(tmp_path, cluster, **axes) == words
 
 
-def test_hosts_and_slurms_settings_without_effect_are_remarked(tmp_path):
+def test_host_and_slurm_settings_without_effect_give_warnings(tmp_path):
     ignored = plan(tmp_path, {"hosts": ["a"], "partition": "gpu"}).warnings
     assert [w for w in ignored if "ignored" in w] == [
         f"{tmp_path}/m.yaml:6: cluster.partition is ignored by executor ssh"
@@ -155,7 +155,7 @@ def test_hosts_and_slurms_settings_without_effect_are_remarked(tmp_path):
     ]
 
 
-def test_editors_are_told_both_ways_to_write_a_host(tmp_path):
+def test_the_json_schema_has_both_forms_of_a_host(tmp_path):
     from bench.matrix.schema import json_schema
 
     entry = json_schema()["$defs"]["Cluster"]["properties"]["hosts"]["anyOf"][0]["items"]
@@ -167,7 +167,7 @@ SEEN = "import json, os, sys; json.dump({'words': sys.argv[1:], 'env': dict(os.e
 
 
 def launched(script: str, folder: Path, *words: str) -> dict[str, Any]:
-    """Return the words and the environment that a script starts torchrun with."""
+    """Return the arguments and the environment of torchrun in a script."""
     python = folder / "python"
     python.write_text(f'#!/bin/bash\nexec {sys.executable} -c "{SEEN}" "$@"\n')
     python.chmod(0o755)
@@ -203,7 +203,7 @@ def test_values_arrive_literally_on_the_hosts(tmp_path, value):
     assert not (tmp_path / "planted").exists()
 
 
-def test_what_the_hosts_run_is_bash():
+def test_the_host_script_is_valid_bash():
     path = shipped("slurm_templates") / "ssh_host.sh"
     checked = subprocess.run(["bash", "-n", path], capture_output=True, text=True)
     assert (checked.returncode, checked.stderr) == (0, "")

@@ -1,4 +1,4 @@
-"""Planning: what is written, what planning again may change, what is refused."""
+"""Planning: the files of a study, planning again, and rejected changes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def give_it_a_run(folder: StudyFolder, run_id: str) -> None:
     folder.attempt(run_id, 1).path.mkdir(parents=True)
 
 
-def test_the_study_holds_the_matrix_the_plan_and_one_script_per_cell(tmp_path):
+def test_the_study_contains_the_matrix_the_plan_and_one_script_per_cell(tmp_path):
     folder = planned(tmp_path)
     assert folder.path == tmp_path / "results" / "s"
     assert folder.matrix.read_text() == MATRIX
@@ -63,7 +63,7 @@ def test_planning_again_changes_nothing(tmp_path):
     assert {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()} == before
 
 
-def test_scripts_of_cells_that_are_gone_go_too(tmp_path):
+def test_scripts_of_removed_cells_are_removed(tmp_path):
     planned(tmp_path)
     folder = planned(tmp_path, MATRIX.replace("[1, 2]", "[2, 4]"))
     assert sorted(path.name for path in folder.scripts.iterdir()) == [
@@ -73,7 +73,7 @@ def test_scripts_of_cells_that_are_gone_go_too(tmp_path):
     ]
 
 
-def test_a_study_with_results_may_grow(tmp_path):
+def test_a_study_with_results_can_grow(tmp_path):
     give_it_a_run(planned(tmp_path), "n1x4-nccl-srun-b8-r1")
     folder = planned(tmp_path, MATRIX.replace("[1, 2]", "[1, 2, 4]").replace("repeats: 2", "repeats: 5"))
     assert len(json.loads(folder.plan_json.read_text())["runs"]) == 15
@@ -93,7 +93,7 @@ def test_a_study_with_results_may_grow(tmp_path):
         ),
     ],
 )
-def test_a_cell_that_has_results_must_stay_what_it_was(tmp_path, change, what):
+def test_a_cell_that_has_results_cannot_change(tmp_path, change, what):
     folder = planned(tmp_path)
     give_it_a_run(folder, "n1x4-nccl-srun-b8-r1")
     give_it_a_run(folder, "n1x4-nccl-srun-b8-r2")
@@ -105,7 +105,7 @@ def test_a_cell_that_has_results_must_stay_what_it_was(tmp_path, change, what):
     assert folder.plan_json.read_bytes() == before
 
 
-def test_a_script_that_the_linter_refuses_is_not_written(tmp_path):
+def test_a_script_with_linter_errors_is_not_written(tmp_path):
     text = MATRIX.replace("time_limit: 30m", 'time_limit: 30m, setup: ["if true"]')
     with pytest.raises(BenchError) as caught:
         planned(tmp_path, text)

@@ -1,6 +1,6 @@
-"""The rendered scripts: whole texts, and what a shell really does with hostile values.
+"""The rendered scripts: whole texts, and hostile values in a real shell.
 
-The golden scripts are in ``golden/``; after a wanted change write them anew with
+The golden scripts are in ``golden/``. After an intended change, write them again with
 ``python tests/planning/test_scripts.py`` and read the difference.
 """
 
@@ -60,7 +60,7 @@ CONTAINERS = {
 }
 
 
-#: A command in place of the built-in training, with words that a shell would read otherwise.
+#: A command with words that a shell would change.
 COMMAND = """\
 study: own
 cluster: {executor: slurm, time_limit: 10m, env: {DATA: "a 'b' $(c)"}}
@@ -88,7 +88,7 @@ def plan_of(tmp_path: Path, text: str) -> Plan:
 
 
 def golden_scripts(tmp_path: Path) -> dict[str, str]:
-    """Every shape of script that the templates can give, by file name."""
+    """Return a script of every shape that the templates have, by file name."""
     found = {}
     for name in ("l40s", "mixed_nodes", "smoke_cpu", "ssh_hosts"):
         plan = make_plan(shipped("matrices") / f"{name}.yaml")
@@ -105,7 +105,7 @@ def golden_scripts(tmp_path: Path) -> dict[str, str]:
     return found
 
 
-def test_the_scripts_are_these(tmp_path):
+def test_the_scripts_equal_the_golden_scripts(tmp_path):
     found = golden_scripts(tmp_path)
     assert sorted(found) == sorted(path.name for path in GOLDEN.iterdir())
     for name, text in found.items():
@@ -119,7 +119,7 @@ def test_bash_finds_no_syntax_error(path):
 
 
 def test_scripts_of_one_kind_lint_alike(tmp_path):
-    """The plan lints one script of each kind; here every one is."""
+    """The plan lints one script of each kind; this test lints all of them."""
     matrix = yaml.safe_load(hostile_matrix("x"))
     matrix["axes"] = {
         "nodes": [1, 2, 3, 16],
@@ -164,7 +164,7 @@ def test_the_same_matrix_gives_the_same_bytes_elsewhere(tmp_path, monkeypatch):
 
 FAKE_SRUN = """\
 #!/bin/bash
-# Print as JSON what arrives: the words, and the variables that the matrix names.
+# Print the arguments and the environment as JSON.
 exec {python} -c '
 import json, os, sys
 print(json.dumps({{"words": sys.argv[1:], "env": dict(os.environ)}}))' "$@"
@@ -172,7 +172,7 @@ print(json.dumps({{"words": sys.argv[1:], "env": dict(os.environ)}}))' "$@"
 
 
 def run_script(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run a script as Slurm's batch shell would, with an srun that only prints what it is given."""
+    """Run a script like Slurm's batch shell, with an srun that only prints its arguments."""
     tools = folder / "tools"
     tools.mkdir(exist_ok=True)
     (tools / "srun").write_text(FAKE_SRUN.format(python=os.sys.executable))
@@ -253,7 +253,7 @@ def test_any_text_arrives_literally(tmp_path_factory, value):
     assert arrived["env"]["VALUE"] == value
 
 
-def test_the_job_leaves_a_provisional_end_also_when_it_is_terminated(tmp_path):
+def test_the_job_writes_a_provisional_end_even_if_it_is_terminated(tmp_path):
     ((_, text),) = scripts(plan_of(tmp_path, hostile_matrix("x")))
     run_script(text, tmp_path)
     end = json.loads((tmp_path / "run dir" / "end.json").read_text())
@@ -267,7 +267,7 @@ def test_the_job_leaves_a_provisional_end_also_when_it_is_terminated(tmp_path):
 
 AWAY = """\
 #!/bin/bash
-# A controller that is back at the second question.
+# A controller that answers the second request.
 echo "$*" >>asked
 [ "$(wc -l <asked)" -lt 3 ] || exit 0
 echo "slurm_load_jobs error: Unable to contact slurm controller (connect failure)" >&2
@@ -276,7 +276,7 @@ exit 1
 
 
 @pytest.mark.parametrize("launcher", ["srun", "torchrun"])
-def test_a_controller_that_is_away_is_waited_for_before_srun(tmp_path, launcher):
+def test_the_script_waits_for_an_absent_controller_before_srun(tmp_path, launcher):
     ((_, text),) = scripts(plan_of(tmp_path, hostile_matrix("x", launcher=launcher)))
     tools = tmp_path / "tools"
     tools.mkdir()
@@ -290,7 +290,7 @@ def test_a_controller_that_is_away_is_waited_for_before_srun(tmp_path, launcher)
     assert done.returncode == 0
 
 
-def test_a_matrix_cannot_set_a_variable_that_a_script_works_with():
+def test_a_matrix_cannot_set_a_variable_of_the_scripts():
     templates = [path for path in shipped("slurm_templates").glob("*.j2") if path.stem != "pack.sbatch"]
     texts = [path.read_text(encoding="utf-8") for path in templates]
     bodies = re.compile(r"^\w+\(\) {.*?^}", re.MULTILINE | re.DOTALL)  # of functions: theirs are local
@@ -313,7 +313,7 @@ def test_a_set_up_line_that_fails_ends_the_job_before_the_launch(tmp_path):
     assert json.loads((tmp_path / "run dir" / "end.json").read_text())["stage"] == "set-up"
 
 
-def test_what_a_set_up_line_exports_does_not_replace_what_is_measured(tmp_path):
+def test_a_set_up_line_does_not_replace_values_of_the_matrix(tmp_path):
     matrix = yaml.safe_load(hostile_matrix("mine"))
     matrix["cluster"]["setup"] = ["export VALUE=a-module's".replace("'", ""), "test $AXIS = mine"]
     ((_, text),) = scripts(plan_of(tmp_path, yaml.safe_dump(matrix)))
@@ -336,7 +336,7 @@ def test_a_torchrun_task_gets_the_cores_of_all_its_ranks(tmp_path):
         assert "export OMP_NUM_THREADS=6 BENCH_THREADS_PER_RANK=6\n" in text
 
 
-def test_our_own_linter_has_nothing_to_say_about_any_script():
+def test_our_own_linter_has_no_findings_in_any_script():
     for path in sorted(GOLDEN.glob("*.sbatch")):
         assert lint_script(path.read_text(), path=path.name) == []
 
@@ -351,7 +351,7 @@ exit 5
 
 
 @pytest.mark.parametrize(("waits", "said", "code"), [("", "", 5), ("yes", "asked to end\n", 143)])
-def test_a_torchrun_on_one_node_is_started_without_srun_and_its_end_is_the_jobs(tmp_path, waits, said, code):
+def test_torchrun_on_one_node_starts_without_srun_and_its_exit_code_is_the_jobs(tmp_path, waits, said, code):
     matrix = yaml.safe_load(hostile_matrix("x", launcher="torchrun"))
     matrix["axes"]["nodes"] = [1]
     ((_, text),) = scripts(plan_of(tmp_path, yaml.safe_dump(matrix)))
@@ -366,7 +366,7 @@ def test_a_torchrun_on_one_node_is_started_without_srun_and_its_end_is_the_jobs(
     assert (end["exit_code"], end["stage"]) == (code, "run")
 
 
-def test_in_a_pack_the_step_is_told_its_hosts_its_gpus_and_the_runs_name(tmp_path):
+def test_in_a_pack_the_step_gets_its_hosts_its_gpus_and_the_runs_name(tmp_path):
     ((_, text),) = scripts(plan_of(tmp_path, hostile_matrix("x")))
     packed = "export BENCH_STEP_HOSTS=$'n3\\nn7' BENCH_STEP_NAME=a-run BENCH_STEP_PLACE=12\n"
     arrived = json.loads(run_script(f"{packed}{text}", tmp_path).stdout)

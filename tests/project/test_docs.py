@@ -1,4 +1,4 @@
-"""What is there is documented, and what the documents point at is there."""
+"""The documentation covers all commands, keys and columns, and its links resolve."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PAGES = sorted([*DOCS.glob("*.md"), *ROOT.glob("*.md")])
 
 
 def commands() -> dict[str, list[str]]:
-    """Every command with its options, as the command line knows them."""
+    """Return every command with its options."""
     root = typer.main.get_command(app)
     return {
         name: [

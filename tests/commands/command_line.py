@@ -1,0 +1,37 @@
+"""Call `bench` in this process, or in a process of its own.
+
+The first saves start-up and imports, most of the time of a short command.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from bench.cli import app
+
+
+def bench(*words: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    """Call `bench` in this process and return its exit code and both streams."""
+    with contextlib.chdir(cwd):
+        done = CliRunner().invoke(app, words, prog_name="bench", env={"COLUMNS": "120", **env})
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return subprocess.CompletedProcess(words, done.exit_code, done.stdout, done.stderr)
+
+
+def bench_process(*words: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    """Call `python -m bench` and return its exit code and both streams."""
+    return subprocess.run(
+        [sys.executable, "-m", "bench", *words],
+        cwd=cwd,
+        env={**os.environ, "COLUMNS": "120", **env},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
