@@ -1,4 +1,4 @@
-"""What runs leave beside their metrics, for made-up studies: probes.json and ranks.csv that tell something."""
+"""Write probes.json and ranks.csv with known properties for made-up studies."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def with_probes(path: Path, cells: Iterable[Cell], *, repeats: int = 3, buckets:
 
 
 def write_ranks(path: Path, *, late: Callable[[str, int], float], host: Callable[[int], str]) -> None:
-    """Write ranks.csv of every run: 10 ms of work, more where ``late`` says so, and who waits for it."""
+    """Write ranks.csv of every run: 10 ms of work, plus that of ``late``, and the others' waiting."""
     for file in path.glob("runs/*/attempt-1/ranks.csv"):
         run = file.parts[-3]
         ranks = int(pd.read_csv(file)["rank"].max()) + 1

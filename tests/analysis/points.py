@@ -1,4 +1,4 @@
-"""Measured points as the frames that a study has: for tests of formulas, without files."""
+"""Convert measured points to the frames of a study, for tests of formulas without files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def frames_of_points(points: pd.DataFrame) -> Frames:
     Args:
         points: one row per run with ``gpus``; ``global_batch`` or ``per_gpu_batch``;
             ``throughput`` (samples/s) or ``time`` (s per step). Optional: ``nodes`` (1),
-            ``series``, ``mode``, ``cell_id`` (tells apart cells of one size), ``launcher``,
+            ``series``, ``mode``, ``cell_id`` (if cells of one size differ), ``launcher``,
             ``backend``.
     """
     frame = points.reset_index(drop=True).copy()

@@ -1,7 +1,7 @@
 """Synthetic finished studies, with files exactly as the harness writes them.
 
-The times come from a stated model (compute per sample plus a communication term that
-grows with the ranks), so that a test can compute what the analysis must find.
+The times follow a simple model (compute per sample plus a communication term that grows with the
+ranks), so a test can compute the expected results.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ repeats: {repeats}
 
 @dataclass
 class Timing:
-    """The seconds of one step's parts: a model of a machine, for tests only."""
+    """The seconds of one step's parts, by a simple model of a machine."""
 
     sample_s: float = 1e-3
     comm_s: float = 4e-3
@@ -60,7 +60,7 @@ class Timing:
 
 @dataclass
 class StudyBuilder:
-    """Writes a study folder. ``spoil`` may change or break the files of a run afterwards."""
+    """Write a study folder. ``spoil`` may change or break the files of a run afterwards."""
 
     path: Path
     cells: Sequence[Cell]
@@ -95,7 +95,7 @@ class StudyBuilder:
         return self.path
 
     def plan(self, runs: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return plan.json by its contract."""
+        """Return the content of plan.json."""
         series: dict[str, dict[str, Any]] = {}
         for cell in self.cells:
             for m in cell.series:

@@ -1,4 +1,4 @@
-"""What is odd in a study is said in words, and what is only noise is not."""
+"""Anomalies are described; noise is not reported."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from tests.analysis.points import frames_of_points
 
 
 def points(rates: dict[int, list[float]], *, batch: int = 64) -> Frames:
-    """Return a strong series: by size the throughputs of its runs."""
+    """Return a strong series with the given throughputs by size."""
     rows = [{"gpus": size, "throughput": rate} for size, own in rates.items() for rate in own]
     return frames_of_points(pd.DataFrame(rows).assign(global_batch=batch))
 
 
-def told(frames: Frames, **options: Any) -> dict[str, str]:
+def headings_and_texts(frames: Frames, **options: Any) -> dict[str, str]:
     return {one.heading: one.words for one in anomalies(scaling_table(frames), frames, **options)}
 
 
@@ -36,37 +36,41 @@ def around(value: float, spread: float = 0.01) -> list[float]:
     return [value * (1 + step * spread) for step in (-1, 0, 1, 0.5)]
 
 
-def test_a_study_as_it_should_be_has_nothing_to_tell() -> None:
-    assert told(points({1: around(100), 2: around(195), 4: around(370), 8: around(690)})) == {}
+def test_a_normal_study_has_no_anomaly() -> None:
+    assert headings_and_texts(points({1: around(100), 2: around(195), 4: around(370), 8: around(690)})) == {}
 
 
-def test_an_efficiency_above_1_is_told_where_its_interval_is_clear_of_it() -> None:
-    found = told(points({1: around(100), 2: around(240)}))
+def test_an_efficiency_above_1_is_reported_if_its_interval_is_clear_of_1() -> None:
+    found = headings_and_texts(points({1: around(100), 2: around(240)}))
     assert found["Efficiency above 1"] == (
         "1.200 at 2 ranks (its interval is clear of 1). Either the baseline is slower than it should be (fewer "
         "threads, another node, a slow first run), or the smaller share of the work fits into a faster memory."
     )
-    assert told(points({1: around(100, 0.2), 2: around(204, 0.2)})).keys() == {"Runs of a cell differ"}
-    assert "no interval for n below 3" in told(points({1: [100], 2: [240]}))["Efficiency above 1"]
+    assert headings_and_texts(points({1: around(100, 0.2), 2: around(204, 0.2)})).keys() == {
+        "Runs of a cell differ"
+    }
+    assert (
+        "no interval for n below 3" in headings_and_texts(points({1: [100], 2: [240]}))["Efficiency above 1"]
+    )
 
 
-def test_sizes_below_an_asked_baseline_are_no_anomaly() -> None:
+def test_sizes_below_a_selected_baseline_are_no_anomaly() -> None:
     frames = points({1: around(100), 2: around(180), 4: around(300)})
     assert anomalies(scaling_table(frames, baseline="4"), frames) == []
 
 
-def test_a_size_that_falls_and_the_next_that_recovers_are_told() -> None:
-    found = told(points({1: around(100), 2: around(120), 4: around(370)}))
+def test_a_lower_efficiency_between_two_sizes_is_reported() -> None:
+    found = headings_and_texts(points({1: around(100), 2: around(120), 4: around(370)}))
     assert found["A size falls and the next recovers"].startswith("1.000, 0.600, 0.925 at 1, 2, 4 ranks. ")
 
 
-def test_runs_that_differ_widely_are_told_with_their_cell() -> None:
-    found = told(points({1: [100, 101, 99], 2: [150, 200, 250]}))
+def test_runs_that_differ_widely_are_reported_with_their_cell() -> None:
+    found = headings_and_texts(points({1: [100, 101, 99], 2: [150, 200, 250]}))
     assert found["Runs of a cell differ"].startswith("points-1x2-b32.0 by 26 % (standard deviation")
 
 
-def test_an_outlier_in_the_baseline_is_told() -> None:
-    found = told(points({1: [100, 100.1, 99.9, 100.2, 99.8, 60], 2: around(190)}))
+def test_an_outlier_in_the_baseline_is_reported() -> None:
+    found = headings_and_texts(points({1: [100, 100.1, 99.9, 100.2, 99.8, 60], 2: around(190)}))
     assert found["Baseline with an outlier"] == (
         "points-1x1-b64.0: 1 run far from the others of the baseline. This affects every efficiency relative "
         "to it: run the baseline again."
@@ -85,16 +89,16 @@ def timed(change_per_hour: float, *, seed: int = 3, noise: float = 0.005) -> Fra
     return frames
 
 
-def test_a_drift_over_the_study_is_told_with_its_interval() -> None:
-    words = told(timed(-0.01))["Drift"]
+def test_a_drift_over_the_study_is_reported_with_its_interval() -> None:
+    words = headings_and_texts(timed(-0.01))["Drift"]
     assert words.startswith("The throughput of equal cells falls by ")
     assert "over the 9.5 h of the study (p = " in words
     low, high = (float(text.strip(" %")) for text in words.partition("[")[2].partition("]")[0].split(","))
     assert low < 100 * (1 - np.exp(-0.095)) < high
-    assert "rises by" in told(timed(0.01))["Drift"]
+    assert "rises by" in headings_and_texts(timed(0.01))["Drift"]
 
 
-def test_noise_is_hardly_ever_called_a_drift() -> None:
+def test_noise_is_rarely_called_a_drift() -> None:
     rows = scaling_table(timed(0.0))
     found = [anomalies(rows, timed(0.0, seed=seed, noise=0.02)) for seed in range(60)]
     assert sum(one.heading == "Drift" for study in found for one in study) <= 3
@@ -120,7 +124,9 @@ def rank_rows(slow: dict[str, float], *, runs: int = 4, noise: float = 0.01, see
 
 
 def test_a_node_that_is_slow_in_several_runs_is_named() -> None:
-    found = told(points({1: around(100), 2: around(190)}), slow=slow_nodes_of(rank_rows({"n3": 1.2})))
+    found = headings_and_texts(
+        points({1: around(100), 2: around(190)}), slow=slow_nodes_of(rank_rows({"n3": 1.2}))
+    )
     assert found["Slow node"].startswith(
         "n3 by 20 % in 4 runs: more useful time than on the other nodes of the same runs"
     )
@@ -130,12 +136,12 @@ def test_a_node_that_is_slow_in_several_runs_is_named() -> None:
 
 
 @pytest.mark.parametrize("runs", [1, 2, 5])
-def test_nodes_alike_and_a_single_run_name_nobody(runs: int) -> None:
+def test_equal_nodes_and_a_single_run_have_no_slow_node(runs: int) -> None:
     assert len(slow_nodes_of(rank_rows({}, runs=runs))) == 0
     assert len(slow_nodes_of(rank_rows({"n2": 1.5}, runs=1))) == 0
 
 
-def test_a_host_alone_in_its_runs_is_compared_with_nobody() -> None:
+def test_a_host_alone_in_its_runs_is_not_slow() -> None:
     rows = rank_rows({})
     assert len(slow_nodes_of(rows[rows["host"] == "n1"])) == 0
     assert len(slow_nodes_of(rows.iloc[:0])) == 0
@@ -158,7 +164,7 @@ def test_the_page_names_a_slow_node_and_nothing_is_dropped(tmp_path: Path) -> No
 
 
 def page_with_late_ranks(path: Path, extra_s: float) -> str:
-    """Return the page of a study in which both ranks of n2 take so much longer than the 9 ms of the others."""
+    """Return the page of a study with 9 ms of useful time, and ``extra_s`` more on both ranks of n2."""
     study = studies.finished(path, [studies.make_cell(n, batch=64, per_node=2) for n in (1, 2, 4)])
     late = {2, 3}
     write_ranks(
@@ -167,7 +173,7 @@ def page_with_late_ranks(path: Path, extra_s: float) -> str:
     return unescape(write_report(study).read_text(encoding="utf-8"))
 
 
-def test_a_node_that_is_late_and_slow_is_told_of_once_with_both_facts(tmp_path: Path) -> None:
+def test_a_node_that_is_late_and_slow_is_reported_once_with_both_facts(tmp_path: Path) -> None:
     page = page_with_late_ranks(tmp_path / "s", 0.005)
     assert (
         "<strong>Straggler nodes.</strong> Both ranks on n2 take 5.00 ms per step longer than the others (29 % of "
@@ -178,7 +184,7 @@ def test_a_node_that_is_late_and_slow_is_told_of_once_with_both_facts(tmp_path: 
     assert "Slow node" not in page
 
 
-def test_a_node_that_is_slow_but_not_late_is_worth_a_look(tmp_path: Path) -> None:
+def test_a_node_that_is_slow_but_not_late_is_an_anomaly(tmp_path: Path) -> None:
     page = page_with_late_ranks(tmp_path / "s", 0.0005)
     assert "Straggler nodes" not in page
     assert (

@@ -1,4 +1,4 @@
-"""α and β of the fabric: from exact sweeps, from sweeps that bend, from sweeps that tell nothing."""
+"""α and β of the fabric from exact, distorted and unusable sweeps."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ def fitted(times, *, ranks: int = 8) -> RingFit:
     latency=st.floats(1e-6, 1e-3),
     rate=st.floats(1e8, 1e11),
 )
-def test_exact_sweeps_give_back_what_they_were_made_of(ranks, latency, rate):
+def test_exact_sweeps_return_their_parameters(ranks, latency, rate):
     found = fit_ring(SIZES, swept(latency, 1 / rate, ranks=ranks), ranks=ranks)
-    # Both regimes have to be there: else one of the two is not told.
+    # Both regimes are needed to determine both parameters.
     if isinstance(found, NoFit):
         assert found.reason == "no message is small enough to show the latency"
         assert 2 * (ranks - 1) * latency < 2 * (ranks - 1) / ranks * SIZES[0] / rate
@@ -58,12 +58,12 @@ def test_exact_sweeps_give_back_what_they_were_made_of(ranks, latency, rate):
         assert found.beta_s_per_byte == pytest.approx(1 / rate, rel=1e-3)
 
 
-def test_a_size_left_out_is_predicted_within_the_noise():
+def test_a_left_out_size_is_predicted_within_the_noise():
     worst = [fitted(swept(noise=0.03, seed=seed)).worst(from_bytes=4_000_000) for seed in range(50)]
     assert max(worst) < 0.15
 
 
-def test_a_buffer_that_swallows_small_messages_does_not_bend_the_rate_of_large_ones():
+def test_buffered_small_messages_do_not_distort_the_rate_of_large_ones():
     ranks, line, buffer = 2, 50e6, 256 * 2**10
     times = [4e-4 + max(size * 0.2, size - buffer) / line for size in SIZES]
     found = fitted(times, ranks=ranks)
@@ -88,7 +88,7 @@ def test_the_prediction_of_any_size_follows_the_ring():
         ([2**20, 2**22, float("nan")], [0.01, float("nan"), 1.0], 2, "1 message sizes; a fit needs 3"),
     ],
 )
-def test_what_cannot_be_fitted_says_why(sizes, times, ranks, reason):
+def test_a_sweep_that_cannot_be_fitted_has_a_reason(sizes, times, ranks, reason):
     assert fit_ring(sizes, times, ranks=ranks) == NoFit(reason)
 
 
@@ -101,7 +101,7 @@ def frame(runs: list[np.ndarray], *, cell: str = "c", ranks: int = 8) -> pd.Data
     return pd.DataFrame(rows)
 
 
-def test_intervals_come_from_runs_and_contain_the_truth_about_as_often_as_they_say():
+def test_intervals_over_runs_contain_the_truth_at_about_their_level():
     inside = 0
     for seed in range(200):
         generator = np.random.default_rng(seed)
@@ -116,7 +116,7 @@ def test_intervals_come_from_runs_and_contain_the_truth_about_as_often_as_they_s
     assert 0.91 <= inside / 200 <= 0.99
 
 
-def test_two_runs_give_points_and_no_interval():
+def test_two_runs_have_no_interval():
     (row,) = fabric_table(frame([swept(), swept(beta=4 * BETA)])).to_dict("records")
     assert row["beta_sec_per_byte"] == pytest.approx(2 * BETA, rel=1e-3)
     assert row["ring_bytes_per_sec"] == pytest.approx(1 / (2 * BETA), rel=1e-3)
@@ -124,7 +124,7 @@ def test_two_runs_give_points_and_no_interval():
     assert row["reason"] == "2 runs: no interval (it needs 3)"
 
 
-def test_a_cell_without_a_fit_keeps_its_row_and_says_why():
+def test_a_cell_without_a_fit_has_a_row_with_a_reason():
     short = frame([swept()]).head(2)
     (row,) = fabric_table(short).to_dict("records")
     assert (row["n"], row["reason"]) == (0, "2 message sizes; a fit needs 3")
@@ -161,7 +161,7 @@ def test_a_study_gives_one_row_per_run_and_size(study):
     assert rows["busbw_bytes_per_sec"].max() == pytest.approx(1 / BETA, rel=0.05)
 
 
-def test_files_that_are_not_as_they_should_be_are_passed_over(study):
+def test_malformed_probes_are_ignored(study):
     first, *others = [a for a in study.attempts if "n2" in a]
     broken = ['{"schema": 1', '{"schema": 99, "all_reduce": {}}', "[]"]
     for attempt, text in zip(others, broken, strict=False):
@@ -192,7 +192,7 @@ ENTRY: dict[str, Any] = {"bytes": 4096, "times_s": [[1e-3, 1e-3]] * 3}
     ],
     ids=["too-deep", "no-list", "no-count", "endless", "in-no-time"],
 )
-def test_no_probes_of_one_run_can_stop_the_others(study, text):
+def test_broken_probes_of_one_run_do_not_affect_others(study, text):
     first, *others = [attempt for attempt in study.attempts if "n2" in attempt]
     Path(first, "probes.json").write_text(text)
     assert len(sweep_rows(study)) == len(others) * len(SIZES)
@@ -211,5 +211,5 @@ def test_the_report_writes_the_sweeps_and_the_fits(study):
     assert not (report / "fabric.csv").exists()
 
 
-def test_a_cell_whose_name_is_a_formula_is_no_formula_in_the_file():
+def test_a_cell_named_like_a_formula_is_text_in_the_file():
     assert csv_text(fabric_table(frame([swept()], cell="=1+1"))).splitlines()[1].startswith("'=1+1,")

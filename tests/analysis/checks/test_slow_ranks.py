@@ -1,4 +1,4 @@
-"""Late ranks are named with their host, chance is not, and nobody calls it slow communication."""
+"""Late ranks and slow nodes: detection, sentences and sampling."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pytest
 
 from analysis.checks.slow_ranks import STRAGGLER_COLUMNS, late_nodes, late_nodes_of, stragglers
 from analysis.data.load import load_study
 from analysis.report.write import write_report
+from analysis.stats import measured
 from analysis.stats.measured import measure
 from bench.study.layout import RANKS_COLUMNS
 from tests.analysis.studies import finished, make_cell
@@ -18,7 +20,7 @@ STEP_S = 0.1
 
 
 def ranks_frame(late: dict[int, float], *, ranks: int = 4, epochs: int = 3, run: str = "r1") -> pd.DataFrame:
-    """Ranks of one run, two per host; those in ``late`` take so much longer in backward."""
+    """Ranks of one run, two per host; ``late`` gives the extra seconds of backward by rank."""
     latest = max(late.values(), default=0.0)
     rows = []
     for epoch in range(1, epochs + 1):
@@ -81,7 +83,7 @@ def test_a_node_is_named_once_however_many_of_its_ranks_and_cells_are_late():
     ]
 
 
-def test_even_ranks_and_small_differences_have_no_straggler():
+def test_equal_ranks_and_small_differences_have_no_straggler():
     assert not len(stragglers(ranks_frame({})))
     assert not len(stragglers(ranks_frame({1: 0.004})))
 
@@ -91,7 +93,7 @@ def test_a_rank_that_was_late_in_one_epoch_only_is_no_straggler():
     assert not len(stragglers(frame))
 
 
-def test_one_run_of_three_is_chance_and_two_are_not():
+def test_a_node_is_late_in_more_than_half_of_the_runs():
     quiet, late = ranks_frame({}), {1: 0.04}
     one = pd.concat([quiet.assign(run_id="a"), quiet.assign(run_id="b"), ranks_frame(late, run="c")])
     assert late_nodes_of(stragglers(one), ["cell"] * 3).texts == []
@@ -100,7 +102,7 @@ def test_one_run_of_three_is_chance_and_two_are_not():
     assert words.endswith("in 2 of 3 runs of cell")
 
 
-def test_without_an_attribution_window_nothing_is_known():
+def test_without_an_attribution_window_there_are_no_stragglers():
     frame = ranks_frame({1: 0.04}).assign(comm_exposed_time_sec=np.nan)
     assert not len(stragglers(frame))
     assert not len(stragglers(frame.head(0)))
@@ -113,7 +115,7 @@ def test_many_late_nodes_are_counted():
     assert told[-1] == "4 more nodes"
 
 
-def test_the_page_says_who_is_late_before_any_number(tmp_path):
+def test_the_page_names_stragglers_on_top(tmp_path):
     folder = finished(tmp_path / "study", [make_cell(1, batch=64), make_cell(4, batch=64, per_node=2)])
     study = load_study(folder)
     for cell_id, attempt in zip(study.runs["cell_id"], study.attempts, strict=True):
@@ -125,3 +127,12 @@ def test_the_page_says_who_is_late_before_any_number(tmp_path):
     page = write_report(folder).read_text(encoding="utf-8")
     assert "<strong>Straggler nodes.</strong> Rank 3 on n2 takes 40.0 ms per step longer" in page
     assert "This is waiting, not slow communication." in page
+
+
+def test_of_a_large_study_the_first_repeats_of_every_cell_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measured, "MAX_RANKS_FILES", 5)
+    ids = [f"{cell}{repeat}" for cell in "ab" for repeat in range(4)]
+    runs = pd.DataFrame({"run_id": ids, "cell_id": [name[0] for name in ids], "measured": True})
+    runs.loc[0, "measured"] = False
+    assert measured.ranks_sample(runs)["run_id"].to_list() == ["a1", "a2", "a3", "b0", "b1"]
+    assert len(measured.ranks_sample(runs.head(5))) == 4

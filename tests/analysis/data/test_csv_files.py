@@ -1,4 +1,4 @@
-"""Reading many small CSV files at once: as fast as it is, it reads what pandas reads."""
+"""Many small CSV files are read at once, with the same result as pandas."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def read(folder: Path, *contents: str | bytes) -> csvs.Loaded:
     return read_csvs(paths, columns=COLUMNS, text=("host",))
 
 
-def test_whole_files_are_read_as_pandas_reads_them_one_by_one(tmp_path: Path) -> None:
+def test_valid_files_give_the_same_frame_as_pandas(tmp_path: Path) -> None:
     contents = [f"epoch,rate,host\n0,{n}.5,n{n}\n1,,n{n}\n" for n in range(5)]
     loaded = read(tmp_path, *contents)
     expected = pd.concat(
@@ -44,14 +44,14 @@ def test_whole_files_are_read_as_pandas_reads_them_one_by_one(tmp_path: Path) ->
     assert_frame_equal(loaded.rows[["epoch", "rate", "host", "file"]], expected)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     tables=st.lists(
         st.lists(st.tuples(st.integers(0, 9), st.floats(allow_infinity=False)), max_size=4), max_size=6
     ),
     broken=st.sets(st.integers(0, 5)),
 )
-def test_broken_files_change_nothing_for_the_whole_ones(
+def test_broken_files_do_not_affect_valid_ones(
     tmp_path_factory: pytest.TempPathFactory, tables: list[list[tuple[int, float]]], broken: set[int]
 ) -> None:
     contents = [
@@ -93,7 +93,7 @@ def test_broken_files_change_nothing_for_the_whole_ones(
         ("epoch,rate,host\n", [], None),
     ],
 )
-def test_a_file_that_is_not_as_expected_is_read_with_care(
+def test_a_file_in_another_form_is_parsed_row_by_row(
     tmp_path: Path, content: str | bytes, rates: list[float], problem: str | None
 ) -> None:
     loaded = read(tmp_path, content)
@@ -103,7 +103,7 @@ def test_a_file_that_is_not_as_expected_is_read_with_care(
     assert list(loaded.rows.dtypes.astype(str)) == ["int64", "float64", "float64", "str"]
 
 
-def test_of_many_bad_lines_the_first_three_are_told(tmp_path: Path) -> None:
+def test_the_first_three_bad_lines_are_reported(tmp_path: Path) -> None:
     loaded = read(tmp_path, "epoch,rate,host\n" + "1\n" * 9)
     assert loaded.problems[0] == (
         "metrics.csv: line 2 has 1 values instead of 3; line 3 has 1 values instead of 3; "
@@ -111,7 +111,7 @@ def test_of_many_bad_lines_the_first_three_are_told(tmp_path: Path) -> None:
     )
 
 
-def test_missing_and_unreadable_files_are_problems_in_words(tmp_path: Path) -> None:
+def test_missing_and_unreadable_files_are_reported(tmp_path: Path) -> None:
     (tmp_path / "folder.csv").mkdir()
     paths = [str(tmp_path / "absent.csv"), str(tmp_path / "folder.csv")]
     loaded = read_csvs(paths, columns=COLUMNS)

@@ -1,4 +1,4 @@
-"""What the runs ran on: summed up from env.json, whatever is in it."""
+"""The summary of the runs' environments, from any content of env.json."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def described(path: Path, **options: Any) -> environment.Environment:
     return describe_environment(load_study(studies.finished(path / "s", **options)))
 
 
-def test_facts_that_all_runs_share_are_told_once(tmp_path: Path) -> None:
+def test_facts_that_all_runs_share_are_listed_once(tmp_path: Path) -> None:
     found = described(tmp_path)
     facts = dict(found.facts)
     assert facts["PyTorch"] == "2.13.0+cpu"
@@ -38,7 +38,7 @@ def test_facts_that_all_runs_share_are_told_once(tmp_path: Path) -> None:
     assert found.crowding is None
 
 
-def test_what_differs_between_runs_is_counted_and_told(tmp_path: Path) -> None:
+def test_facts_that_differ_are_listed_with_their_number_of_runs(tmp_path: Path) -> None:
     def env(cell: Any) -> dict[str, Any]:
         old = studies.environment(cell)
         return old | {"torch": "2.12.0"} if cell.world_size == 8 else old
@@ -48,7 +48,7 @@ def test_what_differs_between_runs_is_counted_and_told(tmp_path: Path) -> None:
     assert found.differing == ["PyTorch"]
 
 
-def test_a_variable_of_some_runs_only_or_of_each_its_own_is_told_as_such(tmp_path: Path) -> None:
+def test_variables_of_some_runs_and_with_many_values_are_counted(tmp_path: Path) -> None:
     def env(cell: Any) -> dict[str, Any]:
         found = studies.environment(cell)
         found["slurm"]["SLURM_JOB_ID"] = str(cell.world_size)
@@ -75,7 +75,7 @@ def test_a_variable_of_some_runs_only_or_of_each_its_own_is_told_as_such(tmp_pat
         ),
     ],
 )
-def test_ranks_that_outnumber_cores_are_told(
+def test_ranks_that_outnumber_cores_are_reported(
     tmp_path: Path, per_node: int, words: str, sizes: tuple[int, ...]
 ) -> None:
     cells = studies.strong(per_node=per_node)
@@ -85,7 +85,7 @@ def test_ranks_that_outnumber_cores_are_told(
     assert found.crowding.sizes == sizes
 
 
-def test_crowding_over_several_hosts_speaks_of_ranks_per_node(tmp_path: Path) -> None:
+def test_crowding_on_several_hosts_is_described_per_node(tmp_path: Path) -> None:
     cells = studies.strong(sizes=(4,), per_node=2)
     found = described(tmp_path, cells=cells, env=lambda cell: studies.environment(cell, cores=1))
     assert str(found.crowding) == (
@@ -93,7 +93,7 @@ def test_crowding_over_several_hosts_speaks_of_ranks_per_node(tmp_path: Path) ->
     )
 
 
-def test_missing_environments_are_told(tmp_path: Path) -> None:
+def test_missing_environments_are_counted(tmp_path: Path) -> None:
     path = studies.finished(tmp_path / "s")
     for place, file in enumerate(sorted(path.glob("runs/*/attempt-1/env.json"))):
         if place < 5:
@@ -102,7 +102,7 @@ def test_missing_environments_are_told(tmp_path: Path) -> None:
     assert found.source == "From the env.json of 7 runs; 5 more started runs left no readable env.json."
 
 
-def test_of_many_runs_a_sample_with_every_size_is_read(
+def test_the_sample_of_a_large_study_contains_every_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(environment, "MAX_READ", 6)
@@ -113,7 +113,7 @@ def test_of_many_runs_a_sample_with_every_size_is_read(
     assert {host.name for host in found.hosts} == {f"n{n}" for n in range(1, 9)}
 
 
-def test_hosts_stand_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+def test_hosts_are_sorted_by_their_numbers(tmp_path: Path) -> None:
     found = described(tmp_path / "s", cells=studies.strong(sizes=(1, 16)), repeats=1)
     assert [host.name for host in found.hosts] == [f"n{n}" for n in range(1, 17)]
 
@@ -137,7 +137,7 @@ KEYS = (
 HOST_KEYS = ("host", "cores", "ranks_here", "memory_bytes", "cpu_model")
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     changes=st.dictionaries(st.sampled_from(KEYS), anything, max_size=5),
     host=st.dictionaries(st.sampled_from(HOST_KEYS), anything, max_size=5),

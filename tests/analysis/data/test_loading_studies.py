@@ -1,4 +1,4 @@
-"""A study's folder becomes frames: through its plan, with reasons, whatever lies in the folder."""
+"""A study's folder is loaded as frames, with reasons for missing or broken files."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_every_planned_run_is_a_row_in_the_plans_order(tmp_path: Path) -> None:
     assert len(study.epochs) == 8 * 3
 
 
-def test_epochs_are_those_that_the_files_hold(tmp_path: Path) -> None:
+def test_epochs_are_the_rows_of_the_files(tmp_path: Path) -> None:
     path = studies.finished(tmp_path / "s", repeats=2)
     study = load_study(path)
     for run_id, epochs in study.epochs.groupby("run_id", observed=True):
@@ -97,9 +97,7 @@ def test_a_run_without_a_folder_is_planned_and_the_latest_attempt_counts(tmp_pat
         ),
     ],
 )
-def test_what_is_missing_or_broken_becomes_a_reason(
-    tmp_path: Path, spoil: Any, state: str, reason: str
-) -> None:
+def test_a_missing_or_broken_file_is_a_reason(tmp_path: Path, spoil: Any, state: str, reason: str) -> None:
     path = studies.finished(tmp_path / "s", repeats=1)
     spoil(attempt(path))
     runs = measure(load_study(path)).runs
@@ -108,7 +106,7 @@ def test_what_is_missing_or_broken_becomes_a_reason(
     assert runs["measured"].sum() == 3
 
 
-def test_a_state_that_nobody_knows_is_unknown_and_told(tmp_path: Path) -> None:
+def test_an_invalid_state_is_unknown_with_a_reason(tmp_path: Path) -> None:
     path = studies.finished(tmp_path / "s", repeats=1)
     record = json.loads((attempt(path) / "run.json").read_text())
     odd = {"state": "exploded", "reason": None, "exit_code": "nine", "started_at": 17, "job_id": ["x"]}
@@ -120,7 +118,7 @@ def test_a_state_that_nobody_knows_is_unknown_and_told(tmp_path: Path) -> None:
     assert pd.isna(found["started_at"])
 
 
-def test_runs_that_do_not_count_have_no_complaint_about_missing_metrics(tmp_path: Path) -> None:
+def test_missing_metrics_of_a_run_that_did_not_complete_are_no_problem(tmp_path: Path) -> None:
     states = {1: ("running", "", None), 2: ("queued", "", None), 3: ("failed", "out of memory", "oom")}
     path = studies.finished(
         tmp_path / "s", studies.strong(sizes=(1,)), state=lambda cell, repeat: states[repeat]
@@ -128,7 +126,7 @@ def test_runs_that_do_not_count_have_no_complaint_about_missing_metrics(tmp_path
     assert load_study(path).runs["reason"].to_list() == ["", "", "out of memory"]
 
 
-def test_a_run_of_which_no_metrics_are_asked_lacks_none(tmp_path: Path) -> None:
+def test_a_cell_without_metrics_has_a_reason_of_its_own(tmp_path: Path) -> None:
     path = studies.finished(tmp_path / "s", repeats=1)
     plan = json.loads((path / "plan.json").read_text())
     plan["cells"][0]["metrics"] = {"source": "none"}
@@ -147,7 +145,7 @@ def test_partial_results_of_a_failed_run_do_not_count(tmp_path: Path) -> None:
     assert not runs.loc[runs["run_id"] == RUN, "measured"].item()
 
 
-def test_other_work_than_planned_is_told(tmp_path: Path) -> None:
+def test_samples_per_step_other_than_planned_are_a_reason(tmp_path: Path) -> None:
     path = studies.finished(tmp_path / "s", repeats=1)
     metrics = pd.read_csv(attempt(path) / "metrics.csv")
     metrics["samples"] /= 2
@@ -158,7 +156,7 @@ def test_other_work_than_planned_is_told(tmp_path: Path) -> None:
     assert found["measured"]
 
 
-def test_folders_that_the_plan_does_not_know_are_named_and_left_out(tmp_path: Path) -> None:
+def test_folders_that_are_not_in_the_plan_are_ignored_with_a_remark(tmp_path: Path) -> None:
     path = studies.finished(tmp_path / "s", repeats=1)
     for name in ("stranger", "x\x1b[31m"):
         (path / "runs" / name / "attempt-1").mkdir(parents=True)
@@ -168,7 +166,7 @@ def test_folders_that_the_plan_does_not_know_are_named_and_left_out(tmp_path: Pa
     assert len(study.runs) == 4
 
 
-def test_ranks_steps_and_environments_are_read_when_asked_for(tmp_path: Path) -> None:
+def test_ranks_steps_and_environments_are_read_on_request(tmp_path: Path) -> None:
     path = studies.finished(tmp_path / "s", repeats=1)
     (attempt(path) / "env.json").write_text("{")
     study = load_study(path)
@@ -194,7 +192,7 @@ def test_a_real_plan_loads_with_every_run_planned(tmp_path: Path, name: str) -> 
     assert set(study.runs["state"]) == {"planned"}
 
 
-def test_a_folder_that_is_no_study_is_an_error_with_a_remedy(tmp_path: Path) -> None:
+def test_a_folder_without_a_plan_is_an_error_with_a_remedy(tmp_path: Path) -> None:
     with pytest.raises(BenchError) as caught:
         load_study(tmp_path)
     assert str(caught.value) == (
@@ -239,7 +237,7 @@ def test_a_run_of_an_unknown_cell_is_an_error(tmp_path: Path) -> None:
 FILES = ("run.json", "metrics.csv", "env.json", "ranks.csv", "steps.csv")
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     data=st.data(),
     name=st.sampled_from(FILES),

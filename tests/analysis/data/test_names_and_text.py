@@ -1,4 +1,4 @@
-"""What many parts of a report share: how sizes are told, thinning, ticks, and CSV that no spreadsheet runs."""
+"""Names of sizes and series, evenly spaced positions, ticks, and safe CSV."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ UNEQUAL = {"nodes": 2, "gpus_per_node": "4+2", "gpus": 6}
 NODES_NOT_KNOWN = {"nodes": 1, "gpus_per_node": "", "gpus": 1}
 
 
-def test_a_size_is_told_in_one_way_for_each_use() -> None:
+def test_a_size_has_one_name_for_each_use() -> None:
     told = (ranks(SIZE), layout(SIZE), with_layout(SIZE), as_product(SIZE), job_size(SIZE))
     product = "2 nodes × 4 ranks = 8 ranks"
     assert told == ("8 ranks", "2 × 4", "8 ranks (2 × 4)", product, "2 nodes x 4 (8 ranks)")
     assert (with_layout(UNEQUAL), job_size(UNEQUAL)) == ("6 ranks (2 × 4+2)", "2 nodes x 4+2 (6 ranks)")
 
 
-def test_where_nodes_are_not_known_a_size_is_its_ranks() -> None:
+def test_if_nodes_are_unknown_a_size_is_its_ranks() -> None:
     assert layout(NODES_NOT_KNOWN) == ""
     for tell in (with_layout, as_product, job_size):
         assert tell(NODES_NOT_KNOWN) == "1 rank"
@@ -51,14 +51,14 @@ def test_where_nodes_are_not_known_a_size_is_its_ranks() -> None:
         ({"nodes": 2, "gpus_per_node": "1", "gpus": 2}, "L40S", False, "2 nodes x 1 L40S"),
     ],
 )
-def test_devices_have_a_singular_but_for_the_names_of_models(
+def test_devices_have_a_singular_except_names_of_models(
     row: dict[str, object], what: str, counted: bool, told: str
 ) -> None:
     assert devices(row, what, counted=counted) == told
 
 
 @given(st.integers(1, 500), st.integers(2, 40))
-def test_what_is_thinned_keeps_both_ends_and_no_more_than_fits(length: int, most: int) -> None:
+def test_evenly_spaced_positions_include_both_ends(length: int, most: int) -> None:
     places = evenly_spaced(length, most)
     assert len(places) == min(length, most)
     assert (places[0], places[-1]) == (0, length - 1)
@@ -78,7 +78,7 @@ def test_the_series_with_the_most_sizes_are_shown_in_the_order_of_the_plan() -> 
     assert widest_series(rows, limit=9) == ["a", "b", "c"]
 
 
-def test_no_text_column_of_a_csv_is_run_as_a_formula_and_nothing_measured_changes() -> None:
+def test_no_text_of_a_csv_can_run_as_a_formula_and_numbers_are_unchanged() -> None:
     frame = pd.DataFrame(
         {
             "anything": ["=1+1", None, "plain\x1b[31m"],

@@ -1,4 +1,4 @@
-"""Intervals of the efficiency hold a known truth as often as they say, in simulated studies."""
+"""Intervals of the efficiency contain the truth at their level, in simulated studies."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def simulated(
 
 
 @pytest.mark.parametrize("runs", [3, 4, 5, 6])
-def test_of_1000_studies_93_to_97_percent_of_the_intervals_hold_the_true_efficiency(runs: int) -> None:
+def test_93_to_97_percent_of_1000_intervals_contain_the_true_efficiency(runs: int) -> None:
     rows = simulated(runs, seed=runs, run_noise=0.02, step_noise=0.1)
     for ranks in (2, 4):
         own = rows[rows["gpus"] == ranks]

@@ -1,4 +1,4 @@
-"""Load balance, communication, computation: exact identities, and honest gaps."""
+"""Exact identities of load balance, communication and computation, and unknown values."""
 
 from __future__ import annotations
 
@@ -70,14 +70,14 @@ def test_parallel_efficiency_is_the_product_of_its_factors(
 
 
 @pytest.mark.parametrize("bad", [math.nan, 0.0, -1.0, 1.5, math.inf])
-def test_an_epoch_whose_factors_cannot_be_is_left_out(bad: float) -> None:
+def test_an_epoch_with_impossible_factors_is_ignored(bad: float) -> None:
     found = run_parts(metrics([row(load_balance=bad), row(load_balance=0.6)]))
     parts = cell_parts(found.reset_index().assign(cell_id="cell"))
     assert parts["load_balance"].item() == pytest.approx(0.6)
     assert run_parts(metrics([row(load_balance=bad)])).empty
 
 
-def test_without_one_part_the_factors_stand_and_the_times_are_not_known() -> None:
+def test_without_one_part_the_factors_are_known_and_the_times_are_not() -> None:
     found = run_parts(metrics([row(other_time_sec=math.nan), row()]))
     parts = cell_parts(found.reset_index().assign(cell_id="cell"))
     assert parts["load_balance"].item() == pytest.approx(0.8)

@@ -1,4 +1,4 @@
-"""Rates, means and ratios: computed a second way, and invariant where they must be."""
+"""Rates, means and ratios equal a second computation and have the required invariances."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_runs_throughput_is_all_samples_over_all_time() -> None:
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, 0.0, -3.0])
-def test_an_epoch_without_a_usable_rate_is_left_out(bad: float) -> None:
+def test_an_epoch_without_a_usable_rate_is_ignored(bad: float) -> None:
     frame = epochs(samples=[10, 10], steps=[1, 1], throughput_samples_per_sec=[bad, 20.0])
     assert run_rates(frame)["throughput_samples_per_sec"].to_list() == [20.0]
     assert run_rates(frame)["epochs"].to_list() == [1]
@@ -105,7 +105,7 @@ def test_an_interval_does_not_depend_on_the_order_of_runs(group: list[float], se
 
 
 @given(group=st.lists(st.floats(90, 110), min_size=3, max_size=10))
-def test_the_interval_holds_the_harmonic_mean_and_grows_with_the_level(group: list[float]) -> None:
+def test_the_interval_contains_the_harmonic_mean_and_grows_with_the_level(group: list[float]) -> None:
     low, high = interval_of(group)
     wide = interval_of(group, level=0.99)
     slack = 1 + 1e-9

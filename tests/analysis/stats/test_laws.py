@@ -1,4 +1,4 @@
-"""Scaling laws: known curves are found again, short series are refused, predictions are marked."""
+"""Scaling laws identify known curves, refuse short series and mark predictions."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from analysis.report.laws_words import choice_text
 from scipy import optimize
 
+from analysis.report.law_section import choice_text
 from analysis.stats.laws.choose import PREDICTION_COLUMNS, LawFit, fit_laws
 from analysis.stats.laws.fit import Refusal
 from analysis.stats.laws.forms import Fabric, laws_of
@@ -111,7 +111,7 @@ def test_a_series_of_neither_regime_is_refused() -> None:
     assert told == "neither the global batch nor the batch per rank is constant: no law describes that"
 
 
-def test_a_speedup_beyond_ideal_has_no_law_but_the_ideal_and_says_which_bounds() -> None:
+def test_a_superlinear_speedup_refuses_all_laws_but_ideal_with_their_bounds() -> None:
     found = fit(runs_of([1.0, 0.45, 0.2, 0.09, 0.04], noise=0.01), "strong")
     assert found.chosen.law.name == "ideal"
     reasons = dict(zip(found.table["law"], found.table["reason"], strict=True))
@@ -119,14 +119,14 @@ def test_a_speedup_beyond_ideal_has_no_law_but_the_ideal_and_says_which_bounds()
     assert reasons["amdahl"].endswith("beyond its bound of 0")
 
 
-def test_a_law_with_too_many_parameters_for_the_sizes_is_refused_with_the_count() -> None:
+def test_a_law_with_too_many_parameters_is_refused_with_the_count() -> None:
     table = fit(runs_of([1, 0.5, 0.3, 0.2, 0.15], noise=0.01), "strong").table.set_index("law")
     told = "5 sizes leave 0 residual degrees of freedom for 5 parameters"
     assert table.at["ring-overlap", "reason"] == told
     assert table.at["ring-overlap", "status"] == "refused"
 
 
-def test_without_degrees_of_freedom_for_aicc_the_size_left_out_decides() -> None:
+def test_without_degrees_of_freedom_for_aicc_the_left_out_size_decides() -> None:
     found = fit(runs_of([1, 0.55, 0.32, 0.22, 0.2], n=1), "strong")
     assert not found.by_aicc
     errors = {f.law.name: abs(f.leave_last_error) for f in found.laws if not f.refused}
@@ -134,7 +134,7 @@ def test_without_degrees_of_freedom_for_aicc_the_size_left_out_decides() -> None
     assert "5 runs are too few for AICc" in choice_text(found)
 
 
-def test_twice_the_largest_size_is_predicted_and_more_only_when_asked_for() -> None:
+def test_sizes_beyond_twice_the_largest_are_predicted_on_request_only() -> None:
     found = fit(runs_of([1, 0.53, 0.3, 0.18, 0.12], noise=0.02), "strong")
     near = found.predict([8, 16, 24, 32])
     assert tuple(near.columns) == PREDICTION_COLUMNS
@@ -164,7 +164,7 @@ def layout(shapes: Sequence[tuple[int, int]], times: Sequence[float]) -> pd.Data
     return runs
 
 
-def test_what_leaving_the_node_costs_has_a_term() -> None:
+def test_leaving_the_node_is_a_term_of_the_law() -> None:
     shapes = [(1, 1), (1, 2), (1, 4), (2, 4), (4, 4), (8, 4)]
     times = [0.1 + 1 / (n * k) + (0.05 if n > 1 else 0) for n, k in shapes]
     found = fit(layout(shapes, times), "strong")
@@ -184,19 +184,19 @@ def test_a_node_boundary_with_too_few_sizes_beyond_it_is_refused() -> None:
     )
 
 
-def test_one_rank_alone_is_on_no_side_of_a_node_boundary() -> None:
+def test_a_single_rank_does_not_need_the_node_term() -> None:
     shapes = [(1, 1), (2, 1), (4, 1), (8, 1), (16, 1)]
     found = fit(layout(shapes, [1, 0.53, 0.3, 0.18, 0.12]), "strong")
     assert "node" not in found.chosen.law.formula
     assert found.path == "all sizes"
 
 
-def test_several_layouts_of_a_size_leave_the_path_with_the_ranks_per_node_fixed() -> None:
+def test_of_several_layouts_those_with_fixed_ranks_per_node_are_fitted() -> None:
     shapes = [(n, k) for k in (1, 2) for n in (1, 2, 4, 8, 16)]
     times = [1 / (n * k) + 0.02 * (n > 1) for n, k in shapes]
     found = fit(layout(shapes, times), "strong")
     assert found.path == "over nodes with 1 per node"
-    assert found.sizes == 5
+    assert found.runs == 15
 
 
 def test_the_probed_all_reduce_gives_the_communication_model_and_its_overlap() -> None:
@@ -226,7 +226,7 @@ def test_every_law_starts_where_its_curve_is_positive(mode: str) -> None:
             assert (law.curve(theta, sizes) > 0).all(), law.name
 
 
-def test_times_that_are_no_times_are_left_out() -> None:
+def test_invalid_times_are_ignored() -> None:
     runs = runs_of([1, 0.53, 0.3, 0.18, 0.12], noise=0.02)
     spoilt = pd.concat([runs, pd.DataFrame({"gpus": [1, 2, 4], "step_time_sec": [math.nan, 0, -1]})])
     assert fit(spoilt, "strong").runs == len(runs)

@@ -1,4 +1,4 @@
-"""Prediction intervals are honest: at twice the largest size they hold the truth of a ring all-reduce."""
+"""Prediction intervals at twice the largest size contain the truth of a ring all-reduce."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def ring_truth(mode: str, kind: str, draw: np.random.Generator) -> Callable[[flo
 
 
 def covered(mode: str, kind: str, *, n: int, studies: int, seed: int) -> float:
-    """Return the share of studies whose 90 % interval at 32 ranks holds the truth; none may refuse."""
+    """Return the share of studies whose 90 % interval at 32 ranks contains the truth; none may refuse."""
     draw = np.random.default_rng(seed)
     hits = 0
     for _ in range(studies):
@@ -57,11 +57,11 @@ def covered(mode: str, kind: str, *, n: int, studies: int, seed: int) -> float:
     ("mode", "kind", "n"),
     [("strong", "ab", 3), ("strong", "ab", 1), ("weak", "ab", 3)],
 )
-def test_of_500_studies_at_least_85_percent_hold_the_truth(mode: str, kind: str, n: int) -> None:
+def test_at_least_85_percent_of_500_studies_contain_the_truth(mode: str, kind: str, n: int) -> None:
     assert covered(mode, kind, n=n, studies=500, seed=20260) >= 0.85
 
 
 @pytest.mark.parametrize("kind", ["a", "b", "sab"])
-def test_latency_or_bandwidth_alone_or_little_of_both_is_covered_too(kind: str) -> None:
+def test_latency_or_bandwidth_alone_or_little_of_both_is_covered(kind: str) -> None:
     assert covered("strong", kind, n=3, studies=150, seed=7) >= 0.85
     assert covered("weak", kind, n=3, studies=60, seed=8) >= 0.85

@@ -1,4 +1,4 @@
-"""What the efficiency is lost to: four factors, exact, and data loading told apart from computation."""
+"""Four exact factors of the efficiency, with data loading separate from computation."""
 
 from __future__ import annotations
 
@@ -58,20 +58,20 @@ def test_equal_useful_time_with_another_split_moves_between_the_two_parts() -> N
 
 
 @pytest.mark.parametrize("missing", ["useful_s", "data", "load_balance", "comm_efficiency"])
-def test_a_factor_that_is_not_known_leaves_the_losses_unknown(missing: str) -> None:
+def test_an_unknown_factor_makes_the_losses_unknown(missing: str) -> None:
     base = row(useful=1.0, data=0.1, gpus=1)
     assert factors(row(useful=1.0, data=0.1, gpus=2) | {missing: math.nan}, base) == {}
     assert losses(row(useful=1.0, data=0.1, gpus=2) | {missing: math.nan}, base) == []
 
 
 class SlowLoader(studies.Timing):
-    """A loader that needs as long for a batch whatever its size: a sample costs more with more ranks."""
+    """A loader with a constant time per batch: a sample costs more with more ranks."""
 
     def parts(self, cell: Cell) -> dict[str, float]:
         return super().parts(cell) | {"data": 0.02}
 
 
-def test_a_slow_loader_is_data_and_not_slower_computation(tmp_path: Path) -> None:
+def test_a_slow_loader_is_data_loading_and_not_slower_computation(tmp_path: Path) -> None:
     timing = SlowLoader(comm_s=1e-3, fixed_s=0, imbalance=0)
     rows = scaling_table(load_study(studies.finished(tmp_path / "s", timing=timing, noise=0.0)))
     (found,) = find(rows, labels={name: name for name in rows["series"]})
@@ -80,7 +80,7 @@ def test_a_slow_loader_is_data_and_not_slower_computation(tmp_path: Path) -> Non
     assert "; data loading takes 66 % of its step." in found.sentences[2]
 
 
-def test_a_loader_that_is_slow_at_every_size_loses_no_efficiency_and_is_told(tmp_path: Path) -> None:
+def test_a_loader_that_is_slow_at_every_size_loses_no_efficiency_and_is_reported(tmp_path: Path) -> None:
     timing = SlowLoader(comm_s=0, fixed_s=0, imbalance=0)
     rows = scaling_table(
         load_study(studies.finished(tmp_path / "s", studies.weak(), timing=timing, noise=0.0))
@@ -92,7 +92,7 @@ def test_a_loader_that_is_slow_at_every_size_loses_no_efficiency_and_is_told(tmp
     )
 
 
-def test_the_bars_hold_the_factors_of_every_size_but_the_baseline(tmp_path: Path) -> None:
+def test_the_bars_contain_the_factors_of_every_size_except_the_baseline(tmp_path: Path) -> None:
     rows = scaling_table(load_study(studies.finished(tmp_path / "s", noise=0.0)))
     bars = loss_rows(rows, rows)
     assert bars["gpus"].to_list() == [2, 4, 8]
@@ -114,7 +114,7 @@ def test_one_late_rank_is_load_imbalance_however_late_it_is(ranks: int, times: f
     assert math.prod(factors(last, base).values()) == pytest.approx(1 / times)
 
 
-def test_the_usual_rank_is_read_from_the_ranks_own_times(tmp_path: Path) -> None:
+def test_the_typical_rank_is_read_from_ranks_csv(tmp_path: Path) -> None:
     path = studies.finished(tmp_path / "s", studies.strong(sizes=(1, 2)), timing=Late(), noise=0.0)
     for file in path.glob("runs/n2x1*/attempt-1/ranks.csv"):
         frame = pd.read_csv(file)

@@ -1,7 +1,7 @@
-"""Published scaling tables: from their raw numbers the functions reproduce what was reported.
+"""Published scaling tables are reproduced from their raw numbers.
 
-A reported number is rounded (or cut off), and so are the raw numbers it came from: each is
-met within what the rounding of its inputs allows.
+Reported numbers and their raw numbers are rounded or truncated, so the tolerance is that of the
+rounding.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The scaling table: its columns, its regimes and baselines, its numbers computed a second way."""
+"""Columns, regimes, baselines and numbers of the scaling table, against a second computation."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def series(frame: pd.DataFrame, name: str) -> pd.DataFrame:
 
 
 def run_times(path: Path, run: dict[str, Any], batch: int) -> tuple[float, dict[str, float]]:
-    """Return one run's time per global batch and its mean parts, with nothing but the standard library."""
+    """Return one run's time per global batch and its mean parts, computed with the standard library."""
     with open(StudyFolder(path).attempt(run["run_id"], 1).metrics_csv, newline="") as file:
         rows = [{k: float(v) for k, v in row.items() if v} for row in csv.DictReader(file)]
     seconds = sum(row["samples"] / row["throughput_samples_per_sec"] for row in rows)
@@ -109,7 +109,7 @@ def expected_rows(path: Path, name: str, mode: str) -> list[dict[str, float]]:
     return found
 
 
-def test_the_columns_are_the_promised_ones() -> None:
+def test_scaling_csv_has_the_promised_columns() -> None:
     assert list(COLUMNS) == PROMISED
 
 
@@ -130,7 +130,7 @@ def test_the_documentation_lists_the_columns_of_scaling_csv() -> None:
 
 
 @pytest.mark.parametrize(("name", "mode"), [(STRONG, "strong"), (WEAK, "weak")])
-def test_every_number_is_the_one_computed_cell_by_cell(tmp_path: Path, name: str, mode: str) -> None:
+def test_every_number_equals_a_computation_cell_by_cell(tmp_path: Path, name: str, mode: str) -> None:
     path = studies.finished(tmp_path / "s", both(), repeats=4, noise=0.05)
     found = series(table(path), name)
     expected = pd.DataFrame(expected_rows(path, name, mode))
@@ -191,7 +191,7 @@ def test_the_baseline_is_the_smallest_measured_size_and_named(tmp_path: Path) ->
     assert set(found["reason"]) == {""}
 
 
-def test_a_failed_baseline_gives_way_to_the_next_size_and_every_row_says_so(tmp_path: Path) -> None:
+def test_a_failed_baseline_is_replaced_by_the_next_size_with_a_reason(tmp_path: Path) -> None:
     def state(cell: Any, repeat: int) -> tuple[str, str, str | None]:
         return (
             ("failed", "ran out of time", "time-limit") if cell.world_size == 1 else ("completed", "", None)
@@ -213,7 +213,7 @@ def test_a_failed_baseline_gives_way_to_the_next_size_and_every_row_says_so(tmp_
 
 
 @pytest.mark.parametrize("asked", ["2x1", "n2x1-gloo-srun-b32", "2", "2 GPUs", "2 × 1"])
-def test_another_baseline_can_be_asked_for(tmp_path: Path, asked: str) -> None:
+def test_another_baseline_can_be_selected(tmp_path: Path, asked: str) -> None:
     found = table(studies.finished(tmp_path / "s"), baseline=asked)
     assert set(found["baseline"]) == {"2x1 (2 ranks)"}
     assert found["efficiency"].iloc[1] == 1
@@ -221,7 +221,7 @@ def test_another_baseline_can_be_asked_for(tmp_path: Path, asked: str) -> None:
     assert set(found["reason"]) == {""}
 
 
-def test_a_baseline_that_was_planned_but_not_measured_is_told(tmp_path: Path) -> None:
+def test_a_baseline_that_was_planned_but_not_measured_is_a_reason(tmp_path: Path) -> None:
     def state(cell: Any, repeat: int) -> tuple[str, str, str | None]:
         return ("failed", "boom", "bad-exit") if cell.world_size == 2 else ("completed", "", None)
 
@@ -232,7 +232,7 @@ def test_a_baseline_that_was_planned_but_not_measured_is_told(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("asked", ["3x1", "16", "16 GPUs", "no-such-cell", "no-ddp"])
-def test_a_baseline_of_no_planned_size_is_refused_with_the_sizes(tmp_path: Path, asked: str) -> None:
+def test_a_baseline_of_no_planned_size_is_an_error_with_the_sizes(tmp_path: Path, asked: str) -> None:
     with pytest.raises(BenchError) as refused:
         table(studies.finished(tmp_path / "s"), baseline=asked)
     assert str(refused.value) == (
@@ -305,7 +305,7 @@ def test_the_regime_follows_from_the_batches_not_from_the_label(tmp_path: Path) 
     )
 
 
-def test_a_series_that_keeps_neither_batch_has_no_efficiency_and_says_why(tmp_path: Path) -> None:
+def test_a_series_with_neither_batch_constant_has_no_efficiency_but_a_reason(tmp_path: Path) -> None:
     path = studies.finished(tmp_path / "s")
     respecify(path, lambda cell: cell.update(global_batch=64 + 3 * cell["world_size"] ** 2))
     found = table(path)
@@ -330,19 +330,19 @@ def test_a_series_of_one_cell_has_no_efficiency(tmp_path: Path) -> None:
     assert found["reason"].item() == "no efficiency: the series has one cell only"
 
 
-def test_two_runs_give_points_and_no_interval(tmp_path: Path) -> None:
+def test_two_runs_have_no_interval(tmp_path: Path) -> None:
     found = table(studies.finished(tmp_path / "s", repeats=2))
     assert found["efficiency"].notna().all()
     bounds = ["throughput_low", "throughput_high", "efficiency_low", "efficiency_high"]
     assert found[bounds].isna().all(axis=None)
 
 
-def test_node_hours_are_those_of_one_completed_run(tmp_path: Path) -> None:
+def test_node_hours_are_the_mean_of_one_completed_run(tmp_path: Path) -> None:
     found = table(studies.finished(tmp_path / "s"))
     assert found["node_hours"].to_list() == pytest.approx([n * 120 / 3600 for n in (1, 2, 4, 8)])
 
 
-def test_what_was_not_attributed_is_missing_and_the_rest_stands(tmp_path: Path) -> None:
+def test_without_an_attribution_window_only_its_factors_are_missing(tmp_path: Path) -> None:
     path = studies.finished(tmp_path / "s")
     for metrics in path.glob("runs/n2x1*/attempt-1/metrics.csv"):
         frame = pd.read_csv(metrics)
@@ -391,7 +391,7 @@ def test_a_plan_without_cells_has_an_empty_table(tmp_path: Path) -> None:
     assert found.empty
 
 
-def test_points_from_elsewhere_scale_as_runs_do() -> None:
+def test_measured_points_scale_like_runs() -> None:
     points = pd.DataFrame(
         {"gpus": [1, 1, 1, 2, 2, 2], "per_gpu_batch": 8, "time": [1.0, 1.1, 0.9, 1.2, 1.3, 1.25]}
     )
@@ -403,7 +403,7 @@ def test_points_from_elsewhere_scale_as_runs_do() -> None:
     assert found["efficiency_low"].iloc[1] < 0.8 < found["efficiency_high"].iloc[1]
 
 
-def test_each_step_in_size_has_what_a_doubling_keeps(tmp_path: Path) -> None:
+def test_the_incremental_efficiency_is_that_per_doubling(tmp_path: Path) -> None:
     cells = studies.strong(64, (1, 2, 8), per_node=2)
     found = scaling_table(load_study(studies.finished(tmp_path / "s", cells, repeats=4, noise=0.03)))
     one, two, eight = (row for _, row in found.iterrows())
@@ -437,7 +437,7 @@ def test_the_smallest_common_size_can_be_the_baseline(tmp_path: Path) -> None:
     )
 
 
-def test_a_cell_without_ddp_is_a_baseline_only_when_asked_for(tmp_path: Path) -> None:
+def test_a_cell_without_ddp_is_a_baseline_on_request_only(tmp_path: Path) -> None:
     alone = studies.make_cell(1, batch=64, swept={"ddp": False}, name="plain")
     alone.workload["ddp"] = False
     path = studies.finished(tmp_path / "s", [alone, *studies.strong(64)])
