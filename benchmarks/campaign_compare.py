@@ -1,10 +1,9 @@
-"""Count false alarms and finds of `bench compare` in simulated pairs of studies.
+"""Measure the false alarms and detections of `bench compare` in simulated pairs of studies.
 
     python benchmarks/campaign_compare.py [--studies 1000] [--seed 1]
 
-Runs have log-normal noise of 2 %, the same in all cells. A false alarm is a comparison in which a
-cell without a change is called faster or slower; a find is a changed cell that is called
-right. Nothing is run or read: the figures are the same on every machine.
+All runs have log-normal noise of 2 %. A false alarm is a comparison that calls an unchanged cell faster or
+slower. A detection is a changed cell with the right verdict. The results do not depend on the machine.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from analysis.compare.verdicts import Verdict, judge, paired, unpaired
 from analysis.stats.estimate import LogMoments
 
 NOISE = 0.02
-#: Noise that the runs of one repeat share when they are interleaved in one allocation.
+#: Noise common to the interleaved runs of one repeat in an allocation.
 SHARED_NOISE = 0.10
 
 
@@ -34,7 +33,7 @@ def moments(logs: np.ndarray) -> LogMoments:
 def simulate(
     random: np.random.Generator, *, cells: int, runs: int, changed: int, change: float, design: str
 ) -> np.ndarray:
-    """Return the verdicts of one comparison; the first ``changed`` cells have the change.
+    """Return the verdicts of one comparison; the first ``changed`` cells are changed.
 
     ``design`` is ``separate`` (two studies), ``pairs`` (interleaved, hours differ) or
     ``unpaired`` (the same runs, taken as if they were separate).
@@ -49,7 +48,7 @@ def simulate(
 
 
 def main() -> None:
-    """Print one line per design, number of cells, of runs, and change."""
+    """Print one line per design, number of cells, number of runs and change."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--studies", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)

@@ -1,11 +1,11 @@
-"""Bring about every fault that a run can meet, and see that status, verify and report tell it alike.
+"""Cause every kind of fault and check that status, verify and report agree on it.
 
     python benchmarks/campaign_faults.py [FAULT ...]
 
-On a cluster of its own (needs root). Slower than the tests: real time limits, a node that Slurm
-itself has to miss, a controller that is gone for half a minute. Prints one line per fault: the
-state, the class and the reason that `bench status` gives. Exit code 1 where one of the three
-commands says something else than it should, or a job is lost or there twice.
+Needs root to start a test cluster. Faults take longer than in the tests: real time limits, a node that Slurm
+itself has to miss, a controller that is down for half a minute. Prints one line per fault: the state, class
+and reason that `bench status` reports. Exits with 1 if one of the three commands reports something else than
+expected, or if a job is missing or exists twice.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ JOBS = 6
 
 
 def run_faults(cluster: Cluster, folder: Path, names: Sequence[str]) -> list[str]:
-    """Strike one run after the other; return what was told wrongly."""
+    """Cause the faults one after another; return the wrong reports."""
     study = fault_study(folder, names, cluster.environment)
     took = {}
     with cluster.configured(SlurmdTimeout="10"):
@@ -77,7 +77,7 @@ OUTAGES: dict[str, Callable[[Cluster], object]] = {
 
 
 def run_outage(cluster: Cluster, folder: Path, name: str) -> list[str]:
-    """Take a daemon away during submit --wait and status; return what went wrong."""
+    """Stop a daemon during submit --wait and status; return the problems."""
     study = scripted_study(folder, [f"sleep 2; {MEASURE}"] * JOBS, cluster.environment, name=name.split()[0])
     began = time.perf_counter()
     submission = study.start("submit", "STUDY", "--wait")
@@ -112,7 +112,7 @@ def run_outage(cluster: Cluster, folder: Path, name: str) -> list[str]:
 
 
 def _unaccounted(study: Study, name: str) -> list[str]:
-    """Wait for the accounting of all runs, which may have been down."""
+    """Wait until accounting has all runs; its daemon may have been stopped."""
     summaries = [study.planned.folder.attempt(run, 1).sacct_summary for run in study.planned.records()]
     try:
         wait_for(

@@ -1,11 +1,10 @@
-"""Simulate studies of known truth and count how often the report's intervals hold it.
+"""Measure the coverage of the report's intervals with simulated studies.
 
     python benchmarks/campaign_statistics.py [--studies 1000] [--predictions 500] [--seed 1]
 
-First the 95 % intervals of the efficiency, from runs with noise of their own and noisy steps;
-then the 90 % prediction intervals of the scaling laws at twice the largest size, where the truth is
-a ring all-reduce with random constants: with what the report gives, and with the chosen law's
-interval alone. Nothing is run or read: the figures are the same on every machine.
+First, the 95 % intervals of the efficiency, from runs and steps with noise. Then the 90 % prediction
+intervals of the scaling laws at twice the largest size, for a ring all-reduce with random constants: both
+the interval of the report and that of the chosen law alone. The results do not depend on the machine.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-# The simulated truths are the tests' own: one place that says what is simulated.
+# The tests define the simulated studies.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "analysis"))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -61,7 +60,7 @@ def predictions(studies: int, *, seed: int) -> None:
 
 
 def predicted(mode: str, kind: str, *, n: int, studies: int, seed: int) -> str:
-    """Return the shares that hold the truth, the median width and the share that was refused."""
+    """Return the coverage of both intervals, the median width and the share without a prediction."""
     draw = np.random.default_rng(seed)
     target = 2 * int(SIZES[-1])
     held, alone, widths = 0, 0, []
@@ -83,7 +82,7 @@ def predicted(mode: str, kind: str, *, n: int, studies: int, seed: int) -> str:
 
 
 def main() -> None:
-    """Run both."""
+    """Print both tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--studies", type=int, default=1000)
     parser.add_argument("--predictions", type=int, default=500)

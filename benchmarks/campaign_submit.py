@@ -1,10 +1,9 @@
-"""Kill `bench submit` over and over, and count the jobs: each run must have exactly one.
+"""Kill `bench submit` repeatedly and check that each run has exactly one job.
 
-On a cluster of its own (needs root). Every round starts `bench submit`, kills it with SIGKILL at a
-random moment (its sbatch child lives on) and types it again; every fifth time the controller is
-frozen at the moment of the kill, so that the child is surely in the middle of its request. When
-all is submitted, Slurm's own list of jobs is counted by name. Exit code 1 where a run has no job,
-or more than one.
+Needs root to start a test cluster. Each round starts `bench submit`, kills it with SIGKILL at a random
+moment (its sbatch child survives) and starts it again. In every fifth round the controller is frozen during
+the kill, so that the child is in the middle of its request. Finally, the jobs that Slurm lists are counted by
+name. Exits with 1 if a run has no job or more than one.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tests.cluster.bed import Cluster, missing
 from tests.executors.slurm_studies import MEASURE, Study, lines, scripted_study
 
-#: A few jobs are submitted between two kills: from start to kill passes about a line or ten.
+#: Time until the kill, in which a few jobs are submitted.
 RUNS_PER_KILL = 8
 
 
 def kill_once(study: Study, cluster: Cluster, dice: random.Random, *, frozen: bool) -> None:
-    """Start a submission, kill it somewhere on its way."""
+    """Start a submission and kill it at a random moment."""
     process = study.start("submit", "STUDY")
     said = lines(process.stderr)
     for _ in range(dice.randint(0, RUNS_PER_KILL)):
@@ -48,7 +47,7 @@ def kill_once(study: Study, cluster: Cluster, dice: random.Random, *, frozen: bo
 
 
 def campaign(cluster: Cluster, folder: Path, *, kills: int, seed: int) -> bool:
-    """Print the figures; return whether each run has exactly one job."""
+    """Print the results; return whether each run has exactly one job."""
     dice = random.Random(seed)
     repeats = kills * RUNS_PER_KILL // 8
     study = scripted_study(folder, [MEASURE] * 8, cluster.environment, repeats=repeats)

@@ -1,4 +1,4 @@
-"""What benchmarks and campaigns on a cluster share: one of their own, and counted commands of Slurm."""
+"""A test cluster for benchmarks and campaigns, and counters of calls of Slurm's commands."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COMMANDS = ("squeue", "sacct", "scontrol", "sinfo", "sbatch", "scancel")
 
 @contextmanager
 def own_cluster(options: Options | None = None) -> Iterator[tuple[Cluster, Path]]:
-    """Yield a fresh cluster and an empty folder; both are removed in the end."""
+    """Yield a new cluster and an empty folder, and remove both at the end."""
     cluster = Cluster.start(options) if options else Cluster.start()
     try:
         with tempfile.TemporaryDirectory() as folder:
@@ -34,14 +34,14 @@ def own_cluster(options: Options | None = None) -> Iterator[tuple[Cluster, Path]
 
 @dataclass(frozen=True)
 class Counted:
-    """A study whose `bench` finds, first in PATH, wrappers of Slurm's commands that note each call."""
+    """A study with wrappers of Slurm's commands on PATH that record each call."""
 
     study: Study
     folder: Path
 
     @classmethod
     def of(cls, study: Study, folder: Path) -> Counted:
-        """Return the study so, with the wrappers in ``folder``."""
+        """Return the study with wrappers in ``folder``."""
         folder.mkdir()
         for name in COMMANDS:
             wrapper = folder / name
@@ -51,7 +51,7 @@ class Counted:
         return cls(Study(study.folder, {**study.environment, "PATH": path}), folder)
 
     def calls(self) -> Counter[str]:
-        """Return how often each command was called since this was asked last."""
+        """Return the number of calls of each command since the previous request."""
         log = self.folder / "calls"
         found = Counter(log.read_text().split() if log.exists() else [])
         log.write_text("")

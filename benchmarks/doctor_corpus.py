@@ -1,9 +1,8 @@
-"""Score the doctor on a folder of real logs: ``python benchmarks/doctor_corpus.py FOLDER``.
+"""Measure the accuracy of the doctor on real logs: ``python benchmarks/doctor_corpus.py FOLDER``.
 
-The folder holds ``index.csv`` with the columns ``file, expected_cause, also_accept``
-(other names that the log alone can justify, separated by ``|``) and ``evidence_line``,
-and the logs it names. The last line gives the share of logs whose first cause is
-expected or accepted; the exit code is 1 below ``--at-least``.
+The folder contains logs and ``index.csv`` with the columns ``file, expected_cause, also_accept`` (other
+causes that the log alone can justify, separated by ``|``) and ``evidence_line``. The last line of the output
+is the share of logs whose first cause is expected or accepted. The exit code is 1 below ``--at-least``.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from bench.doctor import diagnose
 
 
 def main() -> int:
-    """Print every miss, and the share of hits."""
+    """Print all misses and the accuracy."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

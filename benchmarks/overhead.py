@@ -1,13 +1,11 @@
-"""What the harness adds to a training step: its throughput window against a loop written by hand.
+"""Measure the overhead of the workload's throughput window over a hand-written training loop.
 
-Both run in the same two gloo ranks, one thread each, on networks of the same size: a block of
-steps of one, a block of the other, in alternating order. A pair of neighbouring blocks gives
-one ratio; the interval is that of their trimmed mean.
+Both train networks of the same size in the same two gloo ranks with one thread each. Blocks of steps of both
+alternate. Each pair of neighbouring blocks gives a ratio; the interval is that of the trimmed mean.
 
     python benchmarks/overhead.py [--device cpu|cuda] [--parameters 8M] [--pairs 200] [--steps 5]
 
-On a GPU it is one nccl rank. Exits with 1 where the harness adds more than 1 % (0.5 % on a GPU; the whole
-interval lies above that).
+On a GPU, one nccl rank is used. Exits with 1 if the whole interval is above 1 % (0.5 % on a GPU).
 """
 
 from __future__ import annotations
@@ -47,7 +45,7 @@ MOST_ADDED = {"cpu": 0.01, "cuda": 0.005}
 
 @dataclass(frozen=True)
 class Seat:
-    """A rank, its device, and how many there are: two on a CPU, one on a GPU."""
+    """A rank with its device and the number of ranks: two on a CPU, one on a GPU."""
 
     rank: int
     world_size: int
@@ -56,7 +54,7 @@ class Seat:
 
 
 def seat(rank: int, device: str) -> Seat:
-    """Return what rank ``rank`` computes on."""
+    """Return rank ``rank`` with its device."""
     if device == "cpu":
         return Seat(rank, RANKS, torch.device("cpu"), "gloo")
     torch.cuda.set_device(0)
@@ -64,7 +62,7 @@ def seat(rank: int, device: str) -> Seat:
 
 
 def by_hand(options: WorkloadOptions, batch: int, here: Seat) -> Callable[[int], float]:
-    """Return a function that trains some steps in a plain loop and returns the seconds they took."""
+    """Return a function that trains some steps in a plain loop and returns their seconds."""
     device, rank = here.device, here.rank
     torch.manual_seed(options.seed)
     feed = open_feed(options, batch, DataShard(rank, here.world_size, device))
@@ -94,7 +92,7 @@ def by_hand(options: WorkloadOptions, batch: int, here: Seat) -> Callable[[int],
 
 
 def by_harness(options: WorkloadOptions, batch: int, here: Seat) -> Callable[[int], float]:
-    """Return a function that runs one throughput window and returns the seconds it took."""
+    """Return a function that runs one throughput window and returns its seconds."""
     device, rank = here.device, here.rank
     feed = open_feed(options, batch, DataShard(rank, here.world_size, device))
     trainer = Trainer(wrap(build_task(options, feed.shape), options), feed, options)
@@ -111,7 +109,7 @@ def by_harness(options: WorkloadOptions, batch: int, here: Seat) -> Callable[[in
 
 
 def measure(rank: int, port: int, *, given: argparse.Namespace) -> list[list[float]]:
-    """Run all pairs on one rank; return the blocks' seconds (by hand, in the harness), maxima over ranks."""
+    """Run all pairs on one rank; return the seconds of each (plain loop, harness), maxima over ranks."""
     torch.set_num_threads(1)
     here = seat(rank, given.device)
     store = TCPStore("127.0.0.1", port, here.world_size, is_master=rank == 0)
@@ -133,7 +131,7 @@ def measure(rank: int, port: int, *, given: argparse.Namespace) -> list[list[flo
 
 
 def main() -> int:
-    """Print the ratio with its interval; return 1 where the harness clearly adds more than 1 %."""
+    """Print the ratio with its interval; return 1 if the whole interval is above the limit."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

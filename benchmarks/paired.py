@@ -1,4 +1,4 @@
-"""What `overhead.py` and `recorder.py` share: ranks on this machine, and the ratio of neighbouring blocks."""
+"""Start ranks on this machine, and compute the ratio of neighbouring blocks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 
 from scipy import stats
 
-#: The share of the pairs that is left out at either end.
+#: Share of the pairs removed at each end of the trimmed mean.
 TRIMMED = 0.2
 
 
@@ -32,7 +32,7 @@ class Ratio:
         return f"{self.value:.4f}, 95 % interval [{self.low:.4f}, {self.high:.4f}]"
 
     def adds_more_than(self, most: float, *, who: str) -> bool:
-        """Print, and return, whether ``who`` certainly adds more than the share ``most``."""
+        """Print and return whether the whole interval for ``who`` is above ``most``."""
         if self.low > 1 + most:
             print(f"{who} adds more than {most:.1%}")
             return True
@@ -54,7 +54,7 @@ def ratio(pairs: Iterable[tuple[float, float]]) -> Ratio:
 
 
 def in_ranks(measure: Callable[[int, int], Any], *, ranks: int) -> Any:
-    """Call ``measure(rank, port)`` in a process per rank; return what rank 0's returns, which JSON can hold.
+    """Call ``measure(rank, port)`` in one process per rank; return the result of rank 0, a JSON value.
 
     Ends this process where a rank fails.
     """
@@ -84,7 +84,7 @@ def _fork(measure: Callable[[int, int], Any], rank: int, port: int, result: Path
 
 
 def _free_port() -> int:
-    """Return a port that nobody listens on."""
+    """Return a free port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -1,8 +1,8 @@
-"""How long planning takes, beside a bare loop that formats and writes the same scripts.
+"""Measure the time of planning relative to a bare loop that formats and writes the same scripts.
 
-Both write the same bytes to the same disk, in turn, in this process. Planning also
-reads and checks the matrix, expands it, renders through the templates, lints every kind
-of script and writes plan.json. Prints medians of interleaved rounds; quote the ratio.
+Both write the same bytes to the same disk, alternating, in this process. Planning also reads and checks the
+matrix, expands it, renders templates, lints all kinds of scripts and writes plan.json. Prints the medians and
+their ratio; only the ratio is comparable between machines.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ axes:
   bucket_cap_mb: {buckets}
 scaling: [{{mode: weak, per_gpu_batch: {batches}}}]
 """
-#: Cells: values of the bucket axis, and of the batch.
+#: Number of values of the bucket axis and of the batch.
 SIZES = {
     960: ([5, 25, 100], [8, 16]),
     9600: ([1, 5, 10, 25, 50, 100], [1, 2, 4, 6, 8, 12, 16, 24, 32, 64]),
@@ -39,7 +39,7 @@ SIZES = {
 
 
 def bare_loop(cells: list[dict[str, object]], template: str, folder: Path) -> None:
-    """Format each cell's values into a script and write it."""
+    """Format and write the script of each cell."""
     folder.mkdir()
     for cell in cells:
         with open(folder / f"{cell['cell_id']}.sbatch", "w") as file:
@@ -47,7 +47,7 @@ def bare_loop(cells: list[dict[str, object]], template: str, folder: Path) -> No
 
 
 def as_format(text: str, values: dict[str, object]) -> str:
-    """Turn a script into a format string of its own values: what a hand-written loop would hold."""
+    """Turn a script into a format string, as in a hand-written loop."""
     text = text.replace("{", "{{").replace("}", "}}")
     text = text.replace(str(values["cell_id"]), "{cell_id}")
     for name, before in (("nodes", "--nodes="), ("tasks_per_node", "--ntasks-per-node=")):
@@ -59,7 +59,7 @@ def as_format(text: str, values: dict[str, object]) -> str:
 
 
 def measure(count: int, folder: Path) -> None:
-    """Print one line: seconds of both, and their ratio."""
+    """Print the seconds of both and their ratio."""
     buckets, batches = SIZES[count]
     matrix = folder / "many.yaml"
     matrix.write_text(MATRIX.format(buckets=buckets, batches=batches))
@@ -88,7 +88,7 @@ def measure(count: int, folder: Path) -> None:
 
 
 def main() -> int:
-    """Print a line per size, and the peak of memory."""
+    """Print one line per size and the peak memory."""
     with tempfile.TemporaryDirectory() as folder:
         for count in SIZES:
             measure(count, Path(folder))

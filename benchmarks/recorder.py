@@ -1,13 +1,13 @@
-"""What a recorder adds to a user's loop: the same loop with it and without it, in the same ranks.
+"""Measure the overhead of the recorder in a user's training loop.
 
-Gloo ranks with one thread each, one model. A round is a block of steps of the bare loop, one of the
-same loop with the recorder in its throughput window, one with the hooks of the attribution window, and
-the bare loop again, in random order; each block is compared with the bare ones of its round. The
-interval is that of the trimmed mean over the rounds.
+Uses gloo ranks with one thread each and one model. A round consists of four blocks of steps in random order:
+the bare loop twice, the loop with the recorder in its throughput window, and the loop with the hooks of the
+attribution window. Each block is compared with the bare blocks of its round. The interval is that of the
+trimmed mean over all rounds.
 
     python benchmarks/recorder.py [--ranks 2] [--width 1024] [--rounds 200] [--steps 5]
 
-Exits with 1 where the recorder adds more than 1 % (the whole interval lies above that).
+Exits with 1 if the whole interval is above 1 %.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ from bench.record.attribution import Attribution
 
 MOST_ADDED = 0.01
 FEATURES, CLASSES = 784, 10
-#: The bare loop comes twice: what it differs from itself is the noise of the comparison.
+#: The bare loop is measured twice: its difference from itself is the noise of the comparison.
 WAYS = ("bare", "recorded", "attributed", "bare")
 
 
 class Loop:
-    """One model and its loop, in three ways."""
+    """A model and its training loop: bare, with the recorder, and with the attribution hooks."""
 
     def __init__(self, given: argparse.Namespace, folder: str) -> None:
         width = given.width
@@ -55,7 +55,7 @@ class Loop:
         self._model = DistributedDataParallel(nn.Sequential(*layers, nn.Linear(width, CLASSES)))
         self._optimizer = torch.optim.SGD(self._model.parameters(), lr=0.01, momentum=0.9)
         self._batch = given.batch
-        # One window that never ends: its own beginning and end are outside of every block.
+        # One endless window: its start and end are outside of all blocks.
         self._recorder = Recorder(
             self._model, run_dir=folder, warmup_steps=10, steps_per_epoch=10**7, attribution_steps=0
         )
@@ -72,7 +72,7 @@ class Loop:
         self._optimizer.step()
 
     def bare(self, steps: int) -> float:
-        """Return the seconds of some steps of the loop as it is."""
+        """Return the seconds of some steps of the bare loop."""
 
         def loop() -> None:
             for batch in self._batches(steps):
@@ -81,7 +81,7 @@ class Loop:
         return self._timed(loop)
 
     def recorded(self, steps: int) -> float:
-        """Return the same with the recorder."""
+        """Return the seconds of some steps with the recorder."""
 
         def loop() -> None:
             for batch in self._recorder.batches(self._batches(steps)):
@@ -91,7 +91,7 @@ class Loop:
         return self._timed(loop)
 
     def attributed(self, steps: int) -> float:
-        """Return the same with every part of the step timed."""
+        """Return the seconds of some steps with all parts of the step timed."""
 
         def loop() -> None:
             for batch in self._batches(steps):
@@ -113,7 +113,7 @@ class Loop:
 
 
 def measure(rank: int, port: int, *, given: argparse.Namespace, folder: str) -> list[list[float]]:
-    """Run all rounds on one rank; return the seconds of each way, maxima over ranks."""
+    """Run all rounds on one rank; return the seconds of each block, maxima over ranks."""
     torch.set_num_threads(1)
     store = TCPStore("127.0.0.1", port, given.ranks, is_master=rank == 0)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=given.ranks)
@@ -133,7 +133,7 @@ def measure(rank: int, port: int, *, given: argparse.Namespace, folder: str) -> 
 
 
 def empty_step_us() -> float:
-    """Return the microseconds that the recorder takes in an empty step of one process; the least of many."""
+    """Return the minimum time of the recorder in an empty step of one process, in microseconds."""
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         recorder = Recorder(run_dir=folder, warmup_steps=10, steps_per_epoch=10**7, attribution_steps=0)
         least = math.inf
@@ -149,7 +149,7 @@ def empty_step_us() -> float:
 
 
 def main() -> int:
-    """Print the ratios with their intervals; return 1 where the recorder clearly adds more than 1 %."""
+    """Print the ratios with their intervals; return 1 if the whole interval is above 1 %."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,11 +1,10 @@
-"""Time loading and reporting a large study, and compare loading with one read_csv per file.
+"""Measure the time to load and report a large study, relative to one read_csv per file.
 
     python benchmarks/report.py [--cells 2000] [--repeats 5] [--epochs 10]
 
-Builds a finished study in a temporary folder, loads it and writes its report, each in a
-process of its own (so that the peak memory is its own, too), and reads a sample of the
-files one by one with pandas for the ratio. The figures are of this machine at this
-hour: the ratio carries over, the seconds do not.
+Builds a finished study in a temporary folder, then loads and reports it in separate processes, so that each
+has its own peak memory. A sample of the files is read one by one with pandas for the ratio. Only the ratio is
+comparable between machines.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-# The builder of studies is the tests' own: one place that knows how a finished study looks.
+# The tests define the builder of finished studies.
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "analysis")]
 
 _MEASURE = """
@@ -59,7 +58,7 @@ def measure(path: Path, what: str) -> dict[str, float]:
 
 
 def one_by_one(path: Path, *, sample: int) -> tuple[float, int]:
-    """Return the seconds that pandas takes for a sample of metrics.csv one by one, and their number."""
+    """Return the seconds of pandas for a sample of metrics.csv files, and the number of files."""
     import pandas as pd
 
     files = sorted(path.glob("runs/*/attempt-1/metrics.csv"))
@@ -71,7 +70,7 @@ def one_by_one(path: Path, *, sample: int) -> tuple[float, int]:
 
 
 def main() -> None:
-    """Build, measure, print."""
+    """Build a study, and print the measured times."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--cells", type=int, default=2000)
     parser.add_argument("--repeats", type=int, default=5)

@@ -1,9 +1,8 @@
-"""How long `bench status` takes of a study of 2,000 runs; on a cluster of its own (needs root).
+"""Measure the time of `bench status` for a study of 2,000 runs. Needs root to start a test cluster.
 
-The jobs are real: 2,000 scripts of a line, submitted by a bare loop of sbatch under the names that
-`bench submit` would give them, and noted in the study's ledger as it would. Status is timed while
-all are queued, when all have ended and have to be settled, and once more when there is nothing new;
-wrappers of Slurm's commands, first in PATH, count the calls.
+The jobs are real: 2,000 scripts of one line, submitted by a bare loop of sbatch with the names that
+`bench submit` would use, and recorded in the study's ledger. Status is timed while all jobs are queued, after
+all have ended, and once more without any change. Wrappers of Slurm's commands count the calls.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ from tests.cluster.containers import wait_for
 from tests.executors.slurm_studies import MEASURE, Study, scripted_study
 
 RUNS = 2000
-#: Every tenth run fails, so that there is something for the doctor.
+#: Every tenth run fails, so that the doctor has work.
 FAILING = "echo 'RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB' >&2; exit 1"
 
 
 def submit_bare(study: Study) -> None:
-    """Submit every run, held, as bench does but for the waiting for each answer on the disk."""
+    """Submit all runs as held jobs, like `bench submit` but without syncing the ledger for each."""
     planned = study.planned
     events = []
     environment = {**os.environ, **study.environment}
@@ -53,7 +52,7 @@ def submit_bare(study: Study) -> None:
 
 
 def time_status(counted: Counted, what: str) -> None:
-    """Print how long one status takes, what it calls, and what it says."""
+    """Print the time of one status, its calls of Slurm's commands, and its counts."""
     counted.calls()
     began = time.perf_counter()
     shown = counted.study.bench("status", "STUDY", "--json")
@@ -66,7 +65,7 @@ def time_status(counted: Counted, what: str) -> None:
 
 
 def measure(cluster: Cluster, folder: Path, *, runs: int) -> None:
-    """Print the figures."""
+    """Print the times for all situations."""
     study = scripted_study(folder, [MEASURE] * 9 + [FAILING], cluster.environment, repeats=runs // 10)
     began = time.perf_counter()
     submit_bare(study)
@@ -84,7 +83,7 @@ def _jobs(study: Study) -> list[str]:
 
 
 def _await_accounting(cluster: Cluster, runs: int) -> None:
-    """Wait until sacct has the end of every job and of its step."""
+    """Wait until sacct has the ends of all jobs and steps."""
 
     def all_there() -> bool:
         shown = cluster.run(["sacct", "-nP", "--starttime=now-2hours", "-o", "state,end"], timeout_s=300)

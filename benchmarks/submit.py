@@ -1,9 +1,8 @@
-"""How long submitting takes, beside a bare loop of sbatch; on a cluster of its own (needs root).
+"""Measure the time of submitting relative to a bare loop of sbatch. Needs root to start a test cluster.
 
-Both submit the same trivial scripts to the same controller, in turn; the jobs are held back
-(no node is free), so that running them disturbs neither. `bench submit` also writes the plan of
-each job to disk before sbatch is called, and the job's id after it. Prints medians; quote the
-difference per job.
+Both submit the same trivial scripts to the same controller, alternating. No node is free, so that running
+jobs disturb neither. `bench submit` also writes an intent before and the job id after each sbatch. Prints the
+medians; compare the difference per job.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ ROUNDS = 3
 
 
 def bare_loop(study: Study, environment: Mapping[str, str]) -> float:
-    """Submit every script of a study with sbatch and nothing else; return the seconds."""
+    """Submit all scripts of a study with sbatch alone; return the seconds."""
     scripts = sorted((study.folder / "scripts").iterdir())
     began = time.perf_counter()
     for script in scripts:
@@ -48,7 +47,7 @@ def bench_submit(study: Study) -> float:
 
 
 def status(study: Study, folder: Path) -> tuple[float, str]:
-    """Return how long `bench status` takes, and which commands of Slurm it calls."""
+    """Return the time of `bench status` and its calls of Slurm's commands."""
     began = time.perf_counter()
     shown = study.bench("status", "STUDY", "--json")
     took = time.perf_counter() - began
@@ -59,7 +58,7 @@ def status(study: Study, folder: Path) -> tuple[float, str]:
 
 
 def measure(cluster: Cluster, folder: Path) -> None:
-    """Print the figures of interleaved rounds."""
+    """Print the times of interleaved rounds."""
     environment = {**os.environ, **cluster.environment}
     held = [f"#SBATCH --begin=now+1day\ntrue # {i}" for i in range(JOBS)]
     ours, bare = [], []

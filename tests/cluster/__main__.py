@@ -1,4 +1,4 @@
-"""Start, look at and end a test cluster by hand: ``python -m tests.cluster --help``."""
+"""Start, inspect and stop a test cluster manually: ``python -m tests.cluster --help``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the cluster's own test runs on every rank: join over gloo, train one DDP step, time an all-reduce.
+"""A rank of the test of the cluster: join over gloo, train one DDP step, time an all-reduce.
 
 Prints one JSON line per rank. ``--megabytes`` is the size of the all-reduce.
 """

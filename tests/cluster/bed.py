@@ -1,10 +1,9 @@
 """A real Slurm on one machine: four nodes with their own network, host name and processes.
 
-Every node is a set of namespaces (:mod:`tests.cluster.containers`), so that Slurm, ssh and
-torch see machines: addresses, host names, process ids, shared memory of their own. They share
-the file system, as a cluster does, and the cores, as no cluster does. This machine is the
-login node. Everything the cluster writes lies below one folder; the bridge and its address are
-the only other trace, and :meth:`Cluster.stop` removes them all.
+Every node is a set of namespaces (:mod:`tests.cluster.containers`), so that Slurm, ssh and torch see separate
+machines with their own addresses, host names, process ids and shared memory. Unlike in a real cluster, the
+nodes share this machine's cores. This machine is the login node. The cluster writes all files into one folder
+and creates a network bridge; :meth:`Cluster.stop` removes both.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ INSTALL = "tests/cluster/install.sh"
 
 
 def missing() -> str:
-    """Return, in one line, why no cluster can be started here; an empty text where one can."""
+    """Return the reason why no cluster can be started here; empty if one can."""
     if sys.platform != "linux":
         return "the test cluster needs Linux namespaces"
     if os.geteuid() != 0:
@@ -50,7 +49,7 @@ def missing() -> str:
 
 
 class Cluster:
-    """A running cluster. Made by :meth:`start`, or by :meth:`attach` where another process made it."""
+    """A running cluster, from :meth:`start`, or from :meth:`attach` if another process started it."""
 
     def __init__(
         self, folder: Path, *, options: Options, network: Network, machines: dict[str, Container]
@@ -62,7 +61,7 @@ class Cluster:
         self._daemons = Daemons(folder)
         self._settings: dict[str, str] = {}
 
-    # ---- life -------------------------------------------------------------------------------
+    # ---- start and stop -------------------------------------------------------------------------------
 
     @classmethod
     def start(
@@ -71,10 +70,10 @@ class Cluster:
         """Start a cluster and wait until its nodes are idle.
 
         Args:
-            options: what it is like; by default four nodes with four l40s each and accounting.
-            folder: where its state goes; by default /tmp/bench-cluster-<slot>.
-            keep: whether it outlives this process. One that should not, and was left behind
-                by a process that was killed, is removed by the next start.
+            options: its properties; by default four nodes with four l40s each and accounting.
+            folder: folder of its state; by default /tmp/bench-cluster-<slot>.
+            keep: keep the cluster running after this process. The next start removes clusters without
+                ``keep`` that a killed process left behind.
 
         Raises:
             ClusterError: it cannot be started here, or did not come up; nothing is left behind.
@@ -96,7 +95,7 @@ class Cluster:
 
     @classmethod
     def attach(cls, folder: Path) -> Cluster:
-        """Return the cluster whose state lies in ``folder``.
+        """Return the cluster with its state in ``folder``.
 
         Raises:
             ClusterError: there is none.
@@ -104,7 +103,7 @@ class Cluster:
         try:
             state = json.loads((folder / "state.json").read_text())
         except (OSError, ValueError) as error:
-            raise ClusterError(f"{folder}: no cluster lies there ({error})") from error
+            raise ClusterError(f"{folder}: no cluster is there ({error})") from error
         machines = {name: Container(name, Process(*init)) for name, init in state["machines"].items()}
         return cls(
             folder,
@@ -114,14 +113,14 @@ class Cluster:
         )
 
     def stop(self) -> None:
-        """End the cluster's own processes, by their ids, and remove all that it made."""
+        """End the processes of the cluster by their ids, and remove its files and network."""
         for machine in self._machines.values():
             machine.kill()
         self._machines.clear()
         _remove_cgroups(self._cgroup)
         if (self.folder / ".bench-cluster").exists():  # never a folder that is not ours
             wait_for(partial(_emptied, self.folder), what=f"the removal of {self.folder}", timeout_s=10)
-        # Last: who takes the slot next finds nothing of this cluster.
+        # Last, so that the next user of the slot finds no leftovers.
         self.network.remove()
 
     def _build(self, *, owner: Process | None) -> None:
@@ -184,11 +183,11 @@ class Cluster:
         self.wait_until_idle()
 
     def _last_words(self) -> str:
-        """Return the ends of the daemons' logs, for the message of a start that failed."""
+        """Return the last lines of the daemons' logs, for the message of a failed start."""
         logs = sorted((self.folder / "log").glob("*.log"))
         return "\n".join(f"{log.name}:\n  " + "\n  ".join(_tail(log)) for log in logs if log.stat().st_size)
 
-    # ---- what it is -------------------------------------------------------------------------
+    # ---- properties -------------------------------------------------------------------------
 
     @property
     def nodes(self) -> list[str]:
@@ -197,7 +196,7 @@ class Cluster:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables a user of this cluster has: they make Slurm's commands talk to it."""
+        """Environment variables with which Slurm's commands use this cluster."""
         return {"SLURM_CONF": str(self.folder / "etc/slurm.conf")}
 
     @property
@@ -242,19 +241,19 @@ class Cluster:
         return self._machines[node].run(words, check=check, timeout_s=timeout_s, env=full, cwd=cwd)
 
     def command_on_node(self, node: str, words: Sequence[str | Path], *, cwd: Path) -> list[str]:
-        """Return the command that runs ``words`` on a node, for a shell or a process of one's own."""
+        """Return the command that runs ``words`` on a node, to start it separately."""
         return self._machines[node].command(words, cwd=cwd)
 
     # ---- network ----------------------------------------------------------------------------
 
     def link(self, rate: str | None, *, nodes: Sequence[str] | None = None) -> None:
-        """Give the nodes' links a known speed (``400mbit``); None gives the full speed back."""
+        """Limit the speed of the nodes' links (``400mbit``); None removes the limit."""
         for node in nodes or self.nodes:
             networks.limit_link(self._machines[node], rate)
 
     @contextmanager
     def linked(self, rate: str) -> Iterator[None]:
-        """Give the links a known speed for a while."""
+        """Limit the speed of the links temporarily."""
         self.link(rate)
         try:
             yield
@@ -264,7 +263,7 @@ class Cluster:
     # ---- daemons and nodes, for tests that break things -------------------------------------
 
     def stop_slurmctld(self) -> None:
-        """Stop the controller: sbatch and squeue fail, jobs go on."""
+        """Stop the controller: sbatch and squeue fail, jobs continue."""
         self._daemons.stop(self._machines["ctl"], "slurmctld")
 
     def start_slurmctld(self) -> None:
@@ -273,7 +272,7 @@ class Cluster:
 
     @contextmanager
     def frozen_slurmctld(self) -> Iterator[None]:
-        """Freeze the controller for a while: commands connect, and wait for an answer."""
+        """Freeze the controller temporarily: commands connect and wait for an answer."""
         controller = self._machines["ctl"]
         pid = controller.run(["cat", "/run/slurmctld.pid"]).stdout.strip()
         controller.run(["kill", "-STOP", pid])
@@ -283,15 +282,15 @@ class Cluster:
             controller.run(["kill", "-CONT", pid])
 
     def stop_slurmdbd(self) -> None:
-        """Stop the accounting daemon: sacct fails, the rest goes on."""
+        """Stop the accounting daemon: sacct fails, everything else works."""
         self._daemons.stop(self._machines["ctl"], "slurmdbd")
 
     def start_slurmdbd(self) -> None:
-        """Start the accounting daemon again; the controller sends what it kept meanwhile."""
+        """Start the accounting daemon again; the controller then sends its buffered records."""
         self._daemons.start_slurmdbd(self._machines["ctl"])
 
     def stop_slurmd(self, node: str) -> None:
-        """Stop a node's slurmd; its jobs go on."""
+        """Stop a node's slurmd; its jobs continue."""
         self._daemons.stop(self._machines[node], "slurmd")
 
     def start_slurmd(self, node: str) -> None:
@@ -299,14 +298,14 @@ class Cluster:
         self._daemons.start_slurmd(self._machines[node])
 
     def crash_node(self, node: str) -> None:
-        """Cut a node's power: all its processes and its link are gone. Slurm has yet to notice.
+        """Simulate a power cut: remove all processes and the link of a node. Slurm has yet to notice.
 
         It does after SlurmdTimeout, or at once with :meth:`declare_down`.
         """
         self._machines[node].kill()
 
     def declare_down(self, node: str, *, reason: str = "crashed") -> None:
-        """Tell Slurm that a node is lost: its jobs end as NODE_FAIL, or are queued again."""
+        """Set a node down in Slurm: its jobs end as NODE_FAIL or are requeued."""
         self.run(["scontrol", "update", f"NodeName={node}", "State=DOWN", f"Reason={reason}"])
 
     def boot_node(self, node: str) -> None:
@@ -320,14 +319,14 @@ class Cluster:
         self.wait_until_idle([node])
 
     def drain(self, node: str, *, reason: str = "maintenance") -> None:
-        """Let no further job start on a node."""
+        """Drain a node: no further job starts on it."""
         self.run(["scontrol", "update", f"NodeName={node}", "State=DRAIN", f"Reason={reason}"])
 
     def resume(self, node: str) -> None:
-        """Take a node back into service, if it is not."""
+        """Resume a node if it is down or drained."""
         state = self.node_states()[node]
         if "down" in state or "drain" in state:
-            # Not checked: ReturnToService may have done it between the two commands.
+            # No check: ReturnToService may have resumed the node in between.
             self.run(["scontrol", "update", f"NodeName={node}", "State=RESUME"], check=False)
 
     def start_sshd(self) -> Path:
@@ -352,7 +351,7 @@ class Cluster:
 
     @contextmanager
     def configured(self, **settings: str) -> Iterator[None]:
-        """Change lines of slurm.conf for a while (``SlurmdTimeout="5"``), by scontrol reconfigure.
+        """Change lines of slurm.conf temporarily (``SlurmdTimeout="5"``) with scontrol reconfigure.
 
         Settings that need a restart of the daemons (plugins) belong into :class:`Options`.
         """
@@ -370,7 +369,7 @@ class Cluster:
 
     @contextmanager
     def limited(self, **limits: int) -> Iterator[None]:
-        """Limit the account's root user for a while (``MaxSubmitJobs=2``), by sacctmgr."""
+        """Limit the root user of the account temporarily (``MaxSubmitJobs=2``) with sacctmgr."""
         self._limit(limits)
         try:
             yield
@@ -399,7 +398,7 @@ class Cluster:
         wait_for(idle, what=f"idle nodes {', '.join(wanted)}", timeout_s=timeout_s)
 
     def clear(self) -> None:
-        """Cancel all jobs and wait until the nodes are idle: a test's clean start."""
+        """Cancel all jobs and wait until the nodes are idle, to start a test in a clean state."""
         jobs = self.run(["squeue", "-h", "-o", "%A"]).stdout.split()
         if jobs:
             self.run(["scancel", *sorted(set(jobs))], check=False)
@@ -412,7 +411,7 @@ class Cluster:
 
 
 def remove_abandoned() -> None:
-    """Remove clusters whose process was killed before it could remove them."""
+    """Remove clusters that killed processes left behind."""
     with _only_one("bench-cluster-removal"):
         for folder in networks.claimed().values():
             try:
@@ -426,7 +425,7 @@ def remove_abandoned() -> None:
 
 @contextmanager
 def _only_one(name: str) -> Iterator[None]:
-    """Keep other processes of this machine out. An abstract socket leaves no file, and dies with us."""
+    """Exclude other processes of this machine. An abstract socket leaves no file and closes with the process."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as lock:
 
         def taken() -> bool:
@@ -445,13 +444,13 @@ def _tail(log: Path) -> list[str]:
 
 
 def _emptied(folder: Path) -> bool:
-    """Remove a folder; a process that is being ended may still remove files of its own."""
+    """Remove a folder, even if an ending process removes files in it at the same time."""
     shutil.rmtree(folder, ignore_errors=True)
     return not folder.exists()
 
 
 def _remove_cgroups(top: Path) -> None:
-    """Remove a cgroup and those that Slurm made below it, the innermost first."""
+    """Remove a cgroup and its descendants, the innermost first."""
     folders = [path for path in top.rglob("*") if path.is_dir()] if top.is_dir() else []
     for folder in [*sorted(folders, reverse=True), *([top] if top.is_dir() else [])]:
         wait_for(partial(_removed, folder), what=f"the end of cgroup {folder}", timeout_s=10)

@@ -1,4 +1,4 @@
-"""What the test cluster is like, and the configuration files that say so to its daemons."""
+"""Options of the test cluster, and the configuration files of its daemons."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ MEMORY_CGROUP = Path("/sys/fs/cgroup/memory")
 
 
 def memory_limits_possible() -> bool:
-    """Whether task/cgroup can limit a job's memory here (Slurm 22.05 without systemd: cgroup v1)."""
+    """Return whether task/cgroup can limit memory here (Slurm 22.05 without systemd needs cgroup v1)."""
     return (MEMORY_CGROUP / "memory.limit_in_bytes").is_file()
 
 
 @dataclass(frozen=True)
 class Partition:
-    """One more partition. ``settings`` are further words of its line (``MaxTime``, ``PriorityTier``)."""
+    """An additional partition. ``settings`` are further options (``MaxTime``, ``PriorityTier``)."""
 
     name: str
     nodes: str
@@ -30,9 +30,9 @@ class Partition:
 
 @dataclass(frozen=True)
 class Options:
-    """What a cluster is like. ``settings`` are lines of slurm.conf that replace or follow the usual ones.
+    """Options of a cluster. ``settings`` are lines of slurm.conf that replace or extend the default ones.
 
-    ``cpus`` and ``memory_mb`` are what Slurm believes a node has; all nodes share this machine's.
+    ``cpus`` and ``memory_mb`` are configured values; in fact, all nodes share those of this machine.
     """
 
     nodes: int = 4
@@ -56,18 +56,18 @@ class Options:
         return f"n[1-{self.nodes}]" if self.nodes > 1 else "n1"
 
     def as_json(self) -> dict[str, Any]:
-        """Return what :meth:`from_json` reads."""
+        """Return the input of :meth:`from_json`."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> Options:
-        """Return the options that :meth:`as_json` described."""
+        """Return the options from the output of :meth:`as_json`."""
         partitions = tuple(Partition(**p) for p in content["partitions"])
         return cls(**{**content, "partitions": partitions})
 
 
 def write_files(folder: Path, *, options: Options, network: Network, settings: Mapping[str, str]) -> None:
-    """Write slurm.conf and its companions into ``folder/etc``; ``settings`` go over the options'."""
+    """Write slurm.conf and its companions into ``folder/etc``; ``settings`` override those of the options."""
     etc = folder / "etc"
     etc.mkdir(exist_ok=True)
     (etc / "slurm.conf").write_text(
@@ -141,7 +141,7 @@ def _jobs(options: Options) -> dict[str, str]:
         "TaskPlugin": "task/cgroup" if options.memory_limits else "task/none",
         "JobAcctGatherType": "jobacct_gather/linux",
         "SelectType": "select/cons_tres",
-        # Memory has to be handed out for task/cgroup to limit it; per CPU, so that jobs share a node.
+        # task/cgroup limits only allocated memory; it is allocated per CPU, so that jobs can share a node.
         "SelectTypeParameters": "CR_CPU_Memory" if options.memory_limits else "CR_CPU",
         "DefMemPerCPU": str(options.memory_mb // options.cpus),
         **({"GresTypes": "gpu"} if options.gpus else {}),
@@ -166,7 +166,7 @@ def _accounting(folder: Path, options: Options, network: Network) -> dict[str, s
 
 
 def slurmdbd_conf(folder: Path) -> str:
-    """Return slurmdbd.conf; the database listens on the loopback of the controller's own network."""
+    """Return slurmdbd.conf; the database listens on the loopback of the controller."""
     lines = {
         "AuthType": "auth/munge",
         "AuthInfo": f"socket={folder}/munge/socket",

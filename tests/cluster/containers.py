@@ -1,4 +1,4 @@
-"""One machine of the test cluster: a process 1 in namespaces of its own, and commands in it."""
+"""A machine of the test cluster: an init process in separate namespaces, and commands in them."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ _NAMESPACES = ("--net", "--uts", "--ipc", "--mount", "--pid", "--fork", "--kill-
 
 
 class ClusterError(RuntimeError):
-    """The test cluster, or one command of its making, failed; the text holds the command's words."""
+    """The test cluster or one of its commands failed; the message contains the output."""
 
 
 @dataclass(frozen=True)
 class Process:
-    """A process by its id and start time: an id alone may have passed to another process."""
+    """A process, identified by id and start time because ids are reused."""
 
     pid: int
     start_ticks: int
 
     @classmethod
     def of(cls, pid: int) -> Process | None:
-        """Return the process that has ``pid`` now, None where there is none."""
+        """Return the process with ``pid``; None if there is none."""
         ticks = _start_ticks(pid)
         return None if ticks is None else cls(pid, ticks)
 
     @property
     def alive(self) -> bool:
-        """Whether this very process still runs."""
+        """True if the process is running."""
         return _start_ticks(self.pid) == self.start_ticks
 
     def kill(self) -> None:
-        """End it with SIGKILL and wait until it is gone."""
+        """Kill the process and wait until it has ended."""
         if self.alive:
             os.kill(self.pid, signal.SIGKILL)
         wait_for(lambda: not self.alive, what=f"the end of process {self.pid}", timeout_s=20)
 
 
 def _start_ticks(pid: int) -> int | None:
-    """Return field 22 of /proc/PID/stat; None for a process that is gone or a zombie."""
+    """Return field 22 of /proc/PID/stat; None for an ended process or a zombie."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -53,10 +53,10 @@ def _start_ticks(pid: int) -> int | None:
 
 
 def wait_for(condition: Callable[[], bool], *, what: str, timeout_s: float, every_s: float = 0.05) -> None:
-    """Return as soon as ``condition`` holds.
+    """Wait until ``condition`` is true.
 
     Raises:
-        ClusterError: it did not within ``timeout_s``.
+        ClusterError: it is not true within ``timeout_s``.
     """
     end = time.monotonic() + timeout_s
     while not condition():
@@ -74,7 +74,7 @@ def run(
     cwd: Path | None = None,
     text: str | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end and return it with its output.
+    """Run a command and return the completed process with its output.
 
     Raises:
         ClusterError: it failed (unless ``check`` is off) or took longer than ``timeout_s``.
@@ -101,16 +101,16 @@ def run(
 
 @dataclass(frozen=True)
 class Container:
-    """A running machine: ``init`` is its process 1, seen from outside."""
+    """A running machine; ``init`` is its init process."""
 
     name: str
     init: Process
 
     @classmethod
     def launch(cls, name: str, *, hosts: Path, folder: Path, cgroup: Path | None) -> Callable[[], Container]:
-        """Start a machine; call what is returned to wait until it stands (several start at once).
+        """Start a machine; call the returned function to wait until it is ready, so that several can start at once.
 
-        ``hosts`` becomes its /etc/hosts, ``cgroup`` the top of the memory cgroups it sees.
+        ``hosts`` becomes its /etc/hosts, ``cgroup`` the root of its memory cgroups.
         """
         ready = folder / f"{name}.ready"
         ready.unlink(missing_ok=True)
@@ -157,25 +157,25 @@ class Container:
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command in this machine; its process ids, network and host name are the machine's."""
+        """Run a command in this machine, with its process ids, network and host name."""
         if not self.init.alive:
             raise ClusterError(f"{self.name} is down")
         return run(self.command(words, cwd=cwd), check=check, timeout_s=timeout_s, env=env)
 
     def kill(self) -> None:
-        """End the machine and all that runs in it, at once, as a power cut would."""
+        """Kill the machine and all its processes at once, like a power cut."""
         self.init.kill()
         holder = _holders.pop(self.init.pid, None)
         if holder is not None:
             holder.wait(timeout=20)
 
 
-#: The unshare(1) processes that this process started, by their machine's init, to be reaped.
+#: unshare(1) processes started by this process, by the init of their machine, to be reaped.
 _holders: dict[int, subprocess.Popen[bytes]] = {}
 
 
 def daemon_environment() -> dict[str, str]:
-    """Return a small environment: daemons hand theirs on to jobs in places."""
+    """Return a minimal environment, because jobs partly inherit that of the daemons."""
     return {
         "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
         "HOME": "/root",

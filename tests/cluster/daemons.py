@@ -1,4 +1,4 @@
-"""The daemons of the test cluster: how each is started, stopped and known to be ready."""
+"""Start and stop the daemons of the test cluster, and wait until they are ready."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.cluster.configuration import ACCOUNT, DATABASE_PORT, Options
 from tests.cluster.containers import ClusterError, Container, daemon_environment, run, wait_for
 from tests.cluster.network import CLUSTER
 
-#: What must be on PATH, by the Debian package that brings it. install.sh installs these packages.
+#: Required programs by Debian package. install.sh installs these packages.
 PROGRAMS = {
     "slurmctld": ("slurmctld",),
     "slurmd": ("slurmd",),
@@ -27,7 +27,7 @@ PROGRAMS = {
 
 @dataclass(frozen=True)
 class Daemons:
-    """Starts and stops daemons in the machines of the cluster whose state lies in ``folder``."""
+    """Starts and stops daemons in the machines of the cluster with its state in ``folder``."""
 
     folder: Path
 
@@ -37,24 +37,24 @@ class Daemons:
         return {**daemon_environment(), "SLURM_CONF": str(self.folder / "etc/slurm.conf")}
 
     def start_munge(self, controller: Container) -> None:
-        """Start munged; the socket serves all machines, for they share the file system."""
+        """Start munged; all machines use its socket, because they share the file system."""
         place = self.folder / "munge"
         place.mkdir(mode=0o755)
         key = place / "key"
         key.touch(mode=0o400)
         key.write_bytes(os.urandom(128))
-        # munged insists on a log and a seed that nobody else can read; they lie in its own folder.
+        # munged requires a private log and seed, so they are in its own folder.
         options = {"socket": "socket", "key-file": "key", "pid-file": "pid", "log-file": "log"}
         words = [f"--{name}={place / value}" for name, value in options.items()]
         controller.run(["munged", *words, f"--seed-file={place / 'seed'}", "--num-threads=4"])
 
     def start_database(self, controller: Container) -> None:
-        """Start MariaDB with a data folder of its own, made on the first start."""
+        """Start MariaDB; the first start creates its data folder."""
         data, scratch = self.folder / "database", self.folder / "database.tmp"
         scratch.mkdir(exist_ok=True)
-        # MariaDB names temporary files after its process id, which another cluster's may share.
+        # MariaDB names temporary files after its process id, which is not unique across clusters.
         usual = ["--no-defaults", "--user=root", f"--datadir={data}", f"--tmpdir={scratch}"]
-        # A test's accounting need not survive a power cut: fewer syncs, a small log.
+        # Test data need not survive a power cut: few syncs and a small log.
         fast = ["--innodb-flush-log-at-trx-commit=0", "--innodb-log-file-size=8M", "--skip-log-bin"]
         if not data.exists():
             bare = ["--skip-test-db", "--auth-root-authentication-method=normal"]
@@ -86,7 +86,7 @@ class Daemons:
         )
 
     def register(self, controller: Container) -> None:
-        """Make the cluster, the account and the user known to slurmdbd."""
+        """Add the cluster, the account and the user to slurmdbd."""
         for words in (
             ["cluster", CLUSTER],
             ["account", ACCOUNT, "Description=users", "Organization=bench"],
@@ -111,13 +111,13 @@ class Daemons:
         node.run(["slurmd", "-N", node.name], env=self.environment)
 
     def start_sshd(self, node: Container, keys: Path) -> None:
-        """Start a node's sshd, which knows only the cluster's own key; one that runs goes on."""
+        """Start a node's sshd, which accepts only the cluster's key, unless it is running."""
         if node.run(["sh", "-c", "kill -0 $(cat /run/sshd.pid)"], check=False).returncode == 0:
             return
         options = {
             "HostKey": keys / "host",
             "AuthorizedKeysFile": keys / "user.pub",
-            "StrictModes": "no",  # the keys lie below a world-writable folder
+            "StrictModes": "no",  # the keys are below a world-writable folder
             "PermitRootLogin": "prohibit-password",
             "PasswordAuthentication": "no",
             "UsePAM": "no",
@@ -147,7 +147,7 @@ class Daemons:
 
 
 def make_keys(folder: Path) -> None:
-    """Make the ssh keys of the cluster: one that every node shows, one that opens every node."""
+    """Create the ssh keys of the cluster: a host key and a user key for all nodes."""
     folder.mkdir(mode=0o755)
     for name in ("host", "user"):
         run(
@@ -156,7 +156,7 @@ def make_keys(folder: Path) -> None:
 
 
 def make_devices(folder: Path, options: Options) -> None:
-    """Make the stand-in GPUs: device files (of /dev/null) that Slurm can count and hand out."""
+    """Create fake GPUs: device files (of /dev/null) that Slurm can count and allocate."""
     folder.mkdir()
     for gpu in range(options.gpus):
         os.mknod(folder / f"gpu{gpu}", 0o666 | 0o020000, os.makedev(1, 3))

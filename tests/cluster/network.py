@@ -1,4 +1,4 @@
-"""The cluster's network: one bridge, one veth pair per machine, links of a known speed."""
+"""The network of the test cluster: a bridge, a veth pair per machine, and limits of the link speed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.cluster.containers import ClusterError, Container, run
 
 #: The cluster's name, to Slurm and as a domain.
 CLUSTER = "bench"
-#: How many clusters can stand on one machine at a time, each in its own 10.77.<slot>.0/24.
+#: Maximum number of clusters on one machine, each in its own network 10.77.<slot>.0/24.
 SLOTS = 16
 
 
@@ -21,7 +21,7 @@ class Network:
 
     @property
     def bridge(self) -> str:
-        """The bridge's name; that it exists is what makes a slot taken."""
+        """Name of the bridge; its existence marks the slot as taken."""
         return f"bench{self.slot}"
 
     def address(self, host: str) -> str:
@@ -32,8 +32,8 @@ class Network:
     def hosts_file(self, machines: list[str]) -> str:
         """Return the machines' /etc/hosts."""
         lines = [f"{self.address(host)} {host}" for host in ["login", *machines]]
-        # torch asks who the peers of its IPv6 sockets are. Under another name than the machine's:
-        # a second address of n1 would change what n1 resolves to.
+        # torch resolves the peers of its IPv6 sockets. They have separate names, because a second address
+        # for n1 would change the address that n1 resolves to.
         mapped = [f"::ffff:{self.address(host)} {host}.{CLUSTER}" for host in machines]
         return "\n".join(["127.0.0.1 localhost", *lines, *mapped, ""])
 
@@ -48,14 +48,14 @@ class Network:
         container.run(["ip", "link", "set", "eth0", "up"])
 
     def remove(self) -> None:
-        """Delete the bridge, and the veth pairs first: those of dead machines go a while after them."""
+        """Delete the veth pairs and then the bridge; pairs of dead machines disappear with a delay."""
         for port in Path(f"/sys/class/net/{self.bridge}/brif").glob("*"):
             run(["ip", "link", "delete", port.name], check=False)
         run(["ip", "link", "delete", self.bridge], check=False)
 
 
 def claim(folder: Path | None) -> tuple[Network, Path]:
-    """Take the first free slot: creating its bridge is the atomic step. Return it and the state folder.
+    """Take the first free slot, atomically by creating its bridge; return it and the state folder.
 
     The bridge's alias names the state folder, so that what a killed process left can be found.
     """
@@ -76,7 +76,7 @@ def claim(folder: Path | None) -> tuple[Network, Path]:
 
 
 def claimed() -> dict[int, Path]:
-    """Return the state folder of every slot that is taken on this machine."""
+    """Return the state folders of all taken slots on this machine."""
     found = {}
     for slot in range(SLOTS):
         alias = Path(f"/sys/class/net/{Network(slot).bridge}/ifalias")
@@ -86,7 +86,7 @@ def claimed() -> dict[int, Path]:
 
 
 def limit_link(container: Container, rate: str | None) -> None:
-    """Limit what the machine sends to ``rate`` (as tc writes it: 400mbit); None takes the limit away.
+    """Limit what the machine sends to ``rate`` (as tc writes it: 400mbit); None removes the limit.
 
     Messages below the burst of 256 kB pass at full speed.
     """

@@ -1,4 +1,4 @@
-"""What tests use of the cluster: the fixtures ``cluster`` and ``running_cluster``.
+"""The pytest fixtures ``cluster`` and ``running_cluster``.
 
 One cluster serves a whole test session; it starts when the first test asks for it. A test
 that asks for it is marked ``cluster``; where none can be started it is skipped, with the
@@ -17,16 +17,16 @@ from tests.cluster.configuration import Options, Partition
 
 OPTIONS = Options(
     partitions=(
-        # Its jobs push others out: what a preempted job looks like.
+        # Its jobs preempt other jobs.
         Partition("urgent", "n[1-4]", {"PriorityTier": "10", "PreemptMode": "off"}),
-        # Small and short: what a job beyond a partition's limits looks like.
+        # Small limits, for jobs that exceed those of their partition.
         Partition("short", "n[1-2]", {"MaxTime": "5", "DefaultTime": "1", "MaxNodes": "1"}),
     ),
 )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark every test that asks for the cluster, so that ``-m "not cluster"`` leaves it out."""
+    """Mark all tests that use the cluster, so that ``-m "not cluster"`` excludes them."""
     for item in items:
         if "running_cluster" in getattr(item, "fixturenames", ()):
             item.add_marker("cluster")
@@ -34,7 +34,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def running_cluster() -> Iterator[Cluster]:
-    """Yield the session's cluster, for fixtures of a wider scope than one test."""
+    """Yield the cluster of the test session, for fixtures with a wider scope than one test."""
     if lacking := missing():
         if os.environ.get("CI") == "true":
             pytest.fail(lacking, pytrace=False)
@@ -48,7 +48,7 @@ def running_cluster() -> Iterator[Cluster]:
 
 @pytest.fixture
 def cluster(running_cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    """Yield the cluster, with Slurm's commands pointed at it; jobs that a test leaves are cancelled."""
+    """Yield the cluster, set its environment variables, and cancel remaining jobs afterwards."""
     for name, value in running_cluster.environment.items():
         monkeypatch.setenv(name, value)
     yield running_cluster

@@ -1,4 +1,4 @@
-"""The test cluster itself: machines of their own, real DDP between them, links of a known speed, no trace."""
+"""The test cluster: separate machines, real DDP between them, limited links, and complete removal."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def test_ranks_on_four_nodes_train_over_a_link_of_known_speed(cluster, tmp_path)
         (3, 4, 0, "n4", "0,1"),
     ], "\n".join(lines)
     assert {r["gradient"] for r in ranks} == {1.5}  # the mean of 0, 1, 2, 3: DDP averaged over the ranks
-    # A ring all-reduce sends 2 (N - 1) / N times the payload from each rank; the line takes 50 MB/s,
-    # the first 256 kB pass at once.
+    # In a ring all-reduce each rank sends 2 (N - 1) / N times the payload. The link is limited to 50 MB/s
+    # after a burst of 256 kB.
     wire_bytes = ranks[0]["bytes"] * 2 * 3 / 4
     assert min(r["seconds"] for r in ranks) > 0.9 * (wire_bytes - 256e3) / 50e6
     for node in cluster.nodes:
@@ -90,7 +90,7 @@ def test_a_cluster_started_by_hand_ends_without_a_trace_beside_a_running_one(clu
             "--folder", folder, "shell", "--node", "n1", "tc", "qdisc", "show", "dev", "eth0"
         )
         assert "tbf" in shell.stdout
-        # A job that leaves a process behind, in a session of its own.
+        # A job that leaves a process behind in a separate session.
         marker = f"{41_000 + os.getpid() % 1000}.5"
         second.run(["srun", "bash", "-c", f"setsid sleep {marker} >/dev/null 2>&1 </dev/null & sleep 0.2"])
         assert running(marker)
@@ -110,7 +110,7 @@ def test_a_cluster_started_by_hand_ends_without_a_trace_beside_a_running_one(clu
 
 
 def running(argument: str) -> list[int]:
-    """Return the processes of this machine, in all namespaces, that have this argument."""
+    """Return the processes of this machine, in all namespaces, with this argument."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -159,7 +159,7 @@ def test_a_start_that_fails_says_why_and_leaves_nothing(tmp_path):
 
 
 def pytest_as_nobody(**environment: str) -> str:
-    """Run one test that needs the cluster without root's rights; return what pytest said."""
+    """Run one test that needs the cluster without root rights; return the output of pytest."""
     done = subprocess.run(
         [
             *("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", sys.executable, "-m", "pytest"),

@@ -1,8 +1,8 @@
-"""What slurmstepd writes into a job's output when Slurm ends it.
+"""Messages of slurmstepd in the output of a job that Slurm terminates.
 
-The forms are 22.05's, recorded on the test cluster (whose slurmd's call themselves slurmstepd-n1),
-and those of `_handle_signal_container` in slurmstepd/req.c of 20.11 to 25.x, which differ in the
-prefix alone; 19.05 and before wrote no node.
+They are those of 22.05, recorded on the test cluster (whose slurmds are named slurmstepd-n1), and of
+`_handle_signal_container` in slurmstepd/req.c of 20.11 to 25.x, which differ only in the prefix; 19.05 and
+earlier did not print the node.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What became of a job, from outputs of sacct and squeue: every fixture says what it must come to."""
+"""Outcomes of jobs from the output of sacct and squeue; each fixture contains the expected outcome."""
 
 from __future__ import annotations
 
