@@ -1,4 +1,4 @@
-"""What tests of the Slurm executor share."""
+"""Fixtures of the Slurm executor's tests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.executors.slurm_studies import Study, scripted_study
 
 @pytest.fixture
 def scripted(running_cluster: Cluster, tmp_path: Path) -> Iterator[Callable[..., Study]]:
-    """Make studies of scripts of a few lines; their jobs end with the test, those of other tests go on."""
+    """Create studies of short scripts; cancel their jobs at the end of the test."""
     made: list[Study] = []
 
     def make(*bodies: str, name: str = "scripted", folder: Path = tmp_path, **more: Any) -> Study:

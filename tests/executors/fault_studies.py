@@ -1,7 +1,7 @@
-"""A study whose runs go wrong one way each: real scripts and real ranks, but for what the ranks do.
+"""A study in which each run has one fault, with real scripts and ranks.
 
-The scripts are those of `bench plan`. Their set-up line puts a ``python`` on PATH that is a few
-lines of bash: what each rank does then is told by the cell's variable ``FAULT``.
+The scripts are those of `bench plan`. Their set-up line puts a ``python`` on PATH that is a short
+bash script; the cell's variable ``FAULT`` selects the behaviour of its ranks.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ esac
 
 @dataclass
 class Scene:
-    """One run of a fault study, while something is done to it."""
+    """One run of a fault study."""
 
     cluster: Cluster
     study: FaultStudy
@@ -123,19 +123,19 @@ class FaultStudy:
         return self.study.planned.folder.attempt(self.run_id(fault), attempt)
 
     def status(self) -> dict[str, dict[str, Any]]:
-        """Return what ``bench status`` says of each run, by its fault."""
+        """Return the rows of ``bench status`` by fault."""
         shown = json.loads(self.study.bench("status", "STUDY", "--json").stdout)
         faults = {self.run_id(fault): fault for fault in self.faults}
         return {faults[run["run_id"]]: run for run in shown["runs"]}
 
     def verified(self) -> dict[str, str]:
-        """Return what ``bench verify`` says of each run's state, by its fault."""
+        """Return the state check of ``bench verify`` by fault."""
         shown = json.loads(self.study.bench("verify", "STUDY", "--json").stdout)
         said = {run["run_id"]: run["checks"][0] for run in shown["runs"]}
         return {fault: said[self.run_id(fault)]["found"] for fault in self.faults}
 
     def reported(self) -> tuple[dict[str, dict[str, str]], str]:
-        """Return the rows of the report's scaling.csv by their fault, and the text of its page."""
+        """Return the rows of the report's scaling.csv by fault, and the text of its page."""
         done = self.study.bench("report", "STUDY")
         assert done.returncode == 0, done.stderr
         with (self.study.folder / "report/scaling.csv").open(encoding="utf-8", newline="") as file:
@@ -154,7 +154,7 @@ class FaultStudy:
             assert "is job" in done.stderr, done.stderr
 
     def await_ends(self, *faults: str, timeout_s: float = 90) -> dict[str, dict[str, Any]]:
-        """Return what status says once none of these waits or runs any more."""
+        """Wait until none of these runs is queued or running, and return their status."""
         shown: dict[str, dict[str, Any]] = {}
 
         def ended() -> bool:
@@ -168,7 +168,7 @@ class FaultStudy:
 def fault_study(
     folder: Path, faults: Sequence[str], environment: Mapping[str, str], *, results: Path | None = None
 ) -> FaultStudy:
-    """Plan a study with one run per fault; its results land below ``folder``, or in ``results``."""
+    """Plan a study with one run per fault; its results are in ``folder`` or in ``results``."""
     programs = folder / "bin"
     programs.mkdir(parents=True)
     row = ",".join(str(_METRICS.get(name, "")) for name in METRICS_COLUMNS)
@@ -181,11 +181,11 @@ def fault_study(
     return FaultStudy(plan_study(results or folder, matrix, environment))
 
 
-# -- what is done to a run ------------------------------------------------------------------
+# -- faults ----------------------------------------------------------------------------------
 
 
 def requeue(scene: Scene) -> None:
-    """Queue a running job again, as an administrator can although its script says --no-requeue."""
+    """Requeue a running job, as an administrator can despite --no-requeue."""
     scene.await_state("RUNNING")
     wait_for(
         scene.study.folder(scene.fault).path.joinpath("probes.json").exists,
@@ -215,7 +215,7 @@ def crash(scene: Scene) -> None:
 
 
 def stop_slurmd(scene: Scene) -> None:
-    """Kill the slurmd of the job's node; its ranks go on, and it is back before Slurm misses it."""
+    """Kill the slurmd of the job's node and restart it before Slurm notices; the ranks continue."""
     scene.await_state("RUNNING")
     node = scene.squeue("%N")
     scene.cluster.stop_slurmd(node)
@@ -233,12 +233,12 @@ def drain(scene: Scene) -> None:
 
 
 def leave_alone(scene: Scene) -> None:
-    """Let the run come to its end by itself."""
+    """Wait for the end of the run without interfering."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """How a run must end in status, verify and report, and what is done to it to bring that about.
+    """Fault of a run, and its expected end in status, verify and report.
 
     ``reason`` is a regular expression of the whole reason.
     """
@@ -269,7 +269,7 @@ FAULTS = {
 
 
 def differences(study: FaultStudy, faults: Sequence[str]) -> list[str]:
-    """Return where status, verify or the report says something else than is expected of ``faults``."""
+    """Return differences of status, verify and report from the expected ends of ``faults``."""
     found = []
     status, verified = study.status(), study.verified()
     rows, page = study.reported()

@@ -1,9 +1,9 @@
-"""A training whose computation sleeps, with one cause of lost efficiency planted: a command for a cell.
+"""A training that sleeps instead of computing, with one planted cause of lost efficiency.
 
     python sleeping_training.py CAUSE BATCH_PER_RANK
 
-Nodes that share two cores cannot compute side by side; sleeping ranks can. A sample takes
-``SAMPLE_S`` of forward; what the cause adds does not shrink as ranks are added.
+Nodes that share two cores cannot compute in parallel, but ranks can sleep in parallel. The forward
+pass takes ``SAMPLE_S`` per sample; the time of the cause is independent of the number of ranks.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from bench.record import Recorder
 SAMPLE_S = 8e-3
 PLANTED_S = 0.1
 STEPS = 32
-#: Gradients of 4 MB over the link, of a few hundred bytes where another cause is planted.
+#: Gradients of 4 MB for the cause "communication", and of a few hundred bytes for the others.
 WIDE, NARROW = 1000, 8
 
 
 class Sleeper(nn.Module):
-    """One linear layer behind a nap."""
+    """A linear layer that sleeps first."""
 
     def __init__(self, width: int, nap_s: float) -> None:
         super().__init__()
@@ -35,21 +35,21 @@ class Sleeper(nn.Module):
         self.nap_s = nap_s
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return the layer's output, later."""
+        """Sleep, then return the layer's output."""
         time.sleep(self.nap_s)
         outputs: Tensor = self.layer(inputs)
         return outputs
 
 
 def batches(width: int, nap_s: float) -> Iterator[Tensor]:
-    """Yield batches, each after a nap."""
+    """Yield batches, sleeping before each."""
     while True:
         time.sleep(nap_s)
         yield torch.ones(1, width)
 
 
 def main(cause: str, batch: int) -> None:
-    """Train until the recorder has what the cell asks for."""
+    """Train until the recorder has the requested windows."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     width = WIDE if cause == "communication" else NARROW

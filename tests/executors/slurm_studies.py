@@ -1,4 +1,4 @@
-"""Studies for tests on the cluster: real ones, and ones whose scripts are a few lines of bash."""
+"""Studies for tests on the cluster, with real training or with short scripts."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ scaling: [{{mode: weak, per_gpu_batch: {batches}}}]
 workload: {{device: cpu, model: mlp, epochs: 1}}
 repeats: {repeats}
 """
-#: What a run that goes well leaves behind, as far as the executor looks at it.
+#: Commands that write the results that the executor expects of a successful run.
 MEASURE = f"printf '%s\\n' {','.join(METRICS_COLUMNS)} {',' * (len(METRICS_COLUMNS) - 1)} >\"$1/metrics.csv\""
 
 
 @dataclass
 class Study:
-    """A planned study, and `bench` called on it as a user calls it."""
+    """A planned study, and calls of `bench` for it."""
 
     folder: Path
     environment: Mapping[str, str]
@@ -52,7 +52,7 @@ class Study:
         return SlurmExecutor(self.planned, slurm=Slurm(environment={**os.environ, **self.environment}))
 
     def command(self, *words: str) -> list[str]:
-        """Return the words of ``bench WORDS``; a STUDY among them is this one's folder."""
+        """Return the command ``bench WORDS``; the word STUDY is replaced by the folder."""
         return [sys.executable, "-m", "bench", *(str(self.folder) if w == "STUDY" else w for w in words)]
 
     def bench(self, *words: str, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
@@ -77,7 +77,7 @@ class Study:
         )
 
     def status(self) -> dict[str, dict[str, Any]]:
-        """Return where each run stands, after a refresh."""
+        """Return the record of each run after a refresh."""
         return {run_id: vars(record) for run_id, record in self.executor.refresh().items()}
 
     def run_json(self, run_id: str, attempt: int = 1) -> dict[str, Any]:
@@ -87,20 +87,20 @@ class Study:
         return content
 
     def jobs_per_run(self) -> Counter[str]:
-        """Return how many jobs Slurm has for each run, whatever the attempt; ended ones too."""
+        """Return the number of Slurm jobs per run, of all attempts and ended jobs too."""
         return Counter(name.split(".")[1] for name in self._queue("--states=all").values())
 
     def job_ids(self) -> list[str]:
-        """Return the ids of all jobs that this study ever had."""
+        """Return the ids of all jobs of this study, ended ones too."""
         return sorted(self._queue("--states=all"), key=int)
 
     def cancel_all(self) -> None:
-        """Cancel every job of this study, known to its ledger or not."""
+        """Cancel every job of this study, even if its ledger lacks it."""
         if ids := list(self._queue()):
             subprocess.run(["scancel", *ids], env={**os.environ, **self.environment}, check=False)
 
     def _queue(self, *options: str) -> dict[str, str]:
-        """Return this study's jobs in squeue by their ids: their names."""
+        """Return the names of this study's jobs in squeue by job id."""
         shown = subprocess.run(
             ["squeue", "--noheader", "--format=%A %j", *options],
             env={**os.environ, **self.environment},
@@ -115,7 +115,7 @@ class Study:
 
 @contextmanager
 def submitted(study: Study, *options: str, timeout_s: float = 120) -> Iterator[Study]:
-    """Submit a study; its jobs end with the block."""
+    """Submit a study; cancel its jobs at the end of the block."""
     try:
         done = study.bench("submit", "STUDY", *options, timeout_s=timeout_s)
         assert done.returncode == 0, done.stderr
@@ -125,7 +125,7 @@ def submitted(study: Study, *options: str, timeout_s: float = 120) -> Iterator[S
 
 
 def plan_study(folder: Path, matrix: str, environment: Mapping[str, str]) -> Study:
-    """Plan a matrix below ``folder``."""
+    """Plan a matrix in ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "matrix.yaml"
     path.write_text(matrix)
@@ -143,7 +143,7 @@ def scripted_study(
     partition: str = "l40s",
     limit: str = "2m",
 ) -> Study:
-    """Plan a study whose cells are scripts of a few lines; the run's folder is ``$1``.
+    """Plan a study whose cells are short scripts; the run's folder is ``$1``.
 
     Its runs are called ``n1x1-gloo-srun-b1-r1``, ``...-b2-r1``: the N-th batch runs body N, on each
     number of nodes.
@@ -175,6 +175,6 @@ def run_id(number: int, repeat: int = 1) -> str:
 
 
 def lines(stream: Any) -> Iterator[str]:
-    """Yield the lines of a process's stderr, as they come."""
+    """Yield the lines of a process's standard error."""
     for line in stream:
         yield line.rstrip("\n")

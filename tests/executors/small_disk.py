@@ -1,4 +1,4 @@
-"""A small disk that login node and nodes share, to be filled up or made read-only."""
+"""A small disk, shared by login node and nodes, that tests fill or make read-only."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ SIZE = 4 << 20
 
 @dataclass(frozen=True)
 class SmallDisk:
-    """A mounted file system of some megabytes."""
+    """A mounted file system of a few megabytes."""
 
     path: Path
 
     def fill(self) -> None:
-        """Leave no byte free."""
+        """Fill the disk."""
         with (self.path / "filler").open("wb", buffering=0) as file:
             try:
                 while True:
@@ -29,12 +29,12 @@ class SmallDisk:
                 return
 
     def free(self) -> None:
-        """Give the space back."""
+        """Free the space."""
         (self.path / "filler").unlink()
 
     @contextmanager
     def full(self) -> Iterator[None]:
-        """Leave no byte free for a while."""
+        """Fill the disk during the block."""
         self.fill()
         try:
             yield
@@ -43,7 +43,7 @@ class SmallDisk:
 
     @contextmanager
     def read_only(self) -> Iterator[None]:
-        """Let nobody write for a while; no file may be open for writing."""
+        """Make the disk read-only during the block; no file may be open for writing."""
         _run("mount", "-o", "remount,ro", str(self.path))
         try:
             yield
@@ -53,7 +53,7 @@ class SmallDisk:
 
 @contextmanager
 def small_disk(cluster: Cluster, folder: Path) -> Iterator[SmallDisk]:
-    """Make a disk in a file, and mount it here and on every node (whose mounts are their own).
+    """Create a disk in a file, and mount it here and on every node.
 
     Raises:
         CalledProcessError: there is no loop device here.

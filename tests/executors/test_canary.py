@@ -1,4 +1,4 @@
-"""`bench submit --canary` on the real cluster: two nodes that find each other, and two that do not."""
+"""`bench submit --canary` on the real cluster, with and without a working network."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_the_rest_follows_a_canary_that_has_passed(cluster, tmp_path):
     assert checks["transport"]["found"].endswith("eth0")
 
 
-def test_a_canary_whose_interface_is_missing_keeps_the_rest_back_with_the_doctors_words(cluster, tmp_path):
+def test_a_canary_without_its_interface_holds_the_rest_back_with_the_cause(cluster, tmp_path):
     study = _study(cluster, tmp_path, name="broken", interface="ib7")
     done = study.bench("submit", "STUDY", "--canary", "--wait")
     assert done.returncode == 1, done.stderr

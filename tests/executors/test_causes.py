@@ -1,4 +1,4 @@
-"""Causes that were planted on a real cluster are the ones that the report's page names."""
+"""Causes of loss planted on a real cluster, and those that the report's page names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.cluster.bed import Cluster
 from tests.executors.slurm_studies import plan_study
 
 TRAINING = Path(__file__).with_name("sleeping_training.py")
-#: What the page says of the cause that the training plants.
+#: Text on the page for each planted cause.
 CAUSES = {
     "communication": "communication that computation does not hide",
     "straggler": "uneven work between ranks",
@@ -58,7 +58,7 @@ def test_each_planted_cause_is_the_main_cause_of_loss(cluster: Cluster, tmp_path
 
 
 def main_loss(page: str, cause: str) -> str:
-    """Return what the finding of the series with this cause names first."""
+    """Return the first cause in the finding of the series with this planted cause."""
     findings = re.findall(r'<p class="finding"[^>]*><strong>([^<]*)</strong>(.*?)</p>', page, re.S)
     (words,) = (words for heading, words in findings if cause in heading)
     found = re.search(r"Of the loss on 4 ranks, \d+ % is (.*?)( and \d|, \d|[.;])", words)

@@ -36,7 +36,7 @@ workload:
 
 @pytest.fixture
 def study(tmp_path, monkeypatch):
-    """Return a function that plans a study of one command in a folder with an awkward name, and runs it."""
+    """Return a function that plans and executes a study of one command in a folder with an awkward name."""
 
     def study(workload: str, limit: str = "2m") -> PlannedStudy:
         root = tmp_path / "it's; a $(folder)"
@@ -89,7 +89,7 @@ def bench(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_command_needs_no_torch_and_gets_its_words_as_they_are(study):
+def test_a_command_needs_no_torch_and_gets_its_arguments_literally(study):
     done = study(
         """\
 command: [bash, -c, 'printf "%s\\n" "$@" >"$1/words.$RANK"', bash, "{run_dir}", "{cell_id}", "a  'b' $HOME", "{{}}"]
@@ -103,14 +103,14 @@ metrics: none"""
     assert verify_run(folder.path).passed
 
 
-def test_a_command_that_fails_is_told_with_its_words(study):
+def test_a_failed_command_is_reported_with_its_error(study):
     done = study("command: [bash, -c, 'echo \"ValueError: planted\" >&2; exit 3']\nmetrics: none")
     assert run_json(done)["state"] == "failed"
     assert "ValueError: planted" in left(done).err.read_text()
     assert not verify_run(left(done).path).passed
 
 
-def test_a_command_that_prints_nothing_of_the_sort_is_incomplete(study):
+def test_a_command_that_does_not_print_its_metrics_is_incomplete(study):
     done = study("command: [echo, hello]\nmetrics: {output: {throughput: 'speed (.*)'}}")
     content = run_json(done)
     assert (content["state"], content["reason"]) == (

@@ -1,4 +1,4 @@
-"""What goes wrong around a run, on the real cluster: told alike by status, verify and the report."""
+"""Faults on the real cluster, and their presentation by status, verify and the report."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from tests.executors.fault_studies import FAULTS, Scene, differences, fault_stud
 from tests.executors.slurm_studies import MEASURE, Study, lines, run_id
 from tests.executors.small_disk import SmallDisk, small_disk
 
-#: Those that need no more than seconds; `make campaign` has all.
+#: Faults that take a few seconds; `make campaign` tests all.
 QUICK = ("fine", "out-of-memory", "killed", "cancelled", "requeued", "slurmd-killed", "drained")
 
 
 @pytest.fixture
 def disk(cluster: Cluster, tmp_path: Path) -> Iterator[SmallDisk]:
-    """Mount a small disk of its own."""
+    """Mount a small disk."""
     with small_disk(cluster, tmp_path) as mounted:
         yield mounted
 
 
-def test_every_fault_is_told_alike_by_status_verify_and_report(cluster, tmp_path):
+def test_status_verify_and_report_agree_on_every_fault(cluster, tmp_path):
     study = fault_study(tmp_path, QUICK, cluster.environment)
     study.submit(*QUICK)
     for fault in QUICK:
         FAULTS[fault].strike(Scene(cluster, study, fault))
     study.await_ends(*QUICK)
     assert differences(study, QUICK) == []
-    # What the part before left is put aside: it is not this measurement's.
+    # Discard what earlier tests left.
     again = study.folder("requeued").path
     assert (again / "before-restart-1/metrics.csv").exists()
     assert not (again / "probes.json").exists()
@@ -69,7 +69,7 @@ def test_a_run_waits_for_a_drained_node_and_says_so(cluster, scripted):
     assert study.bench("submit", "STUDY", "--wait").stderr.splitlines()[-1] == "study scripted: 1 completed"
 
 
-def test_what_was_settled_while_accounting_was_down_is_completed_later(cluster, scripted):
+def test_runs_settled_without_accounting_are_completed_when_it_is_back(cluster, scripted):
     study = scripted(
         MEASURE,
         "#SBATCH -n2\nsrun -n2 --kill-on-bad-exit=1 bash -c '[ $SLURM_PROCID = 0 ] || kill -9 $$; sleep 30'",
@@ -111,7 +111,7 @@ def test_a_cancelled_run_gets_its_accounting_with_the_next_status(cluster, scrip
     assert "CANCELLED by 0" in summary.read_text()
 
 
-# -- the results' disk ----------------------------------------------------------------------
+# -- full disk ---------------------------------------------------------------------------------
 
 
 def test_a_disk_that_is_full_or_read_only_keeps_a_submission_from_queueing_anything(disk, scripted):
@@ -136,7 +136,7 @@ def test_a_disk_that_is_full_or_read_only_keeps_a_submission_from_queueing_anyth
     assert done.stderr.splitlines()[-1] == "study scripted: 1 completed"
 
 
-def test_a_job_whose_id_found_no_room_on_the_disk_is_not_lost(cluster, disk, scripted):
+def test_a_job_whose_id_could_not_be_saved_is_not_lost(cluster, disk, scripted):
     when_there_is_room = f'until echo >"$1/room"; do sleep 0.2; done 2>/dev/null; {MEASURE}'
     study = scripted(MEASURE, when_there_is_room, folder=disk.path)
     first = run_id(1)
@@ -160,7 +160,7 @@ def test_a_job_whose_id_found_no_room_on_the_disk_is_not_lost(cluster, disk, scr
 
 
 def _fill_up(ledger: Path) -> None:
-    """Lengthen a file by empty lines to a whole block, so that its next line needs a new one."""
+    """Pad a file with empty lines to a full block, so that its next line needs a new block."""
     with ledger.open("a") as file:
         file.write("\n" * (-ledger.stat().st_size % 4096))
 
@@ -188,8 +188,8 @@ def test_a_run_that_could_not_write_its_results_says_why(cluster, disk, tmp_path
     assert reason in page
 
 
-def test_another_jobs_rows_under_the_same_id_do_not_hide_this_ones(cluster, scripted, tmp_path):
-    """A controller that lost its state gives ids anew; sacct then has rows of both jobs."""
+def test_rows_of_another_job_with_the_same_id_do_not_hide_this_jobs(cluster, scripted, tmp_path):
+    """A controller that lost its state reuses job ids; sacct then has rows of both jobs."""
     study = scripted(MEASURE)
     programs = tmp_path / "bin"
     programs.mkdir()
@@ -207,7 +207,7 @@ def test_another_jobs_rows_under_the_same_id_do_not_hide_this_ones(cluster, scri
     assert study.run_json(run_id(1))["job_name"] in summary
 
 
-def test_with_wait_an_absent_controller_is_waited_for_from_the_start(cluster, scripted):
+def test_wait_starts_even_while_the_controller_is_down(cluster, scripted):
     study = scripted(MEASURE)
     with cluster.configured(MessageTimeout="1"):
         cluster.stop_slurmctld()

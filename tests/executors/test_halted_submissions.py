@@ -1,4 +1,4 @@
-"""`bench cancel` of a whole study, while a `bench submit` of it goes on in another terminal."""
+"""`bench cancel` of a whole study during a `bench submit` in another terminal."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tests.executors.slurm_studies import MEASURE, lines, scripted_study
 HALTED = "the study was cancelled: no more runs are started; `bench submit` starts the remaining runs"
 
 
-def test_a_submission_that_waits_for_room_starts_nothing_more_and_the_next_one_goes_on(cluster, tmp_path):
+def test_a_cancelled_study_stops_a_waiting_submission_and_the_next_continues(cluster, tmp_path):
     study = scripted_study(tmp_path, [f"sleep 60; {MEASURE}"] * 3, cluster.environment)
     with study.start("submit", "STUDY", "--wait", "--max-queued", "1") as waiting:
         assert waiting.stderr is not None
@@ -22,7 +22,7 @@ def test_a_submission_that_waits_for_room_starts_nothing_more_and_the_next_one_g
     assert again.stderr.splitlines()[-1] == "study scripted: 1 planned, 2 queued"
 
 
-def test_a_submission_that_waits_goes_on_where_a_part_is_cancelled(cluster, tmp_path):
+def test_a_waiting_submission_continues_if_only_some_runs_are_cancelled(cluster, tmp_path):
     study = scripted_study(tmp_path, [MEASURE] * 3, cluster.environment)
     first = study.planned.runs[0].run_id
     cell = study.folder / f"scripts/{study.planned.runs[0].cell_id}.sbatch"
@@ -37,7 +37,7 @@ def test_a_submission_that_waits_goes_on_where_a_part_is_cancelled(cluster, tmp_
     assert set(study.jobs_per_run().values()) == {1}
 
 
-def test_a_submission_that_is_at_work_stops(cluster, tmp_path):
+def test_a_running_submission_stops(cluster, tmp_path):
     study = scripted_study(tmp_path, ["sleep 60"], cluster.environment, repeats=300)
     with study.start("submit", "STUDY") as submission:
         assert submission.stderr is not None

@@ -1,4 +1,4 @@
-"""Hostile text in every field: it arrives literally or is refused, and nothing in it runs."""
+"""Hostile text in every field arrives literally or is refused, and is never executed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ PLAIN = {
     "workload": {},
     "scaling": [{"mode": "weak", "per_gpu_batch": [2]}],
 }
-#: Where the value is planted: the keys on the way, a number for a place in a list.
+#: Paths of the fields; a number is an index of a list.
 FIELDS = (
     "study",
     *(
@@ -64,7 +64,7 @@ FIELDS = (
     "exclude.0.backend",
     "include.0.launcher",
 )
-#: Where whatever is planted is not the whole value.
+#: Fields in which the text is only part of the value.
 WRAPPED: dict[str, Any] = {
     "a directive's value": lambda value: {"cluster": {"directives": [f"--comment={value}"]}},
     "a variable's name": lambda value: {"cluster": {"env": {value: "x"}}},
@@ -96,7 +96,7 @@ def _planted(field: str, value: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("field", [*FIELDS, *WRAPPED])
-def test_what_is_planted_in_a_field_is_refused_or_arrives_and_never_runs(tmp_path, field):
+def test_hostile_text_in_a_field_is_refused_or_arrives_and_is_never_executed(tmp_path, field):
     for number, value in enumerate(VALUES):
         folder = tmp_path / str(number)
         folder.mkdir()
@@ -111,7 +111,7 @@ def test_what_is_planted_in_a_field_is_refused_or_arrives_and_never_runs(tmp_pat
 
 
 def _scripts(path: Path) -> tuple[list[str], str]:
-    """Return the scripts of a matrix, or why it is refused."""
+    """Return the scripts of a matrix, or the error."""
     try:
         return [text for _, text in scripts(make_plan(path))], ""
     except BenchError as refusal:
@@ -119,14 +119,14 @@ def _scripts(path: Path) -> tuple[list[str], str]:
 
 
 def _arrived(done: subprocess.CompletedProcess[str]) -> str:
-    """Return all words and variables that reach srun, as one text."""
+    """Return all arguments and variables of srun as one text."""
     arrived = json.loads(done.stdout)
     return "\0".join([*arrived["words"], *arrived["env"].values()])
 
 
 @pytest.mark.parametrize("line", VALUES)
 def test_a_set_up_line_is_copied_as_it_is_or_refused(tmp_path, line):
-    """It is a line of shell, to be run: quoting it is its writer's."""
+    """Set-up lines are shell code, so quoting is up to their author."""
     path = tmp_path / "matrix.yaml"
     matrix = {**PLAIN, "cluster": {"setup": [line]}}
     path.write_text(yaml.safe_dump(matrix, allow_unicode=True), encoding="utf-8")
@@ -153,7 +153,7 @@ scaling: [{{mode: weak, per_gpu_batch: [2]}}]
 workload: {{device: cpu, model: mlp}}
 repeats: 1
 """
-#: What the matrix's python does in the job: it writes down what reached it.
+#: A python that records its arguments and environment.
 WRITE_DOWN = """\
 #!{python}
 import json, os, sys

@@ -1,4 +1,4 @@
-"""Who was killed, read from what srun and torchrun left in job.err: recorded words of both."""
+"""Detection of killed ranks in recorded messages of srun and torchrun."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_the_rank_that_exited_first_is_named(tmp_path, launcher, words, said):
         ("[rank1]: RuntimeError: boom\nbench: error: no such data\n", "no such data"),
     ],
 )
-def test_what_a_rank_said_comes_before_torchruns_own_error(tmp_path, own, said):
+def test_errors_of_a_rank_take_precedence_over_torchruns(tmp_path, own, said):
     torchruns = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n"
     (tmp_path / "job.err").write_text(own + torchruns + TORCHRUN.format(code=7, name=""))
     assert error_line(RunFolder(tmp_path)) == said
@@ -95,13 +95,13 @@ def test_what_a_rank_said_comes_before_torchruns_own_error(tmp_path, own, said):
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", "null", '{"exit_code": "3"}', '{"exit_code": true, "time": 3}']
 )
-def test_an_end_that_is_not_whole_says_nothing(tmp_path, text):
+def test_a_broken_end_json_is_ignored(tmp_path, text):
     (tmp_path / "end.json").write_text(text)
     end = EndNote.read(RunFolder(tmp_path))
     assert (end.exit_code, end.written, end.time) == (None, None, None)
 
 
-def test_an_end_tells_its_exit_code_and_time(tmp_path):
+def test_exit_code_and_time_are_read_from_end_json(tmp_path):
     (tmp_path / "end.json").write_text('{"exit_code": 3, "signal": null, "time": "2026-11-20T20:42:05Z"}')
     end = EndNote.read(RunFolder(tmp_path))
     assert (end.exit_code, end.time.isoformat()) == (3, "2026-11-20T20:42:05+00:00")

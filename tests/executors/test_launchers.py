@@ -1,4 +1,4 @@
-"""The same matrix by srun and torchrun, on a real Slurm, from plan to report; and what else sites ask for."""
+"""The same matrix with srun and torchrun on a real Slurm, from plan to report; options of sites."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ repeats: 1
 
 @pytest.fixture(scope="module")
 def study(running_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Study]:
-    """Run all cells to their ends."""
+    """Execute all cells."""
     study = plan_study(tmp_path_factory.mktemp("launchers"), MATRIX, running_cluster.environment)
     with submitted(study, "--wait", timeout_s=280):
         yield study
@@ -49,7 +49,7 @@ def test_every_run_of_either_launcher_completes_and_passes(study):
     assert verified.stdout.splitlines()[-1] == "9 of 9 runs pass"
 
 
-def test_all_ranks_joined_on_the_hosts_that_slurm_gave_and_the_start_says_so(study, running_cluster):
+def test_the_ranks_join_on_the_allocated_hosts_and_report_them(study, running_cluster):
     for name, run in study.status().items():
         folder = RunFolder(study.folder / f"runs/{name}/attempt-1")
         env, cell = json.loads(folder.env.read_text()), study.run_json(name)["cell"]
@@ -83,7 +83,7 @@ def test_the_report_shows_speedup_and_efficiency_over_both_axes(study):
     assert "Efficiency and speedup by nodes and ranks per node" in page
 
 
-# -- what sites ask for -----------------------------------------------------------------------
+# -- options of sites -------------------------------------------------------------------------
 
 
 SITE_MATRIX = """\
@@ -109,7 +109,7 @@ repeats: 1
 
 @pytest.fixture
 def site(cluster: Cluster) -> Iterator[Cluster]:
-    """Give the cluster what sites have: a QOS, a reservation, a feature on two of its nodes."""
+    """Add a QOS, a reservation, and a feature on two nodes to the cluster."""
     cluster.run(["sacctmgr", "-i", "add", "qos", "bench"], check=False)  # there already, the second time
     cluster.run(["sacctmgr", "-i", "modify", "user", "root", "set", "qos+=bench"])
     cluster.run(["scontrol", "update", "NodeName=n[3-4]", "AvailableFeatures=fast", "ActiveFeatures=fast"])
@@ -126,7 +126,7 @@ def site(cluster: Cluster) -> Iterator[Cluster]:
 
 
 @pytest.mark.parametrize("request_form", ["gres", "gpus-per-node"])
-def test_what_a_site_asks_for_reaches_slurm_either_way_of_asking_for_gpus(site, tmp_path, request_form):
+def test_options_of_a_site_reach_slurm_with_either_gpu_option(site, tmp_path, request_form):
     study = plan_study(tmp_path, SITE_MATRIX.format(request=request_form), site.environment)
     (run,) = study.planned.runs
     script = study.planned.script(run.cell_id)
@@ -138,13 +138,17 @@ def test_what_a_site_asks_for_reaches_slurm_either_way_of_asking_for_gpus(site, 
     job_id = study.run_json(run.run_id)["job_id"]
     fields = "Partition,Account,QOS,Reservation,Constraints,ReqTRES,NodeList,State"
 
-    def told() -> list[str]:
+    def accounting_row() -> list[str]:
         words = ["sacct", "-nXPj", job_id, "-o", fields]
         return site.run(words).stdout.strip().split("|")
 
-    # The job's own record may come after its steps': until then some columns are empty.
-    wait_for(lambda: told()[-1] == "COMPLETED" and all(told()[:5]), what="the job's accounting", timeout_s=60)
-    partition, account, qos, reservation, constraint, tres, node, _ = told()
+    # Some columns are empty until the job's own record follows those of its steps.
+    wait_for(
+        lambda: accounting_row()[-1] == "COMPLETED" and all(accounting_row()[:5]),
+        what="the job's accounting",
+        timeout_s=60,
+    )
+    partition, account, qos, reservation, constraint, tres, node, _ = accounting_row()
     assert (partition, account, qos, reservation, constraint) == ("l40s", "users", "bench", "tonight", "fast")
     assert "gres/gpu=2" in tres
     assert node in ("n3", "n4")
@@ -157,7 +161,7 @@ def test_what_a_site_asks_for_reaches_slurm_either_way_of_asking_for_gpus(site, 
 
 
 def push_out(study: Study, cluster: Cluster) -> None:
-    """Run the study's first run on all of a node, and let a job of a higher partition take it."""
+    """Execute the first run on a whole node, and preempt it by a job of a higher partition."""
     assert study.bench("submit", "STUDY").returncode == 0
     wait_for(
         lambda: study.status()[run_id(1)]["state"] == "running",
@@ -172,7 +176,7 @@ def push_out(study: Study, cluster: Cluster) -> None:
 WHOLE_NODE = "#SBATCH -w n4 --exclusive\n"
 
 
-def test_a_run_that_has_to_make_room_fails_as_preempted_everywhere(cluster, tmp_path):
+def test_a_preempted_run_fails_as_preempted_everywhere(cluster, tmp_path):
     body = f"{WHOLE_NODE}#SBATCH --no-requeue\nsleep 300"
     study = scripted_study(tmp_path, [body], cluster.environment, name="preempted")
     push_out(study, cluster)
@@ -192,8 +196,8 @@ def test_a_run_that_has_to_make_room_fails_as_preempted_everywhere(cluster, tmp_
     assert dry.splitlines()[-1] == "1 of 1 runs would be started"
 
 
-def test_a_preempted_job_that_may_be_requeued_waits_again_and_says_so(cluster, tmp_path):
-    """The harness's scripts forbid it; a site's sbatch filter may allow it all the same."""
+def test_a_preempted_and_requeued_job_is_queued_with_the_reason(cluster, tmp_path):
+    """The scripts forbid requeueing, but a site's sbatch filter may allow it."""
     body = f"{WHOLE_NODE}#SBATCH --requeue\nsleep 300"
     study = scripted_study(tmp_path, [body], cluster.environment, name="requeued")
     push_out(study, cluster)

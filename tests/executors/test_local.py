@@ -1,4 +1,4 @@
-"""Runs on this machine: real ranks, real kills."""
+"""Execution on this machine, with real ranks and signals."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def states(study: PlannedStudy) -> dict[str, str]:
 
 
 def harness(study: PlannedStudy) -> subprocess.Popen:
-    """Start `bench submit` as its user would; what it says goes to `said`."""
+    """Start `bench submit`; its output goes to the file :func:`said`."""
     words = [sys.executable, "-m", "bench", "submit", str(study.folder.path)]
     with said(study).open("w") as output:
         return subprocess.Popen(words, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
@@ -74,7 +74,7 @@ def wait_for(condition: Callable[[], object], *, seconds: float = 60) -> object:
 
 
 def ranks_of(process: psutil.Process, *, count: int) -> list[psutil.Process]:
-    """Return the rank processes below a harness: server -> agent -> ranks."""
+    """Return the rank processes of a harness (server, agent, ranks)."""
     try:
         agents = [child for server in process.children() for child in server.children()]
         ranks = [rank for agent in agents for rank in agent.children()]
@@ -85,13 +85,13 @@ def ranks_of(process: psutil.Process, *, count: int) -> list[psutil.Process]:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory) -> PlannedStudy:
-    """Return a study of two cells and two repeats, run to its end."""
+    """Return an executed study of two cells and two repeats."""
     study = planned(tmp_path_factory.mktemp("finished"), repeats=2)
     submitted(study)
     return study
 
 
-def test_every_run_completes_and_leaves_the_promised_files(finished):
+def test_every_run_completes_and_leaves_all_files(finished):
     assert set(states(finished).values()) == {"completed"}
     for run in finished.runs:
         folder = finished.folder.attempt(run.run_id, 1)
@@ -112,7 +112,7 @@ def test_every_run_completes_and_leaves_the_promised_files(finished):
         assert verdict.passed, [str(check) for check in verdict.checks]
 
 
-def test_run_json_says_what_the_run_is_and_how_it_ended(finished):
+def test_run_json_describes_the_run_and_its_end(finished):
     run = finished.runs[0]
     content = json.loads(finished.folder.attempt(run.run_id, 1).run_json.read_text())
     assert (content["study"], content["run_id"], content["repeat"], content["attempt"]) == (
@@ -137,7 +137,7 @@ def test_submitting_again_starts_nothing(finished):
     assert finished.folder.ledger.read_bytes() == before
 
 
-def test_the_script_does_by_hand_what_the_executor_did(finished, tmp_path):
+def test_the_script_executed_by_hand_has_the_same_results(finished, tmp_path):
     run = next(run for run in finished.runs if "x2" in run.cell_id)
     bin_folder = Path(sys.executable).parent
     env = {**os.environ, "PATH": f"{bin_folder}:{os.environ['PATH']}"}
@@ -155,7 +155,7 @@ def test_the_script_does_by_hand_what_the_executor_did(finished, tmp_path):
     assert (theirs[0], len(theirs)) == (ours[0], len(ours))
 
 
-def test_a_killed_rank_fails_its_run_with_the_reason_and_the_others_go_on(tmp_path):
+def test_a_killed_rank_fails_its_run_with_the_reason_and_other_runs_continue(tmp_path):
     study = planned(tmp_path, ranks=[2], steps=400, epochs=50, repeats=2)
     process = harness(study)
     first = study.folder.attempt(study.runs[0].run_id, 1)
@@ -198,7 +198,7 @@ def test_a_killed_harness_leaves_no_process_and_a_failed_run_with_the_reason(tmp
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_stopped_study_goes_on_where_it_stopped(tmp_path, number):
+def test_a_stopped_study_continues_with_the_remaining_runs(tmp_path, number):
     study = planned(tmp_path, ranks=[1], steps=2000, epochs=50, repeats=3)
     process = harness(study)
     first = study.folder.attempt(study.runs[0].run_id, 1)
@@ -211,7 +211,7 @@ def test_a_stopped_study_goes_on_where_it_stopped(tmp_path, number):
     assert [run.run_id for run in pending(study.runs, study.records())] == [run.run_id for run in study.runs]
 
 
-def test_a_run_that_reaches_its_time_limit_is_ended_and_says_so(tmp_path):
+def test_a_run_is_ended_at_its_time_limit_with_the_reason(tmp_path):
     study = planned(tmp_path, ranks=[2], steps=5000, epochs=1000, limit="6s")
     submitted(study)
     record = study.records()[study.runs[0].run_id]
@@ -235,7 +235,7 @@ def test_retry_failed_makes_a_new_attempt_and_keeps_the_old_one(tmp_path):
     assert study.folder.attempt(run_id, 1).path.is_dir()
 
 
-def test_a_run_of_another_machine_is_left_to_it(tmp_path):
+def test_a_run_on_another_machine_is_left_alone(tmp_path):
     study = planned(tmp_path, ranks=[1])
     study.ledger.append(
         "started", run_id=study.runs[0].run_id, attempt=1, pid=1, pid_started=0.0, host="elsewhere"
@@ -243,7 +243,7 @@ def test_a_run_of_another_machine_is_left_to_it(tmp_path):
     assert states(study) == {study.runs[0].run_id: "running"}
 
 
-def test_two_harnesses_on_one_study_do_not_meet(tmp_path):
+def test_a_second_harness_on_one_study_is_refused(tmp_path):
     study = planned(tmp_path, ranks=[1], steps=2000, epochs=50)
     process = harness(study)
     try:

@@ -1,4 +1,4 @@
-"""Packs on a real cluster: many runs in one job, and every way that one of them, or the job, can end."""
+"""Packs on a real cluster: many runs in one job, and all ways in which runs and job can end."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ ALONE = "n1x2-gloo-torchrun-b4-r1"
 
 @pytest.fixture(scope="module")
 def ddp(running_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Study]:
-    """Start a pack of real DDP runs, which take their time on few cores."""
+    """Start a pack of real DDP runs, which are slow on few cores."""
     study = plan_study(tmp_path_factory.mktemp("ddp"), DDP, running_cluster.environment)
     with submitted(study, "--pack"):
         yield study
@@ -57,14 +57,14 @@ def ddp(running_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> I
 
 @pytest.fixture(scope="module")
 def overrun(running_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Study]:
-    """Start a pack that its job's time limit will end, which Slurm looks for twice a minute."""
+    """Start a pack that reaches its job's time limit, which Slurm checks twice a minute."""
     folder = tmp_path_factory.mktemp("over")
     go = shlex.quote(str(folder / "go"))
     body = f"[ -e {go} ] && exec sleep 300; touch {go}; {MEASURE}"
     study = scripted_study(folder, [body] * 4, running_cluster.environment, name="overrun")
     with submitted(study, "--pack"):
         _wait_for_states(study, {"completed": 1, "running": 1, "queued": 2})
-        # Limits count minutes; the end itself can be set to the second.
+        # Limits are in minutes, but the end time can be set to the second.
         running_cluster.run(["scontrol", "update", f"JobId={study.job_ids()[0]}", "EndTime=now+1"])
         yield study
 
@@ -90,7 +90,7 @@ def _attempt(study: Study, run_id: str, attempt: int = 1) -> RunFolder:
     return RunFolder(study.folder / f"runs/{run_id}/attempt-{attempt}")
 
 
-# -- which nodes, and in which order ------------------------------------------------------------
+# -- nodes and order ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("nodes", "hosts"), [(1, 4), (2, 4), (3, 4), (4, 4), (2, 5), (5, 8), (1, 1)])
@@ -103,7 +103,7 @@ def test_over_the_repeats_every_size_uses_every_node_equally_often(nodes, hosts)
     assert used == dict.fromkeys(range(hosts), nodes)
 
 
-def test_the_first_nodes_of_a_size_follow_from_the_seed_alone():
+def test_the_first_nodes_of_a_size_depend_only_on_the_seed():
     def starts(seed: int) -> list[int]:
         return [first_host(seed=seed, nodes=nodes, repeat=1, hosts=64) for nodes in range(1, 20)]
 
@@ -133,7 +133,7 @@ def test_each_repeat_runs_on_other_nodes_of_the_same_job_and_sees_only_those(
     assert order == [run.run_id for run in study.planned.runs]
 
 
-# -- the same as jobs ---------------------------------------------------------------------------
+# -- comparison with single jobs ----------------------------------------------------------------
 
 
 def test_what_a_pack_would_do_is_shown_and_its_cost_is_checked(scripted, running_cluster, tmp_path):
@@ -201,7 +201,7 @@ workload: {device: cpu, model: mlp}
     )
 
 
-def test_what_slurm_would_not_take_is_said_and_leaves_nothing(scripted):
+def test_a_pack_that_slurm_rejects_is_an_error_and_leaves_nothing(scripted):
     study = scripted(MEASURE, nodes=(1, 2), partition="short")
     done = study.bench("submit", "STUDY", "--pack")
     assert done.returncode == 2
@@ -229,7 +229,7 @@ def test_a_pack_waits_for_a_drained_node_as_a_run_does(scripted, running_cluster
     _wait_for_states(study, {"completed": 2})
 
 
-def test_a_pack_that_a_partition_lets_wait_for_ever_is_pointed_out(scripted):
+def test_a_pack_that_never_starts_in_its_partition_is_a_warning(scripted):
     study = scripted(MEASURE, MEASURE, MEASURE, partition="short")  # at most 5 minutes
     done = study.bench("submit", "STUDY", "--pack")
     assert done.returncode == 0, done.stderr
@@ -249,7 +249,7 @@ def test_a_pack_that_a_partition_lets_wait_for_ever_is_pointed_out(scripted):
     assert done.returncode == 0, done.stderr
 
 
-# -- how runs of a pack end ---------------------------------------------------------------------
+# -- ends of runs -------------------------------------------------------------------------------
 
 
 STEP = 'srun -N1 -n1 -J "$BENCH_STEP_NAME"'
@@ -269,7 +269,7 @@ EXPECTED = {
 }
 
 
-def test_a_run_that_ends_badly_ends_no_other(scripted, running_cluster):
+def test_a_failed_run_does_not_end_others(scripted, running_cluster):
     study = scripted(*ENDS.values(), limit="6s")
     names = dict(zip(_in_order(study, *(f"b{i}" for i in range(1, len(ENDS) + 1))), ENDS, strict=True))
     assert study.bench("submit", "STUDY", "--pack").returncode == 0
@@ -293,7 +293,7 @@ def test_a_run_that_ends_badly_ends_no_other(scripted, running_cluster):
                 what="the accounting",
                 timeout_s=30,
             )
-    # Failed ones wait to be asked for; then they make a pack of their own.
+    # Failed runs are submitted on request only, as another pack.
     assert study.bench("submit", "STUDY", "--pack").stderr.splitlines()[0] == "nothing to start"
     dry = study.bench("submit", "STUDY", "--pack", "--retry-failed", "--dry-run").stdout.splitlines()
     assert ".pack.a2." in dry[0]
@@ -301,13 +301,13 @@ def test_a_run_that_ends_badly_ends_no_other(scripted, running_cluster):
 
 
 def _accounted_steps(study: Study, run_id: str) -> list[str]:
-    """Return the names of the rows of a run's accounting, after another look."""
+    """Return the names of the rows of a run's accounting after a refresh."""
     study.status()
     summary = _attempt(study, run_id).sacct_summary
     return [row.split()[-1] for row in summary.read_text().splitlines()[1:]] if summary.is_file() else []
 
 
-def test_a_pack_that_is_cancelled_from_outside_keeps_what_it_has(scripted, running_cluster):
+def test_a_pack_cancelled_from_outside_keeps_its_results(scripted, running_cluster):
     study = scripted(MEASURE, "sleep 60", MEASURE, MEASURE)
     first, running, *waiting = _in_order(study, "b1", "b2", "b3", "b4")
     assert study.bench("submit", "STUDY", "--pack").returncode == 0
@@ -334,7 +334,7 @@ def test_a_pack_that_is_cancelled_from_outside_keeps_what_it_has(scripted, runni
     assert {name.split(".")[-2] for name in re.findall(r"--job-name=(\S+)", "\n".join(dry))} == {"a2"}
 
 
-def test_bench_cancel_ends_the_whole_pack_and_no_part_of_it(scripted, running_cluster):
+def test_bench_cancel_ends_whole_packs_only(scripted, running_cluster):
     study = scripted(MEASURE, "sleep 60", MEASURE)
     first, running, waiting = _in_order(study, "b1", "b2", "b3")
     assert study.bench("submit", "STUDY", "--pack").returncode == 0
@@ -380,7 +380,7 @@ def _queue(cluster: Cluster, job: str) -> list[str]:
     return cluster.run(["squeue", "-h", "-o", "%A", "-j", job], check=False).stdout.split()
 
 
-# -- nothing twice, nothing lost ----------------------------------------------------------------
+# -- no run is submitted twice or lost ------------------------------------------------------------
 
 
 def test_a_submission_killed_again_and_again_leaves_every_run_in_one_job(scripted, running_cluster):
@@ -399,22 +399,20 @@ def test_a_submission_killed_again_and_again_leaves_every_run_in_one_job(scripte
     _each_run_in_one_job(study, running_cluster)
 
 
-def test_an_sbatch_that_outlives_its_bench_is_waited_for_and_its_job_found(
-    scripted, running_cluster, tmp_path
-):
+def test_bench_waits_for_an_orphaned_sbatch_and_finds_its_job(scripted, running_cluster, tmp_path):
     study = scripted(*([MEASURE] * 3))
     slow = Study(
         study.folder, {**study.environment, "PATH": f"{_slow_sbatch(tmp_path)}:{os.environ['PATH']}"}
     )
     asked, go = tmp_path / "tools/asked", tmp_path / "tools/go"
-    # First both are killed, before Slurm heard of the job ...
+    # First bench and sbatch are killed before the job is submitted ...
     bench = slow.start("submit", "STUDY", "--pack")
     wait_for(asked.is_file, what="sbatch", timeout_s=30)
     for process in (bench.pid, int(asked.read_text())):
         os.kill(process, signal.SIGKILL)
     bench.communicate()
     asked.unlink()
-    # ... then bench alone: its sbatch goes on, and holds the study's lock.
+    # ... then bench alone: sbatch continues and holds the study's lock.
     bench = slow.start("submit", "STUDY", "--pack")
     wait_for(asked.is_file, what="sbatch", timeout_s=30)
     bench.kill()
@@ -432,7 +430,7 @@ def test_an_sbatch_that_outlives_its_bench_is_waited_for_and_its_job_found(
 
 
 def _slow_sbatch(folder: Path) -> Path:
-    """Make an sbatch that notes its process and waits for a file ``go`` before it submits."""
+    """Create an sbatch that writes its process id and waits for a file ``go`` before it submits."""
     tools = folder / "tools"
     tools.mkdir()
     real = shutil.which("sbatch")
@@ -450,7 +448,7 @@ exec {real} "$@"
 
 
 def _each_run_in_one_job(study: Study, cluster: Cluster) -> None:
-    """Check that the jobs that Slurm had of this study ran each of its runs once, and no other."""
+    """Check that the study's Slurm jobs executed each of its runs exactly once."""
     key = study.planned.plan["key"]
     shown = cluster.run(["squeue", "-h", "-t", "all", "-o", "%j"]).stdout.split()
     packs = [name.split(".")[-2].removeprefix("a") for name in shown if name.endswith(f".{key}")]
@@ -464,10 +462,10 @@ def _each_run_in_one_job(study: Study, cluster: Cluster) -> None:
     assert ran == {run.run_id: 1 for run in study.planned.runs}
 
 
-# -- what waited while the others ran -----------------------------------------------------------
+# -- runs that did not start --------------------------------------------------------------------
 
 
-def test_the_jobs_time_limit_leaves_what_is_finished_and_starts_the_rest_anew(overrun, running_cluster):
+def test_the_jobs_time_limit_keeps_finished_runs_and_the_rest_is_started_again(overrun, running_cluster):
     study = overrun
     _wait_for_end(study)
     (job,) = study.job_ids()
@@ -482,7 +480,7 @@ def test_the_jobs_time_limit_leaves_what_is_finished_and_starts_the_rest_anew(ov
     assert [line.split()[1] for line in dry[1:-1]] == [run.run_id for run in study.planned.runs[2:]]
 
 
-def test_a_pack_leaves_the_folders_that_jobs_leave(ddp, running_cluster, tmp_path):
+def test_a_pack_leaves_the_same_folders_as_single_jobs(ddp, running_cluster, tmp_path):
     alone = plan_study(tmp_path / "alone", DDP, running_cluster.environment)
     assert alone.bench("submit", "STUDY", "--only", ALONE).returncode == 0
     done = ddp.bench("submit", "STUDY", "--pack", "--wait", timeout_s=240)
@@ -506,7 +504,7 @@ def test_a_pack_leaves_the_folders_that_jobs_leave(ddp, running_cluster, tmp_pat
         hosts = [host["host"] for host in json.loads(folder.env.read_text())["hosts"]]
         assert hosts == content["allocation"]["hosts"].split(",")
         assert content["allocation"]["job_id"] == content["job_id"]
-    # A torchrun on one node is started by its job's own shell: no step of srun.
+    # torchrun on one node is started by the job's shell, without a step of srun.
     table = _attempt(alone, ALONE).sacct_summary.read_text().splitlines()[1:]
     job = alone.run_json(ALONE)["job_id"]
     assert [line.split()[0] for line in table] == [job, f"{job}.batch"]
@@ -518,7 +516,7 @@ def test_a_pack_leaves_the_folders_that_jobs_leave(ddp, running_cluster, tmp_pat
     assert f"6 runs one after another in the allocation of job {ddp.job_ids()[0]}" in page
 
 
-def test_hosts_are_listed_in_order_where_there_is_no_scontrol(running_cluster, tmp_path):
+def test_hosts_are_listed_in_order_without_scontrol(running_cluster, tmp_path):
     tools = tmp_path / "tools"
     tools.mkdir()
     for folder in reversed(os.environ["PATH"].split(":")):

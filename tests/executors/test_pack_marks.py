@@ -71,7 +71,9 @@ def row(shown: str, state: str, name: str, **more: object) -> AccountingRow:
 JOB = row("7", "RUNNING", "study.pack.a1.key")
 
 
-def told(packs: Packs, place: int, *rows: AccountingRow, job: JobStatus | None = None) -> tuple[object, ...]:
+def status_of(
+    packs: Packs, place: int, *rows: AccountingRow, job: JobStatus | None = None
+) -> tuple[object, ...]:
     found = packs.status(record(place), job, own_rows(record(place), rows))
     assert found is not None
     return str(found.state), found.failure_class, found.exit_code, found.reason
@@ -81,36 +83,36 @@ def test_the_step_of_a_run_names_the_cause_and_those_of_others_do_not(packs):
     of = packs(started(1), ended(1, 1), started(2), ended(2, 1))
     steps = [row("7.0", "OUT_OF_MEMORY", "r1", signal=125), row("7.1", "FAILED", "r2", exit_code=1)]
     out_of_memory = "OUT_OF_MEMORY in step 0 (r1); the job says FAILED"
-    assert told(of, 1, JOB, *steps) == ("failed", "out-of-memory", 1, out_of_memory)
-    assert told(of, 2, JOB, *steps) == ("failed", "bad-exit", 1, "FAILED: exit code 1")
+    assert status_of(of, 1, JOB, *steps) == ("failed", "out-of-memory", 1, out_of_memory)
+    assert status_of(of, 2, JOB, *steps) == ("failed", "bad-exit", 1, "FAILED: exit code 1")
 
 
-def test_a_signal_and_an_exit_code_above_128_are_told_apart_by_what_the_run_noted(packs, tmp_path):
+def test_end_json_distinguishes_a_signal_from_an_exit_code_above_128(packs, tmp_path):
     of = packs(started(1), ended(1, 137), started(2), ended(2, 137))
     folder = StudyFolder(tmp_path).attempt("r2", 1)
     folder.path.mkdir(parents=True)
     write_json(folder.end, {"exit_code": 137, "time": ENDED})
-    assert told(of, 1, JOB) == ("failed", "killed", 137, "FAILED: the script was ended by SIGKILL")
-    assert told(of, 2, JOB)[:3] == ("failed", "bad-exit", 137)
+    assert status_of(of, 1, JOB) == ("failed", "killed", 137, "FAILED: the script was ended by SIGKILL")
+    assert status_of(of, 2, JOB)[:3] == ("failed", "bad-exit", 137)
 
 
-def test_a_run_that_was_going_on_shares_its_jobs_fate_and_one_that_was_through_does_not(packs, tmp_path):
+def test_an_active_run_shares_the_jobs_status_and_a_finished_one_does_not(packs, tmp_path):
     of = packs(started(1), ended(1, 0), started(2), ended(2, 143, by="stop"))
     job = classify([row("7", "CANCELLED by 0", "study.pack.a1.key")])
-    assert told(of, 1, JOB, job=job) == ("completed", None, 0, "")
+    assert status_of(of, 1, JOB, job=job) == ("completed", None, 0, "")
     shared = "with its pack (job 7): cancelled by user id 0"
-    assert told(of, 2, JOB, job=job)[:2] == ("cancelled", "cancelled")
-    assert told(of, 2, JOB, job=job)[3] == shared
+    assert status_of(of, 2, JOB, job=job)[:2] == ("cancelled", "cancelled")
+    assert status_of(of, 2, JOB, job=job)[3] == shared
     folder = StudyFolder(tmp_path).attempt("r2", 1)
     folder.path.mkdir(parents=True)
     write_json(folder.end, {"exit_code": 0, "time": ENDED})
-    assert told(of, 2, JOB, job=job)[0] == "completed"
+    assert status_of(of, 2, JOB, job=job)[0] == "completed"
     assert not_started(record(3), job) == (
         "not started: its pack (job 7) ended before its turn (cancelled by user id 0)"
     )
 
 
-def test_what_is_not_known_is_not_guessed(packs):
+def test_an_unknown_status_is_not_guessed(packs):
     of = packs(started(1))
     assert of.status(record(1), None, []) is None
     assert of.never_started(record(2))
@@ -132,7 +134,7 @@ def test_a_run_waits_for_those_before_it(packs):
     assert of.active_status(record(3), waits) == waits
 
 
-def test_marks_that_are_torn_or_of_another_shape_say_nothing(tmp_path):
+def test_broken_marks_are_ignored(tmp_path):
     good = [started(1), ended(1, 0)]
     bad = ["", "{", "[]", "7", '{"event": "end"}', mark("end", 9, exit_code=0, by="exit"), started(2)[:40]]
     (tmp_path / "marks.jsonl").write_bytes("\n".join([*bad, *good]).encode() + b"\n\xff")
@@ -141,7 +143,7 @@ def test_marks_that_are_torn_or_of_another_shape_say_nothing(tmp_path):
     assert (marks.runs["r1"].exit_code, marks.runs["r1"].hosts) == (0, "n1,n2")
 
 
-def test_a_pack_that_was_queued_again_is_not_over(packs):
+def test_a_requeued_pack_is_not_over(packs):
     of = packs(started(1), ended(1, 143, by="stop"), mark("stop", 1, by="TERM"))
     assert of.marks(record(1)).over
     assert not of.has_ended(record(1))

@@ -1,4 +1,4 @@
-"""The numbers of commands that are not changed: from their output, or from a file of theirs."""
+"""Metrics of unchanged commands, from their output or a file."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def cell(metrics: dict[str, Any]) -> Cell:
 
 
 class Left:
-    """A run's folder with what a command left in it."""
+    """A run's folder with the output of a command."""
 
     def __init__(self, path: Path) -> None:
         self.folder = RunFolder(path)
@@ -84,21 +84,21 @@ def test_step_times_in_milliseconds_become_throughputs_of_the_global_batch(left)
         ({"units": {"throughput": "it/s"}, "scope": "per_gpu"}, 3200.0),
     ],
 )
-def test_a_rate_is_of_all_ranks_or_of_one_or_of_steps(left, more, throughput):
+def test_a_rate_counts_samples_of_all_ranks_of_one_rank_or_steps(left, more, throughput):
     left.folder.out.write_text("speed: 100/s\n")
     rows = left.rows({"output": {"throughput": r"speed: (\S+)/s"}, **more})
     assert column(rows, "throughput_samples_per_sec") == [throughput]
     assert column(rows, "step_time_sec_median") == [32 / throughput]
 
 
-def test_what_is_told_twice_is_kept_as_it_is_told(left):
+def test_throughput_and_step_time_are_both_kept(left):
     left.folder.out.write_text("1,000.5 img/s in 0.5 s\n")
     rows = left.rows({"output": {"throughput": r"(\S+) img/s", "step_time": r"in (\S+) s"}})
     assert column(rows, "throughput_samples_per_sec") == [1000.5]
     assert column(rows, "step_time_sec_median") == [0.5]
 
 
-def test_progress_bars_on_standard_error_are_read_where_the_output_has_nothing(left):
+def test_progress_bars_on_standard_error_are_read_if_the_output_has_no_match(left):
     left.folder.out.write_text("nothing\n")
     left.folder.err.write_text(" 10%|#  | [00:01, 4.00it/s]\r 20%|## | [00:02, 8.00it/s]\r")
     rows = left.rows({"output": {"throughput": r"([0-9.]+)it/s"}, "units": {"throughput": "it/s"}})
@@ -117,7 +117,7 @@ def test_a_csv_of_the_command_is_read_by_its_columns(left):
     assert column(rows, "throughput_samples_per_sec") == [10.0, 20.0]
 
 
-def test_json_lines_are_read_by_their_keys_and_others_are_passed_over(left):
+def test_json_lines_are_read_by_their_keys_and_other_lines_are_skipped(left):
     records = [{"t": 0.5, "loss": 1.0}, {"eval": 3}, {"t": 0.25, "loss": 0.5}]
     text = "".join(f"{json.dumps(record)}\n" for record in records)
     (left.folder.path / "log.jsonl").write_text(f"starting\n{text}[1]\n" + '{"t": 0.')
@@ -126,7 +126,7 @@ def test_json_lines_are_read_by_their_keys_and_others_are_passed_over(left):
     assert column(rows, "train_loss") == [1.0, 0.5]
 
 
-def test_what_cannot_be_read_is_said_with_the_place_and_the_pattern(left):
+def test_an_unreadable_metric_is_reported_with_source_and_pattern(left):
     left.folder.out.write_text("time 5ms\ntime 6ms, rate 3\n")
     pattern = STEP_TIME["step_time"]
     assert left.lack({"output": {"throughput": "speed ([0-9]+)"}}) == (
@@ -147,14 +147,14 @@ def test_what_cannot_be_read_is_said_with_the_place_and_the_pattern(left):
 
 
 @pytest.mark.parametrize("value", ["0", "-3", "nan", "inf"])
-def test_a_rate_that_cannot_be_is_refused(left, value):
+def test_an_impossible_rate_is_refused(left, value):
     left.folder.out.write_text(f"rate {value}\n")
     assert left.lack({"output": {"throughput": r"rate (\S+)"}}) == (
         f"reading 1 of job.out is not a positive rate: {{'throughput': {float(value)}}}"
     )
 
 
-def test_a_loss_that_is_no_number_is_named_and_the_numbers_are_kept(left):
+def test_a_loss_that_is_not_finite_is_reported_and_the_rows_are_kept(left):
     left.folder.out.write_text("loss 3 time 5ms\nloss nan time 5ms\n")
     assert (
         left.lack({"output": {**STEP_TIME, "loss": r"loss (\S+)"}})
@@ -173,7 +173,7 @@ def test_a_file_that_is_missing_or_has_other_columns_is_named(left):
     assert left.lack(metrics) == f"{path}: contains 'fast', which is not a number"
 
 
-def test_a_file_of_an_earlier_run_is_not_taken_for_this_ones(left, tmp_path_factory):
+def test_a_file_of_an_earlier_run_is_refused(left, tmp_path_factory):
     elsewhere = tmp_path_factory.mktemp("elsewhere") / "log.csv"
     elsewhere.write_text("ips\n5\n")
     left.folder.run_json.write_text('{"submitted_at": "2026-01-01T00:00:00.000Z"}')
@@ -184,20 +184,20 @@ def test_a_file_of_an_earlier_run_is_not_taken_for_this_ones(left, tmp_path_fact
     assert len(left.rows(metrics)) == 1
 
 
-def test_a_command_that_records_nothing_is_incomplete_unless_nothing_is_wanted(left):
+def test_a_command_that_records_nothing_is_incomplete_unless_metrics_is_none(left):
     assert left.lack({"source": "recorder"}) == (
         "the command recorded nothing: use bench.record in it, or say in workload.metrics where its numbers are"
     )
     assert left.lack({"source": "none"}) == ""
 
 
-def test_a_recorder_that_saw_too_few_steps_says_how_many_it_wanted(left):
+def test_a_recorder_with_too_few_steps_reports_the_required_number(left):
     words = "no window was recorded: there were fewer than 6 steps on some rank"
     left.folder.env.write_text(json.dumps({"recorder": {}, "warnings": ["another one", words]}))
     assert left.lack({"source": "recorder"}) == words
 
 
-def test_a_loss_that_a_recorder_saw_become_no_number_is_named_with_its_epoch(left):
+def test_a_recorded_loss_that_is_not_finite_is_reported_with_its_epoch(left):
     def record(loss: str) -> None:
         rows = [METRICS_COLUMNS, *([epoch, "5", "40", told] for epoch, told in (("1", "2.5"), ("2", loss)))]
         lines = [",".join([*row, *[""] * (len(METRICS_COLUMNS) - len(row))]) for row in rows]

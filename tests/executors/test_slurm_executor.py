@@ -1,4 +1,4 @@
-"""The Slurm executor on a real cluster: end to end, interrupted, refused, and every way a run can end."""
+"""The Slurm executor on a real cluster: interruptions, rejections, and all ways in which a run can end."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ repeats: 1
 
 @pytest.fixture(scope="module")
 def ends(running_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Study]:
-    """Start a study whose runs come to many ends; the slowest takes half a minute to be ended."""
+    """Start a study whose runs end in many ways; the slowest takes half a minute."""
     folder = tmp_path_factory.mktemp("ends")
     study = scripted_study(folder, [*ENDS.values()], running_cluster.environment, name="ends")
     with submitted(study):
@@ -54,7 +54,7 @@ def ends(running_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture(scope="module")
 def ddp(running_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Study]:
-    """Start real DDP cells, which take their time on few cores."""
+    """Start real DDP cells, which are slow on few cores."""
     with submitted(plan_study(tmp_path_factory.mktemp("ddp"), DDP, running_cluster.environment)) as study:
         yield study
 
@@ -63,7 +63,7 @@ RANK_1 = "srun -n2 --kill-on-bad-exit=1 bash -c '[ $SLURM_PROCID = 0 ] && sleep 
 NOTE = """\
 printf '{"exit_code": %d, "signal": null, "time": "%s"}' $? "$(date -u +%FT%TZ)" >"$1/end.json"
 """
-#: The n-th cell's script.
+#: Script of the n-th cell.
 ENDS = {
     "time-limit": "sleep 300",
     "scancel": "sleep 300",
@@ -90,7 +90,7 @@ EXPECTED = {
 
 
 def _end_some(study: Study, cluster: Cluster) -> None:
-    """Bring about the ends that come from outside."""
+    """Cause the ends from outside."""
     jobs = {name: study.status()[run_id(i)]["job_id"] for i, name in enumerate(ENDS, 1)}
     names = ("time-limit", "scancel", "node-lost")
 
@@ -99,19 +99,19 @@ def _end_some(study: Study, cluster: Cluster) -> None:
         return cluster.run(["squeue", "-h", "-j", ids, "-o", "%T"]).stdout.split() == ["RUNNING"] * 3
 
     wait_for(all_run, what="the jobs that are to be ended", timeout_s=30)
-    # Limits count minutes; the end itself can be set to the second (and is looked for twice a minute).
+    # Limits are in minutes, but the end time can be set to the second. Slurm checks it twice a minute.
     cluster.run(["scontrol", "update", f"JobId={jobs['time-limit']}", "EndTime=now+1"])
     cluster.run(["scancel", jobs["scancel"]])
     cluster.crash_node("n4")
     cluster.declare_down("n4")
     cluster.boot_node("n4")
-    # A controller that starts again forgets who it was that cancelled: look before that.
+    # A restarted controller forgets who cancelled a job: refresh before.
     wait_for(
         lambda: study.status()[run_id(2)]["state"] == "cancelled", what="the cancelled run", timeout_s=30
     )
 
 
-# -- nothing twice, nothing lost ------------------------------------------------------------
+# -- no run is submitted twice or lost ----------------------------------------------------------
 
 
 def test_a_submission_killed_again_and_again_leaves_one_job_per_run(scripted, ends, ddp):
@@ -131,7 +131,7 @@ def test_a_submission_killed_again_and_again_leaves_one_job_per_run(scripted, en
     assert study.jobs_per_run() == {run_id(i): 1 for i in range(1, 13)}
 
 
-def test_an_sbatch_that_outlives_its_bench_is_waited_for_and_its_job_found(scripted, running_cluster):
+def test_bench_waits_for_an_orphaned_sbatch_and_finds_its_job(scripted, running_cluster):
     study = scripted(MEASURE, MEASURE, MEASURE)
     first, second, third = (run.run_id for run in study.planned.runs)
     assert study.bench("submit", "STUDY", "--wait", "--only", first).returncode == 0
@@ -152,7 +152,7 @@ def test_an_sbatch_that_outlives_its_bench_is_waited_for_and_its_job_found(scrip
     assert study.jobs_per_run() == {first: 1, second: 1, third: 1}
 
 
-def test_a_submission_says_for_whom_it_waits(scripted):
+def test_a_submission_reports_the_one_that_it_waits_for(scripted):
     study = scripted(MEASURE)
     with submit_lock(study.folder / "submit.lock"):
         waiting = study.start("submit", "STUDY")
@@ -165,7 +165,7 @@ def test_a_submission_says_for_whom_it_waits(scripted):
     )
 
 
-def test_of_ranks_on_one_node_that_srun_ends_the_first_to_exit_is_to_blame(scripted):
+def test_the_first_rank_to_exit_is_the_cause_when_srun_ends_the_others(scripted):
     fails = "[ $SLURM_PROCID = 1 ] && exit 3; sleep 60"
     study = scripted(f"srun --ntasks=2 --overcommit --kill-on-bad-exit=1 bash -c '{fails}'")
     assert study.bench("submit", "STUDY", "--wait").returncode == 1
@@ -183,7 +183,7 @@ def test_two_submissions_at_once_share_the_work(scripted):
 
 
 def test_the_lost_answer_of_an_sbatch_is_looked_up(scripted, running_cluster):
-    """bench and its sbatch are both killed while the request waits in the controller's socket."""
+    """bench and sbatch are killed while the request waits in the controller's socket."""
     study = scripted(MEASURE)
     with running_cluster.frozen_slurmctld():
         _write_intent(study)
@@ -199,7 +199,7 @@ def test_the_lost_answer_of_an_sbatch_is_looked_up(scripted, running_cluster):
         time.sleep(0.5)
         os.killpg(sbatch.pid, signal.SIGKILL)
         sbatch.wait()
-        # It waits for the controller, too, and must not be told the job is not there.
+        # It waits for the controller too; the answer must include the job.
         second = study.start("submit", "STUDY")
         time.sleep(1)
     assert second.wait(timeout=30) == 0
@@ -208,7 +208,7 @@ def test_the_lost_answer_of_an_sbatch_is_looked_up(scripted, running_cluster):
 
 
 def _write_intent(study: Study) -> None:
-    """Leave what a bench leaves that was killed just before its sbatch."""
+    """Create the files of a bench that was killed just before it called sbatch."""
     from bench.study.files import write_json
     from bench.study.run_json import new_attempt
 
@@ -233,7 +233,7 @@ def test_an_intent_without_a_job_is_withdrawn_and_started_again(scripted):
     assert study.jobs_per_run() == {run_id(1): 1}
 
 
-def test_a_refused_job_stops_the_submission_and_the_next_goes_on_with_it(scripted, running_cluster):
+def test_a_rejected_job_stops_the_submission_and_the_next_continues_with_it(scripted, running_cluster):
     study = scripted(*([f"sleep 2; {MEASURE}"] * 4))
     order = [run.run_id for run in study.planned.runs]
     with running_cluster.limited(MaxSubmitJobs=2 + _queued(running_cluster)):
@@ -249,7 +249,7 @@ def test_a_refused_job_stops_the_submission_and_the_next_goes_on_with_it(scripte
         )
         shown = study.status()
         assert [shown[run]["state"] for run in order[2:]] == ["planned", "planned"]
-        # --wait goes on by itself when there is room.
+        # --wait continues when there is room.
         done = study.bench("submit", "STUDY", "--wait")
         assert done.returncode == 0, done.stderr
     assert done.stderr.splitlines()[-1] == "study scripted: 4 completed"
@@ -261,7 +261,7 @@ def _queued(cluster: Cluster) -> int:
     return len(cluster.run(["squeue", "-h", "-t", "PD,R,CG", "-o", "%A"]).stdout.split())
 
 
-def test_what_slurm_would_not_take_is_said_before_anything_is_submitted(scripted):
+def test_a_cell_that_slurm_rejects_is_an_error_before_anything_is_submitted(scripted):
     study = scripted("#SBATCH --partition=nope\ntrue")
     done = study.bench("submit", "STUDY")
     assert done.returncode == 2
@@ -273,7 +273,7 @@ def test_what_slurm_would_not_take_is_said_before_anything_is_submitted(scripted
     assert not (study.folder / "ledger.jsonl").exists()
 
 
-def test_a_job_is_verified_by_its_id_also_when_its_run_was_started_again(scripted, running_cluster):
+def test_a_job_is_verified_by_its_id_even_after_a_later_attempt(scripted, running_cluster):
     study = scripted("case $1 in *-1) exit 3 ;; esac; " + MEASURE)
     results = ("--results", str(study.folder.parent))
     assert study.bench("submit", "STUDY", "--wait").returncode == 1
@@ -292,7 +292,7 @@ def test_a_job_is_verified_by_its_id_also_when_its_run_was_started_again(scripte
     )
 
 
-def test_variables_that_win_over_the_scripts_are_pointed_out(scripted):
+def test_variables_that_override_the_scripts_are_a_warning(scripted):
     study = scripted(MEASURE)
     study.environment = {**study.environment, "SBATCH_COMMENT": "a b"}
     done = study.bench("submit", "STUDY", "--wait")
@@ -302,9 +302,7 @@ def test_variables_that_win_over_the_scripts_are_pointed_out(scripted):
     )
 
 
-def test_more_nodes_than_there_are_is_said_before_the_canary_and_after_smaller_runs(
-    running_cluster, tmp_path
-):
+def test_too_many_nodes_are_an_error_before_the_canary_and_after_smaller_runs(running_cluster, tmp_path):
     matrix = """\
 study: eight
 cluster: {executor: slurm, partition: l40s, account: users, time_limit: 2m}
@@ -329,7 +327,7 @@ repeats: 1
     assert list(study.jobs_per_run()) == ["n1x1-gloo-srun-b4-r1"]
 
 
-def test_a_canary_that_cannot_start_by_itself_is_pointed_out(running_cluster, tmp_path):
+def test_a_canary_that_cannot_start_by_itself_is_a_warning(running_cluster, tmp_path):
     matrix = """\
 study: long
 cluster: {executor: slurm, partition: short, account: users, time_limit: 6m}
@@ -376,10 +374,10 @@ def test_a_controller_that_is_down_is_an_error_and_loses_nothing(scripted, runni
     assert study.jobs_per_run() == {run_id(i): 1 for i in (1, 2, 3)}
 
 
-# -- settling -------------------------------------------------------------------------------
+# -- settlement -----------------------------------------------------------------------------
 
 
-def test_without_accounting_squeue_and_the_runs_folder_tell_the_end(scripted, running_cluster):
+def test_without_accounting_squeue_and_the_run_folder_show_the_end(scripted, running_cluster):
     end = '"time": "2026-01-01T00:00:00Z"}'
     study = scripted(MEASURE, f'echo \'{{"exit_code": 3, {end}\' >"$1/end.json"; exit 3', "kill -9 $$")
     assert study.bench("submit", "STUDY").returncode == 0
@@ -401,7 +399,7 @@ def test_without_accounting_squeue_and_the_runs_folder_tell_the_end(scripted, ru
     assert shown[2]["reason"].startswith("ended with a bad exit code (")
 
 
-def test_a_job_that_slurm_has_forgotten_is_told_by_its_folder_or_is_unknown(scripted):
+def test_a_forgotten_job_is_settled_by_its_folder_or_is_unknown(scripted):
     study = scripted(MEASURE, "true")
     for i in (1, 2):
         _pretend_submitted(study, run_id(i), job_id=f"99990{i}")
@@ -426,7 +424,7 @@ def _pretend_submitted(study: Study, name: str, *, job_id: str) -> None:
     planned.ledger.append("submitted", run_id=name, attempt=1, job_id=job_id)
 
 
-def test_another_jobs_accounting_under_the_same_id_is_not_believed(scripted, running_cluster):
+def test_accounting_of_another_job_with_the_same_id_is_ignored(scripted, running_cluster):
     study = scripted("true")
     other = running_cluster.run(["sbatch", "--parsable", "-o/dev/null", "--wrap=exit 1"]).stdout.strip()
     wait_for(
@@ -435,7 +433,7 @@ def test_another_jobs_accounting_under_the_same_id_is_not_believed(scripted, run
         timeout_s=20,
     )
     _pretend_submitted(study, run_id(1), job_id=other)
-    # For some seconds sacct knows no name of a job that has just ended.
+    # For some seconds after its end, sacct lacks the name of a job.
     wait_for(lambda: study.status()[run_id(1)]["state"] == "unknown", what="the other name", timeout_s=30)
 
 
@@ -457,7 +455,9 @@ def test_cancel_ends_this_studys_jobs_only(scripted):
     assert cancelled["ended_at"]
 
 
-def test_a_budget_is_refused_with_its_sum_and_max_queued_holds_back(running_cluster, tmp_path, scripted):
+def test_a_budget_is_refused_with_the_cost_and_max_queued_limits_the_queue(
+    running_cluster, tmp_path, scripted
+):
     matrix = """\
 study: gpus
 cluster: {executor: slurm, partition: l40s, account: users, gpu_type: l40s, time_limit: 30m}
@@ -481,7 +481,7 @@ repeats: 2
     assert sum(study.jobs_per_run().values()) == 2
 
 
-def test_a_canary_that_does_not_pass_keeps_the_rest_back(scripted):
+def test_a_failed_canary_holds_the_rest_back(scripted):
     study = scripted(*([MEASURE] * 3))
     canary = study.planned.runs[0].run_id
     done = study.bench("submit", "STUDY", "--canary")
@@ -493,7 +493,7 @@ def test_a_canary_that_does_not_pass_keeps_the_rest_back(scripted):
     assert sum(study.jobs_per_run().values()) == 1
 
 
-def test_a_dry_run_prints_what_sbatch_would_get(scripted):
+def test_a_dry_run_prints_the_sbatch_commands(scripted):
     study = scripted(MEASURE)
     done = study.bench("submit", "STUDY", "--dry-run")
     folder, key = study.folder, study.planned.plan["key"]
@@ -524,7 +524,7 @@ def test_a_dry_run_prints_what_sbatch_would_get(scripted):
     assert not (folder / "ledger.jsonl").exists()
 
 
-def test_the_status_of_a_large_study_takes_one_squeue_and_one_sacct(
+def test_the_status_of_a_large_study_calls_squeue_and_sacct_once(
     scripted, running_cluster, tmp_path, monkeypatch
 ):
     study = scripted(*([MEASURE] * 20))
@@ -543,7 +543,7 @@ def test_the_status_of_a_large_study_takes_one_squeue_and_one_sacct(
 
 
 def _count_calls(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put wrappers of Slurm's commands first in PATH that note each call."""
+    """Put wrappers of Slurm's commands first in PATH, which record each call."""
     folder.mkdir()
     for name in ("squeue", "sacct", "scontrol", "sinfo"):
         wrapper = folder / name
@@ -552,7 +552,7 @@ def _count_calls(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
 
 
-def test_what_init_writes_is_planned_and_submitted_unchanged(running_cluster, tmp_path):
+def test_the_matrix_of_init_is_planned_and_submitted_unchanged(running_cluster, tmp_path):
     env = {**os.environ, **running_cluster.environment, "BENCH_RESULTS": str(tmp_path / "results")}
 
     def bench(*words: str) -> subprocess.CompletedProcess[str]:
@@ -571,10 +571,10 @@ def test_what_init_writes_is_planned_and_submitted_unchanged(running_cluster, tm
     assert bench("cancel", "l40s").stdout == f"{len(shown['runs'])} runs cancelled\n"
 
 
-# -- real ends -------------------------------------------------------------------------------
+# -- ends of runs ----------------------------------------------------------------------------
 
 
-def test_every_end_is_told_with_its_reason(ends):
+def test_every_end_has_its_reason(ends):
     wait_for(
         lambda: all(run["state"] not in ("queued", "running") for run in ends.status().values()),
         what="the ends of all runs",
@@ -602,7 +602,7 @@ def test_every_end_is_told_with_its_reason(ends):
     done = ends.bench("verify", "STUDY")
     assert done.returncode == 1
     assert "  FAIL  state: failed (TIMEOUT: reached its time limit)" in done.stdout
-    # A failed run waits to be asked for; a cancelled one counts as not done.
+    # A failed run is submitted on request only; a cancelled one counts as not done.
     dry = ends.bench("submit", "STUDY", "--dry-run").stdout.splitlines()
     assert len(dry) == 2
     assert f".{run_id(2)}.a2." in dry[0]
@@ -613,7 +613,7 @@ def _without_node(reason: str) -> str:
     return reason.replace(" on n1 ", " on n{node} ").replace(" on n2 ", " on n{node} ")
 
 
-def test_ddp_runs_on_the_nodes_that_slurm_gave(ddp, running_cluster):
+def test_ddp_runs_on_the_allocated_nodes(ddp, running_cluster):
     study = ddp
     done = study.bench("submit", "STUDY", "--wait")
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""Runs on several hosts over ssh: the test cluster's nodes, as hosts without Slurm."""
+"""Execution on several hosts over ssh; the hosts are the test cluster's nodes, used without Slurm."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ workload: {{device: cpu, model: mlp, parameters: 20k, steps_per_epoch: {steps}, 
            attribution_steps: 2, val_steps: 0, probe_steps: 0, sweep_max_mb: 0.1, join_timeout: 120}}
 repeats: {repeats}
 """
-#: What a run that goes well leaves behind, as far as the executor looks at it.
+#: Commands that write the results that the executor expects of a successful run.
 MEASURE = f"printf '%s\\n' {','.join(METRICS_COLUMNS)} {',' * (len(METRICS_COLUMNS) - 1)} >\"$1/metrics.csv\""
-#: Two processes as ranks are: in sessions of their own, which outlive what started them.
+#: Two processes in separate sessions, which like ranks outlive their parent.
 RANKS = "setsid sleep 500 & setsid sleep 500 &"
 
 
@@ -54,7 +54,7 @@ def ssh_config(running_cluster: Cluster) -> Path:
 
 @pytest.fixture
 def bed(running_cluster: Cluster, ssh_config: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    """Yield the cluster, reached by ssh; nothing that a test started may be left on its nodes."""
+    """Yield the cluster with ssh access; check that tests leave no processes on its nodes."""
     monkeypatch.setenv("BENCH_SSH", f"ssh -F {ssh_config}")
     yield running_cluster
     for node in running_cluster.nodes:
@@ -72,7 +72,7 @@ Make = Callable[..., Study]
 
 @pytest.fixture
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
-    """Plan a study in a folder with an awkward name, which is the folder of submission."""
+    """Plan a study in a folder with an awkward name, from which it is submitted."""
     root = tmp_path / "it's a folder"
     root.mkdir()
     monkeypatch.chdir(root)
@@ -108,7 +108,7 @@ def submitted(study: Study, *, retry_failed: bool = False) -> None:
 
 @contextmanager
 def harness_of(study: Study, *words: str) -> Iterator[subprocess.Popen[str]]:
-    """Yield a `bench submit` at work; it is over when the block is."""
+    """Yield a running `bench submit`, which ends with the block."""
     with study.start("submit", "STUDY", *words) as process:
         try:
             yield process
@@ -118,7 +118,7 @@ def harness_of(study: Study, *words: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def states(study: Study) -> dict[int, tuple[str, str]]:
-    """Return state and reason by the number of hosts."""
+    """Return state and reason by number of hosts."""
     planned: PlannedStudy = open_study(study.planned.folder)
     records = SshExecutor(planned).refresh()
     found = {run.run_id: planned.cells[run.cell_id].nodes for run in planned.runs}
@@ -130,7 +130,7 @@ def only_folder(study: Study, attempt: int = 1) -> RunFolder:
     return study.planned.folder.attempt(run.run_id, attempt)
 
 
-def test_ranks_of_two_hosts_train_together_and_leave_what_any_run_leaves(bed, make):
+def test_ranks_of_two_hosts_train_together_and_leave_all_files(bed, make):
     text = 'it\'s $(touch planted); `touch planted` "é"\ntwo lines'
     python = f"export PATH={Path(sys.executable).parent}:$PATH"
     study = make(
@@ -162,7 +162,7 @@ def test_ranks_of_two_hosts_train_together_and_leave_what_any_run_leaves(bed, ma
     assert not Path("planted").exists()
 
 
-def test_the_script_starts_a_run_by_hand_too(bed, make):
+def test_the_script_also_starts_a_run_by_hand(bed, make):
     study = make()
     (script,) = (study.folder / "scripts").iterdir()
     endpoint, here = f"{bed.address('n1')}:29411", str(Path.cwd())
@@ -211,7 +211,7 @@ def test_a_killed_harness_leaves_nothing_running_and_nothing_runs_twice(bed, mak
         assert running(bed, "n1")
         harness.kill()
     Path("go").touch()
-    # Typed again at once: the hosts may still be ending what the dead harness ran.
+    # Submitted again at once: the hosts may still be ending the run of the dead harness.
     submitted(study)
     first, second = (study.planned.records()[run.run_id] for run in study.planned.runs)
     assert (str(first.state), first.reason, str(second.state)) == (
@@ -242,7 +242,7 @@ def test_a_cancelled_run_ends_in_order_and_is_started_again(bed, make):
     assert states(study) == {2: ("completed", "")}
 
 
-def test_what_one_host_says_is_the_reason_and_the_others_are_ended(bed, make, monkeypatch):
+def test_the_error_of_one_host_is_the_reason_and_the_others_are_ended(bed, make, monkeypatch):
     monkeypatch.setattr(ssh, "ERRORS_S", 0.5)
     study = make(
         f'[ "$2" = 0 ] || {{ echo out; echo "bench: error: no such wheel" >&2; exit 3; }}; {RANKS} wait'
@@ -252,11 +252,11 @@ def test_what_one_host_says_is_the_reason_and_the_others_are_ended(bed, make, mo
     folder = only_folder(study)
     assert json.loads(folder.end.read_text())["exit_code"] == 3
     assert folder.out.read_text() == "==> n2 <==\nout\n"
-    # Nothing of how the shell there ended the others, which would pass for a reason.
+    # Without the shell's messages about the other processes, which look like a reason.
     assert folder.err.read_text() == "==> n2 <==\nbench: error: no such wheel\n"
 
 
-def test_an_exit_code_without_words_names_the_host(bed, make):
+def test_an_exit_code_without_an_error_names_the_host(bed, make):
     study = make('[ "$2" = 0 ] || exit 7; sleep 0.1')
     submitted(study)
     assert states(study) == {2: ("failed", "exit code 7 on n2")}
@@ -270,7 +270,7 @@ def test_a_run_that_reaches_its_time_limit_is_ended_on_all_hosts(bed, make):
     assert not running(bed, "n2")
 
 
-def test_what_needs_a_host_that_is_not_there_waits_and_the_rest_is_run(bed, make, ssh_config, monkeypatch):
+def test_runs_that_need_a_missing_host_wait_and_the_others_are_executed(bed, make, ssh_config, monkeypatch):
     own = Path("ssh config")
     own.write_text(f"Host gone\n  HostName 127.0.0.1\n  Port 1\n{ssh_config.read_text()}")
     monkeypatch.setenv("BENCH_SSH", f"ssh -F {shlex.quote(str(own.absolute()))}")
@@ -299,7 +299,7 @@ def test_a_host_without_the_folder_of_submission_is_named(bed, make):
 
 
 class hidden:  # noqa: N801 (used as a function)
-    """Give nodes an empty folder of their own in place of one that all share."""
+    """Mount an empty folder over a shared one on some nodes."""
 
     def __init__(self, cluster: Cluster, nodes: Sequence[str], folder: Path) -> None:
         self.cluster, self.nodes, self.folder = cluster, nodes, folder
@@ -313,7 +313,7 @@ class hidden:  # noqa: N801 (used as a function)
             self.cluster.run_on_node(node, ["umount", self.folder])
 
 
-def test_results_of_hosts_that_share_no_folder_are_copied_and_removed_there(bed, make):
+def test_results_of_hosts_without_a_shared_folder_are_copied_and_removed(bed, make):
     body = (
         f'[ "$2" = 1 ] || {{ {MEASURE}; head -c 3000000 /dev/zero >"$1/checkpoint.pt"; }}; '
         'echo "$BENCH_HOSTS" >"$1/of $2"; mkdir "$1/inner"; ln -s /etc/passwd "$1/link"; echo done'
@@ -331,7 +331,7 @@ def test_results_of_hosts_that_share_no_folder_are_copied_and_removed_there(bed,
     assert (folder / "checkpoint.pt").stat().st_size == 3_000_000
 
 
-def test_hosts_that_are_at_work_are_left_to_it(bed, make, monkeypatch):
+def test_busy_hosts_are_left_alone(bed, make, monkeypatch):
     monkeypatch.setattr(ssh, "BUSY_S", 0.0)
     going = make(f"touch begun; [ -e go ] || sleep 500; {MEASURE}", name="going")
     study = make(MEASURE, name="second", hosts="[n2]", nodes="[1]")
@@ -351,7 +351,7 @@ def test_hosts_that_are_at_work_are_left_to_it(bed, make, monkeypatch):
     assert study.planned.records()[study.planned.runs[0].run_id].attempt == 1
 
 
-def test_what_killed_shells_left_on_a_host_is_ended_before_the_next_run(bed, make):
+def test_processes_of_killed_shells_are_ended_before_the_next_run(bed, make):
     study = make(f"[ -e go ] || {{ touch begun; {RANKS} wait; }}; {MEASURE}", repeats="2")
     shells = "kill -KILL $(ps -eo pid,args | grep '[b]ash -s' | cut -c1-8)"
     with harness_of(study, "--only", "repeat=1") as harness:
@@ -377,7 +377,7 @@ def test_a_machine_that_is_listed_under_two_names_is_noticed(bed, make):
     )
 
 
-def test_a_dry_run_shows_each_hosts_command_and_what_is_run_there(bed, make, ssh_config):
+def test_a_dry_run_shows_the_ssh_and_the_remote_command_of_each_host(bed, make, ssh_config):
     study = make(nodes="[2]")
     script, run = next((study.folder / "scripts").iterdir()), only_folder(study).path
     options = (
@@ -398,7 +398,7 @@ def test_a_dry_run_shows_each_hosts_command_and_what_is_run_there(bed, make, ssh
     assert not run.exists()
 
 
-def test_a_host_whose_address_only_it_can_use_is_refused(bed, make, ssh_config, monkeypatch):
+def test_a_host_with_a_loopback_address_is_refused(bed, make, ssh_config, monkeypatch):
     own = Path("config")
     own.write_text(f"Host near\n  HostName 127.0.0.1\n{ssh_config.read_text()}")
     monkeypatch.setenv("BENCH_SSH", f"ssh -F {shlex.quote(str(own.absolute()))}")

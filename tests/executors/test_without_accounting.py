@@ -1,4 +1,4 @@
-"""A site without accounting, without sacct, without scontrol: real Slurm configured so."""
+"""A real Slurm without accounting, and a login node without sacct and scontrol."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.cluster.containers import wait_for
 from tests.executors.slurm_studies import MEASURE, Study, run_id, scripted_study
 
 DISABLED = "none: Slurm accounting storage is disabled"
-#: As in the real scripts: a trap notes the end that it can see.
+#: Traps that write end.json, as in the real scripts.
 TRAPS = """\
 note() {{ printf '{{"exit_code": %d, "signal": %s, "time": "%s"}}' "$1" "$2" "$(date -u +%FT%TZ)" >"$RUN/end.json"; }}
 RUN=$1
@@ -53,7 +53,7 @@ if "memory" in ENDS:
 
 @pytest.fixture(scope="module")
 def bare() -> Iterator[Cluster]:
-    """Yield a cluster that keeps no accounting and forgets an ended job after two seconds."""
+    """Yield a cluster without accounting that forgets ended jobs after two seconds."""
     if lacking := missing():
         if os.environ.get("CI") == "true":
             pytest.fail(lacking, pytrace=False)
@@ -66,7 +66,7 @@ def bare() -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def studies(bare: Cluster, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Study]:
-    """Start two studies at once, since Slurm looks for time limits twice a minute only."""
+    """Start two studies at once, because Slurm checks time limits only twice a minute."""
     made = {}
     for name in ("asked", "forgotten"):
         made[name] = study_of(tmp_path_factory.mktemp(name), bare, name)
@@ -75,7 +75,7 @@ def studies(bare: Cluster, tmp_path_factory: pytest.TempPathFactory) -> dict[str
 
 
 def trapped(body: str) -> str:
-    """Return a script with traps around a body; its directives stay at the top."""
+    """Return a script with traps around a body; directives stay at the top."""
     lines = body.splitlines()
     head = [line for line in lines if line.startswith("#SBATCH")]
     return "\n".join([*head, TRAPS.format(body="\n".join(lines[len(head) :]))])
@@ -88,7 +88,7 @@ def study_of(folder: Path, cluster: Cluster, name: str) -> Study:
 
 
 def bring_about(study: Study, cluster: Cluster) -> None:
-    """Submit, cancel one run from outside and bring another to its time limit."""
+    """Submit, cancel one run from outside and let another reach its time limit."""
     done = study.bench("submit", "STUDY")
     assert done.returncode == 0, done.stderr
     jobs = {name: study.run_json(run_id(i))["job_id"] for i, name in enumerate(ENDS, 1)}
@@ -104,7 +104,7 @@ def bring_about(study: Study, cluster: Cluster) -> None:
 
 
 def ended(study: Study) -> dict[str, tuple[object, ...]]:
-    """Return how each run ended, once all have."""
+    """Wait for the end of all runs, and return their records."""
     shown = study.status()
     found = [shown[run_id(i)] for i in range(1, len(ENDS) + 1)]
     ends = [(run["state"], run["failure_class"], run["exit_code"], run["reason"]) for run in found]
@@ -115,7 +115,7 @@ def over(study: Study) -> bool:
     return all(run["state"] not in ("queued", "running") for run in study.status().values())
 
 
-def test_while_squeue_knows_them_it_tells_the_ends_and_that_there_is_no_accounting(studies):
+def test_squeue_shows_the_ends_and_verify_the_missing_accounting(studies):
     study = studies["asked"]
     wait_for(lambda: over(study), what="the ends", timeout_s=90, every_s=0.3)
     by_squeue = {
@@ -136,7 +136,7 @@ def test_while_squeue_knows_them_it_tells_the_ends_and_that_there_is_no_accounti
     assert found["bad-exit"] in (by_squeue["bad-exit"], EXPECTED["bad-exit"])
 
 
-def test_when_squeue_has_forgotten_them_the_runs_folders_tell_the_ends(bare, studies):
+def test_run_folders_show_the_ends_of_jobs_that_squeue_has_forgotten(bare, studies):
     study = studies["forgotten"]  # nobody asked while squeue still knew its jobs
     wait_for(
         lambda: not bare.run(["squeue", "-h", "-t", "all", "-o", "%A"]).stdout.split(),
@@ -151,7 +151,7 @@ def test_when_squeue_has_forgotten_them_the_runs_folders_tell_the_ends(bare, stu
     assert f"  FAIL  state: failed (TIMEOUT: reached its time limit ({FORGOTTEN}))" in verified.stdout
 
 
-def test_wait_and_canary_come_to_an_end_without_accounting(bare, tmp_path):
+def test_wait_and_canary_end_without_accounting(bare, tmp_path):
     partition = bare.options.gpu_type
     study = scripted_study(
         tmp_path / "s", [MEASURED, MEASURED], bare.environment, name="waits", partition=partition
@@ -170,7 +170,7 @@ def test_wait_and_canary_come_to_an_end_without_accounting(bare, tmp_path):
 
 
 def test_without_sacct_and_scontrol_everything_works(bare, tmp_path, monkeypatch):
-    """A login node that has sbatch, squeue, scancel and sinfo alone."""
+    """A login node with only sbatch, squeue, scancel and sinfo."""
     tools = tmp_path / "bin"
     tools.mkdir()
     for path in Path("/usr/bin").iterdir():

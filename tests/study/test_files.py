@@ -17,7 +17,7 @@ texts = st.text(max_size=5000)
 
 
 @given(old=texts, new=texts)
-def test_what_is_rewritten_reads_as_it_was_given_whether_it_grew_shrank_or_is_long(
+def test_rewritten_content_is_read_back_whatever_its_length(
     tmp_path_factory: pytest.TempPathFactory, old: str, new: str
 ) -> None:
     path = tmp_path_factory.mktemp("layout") / "run.json"
@@ -27,7 +27,7 @@ def test_what_is_rewritten_reads_as_it_was_given_whether_it_grew_shrank_or_is_lo
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_a_small_file_stays_the_same_file_and_a_large_one_is_replaced(tmp_path: Path) -> None:
+def test_a_small_file_is_overwritten_and_a_large_one_replaced(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     write_json(path, {"state": "queued", "reason": "x" * 100})
     first = path.stat().st_ino
@@ -38,12 +38,12 @@ def test_a_small_file_stays_the_same_file_and_a_large_one_is_replaced(tmp_path: 
         assert path.stat().st_ino != first
 
 
-def test_a_file_that_is_not_there_is_written(tmp_path: Path) -> None:
+def test_a_missing_file_is_written(tmp_path: Path) -> None:
     rewrite_json(tmp_path / "run.json", {"state": "completed"})
     assert read_json(tmp_path / "run.json") == {"state": "completed"}
 
 
-def test_a_folder_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+def test_a_missing_folder_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "gone" / "run.json"
     with pytest.raises(UnwritableError) as raised:
         rewrite_json(path, {})
@@ -51,7 +51,7 @@ def test_a_folder_that_is_not_there_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("broken", [b"", b'{"state": "com', b"\xff\xfe", b'{"state": 1}{'])
-def test_a_file_that_is_not_whole_reads_as_nothing_and_is_written_anew(tmp_path: Path, broken: bytes) -> None:
+def test_a_broken_file_is_read_as_none_and_replaced(tmp_path: Path, broken: bytes) -> None:
     path = tmp_path / "run.json"
     path.write_bytes(broken)
     assert read_json(path) is None
@@ -59,7 +59,7 @@ def test_a_file_that_is_not_whole_reads_as_nothing_and_is_written_anew(tmp_path:
     assert read_json(path) == {"state": "completed"}
 
 
-def test_of_two_that_rewrite_a_file_at_once_one_stays_whole(tmp_path: Path) -> None:
+def test_two_concurrent_rewrites_leave_one_complete_content(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     contents = [{"reason": "x" * length} for length in (10, 700)]
     for _ in range(300):

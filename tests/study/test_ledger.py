@@ -33,7 +33,7 @@ def test_the_last_attempt_of_a_run_counts(tmp_path):
     assert (records["b"].attempt, records["b"].state) == (0, RunState.PLANNED)
 
 
-def test_an_intent_of_which_nothing_came_is_as_if_never_had(tmp_path):
+def test_a_withdrawn_intent_leaves_the_run_planned(tmp_path):
     ledger = Ledger(tmp_path / "ledger.jsonl")
     ledger.append("intent", run_id="a", attempt=1)
     ledger.append("withdrawn", run_id="a", attempt=1, reason="sbatch refused")
@@ -41,7 +41,7 @@ def test_an_intent_of_which_nothing_came_is_as_if_never_had(tmp_path):
 
 
 @pytest.mark.parametrize("torn", ['{"event": "ended", "run_', "\0\0\0", '"just a string"', "[1]", "é"])
-def test_a_torn_line_is_skipped_and_does_not_swallow_the_next(tmp_path, torn):
+def test_an_incomplete_line_is_skipped_and_the_next_is_kept(tmp_path, torn):
     path = tmp_path / "ledger.jsonl"
     ledger = Ledger(path)
     ledger.append("started", run_id="a", attempt=1)
@@ -57,7 +57,7 @@ def _append_many(path, name):
         Ledger(path).append("started", run_id=f"{name}-{i}", attempt=1, note="x" * 500)
 
 
-def test_writers_at_the_same_time_do_not_mix_their_lines(tmp_path):
+def test_concurrent_writers_do_not_mix_their_lines(tmp_path):
     path = tmp_path / "ledger.jsonl"
     context = multiprocessing.get_context("spawn")
     writers = [context.Process(target=_append_many, args=(path, name)) for name in "abc"]
@@ -74,7 +74,7 @@ def test_a_ledger_that_cannot_be_written_is_a_clear_error(tmp_path):
         Ledger(tmp_path / "gone" / "ledger.jsonl").append("started", run_id="a", attempt=1)
 
 
-def test_the_lock_is_held_as_long_as_a_child_has_its_descriptor(tmp_path):
+def test_the_lock_is_held_while_a_child_has_its_descriptor(tmp_path):
     path = tmp_path / "submit.lock"
     with submit_lock(path) as descriptor:
         kept = os.dup(descriptor)
@@ -90,7 +90,7 @@ def test_the_lock_is_held_as_long_as_a_child_has_its_descriptor(tmp_path):
         pass
 
 
-def test_a_job_is_found_by_its_id_with_older_attempts_and_all_runs_of_a_pack(tmp_path):
+def test_attempts_are_found_by_job_id_in_older_attempts_and_packs(tmp_path):
     ledger = Ledger(tmp_path / "ledger.jsonl")
     for run_id, attempt, job_id in [("a", 1, "7"), ("b", 1, "8"), ("a", 2, "9"), ("c", 1, "9")]:
         ledger.append("submitted", run_id=run_id, attempt=attempt, job_id=job_id)
@@ -99,7 +99,7 @@ def test_a_job_is_found_by_its_id_with_older_attempts_and_all_runs_of_a_pack(tmp
     assert ledger.attempts_of_job("10") == []
 
 
-def test_a_halt_is_seen_by_who_watched_before_it_and_by_nobody_after(tmp_path):
+def test_a_halt_is_seen_only_by_watches_created_before_it(tmp_path):
     ledger = Ledger(tmp_path / "ledger.jsonl")
     before = HaltWatch(ledger)
     assert not before.halted()
@@ -113,7 +113,7 @@ def test_a_halt_is_seen_by_who_watched_before_it_and_by_nobody_after(tmp_path):
 
 
 @pytest.mark.parametrize("torn", [b'{"event": "hal', b"\0\xff", b'"halted"', b"[1]"])
-def test_a_halt_is_seen_behind_a_line_that_is_still_being_written(tmp_path, torn):
+def test_a_halt_is_seen_after_an_incomplete_line(tmp_path, torn):
     path = tmp_path / "ledger.jsonl"
     ledger, watch = Ledger(path), HaltWatch(Ledger(path))
     path.write_bytes(torn)
