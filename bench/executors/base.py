@@ -23,7 +23,7 @@ from bench.study.run_json import Attempt, new_attempt, update_run, write_run
 
 
 class QueueFullError(BenchError):
-    """Slurm accepts no more jobs for now; ``left`` are the runs that wait for room."""
+    """The Slurm queue is full; ``left`` are the runs that were not submitted."""
 
     def __init__(self, message: str, *, remedy: str, left: Sequence[Run]) -> None:
         super().__init__(message, remedy=remedy)

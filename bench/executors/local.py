@@ -253,7 +253,7 @@ def _end_with_parent() -> None:
 
 
 def _end_processes(process: subprocess.Popen[bytes]) -> None:
-    """End a script and its descendants, which may be in sessions of their own."""
+    """End a script and its descendants, even those in other sessions."""
     try:
         descendants = psutil.Process(process.pid).children(recursive=True)
     except psutil.Error:

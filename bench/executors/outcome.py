@@ -47,7 +47,7 @@ _TORCHRUN_ERROR = "ChildFailedError"
 
 @dataclass
 class Outcome:
-    """How an attempt ended; ``details`` are further values for run.json."""
+    """Final state of an attempt and its cause; ``details`` are further values for run.json."""
 
     state: RunState
     reason: str = ""

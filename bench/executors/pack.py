@@ -4,7 +4,7 @@ A submission decides the allocation, the order and the nodes of each run, and wr
 job's script (``slurm_templates/pack.sbatch.j2``). The script records in ``marks.jsonl`` when each
 run starts and ends.
 
-A run that ends before its job is classified like a job of its own, by its mark and its steps. A run
+A run that ends before its job is classified like a single job, by its mark and its steps. A run
 that is active when the job ends shares the job's status. A run that has not started is withdrawn,
 so the next submission starts it.
 """
@@ -180,7 +180,7 @@ class Mark:
 
 @dataclass
 class Marks:
-    """Marks of a pack by run; ``over`` when the script will start no more runs."""
+    """Marks of a pack by run; ``over`` after the last run."""
 
     runs: dict[str, Mark] = field(default_factory=dict)
     last_place: int = 0
@@ -332,7 +332,7 @@ def _steps(rows: Sequence[AccountingRow]) -> list[AccountingRow]:
 
 
 def _as_job(record: RunRecord, mark: Mark, end: EndNote, rows: Sequence[AccountingRow]) -> AccountingRow:
-    """Return the row that sacct would show if the run were a job of its own."""
+    """Return the row of sacct for an equivalent single job."""
     code = mark.exit_code or 0
     state = "COMPLETED" if code == 0 else "TIMEOUT" if mark.by == "limit" else "FAILED"
     # A shell reports a signal as 128 + its number; a killed script cannot write end.json.

@@ -121,7 +121,7 @@ class PackExecutor(SlurmExecutor):
                 return
         for job_id, status in queue_statuses(rows).items():
             if status.stuck:
-                stuck = f"job {job_id} does not start by itself: {status.reason}"
+                stuck = f"job {job_id} cannot start without help: {status.reason}"
                 callbacks.on_message(f"{stuck}; cancel it, then {_REMEDY}")
 
     def _submit_pack(self, pack: Pack, lock: int) -> list[RunRecord]:

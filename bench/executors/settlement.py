@@ -173,7 +173,7 @@ class Settlement:
             _await_accounting(record)
 
     def _is_old(self, record: RunRecord, status: JobStatus) -> bool:
-        """Return True if a job ended so long ago that no more rows are expected."""
+        """Return True if a job ended long ago, so that its rows are complete."""
         if status.ended is not None:
             return _age_s(status.ended) > GRACE_S
         ended = EndNote.read(self._study.run_folder(record)).time
@@ -239,7 +239,7 @@ class Settlement:
     def _settle(
         self, record: RunRecord, status: JobStatus, *, event: str = "ended", complete: bool = True
     ) -> None:
-        """Settle an attempt; ``complete`` if no more rows of its accounting are expected."""
+        """Settle an attempt; ``complete`` if all rows of its accounting have arrived."""
         folder, cell = self._study.run_folder(record), self._cells[record.run_id]
         rows, end = self._rows_of(record), end_of_last_start(folder, status)
         status = status if rows else self._with_cause_from_notices(record, status)

@@ -39,7 +39,7 @@ from bench.study.ledger import FailureClass, RunRecord, RunState, now, submit_lo
 from bench.study.plan_json import PlannedStudy
 from bench.study.run_json import Attempt, new_attempt, next_attempt, update_run, write_run
 
-#: An orphaned sbatch ends by itself; it may wait this long for a busy controller.
+#: An orphaned sbatch may wait this long for a busy controller before it ends.
 LOCK_WAIT_S = 200.0
 #: A job whose submission was not confirmed appears in squeue within this time.
 UNCERTAIN_WAIT_S = 10.0
@@ -74,7 +74,7 @@ class SlurmExecutor:
         """Submit ``runs`` in order until ``max_queued`` is reached; return those it holds back.
 
         Raises:
-            QueueFullError: Slurm accepts no more jobs of this user for now.
+            QueueFullError: the user's limit of queued jobs is reached.
             BenchError: Slurm rejected a run or is unreachable. Earlier runs stay submitted; the next
                 call continues with this one.
         """

@@ -1,7 +1,7 @@
 """Execute runs on several hosts without Slurm: start torchrun on each over ssh, one run after another.
 
 The ranks rendezvous at the first host. If the hosts see the study's folder, rank 0 writes into it as
-under Slurm. Otherwise each host uses a folder of its own, whose files are copied here.
+under Slurm. Otherwise each host writes to a local folder, whose files are copied here.
 """
 
 from __future__ import annotations

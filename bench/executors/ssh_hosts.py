@@ -39,7 +39,7 @@ OPTIONS = shlex.split(
 #: The program is sent on standard input, so that the login shell does not interpret it.
 REMOTE = "exec bash -s"
 
-#: What is wrong with a host, and the remedy, by the reason that ssh_host.sh gives.
+#: Problem of a host and its remedy, by the reason in the answer of ssh_host.sh.
 _REFUSALS = {
     "tool": ("lacks the command {}", "install util-linux (flock, setsid) and tar there"),
     "lock": ("cannot open its lock {}", "does it belong to another user, or is /tmp full?"),
