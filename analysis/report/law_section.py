@@ -52,7 +52,7 @@ def law_sections(
     """Return the parts about the series with the most measured sizes, in the plan's order.
 
     Args:
-        rows: from :func:`analysis.checks.scaling_table.scaling_table`.
+        rows: the scaling table.
         frames: the frames of that table.
         labels: the names of the series.
         fabrics: the measured all-reduce of each series.
@@ -110,15 +110,13 @@ def _parameter_rows(fit: LawFit, *, in_seconds: bool) -> list[tuple[str, ...]]:
     chosen = fit.chosen
     table = zip(chosen.law.parameters, chosen.theta, chosen.low, chosen.high, strict=True)
     for parameter, value, low, high in table:
-        if parameter.unit and not in_seconds:
-            continue
-        if parameter.unit:
-            bounds = f"[{seconds(low)}, {seconds(high)}]"
-            rows.append((parameter.name, seconds(value), bounds, parameter.meaning))
+        if not parameter.unit:
+            text, bounds = number(value, digits=3), interval(low, high, digits=3)
+        elif in_seconds:
+            text, bounds = seconds(value), f"[{seconds(low)}, {seconds(high)}]"
         else:
-            rows.append(
-                (parameter.name, number(value, digits=3), interval(low, high, digits=3), parameter.meaning)
-            )
+            continue
+        rows.append((parameter.name, text, bounds, parameter.meaning))
     return rows
 
 

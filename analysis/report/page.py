@@ -12,13 +12,12 @@ from typing import Any
 import pandas as pd
 
 from analysis.checks.anomalies import alerts, anomalies
-from analysis.checks.slow_ranks import RankMeans, late_nodes, slow_nodes
+from analysis.checks.slow_ranks import late_nodes, slow_nodes
 from analysis.data.environment import Environment
 from analysis.data.load import Study
 from analysis.data.names import series_parts, short_labels
 from analysis.report.figures.all_figures import Details
-from analysis.report.figures.drawing import Drawing
-from analysis.report.figures.heatmaps import Grid
+from analysis.report.figures.drawing import Drawing, Selection
 from analysis.report.law_section import law_sections
 from analysis.report.summary import certainty, find, no_finding
 from analysis.report.tables import (
@@ -47,7 +46,7 @@ def page_context(
     drawings: Sequence[Drawing],
     environment: Environment,
     details: Details,
-    axes: Mapping[str, Grid],
+    axes: Mapping[str, Selection],
 ) -> dict[str, Any]:
     """Return the values of page.html.j2; texts are not escaped."""
     parts = series_parts(study.plan)
@@ -62,7 +61,8 @@ def page_context(
         **_summary(study, frames, rows, environment, labels=titles),
         "sections": _sections(rows, drawings, axes),
         "topics": _topics(drawings),
-        **_nodes(details.ranks),
+        "nodes": [] if details.ranks is None else node_rows(details.ranks),
+        "nodes_left_out": 0 if details.ranks is None else len(details.ranks.by_host[MAX_NODES_LISTED:]),
         "laws": law_sections(rows, frames, labels=titles, fabrics=details.fabrics),
         **_table(rows, labels=labels, rate_unit=frames.rate_unit),
         "runs": runs_context(frames.runs),
@@ -140,7 +140,7 @@ def _summary(
 
 
 def _sections(
-    rows: pd.DataFrame, drawings: Sequence[Drawing], axes: Mapping[str, Grid]
+    rows: pd.DataFrame, drawings: Sequence[Drawing], axes: Mapping[str, Selection]
 ) -> list[dict[str, Any]]:
     """Return the words, baselines, figures and tables of each scaling mode."""
     sections = []
@@ -164,14 +164,6 @@ def _topics(drawings: Iterable[Drawing]) -> dict[str, list[tuple[str, Drawing]]]
             mode = f"{mode_title(drawing.mode)}: " if drawing.mode else ""
             topics[drawing.topic].append((mode, drawing))
     return topics
-
-
-def _nodes(ranks: RankMeans | None) -> dict[str, Any]:
-    hosts = 0 if ranks is None else len(ranks.by_host)
-    return {
-        "nodes": [] if ranks is None else node_rows(ranks),
-        "nodes_left_out": max(0, hosts - MAX_NODES_LISTED),
-    }
 
 
 def _table(rows: pd.DataFrame, *, labels: dict[str, str], rate_unit: str) -> dict[str, Any]:
@@ -211,19 +203,14 @@ def _shortened(text: str, name: str) -> str:
     return f"{text[:MAX_MATRIX_CHARACTERS]}\n… the rest is in {name}"
 
 
-def _commands(study: Study) -> list[tuple[str, str]]:
-    """Return the commands that reproduce the study, with their effects."""
+def _commands(study: Study) -> list[str]:
+    """Return the commands that reproduce the study."""
     if table := study.plan.get("table"):
         mode = f" --mode {table['mode']}" if table.get("mode") else ""
-        command = f"bench report {shlex.quote(one_line(table['name'], limit=200))}{mode}"
-        return [(command, WORDS["commands"]["report"])]
+        return [f"bench report {shlex.quote(one_line(table['name'], limit=200))}{mode}"]
     folder = shlex.quote(f"results/{study.name}")
     site = " --site site.yaml" if study.plan.get("inherited") else ""
-    return [
-        (f"bench plan matrix.yaml{site}", WORDS["commands"]["plan"]),
-        (f"bench submit {folder}", WORDS["commands"]["submit"]),
-        (f"bench report {folder}", WORDS["commands"]["report"]),
-    ]
+    return [f"bench plan matrix.yaml{site}", f"bench submit {folder}", f"bench report {folder}"]
 
 
 def plan_facts(study: Study) -> list[tuple[str, str]]:

@@ -70,15 +70,7 @@ class _Series:
 def proposal_context(
     study: Study, frames: Frames, rows: pd.DataFrame, drawings: Sequence[Drawing], environment: Environment
 ) -> dict[str, Any]:
-    """Return the values of proposal.md.j2 and proposal.tex.j2; texts are not escaped.
-
-    Args:
-        study: the study.
-        frames: its frames.
-        rows: from :func:`analysis.checks.scaling_table.scaling_table`.
-        drawings: the report's figures, which the section refers to.
-        environment: the environment of the runs.
-    """
+    """Return the values of proposal.md.j2 and proposal.tex.j2; texts are not escaped."""
     series = [found for mode in ("strong", "weak") if (found := _series(rows, mode, frames.rate_unit))]
     causes = [_loss_item(one) for one in series]
     return {
@@ -211,41 +203,35 @@ def _section(series: _Series, frames: Frames, drawings: Sequence[Drawing]) -> di
 
 def _table(series: _Series, frames: Frames) -> dict[str, Any]:
     """Return caption, headings and rows, without columns that hold no value."""
-    measured = frames.runs[frames.runs["measured"]]
-    groups = measured.groupby("cell_id", observed=True)
+    groups = frames.runs[frames.runs["measured"]].groupby("cell_id", observed=True)
     loops, jobs = groups["window_s"].mean(), groups["wall_s"].mean()
-    rows = [_table_row(row, loops, jobs) for row in series.rows.to_dict("records")]
-    headings = (
-        *("Nodes", "Ranks per node", "Ranks", "Batch", "Time per step", capital(series.rate_unit), "Speedup"),
-        *("Efficiency [95 %]", "n", "Main loop (s)", "Whole job (s)", "Node-h per run"),
-        f"Node-h per 1M {series.counted}",
-    )
-    kept = [place for place in range(len(headings)) if any(row[place] != MISSING for row in rows)]
-    table_rows = [[row[place] for place in kept] for row in rows]
+    rows = [_table_row(row, series, loops, jobs) for row in series.rows.to_dict("records")]
+    headings = [name for name in rows[0] if any(row[name] != MISSING for row in rows)]
+    texts = [[row[name] for name in headings] for row in rows]
     caption = f"{mode_title(series.mode)}. n: runs"
-    if "Main loop (s)" in [headings[place] for place in kept]:
+    if "Main loop (s)" in headings:
         caption += "; main loop: the timed windows of one run; whole job: from start to end"
-    caption += f"; {MISSING}: not measured." if any(MISSING in row for row in table_rows) else "."
-    return {"caption": caption, "headings": [headings[place] for place in kept], "rows": table_rows}
+    caption += f"; {MISSING}: not measured." if any(MISSING in row for row in texts) else "."
+    return {"caption": caption, "headings": headings, "rows": texts}
 
 
-def _table_row(row: Row, loops: Any, jobs: Any) -> list[str]:
+def _table_row(row: Row, series: _Series, loops: pd.Series, jobs: pd.Series) -> dict[str, str]:
     cell = row["cell_id"]
-    return [
-        str(row["nodes"]) if nodes_known(row) else MISSING,
-        str(row["gpus_per_node"]) or MISSING,
-        str(row["gpus"]),
-        whole(row["global_batch"]),
-        seconds(row["step_time_sec"], digits=4),
-        number(row["throughput_samples_per_sec"]),
-        number(row["speedup"], digits=3),
-        _efficiency(row),
-        str(row["n"]),
-        number(loops.get(cell), digits=3),
-        number(jobs.get(cell), digits=3),
-        number(row["node_hours"], digits=3),
-        number(_node_hours_per_million(row), digits=3),
-    ]
+    return {
+        "Nodes": str(row["nodes"]) if nodes_known(row) else MISSING,
+        "Ranks per node": str(row["gpus_per_node"]) or MISSING,
+        "Ranks": str(row["gpus"]),
+        "Batch": whole(row["global_batch"]),
+        "Time per step": seconds(row["step_time_sec"], digits=4),
+        capital(series.rate_unit): number(row["throughput_samples_per_sec"]),
+        "Speedup": number(row["speedup"], digits=3),
+        "Efficiency [95 %]": _efficiency(row),
+        "n": str(row["n"]),
+        "Main loop (s)": number(loops.get(cell), digits=3),
+        "Whole job (s)": number(jobs.get(cell), digits=3),
+        "Node-h per run": number(row["node_hours"], digits=3),
+        f"Node-h per 1M {series.counted}": number(_node_hours_per_million(row), digits=3),
+    }
 
 
 # -- causes of the loss ---------------------------------------------------------------

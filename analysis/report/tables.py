@@ -10,7 +10,7 @@ import pandas as pd
 from analysis.checks.slow_ranks import LATE_FROM, RankMeans
 from analysis.data.csv_files import csv_text
 from analysis.data.names import layout, state_counts, state_name
-from analysis.report.figures.heatmaps import Grid
+from analysis.report.figures.drawing import Selection
 from analysis.report.words import WORDS, ascii_formula
 from analysis.stats.columns import COLUMNS, FURTHER_COLUMNS
 from analysis.stats.scaling import AXES_COLUMNS
@@ -298,7 +298,7 @@ def node_rows(means: RankMeans) -> list[tuple[bool, list[str]]]:
     ]
 
 
-def grid_tables(grid: Grid) -> list[tuple[str, list[list[str]]]]:
+def grid_tables(grid: Selection) -> list[tuple[str, list[list[str]]]]:
     """Return the name of each series and the rows of its table by nodes and ranks per node."""
     return [
         (label, [_grid_row(row) for row in grid.rows[grid.rows["series"] == series].to_dict("records")])

@@ -17,6 +17,7 @@ from bench.errors import BenchError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import jinja2
     import pandas as pd
 
     from analysis.data.load import Study
@@ -80,7 +81,7 @@ def write_table_report(
         mode: ``strong`` or ``weak``, for series without batch columns.
         baseline: as for :func:`write_report`.
         proposal: as for :func:`write_report`.
-        progress: called with a few words before each step.
+        progress: as for :func:`write_report`.
 
     Raises:
         BenchError: the table is wrong (all problems with their lines), the baseline does not exist, or the
@@ -142,25 +143,31 @@ def _report(
     return _write(study.folder.report, files, drawings)
 
 
-def render_page(context: dict[str, Any]) -> str:
-    """Return the page. All values are escaped, except for figures, which escape their own texts."""
+def _templates(*, autoescape: bool, **options: Any) -> jinja2.Environment:
     import jinja2
-    from markupsafe import Markup
 
-    environment = jinja2.Environment(
+    return jinja2.Environment(
+        autoescape=autoescape,  # noqa: S701 (a proposal is not HTML)
         loader=jinja2.FileSystemLoader(_TEMPLATES),
-        autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        **options,
     )
+
+
+def render_page(context: dict[str, Any]) -> str:
+    """Return the page. All values are escaped, except for figures, which escape their own texts."""
+    from markupsafe import Markup
+
     style = (_TEMPLATES / "page.css").read_text(encoding="utf-8")
     script = (_TEMPLATES / "page.js").read_text(encoding="utf-8")
     policy = (
         f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'; "
         "img-src data:; base-uri 'none'; form-action 'none'"
     )
-    return environment.get_template("page.html.j2").render(
+    template = _templates(autoescape=True).get_template("page.html.j2")
+    return template.render(
         **context,
         style=Markup(style),  # noqa: S704 (our own file)
         script=Markup(script),  # noqa: S704 (our own file)
@@ -172,29 +179,20 @@ def render_page(context: dict[str, Any]) -> str:
 
 def render_proposal(context: dict[str, Any]) -> dict[str, str]:
     """Return proposal.md and proposal.tex by file name; the filters of the templates escape all values."""
-    import jinja2
-
     from analysis.report.tables import latex
     from analysis.text import markdown, markdown_line
 
-    environment = jinja2.Environment(  # noqa: S701 (no HTML)
-        loader=jinja2.FileSystemLoader(_TEMPLATES),
-        # LaTeX is full of braces.
-        block_start_string="<%",
-        block_end_string="%>",
-        variable_start_string="<<",
-        variable_end_string=">>",
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    # LaTeX is full of braces.
+    delimiters = {"block_start_string": "<%", "block_end_string": "%>"}
+    delimiters |= {"variable_start_string": "<<", "variable_end_string": ">>"}
     files = {}
     for name, escape, row in (
         ("proposal.md", markdown, markdown_line),
         ("proposal.tex", latex, lambda texts: " & ".join(map(latex, texts))),
     ):
-        environment.filters |= {"text": partial(escape, limit=_MAX_PARAGRAPH), "cell": escape, "row": row}
-        files[name] = environment.get_template(f"{name}.j2").render(context).rstrip() + "\n"
+        templates = _templates(autoescape=False, **delimiters)
+        templates.filters |= {"text": partial(escape, limit=_MAX_PARAGRAPH), "cell": escape, "row": row}
+        files[name] = templates.get_template(f"{name}.j2").render(context).rstrip() + "\n"
     return files
 
 

@@ -14,8 +14,8 @@ from analysis.data.load import Study
 from analysis.report.figures.bandwidth import bandwidth_figure
 from analysis.report.figures.bars import loss_figure, loss_rows, split_figure, split_rows
 from analysis.report.figures.curves import EFFICIENCY, SPEEDUP, THROUGHPUT, curve_figure, throughput_in
-from analysis.report.figures.drawing import Drawing, select
-from analysis.report.figures.heatmaps import Grid, batch_figure, batch_grids, grid_figure
+from analysis.report.figures.drawing import Drawing, Selection, select
+from analysis.report.figures.heatmaps import batch_figure, batch_grids, grid_figure
 from analysis.report.figures.ranks import ranks_figure
 from analysis.report.figures.step_times import step_rows, steps_figure
 from analysis.stats.columns import PARTS
@@ -41,14 +41,14 @@ def scaling_figures(
     runs: pd.DataFrame,
     *,
     parts: dict[str, dict[str, str]],
-    axes: Mapping[str, Grid],
+    axes: Mapping[str, Selection],
     rate_unit: str = "samples/s",
 ) -> Iterator[Drawing]:
     """Yield the figures of the scaling table: curves, heat maps, losses and step times of each mode.
 
     Args:
         table: from :func:`analysis.checks.scaling_table.scaling_table`.
-        runs: the runs of :func:`analysis.stats.measured.measure`.
+        runs: from :func:`analysis.stats.measured.measure`.
         parts: from :func:`analysis.data.names.series_parts`.
         axes: from :func:`analysis.report.figures.heatmaps.grids`.
         rate_unit: unit of a throughput.
@@ -102,14 +102,7 @@ class Details:
 def detail_figures(
     study: Study, frames: Frames, rows: pd.DataFrame, *, parts: dict[str, dict[str, str]]
 ) -> Details:
-    """Draw steps.csv, ranks.csv and probes.json; of a large study a sample.
-
-    Args:
-        study: the study whose files to read.
-        frames: from :func:`analysis.stats.measured.measure`.
-        rows: from :func:`analysis.checks.scaling_table.scaling_table`.
-        parts: from :func:`analysis.data.names.series_parts`.
-    """
+    """Draw the study's steps.csv, ranks.csv and probes.json; of a large study a sample."""
     files = {}
     sweep = sweep_rows(study)
     fits = fabric_table(sweep)

@@ -16,12 +16,12 @@ from analysis.checks.fabric import fabric_table, ring_time
 from analysis.data.names import with_layout
 from analysis.report.figures.curves import legend_lines
 from analysis.report.figures.drawing import (
-    INK,
     SERIES_COLOURS,
     SERIES_MARKERS,
-    SURFACE,
+    Colour,
     Draft,
     Drawing,
+    add_legend,
     evenly_spaced,
     finish,
     log_ticks,
@@ -90,7 +90,7 @@ def _draw(
         points = by_size[["busbw_bytes_per_sec", "time_sec"]].median().reset_index()
         runs = by_size["run_id"].nunique().to_list()
         _draw_fit(axes, fits[label], points["bytes"], colour)
-        style: dict[str, Any] = {"marker": marker, "edgecolor": SURFACE, "linewidth": 0.7, "zorder": 4}
+        style: dict[str, Any] = {"marker": marker, "edgecolor": Colour.SURFACE, "linewidth": 0.7, "zorder": 4}
         marks = axes.scatter(points["bytes"], points["busbw_bytes_per_sec"], s=26, color=colour, **style)
         marks.set_gid(f"bandwidth-{place}")
         tips[f"bandwidth-{place}"] = [
@@ -102,9 +102,7 @@ def _draw(
         )
     _set_scales(axes, lines)
     rows = legend_lines(labels)
-    axes.figure.legend(
-        handles, labels, loc="lower left", ncols=-(-len(labels) // rows), frameon=False, labelcolor=INK
-    )
+    add_legend(axes, handles, labels, columns=-(-len(labels) // rows))
     return tips
 
 

@@ -14,43 +14,28 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter
 
 from analysis.data.names import ranks, with_layout
-from analysis.report.figures.drawing import (
-    BLUE,
-    GREEN,
-    GREY,
-    INK,
-    MUTED,
-    ORANGE,
-    PURPLE,
-    SKY,
-    SURFACE,
-    VERMILLION,
-    Draft,
-    Drawing,
-    Selection,
-    finish,
-)
+from analysis.report.figures.drawing import HEADING, Colour, Draft, Drawing, Selection, add_legend, finish
 from analysis.report.words import WORDS
 from analysis.stats.losses import LOSSES, SHORT_NAMES, SMALLEST_SHARE, TYPICAL_RANK_COLUMNS, factors
 from analysis.text import count, fraction, percent, seconds
 
 #: The parts of a step in the order of stacking: name, words, colour, hatch.
 STEP_PARTS = (
-    ("data", "data loading", SKY, ""),
-    ("forward", "forward", GREEN, ""),
-    ("backward", "backward", BLUE, ""),
-    ("optimizer", "optimizer", PURPLE, ""),
-    ("other", "other", GREY, ""),
-    ("transfer", "exposed communication", VERMILLION, ""),
-    ("wait", "waiting for the slowest rank", ORANGE, "////"),
+    ("data", "data loading", Colour.SKY, ""),
+    ("forward", "forward", Colour.GREEN, ""),
+    ("backward", "backward", Colour.BLUE, ""),
+    ("optimizer", "optimizer", Colour.PURPLE, ""),
+    ("other", "other", Colour.GREY, ""),
+    ("transfer", "exposed communication", Colour.VERMILLION, ""),
+    ("wait", "waiting for the slowest rank", Colour.ORANGE, "////"),
 )
 
 #: The factors of the efficiency in the order of stacking, in the colours of the step parts that cause them.
 LOSS_PARTS = (
-    ("comm_efficiency", VERMILLION, ""),
-    ("load_balance", ORANGE, "////"),
-    ("data_scalability", SKY, ""),
-    ("compute_scalability", BLUE, ""),
+    ("comm_efficiency", Colour.VERMILLION, ""),
+    ("load_balance", Colour.ORANGE, "////"),
+    ("data_scalability", Colour.SKY, ""),
+    ("compute_scalability", Colour.BLUE, ""),
 )
 
 _LOSS_COLUMNS = (
@@ -70,13 +55,7 @@ Tips = dict[str, list[str]]
 
 
 def bars_draft(
-    selection: Selection,
-    *,
-    kind: str,
-    subject: str,
-    topic: str,
-    description: str,
-    legend_lines: int = 0,
+    selection: Selection, *, kind: str, subject: str, topic: str, description: str, legend_lines: int = 0
 ) -> Draft:
     """Return the draft of a figure with one bar per row of a selection."""
     rows = selection.rows
@@ -121,9 +100,8 @@ def draw_rows(
         if not len(own):
             continue
         if len(labels) > 1:
-            style: dict[str, Any] = {"fontsize": "small", "fontweight": "bold", "color": INK}
             # At the edge of the panel, whatever value its axis begins with.
-            axes.text(0, place, label, va="center", ha="left", transform=axes.get_yaxis_transform(), **style)
+            axes.text(0, place, label, transform=axes.get_yaxis_transform(), **HEADING)
             place += 0.85
         several = own["gpus"].duplicated(keep=False)
         for row, ambiguous in zip(own.to_dict("records"), several, strict=True):
@@ -150,17 +128,15 @@ def draw_part(
     edge: float = 0.6,
 ) -> None:
     """Draw one part of a stacked bar."""
-    style: dict[str, Any] = {"color": colour, "hatch": hatch, "edgecolor": SURFACE, "linewidth": edge}
+    style: dict[str, Any] = {"color": colour, "hatch": hatch, "edgecolor": Colour.SURFACE, "linewidth": edge}
     (bar,) = axes.barh(place, width, left=left, height=height, **style)
     bar.set_gid(gid)
 
 
 def parts_legend(axes: Axes, parts: Sequence[tuple[str, str, str]]) -> None:
     """Add a legend of the parts (words, colour, hatch) in two columns below the figure."""
-    handles = [Patch(facecolor=colour, hatch=hatch, edgecolor=SURFACE) for _, colour, hatch in parts]
-    axes.figure.legend(
-        handles, [words for words, *_ in parts], loc="lower left", ncols=2, frameon=False, labelcolor=INK
-    )
+    handles = [Patch(facecolor=colour, hatch=hatch, edgecolor=Colour.SURFACE) for _, colour, hatch in parts]
+    add_legend(axes, handles, [words for words, *_ in parts], columns=2)
 
 
 # -- parts of the step ----------------------------------------------------------------
@@ -223,7 +199,7 @@ def _draw_split_bar(axes: Axes, place: float, row: dict[Hashable, Any], name: st
         draw_part(axes, place, share, left=left, colour=colour, hatch=hatch, gid=gid)
         tips[gid] = [f"{name}, {words}: {seconds(value)}, {percent(share, decimals=1)} of the step"]
         left += share
-    axes.text(1.015, place, seconds(total), va="center", ha="left", fontsize="small", color=MUTED)
+    axes.text(1.015, place, seconds(total), va="center", ha="left", fontsize="small", color=Colour.MUTED)
     return tips
 
 
@@ -321,7 +297,7 @@ def _draw_loss_bar(axes: Axes, place: float, row: dict[Hashable, Any], name: str
         share = f", {percent(lost / total)} of the loss" if lost > 0 else ", a gain"
         tips[gid] = [f"{name}, {SHORT_NAMES[factor]}: factor {fraction(value)}{share}"]
         right, left = right + max(lost, 0.0), left + min(lost, 0.0)
-    axes.plot([0, 0], [place - 0.5, place + 0.5], color=MUTED, linewidth=0.8)
+    axes.plot([0, 0], [place - 0.5, place + 0.5], color=Colour.MUTED, linewidth=0.8)
     text = fraction(row["efficiency"], decimals=2)
-    axes.text(right + gap, place, text, va="center", ha="left", fontsize="small", color=MUTED)
+    axes.text(right + gap, place, text, va="center", ha="left", fontsize="small", color=Colour.MUTED)
     return tips

@@ -16,15 +16,14 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from analysis.data.names import ranks, size_paths, with_layout
 from analysis.report.figures.drawing import (
-    INK,
-    MUTED,
     SERIES_COLOURS,
     SERIES_DASHES,
     SERIES_MARKERS,
-    SURFACE,
+    Colour,
     Draft,
     Drawing,
     Selection,
+    add_legend,
     evenly_spaced,
     finish,
     log_ticks,
@@ -78,13 +77,7 @@ EFFICIENCY = Curve(
 
 
 def curve_figure(curve: Curve, selection: Selection, runs: pd.DataFrame) -> Drawing:
-    """Return the figure of one curve.
-
-    Args:
-        curve: the column to draw.
-        selection: measured rows.
-        runs: from :func:`analysis.stats.measured.measure`.
-    """
+    """Return the figure of one column of measured rows, with single runs as dots if there are few."""
     rows = selection.rows
     repeats = _repeats(curve, rows, runs)
     left_out = list(selection.left_out)
@@ -148,15 +141,7 @@ def _description(curve: Curve, selection: Selection) -> str:
 def _draw(
     axes: Axes, curve: Curve, rows: pd.DataFrame, repeats: pd.DataFrame, *, labels: dict[str, str]
 ) -> dict[str, list[str]]:
-    """Draw one panel and return the tips of its marks by gid.
-
-    Args:
-        axes: the panel.
-        curve: the column to draw.
-        rows: measured rows of a few series.
-        repeats: from :func:`_repeats`; may be empty.
-        labels: the series in order, with their names.
-    """
+    """Draw one panel and return the tips of its marks by gid; ``repeats`` may be empty."""
     axes.grid(axis="y")
     shown = rows.assign(label=rows["series"].map(labels))
     tips: dict[str, list[str]] = {}
@@ -172,13 +157,13 @@ def _draw(
         _draw_means(axes, own["gpus"], own[curve.column], place=place)
         tips[f"mean-{place}"] = [_mean_tip(curve, label, row) for row in own.to_dict("records")]
     _set_scales(axes, curve, shown)
-    _add_legend(axes, curve, list(labels.values()))
+    _add_curve_legend(axes, curve, list(labels.values()))
     return tips
 
 
 def _draw_means(axes: Axes, sizes: pd.Series, values: pd.Series, *, place: int) -> None:
     style: dict[str, Any] = {"color": SERIES_COLOURS[place], "marker": SERIES_MARKERS[place]}
-    points = axes.scatter(sizes, values, s=30, edgecolor=SURFACE, linewidth=0.7, zorder=4, **style)
+    points = axes.scatter(sizes, values, s=30, edgecolor=Colour.SURFACE, linewidth=0.7, zorder=4, **style)
     points.set_gid(f"mean-{place}")
 
 
@@ -223,25 +208,17 @@ def _draw_intervals(axes: Axes, curve: Curve, rows: pd.DataFrame, colour: str) -
     if len(bounded):
         below = (bounded[curve.column] - bounded[curve.low]).clip(lower=0)
         above = (bounded[curve.high] - bounded[curve.column]).clip(lower=0)
-        axes.errorbar(
-            bounded["gpus"],
-            bounded[curve.column],
-            yerr=[below, above],
-            fmt="none",
-            color=colour,
-            ecolor=colour,
-            elinewidth=1.3,
-            capsize=4.5,
-            zorder=5,
-        )
+        style: dict[str, Any] = {"color": colour, "ecolor": colour, "elinewidth": 1.3, "capsize": 4.5}
+        sizes, values = bounded["gpus"], bounded[curve.column]
+        axes.errorbar(sizes, values, yerr=[below, above], fmt="none", zorder=5, **style)
 
 
 def _draw_ideal(axes: Axes, curve: Curve, rows: pd.DataFrame) -> None:
     """Draw perfect scaling through the measured baseline, and the guide of the efficiency."""
-    style: dict[str, Any] = {"color": MUTED, "linewidth": 1.0, "linestyle": (0, (1, 2)), "zorder": 1}
+    style: dict[str, Any] = {"color": Colour.MUTED, "linewidth": 1.0, "linestyle": (0, (1, 2)), "zorder": 1}
     if curve.kind == "efficiency":
         axes.axhline(1.0, **style)
-        axes.axhline(GUIDE, color=MUTED, linewidth=1.0, linestyle=(0, (6, 3)), zorder=1)
+        axes.axhline(GUIDE, color=Colour.MUTED, linewidth=1.0, linestyle=(0, (6, 3)), zorder=1)
         return
     largest = rows["gpus"].max()
     for base in rows[rows["is_base"]].drop_duplicates(["gpus", curve.column]).itertuples():
@@ -300,32 +277,17 @@ def _spread_ticks(values: Sequence[float]) -> list[float]:
     return [values[place] for place in evenly_spaced(len(values), MAX_TICKS)]
 
 
-def _add_legend(axes: Axes, curve: Curve, labels: Sequence[str]) -> None:
+def _add_curve_legend(axes: Axes, curve: Curve, labels: Sequence[str]) -> None:
+    styles = zip(SERIES_COLOURS, SERIES_MARKERS, SERIES_DASHES, strict=True)
     handles = [
-        Line2D(
-            [],
-            [],
-            color=colour,
-            marker=marker,
-            linestyle=(0, dashes) if dashes else "-",
-            markersize=5,
-            linewidth=1.4,
-        )
-        for _, colour, marker, dashes in zip(
-            labels, SERIES_COLOURS, SERIES_MARKERS, SERIES_DASHES, strict=False
-        )
+        Line2D([], [], color=c, marker=m, linestyle=(0, d) if d else "-", markersize=5, linewidth=1.4)
+        for _, (c, m, d) in zip(labels, styles, strict=False)
     ]
-    names = list(labels)
-    if curve.kind == "efficiency":
-        handles.append(Line2D([], [], color=MUTED, linewidth=1.0, linestyle=(0, (6, 3))))
-        names.append(f"guide {GUIDE}")
-    else:
-        handles.append(Line2D([], [], color=MUTED, linewidth=1.0, linestyle=(0, (1, 2))))
-        names.append(IDEAL)
-    columns = len(names) // legend_lines(names) + (len(names) % legend_lines(names) > 0)
-    axes.figure.legend(
-        handles, names, loc="lower left", ncols=columns, frameon=False, labelcolor=INK, handlelength=2.6
-    )
+    guide = curve.kind == "efficiency"
+    dashes = (0, (6, 3) if guide else (1, 2))
+    handles.append(Line2D([], [], color=Colour.MUTED, linewidth=1.0, linestyle=dashes))
+    names = [*labels, f"guide {GUIDE}" if guide else IDEAL]
+    add_legend(axes, handles, names, columns=-(-len(names) // legend_lines(names)), handlelength=2.6)
 
 
 def legend_lines(names: Sequence[str]) -> int:

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 from xml.etree import ElementTree
 
@@ -26,38 +27,32 @@ from matplotlib.ticker import LogLocator
 from analysis.data.names import short_labels
 from analysis.text import count
 
-#: Figures are drawn in these light colours. On the page, each becomes a CSS variable and follows the theme.
-INK = "#1f2328"
-MUTED = "#59636e"
-GRID = "#e3e7eb"
-SURFACE = "#fefefe"
 
-#: Hues of Okabe and Ito (https://jfly.uni-koeln.de/color/): distinct for people with colour blindness.
-BLUE = "#0072b2"
-VERMILLION = "#d55e00"
-GREEN = "#009e73"
-PURPLE = "#cc79a7"
-ORANGE = "#e69f00"
-SKY = "#56b4e9"
-GREY = "#8c959f"
+class Colour(StrEnum):
+    """Light colours of the figures. On the page, each becomes a CSS variable and follows the theme.
+
+    The hues are those of Okabe and Ito (https://jfly.uni-koeln.de/color/), which are distinct for people
+    with colour blindness.
+    """
+
+    INK = "#1f2328"
+    MUTED = "#59636e"
+    GRID = "#e3e7eb"
+    SURFACE = "#fefefe"
+    BLUE = "#0072b2"
+    VERMILLION = "#d55e00"
+    GREEN = "#009e73"
+    PURPLE = "#cc79a7"
+    ORANGE = "#e69f00"
+    SKY = "#56b4e9"
+    GREY = "#8c959f"
+
 
 #: The CSS variable of each colour.
-CSS_NAMES = {
-    INK: "--ink",
-    MUTED: "--muted",
-    GRID: "--grid",
-    SURFACE: "--surface",
-    BLUE: "--blue",
-    VERMILLION: "--vermillion",
-    GREEN: "--green",
-    PURPLE: "--purple",
-    ORANGE: "--orange",
-    SKY: "--sky",
-    GREY: "--grey",
-}
+CSS_NAMES = {colour.value: f"--{colour.name.lower()}" for colour in Colour}
 
 #: Series also differ in marker and dash, for prints in grey.
-SERIES_COLOURS = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY)
+SERIES_COLOURS = (Colour.BLUE, Colour.VERMILLION, Colour.GREEN, Colour.PURPLE, Colour.ORANGE, Colour.SKY)
 SERIES_MARKERS = ("o", "s", "D", "^", "v", "P")
 SERIES_DASHES = ((), (5, 2), (1.5, 1.5), (6, 2, 1.5, 2), (3, 1.5), (8, 2.5))
 
@@ -115,53 +110,32 @@ def select(
     return Selection(mode, drawn, labels, shared, left_out)
 
 
-@dataclass(frozen=True)
-class Drawing:
-    """One finished figure.
+@dataclass(frozen=True, kw_only=True)
+class Draft:
+    """Texts and measures of a figure.
 
     Attributes:
         name: file name without suffix.
-        topic: the part of the page that shows the figure.
-        mode: ``strong``, ``weak`` or empty.
-        heading: its name in the section of its mode.
-        title: its name outside of that section.
+        subject: the figure's name without mode and series.
         description: text for readers who cannot see the figure.
         caption: explanation of the marks.
-        left_out: data that is not drawn, in words, or empty.
-        svg: text of the SVG file.
-        inline_svg: markup for the page.
-        png: content of the PNG file.
-        pdf: content of the PDF file.
+        topic: the part of the page that shows the figure.
+        mode: ``strong``, ``weak`` or empty.
+        labels: the series in order, with their names.
+        shared: words that apply to all series.
+        left_out: sentences about data that is not drawn.
     """
-
-    name: str
-    topic: str
-    mode: str
-    heading: str
-    title: str
-    description: str
-    caption: str
-    left_out: str
-    svg: str
-    inline_svg: str
-    png: bytes
-    pdf: bytes
-
-
-@dataclass(frozen=True)
-class Draft:
-    """Texts and measures of a figure that is not drawn yet."""
 
     name: str
     subject: str
     description: str
     caption: str
-    height_in: float = 2.9
     topic: str = "scaling"
     mode: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
     shared: str = ""
     left_out: list[str] = field(default_factory=list)
+    height_in: float = 2.9
     legend_lines: int = 0
     left_in: float = 0.78
     with_axis: bool = True
@@ -182,7 +156,17 @@ class Draft:
         return f" ({', '.join(words)})" if words else ""
 
 
-def style() -> Any:
+@dataclass(frozen=True, kw_only=True)
+class Drawing(Draft):
+    """A finished figure: an SVG file, markup for the page, PNG and PDF."""
+
+    svg: str
+    inline_svg: str
+    png: bytes
+    pdf: bytes
+
+
+def _style() -> Any:
     """Return the matplotlib context of all figures."""
     own: dict[Any, Any] = {
         "font.family": "DejaVu Sans",
@@ -190,24 +174,16 @@ def style() -> Any:
         "text.parse_math": False,
         "svg.fonttype": "none",
         "pdf.fonttype": 3,
-        "text.color": INK,
-        "axes.labelcolor": INK,
-        "axes.edgecolor": MUTED,
-        "xtick.color": MUTED,
-        "ytick.color": MUTED,
-        "xtick.labelcolor": INK,
-        "ytick.labelcolor": INK,
-        "axes.linewidth": 0.8,
-        "xtick.major.width": 0.8,
-        "ytick.major.width": 0.8,
-        "xtick.major.size": 3,
-        "ytick.major.size": 3,
-        "grid.color": GRID,
-        "grid.linewidth": 0.8,
         "axes.facecolor": "none",
         "legend.fontsize": 9.5,
-        "hatch.linewidth": 0.8,
-        "hatch.color": SURFACE,
+        "hatch.color": Colour.SURFACE,
+        "grid.color": Colour.GRID,
+        **dict.fromkeys(("text.color", "axes.labelcolor"), Colour.INK),
+        **dict.fromkeys(("xtick.labelcolor", "ytick.labelcolor"), Colour.INK),
+        **dict.fromkeys(("axes.edgecolor", "xtick.color", "ytick.color"), Colour.MUTED),
+        **dict.fromkeys(("axes.linewidth", "grid.linewidth", "hatch.linewidth"), 0.8),
+        **dict.fromkeys(("xtick.major.width", "ytick.major.width"), 0.8),
+        **dict.fromkeys(("xtick.major.size", "ytick.major.size"), 3),
     }
     return mpl.rc_context({**sns.axes_style("ticks"), **own})
 
@@ -222,30 +198,29 @@ def finish(draft: Draft, draw: Callable[[Axes], dict[str, list[str]]]) -> Drawin
     legend_in = _LEGEND_LINE_IN * draft.legend_lines + 0.08
     total_in = draft.height_in + legend_in
     bottom_in = legend_in + 0.54
-    with style():
+    with _style():
         figure = Figure(figsize=(WIDTH_IN, total_in))
         left, bottom = draft.left_in / WIDTH_IN, bottom_in / total_in
         axes = figure.add_axes((left, bottom, 1 - left - 0.12 / WIDTH_IN, 1 - bottom - 0.1 / total_in))
         tips = draw(axes)
         sns.despine(ax=axes, left=not draft.with_axis)
-        name, title = draft.name, draft.title
-        raw = _saved(figure, "svg", name).decode()
-        png, pdf = _saved(figure, "png", name), _saved(figure, "pdf", name)
+        raw = _saved(figure, "svg", draft.name).decode()
+        png, pdf = _saved(figure, "png", draft.name), _saved(figure, "pdf", draft.name)
     tree = _clean_svg(raw, draft, tips=tips)
-    return Drawing(
-        name=name,
-        topic=draft.topic,
-        mode=draft.mode,
-        heading=draft.heading,
-        title=title,
-        description=draft.description,
-        caption=draft.caption,
-        left_out="; ".join(draft.left_out),
-        svg=_standalone_svg(tree, draft),
-        inline_svg=_inline_svg(tree),
-        png=png,
-        pdf=pdf,
-    )
+    svg, inline_svg = _standalone_svg(tree, draft), _inline_svg(tree)
+    return Drawing(**vars(draft), svg=svg, inline_svg=inline_svg, png=png, pdf=pdf)
+
+
+#: Style of a heading inside a panel.
+HEADING: dict[str, Any] = {"va": "center", "fontsize": "small", "fontweight": "bold", "color": Colour.INK}
+
+
+def add_legend(
+    axes: Axes, handles: Sequence[Any], names: Sequence[str], *, columns: int, **options: Any
+) -> None:
+    """Add a legend below the panel."""
+    options |= {"loc": "lower left", "frameon": False, "labelcolor": Colour.INK}
+    axes.figure.legend(handles, names, ncols=columns, **options)
 
 
 def log_ticks(low: float, high: float, *steps: Sequence[float]) -> list[float]:
@@ -283,7 +258,7 @@ def _saved(figure: Figure, form: str, name: str) -> bytes:
             format=form,
             metadata=metadata,
             dpi=_PNG_DPI,
-            facecolor="none" if form == "svg" else SURFACE,
+            facecolor="none" if form == "svg" else Colour.SURFACE,
         )
     return target.getvalue()
 
@@ -333,7 +308,7 @@ def _standalone_svg(root: Element, draft: Draft) -> str:
     own = deepcopy(root)
     own.set("xmlns", "http://www.w3.org/2000/svg")
     own.set("font-family", _FONTS)
-    background = ElementTree.Element("rect", {"width": "100%", "height": "100%", "fill": SURFACE})
+    background = ElementTree.Element("rect", {"width": "100%", "height": "100%", "fill": Colour.SURFACE})
     for place, (tag, text) in enumerate((("title", draft.title), ("desc", draft.description))):
         element = ElementTree.Element(tag)
         element.text = text

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
 from analysis.data.names import as_product, layout, ranks, short_labels, state_name
-from analysis.report.figures.drawing import BLUE, GREY, INK, MUTED, Draft, Drawing, evenly_spaced, finish
+from analysis.report.figures.drawing import HEADING, Colour, Draft, Drawing, Selection, evenly_spaced, finish
 from analysis.report.words import WORDS
 from analysis.text import count, fraction, known, listed, number, one_line, whole
 
@@ -29,11 +29,9 @@ MAX_PANELS, MAX_SIZES, MAX_BATCHES = 3, 8, 8
 
 @dataclass(frozen=True)
 class Field:
-    """One field of a heat map.
+    """One field of a heat map; places count from 0.
 
     Attributes:
-        column: its column, from 0.
-        line: its line in the panel, from 0.
         efficiency: the colour and the first number; NaN if it is not known.
         below: the second number.
         state: shown instead of an unknown efficiency.
@@ -82,8 +80,7 @@ class Panels:
         top = 0.0
         for panel_number, panel in enumerate(self.panels):
             if self._heading:
-                style: dict[str, Any] = {"fontsize": "small", "fontweight": "bold", "color": INK}
-                axes.text(-0.5, top - 0.16, panel.heading, va="center", ha="left", **style)
+                axes.text(-0.5, top - 0.16, panel.heading, **HEADING)
                 top += self._heading
             for place, field in enumerate(panel.fields):
                 gid = f"field-{panel_number}-{place}"
@@ -105,15 +102,15 @@ def _draw_field(axes: Axes, field: Field, *, y: float, gid: str) -> None:
     measured = math.isfinite(efficiency)
     strength = _WEAKEST + (_STRONGEST - _WEAKEST) * min(max(efficiency, 0.0), 1.0) if measured else 0.0
     box = Rectangle((x - 0.47, y - 0.46), 0.94, 0.92, linewidth=0.8)
-    box.set_facecolor((BLUE, strength) if measured else "none")
-    box.set_edgecolor(BLUE if measured else GREY)
+    box.set_facecolor((Colour.BLUE, strength) if measured else "none")
+    box.set_edgecolor(Colour.BLUE if measured else Colour.GREY)
     box.set_linestyle("-" if measured else (0, (2, 2)))
     box.set_gid(gid)
     axes.add_patch(box)
     if not measured:
-        axes.text(x, y, state_name(field.state), va="center", ha="center", fontsize=7, color=MUTED)
+        axes.text(x, y, state_name(field.state), va="center", ha="center", fontsize=7, color=Colour.MUTED)
         return
-    centred: dict[str, Any] = {"va": "center", "ha": "center", "color": INK}
+    centred: dict[str, Any] = {"va": "center", "ha": "center", "color": Colour.INK}
     axes.text(x, y - 0.17, fraction(efficiency, decimals=2), fontsize=9.5, **centred)
     axes.text(x, y + 0.23, field.below, fontsize=7.5, **centred)
 
@@ -127,36 +124,12 @@ def _not_measured(size: str, row: Mapping[Hashable, Any]) -> str:
 # -- nodes and ranks per node ---------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Grid:
-    """The sizes of one scaling mode, over nodes and ranks per node.
-
-    Attributes:
-        mode: ``strong`` or ``weak``.
-        rows: rows of :func:`analysis.stats.scaling.two_axes`.
-        labels: the series in order, with their names.
-        shared: words that apply to all series.
-        left_out: sentences about sizes that are not drawn.
-    """
-
-    mode: str
-    rows: pd.DataFrame
-    labels: dict[str, str]
-    shared: str
-    left_out: list[str]
-
-
-def grids(rows: pd.DataFrame, parts: dict[str, dict[str, str]]) -> dict[str, Grid]:
-    """Return the grid of each scaling mode, reduced to what a figure can hold.
-
-    Args:
-        rows: from :func:`analysis.stats.scaling.two_axes`.
-        parts: from :func:`analysis.data.names.series_parts`.
-    """
+def grids(rows: pd.DataFrame, parts: dict[str, dict[str, str]]) -> dict[str, Selection]:
+    """Return the grid of each scaling mode in rows of :func:`analysis.stats.scaling.two_axes`."""
     return {str(mode): _grid(str(mode), own, parts) for mode, own in rows.groupby("mode", sort=False)}
 
 
-def _grid(mode: str, rows: pd.DataFrame, parts: dict[str, dict[str, str]]) -> Grid:
+def _grid(mode: str, rows: pd.DataFrame, parts: dict[str, dict[str, str]]) -> Selection:
     series = list(dict.fromkeys(rows["series"]))
     left_out = []
     if len(series) > MAX_SERIES:
@@ -167,7 +140,7 @@ def _grid(mode: str, rows: pd.DataFrame, parts: dict[str, dict[str, str]]) -> Gr
     if len(drawn) < len(shown):
         left_out.append(f"{len(drawn):,} of {count(len(shown), 'size')} drawn")
     labels, shared = short_labels(parts, series)
-    return Grid(mode, drawn, labels, shared, left_out)
+    return Selection(mode, drawn, labels, shared, left_out)
 
 
 def _spread_rows(rows: pd.DataFrame, limits: Mapping[str, int]) -> pd.DataFrame:
@@ -178,7 +151,7 @@ def _spread_rows(rows: pd.DataFrame, limits: Mapping[str, int]) -> pd.DataFrame:
     return rows
 
 
-def grid_figure(grid: Grid) -> Drawing:
+def grid_figure(grid: Selection) -> Drawing:
     """Return the heat map of nodes and ranks per node: a panel per series."""
     draft = Draft(
         name=f"axes-{grid.mode}",
@@ -223,7 +196,7 @@ def _grid_tip(row: dict[Hashable, Any]) -> str:
     return text
 
 
-def _grid_description(grid: Grid) -> str:
+def _grid_description(grid: Selection) -> str:
     """Return the efficiency at the ends of both axes."""
     texts = []
     for series, label in grid.labels.items():
@@ -258,19 +231,13 @@ class BatchGrid:
     panels: dict[str, pd.DataFrame]
     axis: str
     left_out: list[str]
-    rate_unit: str = "samples/s"
+    rate_unit: str
 
 
 def batch_grids(
     table: pd.DataFrame, parts: Mapping[str, Mapping[str, str]], *, rate_unit: str = "samples/s"
 ) -> dict[str, BatchGrid]:
-    """Return by mode the grid of sizes and batches, if there are two or more of both.
-
-    Args:
-        table: from :func:`analysis.checks.scaling_table.scaling_table`.
-        parts: from :func:`analysis.data.names.series_parts`.
-        rate_unit: unit of a throughput.
-    """
+    """Return by mode the grid of sizes and batches, if the scaling table has two or more of both."""
     found = {}
     for mode in ("strong", "weak"):
         rows = table[(table["mode"] == mode) & table["gpus_per_node"].str.isdecimal()].copy()
@@ -281,9 +248,9 @@ def batch_grids(
             _panel_name(parts.get(series, {}), per_node if over_nodes else "")
             for series, per_node in zip(rows["series"], rows["gpus_per_node"], strict=True)
         ]
-        grid = _batch_grid(mode, rows, "Nodes" if over_nodes else "Ranks")
+        grid = _batch_grid(mode, rows, "Nodes" if over_nodes else "Ranks", rate_unit)
         if grid is not None:
-            found[mode] = replace(grid, rate_unit=rate_unit)
+            found[mode] = grid
     return found
 
 
@@ -293,7 +260,7 @@ def _panel_name(parts: Mapping[str, str], per_node: str) -> str:
     return ", ".join(filter(None, words)) or "all"
 
 
-def _batch_grid(mode: str, rows: pd.DataFrame, axis: str) -> BatchGrid | None:
+def _batch_grid(mode: str, rows: pd.DataFrame, axis: str, rate_unit: str) -> BatchGrid | None:
     panels, left_out = {}, []
     for name, own in rows.groupby("panel", sort=False):
         measured = own[own["n"] > 0]
@@ -311,7 +278,7 @@ def _batch_grid(mode: str, rows: pd.DataFrame, axis: str) -> BatchGrid | None:
     drawn, all_of = (sum(map(len, some.values())) for some in (shown, panels))
     if drawn < all_of:
         left_out.append(f"{drawn:,} of {count(all_of, 'cell')} drawn")
-    return BatchGrid(mode, shown, axis, left_out)
+    return BatchGrid(mode, shown, axis, left_out, rate_unit)
 
 
 def batch_figure(grid: BatchGrid) -> Drawing:

@@ -10,18 +10,7 @@ from matplotlib.axes import Axes
 
 from analysis.checks.slow_ranks import LATE_FROM, RankMeans
 from analysis.report.figures.bars import draw_part, parts_legend
-from analysis.report.figures.drawing import (
-    BLUE,
-    GREY,
-    INK,
-    ORANGE,
-    SKY,
-    VERMILLION,
-    WIDTH_IN,
-    Draft,
-    Drawing,
-    finish,
-)
+from analysis.report.figures.drawing import HEADING, WIDTH_IN, Colour, Draft, Drawing, finish
 from analysis.report.words import WORDS
 from analysis.text import count, fraction, known, one_line, percent, seconds
 
@@ -30,11 +19,11 @@ _LEFT_IN = 1.2
 
 #: The parts of a bar in the order of stacking: name, words, colour, hatch.
 _PARTS = (
-    ("data", "data loading", SKY, ""),
-    ("compute", "forward and backward", BLUE, ""),
-    ("rest", "optimizer, other", GREY, ""),
-    ("transfer", "exposed communication", VERMILLION, ""),
-    ("wait", "waiting for the slowest rank", ORANGE, "////"),
+    ("data", "data loading", Colour.SKY, ""),
+    ("compute", "forward and backward", Colour.BLUE, ""),
+    ("rest", "optimizer, other", Colour.GREY, ""),
+    ("transfer", "exposed communication", Colour.VERMILLION, ""),
+    ("wait", "waiting for the slowest rank", Colour.ORANGE, "////"),
 )
 
 
@@ -102,9 +91,7 @@ def _draw(axes: Axes, panels: Sequence[pd.DataFrame], balance: Mapping[str, floa
     for panel in panels:
         cell = one_line(panel["cell_id"].iloc[0], limit=36)
         heading = f"{cell}, load balance {_balance(panel, balance)}"
-        edge = axes.get_yaxis_transform()
-        style: dict[str, Any] = {"va": "center", "fontsize": "small", "fontweight": "bold", "color": INK}
-        axes.text(outside, place, heading, transform=edge, **style)
+        axes.text(outside, place, heading, transform=axes.get_yaxis_transform(), **HEADING)
         place += 0.95
         for row in panel.to_dict("records"):
             tips.update(_draw_bar(axes, place, row))

@@ -14,17 +14,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from analysis.data.load import Study
 from analysis.data.names import ranks
 from analysis.report.figures.bars import bars_draft, draw_rows
-from analysis.report.figures.drawing import (
-    BLUE,
-    INK,
-    MUTED,
-    VERMILLION,
-    Drawing,
-    Selection,
-    evenly_spaced,
-    finish,
-    log_ticks,
-)
+from analysis.report.figures.drawing import Colour, Drawing, Selection, evenly_spaced, finish, log_ticks
 from analysis.text import count, number, one_line, seconds, whole
 
 #: Number of runs per cell whose steps.csv is read, evenly spaced over the repeats.
@@ -113,22 +103,17 @@ def _short(value: float) -> str:
 
 
 def _draw_box(axes: Axes, place: float, row: dict[Hashable, Any], name: str) -> dict[str, list[str]]:
+    line: dict[str, Any] = {"color": Colour.MUTED, "linewidth": 1.0, "zorder": 2}
     for start, end in (("low", "lower"), ("upper", "high")):
-        axes.plot([row[start], row[end]], [place, place], color=MUTED, linewidth=1.0, zorder=2)
+        axes.plot([row[start], row[end]], [place, place], **line)
     for end in ("low", "high"):
-        axes.plot([row[end], row[end]], [place - 0.16, place + 0.16], color=MUTED, linewidth=1.0, zorder=2)
-    (box,) = axes.barh(
-        place,
-        row["upper"] - row["lower"],
-        left=row["lower"],
-        height=0.6,
-        color=BLUE,
-        edgecolor=BLUE,
-        zorder=3,
-    )
+        axes.plot([row[end], row[end]], [place - 0.16, place + 0.16], **line)
+    width = row["upper"] - row["lower"]
+    style: dict[str, Any] = {"color": Colour.BLUE, "edgecolor": Colour.BLUE}
+    (box,) = axes.barh(place, width, left=row["lower"], height=0.6, zorder=3, **style)
     box.set_gid(f"box-{place:.2f}")
-    axes.plot([row["median"]] * 2, [place - 0.36, place + 0.36], color=INK, linewidth=1.4, zorder=4)
-    dot = axes.scatter([row["slowest"]], [place], s=12, color=VERMILLION, linewidth=0, zorder=4)
+    axes.plot([row["median"]] * 2, [place - 0.36, place + 0.36], color=Colour.INK, linewidth=1.4, zorder=4)
+    dot = axes.scatter([row["slowest"]], [place], s=12, color=Colour.VERMILLION, linewidth=0, zorder=4)
     dot.set_gid(f"slowest-{place:.2f}")
     slow = (
         f"\n{number(100 * row['over_twice'], digits=2)} % take twice the median"

@@ -116,7 +116,7 @@ def test_more_lines_than_colours_are_left_out_with_a_note(tmp_path: Path) -> Non
     cells = studies.weak(8, range(2, 12))
     path = with_probes(studies.finished(tmp_path / "s", cells, repeats=1), cells, repeats=1)
     found = details_of(path)[1]["bandwidth"]
-    assert found.left_out == "6 of 10 lines drawn, spread over the sizes"
+    assert found.left_out == ["6 of 10 lines drawn, spread over the sizes"]
     assert found.caption.endswith("; α and β: fabric.csv.")
 
 
@@ -192,7 +192,8 @@ def test_many_ranks_are_drawn_by_node_and_many_nodes_are_bounded(tmp_path: Path)
     write_ranks(path, late=lambda run, rank: 0.004 * (rank == 90), host=lambda rank: f"node{rank // 2}")
     figure = details_of(path)[1]["ranks"]
     assert (
-        figure.left_out == f"128 ranks of n64x2-gloo-srun-b8 drawn by node; the {MAX_BARS} latest of 64 nodes"
+        "; ".join(figure.left_out)
+        == f"128 ranks of n64x2-gloo-srun-b8 drawn by node; the {MAX_BARS} latest of 64 nodes"
     )
     names = [text for text in texts(figure) if re.match(r"node\d", text)]
     assert names[0] == "node45 ◀"

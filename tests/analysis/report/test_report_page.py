@@ -404,7 +404,7 @@ def test_the_model_of_a_command_is_named_only_if_the_command_contains_it():
 def test_the_citation_holds_the_known_facts(tmp_path: Path) -> None:
     path = studies.finished(tmp_path / "my_study 50%", repeats=2)
     page = write_report(path).read_text(encoding="utf-8")
-    cited = page[page.index("@misc{") : page.index("</pre>")]
+    cited = page[page.index("@misc{") :].partition("</pre>")[0]
     assert cited.splitlines()[0] == "@misc{my-study-50,"
     assert r"  title = {my\_study 50\%: a scaling study of distributed data parallel training}," in cited
     assert "  year = {2026},\n  howpublished = {Measured with ddp-scaling-bench 0.1.0}," in cited

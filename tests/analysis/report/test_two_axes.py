@@ -12,7 +12,8 @@ import pytest
 from analysis.checks.scaling_table import scaling_table
 from analysis.data.load import load_study
 from analysis.data.names import series_parts
-from analysis.report.figures.heatmaps import MAX_NODES, MAX_SERIES, Grid, grid_figure, grids
+from analysis.report.figures.drawing import Selection
+from analysis.report.figures.heatmaps import MAX_NODES, MAX_SERIES, grid_figure, grids
 from analysis.report.write import write_report
 from analysis.stats.measured import measure
 from analysis.stats.scaling import AXES_COLUMNS, two_axes
@@ -23,7 +24,7 @@ def table(path: Path) -> pd.DataFrame:
     return scaling_table(measure(load_study(path)))
 
 
-def grid_of(path: Path) -> Grid:
+def grid_of(path: Path) -> Selection:
     loaded = load_study(path)
     return grids(two_axes(table(path)), series_parts(loaded.plan))["weak"]
 
@@ -130,7 +131,7 @@ def test_the_figure_reports_series_and_sizes_that_it_leaves_out(tmp_path: Path) 
     ]
     path = studies.finished(tmp_path / "s", cells, repeats=1, epochs=1, ranks_files=False)
     figure = grid_figure(grid_of(path))
-    assert figure.left_out == "4 of 5 series drawn; 64 of 80 sizes drawn"
+    assert figure.left_out == ["4 of 5 series drawn", "64 of 80 sizes drawn"]
 
 
 def test_mixed_nodes_have_no_place_on_the_axes(tmp_path: Path) -> None:
