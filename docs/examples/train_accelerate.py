@@ -1,4 +1,4 @@
-"""Train a small classifier with Hugging Face Accelerate; lines marked `bench` have it measured."""
+"""Train a small classifier with Hugging Face Accelerate; the lines marked `bench` measure it."""
 
 from __future__ import annotations
 

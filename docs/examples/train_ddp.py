@@ -1,7 +1,7 @@
 """Train a small classifier with DistributedDataParallel, started by torchrun, by srun, or alone.
 
-An ordinary script: a sampler per rank, a snapshot that it resumes from, a validation pass per
-epoch. The lines marked `bench` are all that is added to have it measured.
+An ordinary script with a sampler per rank, a snapshot to resume from, and a validation pass per
+epoch. The lines marked `bench` are the only additions for measuring it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def network(width: int) -> nn.Module:
 
 
 def accuracy(model: nn.Module, data: TensorDataset, device: torch.device) -> Tensor:
-    """Return the share of right answers."""
+    """Return the share of correct answers."""
     with torch.no_grad():
         points, labels = (tensor.to(device) for tensor in data.tensors)
         return (model(points).argmax(1) == labels).float().mean()

@@ -1,7 +1,7 @@
-"""Train a small character model as many research scripts do; nothing in here knows of bench.
+"""Train a small character model as many research scripts do, without any code of bench.
 
-One file, no epochs: an endless loop over random crops of a text, gradient accumulation that
-synchronises in the last micro-step only, and a line per iteration with the time that it took.
+One file without epochs: a loop over random crops of a text, gradient accumulation that synchronises
+in the last micro-step only, and a line per iteration with its time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TEXT = "the quick brown fox jumps over the lazy dog. " * 200
 
 
 class Characters(nn.Module):
-    """Predicts each next character with a transformer."""
+    """A transformer that predicts the next character."""
 
     def __init__(self, symbols: int, *, width: int, layers: int, block: int) -> None:
         super().__init__()
@@ -95,6 +95,6 @@ for iter_num in range(config.max_iters):
         lossf = loss.item() * config.gradient_accumulation_steps
         print(f"iter {iter_num}: loss {lossf:.4f}, time {dt * 1000:.2f}ms")
 if ddp:
-    # DDP holds the group: only without it do the group's threads end here, and not in Python's own end.
+    # DDP holds a reference to the group; without it, the group's threads end here and not at Python's exit.
     del model
     dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""Train a small classifier with Lightning; the callback is all that is added to have it measured."""
+"""Train a small classifier with Lightning; the callback is the only addition for measuring it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bench.record.lightning import BenchCallback  # bench
 
 
 class Classifier(pl.LightningModule):
-    """The network of train_ddp.py, as Lightning wants it."""
+    """The network of train_ddp.py as a Lightning module."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class Classifier(pl.LightningModule):
 
 
 def main() -> None:
-    """Train on the nodes and devices that the command line names: they must be those of the job."""
+    """Train on the nodes and devices of the command line, which must be those of the job."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--batch-size", type=int, default=32, help="per rank")

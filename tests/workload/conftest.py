@@ -159,9 +159,9 @@ def wait_for(condition: Callable[[], object], what: str, *, limit_s: float = 120
 
 @pytest.fixture(scope="session")
 def late_rank_run(server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    """Two ranks, of which rank 1 is late in every step."""
+    """Three epochs of two ranks, of which rank 1 is late in every step."""
     folder = tmp_path_factory.mktemp("late rank")
-    argv = ["--per-gpu-batch", "8", *QUICK]
+    argv = ["--per-gpu-batch", "8", *QUICK, "--epochs", "3"]
     started = server.start(folder, argv, torchrun_env(2), "tests.workload.scenarios:late_rank")
     return started.finish().succeeded()
 

@@ -142,19 +142,24 @@ def test_a_checkpoint_is_written_and_its_time_kept_apart(plain):
 
 
 def test_a_late_rank_shows_as_waiting_on_the_other(late_rank_run):
-    ranks = late_rank_run.table("ranks")
-    for punctual, late in (ranks[0:2], ranks[2:4]):
-        assert NAP_S <= number(late, "data_load_time_sec") < 2 * NAP_S
-        assert number(punctual, "data_load_time_sec") < 0.5 * NAP_S
-        assert 0.6 * NAP_S < number(punctual, "comm_exposed_time_sec") < 2 * NAP_S
-        assert number(late, "comm_exposed_time_sec") < 0.5 * NAP_S
-        assert number(punctual, "comm_wait_time_sec") > 0.6 * NAP_S
+    rows = late_rank_run.table("ranks")
+
+    def typical(rank: str, part: str) -> float:
+        """The median of three windows: another process may take the core during one of them."""
+        return median(number(row, f"{part}_time_sec") for row in rows if row["rank"] == rank)
+
+    punctual, late = "0", "1"
+    assert NAP_S <= typical(late, "data_load") < 2 * NAP_S
+    assert typical(punctual, "data_load") < 0.5 * NAP_S
+    assert 0.6 * NAP_S < typical(punctual, "comm_exposed") < 2 * NAP_S
+    assert typical(late, "comm_exposed") < 0.5 * NAP_S
+    assert typical(punctual, "comm_wait") > 0.6 * NAP_S
 
 
 def test_a_late_rank_lowers_the_load_balance_and_not_the_communication_efficiency(late_rank_run):
-    for row in late_rank_run.table("metrics"):
-        assert number(row, "load_balance") < 0.75
-        assert number(row, "comm_efficiency") > 0.75
+    rows = late_rank_run.table("metrics")
+    assert median(number(row, "load_balance") for row in rows) < 0.75
+    assert median(number(row, "comm_efficiency") for row in rows) > 0.75
 
 
 def test_time_within_the_model_is_forward(run_ranks):
