@@ -105,7 +105,7 @@ def test_a_cluster_started_by_hand_ends_without_a_trace_beside_a_running_one(clu
     again = bench_cluster("--folder", folder, "down", check=False)
     assert (again.returncode, again.stderr) == (
         1,
-        f"{folder}: no cluster lies there ([Errno 2] No such file or directory: '{folder}/state.json')\n",
+        f"{folder}: no cluster is there ([Errno 2] No such file or directory: '{folder}/state.json')\n",
     )
 
 
