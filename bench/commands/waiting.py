@@ -166,11 +166,7 @@ def say_if_stuck(said: set[str], record: RunRecord) -> None:
 
 
 def canary_passes(planned: PlannedStudy, runs: Sequence[Run], *, halt: HaltWatch, pack: bool = False) -> bool:
-    """Run the smallest multi-node run alone and verify it; if it fails, print the failed checks.
-
-    Raises:
-        BenchError: Slurm would reject the other runs in any case, or the study is cancelled.
-    """
+    """Run the smallest multi-node run alone and verify it; if it fails, print the failed checks."""
     records = planned.records()
     proven = [run for run in planned.runs if records[run.run_id].state is RunState.COMPLETED]
     if not runs or any(planned.cells[run.cell_id].nodes > 1 for run in proven):

@@ -154,7 +154,7 @@ class Matrix(Section):
     cluster: Cluster = Cluster()
     """The executor, resources, hosts, container and environment of the runs."""
     axes: Axes = Field(default_factory=Axes)
-    """The axes: the matrix is the product of all lists."""
+    """Lists of values; the cells are their product."""
     scaling: Annotated[list[Scaling], Field(min_length=1)]
     """The scaling modes and their batches."""
     workload: Workload = Workload()

@@ -1,7 +1,4 @@
-"""Call `bench` in this process, or in a process of its own.
-
-The first saves start-up and imports, most of the time of a short command.
-"""
+"""Call `bench` from a test: in the same process, which saves its imports, or in a new one."""
 
 from __future__ import annotations
 

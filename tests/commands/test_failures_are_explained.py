@@ -64,7 +64,7 @@ def test_a_run_is_found_despite_a_study_of_another_version_and_an_unstarted_one(
         shutil.rmtree(failed / "results/later")
     assert (told.returncode, told.stderr) == (1, "")
     assert f"results/fails/runs/{run_id}/attempt-1/job." in told.stdout
-    # verify finds the run in the study planned last, where it has not been started.
+    # verify finds the run in the study planned last, in which it has not been started.
     assert checked.stdout.splitlines()[1] == "  FAIL  state: planned, not started, expected completed"
 
 
