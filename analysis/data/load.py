@@ -115,11 +115,6 @@ def load_study(path: Path) -> Study:
         ]
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise invalid_plan(folder, error) from None
-    known_cells = set(cells["cell_id"])
-    for run_id, cell_id, *_ in planned:
-        if cell_id not in known_cells:
-            what = f"the cell {one_line(cell_id)} of run {one_line(run_id)} is not defined"
-            raise invalid_plan(folder, what)
     runs, attempts, remarks = _read_runs(folder, planned)
     without = {clean(c["cell_id"]) for c in plan["cells"] if (c.get("metrics") or {}).get("source") == "none"}
     epochs, problems = _epochs(runs, attempts, without_metrics=without)

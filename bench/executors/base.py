@@ -15,7 +15,7 @@ import psutil
 
 from bench.errors import BenchError
 from bench.executors.outcome import EndNote, Outcome, missing_results
-from bench.matrix.cell import Cell, Run
+from bench.matrix.cell import Run
 from bench.study.layout import RunFolder
 from bench.study.ledger import FailureClass, RunRecord, RunState, now, submit_lock
 from bench.study.plan_json import PlannedStudy
@@ -216,14 +216,11 @@ class SerialExecutor(ABC):
     def _orphan_outcome(self, record: RunRecord) -> Outcome:
         folder = self.study.run_folder(record)
         exit_code = EndNote.read(folder).exit_code
-        if exit_code == 0 and not missing_results(folder, self._cell_of(record.run_id)):
+        cell_id = next(run.cell_id for run in self.study.runs if run.run_id == record.run_id)
+        if exit_code == 0 and not missing_results(folder, self.study.cells[cell_id]):
             return Outcome(RunState.COMPLETED, exit_code=0)
         reason = f"the harness (process {record.details.get('pid')}) was killed during this run"
         return Outcome(RunState.FAILED, reason, FailureClass.KILLED, exit_code)
-
-    def _cell_of(self, run_id: str) -> Cell:
-        cell_id = next(run.cell_id for run in self.study.runs if run.run_id == run_id)
-        return self.study.cells[cell_id]
 
 
 def _is_orphan(record: RunRecord) -> bool:

@@ -262,13 +262,8 @@ class Packs:
     ) -> JobStatus | None:
         """Return the status of a run that has ended, or whose job has; None if it is unknown.
 
-        A run that certainly never started is ``planned``. ``settled`` says that accounting of the
-        run is complete.
-
-        Args:
-            record: the run.
-            rows: its own rows of sacct.
-            queued: status of the job in squeue.
+        A run that certainly never started is ``planned``. ``rows`` are the run's own rows of sacct,
+        ``queued`` is the status of its job in squeue.
         """
         candidates = (job for job in (classify(rows), queued) if job is not None and job.state.ended)
         job = next(candidates, None)

@@ -17,10 +17,10 @@ from bench.executors.pack import Pack, allocation_of, job_name, next_number, pac
 from bench.executors.slurm import SlurmExecutor, longest_limit_s, may_start, partitions_of, permanent_refusal
 from bench.matrix.cell import Run
 from bench.slurm.accounting import queue_statuses
-from bench.slurm.client import BatchJob, SlurmRefusedError, SlurmUnavailableError, SubmissionUncertainError
+from bench.slurm.client import BatchJob, SlurmRefusedError, SlurmUnavailableError
 from bench.slurm.parsing import QueueRow
 from bench.study.ledger import RunRecord, RunState, now
-from bench.study.run_json import Attempt, new_attempt, next_attempt, update_run, write_run
+from bench.study.run_json import Attempt, new_attempt, next_attempt, write_run
 from bench.units import human_duration
 
 #: The scheduler of a cluster that is not very busy looks at a new job within this time.
@@ -113,7 +113,7 @@ class PackExecutor(SlurmExecutor):
         """Warn if Slurm accepted the job but never starts it, as limits of partitions can cause."""
         deadline = time.monotonic() + SCHEDULED_S
         rows: list[QueueRow] = []
-        while time.monotonic() < deadline and not any(_was_scheduled(row) for row in rows):
+        while time.monotonic() < deadline and not any(row.state != "PENDING" or row.reason for row in rows):
             time.sleep(0.25)
             try:
                 rows = self.slurm.queue(names=[pack.job_name])
@@ -126,7 +126,10 @@ class PackExecutor(SlurmExecutor):
 
     def _submit_pack(self, pack: Pack, lock: int) -> list[RunRecord]:
         write_pack(self.study, pack)
-        contents = [self._content(pack, place) for place in range(1, len(pack.attempts) + 1)]
+        contents = [
+            attempt.describe(self.study, submitted_at=now(), allocation=pack.describe(place))
+            for place, attempt in enumerate(pack.attempts, 1)
+        ]
         for attempt, content in zip(pack.attempts, contents, strict=True):
             write_run(attempt.folder, content)
         self.study.ledger.append_all([_intent(content) for content in contents])
@@ -135,34 +138,10 @@ class PackExecutor(SlurmExecutor):
             for attempt in pack.attempts
         ]
         try:
-            job_id = self.slurm.submit(self._pack_job(pack), pass_fds=(lock,))
-        except SubmissionUncertainError as lost:
-            job_id = self._find_by_name(pack.attempts[0].run, pack.job_name, lost)
-        except (SlurmRefusedError, SlurmUnavailableError) as error:
-            for record in records:
-                self._withdraw(record, error.output, refused=True)
-            if isinstance(error, SlurmRefusedError):
-                raise _refused(pack, error.output, queue_is_full=error.queue_is_full) from None
-            raise
-        self._add_job_ids(records, job_id)
+            self._submit_job(self._pack_job(pack), records, lock)
+        except SlurmRefusedError as error:
+            raise _refused(pack, error.output, queue_is_full=error.queue_is_full) from None
         return records
-
-    def _add_job_ids(self, records: Sequence[RunRecord], job_id: str) -> None:
-        common = {"event": "submitted", "job_id": job_id}
-        events = [{**common, "run_id": record.run_id, "attempt": record.attempt} for record in records]
-        self.study.ledger.append_all(events)
-        for record in records:
-            update_run(self.study.run_folder(record), {"job_id": job_id})
-            record.job_id = job_id
-
-    def _content(self, pack: Pack, place: int) -> dict[str, Any]:
-        attempt = pack.attempts[place - 1]
-        return attempt.describe(self.study, submitted_at=now(), allocation=pack.describe(place))
-
-
-def _was_scheduled(row: QueueRow) -> bool:
-    """Return True if the scheduler has looked at a job."""
-    return row.state != "PENDING" or bool(row.reason)
 
 
 def _intent(content: dict[str, Any]) -> dict[str, Any]:
@@ -177,7 +156,5 @@ def _refused(pack: Pack, words: str, *, queue_is_full: bool) -> BenchError:
     what = f"Slurm would not take a pack of {size} for {limit}: {words}"
     if queue_is_full:
         return QueueFullError(what, remedy=_FULL, left=[attempt.run for attempt in pack.attempts])
-    remedy = (
-        f"nothing was submitted; correct the matrix's cluster section, or if the pack is too large, {_REMEDY}"
-    )
+    remedy = f"nothing was submitted; correct the matrix's cluster section, or {_REMEDY}"
     return BenchError(what, remedy=remedy)

@@ -74,15 +74,10 @@ class Settlement:
     def update(
         self, active: Sequence[RunRecord], queue: Sequence[QueueRow], *, unaccounted: Sequence[RunRecord] = ()
     ) -> None:
-        """Update records of submitted jobs; settle those that have ended.
+        """Update ``active`` attempts, settle those that have ended, and complete ``unaccounted`` ones.
 
         Calls sacct once for all jobs that have left the queue. A job whose accounting is incomplete
         stays ``running`` until a later call.
-
-        Args:
-            active: attempts that were queued or running.
-            queue: current rows of squeue.
-            unaccounted: ended attempts whose accounting was unavailable.
         """
         names = {str(record.job_name) for record in active}
         self._queue = queue_statuses([row for row in queue if row.name in names])
@@ -314,10 +309,7 @@ def process_runs(work: Callable[..., None], arguments: Sequence[tuple[Any, ...]]
     """Call ``work`` with each tuple of arguments, using threads on slow file systems.
 
     On a shared file system the dozen operations per run take milliseconds each, but can overlap. On
-    a local disk threads would only slow each other down.
-
-    Raises:
-        Exception: the first exception of ``work``; calls that have not started are skipped.
+    a local disk threads would only slow each other down. The first exception ends the processing.
     """
     before = _waits()
     for call in arguments[:TRIAL_RUNS]:

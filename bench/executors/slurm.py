@@ -74,9 +74,8 @@ class SlurmExecutor:
         """Submit ``runs`` in order until ``max_queued`` is reached; return those it holds back.
 
         Raises:
-            QueueFullError: the user's limit of queued jobs is reached.
-            BenchError: Slurm rejected a run or is unreachable. Earlier runs stay submitted; the next
-                call continues with this one.
+            BenchError: Slurm rejected a run (QueueFullError: at the user's limit of jobs) or is
+                unreachable. Earlier runs stay submitted; the next call continues with this one.
         """
         seen = {run_id: record.attempt for run_id, record in self.study.records().items()}
         with self._lock(callbacks) as lock:
@@ -172,13 +171,9 @@ class SlurmExecutor:
             )
 
     def _test_largest(self, runs: list[Run], callbacks: Callbacks) -> list[Run]:
-        """Ask Slurm whether it would accept the largest cell, unless it accepted one as large before.
+        """Raise BenchError if Slurm would reject the largest cell; skip cells that it accepted before.
 
-        Returns:
-            ``runs`` in order; if Slurm leaves the question open, a run of the largest cell is first.
-
-        Raises:
-            BenchError: Slurm would reject it, with Slurm's message.
+        If Slurm leaves the question open, a run of the largest cell is first in the returned list.
         """
         if not runs:
             return runs
@@ -212,15 +207,20 @@ class SlurmExecutor:
             "intent", run_id=run.run_id, attempt=attempt.number, job_name=attempt.job_name, refused=False
         )
         record = RunRecord(run.run_id, attempt.number, RunState.QUEUED, job_name=attempt.job_name)
-        try:
-            job_id = self.slurm.submit(self._job(attempt), pass_fds=(lock,))
-        except SubmissionUncertainError as lost:
-            job_id = self._find_by_name(run, attempt.job_name, lost)
-        except (SlurmRefusedError, SlurmUnavailableError) as error:
-            self._withdraw(record, error.output, refused=True)
-            raise
-        self._add_job_id(record, job_id)
+        self._submit_job(self._job(attempt), [record], lock)
         return record
+
+    def _submit_job(self, job: BatchJob, records: Sequence[RunRecord], lock: int) -> None:
+        """Submit a job for ``records``, whose intents are written, and save its id."""
+        try:
+            job_id = self.slurm.submit(job, pass_fds=(lock,))
+        except SubmissionUncertainError as lost:
+            job_id = self._find_by_name(records[0].run_id, job.job_name, lost)
+        except (SlurmRefusedError, SlurmUnavailableError) as error:
+            for record in records:
+                self._withdraw(record, error.output, refused=True)
+            raise
+        self._add_job_id(records, job_id)
 
     def _job(self, attempt: Attempt) -> BatchJob:
         """Return the job of an attempt; the script gets the run's folder as an absolute path."""
@@ -233,12 +233,17 @@ class SlurmExecutor:
             error=folder.err.absolute(),
         )
 
-    def _add_job_id(self, record: RunRecord, job_id: str) -> None:
-        self.study.ledger.append("submitted", run_id=record.run_id, attempt=record.attempt, job_id=job_id)
-        update_run(self.study.run_folder(record), {"job_id": job_id})
-        record.job_id = job_id
+    def _add_job_id(self, records: Sequence[RunRecord], job_id: str) -> None:
+        events = [
+            {"event": "submitted", "run_id": record.run_id, "attempt": record.attempt, "job_id": job_id}
+            for record in records
+        ]
+        self.study.ledger.append_all(events)
+        for record in records:
+            update_run(self.study.run_folder(record), {"job_id": job_id})
+            record.job_id = job_id
 
-    def _find_by_name(self, run: Run, job_name: str, lost: SubmissionUncertainError) -> str:
+    def _find_by_name(self, run_id: str, job_name: str, lost: SubmissionUncertainError) -> str:
         """Return the id of a job whose submission was not confirmed; the intent is kept if there is none."""
         deadline = time.monotonic() + UNCERTAIN_WAIT_S
         while time.monotonic() < deadline:
@@ -251,7 +256,7 @@ class SlurmExecutor:
             time.sleep(1)
         raise SlurmUnavailableError(
             "sbatch",
-            f"no answer for {run.run_id} ({lost.output}), and no job has its name yet",
+            f"no answer for {run_id} ({lost.output}), and no job has its name yet",
             remedy="type `bench submit` again in a minute: it looks for the job before it submits",
         )
 
@@ -285,7 +290,7 @@ class SlurmExecutor:
                 names[name] = self._accounted_by_name(record)
             job_id = names[name]
             if job_id is not None:
-                self._add_job_id(record, job_id)
+                self._add_job_id([record], job_id)
             elif EndNote.read(folder).exit_code is None:
                 self._withdraw(record, _INTERRUPTED)
             else:  # it ran, and Slurm has forgotten it

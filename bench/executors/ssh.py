@@ -98,7 +98,7 @@ class SshExecutor(SerialExecutor):
             group.command(f"go {self._endpoint(attempt, group)} {names}")
             in_time, problems = True, list[str]()
             try:
-                in_time = group.follow(lambda: group.decided, limit_s=limit_s)
+                in_time = group.follow(lambda: group.over or group.first_failed is not None, limit_s=limit_s)
                 if group.first_failed is not None:
                     group.follow(lambda: group.over, limit_s=ERRORS_S)
             finally:  # after Ctrl-C too
@@ -137,7 +137,8 @@ class SshExecutor(SerialExecutor):
             with contextlib.ExitStack() as undo_connections:
                 undo_connections.push(group)
                 for host, own in zip(hosts, variables, strict=True):
-                    group.connect(host.host, mark=mark, content=ssh_hosts.host_program(own))
+                    content = ssh_hosts.host_program(own)
+                    group.connections.append(Connection(host.host, mark=mark, content=content))
                 group.follow(lambda: group.answered, limit_s=ssh_hosts.READY_S)
                 job, folder = attempt.job_name, _submission_folder()
                 for connection in sorted(group.connections, key=lambda connection: not connection.refused):

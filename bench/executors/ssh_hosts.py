@@ -266,10 +266,6 @@ class HostGroup:
         for log in self._logs.values():
             log.close()
 
-    def connect(self, host: str, *, mark: str, content: bytes) -> None:
-        """Connect to a host and send it ``content``."""
-        self.connections.append(Connection(host, mark=mark, content=content))
-
     @property
     def answered(self) -> bool:
         """True if all hosts are ready, or one will never be."""
@@ -279,11 +275,6 @@ class HostGroup:
     def over(self) -> bool:
         """True if the run has ended on all hosts."""
         return all(connection.over for connection in self.connections)
-
-    @property
-    def decided(self) -> bool:
-        """True if the run has ended on all hosts, or failed on one."""
-        return self.over or self.first_failed is not None
 
     def command(self, words: str) -> None:
         """Send a command to all hosts on which the run has not ended."""

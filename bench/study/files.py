@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import fcntl
-import io
 import json
 import os
 from contextlib import suppress
@@ -28,7 +27,9 @@ def write_atomically(path: Path, text: str) -> None:
     temporary = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb", buffering=0) as file:
-            _write_all(file, text.encode())
+            left = memoryview(text.encode())
+            while left:
+                left = left[file.write(left) :]
         os.replace(temporary, path)
     except BaseException as error:
         with suppress(OSError):
@@ -117,9 +118,3 @@ def _read_bytes(path: str | Path, *, lock: bool = False) -> bytes:
                 fcntl.flock(file, fcntl.LOCK_SH)
         data = file.read(_PAGE_BYTES + 1)
         return data if len(data) <= _PAGE_BYTES else data + file.readall()
-
-
-def _write_all(file: io.FileIO, data: bytes) -> None:
-    left = memoryview(data)
-    while left:
-        left = left[file.write(left) :]

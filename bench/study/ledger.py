@@ -226,10 +226,7 @@ def submit_lock(path: Path, *, wait_s: float = 0.0) -> Iterator[int]:
     """Hold the study's lock; yield its descriptor, which a child process may inherit.
 
     The lock is held until every process has closed the descriptor: a child that outlives a killed
-    harness keeps other submissions out.
-
-    Raises:
-        BenchError: another process holds it for more than ``wait_s`` seconds, or it cannot be created.
+    harness keeps other submissions out. Raises BenchError if it is not free within ``wait_s`` seconds.
     """
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)

@@ -62,7 +62,7 @@ def open_study(folder: StudyFolder) -> PlannedStudy:
 
 
 def read_plan(folder: StudyFolder) -> dict[str, Any]:
-    """Return the content of plan.json; raise BenchError if it is missing or not a JSON object."""
+    """Return the content of plan.json; raise BenchError if it is missing or broken."""
     path = folder.plan_json
     if not path.is_file():
         remedy = "give the folder of a study, such as results/<study>, or plan one: bench plan MATRIX"
@@ -70,6 +70,14 @@ def read_plan(folder: StudyFolder) -> dict[str, Any]:
     plan, problem = read_object(path)
     if plan is None:
         raise invalid_plan(folder, problem)
+    try:
+        known = {cell["cell_id"] for cell in plan["cells"]}
+        lost = next((run for run in plan["runs"] if run["cell_id"] not in known), None)
+    except (KeyError, TypeError) as error:
+        raise invalid_plan(folder, error) from None
+    if lost is not None:
+        what = f"the cell {lost['cell_id']!r} of run {lost.get('run_id')!r} is not defined"
+        raise invalid_plan(folder, what)
     return plan
 
 

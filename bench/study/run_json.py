@@ -32,16 +32,7 @@ def write_run(folder: RunFolder, content: Mapping[str, Any]) -> None:
 def update_run(
     folder: RunFolder, changes: Mapping[str, Any], *, fallback: Mapping[str, Any] | None = None
 ) -> None:
-    """Change values in run.json.
-
-    Args:
-        folder: the attempt's folder.
-        changes: the new values.
-        fallback: the other values if run.json is missing or broken; None leaves such a file alone.
-
-    Raises:
-        UnwritableError: it cannot be written.
-    """
+    """Change values in run.json. A missing or broken file is replaced only with a ``fallback``."""
     known = read_run(folder.path)[0]
     content = fallback if known is None else known
     if content is not None and {**content, **changes} != known:

@@ -34,8 +34,7 @@ def only(runs: Sequence[Run], cells: Mapping[str, Cell], filters: Sequence[str])
     A filter is a pattern for the name of the run or cell (``n4x4-*``), or ``key=value`` with a
     property of the cell or a workload option (``nodes=4``, ``mode=weak``, ``precision=bf16``).
 
-    Raises:
-        BenchError: a key is unknown, or no run matches.
+    Raises BenchError if a key is unknown, or no run matches.
     """
     kept = [run for run in runs if all(_matches(run, cells[run.cell_id], pattern) for pattern in filters)]
     if filters and runs and not kept:

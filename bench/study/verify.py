@@ -55,11 +55,7 @@ class Verification:
 
 
 def verify_run(path: Path, *, record: RunRecord | None = None) -> Verification:
-    """Check the attempt in ``path``.
-
-    Args:
-        path: the attempt's folder.
-        record: the current state, which replaces the one in run.json.
+    """Check the attempt in the folder ``path``; ``record`` replaces the state in run.json.
 
     Raises:
         BenchError: run.json is missing, broken, or does not describe a cell.

@@ -207,7 +207,7 @@ def test_a_pack_that_slurm_rejects_is_an_error_and_leaves_nothing(scripted):
     assert done.returncode == 2
     assert re.fullmatch(
         r"error: Slurm would not take a pack of 2 runs on 2 nodes for 4 min: (?s:.+); nothing was submitted; "
-        r"correct the matrix's cluster section, or if it is too much, "
+        r"correct the matrix's cluster section, or "
         r"choose fewer runs with --only, lower cluster\.time_limit, or submit without --pack\n",
         done.stderr.split("\n", 1)[1],
     ), done.stderr

@@ -230,7 +230,7 @@ def test_a_run_of_an_unknown_cell_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(BenchError) as caught:
         load_study(path)
     assert str(caught.value) == (
-        f"{path}/plan.json: the cell nowhere of run {RUN} is not defined; plan the study again: bench plan MATRIX"
+        f"{path}/plan.json: the cell 'nowhere' of run {RUN!r} is not defined; plan the study again: bench plan MATRIX"
     )
 
 
