@@ -139,8 +139,8 @@ def sweep_rows(study: Study) -> pd.DataFrame:
     A time is the median over a size's repeats of the longest rank's time. Malformed entries are ignored.
     """
     rows: list[dict[str, Any]] = []
-    runs = study.runs
-    for run_id, cell_id, attempt in zip(runs["run_id"], runs["cell_id"], study.attempts, strict=True):
+    ids = zip(study.runs["run_id"], study.runs["cell_id"], study.attempts, strict=True)
+    for run_id, cell_id, attempt in ids:
         content = read_json(RunFolder(Path(attempt)).probes) if attempt else None
         if content is not None and content.get("schema") == 1:
             rows += [{"run_id": run_id, "cell_id": cell_id, **row} for row in _sizes(content)]

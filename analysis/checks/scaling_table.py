@@ -24,7 +24,6 @@ _OTHER_UNIT = (
     "no efficiency: its runs count another unit of work than the plan's samples, or than those of the "
     "baseline"
 )
-_ONE_CELL = "no efficiency: the series has one cell only"
 _NO_REGIME = "no efficiency: neither the global batch nor the batch per rank is constant over the series"
 
 
@@ -110,7 +109,7 @@ def _reasons_of_regimes(rows: pd.DataFrame, frames: Frames) -> dict[Hashable, st
         elif mode and not label:
             continue
         elif len(own) == 1:
-            reasons[place] = _ONE_CELL
+            reasons[place] = "no efficiency: the series has one cell only"
         elif not mode:
             remedy = frames.regime_remedy if _contains_a_series(own) else ""
             reasons[place] = "; ".join(filter(None, (_NO_REGIME, remedy)))

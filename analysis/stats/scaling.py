@@ -9,9 +9,8 @@ strong   global batch                                S = T(N₀)/T(N)      E = S
 weak     batch per rank                              S = E·N/N₀          E = T(N₀)/T(N)
 =======  ==========================================  ==================  =============
 
-(G. M. Amdahl 1967 and J. L. Gustafson 1988.) The batch columns determine the regime, not the label.
-Other series have no efficiency. The baseline is by default the smallest measured size. A series of
-times to train has the speedup T(N₀)/T(N) and no efficiency.
+(G. M. Amdahl 1967 and J. L. Gustafson 1988.) The batch columns determine the regime, not the label. A
+series of neither regime has no efficiency. One of times to train has only the speedup T(N₀)/T(N).
 
 The incremental efficiency of the step from a to b ranks is e = (E(b) / E(a)) ** (1 / log2(b / a)):
 1 if each doubling doubles the throughput. 0.75 is the 1.5 times per doubling that some sites require

@@ -12,7 +12,7 @@ import pytest
 
 from analysis.checks.anomalies import anomalies
 from analysis.checks.scaling_table import scaling_table
-from analysis.checks.slow_ranks import slow_nodes, slow_nodes_of
+from analysis.checks.slow_ranks import late_nodes, slow_nodes, slow_nodes_of
 from analysis.data.load import load_study
 from analysis.report.write import write_report
 from analysis.stats.measured import Frames, measure
@@ -163,18 +163,19 @@ def test_the_page_names_a_slow_node_and_nothing_is_dropped(tmp_path: Path) -> No
     assert (rows["n"] == 3).all()
 
 
-def page_with_late_ranks(path: Path, extra_s: float) -> str:
-    """Return the page of a study with 9 ms of useful time, and ``extra_s`` more on both ranks of n2."""
+def study_with_late_ranks(path: Path, extra_s: float) -> Path:
+    """Write a study with 9 ms of useful time, and ``extra_s`` more on both ranks of n2."""
     study = studies.finished(path, [studies.make_cell(n, batch=64, per_node=2) for n in (1, 2, 4)])
     late = {2, 3}
     write_ranks(
         study, late=lambda run, rank: extra_s if rank in late else 0.0, host=lambda rank: f"n{rank // 2 + 1}"
     )
-    return unescape(write_report(study).read_text(encoding="utf-8"))
+    return study
 
 
 def test_a_node_that_is_late_and_slow_is_reported_once_with_both_facts(tmp_path: Path) -> None:
-    page = page_with_late_ranks(tmp_path / "s", 0.005)
+    path = study_with_late_ranks(tmp_path / "s", 0.005)
+    page = unescape(write_report(path).read_text(encoding="utf-8"))
     assert (
         "<strong>Straggler nodes.</strong> Both ranks on n2 take 5.00 ms per step longer than the others (29 % of "
         "the step, in backward), in 3 of 3 runs of n2x2-gloo-srun-b16. This is waiting, not slow communication. "
@@ -185,9 +186,10 @@ def test_a_node_that_is_late_and_slow_is_reported_once_with_both_facts(tmp_path:
 
 
 def test_a_node_that_is_slow_but_not_late_is_an_anomaly(tmp_path: Path) -> None:
-    page = page_with_late_ranks(tmp_path / "s", 0.0005)
-    assert "Straggler nodes" not in page
-    assert (
-        "<strong>Slow node.</strong> n2 by 5 % in 3 runs: more useful time than on the other nodes of the same "
-        "runs. Every step waits for it: leave it out (--exclude) or have it looked at.</p>"
-    ) in page
+    study = load_study(study_with_late_ranks(tmp_path / "s", 0.0005))
+    frames = measure(study)
+    assert late_nodes(study, frames).texts == []
+    assert headings_and_texts(frames, slow=slow_nodes(study, frames)) == {
+        "Slow node": "n2 by 5 % in 3 runs: more useful time than on the other nodes of the same runs. "
+        "Every step waits for it: leave it out (--exclude) or have it looked at."
+    }
