@@ -47,20 +47,14 @@ def law_sections(
     *,
     labels: Mapping[str, str],
     fabrics: Mapping[str, Fabric] | None = None,
-    limit: int = MAX_SERIES,
 ) -> list[LawSection]:
     """Return the parts about the series with the most measured sizes, in the plan's order.
 
-    Args:
-        rows: the scaling table.
-        frames: the frames of that table.
-        labels: the names of the series.
-        fabrics: the measured all-reduce of each series.
-        limit: the most series.
+    ``labels`` and ``fabrics`` are the names and the measured all-reduce of the series.
     """
     measured = rows[(rows["n"] > 0) & (rows["mode"] != "") & rows["ddp"]]
     sections = []
-    for series in widest_series(measured, limit=limit):
+    for series in widest_series(measured, limit=MAX_SERIES):
         own = measured[measured["series"] == series]
         fit = fit_laws(
             runs_of(own, frames), mode=str(own["mode"].iloc[0]), probes=(fabrics or {}).get(series)
@@ -90,16 +84,13 @@ def choice_text(fit: LawFit) -> str:
     title = fit.chosen.law.title
     others = [law.law.title for law in fit.plausible if law is not fit.chosen and not law.refused]
     error = percent(abs(fit.chosen.leave_last_error), decimals=1)
+    runs = count(fit.runs, "run")
     if fit.by_aicc:
-        text = (
-            f"{title} has the least AICc over {count(fit.runs, 'run')}. "
-            f"It predicts the largest size from the others to within {error}"
-        )
+        text = f"{title} has the least AICc over {runs}. "
+        text += f"It predicts the largest size from the others to within {error}"
     else:
-        text = (
-            f"{title} has the least error at the largest size when that is left out ({error}); "
-            f"{count(fit.runs, 'run')} are too few for AICc"
-        )
+        text = f"{title} has the least error at the largest size when that is left out ({error}); "
+        text += f"{runs} are too few for AICc"
     if others:
         text += f". Nearly as well supported: {listed(others)}; intervals span these"
     return f"{text}."

@@ -20,6 +20,7 @@ from analysis.stats.losses import (
 from analysis.stats.scaling import GUIDE
 from analysis.text import count, fraction, fractions, known, listed, number, percent
 
+MAX_SERIES = 4
 #: From this share of the step on, data loading is reported.
 _MUCH_LOADING = 0.1
 #: The largest relative difference between the efficiencies of attribution and throughput windows that agree.
@@ -41,19 +42,13 @@ class Finding:
     loss_detail: str
 
 
-def find(rows: pd.DataFrame, *, labels: dict[str, str], limit: int = 4) -> list[Finding]:
-    """Return findings for the series with the most measured sizes, in the plan's order.
-
-    Args:
-        rows: from :func:`analysis.checks.scaling_table.scaling_table`.
-        labels: the names of the series.
-        limit: the most series.
-    """
+def find(rows: pd.DataFrame, *, labels: dict[str, str]) -> list[Finding]:
+    """Return findings for the series with the most measured sizes, in the plan's order."""
     based = rows[rows["efficiency"].notna()].copy()
     based["several"] = based.duplicated(["series", "gpus"], keep=False)
     return [
         _finding(based[based["series"] == series], rows, label=labels.get(series, series))
-        for series in widest_series(based, limit=limit)
+        for series in widest_series(based, limit=MAX_SERIES)
     ]
 
 

@@ -10,7 +10,6 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from analysis.checks.fabric import fabric_table, ring_time
 from analysis.data.names import with_layout
@@ -25,6 +24,7 @@ from analysis.report.figures.drawing import (
     evenly_spaced,
     finish,
     log_ticks,
+    set_ticks,
 )
 from analysis.report.words import WORDS
 from analysis.text import count, known, number, one_line, seconds
@@ -94,7 +94,7 @@ def _draw(
         marks = axes.scatter(points["bytes"], points["busbw_bytes_per_sec"], s=26, color=colour, **style)
         marks.set_gid(f"bandwidth-{place}")
         tips[f"bandwidth-{place}"] = [
-            f"{label}\n{_bytes(size)}: {rate_words(rate)}\n{seconds(time)}, {count(amount, 'run')}"
+            f"{label}\n{_bytes(size)}: {_rate(rate)}\n{seconds(time)}, {count(amount, 'run')}"
             for size, rate, time, amount in zip(*(points[name] for name in points), runs, strict=True)
         ]
         handles.append(
@@ -121,13 +121,8 @@ def _set_scales(axes: Axes, lines: pd.DataFrame) -> None:
     axes.set_yscale("log")
     low, high = math.log2(lines["bytes"].min()), math.log2(lines["bytes"].max())
     step = max(2, math.ceil((high - low) / 6))
-    axes.xaxis.set_major_locator(FixedLocator([2.0**p for p in range(math.ceil(low), int(high) + 1, step)]))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _bytes(value)))
-    bottom, top = axes.get_ylim()
-    axes.yaxis.set_major_locator(FixedLocator(log_ticks(bottom, top, (1.0,), (1.0, 2.0, 5.0))))
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _short_rate(value)))
+    set_ticks(axes.xaxis, [2.0**p for p in range(math.ceil(low), int(high) + 1, step)], _bytes)
+    set_ticks(axes.yaxis, log_ticks(*axes.get_ylim(), (1.0,), (1.0, 2.0, 5.0)), _short_rate)
     axes.set(xlabel="Message size", ylabel="Bus bandwidth")
 
 
@@ -146,7 +141,7 @@ def _short_rate(rate: float) -> str:
     return f"{rate:.3g} B/s"
 
 
-def rate_words(rate: float) -> str:
+def _rate(rate: float) -> str:
     """Return a rate in decimal units, as vendors state them: ``12.3 GB/s``."""
     for factor, unit in ((1e9, "GB/s"), (1e6, "MB/s")):
         if rate >= factor:
@@ -158,7 +153,7 @@ def _fit_text(label: str, fits: Mapping[str, Mapping[Hashable, Any]]) -> str:
     fit = fits[label]
     if not known(float(fit["ring_bytes_per_sec"])):
         return f"{label}: no fit ({one_line(fit['reason'], limit=80)})."
-    return f"{label}: α = {seconds(fit['alpha_sec'])}, 1/β = {rate_words(fit['ring_bytes_per_sec'])}."
+    return f"{label}: α = {seconds(fit['alpha_sec'])}, 1/β = {_rate(fit['ring_bytes_per_sec'])}."
 
 
 def _fits_in_caption(labels: Sequence[str], fits: Mapping[str, Mapping[Hashable, Any]]) -> str:
@@ -175,5 +170,5 @@ def _description(
         own = lines[lines["cell_id"] == label]
         largest = int(own["bytes"].max())
         rate = float(own.loc[own["bytes"] == largest, "busbw_bytes_per_sec"].median())
-        texts.append(f"{label}: {rate_words(rate)} at {_bytes(largest)}; {_fit_text(label, fits)}")
+        texts.append(f"{label}: {_rate(rate)} at {_bytes(largest)}; {_fit_text(label, fits)}")
     return f"Bus bandwidth over the message size. {' '.join(texts)}"

@@ -12,7 +12,6 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from analysis.data.names import ranks, size_paths, with_layout
 from analysis.report.figures.drawing import (
@@ -27,6 +26,7 @@ from analysis.report.figures.drawing import (
     evenly_spaced,
     finish,
     log_ticks,
+    set_ticks,
 )
 from analysis.report.words import WORDS
 from analysis.stats.scaling import GUIDE
@@ -230,9 +230,7 @@ def _draw_ideal(axes: Axes, curve: Curve, rows: pd.DataFrame) -> None:
 def _set_scales(axes: Axes, curve: Curve, rows: pd.DataFrame) -> None:
     sizes = sorted(set(rows["gpus"]))
     axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_locator(FixedLocator(_spread_sizes(sizes)))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    set_ticks(axes.xaxis, _spread_sizes(sizes), lambda value: f"{value:,.0f}")
     axes.set_xlim(sizes[0] / 1.25, sizes[-1] * 1.25)
     axes.set(xlabel="Ranks", ylabel=curve.axis)
     if curve.kind == "efficiency":
@@ -252,9 +250,7 @@ def _set_log_ticks(axes: Axes, curve: Curve) -> None:
     else:
         ticks = log_ticks(low, high, (1.0, 2.0, 5.0))
         ticks = ticks if len(ticks) > 1 else list(np.linspace(low, high, 4)[1:-1])
-    axes.yaxis.set_major_locator(FixedLocator(_spread_ticks(ticks)))
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _tick(value)))
+    set_ticks(axes.yaxis, _spread_ticks(ticks), _tick)
 
 
 def _tick(value: float) -> str:

@@ -21,8 +21,9 @@ import numpy as np
 import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
 from analysis.data.names import short_labels
 from analysis.text import count
@@ -68,15 +69,7 @@ MAX_BARS = 18
 
 @dataclass(frozen=True)
 class Selection:
-    """The rows of one scaling mode that a figure shows.
-
-    Attributes:
-        mode: ``strong``, ``weak`` or empty.
-        rows: rows of the scaling table.
-        labels: the series in order, with their names.
-        shared: words that apply to all series.
-        left_out: sentences about rows that are not shown.
-    """
+    """The rows of one scaling mode that a figure shows; the other attributes are those of a draft."""
 
     mode: str
     rows: pd.DataFrame
@@ -221,6 +214,13 @@ def add_legend(
     """Add a legend below the panel."""
     options |= {"loc": "lower left", "frameon": False, "labelcolor": Colour.INK}
     axes.figure.legend(handles, names, ncols=columns, **options)
+
+
+def set_ticks(axis: Axis, ticks: Sequence[float], text: Callable[[float], str]) -> None:
+    """Set the major ticks of an axis with their labels, and no minor ticks."""
+    axis.set_major_locator(FixedLocator(ticks))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: text(value)))
 
 
 def log_ticks(low: float, high: float, *steps: Sequence[float]) -> list[float]:

@@ -9,12 +9,19 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from analysis.data.load import Study
 from analysis.data.names import ranks
 from analysis.report.figures.bars import bars_draft, draw_rows
-from analysis.report.figures.drawing import Colour, Drawing, Selection, evenly_spaced, finish, log_ticks
+from analysis.report.figures.drawing import (
+    Colour,
+    Drawing,
+    Selection,
+    evenly_spaced,
+    finish,
+    log_ticks,
+    set_ticks,
+)
 from analysis.text import count, number, one_line, seconds, whole
 
 #: Number of runs per cell whose steps.csv is read, evenly spaced over the repeats.
@@ -88,9 +95,7 @@ def _draw(axes: Axes, rows: pd.DataFrame, labels: dict[str, str]) -> dict[str, l
     low, high = float(rows["low"].min()) / 1.1, float(rows["slowest"].max()) * 1.1
     axes.set(xlim=(low, high), xlabel="Time per step")
     ticks = log_ticks(low, high, *_STEPS)
-    axes.xaxis.set_major_locator(FixedLocator(ticks[:: -(-len(ticks) // 6)]))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _short(value)))
+    set_ticks(axes.xaxis, ticks[:: -(-len(ticks) // 6)], _short)
     return tips
 
 
