@@ -21,7 +21,7 @@ demo: setup
 # Three at a time: tests on the cluster wait more than they compute. Then those that compare times, one
 # by one (pytest says 5 where TESTS holds none of a kind).
 test: setup-tests
-	$(BIN)/python -m pytest -n 3 --dist loadscope -m "not alone" $(TESTS) || [ $$? = 5 ]
+	$(BIN)/python -m pytest -n 4 --dist loadscope --no-loadscope-reorder -m "not alone" $(TESTS) || [ $$? = 5 ]
 	$(BIN)/python -m pytest -m alone $(TESTS) || [ $$? = 5 ]
 
 check: setup-tests
