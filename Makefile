@@ -1,4 +1,4 @@
-# All that a newcomer needs: `make demo` and `make test`. Both set up what they use in .venv.
+# `make demo` and `make test` are all that a newcomer needs. Both install what they use into .venv.
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
@@ -10,16 +10,16 @@ help:
 	@echo "make demo       set up, run a small study on this machine, end with the path of its report"
 	@echo "make test       set up and run every test"
 	@echo "make check      ruff, mypy, layers and docs"
-	@echo "make benchmark  print the ratios that docs/benchmarks.md speaks of"
-	@echo "make campaign   kill bench submit 50 times on the test cluster; bring about every fault; count intervals"
-	@echo "make cluster    a real Slurm on this machine (make cluster-down ends it)"
-	@echo "make clean      remove what these made (results/ stays)"
+	@echo "make benchmark  print the ratios that docs/benchmarks.md describes"
+	@echo "make campaign   kill bench submit 50 times on the test cluster, cause every fault, check intervals by simulation"
+	@echo "make cluster    start a real Slurm on this machine (make cluster-down stops it)"
+	@echo "make clean      remove the virtual environment and caches, but not results/"
 
 demo: setup
 	$(BIN)/bench run smoke_cpu
 
-# Three at a time: tests on the cluster wait more than they compute. Then those that compare times, one
-# by one (pytest says 5 where TESTS holds none of a kind).
+# Four at a time, because tests on the cluster mostly wait. Then the tests that compare times, one by one.
+# (pytest exits with 5 if TESTS contains no test of a kind.)
 test: setup-tests
 	$(BIN)/python -m pytest -n 4 --dist loadscope --no-loadscope-reorder -m "not alone" $(TESTS) || [ $$? = 5 ]
 	$(BIN)/python -m pytest -m alone $(TESTS) || [ $$? = 5 ]
@@ -30,13 +30,13 @@ check: setup-tests
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/project
 
-# Ratios of interleaved rounds, best on a quiet machine; docs/benchmarks.md says what they mean.
+# Ratios of interleaved rounds; use a quiet machine. docs/benchmarks.md explains them.
 benchmark: setup-tests
 	failed=0; for name in plan overhead recorder report submit status; do \
 	  echo "== $$name"; $(BIN)/python benchmarks/$$name.py || failed=1; done; exit $$failed
 
-# Long (half an hour), on the test cluster: bench submit is killed at random moments; every fault a run can
-# meet; the intervals of simulated studies. Short: make campaign KILLS=2 FAULTS=killed STUDIES=20 PREDICTIONS=5
+# Half an hour on the test cluster: kill bench submit at random moments, cause every fault of a run, and check
+# the intervals of simulated studies. For a short one: make campaign KILLS=2 FAULTS=killed STUDIES=20 PREDICTIONS=5
 KILLS ?= 50
 FAULTS ?=
 STUDIES ?= 1000
@@ -47,7 +47,7 @@ campaign: setup-tests
 	$(BIN)/python benchmarks/campaign_statistics.py --studies $(STUDIES) --predictions $(PREDICTIONS)
 	$(BIN)/python benchmarks/campaign_compare.py --studies $(STUDIES)
 
-# A real Slurm of four nodes on this machine, to play with (root, Debian).
+# A real Slurm of four nodes on this machine, to try things (needs root on Debian).
 cluster: setup-tests
 	$(BIN)/python -m tests.cluster up
 
@@ -64,5 +64,7 @@ setup-tests: $(VENV)/.installed-tests
 $(VENV)/.installed: pyproject.toml constraints.txt .ci/set-up
 	PYTHON=$(PYTHON) bash .ci/set-up $(VENV)
 
-$(VENV)/.installed-tests: $(VENV)/.installed .ci/set-up-tests
-	bash .ci/set-up-tests $(VENV)
+$(VENV)/.installed-tests: pyproject.toml constraints.txt .ci/set-up .ci/set-up-tests
+	PYTHON=$(PYTHON) bash .ci/set-up $(VENV) '.[dev]'
+	bash .ci/set-up-tests
+	touch $@
