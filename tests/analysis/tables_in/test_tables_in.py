@@ -370,7 +370,7 @@ def test_batches_that_are_neither_strong_nor_weak_have_no_efficiency(
     found = reported("gpus,global_batch,time\n1,64,1.0\n2,96,0.5\n4,100,0.5\n", "--proposal")
     for name in ("index.html", "proposal.md"):
         text = (tmp_path / "report" / name).read_text()
-        assert "Sizes were measured that cannot be compared with each other" in text
+        assert "The measured sizes cannot be compared with each other" in text
         assert "two measured sizes" not in text
     assert found["efficiency"].isna().all()
     assert set(found["reason"]) == {
