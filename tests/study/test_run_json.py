@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from analysis.data.load import load_study
 from bench.study.layout import RunFolder
@@ -41,15 +45,45 @@ def test_the_loader_reads_whole_files_while_another_program_rewrites_them(tmp_pa
     assert len(folders) == 8
     inodes = [folder.run_json.stat().st_ino for folder in folders]
     with rewriting(folders):
-        for _ in range(30):
+        for _ in range(10):
             assert set(load_study(path).runs["state"]) == {"completed"}
-        for _ in range(3000):
+        for _ in range(1000):
             content, problem = read_run(folders[0].path)
             assert problem == ""
             assert content is not None
             assert content["state"] == "completed"
     # The files were changed in place: a reader could have met half of one.
     assert [folder.run_json.stat().st_ino for folder in folders] == inodes
+
+
+def test_the_loader_waits_for_the_end_of_a_rewrite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = studies.finished(tmp_path / "s", repeats=1)
+    run_json = sorted(path.glob("runs/*/attempt-1/run.json"))[0]
+    content, half_written, reader_waits = run_json.read_bytes(), threading.Event(), threading.Event()
+
+    def rewrite_slowly() -> None:
+        with run_json.open("r+b", buffering=0) as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.write(b" " * len(content))
+            half_written.set()
+            assert reader_waits.wait(60)
+            file.seek(0)
+            file.write(content)
+
+    def flock(file: Any, operation: int) -> None:
+        reader_waits.set()
+        lock(file, operation)
+
+    lock = fcntl.flock
+    writer = threading.Thread(target=rewrite_slowly)
+    writer.start()
+    assert half_written.wait(60)
+    monkeypatch.setattr("bench.study.files.fcntl.flock", flock)
+    try:
+        assert set(load_study(path).runs["state"]) == {"completed"}
+    finally:
+        reader_waits.set()
+        writer.join()
 
 
 def test_a_missing_or_broken_file_is_replaced_only_with_a_fallback(tmp_path: Path) -> None:
