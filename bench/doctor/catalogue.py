@@ -12,8 +12,8 @@ An entry of a file::
     weight = 80
     example = "..."
 
-``explanation`` and ``remedy`` of a signature replace those of its cause. Placeholders such as
-``{port}`` are filled from the named groups of the pattern. A signature under ``fact`` recognizes
+If a signature has its own ``explanation`` or ``remedy``, it replaces that of the cause. Placeholders
+such as ``{port}`` are filled from the named groups of the pattern. A signature under ``fact`` recognizes
 a fact that is not a cause, such as "the training makes progress". A signature under ``sign``
 recognizes a line that shows a failure without explaining it.
 """
@@ -48,8 +48,8 @@ class CauseInfo:
 class Disagreement:
     """Condition that two lines of a job agree in the groups ``same`` and differ in ``differ``.
 
-    The names are groups of the signature's pattern. Example: two ranks wait in the collective
-    with the same sequence number but in different operations.
+    ``same`` and ``differ`` list named groups of the signature's pattern. Example: two ranks
+    wait in the collective with the same sequence number but in different operations.
     """
 
     same: tuple[str, ...]
@@ -58,7 +58,7 @@ class Disagreement:
 
 @dataclass(frozen=True)
 class Expression:
-    """A case-insensitive regular expression, compiled on first use: most logs need few of them."""
+    """A case-insensitive regular expression, compiled on first use, because few are needed for most logs."""
 
     text: str
 
@@ -85,9 +85,11 @@ class Signature:
         weight: the distance from the root cause, see ``docs/doctor.md``; heavier is closer.
         example: a log that the signature matches.
         explanation, remedy: replace those of the cause if not empty.
-        near, not_near: must (must not) match between 12 lines above and 4 lines below.
+        near: must match somewhere between 12 lines above and 4 lines below the line.
+        not_near: must not match in that range.
         not_here: must not match in the line itself.
-        needs, unless: at least one (none) of these names must be found in the job's logs.
+        needs: at least one of these causes or facts must be found in the job's logs.
+        unless: none of these causes or facts may be found in the job's logs.
         where: a comparison of two numbers in the line: left, operator, right.
         disagree: requires two lines that contradict each other.
         times: the number of matching lines required.
@@ -119,7 +121,7 @@ class Signature:
 
     @property
     def conditional(self) -> bool:
-        """True if other lines of the job's logs decide whether it counts."""
+        """True if the signature counts only together with (or without) other lines of the job's logs."""
         return bool(self.needs or self.unless or self.disagree or self.times > 1)
 
 

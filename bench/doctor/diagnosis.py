@@ -100,7 +100,7 @@ def diagnose_text(text: str) -> Diagnosis:
 
 
 def _succeeded(scan: Scan) -> bool:
-    """Return whether the log reports success and no failure after it."""
+    """Return whether the log reports success and no later failure."""
     success = scan.last_line("success")
     return bool(success) and not any(
         found.last_line > success
@@ -110,7 +110,7 @@ def _succeeded(scan: Scan) -> bool:
 
 
 def _evidence(scans: Sequence[Scan]) -> list[Hit]:
-    """Return one hit per log of every cause signature whose conditions are met."""
+    """Return, for each log, one hit of every cause signature whose conditions are met."""
     matched = [(scan, found) for scan in scans for found in scan.hits()]
     everything = [found for _, found in matched]
     unconditional = {found.signature.name for found in everything if not found.signature.conditional}
@@ -129,7 +129,7 @@ def _evidence(scans: Sequence[Scan]) -> list[Hit]:
 
 
 def _is_met(signature: Signature, everything: Sequence[SignatureHits], names: set[str]) -> bool:
-    """Return whether the conditions on other lines are met; ``names`` are the causes and facts found."""
+    """Return whether a signature's conditions on other lines are met; ``names``: causes and facts found."""
     if signature.needs and not names.intersection(signature.needs):
         return False
     if names.intersection(signature.unless):
@@ -140,7 +140,7 @@ def _is_met(signature: Signature, everything: Sequence[SignatureHits], names: se
 
 
 def _disagreeing(signature: Signature, everything: Sequence[SignatureHits]) -> Hit | None:
-    """Return the first line that another line of the signature contradicts (or repeats)."""
+    """Return the first hit that another hit contradicts, or repeats if ``differ`` is empty."""
     assert signature.disagree
     groups: dict[tuple[str | None, ...], list[Hit]] = {}
     for found in everything:
@@ -154,7 +154,7 @@ def _disagreeing(signature: Signature, everything: Sequence[SignatureHits]) -> H
 
 
 def _continued(scan: Scan, found: SignatureHits, scans: Sequence[Scan]) -> bool:
-    """Return whether the job continued after these lines: by the same log, or by any for a mere warning."""
+    """Return whether the log, or for warnings any log, shows that the job continued after these lines."""
     if max(scan.last_line("progress"), scan.last_line("success")) > found.last_line:
         return True
     others = (other for other in scans if other is not scan)
@@ -170,7 +170,7 @@ def _ranked(hits: Sequence[Hit], order: Mapping[str, int]) -> list[Hit]:
     """Return one hit per cause, sorted by weight, then by time, then by position.
 
     Weights in the same decade count as equal. Times are compared only between different logs and
-    only if all hits of that decade have one: within one log the position is more reliable.
+    only if all hits of that decade have a time: within one log, the position is more reliable.
     """
     untimed = {hit.weight // 10 for hit in hits if hit.clock_s is None}
 
@@ -185,14 +185,14 @@ def _ranked(hits: Sequence[Hit], order: Mapping[str, int]) -> list[Hit]:
 
 
 def _without_harmless(ranked: list[Hit]) -> list[Hit]:
-    """Remove harmless warnings, unless they come first; then return only them."""
+    """Remove harmless warnings; if such a warning ranks first, return only that one."""
     if ranked and ranked[0].signature.name == HARMLESS:
         return ranked[:1]
     return [hit for hit in ranked if hit.signature.name != HARMLESS]
 
 
 def _unexplained_signs(scans: Sequence[Scan]) -> list[Hit]:
-    """Return the signs of failure that no cause explains and that no progress follows."""
+    """Return the signs of failure that no cause explains; weaker ones only if no progress follows."""
     explained: set[tuple[str, int]] = set()
     signs: dict[tuple[str, int], Hit] = {}
     for scan in scans:
@@ -207,7 +207,7 @@ def _unexplained_signs(scans: Sequence[Scan]) -> list[Hit]:
 
 
 def _preceding_errors(first: Hit, signs: Sequence[Hit]) -> list[Hit]:
-    """Return the program's own errors that may have led to the first cause, if that is a symptom."""
+    """Return the program's own errors that may have led to the first cause, if that cause is a symptom."""
     if first.weight >= SYMPTOM_WEIGHT:
         return []
     return [
@@ -235,7 +235,7 @@ def _cause(hit: Hit, catalogue: Catalogue) -> Cause:
 
 
 def _filled(text: str, groups: Mapping[str, str]) -> str:
-    """Return text with its ``{name}`` placeholders filled; empty if one has no value."""
+    """Fill the ``{name}`` placeholders of a text; return an empty text if one has no value."""
     try:
         return string.Template(text.replace("$", "$$").replace("{", "${")).substitute(groups)
     except (KeyError, ValueError):

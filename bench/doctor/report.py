@@ -24,7 +24,7 @@ _HEADINGS = {
 
 
 def as_text(diagnosis: Diagnosis) -> str:
-    """Return the diagnosis, first cause first, in lines of about 100 characters."""
+    """Format a diagnosis as text in lines of about 100 characters, starting with the first cause."""
     blocks = [_HEADINGS[diagnosis.verdict]] if diagnosis.verdict in _HEADINGS else []
     for place, cause in enumerate(diagnosis.causes):
         if place == 1:

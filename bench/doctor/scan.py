@@ -26,29 +26,29 @@ BLOCK_BYTES = 1 << 20
 #: Longer lines are cut into pieces of this size, which overlap.
 PIECE_BYTES = 8192
 OVERLAP_BYTES = 1024
-#: Context of a line that signatures can use, in lines.
+#: Numbers of lines above and below a line that are available as its context.
 ABOVE = 12
 BELOW = 64
-#: Lines of one shape that are matched; of all further ones only the last.
+#: Number of lines of one shape that are matched. Of all further ones, only the last is matched.
 LINES_PER_SHAPE = 64
-#: Lines that are matched unconditionally; later ones only if their words are rare so far. Logs of
-#: real jobs repeat their shapes and stay far below this limit.
+#: Number of lines that are matched unconditionally. Later lines are matched only if their words have
+#: been rare so far. Logs of real jobs repeat their shapes and stay far below this limit.
 UNCONDITIONAL_LINES = 10_000
 RARE_COUNT = 8
 REMEMBERED_SHAPES = 100_000
 
 HITS_KEPT = 64
-#: Following lines into which a message may be wrapped.
+#: Number of following lines in which a message may continue.
 FOLLOWING_LINES = 3
-#: Range of lines for ``near``, and above a line for its time.
+#: Numbers of lines above and below that ``near`` searches. A time is also searched in the lines above.
 NEAR_ABOVE, NEAR_BELOW = 12, 4
 EVIDENCE_CHARACTERS = 2000
 TRACEBACK_LINES = 60
-#: Skipped lines kept until the end of the log, where all signatures are tried on them again.
+#: Number of skipped lines kept until the end of the log, when all signatures are tried on them again.
 TAIL_LINES = 512
-#: Lines with the same known words that are matched.
+#: Number of lines with the same known words that are matched.
 LINES_PER_WORD_SET = 1024
-#: Number of such lines after which signatures with enough hits are removed again.
+#: Signatures with enough hits are removed each time this many such lines have been matched.
 CANDIDATE_REFRESH = 16
 REMEMBERED_WORD_SETS = 50_000
 #: Name of the sign whose hit is the last line of a traceback instead of the matching line.
@@ -65,7 +65,7 @@ _EXCEPTION = re.compile(r"(?:[A-Za-z_]\w{0,60}\.){1,8}\w{1,80}(?::|$)|[A-Z]\w{2,
 
 @dataclass(slots=True)
 class Passage:
-    """Consecutive lines of a log with their line numbers; long lines are several pieces."""
+    """Consecutive lines of a log with their line numbers; long lines are split into several pieces."""
 
     pieces: list[bytes] = field(default_factory=list)
     numbers: list[int] = field(default_factory=list)
@@ -128,7 +128,7 @@ class LineFilter:
         self.skipped_last: dict[bytes, tuple[int, bytes]] = {}
 
     def select(self, passage: Passage, begin: int, end: int) -> Iterator[tuple[int, frozenset[bytes]]]:
-        """Yield index and known words of the selected pieces in [begin, end)."""
+        """Yield the index and the known words of each selected piece in [begin, end)."""
         shapes = b"\n".join(passage.pieces[begin:end]).translate(_SHAPE, _DROPPED).split(b"\n")
         lines_by_shape, keys, vocabulary = self._lines_by_shape, self._keys, self._vocabulary
         for index, shape in enumerate(shapes, begin):
@@ -152,7 +152,7 @@ class LineFilter:
             lines_by_shape.clear()
 
     def _within_limits(self, known: frozenset[bytes]) -> bool:
-        """Return whether to match a further line with these known words; protects against endless shapes."""
+        """Return whether to match another line with these known words; bounds the work on large logs."""
         self._checked += 1
         self._lines_by_words[known] = self._lines_by_words.get(known, 0) + 1
         return self._checked <= UNCONDITIONAL_LINES or self._lines_by_words[known] <= RARE_COUNT
@@ -163,7 +163,7 @@ class LineFilter:
 
 
 def passages(source: Source) -> Iterator[tuple[Passage, int, int]]:
-    """Yield passages, each with the range of indices that is new and has its full context."""
+    """Yield passages, each with the range of indices of the lines that are new and have full context."""
     passage, begin, number, rest = Passage(), 0, 1, b""
     for block in blocks(source):
         lines = (rest + block).split(b"\n")
@@ -220,7 +220,7 @@ class Line:
 
     @cached_property
     def clock_s(self) -> float | None:
-        """Seconds of the year at which it was written, read from the line or a line above."""
+        """Time of the line in seconds since the start of the year, read from the line or one above it."""
         for index in range(self._index, max(-1, self._index - NEAR_ABOVE), -1):
             text = self._passage.text(index)[:300]
             match = _DATE.search(text) or _GLOG.search(text)
@@ -231,7 +231,7 @@ class Line:
         return None
 
     def exception_below(self) -> tuple[int, str] | None:
-        """Return number and text of the last line of the traceback that starts here."""
+        """Return the number and text of the last line of the traceback that starts in this line."""
         prefix = self.text.split("Traceback")[0]
         stop = min(len(self._passage.pieces), self._index + TRACEBACK_LINES)
         for below in range(self._index + 1, stop):
@@ -246,8 +246,8 @@ class Line:
 class Hit:
     """A line that a signature matched.
 
-    ``line`` counts from 1. ``clock_s`` (seconds of the year) orders the lines of different logs;
-    None if neither the line nor one above it contains a time.
+    ``line`` counts from 1. ``clock_s`` is the line's time in seconds since the start of the year, which
+    orders lines of different logs; None if neither the line nor one above it contains a time.
     """
 
     signature: Signature
@@ -265,7 +265,7 @@ class Hit:
 
 @dataclass(slots=True)
 class SignatureHits:
-    """The hits of one signature in one log: the first ones, the last line, and the number of lines."""
+    """The first hits of one signature in one log, with the last matching line and the number of them."""
 
     signature: Signature
     hits: list[Hit] = field(default_factory=list)
@@ -312,7 +312,7 @@ class Scan:
         return max((found.last_line for found in self.hits() if found.signature.name == fact), default=0)
 
     def _match_line(self, passage: Passage, index: int, words: frozenset[bytes]) -> None:
-        """Match a line against the active signatures; keep it for the end if some are inactive."""
+        """Match a line against the active signatures; keep it for the end of the log if some are inactive."""
         candidates = self._candidates_for(words)
         candidates.lines += 1
         if candidates.lines % CANDIDATE_REFRESH == 0:
@@ -357,7 +357,7 @@ class Scan:
             found.hits.append(hit)
 
     def _add_exception(self, signature: Signature, line: Line) -> None:
-        """Add the last line of a traceback as a sign, independent of the exception's name."""
+        """Add the last line of a traceback as a sign, whatever the exception's name."""
         found = line.exception_below()
         if found:
             self._add(Hit(signature, self.path, found[0], shortened(found[1], 0), {}))
@@ -395,7 +395,7 @@ def _compare(left: str, operator: str, right: str, groups: dict[str, str | None]
 
 
 def shortened(text: str, around: int) -> str:
-    """Cut text to a printable length that includes the match."""
+    """Shorten text to a length suitable for printing, around the character position ``around``."""
     text = text.strip()
     if len(text) <= EVIDENCE_CHARACTERS:
         return text

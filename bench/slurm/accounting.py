@@ -15,7 +15,7 @@ from bench.slurm.parsing import AccountingRow, QueueRow
 from bench.slurm.states import SlurmState, is_stuck, read_state
 from bench.study.ledger import FailureClass, RunState
 
-#: The state of a heterogeneous job is the first of these among its components.
+#: A heterogeneous job gets the first of these states that any of its components has.
 _GRAVITY = (
     RunState.UNKNOWN,
     RunState.FAILED,
@@ -39,15 +39,15 @@ class JobStatus:
         state: state of the run.
         failure_class: why it did not complete.
         reason: explanation; empty if there is nothing to explain.
-        exit_code: highest code of the steps, else the script's, else 128 + ``signal``. sacct shows
+        exit_code: highest exit code of the steps, else the script's, else 128 + ``signal``. sacct shows
             codes above 128 reduced by 128 (137 as 9), so prefer the code in end.json.
         signal: name of the signal that ended the job.
         submitted, started, ended: times in UTC.
-        hosts: in Slurm's compressed form.
-        restarts: number of times Slurm requeued the job; its files then mix several attempts.
+        hosts: names of the hosts in Slurm's compressed form, such as ``n[1-4]``.
+        restarts: number of times Slurm requeued the job; its output files then mix several attempts.
         stuck: whether a queued job waits for a person instead of resources.
-        settled: whether accounting of an ended job is complete. Its rows arrive one by one over
-            some seconds, and the last may contain the cause.
+        settled: whether accounting of an ended job is complete. Rows arrive one by one over
+            some seconds, and the last one may contain the cause of a failure.
     """
 
     state: RunState
@@ -86,7 +86,7 @@ class _Attempt:
 
     @property
     def started(self) -> datetime | None:
-        """Start time; None without nodes, for which sacct may show the time of cancellation."""
+        """Start time; None if the job got no nodes, because sacct may then show the time of cancellation."""
         return self.job.started if self.job.hosts else None
 
 
@@ -108,7 +108,7 @@ def queue_statuses(rows: Sequence[QueueRow]) -> dict[str, JobStatus]:
 
 
 def classify(rows: Sequence[AccountingRow]) -> JobStatus | None:
-    """Return the status of one job from its rows of ``sacct --duplicates``; None without its own row."""
+    """Return the status of one job from ``sacct --duplicates``; None if the job's own row is missing."""
     assert len({row.key.job for row in rows}) <= 1, "rows of several jobs"
     attempts = _attempts(rows)
     if not attempts:
@@ -154,7 +154,7 @@ def classify_queue(rows: Sequence[QueueRow]) -> JobStatus:
         failure_class=slurm_state.failure_class,
         reason="" if needs_no_reason else slurm_state.meaning + because,
         submitted=_earliest(r.submitted for r in rows),
-        # Without hosts the time is an estimate, or that of the cancellation.
+        # Without hosts, the time is an estimate or the time of the cancellation.
         started=_earliest(r.starts for r in rows) if hosts else None,
         hosts=hosts,
         stuck=state is RunState.QUEUED and is_stuck(row.reason),
@@ -162,7 +162,7 @@ def classify_queue(rows: Sequence[QueueRow]) -> JobStatus:
 
 
 def _attempts(rows: Sequence[AccountingRow]) -> dict[int | None, list[_Attempt]]:
-    """Return the attempts of each component; the rows of steps follow the row of their job."""
+    """Group rows into the attempts of each component; the rows of steps follow the row of their job."""
     attempts: dict[int | None, list[_Attempt]] = {}
     for row in rows:
         component = attempts.setdefault(row.key.component, [])
@@ -207,7 +207,8 @@ def _why_failed(attempt: _Attempt, steps: Sequence[AccountingRow]) -> tuple[Fail
 def _why_bad_exit(attempt: _Attempt, steps: Sequence[AccountingRow]) -> tuple[FailureClass, str]:
     job = attempt.job
     if job.signal == _NO_OUTPUT_MARK:
-        why = "FAILED (0:53): Slurm could not open the job's output: is its folder on the nodes and writable?"
+        remedy = "its folder must exist on the nodes and be writable"
+        why = f"FAILED (0:53): Slurm could not open the job's output; {remedy}"
         return FailureClass.NEVER_STARTED, why
     if attempt.started is None:
         return FailureClass.NEVER_STARTED, "FAILED before it started"
@@ -231,7 +232,7 @@ def _cancellation(attempt: _Attempt) -> str:
 
 
 def _bad_steps(steps: Sequence[AccountingRow]) -> str:
-    """Name the steps of a completed job that failed."""
+    """Describe the failed steps of a completed job; empty if there are none."""
     states = [(step, read_state(step.state)) for step in steps]
     bad = [
         f"step {_name(step)} says {state.word}" for step, state in states if state.state is RunState.FAILED
@@ -244,7 +245,7 @@ def _name(step: AccountingRow) -> str:
 
 
 def _signal(job: AccountingRow, steps: Sequence[AccountingRow]) -> int | None:
-    """Return the signal that ended the script, or a step if no step had an exit code."""
+    """Return the signal that ended the script, or else a step's if no rank has a nonzero exit code."""
     ranks = [] if _worst_rank(job, steps) else [step.signal for step in steps if not step.exit_code]
     for number in [job.signal, *ranks]:
         if number and number not in (_OOM_MARK, _NO_OUTPUT_MARK):

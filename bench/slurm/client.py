@@ -66,7 +66,7 @@ _SUBMISSION_VARIABLES = {"SLURM_CONF", "SLURM_CLUSTERS"}
 
 
 class SlurmError(BenchError):
-    """A Slurm command failed. ``output`` is what it printed, one line per message."""
+    """A Slurm command failed. ``output`` is the text that it printed, one line per message."""
 
     def __init__(self, command: str, output: str, *, remedy: str = "") -> None:
         super().__init__(f"{command}: {output}", remedy=remedy)
@@ -93,7 +93,7 @@ class SubmissionUncertainError(SlurmUnavailableError):
 
     def __init__(self, output: str, *, job_name: str) -> None:
         super().__init__(
-            "sbatch", output, remedy=f"the job may have been accepted: look for the name {job_name}"
+            "sbatch", output, remedy=f"the job may have been accepted: look for a job named {job_name}"
         )
         self.job_name = job_name
 
@@ -119,8 +119,8 @@ class BatchJob:
         script: path of the script.
         arguments: arguments of the script (``$1``, ``$2``, ...).
         job_name: a unique name, by which the job can be found if the answer of sbatch is lost.
-        output: file for standard output, without Slurm's replacement patterns.
-        error: file for standard error, without Slurm's replacement patterns.
+        output: path of the file for standard output, taken literally: ``%j`` is not replaced.
+        error: path of the file for standard error, also taken literally.
         options: further sbatch options.
     """
 
@@ -174,7 +174,7 @@ class Slurm:
     Attributes:
         timeout_s: time limit of all commands except sbatch.
         submit_timeout_s: time limit of sbatch, which retries by itself while slurmctld is busy.
-        environment: environment of the commands; that of this process by default.
+        environment: environment variables of the commands; by default those of this process.
     """
 
     timeout_s: float = 60
@@ -216,7 +216,7 @@ class Slurm:
     def test_only(self, script: Path, *, options: Sequence[str] = ()) -> datetime | None:
         """Return the start time that Slurm expects for a script, without submitting it.
 
-        Returns None if Slurm names no time in the next year.
+        Returns None if Slurm expects no start within the next year.
 
         Raises:
             SlurmRefusedError: Slurm would reject the script.
@@ -261,8 +261,8 @@ class Slurm:
     def accounting_by_name(self, names: Sequence[str], *, since: datetime) -> list[AccountingRow]:
         """Return the rows of sacct for the caller's jobs with these names.
 
-        Use it for jobs whose id is unknown. Slurm 22.05 lists a job here about five seconds later than
-        by its id, so query :meth:`queue` first.
+        Use this method for jobs whose id is unknown. Slurm 22.05 finds a job by its name about five
+        seconds later than by its id, so query :meth:`queue` first.
         """
         start = since.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S")
         command = [*_SACCT, f"--user={os.geteuid()}", f"--starttime={start}"]
@@ -342,13 +342,13 @@ class Slurm:
 
 
 def _for_queries(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment for queries: without filters, with times in UTC."""
+    """Return an environment for queries: without variables that set filters, and with times in UTC."""
     kept = {name: value for name, value in environment.items() if not _QUERY_VARIABLES.fullmatch(name)}
     return {**kept, "TZ": "UTC"}
 
 
 def _joined(job_ids: Sequence[str], *, separator: str = ",") -> Iterator[str]:
-    """Join job ids without duplicates; yield several texts if one would be too long."""
+    """Join the distinct job ids; yield several texts if a single one would be too long."""
     chunk: list[str] = []
     length = 0
     for job_id in dict.fromkeys(job_ids):

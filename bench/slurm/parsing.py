@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-#: ``squeue -o``: id, state, reason, submission, start, limit, nodes, hosts, user, partition, name.
+#: Format of ``squeue -o``: id, state, reason, submission, start, limit, nodes, hosts, user, partition, name.
 QUEUE_FORMAT = "%i|%T|%r|%V|%S|%l|%D|%N|%u|%P|%j"
 
-#: ``sacct -P -o``.
+#: Columns of ``sacct -P -o``.
 ACCOUNTING_FIELDS = (
     *("JobID", "State", "ExitCode", "DerivedExitCode", "Reason", "Submit", "Start", "End", "Elapsed"),
     *("NNodes", "NodeList", "MaxRSS", "JobName"),
@@ -64,9 +64,9 @@ def parse_job_id(text: str) -> JobKey:
 class QueueRow:
     """A row of squeue: a job, or a component of a heterogeneous job.
 
-    ``state`` and ``reason`` are as printed. ``starts`` is the actual or expected start.
-    ``time_limit_s`` is None if there is no limit. ``hosts`` is Slurm's short form, empty while
-    the job is pending.
+    ``state`` and ``reason`` are as Slurm prints them. ``starts`` is the actual or expected start.
+    ``time_limit_s`` is None if there is no limit. ``hosts`` is in Slurm's compressed form,
+    empty while the job is pending.
     """
 
     key: JobKey
@@ -108,8 +108,8 @@ def parse_queue(text: str) -> list[QueueRow]:
 class AccountingRow:
     """A row of sacct: a job (``key.step`` is None) or one of its steps (``batch``, ``extern``, ``0``, ...).
 
-    ``exit_code`` and ``signal`` are the two parts of ``1:0``; Slurm uses the signal number 125 to
-    mark out of memory. ``elapsed`` and ``max_rss`` are as printed.
+    ``exit_code`` and ``signal`` are the two numbers of sacct's ExitCode (``1:0``); the signal number
+    125 means out of memory. ``elapsed`` and ``max_rss`` are as Slurm prints them.
     """
 
     key: JobKey
@@ -232,7 +232,7 @@ def parse_expected_start(text: str, *, now: datetime) -> datetime | None:
     return None if start is None or start - now > timedelta(days=366) else start
 
 
-#: ``sinfo -h -o``: partition (* marks the default), availability, limit, nodes, state, CPUs, MB, GRES,
+#: Format of ``sinfo -o``: partition (* marks the default), availability, limit, nodes, state, CPUs, MB, GRES,
 #: features, hosts. One row per group of identical nodes in one state.
 NODES_FORMAT = "%P|%a|%l|%D|%T|%c|%m|%G|%f|%N"
 
@@ -277,7 +277,7 @@ class NodeGroup:
 
     @property
     def gpus(self) -> tuple[Gres, ...]:
-        """The nodes' GPUs."""
+        """The GPUs of each node."""
         return tuple(gres for gres in self.gres if gres.name == "gpu" and gres.count)
 
 
@@ -285,7 +285,7 @@ def parse_nodes(text: str) -> list[NodeGroup]:
     """Parse the output of ``sinfo -h -o`` :data:`NODES_FORMAT`.
 
     Raises:
-        UnreadableOutputError: a line has other columns.
+        UnreadableOutputError: a line has an unexpected number of columns.
     """
     return [_node_group(line) for line in text.splitlines() if line and not line.startswith("CLUSTER: ")]
 
@@ -312,7 +312,7 @@ def _number(cell: str) -> int:
     """Parse a count; ``+`` marks the minimum of a mixed group, ``K`` a thousand."""
     match = re.fullmatch(r"(\d+)([KkMm]?)\+?", cell)
     if not match:
-        raise UnreadableOutputError(f"{cell!r} is not a number of sinfo")
+        raise UnreadableOutputError(f"{cell!r} in the output of sinfo is not a number")
     return int(match.group(1)) * {"": 1, "k": 1000, "m": 10**6}[match.group(2).lower()]
 
 

@@ -3,8 +3,8 @@
 Sources: https://slurm.schedmd.com/job_state_codes.html (base states and flags, 20.11 to 25.x) and
 the state tables of squeue(1) and sacct(1), which print a flag instead of the base state if one is set.
 
-:func:`state_from_notices` reads the notices of slurmstepd on the job's standard error. A site
-without accounting remembers a job only for some minutes (MinJobAge); later they are the only source.
+:func:`state_from_notices` reads the notices of slurmstepd on the job's standard error. Without
+accounting, Slurm forgets a job some minutes after its end (MinJobAge); then the notices are the only source.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class SlurmState:
 
 
 _QUEUED, _RUNNING, _FAILED = RunState.QUEUED, RunState.RUNNING, RunState.FAILED
-_HELD = "queued again and held: it waits until somebody releases it"
+_HELD = "was requeued and is held until somebody releases it"
 
 _STATES = (
     SlurmState("PENDING", "PD", _QUEUED, None, "waits to start"),
@@ -35,14 +35,20 @@ _STATES = (
     SlurmState("REQUEUE_FED", "RF", _QUEUED, FailureClass.REQUEUED, "is queued again by the federation"),
     SlurmState("EXPEDITING", None, _QUEUED, FailureClass.REQUEUED, "is queued again, before all others"),
     SlurmState("RESV_DEL_HOLD", "RD", _QUEUED, None, "held: its reservation was deleted"),
-    # Jobs in these two states need a person; waiting for them would not end.
+    # A job in one of these two states waits for a person, so a command that waits for it would never end.
     SlurmState("REQUEUE_HOLD", "RH", _FAILED, FailureClass.REQUEUED, _HELD),
     SlurmState("SPECIAL_EXIT", "SE", _FAILED, FailureClass.REQUEUED, _HELD),
     SlurmState("CONFIGURING", "CF", _RUNNING, None, "has nodes, which are being made ready"),
     SlurmState("POWER_UP_NODE", None, _RUNNING, None, "has nodes, which are being powered up"),
     SlurmState("RUNNING", "R", _RUNNING, None, "runs"),
-    SlurmState("SUSPENDED", "S", _RUNNING, None, "is suspended, its nodes given to others: times are void"),
-    SlurmState("STOPPED", "ST", _RUNNING, None, "is stopped by SIGSTOP: times are void"),
+    SlurmState(
+        "SUSPENDED",
+        "S",
+        _RUNNING,
+        None,
+        "is suspended, and its nodes may run other jobs: measured times are invalid",
+    ),
+    SlurmState("STOPPED", "ST", _RUNNING, None, "is stopped by SIGSTOP: measured times are invalid"),
     SlurmState("SIGNALING", "SI", _RUNNING, None, "is being signalled"),
     SlurmState("RESIZING", "RS", _RUNNING, None, "changes its size"),
     SlurmState("STAGE_OUT", "SO", _RUNNING, None, "has ended and stages files out"),
@@ -65,7 +71,7 @@ _STATES = (
     SlurmState("REVOKED", "RV", RunState.CANCELLED, FailureClass.CANCELLED, "was started by another cluster"),
 )
 
-#: By word and by short code.
+#: All states, by name and by short code.
 STATES = {key: state for state in _STATES for key in (state.word, state.code) if key}
 
 #: Reasons for which a pending job does not start until a person changes something.
@@ -93,7 +99,7 @@ def read_state(word: str) -> SlurmState:
             return STATES[begin]
         if len(matches) == 1:
             return next(iter(matches.values()))
-    return SlurmState("UNKNOWN", None, RunState.UNKNOWN, None, f"Slurm says {shown!r}, an unknown state")
+    return SlurmState("UNKNOWN", None, RunState.UNKNOWN, None, f"Slurm reports the unknown state {shown!r}")
 
 
 def is_stuck(reason: str) -> bool:
@@ -122,10 +128,11 @@ _NOTICE_STATES = {
 
 
 def state_from_notices(text: str, *, job_id: str) -> SlurmState | None:
-    """Return the state in which Slurm ended a job, from its standard error; None without a notice.
+    """Return the state in which Slurm ended a job, according to the notices in its standard error.
 
-    A notice about a step counts only with a reason, because srun also ends steps on its own.
-    Out of memory takes precedence: it causes the notices that follow it.
+    Returns None if there is no notice. A notice about a step counts only if it gives a reason, because
+    srun also ends steps on its own. Out of memory takes precedence, because it causes the notices that
+    follow it.
     """
     found: str | None = None
     for line in text.splitlines():

@@ -110,7 +110,7 @@ def test_a_submission_without_an_answer_is_uncertain(commands):
     with pytest.raises(SubmissionUncertainError) as caught:
         submit(commands.slurm(timeout_s=0.5), commands.folder)
     assert str(caught.value) == (
-        "sbatch: no answer within 0.5 s; the job may have been accepted: look for the name study.run.1"
+        "sbatch: no answer within 0.5 s; the job may have been accepted: look for a job named study.run.1"
     )
     assert caught.value.job_name == "study.run.1"
 

@@ -95,7 +95,7 @@ ENDS = {
     ),
     "no-output": (
         *("true", ["--output=/nonexistent/job.out"], "failed", "never-started", None),
-        "FAILED (0:53): Slurm could not open the job's output: is its folder on the nodes and writable?",
+        "FAILED (0:53): Slurm could not open the job's output; its folder must exist on the nodes and be writable",
     ),
     "het": (
         *("#SBATCH -N1\n#SBATCH hetjob\n#SBATCH -N1\nsrun --het-group=0,1 true", [], "completed", None, 0),

@@ -87,7 +87,7 @@ def test_states_are_read_as_the_commands_print_them(printed, word):
 def test_an_unknown_or_ambiguous_state_says_so_with_slurms_word(printed):
     slurm_state = read_state(printed)
     assert slurm_state.state is RunState.UNKNOWN
-    assert slurm_state.meaning == f"Slurm says {printed!r}, an unknown state"
+    assert slurm_state.meaning == f"Slurm reports the unknown state {printed!r}"
 
 
 @pytest.mark.parametrize(
