@@ -30,7 +30,11 @@ _SLURM = re.compile(
 
 @dataclass(frozen=True)
 class Device:
-    """A rank's device: torch's name, the identity (ranks can share a GPU) and the model (None for a CPU)."""
+    """The device of a rank.
+
+    ``name`` is torch's name, such as ``cuda:0``. ``identity`` is unique per physical device, which several
+    ranks can share. ``model`` is the product name; None for a CPU.
+    """
 
     name: str
     identity: str
@@ -38,7 +42,7 @@ class Device:
 
 
 def device_of(device: torch.device, host: str) -> Device:
-    """Describe ``device`` of ``host``; a host counts as one CPU."""
+    """Describe the torch device ``device`` on ``host``; all CPUs of a host count as one device."""
     if device.type == "cpu":
         return Device("cpu", host, None)
     properties = torch.cuda.get_device_properties(device)
@@ -47,7 +51,7 @@ def device_of(device: torch.device, host: str) -> Device:
 
 
 def device_for(model: nn.Module | None, given: torch.device | str | None) -> torch.device:
-    """Return the given device, else that of the model's weights; a CUDA device gets its index."""
+    """Return the ``given`` device, or by default the device of the model's weights, with its CUDA index."""
     if given is None:
         weight = next(model.parameters(), None) if model is not None else None
         given = "cpu" if weight is None else weight.device
@@ -61,8 +65,8 @@ def device_for(model: nn.Module | None, given: torch.device | str | None) -> tor
 class RankFacts:
     """One rank, its host, and the cores that it may run on.
 
-    ``machine`` identifies the kernel of the host: several hosts of a test cluster can share one machine,
-    whose cores must not be counted twice. ``infiniband`` lists the devices with an active port.
+    ``machine`` identifies the running kernel. Several hosts of a test cluster can share one machine, and its
+    cores must not be counted twice. ``infiniband`` lists the InfiniBand devices with an active port.
     """
 
     rank: int
@@ -77,7 +81,7 @@ class RankFacts:
 
 @dataclass(frozen=True)
 class Host:
-    """One host and its ranks in order; ``cores`` counts the cores that any of them may use."""
+    """One host and its ranks in ascending order; ``cores`` is the number of cores that the ranks may use."""
 
     host: str
     ranks: list[int]
@@ -91,7 +95,7 @@ class Host:
 
 
 def own_facts(rank: int, local_rank: int, env: Mapping[str, str]) -> RankFacts:
-    """Return the facts of this process."""
+    """Collect the rank, host, cores and memory of this process."""
     return RankFacts(
         rank=rank,
         local_rank=local_rank,
@@ -125,7 +129,7 @@ def _cores(facts: Sequence[RankFacts]) -> int:
 
 
 def oversubscribed_machines(facts: Sequence[RankFacts]) -> list[tuple[int, int]]:
-    """Return (ranks, cores) of every machine that has fewer cores than ranks."""
+    """Return the number of ranks and of cores for every machine that has fewer cores than ranks."""
     groups: dict[str, list[RankFacts]] = {}
     for one in facts:
         groups.setdefault(one.machine, []).append(one)
@@ -144,9 +148,9 @@ def oversubscription_warnings(facts: Sequence[RankFacts]) -> list[str]:
 def threads_per_rank(me: RankFacts, facts: Sequence[RankFacts], env: Mapping[str, str]) -> int:
     """Return the number of compute threads per rank, the same under every launcher.
 
-    It is ``BENCH_THREADS_PER_RANK``, else ``OMP_NUM_THREADS``, else an equal share of the cores that this
-    host's ranks may use. torchrun sets OMP_NUM_THREADS=1 for two or more processes and srun sets nothing, so
-    a plan that compares launchers sets the first variable.
+    The number is ``BENCH_THREADS_PER_RANK`` if set, else ``OMP_NUM_THREADS``, else an equal share of the
+    cores that this host's ranks may use. torchrun sets ``OMP_NUM_THREADS=1`` for two or more processes, but
+    srun sets nothing. A plan that compares launchers therefore sets ``BENCH_THREADS_PER_RANK``.
     """
     for name in ("BENCH_THREADS_PER_RANK", "OMP_NUM_THREADS"):
         first = env.get(name, "").split(",")[0].strip()
@@ -203,10 +207,11 @@ def shared_environment(
     threads: int,
     transport: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return the part of env.json that does not depend on the training; unknown values are null.
+    """Return the part of env.json that is the same for the built-in workload and the recorder.
 
-    ``env``, ``device`` and ``threads`` are those of rank 0. Of the variables, only known names and prefixes
-    are kept, and no secrets. ``join_s`` is the time that the ranks took to join, if it was measured.
+    Unknown values are null. ``env``, ``device`` and ``threads`` belong to rank 0. Only environment variables
+    with known names or prefixes are included, and no secrets. ``join_s`` is the time in seconds that the
+    ranks took to join; None if it was not measured.
     """
     return {
         "schema": 1,
@@ -237,7 +242,7 @@ def shared_environment(
 
 
 def nccl_version() -> str | None:
-    """Return the version of NCCL that torch uses; None without a CUDA device."""
+    """Return the version of NCCL that torch uses, or None without a CUDA device."""
     if not torch.cuda.is_available():
         return None
     try:

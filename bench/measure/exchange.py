@@ -1,7 +1,7 @@
-"""Exchange of values between ranks: by collectives in our own loop, through torch's store in others.
+"""Exchange of values between ranks: by collectives in the built-in workload, else through torch's store.
 
-A collective of ours between a user's collectives could hang a run whose ranks take different numbers of
-steps. A key in the store cannot: every rank writes its own, and rank 0 reads those that are complete.
+In a user's loop, ranks may take different numbers of steps. An additional collective could then hang the run.
+A key in the store cannot: each rank writes its own keys, and rank 0 reads the records that all ranks wrote.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Collectives:
         return self._reduce(values, dist.ReduceOp.SUM)
 
     def rows(self, values: Sequence[float]) -> list[list[float]]:
-        """Return every rank's values in the order of the ranks; all ranks give equally many."""
+        """Return every rank's values in the order of the ranks; all ranks must pass equally many values."""
         own = self._tensor(values)
         gathered = [torch.empty_like(own) for _ in range(self.world_size)]
         dist.all_gather(gathered, own)
@@ -71,9 +71,10 @@ class Collectives:
 
 
 class StoreExchange:
-    """Records by name and rank in the store of the default process group, or of this process alone.
+    """Reads and writes records, by name and rank, in the store of the default process group.
 
-    ``port`` is the store's TCP port; None if it has none.
+    Without a process group, the store is local to this process. ``port`` is the store's TCP port; None if the
+    store does not use TCP.
     """
 
     def __init__(self) -> None:
@@ -82,7 +83,7 @@ class StoreExchange:
             self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         else:
             store, self.rank, self.world_size = HashStore(), 0, 1
-        # An agent's store outlives a restart of its ranks, and a program may record twice.
+        # The store of torchrun's agent outlives a restart of the ranks, and a program can have two recorders.
         restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         self.store = PrefixStore(f"bench-recorder/{restart}/{next(_exchanges)}", store)
         while hasattr(store, "underlying_store"):
@@ -90,14 +91,14 @@ class StoreExchange:
         self.port: int | None = getattr(store, "port", None)
 
     def clone(self) -> StoreExchange:
-        """Return the same exchange for another thread, over its own connection if torch supports that."""
+        """Return a copy for use in another thread, with its own connection if torch supports it."""
         other = copy.copy(self)
         if hasattr(self.store, "clone"):  # since torch 2.5
             other.store = self.store.clone()
         return other
 
     def post(self, name: str, content: Any) -> bool:
-        """Store this rank's record; return False if the store is lost."""
+        """Write this rank's record; return False if the store can no longer be reached."""
         try:
             self.store.set(f"{name}/{self.rank}", json.dumps(content))
         except (dist.DistError, RuntimeError):
@@ -120,7 +121,7 @@ class StoreExchange:
             return None
 
     def wait_for_all(self, name: str, *, timeout_s: float) -> list[int]:
-        """Wait until every rank has posted ``name``; return the ranks that have not by the time-out."""
+        """Wait until every rank has posted ``name``, and return the ranks still missing at the time-out."""
         deadline = time.monotonic() + timeout_s
         while self.read_all(name) is None and time.monotonic() < deadline:
             time.sleep(_POLL_S)

@@ -1,4 +1,4 @@
-"""Resources used during a window: processor time, memory, energy and GPU utilisation; None if unknown."""
+"""Measure the resources used during a window: processor time, memory, energy and GPU utilisation."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from typing import Any
 import psutil
 import torch
 
-#: Linux's energy counters, one per processor package (microjoules); often readable by root only.
+#: Linux's energy counters in microjoules, one per processor package. Often only root can read them.
 _POWERCAP = Path("/sys/class/powercap")
 
 
 @dataclass(frozen=True)
 class Usage:
-    """One rank's readings of one window.
+    """The resources that one rank measured in one window; a value that was not measured is None.
 
-    ``cpu_percent`` and the energy of processors are those of the whole host, read by one rank per host. One
-    rank per GPU reads ``gpu_percent`` and the energy of the GPU.
+    One rank per host measures ``cpu_percent`` and the energy of the host's processors. One rank per GPU
+    measures ``gpu_percent`` and the energy of the GPU.
     """
 
     cpu_percent: float | None = None
@@ -46,7 +46,7 @@ class Meters:
             psutil.cpu_percent(interval=None)
 
     def stop(self) -> Usage:
-        """End the window."""
+        """End the window and return its usage."""
         return Usage(
             cpu_percent=psutil.cpu_percent(interval=None) if self._reads_host else None,
             gpu_percent=self._gpu.busy_percent() if self._gpu else None,
@@ -55,7 +55,7 @@ class Meters:
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """Return this rank's peak memory: allocated on its GPU, or resident in the process."""
+    """Return this rank's peak memory: the memory allocated on its GPU, or on a CPU the resident memory."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -73,7 +73,7 @@ class _Powercap:
     def open(cls) -> _Powercap | None:
         """Return the counters of all packages; None if this process may not read all of them."""
         zones = sorted(_POWERCAP.glob("intel-rapl:[0-9]*"))
-        # A zone below a package is part of it; psys, beside the packages, is the whole machine.
+        # A zone below a package is part of that package. The zone psys covers the whole machine.
         packages = [zone for zone in zones if zone.name.count(":") == 1 and _is_package(zone)]
         readable = [zone for zone in packages if _microjoules(zone / "energy_uj") is not None]
         return cls(packages) if packages and len(readable) == len(packages) else None
@@ -82,7 +82,7 @@ class _Powercap:
         self._before = [_microjoules(zone / "energy_uj") for zone in self._zones]
 
     def joules(self) -> float | None:
-        """Return the energy since the reset; a counter may wrap around once."""
+        """Return the energy since :meth:`reset`, also if a counter wrapped around once."""
         total = 0
         for zone, span, before in zip(self._zones, self._ranges, self._before, strict=True):
             now = _microjoules(zone / "energy_uj")
@@ -134,12 +134,12 @@ class _Nvml:
         self._began_us = time.time_ns() // 1000
 
     def joules(self) -> float | None:
-        """Return the energy since the reset."""
+        """Return the energy since :meth:`reset`."""
         now = self._total()
         return None if now is None or self._millijoules is None else (now - self._millijoules) / 1e3
 
     def busy_percent(self) -> float | None:
-        """Return the mean of the samples since the reset; None if the window was too short for one."""
+        """Return the mean utilisation since :meth:`reset`; None if the driver took no sample in that time."""
         kind = self._library.NVML_GPU_UTILIZATION_SAMPLES
         with suppress(self._library.NVMLError):
             _, samples = self._library.nvmlDeviceGetSamples(self._handle, kind, self._began_us)

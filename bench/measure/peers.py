@@ -1,8 +1,8 @@
-"""Broken communication: its symptom on this rank, and its cause as reported by the other ranks.
+"""Find the cause of a lost connection or a collective that timed out, using the reports of other ranks.
 
-Broken communication shows on every rank but the one at fault: that one ended, was killed or hangs. The
-store in which the ranks met still answers, for a moment at least. Every failing rank reports there, and the
-ranks that only lost the connection read who failed first, or which ranks are silent.
+When one rank ends, is killed or hangs, communication breaks on all other ranks. The store in which the ranks
+met usually answers for a moment longer. Every failing rank reports its error there. Ranks that only lost a
+connection read which rank failed first, or which ranks reported nothing.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ _PEER_LOST = re.compile(
     re.IGNORECASE,
 )
 _TIMED_OUT = re.compile(r"timed? ?out", re.IGNORECASE)
-# "Application timeout caused pair closure" is gloo's message, too, although it does not name gloo.
+# "Application timeout caused pair closure" is also a message of gloo, although it does not name gloo.
 _GLOO_OR_NCCL = re.compile(r"gloo|nccl|c10d|store|pair closure", re.IGNORECASE)
 
-#: A rank waits so long for the reports of the others, who fail at about the same time.
+#: Time that a rank waits for the reports of other ranks, which fail at about the same time.
 REPORTS_TIMEOUT_S = 2.0
 _POLL_S = 0.05
-#: The most ranks that a message names.
+#: The maximum number of ranks that a message names.
 _MAX_NAMED = 8
 
 
 class Symptom(enum.Enum):
-    """The way in which communication broke, which seldom names the cause."""
+    """The error that a rank sees when communication breaks; it seldom names the cause."""
 
     LOST = enum.auto()
     TIMED_OUT = enum.auto()
 
 
 def symptom_of(error: BaseException) -> Symptom | None:
-    """Return the symptom of broken communication; None for an error of another kind."""
+    """Classify an error of broken communication; return None for any other error."""
     text = str(error)
     if isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and _GLOO_OR_NCCL.search(text)):
         if _PEER_LOST.search(text):
@@ -55,20 +55,20 @@ def symptom_of(error: BaseException) -> Symptom | None:
 
 
 def error_line(error: BaseException) -> str:
-    """Return an error's type and the first line of its message."""
+    """Format an error in one line: its type and the first line of its message."""
     text = str(error).strip()
     return f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__
 
 
 def join_names(names: Sequence[str]) -> str:
-    """Return the first eight names, and the number of the others."""
+    """Join names by commas; after the first eight, only the number of the remaining names is given."""
     more = len(names) - _MAX_NAMED
     return ", ".join(names[:_MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 @dataclass
 class _Reports:
-    """The reports of the other ranks; ``silent`` lists the ranks that reported nothing."""
+    """The first failure that another rank reported; ``silent`` lists the ranks that reported nothing."""
 
     cause: str = ""
     silent: list[int] = field(default_factory=list)
@@ -76,9 +76,10 @@ class _Reports:
 
 
 class Peers:
-    """The other ranks of a run, reached through the store in which all met.
+    """The other ranks of a run, reached through the store in which all ranks met.
 
-    If ``rank_0_serves``, the store ends with rank 0; otherwise a launcher's agent serves it.
+    ``rank_0_serves`` is true if rank 0 serves the store, which then ends with rank 0. Otherwise torchrun's
+    agent serves it.
     """
 
     def __init__(self, store: Store, rank: int, facts: Sequence[RankFacts], *, rank_0_serves: bool) -> None:
@@ -93,9 +94,10 @@ class Peers:
         self._with_timeout(lambda _: self._store.append("causes", content))  # type: ignore[attr-defined]
 
     def explain(self, symptom: Symptom, *, timeout_s: float | None, remedy: str) -> str | None:
-        """Return the cause of broken communication; None if no rank knows it.
+        """Return a message with the cause of broken communication; None if no rank knows the cause.
 
-        ``timeout_s`` is the time-out of collectives, if it is known, and ``remedy`` the way to raise it.
+        ``timeout_s`` is the time-out of collectives; None if it is unknown. ``remedy`` is the advice on how
+        to raise that time-out.
         """
         reports = self._with_timeout(self._collect)
         is_lost = symptom is Symptom.LOST
@@ -114,11 +116,11 @@ class Peers:
         return f"{effect}: {named} did not come; find out where it hangs, or {remedy}"
 
     def name_of(self, rank: int) -> str:
-        """Return ``rank 1 on n2``."""
+        """Return the rank with its host, such as ``rank 1 on n2``."""
         return f"rank {rank} on {self._facts[rank].host}"
 
     def _with_timeout(self, use_store: Callable[[_Reports], object]) -> _Reports:
-        """Use the store in a thread, for a limited time: its host may hang as well."""
+        """Run ``use_store`` in a thread with a time limit, because the store's host may hang as well."""
         reports = _Reports()
 
         def target() -> None:
@@ -147,7 +149,7 @@ class Peers:
         self._wait_for_readers()
 
     def _wait_for_readers(self) -> None:
-        """Keep rank 0, which may serve the store, until the other reporting ranks have read."""
+        """Keep rank 0 (which may serve the store) alive until the other failing ranks have read the store."""
         read = self._store.add("read", 1)
         deadline = time.monotonic() + REPORTS_TIMEOUT_S / 2
         while self._rank == 0 and read < self._store.add("count", 0) and time.monotonic() < deadline:

@@ -1,4 +1,4 @@
-"""The tables of a run: metrics.csv, ranks.csv and steps.csv from the records of its epochs."""
+"""Write the tables of a run: metrics.csv, ranks.csv and steps.csv."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _PART_COLUMNS = {
 
 @dataclass(frozen=True, slots=True)
 class PopEfficiencies:
-    """The factors of one window; parallel_efficiency = load_balance x comm_efficiency."""
+    """POP efficiencies of one window; ``parallel_efficiency`` = ``load_balance`` x ``comm_efficiency``."""
 
     load_balance: float
     comm_efficiency: float
@@ -39,11 +39,11 @@ class PopEfficiencies:
 
 
 def pop_efficiencies(step_totals_s: Sequence[float], exposed_totals_s: Sequence[float]) -> PopEfficiencies:
-    """Return the efficiencies of one window from every rank's totals over the same steps.
+    """Compute the POP efficiencies from each rank's total step time and exposed communication (s).
 
-    U_r is the sum of (step - exposed) of rank r, and T is the largest rank's sum of steps. (The sum of the
-    steps' maxima would exceed the wall time.) Load balance is mean U / max U, communication efficiency is
-    max U / T, and parallel efficiency is their product, mean U / T.
+    U_r is the sum of (step - exposed) of rank r, and T is the largest sum of step times of any rank. (Summing
+    the maximum of each step would exceed the wall time.) Load balance is mean U / max U, communication
+    efficiency is max U / T, and parallel efficiency is their product, mean U / T.
 
     Source: the POP Centre of Excellence's multiplicative model (https://pop-coe.eu/node/69), with DDP's
     exposed communication as the time outside of computation.
@@ -57,9 +57,9 @@ def pop_efficiencies(step_totals_s: Sequence[float], exposed_totals_s: Sequence[
 
 @dataclass(frozen=True)
 class Validation:
-    """Sums over validation samples, additive over batches and ranks.
+    """Sums over validation samples, which can be added over batches and ranks.
 
-    ``labels`` counts predicted classes, ``values`` predicted values.
+    ``labels`` is the number of predicted classes, and ``values`` the number of predicted real values.
     """
 
     samples: float = 0.0
@@ -73,7 +73,7 @@ class Validation:
 
 @dataclass(frozen=True)
 class RankPlace:
-    """The columns of ranks.csv that identify a rank, and the identity of its device."""
+    """The columns of ranks.csv that identify a rank, and ``device_id``, which is unique per device."""
 
     rank: int
     local_rank: int
@@ -84,9 +84,10 @@ class RankPlace:
 
 @dataclass(frozen=True)
 class RankRecord:
-    """One rank's epoch; ``parts`` is its mean step of the attribution window, None without one.
+    """The measurements of one rank in one epoch.
 
-    ``samples`` and ``loss`` are None if they are not known.
+    ``parts`` contains the mean parts of a step in the attribution window; None if the epoch has no such
+    window. ``samples`` and ``loss`` are None if they are unknown.
     """
 
     window_s: float
@@ -102,9 +103,9 @@ class RankRecord:
 class EpochRecord:
     """One epoch over all ranks.
 
-    ``energy_counters`` is the number of counters that make up the whole energy. ``ideal_step_s`` is the time
-    of a step with all devices at their stated peaks. ``samples`` is None if they were not counted; then
-    there is no throughput.
+    ``energy_counters`` is the number of counters that must be read to know the total energy.
+    ``ideal_step_s`` is the time of a step if all devices ran at their stated peak FLOP/s. ``samples`` is None
+    if samples were not counted; the throughput is then empty.
     """
 
     epoch: int
@@ -120,12 +121,12 @@ class EpochRecord:
 
     @property
     def window_s(self) -> float:
-        """The throughput window of the slowest rank."""
+        """The duration of the throughput window on the slowest rank."""
         return max(rank.window_s for rank in self.ranks)
 
 
 class Results:
-    """The three tables of a run; every epoch replaces the files, so a killed run leaves complete ones."""
+    """Writes the tables of a run; each epoch replaces the files, so a killed run leaves complete files."""
 
     def __init__(self, folder: RunFolder, places: Sequence[RankPlace]) -> None:
         self._folder = folder
@@ -137,7 +138,7 @@ class Results:
         }
 
     def add(self, epoch: EpochRecord) -> None:
-        """Write the tables with one more epoch."""
+        """Add an epoch and rewrite the tables."""
         pairs = zip(epoch.step_s, epoch.slowest_rank, strict=True)
         steps: list[Row] = [
             {"epoch": epoch.epoch, "step": step, "step_time_sec": seconds, "slowest_rank": rank}
@@ -150,7 +151,7 @@ class Results:
             write_atomically(path, text)
 
     def add_communication(self, seconds: float) -> None:
-        """Write ``comm_time_sec`` into every row of metrics.csv: it is measured once, after the epochs."""
+        """Set ``comm_time_sec``, which is measured once after the epochs, in every row of metrics.csv."""
         path = self._folder.metrics_csv
         rows = list(csv.DictReader(io.StringIO(self._texts[path])))
         self._texts[path] = _line(METRICS_COLUMNS)
@@ -162,14 +163,14 @@ class Results:
 
 
 def progress_line(record: EpochRecord, epochs: int | None) -> str:
-    """Return the line that rank 0 prints after an epoch; ``epochs`` is their number if it is known."""
+    """Return the line that rank 0 prints after an epoch; ``epochs`` is the total, None if unknown."""
     rate = "" if record.samples is None else f", {record.samples / record.window_s:.1f} samples/s"
     total = "" if epochs is None else f"/{epochs}"
     return f"bench: epoch {record.epoch}{total}: {len(record.step_s)} steps in {record.window_s:.3f} s{rate}"
 
 
 def metrics_row(epoch: EpochRecord) -> Row:
-    """Return the epoch's row over all ranks: :data:`bench.study.layout.METRICS_COLUMNS`."""
+    """Return the epoch's row of metrics.csv, with :data:`bench.study.layout.METRICS_COLUMNS`."""
     ranks, seconds = epoch.ranks, epoch.window_s
     row: Row = {
         "epoch": epoch.epoch,
@@ -191,7 +192,7 @@ def metrics_row(epoch: EpochRecord) -> Row:
 
 
 def rank_rows(epoch: EpochRecord, places: Sequence[RankPlace]) -> list[Row]:
-    """Return the epoch's row of every rank: :data:`bench.study.layout.RANKS_COLUMNS`."""
+    """Return the epoch's rows of ranks.csv, one per rank, with :data:`bench.study.layout.RANKS_COLUMNS`."""
     rows: list[Row] = []
     for place, rank in zip(places, epoch.ranks, strict=True):
         row: Row = {
@@ -243,13 +244,16 @@ def _validation_columns(sums: Validation | None) -> Row:
 
 
 def _energy(epoch: EpochRecord) -> float | None:
-    """Return the energy of all GPUs (or all hosts' processors); None unless every counter was read."""
+    """Return the energy of all GPUs, or of all hosts' processors; None unless every counter was read."""
     known = [rank.usage.energy_joules for rank in epoch.ranks if rank.usage.energy_joules is not None]
     return sum(known) if len(known) == epoch.energy_counters else None
 
 
 def _loss(ranks: Sequence[RankRecord]) -> object:
-    """Return the mean loss; None if a rank's is missing, and text for NaN, which would be an empty cell."""
+    """Return the mean loss; None if any rank's loss is missing.
+
+    NaN is returned as text, because NaN as a number would become an empty cell.
+    """
     known = [rank.loss for rank in ranks if rank.loss is not None]
     if len(known) < len(ranks):
         return None
@@ -267,7 +271,7 @@ def _mean_of_known(values: Sequence[float | None]) -> float | None:
 
 
 def _cell(value: object) -> object:
-    """Return the text of a cell: empty for a missing value, twelve digits of a float."""
+    """Format a table cell: empty for a missing value, twelve digits for a float."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return ""
     return format(value, ".12g") if isinstance(value, float) else value

@@ -1,15 +1,15 @@
-"""The parts of a training step: clocks, the readings of DDP's logger, and a timer for each part.
+"""Measure the parts of a training step, using clocks, DDP's logger and a timer for each part.
 
-A step is stamped first and read later, because reading a CUDA event waits for the device.
+Time stamps are taken during a step and read after it, because reading a CUDA event waits for the device.
 
-DDP's logger stamps, per rank, the start and end of backward's computation and of its communication.
-``backward_comm_time`` is the span from the first bucket to the last, not the time of communication. The step
-waits only for the part of that span after the computation's end:
+On each rank, DDP's logger stamps the start and end of backward's computation and of its communication.
+``backward_comm_time`` is the span from the first bucket to the last, and includes computation. The step waits
+only for the part of this span after the end of the computation:
 
     exposed = backward_comm_time - backward_compute_comm_overlap_time
 
 Source: ``torch/csrc/distributed/c10d/logger.cpp`` and ``reducer.cpp`` (times in nanoseconds). On torch 2.13
-with gloo, compute + exposed is the duration of ``loss.backward()`` to 0.1 %.
+with gloo, compute + exposed differed from the duration of ``loss.backward()`` by 0.1 %.
 """
 
 from __future__ import annotations
@@ -23,15 +23,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 class HostClock:
-    """The host's monotonic clock, for work that is done when a call returns.
-
-    A stamp can be read after :meth:`synchronize`.
-    """
+    """The host's monotonic clock, for work that is complete when a call returns."""
 
     is_host = True
 
     def stamp(self) -> Any:
-        """Return seconds since a fixed moment."""
+        """Return the current time in seconds, since an arbitrary moment."""
         return time.perf_counter()
 
     def seconds(self, begin: Any, end: Any) -> float:
@@ -39,14 +36,14 @@ class HostClock:
         return float(end - begin)
 
     def synchronize(self) -> None:
-        """Do nothing: a host's stamp can be read at once."""
+        """Do nothing, because the host's time stamps can be read immediately."""
 
 
 class CudaClock:
-    """Events on the current stream, for calls that return before the device has done the work.
+    """A clock of events on the current CUDA stream, for calls that return before the work is complete.
 
-    An idle device stamps an event when the event arrives. The host's waiting, for example for data,
-    therefore shows in the differences as well, as long as the device was idle before.
+    An idle device stamps an event when the event arrives. Time that the host waits, for example for data, is
+    therefore measured as well, provided that the device was idle before.
     """
 
     is_host = False
@@ -55,13 +52,13 @@ class CudaClock:
         self._device = device
 
     def stamp(self) -> Any:
-        """Return an event that was just put on the current stream."""
+        """Record an event on the current stream and return it."""
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self._device))
         return event
 
     def seconds(self, begin: Any, end: Any) -> float:
-        """Return the seconds between two events (CUDA resolves about half a microsecond)."""
+        """Return the seconds between two events (CUDA's resolution is about half a microsecond)."""
         return float(begin.elapsed_time(end)) / 1e3
 
     def synchronize(self) -> None:
@@ -77,18 +74,18 @@ def clock_for(device: torch.device) -> Clock:
     return CudaClock(device) if device.type == "cuda" else HostClock()
 
 
-#: A sample rate that no iteration after the tenth reaches.
+#: A sample rate so large that DDP's logger samples no iteration after the tenth.
 _NEVER = 2**31 - 1
-#: DDP samples its first iterations whatever the rate.
+#: DDP samples its first iterations regardless of the rate.
 DDP_ALWAYS_SAMPLED = 10
 _SECONDS_PER_TICK = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
 class BackwardReading:
-    """One rank's backward pass: its computation, and the wait for communication after it (seconds).
+    """One rank's backward pass: the computation, and the communication that the rank then waits for (s).
 
-    ``began_ns`` is the host's wall clock at the start of backward by DDP's logger: the end of its forward.
+    ``began_ns`` is the wall-clock time at which DDP's logger starts backward, which is the end of forward.
     """
 
     compute_s: float
@@ -102,16 +99,16 @@ def enable_ddp_timing(model: DistributedDataParallel) -> None:
 
 
 def disable_ddp_timing(model: DistributedDataParallel) -> None:
-    """Make DDP's logger stamp no step: on CUDA its stamps cost a synchronisation per step."""
+    """Disable the stamps of DDP's logger, because on CUDA they cost a synchronisation per step."""
     model._set_ddp_runtime_logging_sample_rate(_NEVER)  # type: ignore[no-untyped-call]
 
 
 def read_ddp_timing(model: DistributedDataParallel) -> BackwardReading | None:
-    """Return the reading of the backward pass that just ended; None if DDP stamped nothing.
+    """Return the logger's times of the backward pass that just ended; None if DDP stamped nothing.
 
-    The logger computes its values when the next forward begins. This call makes it compute them at once,
-    which waits for the device on CUDA. Under ``no_sync`` the logger is frozen, so only the micro-batch that
-    synchronises can be read.
+    Normally the logger computes its values when the next forward begins. This function makes the logger
+    compute them immediately, which waits for the device on CUDA. Under ``no_sync`` the logger is inactive, so
+    only a micro-batch that synchronises can be read.
     """
     logger = model.logger
     if logger is None:
@@ -132,8 +129,8 @@ def read_ddp_timing(model: DistributedDataParallel) -> BackwardReading | None:
 class StepParts:
     """One step of one rank, in seconds.
 
-    ``other_s`` is the step minus all parts. It checks the timers, is never the value of another part, and
-    may be slightly negative.
+    ``other_s`` is the step minus all other parts. It shows how complete the timers are, and can be slightly
+    negative.
     """
 
     step_s: float
@@ -145,25 +142,25 @@ class StepParts:
 
     @property
     def other_s(self) -> float:
-        """The step minus all of its parts."""
+        """The duration of the step minus all other parts."""
         return self.step_s - (
             self.data_load_s + self.forward_s + self.backward_s + self.exposed_s + self.optimizer_s
         )
 
 
 def mean_parts(steps: list[StepParts]) -> StepParts:
-    """Return the mean of every part over some steps of one rank."""
+    """Return the mean of every part over the steps of one rank."""
     assert steps, "no step was timed"
     columns = zip(*(astuple(step) for step in steps), strict=True)
     return StepParts(*(sum(column) / len(steps) for column in columns))
 
 
-#: Largest accepted drift of the clocks in a step: parts are accurate to a millisecond at best.
+#: Largest accepted drift between the two clocks in a step; parts are accurate to a millisecond at best.
 _MAX_DRIFT_NS = 1_000_000
 
 
 def _wall_clock_offset_ns() -> int:
-    """Return the wall clock minus the monotonic clock, read without interruption if possible."""
+    """Return the wall clock minus the monotonic clock, repeating the reading if it was interrupted."""
     for _ in range(10):
         before, wall, after = time.perf_counter_ns(), time.time_ns(), time.perf_counter_ns()
         if after - before < _MAX_DRIFT_NS // 10:
@@ -172,33 +169,33 @@ def _wall_clock_offset_ns() -> int:
 
 
 class StepTimer:
-    """Stamps one training step, which may have several micro-batches.
+    """Times the parts of one training step, which may have several micro-batches.
 
-    In the order of a step::
+    Example::
 
         timer.start()
         timer.begin("data_load"); batch = next(data); timer.end()
         ...
         timer.stop(); parts = timer.parts(read_ddp_timing(model))
 
-    The micro-batch that synchronises gets no ``backward`` timer: DDP's logger separates its computation
-    from the wait for communication.
+    Do not use a ``backward`` timer for the micro-batch that synchronises: DDP's logger measures its
+    computation and its wait for communication separately.
 
-    DDP's logger stamps with the wall clock, this timer with a monotonic one. If they disagree about the
-    length of a step, the wall clock was set (by NTP, an administrator, a moved virtual machine) and the
-    logger's values are wrong. Slewing changes both clocks alike.
+    DDP's logger uses the wall clock, this timer a monotonic clock. If the two disagree about the length of a
+    step, the wall clock was set (by NTP, an administrator, a moved virtual machine), and the logger's values
+    are wrong. Gradual adjustment (slewing) changes both clocks alike.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._spans: list[tuple[str, Any, Any]] = []
-        #: The part that has begun and not ended, and its beginning.
+        #: The part that is being timed, and its start.
         self.open_part: str | None = None
         self._part_begin: Any = None
-        self._forwards_ns: list[tuple[int, int]] = []  # by the host's wall clock, as the logger's stamps
+        self._forwards_ns: list[tuple[int, int]] = []  # on the wall clock, like the logger's stamps
         self._forward_began_ns = 0
         self._is_in_backward = False
-        #: Spans that the logger counts as backward: those of earlier passes, and of the last one.
+        #: Spans that the logger counts as backward, in earlier passes and in the last pass.
         self._in_backward: list[tuple[Any, Any]] = []
         self._in_last_backward: list[tuple[Any, Any]] = []
         self._step_begin: Any = None
@@ -208,7 +205,7 @@ class StepTimer:
         self.clock_jumped = False
 
     def start(self) -> None:
-        """Begin a step once the device is idle, so that its timeline starts with the step."""
+        """Wait until the device is idle and begin a step, so that earlier work is not counted."""
         self._clock.synchronize()
         self._spans.clear()
         self._forwards_ns.clear()
@@ -219,9 +216,9 @@ class StepTimer:
         self._step_begin = self._clock.stamp()
 
     def start_ddp_backward(self, *, again: bool) -> None:
-        """Mark the moment at which DDP's logger starts its backward.
+        """Record the time at which DDP's logger starts to measure backward.
 
-        ``again`` means that no backward pass followed the last mark.
+        ``again`` is true if no backward pass followed the previous call.
         """
         if not again:
             self._in_backward += self._in_last_backward
@@ -240,11 +237,11 @@ class StepTimer:
         self.open_part, self._part_begin = part, self._clock.stamp()
 
     def discard(self) -> None:
-        """Forget the open part, if there is one: its end cannot be observed."""
+        """Discard the part that is being timed, if any, because its end cannot be observed."""
         self.open_part = None
 
     def end(self) -> None:
-        """End the open part."""
+        """End the part that was begun last."""
         part, begin = self.open_part, self._part_begin
         assert part is not None, "no part is open"
         end = self._clock.stamp()
@@ -264,7 +261,7 @@ class StepTimer:
         self.clock_jumped = drift_ns > _MAX_DRIFT_NS
 
     def parts(self, reading: BackwardReading | None) -> StepParts | None:
-        """Return the parts of the stopped step; None without a trustworthy reading of the logger."""
+        """Return the parts of the stopped step; None if DDP's logger has no reading or a wrong one."""
         if reading is None or self.clock_jumped:
             return None
         total = dict.fromkeys(("data_load", "forward", "backward", "optimizer"), 0.0)
@@ -280,11 +277,11 @@ class StepTimer:
         )
 
     def _counted_twice_s(self, reading: BackwardReading) -> float:
-        """Return the time that both the logger's backward and a timer cover.
+        """Return the seconds that are counted both in the logger's backward and by one of the timers.
 
-        Parts between the forward and the backward pass are known. The time between DDP's end of forward and
-        ours is microseconds, unless the processor ran another process in between; the device's timeline has
-        no such gap.
+        These are parts between the forward and the backward pass, and the time between DDP's end of forward
+        and this timer's. The latter is microseconds, unless the processor ran another process in between.
+        CUDA's events have no such gap.
         """
         spans = (*self._in_backward, *self._in_last_backward)
         known = sum(self._clock.seconds(*span) for span in spans)

@@ -1,9 +1,9 @@
-"""The transport that carries the gradients: gloo's open connections, or the log that NCCL writes.
+"""Detect the network transport that carries the gradients, from gloo's connections or NCCL's log.
 
-At level INFO, NCCL's log names the network in use. NCCL writes it to NCCL_DEBUG_FILE at start-up only, so
-nothing is written during a window. The line formats are those of NCCL's sources (transport/net.cc,
-graph/topo.cc, net.cc, init.cc, enqueue.cc) from 2.4 to 2.30. NCCL logs the algorithm of a collective only
-for the subsystem TUNING, once per collective.
+At level INFO, NCCL's log names the network in use. NCCL writes these lines to NCCL_DEBUG_FILE at start-up, so
+nothing is written during a window. The parser knows the line formats of NCCL 2.4 to 2.30 (transport/net.cc,
+graph/topo.cc, net.cc, init.cc, enqueue.cc). NCCL logs the algorithm of a collective only if the subsystem
+TUNING is enabled, once per collective.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from bench.measure.environment import RankFacts, nccl_version
 from bench.study.layout import RunFolder
 
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
-#: Local and remote end of a connection, both as ``address:port``.
+#: Local and remote end of a connection, each as ``address:port``.
 Connection = list[str]
-#: ``transport`` of env.json.
+#: The value of ``transport`` in env.json.
 Transport = dict[str, str | None]
 
 
@@ -44,14 +44,14 @@ def _transport(backend: str, source: str | None, **known: str | None) -> Transpo
 
 
 def open_connections(*, store_port: int | None) -> dict[str, list[Connection]]:
-    """Return this process's open TCP connections by interface, without those to the store.
+    """Return this process's open TCP connections by interface, without connections to the store.
 
-    The result is empty if the system does not list connections.
+    The result is empty if the operating system does not list connections.
     """
     entries = ((name, entry) for name, entries in psutil.net_if_addrs().items() for entry in entries)
     names = {address: name for name, entry in entries if (address := parse_address(entry.address))}
     process = psutil.Process()
-    # psutil 6 renamed it.
+    # psutil 6 renamed ``connections`` to ``net_connections``.
     list_connections = getattr(process, "net_connections", None) or process.connections
     try:
         connections = list_connections(kind="tcp")
@@ -70,10 +70,10 @@ def open_connections(*, store_port: int | None) -> dict[str, list[Connection]]:
 def interfaces_between_ranks(
     connections: Sequence[Mapping[str, Sequence[Connection]]], hosts: Sequence[str]
 ) -> dict[str, list[str]]:
-    """Return, by host, the interfaces of the connections whose ends belong to two ranks.
+    """Return, for each host, the interfaces of connections between two ranks.
 
-    A program may have other connections, for example to a file server. ``connections`` and ``hosts`` have
-    one entry per rank.
+    Other connections, for example to a file server, are ignored. ``connections`` and ``hosts`` have one entry
+    per rank.
     """
     ranks_by_key: dict[tuple[str, ...], set[int]] = {}
     for rank, by_name in enumerate(connections):
@@ -89,13 +89,13 @@ def interfaces_between_ranks(
 
 
 def _connection_key(local: str, remote: str, host: str) -> tuple[str, ...]:
-    """Return a key that is unique over hosts: each host has its own loopback addresses."""
+    """Return a key that includes the host for loopback addresses, which are the same on every host."""
     address = parse_address(local.rpartition(":")[0])
     return (local, remote, host) if address is not None and address.is_loopback else (local, remote)
 
 
 def parse_address(text: str) -> IpAddress | None:
-    """Return the address that ``text`` spells; IPv4 addresses mapped to IPv6 become IPv4."""
+    """Parse an IP address; an IPv4 address mapped to IPv6 is returned as IPv4."""
     try:
         address = ipaddress.ip_address(text.partition("%")[0])
     except ValueError:
@@ -104,7 +104,7 @@ def parse_address(text: str) -> IpAddress | None:
 
 
 def gloo_transport(interfaces: Mapping[str, Sequence[str]]) -> Transport:
-    """Return ``transport`` of env.json from the interfaces in use by host."""
+    """Return the value of ``transport`` in env.json from the interfaces that each host uses."""
     names = {name for some in interfaces.values() for name in some}
     if len({tuple(sorted(some)) for some in interfaces.values()}) <= 1:
         text = ", ".join(sorted(names))
@@ -115,7 +115,7 @@ def gloo_transport(interfaces: Mapping[str, Sequence[str]]) -> Transport:
 
 
 def _gloo_interface() -> str | None:
-    """Return the interface that gloo binds to by default: that of the host name's address, else loopback."""
+    """Return gloo's default interface: the one with the host name's address, else the loopback."""
     try:
         infos = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
     except OSError:
@@ -125,16 +125,16 @@ def _gloo_interface() -> str | None:
         for name, entries in psutil.net_if_addrs().items():
             if any(parse_address(entry.address) == address for entry in entries):
                 return name
-    # All of 127.0.0.0/8 is loopback; Debian gives the host name 127.0.1.1.
+    # All of 127.0.0.0/8 is loopback; Debian assigns 127.0.1.1 to the host name.
     return "lo" if any(address.is_loopback for address in wanted) else None
 
 
 # -- NCCL ------------------------------------------------------------------------------------------
 
-#: NCCL_DEBUG_FILE ends so if a job's script has set it for the recorder, or the recorder itself.
+#: The suffix of NCCL_DEBUG_FILE if a job's script or the recorder set the variable for the recorder.
 _SCRIPT_LOG = "/nccl.%h.%p.log"
 _RECORDER_LOG = "bench-nccl-%p.log"
-#: Only the beginning of a log is read: it holds the lines of interest.
+#: Number of bytes read from the beginning of a log, which contains all relevant lines.
 _MAX_BYTES = 32 * 2**20
 
 _VERSION = re.compile(r"NCCL version (\S+)")
@@ -152,7 +152,7 @@ _CHOSEN = re.compile(r"NCCL INFO AllReduce: (\d+) Bytes -> Algo (\w+) proto (\w+
 
 @dataclass
 class NcclLog:
-    """The contents of one or several ranks' logs; ``ways`` counts channels by their connection."""
+    """The contents of the NCCL logs of one or more ranks; ``ways`` counts channels by kind of connection."""
 
     version: str | None = None
     chosen: set[str] = field(default_factory=set)
@@ -162,12 +162,12 @@ class NcclLog:
     algorithms: Counter[str] = field(default_factory=Counter)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the log as plain values."""
+        """Return the contents as values that JSON can represent."""
         return {**vars(self), "chosen": sorted(self.chosen)}
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> NcclLog:
-        """Return the log that :meth:`as_json` described."""
+        """Create a log from the result of :meth:`as_json`."""
         counted = {name: Counter(content[name]) for name in ("ways", "algorithms")}
         return cls(**{**content, **counted, "chosen": set(content["chosen"])})
 
@@ -184,7 +184,7 @@ class NcclLog:
 
 
 def read_nccl_log(lines: Iterable[str]) -> NcclLog:
-    """Parse NCCL's lines and skip all others."""
+    """Parse NCCL's lines and skip all other lines."""
     found = NcclLog()
     for line in lines:
         if "NCCL" not in line:
@@ -208,9 +208,9 @@ def read_nccl_log(lines: Iterable[str]) -> NcclLog:
 
 
 def nccl_transport(log: NcclLog, *, hosts: int, env: Mapping[str, str]) -> Transport:
-    """Return ``transport`` of env.json from all ranks' logs; unknown values are null.
+    """Return the value of ``transport`` in env.json from the logs of all ranks; unknown values are null.
 
-    On one host no network is in use, whichever NCCL would have chosen.
+    On one host ``network`` is null, even if the log names one, because no network is used.
     """
     matches = [(match, count) for way, count in log.ways.items() if (match := _NET.match(way))]
     networks = sorted({match["name"] for match, _ in matches})
@@ -233,13 +233,13 @@ def nccl_transport(log: NcclLog, *, hosts: int, env: Mapping[str, str]) -> Trans
 
 
 def _connection_kind(way: str) -> str:
-    """Return ``P2P/CUMEM`` for ``P2P/CUMEM/read``, ``SHM`` for ``SHM/direct/direct``."""
+    """Shorten a connection of NCCL's log, for example ``P2P/CUMEM/read`` to ``P2P/CUMEM``."""
     first, _, rest = way.partition("/")
     return first if first != "P2P" or not rest else f"{first}/{rest.partition('/')[0]}"
 
 
 def _interfaces(log: NcclLog, networks: Sequence[str]) -> list[str]:
-    """Return the devices of the networks in use, without those that NCCL only examined."""
+    """Return the devices of the networks in use, without devices that NCCL detected but does not use."""
     found: list[str] = []
     for network in networks:
         key = "Socket" if network == "Socket" else "IB" if network.startswith("IB") else "OFI"
@@ -252,7 +252,7 @@ def fallback_warning(
 ) -> str | None:
     """Return a warning if NCCL uses sockets between hosts that have InfiniBand.
 
-    ``infiniband`` lists the devices with an active port by host.
+    ``infiniband`` lists the devices with an active port for each host.
     """
     equipped = {host: devices for host, devices in infiniband.items() if devices}
     if len(infiniband) < 2 or not equipped or "Socket" not in (transport.get("network") or ""):
@@ -278,7 +278,7 @@ def _is_infiniband_disabled(env: Mapping[str, str]) -> bool:
 def combine_nccl_logs(
     logs: Iterable[NcclLog], facts: Sequence[RankFacts], env: Mapping[str, str]
 ) -> tuple[Transport, str | None]:
-    """Return ``transport`` of env.json from the ranks' logs, and a warning about a fallback to sockets."""
+    """Return the value of ``transport`` in env.json, and a warning if NCCL fell back to sockets."""
     merged = NcclLog()
     for log in logs:
         merged.merge(log)
@@ -293,8 +293,8 @@ def combine_nccl_logs(
 class NcclLogFile:
     """The file to which NCCL writes this rank's log.
 
-    ``path`` is None if the user's settings leave no file to read; ``missing_because`` explains a missing
-    log. ``is_temporary`` is true if only this process needs the file.
+    ``path`` is None if there is no file to read with the user's settings. ``missing_because`` is the reason
+    for a missing log. ``is_temporary`` is true if the file can be removed after it has been read.
     """
 
     path: Path | None
@@ -303,10 +303,10 @@ class NcclLogFile:
 
     @classmethod
     def arrange(cls, env: MutableMapping[str, str], folder: RunFolder, *, rank: int) -> NcclLogFile:
-        """Request NCCL's log before NCCL starts; the user's settings stay.
+        """Request NCCL's log before NCCL starts, without overriding the user's settings.
 
-        Rank 0's log stays in the run's folder, for people. The other ranks' logs are in the node's
-        temporary folder until they have been read.
+        Rank 0's log is kept in the run's folder. The logs of other ranks are written to the node's temporary
+        folder and removed after they have been read.
         """
         if env.get("NCCL_DEBUG"):
             # Without a file, NCCL writes to standard output, which all ranks share.
@@ -321,7 +321,7 @@ class NcclLogFile:
 
     @classmethod
     def from_env(cls, env: Mapping[str, str], output: Path | None) -> NcclLogFile:
-        """Return the file that the variables name; ``output`` is the file of standard output, if known."""
+        """Return the log file that NCCL's variables name; ``output`` is standard output's file, if known."""
         level, template = env.get("NCCL_DEBUG", ""), env.get("NCCL_DEBUG_FILE", "")
         if level.upper() not in ("INFO", "TRACE"):
             return cls(None, f"NCCL_DEBUG is {level or 'not set'}, and NCCL names its network at INFO only")
@@ -334,7 +334,7 @@ class NcclLogFile:
         return cls(path, "NCCL has written no log to NCCL_DEBUG_FILE", template.endswith(_SCRIPT_LOG))
 
     def read(self) -> NcclLog:
-        """Return the contents so far; empty if the file cannot be read."""
+        """Parse the log as written so far; the result is empty if the file cannot be read."""
         if self.path is None:
             return NcclLog()
         try:
@@ -345,23 +345,23 @@ class NcclLogFile:
         return read_nccl_log(text.splitlines())
 
     def remove(self) -> None:
-        """Remove a temporary file."""
+        """Remove the file if it is temporary."""
         if self.is_temporary and self.path is not None:
             with suppress(OSError):
                 self.path.unlink(missing_ok=True)
 
 
 def _expand(template: str) -> str:
-    """Return NCCL_DEBUG_FILE as NCCL expands it for this process."""
+    """Expand the placeholders in NCCL_DEBUG_FILE (host name, process id) as NCCL does."""
     values = {"%h": os.uname().nodename.partition(".")[0], "%p": str(os.getpid()), "%%": "%"}
     return re.sub("%[hp%]", lambda match: values[match[0]], template)
 
 
-# -- either backend, in a program whose settings are its own ---------------------------------------
+# -- both backends, in a user's program -------------------------------------------------------------
 
 
 def configured_transport(backend: str, env: Mapping[str, str]) -> Transport:
-    """Return ``transport`` of env.json from the configuration, before any communication."""
+    """Return the value of ``transport`` in env.json from the configuration, before any communication."""
     if backend == "gloo":
         interface = env.get("GLOO_SOCKET_IFNAME") or _gloo_interface()
         return _transport(backend, "configuration", interface=interface, network="tcp")
@@ -377,14 +377,14 @@ def configured_transport(backend: str, env: Mapping[str, str]) -> Transport:
 
 
 def request_nccl_log(env: MutableMapping[str, str]) -> None:
-    """Request NCCL's log in case NCCL has not started yet; the user's settings stay."""
+    """Request NCCL's log without overriding the user's settings; no effect if NCCL has already started."""
     if not env.get("NCCL_DEBUG") and not env.get("NCCL_DEBUG_FILE"):
         folder = tempfile.gettempdir().replace("%", "%%")
         env.update({"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": f"{folder}/{_RECORDER_LOG}"})
 
 
 def users_variables(env: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment without the variables that were set for the recorder only."""
+    """Return the environment variables without those that were set only for the recorder."""
     is_ours = env.get("NCCL_DEBUG_FILE", "").endswith((_SCRIPT_LOG, f"/{_RECORDER_LOG}"))
     return {name: text for name, text in env.items() if not (is_ours and name.startswith("NCCL_DEBUG"))}
 
@@ -398,9 +398,9 @@ def backend_for(device: torch.device) -> str:
 def read_traces(
     backend: str, *, store_port: int | None, env: Mapping[str, str], rank: int, folder: RunFolder | None
 ) -> dict[str, Any]:
-    """Return this rank's evidence of the transport in use, after the first communication.
+    """Read this rank's open connections (gloo) or log (NCCL), after the first communication.
 
-    ``folder`` is the run's folder on rank 0, which keeps its NCCL log there.
+    ``folder`` is the run's folder, in which rank 0 keeps its NCCL log; None on other ranks.
     """
     if backend == "gloo":
         return {"connections": open_connections(store_port=store_port)}
@@ -422,7 +422,10 @@ def read_traces(
 def combine_traces(
     traces: Sequence[dict[str, Any]], facts: Sequence[RankFacts], *, backend: str, env: Mapping[str, str]
 ) -> tuple[Transport, str | None]:
-    """Return ``transport`` of env.json from all ranks' traces, and a warning if the transport is slow."""
+    """Combine the results of :func:`read_traces` of all ranks.
+
+    Returns the value of ``transport`` in env.json, and a warning if NCCL fell back to sockets.
+    """
     hosts = [one.host for one in facts]
     if backend == "gloo":
         found = gloo_transport(interfaces_between_ranks([one["connections"] for one in traces], hosts))

@@ -1,7 +1,7 @@
-"""One rank's windows of an epoch, and their combination over all ranks.
+"""The windows of one rank and epoch, and their combination over all ranks.
 
-The built-in workload runs its own loop, and the recorder follows someone else's. Both produce one
-:class:`Window` per rank and epoch. They differ only in how the ranks exchange it.
+The built-in workload and the recorder both produce one :class:`Window` per rank and epoch. They differ only
+in how ranks exchange the windows.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from bench.measure.meters import Usage
 from bench.measure.results import EpochRecord, RankPlace, RankRecord
 from bench.measure.step_parts import DDP_ALWAYS_SAMPLED, StepParts, mean_parts
 
-#: DDP rebuilds its buckets in the second step, and allocators fill in the first.
+#: The first steps are never measured: allocators grow in step 1, and DDP rebuilds its buckets in step 2.
 _UNREPRESENTATIVE_STEPS = 2
-#: Largest relative difference between the medians of the later and the earlier steps.
+#: Largest relative difference between the medians of both halves of the steps for a stable step time.
 _STABLE_WITHIN = 0.10
 
 
 def is_stable(step_s: Sequence[float]) -> bool:
-    """Return whether the median step times of both halves agree, the first two steps left out."""
+    """Return whether the medians of the first and second half agree, without the first two steps."""
     kept = step_s[_UNREPRESENTATIVE_STEPS:]
     half = len(kept) // 2
     if half < 1:
@@ -34,7 +34,7 @@ def is_stable(step_s: Sequence[float]) -> bool:
 
 
 def fewest_warmup_steps(steps: int, device: torch.device) -> int:
-    """Return ``steps``, raised on CUDA to cover the iterations that DDP's logger always samples."""
+    """Return ``steps``, or on CUDA at least the number of iterations that DDP's logger always samples."""
     return max(steps, DDP_ALWAYS_SAMPLED + 1) if device.type == "cuda" else steps
 
 
@@ -42,10 +42,11 @@ def fewest_warmup_steps(steps: int, device: torch.device) -> int:
 class Window:
     """One rank's throughput window and the attribution window after it.
 
-    ``step_s`` and ``samples`` have one entry per step. ``parts`` has one entry per attributed step, None
-    for a step that does not count. ``loss`` is the mean of the known losses. ``stable`` is the state of the
-    step time after the warm-up. ``clock_jumps`` counts attributed steps during which the wall clock was set.
-    ``window_s`` is the time of the whole window; None means the sum of its steps.
+    ``step_s`` and ``samples`` have one entry per step of the throughput window. ``parts`` has one entry per
+    step of the attribution window; None for a step that does not count. ``loss`` is the mean of the known
+    losses. ``stable`` is true if the step time was stable after the warm-up. ``clock_jumps`` is the number of
+    steps of the attribution window during which the wall clock was set. ``window_s`` is the duration of the
+    throughput window; None means the sum of its steps.
     """
 
     step_s: list[float]
@@ -59,12 +60,12 @@ class Window:
     window_s: float | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """Return the window as plain values; NaN stays NaN, which Python's JSON can read."""
+        """Return the window as values for JSON, including NaN, which Python's ``json`` accepts."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> Window:
-        """Return the window that :meth:`as_json` described."""
+        """Create a window from the result of :meth:`as_json`."""
         parts = [None if part is None else StepParts(**part) for part in content["parts"]]
         return cls(**{**content, "parts": parts, "usage": Usage(**content["usage"])})
 
@@ -72,9 +73,9 @@ class Window:
 def merge_windows(
     epoch: int, windows: Sequence[Window], places: Sequence[RankPlace], *, on_gpus: bool
 ) -> EpochRecord:
-    """Combine all ranks' windows of one epoch; only steps that every rank took count.
+    """Combine all ranks' windows of one epoch, keeping only steps that every rank took.
 
-    The first rank of a host or device provides the values of the whole host or device.
+    Values of a whole host or device, such as energy, are taken from the first rank on it.
     """
     steps = min(len(window.step_s) for window in windows)
     columns = list(zip(*(window.step_s[:steps] for window in windows), strict=True))
@@ -98,13 +99,13 @@ def merge_windows(
 
 
 def count_dropped_steps(windows: Sequence[Window]) -> int:
-    """Return the number of attributed steps that do not count because of at least one rank."""
+    """Return the number of attribution steps that are left out because a rank has no parts for them."""
     by_step = zip(*(window.parts for window in windows), strict=False)
     return sum(any(parts is None for parts in step) for step in by_step)
 
 
 def _attributed(windows: Sequence[Window]) -> list[list[StepParts]]:
-    """Return each rank's attributed steps, without those that do not count on some rank."""
+    """Return the parts of each rank's attribution steps, without steps that any rank left out."""
     fewest = min(len(window.parts) for window in windows)
     counted = [step for step in range(fewest) if all(window.parts[step] is not None for window in windows)]
     return [[parts for step in counted if (parts := window.parts[step])] for window in windows]
@@ -112,7 +113,7 @@ def _attributed(windows: Sequence[Window]) -> list[list[StepParts]]:
 
 def _rank_record(window: Window, steps: int, parts: list[StepParts], least: Sequence[float]) -> RankRecord:
     samples = [count for count in window.samples[:steps] if count is not None]
-    # Wait per step first, then the mean: the rank that waits least changes from step to step.
+    # The wait is computed for each step before averaging: the rank that waits least can change at each step.
     waits = [own.exposed_s - low for own, low in zip(parts, least, strict=True)]
     return RankRecord(
         window_s=sum(window.step_s[:steps]) if window.window_s is None else window.window_s,
@@ -126,7 +127,7 @@ def _rank_record(window: Window, steps: int, parts: list[StepParts], least: Sequ
 
 
 def _usage(usage: Usage, rank: int, places: Sequence[RankPlace], on_gpus: bool) -> Usage:
-    """Return a rank's usage without values that an earlier rank of its host or device reports."""
+    """Return a rank's usage without values that an earlier rank on the same host or device provides."""
     hosts = [place.host for place in places]
     devices = [(place.host, place.device_id) for place in places]
     is_first_on_host = hosts.index(hosts[rank]) == rank

@@ -1,11 +1,11 @@
-"""The parts of a step in a user's loop, timed by hooks that exist only during an attribution window.
+"""Time the parts of a step in a user's loop, using hooks that exist only during an attribution window.
 
-- *data*: the time in the loader's ``next``, from the recorder.
-- *forward*: from the model's call to its return (module hooks).
-- *backward*: from there to the end of the backward pass, without the wait for communication. It includes a
-  loss computed outside of the model, whose end cannot be observed.
-- *exposed*: the reading of DDP's logger; exactly 0 for a single process.
-- *optimizer*: the optimizers' ``step`` (torch's global hooks), without the passes of a closure.
+- *data*: the time in the loader's ``next``, as measured by the recorder.
+- *forward*: from the call of the model to its return (module hooks).
+- *backward*: from the end of forward to the end of the backward pass, without the wait for communication. A
+  loss that is computed outside of the model is included, because its end cannot be observed.
+- *exposed*: the exposed communication according to DDP's logger; exactly 0 for a single process.
+- *optimizer*: the optimizers' ``step`` (torch's global hooks), without forward and backward in a closure.
 
 A part that no hook observed is NaN, never 0.
 """
@@ -37,16 +37,19 @@ _NO_COMMUNICATION = BackwardReading(0.0, 0.0, 0)
 
 
 class Attribution:
-    """Times the parts of one rank's steps: attach, then start and stop for each step, then detach."""
+    """Times the parts of steps on one rank.
+
+    Call :meth:`attach`, then :meth:`start` and :meth:`stop` for each step, then :meth:`detach`.
+    """
 
     def __init__(self, model: nn.Module | None, clock: Clock, *, world_size: int) -> None:
         self._model = model
         self._ddp = find_ddp(model)
         self._world_size = world_size
         self._timer = StepTimer(clock)
-        self._expects_backward = False  # a backward pass that synchronises
+        self._expects_backward = False  # whether a backward pass that synchronises is to follow
         self._handles: list[RemovableHandle] = []
-        #: True after a call of the model in an instrumented step.
+        #: True if the model was called in an instrumented step.
         self.was_called = False
         self._reset()
 
@@ -81,11 +84,11 @@ class Attribution:
         return self._timer.clock_jumped
 
     def void(self) -> None:
-        """Discard the step: it was interrupted, or the clock was stopped during it."""
+        """Discard the current step because it was interrupted or the clock was stopped."""
         self._is_void = True
 
     def data_begins(self) -> None:
-        """Record that the loader is asked for a batch."""
+        """Record that the loop requests a batch."""
         self._suspend_backward()
         self._timer.begin("data_load", in_backward=self._expects_backward)
         self._observed.add("data_load_s")
@@ -96,18 +99,18 @@ class Attribution:
         self._resume_backward()
 
     def forward_begins(self) -> None:
-        """Record the model's call."""
+        """Record the start of a call of the model."""
         self.was_called = True
         if not self._expects_backward:
-            # The logger keeps one pass only; the next would overwrite it.
+            # The logger keeps only one pass, which the next pass would overwrite.
             self._take_reading()
-        self._end("optimizer")  # its step calls a closure
+        self._end("optimizer")  # the optimizer's step calls a closure that runs the model
         self._suspend_backward()
         self._timer.begin("forward", in_backward=self._expects_backward)
         self._observed.add("forward_s")
 
     def forward_ended(self, output: Any) -> None:
-        """Record the model's return with ``output``."""
+        """Record that the model returned ``output``."""
         self._end("forward")
         tensor = _first_differentiable(output) if torch.is_grad_enabled() else None
         if tensor is None:
@@ -116,18 +119,18 @@ class Attribution:
         self._is_suspended = False
         self._observed.add("backward_s")
         if self._ddp is not None and self._ddp.require_backward_grad_sync:
-            # After two forward passes and one backward pass, the logger counts from the second's end.
+            # With two forward passes before a backward pass, the logger counts from the end of the second.
             self._timer.start_ddp_backward(again=self._expects_backward)
             self._awaits_reading = self._expects_backward = True
         else:
             self._timer.begin("backward")
-        # DDP's callback, which waits for communication, is queued later: queue behind it.
+        # DDP queues its callback, which waits for communication, later. This callback must run after it.
         tensor.register_hook(  # type: ignore[no-untyped-call]
             lambda _: _at_end_of_backward(lambda: _at_end_of_backward(self._backward_ended))
         )
 
     def stop(self) -> StepParts | None:
-        """End the step and return its parts; None if it was discarded or DDP stamped nothing."""
+        """End the step and return its parts; None if the step was discarded or DDP's logger has no times."""
         self._timer.discard()
         self._timer.stop()
         reading = self._sum_readings()
@@ -145,10 +148,10 @@ class Attribution:
         self._is_void = self._awaits_reading = False
         self._expects_backward = False
         self._is_suspended = False
-        self._optimizer_depth = 0  # optimizers can wrap optimizers
+        self._optimizer_depth = 0  # above 1 if one optimizer calls another
 
     def _sum_readings(self) -> BackwardReading | None:
-        """Return the sum over this step's synchronising passes; None if one has no reading."""
+        """Add the logger's times of all synchronising passes in this step; None if any of them is missing."""
         self._take_reading()
         readings = [reading for reading in self._readings if reading is not None]
         if len(readings) < len(self._readings):
@@ -165,7 +168,7 @@ class Attribution:
             self._readings.append(read_ddp_timing(self._ddp))
 
     def _suspend_backward(self) -> None:
-        """End a backward part whose pass has not begun: a batch or another forward pass comes first."""
+        """End the backward part because a batch or another forward pass comes before the backward pass."""
         self._is_suspended = self._timer.open_part == "backward"
         if self._is_suspended:
             self._timer.end()
@@ -183,7 +186,7 @@ class Attribution:
     def _backward_ended(self) -> None:
         self._expects_backward = False
         self._end("backward")
-        if self._optimizer_depth and self._timer.open_part is None:  # the rest of a step with a closure
+        if self._optimizer_depth and self._timer.open_part is None:  # the optimizer continues after a closure
             self._timer.begin("optimizer")
 
     def _optimizer_begins(self, *details: Any) -> None:
@@ -206,14 +209,14 @@ def _at_end_of_backward(call: Callable[[], None]) -> None:
 
 
 def find_ddp(model: nn.Module | None) -> DistributedDataParallel | None:
-    """Return the first module under DDP in ``model``, including itself (torch.compile wraps it)."""
+    """Return the first DDP module in ``model``, which can be ``model`` itself; None if there is none."""
     if model is None:
         return None
     return next((part for part in model.modules() if isinstance(part, DistributedDataParallel)), None)
 
 
 def _first_differentiable(output: Any) -> Tensor | None:
-    """Return the first tensor of a model's output that a backward pass can start from."""
+    """Return the first tensor of a model's output from which a backward pass can start."""
     if isinstance(output, Tensor):
         return output if output.requires_grad and output.grad_fn is not None else None
     if isinstance(output, Mapping):

@@ -18,13 +18,13 @@ from bench.measure.peers import Peers, Symptom, error_line, symptom_of
 from bench.record.hang_watch import HangWatch, Progress, collective_timeout_s
 from bench.record.session import Session
 
-#: Time limit of the SIGTERM handler. Slurm waits 30 s before it kills, and torchrun as long.
+#: Time limit of the SIGTERM handler. Slurm and torchrun send SIGKILL 30 s after SIGTERM.
 GRACE_S = 4.0
 _QUIT = b"\0"
 
 
 class FailureReporter:
-    """Reports hangs and failures of one rank's loop, from its first step to its end."""
+    """Reports hangs and failures of the training loop on one rank, from its first step to its end."""
 
     def __init__(self, session: Session, progress: Callable[[], Progress]) -> None:
         self._session = session
@@ -37,7 +37,8 @@ class FailureReporter:
                 self._exchange.clone(),
                 on_stall=self._warn_of_stall,
                 on_deadline=self._print_error,
-                # NCCL's watchdog aborts the process; gloo raises, which leaves time for a message.
+                # NCCL's watchdog aborts the process without a message, so the time-out must be anticipated.
+                # gloo raises an exception, which is explained when it occurs.
                 deadline_s=self._timeout_s if session.backend == "nccl" else None,
             )
         self._handler = SigtermHandler(self._handle_sigterm)
@@ -49,13 +50,13 @@ class FailureReporter:
         self._handler.remove()
 
     def _warn_of_stall(self, message: str, is_surprising: bool) -> None:
-        """Write complete windows and warn: the training may just be slow."""
+        """Write complete windows and print a warning, because the training may only be slow."""
         self._session.write()
         if is_surprising:
             self._session.warn(message)
 
     def explain(self, error: BaseException) -> None:
-        """Print why the program fails; report it to the other ranks, or read their reports."""
+        """Print why the program fails, and report the cause to the other ranks or read it from them."""
         contents = self._exchange.read_all("facts") or []
         if len(contents) < 2:
             return
@@ -78,7 +79,7 @@ class FailureReporter:
             self._print_error(cause)
 
     def _handle_sigterm(self) -> None:
-        """Print the cause of a stall, and write every window that is complete on all ranks."""
+        """Print the cause if training had stalled, and write the windows that are complete on all ranks."""
         if self._watch is not None and self._watch.reason is not None:
             self._print_error(self._watch.reason)
         self._session.write(is_last=True)
@@ -89,14 +90,14 @@ class FailureReporter:
 
 
 class SigtermHandler:
-    """Calls ``callback`` once on SIGTERM, sent by time limits and scancel, even if a collective hangs.
+    """Calls ``callback`` once on SIGTERM (sent by time limits and scancel), even if a collective hangs.
 
-    Python runs no handler on a rank whose collective hangs in C++. The part of Python's handling that is
-    written in C still writes the signal's number to a descriptor. A thread reads it there, calls back, and
-    lets the process die of the signal as it would have done otherwise. A handler of the program's own stays
-    in place and decides instead.
+    Python cannot run signal handlers while a collective hangs in C++. However, its C code still writes the
+    signal's number to the wake-up descriptor (:func:`signal.set_wakeup_fd`). A thread reads the number, calls
+    ``callback``, and then lets SIGTERM end the process. If the program has its own handler for SIGTERM, that
+    handler is kept and decides whether the process ends.
 
-    Without effect outside of the main thread, or if :func:`signal.set_wakeup_fd` has another user.
+    The class has no effect outside of the main thread, or if the program already uses a wake-up descriptor.
     """
 
     def __init__(self, callback: Callable[[], None]) -> None:
@@ -123,7 +124,7 @@ class SigtermHandler:
             return
         self._is_active = False
         is_restored = self._restore()
-        with suppress(BlockingIOError):  # full of other signals that came after SIGTERM
+        with suppress(BlockingIOError):  # the pipe is full of signals that came after SIGTERM
             self._writer.send(_QUIT)
         self._thread.join(GRACE_S)
         if is_restored and not self._thread.is_alive():
@@ -147,7 +148,7 @@ class SigtermHandler:
         return True
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        """End the process from the main thread, unless the listening thread already does."""
+        """End the process from the main thread, unless the listening thread is already ending it."""
         self._end()
 
     def _restore(self) -> bool:
@@ -156,7 +157,7 @@ class SigtermHandler:
             return False
         former = signal.set_wakeup_fd(-1)
         if former not in (self._writer.fileno(), -1):
-            signal.set_wakeup_fd(former)  # another library's by now
+            signal.set_wakeup_fd(former)  # another library has set its own descriptor since
         if self._is_installed():
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
         return True
@@ -165,7 +166,7 @@ class SigtermHandler:
         return self._was_default and signal.getsignal(signal.SIGTERM) == self._on_signal
 
     def _before_fork(self) -> None:
-        """Block SIGTERM during the fork: a new child would still write to its parent's descriptor."""
+        """Block SIGTERM during a fork, because a new child would still write to its parent's descriptor."""
         if self._is_active:
             self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
@@ -196,7 +197,7 @@ class SigtermHandler:
             _die_of(signal.SIGTERM)
 
     def _call_back(self) -> None:
-        """Call back for a limited time, because the callback may hang, too."""
+        """Run the callback with a time limit, because it may hang as well."""
         thread = threading.Thread(target=self._callback, daemon=True)
         thread.start()
         thread.join(GRACE_S)
@@ -206,7 +207,7 @@ class SigtermHandler:
 
 
 def _die_of(number: signal.Signals) -> None:
-    """End the process by a signal's default action, from any thread."""
+    """End the process by the default action of a signal, from any thread."""
     library: Any = ctypes.CDLL(None)
     library.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
     library.signal.restype = ctypes.c_void_p

@@ -1,8 +1,8 @@
-"""Detect a loop that hangs, and name the ranks that the others wait for and their lines of code.
+"""Detect a training loop that hangs, and name the ranks that the others wait for and their lines of code.
 
-Every few seconds each rank posts its state to the store. Only a rank that has not moved for a while reads the
-states of the others, and only the first of those that are alive. A stall is a warning, because the training
-may just be slow. The same message becomes the reason when the process ends.
+Every few seconds each rank posts its state to the store. If nothing has moved for a while, the first rank
+that is alive compares the states of all ranks. A stall causes a warning, because the training may only be
+slow. If the process then ends, the same message is printed as the cause.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from bench.measure.peers import join_names
 
 #: Interval at which a rank posts its state.
 INTERVAL_S = 5.0
-#: A stall is examined after this time without progress. It doubles after each stall that ended.
+#: Time without progress after which a stall is examined. The time doubles whenever the loop moves again.
 PATIENCE_S = 30.0
-#: A rank is silent after this many missed intervals.
+#: Number of missed intervals after which a rank counts as silent.
 _MAX_MISSED = 3
-#: The most characters of a line of code in a message.
+#: The maximum length of a line of code in a message.
 _MAX_CODE = 80
 _LIBRARIES = tuple(
     {f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "platstdlib", "purelib", "platlib")}
@@ -40,7 +40,7 @@ _BENCH = f"{Path(__file__).resolve().parents[1]}{os.sep}"
 
 
 class Progress(NamedTuple):
-    """The progress of a loop: complete steps, whether more are counted, and whether it is in a pause."""
+    """The progress of a loop: complete steps, whether it still counts steps, and whether it is in a pause."""
 
     steps: int
     counting: bool
@@ -49,11 +49,11 @@ class Progress(NamedTuple):
 
 @dataclass(frozen=True)
 class State:
-    """The state of a rank.
+    """The state of a rank, as posted to the store.
 
-    ``beat`` grows while the process lives. ``collectives`` is the number of calls on the default process
-    group, None if it is unknown. ``where`` is the current line of code, empty while the loop moves.
-    ``counting`` is false after the last window: steps are no longer counted.
+    ``beat`` increases as long as the process is alive. ``collectives`` is the number of collectives called on
+    the default process group; None if unknown. ``where`` is the current line of code; empty while the loop
+    moves. ``counting`` is false after the last window, when steps are no longer counted.
     """
 
     beat: int
@@ -66,10 +66,11 @@ class State:
 
 @dataclass(frozen=True)
 class Stall:
-    """Ranks behind the others, and ranks without a sign of life.
+    """A stall: the ranks that are behind the others, and the ranks that no longer post their state.
 
-    ``by_collectives`` is true if those behind lack a collective, and false if they lack a step. ``step`` is
-    the step of the ranks ahead, from 1; None if they no longer count steps.
+    ``by_collectives`` is true if the ranks in ``behind`` have called fewer collectives than the others, and
+    false if they have taken fewer steps. ``step`` is the current step of the ranks ahead, counted from 1;
+    None if they no longer count steps.
     """
 
     behind: list[int]
@@ -84,7 +85,7 @@ class Stall:
 
 
 def find_stall(states: Mapping[int, State], world_size: int) -> Stall:
-    """Compare the states of the ranks that are alive."""
+    """Compare the states of all ranks that are alive to find the ranks that the others wait for."""
     silent = [rank for rank in range(world_size) if rank not in states]
     steps = {rank: state.steps for rank, state in states.items()}
     calls = {rank: state.collectives for rank, state in states.items()}
@@ -130,7 +131,7 @@ def _rank_name(rank: int, hosts: Sequence[str]) -> str:
 
 
 def line_of(thread: int) -> str:
-    """Return a thread's line in the user's code: ``train.py:38 in main: time.sleep(600)``."""
+    """Return the line of user code that a thread runs, such as ``train.py:38 in main: time.sleep(600)``."""
     innermost = frame = sys._current_frames().get(thread)
     while frame is not None and frame.f_code.co_filename.startswith(("<", _BENCH, *_LIBRARIES)):
         frame = frame.f_back
@@ -145,7 +146,7 @@ def line_of(thread: int) -> str:
 
 
 class _LastState(NamedTuple):
-    """A rank's last state, the time at which it was new here, and whether its beat has ever grown."""
+    """A rank's last state, the time when this rank first read it, and whether its beat has ever increased."""
 
     state: State | None
     since: float
@@ -153,11 +154,15 @@ class _LastState(NamedTuple):
 
 
 class HangWatch:
-    """Watches the loop of the thread that creates it, from another thread, which owns ``exchange``.
+    """Watches, from a background thread, the training loop of the thread that creates the object.
 
-    On the first rank that is alive it calls ``on_stall`` with a description of a stall, and with whether the
-    stall is surprising: it is not if the late ranks are in a pause. ``deadline_s`` is the time-out of
-    collectives if that ends the process without a message. ``on_deadline`` is called shortly before it.
+    Args:
+        progress: returns the loop's progress.
+        exchange: the store, used by the background thread only.
+        on_stall: called on the first rank that is alive, with a description of the stall and whether the
+            stall is surprising. It is not surprising if the late ranks are in a pause.
+        on_deadline: called with the description shortly before ``deadline_s``.
+        deadline_s: the time-out of collectives if reaching it aborts the process without a message.
     """
 
     def __init__(
@@ -178,7 +183,7 @@ class HangWatch:
         self._state: State | None = None
         self._moved_at = time.monotonic()
         self._patience_s = PATIENCE_S
-        self._last_states: dict[int, _LastState] = {}  # since this rank has stopped
+        self._last_states: dict[int, _LastState] = {}  # read since this rank stopped moving
         self._deadline_s = None if deadline_s is None else deadline_s - 2 * INTERVAL_S
         self._has_warned = False
         self._stop = threading.Event()
@@ -203,7 +208,7 @@ class HangWatch:
         if is_moving:
             self._moved_at = time.monotonic()
             if self._has_warned:
-                self._patience_s *= 2  # the training was just slow
+                self._patience_s *= 2  # the training was only slow
             self.reason, self._has_warned = None, False
             self._last_states.clear()
         where = "" if is_moving else line_of(self._thread)
@@ -213,12 +218,12 @@ class HangWatch:
             self._stop.set()  # the store is lost, so no rank can read the state
 
     def _check(self) -> None:
-        """Look for the ranks that the others wait for, if this rank has not moved for long."""
+        """If this rank has not moved for a long time, find the ranks that the others wait for."""
         idle_s = time.monotonic() - self._moved_at
         if idle_s < self._patience_s - _MAX_MISSED * INTERVAL_S:
             return
         if any(self._is_alive(rank) is not False for rank in range(self._exchange.rank)):
-            self.reason = None  # an earlier rank reports
+            self.reason = None  # a lower rank is alive and reports the stall
             return
         alive = [self._is_alive(rank) for rank in range(self._exchange.world_size)]
         if idle_s < self._patience_s or None in alive:
@@ -241,7 +246,7 @@ class HangWatch:
             self._on_deadline(self.reason)
 
     def _is_alive(self, rank: int) -> bool | None:
-        """Return whether a rank's beat has grown recently; None while that is not yet known."""
+        """Return whether a rank's beat has increased recently; None if it is too early to know."""
         if rank == self._exchange.rank:
             self._last_states[rank] = _LastState(self._state, 0.0, True)
             return True

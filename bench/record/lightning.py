@@ -28,10 +28,10 @@ Callback: Any = _callback_class()
 
 
 class BenchCallback(Callback):  # type: ignore[misc]
-    """Measures ``Trainer.fit`` without validation and without checkpoints after an epoch.
+    """Measures ``Trainer.fit``, without validation and the checkpoints between epochs.
 
-    The time between two batches counts as data loading, including Lightning's own work there. The arguments
-    are those of :class:`bench.record.Recorder`.
+    The time between two batches counts as data loading, including Lightning's own work between them. The
+    arguments are the same as for :class:`bench.record.Recorder`.
     """
 
     def __init__(self, *, run_dir: str | os.PathLike[str] | None = None, **lengths: int | None) -> None:
@@ -43,17 +43,17 @@ class BenchCallback(Callback):  # type: ignore[misc]
         self._has_hooks = False
 
     def on_train_start(self, trainer: Any, module: Any) -> None:
-        """Create a recorder of the strategy's model: under DDP if there are several ranks."""
+        """Create a recorder for the strategy's model, which is a DDP module if there are several ranks."""
         self._recorder = Recorder(
             trainer.strategy.model, run_dir=self._run_dir, device=module.device, **self._lengths
         )
-        # Without DDP, Lightning calls training_step directly, which runs no module hooks.
+        # Without DDP, Lightning calls training_step directly, so no module hooks run.
         self._has_hooks = find_ddp(trainer.strategy.model) is not None
         self._updates = trainer.global_step
         self._recorder.data_begins()
 
     def on_train_epoch_start(self, trainer: Any, module: Any) -> None:
-        """Start the clock: Lightning fetches the epoch's first batch."""
+        """Start the clock, because Lightning now fetches the epoch's first batch."""
         if self._recorder is not None:
             self._recorder.data_begins()
 
@@ -71,12 +71,12 @@ class BenchCallback(Callback):  # type: ignore[misc]
             self._recorder.forward_ended(loss)
 
     def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Count the step if the optimizer made one."""
+        """Count a step if the optimizer took one."""
         if self._recorder is None:
             return
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         if loss is not None:
-            # Lightning has divided the loss by the number of micro-batches.
+            # Lightning divided the loss by the number of micro-batches.
             self._recorder.loss(loss * trainer.accumulate_grad_batches)
         update = trainer.global_step > self._updates
         self._updates = trainer.global_step

@@ -1,7 +1,7 @@
-"""The recorder that a training loop, or a framework's callback, calls at its steps.
+"""Record the steps of a training loop; the loop or a framework's callback calls the recorder at each step.
 
-The recorder counts the loop's steps and measures some of them, in the windows of :mod:`bench.record.windows`.
-It exchanges values with other ranks only between windows, and without waiting.
+The recorder counts all steps and measures them in windows (see :mod:`bench.record.windows`). It exchanges
+values with other ranks only between windows, and without waiting.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from bench.record.windows import Phase, Span, Windows
 
 T = TypeVar("T")
 
-#: The longest time that ``close`` waits for the other ranks' last records.
+#: Maximum time that ``close`` waits for the last records of the other ranks.
 CLOSE_TIMEOUT_S = 60.0
-#: The same at the end of a process that did not call ``close``.
+#: Maximum wait for these records at the end of a process that did not call ``close``.
 _EXIT_TIMEOUT_S = 5.0
 
 
@@ -47,21 +47,22 @@ class Recorder:
                 ...
         recorder.close()
 
-    A step is one optimizer step. The clock runs from one step's end to the next one's, whatever the loop does
-    there. It stops in ``with recorder.pause():`` and between two loops over ``batches``. Every rank creates a
-    recorder; rank 0 writes.
+    A step is one optimizer step. Its time runs from the end of the previous step to its own end and includes
+    everything that the loop does in between. The clock stops in ``with recorder.pause():`` and between two
+    loops over ``batches``. Every rank creates a recorder, and rank 0 writes the files.
 
     Args:
-        model: the model that the loop calls, under DDP or not. Without it forward, backward and exposed
-            communication stay empty.
-        run_dir: the folder of the files, unless ``$BENCH_RUN_DIR`` is set; by default a new folder below
-            ``bench-record``.
-        device: the device of the computation; the default is the model's.
-        lengths: ``warmup_steps``, ``steps_per_epoch``, ``attribution_steps`` and ``epochs`` (None: until the
-            end), as in the matrix; the harness's variables take precedence.
+        model: the model that the loop calls, with or without DDP. If omitted, the times of forward, backward
+            and exposed communication are empty.
+        run_dir: the folder for the files, by default a new folder below ``bench-record``. The environment
+            variable ``BENCH_RUN_DIR`` takes precedence.
+        device: the device of the computation, by default that of the model.
+        lengths: ``warmup_steps``, ``steps_per_epoch``, ``attribution_steps`` and ``epochs`` (None records to
+            the end), as in the matrix. Environment variables set by the harness take precedence.
 
     Raises:
-        RecorderError: a length is invalid; at the first step, several processes run without a process group.
+        RecorderError: a length is invalid. Raised at the first step if several processes run without a
+            process group.
     """
 
     def __init__(
@@ -86,19 +87,19 @@ class Recorder:
         self._windows = Windows(self._clock, device=self._device, lengths=self._lengths)
         self._session: Session | None = None  # from the first step on
         self._failures: FailureReporter | None = None
-        self._started_at: Any = None  # the stamp from which the clock runs; None while it is stopped
-        self._spans: list[Span] = []  # of the step so far
+        self._started_at: Any = None  # the time at which the clock was started; None while it is stopped
+        self._spans: list[Span] = []  # of the current step so far
         self._step_samples: float | None = None
         self._batch_samples: float | None = None
-        self._has_begun = False  # the step, or its data
-        self._is_mid_step = False  # a micro-batch has ended, and its step has not
+        self._has_begun = False  # whether the step, or the loading of its data, has begun
+        self._is_mid_step = False  # whether a micro-batch has ended, but not its step
         self._is_paused = self._is_closed = False
         self._step = Step(self)
 
     def batches(self, loader: Iterable[T]) -> Batches[T]:
-        """Return ``loader``'s batches; the time until each arrives counts as data loading.
+        """Return an iterable over ``loader`` that measures the time until each batch arrives as data loading.
 
-        The start of the loader's workers and the time after its last batch do not count.
+        The start of the loader's workers and the time after the last batch are not measured.
         """
         return Batches(self, loader)
 
@@ -106,18 +107,20 @@ class Recorder:
         """Return a context for one optimizer step: forward, backward and update.
 
         Args:
-            samples: this rank's samples of the step; the default is the size of the batches drawn.
+            samples: the number of samples that this rank trains on in the step; by default, the size of the
+                batches taken from :meth:`batches`.
             update: False for a micro-batch that is not the last of its step (gradient accumulation).
 
         Raises:
-            RecorderError: a step within a step, or without ``with``; ``samples`` is not a number of samples.
+            RecorderError: the steps are nested, the previous call was not used in a ``with`` statement, or
+                ``samples`` is not a number.
         """
         return self._step.prepare(samples, update=update)
 
     def loss(self, loss: Tensor | float) -> None:
         """Add a micro-batch's loss to ``train_loss`` without waiting for the device.
 
-        A loss with several values counts with their mean.
+        For a tensor with several values, the mean is added.
         """
         self._windows.loss(loss)
 
@@ -135,19 +138,19 @@ class Recorder:
                 self.resume_clock()
 
     def end_epoch(self) -> None:
-        """End the current throughput window here if it has a step; the next window begins a new row."""
+        """End the current throughput window if it has at least one step; the next window begins a new row."""
         self._started_at, self._spans = None, []
         self._windows.leave()
 
     def close(self, *, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
-        """Write the remaining records; rank 0 waits up to ``timeout_s`` for those of the other ranks."""
+        """Write the remaining records; rank 0 waits up to ``timeout_s`` for the records of other ranks."""
         atexit.unregister(self._close_at_exit)
         self._close(timeout_s)
 
     def give_up(self) -> None:
-        """Write the remaining records after an exception, without waiting: the other ranks may never come.
+        """Write the remaining records after an exception, without waiting for other ranks.
 
-        If the exception ends the process, it is explained at that time.
+        If the exception later ends the process, its cause is printed then.
         """
         self._close(0.0)
 
@@ -171,7 +174,7 @@ class Recorder:
         if unused and session.launch.rank == 0:
             session.warn(
                 "the recorder's model was never called in an instrumented step, so forward and backward are"
-                " unknown; pass the model that the loop calls"
+                " unknown; pass the model that the loop calls to Recorder"
             )
 
     def __enter__(self) -> Recorder:
@@ -188,7 +191,7 @@ class Recorder:
     # -- calls of Step, Batches and frameworks' callbacks -------------------------------------
 
     def begin(self) -> None:
-        """Start the clock if it is stopped: a step or its data begin."""
+        """Start the clock if it is stopped, because a step or the loading of its data begins."""
         if self._started_at is None and self._windows.phase is not Phase.DONE:
             if self._session is None:
                 self._open()
@@ -198,7 +201,7 @@ class Recorder:
         self._has_begun = True
 
     def data_begins(self) -> None:
-        """Record that the loop waits for a batch."""
+        """Record that the loop begins to wait for a batch."""
         self.begin()
         if self._windows.phase is Phase.ATTRIBUTION:
             self._attribution.data_begins()
@@ -219,7 +222,7 @@ class Recorder:
             self._attribution.forward_begins()
 
     def forward_ended(self, output: Any) -> None:
-        """Record the end of that forward pass."""
+        """Record the end of the forward pass that :meth:`forward_begins` started."""
         if self._windows.phase is Phase.ATTRIBUTION:
             self._attribution.forward_ended(output)
 
@@ -253,11 +256,11 @@ class Recorder:
         if self._windows.phase is not Phase.ATTRIBUTION:
             self._spans.append((self._started_at, self._clock.stamp()))
         elif self._is_mid_step or self._has_begun:
-            self._attribution.void()  # its parts must not contain a pause
+            self._attribution.void()  # the parts of a step must not contain a pause
         self._started_at = None
 
     def resume_clock(self) -> None:
-        """Resume the clock after :meth:`stop_clock`, within a step or between two."""
+        """Resume the clock after :meth:`stop_clock`, within a step or between two steps."""
         starts_anew = self._windows.phase is Phase.ATTRIBUTION and not (self._is_mid_step or self._has_begun)
         if self._session is None or self._windows.phase is Phase.DONE or starts_anew:
             return
@@ -265,7 +268,7 @@ class Recorder:
             self._started_at = self._clock.stamp()
 
     def rest(self) -> None:
-        """Stop the clock between two steps: waiting for a batch that never came does not count."""
+        """Stop the clock between two steps, without counting the wait for a batch that never arrived."""
         if self._is_mid_step:
             self.stop_clock()
         self._started_at = self._batch_samples = None
@@ -294,7 +297,7 @@ class Recorder:
 
 
 class Step:
-    """The context of a step; one object serves all steps, because creating one costs time in every step."""
+    """The context manager of a step; one object is reused, because creating one takes time in every step."""
 
     __slots__ = ("_is_open", "_is_prepared", "_recorder", "_samples", "_update")
 
@@ -308,10 +311,10 @@ class Step:
         """Prepare for the next step.
 
         Raises:
-            RecorderError: the previous step was not entered or not left; not a number of samples.
+            RecorderError: the previous step was not entered or not left, or ``samples`` is not a number.
         """
         if self._is_open or self._is_prepared:
-            mistake = "within a step that has not ended" if self._is_open else "was called without `with`"
+            mistake = "was called within another step" if self._is_open else "was called without `with`"
             remedy = "write `with recorder.step():` around one step's forward, backward and update"
             raise RecorderError(f"recorder.step() {mistake}", remedy=remedy)
         if samples is not None and not (isinstance(samples, (int, float)) and 0 <= samples < math.inf):
@@ -337,19 +340,21 @@ class Step:
 
 
 def _as_number(samples: Any) -> float:
-    """Convert a number of samples of another type, such as a tensor."""
+    """Convert ``samples`` of another type, such as a tensor, to a number."""
     try:
         number = float(samples)
     except (TypeError, ValueError, RuntimeError):
         number = math.nan
     if isinstance(samples, str) or not 0 <= number < math.inf:
         remedy = "pass the number of samples that this rank trains on in the step"
-        raise RecorderError(f"recorder.step(samples={samples!r}): not a number of samples", remedy=remedy)
+        raise RecorderError(
+            f"recorder.step(samples={samples!r}): not a valid number of samples", remedy=remedy
+        )
     return number
 
 
 class Batches(Generic[T]):
-    """A loader whose batches are timed."""
+    """An iterable over a loader that times the arrival of each batch."""
 
     def __init__(self, recorder: Recorder, loader: Iterable[T]) -> None:
         self._recorder = recorder
@@ -375,7 +380,7 @@ class Batches(Generic[T]):
 
 
 def batch_size(batch: Any) -> float | None:
-    """Return the first dimension of the first tensor in a batch."""
+    """Return the size of the first dimension of the first tensor in a batch; None if there is no tensor."""
     if isinstance(batch, Tensor):
         return float(batch.shape[0]) if batch.dim() else None
     parts: Iterable[Any] = ()

@@ -1,4 +1,4 @@
-"""One rank's part of a recording: it posts its records, and rank 0 writes the run's folder."""
+"""One rank's part of a recording: each rank posts its records to the store, and rank 0 writes the files."""
 
 from __future__ import annotations
 
@@ -68,9 +68,10 @@ class Session:
         self.exchange.post("facts", record)
 
     def post(self, number: int, window: Window, *, early: bool = False) -> None:
-        """Post this rank's window of an epoch, and its traces of the transport with the first one.
+        """Send this rank's window of an epoch to the store, with the first one also the transport in use.
 
-        ``early`` posts the window before its attribution, in case that never ends.
+        ``early`` is true for a throughput window that is sent before the attribution window, so that the
+        throughput is kept if the attribution window never ends.
         """
         self.exchange.post(f"{'early' if early else 'window'}/{number}", window.as_json())
         if number == 1 and not early and self.backend is not None:
@@ -84,7 +85,10 @@ class Session:
             self.exchange.post("transport", traces)
 
     def write(self, *, is_last: bool = False) -> None:
-        """On rank 0, write all complete records; the last time, also windows without their attribution."""
+        """On rank 0, write the epochs that are complete on all ranks.
+
+        With ``is_last``, also write throughput windows whose attribution window did not end.
+        """
         if self._writer is not None:
             self._writer.write(is_last=is_last)
 
@@ -96,7 +100,10 @@ class Session:
             print(f"bench: warning: {warning}", flush=True)
 
     def finish(self, posted: int, *, warmup_steps: int, timeout_s: float) -> None:
-        """Post that this rank has ended after ``posted`` windows; rank 0 waits for the others and writes."""
+        """Report to the other ranks that this rank ended after ``posted`` windows.
+
+        Rank 0 waits for the others and writes their last records.
+        """
         self.exchange.post("closed", posted)
         writer = self._writer
         if writer is None:
@@ -135,7 +142,7 @@ class RunWriter:
         self._lengths = session.lengths
         self._device = session.device
         self._backend = session.backend or os.environ.get("BENCH_BACKEND", "none")
-        self._transport: Transport | None = None  # once it has been observed
+        self._transport: Transport | None = None  # None until it has been observed
         self._sizes = _model_sizes(model)
         self._has_bare_model = model is not None and find_ddp(model) is None
         self._facts: list[RankFacts] = []
@@ -147,7 +154,7 @@ class RunWriter:
         self.epochs = 0
 
     def write(self, *, is_last: bool = False) -> None:
-        """Write complete records without waiting; a full disk is reported and does not end the training."""
+        """Write complete records without waiting; if writing fails, print a warning and continue."""
         with self._lock:
             try:
                 self._write_complete(is_last)
@@ -155,7 +162,7 @@ class RunWriter:
                 self._print_warning(f"measurements are lost: {error}")
 
     def warn(self, warning: str) -> None:
-        """Print a warning and add it to env.json, once."""
+        """Print a warning and add it to env.json, unless the same warning was already given."""
         with self._lock:
             if warning in self._warnings:
                 return
@@ -186,7 +193,7 @@ class RunWriter:
             self._write_environment()
 
     def _windows_of(self, epoch: int, is_last: bool) -> list[Any] | None:
-        """Return every rank's window; None if one is missing."""
+        """Return the windows of all ranks; None if any is missing."""
         contents = self._exchange.read_all(f"window/{epoch}")
         if contents is not None or not is_last:
             return contents
@@ -260,7 +267,7 @@ class RunWriter:
 
 
 def _model_sizes(model: nn.Module | None) -> tuple[int | None, int | None]:
-    """Return the number of parameters, and the bytes of their gradients; None without a model."""
+    """Return the number of parameters and the size of their gradients in bytes; None without a model."""
     if model is None:
         return None, None
     trained = [p for p in model.parameters() if p.requires_grad]

@@ -1,4 +1,4 @@
-"""Settings of a recorder, from the harness's variables, the script or the defaults, in this order."""
+"""Settings of a recorder, from the harness's environment variables, else the script, else the defaults."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class RecorderError(BenchError):
 
 @dataclass(frozen=True)
 class Lengths:
-    """Lengths of the windows in optimizer steps, and the number of epochs (rows).
+    """Lengths of the windows in optimizer steps, and the number of epochs (rows of metrics.csv).
 
-    An epoch is one throughput window and one attribution window, whatever the loop calls an epoch. The
-    recorder is idle after the last; ``epochs`` None means that it records to the end.
+    An epoch here is one throughput window and one attribution window. The epochs of the training loop do not
+    matter. After the last epoch the recorder is idle. If ``epochs`` is None, it records until the end.
     """
 
     warmup_steps: int
@@ -37,10 +37,10 @@ class Lengths:
 
     @classmethod
     def of(cls, given: Mapping[str, int | None], env: Mapping[str, str]) -> Lengths:
-        """Return the lengths from ``BENCH_WARMUP_STEPS`` and the like, else from the script.
+        """Return the lengths from ``BENCH_WARMUP_STEPS`` and similar variables, else from ``given``.
 
         Raises:
-            RecorderError: a length is not a whole number, or too small.
+            RecorderError: a length is not a whole number or is too small.
         """
         found: dict[str, int | None] = {}
         for field in fields(cls):
@@ -63,7 +63,7 @@ def _checked(name: str, value: int, least: int) -> int:
 
 
 def recording_folder(given: str | os.PathLike[str] | None, env: Mapping[str, str]) -> Path:
-    """Return ``BENCH_RUN_DIR``, else the script's folder, else a new one below the current folder."""
+    """Return ``BENCH_RUN_DIR`` if set, else ``given``, else a new folder below the current folder."""
     if folder := env.get("BENCH_RUN_DIR") or given:
         return Path(folder)
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
@@ -72,7 +72,7 @@ def recording_folder(given: str | os.PathLike[str] | None, env: Mapping[str, str
 
 @dataclass(frozen=True)
 class Launch:
-    """The launcher of this process and its place among the ranks."""
+    """The launcher of this process, its ranks and the world size."""
 
     launcher: str
     rank: int
@@ -81,7 +81,7 @@ class Launch:
 
 
 def launch_from(env: Mapping[str, str], group: tuple[int, int] | None) -> Launch:
-    """Return this process's launch; ``group`` is rank and world size of its process group, if any.
+    """Detect how this process was launched; ``group`` is (rank, world size) of its process group, if any.
 
     Raises:
         RecorderError: several processes were started without a process group, or the group's size differs
@@ -105,9 +105,9 @@ def launch_from(env: Mapping[str, str], group: tuple[int, int] | None) -> Launch
 
 
 def _launcher_of(env: Mapping[str, str]) -> tuple[str, int, int, int]:
-    """Return the launcher, and rank, local rank and world size from its variables."""
-    # A job's script has Slurm's variables too, but only srun's tasks have a step. The scripts of bench set
-    # torchrun's variables for srun's tasks as well.
+    """Return the launcher's name, and the rank, local rank and world size from the launcher's variables."""
+    # A job's script has Slurm's variables as well, but only tasks of srun have a step id. The scripts that
+    # bench generates also set torchrun's variables for tasks of srun.
     in_step = "SLURM_STEP_ID" in env or "SLURM_STEPID" in env
     is_srun = in_step and "TORCHELASTIC_RUN_ID" not in env
     launcher, names = ("srun", _SRUN_VARIABLES) if is_srun else ("torchrun", _TORCHRUN_VARIABLES)

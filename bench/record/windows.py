@@ -1,8 +1,8 @@
 """Windows of a recording: a warm-up, then epochs of a throughput window and an attribution window.
 
-The throughput window is measured with a clock only. The attribution window has hooks that split the step.
-Two steps between epochs do not count. In the first of them rank 0 writes files, so it is late for the second,
-whose gradients synchronise the ranks before the next window.
+The throughput window is measured with a clock only. In the attribution window, hooks time the parts of each
+step. Two steps between epochs are not measured: in the first, rank 0 writes files and falls behind; in the
+second, the exchange of gradients synchronises the ranks again.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from bench.record.attribution import Attribution
 from bench.record.session import Session
 from bench.record.settings import Lengths
 
-#: A time during which the clock ran: its first and its last stamp.
+#: An interval during which the clock ran: its first and last time stamp.
 Span = tuple[Any, Any]
 
 
 class Phase(enum.Enum):
-    """The phase of a recording."""
+    """The phase of a recording, which determines how the next step is measured."""
 
     WARM_UP = enum.auto()
     THROUGHPUT = enum.auto()
@@ -36,18 +36,18 @@ class Phase(enum.Enum):
 
 
 class Windows:
-    """Groups one rank's steps into windows, and posts every complete window."""
+    """Groups one rank's steps into windows, and sends every complete window to rank 0."""
 
     def __init__(self, clock: Clock, *, device: torch.device, lengths: Lengths) -> None:
         self._clock = clock
         self._device = device
         self._lengths = lengths
         self.phase = Phase.WARM_UP
-        #: Complete steps so far, and posted windows.
+        #: Number of complete steps so far, and of windows sent.
         self.total = 0
         self.posted = 0
-        self._steps = 0  # of the phase
-        self._spans: list[list[Span]] = []  # of the window's steps
+        self._steps = 0  # steps in the current phase
+        self._spans: list[list[Span]] = []  # one list per step of the current window
         self._samples: list[float | None] = []
         self._parts: list[StepParts | None] = []
         self._clock_jumps = 0
@@ -57,11 +57,11 @@ class Windows:
         self._stable = False
 
     def open(self, attribution: Attribution, session: Session) -> None:
-        """Begin at the first step."""
+        """Begin recording at the first step."""
         self._attribution = attribution
-        self._attribution.detach()  # DDP's logger stamps its first steps by default
+        self._attribution.detach()  # by default DDP's logger stamps the first steps
         self._session = session
-        # Every rank reads all counters; merge_windows keeps those of a host or device once.
+        # Every rank reads all counters; merge_windows keeps each host's and device's values only once.
         self._meters = Meters(self._device, reads_host=True, reads_device=True)
         self.warmup_steps = fewest_warmup_steps(self._lengths.warmup_steps, self._device)
 
@@ -77,7 +77,7 @@ class Windows:
     def count(self, spans: list[Span], samples: float | None, now: Any) -> Any:
         """Count a complete step, and change the phase after the last step of its window.
 
-        Returns the stamp from which the clock runs on; None if it stops here.
+        Returns the time stamp from which the clock continues; None if the clock stops.
         """
         self.total += 1
         self._steps += 1
@@ -97,11 +97,11 @@ class Windows:
         elif self.phase is Phase.BETWEEN:
             if self._steps > 1:
                 return self._start_window()
-            self._session.write()  # every rank posted its record before this step's gradients arrived
+            self._session.write()  # every rank sent its record before its gradients of this step
         return now
 
     def leave(self) -> None:
-        """Post the open window with the steps so far."""
+        """Close the current window early and send its steps to rank 0."""
         if self.phase is Phase.THROUGHPUT and self._spans:
             self._window = self._measured_window()
             self._post()
@@ -135,7 +135,7 @@ class Windows:
     def _attribute(self) -> None:
         parts = self._attribution.stop()
         self._clock_jumps += self._attribution.clock_jumped
-        if self._steps > 1:  # in the first, DDP's buckets have other timers and the hooks warm up
+        if self._steps > 1:  # the first step warms up the hooks, and DDP's buckets have other timers in it
             self._parts.append(parts)
         if self._steps > self._lengths.attribution_steps:
             self._attribution.detach()
@@ -151,7 +151,7 @@ class Windows:
         self._enter(Phase.BETWEEN)
 
     def _measured_window(self) -> Window:
-        """Return the throughput window that ends now; ``parts`` is filled later."""
+        """Return the throughput window that ends now; ``parts`` is filled in later."""
         step_s = self._step_times()
         usage = self._meters.stop()
         loss = None if self._loss_sum is None else float(self._loss_sum) / self._losses
@@ -159,7 +159,7 @@ class Windows:
         return Window(step_s, self._samples, self._parts, loss, peak, usage, self._stable)
 
     def _step_times(self) -> list[float]:
-        """Return the seconds of every step of the window."""
+        """Return the duration of every step of the window in seconds."""
         self._clock.synchronize()
         return [sum(self._clock.seconds(*span) for span in spans) for spans in self._spans]
 

@@ -358,7 +358,7 @@ def test_a_step_within_a_step_is_refused(monkeypatch, tmp_path):
             recorder.step()
         with recorder.step(samples=1):
             pass
-    assert str(error.value) == "recorder.step() within a step that has not ended" + ONCE
+    assert str(error.value) == "recorder.step() was called within another step" + ONCE
 
 
 def test_a_step_without_a_with_is_refused(monkeypatch, tmp_path):
@@ -374,7 +374,7 @@ def test_a_step_without_a_with_is_refused(monkeypatch, tmp_path):
 def test_an_invalid_number_of_samples_is_refused(samples):
     with pytest.raises(RecorderError) as error:
         Recorder().step(samples)
-    message = "not a number of samples; pass the number of samples that this rank trains on in the step"
+    message = "not a valid number of samples; pass the number of samples that this rank trains on in the step"
     assert str(error.value) == f"recorder.step(samples={samples!r}): {message}"
 
 
@@ -400,7 +400,7 @@ def test_a_model_that_the_loop_does_not_call_causes_a_warning(monkeypatch, tmp_p
     warnings = json.loads((tmp_path / "env.json").read_text())["warnings"]
     assert (
         "the recorder's model was never called in an instrumented step, so forward and backward are"
-        " unknown; pass the model that the loop calls"
+        " unknown; pass the model that the loop calls to Recorder"
     ) in warnings
 
 
