@@ -1,4 +1,4 @@
-"""Findings of `bench lint`: something wrong at a line, and the edit that fixes it."""
+"""Findings of `bench lint`: mistakes in a script and the edits that fix them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Severity(StrEnum):
-    """The severity of a finding; only an error makes a command exit with 1."""
+    """The severity of a finding. Commands exit with code 1 only if an error is found."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -17,10 +17,11 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """Something wrong at one line of one file.
+    """A mistake at one line of a file.
 
-    ``line`` counts from 1. ``message`` describes the effect at run time, ``remedy`` the change that
-    fixes it. ``replacement`` is the corrected line if it is known; an empty string deletes the line.
+    ``line`` counts from 1. ``message`` describes the effect at run time, and ``remedy`` the change
+    that fixes the mistake. ``replacement`` is the corrected line, an empty string to delete the line, or
+    None if the correction is unknown.
     """
 
     path: str
@@ -32,7 +33,7 @@ class Finding:
     replacement: str | None = None
 
     def as_json(self) -> dict[str, object]:
-        """Return the keys of the JSON output: path, line, rule, severity, message, remedy."""
+        """Return the finding as a dictionary for the JSON output, without ``replacement``."""
         return {
             "path": self.path,
             "line": self.line,
@@ -47,21 +48,21 @@ class Finding:
 
 
 class Edit(NamedTuple):
-    """A change to one line: replace the first ``old`` by ``new``, or the whole line if ``old`` is empty."""
+    """Replace the first ``old`` in a line by ``new``, or the whole line if ``old`` is empty."""
 
     line: int
     old: str
     new: str
 
     def apply(self, text: str) -> str:
-        """Return the changed text of the line."""
+        """Apply the edit to the text of its line."""
         return text.replace(self.old, self.new, 1) if self.old else self.new
 
 
 class Remark(NamedTuple):
-    """A finding as a rule yields it: without the path and the name of the rule.
+    """A finding as yielded by a rule, before the path and the rule's name are added.
 
-    Without a ``severity``, the remark has the severity of its rule.
+    If ``severity`` is None, the default severity of the rule applies.
     """
 
     line: int | None

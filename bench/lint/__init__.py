@@ -17,24 +17,24 @@ from bench.lint.script import ANALYSED_SIZE, Script, read_script
 
 __all__ = ["Rule", "edits", "lint_script", "rules"]
 
-#: The number of findings of one rule in one script is limited.
+#: Maximum number of findings per rule and script.
 _MAX_REMARKS = 200
 _SEVERITIES = (Severity.ERROR, Severity.WARNING, Severity.INFO)
 
 
 def lint_script(text: str, *, path: str, arguments: Sequence[str] = ()) -> list[Finding]:
-    """Return the findings in a sbatch script, sorted by line.
+    """Return the findings for a sbatch script, sorted by line.
 
     Args:
-        text: the script.
-        path: the path in the findings.
-        arguments: options on the command line of sbatch, which override directives.
+        text: the content of the script.
+        path: the path to show in the findings.
+        arguments: options on sbatch's command line, which override the directives in the script.
     """
     return [replace(finding, path=path) for finding, _ in _judge(text, arguments)]
 
 
 def edits(text: str, *, arguments: Sequence[str] = ()) -> list[Edit]:
-    """Return the edits that fix findings of a script and need no decision, sorted by line."""
+    """Return the edits that can be applied without a decision by the user, sorted by line."""
     return [edit for _, edit in _judge(text, arguments) if edit]
 
 
@@ -42,7 +42,7 @@ def _judge(text: str, arguments: Sequence[str]) -> tuple[tuple[Finding, Edit | N
     return _apply_rules(text[:ANALYSED_SIZE], len(text), tuple(arguments))
 
 
-# `bench lint --diff` needs findings and edits of the same scripts, planning again lints them again.
+# Cached: `bench lint --diff` needs findings and edits, and a repeated plan lints the same scripts again.
 @lru_cache(maxsize=64)
 def _apply_rules(text: str, size: int, arguments: tuple[str, ...]) -> tuple[tuple[Finding, Edit | None], ...]:
     """Apply all rules to a script; keep one finding per rule and line."""

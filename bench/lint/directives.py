@@ -1,4 +1,4 @@
-"""``#SBATCH`` lines, read like sbatch reads them.
+"""Read ``#SBATCH`` lines the way sbatch does.
 
 sbatch stops at the first line that is neither blank nor a comment. It splits the text after
 ``#SBATCH`` at blanks (quotes group words, ``#`` starts a comment) and parses the words with
@@ -82,7 +82,7 @@ class Header(NamedTuple):
 
 
 def read_header(lines: Sequence[str]) -> Header:
-    """Read the lines up to the first command."""
+    """Read the directives before the first command."""
     options: list[Option] = []
     remarks: list[Remark] = []
     heterogeneous = False
@@ -97,7 +97,7 @@ def read_header(lines: Sequence[str]) -> Header:
 
 
 def read_line(text: str, number: int) -> Line:
-    """Read one line of a script like sbatch."""
+    """Read one line of a script the way sbatch does."""
     if text.startswith("#SBATCH"):
         return _directive(text, number)
     stripped = text.strip(" \t\r\f\v")
@@ -105,7 +105,7 @@ def read_line(text: str, number: int) -> Line:
         return Line("comment")
     remark = _almost_a_directive(text[:400], number)
     if remark and remark.edit:
-        # A comment without leading blanks, such as "# SBATCH", may be disabled on purpose.
+        # An unindented comment, such as "# SBATCH", may be a directive that is disabled on purpose.
         disabled = stripped.startswith("#") and remark.severity is Severity.WARNING and stripped == text
         intended = () if disabled else _directive(remark.edit.new, number).options
         return Line("comment", intended, (remark,))
@@ -114,7 +114,7 @@ def read_line(text: str, number: int) -> Line:
 
 
 def _almost_a_directive(text: str, number: int) -> Remark | None:
-    """Return a remark on a line that looks like a directive and is not one for sbatch."""
+    """Return a remark on a line that looks like a directive but that sbatch does not read as one."""
     stripped = text.strip(" \t")
     match = _ALMOST_DIRECTIVE.match(stripped)
     if not match:
@@ -140,7 +140,7 @@ def _almost_a_directive(text: str, number: int) -> Remark | None:
         )
     elif word.upper() == "SBATCH":
         message = f"`{mark}{word}` is an ordinary comment: sbatch ignores the line"
-        remedy += "; to disable it on purpose, write ##SBATCH"
+        remedy += "; to disable the directive on purpose, write ##SBATCH"
         severity = Severity.WARNING
     else:
         message = f"`{mark}{word}` is not #SBATCH: sbatch treats the line as a comment and ignores it"
@@ -170,7 +170,7 @@ def _directive(text: str, number: int) -> Line:
 
 
 def _split(rest: str) -> tuple[list[str], Remark | None]:
-    """Split into words like sbatch: quotes group words, an unquoted # starts a comment."""
+    """Split a directive into words: quotes group words, and an unquoted # starts a comment."""
     words: list[str] = []
     current: list[str] | None = None
     for match in _TOKEN.finditer(rest):
@@ -193,7 +193,7 @@ def _split(rest: str) -> tuple[list[str], Remark | None]:
 
 
 def read_options(words: Sequence[str], table: OptionTable, *, line: int = 0) -> Iterator[Option | Remark]:
-    """Parse options and their values like getopt; yield a remark for each word that it refuses."""
+    """Parse options and their values like getopt; yield a remark for each word that getopt refuses."""
     waiting = list(reversed(words))
     while waiting:
         word = waiting.pop()
@@ -210,7 +210,7 @@ def read_options(words: Sequence[str], table: OptionTable, *, line: int = 0) -> 
 def _refused(
     line: int, message: str, remedy: str, severity: Severity = Severity.ERROR, old: str = "", new: str = ""
 ) -> Remark:
-    """Return a remark; ``old`` and ``new`` are the change that fixes the line, if it is known."""
+    """Return a remark. If the correction is known, it replaces ``old`` by ``new`` in the line."""
     return Remark(line, message, remedy, severity, Edit(line, old, new) if new else None)
 
 
@@ -231,7 +231,7 @@ def _stray(word: str, line: int) -> Remark:
     return _refused(
         line,
         f"sbatch refuses the script: `{word}` is neither an option nor a value",
-        "remove it, put it in quotes with the value before it, or start a comment with #",
+        "remove it, quote it together with the value before it, or put # before it if it is a comment",
     )
 
 
@@ -261,18 +261,20 @@ def _unknown(word: str, written: str, matches: list[str], table: OptionTable, li
     if matches:
         candidates = ", ".join(f"--{name}" for name in matches[:6])
         return _refused(
-            line, f"sbatch refuses `{word}`: it may mean {candidates}", "write the option's name in full"
+            line,
+            f"sbatch refuses `{word}`, because it is ambiguous: {candidates}",
+            "write the option's name in full",
         )
     if table.command == "sbatch" and srun_only(written):
         message = f"sbatch refuses `{word}`: --{written} is an option of srun only"
-        return _refused(line, message, f"give it to srun: srun --{written} ...")
+        return _refused(line, message, f"pass it to srun: srun --{written} ...")
     close = table.closest(written)
     if close:
         message = f"sbatch refuses `{word}`: it has no option --{written}"
         return _refused(line, message, f"write --{close}", old=f"--{written}", new=f"--{close}")
     return _refused(
         line,
-        f"sbatch has no option --{written}: it refuses the script unless a plugin of the site adds it",
+        f"sbatch refuses the script, unless a plugin of the site adds the option --{written}",
         "check the spelling with `sbatch --help`, or remove the option",
         Severity.WARNING,
     )
@@ -317,7 +319,7 @@ def _short_value(word: str, position: int, name: str, waiting: list[str], line: 
 
 
 def refused_value(option: Option) -> Remark | None:
-    """Return a remark if sbatch refuses the option's value, or does not expand a variable in it."""
+    """Return a remark if sbatch refuses the option's value, or if the value contains a variable."""
     name, value = option.name, option.value
     if value is None:
         return None
@@ -338,13 +340,13 @@ def refused_value(option: Option) -> Remark | None:
         fixed = _duration(value) if name == "time" else None
     if not allowed:
         return None
-    message = f"`{option.written}`: sbatch refuses the script: {wrong!r} is not {allowed}"
+    message = f"`{option.written}`: sbatch refuses the value {wrong!r}; allowed: {allowed}"
     new = option.written.replace(value, fixed) if fixed else ""
     return _refused(option.line, message, f"write --{name} as {allowed}", old=option.written, new=new)
 
 
 def _duration(value: str) -> str | None:
-    """Return ``24h``, ``90m`` or ``2d`` in the format of Slurm."""
+    """Convert a duration such as ``24h``, ``90m`` or ``2d`` to Slurm's format; return None for other text."""
     match = _HUMAN_TIME.fullmatch(value)
     if not match:
         return None
@@ -355,7 +357,7 @@ def _duration(value: str) -> str | None:
 
 def _unexpanded(option: Option) -> Remark:
     message = f"`{option.written}`: sbatch does not expand variables in directives: "
-    remedy = f"write the value itself, or give it when submitting: sbatch --{option.name}=... script"
+    remedy = f"write the value itself, or pass it when submitting: sbatch --{option.name}=... script"
     if option.name in _COUNTS or option.name in _FORMS:
         return _refused(option.line, message + "it refuses this value", remedy)
     return _refused(option.line, message + "it uses this text unchanged", remedy, Severity.WARNING)

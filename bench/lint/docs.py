@@ -1,4 +1,4 @@
-"""The page docs/lint.md, generated from the docstrings of the rules by ``python -m bench.lint.docs``."""
+"""Generate docs/lint.md from the rules' docstrings: ``python -m bench.lint.docs > docs/lint.md``."""
 
 from __future__ import annotations
 
@@ -6,19 +6,24 @@ from bench.lint.rules import Rule, rules
 
 _HEAD = """# Rules of `bench lint`
 
-`bench lint SCRIPT...` finds known mistakes of multi-node jobs in any sbatch script before it is
-submitted (`-` reads standard input). It never executes anything in a script. It reads directives
-like sbatch and commands like bash, including variables, arrays, functions, here-documents,
-containers and `bash -c`.
+`bench lint SCRIPT...` checks sbatch scripts for common mistakes in multi-node jobs before the jobs are
+submitted. If SCRIPT is `-`, the script is read from standard input. `bench lint` never executes a
+script. It reads directives like sbatch and commands like bash, including variables, arrays, functions,
+here-documents, containers and `bash -c`.
 
-Each finding describes the effect at run time and the change that fixes it. `--diff` prints the
-changes that need no decision as a patch. `--json` prints
-`{"findings": [{path, line, rule, severity, message, remedy}]}`. An **error** means that the job
-fails, hangs or is refused; the command then exits with 1. A **warning** depends on something that
-the script does not show, such as the program. An **info** is a hint.
+Each finding describes the effect of a mistake at run time and the change that fixes it. `--diff` prints
+a patch with all changes that need no decision by the user. `--json` prints
+`{"findings": [{path, line, rule, severity, message, remedy}]}`.
 
-Some mistakes involve two lines, such as too many tasks for the GPUs. They are reported at the line to
-change, and as an info at the other line.
+A finding has one of three severities:
+
+- **error**: the job fails, hangs or is refused by Slurm. `bench lint` then exits with code 1.
+- **warning**: the script is probably wrong, but this depends on something that the script does not
+  show, such as the code of the training program.
+- **info**: a hint.
+
+Some mistakes involve two lines. For example, one line may request more tasks than another line requests
+GPUs. Such a mistake is reported at the line to change, and as an info at the other line.
 
 `python -m bench.lint.docs > docs/lint.md` generates this page from the docstrings of the rules.
 
@@ -28,7 +33,7 @@ change, and as an info at the other line.
 
 
 def page() -> str:
-    """Return the page of all rules as Markdown."""
+    """Return the content of docs/lint.md."""
     table = "".join(f"| [{rule.name}](#{rule.name}) | {rule.severity} |\n" for rule in rules())
     return _HEAD + table + "".join(_section(rule) for rule in rules())
 

@@ -1,8 +1,8 @@
-r"""The values of shell variables, and the expansion of words, without running the script.
+r"""Track the values of shell variables and expand words, without running the script.
 
 The value of an expansion such as ``$SLURM_NODEID`` or ``$(date)`` is only known on the cluster.
-It is represented in the text by a *mark*: a number between two private characters, which refers to an
-:class:`Unknown`. Rules can therefore recognise ``--node_rank=$SLURM_NODEID`` after any number of
+In expanded text, a *mark* stands for such a value: a number between two private characters, which
+refers to an :class:`Unknown`. Rules can therefore recognise ``--node_rank=$SLURM_NODEID`` after any number of
 assignments, while an escaped ``\$SLURM_NODEID`` is plain text.
 """
 
@@ -28,7 +28,7 @@ _MAX_WORDS = 2_000
 
 
 def without_marks(text: str) -> str:
-    """Return ``text`` with the two private characters of marks replaced."""
+    """Replace the two private characters that are reserved for marks."""
     return _PRIVATE.sub("\ufffd", text)
 
 
@@ -51,7 +51,7 @@ class Unknown(NamedTuple):
 
 
 class Value(NamedTuple):
-    """Text, and the line of the script from which each of its rows comes."""
+    """Text, and the script line of each row of the text."""
 
     text: str
     lines: tuple[int, ...]
@@ -70,7 +70,7 @@ class Value(NamedTuple):
                     yield Value(piece, (line,))
 
 
-#: The branches around a command, outermost first: number of the ``if`` or ``case``, index of its branch.
+#: The branches around a command, outermost first: pairs of (number of the ``if`` or ``case``, branch index).
 Branches = tuple[tuple[int, int], ...]
 
 
@@ -93,7 +93,7 @@ class Assigned:
 
 
 class Unknowns:
-    """The unknown expansions of one script; marks contain their indices."""
+    """The unknown expansions of one script. A mark contains the index of its expansion."""
 
     def __init__(self) -> None:
         self._all: list[Unknown] = []
@@ -236,7 +236,7 @@ class Expander:
             else:
                 known = self._known(part)
                 if word.size > MAX_VALUE:
-                    continue  # a value may double with each assignment
+                    continue  # too long: a value may double with each assignment
                 for position, value in enumerate(known or [self._unknown(part)]):
                     if position:
                         word.add(" ", (value.line,))
@@ -279,7 +279,7 @@ class Expander:
         return [word.value() for word in words if word.touched]
 
     def _known(self, part: Part) -> list[Value] | None:
-        """Return the values of a part, or None if they are unknown; report the use of its variable."""
+        """Return the values of a part, or None if they are unknown, and report the use of the variable."""
         if part.kind == "command":
             text = _here_document_of_cat(part)
             return None if text is None else [self.value(text)]
@@ -358,7 +358,7 @@ def _element(assigned: Assigned, subscript: str | None) -> list[Value] | None:
 
 
 def _uncertain(items: list[Value]) -> bool:
-    """Return whether one of ``items`` is unknown: it may expand to several elements."""
+    """Return whether one of ``items`` is unknown and may therefore expand to several elements."""
     return any("\ue000" in item.text for item in items)
 
 

@@ -1,8 +1,8 @@
 """The number of nodes, tasks and GPUs of a job and its steps, and numbers computed from them.
 
 The rules are those of sbatch(1) and srun(1). The default is one node and one task per node.
-``--ntasks`` with ``--ntasks-per-node`` determines the nodes. A step inherits the options of the job,
-and options of srun override them.
+``--ntasks`` and ``--ntasks-per-node`` together determine the number of nodes. A step inherits the
+options of the job, and options of srun override them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MAX_DEPTH = 12
 class Geometry:
     """Nodes, tasks and GPUs of a job or a step; a number is None if the script does not determine it.
 
-    ``options`` contains the last option of each name.
+    ``options`` maps the name of each option to its last occurrence.
     """
 
     options: Mapping[str, Option] = field(default_factory=dict)
@@ -52,7 +52,7 @@ class Geometry:
 
     @cached_property
     def node_range(self) -> tuple[int, int | None]:
-        """The minimum and maximum of ``--nodes`` or ``--nodelist``; a maximum of None is no limit."""
+        """The minimum and maximum number of nodes; a maximum of None means no limit."""
         match = _RANGE.fullmatch(self.value("nodes") or "")
         if match:
             low = int(match.group(1)[:9])
@@ -64,7 +64,7 @@ class Geometry:
 
     @cached_property
     def nodes(self) -> int | None:
-        """The number of nodes, or None if a range is allowed."""
+        """The number of nodes, or None if it is unknown or a range."""
         low, high = self.node_range
         if low == high:
             return low
@@ -90,7 +90,7 @@ class Geometry:
 
     @cached_property
     def tasks_per_node(self) -> int | None:
-        """Tasks on each node, or None if nodes differ."""
+        """The number of tasks on each node, or None if it is unknown or differs between nodes."""
         if self.heterogeneous:
             return None
         nodes, ntasks, per_node = self.nodes, self.number("ntasks"), self.number("ntasks-per-node")
@@ -101,7 +101,7 @@ class Geometry:
         if {"ntasks", "ntasks-per-node"} & set(self.options):
             return None
         each, on_node = self.gpus_per_task, gpus_of_list(self.value("gpus-per-node"))
-        if each and on_node:  # Slurm starts as many tasks as there are GPUs for
+        if each and on_node:  # Slurm starts as many tasks as the GPUs of a node suffice for
             return on_node // each
         by_gpu = self.number("ntasks-per-gpu") or self.number("ntasks-per-tres")
         if by_gpu:
@@ -144,7 +144,7 @@ class Geometry:
 
     @cached_property
     def gpus_per_node(self) -> int | None:
-        """GPUs on each node; 0 if the job requests none."""
+        """The number of GPUs on each node, 0 if the job requests none, or None if it is unknown."""
         if self.heterogeneous:
             return None
         if "gpus-per-node" in self.options:
@@ -164,7 +164,7 @@ class Geometry:
 
     @property
     def gpus_per_task(self) -> int | None:
-        """GPUs that ``--gpus-per-task`` gives each task, or None without that option."""
+        """The number of GPUs per task, or None without ``--gpus-per-task``."""
         if "gpus-per-task" in self.options:
             return gpus_of_list(self.value("gpus-per-task"))
         each = self.value("tres-per-task")
@@ -283,7 +283,7 @@ def _count(text: str) -> int | None:
 
 
 def evaluate(text: str, unknowns: Unknowns, geometry: Geometry, *, depth: int = 0) -> int | None:
-    """Return the value of ``text``, which may contain marks, as a whole number, or None."""
+    """Evaluate ``text``, which may contain marks (see :mod:`.expansion`), as a whole number, or None."""
     if text.isascii() and text.isdecimal():
         return int(text[:9])
     if depth > _MAX_DEPTH or len(text) > 400:
@@ -311,7 +311,7 @@ def _value(unknown: Unknown, unknowns: Unknowns, geometry: Geometry, depth: int)
 
 
 def _number_of_expression(text: str, unknowns: Unknowns, geometry: Geometry, *, depth: int = 0) -> int | None:
-    """Return the value of an arithmetic expression, which may contain marks, or None."""
+    """Evaluate an arithmetic expression, which may contain marks, or return None."""
     plain = text.strip()
     if _EXPRESSION.fullmatch(plain):
         return _calculate(plain)

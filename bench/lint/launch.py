@@ -1,6 +1,6 @@
 """Recognise the program that a command starts, behind srun, launchers, containers and wrappers.
 
-Names and options of programs are those in their own help texts.
+The names and options of programs are taken from their help texts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from bench.lint.options import Option, canonical, names, srun_options
 PYTHON = re.compile(r"(?:i?python|pypy)[0-9.]*w?\Z")
 SHELLS = frozenset({"bash", "sh", "zsh", "dash", "ksh"})
 
-#: Programs that run the command after their options, on the same node, with their options that take a value.
+#: Programs that run another command on the same node, each followed by its options that take a value.
 _WRAPPERS = """
 exec -a
 time -f -o --format --output
@@ -72,7 +72,7 @@ REACHES_NODES = names(
     gnu-parallel bcprun ompi-run srun_all"""
 )
 
-#: Launchers that start several workers on their own node, and their options without a value.
+#: Launchers that start several workers on their own node, each with its options that take no value.
 WORKER_LAUNCHERS: dict[str, frozenset[str]] = {
     name: names(flags)
     for name, flags in {
@@ -89,7 +89,7 @@ WORKER_LAUNCHERS: dict[str, frozenset[str]] = {
         "colossalai": "",
     }.items()
 }
-#: Other names of these launchers.
+#: Other names of the launchers in WORKER_LAUNCHERS.
 SYNONYMS = {
     "torchrun-hpc": "torchrun",
     "torchrun_slurm": "",
@@ -110,7 +110,7 @@ MODULES = {
     "composer.cli.launcher": "composer",
     "lightning.fabric.cli": "lightning",
 }
-#: Python modules that train nothing, for ``python -m``.
+#: Python modules that do not train, for ``python -m``.
 HELPER_MODULES = names(
     """pip venv virtualenv ensurepip json.tool http.server site sysconfig timeit compileall zipfile tarfile
     pytest unittest torch.utils.collect_env bitsandbytes wandb nltk.downloader spacy ipykernel jupyter
@@ -167,9 +167,9 @@ class Launch:
     ``via`` is ``srun``, ``remote`` (another launcher that starts processes on all nodes),
     ``unknown`` (a variable that may contain either) or empty.
 
-    ``kind`` is ``python`` (a Python program), ``launcher`` (one such as torchrun, named in
-    ``launcher``), ``script`` (a file whose content is unknown), ``inner`` (``bash -c`` with the text
-    ``inner``), ``helper`` (a program that does not train) or ``unknown``.
+    ``kind`` is ``python`` (a Python program), ``launcher`` (such as torchrun; the field
+    ``launcher`` is its name), ``script`` (a file whose content is unknown), ``inner`` (``bash -c``; the
+    field ``inner`` contains the commands), ``helper`` (a program that does not train) or ``unknown``.
 
     ``opaque`` is True if srun gets options from a variable with an unknown value.
     """
@@ -225,7 +225,7 @@ class _CommandReader:
         return self.words[position].text.replace("\\\n", "") if position < len(self.words) else ""
 
     def _strip(self) -> bool:
-        """Read one program; return whether it may start another one."""
+        """Read one program and its options; return whether the program may start another one."""
         text = self._text()
         name = basename(text)
         if name == "env" or self._is_assignment(text):
@@ -479,7 +479,7 @@ class _CommandReader:
             self.at += 1
 
     def _other(self, text: str, name: str) -> bool:
-        """Read any other program; return whether it starts one of those known here."""
+        """Read a program that no other method reads; return whether it starts another known program."""
         launch = self.launch
         launch.program = self.words[self.at]
         launch.arguments = tuple(self.words[self.at + 1 :])

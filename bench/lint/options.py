@@ -21,9 +21,9 @@ EXPANSION = re.compile(r"\$\{?[A-Za-z_]|\$\(|`")
 
 
 class Option(NamedTuple):
-    """An option under its full name.
+    """An option of sbatch or srun under its full name.
 
-    ``value`` is None if it has none, ``written`` is its text in the script.
+    ``value`` is None if the option has no value. ``written`` is the option's text in the script.
     """
 
     name: str
@@ -50,7 +50,7 @@ def whole_number(value: str | None) -> int | None:
 
 
 def names(text: str) -> frozenset[str]:
-    """Return the words in ``text``."""
+    """Return the set of words in ``text``."""
     return frozenset(text.split())
 
 
@@ -126,11 +126,11 @@ class OptionTable:
         return [name for name in self.long if name.startswith(written)]
 
     def takes(self, name: str) -> str:
-        """Return ``"="``, ``"?"`` or ``""`` for a name returned by :meth:`matches`."""
+        """Return whether an option takes a value: ``"="`` (yes), ``"?"`` (optional) or ``""`` (no)."""
         return self.long.get(name, self.plugins.get(name, ""))
 
     def closest(self, written: str) -> str | None:
-        """Return the option whose name is closest to a misspelt one."""
+        """Return the option whose name is closest to the misspelt ``written``, or None."""
         close = difflib.get_close_matches(written.replace("_", "-"), self.long, n=1, cutoff=0.84)
         return close[0] if close else None
 

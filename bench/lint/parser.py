@@ -53,7 +53,7 @@ _CLOSERS = frozenset({"then", "elif", "else", "fi", "do", "done", "esac", "}"})
 
 
 def parse_shell(text: str, *, lines: tuple[int, ...] = ()) -> tuple[Node, ...]:
-    """Return the statements of a script; ``lines`` gives the script line of each row of ``text``.
+    """Return the statements of a script; ``lines`` contains the script line of each row of ``text``.
 
     Raises:
         ShellError: bash would report a syntax error.
@@ -63,7 +63,7 @@ def parse_shell(text: str, *, lines: tuple[int, ...] = ()) -> tuple[Node, ...]:
 
 
 def parse_source(source: Source, closer: str = "") -> tuple[Node, ...]:
-    """Parse commands up to and including ``closer``, or all of the source if that is empty."""
+    """Parse commands up to and including ``closer``, or the whole source if ``closer`` is empty."""
     parser = Parser(source)
     return parser.commands_until(closer) if closer else parser.everything()
 
@@ -119,7 +119,7 @@ class Parser:
         first, row, start = self.source.line(), self.source.row(), self.source.pos
         end = self._find_delimiter(delimiter, strips=redirect.strips)
         if end is None:
-            message = f"the here-document is never closed: no line is exactly {delimiter!r}"
+            message = f"the here-document is never closed: no line consists only of {delimiter!r}"
             raise ShellError(redirect.line, message)
         body = self.source.text[start:end]
         self.source.swallowed.append((row, self.source.row()))
@@ -199,7 +199,7 @@ class Parser:
         return Pipeline(tuple(commands)) if len(commands) > 1 else commands[0]
 
     def _unexpected(self) -> ShellError:
-        """Return the error message of bash for the current token."""
+        """Return the error that bash reports for the current token."""
         line = self.source.line()
         if self.source.ended:
             return ShellError(line, "syntax error: unexpected end of file")
@@ -526,7 +526,7 @@ class Parser:
 
 
 def _opened(error: ShellError, line: int) -> ShellError:
-    """Return ``error`` with the first line of the command that it breaks."""
+    """Set the first line of the command that contains the error, and return the error."""
     error.opened = line
     return error
 

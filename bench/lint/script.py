@@ -1,4 +1,4 @@
-"""A sbatch script as the rules see it: directives, commands and the job's geometry."""
+"""The parsed sbatch script that the rules check: directives, commands and the job's geometry."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from bench.lint.walk import walk
 
 #: Slurm refuses larger scripts; this is the default of max_script_size in slurm.conf.
 MAX_SCRIPT_SIZE = 4 * 1024 * 1024
-#: Only the beginning of a script is analysed; the rest of such a large script is data.
+#: Number of characters that are analysed; the rest of a larger script is usually data.
 ANALYSED_SIZE = 512 * 1024
 _SHELL = re.compile(r"#![ \t]*(?:\S*/env[ \t]+(?:-\S+[ \t]+)*)?(?:\S*/)?(?:bash|sh|dash|ksh|zsh)(?:[ \t]|\Z)")
 _ZSH = re.compile(r"#!.*\bzsh\b")
 _STARTS_WORKERS = frozenset(
     {"torchrun", "launch", "accelerate", "deepspeed", "composer", "lightning", "fabric", "colossalai"}
 )
-#: Only the first steps of scripts with more steps are checked; people do not write such scripts.
+#: Maximum number of checked steps that may start the training program; real scripts have fewer.
 _MAX_STEPS = 300
-#: Words in the command of a program that starts processes on other nodes itself.
+#: Words in a command that suggest that the program itself starts processes on other nodes.
 _REACHES_NODES = re.compile(
     r"submitit|\bray\b|dask|parsl|hostfile|\bmpi\b|pdsh|--multirun|hydra/launcher", re.IGNORECASE
 )
@@ -40,7 +40,7 @@ class Script:
 
     ``lines`` are the lines without line ends, ``swallowed`` the ranges of lines inside strings and
     here-documents. ``error`` is the first syntax error, ``dos_line`` the first line that ends with
-    CR LF. ``size`` is the length of the whole script, also if ``lines`` are only its beginning.
+    CR LF. ``size`` is the length of the whole script, even if ``lines`` contains only its beginning.
     """
 
     lines: Sequence[str]
@@ -117,7 +117,7 @@ class Script:
                 yield normal, Value("", word.lines)
 
     def mentions(self, pattern: re.Pattern[str]) -> bool:
-        """Return whether a line that is not a comment matches."""
+        """Return whether ``pattern`` matches in a line that is not a comment."""
         return any(pattern.search(line[:4000]) for line in self.lines if not line.lstrip().startswith("#"))
 
 
@@ -129,13 +129,13 @@ def _may_train(step: Step) -> bool:
 
 
 def is_chore(launch: Launch) -> bool:
-    """Return whether the name of a Python program suggests that it prepares data or inspects."""
+    """Return whether the name of a Python program suggests that it does not train."""
     name = basename(launch.program.text).removesuffix(".py") if launch.program else ""
     return bool(CHORES.search(name)) and not TRAINS.search(name)
 
 
 def starts_workers(launch: Launch) -> bool:
-    """Return whether the launch is a launcher that starts several workers itself."""
+    """Return whether the program is a launcher, such as torchrun, that starts several workers."""
     return launch.launcher in _STARTS_WORKERS
 
 
@@ -150,10 +150,11 @@ def _reaches_nodes(launch: Launch) -> bool:
 
 
 def read_script(text: str, *, size: int, arguments: Sequence[str]) -> Script:
-    """Parse and follow the first :data:`ANALYSED_SIZE` characters of a script.
+    """Parse a script and collect what its commands do.
 
-    ``size`` is the length of the whole script. ``arguments`` are options on the command line of
-    sbatch, which override directives.
+    ``text`` contains at most the first :data:`ANALYSED_SIZE` characters of the script, and ``size`` is
+    the length of the whole script. ``arguments`` are options on sbatch's command line, which override
+    directives.
     """
     lines = text.split("\n")
     dos_line = None
@@ -171,7 +172,7 @@ def read_script(text: str, *, size: int, arguments: Sequence[str]) -> Script:
 
 
 def _follow(script: Script) -> None:
-    """Parse the commands of a script and follow them."""
+    """Parse the commands of a script and collect what they do."""
     source = Source("\n".join(script.lines))
     try:
         script.walk = walk(parse_source(source))
@@ -186,7 +187,7 @@ def _follow(script: Script) -> None:
 
 
 def ignored_directives(lines: Sequence[str], header: Header) -> Iterator[tuple[int, tuple[Option, ...]]]:
-    """Yield number and options of the ``#SBATCH`` lines after the first command."""
+    """Yield the line number and options of each ``#SBATCH`` line after the first command."""
     for number, text in enumerate(lines[header.end :], start=header.end + 1):
         if text.startswith("#SBATCH"):
             yield number, read_line(text, number).options

@@ -1,6 +1,6 @@
-"""The state of the shell while a script is followed, and the builtins that change it.
+"""The simulated state of the shell, and the builtins that change it.
 
-:class:`ShellState` contains the variables and the position in the script. It collects in a
+:class:`ShellState` contains the variables and the position in the script. It records in a
 :class:`Walk` everything that rules need to know about the script.
 """
 
@@ -61,7 +61,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """An expanded variable.
+    """One expansion of a variable.
 
     ``guarded`` is True for expansions that allow an unset variable, such as ``${name:-}``.
     ``known`` is True if the script has set the variable before.
@@ -88,7 +88,7 @@ class Step:
 
     @property
     def outer(self) -> Simple:
-        """The command in the script itself that leads to this one."""
+        """The command in the script itself that starts this one, directly or through an inner shell."""
         return self.place.origin or self.node
 
 
@@ -96,9 +96,10 @@ class Step:
 class Walk:
     """Everything that a script does, in execution order.
 
-    ``expected`` are variables for which the script allows that they are unset. ``broken`` are texts
-    that are given to a shell and that it cannot parse. ``opaque`` is True if variables may be set
-    in a way that cannot be seen here, such as by a sourced file. ``waits`` is True after ``wait``.
+    ``expected`` are variables that the script allows to be unset. ``broken`` are texts that are passed
+    to a shell but contain a syntax error, with the error. ``opaque`` is True if variables may be set
+    in a way that cannot be seen here, such as by a sourced file. ``waits`` is True if the script
+    calls ``wait``.
     """
 
     unknowns: Unknowns = field(default_factory=Unknowns)
@@ -114,7 +115,7 @@ class Walk:
 
 
 class ShellState:
-    """The variables of the shell and the place in the script.
+    """The simulated shell: its variables and the current place in the script.
 
     ``run`` is called with the commands of each command substitution. ``command`` is the name of the
     current command.
@@ -140,7 +141,7 @@ class ShellState:
         return previous
 
     def environment_of_tasks(self, prefix: dict[str, Value]) -> Environment:
-        """Return the environment of a child process: exported variables and ``prefix``."""
+        """Return the environment of a child process: exported variables and those in ``prefix``."""
         inside = Environment()
         for name, history in self.environment.variables.items():
             if self.environment.exported(name):
@@ -215,9 +216,9 @@ class ShellState:
             self.assign(Assigned(name, line, Value("", (line,)), branches=self.place.branches))
 
     def run_builtin(self, name: str, arguments: list[Value], body: Value | None) -> bool:
-        """Carry out a builtin; return False if ``name`` is not one of those known here.
+        """Simulate a builtin; return False if ``name`` is not a supported builtin.
 
-        ``body`` is the text of its here-document.
+        ``body`` is the text of the builtin's here-document.
         """
         words = [argument.text for argument in arguments[1:]]
         line = arguments[0].line
@@ -273,7 +274,7 @@ class ShellState:
 
 
 def _joined(first: Value, second: Value) -> Value:
-    """Return the joined text with the line of each row; a shared row keeps the first text's line."""
+    """Concatenate two values. A row that contains text of both keeps its line in ``first``."""
     rows = second.lines[1:] if first.text and not first.text.endswith("\n") else second.lines
     text = first.text + second.text
     if not first.text:

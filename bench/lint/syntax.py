@@ -35,8 +35,8 @@ _ESCAPED_IN_BACKTICKS = re.compile(r"\\([`$\\])")
 class ShellError(Exception):
     """A syntax error that bash would report.
 
-    ``line`` is the line of the error and ``opened`` the first line of the compound command that it
-    breaks. ``quote`` is the quote character that is never closed.
+    ``line`` is the line of the error and ``opened`` the first line of the compound command that
+    contains the error. ``quote`` is the quote character that is never closed.
     """
 
     def __init__(self, line: int, message: str, *, opened: int | None = None, quote: str = "") -> None:
@@ -112,7 +112,7 @@ class Assign(NamedTuple):
 class Redirect:
     """A redirection.
 
-    ``body`` is the text of a here-document; the parser sets it when it reaches the next line.
+    ``body`` is the text of a here-document, which the parser sets when it reaches the next line.
     ``verbatim`` is True if the text is not expanded, ``strips`` if leading tabs are removed.
     """
 
@@ -207,12 +207,12 @@ Node = Simple | Pipeline | AndOr | Background | Group | If | Loop | Case | Funct
 
 
 class Source:
-    """Text that is parsed, and the state of the parser in it.
+    """The text to parse and the state of the parser.
 
-    ``pos`` is the position of the parser. ``lines`` gives the script line of each row of the text;
-    without it the text is the script itself. ``swallowed`` lists the ranges of rows inside strings
+    ``pos`` is the position of the parser. ``lines`` contains the script line of each row of the
+    text; if it is empty, the text is the script itself. ``swallowed`` lists the ranges of rows inside strings
     and here-documents, ``opened`` the lines of the open compound commands (innermost last), and
-    ``waiting`` the here-documents that start on the next line.
+    ``waiting`` the here-documents whose text starts on the next line.
     """
 
     def __init__(self, text: str, *, first_row: int = 1, depth: int = 0, lines: tuple[int, ...] = ()) -> None:
@@ -289,8 +289,8 @@ class Source:
 class WordReader:
     """Read the words of a source.
 
-    ``parse`` parses the commands inside a substitution: up to and including the given closing
-    character, or up to the end of the source if that is empty.
+    ``parse`` parses the commands inside a substitution: up to and including a closing character, or
+    up to the end of the source if the closing character is an empty string.
     """
 
     def __init__(self, source: Source, parse: Callable[[Source, str], tuple[Node, ...]]) -> None:

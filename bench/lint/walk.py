@@ -40,7 +40,7 @@ _SETS_UP_SHELL = re.compile(
 
 
 def walk(nodes: Sequence[Node]) -> Walk:
-    """Return everything that the statements of a script do."""
+    """Return everything that the statements of a script set, use and start."""
     walker = Walker()
     walker.statements(nodes, Place())
     return walker.state.walk
@@ -168,7 +168,7 @@ class Walker:
         walk, place = self.state.walk, self.state.place
         launch = read_command(arguments, walk.unknowns)
         if arguments[0].text.startswith("--") and walk.steps:
-            walk.steps[-1].launch.opaque = True  # its options continue here by mistake, see stray-command
+            walk.steps[-1].launch.opaque = True  # this line probably continues that step, see stray-command
         outer = place.task
         if outer is not None and not launch.via:
             launch.via, launch.srun, launch.srun_line = outer.via, outer.srun, outer.srun_line
@@ -186,7 +186,7 @@ class Walker:
         walk.steps.append(Step(launch, place, node.line, node.end, prefix, node))
 
     def _inner(self, text: Value, node: Simple, launch: Launch, prefix: dict[str, Value]) -> bool:
-        """Follow the commands that are given to a shell as text; return False if that is impossible."""
+        """Follow the commands in a text that is passed to a shell; return False if this is impossible."""
         place = self.state.place
         if place.nesting >= _MAX_NESTING or not self._may_call():
             return False
@@ -231,7 +231,7 @@ class Walker:
             self.state.command = command
 
     def _assignments(self, assigns: Sequence[Assign], *, kept: bool) -> dict[str, Value]:
-        """Carry out assignments; without ``kept``, return those that only apply to one command."""
+        """Carry out assignments, or return those that apply to only one command (not ``kept``)."""
         prefix: dict[str, Value] = {}
         for assign in assigns:
             assigned = self.state.evaluate(assign)

@@ -36,10 +36,10 @@ def test_findings_are_printed_and_an_error_exits_with_1(
         f"{bad}:3: error: sbatch refuses `--ntasks_per_node=4`: it has no option --ntasks_per_node"
         " [malformed-directive]\n    write --ntasks-per-node\n"
         f"{bad}:5: info: the port 29500 is fixed: two jobs on the same node conflict [hardcoded-port]\n"
-        "    derive it from the job: $((10000 + SLURM_JOB_ID % 20000)), below the ephemeral ports\n"
-        f"{bad}:6: error: only the first node runs this: 1 of 2 processes will join,"
-        " and the job ends after the store's time-out [missing-srun]\n"
-        "    put srun before the command: one process for each task\n"
+        "    compute the port from the job ID, below the ephemeral ports: $((10000 + SLURM_JOB_ID % 20000))\n"
+        f"{bad}:6: error: only the first node runs this command: 1 of 2 processes will start"
+        " and wait for the others until the rendezvous times out [missing-srun]\n"
+        "    put srun before the command, so that it starts one process per task\n"
     )
     assert printed.err == "1 script: 2 errors, 1 info\n"
 

@@ -1,4 +1,4 @@
-"""Directives are read like sbatch reads them; the expectations are from sbatch 22.05."""
+"""Directives are read the way sbatch reads them; the expected results are those of sbatch 22.05."""
 
 from __future__ import annotations
 

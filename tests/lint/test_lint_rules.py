@@ -30,7 +30,7 @@ def read(path: Path) -> str:
 
 
 def expected_in(text: str) -> Counter[tuple[str, int]]:
-    """Return rule and line of each expectation, which contains the first characters of its line."""
+    """Count the findings expected by ``# expect: RULE | START``, where START is the start of the line."""
     lines = text.replace("\r", "").split("\n")
     found: Counter[tuple[str, int]] = Counter()
     for line in lines:
@@ -105,10 +105,10 @@ def test_the_failing_script_of_four_nodes_is_explained() -> None:
         rule="missing-srun",
         severity=Severity.ERROR,
         message=(
-            "only the first node runs this: 1 of 16 processes will join, "
-            "and the job ends after the store's time-out"
+            "only the first node runs this command: 1 of 16 processes will start "
+            "and wait for the others until the rendezvous times out"
         ),
-        remedy="put srun before the command: one process for each task",
+        remedy="put srun before the command, so that it starts one process per task",
         replacement="srun python run_training_dense.py --epochs 3",
     )
 

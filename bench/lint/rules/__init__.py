@@ -2,7 +2,7 @@
 
 A rule is a generator function with the decorator :func:`rule`. It takes a
 :class:`~bench.lint.script.Script` and yields a :class:`~bench.findings.Remark` for each finding. Its
-docstring, with the sections ``Bad:`` and ``Good:``, is its documentation.
+docstring, with the sections ``Bad:`` and ``Good:``, is copied to docs/lint.md.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Check = Callable[[Script], Iterable[Remark]]
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule; ``severity`` is the default for its remarks."""
+    """A rule and the default severity of its findings."""
 
     name: str
     severity: Severity
@@ -38,7 +38,7 @@ _RULES: dict[str, Rule] = {}
 
 
 def rule(severity: Severity) -> Callable[[Check], Check]:
-    """Register a generator function as a rule with the function's name."""
+    """Register the decorated generator function as a rule that is named after it."""
 
     def register(check: Check) -> Check:
         name = check.__name__.replace("_", "-")

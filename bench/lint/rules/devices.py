@@ -50,29 +50,30 @@ def gpu_per_task_isolation(script: Script) -> Iterator[Remark]:
             continue
         seen = geometry.gpus_per_task or 1
         needs_all = _line_that_needs_all_gpus(script, step, seen)
-        message = (
-            f"`{hides.written}` shows each task only {seen} GPU{'s' if seen > 1 else ''}, numbered from 0"
-        )
+        only = f"only {seen} GPU{'s' if seen > 1 else ''}"
+        message = f"with `{hides.written}`, each task sees {only}, numbered from 0"
         if needs_all:
-            message += f", but line {needs_all} needs all GPUs of the node: invalid device ordinal"
+            message += (
+                f', but line {needs_all} needs all GPUs: the program fails with "invalid device ordinal"'
+            )
         else:
-            message += ": a program that uses device number LOCAL_RANK fails in the second task"
-        remedy = "request --gpus-per-node without binding, add --gpu-bind=none, or use device 0 in every task"
+            message += ": a program that selects device LOCAL_RANK fails in all tasks but the first"
+        remedy = "use --gpus-per-node without --gpu-bind, add --gpu-bind=none, or use device 0 in every task"
         severity = Severity.ERROR if needs_all else None
         yield Remark(hides.line, message, remedy, severity, _gpus_per_node(geometry, seen))
         if hides.line != step.line:
-            message = f"each task started here sees only {seen} GPU, because of line {hides.line}"
+            message = f"each task started here sees {only}, because of line {hides.line}"
             yield Remark(step.line, message, f"change line {hides.line}", Severity.INFO)
 
 
 def _tasks(geometry: Geometry) -> int:
-    """Return the tasks on a node; if the number of nodes is unknown, assume one node."""
+    """Return the number of tasks on a node. If the number of nodes is unknown, assume one."""
     ntasks = geometry.number("ntasks")
     return ntasks if geometry.nodes is None and ntasks else geometry.tasks_on_a_node
 
 
 def _line_that_needs_all_gpus(script: Script, step: Step, seen: int) -> int | None:
-    """Return the line that lets the program select among all GPUs of its node, or None."""
+    """Return the line that shows that the program uses all GPUs of its node, or None."""
     for name, value in script.options_of_program(step.launch):
         number = script.number(value, script.geometry(step))
         if name in ("trainer.devices", "devices", "trainer.gpus") and number and number > seen:
@@ -89,7 +90,7 @@ def _line_that_needs_all_gpus(script: Script, step: Step, seen: int) -> int | No
 
 
 def _gpus_per_node(geometry: Geometry, seen: int) -> Edit | None:
-    """Return the edit from ``--gpus-per-task`` to the same number of GPUs per node."""
+    """Return the edit that replaces ``--gpus-per-task`` by the equivalent ``--gpus-per-node``."""
     option = geometry.options.get("gpus-per-task")
     if option is None or not geometry.tasks_per_node or not (option.value or "").isdecimal():
         return None
@@ -121,11 +122,11 @@ def missing_gpu_request(script: Script) -> Iterator[Remark]:
     on_gpus = _GPU_PARTITION.search(partition)
     if not on_gpus and not script.mentions(_USES_GPUS):
         return
-    remedy = "request them: --gpus-per-node=N or --gres=gpu:N"
+    remedy = "request GPUs: --gpus-per-node=N or --gres=gpu:N"
     line = steps[0].launch.srun_line or steps[0].line
     if on_gpus:
         partition_line = script.job.line("partition", "constraint")
-        yield Remark(partition_line, "the job requests a partition with GPUs, but no GPU", remedy)
+        yield Remark(partition_line, "the job requests a GPU partition, but no GPUs", remedy)
     yield Remark(line, "this program uses GPUs, but the job requests none", remedy)
 
 
@@ -133,8 +134,9 @@ def missing_gpu_request(script: Script) -> Iterator[Remark]:
 def backend_device_mismatch(script: Script) -> Iterator[Remark]:
     """The communication backend does not support the device, or is slow on it.
 
-    nccl only supports tensors on GPUs: "Tensors must be CUDA and dense", "ProcessGroupNCCL is only
-    supported with GPUs". gloo copies tensors on GPUs through host memory, which is slow.
+    nccl only supports tensors on GPUs. On CPUs it fails with "Tensors must be CUDA and dense" or
+    "ProcessGroupNCCL is only supported with GPUs". gloo copies tensors on GPUs through host memory,
+    which is slow.
 
     Bad:
         srun python train.py --backend nccl --device cpu
@@ -164,10 +166,10 @@ def _mismatch(script: Script, step: Step, backend: Value) -> Iterator[Remark]:
     has_gpus = script.job.asks_for_gpus or script.geometry(step).asks_for_gpus or script.job.heterogeneous
     if backend.text.lower() in ("nccl", "rccl"):
         if device == "cpu":
-            message = "nccl does not support tensors on CPUs, and this program runs on CPUs"
-            yield Remark(backend.line, message, "use gloo on CPUs, nccl on GPUs")
+            message = "this program runs on CPUs, but nccl only supports tensors on GPUs"
+            yield Remark(backend.line, message, "use gloo on CPUs and nccl on GPUs")
         elif not has_gpus and not step.launch.opaque and not device:
-            message = "nccl needs GPUs, and the job requests none"
+            message = "nccl needs GPUs, but the job requests none"
             yield Remark(backend.line, message, "request --gpus-per-node, or use gloo", Severity.WARNING)
     elif device != "cpu" and (has_gpus or device):
         message = "gloo copies tensors on GPUs through host memory, which is much slower than nccl"
@@ -176,7 +178,7 @@ def _mismatch(script: Script, step: Step, backend: Value) -> Iterator[Remark]:
 
 
 def _device(script: Script, step: Step) -> str:
-    """Return ``cpu`` or ``cuda`` if the command line determines the device, else an empty text."""
+    """Return ``cpu`` or ``cuda`` if the script determines the device, else an empty string."""
     for name, value in script.options_of_program(step.launch):
         if name in _NO_GPU and value.text.lower() not in ("false", "0", "no"):
             return "cpu"
@@ -192,10 +194,10 @@ def _device(script: Script, step: Step) -> str:
 
 @rule(Severity.INFO)
 def srun_cpus_not_inherited(script: Script) -> Iterator[Remark]:
-    """A step does not inherit ``--cpus-per-task`` from the job.
+    """The job's ``--cpus-per-task`` does not apply to the tasks that srun starts.
 
-    Since Slurm 22.05, each task of a step gets one CPU unless srun gets the option too. The
-    training process and all its data loaders then share that CPU.
+    Since Slurm 22.05, each task that srun starts gets one CPU unless the option is also passed to
+    srun. The training process and all its data loaders then share that CPU.
 
     Bad:
         #SBATCH --cpus-per-task=10
@@ -216,7 +218,7 @@ def srun_cpus_not_inherited(script: Script) -> Iterator[Remark]:
         line = step.launch.srun_line or step.line
         new = "srun --cpus-per-task=$SLURM_CPUS_PER_TASK"
         edit = Edit(line, "srun", new) if "srun " in script.line(line) else None
-        message = "since Slurm 22.05 srun does not inherit --cpus-per-task: each task may get a single CPU"
-        remedy = "give it to srun: --cpus-per-task=$SLURM_CPUS_PER_TASK, or export SRUN_CPUS_PER_TASK"
+        message = "srun does not inherit --cpus-per-task since Slurm 22.05: each task may get only one CPU"
+        remedy = "pass --cpus-per-task=$SLURM_CPUS_PER_TASK to srun, or export SRUN_CPUS_PER_TASK"
         yield Remark(line, message, remedy, edit=edit)
         return

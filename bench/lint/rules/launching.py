@@ -1,4 +1,4 @@
-"""Rules about the start of the training program on the nodes."""
+"""Rules about how the training program is started on the nodes."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def missing_srun(script: Script) -> Iterator[Remark]:
     """A job has several nodes, but only the batch shell starts the program.
 
     The batch script runs once, on the first node. Only srun, mpirun or a similar launcher starts
-    processes on the other nodes. Without it, the processes on the first node wait for the others,
-    and the job ends after the store's time-out.
+    processes on the other nodes. Without one, the processes on the first node wait for the others
+    until the rendezvous times out, and the job fails.
 
     Bad:
         #SBATCH --nodes=4
@@ -39,13 +39,13 @@ def missing_srun(script: Script) -> Iterator[Remark]:
     if severity is None or script.reaches_nodes:
         return
     for step in _started_on_one_node(script):
-        message = f"only the first node runs this: {_processes(script, step)} will join"
+        message = f"only the first node runs this command: {_processes(script, step)} will start"
         uncertain = "config_file" in step.launch.options or (
             step.launch.kind == "python" and any(other.launch.kind == "unknown" for other in script.training)
         )
         yield Remark(
             step.outer.line,
-            f"{message}, and the job ends after the store's time-out",
+            f"{message} and wait for the others until the rendezvous times out",
             _how_to_srun(script, step),
             Severity.WARNING if uncertain else severity,
             _insert_srun(script, step),
@@ -64,7 +64,7 @@ def _severity_without_srun(job: Geometry) -> Severity | None:
 
 
 def _started_on_one_node(script: Script) -> list[Step]:
-    """Return the commands that need to be started on all nodes."""
+    """Return the commands that the script should start on all nodes."""
     steps = [step for step in script.training if step.launch.kind in ("python", "launcher")]
     launchers = [step for step in steps if step.launch.kind == "launcher"]
     if launchers:
@@ -78,7 +78,7 @@ def _started_on_one_node(script: Script) -> list[Step]:
 
 
 def _processes(script: Script, step: Step) -> str:
-    """Return how many of all processes a command starts."""
+    """Describe how many of the job's processes a command starts, such as ``1 of 8 processes``."""
     nodes, launch = script.job.nodes, step.launch
     if starts_workers(launch):
         workers = script.number(launch.options.get("nproc_per_node"), script.job)
@@ -92,11 +92,11 @@ def _processes(script: Script, step: Step) -> str:
 def _how_to_srun(script: Script, step: Step) -> str:
     if starts_workers(step.launch) and script.job.tasks_per_node != 1:
         return "start one launcher on each node: srun --nodes=$SLURM_NNODES --ntasks-per-node=1 COMMAND"
-    return "put srun before the command: one process for each task"
+    return "put srun before the command, so that it starts one process per task"
 
 
 def _insert_srun(script: Script, step: Step) -> Edit | None:
-    """Return the edit that puts srun before the command, if its first word is on its line."""
+    """Return the edit that puts srun before the command, or None if its line lacks its first word."""
     node = step.outer
     first = node.words[0].literal if node.words else None
     if not first or first not in script.line(node.line):
@@ -112,8 +112,8 @@ def one_launcher_per_gpu(script: Script) -> Iterator[Remark]:
     """A launcher that starts one worker per GPU is started several times on a node.
 
     torchrun and similar launchers start one worker for each GPU of the node. If every task of a node
-    starts such a launcher, each GPU gets several workers: ports collide, or NCCL reports "Duplicate
-    GPU detected".
+    starts such a launcher, each GPU gets several workers. The job then fails because a port is in use,
+    or because NCCL reports "Duplicate GPU detected".
 
     Bad:
         #SBATCH --nodes=2
@@ -136,22 +136,24 @@ def one_launcher_per_gpu(script: Script) -> Iterator[Remark]:
         total = f", so {tasks * workers} workers run on each node" if workers else ""
         message = f"srun starts {launch.launcher} {tasks} times on each node{total}"
         line = geometry.line("ntasks-per-node", "ntasks") or step.line
-        remedy = "start it once per node: --ntasks-per-node=1"
-        yield Remark(line, f"{message}: ports and GPUs collide", remedy, None, _one_task(geometry))
+        remedy = "start the launcher once per node: --ntasks-per-node=1"
+        yield Remark(
+            line, f"{message}, and they use the same ports and GPUs", remedy, None, _one_task(geometry)
+        )
         if line != step.line:
             message += f" because of line {line}"
-            yield Remark(step.line, message, "start it once per node", Severity.INFO)
+            yield Remark(step.line, message, "start the launcher once per node", Severity.INFO)
 
 
 def _only_one_task(script: Script, step: Step) -> bool:
-    """Return whether the shell in the task tests SLURM_LOCALID, so that one task continues."""
+    """Return whether the task's shell tests SLURM_LOCALID, so that only one task per node continues."""
     return step.place.task is not None and any(
         "SLURM_LOCALID" in test and place.task is not None for test, place in script.walk.tests
     )
 
 
 def _one_worker_per_gpu(script: Script, launch: Launch, geometry: Geometry) -> bool:
-    """Return whether each task has its own GPUs and its launcher starts one worker for each."""
+    """Return whether each task has its own GPUs and its launcher starts one worker per GPU."""
     own = geometry.gpus_per_task if geometry.isolation else None
     workers = launch.options.get("nproc_per_node") or launch.options.get("num_processes")
     if own is None:
@@ -165,7 +167,7 @@ def _one_worker_per_gpu(script: Script, launch: Launch, geometry: Geometry) -> b
 
 
 def _one_task(geometry: Geometry) -> Edit | None:
-    """Return the edit from ``--ntasks-per-node`` or ``--ntasks`` to one task per node."""
+    """Return the edit that replaces the requested number of tasks by one task per node."""
     option = geometry.options.get("ntasks-per-node") or geometry.options.get("ntasks")
     return Edit(option.line, option.written, "--ntasks-per-node=1") if option else None
 
@@ -174,8 +176,8 @@ def _one_task(geometry: Geometry) -> Edit | None:
 def sequential_sruns(script: Script) -> Iterator[Remark]:
     """A script starts one srun per node, one after the other.
 
-    The processes of the first srun wait for the others, but the second srun only starts after the
-    first has ended. Use one srun for all nodes, or end each line with ``&`` and add ``wait`` at the
+    The processes of the first srun wait for those of the second, but the second srun only starts after
+    the first has ended. Use one srun for all nodes, or end each line with ``&`` and add ``wait`` at the
     end.
 
     Bad:
@@ -190,8 +192,10 @@ def sequential_sruns(script: Script) -> Iterator[Remark]:
     steps = [step for step in script.sruns if step.place.task is None or step.launch.srun_line]
     for step in _blocking(script, steps):
         line = step.launch.srun_line or step.line
-        message = "this srun waits for the processes of the next ones, which start only after it has ended"
-        remedy = "end the line with & and put `wait` after the last srun, or start all nodes with one srun"
+        message = (
+            "these processes wait for those of the next srun, which starts only after this srun has ended"
+        )
+        remedy = "end each srun with & and put `wait` after the last one, or use one srun for all nodes"
         yield Remark(line, message, remedy, edit=_in_background(script, step))
     in_background = [step for step in steps if step.place.background]
     if in_background and not script.walk.waits and not _something_follows(script, in_background[-1]):
@@ -201,7 +205,7 @@ def sequential_sruns(script: Script) -> Iterator[Remark]:
 
 
 def _blocking(script: Script, steps: list[Step]) -> list[Step]:
-    """Return the steps in the foreground that start one of several nodes."""
+    """Return the foreground steps that start the processes of only one of several nodes."""
     looped = [
         step
         for step in steps
@@ -273,7 +277,7 @@ def lightning_under_torchrun(script: Script) -> Iterator[Remark]:
 
     Lightning detects Slurm and reads its ranks from Slurm's variables instead of torchrun's. All
     workers of a node then have the same rank, or Lightning reports a wrong number of tasks. Newer
-    versions prefer torchrun's variables.
+    versions of Lightning prefer torchrun's variables.
 
     Bad:
         #SBATCH --ntasks-per-node=1
@@ -294,6 +298,6 @@ def lightning_under_torchrun(script: Script) -> Iterator[Remark]:
         if named or script.mentions(_MENTIONS):
             yield Remark(
                 step.launch.srun_line or step.line,
-                "Lightning reads its ranks from Slurm, not from torchrun: several workers may get one rank",
-                "start one process per GPU with srun: srun python PROGRAM, --ntasks-per-node = GPUs per node",
+                "Lightning reads ranks from Slurm, not from torchrun: several workers may get the same rank",
+                "start one task per GPU (--ntasks-per-node), and run `srun python PROGRAM` without torchrun",
             )

@@ -43,11 +43,13 @@ _RANK_VARIABLES = names(
 #: Rendezvous backends that assign the ranks themselves.
 _ASSIGNS_RANKS = frozenset({"c10d", "etcd", "etcd-v2", "etcd_v2", "zeus"})
 _FIRST_HOST = '$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
-_EXPAND_IN_TASK = "expand it in the task: srun bash -c '... $SLURM_NODEID ...', or write \\$ in double quotes"
+_EXPAND_IN_TASK = (
+    "expand the variable in the task: srun bash -c '... $SLURM_NODEID ...', or \\$ within double quotes"
+)
 
 
 def _spans_nodes(script: Script, step: Step) -> bool:
-    """Return whether the processes of a step join processes on other nodes."""
+    """Return whether the processes of a step communicate with processes on other nodes."""
     if starts_workers(step.launch):
         expected = _expected_nodes(script, step.launch)
         return expected is None or expected > 1
@@ -128,7 +130,7 @@ def _has_several_nodes(script: Script) -> bool:
 
 
 def _is_final(script: Script, assigned: Assigned) -> bool:
-    """Return whether no later assignment or other branch replaces the value."""
+    """Return whether programs see the assigned value, because no later assignment or branch replaces it."""
     others = script.assigned_to.get(assigned.name, [])
     if any(other.line > assigned.line and not other.branches for other in others):
         return False
@@ -151,8 +153,8 @@ def _loopback(script: Script, value: Value, *, in_task: bool) -> Iterator[Remark
     """Yield a remark if an address is, or may become, the local host."""
     remedy = f"use the first host of the job: {_FIRST_HOST}"
     if _LOOPBACK.match(value.text):
-        message = f"{script.unknowns.shown(value.text)[:60]} is a different host on every node: "
-        message += "the nodes never connect, and the job ends after the store's time-out"
+        message = f"{script.unknowns.shown(value.text)[:60]} refers to a different host on every node: "
+        message += "the nodes never connect, and the job fails when the rendezvous times out"
         yield Remark(value.line, message, remedy)
         return
     for unknown in script.unknowns.of(value.text)[:1]:
@@ -194,11 +196,11 @@ def _has_address(script: Script, launch: Launch) -> bool:
 
 def _no_address(launch: Launch) -> str:
     if "standalone" in launch.options:
-        return "--standalone meets at localhost: the nodes wait for each other and never connect"
+        return "--standalone uses localhost as the address: the nodes wait for each other and never connect"
     if "rdzv_backend" in launch.options:
-        return "c10d without --rdzv_endpoint meets at localhost: the nodes wait and never connect"
+        return "c10d without --rdzv_endpoint uses localhost: the nodes wait for each other and never connect"
     name = "torch.distributed.launch" if launch.launcher == "launch" else launch.launcher
-    return f"{name} has no address and uses 127.0.0.1: the nodes wait for each other and never connect"
+    return f"{name} gets no address and uses 127.0.0.1: the nodes wait for each other and never connect"
 
 
 def _launcher_line(step: Step) -> int:
@@ -212,10 +214,10 @@ def _launcher_line(step: Step) -> int:
 
 @rule(Severity.WARNING)
 def hardcoded_host(script: Script) -> Iterator[Remark]:
-    """The master is a fixed host, although Slurm chooses the nodes of the job.
+    """The master address is a fixed host, although Slurm chooses the nodes of the job.
 
-    If the job runs on other nodes, no process listens on that host, and all processes wait until
-    their time-out.
+    If the job runs on other nodes, no process listens on that host, and all processes wait until the
+    rendezvous times out.
 
     Bad:
         export MASTER_ADDR=node001
@@ -230,7 +232,7 @@ def hardcoded_host(script: Script) -> Iterator[Remark]:
         match = _HOST.match(value.text)
         if not match or _LOOPBACK.match(value.text) or match.group(1) in ("0.0.0.0", "255.255.255.255"):  # noqa: S104
             continue
-        message = f"the master is always {match.group(1)}, but Slurm may run the job on other nodes"
+        message = f"the master address is always {match.group(1)}, but Slurm may run the job on other nodes"
         yield Remark(value.line, message, f"use the first host of the job: {_FIRST_HOST}")
 
 
@@ -245,7 +247,7 @@ def _has_fixed_hosts(step: Step) -> bool:
 def hardcoded_port(script: Script) -> Iterator[Remark]:
     """The port of the rendezvous is fixed.
 
-    Two jobs on the same node then use the same port: "Address already in use".
+    If two such jobs run on one node, the second job fails with "Address already in use".
 
     Bad:
         export MASTER_PORT=29500
@@ -253,7 +255,7 @@ def hardcoded_port(script: Script) -> Iterator[Remark]:
     Good:
         export MASTER_PORT=$((10000 + SLURM_JOB_ID % 20000))
     """
-    remedy = "derive it from the job: $((10000 + SLURM_JOB_ID % 20000)), below the ephemeral ports"
+    remedy = "compute the port from the job ID, below the ephemeral ports: $((10000 + SLURM_JOB_ID % 20000))"
     message = "the port {} is fixed: two jobs on the same node conflict"
     for assigned in script.walk.assigned:
         port = _PORT.search(assigned.value.text) if assigned.value else None
@@ -280,12 +282,12 @@ def _computed_port(script: Script, assigned: Assigned, port: str) -> Edit | None
 
 @rule(Severity.ERROR)
 def rank_expanded_early(script: Script) -> Iterator[Remark]:
-    r"""The batch shell expands the rank of a node or a task, and its value there is always 0.
+    r"""The batch shell expands the rank of a node or task, and the rank is always 0 in the batch shell.
 
     The batch script runs on the first node only. It expands variables on the srun line that are
-    unquoted or in double quotes, so every task gets rank 0. An escaped or single-quoted variable
-    needs a shell in the task that expands it. With a c10d rendezvous, the rank is not used, and
-    the rule does not apply.
+    unquoted or in double quotes, so every task gets rank 0. If the variable is escaped or in single
+    quotes, a shell in the task must expand it. The rule does not apply to a c10d rendezvous, which
+    assigns the ranks itself.
 
     Bad:
         srun torchrun --nnodes=2 --node_rank=$SLURM_NODEID --master_addr=$HOST ...
@@ -297,7 +299,7 @@ def rank_expanded_early(script: Script) -> Iterator[Remark]:
     for step in steps:
         for name, value in _ranks_given(script, step):
             if value.text.lstrip("\\").startswith("$SLURM_"):
-                message = f"srun starts no shell, so {name} is the text {value.text}: nothing expands it"
+                message = f"srun starts no shell, so {name} is the unexpanded text {value.text}"
                 yield Remark(value.line, message, _EXPAND_IN_TASK)
             for unknown in script.unknowns.within(value.text):
                 severity = _severity_of_early_rank(script.geometry(step), unknown)
@@ -320,7 +322,7 @@ def _ranks_given(script: Script, step: Step) -> Iterator[tuple[str, Value]]:
 
 
 def _severity_of_early_rank(geometry: Geometry, unknown: Unknown) -> Severity | None:
-    """Return the severity of a rank expanded by the batch shell, or None if it is correct."""
+    """Return the severity of expanding a rank in the batch shell, or None if the value is correct."""
     if unknown.in_task or unknown.name not in _SLURM_RANKS:
         return None
     if unknown.name == "SLURM_NODEID":

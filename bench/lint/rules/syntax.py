@@ -18,7 +18,7 @@ _MAX_ODD_LINES = 200
 _PROSE = re.compile(r"[A-Z][a-z]+[,:]?\Z")
 _NAME = re.compile(r"[A-Za-z_]\w*\Z")
 _PYTHON_KEYWORDS = frozenset({"import", "from", "print", "def", "elif", "class"})
-#: Leftovers of editing: ends of here-documents, prompts, rulers, bare numbers.
+#: Leftovers of editing: ends of here-documents, prompts, separator lines, bare numbers.
 _LEFTOVER = re.compile(r"EO[FTL]|END|\$|[-=*~]{3,}|\d+")
 _CSH_COMMANDS = frozenset({"setenv", "unsetenv"})
 
@@ -50,7 +50,7 @@ def sbatch_after_command(script: Script) -> Iterator[Remark]:
 
 @rule(Severity.ERROR)
 def malformed_directive(script: Script) -> Iterator[Remark]:
-    """A directive that sbatch refuses or treats as a comment.
+    """A directive is malformed, so that sbatch refuses the script or treats the line as a comment.
 
     sbatch refuses a script with an unknown option, an invalid value or a stray word. It ignores
     lines that do not start with exactly ``#SBATCH``, and it does not expand variables.
@@ -71,7 +71,7 @@ def malformed_directive(script: Script) -> Iterator[Remark]:
         yield Remark(
             1,
             f"Slurm refuses scripts of more than {limit}, unless the site raised max_script_size",
-            "put the data into a file of its own",
+            "move the data to a separate file",
             Severity.WARNING,
         )
 
@@ -92,7 +92,7 @@ def crlf_script(script: Script) -> Iterator[Remark]:
         yield Remark(
             script.dos_line,
             "sbatch refuses the script: its lines end with CR LF, as on Windows",
-            "convert it: dos2unix SCRIPT, or sed -i 's/\\r$//' SCRIPT",
+            "convert the script: dos2unix SCRIPT, or sed -i 's/\\r$//' SCRIPT",
         )
 
 
@@ -116,7 +116,7 @@ def shell_syntax(script: Script) -> Iterator[Remark]:
         yield _error_in_text(text, problem)
     if script.size > ANALYSED_SIZE:
         message = f"only the first {ANALYSED_SIZE // 1024} KiB of this script were checked"
-        yield Remark(1, message, "put the data into a file of its own", Severity.INFO)
+        yield Remark(1, message, "move the data to a separate file", Severity.INFO)
     if script.error:
         yield from _syntax_error(script, script.error)
 
@@ -142,22 +142,21 @@ def _syntax_error(script: Script, error: ShellError) -> Iterator[Remark]:
 
 
 def _error_in_text(text: Value, error: ShellError) -> Remark:
-    """Return the remark on a text that is given to a shell, such as the one of ``bash -c``."""
+    """Return the remark on a syntax error in text for a shell, such as the argument of ``bash -c``."""
     quote = error.quote if error.quote in ("'", '"') else ""
     unpaired = _unpaired_quote(text.text.split("\n"), quote, upto=10_000)
     line = text.lines[min(unpaired[0], len(text.lines)) - 1] if unpaired else error.opened or error.line
-    message = f"the shell that gets this text cannot parse it: {error.message}"
+    message = f"the shell that executes this text cannot parse it: {error.message}"
     severity = Severity.WARNING if MARK.search(text.text) else None
     return Remark(line, message, "correct the text between the quotes", severity)
 
 
 def _unpaired_quote(lines: Sequence[str], quote: str, *, upto: int) -> tuple[int, str] | None:
-    """Return the line with a quote that is never closed, and the quote, or None.
+    """Return the number of the line with an unclosed quote, and the quote character, or None.
 
-    A string over several lines has two lines with an odd number of quotes: its first and its last.
-    If the number of such lines is odd, one of them is wrong. The result is the line without which
-    the others form the most plausible pairs. If bash does not report a ``quote``, all other lines must
-    form such pairs.
+    A string that spans several lines has an odd number of quotes in its first and its last line, so
+    lines with an odd number come in pairs. If one such line is left over, the result is the line
+    whose removal leaves the most plausible pairs. If ``quote`` is empty, all pairs must be plausible.
     """
     for kind in (quote,) if quote else ('"', "'"):
         counts = [_count_quotes(line, kind) for line in lines[: None if quote else upto]]
@@ -173,7 +172,7 @@ def _unpaired_quote(lines: Sequence[str], quote: str, *, upto: int) -> tuple[int
 
 
 def _plausible_pairs(lines: Sequence[str], counts: Sequence[int], odd: Sequence[int], without: int) -> int:
-    """Count the pairs of odd lines that look like strings over several lines, without one line."""
+    """Count the pairs of ``odd`` lines that look like multi-line strings, leaving out ``odd[without]``."""
     rest = [*odd[:without], *odd[without + 1 :]]
     pairs = zip(rest[::2], rest[1::2], strict=True)
     return sum(
@@ -204,11 +203,11 @@ def _count_quotes(line: str, kind: str) -> int:
 
 @rule(Severity.ERROR)
 def stray_command(script: Script) -> Iterator[Remark]:
-    r"""Bash runs a line as a command that is not one, such as an option or a leftover.
+    r"""Bash runs a line that is not meant as a command, such as an option or a leftover of editing.
 
-    A backslash continues a line only if it is the very last character. After a backslash with a
-    blank behind it, or a comment between the lines, the command ends. Bash then runs the next line
-    as a command that does not exist.
+    A backslash continues a line only if it is the very last character. A blank after the backslash, or
+    a comment between the lines, ends the command. Bash then tries to run the next line as a command of
+    its own.
 
     Bad:
         srun python train.py \  # the data
@@ -235,36 +234,38 @@ def _stray(script: Script, step: Step) -> Remark | None:
     if start.kind == "text" and not start.quoted and re.match(r"--?[A-Za-z]", start.text):
         return _broken_off_option(script, start.text, line)
     if bare in DECLARATIONS:
-        return Remark(line, f"{bare} takes no blanks around =", f"write {bare} NAME=VALUE")
+        return Remark(line, f"{bare} does not allow blanks around =", f"write {bare} NAME=VALUE")
     spaced = len(words) > 1 and (words[1].bare or "").startswith("=") and bool(_NAME.match(bare))
     if spaced and not step.place.piped and bare not in HELPERS and not step.place.task:
         return _spaced_assignment(script, step.node)
     if _assigns_to_expansion(words[0]):
-        message = "bash runs this as a command, because a $ is before the variable's name"
+        message = "bash runs this line as a command, because there is a $ before the variable's name"
         return Remark(line, message, "remove the $")
     if re.match(r"!?#?!?SBATCH\b|!#|!/", first) or first == "#SBATCH":
-        message = f"bash runs `{first}` as a command, which does not exist"
-        return Remark(line, message, "start the line with #")
+        message = f"bash runs `{first}` as a command, but there is no such command"
+        return Remark(line, message, "put # at the start of the line")
     is_python = first in _PYTHON_KEYWORDS and len(words) > 1 and "import" in [word.literal for word in words]
     if first in _CSH_COMMANDS or is_python:
-        message = f"`{first}` is not a command of bash"
-        return Remark(line, message, "write it in bash, or put it into a file of its language")
+        message = f"`{first}` is not a bash command"
+        return Remark(line, message, "write the line in bash, or move it to a script in its own language")
     if _LEFTOVER.fullmatch(first) or (words[0].bare is None and _is_sentence(first)):
-        message = f"bash runs `{first[:40]}` as a command, which does not exist"
+        message = f"bash runs `{first[:40]}` as a command, but there is no such command"
         return Remark(line, message, "remove the line")
     return _stray_warning(script, step, bare)
 
 
 def _stray_warning(script: Script, step: Step, bare: str) -> Remark | None:
-    """Return a remark on a line that is probably stray."""
+    """Return a remark on a line that is probably not meant as a command."""
     words, line = step.node.words, step.line
     start = words[0].parts[0]
     if len(words) == 1 and start.kind == "param" and start.text.startswith("SLURM"):
         message = f"bash runs the value of ${start.text} as a command"
-        return Remark(line, message, "put echo before it, or remove it")
+        return Remark(
+            line, message, "if the line is meant as output, put `echo` before it; otherwise remove the line"
+        )
     if len(words) >= 3 and all(word.bare for word in words) and _PROSE.match(bare) and not script.walk.opaque:
         message = f"bash runs `{bare}` as a command"
-        return Remark(line, message, "make the line a comment: #", Severity.WARNING)
+        return Remark(line, message, "if the line is meant as a comment, start it with #", Severity.WARNING)
     if any(option.name == "pty" for option in step.launch.srun) and step.launch.via == "srun":
         message = "srun --pty in a batch script has no terminal, so the interactive shell ends at once"
         return Remark(line, message, "remove the line", Severity.WARNING)

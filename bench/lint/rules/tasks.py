@@ -36,7 +36,7 @@ def task_gpu_mismatch(script: Script) -> Iterator[Remark]:
     With one process per GPU, tasks per node must equal GPUs per node. A launcher must not start more
     workers than there are GPUs, and it must expect the nodes of the job. Otherwise processes share a
     GPU ("Duplicate GPU detected", "invalid device ordinal"), or the launcher waits for missing nodes
-    until its time-out.
+    until its rendezvous times out.
 
     Bad:
         #SBATCH --ntasks-per-node=4
@@ -79,19 +79,26 @@ def _tasks(script: Script, step: Step, geometry: Geometry) -> Iterator[Remark]:
     severity: Severity | None = Severity.WARNING
     if tasks > gpus:
         severity = None
-        message = f"{tasks} processes share {_gpus(gpus)} on each node: NCCL refuses duplicate GPUs"
+        message = f"{tasks} processes share {_gpus(gpus)} on each node, which NCCL does not support"
         remedy = f"request {tasks} GPUs per node, or --ntasks-per-node={gpus}"
     elif tasks == 1:
         given = {name for name, _ in script.options_of_program(step.launch)}
         program = step.launch.program.text if step.launch.program else ""
         if given & _STARTS_PROCESSES or _EVALUATES.search(program):
             return
-        message = f"srun starts 1 process for {gpus} GPUs: unless it starts others, the other GPUs are idle"
+        message = (
+            f"srun starts 1 process for {gpus} GPUs: unless this process starts others, {gpus - 1} stay idle"
+        )
     else:
         message = f"{tasks} processes leave {gpus - tasks} of {gpus} GPUs on each node idle"
     yield Remark(main, message, remedy, severity)
     if gpus_line and gpus_line != main and tasks > gpus:
-        yield Remark(gpus_line, f"{gpus} per node here, but {tasks} tasks per node", remedy, Severity.INFO)
+        yield Remark(
+            gpus_line,
+            f"{_gpus(gpus)} per node requested here, but {tasks} tasks per node",
+            remedy,
+            Severity.INFO,
+        )
 
 
 def _gpus(count: int) -> str:
@@ -107,10 +114,10 @@ def _program_options(script: Script, step: Step, geometry: Geometry) -> Iterator
         severity = None if name.startswith("trainer.") else Severity.WARNING
         nodes, tasks = geometry.nodes, geometry.tasks_per_node
         if name in _NODE_OPTIONS and nodes and given != nodes and "nodes" in geometry.options:
-            message = f"the program is given {given} nodes, but srun starts it on {nodes}"
-            yield Remark(value.line, message, f"give it {nodes}, or use $SLURM_NNODES", severity)
+            message = f"this option says {given} nodes, but srun starts the program on {nodes}"
+            yield Remark(value.line, message, f"change the number to {nodes}, or to $SLURM_NNODES", severity)
         elif name in _DEVICE_OPTIONS and given > 1 and tasks and given != tasks:
-            message = f"the program is given {given} devices per node, but srun starts {tasks} tasks per node"
+            message = f"this option says {given} devices per node, but srun starts {tasks} tasks per node"
             remedy = f"request --ntasks-per-node={given}: one task per device"
             yield Remark(value.line, message, remedy, severity)
 
@@ -139,7 +146,9 @@ def _workers(script: Script, step: Step, geometry: Geometry) -> Iterator[Remark]
             message = f"{_gpus(visible)} requested here, but {workers} workers are started"
             yield Remark(line, message, "request more GPUs", Severity.INFO)
     elif workers < visible and not script.mentions(_SETS_VISIBLE_DEVICES):
-        message = f"{step.launch.launcher} starts {workers} workers for {visible} visible GPUs: some are idle"
+        message = (
+            f"{step.launch.launcher} starts {workers} workers for {visible} visible GPUs: some GPUs are idle"
+        )
         yield Remark(value.line, message, f"start {visible} workers, or request fewer GPUs", Severity.WARNING)
 
 
@@ -159,11 +168,11 @@ def _launcher_nodes(script: Script, step: Step, geometry: Geometry) -> Iterator[
     if expected > available * tasks:
         given = "nodes" in script.job.options or "nodes" in geometry.options or "ntasks" in geometry.options
         message = f"{launch.launcher} waits for {expected} nodes, but the job has {available}"
-        message += ": it ends after its time-out"
+        message += ": it fails when its rendezvous times out"
         remedy = f"use --nnodes=$SLURM_NNODES, or request --nodes={expected}"
         yield Remark(value.line, message, remedy, None if given else Severity.WARNING)
     elif expected < nodes and launch.via == "srun":
-        message = f"srun starts {launch.launcher} on {nodes} nodes, but each expects {expected}: "
+        message = f"srun starts {launch.launcher} on {nodes} nodes, but each launcher expects {expected}: "
         message += "every node trains on its own" if expected == 1 else "the last nodes cannot join"
         yield Remark(value.line, message, "use --nnodes=$SLURM_NNODES", Severity.WARNING)
 
@@ -172,9 +181,9 @@ def _launcher_nodes(script: Script, step: Step, geometry: Geometry) -> Iterator[
 def ntasks_conflict(script: Script) -> Iterator[Remark]:
     """``--ntasks`` contradicts ``--nodes`` times ``--ntasks-per-node``.
 
-    If both are given, ``--ntasks`` takes precedence and ``--ntasks-per-node`` is only a maximum.
-    Too few processes start, or Slurm refuses the job. With fewer tasks than nodes, Slurm reduces
-    the number of nodes.
+    ``--ntasks`` takes precedence, and ``--ntasks-per-node`` then only sets a maximum. Therefore too few
+    processes start, or Slurm refuses the job. With fewer tasks than nodes, Slurm
+    reduces the number of nodes.
 
     Bad:
         #SBATCH --nodes=2
@@ -202,8 +211,10 @@ def _conflict(script: Script, geometry: Geometry, *, job: bool) -> Iterator[Rema
     low, high = geometry.node_range
     fixed = low if low == high and "nodes" in geometry.options else None
     if fixed and ntasks < fixed and job:
-        message = f"--ntasks={ntasks} is less than {fixed} nodes: Slurm reduces the job to {ntasks} of them"
-        yield Remark(line, message, "remove --ntasks, and use --ntasks-per-node")
+        message = (
+            f"--ntasks={ntasks} is less than --nodes={fixed}: Slurm reduces the number of nodes to {ntasks}"
+        )
+        yield Remark(line, message, "replace --ntasks by --ntasks-per-node")
     elif fixed and per_node and ntasks != fixed * per_node:
         total = fixed * per_node
         effect = "too few tasks start" if ntasks < total else "Slurm refuses the job"
@@ -217,7 +228,7 @@ def _conflict(script: Script, geometry: Geometry, *, job: bool) -> Iterator[Rema
             message = f"{per_node} tasks per node on {fixed} nodes here, but --ntasks={ntasks}"
             yield Remark(other, message, remedy, Severity.INFO)
     elif per_node and ntasks < per_node and not fixed:
-        message = f"--ntasks={ntasks} is less than --ntasks-per-node={per_node}: only {ntasks} start"
+        message = f"--ntasks={ntasks} is less than --ntasks-per-node={per_node}: only {ntasks} tasks start"
         yield Remark(line, message, "remove --ntasks", Severity.WARNING)
 
 
@@ -227,13 +238,13 @@ def _more_than_the_job(script: Script, step: Step) -> Iterator[Remark]:
     own = script.geometry(step).node_range[0] if asked else 0
     low, high = script.job.node_range
     if asked and "nodes" in script.job.options and low == high and own > low:
-        message = f"srun requests {own} nodes in a job with {low}: it fails"
+        message = f"srun fails, because it requests {own} nodes and the job has only {low}"
         yield Remark(asked.line, message, f"request --nodes={own} in the directives")
 
 
 @rule(Severity.WARNING)
 def ntasks_not_per_node(script: Script) -> Iterator[Remark]:
-    """``--ntasks`` for several nodes does not determine the number of tasks per node.
+    """``--ntasks`` alone does not determine the number of tasks on each node.
 
     Slurm may distribute the tasks unevenly: of eight tasks on two nodes with four GPUs each, seven
     may run on one node. The local ranks then do not match the GPUs.
@@ -277,10 +288,10 @@ def _determines_tasks_per_node(geometry: Geometry) -> bool:
 
 @rule(Severity.ERROR)
 def ntasks_per_node_ignored(script: Script) -> Iterator[Remark]:
-    """``--ntasks-per-node`` of a step contradicts the number of tasks that the job passes on.
+    """``--ntasks-per-node`` on srun is ignored, because srun inherits the job's number of tasks.
 
-    If srun has neither ``--nodes`` nor ``--ntasks``, it uses the job's number of tasks. It warns
-    "can't honor --ntasks-per-node" and starts that number.
+    If srun has neither ``--nodes`` nor ``--ntasks``, it starts as many tasks as the job requests and
+    warns "can't honor --ntasks-per-node".
 
     Bad:
         #SBATCH --nodes=2
@@ -306,5 +317,5 @@ def ntasks_per_node_ignored(script: Script) -> Iterator[Remark]:
             message = f"srun ignores --ntasks-per-node={per_node}: "
             message += f"it inherits {inherited} tasks on {nodes} nodes from the job"
             edit = Edit(option.line, option.written, f"--nodes=$SLURM_NNODES {option.written}")
-            remedy = "give srun --nodes as well: srun --nodes=$SLURM_NNODES"
+            remedy = "pass --nodes=$SLURM_NNODES to srun as well"
             yield Remark(option.line, message, remedy, edit=edit)

@@ -12,7 +12,7 @@ from bench.lint.rules import rule
 from bench.lint.script import Script
 from bench.lint.shell_state import Use
 
-#: Variables that Slurm sets only with one of these options (sbatch(1), OUTPUT ENVIRONMENT VARIABLES).
+#: Variables that Slurm sets only if one of these options is given (sbatch(1), OUTPUT ENVIRONMENT VARIABLES).
 _NEEDED_OPTIONS: dict[str, tuple[str, ...]] = {
     "SLURM_CPUS_PER_TASK": ("cpus-per-task",),
     "SLURM_NTASKS_PER_NODE": ("ntasks-per-node",),
@@ -81,10 +81,10 @@ _DIGITS_OF_ID = re.compile(r"JOB_?ID|TASK_ID|PROCID|STEP", re.I)
 
 @rule(Severity.WARNING)
 def undefined_variable(script: Script) -> Iterator[Remark]:
-    """A variable is used, but nothing sets it or the tasks do not get it.
+    """A variable is used, but the script never sets it or does not export it to the tasks.
 
-    It expands to an empty text: an option loses its value, an address its host. The rule does not
-    apply to scripts that source a file, because that file may set the variable.
+    Such a variable expands to an empty string, so that an option has no value, or an address no host.
+    The rule does not apply to scripts that source a file, because that file may set the variable.
 
     Bad:
         head_node=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
@@ -124,8 +124,8 @@ def _undefined(script: Script, use: Use) -> tuple[str, str] | None:
     if any(use.place.loops or one.line < use.line for one in assigned):
         return None
     if assigned and all(one.line == use.line for one in assigned):
-        message = f"${name} is set to its own value, and nothing sets it before: it stays empty"
-        return message, f"give {name} a value, or a default: ${{{name}:-...}}"
+        message = f"${name} is only set to its own value, so it stays empty"
+        return message, f"set {name} to a value, or give a default: ${{{name}:-...}}"
     if assigned:
         message = f"${name} is used here, but it is only set later, in line {assigned[0].line}"
         return message, "set it before this line"
@@ -141,17 +141,20 @@ def _undefined_by_slurm(script: Script, name: str) -> tuple[str, str] | None:
     if name not in _SLURM_VARIABLES and "_HET_GROUP_" not in name:
         close = difflib.get_close_matches(name, sorted(_SLURM_VARIABLES), n=1, cutoff=0.8)
         if close:
-            return f"Slurm does not set ${name}: it is empty; did you mean ${close[0]}?", f"use ${close[0]}"
+            return (
+                f"Slurm does not set ${name}, so it is empty; did you mean ${close[0]}?",
+                f"use ${close[0]}",
+            )
     options = _NEEDED_OPTIONS.get(name, ())
     given = set(script.job.options) | {option.name for step in script.sruns for option in step.launch.srun}
     if options and not given & set(options) and name not in script.assigned_to:
-        message = f"Slurm sets ${name} only in jobs with --{options[0]}, and this job has no such option"
+        message = f"Slurm sets ${name} only in jobs with --{options[0]}, which this job does not use"
         return message, f"add --{options[0]}, or write ${{{name}:-NUMBER}}"
     return None
 
 
 def _missing_in_tasks(script: Script) -> Iterator[Remark]:
-    """Find variables for the tasks that are neither exported nor used."""
+    """Find variables such as MASTER_ADDR that are meant for the tasks, but neither exported nor used."""
     used = {use.name for use in script.walk.uses}
     for name, assigned in script.assigned_to.items():
         first = assigned[0]
@@ -167,10 +170,10 @@ def _missing_in_tasks(script: Script) -> Iterator[Remark]:
 
 @rule(Severity.WARNING)
 def port_octal_arithmetic(script: Script) -> Iterator[Remark]:
-    """An arithmetic expression contains digits that may start with 0, which bash reads as octal.
+    """A number in an arithmetic expression may start with 0, and bash then reads it as octal.
 
-    If the last digits of a job id are 0899, bash stops with "value too great for base". If they
-    are 0123, their value is 83.
+    If the last digits of the job ID are 0899, bash stops with "value too great for base". If they
+    are 0123, bash reads them as 83.
 
     Bad:
         export MASTER_PORT=$((10000 + ${SLURM_JOB_ID: -4}))
@@ -184,7 +187,9 @@ def port_octal_arithmetic(script: Script) -> Iterator[Remark]:
             continue
         inner = next(filter(_may_start_with_zero, script.unknowns.of(unknown.default or "")), None)
         if inner:
-            message = f"{inner.source[:60]} may start with 0, which bash reads as octal: 0899 is an error"
+            message = (
+                f"{inner.source[:60]} may start with 0: bash then reads it as octal, and 0899 is an error"
+            )
             in_line = inner.source in unknown.source
             edit = Edit(unknown.line, inner.source, f"10#{inner.source}") if in_line else None
             yield Remark(unknown.line, message, remedy, edit=edit)
