@@ -1,4 +1,4 @@
-"""`python -m bench` is `bench`."""
+"""Run the command line as `python -m bench`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 
 
 def main() -> None:
-    """Run the command line; Ctrl-C during the imports also ends it without a traceback."""
+    """Run the command line; show no traceback if Ctrl-C is pressed during the imports."""
     try:
         from bench.cli import main as run
 

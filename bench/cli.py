@@ -43,7 +43,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
 
 
 class _Group(typer.core.TyperGroup):
-    """A group that turns returned numbers into exit codes, and user errors into messages."""
+    """A command group that turns return values into exit codes and user errors into messages."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -72,8 +72,9 @@ app = typer.Typer(
     a small study on this machine. On a cluster: [bold]bench plan MATRIX[/bold], check the
     scripts, then [bold]bench submit[/bold], [bold]bench status[/bold], [bold]bench report[/bold].
 
-    STUDY is the name or folder of a planned study; the default is the study planned last.
-    Exit codes: 0 no problems, 1 findings or failed runs, 2 bad input, 130 stopped.""",
+    STUDY is the name or folder of a planned study; by default, the study that was
+    planned last.
+    Exit codes: 0 no problems, 1 findings or failed runs, 2 bad input, 130 stopped with Ctrl-C.""",
     rich_markup_mode="rich",
 )
 

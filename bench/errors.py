@@ -16,7 +16,7 @@ from pathlib import Path
 class BenchError(Exception):
     """An error that the user can fix; it is printed without a traceback."""
 
-    #: 2 means bad input.
+    #: The exit code of `bench`; 2 means bad input.
     exit_code = 2
 
     def __init__(self, message: str, *, remedy: str = "") -> None:
@@ -44,7 +44,7 @@ class Problem:
 
 
 class InputError(BenchError):
-    """All problems of input files, sorted by line."""
+    """One or more problems in input files; the message lists them by line."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         assert problems, "an error without a problem"

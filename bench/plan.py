@@ -31,7 +31,7 @@ from bench.units import count, human_duration
 
 @dataclass(frozen=True)
 class Cost:
-    """The maximum cost of a plan: every run takes its whole time limit."""
+    """The maximum cost of a plan, reached if every run uses its whole time limit."""
 
     cells: int
     runs: int
@@ -74,7 +74,7 @@ class Plan:
 
     @property
     def cost(self) -> Cost:
-        """The maximum cost."""
+        """The cost if every run uses its whole time limit."""
         limit_s, repeats = self.matrix.cluster.time_limit, self.matrix.repeats
         nodes = sum(cell.nodes for cell in self.cells)
         gpus = [cell.nodes * max(cell.ranks_per_node) if cell.device == "cuda" else 0 for cell in self.cells]
@@ -91,11 +91,11 @@ class Plan:
 
 
 def make_plan(path: Path, *, site: Path | None = None) -> Plan:
-    """Return the plan of a matrix file with the defaults of a site file.
+    """Plan the study of a matrix file, with the defaults of a site file if one is given.
 
     Raises:
         BenchError: a file cannot be read.
-        InputError: all problems of the matrix.
+        InputError: the matrix has problems; the message lists all of them.
     """
     matrix, document = load_matrix(path, site=site)
     cells = expand(matrix, document)
@@ -125,7 +125,7 @@ def scripts(plan: Plan) -> Iterator[tuple[Cell, str]]:
     """Yield each cell with the text of its script.
 
     Raises:
-        BenchError: our linter finds an error in a script (from a set-up line or a directive).
+        BenchError: `bench lint` would report an error in a script, caused by a set-up line or directive.
     """
     renderer = Renderer(plan.matrix)
     linted: set[tuple[Any, ...]] = set()
@@ -141,7 +141,7 @@ def pack_script(plan: Plan) -> str:
     """Return the script of `bench submit --pack`, which starts many runs in one allocation.
 
     Raises:
-        BenchError: our linter finds an error in it (from a directive).
+        BenchError: `bench lint` would report an error in the script, caused by a directive.
     """
     text = Renderer(plan.matrix).render_pack(plan.cells, runs=len(plan.runs))
     _check_script(plan, text, name="scripts/pack.sbatch", what="packs")
@@ -154,14 +154,14 @@ def _check_script(plan: Plan, text: str, *, name: str, what: str) -> None:
     findings = lint_script(text, path=name)
     errors = [str(finding) for finding in findings if finding.severity is Severity.ERROR]
     if errors:
-        lines = "\n".join([f"{plan.document.path}: the script of {what} has errors:", *errors])
+        lines = "\n".join([f"{plan.document.path}: the script for {what} has errors:", *errors])
         raise BenchError(lines, remedy="correct cluster.setup or cluster.directives")
 
 
 def write_plan(plan: Plan, root: Path, *, progress: Callable[[int], None] | None = None) -> StudyFolder:
     """Write the matrix, scripts and plan.json of a study below ``root``; return the study's folder.
 
-    It is safe to repeat: a study can grow (more sizes, more repeats), but a cell that has runs
+    Planning again is safe: a study can grow (more sizes, more repeats), but a cell that has runs
     cannot change.
 
     Raises:
@@ -169,7 +169,7 @@ def write_plan(plan: Plan, root: Path, *, progress: Callable[[int], None] | None
     """
     folder = StudyFolder(root / plan.matrix.study)
     old = find_plan(folder)
-    # Distinguishes the study's jobs from those of a study of the same name in another folder.
+    # The key distinguishes the study's jobs from jobs of a study with the same name elsewhere.
     content = {**plan_content(plan), "key": (old or {}).get("key") or secrets.token_hex(3)}
     _check_existing_results(folder, old, plan)
     inherited = plan.document.site if plan.document.site and plan.document.site.values else None
@@ -194,10 +194,10 @@ def write_plan(plan: Plan, root: Path, *, progress: Callable[[int], None] | None
 
 
 def _write_script(path: str, data: bytes) -> None:
-    """Write a script unless it exists unchanged, so that queued scripts stay untouched.
+    """Write a script, unless the file already has this content.
 
-    Writing 10,000 scripts takes most of a plan's time. Files are unbuffered and never overwritten,
-    because journalling file systems flush an overwritten file at once.
+    Writing 10,000 scripts takes most of a plan's time. Files are unbuffered and never overwritten
+    in place, because journalling file systems flush an overwritten file immediately.
     """
     try:
         with open(path, "xb", buffering=0) as file:
@@ -284,7 +284,7 @@ def _check_existing_results(folder: StudyFolder, old: dict[str, Any] | None, pla
 
 
 def _physical(cell: dict[str, Any]) -> dict[str, Any]:
-    """Return a cell's record without the parts that do not affect its runs."""
+    """Return a cell's record in plan.json without the keys that do not affect its runs."""
     return {key: value for key, value in cell.items() if key not in ("series", "modes", "script", "swept")}
 
 

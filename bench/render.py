@@ -1,11 +1,11 @@
 """Render one script per cell from the Jinja templates in ``slurm_templates/``.
 
 Scripts contain no path of this machine, no date and no environment, so that the same matrix
-gives the same bytes everywhere. All values of the matrix are quoted for the shell in this
-module only; the schema rejects values that an ``#SBATCH`` line cannot contain.
+gives the same bytes everywhere. Only this module quotes values of the matrix for the shell; the
+schema rejects values that an ``#SBATCH`` line cannot contain.
 
-Most cells of a matrix differ in values, not in shape. For speed, a template is rendered once
-per shape with a mark in place of each value, and the marks are replaced for each cell.
+The scripts of most cells have the same lines (the same shape) with different values. For speed, a
+template is rendered once per shape with a mark in place of each value; each cell fills the marks.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ _MARK = "\0"
 
 
 class _Shape(NamedTuple):
-    """The properties of a cell that determine the lines of its script, except for values."""
+    """The properties of a cell that decide which lines its script contains, whatever their values."""
 
     launcher: str
     device: str
     mixed: bool
-    #: torchrun on one node, which needs no srun.
+    #: Whether torchrun runs on one node, without srun.
     alone: bool
-    #: The user's command instead of the built-in training.
+    #: Whether a user's command runs instead of the built-in training.
     command: bool
-    #: The command uses the recorder.
+    #: Whether the command uses the recorder.
     records: bool
     env_names: tuple[str, ...]
 
@@ -49,8 +49,8 @@ class Script:
     """The script of a cell.
 
     Scripts with the same ``kind`` differ only in names, in workload options and in sizes above 1.
-    The relations between sizes are the same in all of them (tasks = GPUs = ranks of a node,
-    cores = cores of a rank x ranks), so that the linter checks one script of each kind.
+    The sizes have the same relations in all of them (tasks = GPUs = ranks of a node, cores = cores
+    of a rank x ranks), so that it is enough to lint one script of each kind.
     """
 
     text: str
@@ -114,7 +114,7 @@ class Renderer:
         return Script(text, (shape, cell.backend, cell.nodes > 1, most > 1, own, *env.values()))
 
     def _render_shape(self, shape: _Shape) -> list[str]:
-        """Return the text of a shape, split at the marks: literal, name, literal, name, ..., literal."""
+        """Return the script of a shape in alternating pieces: literal text, name of a value, literal text."""
         matrix, cluster = self.matrix, self.matrix.cluster
         submitted = cluster.executor == "slurm"
         template = self._environment.get_template(_template_name(cluster, shape))
@@ -144,10 +144,10 @@ class Renderer:
         return text.split(_MARK)
 
     def render_pack(self, cells: Sequence[Cell], *, runs: int) -> str:
-        """Return the script that starts many runs of ``cells`` in one allocation of the largest size.
+        """Return the script that starts many runs in one allocation, which fits the largest of ``cells``.
 
-        Its directives are for all ``runs`` of the study. A pack of some of them passes its own size
-        and time limit to sbatch as options, which override directives.
+        Its directives request time for all ``runs`` of the study. For a pack of fewer runs,
+        `bench submit` passes the size and time limit to sbatch as options, which override directives.
         """
         matrix, cluster = self.matrix, self.matrix.cluster
         most = max(max(cell.ranks_per_node) for cell in cells)
@@ -162,7 +162,7 @@ class Renderer:
         return "".join([values[piece] if i % 2 else piece for i, piece in enumerate(text.split(_MARK))])
 
     def _argument_lines(self, cell: Cell) -> str:
-        """Return the workload options for the script, one option with its value per line."""
+        """Return the workload options as lines of the script, with one option and its value per line."""
         key = (cell.launcher, cell.backend, cell.per_gpu_batch, *cell.workload.values())
         lines = self._arguments.get(key)
         if lines is None:
@@ -177,7 +177,7 @@ class Renderer:
         return lines
 
     def _command_lines(self, cell: Cell) -> str:
-        """Return the words of the cell's command for the script, one option with its value per line."""
+        """Return the cell's command as lines of the script, with one option and its value per line."""
         words = [shell_word(text, command_values(cell, self.matrix.study)) for text in self._own_words(cell)]
         return "".join(f"\n  {word}" if word.startswith("-") else f" {word}" for word in words).strip()
 
@@ -187,7 +187,7 @@ class Renderer:
         return torchrun_words(words) if cell.launcher == "torchrun" else task_words(words)
 
 
-#: Sets torchrun's rank variables in each srun task. In single quotes, the task expands them.
+#: Sets the same rank variables as torchrun in each srun task. Single quotes leave expansion to the task.
 _WITH_RANK_VARIABLES = (
     "bash -c 'export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS "
     f'LOCAL_WORLD_SIZE={_MARK}tasks_per_node{_MARK}; exec "$@"\' bash "${{command[@]}}"'
@@ -195,7 +195,7 @@ _WITH_RANK_VARIABLES = (
 
 
 def _program(shape: _Shape) -> str:
-    """Return the end of the launch line: the program of torchrun, or of each srun task."""
+    """Return the end of the launch line: the program that torchrun or each srun task starts."""
     if shape.command:
         return '"${command[@]}"' if shape.launcher == "torchrun" else _WITH_RANK_VARIABLES
     program = '-m bench.workload "${workload[@]}"'

@@ -21,7 +21,7 @@ def find_matrix(name: str) -> Path:
     An existing file takes precedence over an example of the same name.
 
     Raises:
-        BenchError: there is neither; the message lists the examples.
+        BenchError: there is no such file or example; the message lists the examples.
     """
     path = Path(name)
     if path.is_file():

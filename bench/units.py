@@ -15,14 +15,14 @@ DURATION_FORMS = "such as 20m, 1h30m, 45s, or Slurm's [days-]hours:minutes:secon
 
 
 def count(amount: int, noun: str, plural: str = "") -> str:
-    """Return ``1 run``, ``2 runs``, ``10,000 runs``."""
+    """Format a number with its noun: ``1 run``, ``2 runs``, ``10,000 runs``."""
     return f"{amount:,} {noun if amount == 1 else plural or noun + 's'}"
 
 
 def parse_duration_s(text: str | int | float) -> int:
-    """Return seconds from ``20m``, ``1h30m``, ``1-02:00:00`` or ``00:20:00``.
+    """Parse a duration such as ``20m``, ``1h30m``, ``1-02:00:00`` or ``00:20:00`` into seconds.
 
-    A number without a unit is rejected: Slurm reads minutes, but people often mean seconds.
+    A number without a unit is rejected: Slurm would read minutes, but people often mean seconds.
 
     Raises:
         ValueError: the text is not a duration, or it is too short or too long.
@@ -55,7 +55,7 @@ def _clock_s(written: str) -> float:
 
 
 def slurm_time(seconds: int) -> str:
-    """Return ``[days-]HH:MM:SS``, the form that all Slurm releases read alike."""
+    """Format seconds as ``[days-]HH:MM:SS``, which all Slurm releases read in the same way."""
     minutes, second = divmod(int(seconds), 60)
     hours, minute = divmod(minutes, 60)
     days, hour = divmod(hours, 24)
@@ -64,7 +64,7 @@ def slurm_time(seconds: int) -> str:
 
 
 def parse_count(text: str | int) -> int:
-    """Return an integer from ``124M``, ``1.5B``, ``10k`` or a plain number.
+    """Parse ``124M``, ``1.5B``, ``10k`` or a plain number into an integer.
 
     Raises:
         ValueError: the text is not a count.
@@ -76,7 +76,7 @@ def parse_count(text: str | int) -> int:
 
 
 def human_duration(seconds: float) -> str:
-    """Return ``7 s``, ``4 min 10 s``, ``2 h 05 min`` or ``3 d 4 h``."""
+    """Format seconds for reading: ``7 s``, ``4 min 10 s``, ``2 h 05 min`` or ``3 d 4 h``."""
     whole = round(seconds)
     if seconds < 10:
         return f"{seconds:.1f} s".replace(".0 s", " s")
@@ -90,7 +90,7 @@ def human_duration(seconds: float) -> str:
 
 
 def human_bytes(count: float) -> str:
-    """Return ``512 B``, ``1.5 KiB``, ``32.0 MiB``, ``2.0 GiB``."""
+    """Format a number of bytes: ``512 B``, ``1.5 KiB``, ``32.0 MiB``, ``2.0 GiB``."""
     size = float(count)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024:

@@ -36,10 +36,12 @@ EpochsOption = Annotated[int, typer.Option("--epochs", min=1, help="Epochs of th
 WaitOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--wait", metavar="[STUDY=]TIME", help="The queue wait of jobs (6.5h, h200=6.5h, l40s=0); repeatable."
+        "--wait",
+        metavar="[STUDY=]TIME",
+        help="How long jobs wait in the queue: 6.5h, or of one study: h200=6.5h; repeatable.",
     ),
 ]
-NoQueueOption = Annotated[bool, typer.Option("--no-queue", help="Do not ask Slurm for start times.")]
+NoQueueOption = Annotated[bool, typer.Option("--no-queue", help="Do not ask Slurm when jobs would start.")]
 BeyondOption = Annotated[
     bool, typer.Option("--beyond", help="Also predict sizes beyond twice the largest measured size.")
 ]
@@ -59,10 +61,10 @@ def advise_command(
     results: ResultsOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Show which configuration would finish first, cost least, and fail least often.
+    """Show which configuration of a training would finish first, cost least, and fail least often.
 
     It lists queue wait, time per epoch, total time, GPU-hours and success rate of every measured
-    configuration, and of larger sizes that its scaling law predicts. Example:
+    configuration and of larger sizes, which are predicted by a scaling law. Example:
     bench advise l40s h200 --samples 1.3M --epochs 90 --wait l40s=0 --wait h200=6.5h
     """
     amount = _samples(samples)
@@ -97,7 +99,7 @@ def _samples(text: str) -> int:
 
 
 def _by_name(folders: list[StudyFolder]) -> dict[str, StudyFolder]:
-    """Return the studies by name, or by folder if two have the same name."""
+    """Return the studies by name; if two have the same name, by folder."""
     names = [folder.name for folder in folders]
     named: dict[str, StudyFolder] = {}
     for folder in folders:

@@ -49,7 +49,7 @@ IgnoreOption = Annotated[
     typer.Option("--ignore", metavar="KEY", help="A setting in which matched cells may differ; repeatable."),
 ]
 AllOption = Annotated[
-    bool, typer.Option("--all", help=f"List every cell, not only {SHOWN_CELLS} with changed ones first.")
+    bool, typer.Option("--all", help=f"List every cell, not only {SHOWN_CELLS} (changed cells first).")
 ]
 OutputOption = Annotated[
     Path | None, typer.Option("--output", help="Also write the comparison as Markdown to this file.")
@@ -70,7 +70,7 @@ def compare_command(
 ) -> int:
     """Compare two studies, or the values of one setting within a study, cell by cell.
 
-    The exit code is 1 if a cell is slower in B, or failed in B but completed in A. For CI:
+    The exit code is 1 if a cell is slower in B, or failed in B but completed in A. Example for CI:
     bench compare results-before/l40s results/l40s
     """
     _check_options(b, by=by, base=base, minimum_effect=minimum_effect, ignore=ignore)
@@ -105,10 +105,10 @@ def _check_options(
         remedy = "use bench compare A B for two studies, bench compare A --by KEY for one"
         raise BenchError("a second study is missing" if b is None else both, remedy=remedy)
     if by is None and base is not None:
-        raise BenchError("--base is a value of --by, which is missing", remedy="bench compare A --by KEY")
+        raise BenchError("--base requires --by", remedy="use bench compare A --by KEY --base VALUE")
     if by is not None and ignore:
-        remedy = "--by compares cells that differ in KEY alone"
-        raise BenchError("--ignore is only for two studies", remedy=remedy)
+        remedy = "omit it: --by compares cells that differ only in KEY"
+        raise BenchError("--ignore cannot be used with --by", remedy=remedy)
 
 
 def _show(found: Comparison, *, everything: bool) -> None:

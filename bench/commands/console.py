@@ -28,7 +28,7 @@ def say(text: str) -> None:
 
 
 def say_once(said: set[str], text: str) -> None:
-    """Print a diagnostic line unless it is in ``said``."""
+    """Print a diagnostic line and add it to ``said``; do nothing if ``said`` contains it."""
     if text not in said:
         said.add(text)
         say(text)
@@ -37,7 +37,7 @@ def say_once(said: set[str], text: str) -> None:
 def print_table(
     title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], *, right: Iterable[str] = ()
 ) -> None:
-    """Print a table: with rules on a terminal, otherwise as plain columns. Text is not markup."""
+    """Print a table, with rules only on a terminal. Cells are not interpreted as Rich markup."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -58,7 +58,7 @@ def print_table(
 
 
 class _Lines:
-    """Progress as one line per run."""
+    """Show progress as one line per run."""
 
     def __init__(self, total: int) -> None:
         self.total = total
@@ -74,7 +74,7 @@ class _Lines:
 
     def outcome(self, run: Run, record: RunRecord) -> str:
         if record.state is RunState.QUEUED:
-            return f"{run.run_id} is job {record.job_id}"
+            return f"{run.run_id} submitted as job {record.job_id}"
         took = human_duration(time.monotonic() - self._since)
         if record.state is RunState.COMPLETED:
             return f"{run.run_id} completed in {took}"
@@ -82,7 +82,7 @@ class _Lines:
 
 
 class _Bar(_Lines):
-    """Progress as a bar, with lines for the runs that did not complete."""
+    """Show progress as a bar, and a line for each run that did not complete."""
 
     def __init__(self, total: int, bar: Any) -> None:
         super().__init__(total)

@@ -1,4 +1,4 @@
-"""`bench doctor`: find out from its logs why a job failed."""
+"""`bench doctor`: find out from a job's logs why it failed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def doctor_command(
     results: ResultsOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Find out why a job failed: the first cause, the line that shows it, and what to change.
+    """Find out why a job failed: print the first cause, the line that shows it, and the remedy.
 
     Several logs are read together. If no known cause matches, it prints "unknown" and the most
     informative lines. Example: bench doctor slurm-4711.out
@@ -57,7 +57,7 @@ def _logs(target: str, root: Path) -> list[Path | Literal["-"]]:
 
 
 def _find_run(target: str, root: Path) -> RunFolder | None:
-    """Return the latest attempt of a run, or the attempt of a job; of a pack, one that failed."""
+    """Return a run's latest attempt, or a job's attempt (a failed one, if the job had several runs)."""
     for planned, attempts in find_attempts(target, root):
         records = planned.records()
         begun = [(run_id, attempt) for run_id, attempt in attempts if attempt]
@@ -77,7 +77,7 @@ def run_doctor(targets: Sequence[Path | Literal["-"]], *, json: bool) -> int:
     from bench.doctor.report import as_text
 
     if not targets:
-        raise BenchError("no log to read", remedy="name the job's logs, or - for standard input")
+        raise BenchError("no log to read", remedy="give the job's logs, or - for standard input")
     logs = dict(_open_log(target) for target in targets)
     try:
         diagnosis = diagnose(logs)

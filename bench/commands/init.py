@@ -16,7 +16,7 @@ from bench.errors import BenchError
 from bench.slurm.parsing import NodeGroup
 from bench.units import slurm_time
 
-#: The time limit of a run in a first study, unless the partition's own limit is shorter.
+#: The time limit that the matrix gives each run, unless the partition's limit is shorter.
 TIME_LIMIT_S = 20 * 60
 MOST_NODES = 16
 
@@ -30,8 +30,8 @@ def init_command(
 ) -> int:
     """Write a matrix for a partition of the cluster (from sinfo), or for this machine.
 
-    The matrix can be planned without changes. With several partitions it asks for one, unless
-    --partition or --yes is given. It never overwrites an existing file.
+    The matrix can be planned without changes. If there are several partitions, the command
+    asks for one, unless --partition or --yes is given. It never overwrites an existing file.
     """
     found = _partitions_of_slurm()
     if not found:
@@ -47,7 +47,7 @@ def init_command(
 
 
 def _site_defaults() -> dict[str, Any]:
-    """Return the `cluster` section of the site file; empty without one."""
+    """Return the `cluster` section of the site file, or an empty dictionary without a site file."""
     from bench.matrix.load import find_site, read_site
 
     path = find_site()
@@ -56,7 +56,7 @@ def _site_defaults() -> dict[str, Any]:
 
 
 def _partitions_of_slurm() -> list[Partition]:
-    """Return the cluster's partitions; none without Slurm."""
+    """Return the cluster's partitions, or an empty list without Slurm."""
     from bench.slurm.client import Slurm, SlurmUnavailableError
 
     try:
@@ -98,9 +98,10 @@ def _write(path: Path, text: str) -> int:
 
 @dataclass(frozen=True)
 class Partition:
-    """A partition with its most frequent kind of node that is in service.
+    """A partition, described by the most common type of its nodes in service.
 
-    ``free`` is the number of idle nodes. ``gpu_type`` is None without a GPU or without a name for it.
+    ``free`` is the number of idle nodes. ``gpu_type`` is None without GPUs, or if Slurm does not
+    name their type.
     """
 
     name: str
@@ -120,7 +121,7 @@ class Partition:
 
 
 def partitions(groups: Sequence[NodeGroup]) -> list[Partition]:
-    """Return the partitions in service: those with GPUs first, then the default, then the largest."""
+    """Return the partitions in service, sorted: with GPUs first, then the default one, then by size."""
     by_name: dict[str, list[NodeGroup]] = {}
     for group in groups:
         if group.available and group.in_service and group.nodes:
@@ -130,7 +131,7 @@ def partitions(groups: Sequence[NodeGroup]) -> list[Partition]:
 
 
 def _partition(groups: Sequence[NodeGroup]) -> Partition:
-    """Return a partition with its most frequent kind of node, GPU nodes preferred."""
+    """Combine a partition's node groups into one Partition of the most common type, preferring GPU nodes."""
     kinds: dict[tuple[int, str | None, int], list[NodeGroup]] = {}
     for group in groups:
         gpu = max(group.gpus, key=lambda gres: gres.count, default=None)

@@ -57,7 +57,7 @@ def run_lint(paths: list[str], *, json: bool, diff: bool) -> int:
 
 
 def _read(path: str) -> str:
-    """Return a script's text with its line ends; invalid UTF-8 is replaced."""
+    """Return a script's text with its original line endings; invalid UTF-8 is replaced."""
     if path == "-":
         return sys.stdin.buffer.read().decode("utf-8", errors="replace")
     file = Path(path)
@@ -78,7 +78,7 @@ def patch(text: str, *, path: str) -> str:
     touched: set[int] = set()
     for edit in edits(text):
         if edit.line in touched or not 0 < edit.line <= len(lines):
-            continue  # one change per line; the next call suggests the next change
+            continue  # one change per line; after it is applied, `bench lint --diff` shows the next one
         touched.add(edit.line)
         content = lines[edit.line - 1].rstrip("\r\n")
         changed[edit.line - 1] = edit.apply(content) + lines[edit.line - 1][len(content) :]

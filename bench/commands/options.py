@@ -1,4 +1,4 @@
-"""Options that several commands share, and the studies and runs that they refer to."""
+"""Options that several commands share; find the studies and runs that the options refer to."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bench.study.layout import StudyFolder, latest_first, results_root, studies
 from bench.study.ledger import RunRecord
 from bench.study.plan_json import PlannedStudy, open_study
 
-#: Seconds to wait for Slurm's accounting, which is complete a second or more after a job's end.
+#: Seconds to wait for Slurm's accounting; it is complete only a second or more after a job ends.
 ACCOUNTING_WAIT_S = 4.0
 
 ResultsOption = Annotated[
@@ -54,7 +54,7 @@ RetryOption = Annotated[
 ]
 BudgetOption = Annotated[
     float | None,
-    typer.Option("--budget", min=0.0, help="Refuse to start if the runs could use more GPU-hours."),
+    typer.Option("--budget", min=0.0, help="Start nothing if the runs could use more GPU-hours than this."),
 ]
 
 
@@ -82,7 +82,7 @@ def find_study(name: str | None, results: Path | None) -> StudyFolder:
 
 
 def find_attempts(target: str, root: Path) -> Iterator[tuple[PlannedStudy, list[tuple[str, int]]]]:
-    """Yield the studies that contain a run or job ``target``, and its (run, attempt) pairs.
+    """Yield each study that contains the run or job ``target``, with the matching (run, attempt) pairs.
 
     The study planned last comes first. A run's name matches its latest attempt (0 if it was
     never started); a job's id matches all attempts that the job ran, older ones included.
@@ -90,7 +90,7 @@ def find_attempts(target: str, root: Path) -> Iterator[tuple[PlannedStudy, list[
     for folder in latest_first(root):
         try:
             planned = open_study(folder)
-        except BenchError:  # a study of another version: the target may be in a different one
+        except BenchError:  # planned by another version of bench: the target may be in a different study
             continue
         records = planned.records()
         if target in records:
@@ -100,7 +100,7 @@ def find_attempts(target: str, root: Path) -> Iterator[tuple[PlannedStudy, list[
 
 
 def settled_records(planned: PlannedStudy) -> dict[str, RunRecord]:
-    """Return the current record of each run; wait a few seconds for jobs that have just ended."""
+    """Return the current record of each run; wait some seconds for the accounting of ended jobs."""
     executor = executor_for(planned)
     deadline = time.monotonic() + ACCOUNTING_WAIT_S
     while True:
@@ -112,7 +112,7 @@ def settled_records(planned: PlannedStudy) -> dict[str, RunRecord]:
 
 
 def settle_study(folder: StudyFolder) -> StudyFolder:
-    """Update the records of a study and return it; without Slurm, the records stay as they are."""
+    """Update the records of a study if Slurm can be reached; otherwise, print a diagnostic line."""
     try:
         planned = open_study(folder)
         save_states(planned, settled_records(planned))

@@ -12,7 +12,7 @@ from bench.commands.options import JsonOption, MatrixArgument, ResultsOption, Si
 from bench.matrix.cell import Cell, value_text
 from bench.study.layout import StudyFolder
 
-if TYPE_CHECKING:  # slow to import, and needed by this command only
+if TYPE_CHECKING:  # slow to import, and not needed by other commands
     from bench.plan import Plan
 
 SHOWN_CELLS = 40
@@ -29,7 +29,7 @@ def plan_command(
 ) -> int:
     """Check a matrix, write one script per cell, and print the maximum cost.
 
-    It needs no Slurm and submits nothing. It is safe to repeat: a study can grow, but a cell that
+    It needs no Slurm and submits nothing. Planning again is safe: a study can grow, but a cell that
     has results cannot change. Example: bench plan matrices/l40s.yaml
     """
     plan, folder = plan_study(matrix, site=site, results=results)

@@ -27,7 +27,9 @@ _NO_WAIT = re.compile(r"0+(?:\.0*)?[smhd]?|none|now")
 
 
 def parse_waits(texts: Sequence[str], *, studies: Sequence[str]) -> dict[str, float]:
-    """Return seconds by study from ``6.5h`` (all studies) and ``l40s=0`` (one); later texts win.
+    """Parse values of --wait: ``6.5h`` (all studies) or ``l40s=0`` (one study) into seconds by study.
+
+    If two values are for the same study, the later one is used.
 
     Raises:
         BenchError: a text is not a duration, or names an unknown study.
@@ -53,13 +55,13 @@ def waits_for(
     given: Mapping[str, float],
     ask: bool,
 ) -> dict[Layout, Wait]:
-    """Return the wait of each layout: the given one, or Slurm's estimate.
+    """Return the queue wait of each layout (study and size), as given or as estimated by Slurm.
 
     Args:
-        layouts: seconds of the fastest training, by layout.
+        layouts: the duration in seconds of the fastest training with each layout.
         planned: the studies by name.
-        given: seconds of wait, by study.
-        ask: ask Slurm about the other studies.
+        given: the queue wait in seconds by study, as given by the user.
+        ask: whether to ask Slurm about the studies that are not in ``given``.
     """
     from analysis.advise.options import Wait
 
@@ -76,13 +78,13 @@ def waits_for(
 
 @dataclass
 class Queue:
-    """Slurm's estimates of start times, from test submissions of the study's own scripts."""
+    """Estimate queue waits with Slurm's test submissions (``sbatch --test-only``) of a study's scripts."""
 
     slurm: Slurm = field(default_factory=Slurm)
     _limits: dict[Path, int | None] = field(default_factory=dict)
 
     def waits(self, study: PlannedStudy, layouts: Mapping[Layout, float]) -> dict[Layout, Wait]:
-        """Return the wait of each layout of a study, by the seconds of its fastest training.
+        """Return the queue wait of each layout; ``layouts`` contains the seconds of its fastest training.
 
         The test uses the training's time limit, because long jobs wait longer than the benchmark's
         short ones. Layouts with an unknown training time are left out.
@@ -125,7 +127,7 @@ class Queue:
         return Wait(seconds, f"Slurm's estimate at {now:%Y-%m-%d %H:%M} UTC (sbatch --test-only)", remark)
 
     def _limit_of(self, script: Path) -> int | None:
-        """Return the time limit of the script's partitions in seconds; None if unlimited or unknown."""
+        """Return the time limit in seconds of the script's partitions, or None if unlimited or unknown."""
         if script not in self._limits:
             partitions = partitions_of(self.slurm, script) if script.is_file() else {}
             self._limits[script] = longest_limit_s(partitions)
@@ -137,6 +139,6 @@ def _one_line(text: str) -> str:
 
 
 def _similar_cell(study: PlannedStudy, nodes: int, per_node: str) -> str:
-    """Return the cell of a layout, or the largest with the same ranks per node."""
+    """Return the id of the cell of this size, or of the largest cell with the same ranks per node."""
     cells = [cell for cell in study.cells.values() if value_text(cell.tasks_per_node) == per_node]
     return min(cells, key=lambda cell: (cell.nodes != nodes, -cell.nodes, cell.cell_id)).cell_id

@@ -15,7 +15,7 @@ from bench.executors.base import save_states
 from bench.study.layout import StudyFolder
 from bench.study.plan_json import open_study
 
-#: Suffixes of tables; a study whose name has one is given as a folder.
+#: File suffixes of tables. A study whose name ends in one must be given by its folder.
 TABLE_SUFFIXES = (".csv", ".tsv")
 
 
@@ -31,7 +31,7 @@ BaselineOption = Annotated[
     typer.Option(
         "--baseline",
         metavar="SIZE",
-        help="The reference of efficiencies: a size (1x4, or 4 GPUs), a cell_id, no-ddp, or common (the "
+        help="The reference for efficiencies: a size (1x4, or 4 GPUs), a cell_id, no-ddp, or common (the "
         "smallest size that all series have); default: the smallest measured size.",
         show_default=False,
     ),
@@ -72,7 +72,7 @@ def report_command(
     """Write a report: report/index.html, tables and figures.
 
     For a study, missing and failed runs are listed with the reason. A TABLE.csv measured elsewhere
-    has one row per run or per size. The page is one file that loads nothing.
+    has one row per run or per size. The page is one file and works offline.
     """
     if source is not None and source.lower().endswith(TABLE_SUFFIXES) and not Path(source).is_dir():
         table = Path(source)

@@ -12,7 +12,7 @@ from bench.commands.console import print_json
 def schema_command(
     site: Annotated[bool, typer.Option("--site", help="Print the schema of a site file instead.")] = False,
 ) -> int:
-    """Print the JSON Schema of a matrix, with which editors complete and check the file.
+    """Print the JSON Schema of a matrix, which editors use to complete and check the file.
 
     In VS Code: bench schema > matrix.schema.json, and begin the matrix with
     # yaml-language-server: $schema=matrix.schema.json

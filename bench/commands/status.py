@@ -34,14 +34,15 @@ def status_command(
         float, typer.Option("--interval", min=0.5, help="Seconds between two updates (with --watch).")
     ] = 5.0,
     everything: Annotated[
-        bool, typer.Option("--all", help=f"List every run, not only {SHOWN_RUNS}.")
+        bool, typer.Option("--all", help=f"List every run, not only the first {SHOWN_RUNS}.")
     ] = False,
     as_json: JsonOption = False,
 ) -> int:
     """Show the state of each run, and why a failed run failed.
 
-    It first updates the records of runs that have ended. A run whose harness was killed is
-    failed, with that reason. The exit code is 1 if a run has failed or Slurm does not know it.
+    It first updates the records of runs that have ended. A run that was killed before it could
+    write its result is shown as failed, with that reason. The exit code is 1 if a run is failed
+    or unknown (Slurm has forgotten its job).
     """
     folder = find_study(study, results)
     while True:
@@ -73,7 +74,7 @@ def status_command(
 
 
 def _show(planned: PlannedStudy, records: Mapping[str, RunRecord], *, everything: bool) -> None:
-    """Print a table of runs, those that need attention first, and a line of counts."""
+    """Print a table of runs, with failed and unknown ones first, and a line of counts."""
     order = {RunState(name): place for place, name in enumerate(_FIRST_STATES)}
     ranked = sorted(records.values(), key=lambda record: order.get(record.state, len(order)))
     shown = ranked if everything else ranked[:SHOWN_RUNS]

@@ -52,15 +52,17 @@ def submit_command(
     ] = False,
     pack: Annotated[
         bool,
-        typer.Option("--pack", help="Submit one job of the largest size that runs all of them in turn."),
+        typer.Option(
+            "--pack", help="Submit one job that starts all runs in turn; it has the size of the largest."
+        ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="With --dry-run: print JSON for programs.")] = False,
 ) -> int:
     """Start the runs of a study that are neither completed nor in progress.
 
-    It is safe to repeat: completed and active runs are not started again, interrupted runs are,
-    and failed runs only with --retry-failed. Executors local and ssh start one run after another;
-    Ctrl-C stops, and the next call continues.
+    Submitting again is safe: completed and active runs are not started again, but interrupted runs
+    are. Failed runs are started again only with --retry-failed. Executors local and ssh start one
+    run after another; Ctrl-C stops them, and the next call continues.
     """
     if as_json and not dry_run:
         raise BenchError("--json requires --dry-run", remedy="`bench status --json` shows the states of runs")
@@ -91,17 +93,17 @@ def submit_command(
 
 
 def _check_max_queued(planned: PlannedStudy, *, pack: bool) -> None:
-    """Reject --max-queued with --pack; report if it has no effect."""
+    """Reject --max-queued with --pack; print a line if the executor has no queue."""
     if pack:
         raise BenchError("--max-queued limits jobs, and a pack is one job", remedy="omit one of the two")
     if planned.executor != "slurm":
-        say(f"--max-queued is ignored: executor {planned.executor} has no queue, it starts one run at a time")
+        say(f"--max-queued is ignored: executor {planned.executor} has no queue and starts one run at a time")
 
 
 def runs_to_start(planned: PlannedStudy, *, filters: Sequence[str], retry_failed: bool) -> list[Run]:
     """Return the runs that a submission starts, in the planned order."""
     records = executor_for(planned).refresh()
-    # Filters apply to all runs, so that one without any match is an error even if nothing is left.
+    # Filters apply to all runs: a filter that matches none is an error even if no run is left to start.
     chosen = set(only(planned.runs, planned.cells, filters))
     return [run for run in pending(planned.runs, records, retry_failed=retry_failed) if run in chosen]
 
@@ -119,7 +121,7 @@ def check_budget(planned: PlannedStudy, runs: Sequence[Run], budget: float | Non
 
 
 def _check_pack_budget(planned: PlannedStudy, runs: Sequence[Run], budget: float | None) -> None:
-    """Print the maximum cost of one job for ``runs``; raise BenchError if it exceeds ``budget``."""
+    """Print the maximum cost of a pack of ``runs``; raise BenchError if it exceeds ``budget``."""
     pack_executor(planned)  # raises if the executor has no packs
     if not runs:
         return
@@ -186,8 +188,8 @@ def start(
 ) -> int:
     """Start ``runs``, print the state of the study, and return the exit code.
 
-    ``halt`` detects a `bench cancel` since its creation (default: since now). The exit code is 1
-    if a run has failed or the study was cancelled.
+    ``halt`` detects a `bench cancel` that is called after ``halt`` was created (by default, after
+    this call). The exit code is 1 if a run has failed or the study was cancelled.
     """
     halt = halt or HaltWatch(planned.ledger)
     executor, before = executor_for(planned, pack=pack), planned.records()
@@ -213,15 +215,15 @@ def _start_now(
     except QueueFullError as full:
         if not wait:
             raise
-        say(f"{full.message}: waiting for room")
+        say(f"{full.message}: waiting for room in the queue")
         remaining = full.left
     except SlurmUnavailableError as absent:
         if not wait or absent.permanent:
             raise
         say(f"{absent.message}: waiting for Slurm")
-        return list(runs)  # Waiting finds out which of them were submitted
+        return list(runs)  # Waiting determines which of them were submitted
     if remaining:
-        until = "until others end" if wait else "until the next `bench submit`, or use --wait"
+        until = "until other runs end" if wait else "until the next `bench submit` (or use --wait)"
         say(f"{count(len(remaining), 'run')} held back {until}")
     return remaining
 
@@ -243,5 +245,5 @@ def _conclude(name: str, records: Mapping[str, RunRecord], *, waited: bool, halt
 
 
 def counts_line(counts: Counter[str]) -> str:
-    """Return ``16 completed, 2 failed``."""
+    """Format the number of runs in each state: ``16 completed, 2 failed``."""
     return ", ".join(f"{counts[state]} {state}" for state in map(str, RunState) if counts[state]) or "no runs"

@@ -1,4 +1,4 @@
-"""`bench verify`: check that runs did what the plan says."""
+"""`bench verify`: check that runs did what was planned."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _verdicts(target: str | None, results: Path | None) -> list[Verification]:
 
 
 def _record_of(path: Path) -> RunRecord | None:
-    """Return the record of the attempt in ``path`` if it is the latest attempt of a study's run."""
+    """Return the record of a run if ``path`` is its latest attempt in a study, otherwise None."""
     parents = path.resolve().parents
     if len(parents) < 3 or not StudyFolder(parents[2]).is_planned:
         return None
@@ -93,7 +93,7 @@ def _record_of(path: Path) -> RunRecord | None:
 
 
 def _verdict(planned: PlannedStudy, record: RunRecord, attempt: int) -> Verification:
-    """Return the verdict on an attempt of a run; a run that was never started (attempt 0) fails."""
+    """Verify an attempt of a run; the verdict fails if the run was never started (attempt 0)."""
     folder = planned.folder.attempt(record.run_id, max(attempt, 1)).path
     if attempt != record.attempt:
         return verify_run(folder)

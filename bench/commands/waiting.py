@@ -1,4 +1,4 @@
-"""Start runs and wait: for room in the queue, for Slurm, for a canary run, for the end."""
+"""Start runs, and wait for room in the queue, for Slurm, for a canary run, or for the end of all runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 POLL_S = 3.0
 #: The maximum time to wait for runs that Slurm does not know.
 UNKNOWN_WAIT_S = 60.0
-#: After the queue was full, the next try comes when a job of the study has ended, or after this time.
+#: The maximum time until the next try after the queue was full; a job that ends makes it earlier.
 FULL_WAIT_S = 30.0
 
 
@@ -44,7 +44,7 @@ class HaltedError(BenchError):
 def start_runs(
     executor: Executor, runs: Sequence[Run], *, halt: HaltWatch, max_queued: int | None = None
 ) -> list[Run]:
-    """Start ``runs`` and show the progress; return the runs that ``max_queued`` holds back.
+    """Start ``runs`` and show the progress; return the runs not started because of ``max_queued``.
 
     Raises:
         HaltedError: the study was cancelled; the remaining runs are not started.
@@ -53,7 +53,7 @@ def start_runs(
     with show_progress(len(runs)) as callbacks:
 
         def started(run: Run) -> None:
-            # Called within the study's lock, so that no job can slip between a cancel and this check.
+            # Called while the study is locked: no job can be submitted between a cancel and this check.
             if halt.halted():
                 raise HaltedError
             callbacks.on_start(run)
@@ -65,7 +65,7 @@ def start_runs(
 class Waiting:
     """Wait for the end of all runs of a study, and start the remaining runs when there is room.
 
-    An unreachable Slurm does not end the wait. Runs that Slurm does not know are given up after
+    If Slurm is unreachable, waiting continues. Runs that Slurm does not know are given up after
     :data:`UNKNOWN_WAIT_S`.
     """
 
@@ -80,7 +80,7 @@ class Waiting:
     ) -> None:
         """``before`` contains the records from before the submission began."""
         self._executor, self._halt, self._max_queued = executor, halt, max_queued
-        # Includes runs that may be submitted: one whose job turns out not to exist is started again.
+        # Includes runs that may have been submitted; those without a job are started again.
         self._wanted = list(remaining)
         self._attempts = {run_id: _last_begun(record) for run_id, record in before.items()}
         self._active_when_full, self._retry_at = math.inf, 0.0
@@ -88,7 +88,7 @@ class Waiting:
         self._said: set[str] = set()
 
     def until_over(self) -> dict[str, RunRecord]:
-        """Wait, and return the final record of each run."""
+        """Wait until no run is in progress or left to start; return the final record of each run."""
         for turn in itertools.count():
             if turn:
                 time.sleep(POLL_S)
@@ -111,13 +111,13 @@ class Waiting:
         raise AssertionError("count() has no end")
 
     def _remaining(self, records: Mapping[str, RunRecord]) -> list[Run]:
-        """Return the runs that are still to be submitted: none if the study is cancelled."""
+        """Return the runs that are still to be submitted, or none if the study was cancelled."""
         if self._halt.halted():
             return []
         return [run for run in self._wanted if self._is_unsubmitted(records[run.run_id])]
 
     def _is_unsubmitted(self, record: RunRecord) -> bool:
-        """Return whether a run has no new attempt; an attempt may have failed before Slurm went away."""
+        """Return whether a run has had no new attempt since the submission began."""
         return record.state is RunState.PLANNED or record.attempt == self._attempts[record.run_id]
 
     def _has_room(self, active: int) -> bool:
@@ -129,7 +129,7 @@ class Waiting:
         try:
             start_runs(self._executor, remaining, halt=self._halt, max_queued=self._max_queued)
         except QueueFullError as full:
-            say_once(self._said, f"{full.message}: waiting for room")
+            say_once(self._said, f"{full.message}: waiting for room in the queue")
             self._active_when_full, self._retry_at = active, time.monotonic() + FULL_WAIT_S
         except HaltedError:
             pass  # the next turn sees the halt, too
@@ -155,18 +155,21 @@ def when_slurm_answers(request: Callable[[], T], *, wait: bool = True) -> T:
 
 
 def _last_begun(record: RunRecord) -> int:
-    """Return the last attempt that became a job; a rejected attempt's number is used again."""
+    """Return the last attempt that became a job; the number of a rejected attempt is used again."""
     return record.attempt - (record.state is RunState.PLANNED and record.attempt > 0)
 
 
 def say_if_stuck(said: set[str], record: RunRecord) -> None:
-    """Report, once, a job that cannot start without help."""
+    """Print a line about a job that Slurm cannot start without intervention, unless it was printed."""
     if record.details.get("stuck"):
         say_once(said, f"{record.run_id} cannot start without help: {record.reason}")
 
 
 def canary_passes(planned: PlannedStudy, runs: Sequence[Run], *, halt: HaltWatch, pack: bool = False) -> bool:
-    """Run the smallest multi-node run alone and verify it; if it fails, print the failed checks."""
+    """Run the smallest multi-node run alone and return whether it passes; print the checks that fail.
+
+    Return True without a run if a multi-node run of the study has already completed.
+    """
     records = planned.records()
     proven = [run for run in planned.runs if records[run.run_id].state is RunState.COMPLETED]
     if not runs or any(planned.cells[run.cell_id].nodes > 1 for run in proven):
@@ -185,7 +188,7 @@ def canary_passes(planned: PlannedStudy, runs: Sequence[Run], *, halt: HaltWatch
 
 
 def choose_canary(planned: PlannedStudy, runs: Sequence[Run]) -> Run:
-    """Return the run that shows soonest and at the least cost whether nodes can communicate."""
+    """Return the smallest multi-node run (or the smallest run), which tests communication cheaply."""
 
     def size(run: Run) -> tuple[bool, int, int, int]:
         cell = planned.cells[run.cell_id]

@@ -1,4 +1,4 @@
-"""Points of the matrix, the cells (physical configurations) made of them, series, runs, and names."""
+"""The parts of an expanded matrix: points, cells (physical configurations), series, runs and their names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Mode = Literal["strong", "weak"]
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """The link of a cell to one of its series: cells that scale together and differ only in size.
+    """The membership of a cell in a series: a set of cells that scale together and differ only in size.
 
     ``batch`` is the global batch of a strong series and the per-GPU batch of a weak one.
     """
@@ -24,15 +24,16 @@ class Membership:
     batch: int
 
 
-#: The key of the ranks per node in a point: gpus_per_node or tasks_per_node in the file, by the device.
+#: The key of the ranks per node in ``Point.values``; the file uses gpus_per_node or tasks_per_node instead.
 PER_NODE = "per_node"
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One element of the product of the axes: a value per axis, a scaling mode and its batch.
+    """One combination of a value per axis, a scaling mode and a batch.
 
-    ``place`` is the batch's place in the matrix file.
+    ``batch`` is the global batch in mode strong and the per-GPU batch in mode weak. ``place`` is
+    the location of the batch in the matrix file.
     """
 
     values: dict[str, Any]
@@ -48,7 +49,7 @@ class Point:
 
     @property
     def key(self) -> str:
-        """A text that only equal points share."""
+        """A string that is equal for two points only if the points are equal."""
         return canonical([self.values, self.mode, self.batch])
 
 
@@ -57,8 +58,8 @@ class Cell:
     """One physical configuration, which is run ``repeats`` times.
 
     ``tasks_per_node`` is one number, or a list with one number per node if nodes differ.
-    ``swept`` contains the axes that vary in the matrix, except size and batch.
-    ``workload`` contains the resolved workload options, ``env`` the job's environment
+    ``swept`` contains the cell's values of the axes that vary in the matrix, except size and
+    batch. ``workload`` contains the resolved workload options, ``env`` the job's environment
     variables. global_batch = per_gpu_batch x world_size x grad_accum.
     """
 
@@ -88,12 +89,12 @@ class Cell:
 
     @property
     def command(self) -> list[str] | None:
-        """The words of the user's command with their placeholders; None for the built-in training."""
+        """The user's command as words with unfilled placeholders, or None for the built-in training."""
         return self.workload.get("command")
 
     @property
     def metrics(self) -> dict[str, Any]:
-        """The settings of :class:`bench.matrix.command.Metrics` for a command, without defaults."""
+        """The settings of a command's :class:`bench.matrix.command.Metrics` that differ from the defaults."""
         return self.workload.get("metrics") or {}
 
     @property
@@ -102,7 +103,7 @@ class Cell:
         return str(self.workload["device"])
 
     def as_json(self) -> dict[str, Any]:
-        """Return the cell's record in plan.json and run.json."""
+        """Return the cell as a dictionary for plan.json and run.json."""
         series = [{"series": m.series, "mode": m.mode, "batch": m.batch} for m in self.series]
         names = (
             "launcher backend nodes tasks_per_node world_size global_batch per_gpu_batch workload env swept"
@@ -112,7 +113,7 @@ class Cell:
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> Cell:
-        """Return a cell from the record that :meth:`as_json` made."""
+        """Create a cell from the dictionary that :meth:`as_json` returned."""
         kept = {k: content[k] for k in cls.__dataclass_fields__ if k in content}
         kept["series"] = [Membership(m["series"], m["mode"], m["batch"]) for m in content["series"]]
         return cls(**kept)
@@ -120,7 +121,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One repeat of one cell: one job. ``order`` is its position in the seeded random order."""
+    """One repeat of a cell. ``order`` is the run's position (from 1) in the seeded random order."""
 
     run_id: str
     cell_id: str
@@ -128,13 +129,13 @@ class Run:
     order: int
 
 
-#: The maximum length of the name of a cell or series, which is also a folder's name.
+#: The maximum length of a cell's or series' name; folders get these names.
 MAX_NAME = 150
 _SAFE_TEXT = re.compile(r"[A-Za-z0-9_.+]{1,40}")
 
 
 def canonical(value: Any) -> str:
-    """Return a text that only equal values share."""
+    """Return JSON text that is equal for two values only if the values are equal."""
     return json.dumps(value, sort_keys=True, default=str)
 
 
@@ -150,8 +151,8 @@ def value_text(value: Any) -> str:
 def name_of(parts: list[str], swept: Mapping[str, Any]) -> str:
     """Return ``parts`` and all swept values joined by ``-``, safe as a folder's name.
 
-    A name that is too long, and a value with unsafe characters, is shortened and gets a
-    digest, so that different values still have different names.
+    Names that are too long and values with unsafe characters are shortened. A digest is appended
+    to them, so that different values still have different names.
     """
     name = "-".join(
         [*parts, *(f"{axis.removeprefix('env.')}.{_safe_text(value)}" for axis, value in swept.items())]

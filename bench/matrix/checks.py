@@ -1,4 +1,4 @@
-"""Check a matrix as a whole: combinations that cannot run, and warnings about settings and answers."""
+"""Check a matrix as a whole: find combinations that cannot run, and settings that deserve a warning."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from bench.units import count
 
 
 def check_hosts(matrix: Matrix, document: Document) -> None:
-    """Raise InputError if executor ssh has no hosts, without which no combination can be checked."""
+    """Raise InputError if executor ssh has no hosts, because the other checks depend on them."""
     if matrix.cluster.executor == "ssh" and not matrix.cluster.hosts:
-        remedy = "write cluster.hosts: [gpu1, gpu2], names that ssh accepts"
+        remedy = "add cluster.hosts: [gpu1, gpu2], with host names that ssh accepts"
         document.add_problem(("cluster", "executor"), "executor ssh needs cluster.hosts", remedy)
         document.raise_problems()
 
 
 def runnable_points(points: Sequence[Point], matrix: Matrix, document: Document) -> list[Point]:
-    """Return the points that can run; record the problems of the others."""
-    multiples: dict[int, int] = {}  # of each global batch, what divides at all of its sizes
+    """Return the points that can run; record a problem for each other point."""
+    multiples: dict[int, int] = {}  # per global batch: a divisor that fits all sizes
     for point in points:
         if point.mode == "strong":
             divisor = point.ranks * _accumulation(point, matrix)
@@ -61,7 +61,7 @@ def _check_layout(point: Point, matrix: Matrix, document: Document) -> None:
         remedy = f"exclude {{nodes: {nodes}, {axis}: {per_node}}}, or change axes.nodes"
         document.add_problem(("axes", axis), what, remedy)
     if point.values["launcher"] == "srun":
-        what = f"{axis} {per_node} differs per node, which launcher srun cannot start"
+        what = f"{axis} {per_node} differs per node, which launcher srun does not support"
         document.add_problem(("axes", axis), what, "use launcher [torchrun] for mixed nodes")
 
 
@@ -76,11 +76,11 @@ def _check_backend(point: Point, matrix: Matrix, document: Document) -> None:
 def _check_local(point: Point, matrix: Matrix, document: Document) -> None:
     nodes, launcher = point.values["nodes"], point.values["launcher"]
     if nodes != 1:
-        what = f"nodes {nodes}: executor local has one node, this machine"
-        remedy = f"use nodes [1] and {matrix.size_axis}, or executor slurm"
+        what = f"nodes {nodes}: executor local runs on one node, this machine"
+        remedy = f"use nodes [1] and vary {matrix.size_axis}, or use executor slurm"
         document.add_problem(("axes", "nodes"), what, remedy)
     if launcher != "torchrun":
-        what = f"launcher {launcher}: executor local starts ranks as torchrun does"
+        what = f"launcher {launcher} needs Slurm: executor local starts torchrun"
         document.add_problem(("axes", "launcher"), what, "use launcher [torchrun]")
 
 
@@ -98,13 +98,13 @@ def _check_ssh(point: Point, matrix: Matrix, document: Document) -> None:
     ranks = per_node if isinstance(per_node, list) else [per_node] * nodes
     for host, wanted in zip(hosts, ranks, strict=False):
         if host.processes is not None and wanted > host.processes:
-            what = f"{axis} {per_node}: host {host.host} takes {host.processes} processes, not {wanted}"
-            remedy = f"lower {axis}, or leave it out: each host then starts its own number of processes"
+            what = f"{axis} {per_node}: host {host.host} allows {host.processes} processes, not {wanted}"
+            remedy = f"lower {axis}, or omit it: each host then starts as many ranks as its `processes`"
             document.add_problem(("axes", axis), what, remedy)
 
 
 def _check_division(point: Point, matrix: Matrix, document: Document, *, every_size: int) -> None:
-    """Reject a global batch that does not divide; suggest the nearest that divide at every size."""
+    """Record a problem if the ranks do not divide a global batch; suggest the nearest batches that fit."""
     accumulation = _accumulation(point, matrix)
     ranks, batch = point.ranks, point.batch
     step = ranks * accumulation
@@ -121,21 +121,23 @@ def _check_division(point: Point, matrix: Matrix, document: Document, *, every_s
 
 
 def check_commands(matrix: Matrix, document: Document) -> None:
-    """Record problems for placeholders in commands that have no value."""
+    """Record a problem for each placeholder of a command that has no value."""
     given = matrix.axes.given
     env = {*matrix.cluster.env, *(name.removeprefix("env.") for name in given if name.startswith("env."))}
     for place, words in _commands(matrix):
         for name in names_in(words):
             if name.startswith("env.") and name.removeprefix("env.") not in env:
-                what = f"the command names {{{name}}}, which neither cluster.env nor an axis sets"
+                what = f"the command contains {{{name}}}, which neither cluster.env nor an axis sets"
                 known = ", ".join(sorted(env)) or "nothing"
-                document.add_problem(place, what, f"set it there ({known} is set)")
+                document.add_problem(place, what, f"set it in one of them (now set: {known})")
             elif name in ("master_addr", "master_port") and matrix.cluster.executor != "slurm":
-                what = f"the command names {{{name}}}, which executor {matrix.cluster.executor} does not know"
+                what = (
+                    f"the command contains {{{name}}}, which executor {matrix.cluster.executor} does not set"
+                )
                 document.add_problem(place, what, f"read ${name.upper()}, which torchrun sets for each rank")
             elif name not in given and getattr(matrix.workload, name, "") is None:
-                what = f"the command names {{{name}}}, which has no value"
-                document.add_problem(place, what, f"set workload.{name}, or an axis of that name")
+                what = f"the command contains {{{name}}}, which has no value"
+                document.add_problem(place, what, f"set workload.{name} or axes.{name}")
 
 
 def _commands(matrix: Matrix) -> list[tuple[Place, list[str]]]:
@@ -152,12 +154,12 @@ def _commands(matrix: Matrix) -> list[tuple[Place, list[str]]]:
     return found
 
 
-#: The number of sizes per series that a fitted model needs.
+#: The minimum number of sizes per series for a fitted scaling model.
 FORECAST_SIZES = 5
-#: The number of repeats that an interval needs.
+#: The minimum number of repeats for a confidence interval.
 INTERVAL_REPEATS = 3
 
-#: Options that affect the recorder or the launch, so that a command need not name them.
+#: Options that control the recorder or the launch, and so have an effect without a placeholder.
 _USED_WITHOUT_NAMING = {
     *("device", "warmup_steps", "steps_per_epoch", "attribution_steps", "epochs"),
     *("grad_accum", "join_timeout"),
@@ -174,7 +176,7 @@ _MODELS_OF_OPTION = {
 
 
 def plan_warnings(matrix: Matrix, document: Document, cells: Sequence[Cell]) -> list[str]:
-    """Return the plan's warnings: missing answers first, then surprising and unused settings."""
+    """Return warnings: first unanswerable questions, then surprising settings and settings without effect."""
     return [
         *_missing_answers(matrix, cells),
         *_surprising_settings(matrix, document, cells),
@@ -194,7 +196,7 @@ def _missing_answers(matrix: Matrix, cells: Sequence[Cell]) -> Iterator[str]:
         yield "every series has one size only: throughput is measured, but no speedup and no efficiency"
     elif single:
         shown = ", ".join(single[:3]) + (f" and {len(single) - 3} more" if len(single) > 3 else "")
-        yield f"series with one size only, and so without efficiency: {shown}"
+        yield f"no efficiency for series with one size only: {shown}"
     most = max(len(found) for found in sizes.values())
     if most < FORECAST_SIZES:
         needed = f"a fitted model needs {FORECAST_SIZES} or more"
@@ -202,7 +204,7 @@ def _missing_answers(matrix: Matrix, cells: Sequence[Cell]) -> Iterator[str]:
     if matrix.repeats < INTERVAL_REPEATS:
         yield f"{count(matrix.repeats, 'repeat')}: no intervals (they need {INTERVAL_REPEATS} or more)"
     if len({cell.nodes for cell in cells}) == 1:
-        yield f"one node count ({cells[0].nodes}): no efficiency over nodes, only within them"
+        yield f"one node count ({cells[0].nodes}): no efficiency across nodes, only within a node"
 
 
 def _surprising_settings(matrix: Matrix, document: Document, cells: Sequence[Cell]) -> Iterator[str]:
@@ -212,7 +214,7 @@ def _surprising_settings(matrix: Matrix, document: Document, cells: Sequence[Cel
         if "$" in value and not document.inherited(f"cluster.env.{name}"):
             yield (
                 f"{document.location(('cluster', 'env', name))}: cluster.env.{name} contains a $, which is "
-                "passed literally; to use another variable, write a set-up line with export"
+                "passed literally; to refer to another variable, use export in a line of cluster.setup"
             )
     if cluster.container and matrix.workload.data != "synthetic" and not cluster.container.mounts:
         where = document.location(("workload", "data"))
@@ -220,11 +222,11 @@ def _surprising_settings(matrix: Matrix, document: Document, cells: Sequence[Cel
     if cluster.executor == "slurm" and matrix.workload.device == "cuda":
         for per_node in {tuple(c.tasks_per_node) for c in cells if isinstance(c.tasks_per_node, list)}:
             asked = f"the job asks Slurm for {max(per_node)} GPUs on each node"
-            yield f"mixed nodes {list(per_node)}: {asked}; some stay idle"
+            yield f"mixed nodes {list(per_node)}: {asked}; some of these GPUs stay idle"
 
 
 def _command_warnings(matrix: Matrix, document: Document) -> Iterator[str]:
-    """Yield a warning for each surprising word of a command, and each setting that it does not use."""
+    """Yield a warning for each shell operator in a command, and each setting that no command uses."""
     commands = _commands(matrix)
     if not commands:
         if "metrics" in matrix.workload.model_fields_set:
@@ -236,17 +238,17 @@ def _command_warnings(matrix: Matrix, document: Document) -> Iterator[str]:
     named = {name for _, words in commands for name in names_in(words)}
     if not named & {"per_gpu_batch", "global_batch"}:
         yield (
-            f"{document.location(commands[0][0])}: the command names neither {{per_gpu_batch}} nor "
+            f"{document.location(commands[0][0])}: the command contains neither {{per_gpu_batch}} nor "
             "{global_batch}: unless it reads $BENCH_PER_GPU_BATCH, its batch may differ from the cell's"
         )
     yield from _shared_files(matrix, document)
     options = set(WorkloadOptions.model_fields) - _USED_WITHOUT_NAMING
     for name in sorted(options & matrix.axes.given.keys() - named):
         where = document.location(("axes", name))
-        yield f"{where}: axes.{name} varies, but the command does not name {{{name}}}"
+        yield f"{where}: axes.{name} varies, but the command does not contain {{{name}}}"
     for name in sorted(options & matrix.workload.model_fields_set - named):
         where = document.location(("workload", name))
-        yield f"{where}: workload.{name} is ignored: the command does not name {{{name}}}"
+        yield f"{where}: workload.{name} is ignored: the command does not contain {{{name}}}"
 
 
 def _shared_files(matrix: Matrix, document: Document) -> Iterator[str]:
@@ -255,9 +257,9 @@ def _shared_files(matrix: Matrix, document: Document) -> Iterator[str]:
         if file is not None and PurePosixPath(file).is_absolute():
             where = document.location(("workload", "metrics", kind))
             yield (
-                f"{where}: workload.metrics.{kind} is one file for all runs: concurrent runs, or a command "
-                "that appends, mix their numbers; write it below {run_dir} and give its path relative to "
-                "the run's folder"
+                f"{where}: workload.metrics.{kind} is one file for all runs, so that values of concurrent "
+                "or earlier runs can be read by mistake; let the command write below {run_dir}, and give "
+                "a path relative to the run's folder"
             )
 
 
@@ -284,7 +286,7 @@ def _ignored_settings(matrix: Matrix, document: Document) -> Iterator[str]:
     if workload.device == "cpu":
         yield from _ignored_on_cpu(matrix, document)
     if workload.command is not None or "command" in axes:
-        return  # _command_warnings covers the models' options
+        return  # _command_warnings has checked these options
     models = set(axes.get("model") or [workload.model])
     for name, users in _MODELS_OF_OPTION.items():
         section = next((s for s in ("workload", "axes") if name in _given(matrix, s)), None)

@@ -18,11 +18,11 @@ from bench.matrix.field_types import (
 )
 from bench.units import DURATION_FORMS, parse_duration_s
 
-#: A host's name for ssh, which cannot be read as an option or as shell code.
+#: Host names that ssh accepts and that cannot be mistaken for options or shell code.
 HOST_NAME = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.-]*@)?[A-Za-z0-9_][A-Za-z0-9_.-]*")
 HOST_ADDRESS = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
-#: A value in an #SBATCH directive. Without spaces, quotes, backslashes, $, ;, # and backticks, it can
-#: neither end its directive nor reach a shell.
+#: Values allowed in an #SBATCH directive. Without spaces, quotes, backslashes, $, ;, # and backticks,
+#: a value can neither end its directive nor be run by a shell.
 DIRECTIVE_VALUE = re.compile(r"[A-Za-z0-9_.,:@+=/\[\]|&*!()%-]+")
 
 
@@ -36,8 +36,8 @@ def _check_directive_value(value: str) -> str:
 
 
 def _check_setup_line(value: str) -> str:
-    """Reject a set-up line that continues on the next line."""
-    _split_line(value, kind="a shell line")
+    """Reject a set-up line that would continue on the next line (open quote or final backslash)."""
+    _split_line(value, kind="a complete shell line")
     return value
 
 
@@ -50,8 +50,10 @@ def _split_line(value: str, *, kind: str) -> list[str]:
 
 
 def _check_directive_line(value: str) -> str:
-    """Reject a line that does not begin with an option, or that contains one of our options."""
-    words = [word for word in _split_line(value, kind="a line of #SBATCH options") if word.startswith("-")]
+    """Reject a line that does not begin with an option, or contains an option that the scripts set."""
+    words = [
+        word for word in _split_line(value, kind="a complete line of #SBATCH options") if word.startswith("-")
+    ]
     if not re.match(r"--?[A-Za-z]", value):
         raise ValueError(f"{value!r} is not an option of sbatch; write it as --name=value")
     remedy = next((found for word in words if (found := _remedy_for_own_option(word))), None)
@@ -60,7 +62,7 @@ def _check_directive_line(value: str) -> str:
     return value
 
 
-#: sbatch's one-letter options without a value, which other options can follow in the same word.
+#: One-letter options of sbatch without a value; another option can follow in the same word (-Hn2).
 _FLAGS = "HhIkOQsVv"
 
 
@@ -98,7 +100,7 @@ _OWN_DIRECTIVES = {
     "exclusive": "use cluster.exclusive",
     "export": "use cluster.env",
     "output o error e job-name J chdir D parsable": "bench submit sets it for each run",
-    "clusters cluster M": "bench tracks the jobs of one cluster: use that cluster's login node",
+    "clusters cluster M": "bench tracks jobs of one cluster only: run bench on that cluster's login node",
     "array a hetjob wrap requeue no-requeue test-only wait W": "every run is one job, started once",
 }
 
@@ -137,14 +139,16 @@ def _check_distinct_hosts(hosts: list[Host]) -> list[Host]:
     names = [host.host for host in hosts]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise ValueError(f"{twice} is named twice; one entry per host, with `processes` for its ranks")
+        raise ValueError(
+            f"{twice} is listed twice; write one entry per host, with `processes` for its number of ranks"
+        )
     return hosts
 
 
 def _parse_time_limit(value: Any) -> Any:
     if isinstance(value, str):
         return parse_duration_s(value)
-    raise ValueError(f"{value!r} has no unit (Slurm would read minutes); write it {DURATION_FORMS}")
+    raise ValueError(f"{value!r} has no unit (Slurm would read minutes); write a duration {DURATION_FORMS}")
 
 
 DirectiveValue = Annotated[str, AfterValidator(_check_directive_value)]
@@ -165,7 +169,7 @@ class Container(Section):
     mounts: list[Line] = Field(default=[])
     """Bind mounts in the syntax of the runtime (`/scratch:/scratch`)."""
     options: list[Line] = Field(default=[])
-    """Further options of the runtime, one word each (`--cleanenv`)."""
+    """Further options for the runtime, one word each (`--cleanenv`)."""
 
 
 class Host(Section):
@@ -174,9 +178,9 @@ class Host(Section):
     host: Annotated[str, Field(min_length=1), AfterValidator(_check_host_name)]
     """The name for ssh: NAME, USER@NAME, or an alias in ~/.ssh/config."""
     processes: Annotated[int, Field(strict=True, ge=1, le=MAX_TASKS_PER_NODE)] | None = None
-    """The maximum number of ranks, and the default if the axes give no ranks per node."""
+    """The maximum number of ranks on this host; the default number if the axes do not set it."""
     address: Annotated[str, Field(min_length=1), AfterValidator(_check_host_address)] | None = None
-    """The address for the other hosts; default: the HostName that ssh uses."""
+    """The address at which the other hosts reach it; default: the HostName that ssh uses."""
 
 
 HostEntry = Annotated[
@@ -195,7 +199,7 @@ class Cluster(Section):
     hosts: Annotated[list[HostEntry], Field(min_length=1), AfterValidator(_check_distinct_hosts)] | None = (
         None
     )
-    """The hosts of executor ssh: `nodes: n` takes the first n."""
+    """The hosts of executor ssh; a cell with n nodes uses the first n."""
     partition: DirectiveValue | None = None
     """sbatch --partition."""
     account: DirectiveValue | None = None
@@ -217,7 +221,7 @@ class Cluster(Section):
     gpu_request: Literal["gres", "gpus-per-node"] = "gres"
     """The sbatch option that requests GPUs at this site."""
     cpus_per_task: Annotated[int, Field(strict=True, ge=1, le=4096)] | None = None
-    """CPU cores per rank; a torchrun task gets them for all its ranks."""
+    """CPU cores per rank; with torchrun, the task on a node gets the cores of all its ranks."""
     time_limit: Duration = 1800
     """Maximum wall time of one run."""
     exclusive: Annotated[bool, Field(strict=True)] = False
@@ -227,6 +231,6 @@ class Cluster(Section):
     directives: list[DirectiveLine] = Field(default=[])
     """Further #SBATCH options (`--mail-type=END`)."""
     setup: list[SetupLine] = Field(default=[])
-    """Shell lines before the launch, run in the folder of submission."""
+    """Shell lines to run before the launch, in the folder from which the job was submitted."""
     env: dict[EnvName, EnvValue] = Field(default={})
-    """Environment variables of the job; values are literal."""
+    """Environment variables of the job; values are not expanded."""

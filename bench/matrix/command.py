@@ -1,7 +1,7 @@
 """A user's command in place of the built-in training: its words, placeholders and metrics.
 
-A command is a list of words, never shell code: a text is split at spaces and quotes as in a
-shell, and nothing is expanded. ``{name}`` is replaced by a value of the cell; ``{{`` and ``}}``
+A command is a list of words, never shell code. A string is split at spaces and quotes as in a
+shell, but nothing is expanded. ``{name}`` is replaced by a value of the cell; ``{{`` and ``}}``
 are literal braces. :func:`shell_word` quotes the words for a script.
 """
 
@@ -20,28 +20,28 @@ from bench.matrix.field_types import Section, shell_words
 from bench.matrix.workload import WorkloadOptions
 
 _TOKEN = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
-#: Values that are known only when the script runs, as quoted expansions of the script's variables.
+#: Placeholders that become known when the script runs, with the quoted shell variable of each.
 RUN_TIME_VALUES = {
     "run_dir": '"$run_dir"',
     "master_addr": '"$MASTER_ADDR"',
     "master_port": '"$MASTER_PORT"',
 }
-#: Values of a cell besides its workload options.
+#: Placeholders for values of a cell that are not workload options.
 CELL_VALUES = (
     *("study", "cell_id", "nodes", "tasks_per_node", "gpus_per_node", "world_size"),
     *("global_batch", "per_gpu_batch", "backend", "launcher"),
 )
-#: Values that can be any text, and so would be code in a word that an interpreter runs as a program.
+#: Placeholders for arbitrary text, which would be code in a word such as that after `bash -c`.
 _FREE_TEXT = ("run_dir", "data")
 _RANK_VALUES = ("rank", "local_rank", "node_rank", "group_rank", "local_world_size")
 _INTERPRETER = re.compile(r"(?:ba|z|da|k|)sh|python[0-9.]*|perl|ruby")
-#: A placeholder for the script's variable $python; no matrix can contain it.
+#: Stands for the script's variable $python; no matrix can contain it, because of the NUL.
 PYTHON = "\0python"
 _NUL_OR_LINE_BREAK = re.compile(r"[\x00\r\n]")
 
 
 def tokens(word: str) -> Iterator[tuple[str, str]]:
-    """Yield the parts of a word: ``("text", literal)`` and ``("value", name)``."""
+    """Split a word at its placeholders; yield ``("text", literal)`` and ``("value", name)`` pairs."""
     at = 0
     for match in _TOKEN.finditer(word):
         if match.start() > at:
@@ -58,12 +58,12 @@ def tokens(word: str) -> Iterator[tuple[str, str]]:
 
 
 def names_in(words: Sequence[str]) -> list[str]:
-    """Return the distinct names in braces, in order."""
+    """Return the distinct placeholder names in a command, in order of first use."""
     return list(dict.fromkeys(text for word in words for kind, text in tokens(word) if kind == "value"))
 
 
 def shell_word(word: str, values: Mapping[str, Any]) -> str:
-    """Return a word with its values filled in, quoted for a shell script."""
+    """Replace the placeholders of a word by their values, and quote it for a shell script."""
     pieces = []
     for kind, text in tokens(word):
         if kind == "value" and text in RUN_TIME_VALUES:
@@ -76,7 +76,7 @@ def shell_word(word: str, values: Mapping[str, Any]) -> str:
 
 
 def command_values(cell: Cell, study: str) -> dict[str, Any]:
-    """Return the values that a cell's command may name, except those of :data:`RUN_TIME_VALUES`."""
+    """Return the values of all placeholders for a cell's command, except :data:`RUN_TIME_VALUES`."""
     own = {"gpus_per_node": cell.tasks_per_node, "study": study}
     of_cell = {name: getattr(cell, name) for name in CELL_VALUES if name not in own}
     env = {f"env.{name}": value for name, value in cell.env.items()}
@@ -84,12 +84,12 @@ def command_values(cell: Cell, study: str) -> dict[str, Any]:
 
 
 def uses_python(words: Sequence[str]) -> bool:
-    """Return whether a command begins with ``python``, which stands for the script's own interpreter."""
+    """Return whether a command begins with ``python``; the script replaces it by its interpreter."""
     return words[0] in ("python", "python3")
 
 
 def torchrun_words(words: Sequence[str]) -> list[str]:
-    """Return torchrun's positional arguments: a script, ``-m MODULE``, or ``--no-python COMMAND``.
+    """Convert a command to torchrun's arguments: a script, ``-m MODULE``, or ``--no-python COMMAND``.
 
     The words ``python`` and ``-u`` are dropped: torchrun starts scripts with its own python, unbuffered.
     """
@@ -101,7 +101,7 @@ def torchrun_words(words: Sequence[str]) -> list[str]:
 
 
 def task_words(words: Sequence[str]) -> list[str]:
-    """Return the words that each srun task runs, with the script's own python."""
+    """Return the command of an srun task, with :data:`PYTHON` in place of a leading ``python``."""
     return [PYTHON, *words[1:]] if uses_python(words) else list(words)
 
 
@@ -111,10 +111,10 @@ def _split(value: Any) -> Any:
 
 def _check_command(words: list[str]) -> list[str]:
     if not words or not words[0]:
-        raise ValueError("does not name a program; write the words of a command, such as `python train.py`")
+        raise ValueError("the command is empty; write a command such as `python train.py`")
     for at, word in enumerate(words):
         if _NUL_OR_LINE_BREAK.search(word):
-            raise ValueError(f"{word!r} has a line break or NUL; write a longer program to a file")
+            raise ValueError(f"{word!r} contains a line break or NUL; put a longer program into a file")
         for kind, name in tokens(word):
             if kind == "value":
                 _check_name(name)
@@ -127,8 +127,8 @@ def _check_no_code(before: list[str], word: str, name: str) -> None:
     programs = [word for word in before if _INTERPRETER.fullmatch(word.rpartition("/")[2])]
     if programs and re.fullmatch(r"-[a-z]*[ce]", before[-1]):
         raise ValueError(
-            f"{{{name}}} is part of {word!r}, which {programs[-1]} runs as a program: the value would be "
-            "code; pass it as a separate word after the program ($1), or write the program to a file"
+            f"{{{name}}} is part of {word!r}, which {programs[-1]} runs as a program: the value would be run "
+            "as code; pass it as a separate word after the program ($1), or put the program into a file"
         )
 
 
@@ -140,7 +140,7 @@ def _check_name(name: str) -> None:
         raise ValueError(f"{{{name}}} differs between ranks; read ${name.upper()} in the command")
     near = difflib.get_close_matches(name, allowed, n=1, cutoff=0.6)
     hint = f"did you mean '{near[0]}'? " if near else ""
-    raise ValueError(f"unknown value {{{name}}}; {hint}allowed: {', '.join(allowed)}, env.NAME")
+    raise ValueError(f"unknown placeholder {{{name}}}; {hint}allowed: {', '.join(allowed)}, env.NAME")
 
 
 #: A command: a list of words, or a text that is split into words.
@@ -155,7 +155,7 @@ Command = Annotated[
 
 
 Quantity = Literal["throughput", "step_time", "loss"]
-#: The units of each quantity, the default first.
+#: The allowed units of each quantity; the first is the default.
 UNITS: dict[str, tuple[str, ...]] = {
     "throughput": ("samples/s", "it/s"),
     "step_time": ("s", "ms", "us"),
@@ -169,7 +169,7 @@ def _check_pattern(text: str) -> str:
         raise ValueError(f"{text!r} is not a regular expression: {error}") from None
     if groups != 1:
         raise ValueError(
-            f"{text!r} has {groups} groups; put ( ) around the number, and write (?: ) for any other"
+            f"{text!r} has {groups} groups; put ( ) around the number, and use (?: ) for other groups"
         )
     return text
 
@@ -200,9 +200,9 @@ class Metrics(Section):
     units: dict[Literal["throughput", "step_time"], str] = Field(default={})
     """throughput: samples/s or it/s; step_time: s, ms or us."""
     scope: Literal["global", "per_gpu"] = "global"
-    """global: samples/s of all ranks together; per_gpu: of one rank."""
+    """Whether samples/s are the sum of all ranks (global) or those of one rank (per_gpu)."""
     skip: Annotated[int, Field(strict=True, ge=0, le=10**9)] = 0
-    """The number of values at the beginning to ignore (warm-up)."""
+    """The number of values to ignore at the beginning (warm-up)."""
 
     @model_validator(mode="after")
     def _check_sources(self) -> Metrics:
@@ -234,14 +234,14 @@ class Metrics(Section):
         read = self.columns or self.output or {}
         for quantity in self.units.keys() - read.keys():
             raise ValueError(
-                f"units.{quantity} has no effect: {quantity} is not read; add it, or remove its unit"
+                f"units.{quantity} has no effect: {quantity} is not read; read it, or remove its unit"
             )
         rate_is_read = "throughput" in read and self.units.get("throughput") != "it/s"
         if self.scope == "per_gpu" and not rate_is_read:
             raise ValueError("scope per_gpu has no effect: no throughput in samples/s is read; remove it")
         if self.skip and not read:
             raise ValueError(
-                "skip has no effect: no values are read; remove it (the recorder has warmup_steps)"
+                "skip has no effect: no values are read; remove it (for the recorder, set warmup_steps)"
             )
         return self
 
@@ -258,7 +258,7 @@ def _source_from_text(value: Any) -> Any:
     return value
 
 
-#: ``recorder``, ``none``, or a mapping.
+#: The type of `workload.metrics`: ``recorder``, ``none``, or a mapping.
 MetricsOption = Annotated[
     Metrics,
     BeforeValidator(_source_from_text),

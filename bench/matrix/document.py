@@ -65,10 +65,10 @@ class Inheritance:
 
 @dataclass
 class Document:
-    """The content of a YAML file, the line (from 1) of each key and item, and what is wrong with it.
+    """The content of a YAML file, the line of each key and item, and the problems found so far.
 
-    ``problems`` is an ordered set. ``site`` is what a matrix inherited; ``content`` and
-    ``lines`` are those of the file alone.
+    Lines count from 1. ``problems`` is used as an ordered set. ``site`` describes the values that a
+    matrix inherited from a site file; ``content`` and ``lines`` do not include them.
     """
 
     path: str
@@ -84,7 +84,7 @@ class Document:
         return self.site is not None and key in self.site.values
 
     def line(self, place: Place) -> int:
-        """Return the line of ``place``, or of the closest value around it."""
+        """Return the line of ``place``; if the file does not contain it, of the closest enclosing value."""
         while place and place not in self.lines:
             place = place[:-1]
         return self.lines.get(place, 1)
@@ -98,17 +98,17 @@ class Document:
         self.problems[Problem(self.path, self.line(place), message, remedy)] = None
 
     def raise_problems(self) -> None:
-        """Raise InputError if there are problems, with at most the first 20 of them."""
+        """Raise InputError with the first 20 problems, if there are any."""
         problems = list(self.problems)
         if len(problems) > MAX_PROBLEMS:
-            rest = Problem(self.path, None, f"and {len(problems) - MAX_PROBLEMS} more of this kind")
+            rest = Problem(self.path, None, f"and {len(problems) - MAX_PROBLEMS} more problems")
             problems = [*problems[:MAX_PROBLEMS], rest]
         if problems:
             raise InputError(problems)
 
 
 def read_document(path: Path, *, may_be_empty: bool = False) -> Document:
-    """Return the content of a YAML file; an empty file is ``{}`` if ``may_be_empty``.
+    """Read a YAML file; an empty file is an error, or ``{}`` if ``may_be_empty``.
 
     Raises:
         BenchError: the file does not exist, or is not a readable text file.
@@ -133,7 +133,7 @@ def _rejection(path: Path, line: int | None, message: str, remedy: str = _WRONG_
     return InputError([Problem(str(path), line, message, remedy)])
 
 
-#: YAML 1.1 reads these letters as line breaks and PyYAML folds them to spaces; YAML 1.2 does not.
+#: Characters that are line breaks in YAML 1.1 but not in 1.2; PyYAML replaces them by spaces.
 _LINE_BREAKS = re.compile("[\x85\u2028\u2029]")
 
 
@@ -160,13 +160,13 @@ def _read_text(path: Path) -> str:
     if odd := _LINE_BREAKS.search(text):
         code = ord(odd[0])
         line = text[: odd.start()].count("\n") + 1
-        what = f"contains the character U+{code:04X}, which YAML readers take for a line break"
+        what = f"contains the character U+{code:04X}, which some YAML readers treat as a line break"
         raise _rejection(path, line, what, f'remove it, or write it as "\\u{code:04X}" in double quotes')
     return text
 
 
 def _reject_deep_nesting(path: Path, text: str) -> None:
-    """Check the nesting in the stream of events, because the C composer would overflow its stack."""
+    """Reject deep nesting before the file is composed, because libyaml would overflow its stack."""
     depth = 0
     for event in yaml.parse(text, Loader=_Loader):
         if isinstance(event, yaml.CollectionStartEvent):
@@ -193,7 +193,7 @@ def _syntax_problem(path: Path, text: str, error: yaml.YAMLError) -> Problem:
         remedy = "keep one matrix per file (no second '---')"
     elif "undefined alias" in what:
         message = f"YAML: {what}"
-        remedy = "define it before with '&name', or quote a value that begins with '*'"
+        remedy = "define it earlier in the file with '&name', or quote a value that begins with '*'"
     return Problem(str(path), line, message, remedy)
 
 
@@ -258,7 +258,7 @@ class _Builder:
         text = str(node.value)
         if node.tag not in ("tag:yaml.org,2002:str", "!", None):
             line = node.start_mark.line + 1
-            self._add_problem(line, f"the YAML tag {node.tag} is not used in a matrix", "remove it")
+            self._add_problem(line, f"the YAML tag {node.tag} is not supported in a matrix", "remove it")
             return text
         if node.style in ("'", '"', "|", ">"):
             return text

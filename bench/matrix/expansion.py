@@ -1,7 +1,7 @@
-"""Expand a matrix into cells: the product of axes and batches, less exclude, plus include.
+"""Expand a matrix into cells: the product of axes and batches, minus exclude, plus include.
 
-A cell that belongs to two series (strong 352 and weak 22 meet at 16 GPUs) is planned once
-and is a member of both. The time is linear in the number of cells.
+A cell that belongs to two series is planned once and is a member of both. For example, a global
+batch of 352 and a per-GPU batch of 22 are the same cell on 16 GPUs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bench.matrix.schema import Matrix
 MAX_CELLS = 100_000
 MAX_RUNS = 1_000_000
 
-#: Ranks per node that each host of cluster.hosts decides itself.
+#: Marks ranks per node that are taken from the `processes` of each host in cluster.hosts.
 _FROM_HOSTS = "from cluster.hosts"
 _SIZE_AND_LAUNCH = ("nodes", "gpus_per_node", "tasks_per_node", "backend", "launcher")
 _BATCH_KEYS = ("global_batch", "per_gpu_batch")
@@ -50,7 +50,7 @@ def _batch_key(mode: Mode) -> str:
 
 
 class _Enumeration:
-    """The enumeration of the points of one matrix; problems and warnings go to the document."""
+    """Enumerates the points of a matrix; problems and warnings are added to the document."""
 
     def __init__(self, matrix: Matrix, document: Document) -> None:
         self.matrix = matrix
@@ -63,7 +63,7 @@ class _Enumeration:
         ]
 
     def points(self) -> list[Point]:
-        """Return every point once, in the order of the axes, included ones last."""
+        """Return every point once, in the order of the axes, followed by the points of ``include``."""
         self._check_duplicates()
         self._check_size()
         points = self._without_excluded(list(self._product(self.axes, self.batches)))
@@ -119,7 +119,7 @@ class _Enumeration:
         parts = [f"{names.get(name, name)} {length}" for name, length in lengths]
         sizes = " x ".join([*parts, f"batches {len(self.batches)}"])
         what = f"the axes span {cells} cells ({sizes}), {runs} runs"
-        remedy = f"at most {MAX_CELLS} cells and {MAX_RUNS} runs are planned; split the study"
+        remedy = f"a study can have {MAX_CELLS} cells and {MAX_RUNS} runs at most; split it"
         self.document.add_problem(("axes",), what, remedy)
         self.document.raise_problems()
 
@@ -137,7 +137,7 @@ class _Enumeration:
                 yield Point(values, mode, batch, place)
 
     def _selection(self, section: str, index: int, given: dict[str, Any]) -> dict[str, Any]:
-        """Return an entry of exclude or include, with its size axis as :data:`PER_NODE`."""
+        """Return the keys of an exclude or include entry, with :data:`PER_NODE` for the size axis."""
         entry = {}
         for key, value in given.items():
             axis = PER_NODE if key in ("gpus_per_node", "tasks_per_node") else key
@@ -170,7 +170,7 @@ class _Enumeration:
             entry = self._selection("include", i, selection.given)
             for point in self._points_of_include(i, entry):
                 if point.key in known:
-                    what = f"include[{i}] is in the matrix already"
+                    what = f"include[{i}] adds a cell that the matrix already contains"
                     self.document.add_problem(("include", i), what, "remove it")
                     break
                 known.add(point.key)
@@ -182,7 +182,7 @@ class _Enumeration:
         return added
 
     def _points_of_include(self, index: int, entry: dict[str, Any]) -> Iterator[Point]:
-        """Yield an entry's points; an axis that it does not name takes all its values."""
+        """Yield the points of an include entry; an axis that the entry omits takes all its values."""
         batches = self._batches_of_include(index, entry)
         axes = {name: [entry[name]] if name in entry else values for name, values in self.axes.items()}
         axes |= {
@@ -195,7 +195,7 @@ class _Enumeration:
         given = [key for key in _BATCH_KEYS if key in entry]
         mode = entry.get("mode")
         if len(given) > 1:
-            what = f"include[{index}] names both batches"
+            what = f"include[{index}] has two batches"
             self.document.add_problem(place, what, "give global_batch (strong) or per_gpu_batch (weak)")
             return []
         if given:
@@ -207,12 +207,12 @@ class _Enumeration:
         batches = [batch for batch in self.batches if mode in (None, batch[0])]
         if not batches:
             what = f"include[{index}]: scaling has no batch of mode {mode}"
-            self.document.add_problem(place, what, "name global_batch or per_gpu_batch")
+            self.document.add_problem(place, what, "add global_batch or per_gpu_batch to the entry")
         return batches
 
 
 def _matches(entry: dict[str, Any], point: Point) -> bool:
-    """Return whether a point has all values that an exclude entry names."""
+    """Return whether a point has all values of an exclude entry."""
     for key, value in entry.items():
         if key == "mode":
             found: Any = point.mode
@@ -241,7 +241,7 @@ def _cells(points: Sequence[Point], matrix: Matrix, document: Document) -> list[
 
 
 def _add_name_clash(one: dict[str, Any], other: dict[str, Any], document: Document) -> None:
-    """Record that two cells have the same name, because digests of 32 bits replace long and odd values."""
+    """Record a problem: two cells have the same name, because the digests of their values collide."""
     axis = next(name for name in other if one.get(name) != other[name])
     values = f"{value_text(one.get(axis))!r} and {value_text(other[axis])!r}"
     what = f"axes.{axis}: {values} would give two cells the same name"
@@ -263,7 +263,7 @@ def _swept_names(points: Sequence[Point], matrix: Matrix) -> list[str]:
 
 
 class _Settings:
-    """The workload options and environment of each point; equal ones share one object."""
+    """Computes the workload options and environment of points; equal results share one object."""
 
     def __init__(self, matrix: Matrix) -> None:
         self._options = matrix.workload

@@ -23,14 +23,14 @@ class Section(BaseModel):
 
 
 def one_line(value: str) -> str:
-    """Return a text; raise ValueError if it has a line break or control character."""
+    """Return ``value`` unchanged; raise ValueError if it contains a line break or control character."""
     if _CONTROL.search(value):
         raise ValueError(f"{value!r} has a line break or control character; write one entry per line")
     return value
 
 
 def shell_words(value: str, *, comments: bool = False) -> list[str]:
-    """Return the words of a line as a shell splits it, without expansion; ``comments`` drops text after #.
+    """Split a line into words as a shell does, without expansion; ``comments`` drops text after #.
 
     Raises:
         ValueError: a quote is never closed, or the line ends with a backslash.
@@ -51,11 +51,11 @@ def _env_text(value: Any) -> Any:
 
 def _check_env_value(value: str) -> str:
     if "\0" in value:
-        raise ValueError("has a NUL character")
+        raise ValueError("contains a NUL character")
     return value
 
 
-#: Variables that the scripts set, which would overwrite a value from the matrix.
+#: Variables that the scripts set themselves, with a hint for a matrix that sets one.
 _OWNED_VARIABLES = {
     "OMP_NUM_THREADS": "use cluster.cpus_per_task, which sets the threads of every rank",
     "MASTER_ADDR": "it is the first host of each job",
@@ -72,7 +72,7 @@ _SHELL_VARIABLE = re.compile(
 
 
 def env_name(name: str) -> str:
-    """Return a name; raise ValueError if it is not one, or the job's script uses that variable itself."""
+    """Return ``name``; raise ValueError if it is not a variable's name, or the job's script uses it."""
     owner = _OWNED_VARIABLES.get(name)
     if name.startswith(("BENCH_", "SLURM_")):
         owner = "names beginning with BENCH_ and SLURM_ are reserved for the harness and for Slurm"
@@ -100,7 +100,7 @@ def _check_ranks_per_node(value: Any) -> Any:
     return value
 
 
-#: Text without line breaks.
+#: Non-empty text without line breaks.
 Line = Annotated[str, Field(min_length=1), AfterValidator(one_line)]
 EnvName = Annotated[str, AfterValidator(env_name)]
 EnvValue = Annotated[

@@ -25,22 +25,22 @@ _NO_SITE_REMEDY = f"name another with --site or ${SITE_VARIABLE}; {SITE_VARIABLE
 
 
 def load_matrix(path: Path, *, site: Path | None = None) -> tuple[Matrix, Document]:
-    """Return the matrix in a YAML file, with the defaults of a site file, and its document.
+    """Load a matrix file with the defaults of a site file; return the matrix and its document.
 
     Raises:
         BenchError: a file does not exist or cannot be read.
-        InputError: all problems of the site file, or else all problems of the matrix's YAML and
+        InputError: all problems of the site file or, if it has none, of the matrix's YAML and
             keys. If the only problems are unknown and duplicate keys, they stay in the document
             and are reported with those that :func:`bench.matrix.expansion.expand` finds.
     """
     document = read_document(path)
     if not isinstance(document.content, dict):
         remedy = "start from `bench init`, or from an example"
-        raise InputError([Problem(str(path), 1, "a matrix is a mapping (key: value)", remedy)])
+        raise InputError([Problem(str(path), 1, "a matrix must be a mapping (key: value)", remedy)])
     content = dict(document.content)
     if content.get("study") is None:
         if not STUDY_NAME.fullmatch(path.stem) or ".." in path.stem:
-            what = f"the file's stem {path.stem!r} cannot name the study; allowed: {STUDY_NAME_RULE}"
+            what = f"the file name {path.stem!r} is not a valid study name; allowed: {STUDY_NAME_RULE}"
             raise InputError([Problem(str(path), 1, what, "add `study: NAME`")])
         content["study"] = path.stem
     if site is not None:
@@ -67,15 +67,15 @@ class Site(Section):
     """A site file: defaults for all matrices of a cluster."""
 
     cluster: Cluster = Cluster()
-    """As in a matrix; a key that the matrix sets is not inherited."""
+    """Defaults for the matrix's `cluster` section; keys that the matrix sets take precedence."""
     workload: SiteWorkload = SiteWorkload()
-    """As in a matrix, but only `device`."""
+    """Defaults for the matrix's `workload` section; only `device` is allowed."""
 
 
 def find_site(named: str | None = None) -> Path | None:
     """Return the site file to use: ``named``, else ``$BENCH_SITE``, else the user's own if it exists.
 
-    An empty name means none. The user's own file is ``ddp-scaling-bench/site.yaml`` below
+    An empty name means no site file. The user's own file is ``ddp-scaling-bench/site.yaml`` below
     ``$XDG_CONFIG_HOME`` (default ``~/.config``).
 
     Raises:
@@ -105,11 +105,11 @@ def _own_site_file() -> Path | None:
 
 
 def read_site(path: Path) -> Document:
-    """Return a validated site file; a file with comments only has no content."""
+    """Read and validate a site file. A file that contains only comments is valid."""
     document = read_document(path, may_be_empty=True)
     content = document.content
     if not isinstance(content, dict):
-        problem = Problem(str(path), 1, "a site file is a mapping (key: value)", "begin with `cluster:`")
+        problem = Problem(str(path), 1, "a site file must be a mapping (key: value)", "begin with `cluster:`")
         raise InputError([problem])
     known = _known_keys_only(document, content, (), Site)
     if isinstance(workload := known.get("workload"), dict):
@@ -126,22 +126,22 @@ def read_site(path: Path) -> Document:
 def _known_keys_only(
     document: Document, section: dict[str, Any], place: tuple[str, ...], model: type[BaseModel]
 ) -> dict[str, Any]:
-    """Return a section without the keys that ``model`` does not have; record those as problems."""
+    """Return a section without keys that are unknown to ``model``; record a problem for each of them."""
     allowed = list(model.model_fields)
     where = f"{place[0]} of a site file" if place else "a site file"
     for key in section:
         if key not in allowed:
-            remedy = f"allowed: {', '.join(allowed)}; the matrix says what to measure"
+            remedy = f"allowed: {', '.join(allowed)}; other keys belong in the matrix"
             document.add_problem((*place, key), f"unknown key '{key}' in {where}", remedy)
     return {key: value for key, value in section.items() if key in allowed}
 
 
 def inherit(content: dict[str, Any], site: Document) -> tuple[dict[str, Any], Inheritance]:
-    """Return a matrix's content with the defaults of a site file, and the inherited values.
+    """Add the defaults of a site file to a matrix's content; also return the inherited values.
 
-    A key of the matrix replaces the site's, and a list is replaced as a whole: the order of
-    set-up lines matters, and a matrix must be able to drop one. Only ``env`` is merged by name.
-    The defaults apply to the executor that the site names (slurm); a matrix with another
+    Keys of the matrix take precedence. A list is replaced as a whole, because the order of set-up
+    lines matters and a matrix must be able to drop one. Only ``env`` is merged by name. The
+    defaults apply to the executor that the site file names (default: slurm); a matrix with another
     executor inherits nothing.
     """
     values: dict[str, Any] = {}
@@ -165,7 +165,7 @@ def _section(content: dict[str, Any], name: str) -> dict[str, Any] | None:
 
 
 def _merged(own: dict[str, Any], defaults: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-    """Return the cluster section with the defaults; add the inherited ones to ``values``."""
+    """Return the cluster section with the defaults; add the inherited settings to ``values``."""
     merged = dict(own)
     for key, value in defaults.items():
         mine = own.get(key)

@@ -1,4 +1,4 @@
-"""Turn pydantic's validation errors into messages: the place, the mistake, the remedy."""
+"""Convert pydantic's validation errors to messages with the place, the mistake and the remedy."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def _place(finding: Any) -> Place:
 
 
 def _is_unknown_key(finding: Any) -> bool:
-    """Return whether a finding is an unknown key, by pydantic or by the schema's check of axes."""
+    """Return whether pydantic or the schema's own check of axes reported an unknown key."""
     own = str((finding.get("ctx") or {}).get("error")) == schema.UNKNOWN_KEY
     return finding["type"] == "extra_forbidden" or own
 
 
 def _message(finding: Any, place: Place) -> tuple[str, str]:
-    """Return the message and the remedy."""
+    """Return the message and the remedy for a finding of pydantic."""
     kind, value, name = finding["type"], finding["input"], _dotted(place)
     if _is_unknown_key(finding):
         return _unknown_key(place)
@@ -138,9 +138,9 @@ _MESSAGES: dict[str, Callable[..., tuple[str, str]]] = {
 
 
 def without_unknown_keys(content: dict[str, Any], error: ValidationError) -> dict[str, Any] | None:
-    """Return the matrix without its unknown keys, or None if the error has other findings, too.
+    """Return the matrix without its unknown keys, or None if it has other mistakes, too.
 
-    The rest can then be expanded, so that all problems are reported together.
+    The matrix can then be expanded, so that all problems are reported together.
     """
     findings = error.errors()
     if not all(map(_is_unknown_key, findings)):

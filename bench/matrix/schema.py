@@ -33,9 +33,9 @@ class Scaling(Section):
     mode: Mode
     """strong: the global batch is constant. weak: the per-GPU batch is constant."""
     global_batch: Annotated[list[Batch], Field(min_length=1)] | None = None
-    """Samples of one optimizer step over all ranks (mode strong)."""
+    """Samples per optimizer step, summed over all ranks (mode strong)."""
     per_gpu_batch: Annotated[list[Batch], Field(min_length=1)] | None = None
-    """Samples of one micro-batch on one rank (mode weak)."""
+    """Samples per micro-batch on each rank (mode weak)."""
 
     @model_validator(mode="after")
     def _check_batch_of_mode(self) -> Scaling:
@@ -47,7 +47,7 @@ class Scaling(Section):
                 f"mode {self.mode} needs {wanted}, a list such as [{352 if self.mode == 'strong' else 22}]"
             )
         if getattr(self, other) is not None:
-            raise ValueError(f"mode {self.mode} is given by {wanted}; remove {other}, which follows from it")
+            raise ValueError(f"mode {self.mode} uses {wanted}; remove {other}, which is computed from it")
         return self
 
     @property
@@ -65,7 +65,7 @@ class Workload(WorkloadOptions):
     """The source of a command's metrics: recorder, none, csv, jsonl or output."""
 
     def resolved(self) -> dict[str, Any]:
-        """Return a cell's workload options, with the command's if there is one."""
+        """Return the workload options for a cell, including the command and its metrics if it is set."""
         own = {name: getattr(self, name) for name in WorkloadOptions.model_fields}
         return own if self.command is None else own | self.command_options(self.command)
 
@@ -106,13 +106,13 @@ EnvAxis = Annotated[str, AfterValidator(_check_axis_name)]
 
 
 class _KeysAndEnv(BaseModel):
-    """The keys of the schema, and `env.NAME`."""
+    """A model that also accepts keys of the form `env.NAME`."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
     @property
     def given(self) -> dict[str, Any]:
-        """The keys of the file that are not empty, in the schema's order."""
+        """The keys that the file sets to a value, in the order of the schema."""
         own = {name: getattr(self, name) for name in type(self).model_fields if name in self.model_fields_set}
         found = {**own, **(self.__pydantic_extra__ or {})}
         return {name: value for name, value in found.items() if value is not None}
@@ -134,33 +134,33 @@ _model: Any = create_model  # its overloads do not take computed fields
 Axes: Any = _model(
     "Axes",
     __base__=_AxesBase,
-    __doc__="The axes: the matrix is the product of all lists.",
+    __doc__="Lists of values; the study measures every combination of them.",
     **{name: (_list_of(kind) | None, None) for name, kind in _AXIS_TYPES.items()},
 )
 _BATCH_TYPES: dict[str, Any] = {"mode": Mode, "global_batch": Batch, "per_gpu_batch": Batch}
 Selection: Any = _model(
     "Selection",
     __base__=_SelectionBase,
-    __doc__="One value for some of the axes, the mode and the batch.",
+    __doc__="One value for each of some axes, and optionally the mode and the batch.",
     **{name: (kind | None, None) for name, kind in (_AXIS_TYPES | _BATCH_TYPES).items()},
 )
 
 
 class Matrix(Section):
-    """A study to plan."""
+    """The content of a matrix file, which defines a study."""
 
     study: Annotated[str, AfterValidator(_check_study_name)]
-    """The name of the study and of its folder; default: the file's stem."""
+    """The name of the study and of its folder; default: the file name without suffix."""
     cluster: Cluster = Cluster()
     """The executor, resources, hosts, container and environment of the runs."""
     axes: Axes = Field(default_factory=Axes)
-    """Lists of values; the cells are their product."""
+    """Lists of values; every combination of them is a cell."""
     scaling: Annotated[list[Scaling], Field(min_length=1)]
     """The scaling modes and their batches."""
     workload: Workload = Workload()
     """The options of the built-in training, or a command that runs instead of it."""
     repeats: Annotated[int, Field(strict=True, ge=1, le=1000)] = 3
-    """Runs of each cell; intervals need at least 3."""
+    """Number of runs per cell; confidence intervals need at least 3."""
     seed: Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)] = 0
     """Seed of the random order in which runs are started."""
     exclude: list[Selection] = Field(default=[])
@@ -170,7 +170,7 @@ class Matrix(Section):
 
     @property
     def size_axis(self) -> str:
-        """``gpus_per_node`` or ``tasks_per_node``, by the device."""
+        """The key of the ranks per node: ``gpus_per_node`` on cuda, ``tasks_per_node`` on cpu."""
         return "gpus_per_node" if self.workload.device == "cuda" else "tasks_per_node"
 
 

@@ -42,23 +42,23 @@ class WorkloadOptions(Section):
     data: Annotated[str, Field(min_length=1)] = "synthetic"
     """`synthetic` (fresh random batches), or a folder of .npy arrays or of MNIST's IDX files."""
     steps_per_epoch: Annotated[int, Field(strict=True, ge=1, le=10**7)] = 50
-    """Optimizer steps of an epoch's throughput window."""
+    """Optimizer steps per epoch, timed together as its throughput window."""
     epochs: Annotated[int, Field(strict=True, ge=1, le=10**5)] = 3
-    """Epochs; each is a throughput window and an attribution window."""
+    """Epochs; each has a throughput window, then an (instrumented) attribution window."""
     warmup_steps: Annotated[int, Field(strict=True, ge=3, le=10**6)] = 10
-    """Minimum steps before the first window (DDP rebuilds its buckets in the first)."""
+    """Minimum number of steps before the first window; DDP rebuilds its buckets in the first step."""
     attribution_steps: Annotated[int, Field(strict=True, ge=0, le=10**5)] = 10
-    """Instrumented steps after each throughput window; 0 leaves the split empty."""
+    """Instrumented steps after each throughput window; with 0, the step parts are not measured."""
     probe_steps: Annotated[int, Field(strict=True, ge=0, le=10**5)] = 6
-    """Steps per probe after the last epoch; five probes measure communication's cost. 0 for none."""
+    """Steps of each of five probes, which measure the cost of communication at the end; 0 for none."""
     sweep_time: Annotated[float, BeforeValidator(_duration), Field(ge=0, le=3600, allow_inf_nan=False)] = 10.0
-    """Maximum seconds of the all-reduce sweep at the end; it drops large messages first. 0 for none."""
+    """Maximum seconds of the final all-reduce sweep; if too few, large messages are omitted. 0 for none."""
     sweep_max_mb: Annotated[float, Field(ge=0.004, le=16_384, allow_inf_nan=False)] | None = None
-    """Largest message of the sweep in MiB, besides the buckets; default: the gradients', within 16 to 64."""
+    """Largest message of the sweep in MiB, besides the buckets; default: gradient size, 16 to 64."""
     trace_steps: Annotated[int, Field(strict=True, ge=0, le=1_000)] = 0
-    """Steps that rank 0 traces with the profiler after all measurements; 0 for none."""
+    """Steps that rank 0 records with the profiler after all measurements; 0 for none."""
     val_steps: Annotated[int, Field(strict=True, ge=0, le=10**6)] = 2
-    """Validation batches after each epoch, untimed; 0 leaves val_* empty."""
+    """Validation batches after each epoch, untimed; with 0, the columns val_* are empty."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """bf16 and fp16 use autocast; fp16 also scales the loss."""
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
@@ -89,10 +89,10 @@ _FLAGS = {name: "--" + name.replace("_", "-") for name in WorkloadOptions.model_
 
 
 def to_arguments(options: Mapping[str, Any]) -> list[str]:
-    """Return the arguments from which ``python -m bench.workload`` parses ``options``.
+    """Convert ``options`` to command-line arguments of ``python -m bench.workload``.
 
-    Options with their default value are written, too, so that a later default cannot change an
-    existing script. Options that are None are omitted. The caller quotes the words for a shell.
+    Default values are written, too, so that a later version's defaults cannot change an existing
+    script. Options that are None are omitted. The arguments are not yet quoted for a shell.
     """
     words: list[str] = []
     for name, value in options.items():

@@ -90,8 +90,8 @@ def test_compare_within_a_study_by_a_setting(folder):
     [
         (["before/s"], "a second study is missing; use bench compare A B for two studies, bench compare A --by KEY for one"),
         (["before/s", "after/s", "--by", "backend"], "--by backend compares within one study, but two are given; use bench compare A B for two studies, bench compare A --by KEY for one"),
-        (["before/s", "after/s", "--base", "x"], "--base is a value of --by, which is missing; bench compare A --by KEY"),
-        (["backends", "--by", "backend", "--ignore", "x"], "--ignore is only for two studies; --by compares cells that differ in KEY alone"),
+        (["before/s", "after/s", "--base", "x"], "--base requires --by; use bench compare A --by KEY --base VALUE"),
+        (["backends", "--by", "backend", "--ignore", "x"], "--ignore cannot be used with --by; omit it: --by compares cells that differ only in KEY"),
         (["before/s", "after/s", "--minimum-effect", "2"], "--minimum-effect 2 is not between 0 and 1; 0.02 means 2 %"),
         (["before/s", "after/s", "--output", "no/such/folder.md"], "no/such/folder.md: cannot be written: No such file or directory"),
         (["before/s", "nope"], "no study 'nope' is planned below results (planned: backends); plan it: bench plan MATRIX"),

@@ -123,4 +123,4 @@ def test_a_target_that_is_not_a_log_is_an_error_with_a_remedy(folder: Path, name
 def test_a_missing_target_is_an_error_with_a_remedy() -> None:
     with pytest.raises(BenchError) as caught:
         run_doctor([], json=False)
-    assert str(caught.value) == "no log to read; name the job's logs, or - for standard input"
+    assert str(caught.value) == "no log to read; give the job's logs, or - for standard input"

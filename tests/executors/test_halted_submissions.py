@@ -12,7 +12,7 @@ def test_a_cancelled_study_stops_a_waiting_submission_and_the_next_continues(clu
     with study.start("submit", "STUDY", "--wait", "--max-queued", "1") as waiting:
         assert waiting.stderr is not None
         said = lines(waiting.stderr)
-        assert "2 runs held back until others end" in said
+        assert "2 runs held back until other runs end" in said
         assert study.bench("cancel", "STUDY").stdout == "1 run cancelled\n"
         assert list(said) == [HALTED, "study scripted: 2 planned, 1 cancelled"]
     assert waiting.returncode == 1
@@ -30,7 +30,7 @@ def test_a_waiting_submission_continues_if_only_some_runs_are_cancelled(cluster,
     with study.start("submit", "STUDY", "--wait", "--max-queued", "1") as waiting:
         assert waiting.stderr is not None
         said = lines(waiting.stderr)
-        assert "2 runs held back until others end" in said
+        assert "2 runs held back until other runs end" in said
         assert study.bench("cancel", "STUDY", "--only", first).stdout == "1 run cancelled\n"
         assert list(said)[-1] == "study scripted: 2 completed, 1 cancelled"
     assert waiting.returncode == 0

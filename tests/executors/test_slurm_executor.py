@@ -157,7 +157,7 @@ def test_a_submission_reports_the_one_that_it_waits_for(scripted):
     with submit_lock(study.folder / "submit.lock"):
         waiting = study.start("submit", "STUDY")
         said = next(lines(waiting.stderr))
-    assert waiting.communicate(timeout=60)[1].startswith(f"[1/1] {run_id(1)} is job ")
+    assert waiting.communicate(timeout=60)[1].startswith(f"[1/1] {run_id(1)} submitted as job ")
     who = f"(pid {os.getpid()} on {os.uname().nodename})"
     assert (
         said
@@ -240,8 +240,8 @@ def test_a_rejected_job_stops_the_submission_and_the_next_continues_with_it(scri
         done = study.bench("submit", "STUDY")
         assert done.returncode == 2
         assert done.stderr == (
-            f"[1/4] {order[0]} is job {study.run_json(order[0])['job_id']}\n"
-            f"[2/4] {order[1]} is job {study.run_json(order[1])['job_id']}\n"
+            f"[1/4] {order[0]} submitted as job {study.run_json(order[0])['job_id']}\n"
+            f"[2/4] {order[1]} submitted as job {study.run_json(order[1])['job_id']}\n"
             f"error: sbatch refused {order[2]}: AssocMaxSubmitJobLimit\n"
             "Batch job submission failed: Job violates accounting/QOS policy (job submit limit, user's size "
             "and/or time limits) (2 of 4 are submitted and kept); type `bench submit` again when jobs have "
@@ -475,7 +475,7 @@ repeats: 2
     study = scripted(*(["sleep 60"] * 3))
     done = study.bench("submit", "STUDY", "--max-queued", "2")
     assert done.stderr.splitlines()[-2:] == [
-        "1 run held back until the next `bench submit`, or use --wait",
+        "1 run held back until the next `bench submit` (or use --wait)",
         "study scripted: 1 planned, 2 queued",
     ]
     assert sum(study.jobs_per_run().values()) == 2

@@ -52,7 +52,7 @@ def test_without_a_command_a_cell_has_no_command_options(plan):
     [
         (
             "command: python x.py {sed}",
-            "own.yaml:6: workload.command: unknown value {sed}; did you mean 'seed'? allowed: study, cell_id, ",
+            "own.yaml:6: workload.command: unknown placeholder {sed}; did you mean 'seed'? allowed: study, cell_id, ",
         ),
         (
             "command:\n  - python\n  - x.py\n  - '{rank}'",
@@ -68,30 +68,30 @@ def test_without_a_command_a_cell_has_no_command_options(plan):
         ),
         (
             "command: ''",
-            "own.yaml:6: workload.command: does not name a program; write the words of a command, such as `python train.py`",
+            "own.yaml:6: workload.command: the command is empty; write a command such as `python train.py`",
         ),
         (
             'command: [python, "a\\nb"]',
-            "own.yaml:6: workload.command: 'a\\nb' has a line break or NUL; write a longer program to a file",
+            "own.yaml:6: workload.command: 'a\\nb' contains a line break or NUL; put a longer program into a file",
         ),
         (
             "command: [bash, -ec, 'ls {data}']",
             "own.yaml:6: workload.command: {data} is part of 'ls {data}', which bash runs as a program: the value "
-            "would be code; pass it as a separate word after the program ($1), or write the program to a file",
+            "would be run as code; pass it as a separate word after the program ($1), or put the program into a file",
         ),
         (
             "command: python x.py {parameters} {seed}",
-            "own.yaml:6: the command names {parameters}, which has no value; "
-            "set workload.parameters, or an axis of that name",
+            "own.yaml:6: the command contains {parameters}, which has no value; "
+            "set workload.parameters or axes.parameters",
         ),
         (
             "command: python x.py {env.A}",
-            "own.yaml:6: the command names {env.A}, which neither cluster.env nor an axis sets; "
-            "set it there (nothing is set)",
+            "own.yaml:6: the command contains {env.A}, which neither cluster.env nor an axis sets; "
+            "set it in one of them (now set: nothing)",
         ),
         (
             "command: python x.py {master_addr}",
-            "own.yaml:6: the command names {master_addr}, which executor local does not know; "
+            "own.yaml:6: the command contains {master_addr}, which executor local does not set; "
             "read $MASTER_ADDR, which torchrun sets for each rank",
         ),
         (
@@ -107,7 +107,7 @@ def test_without_a_command_a_cell_has_no_command_options(plan):
         (
             "command: 'true'\nmetrics:\n  output:\n    throughput: 'x [0-9]+'",
             "own.yaml:9: workload.metrics.output.throughput: 'x [0-9]+' has 0 groups; "
-            "put ( ) around the number, and write (?: ) for any other",
+            "put ( ) around the number, and use (?: ) for other groups",
         ),
         (
             "command: 'true'\nmetrics: {csv: a.csv, output: {throughput: '(x)'}}",
@@ -130,7 +130,7 @@ def test_without_a_command_a_cell_has_no_command_options(plan):
         (
             "command: 'true'\nmetrics: {output: {step_time: '(x)'}, units: {throughput: it/s}}",
             "own.yaml:7: workload.metrics: units.throughput has no effect: throughput is not read; "
-            "add it, or remove its unit",
+            "read it, or remove its unit",
         ),
         (
             "command: 'true'\nmetrics: {output: {step_time: '(x)'}, scope: per_gpu}",
@@ -139,7 +139,7 @@ def test_without_a_command_a_cell_has_no_command_options(plan):
         (
             "command: 'true'\nmetrics: {source: recorder, skip: 5}",
             "own.yaml:7: workload.metrics: skip has no effect: no values are read; "
-            "remove it (the recorder has warmup_steps)",
+            "remove it (for the recorder, set warmup_steps)",
         ),
         (
             "command: 'true'\nmetrics: {cvs: a.csv}",
@@ -162,13 +162,14 @@ def test_surprising_and_unused_settings_of_a_command_give_warnings(plan):
         'for a shell write [bash, -c, "...", bash, WORDS]',
         "own.yaml:6: '&&' in the command is passed literally, because no shell reads it; "
         'for a shell write [bash, -c, "...", bash, WORDS]',
-        "own.yaml:6: the command names neither {per_gpu_batch} nor {global_batch}: "
+        "own.yaml:6: the command contains neither {per_gpu_batch} nor {global_batch}: "
         "unless it reads $BENCH_PER_GPU_BATCH, its batch may differ from the cell's",
-        "own.yaml:7: workload.precision is ignored: the command does not name {precision}",
+        "own.yaml:7: workload.precision is ignored: the command does not contain {precision}",
     ]
     assert (
-        "own.yaml:7: workload.metrics.csv is one file for all runs: concurrent runs, or a command that appends,"
-        " mix their numbers; write it below {run_dir} and give its path relative to the run's folder"
+        "own.yaml:7: workload.metrics.csv is one file for all runs, so that values of concurrent "
+        "or earlier runs can be read by mistake; let the command write below {run_dir}, and give "
+        "a path relative to the run's folder"
     ) in plan(
         "command: python x.py {per_gpu_batch}\nmetrics: {csv: /tmp/a.csv, columns: {throughput: t}}"
     ).warnings

@@ -68,13 +68,13 @@ def test_anchors_and_merges_work_and_own_keys_win(tmp_path):
         ),
         (
             "a: *nowhere\n",
-            "{path}:1: YAML: found undefined alias; define it before with '&name', or quote a value that begins with '*'",
+            "{path}:1: YAML: found undefined alias; define it earlier in the file with '&name', or quote a value that begins with '*'",
         ),
         (b"study: \xff\xfe\n", "{path}:1: is not text in UTF-8 (binary data?); is it the right file?"),
         (b"study: a\nx: \0\n", "{path}:2: contains a NUL byte (binary data?); is it the right file?"),
         (
             "study: a\nx: 'b\u2028c'\n".encode(),
-            "{path}:2: contains the character U+2028, which YAML readers take for a line break; "
+            "{path}:2: contains the character U+2028, which some YAML readers treat as a line break; "
             'remove it, or write it as "\\u2028" in double quotes',
         ),
     ],
@@ -94,7 +94,7 @@ def test_an_alias_bomb_is_rejected_at_once(tmp_path):
 def test_a_tag_that_would_build_objects_is_only_reported(tmp_path):
     document = read_document(write(tmp_path, "a: !!python/object/apply:os.system ['true']\nb: !x 1\n"))
     assert [str(problem) for problem in document.problems] == [
-        f"{document.path}:2: the YAML tag !x is not used in a matrix; remove it"
+        f"{document.path}:2: the YAML tag !x is not supported in a matrix; remove it"
     ]
     assert document.content["a"] == ["true"], "built as plain data, never called"
 

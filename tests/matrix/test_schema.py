@@ -139,7 +139,7 @@ CASES = {
     ),
     "a directive with a quote that is never closed": (
         changed("executor: slurm", "executor: slurm, directives: ['--comment=\"a', '--comment=\"-N 9\"']"),
-        "m.yaml:2: cluster.directives[0]: '--comment=\"a' has a quote that is never closed; each entry must be a line of #SBATCH options",
+        "m.yaml:2: cluster.directives[0]: '--comment=\"a' has a quote that is never closed; each entry must be a complete line of #SBATCH options",
     ),
     "a value twice in an axis": (
         changed("nodes: [1, 2]", "nodes: [1, 2, 1]"),
@@ -159,7 +159,7 @@ CASES = {
             f"tasks_per_node: {list(range(1, 1001))}\n  bucket_cap_mb: {list(range(1, 1001))}",
         ),
         "m.yaml:3: the axes span 1000000000 cells (nodes 1000 x tasks_per_node 1000 x bucket_cap_mb 1000 x batches 1), "
-        "3000000000 runs; at most 100000 cells and 1000000 runs are planned; split the study",
+        "3000000000 runs; a study can have 100000 cells and 1000000 runs at most; split it",
     ),
     "gpus on a cpu": (
         changed("tasks_per_node", "gpus_per_node"),
@@ -177,7 +177,7 @@ CASES = {
     "a bare number as time": (
         changed("executor: slurm", "executor: slurm, time_limit: 20"),
         "m.yaml:2: cluster.time_limit: 20 has no unit (Slurm would read minutes); "
-        "write it such as 20m, 1h30m, 45s, or Slurm's [days-]hours:minutes:seconds",
+        "write a duration such as 20m, 1h30m, 45s, or Slurm's [days-]hours:minutes:seconds",
     ),
     "a partition with a command in it": (
         changed("executor: slurm", 'executor: slurm, partition: "p; rm -rf x"'),
@@ -191,11 +191,11 @@ CASES = {
     "a set-up line that would swallow the rest": (
         changed("executor: slurm", 'executor: slurm, setup: ["source \'env/bin/activate"]'),
         'm.yaml:2: cluster.setup[0]: "source \'env/bin/activate" has a quote that is never closed; '
-        "each entry must be a shell line",
+        "each entry must be a complete shell line",
     ),
     "a set-up line that goes on": (
         changed("executor: slurm", "executor: slurm, setup: ['module load \\']"),
-        "m.yaml:2: cluster.setup[0]: 'module load \\\\' has a backslash at its end; each entry must be a shell line",
+        "m.yaml:2: cluster.setup[0]: 'module load \\\\' has a backslash at its end; each entry must be a complete shell line",
     ),
     "a boolean as a variable": (
         changed("executor: slurm", "executor: slurm, env: {A: true}"),
@@ -212,16 +212,16 @@ CASES = {
     ),
     "mixed nodes under srun": (
         changed("tasks_per_node: [2]", "tasks_per_node: [[4, 2]]").replace("[1, 2]", "[2]"),
-        "m.yaml:5: tasks_per_node [4, 2] differs per node, which launcher srun cannot start; "
+        "m.yaml:5: tasks_per_node [4, 2] differs per node, which launcher srun does not support; "
         "use launcher [torchrun] for mixed nodes",
     ),
     "two nodes on one machine": (
         changed("slurm", "local"),
-        "m.yaml:4: nodes 2: executor local has one node, this machine; use nodes [1] and tasks_per_node, or executor slurm",
+        "m.yaml:4: nodes 2: executor local runs on one node, this machine; use nodes [1] and vary tasks_per_node, or use executor slurm",
     ),
     "an include that is there": (
         GOOD + "include: [{nodes: 2, mode: weak, per_gpu_batch: 8}]\n",
-        "m.yaml:9: include[0] is in the matrix already; remove it",
+        "m.yaml:9: include[0] adds a cell that the matrix already contains; remove it",
     ),
     "everything excluded": (
         GOOD + "exclude: [{mode: weak}]\n",
@@ -229,7 +229,7 @@ CASES = {
     ),
     "a list for the whole file": (
         "- a\n- b\n",
-        "m.yaml:1: a matrix is a mapping (key: value); start from `bench init`, or from an example",
+        "m.yaml:1: a matrix must be a mapping (key: value); start from `bench init`, or from an example",
     ),
     "a word for a section": (
         changed("cluster: {executor: slurm}", "cluster: slurm"),
@@ -256,7 +256,7 @@ def test_a_study_name_that_is_not_a_safe_folder_is_rejected(tmp_path, name):
 def test_a_file_name_that_is_not_a_safe_folder_needs_a_study_name(tmp_path):
     (message,) = problems(tmp_path, GOOD.replace("study: good\n", ""), name="my matrix.yaml")
     assert message.startswith(
-        "my matrix.yaml:1: the file's stem 'my matrix' cannot name the study; allowed: "
+        "my matrix.yaml:1: the file name 'my matrix' is not a valid study name; allowed: "
     )
     assert message.endswith("; add `study: NAME`")
 
@@ -282,7 +282,7 @@ def test_many_problems_of_one_kind_are_counted_not_listed(tmp_path):
     )
     found = problems(tmp_path, text)
     assert len(found) == 21
-    assert found[-1] == "m.yaml: and 39 more of this kind"
+    assert found[-1] == "m.yaml: and 39 more problems"
 
 
 @pytest.mark.parametrize("path", sorted(shipped("matrices").glob("*.yaml")), ids=lambda path: path.stem)

@@ -180,11 +180,11 @@ def test_all_problems_of_a_site_file_are_reported_with_their_lines(write):
     )
     assert said[3] == (
         f"{site}:5: unknown key 'axes' in a site file; allowed: cluster, workload; "
-        "the matrix says what to measure"
+        "other keys belong in the matrix"
     )
     assert said[4] == (
         f"{site}:6: unknown key 'model' in workload of a site file; allowed: device; "
-        "the matrix says what to measure"
+        "other keys belong in the matrix"
     )
     assert said[5] == f"{site}:6: workload.device cannot be 'gpu'; did you mean 'cpu'? allowed: cuda, cpu"
 
@@ -193,7 +193,7 @@ def test_a_site_file_is_a_mapping_or_has_only_comments(write):
     site = write("- partition\n", "site.yaml")
     matrix = write(MATRIX, "m.yaml")
     assert refusal(matrix, site) == (
-        f"{site}:1: a site file is a mapping (key: value); begin with `cluster:`"
+        f"{site}:1: a site file must be a mapping (key: value); begin with `cluster:`"
     )
     for empty in ("", "# cluster:\n#   partition: gpu\n", "cluster:\nworkload:\n"):
         plan = make_plan(matrix, site=write(empty, "site.yaml"))

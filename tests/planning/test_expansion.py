@@ -193,7 +193,7 @@ def warnings_of(name: str) -> list[str]:
             "smoke_cpu",
             [
                 "at most 3 sizes per series: no forecast (a fitted model needs 5 or more)",
-                "one node count (1): no efficiency over nodes, only within them",
+                "one node count (1): no efficiency across nodes, only within a node",
             ],
         ),
         ("l40s", ["at most 3 sizes per series: no forecast (a fitted model needs 5 or more)"]),

@@ -94,7 +94,7 @@ def test_unsafe_host_names_are_rejected(tmp_path, name):
         (
             {},
             {},
-            "executor ssh needs cluster.hosts; write cluster.hosts: [gpu1, gpu2], names that ssh accepts",
+            "executor ssh needs cluster.hosts; add cluster.hosts: [gpu1, gpu2], with host names that ssh accepts",
         ),
         (
             {"hosts": []},
@@ -114,13 +114,13 @@ def test_unsafe_host_names_are_rejected(tmp_path, name):
         (
             {"hosts": ["a", {"host": "b", "processes": 2}]},
             {"nodes": [2], "tasks_per_node": [4]},
-            "tasks_per_node 4: host b takes 2 processes, not 4; "
-            "lower tasks_per_node, or leave it out: each host then starts its own number of processes",
+            "tasks_per_node 4: host b allows 2 processes, not 4; "
+            "lower tasks_per_node, or omit it: each host then starts as many ranks as its `processes`",
         ),
         (
             {"hosts": ["a", "b", "a"]},
             {},
-            "cluster.hosts: a is named twice; one entry per host, with `processes` for its ranks",
+            "cluster.hosts: a is listed twice; write one entry per host, with `processes` for its number of ranks",
         ),
         (
             {"hosts": [{"gpu1": 4}]},

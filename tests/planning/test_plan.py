@@ -110,7 +110,7 @@ def test_a_script_with_linter_errors_is_not_written(tmp_path):
     with pytest.raises(BenchError) as caught:
         planned(tmp_path, text)
     assert str(caught.value).startswith(
-        f"{tmp_path}/m.yaml: the script of cell n1x4-nccl-srun-b8 has errors:\nscripts/n1x4-nccl-srun-b8.sbatch:"
+        f"{tmp_path}/m.yaml: the script for cell n1x4-nccl-srun-b8 has errors:\nscripts/n1x4-nccl-srun-b8.sbatch:"
     )
     assert "[shell-syntax]" in str(caught.value)
     assert str(caught.value).endswith("; correct cluster.setup or cluster.directives")
