@@ -26,7 +26,7 @@ SHARED_NOISE = 0.10
 
 
 def moments(logs: np.ndarray) -> LogMoments:
-    """Return the moments of logarithms, one row per cell."""
+    """Return the count, mean and variance of logarithms with one row per cell."""
     return LogMoments(np.full(len(logs), float(logs.shape[1])), logs.mean(axis=1), logs.var(axis=1, ddof=1))
 
 
@@ -35,8 +35,8 @@ def simulate(
 ) -> np.ndarray:
     """Return the verdicts of one comparison; the first ``changed`` cells are changed.
 
-    ``design`` is ``separate`` (two studies), ``pairs`` (interleaved, hours differ) or
-    ``unpaired`` (the same runs, taken as if they were separate).
+    ``design`` is ``separate`` (two studies), ``pairs`` (interleaved runs in one allocation whose speed
+    varies over time) or ``unpaired`` (the same runs, evaluated as two separate studies).
     """
     truth = np.zeros((cells, 1))
     truth[:changed] = math.log1p(change)

@@ -2,10 +2,10 @@
 
     python benchmarks/campaign_faults.py [FAULT ...]
 
-Needs root to start a test cluster. Faults take longer than in the tests: real time limits, a node that Slurm
-itself has to miss, a controller that is down for half a minute. Prints one line per fault: the state, class
-and reason that `bench status` reports. Exits with 1 if one of the three commands reports something else than
-expected, or if a job is missing or exists twice.
+Needs root to start a test cluster. The faults take longer than in the tests: runs reach real time limits,
+Slurm itself detects the loss of a node, and the controller is down for half a minute. Prints the state, class
+and reason that `bench status` reports, one line per fault. Exits with 1 if one of the three commands reports
+anything unexpected, or if a job is missing or exists twice.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ JOBS = 6
 
 
 def run_faults(cluster: Cluster, folder: Path, names: Sequence[str]) -> list[str]:
-    """Cause the faults one after another; return the wrong reports."""
+    """Cause the faults one after another; return a description of each wrong report."""
     study = fault_study(folder, names, cluster.environment)
     took = {}
     with cluster.configured(SlurmdTimeout="10"):
@@ -51,7 +51,7 @@ def run_faults(cluster: Cluster, folder: Path, names: Sequence[str]) -> list[str
 
 @contextmanager
 def stopped_controller(cluster: Cluster) -> Iterator[None]:
-    """Stop slurmctld for a while."""
+    """Stop slurmctld and start it again at the end."""
     cluster.stop_slurmctld()
     try:
         yield
@@ -61,7 +61,7 @@ def stopped_controller(cluster: Cluster) -> Iterator[None]:
 
 @contextmanager
 def stopped_accounting(cluster: Cluster) -> Iterator[None]:
-    """Stop slurmdbd for a while."""
+    """Stop slurmdbd and start it again at the end."""
     cluster.stop_slurmdbd()
     try:
         yield
@@ -77,7 +77,7 @@ OUTAGES: dict[str, Callable[[Cluster], object]] = {
 
 
 def run_outage(cluster: Cluster, folder: Path, name: str) -> list[str]:
-    """Stop a daemon during submit --wait and status; return the problems."""
+    """Stop a daemon during `bench submit --wait` and `bench status`; return a list of problems."""
     study = scripted_study(folder, [f"sleep 2; {MEASURE}"] * JOBS, cluster.environment, name=name.split()[0])
     began = time.perf_counter()
     submission = study.start("submit", "STUDY", "--wait")
@@ -97,7 +97,7 @@ def run_outage(cluster: Cluster, folder: Path, name: str) -> list[str]:
     jobs = study.jobs_per_run()
     states = {run["state"] for run in study.status().values()}
     answer = shown.stderr.strip().splitlines()[-1] if shown.returncode else "answered"
-    told = "; ".join(line for line in said.splitlines() if "waiting" in line) or "went on"
+    told = "; ".join(line for line in said.splitlines() if "waiting" in line) or "continued"
     _row(
         name,
         ", ".join(map(str, states)),
@@ -112,7 +112,7 @@ def run_outage(cluster: Cluster, folder: Path, name: str) -> list[str]:
 
 
 def _unaccounted(study: Study, name: str) -> list[str]:
-    """Wait until accounting has all runs; its daemon may have been stopped."""
+    """Wait until sacct_summary.txt of all runs is written; return a problem if one is missing."""
     summaries = [study.planned.folder.attempt(run, 1).sacct_summary for run in study.planned.records()]
     try:
         wait_for(
@@ -137,11 +137,11 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "faults", nargs="*", metavar="FAULT", help=f"these only: {', '.join(map(repr, known))}"
+        "faults", nargs="*", metavar="FAULT", help=f"cause only these faults: {', '.join(map(repr, known))}"
     )
     chosen = parser.parse_args().faults or known
     if unknown := sorted(set(chosen) - set(known)):
-        parser.error(f"unknown: {', '.join(unknown)}")
+        parser.error(f"unknown faults: {', '.join(unknown)}")
     if lacking := missing():
         print(f"not run: {lacking}")
         return 1

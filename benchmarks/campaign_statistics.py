@@ -2,9 +2,10 @@
 
     python benchmarks/campaign_statistics.py [--studies 1000] [--predictions 500] [--seed 1]
 
-First, the 95 % intervals of the efficiency, from runs and steps with noise. Then the 90 % prediction
-intervals of the scaling laws at twice the largest size, for a ring all-reduce with random constants: both
-the interval of the report and that of the chosen law alone. The results do not depend on the machine.
+First measures the 95 % intervals of the efficiency, from runs and steps with noise. Then measures the 90 %
+prediction intervals of the scaling laws at twice the largest size, for a ring all-reduce with random
+constants. These are computed both as in the report and from the chosen law alone. The results do not depend
+on the machine.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ KINDS = {
 
 
 def efficiencies(studies: int, *, seed: int) -> None:
-    """Print the coverage of the 95 % intervals of the efficiency by runs and noise."""
-    print("run noise  step noise  runs  held")
+    """Print the coverage of the 95 % intervals of the efficiency for each noise and number of runs."""
+    print("run noise  step noise  runs  coverage")
     for run_noise, step_noise in NOISES:
         for runs in (3, 4, 5, 6, 10):
             rows = simulated(

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tests.cluster.bed import Cluster, missing
 from tests.executors.slurm_studies import MEASURE, Study, lines, scripted_study
 
-#: Time until the kill, in which a few jobs are submitted.
+#: Maximum number of jobs that are submitted before each kill.
 RUNS_PER_KILL = 8
 
 
@@ -68,7 +68,7 @@ def campaign(cluster: Cluster, folder: Path, *, kills: int, seed: int) -> bool:
     twice = [run for run in runs if jobs[run] > 1]
     events = Counter(event["event"] for event in study.planned.ledger.events())
     print(f"{done} kills ({frozen} of them while the controller was frozen) in {took:.0f} s, seed {seed}")
-    print(f"{unanswered} kills left a job of which bench had no answer, or an sbatch not yet begun")
+    print(f"{unanswered} kills left a run without a job id: before sbatch had started, or before its answer")
     print(f"runs {len(runs)}, jobs {sum(jobs.values())}, lost {len(lost)}, submitted twice {len(twice)}")
     print(f"ledger: {', '.join(f'{count} {event}' for event, count in sorted(events.items()))}")
     for run in [*lost, *twice]:

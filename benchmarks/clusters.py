@@ -41,7 +41,7 @@ class Counted:
 
     @classmethod
     def of(cls, study: Study, folder: Path) -> Counted:
-        """Return the study with wrappers in ``folder``."""
+        """Create the wrappers in ``folder`` and return the study that uses them."""
         folder.mkdir()
         for name in COMMANDS:
             wrapper = folder / name
@@ -51,7 +51,7 @@ class Counted:
         return cls(Study(study.folder, {**study.environment, "PATH": path}), folder)
 
     def calls(self) -> Counter[str]:
-        """Return the number of calls of each command since the previous request."""
+        """Return the number of calls of each command since this method was last called."""
         log = self.folder / "calls"
         found = Counter(log.read_text().split() if log.exists() else [])
         log.write_text("")

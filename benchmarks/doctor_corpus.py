@@ -1,8 +1,9 @@
 """Measure the accuracy of the doctor on real logs: ``python benchmarks/doctor_corpus.py FOLDER``.
 
 The folder contains logs and ``index.csv`` with the columns ``file, expected_cause, also_accept`` (other
-causes that the log alone can justify, separated by ``|``) and ``evidence_line``. The last line of the output
-is the share of logs whose first cause is expected or accepted. The exit code is 1 below ``--at-least``.
+causes that the log alone can justify, separated by ``|``) and ``evidence_line``. The output ends with
+the accuracy, the share of logs whose first cause is expected or accepted, and with the number of logs whose
+evidence is the expected line. The exit code is 1 if the accuracy is below ``--at-least``.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--at-least", type=float, default=0.95, help="share of hits below which to fail")
+    parser.add_argument(
+        "--at-least", type=float, default=0.95, help="minimum accuracy; below it, the exit code is 1"
+    )
     options = parser.parse_args()
     with (options.folder / "index.csv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
@@ -37,8 +40,10 @@ def main() -> int:
             print(f"MISS {row['file']}: {first}, expected {row['expected_cause']} ({row['also_accept']})")
             print(f"     {shown}")
     share = accepted / len(rows)
-    print(f"first cause expected in {exact}, expected or accepted in {accepted} of {len(rows)} ({share:.1%})")
-    print(f"evidence is the index's line in {same_line}")
+    print(
+        f"first cause: expected in {exact}, expected or accepted in {accepted} of {len(rows)} ({share:.1%})"
+    )
+    print(f"the evidence is the line given in the index in {same_line} logs")
     return 0 if share >= options.at_least else 1
 
 

@@ -1,7 +1,8 @@
 """Measure the overhead of the workload's throughput window over a hand-written training loop.
 
-Both train networks of the same size in the same two gloo ranks with one thread each. Blocks of steps of both
-alternate. Each pair of neighbouring blocks gives a ratio; the interval is that of the trimmed mean.
+Both train networks of the same size in the same two gloo ranks with one thread each, in alternating blocks
+of steps. Each pair of neighbouring blocks gives a ratio of times. The result is the trimmed mean of the
+ratios with its 95 % interval.
 
     python benchmarks/overhead.py [--device cpu|cuda] [--parameters 8M] [--pairs 200] [--steps 5]
 
@@ -45,7 +46,7 @@ MOST_ADDED = {"cpu": 0.01, "cuda": 0.005}
 
 @dataclass(frozen=True)
 class Seat:
-    """A rank with its device and the number of ranks: two on a CPU, one on a GPU."""
+    """The rank, device and backend of this process, and the number of ranks (two on a CPU, one on a GPU)."""
 
     rank: int
     world_size: int
@@ -54,7 +55,7 @@ class Seat:
 
 
 def seat(rank: int, device: str) -> Seat:
-    """Return rank ``rank`` with its device."""
+    """Set up the device of a rank on ``cpu`` or ``cuda`` and return its Seat."""
     if device == "cpu":
         return Seat(rank, RANKS, torch.device("cpu"), "gloo")
     torch.cuda.set_device(0)
@@ -62,7 +63,7 @@ def seat(rank: int, device: str) -> Seat:
 
 
 def by_hand(options: WorkloadOptions, batch: int, here: Seat) -> Callable[[int], float]:
-    """Return a function that trains some steps in a plain loop and returns their seconds."""
+    """Return a function that trains a number of steps in a plain loop and returns the time in seconds."""
     device, rank = here.device, here.rank
     torch.manual_seed(options.seed)
     feed = open_feed(options, batch, DataShard(rank, here.world_size, device))
@@ -92,7 +93,7 @@ def by_hand(options: WorkloadOptions, batch: int, here: Seat) -> Callable[[int],
 
 
 def by_harness(options: WorkloadOptions, batch: int, here: Seat) -> Callable[[int], float]:
-    """Return a function that runs one throughput window and returns its seconds."""
+    """Return a function that runs a throughput window of some steps and returns the time in seconds."""
     device, rank = here.device, here.rank
     feed = open_feed(options, batch, DataShard(rank, here.world_size, device))
     trainer = Trainer(wrap(build_task(options, feed.shape), options), feed, options)
@@ -109,7 +110,7 @@ def by_harness(options: WorkloadOptions, batch: int, here: Seat) -> Callable[[in
 
 
 def measure(rank: int, port: int, *, given: argparse.Namespace) -> list[list[float]]:
-    """Run all pairs on one rank; return the seconds of each (plain loop, harness), maxima over ranks."""
+    """Run all pairs on one rank; return (plain loop, harness) in seconds, each the maximum over ranks."""
     torch.set_num_threads(1)
     here = seat(rank, given.device)
     store = TCPStore("127.0.0.1", port, here.world_size, is_master=rank == 0)
@@ -136,13 +137,15 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--device", choices=("cpu", "cuda"), default="cpu", help="cuda: with --steps 100 or so"
+        "--device", choices=("cpu", "cuda"), default="cpu", help="for cuda, also pass --steps 100 or similar"
     )
-    parser.add_argument("--parameters", default="8M", help="of the mlp; 1M has steps of a few milliseconds")
-    parser.add_argument("--batch", type=int, default=22, help="samples per rank")
-    parser.add_argument("--pairs", type=int, default=200)
     parser.add_argument(
-        "--steps", type=int, default=5, help="per block; short blocks share the machine's noise"
+        "--parameters", default="8M", help="size of the mlp; with 1M, a step takes a few milliseconds"
+    )
+    parser.add_argument("--batch", type=int, default=22, help="samples per rank")
+    parser.add_argument("--pairs", type=int, default=200, help="number of pairs of blocks")
+    parser.add_argument(
+        "--steps", type=int, default=5, help="steps per block; noise affects both of two short blocks"
     )
     given = parser.parse_args()
     given.parameters = WorkloadOptions(parameters=given.parameters).parameters
@@ -150,7 +153,8 @@ def main() -> int:
     pairs = in_ranks(partial(measure, given=given), ranks=ranks)
     hand_s, harness_s = (statistics.median(column) / given.steps for column in zip(*pairs, strict=True))
     print(
-        f"mlp of {given.parameters:,} parameters, {given.device}, {given.pairs} pairs of {given.steps} steps"
+        f"mlp of {given.parameters:,} parameters, {given.device}, "
+        f"{given.pairs} pairs of blocks of {given.steps} steps"
     )
     print(f"median step: by hand {hand_s * 1e3:.3f} ms, in the harness {harness_s * 1e3:.3f} ms")
     found = ratio(pairs)

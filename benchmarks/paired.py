@@ -1,4 +1,4 @@
-"""Start ranks on this machine, and compute the ratio of neighbouring blocks."""
+"""Start ranks on this machine, and compute the ratio of the times of neighbouring blocks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Ratio:
         return f"{self.value:.4f}, 95 % interval [{self.low:.4f}, {self.high:.4f}]"
 
     def adds_more_than(self, most: float, *, who: str) -> bool:
-        """Print and return whether the whole interval for ``who`` is above ``most``."""
+        """Print and return whether the overhead of ``who`` is above ``most`` in the whole interval."""
         if self.low > 1 + most:
             print(f"{who} adds more than {most:.1%}")
             return True
@@ -42,10 +42,11 @@ class Ratio:
 
 
 def ratio(pairs: Iterable[tuple[float, float]]) -> Ratio:
-    """Return the ratio of the second to the first time of pairs: a trimmed mean of the logarithms.
+    """Return the typical ratio of the second to the first time of a pair, with its 95 % interval.
 
-    The interval is that of Tukey and McLaughlin, without the lowest and the highest fifth of the
-    pairs: those in which the machine did something else.
+    It is computed as the trimmed mean of the logarithms, without the lowest and the highest fifth of
+    the pairs, in which other processes disturbed one of the times. The interval is that of Tukey and
+    McLaughlin.
     """
     logs = [math.log(second / first) for first, second in pairs]
     centre = stats.trim_mean(logs, TRIMMED)
@@ -56,7 +57,7 @@ def ratio(pairs: Iterable[tuple[float, float]]) -> Ratio:
 def in_ranks(measure: Callable[[int, int], Any], *, ranks: int) -> Any:
     """Call ``measure(rank, port)`` in one process per rank; return the result of rank 0, a JSON value.
 
-    Ends this process where a rank fails.
+    Ends this process if a rank fails.
     """
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     port = _free_port()
@@ -77,7 +78,7 @@ def _fork(measure: Callable[[int, int], Any], rank: int, port: int, result: Path
         found = measure(rank, port)
         if rank == 0:
             result.write_text(json.dumps(found))
-    except BaseException:  # this process must not go on as a second parent
+    except BaseException:  # the child must not continue as a second parent
         traceback.print_exc()
         os._exit(1)
     os._exit(0)

@@ -1,6 +1,6 @@
 """Measure the time of planning relative to a bare loop that formats and writes the same scripts.
 
-Both write the same bytes to the same disk, alternating, in this process. Planning also reads and checks the
+Both write the same bytes to the same disk, alternately, in this process. Planning also reads and checks the
 matrix, expands it, renders templates, lints all kinds of scripts and writes plan.json. Prints the medians and
 their ratio; only the ratio is comparable between machines.
 """
@@ -31,7 +31,7 @@ axes:
   bucket_cap_mb: {buckets}
 scaling: [{{mode: weak, per_gpu_batch: {batches}}}]
 """
-#: Number of values of the bucket axis and of the batch.
+#: Values of the bucket axis and of the batch, by the resulting number of cells.
 SIZES = {
     960: ([5, 25, 100], [8, 16]),
     9600: ([1, 5, 10, 25, 50, 100], [1, 2, 4, 6, 8, 12, 16, 24, 32, 64]),
@@ -59,7 +59,7 @@ def as_format(text: str, values: dict[str, object]) -> str:
 
 
 def measure(count: int, folder: Path) -> None:
-    """Print the seconds of both and their ratio."""
+    """Print the time of planning, the time of the bare loop, and their ratio for ``count`` cells."""
     buckets, batches = SIZES[count]
     matrix = folder / "many.yaml"
     matrix.write_text(MATRIX.format(buckets=buckets, batches=batches))

@@ -2,8 +2,8 @@
 
 Uses gloo ranks with one thread each and one model. A round consists of four blocks of steps in random order:
 the bare loop twice, the loop with the recorder in its throughput window, and the loop with the hooks of the
-attribution window. Each block is compared with the bare blocks of its round. The interval is that of the
-trimmed mean over all rounds.
+attribution window. Each block is compared with the bare blocks of its round. The result is the
+trimmed mean of the ratios over all rounds with its 95 % interval.
 
     python benchmarks/recorder.py [--ranks 2] [--width 1024] [--rounds 200] [--steps 5]
 
@@ -42,7 +42,7 @@ from bench.record.attribution import Attribution
 
 MOST_ADDED = 0.01
 FEATURES, CLASSES = 784, 10
-#: The bare loop is measured twice: its difference from itself is the noise of the comparison.
+#: The bare loop is measured twice: the difference between the two shows the noise of the comparison.
 WAYS = ("bare", "recorded", "attributed", "bare")
 
 
@@ -72,7 +72,7 @@ class Loop:
         self._optimizer.step()
 
     def bare(self, steps: int) -> float:
-        """Return the seconds of some steps of the bare loop."""
+        """Run some steps of the bare loop; return the time in seconds."""
 
         def loop() -> None:
             for batch in self._batches(steps):
@@ -81,7 +81,7 @@ class Loop:
         return self._timed(loop)
 
     def recorded(self, steps: int) -> float:
-        """Return the seconds of some steps with the recorder."""
+        """Run some steps with the recorder; return the time in seconds."""
 
         def loop() -> None:
             for batch in self._recorder.batches(self._batches(steps)):
@@ -91,7 +91,7 @@ class Loop:
         return self._timed(loop)
 
     def attributed(self, steps: int) -> float:
-        """Return the seconds of some steps with all parts of the step timed."""
+        """Run some steps with the hooks of the attribution window; return the time in seconds."""
 
         def loop() -> None:
             for batch in self._batches(steps):
@@ -113,7 +113,7 @@ class Loop:
 
 
 def measure(rank: int, port: int, *, given: argparse.Namespace, folder: str) -> list[list[float]]:
-    """Run all rounds on one rank; return the seconds of each block, maxima over ranks."""
+    """Run all rounds on one rank; return the times of the blocks in seconds (maxima over ranks)."""
     torch.set_num_threads(1)
     store = TCPStore("127.0.0.1", port, given.ranks, is_master=rank == 0)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=given.ranks)
@@ -133,7 +133,7 @@ def measure(rank: int, port: int, *, given: argparse.Namespace, folder: str) -> 
 
 
 def empty_step_us() -> float:
-    """Return the minimum time of the recorder in an empty step of one process, in microseconds."""
+    """Return the minimum time of an empty recorded step in one process, in microseconds."""
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         recorder = Recorder(run_dir=folder, warmup_steps=10, steps_per_epoch=10**7, attribution_steps=0)
         least = math.inf
@@ -153,11 +153,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--ranks", type=int, default=2, help="1 has less noise: nobody waits for anybody")
-    parser.add_argument("--width", type=int, default=1024, help="of the layers; 256 has short steps")
+    parser.add_argument(
+        "--ranks", type=int, default=2, help="with 1 there is less noise, because no rank waits for another"
+    )
+    parser.add_argument(
+        "--width", type=int, default=1024, help="width of the layers; with 256, steps are short"
+    )
     parser.add_argument("--batch", type=int, default=32, help="samples per rank")
-    parser.add_argument("--rounds", type=int, default=200)
-    parser.add_argument("--steps", type=int, default=5, help="per block; short blocks share the noise")
+    parser.add_argument("--rounds", type=int, default=200, help="number of rounds")
+    parser.add_argument("--steps", type=int, default=5, help="steps per block")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         rounds = in_ranks(partial(measure, given=given, folder=folder), ranks=given.ranks)
@@ -169,7 +173,7 @@ def main() -> int:
     print(f"ratio recorder / bare loop: {found}")
     print(f"ratio bare loop / bare loop: {ratio(zip(bare, again, strict=True))}")
     print(f"ratio attribution window / bare loop: {ratio(zip(both, attributed, strict=True))}")
-    print(f"the recorder's own time in a step: {empty_step_us():.1f} us")
+    print(f"time of the recorder in an empty step: {empty_step_us():.1f} us")
     return 1 if found.adds_more_than(MOST_ADDED, who="the recorder") else 0
 
 

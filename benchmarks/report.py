@@ -1,10 +1,10 @@
-"""Measure the time to load and report a large study, relative to one read_csv per file.
+"""Measure the time to load and report a large study, relative to reading each file with pandas.
 
     python benchmarks/report.py [--cells 2000] [--repeats 5] [--epochs 10]
 
-Builds a finished study in a temporary folder, then loads and reports it in separate processes, so that each
-has its own peak memory. A sample of the files is read one by one with pandas for the ratio. Only the ratio is
-comparable between machines.
+Builds a finished study in a temporary folder, then loads and reports it in separate processes, so that the
+peak memory of each is known. For comparison, a sample of the files is read one by one with `pandas.read_csv`.
+Only the ratio of the times is comparable between machines.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ print(json.dumps({"seconds": seconds, "peak_bytes": peak, "size": size}))
 
 
 def build(path: Path, *, cells: int, repeats: int, epochs: int) -> None:
-    """Write a finished study of ``cells`` cells, eight sizes per series."""
+    """Write a finished study of ``cells`` cells in series of eight sizes."""
     import studies
 
     planned = []
@@ -51,14 +51,14 @@ def build(path: Path, *, cells: int, repeats: int, epochs: int) -> None:
 
 
 def measure(path: Path, what: str) -> dict[str, float]:
-    """Return seconds, peak bytes and size of one call in a fresh process."""
+    """Load or report a study in a new process; return ``seconds``, ``peak_bytes`` and ``size``."""
     command = [sys.executable, "-c", _MEASURE, str(path), what]
     done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
     return dict(json.loads(done.stdout))
 
 
 def one_by_one(path: Path, *, sample: int) -> tuple[float, int]:
-    """Return the seconds of pandas for a sample of metrics.csv files, and the number of files."""
+    """Read a sample of metrics.csv files with pandas; return the seconds and the number of files."""
     import pandas as pd
 
     files = sorted(path.glob("runs/*/attempt-1/metrics.csv"))
@@ -75,7 +75,7 @@ def main() -> None:
     parser.add_argument("--cells", type=int, default=2000)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--sample", type=int, default=300, help="files for the comparison")
+    parser.add_argument("--sample", type=int, default=300, help="number of files to read with pandas")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="bench-report-") as folder:
         path = Path(folder) / "large"
@@ -93,7 +93,7 @@ def main() -> None:
     ):
         print(f"{what:<7} {result['seconds']:6.2f} s  peak {result['peak_bytes'] / 2**20:5.0f} MiB  {size}")
     ratio = load["seconds"] / each
-    print(f"one read_csv per file: {each:.1f} s ({files} read): loading takes {ratio:.3f} of it")
+    print(f"one read_csv per file: {each:.1f} s ({files} read); loading takes {ratio:.3f} times that")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""Measure the time of `bench status` for a study of 2,000 runs. Needs root to start a test cluster.
+"""Measure the time of `bench status` for a study of 2,000 runs.
 
-The jobs are real: 2,000 scripts of one line, submitted by a bare loop of sbatch with the names that
-`bench submit` would use, and recorded in the study's ledger. Status is timed while all jobs are queued, after
-all have ended, and once more without any change. Wrappers of Slurm's commands count the calls.
+Needs root to start a test cluster. The jobs are real: 2,000 scripts of one line, submitted by a
+bare loop of sbatch with the names that `bench submit` would use, and recorded in the study's ledger. The time
+is measured while all jobs are queued, after all have ended, and once more without any change. Wrappers of
+Slurm's commands count the calls.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ FAILING = "echo 'RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB' >
 
 
 def submit_bare(study: Study) -> None:
-    """Submit all runs as held jobs, like `bench submit` but without syncing the ledger for each."""
+    """Submit all runs as held jobs, like `bench submit` but without syncing the ledger for each job."""
     planned = study.planned
     events = []
     environment = {**os.environ, **study.environment}
@@ -52,7 +53,7 @@ def submit_bare(study: Study) -> None:
 
 
 def time_status(counted: Counted, what: str) -> None:
-    """Print the time of one status, its calls of Slurm's commands, and its counts."""
+    """Print the time of one `bench status`, its calls of Slurm's commands, and its counts of states."""
     counted.calls()
     began = time.perf_counter()
     shown = counted.study.bench("status", "STUDY", "--json")
@@ -74,8 +75,8 @@ def measure(cluster: Cluster, folder: Path, *, runs: int) -> None:
     time_status(counted, "all queued")
     cluster.run(["scontrol", "release", *_jobs(study)], timeout_s=300)
     _await_accounting(cluster, runs)
-    time_status(counted, "all ended, to be settled")
-    time_status(counted, "nothing new")
+    time_status(counted, "all ended since the last status")
+    time_status(counted, "no change since the last status")
 
 
 def _jobs(study: Study) -> list[str]:
@@ -83,14 +84,14 @@ def _jobs(study: Study) -> list[str]:
 
 
 def _await_accounting(cluster: Cluster, runs: int) -> None:
-    """Wait until sacct has the ends of all jobs and steps."""
+    """Wait until sacct reports that all jobs and steps have ended."""
 
     def all_there() -> bool:
         shown = cluster.run(["sacct", "-nP", "--starttime=now-2hours", "-o", "state,end"], timeout_s=300)
         ended = [line for line in shown.stdout.split() if line.startswith(("COMPLETED|2", "FAILED|2"))]
         return len(ended) >= 2 * runs
 
-    wait_for(all_there, what="the ends of all jobs in sacct", timeout_s=1200, every_s=5)
+    wait_for(all_there, what="the end of all jobs in sacct", timeout_s=1200, every_s=5)
 
 
 def main() -> int:

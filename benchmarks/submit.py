@@ -1,8 +1,8 @@
-"""Measure the time of submitting relative to a bare loop of sbatch. Needs root to start a test cluster.
+"""Measure the time of submitting relative to a bare loop of sbatch.
 
-Both submit the same trivial scripts to the same controller, alternating. No node is free, so that running
-jobs disturb neither. `bench submit` also writes an intent before and the job id after each sbatch. Prints the
-medians; compare the difference per job.
+Needs root to start a test cluster. Both submit the same trivial scripts to the same controller, alternately.
+The jobs do not start, so that no running job disturbs the measurement. `bench submit` also records its intent
+before each sbatch and the job id after it. Prints the medians; compare the difference per job.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ROUNDS = 3
 
 
 def bare_loop(study: Study, environment: Mapping[str, str]) -> float:
-    """Submit all scripts of a study with sbatch alone; return the seconds."""
+    """Submit all scripts of a study with sbatch alone; return the time in seconds."""
     scripts = sorted((study.folder / "scripts").iterdir())
     began = time.perf_counter()
     for script in scripts:
@@ -38,7 +38,7 @@ def bare_loop(study: Study, environment: Mapping[str, str]) -> float:
 
 
 def bench_submit(study: Study) -> float:
-    """Submit a study; return the seconds of the whole command."""
+    """Submit a study with `bench submit`; return the time of the command in seconds."""
     began = time.perf_counter()
     done = study.bench("submit", "STUDY")
     took = time.perf_counter() - began
@@ -47,7 +47,7 @@ def bench_submit(study: Study) -> float:
 
 
 def status(study: Study, folder: Path) -> tuple[float, str]:
-    """Return the time of `bench status` and its calls of Slurm's commands."""
+    """Return the time of `bench status` in seconds and its number of calls of each Slurm command."""
     began = time.perf_counter()
     shown = study.bench("status", "STUDY", "--json")
     took = time.perf_counter() - began
@@ -73,8 +73,8 @@ def measure(cluster: Cluster, folder: Path) -> None:
     more = statistics.median(a - b for a, b in zip(ours, bare, strict=True))
     print(
         f"{JOBS} jobs: bench submit {statistics.median(ours):.2f} s, bare loop of sbatch "
-        f"{statistics.median(bare):.2f} s; {more:.2f} s more, {1000 * more / JOBS:.1f} ms a job "
-        f"(median of {ROUNDS} interleaved rounds, start of python included)"
+        f"{statistics.median(bare):.2f} s; {more:.2f} s more, {1000 * more / JOBS:.1f} ms per job "
+        f"(median of {ROUNDS} interleaved rounds, including the start of Python)"
     )
     print(f"bench status of {JOBS} queued runs: {took:.2f} s; Slurm's commands: {calls}")
 

@@ -174,7 +174,7 @@ class Slurm:
     Attributes:
         timeout_s: time limit of all commands except sbatch.
         submit_timeout_s: time limit of sbatch, which retries by itself while slurmctld is busy.
-        environment: environment variables of the commands; by default those of this process.
+        environment: environment variables of the commands; by default the variables of this process.
     """
 
     timeout_s: float = 60
