@@ -45,7 +45,7 @@ def _judge(text: str, arguments: Sequence[str]) -> tuple[tuple[Finding, Edit | N
 # Cached: `bench lint --diff` needs findings and edits, and a repeated plan lints the same scripts again.
 @lru_cache(maxsize=64)
 def _apply_rules(text: str, size: int, arguments: tuple[str, ...]) -> tuple[tuple[Finding, Edit | None], ...]:
-    """Apply all rules to a script; keep one finding per rule and line."""
+    """Apply all rules to a script, keeping at most one finding per rule and line."""
     script = read_script(without_marks(text), size=size, arguments=arguments)
     found: dict[tuple[int, str], tuple[Finding, Edit | None]] = {}
     for rule in rules():

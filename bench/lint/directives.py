@@ -61,7 +61,7 @@ _FORMS: dict[str, tuple[re.Pattern[str], str]] = {
 
 
 class Line(NamedTuple):
-    """One line at the start of a script; ``kind`` is ``directive``, ``comment`` or ``command``."""
+    """A line of a script; ``kind`` is ``directive``, ``comment`` or ``command``."""
 
     kind: str
     options: tuple[Option, ...] = ()
@@ -304,7 +304,7 @@ def _short(word: str, waiting: list[str], table: OptionTable, line: int) -> Iter
 
 
 def _short_value(word: str, position: int, name: str, waiting: list[str], line: int) -> Option | Remark:
-    """Return a short option with its value, which is the rest of ``word`` or the next word."""
+    """Read a short option with its value, which is the rest of ``word`` or the next waiting word."""
     letter, value = word[position], word[position + 1 :]
     if value.startswith("="):
         fixed = f"-{letter} {value[1:]}"

@@ -28,12 +28,12 @@ _MAX_WORDS = 2_000
 
 
 def without_marks(text: str) -> str:
-    """Replace the two private characters that are reserved for marks."""
+    """Replace the two characters that are reserved for marks, which stand for unknown values."""
     return _PRIVATE.sub("\ufffd", text)
 
 
 class Unknown(NamedTuple):
-    """An expansion of a variable, a command or arithmetic whose value is unknown.
+    """An expansion of a variable, command or arithmetic expression that has an unknown value.
 
     ``kind`` is ``param``, ``command`` or ``arith``, and ``source`` is the text in the script.
     ``default`` is the default in ``${name:-default}``; for arithmetic, it is the expression after
@@ -51,7 +51,7 @@ class Unknown(NamedTuple):
 
 
 class Value(NamedTuple):
-    """Text, and the script line of each row of the text."""
+    """A text and, for each of its rows, the line of the script from which the row comes."""
 
     text: str
     lines: tuple[int, ...]
@@ -62,7 +62,7 @@ class Value(NamedTuple):
         return self.lines[0]
 
     def words(self) -> Iterator[Value]:
-        """Yield the words between blanks, each with its own line."""
+        """Split the text at blanks and yield each word with its line."""
         for number, row in enumerate(self.text.split("\n")):
             line = self.lines[min(number, len(self.lines) - 1)]
             for piece in row.split():
@@ -99,7 +99,7 @@ class Unknowns:
         self._all: list[Unknown] = []
 
     def mark(self, unknown: Unknown) -> str:
-        """Store an unknown expansion and return its mark."""
+        """Store an unknown expansion and return the mark that stands for it in a text."""
         if len(self._all) < _MAX_UNKNOWNS:
             self._all.append(unknown)
         return f"{_OPEN}{len(self._all) - 1}{_CLOSE}"
@@ -109,20 +109,20 @@ class Unknowns:
         return iter(self._all)
 
     def of(self, text: str) -> list[Unknown]:
-        """Return the unknown expansions in ``text``, without those nested in other expansions."""
+        """Return the unknown expansions in ``text``, except those nested in other expansions."""
         if _OPEN not in text:
             return []
         return [self._all[int(number)] for number in MARK.findall(text) if int(number) < len(self._all)]
 
     def within(self, text: str, *, depth: int = 0) -> list[Unknown]:
-        """Return the unknown expansions in ``text``, including those in arithmetic and defaults."""
+        """Return the unknown expansions in ``text``, including those nested in arithmetic and defaults."""
         found = self.of(text)
         if depth < 6:
             found += [inner for one in found for inner in self.within(one.default or "", depth=depth + 1)]
         return found
 
     def shown(self, text: str) -> str:
-        """Return ``text`` with every mark replaced by its source."""
+        """Return ``text`` with each mark replaced by the expansion as written in the script."""
         return MARK.sub(lambda match: self._source(int(match.group(1))), text).replace("\\\n", "")
 
     def _source(self, number: int) -> str:
@@ -131,7 +131,7 @@ class Unknowns:
 
 @dataclass(slots=True)
 class Environment:
-    """All assignments so far, in execution order."""
+    """The variables of a shell: all assignments so far, in execution order."""
 
     variables: dict[str, list[Assigned]] = field(default_factory=dict)
 
@@ -176,7 +176,7 @@ class _WordBuilder:
         self.touched = False
 
     def add(self, text: str, lines: tuple[int, ...]) -> None:
-        """Append ``text``; ``lines`` are the script lines of its rows."""
+        """Append ``text``; ``lines`` are the line numbers in the script of its rows."""
         self.touched = True
         if not self.lines:
             self.lines.append(lines[0])
@@ -215,7 +215,7 @@ class Expander:
         self._ran = ran
 
     def arguments(self, words: Iterable[Word]) -> list[Value]:
-        """Return the arguments after the expansion and splitting of ``words``."""
+        """Expand and split ``words`` like the shell, and return the resulting arguments."""
         arguments: list[Value] = []
         for word in words:
             arguments.extend(self._split(word.parts, word.line))
@@ -224,11 +224,11 @@ class Expander:
         return arguments
 
     def value(self, word: Word) -> Value:
-        """Return the expanded text of a word without splitting it, like an assignment."""
+        """Expand a word without splitting it, as the shell does in an assignment."""
         return self.text(word.parts, word.line)
 
     def text(self, parts: tuple[Part, ...], line: int) -> Value:
-        """Return the expanded and joined text of ``parts``."""
+        """Expand ``parts`` and join them to one text."""
         word = _WordBuilder()
         for part in parts:
             if part.kind == "text":
@@ -245,7 +245,7 @@ class Expander:
         return Value(value.text, value.lines if word.touched else (line,))
 
     def items(self, word: Word) -> tuple[Value, ...]:
-        """Return the elements of an array."""
+        """Return the expanded elements of an array literal."""
         array = word.parts[0]
         return tuple(self.arguments(array.words))
 
@@ -279,7 +279,7 @@ class Expander:
         return [word.value() for word in words if word.touched]
 
     def _known(self, part: Part) -> list[Value] | None:
-        """Return the values of a part, or None if they are unknown, and report the use of the variable."""
+        """Record the use of a part's variable; return its values, or None if they are unknown."""
         if part.kind == "command":
             text = _here_document_of_cat(part)
             return None if text is None else [self.value(text)]
@@ -301,7 +301,7 @@ class Expander:
         return _element(candidates[0], subscript.group(2) if subscript else None)
 
     def _unknown(self, part: Part) -> Value:
-        """Return the mark of a part with an unknown value."""
+        """Return a mark for a part of a word with an unknown value."""
         if part.body:
             self._ran(part.body)
         default = None
@@ -318,7 +318,7 @@ class Expander:
         return Value(self.unknowns.mark(unknown), (part.line,))
 
     def _expression(self, text: str, part: Part) -> str:
-        """Return an arithmetic expression with values or marks for its variables without ``$``."""
+        """Replace variables without ``$`` in an arithmetic expression by their values or marks."""
 
         def resolve(match: re.Match[str]) -> str:
             name = match.group()
@@ -368,7 +368,7 @@ def _lines_of(part: Part) -> tuple[int, ...]:
 
 
 def _source_of(part: Part) -> str:
-    """Return the text of a part in the script."""
+    """Return a part of a word as written in the script."""
     if part.kind == "arith":
         return f"$(({part.text}))"
     if part.kind in ("command", "process"):

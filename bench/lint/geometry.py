@@ -29,7 +29,7 @@ _MAX_DEPTH = 12
 
 @dataclass(frozen=True)
 class Geometry:
-    """Nodes, tasks and GPUs of a job or a step; a number is None if the script does not determine it.
+    """The nodes, tasks and GPUs of a job or step; numbers that the script does not determine are None.
 
     ``options`` maps the name of each option to its last occurrence.
     """
@@ -43,11 +43,11 @@ class Geometry:
         return option.value if option else None
 
     def line(self, *names: str) -> int | None:
-        """Return the line of the first of these options that is given."""
+        """Return the line of the first option in ``names`` that is given, or None."""
         return next((self.options[name].line for name in names if name in self.options), None)
 
     def number(self, name: str) -> int | None:
-        """Return an option's value as a whole number, or None."""
+        """Return an option's value as a whole number, or None if it is not one."""
         return whole_number(self.value(name))
 
     @cached_property
@@ -209,7 +209,7 @@ class Geometry:
 
 @lru_cache(maxsize=256)
 def expand_hosts(text: str) -> tuple[str, ...]:
-    """Return the hosts of a Slurm host list such as ``n[01-04,7],login``; empty if it is invalid."""
+    """Return the hosts in a Slurm host list such as ``n[01-04,7],login``, or no hosts if it is invalid."""
     hosts: list[str] = []
     if text.count("[") != text.count("]"):
         return ()
@@ -283,7 +283,7 @@ def _count(text: str) -> int | None:
 
 
 def evaluate(text: str, unknowns: Unknowns, geometry: Geometry, *, depth: int = 0) -> int | None:
-    """Evaluate ``text``, which may contain marks (see :mod:`.expansion`), as a whole number, or None."""
+    """Evaluate ``text`` as a whole number, or return None. Marks stand for :class:`Unknown` expansions."""
     if text.isascii() and text.isdecimal():
         return int(text[:9])
     if depth > _MAX_DEPTH or len(text) > 400:
@@ -311,7 +311,7 @@ def _value(unknown: Unknown, unknowns: Unknowns, geometry: Geometry, depth: int)
 
 
 def _number_of_expression(text: str, unknowns: Unknowns, geometry: Geometry, *, depth: int = 0) -> int | None:
-    """Evaluate an arithmetic expression, which may contain marks, or return None."""
+    """Evaluate an arithmetic expression, or return None if its value is unknown."""
     plain = text.strip()
     if _EXPRESSION.fullmatch(plain):
         return _calculate(plain)
@@ -319,7 +319,7 @@ def _number_of_expression(text: str, unknowns: Unknowns, geometry: Geometry, *, 
 
 
 def _counted(source: str, geometry: Geometry) -> int | None:
-    """Return the output of a common command that counts nodes or GPUs, or None."""
+    """Return the output of a shell command that counts nodes or GPUs, or None if it does neither."""
     if "wc -l" in source or "grep -c" in source:
         if "nvidia-smi" in source or "rocm-smi" in source:
             return geometry.gpus_per_node or None
@@ -329,7 +329,7 @@ def _counted(source: str, geometry: Geometry) -> int | None:
 
 
 def _of_slurm(name: str, geometry: Geometry) -> int | None:
-    """Return the value of one of Slurm's environment variables in a job or step, or None."""
+    """Return the value of an environment variable that Slurm sets, or None if it is unknown."""
     if name in ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"):
         return geometry.nodes
     if name in ("SLURM_NTASKS", "SLURM_NPROCS"):

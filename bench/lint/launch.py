@@ -200,7 +200,7 @@ def basename(text: str) -> str:
 
 
 def read_command(arguments: Sequence[Value], unknowns: Unknowns) -> Launch:
-    """Return the program that a command starts."""
+    """Find the program that a command starts behind wrappers and launchers."""
     return _CommandReader(arguments, unknowns).read()
 
 
@@ -214,7 +214,7 @@ class _CommandReader:
         self.launch = Launch(line=self.words[0].line if self.words else 0, words=tuple(self.words))
 
     def read(self) -> Launch:
-        """Read all arguments."""
+        """Read all arguments and return the program that the command starts."""
         for _ in range(30):  # one wrapper per round
             if self.at >= len(self.words) or not self._strip():
                 break
@@ -317,7 +317,7 @@ class _CommandReader:
         return self._jump_to_program()
 
     def _jump_to_program(self, *, scripts: bool = True) -> bool:
-        """Move to the first word that is Python, a launcher or a shell; return False if there is none.
+        """Skip to the first word that names Python, a launcher or a shell; return False if there is none.
 
         With ``scripts``, a file name that ends in .py counts too.
         """
@@ -355,7 +355,7 @@ class _CommandReader:
         return True
 
     def _srun_option(self, text: str, line: int, short: dict[str, str]) -> list[Option]:
-        """Read one word with options of srun, and the next word if it is their value."""
+        """Read the srun options in one word, and the next word if it is the value of an option."""
         table = srun_options()
         if text.startswith("--"):
             written, equals, value = text[2:].partition("=")

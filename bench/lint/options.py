@@ -120,7 +120,7 @@ class OptionTable:
     plugins: dict[str, str]
 
     def matches(self, written: str) -> list[str]:
-        """Return the options that start with ``written``; getopt accepts unique prefixes."""
+        """Return the options that ``written`` may mean: getopt also accepts unique prefixes of names."""
         if written in self.long or written in self.plugins:
             return [written]
         return [name for name in self.long if name.startswith(written)]

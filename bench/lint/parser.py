@@ -69,14 +69,14 @@ def parse_source(source: Source, closer: str = "") -> tuple[Node, ...]:
 
 
 class Parser:
-    """Recursive descent over the grammar of bash."""
+    """A recursive descent parser for bash scripts."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
         self.words = WordReader(source, parse_source)
 
     def everything(self) -> tuple[Node, ...]:
-        """Parse the whole source."""
+        """Parse the whole source and return its statements."""
         statements = self._statements(frozenset())
         if not self.source.ended:
             raise self._unexpected()
@@ -130,7 +130,7 @@ class Parser:
         redirect.body = Word(parts, first)
 
     def _find_delimiter(self, delimiter: str, *, strips: bool) -> int | None:
-        """Skip the line that closes a here-document; return the end position of its body."""
+        """Skip the here-document and the line that closes it; return the end of its body, or None."""
         text = self.source.text
         while self.source.pos < len(text):
             begin, found = self.source.pos, text.find("\n", self.source.pos)
@@ -526,7 +526,7 @@ class Parser:
 
 
 def _opened(error: ShellError, line: int) -> ShellError:
-    """Set the first line of the command that contains the error, and return the error."""
+    """Return ``error`` with ``line`` as the first line of the command that contains the error."""
     error.opened = line
     return error
 

@@ -53,7 +53,7 @@ class Script:
     swallowed: Sequence[tuple[int, int]] = ()
 
     def line(self, number: int) -> str:
-        """Return the text of a line, or an empty text after the last line."""
+        """Return the text of a line, or an empty string after the last line."""
         return self.lines[number - 1] if 1 <= number <= len(self.lines) else ""
 
     @property
@@ -66,7 +66,7 @@ class Script:
         return None if value is None else evaluate(value.text.strip(), self.unknowns, geometry)
 
     def geometry(self, step: Step) -> Geometry:
-        """Return nodes, tasks and GPUs of a step, with the expressions in srun's options evaluated."""
+        """Return the nodes, tasks and GPUs of a step, with expressions in srun's options evaluated."""
         if step.launch.via != "srun":
             return self.job
         return self.job.step(self._evaluated(option) for option in step.launch.srun)
@@ -84,7 +84,7 @@ class Script:
 
     @cached_property
     def assigned_to(self) -> dict[str, list[Assigned]]:
-        """All assignments, by the variable's name."""
+        """All assignments in the script, grouped by the name of the variable."""
         by_name: dict[str, list[Assigned]] = {}
         for assigned in self.walk.assigned:
             by_name.setdefault(assigned.name, []).append(assigned)
@@ -101,7 +101,7 @@ class Script:
         return any(step.launch.via or _reaches_nodes(step.launch) for step in self.training)
 
     def options_of_program(self, launch: Launch) -> Iterator[tuple[str, Value]]:
-        """Yield the name and value of each option of the program; names have underscores."""
+        """Yield the program's options as (name, value), with underscores instead of hyphens in names."""
         words = launch.arguments
         for position, word in enumerate(words):
             name, equals, text = word.text.partition("=")

@@ -94,7 +94,7 @@ class Step:
 
 @dataclass(slots=True)
 class Walk:
-    """Everything that a script does, in execution order.
+    """The commands, variables and tests of a script, recorded in execution order.
 
     ``expected`` are variables that the script allows to be unset. ``broken`` are texts that are passed
     to a shell but contain a syntax error, with the error. ``opaque`` is True if variables may be set
@@ -129,13 +129,13 @@ class ShellState:
         self.command = ""
 
     def enter(self, place: Place) -> None:
-        """Move to another place."""
+        """Continue at another place of the script."""
         self.place = place
         self.expander.branches = place.branches
         self.expander.in_task = place.task is not None
 
     def use(self, environment: Environment) -> Environment:
-        """Replace the environment and return the previous one."""
+        """Replace the current environment and return the previous one."""
         previous = self.environment
         self.environment = self.expander.environment = environment
         return previous
@@ -151,7 +151,7 @@ class ShellState:
         return inside
 
     def assign(self, assigned: Assigned) -> None:
-        """Carry out and record an assignment."""
+        """Execute and record an assignment."""
         if self.place.task is not None:
             assigned = replace(assigned, in_task=True, exported=True)
         self.environment.assign(assigned)
@@ -161,7 +161,7 @@ class ShellState:
             self.walk.exported.add(assigned.name)
 
     def record_test(self, text: str) -> None:
-        """Record the text of a condition."""
+        """Record the text of a test such as ``[ ... ]``."""
         if len(self.walk.tests) < _MAX_RECORDS:
             self.walk.tests.append((self.walk.unknowns.shown(text), self.place))
 
@@ -173,7 +173,7 @@ class ShellState:
             self.walk.uses.append(Use(name, part.line, self.place, guarded, known, self.command))
 
     def evaluate(self, assign: Assign, *, exported: bool = False) -> Assigned:
-        """Return an assignment with its value expanded."""
+        """Expand the value of an assignment without executing the assignment."""
         branches = self.place.branches
         unknown = Assigned(assign.name, assign.line, branches=branches, exported=exported)
         earlier = self.environment.candidates(assign.name, branches) if assign.append else []
@@ -193,7 +193,7 @@ class ShellState:
         return replace(unknown, value=value)
 
     def declare(self, command: str, words: Sequence[Word]) -> None:
-        """Carry out ``export``, ``declare`` and the other :data:`DECLARATIONS`."""
+        """Execute ``export``, ``declare`` or another builtin in :data:`DECLARATIONS`."""
         exported = command == "export"
         for word in words:
             text = word.literal

@@ -232,7 +232,7 @@ class Source:
         return self.pos >= len(self.text)
 
     def at(self, text: str) -> bool:
-        """Return whether ``text`` comes next."""
+        """Return whether ``text`` follows at the current position."""
         return self.text.startswith(text, self.pos)
 
     def match(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
@@ -256,13 +256,13 @@ class Source:
         return self.lines[min(row, len(self.lines)) - 1] if self.lines else row
 
     def deeper(self) -> None:
-        """Enter one more level of nesting."""
+        """Enter one more level of nesting; raise TooDeepError if there are too many."""
         self.depth += 1
         if self.depth > MAX_DEPTH:
             raise TooDeepError(self.line(), "nested too deeply")
 
     def inner(self, text: str, row: int) -> Source:
-        """Return a source for ``text``, which starts on ``row``, one level deeper."""
+        """Return a source for a nested ``text`` that starts on ``row``."""
         self.deeper()
         self.depth -= 1
         return Source(text, first_row=row, depth=self.depth + 1, lines=self.lines)

@@ -40,7 +40,7 @@ _SETS_UP_SHELL = re.compile(
 
 
 def walk(nodes: Sequence[Node]) -> Walk:
-    """Return everything that the statements of a script set, use and start."""
+    """Follow the statements of a script and record what they set, use and start."""
     walker = Walker()
     walker.statements(nodes, Place())
     return walker.state.walk
@@ -57,7 +57,7 @@ class Walker:
         self._calls = 0
 
     def statements(self, nodes: Sequence[Node], place: Place) -> None:
-        """Follow ``nodes`` at ``place``."""
+        """Follow the statements ``nodes``, which are located at ``place``."""
         before = self.state.place
         for node in nodes:
             if len(self.state.walk.steps) > _MAX_STEPS:
@@ -231,7 +231,7 @@ class Walker:
             self.state.command = command
 
     def _assignments(self, assigns: Sequence[Assign], *, kept: bool) -> dict[str, Value]:
-        """Carry out assignments, or return those that apply to only one command (not ``kept``)."""
+        """Execute assignments, or return them if they are not ``kept`` but apply to one command only."""
         prefix: dict[str, Value] = {}
         for assign in assigns:
             assigned = self.state.evaluate(assign)

@@ -73,7 +73,7 @@ def _tasks(geometry: Geometry) -> int:
 
 
 def _line_that_needs_all_gpus(script: Script, step: Step, seen: int) -> int | None:
-    """Return the line that shows that the program uses all GPUs of its node, or None."""
+    """Return the line that shows that the program needs all GPUs of its node, or None."""
     for name, value in script.options_of_program(step.launch):
         number = script.number(value, script.geometry(step))
         if name in ("trainer.devices", "devices", "trainer.gpus") and number and number > seen:

@@ -96,7 +96,7 @@ def _how_to_srun(script: Script, step: Step) -> str:
 
 
 def _insert_srun(script: Script, step: Step) -> Edit | None:
-    """Return the edit that puts srun before the command, or None if its line lacks its first word."""
+    """Return the edit that puts srun before the command, or None if the edit is not possible."""
     node = step.outer
     first = node.words[0].literal if node.words else None
     if not first or first not in script.line(node.line):

@@ -144,7 +144,7 @@ def _is_final(script: Script, assigned: Assigned) -> bool:
 
 
 def _is_read(script: Script, name: str, spanning: list[Step]) -> bool:
-    """Return whether the script or a program reads the variable; torchrun, for example, does not."""
+    """Return whether the script or a program may read the variable, which torchrun does not."""
     used = any(use.name == name for use in script.walk.uses)
     return used or not spanning or any(not starts_workers(step.launch) for step in spanning)
 
@@ -167,7 +167,7 @@ def _loopback(script: Script, value: Value, *, in_task: bool) -> Iterator[Remark
 
 
 def _is_own_name(unknown: Unknown) -> bool:
-    """Return whether an expansion is the name of the node that expands it."""
+    """Return whether an expansion results in the name of the node on which it is expanded."""
     if unknown.kind == "command":
         return bool(re.match(r"\s*(?:/bin/|/usr/bin/)?hostname\b[^|;&]*\Z", unknown.source[2:-1]))
     return unknown.name in ("HOSTNAME", "SLURMD_NODENAME")
@@ -204,7 +204,7 @@ def _no_address(launch: Launch) -> str:
 
 
 def _launcher_line(step: Step) -> int:
-    """Return the line with the name of the launcher."""
+    """Return the line that contains the launcher's name."""
     for word in step.launch.words:
         name = word.text.rpartition("/")[2]
         if name in ("torchrun", "torch.distributed.run", "torch.distributed.launch"):
@@ -237,7 +237,7 @@ def hardcoded_host(script: Script) -> Iterator[Remark]:
 
 
 def _has_fixed_hosts(step: Step) -> bool:
-    """Return whether srun gets a list of hosts without variables."""
+    """Return whether srun gets a ``--nodelist`` of fixed hosts, without variables."""
     return any(
         option.name == "nodelist" and not MARK.search(option.value or "") for option in step.launch.srun
     )
@@ -245,7 +245,7 @@ def _has_fixed_hosts(step: Step) -> bool:
 
 @rule(Severity.INFO)
 def hardcoded_port(script: Script) -> Iterator[Remark]:
-    """The port of the rendezvous is fixed.
+    """The script uses a fixed rendezvous port.
 
     If two such jobs run on one node, the second job fails with "Address already in use".
 

@@ -78,7 +78,7 @@ def malformed_directive(script: Script) -> Iterator[Remark]:
 
 @rule(Severity.ERROR)
 def crlf_script(script: Script) -> Iterator[Remark]:
-    r"""The lines end with CR LF, as on Windows.
+    r"""The lines of the script end with CR LF, as on Windows.
 
     sbatch refuses such a script: "Batch script contains DOS line breaks".
 

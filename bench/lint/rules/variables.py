@@ -109,7 +109,7 @@ def undefined_variable(script: Script) -> Iterator[Remark]:
 
 
 def _undefined(script: Script, use: Use) -> tuple[str, str] | None:
-    """Return the message and the remedy for a use of a variable, or None if it is set."""
+    """Return message and remedy if a used variable is undefined, or None."""
     name = use.name
     if script.line(use.line).lstrip().startswith(f"${name}="):
         return None  # an assignment with a $ before the name, which stray-command reports
@@ -137,7 +137,7 @@ def _undefined(script: Script, use: Use) -> tuple[str, str] | None:
 
 
 def _undefined_by_slurm(script: Script, name: str) -> tuple[str, str] | None:
-    """Return the message and the remedy for a variable that Slurm does not set in this job."""
+    """Return message and remedy if Slurm does not set the variable in this job, or None."""
     if name not in _SLURM_VARIABLES and "_HET_GROUP_" not in name:
         close = difflib.get_close_matches(name, sorted(_SLURM_VARIABLES), n=1, cutoff=0.8)
         if close:
