@@ -37,10 +37,7 @@ _NO_COMMUNICATION = BackwardReading(0.0, 0.0, 0)
 
 
 class Attribution:
-    """Times the parts of steps on one rank.
-
-    Call :meth:`attach`, then :meth:`start` and :meth:`stop` for each step, then :meth:`detach`.
-    """
+    """Times the parts of steps: call ``attach``, then ``start`` and ``stop`` per step, then ``detach``."""
 
     def __init__(self, model: nn.Module | None, clock: Clock, *, world_size: int) -> None:
         self._model = model

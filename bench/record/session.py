@@ -100,10 +100,7 @@ class Session:
             print(f"bench: warning: {warning}", flush=True)
 
     def finish(self, posted: int, *, warmup_steps: int, timeout_s: float) -> None:
-        """Report to the other ranks that this rank ended after ``posted`` windows.
-
-        Rank 0 waits for the others and writes their last records.
-        """
+        """Report that this rank ended after ``posted`` windows; rank 0 waits and writes the last records."""
         self.exchange.post("closed", posted)
         writer = self._writer
         if writer is None:

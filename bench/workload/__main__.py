@@ -1,7 +1,7 @@
 """Entry point of the workload: arguments, exit codes, and one line for each expected failure.
 
 :func:`main` can also be called in a forked child of a process that has imported this module, so that torch is
-imported once for many runs. It depends on environment variables only, not on how the process was started.
+imported once for many runs. The launch is detected from environment variables only.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-import torch._dynamo  # noqa: F401 - DDP imports it in any case; imported here, forked children share it
+import torch._dynamo  # noqa: F401 - DDP needs it; importing it here shares it with forked children
 import torch.distributed as dist
 
 from bench.errors import BenchError
@@ -21,16 +21,16 @@ from bench.workload.failures import CollectiveError, WorkloadError, describe_err
 from bench.workload.rank import run
 from bench.workload.rendezvous import JoinError, OtherRankError
 
-#: Keeps errors alive: their frames hold the process group, whose destructor may wait for a lost rank.
+#: Keeps errors alive, because their frames hold the process group, whose destructor may wait for a lost rank.
 _KEPT_ERRORS: list[BaseException] = []
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the workload and return its exit code: 0, 1 (the run failed) or 2 (bad arguments).
 
-    Expected failures print one line on stderr that begins with ``bench: error:``; others print a traceback
-    first. After a failure, communication that never completes may still be pending, so a caller with nothing
-    else to do should end the process with :func:`os._exit`.
+    An expected failure prints one line to stderr that begins with ``bench: error:``. Other failures print a
+    traceback first. After a failure, a collective that never completes may still be pending, so the caller
+    should end the process with :func:`os._exit`.
     """
     try:
         request = parse_arguments(sys.argv[1:] if argv is None else argv)
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _print_error(text: str) -> None:
-    """Write all lines in one call, so that lines of several ranks do not mix."""
+    """Print every line of ``text`` as an error, in one call so that the lines of ranks do not mix."""
     sys.stderr.write("".join(f"bench: error: {line}\n" for line in text.splitlines()))
     sys.stderr.flush()
 
@@ -78,6 +78,6 @@ if __name__ == "__main__":
     code = main(sys.argv[1:])
     sys.stdout.flush()
     sys.stderr.flush()
-    # A normal exit waits for communication that a lost rank never completes, and takes a tenth of a second
-    # longer even without a failure. All files are closed by now.
+    # A normal exit would wait for collectives that a lost rank never completes. Even without a failure it
+    # takes a tenth of a second longer. All files are already closed.
     os._exit(code)

@@ -19,7 +19,7 @@ _BOOLEANS = {"true": True, "false": False}
 
 @dataclass(frozen=True)
 class Request:
-    """The parsed command line of one run; ``launcher`` is that of the plan (srun or torchrun), if known."""
+    """The parsed command line of a run; ``launcher`` is the planned launcher (srun or torchrun), if given."""
 
     run_dir: Path
     backend: str
@@ -36,10 +36,10 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parse_arguments(argv: Sequence[str]) -> Request:
-    """Return the request of a command line.
+    """Parse the workload's command line.
 
     Raises:
-        BenchError: unknown options or invalid values, all in one message.
+        BenchError: options are unknown or values are invalid; the message lists all of them.
         SystemExit: the command line contains ``--help``.
     """
     given = vars(_parser().parse_args(argv))
@@ -71,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--backend", choices=("nccl", "gloo"), required=True, help="Communication backend.")
     parser.add_argument("--per-gpu-batch", type=int, required=True, help="Samples per rank and micro-batch.")
     parser.add_argument(
-        "--launcher", choices=("srun", "torchrun"), help="Planned launcher; warn if it differs."
+        "--launcher", choices=("srun", "torchrun"), help="Planned launcher; a different one causes a warning."
     )
     for name, field in WorkloadOptions.model_fields.items():
         text = f"{field.description} Default: {field.default}.".replace("%", "%%")
@@ -80,7 +80,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _typed(name: str, text: str) -> Any:
-    """Convert ``text`` to the type of an option's default; pydantic rejects text that cannot be converted."""
+    """Convert ``text`` to the type of an option's default, or leave it for pydantic to reject."""
     default = WorkloadOptions.model_fields[name].default
     if isinstance(default, str):
         return text

@@ -44,12 +44,12 @@ def measure(
     """Warm up, measure all epochs, then run probes and trace; rank 0 writes the tables after each epoch.
 
     Args:
-        session: this rank.
-        collectives: for exchanging values between ranks.
-        feed: the rank's batches.
+        session: the state of this rank.
+        collectives: exchanges values between ranks.
+        feed: this rank's batches.
         model: the model to train.
         devices: the devices of all ranks.
-        ideal_s: the time of a step if all devices ran at their stated peaks; None if that is unknown.
+        ideal_s: the time of a step if all devices ran at their stated peak FLOP/s; None if unknown.
 
     Raises:
         CollectiveError: the loss is NaN or infinite.
@@ -90,7 +90,7 @@ def measure(
 
 
 def _transfer_s(record: EpochRecord | None) -> float | None:
-    """Return an epoch's exposed communication without its wait, per step, mean over ranks."""
+    """Return exposed communication minus wait in seconds per step, averaged over ranks."""
     ranks = [] if record is None else record.ranks
     known = [(rank.parts.exposed_s, rank.wait_s) for rank in ranks if rank.parts and rank.wait_s is not None]
     return fmean(e for e, _ in known) - fmean(w for _, w in known) if known else None
@@ -114,7 +114,7 @@ def _epoch(
     places: Sequence[RankPlace],
     ideal_s: float | None,
 ) -> tuple[EpochRecord, int]:
-    """Return the epoch's record, and the number of attribution steps that were left out."""
+    """Measure one epoch; return its record and the number of attribution steps that were left out."""
     options = session.request.options
     window = windows.throughput(options.steps_per_epoch)
     windows.check_losses(window.loss, f"epoch {epoch}")
@@ -132,7 +132,7 @@ def _epoch(
 
 
 def _validate(trainer: Trainer, feed: Feed, collectives: Collectives) -> Validation:
-    """Return the validation sums over all ranks."""
+    """Validate the model and return the validation sums over all ranks."""
     task = trainer.model.module
     task.eval()
     own = [0.0] * len(astuple(Validation()))
@@ -144,7 +144,7 @@ def _validate(trainer: Trainer, feed: Feed, collectives: Collectives) -> Validat
 
 
 def _checkpoint(session: Session, trainer: Trainer, epoch: int) -> float | None:
-    """Replace the checkpoint on rank 0 and return the seconds that took; None on other ranks."""
+    """Write the checkpoint on rank 0 and return the duration in seconds; None on other ranks."""
     if not session.is_first:
         return None
     began = time.perf_counter()
@@ -161,7 +161,7 @@ def _checkpoint(session: Session, trainer: Trainer, epoch: int) -> float | None:
 def _trace(session: Session, trainer: Trainer, steps: int) -> None:
     """Train ``steps`` steps; rank 0 profiles them and writes a gzipped Chrome trace.
 
-    An additional first step excludes the start of the profiler from the trace.
+    One additional step runs first, so that the start of the profiler is not in the trace.
 
     Raises:
         UnwritableError: the trace could not be written.
@@ -178,7 +178,7 @@ def _trace(session: Session, trainer: Trainer, steps: int) -> None:
         for number in range(steps + 1):
             with record_function(f"bench: traced step {number}"):
                 trainer.step()
-            if number < steps:  # leaving the context ends the last step
+            if number < steps:  # the profiler ends the last step when its context exits
                 profiler.step()
         if session.device.type == "cuda":
             torch.cuda.synchronize(session.device)

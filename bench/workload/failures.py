@@ -1,4 +1,4 @@
-"""Errors of the workload, and their descriptions in one line."""
+"""Errors of the workload, and one-line descriptions of failures."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ _ALLOCATOR = re.compile(r"can't allocate memory|out of memory|ENOMEM|Cannot allo
 
 
 class WorkloadError(BenchError):
-    """The run cannot go on; the exit code is 1."""
+    """An error that ends the run with exit code 1."""
 
     exit_code = 1
 
 
 class SetupError(WorkloadError):
-    """This rank lacks something that it needs; other ranks may lack the same."""
+    """This rank lacks data, memory or a device that it needs; other ranks may have the same problem."""
 
 
 class BrokenError(WorkloadError):
-    """Communication broke, and the other ranks know the cause."""
+    """Communication broke, and another rank reported the cause."""
 
 
 class CollectiveError(WorkloadError):
-    """An error that all ranks have in common; rank 0 prints it."""
+    """An error that occurs on all ranks alike, so that only rank 0 prints it."""
 
 
 def describe_error(error: BaseException, *, timeout_s: float) -> str:
-    """Return :func:`known_reason`, or else the error's type and the first line of its text."""
+    """Describe any error in one line: by :func:`known_reason`, else by its type and first line."""
     return known_reason(error, timeout_s=timeout_s) or error_line(error)
 
 
@@ -40,7 +40,7 @@ def known_reason(error: BaseException, *, timeout_s: float) -> str | None:
 
     Args:
         error: the exception.
-        timeout_s: the time-out of collectives, for the message about it.
+        timeout_s: the time-out of collectives, which is included in the message if it was exceeded.
     """
     if isinstance(error, BenchError):
         return str(error)

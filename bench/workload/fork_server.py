@@ -1,16 +1,16 @@
-"""A fork server: it imports torch once and forks the ranks of each run.
+"""A server that imports torch once and forks the ranks of each run.
 
-Importing torch takes longer than a short run, and a study on one machine has dozens of runs. The server reads
-one request per line from standard input::
+A study on one machine has dozens of runs, and importing torch can take longer than a short run. The server
+reads one request per line from standard input::
 
     {"run_dir": "...", "arguments": ["--model", "mlp", ...], "ranks": 4, "env": {...}}
 
-and answers on standard output with ``{"started": PID}`` and ``{"ended": EXIT_CODE}``. The ranks get the
-environment variables of torchrun. (torchrun's own agent has threads, and forking a process with threads can
-hang; this server has none.)
+It answers on standard output with ``{"started": PID}`` and ``{"ended": EXIT_CODE}``. The ranks get the
+environment variables that torchrun sets. torchrun itself is not used, because its agent has threads, and
+forking a process with threads can hang.
 
-When standard input closes, the harness is gone: the server ends the current run, writes its end.json, and
-exits. No process outlives the server.
+When standard input closes, the harness has ended. The server then ends the current run, writes its end.json,
+and exits. No process outlives the server.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from bench.study.files import write_json
 from bench.study.layout import RunFolder
 from bench.workload.__main__ import main as workload_main
 
-#: Ranks have this long to end after SIGTERM.
+#: Time that ranks have to end after SIGTERM, before SIGKILL.
 GRACE_S = 5.0
-#: After the first failure, the other ranks have this long to report their own errors.
+#: Time that the other ranks have to report their own errors after the first failure.
 REPORT_S = 3.0
 _PR_SET_PDEATHSIG = 1
 
 
 def serve() -> int:
-    """Answer requests until standard input closes; return the exit code."""
+    """Run all requests until standard input closes, and return the exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the harness handles Ctrl-C
     requests = _LineReader(sys.stdin.fileno())
     _send({"ready": os.getpid()})
@@ -53,7 +53,7 @@ def serve() -> int:
 
 
 class _LineReader:
-    """Reads lines of a pipe without buffering, so that select sees the next one."""
+    """Reads lines from a pipe without buffering, so that ``select`` works for the next line."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -87,13 +87,13 @@ def _run(request: Mapping[str, Any], requests: _LineReader) -> None:
     finally:
         os.close(pidfd)
     _, status = os.waitpid(child, 0)
-    with suppress(ProcessLookupError):  # ranks whose agent died before them
+    with suppress(ProcessLookupError):  # the group still has processes if the agent died before its ranks
         os.killpg(child, signal.SIGKILL)
     _send({"ended": os.waitstatus_to_exitcode(status)})
 
 
 def _end_group(leader: int, pidfd: int) -> None:
-    """End a run's processes with SIGTERM, then SIGKILL."""
+    """End the processes of a run with SIGTERM, then SIGKILL."""
     os.killpg(leader, signal.SIGTERM)
     if not select.select([pidfd], [], [], GRACE_S)[0]:
         os.killpg(leader, signal.SIGKILL)
@@ -101,7 +101,7 @@ def _end_group(leader: int, pidfd: int) -> None:
 
 
 def _run_agent(request: Mapping[str, Any], folder: RunFolder, *, server: int, inherited: int) -> None:
-    """Run the ranks as torchrun's agent does, in a new process group, and exit."""
+    """Run the ranks in a new process group, as torchrun's agent does, and exit."""
     code = 1
     try:
         os.setsid()
@@ -112,7 +112,7 @@ def _run_agent(request: Mapping[str, Any], folder: RunFolder, *, server: int, in
         failures = _run_ranks(request["arguments"], request["ranks"])
         code = 1 if failures else 0
         _write_end(folder, exit_code=code, stage="run", failures=failures)
-    except SystemExit:  # by SIGTERM
+    except SystemExit:  # raised on SIGTERM
         code = 128 + signal.SIGTERM
         _write_end(folder, exit_code=code, signal_name="TERM", stage="run")
     except BaseException as error:
@@ -123,14 +123,14 @@ def _run_agent(request: Mapping[str, Any], folder: RunFolder, *, server: int, in
 
 
 def _run_ranks(arguments: Sequence[str], ranks: int) -> list[dict[str, Any]]:
-    """Run the ranks to their end and return those that failed, in the order of failure.
+    """Run the ranks until all have ended, and return the failures in the order in which they occurred.
 
-    The first failure ends the others after REPORT_S, so that no collective waits for a dead rank.
+    REPORT_S after the first failure, the other ranks are ended, so that no collective waits for a dead rank.
     """
     port = _free_port()
     alive = {_fork_rank(arguments, rank=rank, ranks=ranks, port=port): rank for rank in range(ranks)}
     failures: list[dict[str, Any]] = []
-    signals: list[tuple[float, int]] = []  # for the ranks that are left, with their times
+    signals: list[tuple[float, int]] = []  # (time, signal) to send to the ranks that still run
     while alive:
         pid, status = os.waitpid(-1, os.WNOHANG if failures else 0)
         if pid in alive:
@@ -174,7 +174,7 @@ def _fork_rank(arguments: Sequence[str], *, rank: int, ranks: int, port: int) ->
 
 
 def _free_port() -> int:
-    """Return an unused port, which rank 0 takes immediately."""
+    """Return a port that is not in use; rank 0 opens it immediately afterwards."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -183,12 +183,12 @@ def _free_port() -> int:
 def _die_with_parent(parent: int) -> None:
     """Ask the kernel to kill this process when its parent dies."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # the parent died before the call above
+    if os.getppid() != parent:  # the parent died before the kernel was asked
         os._exit(137)
 
 
 def _redirect(folder: RunFolder, inherited: int) -> None:
-    """Send output to the run's files and replace the harness's pipe by /dev/null."""
+    """Redirect output to the run's files, and standard input from the harness's pipe to /dev/null."""
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, inherited)
     for stream, path in ((1, folder.out), (2, folder.err)):
@@ -215,7 +215,7 @@ def _write_end(
 
 
 def _send(message: Mapping[str, Any]) -> None:
-    with suppress(BrokenPipeError):  # the harness is gone; its closed pipe ends the server
+    with suppress(BrokenPipeError):  # the harness has ended; the server notices this on standard input
         os.write(1, (json.dumps(message) + "\n").encode())
 
 

@@ -1,4 +1,4 @@
-"""Rank, world size and meeting point of this process, from the environment variables of its launcher."""
+"""Detect rank, world size and the address of the store from the launcher's environment variables."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 @dataclass(frozen=True)
 class Launch:
-    """One process of a launch.
+    """The rank of this process, and the address at which all ranks meet.
 
-    If ``agent_store`` is set, the launcher serves the store at ``address``:``port``, otherwise rank 0 does.
-    ``expected_hosts`` contains the host of each rank if the launcher fixes it in advance, otherwise nothing.
-    ``job_hosts`` are the hosts of the job, if known.
+    The store is at ``address``:``port``. It is served by torchrun's agent if ``agent_store`` is true, and
+    otherwise by rank 0. ``expected_hosts`` contains the host of each rank if the launcher assigns hosts in
+    advance. ``job_hosts`` contains the hosts of the job if they are known.
     """
 
     launcher: str
@@ -34,12 +34,12 @@ class Launch:
 
     @property
     def endpoint(self) -> str:
-        """The address of the store."""
+        """The address of the store as ``host:port``."""
         return f"{self.address}:{self.port}"
 
 
 def launch_from(env: Mapping[str, str]) -> Launch:
-    """Read the variables of torchrun, else those of Slurm; without either, the process is alone.
+    """Read torchrun's variables, else Slurm's; with neither, return a launch of a single process.
 
     Raises:
         WorkloadError: the variables contradict each other, or the number of processes differs from
@@ -61,7 +61,7 @@ def launch_from(env: Mapping[str, str]) -> Launch:
 
 
 def _in_batch_shell(env: Mapping[str, str]) -> bool:
-    """Return whether this is a job's script: SLURM_PROCID is set there too, but no step id."""
+    """Return whether this process runs in a job's script, where SLURM_PROCID is set but no step id."""
     return "SLURM_JOB_ID" in env and "SLURM_STEP_ID" not in env and "SLURM_STEPID" not in env
 
 
@@ -74,7 +74,7 @@ def _from_torchrun(env: Mapping[str, str]) -> Launch:
         _number(env, "WORLD_SIZE"),
         *_master(env, _number(env, "WORLD_SIZE")),
         agent_store=env.get("TORCHELASTIC_USE_AGENT_STORE", "").lower() in ("1", "true"),
-        # An agent's store survives a restart of its workers, so each restart needs its own keys.
+        # The store of torchrun's agent outlives a restart of the workers, so each restart needs its own keys.
         prefix=f"bench/{run}/{env.get('TORCHELASTIC_RESTART_COUNT', '0')}",
         job_hosts=_job_hosts(env),
     )
@@ -109,7 +109,7 @@ def _number(env: Mapping[str, str], name: str) -> int:
     try:
         return int(env[name])
     except KeyError:
-        raise WorkloadError(f"{name} is not set, but the launcher's other variables are") from None
+        raise WorkloadError(f"{name} is not set, although other variables of the launcher are") from None
     except ValueError:
         raise WorkloadError(f"{name} is {env[name]!r}, not a number") from None
 
@@ -119,7 +119,7 @@ def _job_hosts(env: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _hosts_of_ranks(env: Mapping[str, str], world_size: int) -> tuple[str, ...]:
-    """Return the host of each rank: srun fills the hosts in order."""
+    """Return the host of each rank, given that srun fills the hosts in order."""
     hosts = _job_hosts(env)
     written = env.get("SLURM_STEP_TASKS_PER_NODE") or env.get("SLURM_TASKS_PER_NODE") or ""
     counts: list[int] = []

@@ -4,10 +4,10 @@
 
 Source: Chowdhery et al., "PaLM", 2022, appendix B.
 
-docs/measuring.md lists the counted operations. torch counts them in a step on the meta device, which has
-shapes without data, so counting takes no memory or time on the real device. ``peaks.toml`` contains the
-vendors' dense rates by precision. If matrix products and convolutions use different precisions (by default
-torch allows TF32 in cuDNN's convolutions only), the step's time at peak is the sum over both.
+docs/measuring.md lists the counted operations. torch counts them in one step on the meta device, whose
+tensors have no data, so counting takes no memory or time on the real device. ``peaks.toml`` contains the
+vendors' dense rates by precision. Matrix products and convolutions can use different precisions, because by
+default torch allows TF32 in cuDNN's convolutions only. The step's time at peak is then the sum over both.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from bench.workload.task import Task, build_task
 class StepFlops:
     """Floating-point operations of one optimizer step on one rank, including all micro-batches.
 
-    Convolutions are separate, because cuDNN has its own precision setting.
+    Convolutions are counted separately, because cuDNN has its own precision setting.
     """
 
     matmul: int
@@ -40,18 +40,18 @@ class StepFlops:
 
     @property
     def total(self) -> int:
-        """The sum of all counted operations."""
+        """The number of all counted operations."""
         return self.matmul + self.convolution
 
     @property
     def per_sample(self) -> float:
-        """The mean over the step's samples."""
+        """The mean number of operations per sample."""
         return self.total / self.samples
 
 
 def count_step(options: WorkloadOptions, shape: DataShape, per_gpu_batch: int) -> StepFlops:
-    """Return the FLOPs of a step; torch's random state does not change."""
-    # Precision does not change the count, and autocast would need the real device.
+    """Count the FLOPs of one step on one rank, without changing torch's random state."""
+    # fp32 gives the same count as other precisions, and autocast would need the real device.
     plain = options.model_copy(
         update={"activation_checkpointing": False, "precision": "fp32", "device": "cpu", "compile": False}
     )
@@ -68,7 +68,7 @@ def count_step(options: WorkloadOptions, shape: DataShape, per_gpu_batch: int) -
 
 
 def _batch(task: Task, shape: DataShape, samples: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return inputs and targets on the current device, without values."""
+    """Return uninitialised inputs and targets on the current device."""
     integers, reals = torch.int64, torch.float32
     inputs = torch.empty((samples, *shape.inputs), dtype=integers if task.kind == "tokens" else reals)
     targets = torch.empty((samples, *shape.targets), dtype=reals if task.kind == "values" else integers)
@@ -77,13 +77,13 @@ def _batch(task: Task, shape: DataShape, samples: int) -> tuple[torch.Tensor, to
 
 @dataclass(frozen=True)
 class Peak:
-    """A device's dense peak rates (FLOP/s) by precision, and the source of these numbers."""
+    """The dense peak rates of a device (FLOP/s) by precision, and the source of the numbers."""
 
     rates: Mapping[str, float]
     source: str
 
     def rate(self, precision: str) -> float | None:
-        """Return the rate of a precision, or None; a device without TF32 computes in fp32 instead."""
+        """Return a precision's rate, None if unknown; devices without TF32 use the rate of fp32 for tf32."""
         if precision == "tf32" and "tf32" not in self.rates:
             precision = "fp32"
         return self.rates.get(precision)
@@ -91,7 +91,7 @@ class Peak:
 
 @cache
 def peaks() -> Mapping[str, Peak]:
-    """Return the peaks of all known devices by torch's device name."""
+    """Return the peak rates of all known devices, by the name that torch gives the device."""
     content = tomllib.loads(Path(__file__).with_name("peaks.toml").read_text(encoding="utf-8"))
     found: dict[str, Peak] = {}
     for device in content["device"]:
@@ -112,7 +112,7 @@ def precisions_in_use(precision: str, env: Mapping[str, str]) -> Precisions:
     """Return the precisions that this process uses for the option ``precision``."""
     if precision != "fp32":
         return Precisions(precision, precision)
-    if env.get("NVIDIA_TF32_OVERRIDE") == "0":  # this switch of the libraries overrides torch's
+    if env.get("NVIDIA_TF32_OVERRIDE") == "0":  # NVIDIA's libraries give it precedence over torch's settings
         return Precisions("fp32", "fp32")
     matmul = "fp32" if torch.get_float32_matmul_precision() == "highest" else "tf32"
     return Precisions(matmul, "tf32" if torch.backends.cudnn.allow_tf32 else "fp32")
@@ -120,7 +120,7 @@ def precisions_in_use(precision: str, env: Mapping[str, str]) -> Precisions:
 
 @dataclass(frozen=True)
 class MfuBasis:
-    """The inputs of MFU; ``ideal_s`` is a step's time at peak, or None with a ``reason``."""
+    """The basis of MFU; ``ideal_s`` is a step's time at peak FLOP/s, or None for the given ``reason``."""
 
     flops: StepFlops
     precisions: Precisions
@@ -146,13 +146,13 @@ class MfuBasis:
 def mfu_basis(
     flops: StepFlops, precise: Precisions, devices: Sequence[str | None], *, ranks: int
 ) -> MfuBasis:
-    """Return the inputs of MFU, with the time (s) of one step of all ranks if every device ran at its peak.
+    """Compute the time of a step if every device ran at its stated peak, as the basis of MFU.
 
     Args:
-        flops: the step of one rank.
+        flops: the FLOPs of a step on one rank.
         precise: the precisions in use.
         devices: the name of each distinct device (ranks may share one); None for a CPU.
-        ranks: the number of ranks, each with such a step.
+        ranks: the number of ranks.
     """
     known = {name: peaks()[name] for name in dict.fromkeys(devices) if name is not None and name in peaks()}
     parts = [(flops.matmul, precise.matmul), (flops.convolution, precise.convolution)]

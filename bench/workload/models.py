@@ -1,4 +1,4 @@
-"""The networks that can be trained, from much communication per computation (mlp) to little (convnet).
+"""The networks that the workload trains, from mlp (much communication per computation) to convnet (little).
 
 To add a model, add its class, its builder in :data:`BUILDERS`, its entry in :data:`KINDS`, its synthetic
 sample in :mod:`bench.workload.data.synthetic`, and its name in ``WorkloadOptions.model``.
@@ -21,7 +21,7 @@ from bench.workload.failures import SetupError
 
 Kind = Literal["classes", "tokens", "values"]
 
-#: The target of each model: one class per sample, the next token, or real values.
+#: The kind of target that each model learns: one class per sample, the next token, or real values.
 KINDS: dict[str, Kind] = {
     "mlp": "classes",
     "convnet": "classes",
@@ -35,7 +35,7 @@ DEFAULT_PARAMETERS = {"transformer": 10_000_000, "mlp": 8_000_000}
 
 @dataclass(frozen=True)
 class DataShape:
-    """The shape of one sample; ``classes`` counts classes or tokens (None for real values)."""
+    """The shape of one sample; ``classes`` is the number of classes or tokens, None for real values."""
 
     inputs: tuple[int, ...]
     targets: tuple[int, ...]
@@ -43,7 +43,7 @@ class DataShape:
 
 
 class Blocks(nn.Sequential):
-    """A stack of blocks; with ``recompute``, backward recomputes activations instead of keeping them."""
+    """A sequence of blocks; with ``recompute``, activations are recomputed in backward instead of stored."""
 
     def __init__(self, blocks: Iterable[nn.Module], *, recompute: bool) -> None:
         super().__init__(*blocks)
@@ -60,9 +60,9 @@ class Blocks(nn.Sequential):
 
 
 class Mlp(nn.Module):
-    """Eight hidden layers of one width: many gradient bytes per computation."""
+    """A perceptron with eight hidden layers of equal width, which has many gradient bytes per computation."""
 
-    #: Each hidden layer is one communication bucket of 4 MiB at the default size.
+    #: Number of hidden layers. At the default size, each layer fills one DDP bucket of 4 MiB.
     HIDDEN_LAYERS = 8
 
     def __init__(self, *, features: int, classes: int, width: int, recompute: bool) -> None:
@@ -125,9 +125,9 @@ def _build_convnet(options: WorkloadOptions, shape: DataShape) -> nn.Module:
 
 
 class Bottleneck(nn.Module):
-    """A residual block: 1x1, 3x3 and 1x1 convolutions, added to a shortcut."""
+    """A residual block: 1x1, 3x3 and 1x1 convolutions whose output is added to a shortcut."""
 
-    #: Output channels per inner channel.
+    #: Ratio of output channels to inner channels.
     EXPANSION = 4
 
     def __init__(self, channels: int, inner: int, *, stride: int) -> None:
@@ -151,13 +151,13 @@ class Bottleneck(nn.Module):
 
 
 class ResNet50(nn.Module):
-    """ResNet-50 with the stride in the 3x3 convolution (the variant that benchmarks call v1.5).
+    """ResNet-50 v1.5, which has the stride in the 3x3 convolution.
 
-    Source: He et al., "Deep Residual Learning for Image Recognition", 2015, table 1; 25,557,032
-    parameters for 1,000 classes and images [batch, 3, size, size].
+    The input is images [batch, channels, size, size]. For 3 channels and 1,000 classes it has 25,557,032
+    parameters. Source: He et al., "Deep Residual Learning for Image Recognition", 2015, table 1.
     """
 
-    #: Bottlenecks per stage; the inner width starts at 64 and doubles with each stage.
+    #: Number of bottlenecks per stage; the inner width is 64 in the first stage and doubles with each stage.
     STAGES = (3, 4, 6, 3)
 
     def __init__(self, *, channels: int, classes: int, recompute: bool) -> None:
@@ -195,13 +195,13 @@ def _build_resnet50(options: WorkloadOptions, shape: DataShape) -> nn.Module:
     return ResNet50(channels=channels, classes=_classes(shape), recompute=options.activation_checkpointing)
 
 
-#: (fewest parameters, vocabulary): the embedding stays a minor share of the network.
+#: (minimum number of parameters, vocabulary), chosen so that the embedding is a minor part of the network.
 _VOCABULARIES = ((10**8, 32_768), (3 * 10**6, 8_192), (10**5, 256), (0, 32))
-#: (fewest parameters, width of a head): the width is a multiple of it.
+#: (minimum number of parameters, width of an attention head); the model's width is a multiple of the head's.
 _HEADS = ((10**8, 64), (10**6, 32), (10**5, 8), (0, 2))
-#: Width per layer of published decoders (GPT-3's range from 64 at 125M to 128 at 175B).
+#: Usual ratio of width to number of layers (GPT-3: from 64 at 125M parameters to 128 at 175B).
 _ASPECT = 64.0
-#: Among sizes within this relative error, the most common aspect is preferred.
+#: Among shapes whose size has at most this relative error, the most usual ratio is preferred.
 _TOLERANCE = 0.05
 
 
@@ -225,11 +225,13 @@ class DecoderShape:
 
 
 def decoder_shape(parameters: int, *, vocabulary: int | None = None) -> DecoderShape:
-    """Return the dimensions nearest to ``parameters``; within 5 %, those with the most common aspect.
+    """Choose the dimensions of a decoder with about ``parameters`` parameters.
+
+    Among shapes within 5 % of that size, the one with the most usual ratio of width to layers is returned.
 
     Args:
-        parameters: the wanted size, from 1,000 (met within 10 %).
-        vocabulary: the number of tokens of given data; None chooses one by size.
+        parameters: the wanted number of parameters, at least 1,000. The result differs by at most 10 %.
+        vocabulary: the number of tokens in the data; None chooses a vocabulary that suits the size.
     """
     tokens = vocabulary or next(size for least, size in _VOCABULARIES if parameters >= least)
     step = next(width for least, width in _HEADS if parameters >= least)
@@ -243,7 +245,7 @@ def decoder_shape(parameters: int, *, vocabulary: int | None = None) -> DecoderS
 
 
 def _decoder_shapes(parameters: int, *, tokens: int, step: int) -> Iterator[DecoderShape]:
-    """Yield, for each number of layers, the widths just below and above the wanted size."""
+    """Yield, for each number of layers, the shapes just below and above the wanted size."""
     for layers in range(1, 257):
         square, linear = 12 * layers, tokens + 13 * layers + 2
         exact = (math.sqrt(linear**2 + 4 * square * parameters) - linear) / (2 * square)
@@ -253,7 +255,7 @@ def _decoder_shapes(parameters: int, *, tokens: int, step: int) -> Iterator[Deco
 
 
 class Attention(nn.Module):
-    """Causal self-attention with several heads."""
+    """Causal multi-head self-attention."""
 
     def __init__(self, shape: DecoderShape) -> None:
         super().__init__()
@@ -262,7 +264,7 @@ class Attention(nn.Module):
         self.out = nn.Linear(shape.width, shape.width)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Return [batch, time, width]; each token attends to itself and those before it."""
+        """Return outputs [batch, time, width]; each token attends to itself and to earlier tokens."""
         batch, time, width = hidden.shape
         parts = (
             self.mixed(hidden).view(batch, time, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
@@ -274,7 +276,7 @@ class Attention(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Attention and a perceptron of four times the width, each with a norm and a shortcut."""
+    """Attention and an MLP of four times the width, each with layer normalisation and a shortcut."""
 
     def __init__(self, shape: DecoderShape) -> None:
         super().__init__()
@@ -302,11 +304,11 @@ class Transformer(nn.Module):
         self.layers = Blocks([DecoderLayer(shape) for _ in range(shape.layers)], recompute=recompute)
         self.norm = nn.LayerNorm(shape.width)
         nn.init.normal_(self.embedding.weight, std=0.02)
-        # Not persistent: a checkpoint contains trained values only.
+        # The buffer is not persistent, because a checkpoint contains only trained values.
         self.register_buffer("positions", _sinusoids(seq_len, shape.width), persistent=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return a score per token of the vocabulary [batch, time, vocabulary]."""
+        """Return scores [batch, time, vocabulary] for the next token."""
         hidden = self.embedding(tokens) + self.positions[: tokens.shape[1]]
         hidden = self.norm(self.layers(hidden))
         return functional.linear(hidden, self.embedding.weight)
@@ -328,14 +330,14 @@ def _build_transformer(options: WorkloadOptions, shape: DataShape) -> nn.Module:
     return Transformer(dimensions, seq_len=shape.inputs[0], recompute=options.activation_checkpointing)
 
 
-#: Of the traffic model: hidden features per sensor, blocks, and features that relate sensors.
+#: Sizes of the traffic model: hidden features per sensor, blocks, and features that relate sensors.
 _SENSOR_WIDTH, _SENSOR_BLOCKS, _RELATION = 64, 4, 10
 
 
 class SensorBlock(nn.Module):
-    """Mixes a sensor's features with those of related sensors, added to a shortcut.
+    """A residual block that combines the features of a sensor with those of related sensors.
 
-    The graph of related sensors is learned, as in Graph WaveNet (Wu et al., 2019).
+    The relations between sensors are learned, as in Graph WaveNet (Wu et al., 2019).
     """
 
     def __init__(self, sensors: int) -> None:
@@ -357,7 +359,7 @@ class SensorBlock(nn.Module):
 
 
 class Traffic(nn.Module):
-    """Traffic forecasting: a regression from [batch, sensors, history] to [batch, sensors, horizon]."""
+    """A traffic forecast: regression from [batch, sensors, history] to [batch, sensors, horizon]."""
 
     def __init__(self, *, sensors: int, history: int, horizon: int, recompute: bool) -> None:
         super().__init__()
@@ -380,7 +382,7 @@ def _build_traffic(options: WorkloadOptions, shape: DataShape) -> nn.Module:
     return Traffic(sensors=sensors, history=history, horizon=horizon, recompute=recompute)
 
 
-#: Builders of all models; they raise a SetupError if the model cannot take data of this shape.
+#: The function that builds each model. It raises a SetupError if the model does not support the data's shape.
 BUILDERS: dict[str, Callable[[WorkloadOptions, DataShape], nn.Module]] = {
     "mlp": _build_mlp,
     "convnet": _build_convnet,

@@ -1,7 +1,7 @@
 """Print the network interface on the route to another host.
 
-``python -m bench.workload.network_interface HOST`` is used for gloo, which takes the name of an interface. By
-default gloo resolves its own host name, which on many machines is the loopback address.
+``python -m bench.workload.network_interface HOST`` sets GLOO_SOCKET_IFNAME in a job's script. By default gloo
+uses the address of the machine's own host name, which on many machines is the loopback address.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import psutil
 
 
 def interface_to(host: str) -> str:
-    """Return the interface that sends packets to ``host``; empty for the loopback.
+    """Return the interface that sends packets to ``host``; an empty string for the loopback.
 
     Raises:
         OSError: the host name is unknown, or there is no route.

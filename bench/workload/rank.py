@@ -1,4 +1,4 @@
-"""The run of one rank: join the others, build the model, measure, leave."""
+"""Run one rank: join the other ranks, build the model, measure, and leave the process group."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from bench.workload.training import STATES_PER_WEIGHT, detach_reducer, wrap
 
 
 def run(request: Request) -> None:
-    """Run this rank's share of a request; :mod:`bench.workload.__main__` reports the errors."""
+    """Run this rank of the requested run; :mod:`bench.workload.__main__` reports the errors."""
     env = os.environ
     launch = launch_from(env)
     me = own_facts(launch.rank, launch.local_rank, env)
@@ -71,10 +71,10 @@ def run(request: Request) -> None:
 
 
 def _exchange_causes(session: Session, error: Exception) -> None:
-    """Report this rank's error to the others; if it is a lost connection, ask them for the cause.
+    """Report this rank's error to the other ranks, or read their reports if communication broke.
 
     Raises:
-        BrokenError: another rank knows the cause.
+        BrokenError: communication broke, and another rank reported the cause.
     """
     launch, timeout_s = session.launch, session.request.options.join_timeout
     if launch.world_size == 1:
@@ -92,7 +92,7 @@ def _exchange_causes(session: Session, error: Exception) -> None:
 
 
 def _train(session: Session, env: dict[str, str]) -> None:
-    """Build the model, measure and leave; ``env`` contains the variables for env.json."""
+    """Build the model and measure; ``env`` contains the environment variables for env.json."""
     request = session.request
     log = (
         NcclLogFile.arrange(os.environ, session.folder, rank=session.launch.rank)
@@ -125,7 +125,7 @@ def _train(session: Session, env: dict[str, str]) -> None:
 def _mfu_basis(
     session: Session, shape: DataShape, devices: Sequence[Device], env: Mapping[str, str]
 ) -> MfuBasis | None:
-    """Return the inputs of MFU on rank 0, which writes it, and None on the others."""
+    """Return the quantities from which rank 0 computes MFU; None on other ranks."""
     if not session.is_first:
         return None
     options = session.request.options
@@ -164,14 +164,14 @@ def _device(kind: str, launch: Launch) -> torch.device:
             f"rank {launch.rank}: no CUDA device is visible",
             remedy="request GPUs for the job, or set --device cpu",
         )
-    # A task with a single GPU sees it as device 0, whatever its local rank.
+    # If a task sees only one GPU, this is device 0, whatever the local rank.
     device = torch.device("cuda", launch.local_rank % count)
     torch.cuda.set_device(device)
     return device
 
 
 def _start_process_group(session: Session) -> Collectives:
-    """Start the process group with the store in which the ranks joined."""
+    """Start the process group, using the store in which the ranks joined."""
     request = session.request
     dist.init_process_group(
         request.backend,
@@ -199,7 +199,7 @@ def _warnings(request: Request, launch: Launch, joined: Joined) -> list[str]:
 
 
 def _build(session: Session, collectives: Collectives) -> tuple[Feed, DistributedDataParallel]:
-    """Open the data and build the model; a problem on any rank ends all ranks with one message."""
+    """Open the data and build the model; if any rank has a problem, all ranks end with one message."""
     request, launch = session.request, session.launch
     feed: Feed | None = None
     task: Task | None = None
@@ -225,7 +225,7 @@ def _build(session: Session, collectives: Collectives) -> tuple[Feed, Distribute
 
 
 def _check_memory(session: Session, feed: Feed) -> None:
-    """Reject a model that cannot fit; otherwise the kernel kills ranks and possibly other people's jobs."""
+    """Reject a model that does not fit into memory, before the kernel kills ranks or other users' jobs."""
     options = session.request.options
     with torch.device("meta"):
         parameters, weight_bytes = parameters_of(build_task(options, feed.shape))
@@ -245,7 +245,7 @@ def _check_memory(session: Session, feed: Feed) -> None:
 
 
 def _raise_any_problem(session: Session, collectives: Collectives, problem: str) -> None:
-    """Raise the problems of all ranks on every rank, and name the ranks unless all have the same."""
+    """Raise the problems of all ranks on every rank; a problem that not all ranks have names its ranks."""
     problems = collectives.objects(problem)
     ranks_by_problem: dict[str, list[str]] = {}
     for rank, text in zip(session.joined.facts, problems, strict=True):

@@ -1,7 +1,7 @@
-"""The rendezvous of all ranks, within a time limit and with the names of missing ranks.
+"""Wait until all ranks have joined, and name the missing ranks if a time limit is exceeded.
 
-torch itself would wait for all workers inside the store and then report only how many came. Here every rank
-writes its facts to the store; rank 0 waits for all of them and publishes the result.
+torch's own rendezvous would only report the number of ranks that joined. Here every rank writes its rank and
+host to the store. Rank 0 waits for all of them and publishes the result.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from bench.measure.environment import Host, RankFacts, hosts_of
 from bench.workload.failures import WorkloadError
 from bench.workload.launch import Launch
 
-#: The other ranks wait this much longer than rank 0, to read its result.
+#: Additional time that other ranks wait to read the result of rank 0.
 _GRACE_S = 5.0
-#: Rank 0 keeps the store open for up to this time, until the others have read that joining failed.
+#: Maximum time that rank 0 keeps the store open for others to read that joining failed.
 _ACKNOWLEDGE_S = 2.0
 
 
@@ -36,24 +36,24 @@ class Joined:
 
     @property
     def hosts(self) -> list[Host]:
-        """The hosts, in the order of their first ranks."""
+        """The hosts of the run, in the order of their first ranks."""
         return hosts_of(self.facts)
 
 
 class JoinError(WorkloadError):
-    """Ranks are missing; the message counts and names them."""
+    """Ranks are missing; the message contains their number and names."""
 
 
 class OtherRankError(WorkloadError):
-    """Ranks are missing, and another rank reports it."""
+    """Ranks are missing, and another rank prints the message."""
 
 
 def join(launch: Launch, me: RankFacts, *, timeout_s: float) -> Joined:
     """Wait until all ranks have joined.
 
     Raises:
-        JoinError: ranks are missing, and this rank reports it.
-        OtherRankError: ranks are missing, and another rank reports it.
+        JoinError: ranks are missing, and this rank prints the message.
+        OtherRankError: ranks are missing, and another rank prints the message.
         WorkloadError: the store did not answer.
     """
     began = time.monotonic()
@@ -107,7 +107,7 @@ def _open_store(launch: Launch, timeout_s: float) -> Store:
 
 
 def _collect_facts(store: Store, launch: Launch, left_s: float, timeout_s: float) -> list[RankFacts]:
-    """Wait for the facts of all ranks; if some are missing, publish that and raise."""
+    """Wait for the facts of all ranks; if some are missing, publish the failure and raise a JoinError."""
     keys = [f"rank/{rank}" for rank in range(launch.world_size)]
     try:
         store.wait(keys, timedelta(seconds=left_s))
@@ -145,7 +145,7 @@ def _read_result(store: Store, launch: Launch, left_s: float, timeout_s: float) 
 
 
 def _no_result(store: Store, launch: Launch, timeout_s: float) -> WorkloadError:
-    """Return the error if rank 0 published nothing: it ended with its store, or never joined an agent's."""
+    """Return the error if rank 0 published no result: it ended, or never joined the agent's store."""
     try:
         facts = _facts_so_far(store, launch)
     except (dist.DistError, RuntimeError):
@@ -159,7 +159,7 @@ def _no_result(store: Store, launch: Launch, timeout_s: float) -> WorkloadError:
 
 
 def missing_ranks_message(facts: Sequence[RankFacts], launch: Launch, timeout_s: float) -> str:
-    """Return ``3/4 ranks joined in 60 s; missing: rank 2 on n2; joined: rank 0 on n1, ...``."""
+    """Return a message such as ``3/4 ranks joined in 60 s; missing: rank 2 on n2; joined: rank 0 on n1``."""
     present = {rank.rank for rank in facts}
     absent = [rank for rank in range(launch.world_size) if rank not in present]
     expected = launch.expected_hosts
@@ -168,13 +168,13 @@ def missing_ranks_message(facts: Sequence[RankFacts], launch: Launch, timeout_s:
     count = f"{len(present)}/{launch.world_size} ranks joined in {timeout_s:g} s"
     text = f"{count}; missing: {missing}; joined: {joined}"
     known = {rank.host for rank in facts}
-    # With expected hosts, the missing ranks already name them.
+    # If the host of each rank is known, the hosts of missing ranks are already in the text.
     silent = [] if expected else [host for host in launch.job_hosts if host not in known]
     return f"{text}; no rank joined from {', '.join(silent)}" if silent else text
 
 
 def _ranks_on_hosts(ranks: Sequence[tuple[int, str]]) -> str:
-    """Return ``rank 0 on n1, ranks 1-3 on n2``."""
+    """Format ranks with their hosts, such as ``rank 0 on n1, ranks 1-3 on n2``."""
     groups: dict[str, list[int]] = {}
     for rank, host in ranks:
         groups.setdefault(host, []).append(rank)
@@ -188,7 +188,7 @@ def _ranks_on_hosts(ranks: Sequence[tuple[int, str]]) -> str:
 
 
 def _ranges(ranks: Sequence[int]) -> str:
-    """Return ``0-2,5`` for 0, 1, 2, 5."""
+    """Format sorted ranks as ranges: ``0-2,5`` for 0, 1, 2, 5."""
     runs = [
         [rank for _, rank in group] for _, group in groupby(enumerate(sorted(ranks)), lambda p: p[1] - p[0])
     ]

@@ -1,4 +1,4 @@
-"""The state of one rank after all ranks have joined; rank 0 prints and writes env.json."""
+"""The state of one rank after all ranks have joined; only rank 0 prints messages and writes env.json."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Session:
 
     @property
     def folder(self) -> RunFolder:
-        """The run's folder; rank 0 writes there."""
+        """The run's folder, to which rank 0 writes."""
         return RunFolder(self.request.run_dir)
 
     @property
@@ -50,9 +50,9 @@ class Session:
 
         Args:
             env: the environment variables of rank 0.
-            sizes: parameters and bytes of their gradients; None before the model exists.
+            sizes: the number of parameters and bytes of gradients; None before the model exists.
             in_use: the transport in use; None before any communication.
-            flops: the inputs of MFU; None before the model exists.
+            flops: the value of ``flops``, the basis of MFU; None before the model exists.
         """
         if not self.is_first:
             return
@@ -81,7 +81,7 @@ class Session:
         write_json(self.folder.env, content)
 
     def warn(self, text: str) -> None:
-        """Keep a warning for env.json, and print it on rank 0."""
+        """Add a warning to env.json, and print it on rank 0."""
         self.warnings.append(text)
         self.say(f"bench: warning: {text}")
 

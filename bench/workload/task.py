@@ -1,4 +1,4 @@
-"""The training task: a network with its loss inside, and its validation."""
+"""The training task: a module that contains the network and its loss, with a validation function."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Task(nn.Module):
-    """A network that returns its loss, so that DDP's logger starts backward where forward ends.
+    """A module that runs a network and returns the loss.
 
-    Autocast is inside as well: anything between the module and ``backward()`` would count as backward.
+    The loss and autocast are inside the module, because DDP's logger starts backward when the module returns.
     """
 
     def __init__(self, network: nn.Module, kind: Kind, precision: str, device_type: str) -> None:
@@ -32,7 +32,7 @@ class Task(nn.Module):
 
     @torch.no_grad()
     def validate(self, inputs: Tensor, targets: Tensor) -> Validation:
-        """Return the validation sums of one batch."""
+        """Return the loss, accuracy and error sums of one validation batch."""
         predicted = self._predict(inputs).float()
         samples = float(len(targets))
         loss = samples * float(self._loss(predicted, targets))
@@ -52,7 +52,7 @@ class Task(nn.Module):
 
     def _predict(self, inputs: Tensor) -> Tensor:
         predicted: Tensor
-        if self._dtype is None:  # a disabled autocast still costs ten microseconds
+        if self._dtype is None:  # even a disabled autocast takes ten microseconds
             predicted = self.network(inputs)
             return predicted
         with torch.autocast(self._device_type, dtype=self._dtype):
@@ -60,7 +60,7 @@ class Task(nn.Module):
         return predicted
 
     def _loss(self, predicted: Tensor, targets: Tensor) -> Tensor:
-        """Return the cross entropy; for values the mean absolute error, as usual in traffic forecasting."""
+        """Return the cross entropy, or for real values (traffic forecasts) the mean absolute error."""
         predicted = predicted.float()
         if self.kind == "values":
             return functional.l1_loss(predicted, targets)
@@ -70,10 +70,10 @@ class Task(nn.Module):
 
 
 def build_task(options: WorkloadOptions, shape: DataShape) -> Task:
-    """Return the task with freshly initialised weights (the same on every rank with the same seed).
+    """Create the task with initial weights that depend only on the seed.
 
     Raises:
-        SetupError: the model cannot take data of this shape.
+        SetupError: the model does not support data of this shape.
     """
     torch.manual_seed(options.seed)
     network = BUILDERS[options.model](options, shape)
@@ -81,6 +81,6 @@ def build_task(options: WorkloadOptions, shape: DataShape) -> Task:
 
 
 def parameters_of(task: nn.Module) -> tuple[int, int]:
-    """Return the number of trained parameters, and the bytes of their gradients."""
+    """Return the number of trained parameters, and the size of their gradients in bytes."""
     trained = [p for p in task.parameters() if p.requires_grad]
     return sum(p.numel() for p in trained), sum(p.numel() * p.element_size() for p in trained)

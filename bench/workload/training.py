@@ -1,4 +1,4 @@
-"""Training steps, with and without timers: the same operations in the same order."""
+"""Training steps, with and without timers; both run the same operations in the same order."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from bench.measure.step_parts import StepParts, StepTimer, read_ddp_timing
 from bench.workload.data.feed import Feed
 from bench.workload.task import Task
 
-#: The momentum of sgd, as resnet50 is usually trained.
+#: The momentum of SGD, with the value that is usual for ResNet-50.
 _MOMENTUM = 0.9
-#: The number of states per weight of each optimizer.
+#: Number of optimizer states per weight, by optimizer.
 STATES_PER_WEIGHT = {"sgd": 1, "adam": 2, "adamw": 2}
 
 
 def wrap(task: Task, options: WorkloadOptions) -> DistributedDataParallel:
-    """Return the task under DDP with the settings that the measurement needs.
+    """Wrap the task in DDP with the settings that the measurement needs.
 
-    Gradients are views of the buckets, so that no copy counts as communication. Buffers are not broadcast in
-    forward; with a late rank, the others would wait there instead of in exposed communication.
+    Gradients are views of the buckets; otherwise copies would count as communication. Buffers are not
+    broadcast in forward; otherwise the wait for a late rank would count as forward.
     """
     if options.compile:
         task.compile()
@@ -48,15 +48,15 @@ def wrap(task: Task, options: WorkloadOptions) -> DistributedDataParallel:
 def detach_reducer(model: DistributedDataParallel) -> None:
     """Free DDP's reducer while the process group still exists.
 
-    The reducer's destructor would destroy the process group while it holds the interpreter's lock, and wait
-    for a thread of the group that needs the lock to free its last tensor.
+    Otherwise the reducer's destructor would destroy the process group while holding the GIL, and wait for a
+    thread of the group that itself needs the GIL to free its last tensor.
     """
     model.reducer = None  # type: ignore[assignment]
     model.logger = None
 
 
 class Trainer:
-    """The training steps of one rank; ``loss_sum`` adds up the losses of micro-batches on the device."""
+    """Runs the training steps of one rank, and sums the losses of micro-batches on the device."""
 
     def __init__(self, model: DistributedDataParallel, feed: Feed, options: WorkloadOptions) -> None:
         self.model = model
@@ -64,7 +64,7 @@ class Trainer:
         self._feed = feed
         self._last_micro_batch = options.grad_accum - 1
         self._loss_weight = 1.0 / options.grad_accum
-        # The first scale is often too high: such steps are skipped, and each halves the scale.
+        # The initial scale is often too high. A step with overflowing gradients is skipped and halves it.
         self._scaler = torch.amp.GradScaler(options.device) if options.precision == "fp16" else None
         self.loss_sum = torch.zeros((), device=next(model.parameters()).device)
         self.micro_batches = 0
@@ -79,7 +79,7 @@ class Trainer:
         self._update()
 
     def timed_step(self, timer: StepTimer) -> StepParts | None:
-        """Train on one global batch and return the parts of the step; None if DDP's logger has no reading."""
+        """Train on one global batch and return the parts of the step; None if DDP's logger has no times."""
         timer.start()
         for micro in range(self._last_micro_batch + 1):
             timer.begin("data_load")
@@ -102,14 +102,14 @@ class Trainer:
         return timer.parts(read_ddp_timing(self.model))
 
     def take_loss(self) -> float:
-        """Return the mean loss since the last call and reset it; on CUDA this waits for the device."""
+        """Return the mean loss since the last call; on CUDA this waits for the device."""
         mean = float(self.loss_sum) / max(1, self.micro_batches)
         self.loss_sum.zero_()
         self.micro_batches = 0
         return mean
 
     def _sync_context(self, micro: int) -> AbstractContextManager[None]:
-        """Return the context of a micro-batch: only the last one communicates."""
+        """Return the context of a micro-batch; all but the last use ``no_sync``."""
         return nullcontext() if micro == self._last_micro_batch else self.model.no_sync()
 
     def _backward(self, loss: Tensor) -> None:

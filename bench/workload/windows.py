@@ -1,4 +1,4 @@
-"""The windows of an epoch: a throughput window without instruments, then an attribution window."""
+"""Run the windows of an epoch: a throughput window without instruments, then an attribution window."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from bench.measure.windows import Window, fewest_warmup_steps, is_stable
 from bench.workload.failures import CollectiveError
 from bench.workload.training import Trainer
 
-#: The warm-up ends after this many rounds, even if the step time is not stable.
+#: Maximum number of warm-up rounds, after which the warm-up ends even if the step time is not stable.
 _MAX_ROUNDS = 3
 
 
 class Windows:
-    """Runs the windows of one rank, which trains ``samples_per_step`` samples per step."""
+    """Runs the windows of one rank; ``samples_per_step`` is this rank's number of samples per step."""
 
     def __init__(
         self,
@@ -84,8 +84,8 @@ class Windows:
     def attribution(self, window: Window, steps: int) -> Window:
         """Train ``steps`` steps with a timer on each part and add their parts to ``window``.
 
-        One more step before them does not count. A step during which this rank's wall clock was set has
-        no parts. No step has parts if DDP's logger has no reading for any of the others.
+        One more step runs first and is not measured. The parts of a step are None if this rank's wall clock
+        was set during the step. If DDP's logger lacks the times of another step, the parts of all are None.
         """
         model, timer = self._trainer.model, StepTimer(clock_for(self._device))
         enable_ddp_timing(model)
@@ -101,16 +101,16 @@ class Windows:
         return replace(window, parts=[] if unread else timed, clock_jumps=sum(jumps))
 
     def check_losses(self, own: float | None, section: str) -> None:
-        """Compare the losses of all ranks.
+        """Check that the losses of all ranks are finite.
 
         Raises:
-            CollectiveError: a loss is not finite; the same error on every rank.
+            CollectiveError: a loss is NaN or infinite; every rank raises the same error.
         """
         losses = [row[0] for row in self._collectives.rows([math.nan if own is None else own])]
         wrong = [rank for rank, loss in enumerate(losses) if not math.isfinite(loss)]
         if wrong:
             name = "NaN" if any(math.isnan(losses[rank]) for rank in wrong) else "infinite"
-            # A rank's NaN reaches the others with the next gradients.
+            # NaN on one rank reaches the other ranks with the next all-reduce of gradients.
             everywhere = len(wrong) == len(losses)
             ranks = "every rank" if everywhere else f"rank {', '.join(str(rank) for rank in wrong)}"
             raise CollectiveError(
@@ -123,7 +123,7 @@ class Windows:
 
 
 def step_times(step: Callable[[], None], steps: int, clock: Clock) -> list[float]:
-    """Call ``step`` ``steps`` times, measured with a clock only; return the seconds of each call.
+    """Call ``step`` repeatedly (``steps`` times) and return the duration of each call in seconds.
 
     On CUDA the host waits for the device once, at the end.
     """

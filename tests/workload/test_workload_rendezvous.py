@@ -128,7 +128,7 @@ def test_a_missing_variable_is_named():
     env = srun_env({"n1": 2})[0]
     del env["SLURM_LOCALID"]
     with pytest.raises(
-        BenchError, match=r"^SLURM_LOCALID is not set, but the launcher's other variables are$"
+        BenchError, match=r"^SLURM_LOCALID is not set, although other variables of the launcher are$"
     ):
         launch_from(env)
 

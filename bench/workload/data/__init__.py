@@ -1,1 +1,1 @@
-"""Training and validation batches: synthetic ones, or those of a user's folder."""
+"""Training and validation batches, either synthetic or from a user's folder."""

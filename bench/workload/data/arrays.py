@@ -1,4 +1,4 @@
-"""A user's own data: a folder of .npy arrays (memory-mapped) or of MNIST's IDX files."""
+"""Read a user's data from a folder of .npy arrays (memory-mapped) or of MNIST's IDX files."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ Array = NDArray[Any]
 _PAIRS = (("inputs.npy", "targets.npy"), ("x.npy", "y.npy"))
 _VALIDATION_PAIRS = (("val_inputs.npy", "val_targets.npy"), ("x_val.npy", "y_val.npy"))
 _IDX_FOLDERS = ("", "raw", "MNIST/raw")
-#: The element type of an IDX file by its third byte (http://yann.lecun.com/exdb/mnist, big-endian).
+#: The (big-endian) element type of an IDX file by its third byte (http://yann.lecun.com/exdb/mnist).
 _IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
-#: Without validation arrays, one sample in this many is held out for validation.
+#: Without validation arrays, 1 / _HELD_OUT of the samples is held out for validation.
 _HELD_OUT = 10
 
 
 class ArrayDataset(Dataset[tuple[Tensor, Tensor]]):
-    """Samples ``start`` to ``stop`` of two arrays, read one batch at a time."""
+    """Samples ``start`` to ``stop`` of an inputs array and a targets array, read one batch at a time."""
 
     def __init__(
         self, inputs: Array, targets: Array, *, kind: Kind, start: int = 0, stop: int | None = None
@@ -50,7 +50,7 @@ class ArrayDataset(Dataset[tuple[Tensor, Tensor]]):
         return inputs[0], targets[0]
 
     def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Return a batch; one read per array is much faster than one read per sample."""
+        """Return a batch with one read per array, which is much faster than one read per sample."""
         rows = np.asarray(indices) + self._start
         inputs, targets = np.asarray(self._inputs[rows]), np.asarray(self._targets[rows])
         if self._kind == "tokens":
@@ -69,7 +69,7 @@ def batch_as_is(batch: Any) -> Any:
 
 @dataclass(frozen=True)
 class Arrays:
-    """The training and validation samples of a folder, and the shape of one."""
+    """The training and validation samples of a folder, and the shape of one sample."""
 
     training: ArrayDataset
     validation: ArrayDataset
@@ -82,14 +82,14 @@ def load_arrays(folder: Path, *, model: str, seq_len: int, hold_out: bool) -> Ar
     Args:
         folder: contains ``inputs.npy`` and ``targets.npy`` (or ``x.npy`` and ``y.npy``), and for
             validation ``val_inputs.npy`` and ``val_targets.npy`` (or ``x_val.npy`` and
-            ``y_val.npy``); or MNIST's four IDX files, plain or gzipped. Targets of tokens are
-            optional: a stream [tokens] or rows [samples, time + 1] contain them.
-        model: the model that takes the samples.
-        seq_len: tokens per sample of a stream of tokens.
+            ``y_val.npy``); or MNIST's four IDX files, plain or gzipped. For tokens, targets are optional if
+            the inputs are a stream [tokens] or rows [samples, time + 1].
+        model: the model that is trained on the samples.
+        seq_len: the number of tokens per sample into which a stream of tokens is cut.
         hold_out: hold out samples for validation if the folder has no validation arrays.
 
     Raises:
-        SetupError: files are missing, or the arrays do not fit each other or the model.
+        SetupError: files are missing, or the arrays do not match each other or the model.
     """
     kind = KINDS[model]
     if not folder.is_dir():
@@ -194,7 +194,7 @@ def _open_idx(path: Path) -> Array:
 
 
 def _check_arrays(inputs: Array, targets: Array, *, model: str, kind: Kind) -> tuple[Array, Array]:
-    """Return the arrays with the axes that the model expects, or raise a SetupError."""
+    """Arrange the axes of the arrays as the model expects, or raise a SetupError."""
     if len(inputs) != len(targets):
         raise SetupError(f"the data has {len(inputs)} inputs but {len(targets)} targets")
     if len(inputs) == 0:
@@ -217,9 +217,10 @@ def _check_arrays(inputs: Array, targets: Array, *, model: str, kind: Kind) -> t
 
 
 def _sensors_first(inputs: Array, targets: Array) -> tuple[Array, Array]:
-    """Return [samples, sensors, time] from that layout, [samples, time, sensors] or the latter with features.
+    """Arrange traffic data as [samples, sensors, time].
 
-    Of features (the layout of METR-LA's and PEMS-BAY's files) the first is forecast.
+    Accepts that layout, [samples, time, sensors], or [samples, time, sensors, features] as in the files of
+    METR-LA and PEMS-BAY. In the last layout, the first feature is forecast.
     """
     if inputs.ndim == targets.ndim == 4:
         return inputs[..., 0].swapaxes(1, 2), targets[..., 0].swapaxes(1, 2)

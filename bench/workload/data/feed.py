@@ -1,4 +1,4 @@
-"""The source of a rank's batches: an endless stream of exactly ``per_gpu_batch`` samples each."""
+"""Feeds: endless streams of a rank's batches, each with exactly ``per_gpu_batch`` samples."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from bench.workload.failures import SetupError
 
 @dataclass(frozen=True)
 class DataShard:
-    """The share of the data that one rank reads, and the device of its batches."""
+    """The rank and world size that select a share of the data, and the device for its batches."""
 
     rank: int
     world_size: int
@@ -36,7 +36,7 @@ class DataShard:
 
 
 class SyntheticFeed:
-    """Fresh random batches, drawn on the device, or by a DataLoader's workers if there are any."""
+    """Random batches, drawn anew each time on the device, or by a DataLoader if ``num_workers`` is not 0."""
 
     def __init__(self, options: WorkloadOptions, per_gpu_batch: int, shard: DataShard) -> None:
         self.shape = synthetic_shape(options)
@@ -58,7 +58,7 @@ class SyntheticFeed:
         return _to_device(next(self._loaded), self._shard.device, pinned=self._options.pin_memory)
 
     def validation(self) -> Iterator[Batch]:
-        """Yield ``val_steps`` batches, the same in each call."""
+        """Yield ``val_steps`` batches, which are the same in each call."""
         generator = generator_on(self._shard.device, self._options.seed, VALIDATION, self._shard.rank)
         for _ in range(self._options.val_steps):
             yield self._signal.draw(self._batch, generator)
@@ -70,7 +70,7 @@ class SyntheticFeed:
 
 
 class FolderFeed:
-    """Batches of a user's arrays, by DataLoader and DistributedSampler; the data is repeated as needed."""
+    """Batches of a user's arrays from a DataLoader with DistributedSampler, repeating the data as needed."""
 
     def __init__(self, options: WorkloadOptions, per_gpu_batch: int, shard: DataShard) -> None:
         folder, hold_out = Path(options.data), options.val_steps > 0
@@ -142,7 +142,7 @@ def _loader_settings(options: WorkloadOptions) -> dict[str, Any]:
 def _validation_loader(
     dataset: ArrayDataset, per_gpu_batch: int, shard: DataShard
 ) -> DataLoader[tuple[Tensor, Tensor]] | None:
-    """Return a loader of every ``world_size``-th sample; samples are not repeated to fill batches."""
+    """Return a loader for this rank's share of the validation samples, without repeating any sample."""
     samples = range(shard.rank, len(dataset), shard.world_size)
     if not samples:
         return None

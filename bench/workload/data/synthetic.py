@@ -1,4 +1,4 @@
-"""Fresh random batches that contain a signal, so that the loss can fall."""
+"""Random batches that contain a pattern, so that the model can learn and the loss falls."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from bench.workload.models import DEFAULT_PARAMETERS, KINDS, DataShape, decoder_
 
 Batch = tuple[Tensor, Tensor]
 
-#: The streams of random numbers: the signal itself, training and validation.
+#: Seeds of three independent streams of random numbers: for the pattern, training and validation.
 SIGNAL, TRAINING, VALIDATION = 0, 1, 2
 
-#: The default sample of each model.
+#: The shape of a synthetic sample for each model.
 _IMAGE_MNIST, _CLASSES_MNIST = (1, 28, 28), 10
 _CLASSES_IMAGENET = 1_000
 _FEATURES, _FEATURES_TINY, _TINY_PARAMETERS = 784, 16, 200_000
 _SENSORS, _HISTORY, _HORIZON, _SAMPLES_PER_DAY = 207, 12, 12, 288
 _NOISE = 0.1
-#: The scale of a class's pattern in noise of [-1, 1]: learned within an epoch or two, not at once.
+#: Amplitude of a class's pattern in noise of [-1, 1], such that learning takes an epoch or two.
 _PATTERN_SCALE_IMAGE, _PATTERN_SCALE = 0.1, 0.3
 #: The share of random tokens.
 _RANDOM_TOKENS = 0.1
 
 
 def seed_of(*numbers: int) -> int:
-    """Return a seed of 63 bits; different tuples give unrelated seeds."""
+    """Derive a seed of 63 bits from ``numbers``; different numbers give unrelated seeds."""
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> 1)
 
 
 def generator_on(device: torch.device | str, *numbers: int) -> torch.Generator:
-    """Return a generator of random numbers on ``device``, seeded by ``numbers``."""
+    """Return a generator of random numbers on ``device``, seeded with :func:`seed_of` ``numbers``."""
     return torch.Generator(device).manual_seed(seed_of(*numbers))
 
 
@@ -56,7 +56,7 @@ def synthetic_shape(options: WorkloadOptions) -> DataShape:
 
 
 class ClassSignal:
-    """Noise in [-1, 1] plus a pattern per class, with one value per channel and row or per feature."""
+    """Noise in [-1, 1] plus a pattern per class (one value per channel and image row, or per feature)."""
 
     def __init__(self, shape: DataShape, *, seed: int, device: torch.device) -> None:
         self._shape = shape.inputs
@@ -76,14 +76,14 @@ class ClassSignal:
 
 
 class TokenSignal:
-    """Tokens that count up from a random start, modulo the vocabulary; a tenth of them is random."""
+    """Tokens that count up from a random start, modulo the vocabulary size; a tenth of them is random."""
 
     def __init__(self, shape: DataShape, *, device: torch.device) -> None:
         self._tokens = shape.classes or 0
         self._time = torch.arange(shape.inputs[0] + 1, device=device)
 
     def draw(self, samples: int, generator: torch.Generator) -> Batch:
-        """Return tokens [samples, time], and for each the next token."""
+        """Return tokens [samples, time] and the token that follows each of them, in the same shape."""
         device, size = generator.device, (samples, len(self._time))
         start = torch.randint(self._tokens, (samples, 1), generator=generator, device=device)
         random_tokens = torch.randint(self._tokens, size, generator=generator, device=device)
@@ -93,7 +93,7 @@ class TokenSignal:
 
 
 class TrafficSignal:
-    """A noisy daily wave per sensor, with a phase per sensor, sampled at random times of the day."""
+    """A noisy daily wave with a different phase for each sensor, sampled at random times of the day."""
 
     def __init__(self, shape: DataShape, *, seed: int, device: torch.device) -> None:
         sensors, self._history = shape.inputs
@@ -102,7 +102,7 @@ class TrafficSignal:
         self._phases = (torch.rand((sensors, 1), generator=source) * 2 * math.pi).to(device)
 
     def draw(self, samples: int, generator: torch.Generator) -> Batch:
-        """Return readings [samples, sensors, history], and the next ones [samples, sensors, horizon]."""
+        """Return past readings [samples, sensors, history] and future ones [samples, sensors, horizon]."""
         device = generator.device
         begin = torch.rand((samples, 1, 1), generator=generator, device=device) * _SAMPLES_PER_DAY
         angle = (begin + self._time) * (2 * math.pi / _SAMPLES_PER_DAY) + self._phases
@@ -111,12 +111,12 @@ class TrafficSignal:
         return readings[..., : self._history].contiguous(), readings[..., self._history :].contiguous()
 
 
-#: All ranks share the pattern of a signal, and each draws its own samples.
+#: A synthetic signal. All ranks share its pattern, and each rank draws its own samples.
 Signal = ClassSignal | TokenSignal | TrafficSignal
 
 
 def signal_for(options: WorkloadOptions, shape: DataShape, device: torch.device) -> Signal:
-    """Return the signal for ``options.model``, which draws on ``device``."""
+    """Return the signal for ``options.model``; its samples are drawn on ``device``."""
     kind = KINDS[options.model]
     if kind == "tokens":
         return TokenSignal(shape, device=device)

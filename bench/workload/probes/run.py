@@ -1,4 +1,4 @@
-"""All probes of a run, after the last epoch; rank 0 writes probes.json (see docs/measuring.md)."""
+"""Run all probes after the last epoch and write probes.json on rank 0 (see docs/measuring.md)."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from bench.workload.session import Session
 from bench.workload.task import parameters_of
 from bench.workload.training import STATES_PER_WEIGHT, Trainer, detach_reducer, wrap
 
-#: The schema of probes.json; readers refuse unknown ones.
+#: The schema version of probes.json; files with an unknown version are rejected.
 SCHEMA = 1
-#: The share of the free memory that probes may use.
+#: The fraction of the free memory that probes may use.
 _SHARE_OF_FREE = 0.8
 _MIB = 2**20
 
@@ -41,12 +41,12 @@ class Probes:
         """Run the probes that the options enable; rank 0 writes probes.json.
 
         Args:
-            transfer_s: exposed communication without its wait, per step of the last attribution window (mean
-                over ranks), for the hidden fraction.
+            transfer_s: exposed communication minus wait, in seconds per step of the last attribution window,
+                averaged over ranks. It is needed for the hidden fraction.
 
         Returns:
-            Total communication, seconds per step (the union of its intervals), median over timed steps
-            and mean over ranks; None if it was not measured.
+            The time per step (s) during which at least one bucket was being reduced: the median over timed
+            steps, averaged over ranks. None if it was not measured.
         """
         if not self._options.probe_steps and not self._options.sweep_time:
             return None
@@ -79,7 +79,7 @@ class Probes:
             return None, "probe_steps is 0"
         model = self._trainer.model.module
         _, weight_bytes = parameters_of(self._trainer.model)
-        # The copy needs its weights, gradients and optimizer states.
+        # The copy of the model needs its own weights, gradients and optimizer states.
         if weight_bytes * (2 + STATES_PER_WEIGHT[options.optimizer]) > available_bytes:
             return None, "not enough memory for a copy of the model"
         hooked = Trainer(wrap(copy.deepcopy(model), options), self._feed, options)
@@ -121,7 +121,7 @@ class Probes:
 
 
 def bucket_bytes(trainer: Trainer) -> list[int]:
-    """Return the size of DDP's buckets in their order, after DDP has rebuilt them."""
+    """Return the sizes of DDP's buckets in bytes, in their order, after DDP has rebuilt them."""
     logger = trainer.model.logger
     if logger is None:
         return []
@@ -134,9 +134,10 @@ def bucket_bytes(trainer: Trainer) -> list[int]:
 def hidden_fraction(
     sweep: Sweep | None, buckets: list[int], transfer_s: float | None
 ) -> dict[str, float | None]:
-    """Return the buckets' standalone time (s) and the fraction of it that computation hid.
+    """Return ``standalone_s`` and ``hidden_fraction`` of probes.json.
 
-    The fraction is 1 − transfer / standalone. It is negative if communication takes longer during
+    The standalone time is the time to reduce all buckets without computation. The hidden fraction is the part
+    of it that computation hid, 1 − transfer / standalone. It is negative if communication takes longer during
     computation than on its own.
     """
     standalone = None if sweep is None else sweep.standalone_s(buckets)

@@ -8,12 +8,12 @@
 ``no_sync_barrier`` the same with a barrier at the end, for the cost of waiting alone
 =================== ======================================================================
 
-The last three let the ranks' weights drift apart, so they run after the training. The hooks are registered
-on a copy of the model. Blocks of all kinds alternate in a seeded random order, so that slow changes of the
-machine affect all kinds alike.
+In the last three kinds, the weights of the ranks diverge, so the probes run after the training. The hooks
+are registered on a copy of the model. Blocks of all kinds alternate in a seeded random order, so that slow
+changes of the machine's speed affect all kinds alike.
 """
 
-# No `from __future__ import annotations`: DDP compares the annotations of a hook with types.
+# `from __future__ import annotations` must not be used: DDP compares the annotations of a hook with types.
 
 import random
 from collections.abc import Callable, Sequence
@@ -31,13 +31,13 @@ from bench.workload.windows import step_times
 
 KINDS = ("plain", "timed", "noop", "no_sync", "no_sync_barrier")
 _MAX_ROUNDS = 3
-#: Warm-up steps of the copy: DDP rebuilds its buckets in the second.
+#: Number of warm-up steps of the copy; DDP rebuilds its buckets in the second step.
 _WARM_UP_STEPS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class BucketSpan:
-    """One bucket's all-reduce, from ready gradients to its end, in seconds after the start of the step."""
+    """One bucket's all-reduce, from the time its gradients are ready, in seconds after the step's start."""
 
     index: int
     bytes: int
@@ -46,7 +46,7 @@ class BucketSpan:
 
 
 class Buckets:
-    """The state of :func:`bucket_hook`: the stamps since the last :meth:`take`, and the mode."""
+    """The state of :func:`bucket_hook`: its mode, and the time stamps since the last :meth:`take`."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
@@ -54,12 +54,12 @@ class Buckets:
         self.stamps: list[tuple[int, int, Any, Any]] = []
 
     def take(self) -> list[tuple[int, int, Any, Any]]:
-        """Return and remove the stamps; on CUDA they can be read after a synchronisation."""
+        """Return and remove the time stamps; on CUDA they can be read after a synchronisation."""
         stamps, self.stamps = self.stamps, []
         return stamps
 
     def read(self, stamps: Sequence[tuple[int, int, Any, Any]], origin: Any) -> list[BucketSpan]:
-        """Return the spans of one step that began at ``origin``, sorted by begin."""
+        """Convert the stamps of a step that began at ``origin`` to spans, sorted by their begin."""
         seconds = self.clock.seconds
         spans = [
             BucketSpan(index, size, seconds(origin, begin), seconds(origin, end))
@@ -72,9 +72,10 @@ def bucket_hook(
     state: Buckets,
     bucket: dist.GradBucket,  # type: ignore[name-defined]
 ) -> torch.futures.Future[torch.Tensor]:
-    """Reduce a bucket as DDP does without a hook and stamp it, or return it unreduced.
+    """Time the reduction of a bucket (``timed`` steps), or return the bucket unreduced (``noop`` steps).
 
-    A DDP accepts one hook, once, so this one serves both kinds of steps.
+    The reduction is the same as DDP's without a hook. One hook serves both kinds of steps, because DDP
+    accepts only one hook.
     """
     gradients = bucket.buffer()
     if not state.communicates:
@@ -88,8 +89,8 @@ def bucket_hook(
     assert work is not None
 
     def ended(reduced: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
-        # gloo calls this from its own thread after the reduction. NCCL calls it at once, with a
-        # current stream that follows the reduction, so the event is stamped there.
+        # gloo calls this function from its own thread after the reduction. NCCL calls it at once. The current
+        # stream then follows the reduction, so the event is recorded after it.
         state.stamps.append((index, size, begin, state.clock.stamp()))
         return reduced.value()[0]
 
@@ -98,7 +99,7 @@ def bucket_hook(
 
 
 def union_s(spans: Sequence[BucketSpan]) -> float:
-    """Return the seconds during which at least one bucket was being reduced (overlaps count once)."""
+    """Return the time in seconds during which at least one bucket was being reduced."""
     total, reached = 0.0, float("-inf")
     for span in sorted(spans, key=lambda span: span.begin_s):
         total += max(0.0, span.end_s - max(span.begin_s, reached))
@@ -107,13 +108,13 @@ def union_s(spans: Sequence[BucketSpan]) -> float:
 
 
 def unhidden_tail_s(spans: Sequence[BucketSpan]) -> float:
-    """Return the seconds from the last bucket's start to the end of all buckets, which cannot be hidden."""
+    """Return the seconds from the last bucket's start to the end of all, which computation cannot hide."""
     return max(span.end_s for span in spans) - max(span.begin_s for span in spans) if spans else 0.0
 
 
 @dataclass(frozen=True)
 class Block:
-    """The steps of one kind in one round: seconds, one list per rank."""
+    """Consecutive steps of one kind; ``seconds`` has one list of step times per rank."""
 
     kind: str
     round: int
@@ -122,10 +123,11 @@ class Block:
 
 @dataclass(frozen=True)
 class StepReadings:
-    """The readings of all kinds of steps.
+    """The measurements of all kinds of steps.
 
-    ``union_s`` and ``tail_s`` contain one list per rank, with one value per timed step; ``spans`` contains
-    this rank's buckets of each timed step.
+    ``union_s`` and ``tail_s`` contain one list per rank, with one value per step of kind ``timed``: the
+    results of :func:`union_s` and :func:`unhidden_tail_s`. ``spans`` contains this rank's buckets of each of
+    these steps.
     """
 
     blocks: list[Block]
@@ -135,7 +137,7 @@ class StepReadings:
 
     @property
     def comm_time_s(self) -> list[float]:
-        """Total communication per step of each rank: the median of its timed steps (s)."""
+        """Total communication time per step (s) of each rank: the median over its ``timed`` steps."""
         return [median(rank) for rank in self.union_s]
 
     def as_json(self) -> dict[str, Any]:
@@ -154,7 +156,7 @@ class StepReadings:
 
 
 class StepProbes:
-    """Runs the blocks on one rank: ``plain`` trains the model itself, ``hooked`` a copy."""
+    """Runs the blocks on one rank; ``plain`` trains the model itself, and ``hooked`` a copy with the hook."""
 
     def __init__(self, plain: Trainer, hooked: Trainer, *, collectives: Collectives, clock: Clock) -> None:
         self._plain = plain
@@ -183,7 +185,7 @@ class StepProbes:
         on_device = not self._clock.is_host
         for _ in range(DDP_ALWAYS_SAMPLED + 1 if on_device else _WARM_UP_STEPS):
             self._hooked.step()
-        # The remaining kind, no_sync_barrier, adds only a barrier.
+        # no_sync_barrier needs no warm-up, because it is no_sync with a barrier.
         self._step_of("no_sync")()
         self._clock.synchronize()
         self._buckets.take()
@@ -238,9 +240,10 @@ class StepProbes:
 
 
 def summary(blocks: Sequence[Block]) -> dict[str, float]:
-    """Return each kind's step time and the derived costs (s).
+    """Return the step time of each kind and the costs derived from them, in seconds.
 
-    The step time of a block is the largest mean of any rank, that of a kind the median of its blocks.
+    The step time of a block is the largest mean of any rank. The step time of a kind is the median over its
+    blocks.
     """
     times = {
         kind: median(max(fmean(rank) for rank in block.seconds) for block in blocks if block.kind == kind)

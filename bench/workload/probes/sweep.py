@@ -1,11 +1,10 @@
-"""All-reduces of many sizes without a training around them: the speed of the fabric.
+"""Time all-reduces of many sizes without training, to measure the speed of the network.
 
 For S bytes on N ranks in t seconds, nccl-tests (doc/PERFORMANCE.md) defines:
 
     algbw = S / t          busbw = algbw · 2(N − 1)/N
 
-A ring all-reduce sends 2(N − 1)/N · S bytes from each rank, so with that algorithm busbw is also the rate on
-each rank's link.
+In a ring all-reduce, each rank sends 2(N − 1)/N · S bytes, so busbw is also the rate on each rank's link.
 """
 
 from __future__ import annotations
@@ -26,22 +25,22 @@ from bench.measure.step_parts import Clock
 
 _KIB, _MIB = 2**10, 2**20
 _SMALLEST = 4 * _KIB
-#: The default largest size is that of the gradients, within these bounds.
+#: Bounds of the largest size, which is otherwise the size of the gradients.
 _MIN_TOP, _MAX_TOP = 16 * _MIB, 64 * _MIB
-#: The largest number of distinct bucket sizes in the sweep; a network of equal blocks has few.
+#: Maximum number of distinct bucket sizes in the sweep; a network of equal blocks has few.
 _MAX_BUCKET_SIZES = 16
-#: Repeats of a size: at least _REPEATS, up to _MAX_REPEATS in _TIME_PER_SIZE_S, or _MIN_REPEATS of a slow
-#: size if the budget is short.
+#: Repeats of a size: at least _REPEATS, and up to _MAX_REPEATS if they fit into _TIME_PER_SIZE_S. If the time
+#: budget is short, slow sizes have _MIN_REPEATS.
 _REPEATS, _MAX_REPEATS, _MIN_REPEATS = 5, 20, 3
 _TIME_PER_SIZE_S = 0.02
-#: An idle link passes a first burst above its rate (buffers, a shaper's credit of some 100 KiB). Before
-#: large messages, untimed bytes use it up.
+#: Bytes sent untimed before a large message. They use up the initial burst that an idle link passes above its
+#: rate (because of buffers, or a traffic shaper's credit of some 100 KiB).
 _BURST = 512 * _KIB
 
 
 @dataclass(frozen=True)
 class Size:
-    """One message size; ``buckets`` is how many of the model's buckets have it."""
+    """One message size; ``buckets`` is the number of the model's buckets that have this size."""
 
     bytes: int
     buckets: int = 0
@@ -49,7 +48,7 @@ class Size:
 
 @dataclass
 class Sweep:
-    """Times by size, as one list of ranks per repeat (s); ``dropped`` lists omitted sizes with the reason."""
+    """The times (s) by size, repeat and rank; ``dropped`` lists omitted sizes with the reason."""
 
     world_size: int
     dtype: str
@@ -58,11 +57,11 @@ class Sweep:
     dropped: list[dict[str, Any]] = field(default_factory=list)
 
     def time_s(self, index: int) -> float:
-        """Return the time of a size: the median over its repeats of the longest rank's time."""
+        """Return the time of a size (s): the time of the slowest rank, as the median over the repeats."""
         return median(max(ranks) for ranks in self.times_s[index])
 
     def standalone_s(self, buckets: Sequence[int]) -> float | None:
-        """Return the sum of the times of the model's buckets; None if a bucket's size is missing."""
+        """Return the total time of the model's buckets (s); None if a bucket's size was not measured."""
         times = {size.bytes: self.time_s(index) for index, size in enumerate(self.sizes)}
         found = [times.get(size) for size in buckets]
         return None if None in found or not found else math.fsum(time for time in found if time is not None)
@@ -88,12 +87,13 @@ class Sweep:
 
 
 def message_sizes(buckets: Sequence[int], *, gradient_bytes: int, largest: int | None = None) -> list[Size]:
-    """Return the sizes of the sweep, ascending: powers of 4 from 4 KiB, and those of the model's buckets.
+    """Return the sizes of the sweep in ascending order: powers of 4 from 4 KiB, and the buckets' sizes.
 
     Args:
         buckets: the bytes of each bucket.
         gradient_bytes: the bytes of all gradients.
-        largest: the limit of the powers of 4; None for the gradients' size, but 16 to 64 MiB.
+        largest: the upper limit of the powers of 4; None means the size of the gradients, limited to the
+            range from 16 to 64 MiB.
     """
     top = min(max(gradient_bytes, _MIN_TOP), _MAX_TOP) if largest is None else largest
     counts = Counter(buckets)
@@ -107,7 +107,7 @@ def message_sizes(buckets: Sequence[int], *, gradient_bytes: int, largest: int |
 
 
 class AllReduceSweep:
-    """Runs the sweep on one rank; all decisions use values that all ranks share."""
+    """Runs the sweep on one rank; decisions depend only on values that are the same on all ranks."""
 
     def __init__(
         self, *, collectives: Collectives, clock: Clock, device: torch.device, dtype: torch.dtype
@@ -121,10 +121,10 @@ class AllReduceSweep:
         """Time every size that the time budget and memory allow.
 
         Args:
-            sizes: ascending.
+            sizes: the message sizes in ascending order.
             budget_s: the approximate duration of the sweep; sizes that would exceed it are omitted.
-            room_bytes: the largest message that fits into every rank's memory.
-            seed: of the random order of all repeats.
+            room_bytes: the largest message that fits into the memory of every rank.
+            seed: the seed for the random order of all repeats.
         """
         found = Sweep(self._collectives.world_size, str(self._dtype).removeprefix("torch."))
         fitting = [size for size in sizes if size.bytes <= room_bytes]
@@ -146,7 +146,7 @@ class AllReduceSweep:
     def _warm_up(
         self, buffer: torch.Tensor, sizes: Sequence[Size], budget_s: float, found: Sweep
     ) -> list[float]:
-        """Run each size once, smallest first, if it fits the budget; return the times (s)."""
+        """Run each size that fits the budget once, in ascending order, and return the times (s)."""
         first: list[float] = []
         for size in sizes:
             predicted = first[-1] * size.bytes / found.sizes[-1].bytes if first else 0.0
@@ -154,8 +154,8 @@ class AllReduceSweep:
                 reason = f"about {predicted:.3g} s per repeat is too long for a sweep of {budget_s:g} s"
                 found.dropped.append({"bytes": size.bytes, "reason": reason})
                 continue
-            # Zeros stay zeros in every sum; writing them allocates the memory. Small sizes run twice,
-            # because the first all-reduce opens connections.
+            # A sum of zeros is zero, so the buffer can be reused. Writing the zeros allocates the memory.
+            # Small sizes run twice, because the first all-reduce opens connections.
             payload = self._payload(buffer, size).zero_()
             own = [self._time(payload) for _ in range(2 if predicted < _TIME_PER_SIZE_S else 1)]
             first.append(min(self._collectives.maxima(own)))
@@ -174,7 +174,7 @@ class AllReduceSweep:
         return buffer[: size.bytes // self._dtype.itemsize]
 
     def _time(self, payload: torch.Tensor) -> float:
-        """Return one all-reduce's seconds on this rank, after a barrier and, for a large one, a burst."""
+        """Time one all-reduce on this rank in seconds, after a barrier and, for a large message, a burst."""
         burst = _BURST // self._dtype.itemsize
         if len(payload) > 2 * burst:
             dist.all_reduce(payload[:burst])
