@@ -250,7 +250,7 @@ def _energy(epoch: EpochRecord) -> float | None:
 
 
 def _loss(ranks: Sequence[RankRecord]) -> object:
-    """Return the mean loss, None if unknown; NaN is returned as text, as the number would be an empty cell."""
+    """Return the mean loss, None if unknown; NaN is returned as text, because its cell would be empty."""
     known = [rank.loss for rank in ranks if rank.loss is not None]
     if len(known) < len(ranks):
         return None
