@@ -39,7 +39,7 @@ KINDS = {
 
 def efficiencies(studies: int, *, seed: int) -> None:
     """Print the coverage of the 95 % intervals of the efficiency for each noise and number of runs."""
-    print("run noise  step noise  runs  coverage")
+    print("run noise  step noise  runs  held")
     for run_noise, step_noise in NOISES:
         for runs in (3, 4, 5, 6, 10):
             rows = simulated(
@@ -61,7 +61,7 @@ def predictions(studies: int, *, seed: int) -> None:
 
 
 def predicted(mode: str, kind: str, *, n: int, studies: int, seed: int) -> str:
-    """Return the coverage of both intervals, the median width and the share without a prediction."""
+    """Format a row: coverage of both intervals, median width, and share of studies without a prediction."""
     draw = np.random.default_rng(seed)
     target = 2 * int(SIZES[-1])
     held, alone, widths = 0, 0, []

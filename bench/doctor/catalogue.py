@@ -14,7 +14,7 @@ An entry of a file::
 
 If a signature has its own ``explanation`` or ``remedy``, it replaces that of the cause. Placeholders
 such as ``{port}`` are filled from the named groups of the pattern. A signature under ``fact`` recognizes
-a fact that is not a cause, such as "the training makes progress". A signature under ``sign``
+a fact other than a cause, such as "the training makes progress". A signature under ``sign``
 recognizes a line that shows a failure without explaining it.
 """
 
@@ -82,7 +82,7 @@ class Signature:
         pattern: the expression. If it contains ``\s``, a match may continue in the following lines.
         words: alternative sets of words. The pattern is tried only on lines that contain all
             words of at least one set, which keeps the scan fast.
-        weight: the distance from the root cause, see ``docs/doctor.md``; heavier is closer.
+        weight: how close the line is to the root cause (0 to 99), see ``docs/doctor.md``.
         example: a log that the signature matches.
         explanation, remedy: replace those of the cause if not empty.
         near: must match somewhere between 12 lines above and 4 lines below the line.
@@ -211,7 +211,7 @@ def _signature(name: str, body: dict[str, Any], *, is_cause: bool) -> Signature:
 
 
 def _index(signatures: list[Signature]) -> dict[bytes, tuple[tuple[frozenset[bytes], Signature], ...]]:
-    """Index each word set by its longest word, which is probably its rarest."""
+    """Index each word set by its longest word, which is probably the rarest one."""
     index: dict[bytes, list[tuple[frozenset[bytes], Signature]]] = {}
     for signature in signatures:
         for words in signature.words:

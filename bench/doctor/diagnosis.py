@@ -54,7 +54,7 @@ class Diagnosis:
 
     - ``cause``: ``causes`` lists the causes found; fix the first one first.
     - ``unknown``: the job failed for an unknown reason; see ``telling_lines``.
-    - ``harmless``: the logs contain only warnings of operations that are retried.
+    - ``harmless``: the logs contain only warnings about operations that are retried.
     - ``ok``: the logs show no failure.
     """
 

@@ -19,7 +19,7 @@ _WIDTH = 100
 _HEADINGS = {
     "ok": "The logs show no failure.",
     "unknown": "The job failed for an unknown reason. The most informative lines:",
-    "harmless": "The logs show no failure, only warnings of operations that are retried:",
+    "harmless": "The logs show no failure, only warnings about operations that are retried:",
 }
 
 

@@ -1,6 +1,6 @@
 """Classify Slurm jobs by their rows in squeue or sacct.
 
-The job's own row is not enough: it may say FAILED while the row of a step says OUT_OF_MEMORY.
+The job's own row is not enough: its state may be FAILED although a step's state is OUT_OF_MEMORY.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _GRAVITY = (
     RunState.QUEUED,
     RunState.COMPLETED,
 )
-#: slurmdbd shows this name while it has steps of a job, but not yet its own record.
+#: slurmdbd shows this name while it has records of a job's steps but not yet of the job itself.
 _PROVISIONAL_NAME = "allocation"
 #: Values in the signal field of an exit code that are not signals: out of memory, and slurmstepd
 #: could not open the job's output (its folder does not exist on the node).
@@ -37,15 +37,15 @@ class JobStatus:
 
     Attributes:
         state: state of the run.
-        failure_class: why it did not complete.
-        reason: explanation; empty if there is nothing to explain.
+        failure_class: class of the cause if the run did not complete, else None.
+        reason: explanation of the state; empty if there is nothing to explain.
         exit_code: highest exit code of the steps, else the script's, else 128 + ``signal``. sacct shows
             codes above 128 reduced by 128 (137 as 9), so prefer the code in end.json.
         signal: name of the signal that ended the job.
         submitted, started, ended: times in UTC.
         hosts: names of the hosts in Slurm's compressed form, such as ``n[1-4]``.
         restarts: number of times Slurm requeued the job; its output files then mix several attempts.
-        stuck: whether a queued job waits for a person instead of resources.
+        stuck: whether a queued job cannot start until a person acts.
         settled: whether accounting of an ended job is complete. Rows arrive one by one over
             some seconds, and the last one may contain the cause of a failure.
     """

@@ -173,8 +173,8 @@ class Slurm:
 
     Attributes:
         timeout_s: time limit of all commands except sbatch.
-        submit_timeout_s: time limit of sbatch, which retries by itself while slurmctld is busy.
-        environment: environment variables of the commands; by default the variables of this process.
+        submit_timeout_s: time limit of sbatch. While slurmctld is busy, sbatch retries by itself.
+        environment: environment variables of the commands; ``os.environ`` by default.
     """
 
     timeout_s: float = 60
@@ -231,7 +231,7 @@ class Slurm:
     def queue(
         self, job_ids: Sequence[str] | None = None, *, names: Sequence[str] | None = None
     ) -> list[QueueRow]:
-        """Return the rows of squeue, which include ended jobs for some minutes.
+        """Return the rows of squeue, which include jobs that ended in the last few minutes.
 
         Args:
             job_ids: return only these jobs; by default all jobs of the caller. Jobs that Slurm no
@@ -252,8 +252,8 @@ class Slurm:
         """Return the rows of sacct for jobs, their steps and their earlier attempts.
 
         Raises:
-            SlurmUnavailableError: there is no accounting, or its daemon is down. Fall back on
-                :meth:`queue` and the files of the run.
+            SlurmUnavailableError: there is no accounting, or its daemon is down. Use
+                :meth:`queue` and the files of the run instead.
         """
         calls = ([*_SACCT, f"--jobs={ids}"] for ids in _joined(job_ids))
         return [row for call in calls for row in self._query(call, parse_accounting)]

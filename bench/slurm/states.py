@@ -103,7 +103,7 @@ def read_state(word: str) -> SlurmState:
 
 
 def is_stuck(reason: str) -> bool:
-    """Return True if a job that is pending for ``reason`` waits for a person instead of resources."""
+    """Return True if a job that is pending for ``reason`` cannot start until a person acts."""
     return _STUCK.search(reason) is not None
 
 
