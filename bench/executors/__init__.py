@@ -1,4 +1,4 @@
-"""Start runs and find out how they end: on this machine, on hosts reached by ssh, or with Slurm."""
+"""Start runs on this machine, over ssh or with Slurm, and determine how each run ended."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _EXECUTORS = {"local": LocalExecutor, "ssh": SshExecutor, "slurm": SlurmExecutor
 
 
 def executor_for(study: PlannedStudy, *, pack: bool = False) -> Executor:
-    """Return the executor of a study's matrix, or with ``pack`` the one that submits a single job."""
+    """Return the executor that the study's matrix names; with ``pack``, a PackExecutor."""
     if pack:
         return pack_executor(study)
     if study.executor not in _EXECUTORS:
@@ -27,6 +27,8 @@ def executor_for(study: PlannedStudy, *, pack: bool = False) -> Executor:
 def pack_executor(study: PlannedStudy) -> PackExecutor:
     """Return the executor that submits many runs as one job; raise BenchError without Slurm."""
     if study.executor != "slurm":
-        what = f"--pack submits many runs as one Slurm job, but the matrix says executor {study.executor}"
-        raise BenchError(what, remedy="leave --pack out: without Slurm, runs go one after another anyway")
+        what = f"--pack submits many runs as one Slurm job, but the matrix's executor is {study.executor}"
+        raise BenchError(
+            what, remedy="omit --pack: without Slurm, runs are always executed one after another"
+        )
     return PackExecutor(study)

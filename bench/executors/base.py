@@ -1,4 +1,4 @@
-"""Settling of runs, for all executors, and serial execution, for those without Slurm."""
+"""Record how runs ended (all executors), and execute runs one after another (``local`` and ``ssh``)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from bench.study.run_json import Attempt, new_attempt, update_run, write_run
 
 
 class QueueFullError(BenchError):
-    """The Slurm queue is full; ``left`` are the runs that were not submitted."""
+    """Slurm's limit on the number of jobs is reached. ``left`` contains the runs that were not submitted."""
 
     def __init__(self, message: str, *, remedy: str, left: Sequence[Run]) -> None:
         super().__init__(message, remedy=remedy)
@@ -34,7 +34,7 @@ class QueueFullError(BenchError):
 class Callbacks:
     """Functions that an executor calls during a submission.
 
-    ``on_start`` is called before a run starts; an exception that it raises ends the submission.
+    ``on_start`` is called before a run is started. If it raises an exception, the submission ends.
     """
 
     on_start: Callable[[Run], None] = lambda run: None
@@ -43,14 +43,14 @@ class Callbacks:
 
 
 def settle(study: PlannedStudy, record: RunRecord, outcome: Outcome, *, ended_at: str) -> None:
-    """Write how an attempt ended into its run.json, then into the ledger."""
+    """Record how an attempt of a run ended: in its run.json, then in the ledger."""
     study.ledger.append_all([settle_run_json(study, record, outcome, ended_at=ended_at)])
 
 
 def settle_run_json(
     study: PlannedStudy, record: RunRecord, outcome: Outcome, *, ended_at: str, event: str = "ended"
 ) -> dict[str, Any]:
-    """Write how an attempt ended into ``record``, then run.json; return the event for the ledger."""
+    """Record how an attempt of a run ended in ``record`` and run.json; return the event for the ledger."""
     folder = study.run_folder(record)
     cause = None if outcome.state is not RunState.FAILED else _find_cause(folder)
     record.state, record.reason = outcome.state, outcome.reason
@@ -78,7 +78,7 @@ def save_states(study: PlannedStudy, records: Mapping[str, RunRecord]) -> None:
 
 
 def _find_cause(folder: RunFolder) -> dict[str, Any] | None:
-    """Return the first cause that `bench doctor` finds in the logs of a failed run."""
+    """Return the first cause that `bench doctor` finds in the logs of a failed run; None if it finds none."""
     from bench.doctor import diagnose
 
     logs = {str(log.name): log for log in (folder.err, folder.out) if log.is_file()}
@@ -91,38 +91,37 @@ def _find_cause(folder: RunFolder) -> dict[str, Any] | None:
 
 
 class HostBusyError(BenchError):
-    """A run cannot start while a host runs something else; the run stays planned."""
+    """A host is still executing another run. The new run is not started and stays ``planned``."""
 
 
 class SerialExecutor(ABC):
-    """Execute runs one after another in this process; subclasses execute a single attempt."""
+    """Base class of executors that execute runs one after another in this process."""
 
     def __init__(self, study: PlannedStudy) -> None:
         self.study = study
 
     @abstractmethod
     def command_line(self, run: Run) -> str:
-        """Return the command that would start ``run``, for display."""
+        """Return the shell command that starts ``run``, for display."""
 
     @abstractmethod
     def _execute(self, attempt: Attempt) -> Outcome:
-        """Execute one attempt to its end.
+        """Execute one attempt of a run and wait until it has ended.
 
         Raises:
-            HostBusyError: it was not started, and can be tried later.
-            BenchError: it cannot be started.
+            HostBusyError: the attempt was not started, because a host is busy; try again later.
+            BenchError: the attempt cannot be started.
         """
 
     def check_largest(self, runs: Sequence[Run]) -> None:  # noqa: B027 (nothing to check)
-        """Accept all runs: there is no scheduler to ask."""
+        """Do nothing; executors with a scheduler test whether it accepts the largest of ``runs``."""
 
     def submit(
         self, runs: Sequence[Run], *, callbacks: Callbacks, max_queued: int | None = None
     ) -> list[Run]:
-        """Execute ``runs`` one after another; after an interruption, the next call continues.
+        """Execute ``runs`` one after another; return an empty list, because no run is held back.
 
-        ``max_queued`` limits the number of queued and running Slurm jobs; returned are the runs that it
-        holds back.
+        ``max_queued`` applies only to Slurm and is ignored here.
         """
         with submit_lock(self.study.folder.lock), _signals_interrupt():
             records = self.refresh()
@@ -136,7 +135,7 @@ class SerialExecutor(ABC):
         return []
 
     def refresh(self) -> dict[str, RunRecord]:
-        """Settle the run of a harness that was killed; return the record of every run."""
+        """Return every run's record; first record the end of runs whose `bench submit` process was killed."""
         records = self.study.records()
         for record in records.values():
             if record.state.active and _is_orphan(record):
@@ -144,33 +143,35 @@ class SerialExecutor(ABC):
         return records
 
     def cancel(self, runs: Sequence[Run]) -> int:
-        """Interrupt the harness that executes ``runs``, if it runs on this machine; return their number."""
+        """Stop the `bench submit` process that executes ``runs``; return the number of active runs."""
         records = self.refresh()
         active = [records[run.run_id] for run in runs if records[run.run_id].state.active]
         for record in active:
             pid, host = record.details.get("pid"), record.details.get("host")
             if host != os.uname().nodename or pid is None:
-                what = f"{record.run_id}: the `bench submit` that runs it is process {pid} on {host}"
-                raise BenchError(what, remedy="type `bench cancel` there")
+                what = (
+                    f"{record.run_id}: the `bench submit` that executes this run is process {pid} on {host}"
+                )
+                raise BenchError(what, remedy=f"run `bench cancel` on {host}")
             os.kill(int(pid), signal.SIGTERM)  # background processes of a shell may ignore SIGINT
         return len(active)
 
     def _may_start(self, run: Run) -> bool:
-        """Return True if a run can be tried after the failures so far."""
+        """Return False if an earlier failure prevents the start of ``run``."""
         return True
 
     def _description(self, attempt: Attempt) -> dict[str, Any]:
         return {}
 
     def _start_failed(self, attempt: Attempt, error: BenchError) -> None:
-        """Handle a run that could not be started, after it was settled; by default, stop."""
+        """Handle a run that could not be started and is recorded as failed; by default, raise ``error``."""
         raise error
 
     def _close(self) -> None:  # noqa: B027 (optional)
-        """Release resources that several runs share."""
+        """Release resources that are shared by several runs."""
 
     def _run(self, run: Run, record: RunRecord, callbacks: Callbacks) -> RunRecord:
-        callbacks.on_start(run)  # may raise: nothing of the run exists yet
+        callbacks.on_start(run)  # may raise; no file of the run exists yet
         attempt = new_attempt(self.study, run, record)
         started = now()
         content = attempt.describe(
@@ -207,7 +208,7 @@ class SerialExecutor(ABC):
         return record
 
     def _withdraw(self, record: RunRecord, attempt: Attempt, reason: str) -> None:
-        """Withdraw an attempt that did not start; its number is used again."""
+        """Record that an attempt was not started; the next attempt reuses its number."""
         self.study.ledger.append(
             "withdrawn", run_id=record.run_id, attempt=record.attempt, reason=reason, refused=True
         )
@@ -219,12 +220,12 @@ class SerialExecutor(ABC):
         cell_id = next(run.cell_id for run in self.study.runs if run.run_id == record.run_id)
         if exit_code == 0 and not missing_results(folder, self.study.cells[cell_id]):
             return Outcome(RunState.COMPLETED, exit_code=0)
-        reason = f"the harness (process {record.details.get('pid')}) was killed during this run"
+        reason = f"the `bench submit` process ({record.details.get('pid')}) was killed during this run"
         return Outcome(RunState.FAILED, reason, FailureClass.KILLED, exit_code)
 
 
 def _is_orphan(record: RunRecord) -> bool:
-    """Return True if the harness of a run on this machine has died."""
+    """Return True if the `bench submit` process of a run was on this machine and no longer exists."""
     pid, host = record.details.get("pid"), record.details.get("host")
     if host != os.uname().nodename or pid is None:
         return False
@@ -232,7 +233,7 @@ def _is_orphan(record: RunRecord) -> bool:
 
 
 def _process_start(pid: int) -> float | None:
-    """Return the start time of a process, which identifies a reused id; None if it has ended."""
+    """Return the start time of a process (ids may be reused), or None if it has ended."""
     try:
         process = psutil.Process(pid)
         return None if process.status() == psutil.STATUS_ZOMBIE else process.create_time()
@@ -242,7 +243,7 @@ def _process_start(pid: int) -> float | None:
 
 @contextlib.contextmanager
 def _signals_interrupt() -> Iterator[None]:
-    """Handle SIGTERM and SIGHUP like Ctrl-C, so that the active run is ended in order."""
+    """Handle SIGTERM and SIGHUP like Ctrl-C, so that the active run is shut down cleanly."""
 
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt

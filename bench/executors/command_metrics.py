@@ -1,7 +1,7 @@
-"""Read the metrics of a command that does not use the recorder, from a file or its output.
+"""Read the metrics that a user's command (without ``bench.record``) prints or writes to a file.
 
-Each reading becomes a row of metrics.csv and counts as one step of the cell's global batch, because
-the number of steps that a command averages over is unknown. Other columns stay empty.
+Each reading becomes one row of metrics.csv. It counts as one training step with the configured global
+batch, because bench does not know over how many steps the command averages. All other columns stay empty.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ Reading = dict[str, float]
 
 
 class UnreadableError(Exception):
-    """No usable reading was found; the message says where and why."""
+    """The command's metrics are missing or invalid; the message names the file and the problem."""
 
 
 @dataclass(frozen=True)
 class _Found:
-    """Readings of a run and their source."""
+    """Readings of a run and the name of the file that contains them."""
 
     readings: list[Reading]
     source: str
 
 
 def collect_metrics(folder: RunFolder, cell: Cell) -> str:
-    """Write metrics.csv from the readings of a command; return a problem, or an empty string."""
+    """Write metrics.csv from the readings of a command; return an error message, or an empty string."""
     metrics = cell.metrics
     try:
         found = _from_output(folder, metrics) if "output" in metrics else _from_file(folder, metrics)
@@ -79,7 +79,7 @@ def _from_output(folder: RunFolder, metrics: Mapping[str, Any]) -> _Found:
     counts = {name: len(values) for name, values in rates.items()}
     if len(set(counts.values())) > 1:
         listed = " and ".join(f"{name} {count} times" for name, count in counts.items())
-        raise UnreadableError(f"{path.name} contains {listed}: they cannot be paired")
+        raise UnreadableError(f"{path.name} contains {listed}, so the values cannot be paired")
     (count, *_) = counts.values()
     paired = {name: values for name, values in found.items() if len(values) == count}
     return _Found([{name: values[i] for name, values in paired.items()} for i in range(count)], path.name)
@@ -98,9 +98,9 @@ def _from_file(folder: RunFolder, metrics: Mapping[str, Any]) -> _Found:
     kind = "csv" if "csv" in metrics else "jsonl"
     path = folder.path / metrics[kind]
     if not path.is_file():
-        raise UnreadableError(f"the command left no {path}, which workload.metrics.{kind} names")
+        raise UnreadableError(f"the command did not create {path}, the file named in workload.metrics.{kind}")
     if not path.is_relative_to(folder.path) and _is_older(path, folder):
-        raise UnreadableError(f"{path} is older than the run: another run wrote it")
+        raise UnreadableError(f"{path} is older than this run, so another run wrote it")
     columns: dict[str, str] = metrics["columns"]
     records = list(_csv_records(path) if kind == "csv" else _json_records(path))
     readings = []
@@ -111,7 +111,7 @@ def _from_file(folder: RunFolder, metrics: Mapping[str, Any]) -> _Found:
     if not readings:
         keys = ", ".join(dict.fromkeys(str(key) for record in records for key in record)) or "nothing"
         wanted = ", ".join(columns.values())
-        raise UnreadableError(f"{path} has no value of {wanted} (workload.metrics.columns); it has {keys}")
+        raise UnreadableError(f"{path} has no {wanted} (workload.metrics.columns); it contains {keys}")
     return _Found(readings, str(path))
 
 
@@ -134,7 +134,7 @@ def _json_records(path: Path) -> Iterator[dict[str, Any]]:
     for line in _text(path).splitlines():
         try:
             record = json.loads(line)
-        except ValueError:  # an incomplete last line, or text between
+        except ValueError:  # an incomplete last line, or other text
             continue
         if isinstance(record, dict):
             yield record
@@ -160,7 +160,8 @@ def _rows(found: _Found, cell: Cell) -> list[dict[str, Any]]:
     skip = int(cell.metrics.get("skip", 0))
     kept = found.readings[skip:]
     if not kept:
-        raise UnreadableError(f"{found.source} has {len(found.readings)} values, and skip {skip} leaves none")
+        what = f"{found.source} contains {len(found.readings)} values"
+        raise UnreadableError(f"{what}, and workload.metrics.skip {skip} drops all of them")
     return [_row(number, reading, cell, found.source) for number, reading in enumerate(kept, start=1)]
 
 
@@ -169,7 +170,7 @@ def _row(number: int, reading: Reading, cell: Cell, source: str) -> dict[str, An
     rate = cell.global_batch / step_s if throughput is None and step_s else throughput
     if rate is None or not (math.isfinite(rate) and rate > 0):
         values = {name: value for name, value in reading.items() if name != "loss"}
-        raise UnreadableError(f"reading {number} of {source} is not a positive rate: {values}")
+        raise UnreadableError(f"reading {number} of {source} is not a positive number: {values}")
     seconds = cell.global_batch / rate
     row = {
         "epoch": number,
@@ -184,7 +185,7 @@ def _row(number: int, reading: Reading, cell: Cell, source: str) -> dict[str, An
 
 
 def _throughput(reading: Reading, cell: Cell) -> float | None:
-    """Return samples per second over all ranks."""
+    """Return a reading's throughput in samples per second over all ranks; None if it contains none."""
     if "throughput" not in reading:
         return None
     if _unit(cell, "throughput") == "it/s":

@@ -1,8 +1,9 @@
 """Execute runs on this machine, one after another.
 
-The built-in training runs in a fork server (``bench.workload.fork_server``), which has torch loaded and
-starts ranks as torchrun would. There is one server per environment of cells, because libraries
-read variables when they are loaded. Commands of the matrix are executed by the cell's script.
+The built-in training runs in a fork server (``bench.workload.fork_server``), a process that has loaded
+torch and starts ranks as torchrun would. Runs with different environment variables use different
+servers, because libraries read the variables when they are loaded. A command that the matrix defines is
+executed by its script, without the server.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ from bench.study.plan_json import PlannedStudy
 from bench.study.run_json import Attempt
 from bench.units import human_duration
 
-#: Time for the ranks of the built-in training to end after a signal.
+#: Maximum time in which the ranks of the built-in training must end after a signal.
 RANKS_END_S = 7.0
-#: The same for a command; torchrun gives its ranks most of it.
+#: Maximum time in which a command must end after SIGTERM; torchrun waits most of it for its ranks.
 COMMAND_END_S = 10.0
 MAX_SERVERS = 2
 _LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -53,7 +54,7 @@ class LocalExecutor(SerialExecutor):
         self._servers: dict[tuple[tuple[str, str], ...], ForkServer] = {}
 
     def command_line(self, run: Run) -> str:
-        """Return a shell command with the same effect as the fork server."""
+        """Return a shell command that executes ``run`` like :meth:`submit`, but without the fork server."""
         return shlex.join(["bash", str(self.study.script(run.cell_id))])
 
     def _execute(self, attempt: Attempt) -> Outcome:
@@ -70,7 +71,7 @@ class LocalExecutor(SerialExecutor):
         return process_outcome(attempt.folder, attempt.cell, code)
 
     def _run_in_server(self, attempt: Attempt, limit_s: int) -> int | None:
-        """Return the exit code of the built-in training; None at the time limit."""
+        """Execute the built-in training; return its exit code, or None if the time limit was reached."""
         request = {
             "run_dir": str(attempt.folder.path.resolve()),
             "arguments": _workload_arguments(attempt.cell, attempt.folder.path.resolve()),
@@ -102,10 +103,11 @@ def _workload_arguments(cell: Cell, run_dir: Path) -> list[str]:
 
 
 class ForkServer:
-    """Client of a fork server, which executes one request after another.
+    """Start a fork server and send it one request per run.
 
     Raises:
-        BenchError: on construction and in :meth:`run`, if the server has died, with its output.
+        BenchError: the server has died. The message contains the server's output. Raised by the
+            constructor and by :meth:`run`.
     """
 
     def __init__(self, env: Mapping[str, str], *, setup: Sequence[str]) -> None:
@@ -117,25 +119,25 @@ class ForkServer:
             stdout=subprocess.PIPE,
             stderr=self._errors,
             env=_launch_environment(env),
-            start_new_session=True,  # Ctrl-C reaches only the harness, which ends runs in order
+            start_new_session=True,  # Ctrl-C reaches only this process, which shuts the run down cleanly
         )
         if self._answer(deadline=None).get("ready") is None:
             raise self._failed("did not start")
 
     @property
     def alive(self) -> bool:
-        """True if the server can take another request."""
+        """True if the server process is running and can execute another request."""
         return self._process.poll() is None
 
     def run(self, request: Mapping[str, Any], *, limit_s: float) -> int | None:
-        """Return the exit code of a run; None if its time limit ended it."""
+        """Execute a run; return its exit code, or None if it was stopped at the time limit."""
         assert self._process.stdin is not None
         deadline = time.monotonic() + limit_s
         try:
             self._process.stdin.write((json.dumps(request) + "\n").encode())
             self._process.stdin.flush()
         except BrokenPipeError:
-            raise self._failed("is gone") from None
+            raise self._failed("no longer runs") from None
         leader = self._answer(deadline=None)["started"]
         try:
             answer = self._answer(deadline=deadline)
@@ -148,9 +150,9 @@ class ForkServer:
         return None
 
     def close(self) -> None:
-        """End the server, which ends its ranks."""
+        """Stop the server and its ranks."""
         assert self._process.stdin is not None
-        if self._errors.closed:  # released after an earlier failure
+        if self._errors.closed:  # already closed after a failure
             return
         try:
             self._process.stdin.close()
@@ -167,7 +169,7 @@ class ForkServer:
                     file.close()
 
     def _stop(self, leader: int) -> None:
-        """End the run's processes: SIGTERM, then SIGKILL."""
+        """Send SIGTERM to the run's processes, and SIGKILL if they do not end."""
         for number in (signal.SIGTERM, signal.SIGKILL):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(leader, number)
@@ -176,7 +178,7 @@ class ForkServer:
         self._process.kill()
 
     def _answer(self, *, deadline: float | None) -> dict[str, Any]:
-        """Return the next answer; empty at the deadline."""
+        """Return the server's next answer; an empty dict if none arrives before the deadline."""
         assert self._process.stdout is not None
         pipe = self._process.stdout.fileno()
         while b"\n" not in self._pending:
@@ -192,14 +194,14 @@ class ForkServer:
         return answer
 
     def _failed(self, what: str) -> BenchError:
-        """Release the server and return an error with its output."""
+        """Close the pipes of a server that has died; return an error with the server's output."""
         code = self._process.wait()
         self._errors.seek(0)
         output = self._errors.read()[-3000:].decode("utf-8", "replace").strip() or "it printed nothing"
         self._release()
         return BenchError(
-            f"the process that starts ranks {what} (exit code {code}):\n{output}",
-            remedy="does `python -m bench.workload --help` work here, after the set-up lines?",
+            f"the fork server, which starts the ranks, {what} (exit code {code}):\n{output}",
+            remedy="check that `python -m bench.workload --help` works here after the lines of cluster.setup",
         )
 
 
@@ -207,16 +209,16 @@ def _server_command(env: Mapping[str, str], setup: Sequence[str]) -> list[str]:
     module = ["-m", "bench.workload.fork_server"]
     if not setup:
         return [sys.executable, *module]
-    # As in the cell's script, the cell's variables win over those of the set-up lines.
+    # As in the cell's script, the cell's variables override those that the lines of cluster.setup export.
     exports = [f"export {name}={shlex.quote(value)}" for name, value in env.items()]
     lines = ["set -e", *setup, "set +e", *exports, "exec python -m bench.workload.fork_server"]
     return ["bash", "-c", "\n".join(lines)]
 
 
 def _launch_environment(env: Mapping[str, str]) -> dict[str, str]:
-    """Return this process's environment without variables of another launcher, plus ``env``."""
+    """Return this process's environment plus ``env``, without launcher variables such as RANK."""
     inherited = {name: value for name, value in os.environ.items() if name not in _LAUNCHER_VARIABLES}
-    # Ranks of one machine use the loopback, even if its host name resolves to another address.
+    # Ranks on one machine communicate over the loopback, even if its host name resolves to another address.
     return {
         **inherited,
         "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
@@ -226,8 +228,8 @@ def _launch_environment(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def run_script(script: Path, folder: RunFolder, *, env: Mapping[str, str], limit_s: float) -> int | None:
-    """Execute ``bash SCRIPT RUN_FOLDER``; return its exit code, or None at the time limit."""
-    # The command runs with this python, unless a set-up line provides another.
+    """Execute ``bash SCRIPT RUN_FOLDER``; return its exit code, or None if the time limit was reached."""
+    # The command runs with this Python interpreter, unless cluster.setup provides another.
     environment = _launch_environment({"BENCH_PYTHON": sys.executable, **env})
     with folder.out.open("ab") as out, folder.err.open("ab") as err:
         process = subprocess.Popen(
@@ -236,7 +238,7 @@ def run_script(script: Path, folder: RunFolder, *, env: Mapping[str, str], limit
             stdout=out,
             stderr=err,
             env=environment,
-            start_new_session=True,  # Ctrl-C reaches only the harness, which ends runs in order
+            start_new_session=True,  # Ctrl-C reaches only this process, which shuts the run down cleanly
             preexec_fn=_end_with_parent,
         )
         try:
@@ -248,12 +250,12 @@ def run_script(script: Path, folder: RunFolder, *, env: Mapping[str, str], limit
 
 
 def _end_with_parent() -> None:
-    """Have the kernel send SIGTERM to this process if the harness dies."""
+    """Ask the kernel to send SIGTERM to this process when its parent dies."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _end_processes(process: subprocess.Popen[bytes]) -> None:
-    """End a script and its descendants, even those in other sessions."""
+    """End a script and all its descendants, including those in other sessions."""
     try:
         descendants = psutil.Process(process.pid).children(recursive=True)
     except psutil.Error:

@@ -1,4 +1,4 @@
-"""Decide how a run ended, from its folder and the status of its Slurm job."""
+"""Determine how a run ended from its files and, with Slurm, from the status of its job."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from bench.study.ledger import FailureClass, RunState
 
 _TAIL_BYTES = 20_000
 _NOT_FINITE = ("nan", "inf", "-inf")
-#: Exit code of a batch script that cannot write end.json (EX_IOERR of sysexits.h).
+#: Exit code with which a batch script reports that it could not write end.json (EX_IOERR of sysexits.h).
 EXIT_UNWRITABLE = 74
 
-#: Signals that end a task, by the name that srun prints.
+#: Names of signals, by the text that srun prints for a task that the signal ended.
 _SIGNALS = {
     "Killed": "SIGKILL",
     "Segmentation fault": "SIGSEGV",
@@ -34,20 +34,21 @@ _SIGNALS = {
 }
 _SRUN_TASK = re.compile(rf"srun: error: (\S+): tasks? (\S+): ({'|'.join(_SIGNALS)})")
 _SRUN_EXIT = re.compile(r"srun: error: (\S+): tasks? (\S+): Exited with exit code (\d+)")
-#: After this line Slurm ends the other tasks, because one has failed.
+#: Lines that srun prints when it ends the other tasks because one has failed.
 _SRUN_ENDS_ALL = re.compile(r"srun: .*Terminating StepId|srun: Job step aborted|srun: Force Terminated")
 _TORCHRUN_RANK = re.compile(r"host +: (\S+)\n *rank +: (\d+) .*\n *exitcode +: -(\d+) ")
 _TORCHRUN_EXIT = re.compile(
     r"Root Cause .*\n.*\n.*\n *host +: (\S+)\n *rank +: (\d+) .*\n *exitcode +: (\d+) "
 )
+_WRONG_COLUMNS = "metrics.csv does not have the expected columns"
 _WORKLOAD_ERROR = "bench: error: "
-#: torchrun raises this error after the errors of its ranks.
+#: torchrun raises this error after its ranks have printed theirs, so it is never the cause.
 _TORCHRUN_ERROR = "ChildFailedError"
 
 
 @dataclass
 class Outcome:
-    """Final state of an attempt and its cause; ``details`` are further values for run.json."""
+    """Final state of one attempt of a run, with the reason. ``details`` contains more values for run.json."""
 
     state: RunState
     reason: str = ""
@@ -58,14 +59,14 @@ class Outcome:
 
 @dataclass(frozen=True)
 class EndNote:
-    """Content of end.json: exit code and time of the end, written by the job itself."""
+    """Content of end.json, in which the job itself records its exit code and end time."""
 
     exit_code: int | None = None
     written: str | None = None
 
     @classmethod
     def read(cls, folder: RunFolder) -> EndNote:
-        """Read end.json; values that are missing or wrong are None."""
+        """Read end.json; missing or invalid values become None."""
         end = read_json(folder.end) or {}
         code, written = end.get("exit_code"), end.get("time")
         is_code = isinstance(code, int) and not isinstance(code, bool)
@@ -73,7 +74,7 @@ class EndNote:
 
     @property
     def time(self) -> datetime | None:
-        """Time of the end."""
+        """End time of the job; None if it is missing or invalid."""
         try:
             moment = datetime.fromisoformat(self.written or "")
         except ValueError:
@@ -82,14 +83,14 @@ class EndNote:
 
 
 def process_outcome(folder: RunFolder, cell: Cell, exit_code: int | None) -> Outcome:
-    """Return how a run without Slurm ended, from its exit code, end.json, metrics and logs."""
+    """Determine how a run without Slurm ended, from its exit code, end.json, metrics and logs."""
     if exit_code == 0:
         missing = missing_results(folder, cell)
         if missing:
             return Outcome(RunState.FAILED, missing, FailureClass.BAD_EXIT, exit_code)
         return Outcome(RunState.COMPLETED, exit_code=0)
     failures = (read_json(folder.end) or {}).get("failures") or []
-    # A killed rank reports nothing; the others only report that they lost it.
+    # A killed rank cannot report an error; the other ranks only report that they lost the connection to it.
     if failures and isinstance(failures[0].get("exit_code"), int) and failures[0]["exit_code"] < 0:
         reason = f"rank {failures[0]['rank']} was killed by {_signal_name(-failures[0]['exit_code'])}"
         return Outcome(RunState.FAILED, reason, FailureClass.KILLED, exit_code)
@@ -100,14 +101,14 @@ def process_outcome(folder: RunFolder, cell: Cell, exit_code: int | None) -> Out
 def job_outcome(
     folder: RunFolder, cell: Cell, status: JobStatus, end: EndNote, rows: Sequence[AccountingRow] = ()
 ) -> Outcome:
-    """Return how a run ended whose Slurm job has ended; ``rows`` are those of its accounting."""
+    """Determine how a run ended after its Slurm job has ended; ``rows`` are the job's rows in sacct."""
     if status.state is RunState.COMPLETED:
         missing = missing_results(folder, cell)
         if missing:
             reason = _joined(f"{missing}, although Slurm says COMPLETED", status.reason)
             return Outcome(RunState.FAILED, reason, FailureClass.BAD_EXIT, 0)
         return Outcome(RunState.COMPLETED, status.reason, None, 0)
-    # sacct shows codes above 128 reduced by 128; the script's own note is exact.
+    # sacct subtracts 128 from codes above 128; end.json contains the exact code.
     exit_code = end.exit_code or status.exit_code
     if status.failure_class not in (FailureClass.BAD_EXIT, FailureClass.KILLED, None):
         reason = with_workload_error(folder, status.reason)
@@ -115,7 +116,7 @@ def job_outcome(
     killed = killed_rank(folder, cell.launcher)
     exited = "" if killed else exited_rank(folder, cell.launcher)
     failure_class = FailureClass.KILLED if killed else status.failure_class
-    if exited:  # its exit code is the cause; the signals that ended the others are not
+    if exited:  # the exit code of this rank is the cause; srun ended the other ranks with signals
         failure_class = FailureClass.BAD_EXIT
     why = killed or error_line(folder) or exited or _unwritable_folder(end, rows)
     by_slurm = status.reason.replace(f"exit code {status.exit_code} or {exit_code}", f"exit code {exit_code}")
@@ -123,7 +124,7 @@ def job_outcome(
 
 
 def end_of_last_start(folder: RunFolder, status: JobStatus) -> EndNote:
-    """Return the content of end.json, unless it was written before Slurm requeued the job."""
+    """Return the content of end.json; an empty note if the file is from before Slurm requeued the job."""
     end = EndNote.read(folder)
     if status.restarts and status.started and end.time and end.time <= status.started:
         return EndNote()
@@ -131,16 +132,16 @@ def end_of_last_start(folder: RunFolder, status: JobStatus) -> EndNote:
 
 
 def missing_results(folder: RunFolder, cell: Cell) -> str:
-    """Return which results a run with exit code 0 lacks; empty if none.
+    """Name the results that a run with exit code 0 did not produce; return "" if it is complete.
 
-    Collects the metrics of commands that do not use the recorder.
+    For a command that does not use the recorder, this also writes metrics.csv from the command's output.
     """
     if cell.command is not None:
         return _missing_of_command(folder, cell)
     rows, expected = _metrics_rows(folder), int(cell.workload["epochs"])
     if rows is None:
         exists = folder.metrics_csv.exists()
-        return "metrics.csv has other columns" if exists else "ended without metrics.csv"
+        return _WRONG_COLUMNS if exists else "ended without metrics.csv"
     return f"metrics.csv contains {len(rows)} of {expected} epochs" if len(rows) < expected else ""
 
 
@@ -152,7 +153,7 @@ def _missing_of_command(folder: RunFolder, cell: Cell) -> str:
         return collect_metrics(folder, cell)
     rows = _metrics_rows(folder)
     if rows is None and folder.metrics_csv.exists():
-        return "metrics.csv has other columns"
+        return _WRONG_COLUMNS
     if rows:
         losses = ((row["epoch"], row["train_loss"]) for row in rows)
         wrong = (f"the loss became {loss} in epoch {epoch}" for epoch, loss in losses if loss in _NOT_FINITE)
@@ -160,18 +161,18 @@ def _missing_of_command(folder: RunFolder, cell: Cell) -> str:
     for warning in (read_json(folder.env) or {}).get("warnings") or []:
         if str(warning).startswith("no window was recorded"):
             return str(warning)
-    what = "the command recorded nothing: use bench.record in it"
-    return f"{what}, or say in workload.metrics where its numbers are"
+    what = "the command recorded no metrics: call bench.record in its training loop"
+    return f"{what}, or set workload.metrics to the file or output that contains them"
 
 
 def _metrics_rows(folder: RunFolder) -> list[dict[str, str]] | None:
-    """Return the complete rows of metrics.csv; None if it is missing or has other columns."""
+    """Return the complete rows of metrics.csv; None if the file is missing or has unexpected columns."""
     columns, rows = read_table(folder.metrics_csv)
     return rows if tuple(columns) == METRICS_COLUMNS else None
 
 
 def error_line(folder: RunFolder) -> str:
-    """Return the workload's first error, else the last error line of the logs, else torchrun's."""
+    """Return the workload's first error message, or else the last one in the logs, or else torchrun's."""
     last, of_torchrun = "", ""
     for path in (folder.err, folder.out):
         lines = log_tail(path)
@@ -185,19 +186,19 @@ def error_line(folder: RunFolder) -> str:
 
 
 def _workload_error(folder: RunFolder) -> str:
-    """Return the first error line that the workload or the recorder wrote; empty if there is none."""
+    """Return the first error that the workload or the recorder logged; empty if there is none."""
     lines = (line for path in (folder.err, folder.out) for line in log_tail(path))
     found = (line.partition(_WORKLOAD_ERROR)[2].strip() for line in lines if _WORKLOAD_ERROR in line)
     return next(found, "")
 
 
 def with_workload_error(folder: RunFolder, reason: str) -> str:
-    """Return ``reason`` with the workload's error line, which may name the missing rank at a time limit."""
+    """Append the workload's error message to ``reason``. After a timeout it may name the missing rank."""
     return _joined(reason, _workload_error(folder))
 
 
 def _unwritable_folder(end: EndNote, rows: Sequence[AccountingRow]) -> str:
-    """Return a reason if the job's script could not write end.json; the exit code is all that is left."""
+    """Return a reason if the job's exit code shows that it could not write end.json; empty otherwise."""
     codes = [row.exit_code for row in rows if row.key.step is None]
     if end.exit_code is None and EXIT_UNWRITABLE in codes[-1:]:
         return "the run's folder could not be written when the job ended: the disk is full or read-only"
@@ -205,9 +206,9 @@ def _unwritable_folder(end: EndNote, rows: Sequence[AccountingRow]) -> str:
 
 
 def killed_rank(folder: RunFolder, launcher: str) -> str:
-    """Return the rank that a signal killed, according to the launcher in job.err; empty if none.
+    """Describe the rank that was killed by a signal, from the launcher's messages in job.err; empty if none.
 
-    A killed rank reports nothing, and accounting does not distinguish killed from aborted ranks.
+    A killed rank logs no error, and sacct does not distinguish killed from aborted ranks.
     """
     text = "\n".join(log_tail(folder.err))
     before = _SRUN_ENDS_ALL.split(text, maxsplit=1)[0]
@@ -225,9 +226,9 @@ def killed_rank(folder: RunFolder, launcher: str) -> str:
 
 
 def exited_rank(folder: RunFolder, launcher: str) -> str:
-    """Return the rank that exited first, according to srun in job.err; empty if none.
+    """Describe the rank that exited first, from srun's messages in job.err; empty if there are none.
 
-    srun then ends the other ranks, so accounting shows SIGTERM as the end of the step.
+    When a rank fails, srun ends the others with SIGTERM, and sacct shows only that signal for the step.
     """
     before = _SRUN_ENDS_ALL.split("\n".join(log_tail(folder.err)), maxsplit=1)[0]
     found = _SRUN_EXIT.search(before)
@@ -239,7 +240,7 @@ def exited_rank(folder: RunFolder, launcher: str) -> str:
 
 
 def log_tail(path: Path) -> list[str]:
-    """Return the last lines of a log; empty if it cannot be read."""
+    """Return the last lines of a log file; an empty list if the file cannot be read."""
     try:
         with open(path, "rb") as file:
             file.seek(0, 2)

@@ -1,12 +1,12 @@
-"""Packs: many runs in one Slurm job, one after another, each on some of the job's nodes.
+"""Packs: Slurm jobs that execute many runs, one after another, each on some of the job's nodes.
 
-A submission decides the allocation, the order and the nodes of each run, and writes them for the
-job's script (``slurm_templates/pack.sbatch.j2``). The script records in ``marks.jsonl`` when each
-run starts and ends.
+`bench submit --pack` determines the allocation, the order of the runs and the nodes of each run. It
+writes them to a file for the job's script (``slurm_templates/pack.sbatch.j2``). The script records in
+``marks.jsonl`` when each run starts and ends.
 
-A run that ends before its job is classified like a single job, by its mark and its steps. A run
-that is active when the job ends shares the job's status. A run that has not started is withdrawn,
-so the next submission starts it.
+The status of a run is determined as follows. If the run ended before the job, its status is determined by
+``marks.jsonl`` and the run's Slurm steps. If the run was active when the job ended, it has the job's
+status. If the run had not started, it becomes ``planned`` again, and the next submission includes it.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from bench.study.run_json import Attempt
 from bench.units import slurm_time
 
 _SAFE_WORD = re.compile(r"[A-Za-z0-9_.+/-]+")
-#: Values of ``Mark.by`` for a run that ended before its job.
+#: Values of ``Mark.by`` for a run that ended before the job of its pack.
 _OWN_ENDS = ("exit", "limit")
 
 
 @dataclass(frozen=True)
 class Allocation:
-    """Resources of a pack: of each the maximum over its runs.
+    """Resources of a pack's job: the maximum that any of its runs needs.
 
-    ``limit_s`` is the sum of the runs' time limits; ``gpus_per_node`` is 0 on a CPU device.
+    ``limit_s`` is the sum of the runs' time limits. ``gpus_per_node`` is 0 if no run uses GPUs.
     """
 
     nodes: int
@@ -61,14 +61,14 @@ class Allocation:
         return self.nodes * self.limit_s / 3600
 
     def options(self, gpu_option: str | None) -> list[str]:
-        """Return options for sbatch; ``gpu_option`` is the matrix's GPU option without the number."""
+        """Return the options for sbatch; ``gpu_option`` is a prefix such as ``--gpus-per-node=``."""
         gpus = [f"{gpu_option}{self.gpus_per_node}"] if gpu_option and self.gpus_per_node else []
         sizes = [f"--nodes={self.nodes}", f"--ntasks-per-node={self.tasks_per_node}"]
         return [*sizes, *gpus, f"--time={slurm_time(self.limit_s)}"]
 
 
 def allocation_of(study: PlannedStudy, runs: Sequence[Run]) -> Allocation:
-    """Return the allocation in which ``runs`` (at least one) run one after another."""
+    """Return the allocation that is large enough to execute ``runs`` (at least one) one after another."""
     cells = [study.cells[run.cell_id] for run in runs]
     tasks = max(max(cell.ranks_per_node) for cell in cells)
     return Allocation(
@@ -92,7 +92,7 @@ def first_host(*, seed: int, nodes: int, repeat: int, hosts: int) -> int:
 
 @dataclass(frozen=True)
 class Pack:
-    """Attempts to be started in one allocation, in order."""
+    """A pack to be submitted: the attempts that its job starts, in order, and the allocation."""
 
     number: int
     job_name: str
@@ -101,16 +101,16 @@ class Pack:
     attempts: list[Attempt]
 
     def describe(self, place: int) -> dict[str, Any]:
-        """Return ``allocation`` in the run.json of the run at ``place`` (from 1)."""
+        """Return the value of ``allocation`` in run.json for the run at position ``place`` (from 1)."""
         return {"kind": "pack", "pack": self.number, "place": place, "nodes": self.allocation.nodes}
 
     def first_host(self, study: PlannedStudy, attempt: Attempt) -> int:
-        """Return the index of the first host of one of its runs."""
+        """Return the index, among the pack's hosts, of the first host that ``attempt`` uses."""
         seed, hosts = int(study.plan["seed"]), self.allocation.nodes
         return first_host(seed=seed, nodes=attempt.cell.nodes, repeat=attempt.run.repeat, hosts=hosts)
 
     def lines(self, study: PlannedStudy) -> list[str]:
-        """Return the lines for the job's script: place, run, folder, script, nodes, first host, limit."""
+        """Return a line per run: place, run, folder, script, number of nodes, first host, time limit."""
         limit_s = int(study.plan["time_limit_s"])
         lines = []
         for place, attempt in enumerate(self.attempts, 1):
@@ -125,7 +125,7 @@ class Pack:
 
 
 def next_number(study: PlannedStudy) -> int:
-    """Return the number of the next pack; numbers of failed submissions are not used again."""
+    """Return the number of the study's next pack. Numbers of failed submissions are not reused."""
     try:
         taken = [path.name.removeprefix("pack-") for path in study.folder.packs.iterdir()]
     except OSError:
@@ -134,12 +134,12 @@ def next_number(study: PlannedStudy) -> int:
 
 
 def job_name(study: PlannedStudy, number: int) -> str:
-    """Return the globally unique name of a pack's job."""
+    """Return the job name of a pack, which is unique across studies."""
     return f"{study.folder.name}.pack.a{number}.{study.plan.get('key', '')}"
 
 
 def write_pack(study: PlannedStudy, pack: Pack) -> None:
-    """Write a pack's folder with copies of the scripts, which a new plan does not change."""
+    """Create a pack's folder. It contains copies of the scripts, so that `bench plan` cannot change them."""
     try:
         pack.folder.path.mkdir(parents=True)
         for cell_id in {attempt.cell.cell_id for attempt in pack.attempts}:
@@ -158,7 +158,7 @@ def write_pack(study: PlannedStudy, pack: Pack) -> None:
 
 
 def pack_script(study: PlannedStudy) -> Path:
-    """Return the path of the script of packs; raise BenchError if the plan is older than packs."""
+    """Return the path of the study's pack.sbatch; raise BenchError if `bench plan` did not write one."""
     if not study.folder.pack_script.is_file():
         raise BenchError(f"{study.folder.pack_script}: does not exist", remedy=REPLAN)
     return study.folder.pack_script
@@ -166,9 +166,10 @@ def pack_script(study: PlannedStudy) -> Path:
 
 @dataclass(frozen=True)
 class Mark:
-    """Start and end of one run of a pack; the last three are set when it has ended.
+    """Start and end of one run of a pack; ``exit_code``, ``by`` and ``ended`` are set when it has ended.
 
-    ``by`` is ``exit``, ``limit`` (the run's time limit) or ``stop`` (the whole job was ended).
+    ``by`` says why the run ended: ``exit`` (on its own), ``limit`` (at its time limit) or ``stop`` (with
+    the whole job).
     """
 
     hosts: str
@@ -180,7 +181,7 @@ class Mark:
 
 @dataclass
 class Marks:
-    """Marks of a pack by run; ``over`` after the last run."""
+    """Content of a pack's marks.jsonl; ``over`` is True when the pack is finished."""
 
     runs: dict[str, Mark] = field(default_factory=dict)
     last_place: int = 0
@@ -188,7 +189,7 @@ class Marks:
 
     @classmethod
     def read(cls, folder: PackFolder) -> Marks:
-        """Read marks.jsonl; incomplete lines are skipped."""
+        """Read the marks.jsonl of a pack, skipping incomplete lines."""
         marks = cls()
         try:
             lines = folder.marks.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -216,13 +217,13 @@ class Marks:
 
 @dataclass(frozen=True)
 class Packs:
-    """The packs of one study; the marks of each are read once."""
+    """The packs of one study. Each marks.jsonl is read once."""
 
     folder: StudyFolder
     _marks: dict[int, Marks] = field(default_factory=dict)
 
     def marks(self, record: RunRecord) -> Marks:
-        """Return the marks of a run's pack."""
+        """Return the marks of the pack to which a run belongs."""
         number = _pack_number(record)
         assert number is not None, f"{record.run_id} has a job of its own"
         if number not in self._marks:
@@ -230,11 +231,11 @@ class Packs:
         return self._marks[number]
 
     def mark(self, record: RunRecord) -> Mark | None:
-        """Return the mark of a run; None before it starts."""
+        """Return the mark of a run, or None if the run has not started."""
         return self.marks(record).runs.get(record.run_id)
 
     def has_ended(self, record: RunRecord) -> bool:
-        """Return True if a run of a pack has ended on its own; its job may still run."""
+        """Return True if a run of a pack has exited or reached its time limit; the job may still run."""
         if not is_packed(record):
             return False
         mark = self.mark(record)
@@ -248,22 +249,22 @@ class Packs:
             return replace(job, reason="")
         before = max(1, int(record.details["allocation"]["place"]) - max(1, self.marks(record).last_place))
         count = "1 run" if before == 1 else f"{before} runs"
-        reason = f"waits in its pack (job {record.job_id}) for {count} before it"
+        reason = f"waits for {count} before it in its pack (job {record.job_id})"
         if not self.marks(record).runs:
-            reason = f"waits in its pack (job {record.job_id}), which starts"
+            reason = f"waits for its pack (job {record.job_id}) to start its first run"
         return JobStatus(RunState.QUEUED, reason=reason)
 
     def never_started(self, record: RunRecord) -> bool:
-        """Return True if neither the marks nor the run's folder show that it started."""
+        """Return True if neither marks.jsonl nor end.json shows that the run started."""
         return self.mark(record) is None and self._end_note(record).exit_code is None
 
     def final_status(
         self, record: RunRecord, rows: Sequence[AccountingRow], queued: JobStatus | None
     ) -> JobStatus | None:
-        """Return the status of a run that has ended, or whose job has; None if it is unknown.
+        """Return the status of a run after it or its job has ended; None if it is unknown.
 
-        A run that certainly never started is ``planned``. ``rows`` are the run's own rows of sacct,
-        ``queued`` is the status of its job in squeue.
+        The state is ``planned`` if the run certainly never started. ``rows`` are the run's own rows in
+        sacct. ``queued`` is the status of the job in squeue.
         """
         candidates = (job for job in (classify(rows), queued) if job is not None and job.state.ended)
         job = next(candidates, None)
@@ -275,7 +276,7 @@ class Packs:
         if status is None:
             return None
         if record.state is RunState.CANCELLED and (status.state is RunState.CANCELLED or never_started):
-            # Cancelled by `bench cancel`: its reason is more specific than Slurm's.
+            # The reason that `bench cancel` recorded is more specific than Slurm's.
             ours = JobStatus(record.state, FailureClass.CANCELLED, record.reason)
             status = replace(ours, started=status.started, ended=status.ended, settled=status.settled)
         has_job_row = not any(row.key.step is None and row.name != record.job_name for row in rows)
@@ -284,16 +285,16 @@ class Packs:
     def status(
         self, record: RunRecord, job: JobStatus | None, rows: Sequence[AccountingRow]
     ) -> JobStatus | None:
-        """Return the status of a run that has started, from its own rows; None if it is unknown."""
+        """Return the status of a run that has started, from its own rows in sacct; None if it is unknown."""
         mark, end = self.mark(record), self._end_note(record)
         if mark is not None and mark.by in _OWN_ENDS:
             return classify([_as_job(record, mark, end, rows), *_steps(rows)])
-        if end.exit_code == 0:  # it had succeeded before the job was ended
+        if end.exit_code == 0:  # the run had succeeded before the job was ended
             success = Mark("", mark.started if mark else None, 0, "exit", end.time)
             return classify([_as_job(record, success, end, rows), *_steps(rows)])
         if job is None:
             return None
-        reason = f"with its pack (job {record.job_id}): {job.reason}" if job.reason else ""
+        reason = f"ended with its pack (job {record.job_id}): {job.reason}" if job.reason else ""
         return replace(job, reason=reason, started=mark.started if mark else None)
 
     def _end_note(self, record: RunRecord) -> EndNote:
@@ -312,13 +313,13 @@ def is_packed(record: RunRecord) -> bool:
 
 
 def not_started(record: RunRecord, job: JobStatus | None) -> str:
-    """Return why a run of an ended pack did not start."""
+    """Return the reason why a run was not started before its pack ended."""
     why = f" ({job.reason})" if job is not None and job.reason else ""
     return f"not started: its pack (job {record.job_id}) ended before its turn{why}"
 
 
 def own_rows(record: RunRecord, rows: Sequence[AccountingRow]) -> list[AccountingRow]:
-    """Return the rows of sacct for one run of a pack: that of the job, and those of the run's steps."""
+    """Return the rows of sacct for one run of a pack: the job's row and those of the run's steps."""
     return [row for row in rows if row.key.step is None or row.name == record.run_id]
 
 
@@ -327,10 +328,10 @@ def _steps(rows: Sequence[AccountingRow]) -> list[AccountingRow]:
 
 
 def _as_job(record: RunRecord, mark: Mark, end: EndNote, rows: Sequence[AccountingRow]) -> AccountingRow:
-    """Return the row of sacct for an equivalent single job."""
+    """Return the row that sacct would show if the run were a single job."""
     code = mark.exit_code or 0
     state = "COMPLETED" if code == 0 else "TIMEOUT" if mark.by == "limit" else "FAILED"
-    # A shell reports a signal as 128 + its number; a killed script cannot write end.json.
+    # A shell reports signal N as exit code 128 + N. A script killed by a signal cannot write end.json.
     number = code - 128 if code > 128 and end.exit_code is None else 0
     return AccountingRow(
         key=JobKey(str(record.job_id)),
@@ -351,9 +352,9 @@ def _as_job(record: RunRecord, mark: Mark, end: EndNote, rows: Sequence[Accounti
 
 
 def refuse_part_of_a_pack(records: Iterable[RunRecord], chosen: Sequence[RunRecord]) -> None:
-    """Raise BenchError if the ``chosen`` runs share a job with others, which it would end too."""
+    """Raise BenchError if cancelling the ``chosen`` runs would also end other runs of the same job."""
     jobs, run_ids = {record.job_id for record in chosen}, {record.run_id for record in chosen}
     for record in records:
         if record.state.active and record.job_id in jobs and record.run_id not in run_ids:
-            what = f"job {record.job_id} is a pack, which would end {record.run_id} and perhaps others, too"
-            raise BenchError(what, remedy="cancel without --only, or wait for the runs")
+            what = f"job {record.job_id} is a pack; cancelling it also ends {record.run_id} and maybe others"
+            raise BenchError(what, remedy="cancel without --only, or wait until the runs have ended")

@@ -1,7 +1,7 @@
 """Submit many runs of a study as one Slurm job.
 
-The intents of all runs are written in one operation before sbatch is called. They contain the name of
-the pack's job, by which it is found after an interruption.
+Before sbatch is called, an ``intent`` event for each run is written to the ledger in one operation. The
+events contain the job's name, so that the job can be found if the submission is interrupted.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from bench.study.ledger import RunRecord, RunState, now
 from bench.study.run_json import Attempt, new_attempt, next_attempt, write_run
 from bench.units import human_duration
 
-#: The scheduler of a cluster that is not very busy looks at a new job within this time.
+#: Unless the cluster is very busy, the scheduler considers a new job within this time.
 SCHEDULED_S = 4.0
-_FULL = "type `bench submit --pack` again when jobs have ended, or use --wait"
+_FULL = "run `bench submit --pack` again when some jobs have ended, or use --wait"
 _REMEDY = "choose fewer runs with --only, lower cluster.time_limit, or submit without --pack"
 
 
 class PackExecutor(SlurmExecutor):
-    """Execute runs of a study in one allocation."""
+    """Execute many runs of a study in one Slurm job."""
 
     def submit(
         self, runs: Sequence[Run], *, callbacks: Callbacks, max_queued: int | None = None
     ) -> list[Run]:
-        """Submit one job for all of ``runs``; ``max_queued`` has no effect on a single job."""
+        """Submit one job for all of ``runs``; ``max_queued`` is ignored, because there is only one job."""
         seen = {run_id: record.attempt for run_id, record in self.study.records().items()}
         with self._lock(callbacks) as lock:
             records = self._refreshed(reconcile=True)
@@ -47,7 +47,7 @@ class PackExecutor(SlurmExecutor):
             self._test(trial, callbacks)
             self._warn_of_limit(trial, callbacks)
             for run in todo:
-                callbacks.on_start(run)  # may raise: nothing was submitted yet
+                callbacks.on_start(run)  # may raise; nothing has been submitted yet
             pack = self._pack([new_attempt(self.study, run, records[run.run_id]) for run in todo])
             for run, record in zip(todo, self._submit_pack(pack, lock), strict=True):
                 callbacks.on_end(run, record)
@@ -61,7 +61,7 @@ class PackExecutor(SlurmExecutor):
         self._test(pack, Callbacks())
 
     def describe(self, runs: Sequence[Run]) -> tuple[str, list[tuple[str, list[int]]]]:
-        """Return the sbatch command for display, and the runs in order with their nodes (from 1)."""
+        """Return the sbatch command, and for each run in order its name and node numbers (from 1)."""
         records = self._records_once
         pack = self._pack([next_attempt(self.study, run, records[run.run_id]) for run in runs])
         hosts, order = pack.allocation.nodes, []
@@ -89,7 +89,7 @@ class PackExecutor(SlurmExecutor):
         )
 
     def _test(self, pack: Pack, callbacks: Callbacks) -> None:
-        """Raise BenchError if Slurm would never accept the allocation; nodes that are down may come back."""
+        """Raise BenchError if Slurm can never start the pack; warn if it cannot at present."""
         job = self._pack_job(pack)
         try:
             self.slurm.test_only(job.script, options=job.options)
@@ -97,20 +97,22 @@ class PackExecutor(SlurmExecutor):
             why = permanent_refusal(self.slurm, refusal, script=job.script, nodes=pack.allocation.nodes)
             if why:
                 raise _refused(pack, why, queue_is_full=refusal.queue_is_full) from None
-            callbacks.on_message(f"the pack may have to wait: Slurm says of its size now: {refusal.output}")
+            callbacks.on_message(
+                f"the pack may have to wait; Slurm's answer to its size now: {refusal.output}"
+            )
 
     def _warn_of_limit(self, pack: Pack, callbacks: Callbacks) -> None:
-        """Warn if the partition's time limit is shorter: many sites accept such a job but never start it."""
+        """Warn if the partition's time limit is too short: Slurm may accept such a job but never start it."""
         pack_s = pack.allocation.limit_s
         partitions = partitions_of(self.slurm, pack_script(self.study))
         limit_s = longest_limit_s(partitions)
         if limit_s is not None and limit_s < pack_s:
             allowed = f"partition {' or '.join(partitions)} allows {human_duration(limit_s)}"
-            what = f"{allowed}, and this pack asks for {human_duration(pack_s)}: Slurm may never start it"
-            callbacks.on_message(f"{what}; cancel it, then {_REMEDY}")
+            what = f"{allowed}, but this pack requests {human_duration(pack_s)}: Slurm may never start it"
+            callbacks.on_message(f"{what}; cancel the job, then {_REMEDY}")
 
     def _warn_if_stuck(self, pack: Pack, callbacks: Callbacks) -> None:
-        """Warn if Slurm accepted the job but never starts it, as limits of partitions can cause."""
+        """Warn if Slurm accepted the job but will never start it, for example due to partition limits."""
         deadline = time.monotonic() + SCHEDULED_S
         rows: list[QueueRow] = []
         while time.monotonic() < deadline and not any(row.state != "PENDING" or row.reason for row in rows):
@@ -122,7 +124,7 @@ class PackExecutor(SlurmExecutor):
         for job_id, status in queue_statuses(rows).items():
             if status.stuck:
                 stuck = f"job {job_id} cannot start without help: {status.reason}"
-                callbacks.on_message(f"{stuck}; cancel it, then {_REMEDY}")
+                callbacks.on_message(f"{stuck}; cancel the job, then {_REMEDY}")
 
     def _submit_pack(self, pack: Pack, lock: int) -> list[RunRecord]:
         write_pack(self.study, pack)
@@ -153,7 +155,7 @@ def _refused(pack: Pack, words: str, *, queue_is_full: bool) -> BenchError:
     runs, nodes = len(pack.attempts), pack.allocation.nodes
     size = f"{runs} run{'s' * (runs > 1)} on {nodes} node{'s' * (nodes > 1)}"
     limit = human_duration(pack.allocation.limit_s)
-    what = f"Slurm would not take a pack of {size} for {limit}: {words}"
+    what = f"Slurm does not accept a pack of {size} for {limit}: {words}"
     if queue_is_full:
         return QueueFullError(what, remedy=_FULL, left=[attempt.run for attempt in pack.attempts])
     remedy = f"nothing was submitted; correct the matrix's cluster section, or {_REMEDY}"

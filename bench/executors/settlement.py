@@ -1,10 +1,10 @@
-"""Find out how a study's Slurm jobs ended, and settle their runs.
+"""Determine how a study's Slurm jobs ended, and record it ("settle" the runs).
 
-Jobs are looked up in squeue, those that have left it in sacct, and the rest in their run folders.
-A job is settled when its accounting is complete: its rows arrive one by one over some seconds, and
-the last may contain the cause. Without accounting, squeue (which remembers a job for some minutes)
-and the run folder have to suffice. If accounting was only unavailable for a time, a later refresh
-completes the runs that were settled without it.
+Jobs are looked up in squeue, then in sacct, and then in their run folders. A run is settled when the
+job's rows in sacct are complete. The rows arrive one by one over some seconds, and the last one may
+contain the cause of a failure. Without accounting, a run is settled from squeue (which remembers a job
+for some minutes) and its run folder. If accounting was only temporarily unavailable, a later refresh
+adds it.
 """
 
 from __future__ import annotations
@@ -37,35 +37,35 @@ from bench.study.ledger import FailureClass, RunRecord, RunState, now
 from bench.study.plan_json import PlannedStudy
 from bench.study.run_json import update_run
 
-#: Accounting is taken as complete this long after the end of a job.
+#: This long after the end of a job, its rows in sacct are considered complete.
 GRACE_S = 30.0
-#: The same for an end time by a node's clock, which may be wrong.
+#: The same limit for end times from the clock of a node, which may be wrong.
 NODE_CLOCK_GRACE_S = 120.0
-#: Missing accounting is looked up again for this long.
+#: For this long after the end of a job, missing rows are looked up again in sacct.
 MISSING_FOR_S = 24 * 3600.0
 #: Messages of sacct on a cluster without accounting.
 _NO_ACCOUNTING = re.compile(r"accounting storage is disabled|command not found|permission denied")
 
-INCOMPLETE = "has ended; Slurm's accounting of it is not complete yet"
+INCOMPLETE = "has ended; its accounting in sacct is not complete yet"
 
-#: Runs that are processed before the speed of the file system is judged.
+#: Number of runs that are processed before the speed of the file system is estimated.
 TRIAL_RUNS = 32
-#: More waits per run than this show a shared file system; a local disk causes few.
+#: If processing a run waits more often than this, the file system is shared; a local disk causes few waits.
 WAITS_PER_RUN = 2
 THREADS = 8
 
 
 class Settlement:
-    """Update the records of a study's jobs once, and settle those that have ended.
+    """Update the records of a study's runs once, and record the end of those whose jobs have ended.
 
-    Threads settle different runs at the same time. The ledger's events are collected and appended in
-    one operation, because syncing the file once per event would be slow.
+    Several threads may process different runs. All events are appended to the ledger in one operation,
+    because syncing the file after each event would be slow.
     """
 
     def __init__(self, study: PlannedStudy, slurm: Slurm) -> None:
         self._study, self._slurm, self._packs = study, slurm, Packs(study.folder)
         self._cells = {run.run_id: study.cells[run.cell_id] for run in study.runs}
-        #: Answers of squeue and sacct by job id, and sacct's error message.
+        #: Answers of squeue and sacct by job id, and the error message of sacct.
         self._queue: Mapping[str, JobStatus] = {}
         self._rows: dict[str, list[AccountingRow]] = {}
         self._no_accounting = ""
@@ -74,10 +74,10 @@ class Settlement:
     def update(
         self, active: Sequence[RunRecord], queue: Sequence[QueueRow], *, unaccounted: Sequence[RunRecord] = ()
     ) -> None:
-        """Update ``active`` attempts, settle those that have ended, and complete ``unaccounted`` ones.
+        """Update ``active`` attempts, record ended ones, and add accounting to ``unaccounted`` ones.
 
-        Calls sacct once for all jobs that have left the queue. A job whose accounting is incomplete
-        stays ``running`` until a later call.
+        Calls sacct once for all jobs that have left the queue. An attempt whose rows in sacct are
+        incomplete stays ``running`` until a later call.
         """
         names = {str(record.job_name) for record in active}
         self._queue = queue_statuses([row for row in queue if row.name in names])
@@ -106,7 +106,7 @@ class Settlement:
             self._no_accounting = error.output
             return
         # A controller that lost its state counts job ids from 1 again, so compare names too.
-        # The rows of steps follow that of their job.
+        # The row of a job precedes the rows of its steps.
         ours: dict[str, bool] = {}
         for row in rows:
             job = row.key.job
@@ -116,7 +116,7 @@ class Settlement:
                 self._rows.setdefault(job, []).append(row)
 
     def _rows_of(self, record: RunRecord) -> list[AccountingRow]:
-        """Return the rows of a run's job, for a run of a pack without the steps of other runs."""
+        """Return the sacct rows of a run's job, excluding the steps of other runs in the same pack."""
         rows = self._rows.get(str(record.job_id), [])
         return own_rows(record, rows) if is_packed(record) else rows
 
@@ -129,7 +129,7 @@ class Settlement:
             self._settle_unaccounted(record)
 
     def _settle_gone(self, record: RunRecord) -> None:
-        """Settle a job that has left the queue, if enough is known."""
+        """Record the end of an attempt whose job has left the queue, if its accounting is complete."""
         accounted = classify(self._rows_of(record))
         in_queue = self._queue.get(str(record.job_id))
         status = accounted if accounted is not None and accounted.state.ended else in_queue
@@ -141,7 +141,7 @@ class Settlement:
             _await_accounting(record)
 
     def _settle_unaccounted(self, record: RunRecord) -> None:
-        """Complete an attempt that was settled without accounting, when that is available."""
+        """Add accounting to an attempt that was recorded without it, if sacct now has its rows."""
         status = classify(self._rows_of(record))
         if status is None or not status.settled:
             return
@@ -168,14 +168,14 @@ class Settlement:
             _await_accounting(record)
 
     def _is_old(self, record: RunRecord, status: JobStatus) -> bool:
-        """Return True if a job ended long ago, so that its rows are complete."""
+        """Return True if a job ended so long ago that its rows in sacct must be complete."""
         if status.ended is not None:
             return _age_s(status.ended) > GRACE_S
         ended = EndNote.read(self._study.run_folder(record)).time
         return ended is not None and _age_s(ended) > NODE_CLOCK_GRACE_S
 
     def _settle_forgotten(self, record: RunRecord, accounted: JobStatus | None) -> None:
-        """Settle a job that Slurm has forgotten by its run folder; without traces its state is unknown."""
+        """Record the end of a job that Slurm no longer knows, from its files; ``unknown`` if they lack it."""
         end = EndNote.read(self._study.run_folder(record))
         if end.exit_code is not None or self._state_by_notices(record) is not None:
             outcome = self._outcome_by_folder(record, end)
@@ -185,17 +185,15 @@ class Settlement:
             return
         record.state = RunState.UNKNOWN
         if accounted is not None:
-            what = f"job {record.job_id} is not in the queue, yet sacct says it has not ended"
+            what = f"job {record.job_id} is not in the queue, but sacct says that it has not ended"
         elif self._no_accounting:
-            what = (
-                f"Slurm has forgotten job {record.job_id}, and sacct is unavailable ({self._no_accounting})"
-            )
+            what = f"squeue does not list job {record.job_id}; sacct is unavailable ({self._no_accounting})"
         else:
             what = f"Slurm does not know job {record.job_id}"
-        record.reason = f"{what}; the run left no end.json. `bench cancel` gives it up"
+        record.reason = f"{what}; the run wrote no end.json. `bench cancel` marks the run as cancelled"
 
     def settle_by_folder(self, record: RunRecord) -> None:
-        """Settle a run by its own files alone."""
+        """Record how a run ended, using only the files in its run folder."""
         end = EndNote.read(self._study.run_folder(record))
         settle(self._study, record, self._outcome_by_folder(record, end), ended_at=end.written or now())
 
@@ -205,13 +203,15 @@ class Settlement:
             outcome = process_outcome(folder, self._cells[record.run_id], end.exit_code)
         else:
             reason = f"{found.word}: {found.meaning} (according to job.err; Slurm has forgotten the job)"
-            state = RunState.FAILED if found.state.active else found.state  # requeued, and gone since
+            state = (
+                RunState.FAILED if found.state.active else found.state
+            )  # requeued, and no longer in the queue
             outcome = Outcome(state, reason, found.failure_class, end.exit_code)
         outcome.details = {"job_id": record.job_id}
         return outcome
 
     def _with_cause_from_notices(self, record: RunRecord, status: JobStatus) -> JobStatus:
-        """Add out of memory to a status from squeue, which does not show the cause of a step."""
+        """Correct a status from squeue if job.err shows that the job ran out of memory."""
         if status.failure_class not in (FailureClass.BAD_EXIT, FailureClass.KILLED):
             return status
         found = self._state_by_notices(record)
@@ -221,20 +221,20 @@ class Settlement:
         return replace(status, failure_class=found.failure_class, reason=reason)
 
     def _add_earlier_end(self, record: RunRecord) -> None:
-        """Add to a requeued job's reason why it ended before; squeue does not show that."""
+        """Add to the reason of a requeued job why Slurm stopped it, because squeue does not show that."""
         found = self._state_by_notices(record) if record.state is RunState.QUEUED else None
         if found is not None:
             record.reason = f"{found.word}: {found.meaning}; {record.reason}"
 
     def _state_by_notices(self, record: RunRecord) -> SlurmState | None:
-        """Return the state in which Slurm ended the job according to job.err."""
+        """Return the state in which Slurm ended the job, according to job.err; None without a message."""
         lines = log_tail(self._study.run_folder(record).err)
         return state_from_notices("\n".join(lines), job_id=str(record.job_id))
 
     def _settle(
         self, record: RunRecord, status: JobStatus, *, event: str = "ended", complete: bool = True
     ) -> None:
-        """Settle an attempt; ``complete`` if all rows of its accounting have arrived."""
+        """Record the end of an attempt; ``complete`` means that all its rows have arrived in sacct."""
         folder, cell = self._study.run_folder(record), self._cells[record.run_id]
         rows, end = self._rows_of(record), end_of_last_start(folder, status)
         status = status if rows else self._with_cause_from_notices(record, status)
@@ -244,7 +244,7 @@ class Settlement:
         started_at = as_iso(status.started)
         outcome.details = {"job_id": record.job_id, "started_at": started_at, "allocation": allocation}
         if self._no_accounting or event == "accounted":
-            # Explains a missing sacct_summary.txt.
+            # This value explains why sacct_summary.txt is missing.
             outcome.details["accounting"] = _absence(self._no_accounting)
         retry = bool(self._no_accounting) and not _NO_ACCOUNTING.search(self._no_accounting)
         ended_at = as_iso(status.ended) or end.written or now()
@@ -261,7 +261,7 @@ class Settlement:
         rows: Sequence[AccountingRow] = (),
         accounted: bool = True,
     ) -> None:
-        """Write run.json and accounting of an attempt, and collect its event."""
+        """Write run.json and sacct_summary.txt of an attempt, and collect its event for the ledger."""
         folder = self._study.run_folder(record)
         try:
             content = settle_run_json(self._study, record, outcome, ended_at=ended_at, event=event)
@@ -273,7 +273,7 @@ class Settlement:
         self._settled[record.run_id] = (record, {**content, "accounted": accounted})
 
     def _withdraw(self, record: RunRecord, reason: str) -> None:
-        """Withdraw an attempt that never started; the next submission makes a new one."""
+        """Record that an attempt never started; the next submission creates a new attempt."""
         record.state, record.reason = RunState.PLANNED, reason
         identity = {"run_id": record.run_id, "attempt": record.attempt}
         changes = {"state": str(record.state), "reason": reason}
@@ -286,7 +286,7 @@ class Settlement:
         self._settled[record.run_id] = (record, event)
 
     def _write_events(self) -> None:
-        """Append the collected events to the ledger in the planned order."""
+        """Append the collected events to the ledger, in the planned order of the runs."""
         settled = [self._settled[run.run_id] for run in self._study.runs if run.run_id in self._settled]
         try:
             self._study.ledger.append_all([event for _, event in settled])
@@ -296,7 +296,7 @@ class Settlement:
 
 
 def lacks_accounting(record: RunRecord) -> bool:
-    """Return True if an attempt was recently settled while accounting was unavailable."""
+    """Return True if an attempt ended recently and was recorded while sacct was unavailable."""
     if not record.state.ended or record.job_id is None or record.details.get("accounted") is not False:
         return False
     try:
@@ -308,8 +308,8 @@ def lacks_accounting(record: RunRecord) -> bool:
 def process_runs(work: Callable[..., None], arguments: Sequence[tuple[Any, ...]]) -> None:
     """Call ``work`` with each tuple of arguments, using threads on slow file systems.
 
-    On a shared file system the dozen operations per run take milliseconds each, but can overlap. On
-    a local disk threads would only slow each other down. The first exception ends the processing.
+    On a shared file system each of the dozen file operations per run takes milliseconds, and threads
+    can overlap them. On a local disk, threads would be slower. The first exception is raised.
     """
     before = _waits()
     for call in arguments[:TRIAL_RUNS]:
@@ -324,7 +324,7 @@ def process_runs(work: Callable[..., None], arguments: Sequence[tuple[Any, ...]]
 
 
 def _waits() -> int:
-    """Return how often this thread has waited for something (voluntary context switches)."""
+    """Return how often this thread has waited for I/O or a lock (voluntary context switches)."""
     return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
 
 
@@ -338,7 +338,7 @@ def _add_unsaved(record: RunRecord, error: UnwritableError) -> None:
 
 
 def _absence(no_accounting: str) -> str | None:
-    """Return ``accounting`` in run.json: why there is none, or None if there is."""
+    """Return the value of ``accounting`` in run.json: why accounting is missing, or None if it is not."""
     reason = no_accounting.partition("\n")[0]
     return f"none: {reason}" if reason else None
 
@@ -348,5 +348,5 @@ def _age_s(moment: datetime) -> float:
 
 
 def as_iso(moment: datetime | None) -> str | None:
-    """Return a UTC time in the format of run.json."""
+    """Format a UTC time as in run.json (ISO 8601 with ``Z``)."""
     return None if moment is None else moment.isoformat().replace("+00:00", "Z")

@@ -1,9 +1,9 @@
-"""Submit each run as a Slurm job, without submitting one twice or losing one.
+"""Submit each run as a Slurm job. A crash neither loses a job nor submits a run twice.
 
-The order of writes ensures this. The *intent*, with a globally unique job name, is synced to the
-ledger before sbatch is called, and the job id after it. After a crash, the next call finds an intent
-without an id and asks Slurm for a job of that name. sbatch inherits the study's lock: as long as an
-orphaned sbatch may still submit its job, the lock is held.
+Before sbatch is called, an ``intent`` event with a unique job name is synced to the ledger; the job id
+is written after sbatch returns. After a crash, the next call finds an intent without a job id and asks
+Slurm for a job with this name. sbatch inherits the study's lock, which therefore stays held as long as
+an sbatch process that outlived `bench submit` may still submit its job.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ from bench.study.ledger import FailureClass, RunRecord, RunState, now, submit_lo
 from bench.study.plan_json import PlannedStudy
 from bench.study.run_json import Attempt, new_attempt, next_attempt, update_run, write_run
 
-#: An orphaned sbatch may wait this long for a busy controller before it ends.
+#: An sbatch process that outlived `bench submit` may wait this long for a busy controller.
 LOCK_WAIT_S = 200.0
 #: A job whose submission was not confirmed appears in squeue within this time.
 UNCERTAIN_WAIT_S = 10.0
-#: Requests that wait for a busy controller are served at about the same time.
+#: Pause before squeue is read again: a busy controller may answer it just before it creates the job.
 SECOND_LOOK_S = 1.0
 
-_INTERRUPTED = "sbatch was interrupted before Slurm took the job"
+_INTERRUPTED = "sbatch was interrupted before Slurm accepted the job"
 
-#: sbatch --test-only says this of jobs that can never run, and of those whose nodes are down or
-#: drained. sbatch itself accepts both (unless the site rejects the former), and the job waits.
+#: Messages of sbatch --test-only for jobs that can never run, and also for jobs whose nodes are down or
+#: drained. sbatch itself accepts both kinds (unless the site rejects the first), and the job waits.
 _NOT_NOW = re.compile(r"node configuration is not available|[Rr]equired node not available")
-#: States of nodes that run jobs or could.
+#: States of nodes that run jobs or can start one.
 _IN_SERVICE = {"idle", "mixed", "allocated", "completing", "planned"}
 _PARTITION = re.compile(r"^#SBATCH --partition=(\S+)", re.M)
 
@@ -62,7 +62,7 @@ class SlurmExecutor:
     def __init__(self, study: PlannedStudy, *, slurm: Slurm | None = None) -> None:
         self.study = study
         provides_python = study.plan.get("setup") or study.plan.get("container")
-        #: Added to the environment of sbatch: without set-up lines, jobs use this python.
+        #: Variables for sbatch. Without cluster.setup or a container, jobs use this Python interpreter.
         self.variables = {} if provides_python else {"BENCH_PYTHON": sys.executable}
         self.slurm = slurm or Slurm(environment={**os.environ, **self.variables})
         self._cells = {run.run_id: study.cells[run.cell_id] for run in study.runs}
@@ -71,11 +71,12 @@ class SlurmExecutor:
     def submit(
         self, runs: Sequence[Run], *, callbacks: Callbacks, max_queued: int | None = None
     ) -> list[Run]:
-        """Submit ``runs`` in order until ``max_queued`` is reached; return those it holds back.
+        """Submit ``runs`` in order until ``max_queued`` jobs are active; return the runs not submitted.
 
         Raises:
-            BenchError: Slurm rejected a run (QueueFullError: at the user's limit of jobs) or is
-                unreachable. Earlier runs stay submitted; the next call continues with this one.
+            QueueFullError: Slurm's limit on the number of jobs is reached.
+            BenchError: Slurm rejected a run or is unreachable. Earlier runs stay submitted, and the
+                next call continues with the rejected run.
         """
         seen = {run_id: record.attempt for run_id, record in self.study.records().items()}
         with self._lock(callbacks) as lock:
@@ -95,11 +96,11 @@ class SlurmExecutor:
             return todo[room:]
 
     def check_largest(self, runs: Sequence[Run]) -> None:
-        """Raise BenchError with Slurm's message if it would not accept the largest of ``runs``."""
+        """Raise BenchError with Slurm's message if Slurm would reject the largest of ``runs``."""
         self._test_largest(list(runs), Callbacks())
 
     def command_line(self, run: Run) -> str:
-        """Return the sbatch command for the next attempt of ``run``, with added variables."""
+        """Return the sbatch command for the next attempt of ``run``, including environment variables."""
         attempt = next_attempt(self.study, run, self._records_once[run.run_id])
         return self._shell_line(self._job(attempt))
 
@@ -108,7 +109,7 @@ class SlurmExecutor:
         return " ".join([*variables, shlex.join(job.command)])
 
     def refresh(self) -> dict[str, RunRecord]:
-        """Settle ended runs; calls squeue once, and sacct once for all jobs that left the queue."""
+        """Record the end of ended runs, with one call of squeue and one of sacct; return all records."""
         if any(_lacks_job_id(record) for record in self.study.records().values()):
             try:
                 with submit_lock(self.study.folder.lock):
@@ -116,11 +117,11 @@ class SlurmExecutor:
             except SlurmUnavailableError:
                 raise
             except BenchError:
-                pass  # a running submission settles its own intents
+                pass  # the running `bench submit` completes its own intents
         return self._refreshed(reconcile=False)
 
     def cancel(self, runs: Sequence[Run]) -> int:
-        """Cancel this study's jobs of ``runs`` and settle them; return their number."""
+        """Cancel the jobs of ``runs`` and record the runs as cancelled; return the number of runs."""
         with submit_lock(self.study.folder.lock, wait_s=LOCK_WAIT_S):
             records = self._refreshed(reconcile=True)
             wanted = {run.run_id for run in runs}
@@ -137,9 +138,11 @@ class SlurmExecutor:
             return len(chosen)
 
     def _cancelled(self, record: RunRecord, job: JobStatus | None, jobs: Sequence[str]) -> dict[str, Any]:
-        """Settle an attempt as cancelled, before accounting of its job is available."""
+        """Record an attempt as cancelled before sacct shows the end of its job; return the ledger event."""
         lost = record.state is RunState.UNKNOWN
-        reason = f"given up by bench cancel: {record.reason}" if lost else "cancelled by bench cancel"
+        reason = (
+            f"marked as cancelled by bench cancel: {record.reason}" if lost else "cancelled by bench cancel"
+        )
         ours = record.job_id in jobs
         started = job.started if job and ours and not is_packed(record) else None
         details = {"job_id": record.job_id, "started_at": as_iso(started)}
@@ -149,14 +152,14 @@ class SlurmExecutor:
 
     @contextmanager
     def _lock(self, callbacks: Callbacks) -> Iterator[int]:
-        """Hold the study's lock; report if another submission has to end first."""
+        """Hold the study's lock. If another submission holds it, print a message and wait."""
         with ExitStack() as held:
             try:
                 lock = held.enter_context(submit_lock(self.study.folder.lock, wait_s=0.5))
             except UnwritableError:
                 raise
             except BenchError as busy:
-                callbacks.on_message(f"{busy.message}: waiting for it to end")
+                callbacks.on_message(f"{busy.message}; waiting until it ends")
                 lock = held.enter_context(submit_lock(self.study.folder.lock, wait_s=LOCK_WAIT_S))
             yield lock
 
@@ -166,14 +169,13 @@ class SlurmExecutor:
         if variables and not self._warned_of_overriding:
             self._warned_of_overriding = True
             listed = ", ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
-            callbacks.on_message(
-                f"{listed} in the environment: sbatch prefers that to the scripts' #SBATCH lines"
-            )
+            callbacks.on_message(f"{listed} in the environment overrides the scripts' #SBATCH lines")
 
     def _test_largest(self, runs: list[Run], callbacks: Callbacks) -> list[Run]:
-        """Raise BenchError if Slurm would reject the largest cell; skip cells that it accepted before.
+        """Raise BenchError if Slurm would reject the largest run; return the runs in submission order.
 
-        If Slurm leaves the question open, a run of the largest cell is first in the returned list.
+        The test is skipped if Slurm has already accepted a run of this size. If Slurm's answer is not
+        final, the largest run is moved to the front.
         """
         if not runs:
             return runs
@@ -189,12 +191,12 @@ class SlurmExecutor:
             why = permanent_refusal(self.slurm, refusal, script=script, nodes=nodes)
             if not why:
                 callbacks.on_message(
-                    f"{largest.run_id} goes first: Slurm says of its size now: {refusal.output}"
+                    f"{largest.run_id} is submitted first; Slurm's answer to its size now: {refusal.output}"
                 )
                 return [largest, *(run for run in runs if run is not largest)]
-            what = f"Slurm would not take the largest cell, {largest.cell_id}: {why}"
+            what = f"Slurm does not accept the largest cell, {largest.cell_id}: {why}"
             remedy = (
-                "nothing was submitted; correct the matrix's cluster section, or leave that size out (--only)"
+                "nothing was submitted; correct the matrix's cluster section, or exclude that size (--only)"
             )
             raise BenchError(what, remedy=remedy) from None
         return runs
@@ -211,7 +213,7 @@ class SlurmExecutor:
         return record
 
     def _submit_job(self, job: BatchJob, records: Sequence[RunRecord], lock: int) -> None:
-        """Submit a job for ``records``, whose intents are written, and save its id."""
+        """Submit a job for ``records`` and save its id; their intents must already be in the ledger."""
         try:
             job_id = self.slurm.submit(job, pass_fds=(lock,))
         except SubmissionUncertainError as lost:
@@ -223,7 +225,7 @@ class SlurmExecutor:
         self._add_job_id(records, job_id)
 
     def _job(self, attempt: Attempt) -> BatchJob:
-        """Return the job of an attempt; the script gets the run's folder as an absolute path."""
+        """Return the batch job of an attempt; its script receives the absolute path of the run's folder."""
         folder = attempt.folder
         return BatchJob(
             script=self.study.script(attempt.cell.cell_id),
@@ -244,7 +246,7 @@ class SlurmExecutor:
             record.job_id = job_id
 
     def _find_by_name(self, run_id: str, job_name: str, lost: SubmissionUncertainError) -> str:
-        """Return the id of a job whose submission was not confirmed; the intent is kept if there is none."""
+        """Find a job whose submission was not confirmed; raise SlurmUnavailableError if none appears."""
         deadline = time.monotonic() + UNCERTAIN_WAIT_S
         while time.monotonic() < deadline:
             try:
@@ -256,8 +258,8 @@ class SlurmExecutor:
             time.sleep(1)
         raise SlurmUnavailableError(
             "sbatch",
-            f"no answer for {run_id} ({lost.output}), and no job has its name yet",
-            remedy="type `bench submit` again in a minute: it looks for the job before it submits",
+            f"no answer to the submission of {run_id} ({lost.output}), and squeue does not list its job yet",
+            remedy="run `bench submit` again in a minute; it looks for the job before it submits the run",
         )
 
     @cached_property
@@ -278,7 +280,7 @@ class SlurmExecutor:
         return records
 
     def _reconcile(self, intents: Sequence[RunRecord], queue: list[QueueRow]) -> list[QueueRow]:
-        """Find the jobs of intents without a job id, withdraw the others; return the latest squeue."""
+        """Find the jobs of ``intents``, and withdraw intents without a job; return the latest squeue rows."""
         names: dict[str, str | None] = {row.name: row.key.job for row in queue}
         if any(record.job_name not in names for record in intents):
             time.sleep(SECOND_LOOK_S)
@@ -286,19 +288,19 @@ class SlurmExecutor:
             names = {row.name: row.key.job for row in queue}
         for record in intents:
             folder, name = self.study.run_folder(record), str(record.job_name)
-            if name not in names:  # the runs of a pack share a name: ask once
+            if name not in names:  # the runs of a pack share a job name: call sacct once
                 names[name] = self._accounted_by_name(record)
             job_id = names[name]
             if job_id is not None:
                 self._add_job_id([record], job_id)
             elif EndNote.read(folder).exit_code is None:
                 self._withdraw(record, _INTERRUPTED)
-            else:  # it ran, and Slurm has forgotten it
+            else:  # the job has ended, and Slurm no longer knows it
                 Settlement(self.study, self.slurm).settle_by_folder(record)
         return queue
 
     def _withdraw(self, record: RunRecord, reason: str, *, refused: bool = False) -> None:
-        """Withdraw an intent; ``refused`` if it certainly left no job."""
+        """Record that an attempt was not submitted; ``refused`` means that certainly no job exists for it."""
         self.study.ledger.append(
             "withdrawn", run_id=record.run_id, attempt=record.attempt, reason=reason, refused=refused
         )
@@ -307,7 +309,7 @@ class SlurmExecutor:
         record.state, record.reason = RunState.PLANNED, reason
 
     def _accounted_by_name(self, record: RunRecord) -> str | None:
-        """Return the id of a job that squeue has forgotten."""
+        """Find in sacct the id of a job that squeue no longer lists; return None if there is none."""
         try:
             since = datetime.fromisoformat(str(record.details.get("time"))) - timedelta(minutes=10)
         except ValueError:
@@ -320,29 +322,29 @@ class SlurmExecutor:
 
 
 def _lacks_job_id(record: RunRecord) -> bool:
-    """Return True if the submission of an attempt was not confirmed."""
+    """Return True if an attempt is to be submitted but has no job id yet."""
     return record.state.active and record.job_id is None
 
 
 def may_start(record: RunRecord, attempt_seen: int) -> bool:
-    """Return True if a run is still to be started: another `bench submit` may have started it."""
+    """Return False if a run is active or completed, or was meanwhile started by another process."""
     if record.state.active or record.state is RunState.COMPLETED:
         return False
     return record.attempt == attempt_seen or record.state is RunState.PLANNED
 
 
 def _raise_refused(refusal: SlurmRefusedError, todo: Sequence[Run], done: int) -> NoReturn:
-    kept = f"{done} of {len(todo)} are submitted and kept"
-    what = f"sbatch refused {todo[done].run_id}: {refusal.output} ({kept})"
+    kept = f"{done} of {len(todo)} runs are submitted"
+    what = f"sbatch rejected {todo[done].run_id}: {refusal.output} ({kept})"
     if refusal.queue_is_full:
-        remedy = "type `bench submit` again when jobs have ended, or use --max-queued or --wait"
+        remedy = "run `bench submit` again when some jobs have ended, or use --max-queued or --wait"
         raise QueueFullError(what, remedy=remedy, left=todo[done:]) from None
-    remedy = "correct the cause, then type `bench submit` again: it continues with this run"
+    remedy = "correct the cause, then run `bench submit` again: it continues with this run"
     raise BenchError(what, remedy=remedy) from None
 
 
 def partitions_of(slurm: Slurm, script: Path) -> dict[str, list[NodeGroup]]:
-    """Return the nodes of each partition that a script asks for; empty if they are unknown."""
+    """Return the node groups of each partition that a script requests; empty if one is unknown."""
     try:
         groups = slurm.nodes()
     except SlurmUnavailableError:
@@ -354,16 +356,16 @@ def partitions_of(slurm: Slurm, script: Path) -> dict[str, list[NodeGroup]]:
 
 
 def longest_limit_s(partitions: Mapping[str, Sequence[NodeGroup]]) -> int | None:
-    """Return the longest time limit of partitions in seconds; None if unlimited or unknown."""
+    """Return the longest time limit of ``partitions`` in seconds; None if one is unlimited or unknown."""
     limits = {group.time_limit_s for groups in partitions.values() for group in groups}
     known = [limit for limit in limits if limit is not None]
     return max(known) if known and len(known) == len(limits) else None
 
 
 def permanent_refusal(slurm: Slurm, refusal: SlurmRefusedError, *, script: Path, nodes: int) -> str:
-    """Return why Slurm will never accept a job on ``nodes`` nodes; empty if it may later.
+    """Return why Slurm can never start a job on ``nodes`` nodes; empty if it may start later.
 
-    Slurm gives the same message for a job that fits no node and for nodes that are down or drained.
+    Slurm prints the same message if the job fits no node and if nodes are down or drained.
     """
     if not _NOT_NOW.search(refusal.output):
         return refusal.output
@@ -371,7 +373,7 @@ def permanent_refusal(slurm: Slurm, refusal: SlurmRefusedError, *, script: Path,
     sizes = {name: sum(group.nodes for group in groups) for name, groups in partitions.items()}
     if sizes and max(sizes.values()) < nodes:
         has = " and ".join(f"partition {name} has {count} nodes" for name, count in sizes.items())
-        return f"{refusal.output} ({has}, and it takes {nodes})"
+        return f"{refusal.output} ({has}, and the job needs {nodes})"
     groups = [group for groups in partitions.values() for group in groups]
     all_in_service = bool(groups) and all(group.state in _IN_SERVICE for group in groups)
     return refusal.output if all_in_service else ""

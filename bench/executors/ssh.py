@@ -1,7 +1,8 @@
-"""Execute runs on several hosts without Slurm: start torchrun on each over ssh, one run after another.
+"""Execute runs one after another on several hosts without Slurm, by starting torchrun on each over ssh.
 
-The ranks rendezvous at the first host. If the hosts see the study's folder, rank 0 writes into it as
-under Slurm. Otherwise each host writes to a local folder, whose files are copied here.
+The ranks rendezvous at the first host. If the study's folder is on a file system that all hosts share,
+rank 0 writes into it, as with Slurm. Otherwise each host writes to a local folder, and its files are
+copied to this machine after the run.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ from bench.study.plan_json import PlannedStudy
 from bench.study.run_json import Attempt, next_attempt
 from bench.units import human_duration
 
-#: Time for the hosts of a harness that has just died to end its run.
+#: Maximum time in which hosts must end a run after its `bench submit` process has died.
 BUSY_S = 20.0
-#: Time after the first failure in which other hosts may report their own errors.
+#: After the first failure, wait this long for errors of the other hosts.
 ERRORS_S = 5.0
-#: Time for a host to end a run; it sends SIGKILL after 10 s.
+#: Maximum time in which a host must end a run; it sends SIGKILL to the ranks after 10 s.
 STOP_S = 25.0
 
 
@@ -46,24 +47,24 @@ class SshExecutor(SerialExecutor):
         super().__init__(study)
         self.hosts = [Host(**host) for host in study.plan.get("hosts") or []]
         self._addresses: dict[str, str] = {}
-        #: Errors of hosts that cannot take part. Runs that need one wait for the next `bench submit`.
+        #: Errors of unusable hosts, by host. Runs that need such a host wait for the next `bench submit`.
         self._failed_hosts: dict[str, HostError] = {}
         self._waiting: list[Run] = []
 
     def submit(
         self, runs: Sequence[Run], *, callbacks: Callbacks, max_queued: int | None = None
     ) -> list[Run]:
-        """Execute ``runs`` one after another; raise BenchError if runs have to wait for failed hosts."""
+        """Execute ``runs`` one after another; raise BenchError if some need a host that cannot be used."""
         left = super().submit(runs, callbacks=callbacks, max_queued=max_queued)
         if self._waiting:
             reasons = "\n".join(error.message for error in self._failed_hosts.values())
-            noun = "run waits" if len(self._waiting) == 1 else "runs wait"
-            what = f"{reasons}\n{len(self._waiting)} {noun} for that"
-            raise BenchError(what, remedy="when it is fixed, type `bench submit` again")
+            runs_need = "run needs" if len(self._waiting) == 1 else "runs need"
+            what = f"{reasons}\n{len(self._waiting)} {runs_need} such a host and did not start"
+            raise BenchError(what, remedy="fix the problem, then run `bench submit` again")
         return left
 
     def command_line(self, run: Run) -> str:
-        """Return the ssh command for each host, with the remote command after a ``#``."""
+        """Return one ssh command per line and host, followed by ``#`` and the command that it executes."""
         attempt = next_attempt(self.study, run, self.study.records()[run.run_id])
         hosts = self._hosts_of(attempt.cell)
         endpoint = f"{self._address(hosts[0], hosts)}:PORT"
@@ -101,7 +102,7 @@ class SshExecutor(SerialExecutor):
                 in_time = group.follow(lambda: group.over or group.first_failed is not None, limit_s=limit_s)
                 if group.first_failed is not None:
                     group.follow(lambda: group.over, limit_s=ERRORS_S)
-            finally:  # after Ctrl-C too
+            finally:  # also after Ctrl-C
                 first_failed = group.first_failed
                 group.command("stop")
                 group.follow(lambda: group.over, limit_s=STOP_S)
@@ -112,7 +113,7 @@ class SshExecutor(SerialExecutor):
         return outcome
 
     def _prepared(self, attempt: Attempt, mark: str) -> HostGroup:
-        """Return the connections to the hosts of an attempt when all of them are ready."""
+        """Connect to the hosts of an attempt and wait until all are ready; retry while one is busy."""
         deadline = time.monotonic() + BUSY_S
         while True:
             try:
@@ -120,7 +121,7 @@ class SshExecutor(SerialExecutor):
             except HostBusyError:
                 if time.monotonic() > deadline:
                     raise
-                # Random, so that two harnesses that wait for each other's host do not retry together.
+                # Random, so that two submissions that block each other do not retry simultaneously.
                 time.sleep(random.uniform(0.2, 2.0))
 
     def _try_to_prepare(self, attempt: Attempt, mark: str) -> HostGroup:
@@ -168,16 +169,16 @@ class SshExecutor(SerialExecutor):
         }
 
     def _endpoint(self, attempt: Attempt, group: HostGroup) -> str:
-        """Return the rendezvous endpoint: the first host, with a port that is free there."""
+        """Return the rendezvous endpoint: the first host's address and a free port on it."""
         hosts = self._hosts_of(attempt.cell)
         first = group.connections[0]
         port = first.ready[1] if first.ready else ""
         if not port.isdigit():
-            raise HostError(first.host, f"{first.host} found no free port, but answered {port!r}")
+            raise HostError(first.host, f"{first.host} did not report a free port: its answer was {port!r}")
         return f"{self._address(hosts[0], hosts)}:{port}"
 
     def _collect(self, group: HostGroup, attempt: Attempt, mark: str) -> list[str]:
-        """Copy the result files of hosts that have their own folder; return error messages."""
+        """Copy the result files of hosts that do not share the run's folder; return error messages."""
         problems = []
         for connection in group.connections:
             if connection.ready is None or connection.ready[0] == "shared" or connection.code is None:
@@ -187,7 +188,7 @@ class SshExecutor(SerialExecutor):
             why = ssh_hosts.fetch(connection.host, remote, attempt.folder.path, mark=mark, excluded=script)
             if why:
                 problems.append(
-                    f"results could not be copied ({why}): they are in {connection.host}:{remote}"
+                    f"the results could not be copied ({why}); they remain in {connection.host}:{remote}"
                 )
             connection.command("keep" if why else "done")
         return problems
@@ -208,27 +209,27 @@ class SshExecutor(SerialExecutor):
 
     @property
     def _python(self) -> str:
-        """This process's python, unless a set-up line provides another."""
+        """Path of this Python interpreter; empty if cluster.setup or a container provides another."""
         return "" if self.study.plan.get("setup") or self.study.plan.get("container") else sys.executable
 
     def _address(self, host: Host, hosts: Sequence[Host]) -> str:
-        """Return the address at which the other hosts of a run reach ``host``."""
+        """Return the address at which the other hosts of a run can reach ``host``."""
         if len(hosts) == 1:
             return "localhost"
         if host.host not in self._addresses:
             self._addresses[host.host] = host.address or ssh_hosts.address_of(host.host)
         address = self._addresses[host.host]
         if not HOST_ADDRESS.fullmatch(address) or address == "localhost" or address.startswith("127."):
-            what = f"{host.host} has the address {address}, at which other hosts cannot reach it"
+            what = f"{host.host} has the address {address}, which other hosts cannot reach"
             entry = f"{{host: {host.host}, address: ADDRESS}}"
-            raise HostError(host.host, what, remedy=f"write {entry} in cluster.hosts")
+            raise HostError(host.host, what, remedy=f"use {entry} in cluster.hosts")
         return address
 
 
 def _outcome(
     attempt: Attempt, group: HostGroup, first_failed: Connection | None, *, limit_s: int | None
 ) -> Outcome:
-    """Return how a run ended; ``limit_s`` is the time limit if the run reached it."""
+    """Determine how a run ended; ``limit_s`` is the time limit if the run reached it, else None."""
     if first_failed is not None and first_failed.lost:
         what = f"the connection to {first_failed.host} was lost: {first_failed.last_lines}"
         return Outcome(RunState.FAILED, what, FailureClass.NODE_FAILURE)
@@ -251,7 +252,7 @@ def _outcome(
 
 
 def _host_name(connection: Connection) -> str:
-    """Return the host's own name, which its ranks report; the configured one if that is unusual."""
+    """Return the host name that the ranks of a host report; the configured name if it is not valid."""
     name = connection.ready[2] if connection.ready else ""
     return name if HOST_ADDRESS.fullmatch(name) else connection.host.rpartition("@")[2]
 
@@ -264,7 +265,7 @@ def _user() -> str:
 
 
 def _submission_folder() -> Path:
-    """Return the current folder as the user's shell names it (a link, an automount)."""
+    """Return the current folder as ``$PWD`` names it, without resolving links or automounts."""
     shown = Path(os.environ.get("PWD", ""))
     try:
         return shown if shown.is_absolute() and shown.samefile(Path.cwd()) else Path.cwd()

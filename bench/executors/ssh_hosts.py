@@ -1,8 +1,8 @@
-"""Hosts of a run, reached by ssh: connections, logs and result files.
+"""Connect to the hosts of a run over ssh, and receive their logs and result files.
 
-A host runs ``slurm_templates/ssh_host.sh``. It reads commands from standard input, and mixes its
-answers into its standard output, which also carries the run's output. If the input ends, because
-this process was killed or the network failed, the host ends the run.
+Each host executes ``slurm_templates/ssh_host.sh``. This script reads commands from its standard input.
+Its standard output contains both its answers and the run's output. If its input is closed, because
+this process was killed or the network failed, the script ends the run.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from bench.errors import BenchError
 from bench.executors.base import HostBusyError
 from bench.shipped import shipped
 
-#: Time for a host to end its run and the connection.
+#: Maximum time in which a host must end its run and close the connection.
 LEAVE_S = 15.0
-#: Interval of signs of life to the hosts, and the time after which a host misses them.
+#: Interval of heartbeats to the hosts, and time without a heartbeat after which a host ends the run.
 HEARTBEAT_S = 10.0
 PATIENCE_S = 90
 #: Maximum time from the connection until a host is ready.
 READY_S = 60.0
 
-#: No questions, no terminal, no forwarding (two connections would use the same port). A lost network
-#: is noticed within a minute. An existing master connection is used, but none is created.
+#: No password prompts, no terminal, no forwarding (two connections would use the same port). A lost
+#: network is detected within a minute. An existing master connection is used, but none is created.
 OPTIONS = shlex.split(
     "-T -x -a -o BatchMode=yes -o ConnectTimeout=15 -o ServerAliveInterval=15 -o ServerAliveCountMax=4"
     " -o ClearAllForwardings=yes -o ControlMaster=no -o RemoteCommand=none -o PermitLocalCommand=no"
@@ -39,17 +39,17 @@ OPTIONS = shlex.split(
 #: The program is sent on standard input, so that the login shell does not interpret it.
 REMOTE = "exec bash -s"
 
-#: Problem of a host and its remedy, by the reason in the answer of ssh_host.sh.
+#: Error message and remedy, by the reason with which ssh_host.sh rejects a run.
 _REFUSALS = {
-    "tool": ("lacks the command {}", "install util-linux (flock, setsid) and tar there"),
-    "lock": ("cannot open its lock {}", "does it belong to another user, or is /tmp full?"),
+    "tool": ("lacks the command {}", "install util-linux (flock, setsid) and tar on that host"),
+    "lock": ("cannot open its lock file {}", "check who owns the file and whether /tmp is full"),
     "folder": (
-        "cannot enter the folder of submission {folder}: {}",
-        "submit from a folder that every host has: on a shared file system, or a copy at the same path",
+        "cannot enter the folder in which `bench submit` was called, {folder}: {}",
+        "run `bench submit` in a folder that every host has: a shared one, or a copy at the same path",
     ),
     "write": (
         "cannot create a folder for results in {folder}: {}",
-        "submit from a folder that is writable on every host",
+        "run `bench submit` in a folder that is writable on every host",
     ),
 }
 
@@ -63,12 +63,12 @@ class HostError(BenchError):
 
 
 def ssh_words() -> list[str]:
-    """Return the ssh command: ``$BENCH_SSH`` with its options, else ``ssh``."""
+    """Split the ssh command in ``$BENCH_SSH`` (by default ``ssh``) into words."""
     value = os.environ.get("BENCH_SSH") or "ssh"
     try:
         return shlex.split(value)
     except ValueError:
-        raise BenchError(f"BENCH_SSH={value}: a quote is never closed", remedy="close it") from None
+        raise BenchError(f"BENCH_SSH={value}: a quote is not closed", remedy="close the quote") from None
 
 
 def ssh_command(host: str) -> list[str]:
@@ -77,7 +77,7 @@ def ssh_command(host: str) -> list[str]:
 
 
 def address_of(host: str) -> str:
-    """Return the address of a host in ssh's configuration, without connecting."""
+    """Return the address of a host according to ssh's configuration (``ssh -G``), without connecting."""
     command = [*ssh_words(), "-G", host]
     try:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
@@ -90,21 +90,21 @@ def address_of(host: str) -> str:
 
 
 def host_program(variables: Mapping[str, str]) -> bytes:
-    """Return the program for a host, with quoted ``variables``."""
+    """Return the text of ssh_host.sh with shell assignments of ``variables``, to be sent to a host."""
     text = (shipped("slurm_templates") / "ssh_host.sh").read_text(encoding="utf-8")
     lines = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
     return "\n".join([text, *lines, "bench_host; exit", ""]).encode()
 
 
 class Connection:
-    """Connection to one host, with its answers.
+    """Connection to one host of a run, with the answers of ssh_host.sh on that host.
 
     Attributes:
-        ready: ``shared`` or ``apart`` (whether this machine sees the run's folder), a free port, and
-            the host's name; None until it is ready.
-        refusal: why it cannot become ready, and its message.
-        code: exit code of the script; None until it has ended.
-        lost: whether the connection ended before the script did.
+        ready: ``shared`` or ``apart`` (whether host and this machine share the run's folder), a free
+            port, and the host's name; None until the host is ready.
+        refusal: reason why the host cannot execute the run, and its message; None if it can.
+        code: exit code of the cell's script; None until the script has ended.
+        lost: True if the connection ended before the script.
     """
 
     def __init__(self, host: str, *, mark: str, content: bytes) -> None:
@@ -125,7 +125,7 @@ class Connection:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 bufsize=0,
-                start_new_session=True,  # Ctrl-C reaches only the harness, which ends runs in order
+                start_new_session=True,  # Ctrl-C reaches only this process, which shuts the run down cleanly
             )
         except OSError as error:
             raise _no_ssh(command[0], error) from None
@@ -134,32 +134,32 @@ class Connection:
 
     @property
     def refused(self) -> bool:
-        """True if it will not become ready."""
+        """True if the host will not become ready."""
         return self.refusal is not None or self.lost
 
     @property
     def over(self) -> bool:
-        """True if the run has ended there."""
+        """True if the run has ended on the host, or the connection was lost."""
         return self.code is not None or self.lost
 
     @property
     def last_lines(self) -> str:
-        """Last lines of its standard error; those of ssh if the connection failed."""
+        """Last lines of the remote command's standard error, or of ssh's own if the connection failed."""
         return last_lines(self.stderr) or f"ssh ended with exit code {self._process.poll()}"
 
     def streams(self) -> dict[str, IO[bytes]]:
-        """Return its open output streams."""
+        """Return the open output streams of the ssh process by name (``out``, ``err``)."""
         process = self._process
         both = {"out": process.stdout, "err": process.stderr}
         return {name: stream for name, stream in both.items() if stream and not stream.closed}
 
     def command(self, words: str) -> None:
-        """Send a command as soon as the pipe accepts it."""
+        """Send a command to ssh_host.sh; what the pipe cannot take is sent by :meth:`send` later."""
         self._outgoing += f"{words}\n".encode()
         self.send()
 
     def send(self) -> None:
-        """Send pending input until the pipe is full."""
+        """Send pending input to the host until the pipe is full."""
         stdin = self._process.stdin
         assert stdin is not None
         while self._outgoing and not stdin.closed:
@@ -173,7 +173,7 @@ class Connection:
             del self._outgoing[:sent]
 
     def receive(self, name: str, write: Callable[[str, bytes], None]) -> None:
-        """Read from a stream; remove answers and pass the run's output to ``write``."""
+        """Read one block from stream ``name``; process answers and pass the run's output to ``write``."""
         stream = self.streams()[name]
         block = os.read(stream.fileno(), 65536)
         text = self._pending[name] + block
@@ -206,7 +206,7 @@ class Connection:
             self.code = int(words)
 
     def close(self, *, leave_s: float = LEAVE_S) -> None:
-        """Close the host's input, after which it ends the run."""
+        """Close the connection; the host ends the run. After ``leave_s`` seconds ssh is killed."""
         process = self._process
         if process.stdin is not None:
             with contextlib.suppress(OSError):
@@ -221,7 +221,7 @@ class Connection:
 
 
 class HostLog:
-    """Log of several hosts; a line ``==> HOST <==`` precedes the lines of another host."""
+    """Log file with the output of several hosts; ``==> HOST <==`` is written when the host changes."""
 
     def __init__(self, path: Path, *, sections: bool) -> None:
         self._file: IO[bytes] | None = path.open("ab", buffering=0)
@@ -229,7 +229,7 @@ class HostLog:
         self._last = ""
 
     def write(self, host: str, lines: bytes) -> None:
-        """Append complete lines of a host; stop writing if the disk is full."""
+        """Append complete lines from a host; after an error (disk full), ignore all further lines."""
         if not lines or self._file is None:
             return
         head = f"==> {host} <==\n".encode() if self._sections and host != self._last else b""
@@ -240,7 +240,7 @@ class HostLog:
             self.close()
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the log file; further lines are ignored."""
         if self._file is not None:
             with contextlib.suppress(OSError):
                 self._file.close()
@@ -268,7 +268,7 @@ class HostGroup:
 
     @property
     def answered(self) -> bool:
-        """True if all hosts are ready, or one will never be."""
+        """True if all hosts are ready, or one cannot become ready."""
         return all(c.ready for c in self.connections) or any(c.refused for c in self.connections)
 
     @property
@@ -283,7 +283,7 @@ class HostGroup:
                 connection.command(words)
 
     def follow(self, until: Callable[[], bool], *, limit_s: float) -> bool:
-        """Read and write until a condition holds; return False at the limit."""
+        """Exchange data with the hosts until ``until()`` is true; return False after ``limit_s`` seconds."""
         deadline = time.monotonic() + limit_s
         while not until():
             left = deadline - time.monotonic()
@@ -293,7 +293,7 @@ class HostGroup:
         return True
 
     def _step(self, wait_s: float) -> None:
-        """Read available output, send pending input, and send a sign of life if one is due."""
+        """Read available output and send pending input, with a heartbeat if one is due."""
         with selectors.DefaultSelector() as selector:
             for connection in self.connections:
                 for name, stream in connection.streams().items():
@@ -314,7 +314,7 @@ class HostGroup:
 def fetch(host: str, remote: str, folder: Path, *, mark: str, excluded: str) -> str:
     """Copy the files of a remote folder into ``folder``; return an error message, or an empty string.
 
-    ``mark`` separates the archive from output of the host's login. The file ``excluded`` is not copied.
+    ``mark`` separates the archive from text that login scripts print. The file ``excluded`` is not copied.
     """
     words = [f"printf '%s\\n' {shlex.quote(mark)}", f"cd -- {shlex.quote(remote)} || exit"]
     content = "; ".join([*words, f"exec tar -cf - --exclude={shlex.quote('./' + excluded)} .\n"]).encode()
@@ -345,7 +345,7 @@ def fetch(host: str, remote: str, folder: Path, *, mark: str, excluded: str) -> 
 
 
 def _unpack(stream: Any, folder: Path) -> None:
-    """Write an archive's regular files into ``folder``; subfolders and links are ignored."""
+    """Extract the regular files of a tar stream into ``folder``, ignoring subfolders and links."""
     with tarfile.open(fileobj=stream, mode="r|") as archive:
         for member in archive:
             name = member.name.removeprefix("./")
@@ -360,19 +360,19 @@ def _unpack(stream: Any, folder: Path) -> None:
 
 
 def raise_unless_ready(connection: Connection, *, job: str, folder: Path) -> None:
-    """Raise HostBusyError or HostError if a host cannot take part in ``job``, submitted from ``folder``."""
+    """Raise HostBusyError or HostError if a host cannot execute ``job``, submitted from ``folder``."""
     host = connection.host
     if connection.refusal is not None:
         why, words = connection.refusal
         if why == "busy" and words.startswith(f"{job} "):
-            what = f"{host} is a machine that cluster.hosts names twice"
-            raise HostError(host, what, remedy="one entry per machine, with `processes` for its ranks")
+            what = f"{host} is a machine that appears twice in cluster.hosts"
+            raise HostError(host, what, remedy="list each machine once, with its ranks in `processes`")
         if why == "busy":
-            remedy = "wait for it or stop it, then type `bench submit` again"
+            remedy = "wait until that run has ended, or stop it; then run `bench submit` again"
             raise HostBusyError(f"{host} is busy with {words}", remedy=remedy)
         what, remedy = _REFUSALS[why]
         raise HostError(host, f"{host} {what.format(words, folder=folder)}", remedy=remedy)
-    remedy = f"does `ssh -o BatchMode=yes {host} true` work here?"
+    remedy = f"check that `ssh -o BatchMode=yes {host} true` works on this machine"
     if connection.lost:
         raise HostError(host, f"{host} cannot be reached: {connection.last_lines}", remedy=remedy)
     if connection.ready is None:
@@ -381,7 +381,7 @@ def raise_unless_ready(connection: Connection, *, job: str, folder: Path) -> Non
 
 
 def last_lines(output: bytes) -> str:
-    """Return the last three lines that are not blank."""
+    """Join the last three nonblank lines of ``output`` with semicolons."""
     lines = [line.strip() for line in output.decode("utf-8", "replace").splitlines() if line.strip()]
     return "; ".join(lines[-3:])
 

@@ -1,4 +1,4 @@
-"""Read and write JSON and text files that several programs use at the same time."""
+"""Read and write JSON and CSV files that several processes may access at the same time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from bench.errors import unwritable
 
-#: Every file system writes this many bytes in one operation.
+#: Every file system writes up to this many bytes in one operation.
 _PAGE_BYTES = 4096
 
 
@@ -23,7 +23,7 @@ def write_atomically(path: Path, text: str) -> None:
         UnwritableError: the disk is full or read-only, or the folder does not exist; the previous
             content of ``path`` is kept.
     """
-    # The host name too: on a shared file system two nodes may have the same process id.
+    # Include the host name: on a shared file system, processes of two nodes may have the same id.
     temporary = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb", buffering=0) as file:
@@ -40,16 +40,16 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write ``content`` as JSON; keys keep their order."""
+    """Write ``content`` as JSON atomically, keeping the order of keys."""
     write_atomically(path, _as_json(content))
 
 
 def rewrite_json(path: Path, content: Any) -> None:
-    """Overwrite a JSON file in place if old and new content fit one page; replace it otherwise.
+    """Overwrite a JSON file in place if old and new content fit into 4096 bytes; otherwise replace it.
 
-    `bench status` may rewrite thousands of files, and creating and freeing them would take most of
-    its time. Overwriting an existing page needs no disk space, and the single write call is not
-    interrupted. A reader that meets the write reads again (:func:`read_object`).
+    `bench status` may rewrite thousands of files, and would spend most of its time creating and deleting
+    temporary files. Overwriting needs no disk space and only one write call. A reader that sees a partly
+    written file reads it again (:func:`read_object`).
 
     Raises:
         UnwritableError: see :func:`write_atomically`.
@@ -67,7 +67,7 @@ def _overwrite(path: Path, data: bytes) -> bool:
             old_bytes = os.fstat(file.fileno()).st_size
             if not 0 < max(old_bytes, len(data)) <= _PAGE_BYTES:
                 return False
-            # Pad with blanks: shortening the file would need a second call.
+            # Pad with spaces, because truncating the file would need a second call.
             data = data[:-1].ljust(old_bytes - 1) + b"\n"
             return file.write(data) == len(data)
     except OSError:
@@ -75,11 +75,11 @@ def _overwrite(path: Path, data: bytes) -> bool:
 
 
 def read_object(path: str | Path) -> tuple[dict[str, Any] | None, str]:
-    """Return the object in a JSON file, or None and the reason, such as ``is missing``."""
+    """Read a JSON object; return it and ``""``, or None and a problem such as ``is missing``."""
     try:
         try:
             content = json.loads(_read_bytes(path))
-        except ValueError:  # broken, or another process was rewriting it
+        except ValueError:  # the file is broken, or another process is rewriting it
             content = json.loads(_read_bytes(path, lock=True))
     except FileNotFoundError:
         return None, "is missing"
@@ -91,12 +91,12 @@ def read_object(path: str | Path) -> tuple[dict[str, Any] | None, str]:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """Return the object in a JSON file; None if the file is missing or broken."""
+    """Read a JSON object; return None if the file is missing or broken."""
     return read_object(path)[0]
 
 
 def read_table(path: Path) -> tuple[list[str], list[dict[str, str]]]:
-    """Return columns and complete rows of a CSV file; both are empty if it cannot be read."""
+    """Return the column names and complete rows of a CSV file; both are empty if it cannot be read."""
     try:
         with path.open(encoding="utf-8", errors="replace", newline="") as file:
             reader = csv.DictReader(file)
@@ -111,10 +111,10 @@ def _as_json(content: Any) -> str:
 
 
 def _read_bytes(path: str | Path, *, lock: bool = False) -> bytes:
-    """Read a file, up to a page of it in one call; ``lock`` waits for the end of a rewrite."""
+    """Read a file; ``lock`` waits until other processes have finished rewriting it."""
     with open(path, "rb", buffering=0) as file:
         if lock:
-            with suppress(OSError):  # a file system without locks
+            with suppress(OSError):  # the file system does not support locks
                 fcntl.flock(file, fcntl.LOCK_SH)
         data = file.read(_PAGE_BYTES + 1)
         return data if len(data) <= _PAGE_BYTES else data + file.readall()

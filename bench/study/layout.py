@@ -1,4 +1,4 @@
-"""Names of all files and folders of the results.
+"""Names of all files and folders in a results folder.
 
 ::
 
@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Protocol
 
 # fmt: off
-#: One row per epoch. Values are over all ranks. Times of the parts of a step are seconds per step,
-#: means over the ranks and steps of the attribution window. An empty cell was not measured.
+#: Columns of metrics.csv, with one row per epoch and values over all ranks. Times of the parts of a step
+#: are seconds per step, averaged over ranks and over the steps of the attribution window (the steps in
+#: which the parts are timed). Empty values were not measured.
 METRICS_COLUMNS = (
     "epoch", "steps", "samples", "train_loss", "val_loss", "val_accuracy", "val_mae", "val_rmse",
     "epoch_time_sec", "throughput_samples_per_sec", "step_time_sec_median", "step_time_sec_p95",
@@ -32,7 +33,8 @@ METRICS_COLUMNS = (
     "gpu_util_avg", "cpu_util_avg", "peak_mem_bytes", "energy_joules", "mfu",
 )
 
-#: One row per epoch and rank; the parts are seconds per step of the rank's attribution window.
+#: Columns of ranks.csv, with one row per epoch and rank. Times of the parts of a step are seconds per
+#: step, averaged over the rank's attribution window.
 RANKS_COLUMNS = (
     "epoch", "rank", "local_rank", "host", "device", "steps", "samples", "window_time_sec",
     "step_time_sec", "data_load_time_sec", "forward_time_sec", "backward_time_sec",
@@ -40,7 +42,8 @@ RANKS_COLUMNS = (
 )
 # fmt: on
 
-#: One row per epoch and step of the throughput window; the time is the maximum over ranks.
+#: Columns of steps.csv, with one row per epoch and step of the throughput window (the steps without
+#: extra timing). Step times are the maximum over ranks.
 STEPS_COLUMNS = ("epoch", "step", "step_time_sec", "slowest_rank")
 
 
@@ -50,7 +53,7 @@ class _Folder(Protocol):
 
 
 class _Child:
-    """Attribute of a folder: the path of a file or folder in it."""
+    """Descriptor that returns the path of a named file or subfolder in a folder."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -61,7 +64,7 @@ class _Child:
 
 @dataclass(frozen=True)
 class JobFolder:
-    """Folder of a job's output."""
+    """Folder that contains the output files of a job."""
 
     path: Path
 
@@ -79,8 +82,8 @@ class RunFolder(JobFolder):
     steps_csv = _Child("steps.csv")  # STEPS_COLUMNS
     probes = _Child("probes.json")
     trace = _Child("trace-rank0.json.gz")  # profiler trace of some steps, if the matrix asks for one
-    env = _Child("env.json")  # software, hardware, hosts that joined, transport in use
-    end = _Child("end.json")  # exit code and time, written by the job itself
+    env = _Child("env.json")  # software, hardware, hosts that took part, and network that was used
+    end = _Child("end.json")  # exit code and end time, written by the job itself
     sacct_summary = _Child("sacct_summary.txt")  # written by the harness
 
     @property
@@ -91,10 +94,10 @@ class RunFolder(JobFolder):
 
 @dataclass(frozen=True)
 class PackFolder(JobFolder):
-    """Folder of a pack: many runs in one allocation, each with its own run folder."""
+    """Folder of a pack (one Slurm job that executes many runs); each run also has its own folder."""
 
     pack_json = _Child("pack.json")  # job name, allocation and the runs in their order
-    members = _Child("members")  # list of runs, read by the job's script
+    members = _Child("members")  # list of runs, which the job's script reads
     marks = _Child("marks.jsonl")  # start and end of each run, written by the job's script
 
     def script(self, cell_id: str) -> Path:
@@ -104,7 +107,7 @@ class PackFolder(JobFolder):
 
 @dataclass(frozen=True)
 class StudyFolder:
-    """Folder of a study: one planned matrix and its results."""
+    """Folder of a study: a planned matrix and the results of its runs."""
 
     path: Path
 
@@ -114,10 +117,10 @@ class StudyFolder:
     ledger = _Child("ledger.jsonl")  # events: see bench.study.ledger
     lock = _Child("submit.lock")  # held during a submission
     scripts = _Child("scripts")  # one script per cell
-    pack_script = _Child("scripts/pack.sbatch")  # runs many runs in one allocation
+    pack_script = _Child("scripts/pack.sbatch")  # executes many runs in one allocation
     packs = _Child("packs")  # one folder per pack
-    runs = _Child("runs")  # one folder per run, which contains one per attempt
-    report = _Child("report")  # page, tables and figures
+    runs = _Child("runs")  # one folder per run, with a subfolder per attempt
+    report = _Child("report")  # HTML page, tables and figures
 
     @property
     def name(self) -> str:
@@ -134,12 +137,12 @@ class StudyFolder:
         return PackFolder(self.packs / f"pack-{number}")
 
     def attempt(self, run_id: str, attempt: int) -> RunFolder:
-        """Return the folder of attempt ``attempt`` (from 1) of a run."""
+        """Return the folder of an attempt of a run; ``attempt`` counts from 1."""
         return RunFolder(self.runs.joinpath(run_id, f"attempt-{attempt}"))
 
 
 def results_root() -> Path:
-    """Return the folder of all studies: ``$BENCH_RESULTS``, or ``results`` in the current folder."""
+    """Return the folder that contains all studies: ``$BENCH_RESULTS``, by default ``results``."""
     return Path(os.environ.get("BENCH_RESULTS") or "results")
 
 
@@ -152,5 +155,5 @@ def studies(root: Path) -> Iterator[StudyFolder]:
 
 
 def latest_first(root: Path) -> list[StudyFolder]:
-    """Return the studies in ``root``, the most recently planned first."""
+    """Return the studies in ``root``, ordered from the most to the least recently planned."""
     return sorted(studies(root), key=lambda study: study.plan_json.stat().st_mtime_ns, reverse=True)

@@ -1,18 +1,18 @@
 """The ledger of a study: an append-only file of events, one JSON object per line.
 
-Each event names a run and an attempt. The state of a run is the fold of its events, so nothing is
-lost when a process dies between two of them: the next reader finds an attempt that was started but
-not ended, and settles it.
+Each event names a run and an attempt (a run that is started again gets a new attempt). The state of a
+run follows from its events in order, so nothing is lost if a process dies between two events: the next
+reader finds an attempt without an ``ended`` event and determines how it ended.
 
 Events:
-    ``intent``: the attempt is about to be submitted, under a job name by which it can be found.
+    ``intent``: the attempt is about to be submitted with a unique job name (``job_name``).
     ``submitted``: Slurm accepted the job (``job_id``).
-    ``started``: the attempt runs.
-    ``ended``: the attempt ended (``state``, ``reason``, ...); ``accounted`` is false if Slurm's
-    accounting is still missing.
-    ``accounted``: replaces ``ended`` once the accounting is available.
-    ``withdrawn``: no job came of the intent.
-    ``halted``: the whole study was cancelled; names no run. Running submissions stop.
+    ``started``: the attempt was started.
+    ``ended``: the attempt ended (``state``, ``reason``, ...). ``accounted`` is false if the job's
+    rows in sacct are still missing.
+    ``accounted``: replaces ``ended`` when the rows are available.
+    ``withdrawn``: the attempt was not started; the run is ``planned`` again.
+    ``halted``: the whole study was cancelled, and running submissions stop. Names no run.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from bench.errors import BenchError, unwritable
 
 
 class RunState(StrEnum):
-    """State of a run; every Slurm state maps to one of these."""
+    """State of a run. Each state of a Slurm job is mapped to one of these states."""
 
     PLANNED = "planned"
     QUEUED = "queued"
@@ -45,17 +45,17 @@ class RunState(StrEnum):
 
     @property
     def ended(self) -> bool:
-        """True if the attempt is over."""
+        """True if the run has completed, failed or been cancelled."""
         return self in (RunState.COMPLETED, RunState.FAILED, RunState.CANCELLED)
 
     @property
     def active(self) -> bool:
-        """True if the attempt may still wait or run."""
+        """True if the run is queued, is running, or may be (``unknown``)."""
         return self in (RunState.QUEUED, RunState.RUNNING, RunState.UNKNOWN)
 
 
 class FailureClass(StrEnum):
-    """Why a run did not complete."""
+    """Reason category of a run that failed or was cancelled."""
 
     TIME_LIMIT = "time-limit"
     OUT_OF_MEMORY = "out-of-memory"
@@ -70,7 +70,7 @@ class FailureClass(StrEnum):
 
 @dataclass
 class RunRecord:
-    """Latest attempt of a run according to the ledger; ``attempt`` is 0 before the first."""
+    """State of a run's latest attempt according to the ledger; ``attempt`` is 0 if there is none."""
 
     run_id: str
     attempt: int = 0
@@ -91,16 +91,16 @@ def now() -> str:
 
 @dataclass(frozen=True)
 class Ledger:
-    """Events of one study."""
+    """The ledger of a study: a file of events, and the states that follow from them."""
 
     path: Path
 
     def append(self, event: str, *, run_id: str, attempt: int, **details: Any) -> None:
-        """Append one event and sync it to disk; raise UnwritableError without leaving a partial event."""
+        """Append one event and sync it to disk; if that fails, append nothing and raise UnwritableError."""
         self.append_all([{"event": event, "run_id": run_id, "attempt": attempt, **details}])
 
     def append_all(self, events: Sequence[Mapping[str, Any]]) -> None:
-        """Append events and sync them to disk: all of them, or none. See :meth:`append`."""
+        """Append events and sync them to disk; if that fails, append none. See :meth:`append`."""
         if not events:
             return
         time_utc = now()
@@ -122,14 +122,14 @@ class Ledger:
 
     @staticmethod
     def _missing_line_break(descriptor: int) -> str:
-        """Return a line break if the last writer died in the middle of a line."""
+        """Return a line break if the file ends with an incomplete line, else an empty string."""
         size = os.fstat(descriptor).st_size
         if size and os.pread(descriptor, 1, size - 1) != b"\n":
             return "\n"
         return ""
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """Yield the events in order; incomplete lines are skipped."""
+        """Yield the events of runs in order, skipping incomplete lines."""
         try:
             with self.path.open(encoding="utf-8", errors="replace") as file:
                 for line in file:
@@ -143,12 +143,12 @@ class Ledger:
             return
 
     def attempts_of_job(self, job_id: str) -> list[tuple[str, int]]:
-        """Return run and attempt of all runs of a job, earlier attempts included."""
+        """Return (run id, attempt) pairs for all attempts that were submitted as job ``job_id``."""
         events = (event for event in self.events() if event["event"] == "submitted")
         return sorted({(e["run_id"], e["attempt"]) for e in events if e.get("job_id") == job_id})
 
     def records(self, run_ids: Iterable[str]) -> dict[str, RunRecord]:
-        """Return the latest attempt of each run, in the order of ``run_ids``."""
+        """Return the record of each run's latest attempt, in the order of ``run_ids``."""
         records = {run_id: RunRecord(run_id) for run_id in run_ids}
         for event in self.events():
             record = records.get(event["run_id"])
@@ -161,7 +161,7 @@ class Ledger:
 
 
 class HaltWatch:
-    """Report if a study is halted after the creation of this object; read only new ledger lines."""
+    """Detect whether a study is cancelled after this object was created, from new ledger lines."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._path = ledger.path
@@ -169,7 +169,7 @@ class HaltWatch:
         self._halted = False
 
     def halted(self) -> bool:
-        """Return True if the whole study was cancelled."""
+        """Return True if the whole study has been cancelled."""
         if self._halted or not self._path.exists():
             return self._halted
         with self._path.open("rb") as file:
@@ -189,7 +189,7 @@ def _event_of(line: bytes) -> str | None:
 
 
 def _write_all(descriptor: int, content: bytes) -> None:
-    """Append ``content``; remove a partial write if the disk is full."""
+    """Append ``content``; if that fails (disk full), remove what was written and raise OSError."""
     size = os.fstat(descriptor).st_size
     left = memoryview(content)
     try:
@@ -223,10 +223,11 @@ def _apply(record: RunRecord, event: dict[str, Any]) -> None:
 
 @contextmanager
 def submit_lock(path: Path, *, wait_s: float = 0.0) -> Iterator[int]:
-    """Hold the study's lock; yield its descriptor, which a child process may inherit.
+    """Hold the study's lock; yield its file descriptor, which a child process may inherit.
 
-    The lock is held until every process has closed the descriptor: a child that outlives a killed
-    harness keeps other submissions out. Raises BenchError if it is not free within ``wait_s`` seconds.
+    The lock is released when every process has closed the descriptor. A child that outlives its parent
+    therefore still prevents other submissions. Raises BenchError if the lock is not free within
+    ``wait_s`` seconds.
     """
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -244,10 +245,10 @@ def submit_lock(path: Path, *, wait_s: float = 0.0) -> Iterator[int]:
                     who = f" ({holder})" if holder else ""
                     raise BenchError(
                         f"{path.parent}: another `bench submit` is running for this study{who}",
-                        remedy="wait for it, or stop it first",
+                        remedy="wait until it ends, or stop it",
                     ) from None
                 time.sleep(0.1)
-        with suppress(OSError):  # the disk is full: the lock is held nevertheless
+        with suppress(OSError):  # if the disk is full, the lock is held nevertheless
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"pid {os.getpid()} on {os.uname().nodename}\n".encode(), 0)
         yield descriptor

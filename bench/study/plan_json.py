@@ -1,4 +1,4 @@
-"""Read and write plan.json: the cells and runs of a study, in the order in which runs are started."""
+"""Read and write plan.json: the cells (configurations) of a study, and its runs in starting order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REPLAN = "plan the study again: bench plan MATRIX"
 
 @dataclass(frozen=True)
 class PlannedStudy:
-    """A study as planned, with its ledger; ``plan`` is the content of plan.json."""
+    """A planned study: its cells (configurations by id) and runs. ``plan`` is the content of plan.json."""
 
     folder: StudyFolder
     plan: dict[str, Any]
@@ -28,7 +28,7 @@ class PlannedStudy:
 
     @property
     def ledger(self) -> Ledger:
-        """The study's ledger."""
+        """Ledger of the study, which records the states of its runs."""
         return Ledger(self.folder.ledger)
 
     @property
@@ -37,15 +37,15 @@ class PlannedStudy:
         return str(self.plan["executor"])
 
     def records(self) -> dict[str, RunRecord]:
-        """Return the latest attempt of every planned run, in the planned order."""
+        """Return the record of every run's latest attempt, in the planned order."""
         return self.ledger.records(run.run_id for run in self.runs)
 
     def run_folder(self, record: RunRecord) -> RunFolder:
-        """Return the folder of a record's attempt."""
+        """Return the folder of the attempt that ``record`` describes."""
         return self.folder.attempt(record.run_id, record.attempt)
 
     def script(self, cell_id: str) -> Path:
-        """Return the path of a cell's script."""
+        """Return the path of the script that executes the runs of a cell."""
         suffix = ".sbatch" if self.executor == "slurm" else ".sh"
         return self.folder.scripts / f"{cell_id}{suffix}"
 
@@ -87,7 +87,7 @@ def find_plan(folder: StudyFolder) -> dict[str, Any] | None:
 
 
 def invalid_plan(folder: StudyFolder, problem: str | Exception) -> BenchError:
-    """Return the error for a plan.json with missing or wrong values."""
+    """Return the error for a plan.json with missing or invalid values."""
     if isinstance(problem, Exception):
         why = " ".join(f"{type(problem).__name__}: {problem}".split())
         problem = f"is not a plan that this version can read ({why})"
@@ -95,12 +95,12 @@ def invalid_plan(folder: StudyFolder, problem: str | Exception) -> BenchError:
 
 
 def write_plan_json(folder: StudyFolder, content: dict[str, Any]) -> None:
-    """Write plan.json."""
+    """Write plan.json atomically."""
     write_atomically(folder.plan_json, plan_text(content))
 
 
 def plan_text(content: dict[str, Any]) -> str:
-    """Return the text of plan.json: one line per cell and per run, readable by people and diff."""
+    """Format plan.json with one line per cell and per run, so that people and diff can read it."""
     dump = json.JSONEncoder(ensure_ascii=False).encode
     line_of = {"cells": _CellLines(dump).line, "series": dump, "runs": dump}
     parts = []
@@ -114,7 +114,7 @@ def plan_text(content: dict[str, Any]) -> str:
 
 
 class _CellLines:
-    """Write cells as JSON; settings that many cells share are encoded once."""
+    """Encode cells as JSON; ``workload`` and ``env`` objects that cells share are encoded only once."""
 
     def __init__(self, dump: Callable[[Any], str]) -> None:
         self._dump = dump

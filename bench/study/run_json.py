@@ -15,12 +15,12 @@ from bench.study.layout import RunFolder
 from bench.study.ledger import RunRecord, RunState
 from bench.study.plan_json import PlannedStudy
 
-# For thousands of runs, paths are concatenated as text: pathlib would take a third of the time.
+# Paths are concatenated as text: with pathlib, reading thousands of files would take much longer.
 _NAME = RunFolder(Path()).run_json.name
 
 
 def read_run(attempt: str | Path) -> tuple[dict[str, Any] | None, str]:
-    """Return the run.json in the folder of an attempt, or None and the reason (see read_object)."""
+    """Read run.json in the folder of an attempt; return it and ``""``, or None and the problem."""
     return read_object(f"{attempt}/{_NAME}")
 
 
@@ -32,7 +32,7 @@ def write_run(folder: RunFolder, content: Mapping[str, Any]) -> None:
 def update_run(
     folder: RunFolder, changes: Mapping[str, Any], *, fallback: Mapping[str, Any] | None = None
 ) -> None:
-    """Change values in run.json. A missing or broken file is replaced only with a ``fallback``."""
+    """Change values in run.json. If the file is missing or broken, write ``fallback`` with the changes."""
     known = read_run(folder.path)[0]
     content = fallback if known is None else known
     if content is not None and {**content, **changes} != known:
@@ -41,7 +41,7 @@ def update_run(
 
 @dataclass(frozen=True)
 class Attempt:
-    """One attempt of a run, with the name of its Slurm job."""
+    """One attempt of a run, with its configuration (``cell``), its folder and its job name."""
 
     run: Run
     cell: Cell
@@ -50,7 +50,7 @@ class Attempt:
     job_name: str
 
     def describe(self, study: PlannedStudy, **values: Any) -> dict[str, Any]:
-        """Return the content of run.json before the attempt starts; ``values`` replace defaults."""
+        """Return the initial content of run.json; ``values`` are added or override the defaults."""
         return {
             "schema": 1,
             "bench_version": __version__,
@@ -76,9 +76,9 @@ class Attempt:
 
 
 def next_attempt(study: PlannedStudy, run: Run, record: RunRecord) -> Attempt:
-    """Return the next attempt of a run, with a globally unique job name.
+    """Return the next attempt of a run, with a unique job name.
 
-    A rejected attempt left no job, so its number is used again.
+    If Slurm rejected the last attempt, no job exists for it, and its number is reused.
     """
     rejected = record.state is RunState.PLANNED and bool(record.details.get("refused"))
     number = record.attempt if rejected else record.attempt + 1
@@ -87,7 +87,7 @@ def next_attempt(study: PlannedStudy, run: Run, record: RunRecord) -> Attempt:
 
 
 def new_attempt(study: PlannedStudy, run: Run, record: RunRecord) -> Attempt:
-    """Return the next attempt of a run and create its folder; earlier attempts keep theirs."""
+    """Return the next attempt of a run and create its folder. Folders of earlier attempts are kept."""
     attempt = next_attempt(study, run, record)
     try:
         attempt.folder.path.mkdir(parents=True, exist_ok=True)

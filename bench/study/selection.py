@@ -1,4 +1,4 @@
-"""Select runs: those still to be done, and those that match `--only FILTER`."""
+"""Select the runs that still have to be executed, or that match `--only FILTER`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CELL_KEYS = (
 def pending(
     runs: Sequence[Run], records: Mapping[str, RunRecord], *, retry_failed: bool = False
 ) -> list[Run]:
-    """Return the runs that are neither completed nor active; failed runs only on request."""
+    """Return the planned and cancelled runs; with ``retry_failed``, also the failed ones."""
     wanted = {RunState.PLANNED, RunState.CANCELLED}
     if retry_failed:
         wanted.add(RunState.FAILED)
@@ -31,15 +31,17 @@ def pending(
 def only(runs: Sequence[Run], cells: Mapping[str, Cell], filters: Sequence[str]) -> list[Run]:
     """Return the runs that match every filter.
 
-    A filter is a pattern for the name of the run or cell (``n4x4-*``), or ``key=value`` with a
-    property of the cell or a workload option (``nodes=4``, ``mode=weak``, ``precision=bf16``).
+    A filter is a pattern for the name of the run or cell (``n4x4-*``), or ``key=value``. The key is a
+    property of the run's configuration or a workload option (``nodes=4``, ``mode=weak``, ``precision=bf16``).
 
-    Raises BenchError if a key is unknown, or no run matches.
+    Raises:
+        BenchError: a key is unknown, or no run matches.
     """
     kept = [run for run in runs if all(_matches(run, cells[run.cell_id], pattern) for pattern in filters)]
     if filters and runs and not kept:
         raise BenchError(
-            f"--only {' --only '.join(filters)} matches no run", remedy=f"names look like {runs[0].run_id}"
+            f"--only {' --only '.join(filters)} matches no run",
+            remedy=f"run names look like {runs[0].run_id}",
         )
     return kept
 

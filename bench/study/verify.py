@@ -1,6 +1,6 @@
-"""Verify that a run did what the plan asked for.
+"""Verify that a run was executed as planned.
 
-Each check compares a value that was found with the expected one. A run passes if all checks do.
+Each check compares a recorded value with the expected one. A run passes if all its checks pass.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from bench.study.layout import METRICS_COLUMNS, RunFolder
 from bench.study.ledger import RunRecord
 from bench.study.run_json import read_run
 
-#: Files that every measurement needs.
+#: Files that every run of the built-in training or with the recorder must contain.
 _FILES = ("run.json", "metrics.csv", "ranks.csv", "steps.csv", "env.json")
 
 
 @dataclass(frozen=True)
 class Check:
-    """Comparison of a found value with the expected one."""
+    """Result of one check: the value that was found and the value that was expected."""
 
     name: str
     passed: bool
@@ -31,7 +31,7 @@ class Check:
     expected: str
 
     def as_json(self) -> dict[str, Any]:
-        """Return the check for `--json`."""
+        """Return the check as an object for `bench verify --json`."""
         return {"check": self.name, "passed": self.passed, "found": self.found, "expected": self.expected}
 
     def __str__(self) -> str:
@@ -55,7 +55,7 @@ class Verification:
 
 
 def verify_run(path: Path, *, record: RunRecord | None = None) -> Verification:
-    """Check the attempt in the folder ``path``; ``record`` replaces the state in run.json.
+    """Check the attempt of a run in folder ``path``; a ``record`` overrides the state in run.json.
 
     Raises:
         BenchError: run.json is missing, broken, or does not describe a cell.
@@ -65,7 +65,7 @@ def verify_run(path: Path, *, record: RunRecord | None = None) -> Verification:
     if run is None or not isinstance(run.get("cell"), dict):
         raise BenchError(
             f"{folder.run_json}: {problem or 'does not describe a cell'}",
-            remedy="give a run's folder: results/STUDY/runs/RUN/attempt-N",
+            remedy="specify the folder of a run: results/STUDY/runs/RUN/attempt-N",
         )
     if record is not None:
         run |= {"state": str(record.state), "reason": record.reason}
@@ -85,21 +85,21 @@ def _checks(folder: RunFolder, run: dict[str, Any]) -> Iterator[Check]:
         "files", not missing, f"missing {', '.join(missing)}" if missing else "complete", ", ".join(files)
     )
     if isinstance(run.get("accounting"), str):
-        found = f"{run['accounting']}; the end is known from squeue and the run's own files"
-        yield Check("accounting", True, found, "sacct's, or none")
+        found = f"{run['accounting']}; the final state comes from squeue and the run's own files"
+        yield Check("accounting", True, found, "complete, or missing with a reason")
     yield from _environment_checks(read_json(folder.env), cell)
     if _source(cell) != "none":
         yield from _metrics_checks(folder, cell)
 
 
 def _source(cell: dict[str, Any]) -> str | None:
-    """Return the source of a command's metrics; None for the built-in training."""
+    """Return the source of a command's metrics, such as ``recorder``; None for the built-in training."""
     metrics = cell["workload"].get("metrics") or {}
     return metrics.get("source", "readings") if cell["workload"].get("command") else None
 
 
 def _files(cell: dict[str, Any]) -> tuple[str, ...]:
-    """Return the files that the run must contain; only bench's own code writes all of them."""
+    """Return the names of required files; commands that do not use the recorder need fewer."""
     fewer = {"none": _FILES[:1], "readings": _FILES[:2]}
     return fewer.get(_source(cell) or "", _FILES)
 
@@ -107,9 +107,9 @@ def _files(cell: dict[str, Any]) -> tuple[str, ...]:
 def _environment_checks(env: Any, cell: dict[str, Any]) -> Iterator[Check]:
     env = env if isinstance(env, dict) else {}
     if not env and _source(cell) in ("none", "readings"):
-        # A foreign program: its ranks are not counted.
+        # The command does not use the recorder, so bench does not know its ranks.
         for name in ("ranks joined", "world size", "backend", "nodes", "global batch"):
-            yield Check(name, True, "not measured", "the planned value, if measured")
+            yield Check(name, True, "not measured", "the planned value, if it is measured")
         return
     expected = cell["world_size"]
     joined = (env.get("joined") or {}).get("ranks")
@@ -127,21 +127,21 @@ def _environment_checks(env: Any, cell: dict[str, Any]) -> Iterator[Check]:
     if env.get("global_batch") is not None or _source(cell) is None:
         yield _same("global batch", env.get("global_batch"), cell["global_batch"])
     else:
-        yield Check("global batch", True, "not measured: steps differ", str(cell["global_batch"]))
+        yield Check("global batch", True, "not measured: it differs between steps", str(cell["global_batch"]))
     yield from _transport_check(env.get("transport"), cell)
 
 
 def _transport_check(transport: Any, cell: dict[str, Any]) -> Iterator[Check]:
-    """Compare the network of the gradients with the requested one, if env.json contains it."""
+    """Compare the network that carried the gradients with the requested one, if env.json names it."""
     if not isinstance(transport, dict):
         return
     interface, network = transport.get("interface"), transport.get("network")
     route = " ".join(str(word) for word in (network, interface) if word) or "an unknown interface"
     asked = (cell.get("env") or {}).get("GLOO_SOCKET_IFNAME") if cell["backend"] == "gloo" else None
     passed = interface in (asked, None) if asked else cell["nodes"] == 1 or interface != "lo"
-    expected = asked or ("anything" if cell["nodes"] == 1 else "an interface that other nodes can reach")
+    expected = asked or ("any interface" if cell["nodes"] == 1 else "an interface that other nodes can reach")
     if transport.get("fallback"):
-        passed, expected = False, "InfiniBand, which the hosts provide; see the warning in env.json"
+        passed, expected = False, "InfiniBand, which the hosts have; see the warning in env.json"
     yield Check("transport", passed, f"{transport.get('backend')} over {route}", expected)
 
 
@@ -166,7 +166,7 @@ def _metrics_checks(folder: RunFolder, cell: dict[str, Any]) -> Iterator[Check]:
         return
     yield _throughput_check(rows)
     yield _loss_check(rows if built_in else [row for row in rows if row.get("train_loss")])
-    if built_in:  # a command chooses its own steps
+    if built_in:  # a command determines its own number of steps
         yield _samples_check(rows, cell)
 
 
@@ -177,7 +177,7 @@ def _throughput_check(rows: list[dict[str, str]]) -> Check:
 
 
 def _loss_check(rows: list[dict[str, str]]) -> Check:
-    """Check the losses of ``rows``; a command may report none."""
+    """Check that all losses are finite; pass if ``rows`` is empty, because a command may report none."""
     bad = _epochs(row for row in rows if not _is_finite(row.get("train_loss")))
     found = "finite in every epoch" if rows else "not measured"
     if bad:

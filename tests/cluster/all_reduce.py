@@ -1,4 +1,4 @@
-"""A rank of the test of the cluster: join over gloo, train one DDP step, time an all-reduce.
+"""Test program for one rank: join over gloo, train one DDP step, and time an all-reduce.
 
 Prints one JSON line per rank. ``--megabytes`` is the size of the all-reduce.
 """
@@ -31,7 +31,7 @@ def main() -> None:
     assert gradient is not None
 
     payload = torch.ones(int(options.megabytes * 1e6) // 4)
-    dist.all_reduce(payload)  # connections, buffers
+    dist.all_reduce(payload)  # warm-up: creates connections and buffers
     dist.barrier()
     began = time.perf_counter()
     dist.all_reduce(payload)

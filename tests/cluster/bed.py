@@ -1,4 +1,4 @@
-"""A real Slurm on one machine: four nodes with their own network, host name and processes.
+"""A real Slurm cluster on one machine: by default four nodes, each with its own network, name and processes.
 
 Every node is a set of namespaces (:mod:`tests.cluster.containers`), so that Slurm, ssh and torch see separate
 machines with their own addresses, host names, process ids and shared memory. Unlike in a real cluster, the
@@ -49,7 +49,7 @@ def missing() -> str:
 
 
 class Cluster:
-    """A running cluster, from :meth:`start`, or from :meth:`attach` if another process started it."""
+    """A running test cluster. Create it with :meth:`start`; :meth:`attach` uses one that is already running."""
 
     def __init__(
         self, folder: Path, *, options: Options, network: Network, machines: dict[str, Container]
@@ -70,13 +70,14 @@ class Cluster:
         """Start a cluster and wait until its nodes are idle.
 
         Args:
-            options: its properties; by default four nodes with four l40s each and accounting.
-            folder: folder of its state; by default /tmp/bench-cluster-<slot>.
+            options: properties of the cluster; by default four nodes with four fake L40S GPUs each, and
+                accounting.
+            folder: folder for the files of the cluster; by default /tmp/bench-cluster-<slot>.
             keep: keep the cluster running after this process. The next start removes clusters without
                 ``keep`` that a killed process left behind.
 
         Raises:
-            ClusterError: it cannot be started here, or did not come up; nothing is left behind.
+            ClusterError: the cluster cannot be started on this machine; nothing is left behind.
         """
         if lacking := missing():
             raise ClusterError(lacking)
@@ -98,7 +99,7 @@ class Cluster:
         """Return the cluster with its state in ``folder``.
 
         Raises:
-            ClusterError: there is none.
+            ClusterError: no cluster has its state there.
         """
         try:
             state = json.loads((folder / "state.json").read_text())
@@ -118,7 +119,7 @@ class Cluster:
             machine.kill()
         self._machines.clear()
         _remove_cgroups(self._cgroup)
-        if (self.folder / ".bench-cluster").exists():  # never a folder that is not ours
+        if (self.folder / ".bench-cluster").exists():  # never delete another folder
             wait_for(partial(_emptied, self.folder), what=f"the removal of {self.folder}", timeout_s=10)
         # Last, so that the next user of the slot finds no leftovers.
         self.network.remove()
@@ -253,7 +254,7 @@ class Cluster:
 
     @contextmanager
     def linked(self, rate: str) -> Iterator[None]:
-        """Limit the speed of the links temporarily."""
+        """Limit the speed of the links between the nodes within a ``with`` block."""
         self.link(rate)
         try:
             yield
@@ -272,7 +273,7 @@ class Cluster:
 
     @contextmanager
     def frozen_slurmctld(self) -> Iterator[None]:
-        """Freeze the controller temporarily: commands connect and wait for an answer."""
+        """Freeze the controller within a ``with`` block: commands connect, but get no answer."""
         controller = self._machines["ctl"]
         pid = controller.run(["cat", "/run/slurmctld.pid"]).stdout.strip()
         controller.run(["kill", "-STOP", pid])
@@ -298,9 +299,9 @@ class Cluster:
         self._daemons.start_slurmd(self._machines[node])
 
     def crash_node(self, node: str) -> None:
-        """Simulate a power cut: remove all processes and the link of a node. Slurm has yet to notice.
+        """Simulate a power cut: remove all processes and the network link of a node.
 
-        It does after SlurmdTimeout, or at once with :meth:`declare_down`.
+        Slurm notices this after SlurmdTimeout, or immediately with :meth:`declare_down`.
         """
         self._machines[node].kill()
 
@@ -351,9 +352,9 @@ class Cluster:
 
     @contextmanager
     def configured(self, **settings: str) -> Iterator[None]:
-        """Change lines of slurm.conf temporarily (``SlurmdTimeout="5"``) with scontrol reconfigure.
+        """Change lines of slurm.conf (``SlurmdTimeout="5"``) within a ``with`` block, without a restart.
 
-        Settings that need a restart of the daemons (plugins) belong into :class:`Options`.
+        Settings that require a restart of the daemons (plugins) belong in :class:`Options`.
         """
         before = self._settings
         self._configure({**before, **settings})
@@ -369,7 +370,7 @@ class Cluster:
 
     @contextmanager
     def limited(self, **limits: int) -> Iterator[None]:
-        """Limit the root user of the account temporarily (``MaxSubmitJobs=2``) with sacctmgr."""
+        """Set a limit for the account's root user (``MaxSubmitJobs=2``) within a ``with`` block."""
         self._limit(limits)
         try:
             yield
@@ -398,7 +399,7 @@ class Cluster:
         wait_for(idle, what=f"idle nodes {', '.join(wanted)}", timeout_s=timeout_s)
 
     def clear(self) -> None:
-        """Cancel all jobs and wait until the nodes are idle, to start a test in a clean state."""
+        """Cancel all jobs and wait until the nodes are idle, so that the next test starts in a clean state."""
         jobs = self.run(["squeue", "-h", "-o", "%A"]).stdout.split()
         if jobs:
             self.run(["scancel", *sorted(set(jobs))], check=False)
@@ -418,14 +419,14 @@ def remove_abandoned() -> None:
                 owner = json.loads((folder / "state.json").read_text())["owner"]
                 abandoned = owner is not None and not Process(*owner).alive
             except (OSError, ValueError):
-                continue  # being made, or not ours
+                continue  # being created, or not a test cluster
             if abandoned:
                 Cluster.attach(folder).stop()
 
 
 @contextmanager
 def _only_one(name: str) -> Iterator[None]:
-    """Exclude other processes of this machine. An abstract socket leaves no file and closes with the process."""
+    """Hold a lock of this machine. It is an abstract socket, which needs no file and closes with the process."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as lock:
 
         def taken() -> bool:
@@ -457,7 +458,7 @@ def _remove_cgroups(top: Path) -> None:
 
 
 def _removed(cgroup: Path) -> bool:
-    """Remove an empty cgroup; it is busy for a moment after its last process was killed."""
+    """Remove an empty cgroup; retry, because it stays busy briefly after its last process was killed."""
     try:
         cgroup.rmdir()
     except OSError:

@@ -32,7 +32,7 @@ class Partition:
 class Options:
     """Options of a cluster. ``settings`` are lines of slurm.conf that replace or extend the default ones.
 
-    ``cpus`` and ``memory_mb`` are configured values; in fact, all nodes share those of this machine.
+    ``cpus`` and ``memory_mb`` are only declared to Slurm; all nodes share the resources of this machine.
     """
 
     nodes: int = 4
@@ -52,7 +52,7 @@ class Options:
 
     @property
     def hostlist(self) -> str:
-        """The nodes as Slurm writes them."""
+        """The nodes in Slurm's compressed form (``n[1-4]``)."""
         return f"n[1-{self.nodes}]" if self.nodes > 1 else "n1"
 
     def as_json(self) -> dict[str, Any]:
@@ -85,7 +85,7 @@ def write_files(folder: Path, *, options: Options, network: Network, settings: M
     )
     (etc / "plugstack.conf").write_text("")
     database = etc / "slurmdbd.conf"
-    database.touch(mode=0o600)  # slurmdbd refuses to read it where others may
+    database.touch(mode=0o600)  # slurmdbd rejects a file that others can read
     database.write_text(slurmdbd_conf(folder))
 
 

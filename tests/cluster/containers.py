@@ -56,7 +56,7 @@ def wait_for(condition: Callable[[], bool], *, what: str, timeout_s: float, ever
     """Wait until ``condition`` is true.
 
     Raises:
-        ClusterError: it is not true within ``timeout_s``.
+        ClusterError: the condition is not true within ``timeout_s``.
     """
     end = time.monotonic() + timeout_s
     while not condition():
@@ -77,7 +77,7 @@ def run(
     """Run a command and return the completed process with its output.
 
     Raises:
-        ClusterError: it failed (unless ``check`` is off) or took longer than ``timeout_s``.
+        ClusterError: the command failed (unless ``check`` is False) or took longer than ``timeout_s``.
     """
     words = [str(word) for word in command]
     try:
@@ -108,9 +108,9 @@ class Container:
 
     @classmethod
     def launch(cls, name: str, *, hosts: Path, folder: Path, cgroup: Path | None) -> Callable[[], Container]:
-        """Start a machine; call the returned function to wait until it is ready, so that several can start at once.
+        """Start a machine without waiting; call the returned function to wait until the machine is ready.
 
-        ``hosts`` becomes its /etc/hosts, ``cgroup`` the root of its memory cgroups.
+        ``hosts`` becomes the machine's /etc/hosts, ``cgroup`` the root of its memory cgroups.
         """
         ready = folder / f"{name}.ready"
         ready.unlink(missing_ok=True)
@@ -175,7 +175,7 @@ _holders: dict[int, subprocess.Popen[bytes]] = {}
 
 
 def daemon_environment() -> dict[str, str]:
-    """Return a minimal environment, because jobs partly inherit that of the daemons."""
+    """Return a minimal environment for the daemons, because jobs partly inherit it."""
     return {
         "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
         "HOME": "/root",

@@ -129,9 +129,9 @@ class Daemons:
         )
 
     def stop(self, machine: Container, daemon: str) -> None:
-        """End a daemon by the id in its pid file, as a service manager would, and wait for its end.
+        """Stop a daemon by the id in its pid file, as a service manager would, and wait until it has ended.
 
-        Jobs' processes live on: slurmstepd outlasts slurmd.
+        Processes of jobs keep running, because slurmstepd does not end with slurmd.
         """
         pid_file = f"/run/{daemon}.pid"
         pid = machine.run(["cat", pid_file], check=False).stdout.strip()

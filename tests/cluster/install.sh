@@ -1,9 +1,9 @@
 #!/bin/sh
-# Installs what the test cluster (tests/cluster) is made of: Slurm, munge, MariaDB, iproute2, OpenSSH.
-# Starts no service, now or at boot: the test cluster starts its own daemons, in its own namespaces.
+# Installs the programs that the test cluster (tests/cluster) needs: Slurm, munge, MariaDB, iproute2, OpenSSH.
+# No service is started, now or at boot: the test cluster starts its own daemons in its own namespaces.
 set -eu
 
-# One package per program that tests/cluster looks for; keep in step with bed.PROGRAMS.
+# Keep this list in step with PROGRAMS in daemons.py.
 packages="slurmctld slurmd slurm-client slurmdbd munge mariadb-server iproute2 util-linux openssh-server openssh-client"
 
 refuse() {
@@ -26,7 +26,7 @@ if [ -z "$missing" ]; then
 fi
 [ "$(id -u)" = 0 ] || refuse "needs root to install:$missing; try: sudo $0"
 
-# invoke-rc.d asks policy-rc.d before it starts a service; 101 says no.
+# invoke-rc.d starts a service only if policy-rc.d allows it; exit code 101 forbids it.
 policy=/usr/sbin/policy-rc.d
 if [ ! -e "$policy" ]; then
     trap 'rm -f "$policy"' EXIT
@@ -44,7 +44,7 @@ apt-get install -y --no-install-recommends $missing || {
         refuse "apt-get could not install:$missing"
 }
 
-# A machine with systemd would start them at its next boot.
+# Otherwise systemd would start the services at the next boot.
 if command -v systemctl >/dev/null 2>&1 && [ -d /run/systemd/system ]; then
     for package in $missing; do
         case $package in

@@ -55,9 +55,9 @@ class Network:
 
 
 def claim(folder: Path | None) -> tuple[Network, Path]:
-    """Take the first free slot, atomically by creating its bridge; return it and the state folder.
+    """Claim the first free slot by creating its bridge, which is atomic; return it and the state folder.
 
-    The bridge's alias names the state folder, so that what a killed process left can be found.
+    The bridge's alias contains the path of the state folder, by which clusters of killed processes are found.
     """
     for slot in range(SLOTS):
         network = Network(slot)
@@ -86,9 +86,9 @@ def claimed() -> dict[int, Path]:
 
 
 def limit_link(container: Container, rate: str | None) -> None:
-    """Limit what the machine sends to ``rate`` (as tc writes it: 400mbit); None removes the limit.
+    """Limit the rate at which a machine sends (``400mbit``, in tc's notation); None removes the limit.
 
-    Messages below the burst of 256 kB pass at full speed.
+    Bursts of up to 256 kB are sent at full speed.
     """
     container.run(["tc", "qdisc", "delete", "dev", "eth0", "root"], check=False)
     if rate is not None:

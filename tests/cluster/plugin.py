@@ -1,8 +1,8 @@
 """The pytest fixtures ``cluster`` and ``running_cluster``.
 
-One cluster serves a whole test session; it starts when the first test asks for it. A test
-that asks for it is marked ``cluster``; where none can be started it is skipped, with the
-reason, and fails where the tests have to be complete (CI=true).
+All tests of a session share one cluster, which is started for the first test that uses it. Tests that use
+it are marked ``cluster``. If no cluster can be started, these tests are skipped with the reason; with
+CI=true they fail instead.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from tests.cluster.configuration import Options, Partition
 
 OPTIONS = Options(
     partitions=(
-        # Its jobs preempt other jobs.
+        # Jobs in this partition preempt other jobs.
         Partition("urgent", "n[1-4]", {"PriorityTier": "10", "PreemptMode": "off"}),
-        # Small limits, for jobs that exceed those of their partition.
+        # This partition has small limits, for tests with jobs that exceed them.
         Partition("short", "n[1-2]", {"MaxTime": "5", "DefaultTime": "1", "MaxNodes": "1"}),
     ),
 )
@@ -34,7 +34,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def running_cluster() -> Iterator[Cluster]:
-    """Yield the cluster of the test session, for fixtures with a wider scope than one test."""
+    """Yield the cluster of the test session, for use by fixtures with a wider scope than one test."""
     if lacking := missing():
         if os.environ.get("CI") == "true":
             pytest.fail(lacking, pytrace=False)

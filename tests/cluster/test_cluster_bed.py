@@ -136,7 +136,7 @@ def test_what_a_killed_test_session_left_is_removed_by_the_next(running_cluster)
         left = Cluster.attach(folder)
         init = Process(*json.loads((folder / "state.json").read_text())["machines"]["n1"])
         remove_abandoned()
-        assert init.alive  # its session lives
+        assert init.alive  # the test session is still running
     finally:
         session.send_signal(signal.SIGKILL)
         session.wait()
@@ -146,7 +146,7 @@ def test_what_a_killed_test_session_left_is_removed_by_the_next(running_cluster)
     assert not init.alive
     assert not folder.exists()
     assert left.network.slot not in networks.claimed()
-    assert running_cluster.node_states()  # and this session's stands
+    assert running_cluster.node_states()  # the cluster of this session is still there
 
 
 def test_a_start_that_fails_says_why_and_leaves_nothing(tmp_path):

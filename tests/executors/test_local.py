@@ -188,7 +188,7 @@ def test_a_killed_harness_leaves_no_process_and_a_failed_run_with_the_reason(tmp
     assert alive == []
     record = LocalExecutor(study).refresh()[first]
     assert (str(record.state), record.failure_class) == ("failed", "killed")
-    assert record.reason == f"the harness (process {process.pid}) was killed during this run"
+    assert record.reason == f"the `bench submit` process ({process.pid}) was killed during this run"
     content = json.loads(study.folder.attempt(first, 1).run_json.read_text())
     assert (content["state"], content["reason"]) == ("failed", record.reason)
     assert [run.run_id for run in pending(study.runs, LocalExecutor(study).refresh())] == [second], (
@@ -253,7 +253,7 @@ def test_a_second_harness_on_one_study_is_refused(tmp_path):
         holder = f"pid {process.pid} on {os.uname().nodename}"
         assert str(caught.value) == (
             f"{study.folder.path}: another `bench submit` is running for this study ({holder}); "
-            "wait for it, or stop it first"
+            "wait until it ends, or stop it"
         )
     finally:
         process.send_signal(signal.SIGINT)
@@ -283,8 +283,8 @@ def test_a_set_up_line_that_fails_is_one_clear_error(tmp_path):
     with pytest.raises(BenchError) as caught:
         submitted(study)
     assert str(caught.value) == (
-        "the process that starts ranks ended (exit code 1):\nthe module is not there; "
-        "does `python -m bench.workload --help` work here, after the set-up lines?"
+        "the fork server, which starts the ranks, ended (exit code 1):\nthe module is not there; "
+        "check that `python -m bench.workload --help` works here after the lines of cluster.setup"
     )
     record = study.records()[study.runs[0].run_id]
     assert (str(record.state), record.failure_class) == ("failed", "never-started")

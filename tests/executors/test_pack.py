@@ -196,8 +196,8 @@ workload: {device: cpu, model: mlp}
     done = study.bench("submit", "STUDY", "--pack")
     assert (done.returncode, done.stderr) == (
         2,
-        "error: --pack submits many runs as one Slurm job, but the matrix says executor local; "
-        "leave --pack out: without Slurm, runs go one after another anyway\n",
+        "error: --pack submits many runs as one Slurm job, but the matrix's executor is local; "
+        "omit --pack: without Slurm, runs are always executed one after another\n",
     )
 
 
@@ -206,7 +206,7 @@ def test_a_pack_that_slurm_rejects_is_an_error_and_leaves_nothing(scripted):
     done = study.bench("submit", "STUDY", "--pack")
     assert done.returncode == 2
     assert re.fullmatch(
-        r"error: Slurm would not take a pack of 2 runs on 2 nodes for 4 min: (?s:.+); nothing was submitted; "
+        r"error: Slurm does not accept a pack of 2 runs on 2 nodes for 4 min: (?s:.+); nothing was submitted; "
         r"correct the matrix's cluster section, or "
         r"choose fewer runs with --only, lower cluster\.time_limit, or submit without --pack\n",
         done.stderr.split("\n", 1)[1],
@@ -221,7 +221,7 @@ def test_a_pack_waits_for_a_drained_node_as_a_run_does(scripted, running_cluster
         done = study.bench("submit", "STUDY", "--pack")
         assert done.returncode == 0, done.stderr
         assert done.stderr.splitlines()[1] == (
-            "the pack may have to wait: Slurm says of its size now: "
+            "the pack may have to wait; Slurm's answer to its size now: "
             "allocation failure: Requested node configuration is not available"
         )
     finally:
@@ -234,7 +234,7 @@ def test_a_pack_that_never_starts_in_its_partition_is_a_warning(scripted):
     done = study.bench("submit", "STUDY", "--pack")
     assert done.returncode == 0, done.stderr
     assert done.stderr.splitlines()[1] == (
-        "partition short allows 5 min, and this pack asks for 6 min: Slurm may never start it; cancel it, "
+        "partition short allows 5 min, but this pack requests 6 min: Slurm may never start it; cancel the job, "
         "then choose fewer runs with --only, lower cluster.time_limit, or submit without --pack"
     )
     first = study.planned.runs[0].run_id
@@ -314,11 +314,11 @@ def test_a_pack_cancelled_from_outside_keeps_its_results(scripted, running_clust
     _wait_for_states(study, {"completed": 1, "running": 1, "queued": 2})
     (job,) = study.job_ids()
     shown = study.status()
-    waits = f"waits in its pack (job {job}) for"
+    in_pack = f"before it in its pack (job {job})"
     assert [shown[run]["reason"] for run in (running, *waiting)] == [
         "",
-        f"{waits} 1 run before it",
-        f"{waits} 2 runs before it",
+        f"waits for 1 run {in_pack}",
+        f"waits for 2 runs {in_pack}",
     ]
     running_cluster.run(["scancel", job])
     _wait_for_end(study)
@@ -326,7 +326,7 @@ def test_a_pack_cancelled_from_outside_keeps_its_results(scripted, running_clust
     by = f"cancelled by user id {os.geteuid()}"
     assert [(shown[run]["state"], shown[run]["reason"]) for run in (first, running, *waiting)] == [
         ("completed", ""),
-        ("cancelled", f"with its pack (job {job}): {by}"),
+        ("cancelled", f"ended with its pack (job {job}): {by}"),
         *[("planned", f"not started: its pack (job {job}) ended before its turn ({by})")] * 2,
     ]
     dry = study.bench("submit", "STUDY", "--dry-run").stdout.splitlines()
@@ -343,8 +343,8 @@ def test_bench_cancel_ends_whole_packs_only(scripted, running_cluster):
     part = study.bench("cancel", "STUDY", "--only", waiting)
     assert (part.returncode, part.stderr) == (
         2,
-        f"error: job {job} is a pack, which would end {running} and perhaps others, too; "
-        "cancel without --only, or wait for the runs\n",
+        f"error: job {job} is a pack; cancelling it also ends {running} and maybe others; "
+        "cancel without --only, or wait until the runs have ended\n",
     )
     assert study.bench("cancel", "STUDY").stdout == "2 runs cancelled\n"
     by = ("cancelled", "cancelled by bench cancel")
@@ -473,7 +473,7 @@ def test_the_jobs_time_limit_keeps_finished_runs_and_the_rest_is_started_again(o
     limit = "TIMEOUT: reached its time limit"
     assert [(run["state"], run["failure_class"], run["reason"]) for run in shown] == [
         ("completed", None, ""),
-        ("failed", "time-limit", f"with its pack (job {job}): {limit}"),
+        ("failed", "time-limit", f"ended with its pack (job {job}): {limit}"),
         *[("planned", None, f"not started: its pack (job {job}) ended before its turn ({limit})")] * 2,
     ]
     dry = study.bench("submit", "STUDY", "--pack", "--dry-run").stdout.splitlines()

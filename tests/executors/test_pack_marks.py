@@ -100,7 +100,7 @@ def test_an_active_run_shares_the_jobs_status_and_a_finished_one_does_not(packs,
     of = packs(started(1), ended(1, 0), started(2), ended(2, 143, by="stop"))
     job = classify([row("7", "CANCELLED by 0", "study.pack.a1.key")])
     assert status_of(of, 1, JOB, job=job) == ("completed", None, 0, "")
-    shared = "with its pack (job 7): cancelled by user id 0"
+    shared = "ended with its pack (job 7): cancelled by user id 0"
     assert status_of(of, 2, JOB, job=job)[:2] == ("cancelled", "cancelled")
     assert status_of(of, 2, JOB, job=job)[3] == shared
     folder = StudyFolder(tmp_path).attempt("r2", 1)
@@ -122,13 +122,16 @@ def test_an_unknown_status_is_not_guessed(packs):
 
 def test_a_run_waits_for_those_before_it(packs):
     running = JobStatus(RunState.RUNNING)
-    assert packs().active_status(record(2), running).reason == "waits in its pack (job 7), which starts"
+    assert (
+        packs().active_status(record(2), running).reason
+        == "waits for its pack (job 7) to start its first run"
+    )
     of = packs(started(1), ended(1, 0), started(2))
     shown = [of.active_status(record(place), running) for place in (2, 3, 5)]
     assert [(str(one.state), one.reason) for one in shown] == [
         ("running", ""),
-        ("queued", "waits in its pack (job 7) for 1 run before it"),
-        ("queued", "waits in its pack (job 7) for 3 runs before it"),
+        ("queued", "waits for 1 run before it in its pack (job 7)"),
+        ("queued", "waits for 3 runs before it in its pack (job 7)"),
     ]
     waits = JobStatus(RunState.QUEUED, reason="waits to start (Priority)")
     assert of.active_status(record(3), waits) == waits

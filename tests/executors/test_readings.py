@@ -136,9 +136,12 @@ def test_an_unreadable_metric_is_reported_with_source_and_pattern(left):
         "no line of job.out matches workload.metrics.output.throughput 'speed ([0-9]+)'"
     )
     assert left.lack({"output": {**STEP_TIME, "throughput": "rate ([0-9]+)"}}) == (
-        "job.out contains step_time 2 times and throughput 1 times: they cannot be paired"
+        "job.out contains step_time 2 times and throughput 1 times, so the values cannot be paired"
     )
-    assert left.lack({"output": STEP_TIME, "skip": 2}) == "job.out has 2 values, and skip 2 leaves none"
+    assert (
+        left.lack({"output": STEP_TIME, "skip": 2})
+        == "job.out contains 2 values, and workload.metrics.skip 2 drops all of them"
+    )
     assert left.lack({"output": {"step_time": "(time)"}}) == (
         "job.out: workload.metrics.output found 'time', which is not a number"
     )
@@ -150,7 +153,7 @@ def test_an_unreadable_metric_is_reported_with_source_and_pattern(left):
 def test_an_impossible_rate_is_refused(left, value):
     left.folder.out.write_text(f"rate {value}\n")
     assert left.lack({"output": {"throughput": r"rate (\S+)"}}) == (
-        f"reading 1 of job.out is not a positive rate: {{'throughput': {float(value)}}}"
+        f"reading 1 of job.out is not a positive number: {{'throughput': {float(value)}}}"
     )
 
 
@@ -166,9 +169,9 @@ def test_a_loss_that_is_not_finite_is_reported_and_the_rows_are_kept(left):
 def test_a_file_that_is_missing_or_has_other_columns_is_named(left):
     path = left.folder.path / "log.csv"
     metrics = {"csv": "log.csv", "columns": {"throughput": "ips"}}
-    assert left.lack(metrics) == f"the command left no {path}, which workload.metrics.csv names"
+    assert left.lack(metrics) == f"the command did not create {path}, the file named in workload.metrics.csv"
     path.write_text("a,b\n1,2\n")
-    assert left.lack(metrics) == f"{path} has no value of ips (workload.metrics.columns); it has a, b"
+    assert left.lack(metrics) == f"{path} has no ips (workload.metrics.columns); it contains a, b"
     path.write_text("ips\nfast\n")
     assert left.lack(metrics) == f"{path}: contains 'fast', which is not a number"
 
@@ -179,14 +182,14 @@ def test_a_file_of_an_earlier_run_is_refused(left, tmp_path_factory):
     left.folder.run_json.write_text('{"submitted_at": "2026-01-01T00:00:00.000Z"}')
     metrics = {"csv": str(elsewhere), "columns": {"throughput": "ips"}}
     os.utime(elsewhere, (1.7e9, 1.7e9))  # 2023
-    assert left.lack(metrics) == f"{elsewhere} is older than the run: another run wrote it"
+    assert left.lack(metrics) == f"{elsewhere} is older than this run, so another run wrote it"
     os.utime(elsewhere, (1.9e9, 1.9e9))
     assert len(left.rows(metrics)) == 1
 
 
 def test_a_command_that_records_nothing_is_incomplete_unless_metrics_is_none(left):
     assert left.lack({"source": "recorder"}) == (
-        "the command recorded nothing: use bench.record in it, or say in workload.metrics where its numbers are"
+        "the command recorded no metrics: call bench.record in its training loop, or set workload.metrics to the file or output that contains them"
     )
     assert left.lack({"source": "none"}) == ""
 

@@ -161,7 +161,7 @@ def test_a_submission_reports_the_one_that_it_waits_for(scripted):
     who = f"(pid {os.getpid()} on {os.uname().nodename})"
     assert (
         said
-        == f"{study.folder}: another `bench submit` is running for this study {who}: waiting for it to end"
+        == f"{study.folder}: another `bench submit` is running for this study {who}; waiting until it ends"
     )
 
 
@@ -225,7 +225,7 @@ def test_an_intent_without_a_job_is_withdrawn_and_started_again(scripted):
     shown = study.status()[run_id(1)]
     assert (shown["state"], shown["reason"]) == (
         "planned",
-        "sbatch was interrupted before Slurm took the job",
+        "sbatch was interrupted before Slurm accepted the job",
     )
     assert study.run_json(run_id(1))["state"] == "planned"
     assert study.bench("submit", "STUDY").returncode == 0
@@ -242,9 +242,9 @@ def test_a_rejected_job_stops_the_submission_and_the_next_continues_with_it(scri
         assert done.stderr == (
             f"[1/4] {order[0]} submitted as job {study.run_json(order[0])['job_id']}\n"
             f"[2/4] {order[1]} submitted as job {study.run_json(order[1])['job_id']}\n"
-            f"error: sbatch refused {order[2]}: AssocMaxSubmitJobLimit\n"
+            f"error: sbatch rejected {order[2]}: AssocMaxSubmitJobLimit\n"
             "Batch job submission failed: Job violates accounting/QOS policy (job submit limit, user's size "
-            "and/or time limits) (2 of 4 are submitted and kept); type `bench submit` again when jobs have "
+            "and/or time limits) (2 of 4 runs are submitted); run `bench submit` again when some jobs have "
             "ended, or use --max-queued or --wait\n"
         )
         shown = study.status()
@@ -266,9 +266,9 @@ def test_a_cell_that_slurm_rejects_is_an_error_before_anything_is_submitted(scri
     done = study.bench("submit", "STUDY")
     assert done.returncode == 2
     assert done.stderr == (
-        "error: Slurm would not take the largest cell, n1x1-gloo-srun-b1: invalid partition specified: nope\n"
+        "error: Slurm does not accept the largest cell, n1x1-gloo-srun-b1: invalid partition specified: nope\n"
         "allocation failure: Invalid partition name specified; nothing was submitted; "
-        "correct the matrix's cluster section, or leave that size out (--only)\n"
+        "correct the matrix's cluster section, or exclude that size (--only)\n"
     )
     assert not (study.folder / "ledger.jsonl").exists()
 
@@ -298,7 +298,7 @@ def test_variables_that_override_the_scripts_are_a_warning(scripted):
     done = study.bench("submit", "STUDY", "--wait")
     assert done.returncode == 0, done.stderr
     assert done.stderr.splitlines()[0] == (
-        "SBATCH_COMMENT='a b' in the environment: sbatch prefers that to the scripts' #SBATCH lines"
+        "SBATCH_COMMENT='a b' in the environment overrides the scripts' #SBATCH lines"
     )
 
 
@@ -313,9 +313,9 @@ repeats: 1
 """
     study = plan_study(tmp_path / "eight", matrix, running_cluster.environment)
     refusal = (
-        "error: Slurm would not take the largest cell, n8x1-gloo-srun-b4: allocation failure: "
-        "Requested node configuration is not available (partition l40s has 4 nodes, and it takes 8); "
-        "nothing was submitted; correct the matrix's cluster section, or leave that size out (--only)"
+        "error: Slurm does not accept the largest cell, n8x1-gloo-srun-b4: allocation failure: "
+        "Requested node configuration is not available (partition l40s has 4 nodes, and the job needs 8); "
+        "nothing was submitted; correct the matrix's cluster section, or exclude that size (--only)"
     )
     done = study.bench("submit", "STUDY", "--canary")
     assert (done.returncode, done.stderr.splitlines()[1:]) == (2, [refusal])
@@ -410,7 +410,7 @@ def test_a_forgotten_job_is_settled_by_its_folder_or_is_unknown(scripted):
     assert study.run_json(run_id(1))["ended_at"] == "2026-01-01T00:00:00Z"
     assert (shown[run_id(2)]["state"], shown[run_id(2)]["reason"]) == (
         "unknown",
-        "Slurm does not know job 999902; the run left no end.json. `bench cancel` gives it up",
+        "Slurm does not know job 999902; the run wrote no end.json. `bench cancel` marks the run as cancelled",
     )
     assert study.bench("cancel", "STUDY").stdout == "1 run cancelled\n"
     assert study.status()[run_id(2)]["state"] == "cancelled"

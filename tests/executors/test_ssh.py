@@ -216,7 +216,7 @@ def test_a_killed_harness_leaves_nothing_running_and_nothing_runs_twice(bed, mak
     first, second = (study.planned.records()[run.run_id] for run in study.planned.runs)
     assert (str(first.state), first.reason, str(second.state)) == (
         "failed",
-        f"the harness (process {harness.pid}) was killed during this run",
+        f"the `bench submit` process ({harness.pid}) was killed during this run",
         "completed",
     )
     submitted(study, retry_failed=True)
@@ -278,10 +278,13 @@ def test_runs_that_need_a_missing_host_wait_and_the_others_are_executed(bed, mak
     with pytest.raises(BenchError) as caught:
         submitted(study)
     why = "gone cannot be reached: ssh: connect to host 127.0.0.1 port 1: Connection refused"
-    assert str(caught.value) == f"{why}\n1 run waits for that; when it is fixed, type `bench submit` again"
+    assert (
+        str(caught.value)
+        == f"{why}\n1 run needs such a host and did not start; fix the problem, then run `bench submit` again"
+    )
     found = states(study)
     assert found[1] == ("completed", "")
-    remedy = "does `ssh -o BatchMode=yes gone true` work here?"
+    remedy = "check that `ssh -o BatchMode=yes gone true` works on this machine"
     assert sorted([found[2], found[3]]) == [("failed", f"{why}; {remedy}"), ("planned", "")]
 
 
@@ -292,8 +295,8 @@ def test_a_host_without_the_folder_of_submission_is_named(bed, make):
     assert states(study) == {
         2: (
             "failed",
-            f"n2 cannot enter the folder of submission {Path.cwd()}: No such file or directory; "
-            "submit from a folder that every host has: on a shared file system, or a copy at the same path",
+            f"n2 cannot enter the folder in which `bench submit` was called, {Path.cwd()}: No such file or directory; "
+            "run `bench submit` in a folder that every host has: a shared one, or a copy at the same path",
         )
     }
 
@@ -343,7 +346,7 @@ def test_busy_hosts_are_left_alone(bed, make, monkeypatch):
         assert harness.wait(30) == 130
     job = f"going.{going.planned.runs[0].run_id}.a1.{going.planned.plan['key']}"
     who = f"{job} (process {harness.pid} of root on {os.uname().nodename})"
-    why = f"n2 is busy with {who}; wait for it or stop it, then type `bench submit` again"
+    why = f"n2 is busy with {who}; wait until that run has ended, or stop it; then run `bench submit` again"
     assert str(caught.value) == why
     assert states(study) == {1: ("planned", why)}
     submitted(study)
@@ -373,7 +376,7 @@ def test_a_machine_that_is_listed_under_two_names_is_noticed(bed, make):
     state, reason = states(study)[2]
     assert state == "failed"
     assert reason.partition(" ")[2] == (
-        "is a machine that cluster.hosts names twice; one entry per machine, with `processes` for its ranks"
+        "is a machine that appears twice in cluster.hosts; list each machine once, with its ranks in `processes`"
     )
 
 
@@ -407,7 +410,7 @@ def test_a_host_with_a_loopback_address_is_refused(bed, make, ssh_config, monkey
     assert states(study) == {
         2: (
             "failed",
-            "near has the address 127.0.0.1, at which other hosts cannot reach it; "
+            "near has the address 127.0.0.1, which other hosts cannot reach; "
             "write {host: near, address: ADDRESS} in cluster.hosts",
         )
     }
