@@ -173,7 +173,7 @@ class Slurm:
 
     Attributes:
         timeout_s: time limit of all commands except sbatch.
-        submit_timeout_s: time limit of sbatch. While slurmctld is busy, sbatch retries by itself.
+        submit_timeout_s: time limit of sbatch. While slurmctld is busy, sbatch retries automatically.
         environment: environment variables of the commands; ``os.environ`` by default.
     """
 
