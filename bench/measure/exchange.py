@@ -28,6 +28,7 @@ class Collectives:
 
     def __init__(self, device: torch.device, backend: str) -> None:
         self._device = device if backend == "nccl" else torch.device("cpu")
+        self.rank = dist.get_rank()
         self.world_size = dist.get_world_size()
 
     def barrier(self) -> None:
@@ -59,6 +60,12 @@ class Collectives:
         """Return every rank's object in the order of the ranks."""
         gathered: list[Any] = [None] * self.world_size
         dist.all_gather_object(gathered, value)
+        return gathered
+
+    def gathered(self, value: Any) -> list[Any] | None:
+        """Return every rank's object in the order of the ranks on rank 0, and None on the other ranks."""
+        gathered: list[Any] | None = None if self.rank else [None] * self.world_size
+        dist.gather_object(value, gathered)
         return gathered
 
     def _reduce(self, values: Sequence[float], operation: Any) -> list[float]:

@@ -82,10 +82,20 @@ def merge_windows(
     attributed = _attributed(windows)
     least = [min(parts.exposed_s for parts in ranks) for ranks in zip(*attributed, strict=True)]
     counters = {(place.host, place.device_id if on_gpus else "") for place in places}
-    ranks = [
-        _rank_record(replace(window, usage=_usage(window.usage, rank, places, on_gpus)), steps, parts, least)
-        for rank, (window, parts) in enumerate(zip(windows, attributed, strict=True))
-    ]
+    first_on_host: dict[str, int] = {}
+    first_on_device: dict[tuple[str, str], int] = {}
+    for rank, place in enumerate(places):
+        first_on_host.setdefault(place.host, rank)
+        first_on_device.setdefault((place.host, place.device_id), rank)
+    ranks = []
+    for rank, (window, parts, place) in enumerate(zip(windows, attributed, places, strict=True)):
+        usage = _usage(
+            window.usage,
+            is_first_on_host=first_on_host[place.host] == rank,
+            is_first_on_device=first_on_device[place.host, place.device_id] == rank,
+            on_gpus=on_gpus,
+        )
+        ranks.append(_rank_record(replace(window, usage=usage), steps, parts, least))
     samples = [rank.samples for rank in ranks if rank.samples is not None]
     return EpochRecord(
         epoch=epoch,
@@ -100,7 +110,7 @@ def merge_windows(
 
 def count_dropped_steps(windows: Sequence[Window]) -> int:
     """Return the number of attribution steps that are left out because a rank has no parts for them."""
-    by_step = zip(*(window.parts for window in windows), strict=False)
+    by_step = zip(*(window.parts for window in windows if window.parts), strict=False)
     return sum(any(parts is None for parts in step) for step in by_step)
 
 
@@ -126,12 +136,8 @@ def _rank_record(window: Window, steps: int, parts: list[StepParts], least: Sequ
     )
 
 
-def _usage(usage: Usage, rank: int, places: Sequence[RankPlace], on_gpus: bool) -> Usage:
-    """Return a rank's usage without values that an earlier rank on the same host or device provides."""
-    hosts = [place.host for place in places]
-    devices = [(place.host, place.device_id) for place in places]
-    is_first_on_host = hosts.index(hosts[rank]) == rank
-    is_first_on_device = devices.index(devices[rank]) == rank
+def _usage(usage: Usage, *, is_first_on_host: bool, is_first_on_device: bool, on_gpus: bool) -> Usage:
+    """Return a rank's usage without the values that an earlier rank of its host or device reports."""
     return Usage(
         cpu_percent=usage.cpu_percent if is_first_on_host else None,
         gpu_percent=usage.gpu_percent if is_first_on_device else None,

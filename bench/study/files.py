@@ -102,7 +102,7 @@ def read_table(path: Path) -> tuple[list[str], list[dict[str, str]]]:
             reader = csv.DictReader(file)
             rows = [row for row in reader if None not in row and None not in row.values()]
             return list(reader.fieldnames or []), rows
-    except OSError:
+    except (OSError, csv.Error):
         return [], []
 
 

@@ -77,9 +77,9 @@ def measure(
             session, epoch, windows, trainer, feed, collectives, places=places, ideal_s=ideal_s
         )
         dropped_steps += dropped
-        if results is not None:
+        if results is not None and record is not None:
             results.add(record)
-        session.say(progress_line(record, options.epochs))
+            session.say(progress_line(record, options.epochs))
     if dropped_steps:
         session.warn(_CLOCK_WAS_SET.format(steps=dropped_steps))
     comm_s = Probes(session, collectives, trainer, feed).run(_transfer_s(record))
@@ -113,21 +113,23 @@ def _epoch(
     *,
     places: Sequence[RankPlace],
     ideal_s: float | None,
-) -> tuple[EpochRecord, int]:
-    """Measure one epoch; return its record and the number of attribution steps that were left out."""
+) -> tuple[EpochRecord | None, int]:
+    """Measure an epoch; return its record and the number of attribution steps that were left out.
+
+    Only rank 0 combines the windows of all ranks; the other ranks return None and 0.
+    """
     options = session.request.options
     window = windows.throughput(options.steps_per_epoch)
     windows.check_losses(window.loss, f"epoch {epoch}")
     if options.attribution_steps:
         window = windows.attribution(window, options.attribution_steps)
-    rank_windows = collectives.objects(window)
+    rank_windows = collectives.gathered(window)
+    validation = _validate(trainer, feed, collectives) if options.val_steps else None
+    checkpoint_s = _checkpoint(session, trainer, epoch) if options.checkpoint else None
+    if rank_windows is None:
+        return None, 0
     record = merge_windows(epoch, rank_windows, places, on_gpus=session.device.type == "cuda")
-    record = replace(
-        record,
-        validation=_validate(trainer, feed, collectives) if options.val_steps else None,
-        checkpoint_s=_checkpoint(session, trainer, epoch) if options.checkpoint else None,
-        ideal_step_s=ideal_s,
-    )
+    record = replace(record, validation=validation, checkpoint_s=checkpoint_s, ideal_step_s=ideal_s)
     return record, count_dropped_steps(rank_windows)
 
 

@@ -144,7 +144,7 @@ def _transport_in_use(
     """Return the transport that the ranks used; warn if NCCL fell back to a slower one."""
     facts = session.joined.facts
     if log is None:
-        found = collectives.objects(open_connections(store_port=session.launch.port))
+        found = collectives.objects(sorted(open_connections(store_port=session.launch.port)))
         by_host: dict[str, list[str]] = {}
         for rank, names in zip(facts, found, strict=True):
             by_host[rank.host] = sorted({*by_host.get(rank.host, []), *names})
