@@ -80,7 +80,7 @@ def allocation_of(study: PlannedStudy, runs: Sequence[Run]) -> Allocation:
 
 
 def first_host(*, seed: int, nodes: int, repeat: int, hosts: int) -> int:
-    """Return the index, among a pack's ``hosts``, of the first host of a run on ``nodes`` nodes.
+    """Choose the first host of a run on ``nodes`` nodes; return its index among the pack's hosts.
 
     A run uses consecutive hosts, wrapping around. The first host advances by ``nodes`` per repeat,
     so that the repeats of a size use all hosts equally often. Cells of the same size use the same
@@ -223,7 +223,7 @@ class Packs:
     _marks: dict[int, Marks] = field(default_factory=dict)
 
     def marks(self, record: RunRecord) -> Marks:
-        """Return the marks of the pack to which a run belongs."""
+        """Return the start and end marks of all runs in the pack of ``record``."""
         number = _pack_number(record)
         assert number is not None, f"{record.run_id} has a job of its own"
         if number not in self._marks:
@@ -231,7 +231,7 @@ class Packs:
         return self._marks[number]
 
     def mark(self, record: RunRecord) -> Mark | None:
-        """Return the mark of a run, or None if the run has not started."""
+        """Return the start and end mark of a run, or None if the run has not started."""
         return self.marks(record).runs.get(record.run_id)
 
     def has_ended(self, record: RunRecord) -> bool:

@@ -55,7 +55,7 @@ class PackExecutor(SlurmExecutor):
         return []
 
     def check_largest(self, runs: Sequence[Run]) -> None:
-        """Raise BenchError if Slurm would not accept the allocation for ``runs``."""
+        """Raise BenchError if Slurm would not accept a pack of ``runs``."""
         records = self._records_once
         pack = self._pack([next_attempt(self.study, run, records[run.run_id]) for run in runs])
         self._test(pack, Callbacks())
@@ -98,7 +98,7 @@ class PackExecutor(SlurmExecutor):
             if why:
                 raise _refused(pack, why, queue_is_full=refusal.queue_is_full) from None
             callbacks.on_message(
-                f"the pack may have to wait; Slurm's answer to its size now: {refusal.output}"
+                f"the pack may have to wait, because sbatch --test-only says: {refusal.output}"
             )
 
     def _warn_of_limit(self, pack: Pack, callbacks: Callbacks) -> None:

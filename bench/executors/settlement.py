@@ -56,7 +56,7 @@ THREADS = 8
 
 
 class Settlement:
-    """Update the records of a study's runs once, and record the end of those whose jobs have ended.
+    """Update the records of a study's runs, and record the end of runs whose jobs have ended.
 
     Several threads may process different runs. All events are appended to the ledger in one operation,
     because syncing the file after each event would be slow.
@@ -146,7 +146,7 @@ class Settlement:
         if status is None or not status.settled:
             return
         if "bench cancel" in record.reason and record.state is status.state is RunState.CANCELLED:
-            status = replace(status, reason=record.reason)  # more specific than Slurm's
+            status = replace(status, reason=record.reason)  # this reason is more specific than Slurm's
         self._settle(record, status, event="accounted")
 
     def _settle_packed(self, record: RunRecord, event: str) -> None:
@@ -175,7 +175,7 @@ class Settlement:
         return ended is not None and _age_s(ended) > NODE_CLOCK_GRACE_S
 
     def _settle_forgotten(self, record: RunRecord, accounted: JobStatus | None) -> None:
-        """Record the end of a job that Slurm no longer knows, from its files; ``unknown`` if they lack it."""
+        """Record the end of a job that Slurm no longer knows: from its files, or else as ``unknown``."""
         end = EndNote.read(self._study.run_folder(record))
         if end.exit_code is not None or self._state_by_notices(record) is not None:
             outcome = self._outcome_by_folder(record, end)

@@ -191,7 +191,7 @@ class SlurmExecutor:
             why = permanent_refusal(self.slurm, refusal, script=script, nodes=nodes)
             if not why:
                 callbacks.on_message(
-                    f"{largest.run_id} is submitted first; Slurm's answer to its size now: {refusal.output}"
+                    f"{largest.run_id} is submitted first, because sbatch --test-only says: {refusal.output}"
                 )
                 return [largest, *(run for run in runs if run is not largest)]
             what = f"Slurm does not accept the largest cell, {largest.cell_id}: {why}"

@@ -84,7 +84,7 @@ class RunFolder(JobFolder):
     trace = _Child("trace-rank0.json.gz")  # profiler trace of some steps, if the matrix asks for one
     env = _Child("env.json")  # software, hardware, hosts that took part, and network that was used
     end = _Child("end.json")  # exit code and end time, written by the job itself
-    sacct_summary = _Child("sacct_summary.txt")  # written by the harness
+    sacct_summary = _Child("sacct_summary.txt")  # rows of the job in sacct, written by bench
 
     @property
     def is_described(self) -> bool:

@@ -96,7 +96,7 @@ class Cluster:
 
     @classmethod
     def attach(cls, folder: Path) -> Cluster:
-        """Return the cluster with its state in ``folder``.
+        """Return the running cluster whose state is in ``folder``.
 
         Raises:
             ClusterError: no cluster has its state there.
@@ -192,7 +192,7 @@ class Cluster:
 
     @property
     def nodes(self) -> list[str]:
-        """The nodes' names."""
+        """Names of the nodes: n1, n2, ..."""
         return self.options.names
 
     @property
@@ -242,7 +242,7 @@ class Cluster:
         return self._machines[node].run(words, check=check, timeout_s=timeout_s, env=full, cwd=cwd)
 
     def command_on_node(self, node: str, words: Sequence[str | Path], *, cwd: Path) -> list[str]:
-        """Return the command that runs ``words`` on a node, to start it separately."""
+        """Return the command that runs ``words`` on a node, without starting it."""
         return self._machines[node].command(words, cwd=cwd)
 
     # ---- network ----------------------------------------------------------------------------
@@ -283,7 +283,7 @@ class Cluster:
             controller.run(["kill", "-CONT", pid])
 
     def stop_slurmdbd(self) -> None:
-        """Stop the accounting daemon: sacct fails, everything else works."""
+        """Stop the accounting daemon: sacct fails, but all other commands work."""
         self._daemons.stop(self._machines["ctl"], "slurmdbd")
 
     def start_slurmdbd(self) -> None:

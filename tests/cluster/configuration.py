@@ -56,12 +56,12 @@ class Options:
         return f"n[1-{self.nodes}]" if self.nodes > 1 else "n1"
 
     def as_json(self) -> dict[str, Any]:
-        """Return the input of :meth:`from_json`."""
+        """Return the options as a JSON object, which :meth:`from_json` reads."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> Options:
-        """Return the options from the output of :meth:`as_json`."""
+        """Return the options in a JSON object that :meth:`as_json` has written."""
         partitions = tuple(Partition(**p) for p in content["partitions"])
         return cls(**{**content, "partitions": partitions})
 
@@ -90,7 +90,7 @@ def write_files(folder: Path, *, options: Options, network: Network, settings: M
 
 
 def slurm_conf(folder: Path, *, options: Options, network: Network, settings: Mapping[str, str]) -> str:
-    """Return slurm.conf."""
+    """Return the text of slurm.conf."""
     lines = {
         **_daemons(folder, network),
         **_jobs(options),
@@ -166,7 +166,7 @@ def _accounting(folder: Path, options: Options, network: Network) -> dict[str, s
 
 
 def slurmdbd_conf(folder: Path) -> str:
-    """Return slurmdbd.conf; the database listens on the loopback of the controller."""
+    """Return the text of slurmdbd.conf; the database listens on the loopback of the controller."""
     lines = {
         "AuthType": "auth/munge",
         "AuthInfo": f"socket={folder}/munge/socket",

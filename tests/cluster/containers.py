@@ -144,7 +144,7 @@ class Container:
         return join
 
     def command(self, words: Sequence[str | Path], *, cwd: Path | None = None) -> list[str]:
-        """Return the command that runs ``words`` in this machine, from outside."""
+        """Return the command that, executed on the host, runs ``words`` in this machine."""
         inside = ["env", "-C", str(cwd or "/"), *map(str, words)]
         return ["nsenter", "--target", str(self.init.pid), "--all", "--", *inside]
 

@@ -33,7 +33,7 @@ class Daemons:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The daemons' environment."""
+        """Environment variables of the daemons."""
         return {**daemon_environment(), "SLURM_CONF": str(self.folder / "etc/slurm.conf")}
 
     def start_munge(self, controller: Container) -> None:

@@ -30,7 +30,7 @@ class Network:
         return f"10.77.{self.slot}.{last or 10 + int(host.removeprefix('n'))}"
 
     def hosts_file(self, machines: list[str]) -> str:
-        """Return the machines' /etc/hosts."""
+        """Return the text of /etc/hosts for all machines."""
         lines = [f"{self.address(host)} {host}" for host in ["login", *machines]]
         # torch resolves the peers of its IPv6 sockets. They have separate names, because a second address
         # for n1 would change the address that n1 resolves to.
@@ -38,7 +38,7 @@ class Network:
         return "\n".join(["127.0.0.1 localhost", *lines, *mapped, ""])
 
     def attach(self, container: Container) -> None:
-        """Give a machine its eth0 on the bridge."""
+        """Create the interface eth0 of a machine and connect it to the bridge."""
         outside = f"{self.bridge}{container.name}"
         _ip(
             f"link add {outside} type veth peer name eth0 netns {container.init.pid}\n"

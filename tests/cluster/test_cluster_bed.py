@@ -110,7 +110,7 @@ def test_a_cluster_started_by_hand_ends_without_a_trace_beside_a_running_one(clu
 
 
 def running(argument: str) -> list[int]:
-    """Return the processes of this machine, in all namespaces, with this argument."""
+    """Return the processes of this machine, in all namespaces, with ``argument`` in their command line."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:

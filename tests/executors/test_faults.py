@@ -55,7 +55,7 @@ def test_a_run_waits_for_a_drained_node_and_says_so(cluster, scripted):
         done = study.bench("submit", "STUDY")
         assert done.returncode == 0
         assert done.stderr.startswith(
-            f"{run_id(1)} is submitted first; Slurm's answer to its size now: "
+            f"{run_id(1)} is submitted first, because sbatch --test-only says: "
             "allocation failure: Requested node configuration is not available\n"
         )
         why = "waits to start (ReqNodeNotAvail, UnavailableNodes:n3)"

@@ -221,7 +221,7 @@ def test_a_pack_waits_for_a_drained_node_as_a_run_does(scripted, running_cluster
         done = study.bench("submit", "STUDY", "--pack")
         assert done.returncode == 0, done.stderr
         assert done.stderr.splitlines()[1] == (
-            "the pack may have to wait; Slurm's answer to its size now: "
+            "the pack may have to wait, because sbatch --test-only says: "
             "allocation failure: Requested node configuration is not available"
         )
     finally:
