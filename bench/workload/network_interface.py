@@ -1,7 +1,7 @@
 """Print the network interface on the route to another host.
 
-``python -m bench.workload.network_interface HOST`` sets GLOO_SOCKET_IFNAME in a job's script. By default gloo
-uses the address of the machine's own host name, which on many machines is the loopback address.
+``python -m bench.workload.network_interface HOST`` gives a job's script the value of GLOO_SOCKET_IFNAME. By
+default gloo uses the address of the host name, which on many machines is the loopback address.
 """
 
 from __future__ import annotations
