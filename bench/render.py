@@ -35,11 +35,11 @@ class _Shape(NamedTuple):
     launcher: str
     device: str
     mixed: bool
-    #: Whether torchrun runs on one node, without srun.
+    #: True if torchrun runs on one node, without srun.
     alone: bool
-    #: Whether a user's command runs instead of the built-in training.
+    #: True if a user's command runs instead of the built-in training.
     command: bool
-    #: Whether the command uses the recorder.
+    #: True if the command uses the recorder.
     records: bool
     env_names: tuple[str, ...]
 

@@ -80,7 +80,7 @@ def _check_local(point: Point, matrix: Matrix, document: Document) -> None:
         remedy = f"use nodes [1] and vary {matrix.size_axis}, or use executor slurm"
         document.add_problem(("axes", "nodes"), what, remedy)
     if launcher != "torchrun":
-        what = f"launcher {launcher} needs Slurm: executor local starts torchrun"
+        what = f"launcher {launcher} needs Slurm: executor local starts ranks as torchrun does"
         document.add_problem(("axes", "launcher"), what, "use launcher [torchrun]")
 
 
