@@ -240,7 +240,8 @@ def _conclude(name: str, records: Mapping[str, RunRecord], *, waited: bool, halt
         retry = f"`bench submit {name} --retry-failed` starts them again"
         say(f"{failed} failed: `bench status {name}` shows why; {retry}")
     if unknown:
-        say(f"{unknown} unknown: `bench status {name}` shows why; `bench cancel {name}` marks them as cancelled")
+        cancel = f"`bench cancel {name}` marks them as cancelled"
+        say(f"{unknown} unknown: `bench status {name}` shows why; {cancel}")
     return 1 if failed or stopped or (waited and unknown) else 0
 
 
