@@ -1,8 +1,8 @@
 """Format numbers and texts for people: sensible digits, units, safe characters.
 
 Texts from result files are not trusted: :func:`clean` replaces characters that no page, figure or table
-can show safely (control characters, lone surrogates, text-direction overrides). Escaping for HTML, SVG
-or LaTeX is up to the writer of the file.
+can show safely (control characters, lone surrogates, text-direction overrides). Code that writes HTML, SVG
+or LaTeX must escape texts itself.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ def one_line(value: Any, *, limit: int = 300) -> str:
 
 
 def known(value: float | None) -> TypeGuard[float]:
-    """Return whether ``value`` is a number that was measured."""
+    """Return whether ``value`` is a finite number, not None or NaN."""
     return value is not None and math.isfinite(value)
 
 
 def number(value: float | None, *, digits: int = 4) -> str:
-    """Return a number with ``digits`` significant digits, commas from 10,000 on, or a dash."""
+    """Format a number with ``digits`` significant digits, and commas from 10,000 on; a dash if unknown."""
     if not known(value):
         return MISSING
     if value == 0:
@@ -56,21 +56,21 @@ def number(value: float | None, *, digits: int = 4) -> str:
 
 
 def whole(value: float | None) -> str:
-    """Return a count such as a batch without decimals (2 if it is not whole), or a dash."""
+    """Format a count such as a batch: two decimals if it is not whole, else none; a dash if unknown."""
     if not known(value):
         return MISSING
     return f"{value:,.0f}" if value == round(value) else f"{value:,.2f}"
 
 
 def fraction(value: float | None, *, decimals: int = 3) -> str:
-    """Return an efficiency or another ratio near 1 with fixed decimals, or a dash."""
+    """Format an efficiency or another ratio near 1 with fixed decimals; a dash if unknown."""
     if not known(value):
         return MISSING
     return f"{value:.{decimals}f}" if abs(value) < 1000 else number(value)
 
 
 def percent(value: float | None, *, decimals: int = 0) -> str:
-    """Return a share as ``23 %``, or a dash."""
+    """Format a share as ``23 %``; a dash if unknown."""
     if not known(value):
         return MISSING
     return f"{100 * value:.{decimals}f} %"
@@ -120,7 +120,7 @@ def capital(text: str) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Return a value of a frame as a JSON value; None if unknown."""
+    """Convert a value of a DataFrame to a JSON value; missing values become None."""
     if value is None or isinstance(value, (str, bool)):
         return value
     item = value.item() if hasattr(value, "item") else value

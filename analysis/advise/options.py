@@ -44,7 +44,7 @@ COLUMNS = (
     *("success_low", "first", "cheapest", "safest", "batch_differs", "state", "remark"),
 )
 
-#: Study, number of nodes and ranks per node: jobs with one layout share a queue wait.
+#: Study, number of nodes and ranks per node. Jobs with the same layout have the same queue wait.
 Layout = tuple[str, int, str]
 
 
@@ -81,8 +81,8 @@ def options_of(
 ) -> tuple[pd.DataFrame, list[str]]:
     """Return the options of studies without waits, and notes on sizes that cannot be predicted.
 
-    ``samples`` are training samples per epoch. With ``beyond``, also sizes beyond twice the largest measured
-    size are predicted.
+    ``samples`` are training samples per epoch. With ``beyond``, sizes above twice the largest measured one
+    are predicted, too.
     """
     parts, notes = [], []
     for name, study in studies.items():
@@ -130,7 +130,7 @@ def rank(
 
 
 def layouts_of(options: pd.DataFrame) -> list[Layout]:
-    """Return each option's layout."""
+    """Return the layout of each option: study, nodes and ranks per node."""
     table = zip(options["study"], options["nodes"], options["gpus_per_node"], strict=True)
     return [(str(study), int(nodes), str(per_node)) for study, nodes, per_node in table]
 
@@ -174,7 +174,7 @@ def _settings(study: Study) -> dict[str, str]:
 def cell_success(study: Study) -> pd.DataFrame:
     """Return ``completed``, ``attempted`` and ``success_low`` by ``cell_id``.
 
-    Both columns count attempts, including earlier attempts of restarted runs. ``success_low`` is the
+    The first two count attempts, including earlier attempts of restarted runs. ``success_low`` is the
     lower bound of Wilson's 95 % interval (E. B. Wilson, JASA 22, 1927), which is lower for 3 of 3 than
     for 30 of 30; it is 0 without attempts.
     """

@@ -71,8 +71,8 @@ def _with_interval(row: dict[Any, Any]) -> str:
 def summary(advice: Advice) -> list[str]:
     """Return the advice as sentences.
 
-    They name the first option, options with faster training or from other studies, the cheapest and
-    safest options, and a prediction that may be sooner.
+    The sentences name the option that ends first, options with faster training or from other studies, the
+    cheapest and safest options, and a predicted option that may end sooner.
     """
     first = advice.chosen("first")
     if first is None:
@@ -154,7 +154,7 @@ def _first_of_other_studies(advice: Advice, first: dict[str, Any]) -> list[dict[
 
 
 def _as_soon(advice: Advice, first: dict[str, Any]) -> str:
-    """Return the number of other options whose intervals allow them to end as soon, as a text."""
+    """Return a clause with the number of other options that, by their intervals, may end as soon."""
     options = _measured(advice)
     others = options[~options["first"] & options["training_low_s"].notna()]
     wait = others["total_s"] - others["training_s"]

@@ -1,7 +1,7 @@
 """Detect and describe anomalies of a study; nothing is dropped because of them.
 
-Thresholds are chosen so that noise is rarely reported: if there is an interval, it must be clear of the
-limit.
+Thresholds are chosen so that noise is rarely reported: if there is an interval, all of it must be beyond
+the limit.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from analysis.stats.estimate import LEVEL, MIN_RUNS
 from analysis.stats.measured import Frames
 from analysis.text import count, fraction, known, listed, one_line, percent
 
-#: Without intervals: least excess of an efficiency over 1, or over that of the size before.
+#: Minimum excess of an efficiency over 1, or over the previous size, if there are no intervals.
 MARGIN = 0.05
-#: Standard deviation of the log throughput over the runs of a cell above which it is unstable.
+#: A cell is unstable if the standard deviation of its runs' log throughput is above this.
 UNSTABLE = 0.05
-#: Significance level of a drift, and its least change over the study.
+#: Significance level of a drift, and its minimum relative change over the study.
 DRIFT_LEVEL = 0.01
 DRIFT_LEAST = 0.01
 _PATH_COLUMNS = ["gpus", "efficiency", "efficiency_low", "efficiency_high"]
 
 
 class Anomaly(NamedTuple):
-    """A heading of a few words, and a sentence."""
+    """An anomaly: a heading of a few words, and a sentence."""
 
     heading: str
     words: str
@@ -160,13 +160,13 @@ def _slow_nodes(slow: pd.DataFrame) -> Anomaly:
 def alerts(
     rows: pd.DataFrame, frames: Frames, environment: Environment, *, late: LateNodes, slow: pd.DataFrame
 ) -> Iterator[Anomaly]:
-    """Yield warnings that a reader must know before looking at a number.
+    """Yield the warnings at the top of the page, which readers must know before they use a number.
 
     Args:
         rows: the scaling table.
         frames: its frames.
         environment: the runs' environment.
-        late: the nodes that the others wait for.
+        late: from :func:`analysis.checks.slow_ranks.late_nodes`.
         slow: from :func:`analysis.checks.slow_ranks.slow_nodes`, only the late nodes.
     """
     if environment.crowding is not None:

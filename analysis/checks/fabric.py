@@ -1,4 +1,4 @@
-"""Latency and bandwidth of the fabric, from the all-reduces that every run times.
+"""Latency and bandwidth of the fabric, from the all-reduces that are timed in every run.
 
 The model is that of a ring all-reduce of S bytes over N ranks::
 
@@ -8,10 +8,10 @@ The model is that of a ring all-reduce of S bytes over N ranks::
 Source: R. Thakur, R. Rabenseifner, W. Gropp, *Optimization of Collective Communication Operations
 in MPICH*, IJHPCA 19(1), 2005; bandwidths as nccl-tests defines them (doc/PERFORMANCE.md).
 
-Sizes differ by orders of magnitude, and each parameter is fitted to its own: β to the large ones, α to
-those with less than half of the time spent on bytes. Effects in between (a library that changes its
-algorithm, a switch with a buffer) would distort a common fit. The unit is the run: one run gives one α
-and one β, and intervals are over runs.
+Message sizes differ by orders of magnitude, so each parameter is fitted to its own sizes: β to large ones, α
+to those that spend less than half of their time on transferring bytes. Effects in between (a library that
+changes its algorithm, a switch with a buffer) would distort a common fit. The unit is the run: each run
+gives one α and one β, and intervals are over runs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SWEEP_COLUMNS = (
     *("run_id", "cell_id", "ranks", "bytes", "buckets", "repeats", "time_sec"),
     *("algbw_bytes_per_sec", "busbw_bytes_per_sec"),
 )
-#: One row per cell with a sweep: ``n`` runs with a fit; ``reason`` explains missing values.
+#: One row per cell with a sweep; ``n`` counts the runs with a fit, ``reason`` explains missing values.
 FABRIC_COLUMNS = (
     *("cell_id", "ranks", "n", "alpha_sec", "alpha_low", "alpha_high"),
     *("beta_sec_per_byte", "beta_low", "beta_high", "ring_bytes_per_sec"),
@@ -51,14 +51,14 @@ _ROUNDS = 50
 
 @dataclass(frozen=True)
 class RingFit:
-    """α and β of one sweep.
+    """Latency α and inverse bandwidth β, fitted to the sweep of one run.
 
     Attributes:
         alpha_s: seconds per step of the ring.
         beta_s_per_byte: seconds per byte on a rank's link.
-        ranks: N.
-        left_out: by message size, the prediction from the other sizes over the measured time, minus 1;
-            a size is absent if the other sizes have no fit.
+        ranks: number of ranks.
+        left_out: relative error of each message size's time when predicted from the other sizes; a size is
+            absent if the other sizes have no fit.
     """
 
     alpha_s: float
@@ -67,7 +67,7 @@ class RingFit:
     left_out: Mapping[int, float]
 
     def worst(self, *, from_bytes: int = 0) -> float | None:
-        """Return the largest error of a left-out size of at least ``from_bytes``; None if there is none."""
+        """Return the largest error in ``left_out`` from ``from_bytes`` on; None if there is none."""
         errors = [abs(error) for size, error in self.left_out.items() if size >= from_bytes]
         return max(errors, default=None)
 
@@ -80,18 +80,18 @@ class NoFit:
 
 
 def ring_time(size: Any, ranks: Any, alpha_s: Any, beta_s_per_byte: Any) -> Any:
-    """Return the model's seconds for ``size`` bytes (scalars or arrays)."""
+    """Return the time of a ring all-reduce of ``size`` bytes in seconds (scalars or arrays)."""
     steps = 2 * (ranks - 1)
     return steps * alpha_s + steps / ranks * size * beta_s_per_byte
 
 
 def fit_ring(sizes: Sequence[float], times_s: Sequence[float], *, ranks: int) -> RingFit | NoFit:
-    """Return α and β of all-reduces of several sizes, or the reason why there are none.
+    """Fit α and β to all-reduces of several sizes, or return the reason why this is not possible.
 
     Args:
         sizes: bytes of each message.
-        times_s: seconds of each.
-        ranks: N, 2 or more.
+        times_s: time of each message in seconds.
+        ranks: number of ranks.
     """
     if ranks < 2:
         return NoFit("one rank has nobody to communicate with")
@@ -111,7 +111,7 @@ def fit_ring(sizes: Sequence[float], times_s: Sequence[float], *, ranks: int) ->
 
 
 def _parameters(size: Floats, time: Floats, ranks: int) -> tuple[float, float] | NoFit:
-    """Return α and β, each fitted to its own sizes."""
+    """Return α, fitted to small messages, and β, fitted to large ones."""
     if len(size) < _FEWEST_SIZES:
         return NoFit(f"{len(size)} message sizes; a fit needs {_FEWEST_SIZES}")
     steps, wire = 2 * (ranks - 1), size * 2 * (ranks - 1) / ranks
@@ -134,9 +134,9 @@ def _parameters(size: Floats, time: Floats, ranks: int) -> tuple[float, float] |
 
 
 def sweep_rows(study: Study) -> pd.DataFrame:
-    """Return :data:`SWEEP_COLUMNS`, one row per run and message size.
+    """Return the timed all-reduces, one row per run and message size (:data:`SWEEP_COLUMNS`).
 
-    A time is the median over a size's repeats of the longest rank's time. Malformed entries are ignored.
+    ``time_sec`` is the slowest rank's time, median over the repeats. Malformed entries are ignored.
     """
     rows: list[dict[str, Any]] = []
     ids = zip(study.runs["run_id"], study.runs["cell_id"], study.attempts, strict=True)
@@ -177,7 +177,7 @@ def _size(entry: Mapping[str, Any], ranks: int) -> dict[str, Any]:
 
 
 def fabric_table(sweep: pd.DataFrame) -> pd.DataFrame:
-    """Return :data:`FABRIC_COLUMNS`, one row per cell.
+    """Fit α and β for each cell; return one row per cell (:data:`FABRIC_COLUMNS`).
 
     α and β are geometric means over runs; their 95 % intervals are Student's t on the logarithms, from
     three runs. ``ring_bytes_per_sec`` is 1/β: the rate on a rank's link. ``left_out_error`` is the largest
@@ -230,16 +230,16 @@ def _median(values: Iterable[float | None]) -> float:
 
 
 def fabrics(study: Study, rows: pd.DataFrame) -> dict[str, Fabric]:
-    """Return :func:`fabrics_of` the study's probes."""
+    """Return the measured all-reduce of each series, from the study's probes (see :func:`fabrics_of`)."""
     sweep = sweep_rows(study)
     return fabrics_of(sweep, fabric_table(sweep), rows)
 
 
 def fabrics_of(sweep: pd.DataFrame, fits: pd.DataFrame, rows: pd.DataFrame) -> dict[str, Fabric]:
-    """Return by series the all-reduce of its largest probed size, for the communication model.
+    """Return for each series the all-reduce at its largest probed size, for the communication model.
 
-    The largest size represents the others: its ring has the same path as larger ones. The probes do not
-    identify the last bucket, so it has the mean size.
+    The ring of the largest size is the most similar to those of larger sizes. The probes do not identify the
+    last bucket, which is assumed to have the mean size.
 
     Args:
         sweep: from :func:`sweep_rows`.

@@ -1,4 +1,4 @@
-"""The scaling table with a reason in each row that has missing runs or no efficiency."""
+"""Explain missing runs, missing efficiencies and replaced baselines in the rows of the scaling table."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _NO_REGIME = "no efficiency: neither the global batch nor the batch per rank is 
 
 
 def scaling_table(source: Study | Frames, *, baseline: str | None = None) -> pd.DataFrame:
-    """Return :func:`analysis.stats.scaling.scale` with ``reason``.
+    """Return the scaling table of :func:`analysis.stats.scaling.scale`, with ``reason`` filled in.
 
     Args:
         source: a study, or its frames.
@@ -53,7 +53,7 @@ def scaling_table(source: Study | Frames, *, baseline: str | None = None) -> pd.
 
 @dataclass
 class _RunCounts:
-    """The runs of one cell, counted by their end, and the first reason of one that does not count."""
+    """Numbers of a cell's runs by outcome, and the reason of the first run that does not count."""
 
     total: int = 0
     done: int = 0
@@ -67,7 +67,7 @@ class _RunCounts:
 
 
 def _reasons_of_runs(runs: pd.DataFrame) -> dict[str, str]:
-    """Return by cell which of its runs do not count; a cell whose runs all count is absent."""
+    """Describe each cell's runs that do not count; a cell whose runs all count is absent."""
     cells: dict[str, _RunCounts] = {}
     columns = ("cell_id", "measured", "state", "failure_class", "reason")
     for cell_id, measured, state, failure, reason in zip(*(runs[name] for name in columns), strict=True):
@@ -83,7 +83,7 @@ def _reasons_of_runs(runs: pd.DataFrame) -> dict[str, str]:
 
 
 def _reasons_of_baselines(rows: pd.DataFrame, baseline: str | None) -> dict[Hashable, str]:
-    """Return by series why its baseline is not the smallest planned size, or not the requested one."""
+    """Explain, by series, a baseline that is not the requested one or not the smallest planned size."""
     based = rows.assign(size=sizes_of(rows))[rows["base_place"].notna()]
     if baseline:
         others = based[~based["base_place"].isin(rows.index[is_baseline(rows, baseline)])]
@@ -100,7 +100,7 @@ def _reasons_of_baselines(rows: pd.DataFrame, baseline: str | None) -> dict[Hash
 
 
 def _reasons_of_regimes(rows: pd.DataFrame, frames: Frames) -> dict[Hashable, str]:
-    """Return by series why it has no efficiency, or another regime than its label."""
+    """Explain, by series, a missing efficiency or a regime that differs from the series' label."""
     reasons: dict[Hashable, str] = {}
     for place, own in rows.groupby("series_place"):
         mode, label = own["mode"].iloc[0], own["label_mode"].iloc[0]
@@ -122,6 +122,6 @@ def _reasons_of_regimes(rows: pd.DataFrame, frames: Frames) -> dict[Hashable, st
 
 
 def _contains_a_series(rows: pd.DataFrame) -> bool:
-    """Return whether some rows have one batch and several sizes: they would be a series of one regime."""
+    """Return whether some rows share a batch and differ in size: alone they would be strong or weak."""
     batches = (rows["global_batch"], batch_per_rank(rows))
     return any(rows["gpus"].groupby(batch).nunique().max() > 1 for batch in batches)

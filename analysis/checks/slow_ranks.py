@@ -1,10 +1,10 @@
 """Slow ranks and slow nodes: their excess, the waiting that they cause, and sentences about them.
 
 Useful time is a rank's step without exposed communication
-(:func:`analysis.stats.decompose.useful_time`). A late rank has more of it than the others, which spend
-the difference waiting: they show more exposed communication, and the late rank shows less. Stragglers are
-therefore looked for in useful time, and are never mistaken for slow communication. The typical rank is the
-lower median, so up to half of the ranks (a whole node of two) can be late.
+(:func:`analysis.stats.decompose.useful_time`). A late rank has more useful time than the others. These
+spend the difference waiting, which counts as exposed communication. Stragglers are therefore detected by
+useful time, so that they are not mistaken for slow communication. The typical rank is the lower median, so
+up to half of the ranks (a whole node of two) can be late.
 
 All functions read ranks.csv of at most :data:`analysis.stats.measured.MAX_RANKS_FILES` runs.
 """
@@ -51,13 +51,13 @@ _EPOCH = ["run_id", "epoch"]
 
 
 def _with_useful_time(ranks: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows that have an attribution window, with ``useful`` time."""
+    """Return the rows with an attribution window, with an added column ``useful`` (useful time in seconds)."""
     useful = useful_time(ranks)
     return ranks.assign(useful=useful, run_id=ranks["run_id"].astype("str"))[useful.notna()]
 
 
 def _beyond_typical(frame: pd.DataFrame, column: str, *, among: list[str]) -> pd.Series:
-    """Return a column minus its lower median over the rows that agree in ``among``."""
+    """Return a column minus its lower median over rows with equal values in the columns ``among``."""
     typical = lower_median(frame.groupby(among, sort=False)[column]).rename("typical")
     return frame[column] - frame[among].join(typical, on=among)["typical"]
 
@@ -65,7 +65,7 @@ def _beyond_typical(frame: pd.DataFrame, column: str, *, among: list[str]) -> pd
 def stragglers(ranks: pd.DataFrame) -> pd.DataFrame:
     """Return :data:`STRAGGLER_COLUMNS`: the ranks that were late in every epoch of their run.
 
-    ``part`` is the part of the step that exceeds the typical rank's most.
+    ``part`` is the part of the step with the largest excess over the typical rank.
 
     Args:
         ranks: rows of ranks.csv with ``run_id`` and ``cell_id``; rows without an attribution
@@ -97,7 +97,7 @@ def stragglers(ranks: pd.DataFrame) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class LateNodes:
-    """The nodes that cause the longest waits: a sentence by host, and the number of further nodes."""
+    """The nodes that cause the longest waits: sentences by host, and the number of nodes without one."""
 
     sentences: dict[str, str]
     more: int = 0
@@ -115,7 +115,7 @@ def late_nodes(study: Study, frames: Frames) -> LateNodes:
 
 
 def late_nodes_of(found: pd.DataFrame, cells: Iterable[str]) -> LateNodes:
-    """Return a sentence for each node, the longest wait first, about the cell with its longest wait.
+    """Describe the late nodes, longest wait first, each by the cell in which it causes the longest wait.
 
     Args:
         found: from :func:`stragglers`.
@@ -141,7 +141,7 @@ def late_nodes_of(found: pd.DataFrame, cells: Iterable[str]) -> LateNodes:
 
 
 def _about_node(host: str, late: pd.DataFrame) -> str:
-    """Return a sentence about the late ranks of one node, the longest wait first, of one or more cells."""
+    """Return a sentence about the late ranks of one node, in one or more cells, sorted by their excess."""
     worst = late[late["cell_id"] == late["cell_id"].iloc[0]]
     first = worst.iloc[0]
     host = one_line(host, limit=80)
@@ -178,25 +178,25 @@ def stragglers_alert(late: LateNodes, *, slow: pd.DataFrame) -> tuple[str, str]:
 
 
 def slow_nodes(study: Study, frames: Frames) -> pd.DataFrame:
-    """Return :func:`slow_nodes_of` the study's runs over several nodes."""
+    """Return the slow nodes of a study, from its runs over several nodes (see :func:`slow_nodes_of`)."""
     wide = frames.cells.loc[frames.cells["nodes"] > 1, "cell_id"]
     sample = ranks_sample(frames.runs[frames.runs["cell_id"].isin(wide)])
     return slow_nodes_of(study.ranks_of(sample["run_id"]))
 
 
 def slow_nodes_of(ranks: pd.DataFrame) -> pd.DataFrame:
-    """Return the nodes that are slower than the others of their runs, in several runs: the slowest first.
+    """Return the nodes that are slower than the other nodes in several runs, the slowest first.
 
-    A node's time in a run is the median useful time over its ranks and epochs. Its excess is that
-    over the median of the run's other nodes, minus 1. A node is slow if the interval of the mean log
-    ratio over runs (t, at a level that allows for the number of nodes) is above 0 and the excess is above
-    3 %; with two runs, if the excess is above 3 % in both.
+    A node's time in a run is the median useful time over its ranks and epochs. Its excess is the ratio of
+    this time to the median of the run's other nodes, minus 1. A node is slow if the excess is above 3 % and
+    the interval of the mean log ratio over runs (Student's t, corrected for the number of nodes) is above 0.
+    With two runs, the excess must be above 3 % in both.
 
     Args:
         ranks: rows of ranks.csv with ``run_id``.
 
     Returns:
-        ``host, runs, excess``.
+        A frame with ``host, runs, excess``.
     """
     ratios = _log_ratios(_with_useful_time(ranks))
     table = ratios.groupby("host", sort=False)["ratio"].agg(["size", "mean", "std", "min"])
@@ -229,7 +229,7 @@ def _log_ratios(ranks: pd.DataFrame) -> pd.DataFrame:
 
 
 def excess_texts(slow: pd.DataFrame) -> list[str]:
-    """Return ``n3 by 20 % in 4 runs`` for each slow node."""
+    """Return a text such as ``n3 by 20 % in 4 runs`` for each slow node."""
     return [
         f"{one_line(row['host'], limit=60)} by {percent(row['excess'])} in {count(row['runs'], 'run')}"
         for row in slow.to_dict("records")
@@ -242,7 +242,7 @@ class RankMeans:
 
     Attributes:
         by_rank: ``cell_id, host, rank, n`` (runs), the times ``data, compute, rest, useful, transfer, wait,
-            step`` in seconds, and ``beyond``: useful time beyond the typical one, as a share of the step.
+            step`` in seconds, and ``beyond``: the excess over the typical useful time, as a share of the step.
         by_host: the same per ``cell_id`` and ``host``, with ``ranks``.
     """
 
@@ -261,7 +261,7 @@ def rank_means(study: Study, cells: Sequence[str], runs: pd.DataFrame) -> RankMe
     """Return the means over epochs and runs; None if no run has ranks.csv.
 
     Args:
-        study: the study whose ranks.csv to read.
+        study: the study whose ranks.csv files are read.
         cells: cells, in the order of the result.
         runs: all runs of the study's frames.
     """
@@ -306,6 +306,6 @@ def _means(frame: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
 
 
 def nodes_table(means: RankMeans) -> pd.DataFrame:
-    """Return :data:`NODE_COLUMNS`, the least balanced cell and its latest host first."""
+    """Return the content of nodes.csv: the least balanced cell first, in each cell the slowest host first."""
     names = {name: f"{name}_sec" for name in ("useful", "data", "compute", "step", "wait", "transfer")}
     return means.by_host.rename(columns={**names, "beyond": "beyond_usual"})[list(NODE_COLUMNS)]

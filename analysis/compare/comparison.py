@@ -119,7 +119,7 @@ def compare_studies(
 def compare_within(
     study: Study, *, key: str, base: str | None = None, minimum_effect: float = MINIMUM_EFFECT
 ) -> Comparison:
-    """Compare the cells of one study that differ only in ``key``: every value with the base.
+    """Compare cells of one study that differ only in ``key``: those with ``base`` and with any other value.
 
     Raises:
         BenchError: ``key`` does not vary or is a size, no cell has the base, or no run has completed.
@@ -255,7 +255,7 @@ def _pair_moments(a: pd.DataFrame, b: pd.DataFrame, *, size: int) -> LogMoments:
 
 
 def _missing_runs(rows: pd.DataFrame, runs: Sequence[pd.DataFrame], labels: tuple[str, str]) -> list[str]:
-    """Return texts that name the sides without a measured run, with the states of their runs."""
+    """Return a text per pair of cells that names A or B, and its runs' states, if no run was measured."""
     texts: list[list[str]] = [[] for _ in range(len(rows))]
     for side, own, label in zip("ab", runs, labels, strict=True):
         for place in np.flatnonzero(rows[f"n_{side}"] == 0):

@@ -110,8 +110,8 @@ def match_studies(a: Study, b: Study, *, ignore: Collection[str] = ()) -> Matchi
 def match_within(study: Study, *, key: str, base: str | None = None) -> list[tuple[str, str, Matching]]:
     """Match the cells of one study that differ only in ``key``, such as ``backend`` or ``env.NCCL_ALGO``.
 
-    Returns, for every other value than the base, the base, the value and the matching. By default the base
-    is the first value in the plan.
+    Returns a tuple (base, value, matching) for every value other than the base. By default, the base is the
+    first value in the plan.
 
     Raises:
         BenchError: the setting does not vary or is a size, or no cell has the base.
@@ -158,7 +158,7 @@ def _settings(study: Study) -> dict[str, Settings]:
 def _compared_settings(
     a: Mapping[str, Settings], b: Mapping[str, Settings], names: Iterable[str], ignored: Collection[str]
 ) -> tuple[list[str], list[Difference]]:
-    """Return the settings that matching cells share, and those that differ between the studies."""
+    """Return the settings that must be equal in matching cells, and those that differ between studies."""
     compared, changes = [], []
     for name in names:
         values_a, values_b = _values(a, name), _values(b, name)

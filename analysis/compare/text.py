@@ -34,7 +34,7 @@ _MAX_LISTED_CELLS = 8
 
 
 def title(comparison: Comparison) -> str:
-    """Return the names of B and A."""
+    """Return the title of a comparison, ``B: NAME against A: NAME``."""
     return f"B: {comparison.b} against A: {comparison.a}"
 
 

@@ -1,8 +1,8 @@
 """Read thousands of small CSV files with one known header as one frame, and write frames as CSV.
 
-``read_csv`` costs milliseconds per file, mostly fixed. Files in exactly the expected form are therefore
-joined and parsed at once by Arrow. Any other file (another header, an incomplete last line, a value that is
-not a number) is parsed row by row, with a description of its problems.
+``pandas.read_csv`` has a fixed cost of milliseconds per file. Arrow therefore parses all files in exactly
+the expected form at once. Any other file (another header, an incomplete last line, a value that is not a
+number) is parsed row by row, and its problems are described.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from pyarrow import csv as arrow_csv
 
 from analysis.text import clean, listed, one_line
 
-#: Arrow parses portions of about this many bytes. This limits the memory, and a value that is not a
-#: number slows down one portion, not the whole study.
+#: Arrow parses portions of about this many bytes, to limit memory. A value that is not a number makes only
+#: its own portion slow to parse.
 _PORTION_BYTES = 1 << 22
 _MAX_REMARKS = 3
 #: A spreadsheet runs a text that begins with one of these as a formula.
@@ -31,7 +31,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 @dataclass
 class Loaded:
-    """The rows of many files, with the index of the path as ``file``, and problems by this index."""
+    """The rows of many files. The column ``file`` and the keys of ``problems`` are indices of paths."""
 
     rows: pd.DataFrame
     problems: dict[int, str] = field(default_factory=dict)
@@ -187,7 +187,7 @@ def _number(value: str, name: str, line: int, remarks: list[str]) -> float:
 
 
 def csv_text(frame: pd.DataFrame, *, digits: int = 12) -> str:
-    """Return the frame as CSV: values that were not measured are empty cells, no text can run as a formula.
+    """Return the frame as CSV. Missing values are empty cells, and spreadsheets run no text as a formula.
 
     Args:
         frame: any frame; its texts are cleaned.

@@ -14,19 +14,19 @@ from analysis.data.load import Study
 from analysis.text import count, listed, one_line, whole
 from bench.units import human_bytes
 
-#: Largest number of env.json files read; of a larger study a sample is read.
+#: Maximum number of env.json files that are read. In a larger study, a sample is read.
 MAX_READ = 500
 _MAX_VALUES = 4
 _MAX_HOSTS = 64
 
-#: Facts of env.json: label and key.
+#: Facts of env.json, as pairs of label and key.
 FACTS = (
     *(("bench", "bench_version"), ("PyTorch", "torch"), ("Python", "python"), ("CUDA", "cuda")),
     *(("NCCL", "nccl"), ("Device", "device_name"), ("Backend", "backend"), ("Launcher", "launcher")),
     *(("Threads per rank", "threads_per_rank"), ("Parameters", "parameters")),
     ("Gradients", "gradient_bytes"),
 )
-#: Facts of ``transport`` in env.json: label and key.
+#: Facts of ``transport`` in env.json, as pairs of label and key.
 TRANSPORT = (
     *(("Interface", "interface"), ("Network", "network"), ("Algorithm", "algorithm")),
     *(("Transport version", "version"), ("GPUDirect", "gpudirect"), ("Within a host", "within_host")),
@@ -36,7 +36,7 @@ TRANSPORT = (
 
 @dataclass(frozen=True)
 class Host:
-    """One host, with the number of its runs."""
+    """One host, with the number of runs that used it."""
 
     name: str
     cpu: str
@@ -68,12 +68,13 @@ class Environment:
     """Summary of the runs' environments.
 
     Attributes:
-        read, asked, started: number of env.json files that were readable, of those in the sample, and of
-            started runs.
+        read: number of readable env.json files.
+        asked: number of env.json files in the sample.
+        started: number of started runs.
         facts: label and value; values that differ between runs are listed with their number of runs.
         variables: environment variables, in the same form.
-        hosts, hosts_left_out: the first hosts, and the number of further ones.
-        crowding: the host with most ranks per core, if ranks outnumber cores anywhere.
+        hosts, hosts_left_out: the first hosts, and the number of further hosts.
+        crowding: the host with the most ranks per core; None if no host has more ranks than cores.
         warnings: warnings of the runs.
         differing: labels of the facts that differ.
     """
@@ -132,7 +133,7 @@ def _allocations(study: Study) -> str:
 
 
 def sampled(study: Study, places: list[int]) -> list[int]:
-    """Return at most :data:`MAX_READ` positions, with one of each size, launcher and backend."""
+    """Return at most :data:`MAX_READ` of the positions, at least one for each size, launcher and backend."""
     if len(places) <= MAX_READ:
         return places
     cells = study.cells.set_index("cell_id")[["nodes", "gpus_per_node", "launcher", "backend"]]
@@ -216,7 +217,7 @@ def _natural(name: str) -> list[tuple[int, str]]:
 
 
 def _crowding(envs: list[dict[str, Any]]) -> Crowding | None:
-    """Return the host with most ranks per core, if ranks outnumber cores anywhere."""
+    """Return the host with the most ranks per core; None if no host has more ranks than cores."""
     worst: tuple[float, int, int, bool] | None = None
     sizes: set[int] = set()
     for env in envs:

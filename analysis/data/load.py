@@ -1,7 +1,7 @@
 """Load a study's folder as frames: everything planned, and the results so far.
 
-Loading starts from the plan: a run that never started is a row with the state ``planned``, a missing or
-broken file is a reason. No run is ever dropped, and no file in a run's folder can stop the loading.
+Loading starts from the plan, and no run is ever dropped. A run that never started is a row with the state
+``planned``. A missing or broken file in a run's folder is not an error, but a reason in the run's row.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Study:
 
     @property
     def name(self) -> str:
-        """The study's name, by its plan."""
+        """The study's name, as given in the plan."""
         return one_line(self.plan.get("study") or self.folder.name)
 
     def ranks_of(self, run_ids: Iterable[str]) -> pd.DataFrame:
@@ -76,7 +76,7 @@ class Study:
         return self._table_of(run_ids, "steps_csv", STEPS_COLUMNS)
 
     def envs_of(self, run_ids: Iterable[str]) -> dict[str, dict[str, Any]]:
-        """Return env.json by run_id, of the runs with a readable one."""
+        """Return the contents of env.json by run_id; runs without a readable file are absent."""
         found = {}
         for place in self._places(run_ids):
             attempt = self.attempts[place]
@@ -196,7 +196,7 @@ def _latest_attempt(path: str) -> tuple[int, str] | tuple[None, None]:
 
 
 def _record(run_id: str, path: str | None, *, tried: bool) -> tuple[Any, ...]:
-    """Return one run's row from ``state`` on, from its run.json."""
+    """Read run.json and return the columns of the run's row from ``state`` on."""
     if path is None and not tried:
         return _no_record(RunState.PLANNED)
     if path is None:
@@ -262,7 +262,7 @@ def _epochs(
         absent, completed = problem.endswith("is missing"), states[place] == RunState.COMPLETED
         if absent and completed and runs["cell_id"].iloc[place] in without_metrics:
             problems[place] = "the matrix asks for no metrics (metrics: none)"
-        # A run that waits or died early has no metrics: its state says so, the file is not broken.
+        # A missing file is no problem in a run that is queued or failed early: its state explains this.
         elif completed or not absent:
             problems[place] = problem
     return _with_ids(loaded, runs, places), problems

@@ -1,7 +1,7 @@
-"""Names of sizes, series and states as people read them.
+"""Format the names of sizes, series and states for people.
 
 Rows with a size have ``nodes, gpus_per_node, gpus``. A table measured elsewhere may not give the nodes:
-then ``gpus_per_node`` is an empty text, and the name of a size is its ranks.
+then ``gpus_per_node`` is an empty text, and a size is named by its number of ranks.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def nodes_known(row: Row) -> bool:
 
 
 def ranks(row: Row) -> str:
-    """Return ``8 ranks``."""
+    """Return the number of ranks as text, such as ``8 ranks``."""
     return count(int(row["gpus"]), "rank")
 
 
@@ -40,7 +40,7 @@ def layout(row: Row, *, times: str = "×") -> str:
 
 
 def with_layout(row: Row) -> str:
-    """Return ``8 ranks (2 × 4)``."""
+    """Return the number of ranks with the layout, if known: ``8 ranks (2 × 4)``."""
     return f"{ranks(row)} ({layout(row)})" if nodes_known(row) else ranks(row)
 
 
@@ -65,7 +65,7 @@ def devices(row: Row, kind: str, *, counted: bool) -> str:
     Args:
         row: the size.
         kind: name of the devices, in the plural.
-        counted: whether ``kind`` has a singular; the name of a GPU model has none.
+        counted: True if ``kind`` is a plural such as ``GPUs``, False if it is a model such as ``L40S``.
     """
     nodes = int(row["nodes"])
     amount = row["gpus"] if nodes == 1 else row["gpus_per_node"]
@@ -88,7 +88,10 @@ def baseline_names(rows: pd.DataFrame) -> list[str]:
 
 
 def size_paths(rows: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
-    """Return the rows of each line of a figure: sizes within one node, or over nodes of one layout."""
+    """Split each series into the lines of a figure; return the name and rows of each line.
+
+    A line joins the sizes within one node, or sizes with equal ranks per node.
+    """
     found = []
     for series, own in rows.groupby("series", sort=False):
         per_node = own["gpus_per_node"]
@@ -121,11 +124,11 @@ def series_parts(plan: dict[str, Any]) -> dict[str, dict[str, str]]:
 
 
 def widest_series(rows: pd.DataFrame, *, limit: int) -> list[str]:
-    """Return up to ``limit`` series with the most sizes, of those with two or more, in the plan's order.
+    """Return the series with the most sizes, in the plan's order. A series of one size is never returned.
 
     Args:
         rows: ``series, gpus``, in the plan's order.
-        limit: number of series; of equals the plan's first.
+        limit: maximum number of series. In a tie, series that are earlier in the plan are returned.
     """
     sizes = rows.groupby("series", sort=False)["gpus"].nunique()
     chosen = sizes[sizes > 1].sort_values(ascending=False, kind="stable").head(limit)
@@ -135,8 +138,8 @@ def widest_series(rows: pd.DataFrame, *, limit: int) -> list[str]:
 def short_labels(parts: dict[str, dict[str, str]], series: Iterable[str]) -> tuple[dict[str, str], str]:
     """Return a label for each series, and the parts that all of them share.
 
-    A label contains only the parts that differ; that of a single series is its batch. The mode is left
-    out: the batch is named by it.
+    A label contains only the parts that differ. A single series is labelled by its batch. The mode is left
+    out, because the wording of the batch implies it.
     """
     shown = list(series)
     names = [n for n in dict.fromkeys(n for one in shown for n in parts.get(one, {})) if n != "mode"]
@@ -154,7 +157,7 @@ def short_labels(parts: dict[str, dict[str, str]], series: Iterable[str]) -> tup
 
 
 def state_name(state: object) -> str:
-    """Return the name of the state of a cell or run without a value."""
+    """Describe the state of a cell or run that has no measured value."""
     return _STATE_NAMES.get(str(state), str(state))
 
 

@@ -50,7 +50,7 @@ def law_sections(
 ) -> list[LawSection]:
     """Return the parts about the series with the most measured sizes, in the plan's order.
 
-    ``labels`` and ``fabrics`` are the names and the measured all-reduce of the series.
+    ``labels`` and ``fabrics`` map series to their names and to the measured all-reduce.
     """
     measured = rows[(rows["n"] > 0) & (rows["mode"] != "") & rows["ddp"]]
     sections = []
@@ -173,7 +173,7 @@ def serial_fraction_trend(own: pd.DataFrame) -> str:
 
 
 def _rise(first: pd.Series, last: pd.Series) -> int:
-    """Return 1 or -1 if the fraction rises or falls beyond its intervals, or by a quarter; else 0."""
+    """Return 1 or -1 if the fraction rises or falls beyond its intervals (without: by a quarter), else 0."""
     bounds = [_bounds(row) for row in (first, last)]
     if all(known(value) for pair in bounds for value in pair):
         (low, high), (last_low, last_high) = bounds

@@ -1,4 +1,4 @@
-"""Values of the page's template."""
+"""Compute the values of the page's template."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def models_of(cells: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _with_mode(parts: dict[str, dict[str, str]], series: str, label: str) -> str:
     mode = parts.get(series, {}).get("mode", "")
-    # In a table without names for its series, the mode is the label.
+    # If a table does not name its series, a series is labelled by its mode.
     title = mode_title(mode)
     return label if not mode else title if label == mode else f"{title}, {label}"
 
@@ -127,7 +127,7 @@ def _lead(study: Study, frames: Frames, environment: Environment) -> str:
 def _summary(
     study: Study, frames: Frames, rows: pd.DataFrame, environment: Environment, *, labels: dict[str, str]
 ) -> dict[str, Any]:
-    """Return alerts, findings and anomalies; a node that is late and slow is reported once."""
+    """Return alerts, findings and anomalies. A node that is both late and slow is reported only once."""
     late, slow = late_nodes(study, frames), slow_nodes(study, frames)
     both = slow["host"].isin(list(late.sentences))
     return {
@@ -239,7 +239,7 @@ def matrix_digest(study: Study) -> str:
 
 
 def citation(study: Study, frames: Frames, environment: Environment) -> str:
-    """Return a BibTeX entry of the known facts, without an author and an address."""
+    """Return a BibTeX entry with the known facts, without author and URL."""
     known = [name for name in ("started_at", "ended_at") if name in frames.runs]
     times = pd.concat(
         [pd.Series(dtype="datetime64[ns, UTC]"), *(frames.runs[name].dropna() for name in known)]

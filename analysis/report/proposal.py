@@ -1,4 +1,4 @@
-"""Values of the templates of a proposal's scaling section.
+"""Compute the values of the templates of a proposal's scaling section.
 
 Reviewers expect nodes, GPUs, batch, absolute time, throughput, speedup, efficiency, interval and number of
 runs; a log-log plot with the ideal line and an efficiency plot with a guide; main-loop and whole-job time;
@@ -87,7 +87,7 @@ def proposal_context(
 
 
 def _series(rows: pd.DataFrame, mode: str, rate_unit: str) -> _Series | None:
-    """Return the series of a scaling mode with the most measured sizes, the plan's first among equals."""
+    """Return the series of a scaling mode with the most measured sizes; in a tie, the plan's first."""
     measured = rows[(rows["mode"] == mode) & rows["efficiency"].notna()]
     widest = widest_series(measured, limit=1)
     if not widest:
@@ -202,7 +202,7 @@ def _section(series: _Series, frames: Frames, drawings: Sequence[Drawing]) -> di
 
 
 def _table(series: _Series, frames: Frames) -> dict[str, Any]:
-    """Return caption, headings and rows, without columns that hold no value."""
+    """Return caption, headings and rows, without columns that have no value in any row."""
     groups = frames.runs[frames.runs["measured"]].groupby("cell_id", observed=True)
     loops, jobs = groups["window_s"].mean(), groups["wall_s"].mean()
     rows = [_table_row(row, series, loops, jobs) for row in series.rows.to_dict("records")]

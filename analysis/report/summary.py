@@ -21,15 +21,15 @@ from analysis.stats.scaling import GUIDE
 from analysis.text import count, fraction, fractions, known, listed, number, percent
 
 MAX_SERIES = 4
-#: From this share of the step on, data loading is reported.
+#: Data loading is reported if it takes at least this share of the step.
 _MUCH_LOADING = 0.1
-#: The largest relative difference between the efficiencies of attribution and throughput windows that agree.
+#: Attribution and throughput windows agree if their efficiencies differ by at most this, relatively.
 _AGREE = 0.05
 
 
 @dataclass(frozen=True)
 class Finding:
-    """The finding about one series: a heading, sentences, and values and details of three tiles."""
+    """The finding about one series: a heading, sentences, and the texts of the page's three tiles."""
 
     series: str
     heading: str
@@ -132,13 +132,13 @@ def _speedup_sentence(last: pd.Series, base: pd.Series) -> str:
 
 
 def recommended(rows: pd.DataFrame) -> pd.Series | None:
-    """Return the largest size of a series at or above the guide, beyond the baseline."""
+    """Return the largest size above the baseline whose efficiency is at least the guide; None without one."""
     good = rows[(rows["efficiency"] >= GUIDE) & (rows["gpus"] > rows["base_gpus"])]
     return None if not len(good) else good.sort_values("gpus", kind="stable").iloc[-1]
 
 
 def closest_to_guide(rows: pd.DataFrame) -> pd.Series | None:
-    """Return the size of a series with the highest efficiency, beyond the baseline."""
+    """Return the size above the baseline with the highest efficiency; None if no size is above it."""
     larger = rows[rows["gpus"] > rows["base_gpus"]]
     return None if not len(larger) else larger.sort_values("efficiency", kind="stable").iloc[-1]
 
@@ -189,7 +189,7 @@ def _loss_sentence(last: pd.Series, base: pd.Series, found: Sequence[Loss]) -> s
 
 
 def _loading(row: pd.Series) -> str:
-    """Return the share of data loading if it is large; slow loading at every size costs no efficiency."""
+    """Mention a large share of data loading, which costs no efficiency if it is equal at every size."""
     share = float(row["data"] / row["useful_s"] * row["pop_parallel_efficiency"])
     if not known(share) or share < _MUCH_LOADING:
         return ""

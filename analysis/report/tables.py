@@ -33,7 +33,7 @@ from bench.study.ledger import RunState
 #: A LaTeX table with more rows is a longtable.
 _PAGE_ROWS = 40
 
-#: Rows in the HTML of the page. Its script takes the others, up to the maximum, from the data block.
+#: Number of rows in the page's HTML. The page's script adds the others, up to the maximum.
 STATIC_ROWS = 100
 MAX_ROWS = 10_000
 MAX_RUNS_LISTED = 500
@@ -109,7 +109,7 @@ def runs_csv(runs: pd.DataFrame) -> str:
 
 
 def readable(table: pd.DataFrame, *, rate_unit: str = "samples/s") -> pd.DataFrame:
-    """Return the scaling table as texts, with units in the headings."""
+    """Format the scaling table as texts, with units in the headings."""
     columns: dict[str, list[str]] = {
         "Series": [one_line(v) for v in table["series"]],
         "Mode": [str(v) for v in table["mode"]],
@@ -176,7 +176,7 @@ def markdown_table(table: pd.DataFrame, *, rate_unit: str = "samples/s") -> str:
 
 
 def latex_table(table: pd.DataFrame, *, rate_unit: str = "samples/s") -> str:
-    """Return the scaling table with its notes as LaTeX, a longtable if it is long."""
+    """Return the scaling table with its notes as a LaTeX tabular or, if it is long, as a longtable."""
     frame = readable(table, rate_unit=rate_unit)
     numeric = "ll" + "r" * (len(frame.columns) - 3) + "l"
     head = " & ".join(latex(name) for name in frame.columns) + r" \\"
@@ -247,7 +247,7 @@ def _two_lines(text: str, below: str) -> TableCell:
 
 
 def runs_context(runs: pd.DataFrame) -> dict[str, Any]:
-    """Return the runs that do not count, have a reason or are outliers, and their numbers."""
+    """Return the runs that do not count, have a reason or are outliers, and counts of the runs."""
     notable = runs[~runs["measured"] | (runs["reason"] != "") | runs["outlier"]]
     shown = notable.head(MAX_RUNS_LISTED)
     names = ["run_id", "attempt", "state", "failure_class", "reason", "measured", "outlier"]
@@ -278,7 +278,7 @@ def _run_row(record: dict[Any, Any]) -> list[str]:
 
 
 def node_rows(means: RankMeans) -> list[tuple[bool, list[str]]]:
-    """Return for each host whether it is late, and its texts; of many hosts the latest ones."""
+    """Return whether a host is late, and the texts of its row, for at most ``MAX_NODES_LISTED`` hosts."""
     return [
         (
             row["beyond"] >= LATE_FROM,

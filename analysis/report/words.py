@@ -29,5 +29,5 @@ def ascii_formula(text: str) -> str:
 
 
 def mode_title(mode: str) -> str:
-    """Return ``Strong scaling``."""
+    """Return the title of a scaling mode, such as ``Strong scaling``."""
     return f"{mode.capitalize()} scaling"

@@ -47,7 +47,7 @@ def write_report(
         baseline: the baseline of efficiencies, in the form of :func:`analysis.stats.baselines.is_baseline`;
             by default the smallest measured size.
         proposal: also write proposal.md and proposal.tex.
-        progress: called with a few words before each step.
+        progress: called before each step with a short description of the step.
 
     Raises:
         BenchError: the plan is not readable, the baseline does not exist, or the folder cannot be written.
@@ -84,8 +84,8 @@ def write_table_report(
         progress: as for :func:`write_report`.
 
     Raises:
-        BenchError: the table is wrong (all problems with their lines), the baseline does not exist, or the
-            folder cannot be written.
+        BenchError: the table has errors (all are listed with their lines), the baseline does not exist, or
+            the folder cannot be written.
     """
     from analysis.tables_in.read import read_table
     from analysis.tables_in.study import study_of_table
@@ -182,7 +182,7 @@ def render_proposal(context: dict[str, Any]) -> dict[str, str]:
     from analysis.report.tables import latex
     from analysis.text import markdown, markdown_line
 
-    # LaTeX is full of braces.
+    # Jinja's default delimiters contain braces, which LaTeX uses itself.
     delimiters = {"block_start_string": "<%", "block_end_string": "%>"}
     delimiters |= {"variable_start_string": "<<", "variable_end_string": ">>"}
     files = {}
@@ -212,7 +212,7 @@ def _write(folder: Path, files: dict[str, str], drawings: Sequence[Drawing]) -> 
             write_atomically(figures / f"{drawing.name}.svg", drawing.svg)
             (figures / f"{drawing.name}.png").write_bytes(drawing.png)
             (figures / f"{drawing.name}.pdf").write_bytes(drawing.pdf)
-        # Figures and files of an older report that this one lacks; other files in the folder stay.
+        # Delete figures and files of an older report that this one lacks, and keep all other files.
         for name in set(all_names()) - {drawing.name for drawing in drawings}:
             for form in ("svg", "png", "pdf"):
                 (figures / f"{name}.{form}").unlink(missing_ok=True)

@@ -20,7 +20,7 @@ _RANKS = re.compile(r"([0-9]+)(?: (?:gpus?|ranks?))?", re.IGNORECASE)
 
 
 def is_baseline(rows: pd.DataFrame, baseline: str) -> Mask:
-    """Return which rows ``--baseline`` selects.
+    """Return a mask of the rows that a value of ``--baseline`` selects.
 
     Args:
         rows: ``cell_id, nodes, gpus_per_node, gpus`` and ``ddp`` (bool).
@@ -76,9 +76,9 @@ def check_baseline(rows: pd.DataFrame, baseline: str | None) -> None:
 def base_places(rows: pd.DataFrame, baseline: str | None) -> pd.Series:
     """Return for each row the index label of its baseline's row; missing if it has none.
 
-    In order of preference: the requested baseline, if measured in the series; a requested cell without
-    DDP that does the same work in another series; the smallest measured size, by ranks, then nodes,
-    with DDP first.
+    The baseline of a series is, in order of preference: the requested one, if measured in the series; a
+    requested cell without DDP that does the same work in another series; or the smallest measured size (by
+    ranks, then nodes, cells with DDP first).
     """
     preferred = is_baseline(rows, baseline) if baseline else np.zeros(len(rows), dtype=bool)
     candidates = rows.assign(preferred=preferred, without_ddp=~rows["ddp"])[rows["n"] > 0]
@@ -96,7 +96,7 @@ def base_places(rows: pd.DataFrame, baseline: str | None) -> pd.Series:
 
 
 def _same_work(candidates: pd.DataFrame, series: pd.DataFrame) -> pd.DataFrame:
-    """Return the candidates from other series that do the same work as this series, by its regime."""
+    """Return the candidates with the series' global batch (strong) or batch per rank (weak) and settings."""
     mode = series["mode"].iloc[0]
     first = series.iloc[0]
     if mode == "strong":

@@ -21,7 +21,7 @@ class Column(NamedTuple):
 PARTS = ("data", "forward", "backward", "optimizer", "other", "transfer", "wait")
 #: Size of a cell. ``gpus_per_node`` is empty if a table measured elsewhere does not give the nodes.
 SIZE_COLUMNS = ("nodes", "gpus_per_node", "gpus", "global_batch", "per_gpu_batch")
-#: Efficiency of the step from the next smaller size.
+#: Incremental efficiency of a size relative to the next smaller one.
 INCREMENT_COLUMNS = ("incremental_from", "incremental_efficiency", "incremental_low", "incremental_high")
 
 _PUBLISHED = (

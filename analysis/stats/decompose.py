@@ -5,7 +5,7 @@ The factors are those of the POP Centre of Excellence's multiplicative model
 computation is DDP's exposed communication::
 
     U_r  useful time of rank r per step: its step minus its exposed communication
-    T    time of a step: the longest rank's
+    T    time of a step, that of the slowest rank
     load balance             LB    = mean U / max U
     communication efficiency CommE = max U / T
     parallel efficiency      PE    = LB · CommE = mean U / T
@@ -13,8 +13,8 @@ computation is DDP's exposed communication::
     global efficiency        GE    = PE · CompS
 
 The efficiency of the series is then exactly E(N) = GE(N) / PE(N₀). Sums are divided by sums (epochs
-weighted by their steps, runs alike): means of ratios would break both identities. All parts are
-assumed to be of the same window, the attribution window.
+weighted by their steps, runs equally), because means of ratios would break both identities. All parts are
+assumed to be measured in the same window, the instrumented attribution window.
 """
 
 from __future__ import annotations
@@ -43,17 +43,18 @@ def useful_time(ranks: pd.DataFrame) -> pd.Series:
 
 
 def run_parts(epochs: pd.DataFrame) -> pd.DataFrame:
-    """Return one row per run with an attribution window: :data:`PARTS` and :data:`TIMES`.
+    """Return the mean parts of a step for each run with an (instrumented) attribution window.
 
-    If one part was not measured in some epoch, the sum of useful time is unknown. ``useful_s`` is then 1
-    and ``parts_known`` False: the factors stay right (they are ratios), the computational scalability
-    is unknown.
+    If a part was not measured in some epoch, the useful time is unknown. ``useful_s`` is then set to 1 and
+    ``parts_known`` to False: the factors remain valid, because they are ratios, but the computational
+    scalability is unknown.
 
     Args:
         epochs: rows of metrics.csv with ``run_id``.
 
     Returns:
-        Indexed by run_id, means over the epochs weighted by their steps.
+        A frame indexed by run_id with :data:`PARTS`, ``exposed``, :data:`TIMES` and ``parts_known``: means
+        over the epochs, weighted by their steps.
     """
     frame = pd.DataFrame({name: epochs[column].astype(float) for name, column in USEFUL_PARTS.items()})
     frame["wait"] = epochs["comm_wait_time_sec"].astype(float)
@@ -73,7 +74,7 @@ def run_parts(epochs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _valid_factor(values: pd.Series) -> pd.Series:
-    """Return the factors; NaN unless positive and, except for rounding, at most 1."""
+    """Replace factors with NaN that are not positive, or exceed 1 by more than a rounding error."""
     values = values.astype(float)
     return values.where((values > 0) & (values < 1 + 1e-6))
 
@@ -92,19 +93,19 @@ def _weighted_means(frame: pd.DataFrame, ids: pd.Series) -> pd.DataFrame:
 
 
 def cell_parts(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return one row per cell: means over its runs of parts and times, and the POP factors.
+    """Return the mean parts and times of each cell over its runs, and the POP factors.
 
     Args:
         runs: ``cell_id`` and the columns of :func:`run_parts`, one row per measured run;
             runs without an attribution window (NaN) are ignored.
 
     Returns:
-        Indexed by cell_id: :data:`PARTS`, :data:`TIMES`, ``exposed``, ``load_balance,
+        A frame indexed by cell_id: :data:`PARTS`, :data:`TIMES`, ``exposed``, ``load_balance,
         comm_efficiency, pop_parallel_efficiency``.
     """
     known = runs[runs["step_s"].notna()]
     mixed = known["parts_known"].astype(bool).groupby(known["cell_id"], observed=True)
-    # Runs with and without known parts cannot be summed: the units differ.
+    # Runs with and without known parts cannot be averaged, because their units differ.
     known = known[known["parts_known"].astype(bool) | ~mixed.transform("any")]
     groups = known.groupby("cell_id", observed=True, sort=False)
     cells = groups[[*PARTS, "exposed", *TIMES]].mean()
@@ -119,10 +120,10 @@ def cell_parts(runs: pd.DataFrame) -> pd.DataFrame:
 def computational_scalability(
     useful_s: pd.Series, *, ranks: pd.Series, samples_per_step: pd.Series, reference: pd.Series
 ) -> pd.Series:
-    """Return (ΣU / work)_ref / (ΣU / work)_N for each row, with ΣU = ranks · mean U.
+    """Return the computational scalability of each row, (ΣU / work)_ref / (ΣU / work)_N.
 
-    Below 1, all ranks together compute longer per sample than the reference (smaller batches per rank,
-    shared cores or memory, lower clocks).
+    ΣU is ranks · mean U. Below 1, all ranks together compute longer per sample than the reference (smaller
+    batches per rank, shared cores or memory, lower clocks).
 
     Args:
         useful_s: mean useful time of the ranks, seconds per step.

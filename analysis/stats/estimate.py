@@ -16,19 +16,19 @@ from scipy import special
 
 Floats = npt.NDArray[np.float64]
 
-#: Fewest runs for an interval.
+#: Minimum number of runs for an interval.
 MIN_RUNS = 3
 LEVEL = 0.95
 
 #: A run is flagged if |x - median| / MAD exceeds this: a modified z-score of 10, as in hyperfine
 #: (https://github.com/sharkdp/hyperfine).
 OUTLIER_MADS = 14.826
-#: Fewest runs among which an outlier can be identified.
+#: Minimum number of runs of a cell for identifying outliers.
 OUTLIER_MIN_RUNS = 5
 
 
 def run_rates(epochs: pd.DataFrame) -> pd.DataFrame:
-    """Return the throughput of each run with a usable epoch: all samples over all time.
+    """Return the throughput of each run that has a usable epoch: its samples divided by their time.
 
     This is the harmonic mean of the epochs' rates weighted by samples, because each epoch's time is
     samples / rate. Epochs without samples or without a positive finite rate are ignored.
@@ -37,7 +37,7 @@ def run_rates(epochs: pd.DataFrame) -> pd.DataFrame:
         epochs: rows of metrics.csv with ``run_id``.
 
     Returns:
-        Indexed by run_id: ``epochs`` (used), ``samples``, ``steps``, ``window_s``,
+        A frame indexed by run_id: ``epochs`` (number used), ``samples``, ``steps``, ``window_s``,
         ``throughput_samples_per_sec``.
     """
     rate = epochs["throughput_samples_per_sec"].to_numpy(dtype=float)
@@ -71,7 +71,7 @@ def log_moments(values: Floats, *, groups: npt.NDArray[np.intp], size: int) -> L
 
     Args:
         values: positive and finite.
-        groups: number of each value's group, from 0; values with -1 belong to no group and are ignored.
+        groups: index of each value's group, from 0; values with -1 belong to no group and are ignored.
         size: number of groups.
     """
     logs, groups = np.log(values[groups >= 0]), groups[groups >= 0]

@@ -3,12 +3,12 @@
 With the factors of :mod:`analysis.stats.decompose`, E(N) = LB/LB₀ · CommE/CommE₀ · CompS. Two
 refinements keep this product.
 
-**Typical rank.** A late rank raises the mean of U and so lowers CompS: of two ranks of which one takes
-twice as long, CompS would take most of the loss. In LB · CompS the mean cancels. If ranks differ, LB and
-CompS refer to the lower median over the ranks, which up to half of them can exceed without moving it.
+**Typical rank.** A late rank raises the mean of U and thereby lowers CompS: if one of two ranks takes twice
+as long, CompS would account for most of the loss. In LB · CompS the mean cancels. If ranks differ, LB and
+CompS refer to the lower median over the ranks, which does not move if up to half of the ranks are late.
 The excess of a late rank is then load imbalance only.
 
-**Data loading.** CompS is split by what data loading and the rest added to the useful time per sample::
+**Data loading.** CompS is split into the effects of data loading and of all other useful time per sample::
 
     u = N · U / samples, of which d is data loading and c = u - d the rest
     L(u, u₀) = (u - u₀) / ln(u / u₀), the logarithmic mean; u if both are equal
@@ -49,19 +49,19 @@ SHORT_NAMES = {
     "compute_scalability": "slower computation",
 }
 
-#: From this efficiency on, shares of the loss would be shares of noise.
+#: At this efficiency or above, the shares of the loss would only reflect noise.
 HARDLY_ANY = 0.97
 #: Smaller shares of the loss are not reported.
 SMALLEST_SHARE = 0.005
-#: Useful time and data loading of the typical rank, over the mean useful time of the ranks.
+#: Useful time and data loading of the typical rank, both divided by the mean useful time of the ranks.
 TYPICAL_RANK_COLUMNS = ("typical_share", "typical_data_share")
-#: From this load balance on, the typical rank equals the mean.
+#: At this load balance or above, the mean over the ranks is used as the typical rank.
 _BALANCED = 0.98
 
 
 @dataclass(frozen=True)
 class Loss:
-    """A factor, and its share of the loss of all factors below 1 (logarithms add)."""
+    """A factor of the efficiency, and its share of the loss on a logarithmic scale."""
 
     factor: str
     value: float
@@ -69,11 +69,11 @@ class Loss:
 
 
 def add_typical_rank(study: Study, frames: Frames, rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows with :data:`TYPICAL_RANK_COLUMNS`; NaN for balanced cells and without ranks.csv.
+    """Add :data:`TYPICAL_RANK_COLUMNS`; NaN for balanced cells and for cells without ranks.csv.
 
     Args:
-        study: the study whose ranks.csv to read.
-        frames: its frames.
+        study: the study whose ranks.csv files are read.
+        frames: the study's frames.
         rows: the scaling table.
     """
     wide = rows[(rows["n"] > 0) & (rows["gpus"] > 1) & (rows["load_balance"] < _BALANCED)]
@@ -85,7 +85,7 @@ def add_typical_rank(study: Study, frames: Frames, rows: pd.DataFrame) -> pd.Dat
 
 
 def _typical_shares(ranks: pd.DataFrame) -> pd.DataFrame:
-    """Return :data:`TYPICAL_RANK_COLUMNS` by cell_id, means over the windows of its runs."""
+    """Return :data:`TYPICAL_RANK_COLUMNS` by cell_id: means over the epochs of the cell's runs."""
     frame = ranks[["run_id", "cell_id", "epoch"]].astype({"run_id": "str", "cell_id": "str"})
     frame["useful"] = useful_time(ranks)
     frame["data"] = ranks["data_load_time_sec"]
@@ -101,8 +101,8 @@ def factors(row: Row, base: Row) -> dict[str, float]:
     """Return the four factors of a size relative to its baseline; empty if one is unknown.
 
     Args:
-        row: of the scaling table, with :data:`TYPICAL_RANK_COLUMNS` if known.
-        base: the row of its baseline.
+        row: a row of the scaling table, with :data:`TYPICAL_RANK_COLUMNS` if known.
+        base: the row of the baseline.
     """
     share, useful, data = _typical_rank(row)
     share_base, useful_base, data_base = _typical_rank(base)
@@ -121,7 +121,7 @@ def factors(row: Row, base: Row) -> dict[str, float]:
 
 
 def losses(row: Row, base: Row) -> list[Loss]:
-    """Return the factors with their shares of the loss, the greatest first; empty without a loss."""
+    """Return the factors sorted by their shares of the loss; empty if nothing is lost or known."""
     found = factors(row, base)
     lost = {name: max(0.0, -math.log(value)) for name, value in found.items()}
     total = sum(lost.values())
@@ -132,7 +132,7 @@ def losses(row: Row, base: Row) -> list[Loss]:
 
 
 def hardly_any_loss(row: Row) -> bool:
-    """Return whether a size loses too little to explain, whatever its interval."""
+    """Return whether a size loses too little efficiency to explain, regardless of its interval."""
     return bool(row["efficiency"] >= HARDLY_ANY)
 
 
@@ -146,9 +146,9 @@ def why_unknown(row: Row, base: Row) -> str:
 
 
 def _typical_rank(row: Row) -> tuple[float, float, float]:
-    """Return the typical rank's useful time over the mean, and the seconds per sample of N such ranks.
+    """Return three values of the typical rank: relative useful time, useful time, data loading time.
 
-    The seconds are those of all useful time and those of data loading.
+    The first is relative to the mean over the ranks. The times are seconds per sample, summed over N ranks.
     """
     per_sample = float(row["gpus"]) / float(row["global_batch"])
     useful, data = float(row["useful_s"]), float(row["data"])

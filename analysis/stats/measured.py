@@ -13,7 +13,7 @@ from analysis.stats.estimate import Floats, outliers, run_rates
 from analysis.text import number
 from bench.study.ledger import RunState
 
-#: An analysis of ranks reads ranks.csv of at most this many runs.
+#: Maximum number of runs whose ranks.csv an analysis reads.
 MAX_RANKS_FILES = 500
 
 
@@ -28,11 +28,11 @@ class Frames:
         runs: one row per planned run: ``run_id, cell_id, state, reason, failure_class``; ``measured``
             (True for the runs that count: completed, with a throughput),
             ``throughput_samples_per_sec, step_time_sec, wall_s, outlier``, ``rate`` (the throughput, even
-            if a table does not give its unit), ``unit`` (samples counted over samples planned, NaN if
+            if a table does not give its unit), ``unit`` (counted divided by planned samples, NaN if
             unknown), and the columns of :func:`analysis.stats.decompose.run_parts`.
-        labelled_by: source of the mode of the series, for messages.
-        regime_remedy: advice for a series of neither regime, for messages; empty if there is none.
-        to_train: series whose times are those of whole trainings: these include convergence, so their
+        labelled_by: where the modes of the series come from, for messages: ``the plan`` or ``the table``.
+        regime_remedy: advice in messages about a series that is neither strong nor weak; may be empty.
+        to_train: series whose times are those of whole trainings. Such times include convergence, so their
             ratio is no parallel efficiency.
         rate_unit: unit of the throughput; a table measured elsewhere may count tokens, for example.
     """
@@ -47,7 +47,7 @@ class Frames:
 
 
 def measure(study: Study) -> Frames:
-    """Return the study's frames.
+    """Compute the frames of a study.
 
     A run counts if it completed with a throughput. ``step_time_sec`` is the time per global batch: the
     plan's global batch over the throughput.
@@ -69,7 +69,7 @@ def measure(study: Study) -> Frames:
 
 
 def ranks_sample(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the runs whose ranks.csv to read: all that count, or the first repeats of a large study.
+    """Select the runs whose ranks.csv is read: all that count or, in a large study, the first repeats.
 
     Args:
         runs: ``run_id, cell_id, measured``.
@@ -80,7 +80,7 @@ def ranks_sample(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _with_ddp(study: Study) -> list[bool]:
-    """Return by cell whether its ranks run under DDP: a single rank may run without (``ddp: false``)."""
+    """Return for each cell whether it uses DDP; a cell of one rank may not (``ddp: false``)."""
     options = [cell.get("workload") for cell in study.plan.get("cells") or []]
     if len(options) != len(study.cells):
         return [True] * len(study.cells)
@@ -88,7 +88,7 @@ def _with_ddp(study: Study) -> list[bool]:
 
 
 def _reasons(runs: pd.DataFrame, batch: Floats) -> pd.Series:
-    """Return the runs' reasons, extended by problems that the metrics show."""
+    """Return the reason of each run, with problems found in its metrics appended."""
     reasons = runs["reason"].to_numpy(dtype=object).copy()
     completed = (runs["state"] == RunState.COMPLETED).to_numpy()
     silent = completed & ~runs["measured"].to_numpy() & (reasons == "")

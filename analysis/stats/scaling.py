@@ -10,11 +10,11 @@ weak     batch per rank                              S = E·N/N₀          E = 
 =======  ==========================================  ==================  =============
 
 (G. M. Amdahl 1967 and J. L. Gustafson 1988.) The batch columns determine the regime, not the label. A
-series of neither regime has no efficiency. One of times to train has only the speedup T(N₀)/T(N).
+series of neither regime has no efficiency. A series of times to train has only the speedup T(N₀)/T(N).
 
 The incremental efficiency of the step from a to b ranks is e = (E(b) / E(a)) ** (1 / log2(b / a)):
-1 if each doubling doubles the throughput. 0.75 is the 1.5 times per doubling that some sites require
-before they grant a larger job (for example CSC's guide to scaling).
+1 if each doubling doubles the throughput. Some sites, such as CSC, grant a larger job only if a doubling
+gives 1.5 times the throughput, that is e = 0.75.
 
 Karp-Flatt's serial fraction of a strong series (A. H. Karp and H. P. Flatt, Commun. ACM 33, 1990),
 with p = N/N₀, is f = (1/S - 1/p) / (1 - 1/p). It is constant if a fixed serial part limits the speedup.
@@ -42,9 +42,9 @@ from bench.study.ledger import RunState
 
 #: Efficiency that POP's guidelines call good scaling (https://pop-coe.eu/node/69).
 GUIDE = 0.8
-#: Largest relative difference of samples per step over the planned ones within one unit of work.
+#: Two runs count the same unit of work if their ratios of counted to planned samples differ by at most this.
 SAME_UNIT = 0.01
-#: A cell without a run that counts has the first of these states that one of its runs has.
+#: State of a cell without a run that counts: the first of these that occurs among its runs.
 _STATE_ORDER = (
     *(RunState.RUNNING, RunState.QUEUED, RunState.FAILED, RunState.UNKNOWN, RunState.CANCELLED),
     *(RunState.COMPLETED, RunState.PLANNED),
@@ -61,13 +61,13 @@ AXES_COLUMNS = (
 def scale(source: Study | Frames, *, baseline: str | None = None) -> pd.DataFrame:
     """Return the scaling table, sorted by series, then size; ``reason`` is empty.
 
-    :func:`analysis.checks.scaling_table.scaling_table` adds the reasons. Intervals are 95 % and need
-    three runs on both sides. The baseline's own efficiency is 1 by definition, without an interval.
+    :func:`analysis.checks.scaling_table.scaling_table` adds the reasons. Intervals are 95 % and need three
+    runs of the cell and of the baseline. The baseline's efficiency is 1 by definition, without an interval.
 
     Args:
         source: a study, or its frames.
-        baseline: size or cell, as :func:`analysis.stats.baselines.is_baseline` parses it. Default, and
-            for a series that has not measured it: the smallest measured size.
+        baseline: size or cell, as :func:`analysis.stats.baselines.is_baseline` parses it. By default, and
+            in a series without this size, the smallest measured size.
 
     Returns:
         The columns of :data:`analysis.stats.columns.SCHEMA`.
@@ -103,7 +103,7 @@ def _measured_rows(frames: Frames, moments: LogMoments) -> pd.DataFrame:
     cells["step_time_sec"] = groups["step_time_sec"].mean()
     cells["throughput_samples_per_sec"] = cells["global_batch"] / cells["step_time_sec"]
     units = groups["unit"]
-    # If the runs of one cell count different units, there is no mean: infinity equals no other cell.
+    # Runs of one cell that count different units have no mean unit. Infinity differs from all other units.
     cells["unit"] = (
         units.median().where(units.max() <= (1 + SAME_UNIT) * units.min(), np.inf).where(units.count() > 0)
     )
@@ -159,12 +159,12 @@ def _regimes(rows: pd.DataFrame) -> pd.Series:
 
 
 def batch_per_rank(rows: pd.DataFrame) -> pd.Series:
-    """Return the global batch per rank, as text of nine digits: a table's batch may be a rounded product."""
+    """Return the global batch per rank as text with nine digits, so that rounding does not matter."""
     return (rows["global_batch"] / rows["gpus"]).map(lambda value: f"{value:.9g}")
 
 
 def _add_baselines(rows: pd.DataFrame, baseline: str | None) -> None:
-    """Add base_place, base_gpus, base_cell, is_base and baseline."""
+    """Add the columns base_place, base_gpus, base_cell, is_base and baseline."""
     alone = rows.groupby("series_place")["cell_id"].transform("size") == 1
     base = base_places(rows, baseline)
     elsewhere = base.map(rows["series_place"]) != rows["series_place"]
@@ -177,7 +177,7 @@ def _add_baselines(rows: pd.DataFrame, baseline: str | None) -> None:
 
 
 def _baseline_names(rows: pd.DataFrame) -> pd.Series:
-    """Return a name for each row as a baseline: its size, and the cell if sizes are ambiguous."""
+    """Return each row's name as a baseline: its size, with the cell_id if sizes are ambiguous."""
     named = pd.Series(baseline_names(rows), index=rows.index, dtype="str")
     named = named.where(rows["ddp"], named + " without DDP")
     same_size = rows[rows["n"] > 0].groupby(["series_place", "nodes", "gpus_per_node", "gpus", "ddp"])
@@ -187,7 +187,7 @@ def _baseline_names(rows: pd.DataFrame) -> pd.Series:
 
 
 def _other_unit(units: pd.Series, base: pd.Series) -> pd.Series:
-    """Return which rows count another unit of work than their baseline (tokens, say), or several units."""
+    """Return a mask of the rows whose runs count several units of work, or another than the baseline's."""
     with np.errstate(invalid="ignore"):
         apart = np.abs(units.fillna(1.0).to_numpy() / base.fillna(1.0).to_numpy() - 1)
     return pd.Series(~(apart <= SAME_UNIT), index=units.index)
@@ -226,7 +226,7 @@ def _add_efficiency(rows: pd.DataFrame, moments: LogMoments) -> None:
 
 
 def _with_increments(rows: pd.DataFrame, moments: LogMoments) -> pd.DataFrame:
-    """Return the rows with :data:`INCREMENT_COLUMNS`; NaN if no smaller size was measured."""
+    """Add :data:`INCREMENT_COLUMNS`; NaN if no smaller size was measured."""
     places = _smaller_places(rows)
     known = places >= 0
     before = rows.iloc[np.where(known, places, 0)]
@@ -248,7 +248,7 @@ def _with_increments(rows: pd.DataFrame, moments: LogMoments) -> pd.DataFrame:
 def _smaller_places(rows: pd.DataFrame) -> npt.NDArray[np.int64]:
     """Return for each row the position of the next smaller measured size, or -1.
 
-    Sizes with the same ranks per node come first, then sizes within one node, then any other size.
+    Sizes with the same ranks per node are preferred, then sizes within one node, then any other size.
     """
     found = np.full(len(rows), -1, dtype=np.int64)
     usable = (rows["mode"] != "") & (rows["n"] > 0) & rows["ddp"] & ~rows["other_unit"]
@@ -276,7 +276,9 @@ def _karp_flatt(rows: pd.DataFrame) -> pd.Series:
 
 
 def two_axes(rows: pd.DataFrame) -> pd.DataFrame:
-    """Split the efficiency of series that have several node counts and several ranks per node.
+    """Split the efficiency into a factor within one node and a factor over nodes.
+
+    The result contains the series that have several node counts and several values of ranks per node.
 
     Sizes with unequal nodes and series without a baseline are left out. Of several cells of one size
     the first measured one is used.
@@ -285,7 +287,7 @@ def two_axes(rows: pd.DataFrame) -> pd.DataFrame:
         rows: the scaling table.
 
     Returns:
-        :data:`AXES_COLUMNS`, and ``per_node`` as a number.
+        A frame with :data:`AXES_COLUMNS` and ``per_node``, the ranks per node as an integer.
     """
     frame = rows[rows["gpus_per_node"].str.isdecimal() & (rows["baseline"] != "")].copy()
     frame["per_node"] = frame["gpus_per_node"].astype("int64")

@@ -1,4 +1,4 @@
-"""Read a table measured elsewhere: its columns by their names, and one row per run.
+"""Read a CSV table measured elsewhere. Columns are identified by name; each row is a run.
 
 Column names are compared in lower case with everything except letters and digits replaced by underscores:
 ``Throughput (img/s)`` is ``throughput_img_s``. An ambiguous name is an error; unknown columns are ignored
@@ -85,7 +85,7 @@ _UNITS = {
     "words/s": "words?",
     "frames/s": "frames?",
 }
-#: Units of which a sample has many, so that they give no time per step of a batch of samples.
+#: Units smaller than a sample. A throughput in such a unit and a batch of samples give no time per step.
 _PARTS_OF_SAMPLES = ("tokens/s", "words/s")
 _MEASURES = ("throughput", "throughput_per_gpu", "time", "time_ms", "steps_per_sec", "time_to_train")
 _MEASURE_REMEDY = (
@@ -114,7 +114,7 @@ ROW_COLUMNS = (
 
 
 class TableProblems:
-    """All problems of a table."""
+    """The problems found in a table."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -125,16 +125,18 @@ class TableProblems:
         self.found.append(Problem(str(self.path), line, message, remedy))
 
     def raise_if_any(self) -> None:
-        """Raise an InputError with the first problems, if there are any."""
+        """Raise an InputError with the first 20 problems, if there are any."""
         if self.found:
             raise InputError(self.found[:20])
 
 
 @dataclass(frozen=True)
 class Header:
-    """The columns of a table: ``places`` and ``names`` by field, ``unknown`` and ``ambiguous`` by name.
+    """The columns of a table and their meanings.
 
-    ``ambiguous`` contains the meanings and the remedy. ``duplicates`` contains the field and both names.
+    ``places`` and ``names`` map fields to the positions and names of their columns. ``unknown`` maps the
+    names of other columns to positions, ``ambiguous`` to two meanings and a remedy. ``duplicates`` lists
+    fields with two columns: the field and both names.
     """
 
     places: dict[str, int]
@@ -165,9 +167,9 @@ class Header:
 class Table:
     """A table with its columns, remarks on renamed columns, and the text of the file.
 
-    ``rows`` has one row per run: :data:`ROW_COLUMNS` as objects, where ``line`` is the line in the file,
-    ``throughput`` that of all ranks, ``time`` in seconds per step and ``ddp`` a bool; and ``other``, a dict
-    of the values of unknown columns.
+    ``rows`` has one row per run, with the columns :data:`ROW_COLUMNS` (of dtype object) and ``other``, a
+    dict with the values of unknown columns. ``line`` is the line in the file, ``throughput`` is that of all
+    ranks, ``time`` is in seconds per step, and ``ddp`` is a bool.
     """
 
     path: Path
@@ -220,7 +222,7 @@ def _read_text(path: Path) -> str:
 def _split(text: str, problems: TableProblems) -> tuple[list[tuple[int, list[str]]], Header]:
     """Return the rows with their line numbers, and the header; skip blank lines and comments (#).
 
-    If the first row contains numbers, the comment before it is the header, as ``numpy.savetxt`` writes it.
+    If the first row contains only numbers, the last comment before it is the header (``numpy.savetxt``).
     """
     rows: list[tuple[int, list[str]]] = []
     comment: list[tuple[int, list[str]]] = []
@@ -250,7 +252,7 @@ def _split(text: str, problems: TableProblems) -> tuple[list[tuple[int, list[str
 
 
 def _separator(text: str) -> str:
-    """Return the separator that splits the first two lines into equally many values, more than one."""
+    """Return the separator that splits the first two lines into the same number of values, at least two."""
     lines = [line[:4000] for line in text.splitlines() if line.strip() and not line.startswith("#")][:2]
     for separator in _SEPARATORS:
         widths = {len(values) for values in csv.reader(lines, delimiter=separator)}

@@ -2,7 +2,7 @@
 
 In a series without batch columns, the work of a step is unknown. Then the scaling mode comes from a label,
 and work is counted in arbitrary units: one per step for strong scaling, one per rank and step for weak
-scaling. Ratios do not depend on the unit. :meth:`TableStudy.scale` hides all columns that would contain it.
+scaling. Ratios do not depend on the unit. :meth:`TableStudy.scale` hides columns with such a unit.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ _BATCHES = ("global_batch", "per_gpu_batch")
 
 @dataclass(frozen=True)
 class TableStudy:
-    """A table as a study and its frames.
+    """A table converted to a study and its frames.
 
-    ``hidden`` lists, by series, the columns of the scaling table that the table does not give. ``remarks``
-    are notes on derived, assumed and ignored values.
+    ``hidden`` maps each series to the columns of the scaling table that the input does not determine.
+    ``remarks`` are notes on derived, assumed and ignored values.
     """
 
     study: Study
@@ -51,7 +51,7 @@ class TableStudy:
     remarks: list[str]
 
     def scale(self, *, baseline: str | None = None) -> pd.DataFrame:
-        """Return the scaling table; columns that the table does not give are empty."""
+        """Return the scaling table. Columns that the input does not determine are empty."""
         rows = scaling_table(self.frames, baseline=baseline)
         for series, columns in self.hidden.items():
             own = rows["series"] == series
@@ -61,7 +61,7 @@ class TableStudy:
 
     @property
     def shown(self) -> Frames:
-        """The frames, with values of the runs that the table does not give left empty."""
+        """The frames; values of runs that the input does not determine are NaN."""
         runs = self.frames.runs.copy()
         series = self.frames.members.set_index("cell_id")["series"]
         for name in ("throughput_samples_per_sec", "step_time_sec"):
@@ -74,7 +74,7 @@ def study_of_table(table: Table, *, mode: str | None, folder: Path) -> TableStud
     """Convert a table into a study.
 
     Args:
-        table: the table.
+        table: the parsed table.
         mode: ``strong`` or ``weak``, for series whose columns do not determine the mode.
         folder: the folder for the report.
 
@@ -124,7 +124,7 @@ def study_of_table(table: Table, *, mode: str | None, folder: Path) -> TableStud
 
 
 def _cell_key(row: dict[Any, Any]) -> tuple[Any, ...]:
-    """Return the values that are equal in all runs of a cell."""
+    """Return the values that identify the cell of a row: rows with equal values are runs of one cell."""
     names = ("series", "gpus", "nodes", "gpus_per_node", "global_batch", "cell_id", "ddp")
     return tuple(row[name] for name in names)
 
@@ -150,9 +150,9 @@ def _assign_series(rows: pd.DataFrame, table: Table, problems: TableProblems) ->
 
 
 def _name_series(rows: pd.DataFrame, table: Table) -> list[str]:
-    """Name the series of each row; return the unknown text columns that were used for it.
+    """Set the series of each row; return the names of unknown text columns that distinguish series.
 
-    Such a column is used if rows of one size would otherwise count as repeats.
+    An unknown text column distinguishes series if it differs between rows that would otherwise be repeats.
     """
     records = rows.to_dict("records")
     for row in records:
@@ -187,10 +187,10 @@ def _joined(texts: Iterable[str | None]) -> str:
 
 
 def _check_unused_columns(rows: pd.DataFrame, unused: Sequence[str], problems: TableProblems) -> None:
-    """Add a problem for each unknown column with the same distinct values at every size.
+    """Add a problem for each unknown column that has the same distinct values at every size.
 
-    Such a column is a setting or numbers the repeats; with a setting, averaging the rows would be wrong.
-    Measured values do not recur like this.
+    Such a column is either a setting, whose rows must not be averaged, or the number of a repeat. Measured
+    values do not recur in this way.
     """
     cells = _other_values_by_cell(rows.to_dict("records"))
     for name in unused:
@@ -215,7 +215,7 @@ def _check_repeats(rows: pd.DataFrame, problems: TableProblems) -> None:
 def _complete_series(
     rows: pd.DataFrame, own: pd.DataFrame, problems: TableProblems, *, header: Header, mode: str | None
 ) -> tuple[str, ...]:
-    """Fill in mode, work and time of one series; return the columns to hide."""
+    """Fill in mode, work and time of one series; return the columns of the scaling table to hide."""
     label = next((value for value in own["mode"] if value), None)
     has_batch = own["global_batch"].notna()
     line = int(own["line"].iloc[0])
@@ -273,7 +273,7 @@ def _complete_without_batch(
 
 
 def _name_cells(rows: pd.DataFrame, problems: TableProblems) -> None:
-    """Make the cell ids unique: the name in the table, or series, size and batch."""
+    """Set unique cell ids: the name in the table, or a name made of series, size and batch."""
     keys: dict[tuple[str, str], tuple[Any, ...]] = {}
     ids = []
     for row in rows.to_dict("records"):
@@ -289,7 +289,7 @@ def _name_cells(rows: pd.DataFrame, problems: TableProblems) -> None:
 
 
 def _frames(rows: pd.DataFrame, *, labelled_by: str, rate_unit: str) -> Frames:
-    """Return the rows as frames, with the work of a step as global batch."""
+    """Convert the rows to frames; the column ``global_batch`` contains the work of a step."""
     cells = rows.drop_duplicates("cell_id").reset_index(drop=True)
     cells = cells.assign(nodes=cells["nodes"].fillna(1), global_batch=cells["work"], device="")
     cells["ddp"] = [value is not False for value in cells["ddp"]]
@@ -311,7 +311,7 @@ def _frames(rows: pd.DataFrame, *, labelled_by: str, rate_unit: str) -> Frames:
 
 
 def _runs(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows as completed runs; rows without a value do not count and have a reason."""
+    """Convert each row to a completed run. A row without a value does not count and has a reason."""
     empty = pd.DataFrame(None, index=range(len(rows)), columns=list(RUNS_COLUMNS), dtype=object)
     time = rows["time"].astype(float).to_numpy()
     runs = empty.assign(

@@ -1,4 +1,4 @@
-"""All figures of a report, with the frames that were read for them."""
+"""All figures of a report, with the data that was read for them."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def all_names() -> list[str]:
 
 @dataclass(frozen=True)
 class Details:
-    """Figures of single steps, ranks and messages, with their frames.
+    """Figures of single steps, ranks and messages, with the data that was read for them.
 
     Attributes:
         drawings: the figures.
@@ -102,7 +102,7 @@ class Details:
 def detail_figures(
     study: Study, frames: Frames, rows: pd.DataFrame, *, parts: dict[str, dict[str, str]]
 ) -> Details:
-    """Draw the study's steps.csv, ranks.csv and probes.json; of a large study a sample."""
+    """Draw the figures of steps.csv, ranks.csv and probes.json. In a large study, a sample is read."""
     files = {}
     sweep = sweep_rows(study)
     fits = fabric_table(sweep)
@@ -119,7 +119,7 @@ def detail_figures(
 
 
 def _csv(table: pd.DataFrame) -> str:
-    # Nine digits hold microseconds of steps that take seconds.
+    # Nine digits resolve microseconds in steps that take seconds.
     return csv_text(table, digits=9)
 
 

@@ -66,7 +66,7 @@ def bandwidth_figure(sweep: pd.DataFrame, cells: pd.DataFrame) -> Drawing | None
 
 
 def _names(cells: pd.DataFrame) -> dict[str, str]:
-    """Return the name of each cell's line, small sizes first; cells with one name share a line."""
+    """Return the name of each cell's line, small sizes first; cells with equal names share a line."""
     several = cells["backend"].nunique() > 1
     frame = cells.sort_values(["gpus", "nodes"], kind="stable")
     names = {}

@@ -87,10 +87,10 @@ def draw_rows(
     """Draw each row, series by series, with the sizes as tick labels.
 
     Args:
-        axes: the panel; gets a heading per series if there are several.
+        axes: the panel to draw into. If there are several series, each has a heading.
         rows: ``series, gpus, nodes, gpus_per_node`` and the columns that ``bar`` needs.
         labels: the series in order, with their names.
-        bar: draws one row; takes its vertical place, the row and its name; returns its tips.
+        bar: function that draws one row, given its vertical position, the row and its name; returns the tips.
     """
     tips: Tips = {}
     names: dict[float, str] = {}
@@ -100,7 +100,7 @@ def draw_rows(
         if not len(own):
             continue
         if len(labels) > 1:
-            # At the edge of the panel, whatever value its axis begins with.
+            # The transform places the text at the panel's edge, independent of the limits of the axis.
             axes.text(0, place, label, transform=axes.get_yaxis_transform(), **HEADING)
             place += 0.85
         several = own["gpus"].duplicated(keep=False)
@@ -143,7 +143,7 @@ def parts_legend(axes: Axes, parts: Sequence[tuple[str, str, str]]) -> None:
 
 
 def split_rows(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows whose step is known in all parts, with their sum ``total_s``.
+    """Return the rows for which all parts of the step are known, with their sum as ``total_s``.
 
     ``other`` may be slightly negative, because timers overlap by microseconds; it is stacked as 0.
     If waiting is not known, all exposed communication is one part.
@@ -159,7 +159,7 @@ def split_rows(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def split_figure(selection: Selection) -> Drawing:
-    """Return the figure of the step's parts, of rows from :func:`split_rows`."""
+    """Draw the parts of the step; the selection's rows come from :func:`split_rows`."""
     rows = selection.rows
     largest = rows.sort_values("gpus", kind="stable").iloc[-1]
     exposed = (largest["transfer"] + np.nan_to_num(largest["wait"])) / largest["total_s"]
@@ -207,7 +207,7 @@ def _draw_split_bar(axes: Axes, place: float, row: dict[Hashable, Any], name: st
 
 
 def loss_rows(rows: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows beyond their baseline whose factors are known, with a column per factor.
+    """Return the rows with known loss factors, without baselines, with an added column per factor.
 
     Args:
         rows: some rows of ``table``.
@@ -222,7 +222,7 @@ def loss_rows(rows: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
 
 
 def loss_figure(selection: Selection) -> Drawing:
-    """Return the figure of the efficiency's factors, of rows from :func:`loss_rows`."""
+    """Draw the factors of the efficiency; the selection's rows come from :func:`loss_rows`."""
     rows = selection.rows
     draft = bars_draft(
         selection,
@@ -267,7 +267,7 @@ def _draw_losses(axes: Axes, rows: pd.DataFrame, *, labels: dict[str, str]) -> T
 
 
 def _spaced_ticks(ticks: Sequence[float]) -> list[float]:
-    """Return the ticks with room between their numbers, beginning with 1."""
+    """Return the first tick and all others that leave room for the labels before them."""
     room = -math.log(min(ticks)) / _MAX_LOSS_TICKS
     kept = [ticks[0]]
     for tick in ticks[1:]:

@@ -41,7 +41,7 @@ _LONG_LABEL = 26
 
 @dataclass(frozen=True)
 class Curve:
-    """A column of the scaling table with its interval, and how its values are written."""
+    """A column of the scaling table for a figure, with its interval and the format of its values."""
 
     kind: str
     column: str
@@ -77,7 +77,7 @@ EFFICIENCY = Curve(
 
 
 def curve_figure(curve: Curve, selection: Selection, runs: pd.DataFrame) -> Drawing:
-    """Return the figure of one column of measured rows, with single runs as dots if there are few."""
+    """Draw one column of measured rows over the ranks, with single runs as dots if there are few."""
     rows = selection.rows
     repeats = _repeats(curve, rows, runs)
     left_out = list(selection.left_out)
@@ -102,7 +102,7 @@ def curve_figure(curve: Curve, selection: Selection, runs: pd.DataFrame) -> Draw
 
 
 def _repeats(curve: Curve, rows: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
-    """Return one row per run of the rows, with its own value on the curve."""
+    """Return one row per run of the cells in ``rows``, with the run's own ``value`` of the curve."""
     wanted = runs["measured"] & runs["cell_id"].isin(rows["cell_id"])
     counted = runs.loc[wanted, ["run_id", "cell_id", "rate"]]
     frame = rows[["cell_id", "series", "gpus", "rate", curve.column]]
@@ -126,7 +126,7 @@ def _caption(curve: Curve, selection: Selection, *, with_runs: bool) -> str:
 
 
 def _description(curve: Curve, selection: Selection) -> str:
-    """Return the first and last value of each series."""
+    """Describe the figure: the first and last value of each series."""
     texts = []
     for series, label in selection.labels.items():
         rows = selection.rows[selection.rows["series"] == series]
@@ -175,7 +175,7 @@ def _draw_runs(axes: Axes, runs: pd.DataFrame, *, span: float, place: int) -> No
 
 
 def _side_by_side(runs: pd.DataFrame, *, span: float) -> pd.Series:
-    """Return sizes shifted by up to two hundredths of the axis: the runs of one size do not overlap."""
+    """Return the sizes of runs, slightly shifted so that dots of one size do not overlap."""
     groups = runs.groupby("gpus")
     amount = groups["gpus"].transform("size")
     place = (groups.cumcount() - (amount - 1) / 2) / amount.clip(lower=2)

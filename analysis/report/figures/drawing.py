@@ -1,7 +1,7 @@
-"""House style of the figures, and their forms: themed SVG for the page, SVG, PNG and PDF files.
+"""Common style and file formats of the figures: themed SVG for the page; SVG, PNG and PDF files.
 
-matplotlib's own SVG has a DOCTYPE, metadata, style sheets and style attributes, which a strict
-Content-Security-Policy refuses, and ids that collide when two figures share a page. They are removed.
+matplotlib's SVG contains style sheets and style attributes, which a strict Content-Security-Policy refuses,
+and ids that collide if two figures are on one page. This module removes or renames all of these.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Colour(StrEnum):
 #: The CSS variable of each colour.
 CSS_NAMES = {colour.value: f"--{colour.name.lower()}" for colour in Colour}
 
-#: Series also differ in marker and dash, for prints in grey.
+#: Series also differ in marker and dash, for grayscale prints.
 SERIES_COLOURS = (Colour.BLUE, Colour.VERMILLION, Colour.GREEN, Colour.PURPLE, Colour.ORANGE, Colour.SKY)
 SERIES_MARKERS = ("o", "s", "D", "^", "v", "P")
 SERIES_DASHES = ((), (5, 2), (1.5, 1.5), (6, 2, 1.5, 2), (3, 1.5), (8, 2.5))
@@ -63,13 +63,13 @@ _PNG_DPI = 200
 
 MAX_SERIES = 6
 MAX_SIZES = 24
-#: The most bars of one figure of bars.
+#: Maximum number of bars in one figure.
 MAX_BARS = 18
 
 
 @dataclass(frozen=True)
 class Selection:
-    """The rows of one scaling mode that a figure shows; the other attributes are those of a draft."""
+    """The rows of one scaling mode that a figure shows; other attributes are as in :class:`Draft`."""
 
     mode: str
     rows: pd.DataFrame
@@ -81,7 +81,7 @@ class Selection:
 def select(
     rows: pd.DataFrame, mode: str, parts: dict[str, dict[str, str]], *, bars: bool = False
 ) -> Selection:
-    """Select the series with the most sizes, and as many sizes as fit into a figure (of bars)."""
+    """Select the series with the most sizes, and as many sizes as fit into a figure (or a bar chart)."""
     sizes = rows.groupby("series", sort=False)["gpus"].nunique().sort_values(ascending=False, kind="stable")
     most = MAX_SERIES
     if bars:
@@ -186,7 +186,7 @@ def finish(draft: Draft, draw: Callable[[Axes], dict[str, list[str]]]) -> Drawin
 
     Args:
         draft: texts and measures.
-        draw: draws into the axes and returns the tips of the marks by gid.
+        draw: function that draws into the axes and returns the tooltips of the marks by the artist's gid.
     """
     legend_in = _LEGEND_LINE_IN * draft.legend_lines + 0.08
     total_in = draft.height_in + legend_in
@@ -224,7 +224,7 @@ def set_ticks(axis: Axis, ticks: Sequence[float], text: Callable[[float], str]) 
 
 
 def log_ticks(low: float, high: float, *steps: Sequence[float]) -> list[float]:
-    """Return ticks of a logarithmic axis: the first of ``steps`` with at least three, else the last.
+    """Return ticks of a logarithmic axis, from the first of ``steps`` that gives three, else from the last.
 
     Args:
         low: lower end of the axis.
@@ -280,7 +280,7 @@ def _clean_svg(raw: str, draft: Draft, *, tips: Mapping[str, Sequence[str]]) -> 
     Args:
         raw: matplotlib's SVG.
         draft: its name is the prefix of all ids; title and description are for screen readers.
-        tips: a text for each mark of an artist, in order, by the artist's gid.
+        tips: the tooltips of each artist's marks, in drawing order, by the artist's gid.
     """
     root = ElementTree.fromstring(raw)  # noqa: S314 (matplotlib wrote this text)
     for element in root.iter():
@@ -319,7 +319,7 @@ def _standalone_svg(root: Element, draft: Draft) -> str:
 
 
 def _inline_svg(root: Element) -> str:
-    """Return markup for the page: as wide as its box, colours as CSS variables."""
+    """Return the SVG for the page: as wide as its container, with colours as CSS variables."""
     own = deepcopy(root)
     for name in ("width", "height"):
         own.attrib.pop(name, None)
@@ -352,7 +352,7 @@ def _replace_style(element: Element) -> None:
 
 
 def _add_tips(root: Element, gid: str, texts: Sequence[str]) -> None:
-    """Add a title to each mark of one artist; the page's script shows it under the pointer."""
+    """Add a title to each mark of one artist; the page's script shows the title under the pointer."""
     group = next((element for element in root.iter("g") if element.get("id") == gid), None)
     assert group is not None, f"no artist has the gid {gid}"
     marks = list(group.iter("use")) or [e for e in group.iter("path") if e.get("d")][:1]

@@ -18,18 +18,18 @@ from analysis.text import count, fraction, known, listed, number, one_line, whol
 
 #: Opacity of the colour at efficiencies 1 and 0. Text stays readable on both, on light and on dark paper.
 _STRONGEST, _WEAKEST = 0.5, 0.04
-#: Height of a panel's heading, in fields.
+#: Height of a panel's heading, relative to the height of a field.
 _HEADING = 0.62
 
-#: The most series, nodes and ranks per node of one figure of both.
+#: Maximum numbers of series, nodes and ranks per node in a heat map of nodes and ranks per node.
 MAX_SERIES, MAX_NODES, MAX_PER_NODE = 4, 8, 8
-#: The most panels, sizes and batches of one figure of both.
+#: Maximum numbers of panels, sizes and batches in a heat map of sizes and batches.
 MAX_PANELS, MAX_SIZES, MAX_BATCHES = 3, 8, 8
 
 
 @dataclass(frozen=True)
 class Field:
-    """One field of a heat map; places count from 0.
+    """One field of a heat map, at a column and a line (both from 0).
 
     Attributes:
         efficiency: the colour and the first number; NaN if it is not known.
@@ -125,7 +125,7 @@ def _not_measured(size: str, row: Mapping[Hashable, Any]) -> str:
 
 
 def grids(rows: pd.DataFrame, parts: dict[str, dict[str, str]]) -> dict[str, Selection]:
-    """Return the grid of each scaling mode in rows of :func:`analysis.stats.scaling.two_axes`."""
+    """Select the rows to draw for each scaling mode from :func:`analysis.stats.scaling.two_axes`."""
     return {str(mode): _grid(str(mode), own, parts) for mode, own in rows.groupby("mode", sort=False)}
 
 
@@ -144,7 +144,7 @@ def _grid(mode: str, rows: pd.DataFrame, parts: dict[str, dict[str, str]]) -> Se
 
 
 def _spread_rows(rows: pd.DataFrame, limits: Mapping[str, int]) -> pd.DataFrame:
-    """Return the rows with at most that many values per column, evenly spaced."""
+    """Keep rows with evenly spaced values of some columns, at most the given number of values each."""
     for column, most in limits.items():
         values = sorted(set(rows[column]))
         rows = rows[rows[column].isin([values[place] for place in evenly_spaced(len(values), most)])]
@@ -152,7 +152,7 @@ def _spread_rows(rows: pd.DataFrame, limits: Mapping[str, int]) -> pd.DataFrame:
 
 
 def grid_figure(grid: Selection) -> Drawing:
-    """Return the heat map of nodes and ranks per node: a panel per series."""
+    """Draw the heat map of nodes and ranks per node, with a panel per series."""
     draft = Draft(
         name=f"axes-{grid.mode}",
         subject="Efficiency and speedup by nodes and ranks per node",
@@ -197,7 +197,7 @@ def _grid_tip(row: dict[Hashable, Any]) -> str:
 
 
 def _grid_description(grid: Selection) -> str:
-    """Return the efficiency at the ends of both axes."""
+    """Describe the heat map: the efficiency at each series' largest size on one node and largest size."""
     texts = []
     for series, label in grid.labels.items():
         own = grid.rows[(grid.rows["series"] == series) & grid.rows["efficiency"].notna()]
@@ -220,9 +220,9 @@ class BatchGrid:
 
     Attributes:
         mode: ``strong`` (global batches) or ``weak`` (batches per rank).
-        panels: by name, one per backend, launcher and swept option: ``size, batch`` and the columns of the
-            scaling table.
-        axis: the unit of a size: nodes, or ranks if all cells have one node.
+        panels: rows by panel name, with a panel per backend, launcher and swept option. The columns are
+            ``size, batch`` and those of the scaling table.
+        axis: the unit of ``size``: nodes, or ranks if all cells have one node.
         left_out: sentences about cells that are not drawn.
         rate_unit: unit of a throughput.
     """
@@ -237,7 +237,7 @@ class BatchGrid:
 def batch_grids(
     table: pd.DataFrame, parts: Mapping[str, Mapping[str, str]], *, rate_unit: str = "samples/s"
 ) -> dict[str, BatchGrid]:
-    """Return by mode the grid of sizes and batches, if the scaling table has two or more of both."""
+    """Return a grid of sizes and batches for each mode that has at least two sizes and two batches."""
     found = {}
     for mode in ("strong", "weak"):
         rows = table[(table["mode"] == mode) & table["gpus_per_node"].str.isdecimal()].copy()
@@ -265,7 +265,7 @@ def _batch_grid(mode: str, rows: pd.DataFrame, axis: str, rate_unit: str) -> Bat
     for name, own in rows.groupby("panel", sort=False):
         measured = own[own["n"] > 0]
         if measured["batch"].nunique() > 1 and measured["size"].nunique() > 1:
-            # Of several cells with one size and batch, the first measured one.
+            # If several cells have equal size and batch, the first measured one is drawn.
             first = own.assign(unmeasured=own["n"] == 0).sort_values("unmeasured", kind="stable")
             panels[str(name)] = first.drop_duplicates(["size", "batch"])
     if not panels:
@@ -282,7 +282,7 @@ def _batch_grid(mode: str, rows: pd.DataFrame, axis: str, rate_unit: str) -> Bat
 
 
 def batch_figure(grid: BatchGrid) -> Drawing:
-    """Return the heat map of sizes (left to right) and batches (top down)."""
+    """Draw the heat map of sizes (left to right) and batches (top down)."""
     draft = Draft(
         name=f"heat-{grid.mode}",
         subject=f"Efficiency and throughput by {grid.axis.lower()} and batch",
@@ -319,7 +319,7 @@ def _baselines(grid: BatchGrid) -> str:
 
 
 def _batch_description(grid: BatchGrid) -> str:
-    """Return the highest throughput of each panel."""
+    """Describe the heat map: the highest throughput of each panel."""
     texts = []
     for label, rows in grid.panels.items():
         measured = rows[rows["rate"].notna()].sort_values("rate", kind="stable")

@@ -28,7 +28,7 @@ _PARTS = (
 
 
 def ranks_figure(means: RankMeans, *, balance: Mapping[str, float]) -> Drawing:
-    """Return the figure: a bar per rank, or per node if there are too many ranks.
+    """Draw work and waiting: a bar per rank, or per node if there are too many ranks.
 
     Args:
         means: from :func:`analysis.checks.slow_ranks.rank_means`.
@@ -61,7 +61,7 @@ def _balance(panel: pd.DataFrame, balance: Mapping[str, float]) -> str:
 
 
 def _panels(means: RankMeans) -> tuple[list[pd.DataFrame], list[str]]:
-    """Return the rows of each cell that fit, and sentences about rows that do not."""
+    """Return the rows of each cell that fit into the figure, and sentences about the others."""
     panels, left_out = [], []
     room = MAX_BARS // means.by_rank["cell_id"].nunique()
     for cell_id, own in means.by_rank.groupby("cell_id", sort=False):

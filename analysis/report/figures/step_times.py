@@ -26,16 +26,16 @@ from analysis.text import count, number, one_line, seconds, whole
 
 #: Number of runs per cell whose steps.csv is read, evenly spaced over the repeats.
 MAX_RUNS = 5
-#: Ticks per decade, from few to as many as a narrow span needs.
+#: Possible ticks per decade, from few (for a wide span of times) to many (for a narrow one).
 _STEPS = ((1.0,), (1.0, 2.0, 5.0), tuple(range(1, 10)), tuple(np.arange(1, 10, 0.25)))
 _QUANTILES = {"low": 0.05, "lower": 0.25, "median": 0.5, "upper": 0.75, "high": 0.95}
 
 
 def step_rows(study: Study, rows: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows that have step times, with their quantiles and the slowest step.
+    """Return the rows that have step times, with added quantiles of these times and the slowest step.
 
     Args:
-        study: the study whose steps.csv to read.
+        study: the study whose steps.csv files are read.
         rows: a few rows of the scaling table.
         runs: from :func:`analysis.stats.measured.measure`.
     """
@@ -71,7 +71,7 @@ def _statistics(steps: pd.DataFrame) -> dict[str, Any]:
 
 
 def steps_figure(selection: Selection) -> Drawing:
-    """Return the figure of one scaling mode, of rows from :func:`step_rows`."""
+    """Draw the step times of one scaling mode; the selection's rows come from :func:`step_rows`."""
     rows = selection.rows
     widest = rows.assign(spread=rows["high"] / rows["low"]).sort_values("spread").iloc[-1]
     draft = bars_draft(

@@ -1,8 +1,8 @@
 """Choose the scaling law of a series and predict larger sizes.
 
 :func:`fit_laws` fits every law that applies (:mod:`analysis.stats.laws.forms`) and compares them by AICc
-over the runs and by the error at the largest size when it is left out. If the runs cannot identify a law,
-it returns a reason: for short series this is the usual result.
+over the runs, and by the error of predicting the largest size from the others. If the runs cannot identify
+a law, it returns the reason, as it does for most short series.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class LawFit:
 
     @property
     def table(self) -> pd.DataFrame:
-        """:data:`LAW_COLUMNS`, one row per law, the chosen one first."""
+        """All laws as a frame with the columns :data:`LAW_COLUMNS`, the chosen law first."""
         rows: list[tuple[object, ...]] = []
         for fitted in self.laws:
             delta = fitted.aicc - self.chosen.aicc if math.isfinite(fitted.aicc) else math.nan
@@ -97,8 +97,8 @@ class LawFit:
         larger ones.
 
         Returns:
-            :data:`PREDICTION_COLUMNS`: seconds per global batch with interval; ``extrapolation`` if the
-            size (in ranks) is outside the measured range, ``beyond`` if above twice the largest.
+            A frame with :data:`PREDICTION_COLUMNS`: ``step_time_sec`` (per global batch) and its interval.
+            ``extrapolation`` marks sizes outside the measured range, ``beyond`` sizes above twice the largest.
 
         Raises:
             BenchError: a size is above twice the largest one, and ``beyond`` is False.
@@ -140,7 +140,7 @@ class LawFit:
 
 
 def fit_laws(runs: pd.DataFrame, *, mode: str, probes: Fabric | None = None) -> LawFit | Refusal:
-    """Return the laws of one series, or the reason why there are none.
+    """Fit the scaling laws to one series, or return the reason why this is not possible.
 
     Args:
         runs: one row per run that counts: ``gpus``, ``step_time_sec`` (seconds per global batch);
@@ -200,19 +200,19 @@ def forecasts(
 ) -> tuple[pd.DataFrame, list[str]]:
     """Predict larger sizes of each series by its law.
 
-    Only sizes over nodes with the ranks per node of the largest measured cell are predicted: one node does
-    not show the cost of a second. Sizes double from the largest measured one, up to twice, or up to
-    8 times with ``beyond``.
+    Predictions are for twice the largest measured size and, with ``beyond``, for 4 and 8 times, all with the
+    same ranks per node. The largest size must span several nodes, because one does not show the cost of two.
 
     Args:
         frames: the study's frames.
         rows: the scaling table; cells without DDP are ignored.
-        fabrics: by series, the probed all-reduce, as for the page's laws.
+        fabrics: the measured all-reduce of each series, for the communication model.
         beyond: predict beyond twice the largest measured size.
 
     Returns:
-        One row per size: the ``cell_id`` that it is ``like`` except for the size, and seconds per step with
-        the interval of one further run (90 %); and sentences about series without a prediction.
+        A frame with one row per predicted size, and sentences about series without a prediction. ``like`` is
+        the ``cell_id`` of the extrapolated cell. Times are seconds per step, with the 90 % interval of one
+        further run.
     """
     parts: list[pd.DataFrame] = []
     refusals: dict[str, list[str]] = {}
@@ -227,7 +227,7 @@ def forecasts(
 
 
 def _refusal_texts(refusals: dict[str, list[str]]) -> list[str]:
-    """Return a sentence for each reason, the reasons of the most series first."""
+    """Return a sentence for each reason, sorted by the number of series that it applies to."""
     ranked = sorted(refusals.items(), key=lambda item: -len(item[1]))
     texts = []
     for reason, names in ranked[:_MAX_REASONS]:

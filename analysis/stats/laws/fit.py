@@ -1,6 +1,7 @@
 """Fit one scaling law to the runs of a series.
 
-A law is fitted to a path through the sizes, by least squares on the logarithm of the time per step.
+A law is fitted to a path through the sizes (one layout of nodes and ranks per size), by least squares on
+the logarithm of the time per step.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ from analysis.stats.laws.forms import Law
 from analysis.stats.measured import Frames
 from analysis.text import count
 
-#: Fewest sizes for a law.
+#: Minimum number of sizes for a law.
 MIN_SIZES = 5
-#: Fewest sizes over several nodes, if other sizes are within one node.
+#: Minimum number of sizes over several nodes, if other sizes are within one node.
 _MIN_ACROSS = 3
 #: Name of the path with all sizes.
 ALL_SIZES = "all sizes"
 #: Relative residuals below this are rounding errors. This floor keeps AICc finite on exact data.
 _FLOOR = 1e-7
-#: Significance level of a misfit at the sizes, relative to the runs' noise.
+#: Significance level of the F test that compares a law's misfit with the noise of the runs.
 _MISFIT_LEVEL = 0.05
-#: Fewest residual degrees of freedom, counted over sizes: repeats do not determine a curve.
+#: Minimum residual degrees of freedom, counted over sizes because repeats do not determine a curve.
 MIN_FREEDOM = 2
 #: Largest half width of an interval on the logarithm.
 _MAX_HALF_WIDTH = 20.0
@@ -52,8 +53,8 @@ class SizePath:
     Attributes:
         runs: runs of one layout per size.
         name: description of these sizes.
-        largest_within: the most ranks within one node, if other sizes are over several nodes; 0 if no
-            node boundary needs a term (one rank alone has no communication).
+        largest_within: the largest size within one node, in ranks, if other sizes span several nodes; 0 if
+            laws need no term for leaving the node.
     """
 
     runs: pd.DataFrame
@@ -65,8 +66,8 @@ def runs_of(rows: pd.DataFrame, frames: Frames) -> pd.DataFrame:
     """Return the runs of one series for :func:`analysis.stats.laws.choose.fit_laws`.
 
     Args:
-        rows: the series' measured rows with DDP.
-        frames: frames with the runs. If a table does not give the batch, its times have an arbitrary unit.
+        rows: the measured rows of the series that use DDP.
+        frames: the study's frames. Times of a table without batches have an arbitrary unit.
     """
     runs = frames.runs[frames.runs["measured"]]
     cells = rows[["cell_id", "gpus", "nodes", "gpus_per_node"]].drop_duplicates("cell_id")
@@ -80,8 +81,9 @@ def runs_of(rows: pd.DataFrame, frames: Frames) -> pd.DataFrame:
 def path_of(runs: pd.DataFrame) -> SizePath | Refusal:
     """Return the path that a law is fitted to, or the reason why there is none.
 
-    All sizes, if each has one layout and no node boundary is between them; else the sizes over nodes with
-    the ranks per node fixed, if there are enough; else, for each size, the layout on the fewest nodes.
+    The path contains all sizes if each has one layout and they do not cross a node boundary. Otherwise it
+    contains the sizes with equal ranks per node, if these are enough for a law, or else the layout on the
+    fewest nodes for each size.
 
     Args:
         runs: one row per run with ``gpus``; optionally ``nodes`` and ``gpus_per_node`` (text).
@@ -117,7 +119,7 @@ def path_of(runs: pd.DataFrame) -> SizePath | Refusal:
 
 
 def _most_within(runs: pd.DataFrame) -> int:
-    """Return the largest size of several ranks within one node; 0 if no size is over several nodes."""
+    """Return the largest size of 2 ranks or more within one node; 0 if no size spans several nodes."""
     within = runs[(runs["nodes"] == 1) & (runs["gpus"] > 1)]
     return int(within["gpus"].max()) if len(within) and (runs["nodes"] > 1).any() else 0
 
@@ -126,7 +128,7 @@ def _most_within(runs: pd.DataFrame) -> int:
 class Points:
     """The runs of a series by size: ranks (ascending), number of runs, mean of the log times.
 
-    ``scatter`` is the sum of squares within the sizes, ``spare`` its degrees of freedom.
+    ``scatter`` is the sum of squares about the means of the sizes, ``spare`` its degrees of freedom.
     """
 
     ranks: Floats
@@ -154,15 +156,15 @@ class Fitted:
         theta: its parameters, in the order of ``law.parameters``.
         low, high: their 95 % intervals.
         aicc: Akaike's criterion, corrected; infinite if there are too few runs.
-        leave_last_error: predicted over measured, minus 1, at the largest size when fitted
-            without it; NaN if too few sizes are left.
+        leave_last_error: relative error of the prediction of the largest size by a fit without this size;
+            NaN if too few sizes are left.
         noise: relative standard deviation of a run around the curve.
         freedom: residual degrees of freedom, over runs.
-        refused: reason why it must not be chosen; empty if it may.
-        misfit: it misses the sizes by more than the runs' noise explains.
-        covariance: of the parameters, for runs of unit variance.
-        scale: variance of a run about the curve for the parameters' intervals; that of the sizes if
-            the law misses them.
+        refused: reason why the law must not be chosen; empty if it may be chosen.
+        misfit: whether the law misses the sizes by more than the noise of the runs explains.
+        covariance: covariance of the parameters, for runs of unit variance.
+        scale: residual variance for the intervals of the parameters: over the runs or over the sizes,
+            whichever is larger.
     """
 
     law: Law
@@ -185,8 +187,9 @@ class Fitted:
     def interval(self, ranks: Floats, *, level: float) -> tuple[Floats, Floats]:
         """Return the prediction interval of a further run's time per step.
 
-        Adds the uncertainty of the parameters, the noise of one run and, for a law that misses the
-        measured sizes, the error of its prediction of the largest size. NaN if the curve is not positive.
+        The interval combines the uncertainty of the parameters, the noise of one run and, for a law that
+        misses the measured sizes, the error of its prediction of the largest size. It is NaN where the curve
+        is not positive.
         """
         centre = self.curve(ranks)
         usable = centre > 0
@@ -202,7 +205,7 @@ class Fitted:
 
 
 def points_of(runs: pd.DataFrame) -> Points:
-    """Return the runs by size.
+    """Group the runs by size.
 
     Args:
         runs: one row per run with ``gpus`` and ``step_time_sec`` (positive).
@@ -216,10 +219,9 @@ def points_of(runs: pd.DataFrame) -> Points:
 
 
 def fit_law(law: Law, points: Points) -> Fitted | None:
-    """Return the law fitted to all points, or None if they leave no degree of freedom.
+    """Fit the law to all points; return None if they leave no degree of freedom or the fit fails.
 
-    The sum of squares consists of the part within the sizes, which no curve changes, and the part of the
-    sizes' means, which is minimised.
+    The fit minimises the deviations of the sizes' means. The scatter within a size is the same for any curve.
     """
     sizes, size = len(points.ranks), len(law.parameters)
     theta = _solve(law, points) if sizes > size else None
@@ -229,7 +231,7 @@ def fit_law(law: Law, points: Points) -> Fitted | None:
     squares = max(missed + points.scatter, points.runs * _FLOOR**2)
     freedom = points.runs - size
     per_run = squares / freedom
-    # With repeats, noise is known apart from misfit; a misfit widens the parameters' intervals.
+    # If the law misses the means of the sizes, the intervals of the parameters become wider.
     per_size = missed / (sizes - size)
     gradient = _gradient(law, theta, points.ranks) * np.sqrt(points.n)[:, None]
     covariance = np.asarray(np.linalg.pinv(gradient.T @ gradient), dtype=float)
@@ -252,7 +254,7 @@ def fit_law(law: Law, points: Points) -> Fitted | None:
 
 
 def _solve(law: Law, points: Points) -> Floats | None:
-    """Return the best parameters of all starts, ignoring their bounds, or None."""
+    """Return the best parameters over all starting points, ignoring bounds; None if no fit converges."""
     if len(points.ranks) < len(law.parameters):
         return None
     starts = np.atleast_2d(law.start(points.ranks, np.exp(points.mean)))
@@ -269,7 +271,7 @@ def _descend(law: Law, points: Points, start: Floats) -> tuple[Floats, float] | 
     def residuals(theta: Floats) -> Floats:
         return np.asarray(weights * (points.mean - _log_curve(law, theta * unit, points.ranks)))
 
-    # Levenberg and Marquardt's method as in MINPACK. A law beyond its bounds is refused afterwards.
+    # MINPACK's Levenberg-Marquardt method has no bounds: fit_law refuses a law that exceeds its bounds.
     found, *_ = optimize.leastsq(residuals, start / unit, maxfev=400, full_output=True)
     squares = float((residuals(found) ** 2).sum())
     if not (np.isfinite(found).all() and math.isfinite(squares)):
@@ -324,7 +326,7 @@ def _misfit(per_size: float, spare_sizes: int, points: Points) -> bool:
 
 
 def _at_bound(law: Law, theta: Floats) -> str:
-    """Return which parameters reach their bounds, so that the data do not show their terms."""
+    """Describe the parameters at or beyond their bounds: the data do not show the terms of these."""
     names = [
         f"{parameter.name} would be {value:.2g}, beyond its bound of {bound:g}"
         for parameter, value in zip(law.parameters, theta, strict=True)

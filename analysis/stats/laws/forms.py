@@ -60,8 +60,8 @@ class Law:
         formula: T(N), as text.
         parameters: in the order of the vector that ``curve`` takes.
         curve: seconds per step, from the parameters and the ranks (float array).
-        start: first parameters of a fit, from ranks and times; need not be feasible. A curve with a
-            kink has several starts, one per row.
+        start: starting parameters of a fit, from ranks and times; these may exceed the bounds. A curve with
+            a kink has several starting points, one per row.
     """
 
     name: str
@@ -80,7 +80,7 @@ class Fabric:
         alpha_s: latency of one ring step, seconds.
         beta_s_per_byte: inverse bandwidth of one ring step.
         payload_bytes: gradients of one step, all buckets.
-        last_bucket_bytes: the bucket that is ready last, which no computation can hide.
+        last_bucket_bytes: the bucket that is ready last; no computation is left to hide its all-reduce.
         buckets: number of all-reduces per step.
     """
 
@@ -91,11 +91,11 @@ class Fabric:
     buckets: int = 1
 
     def all_reduce_s(self, ranks: Floats) -> Floats:
-        """Return the seconds of all of a step's buckets, one after another."""
+        """Return the seconds that the all-reduces of all buckets of a step take, one after another."""
         return self._ring(ranks, self.payload_bytes, self.buckets)
 
     def last_bucket_s(self, ranks: Floats) -> Floats:
-        """Return the seconds of the last bucket."""
+        """Return the seconds that the all-reduce of the last bucket takes."""
         return self._ring(ranks, self.last_bucket_bytes, 1)
 
     def _ring(self, ranks: Floats, size: float, times: int) -> Floats:
@@ -108,7 +108,7 @@ def laws_of(mode: str, *, fabric: Fabric | None = None) -> list[Law]:
 
     Args:
         mode: ``strong`` or ``weak``.
-        fabric: adds the communication model.
+        fabric: the measured all-reduce; if given, the communication model is added.
     """
     laws = _STRONG if mode == "strong" else _WEAK
     return [*laws, *(_communication_laws(mode, fabric) if fabric else ())]
@@ -179,7 +179,7 @@ def _positive(value: float, times: Floats) -> float:
 
 
 def _scaled_start(*terms: Term) -> Curve:
-    """Return a start for T₁ and parameters that are shares of it."""
+    """Return the ``start`` of a law whose parameters are T₁ and multiples of T₁."""
 
     def start(ranks: Floats, times: Floats) -> Floats:
         found = _linear_fit(ranks, times, *terms)
@@ -322,7 +322,7 @@ class _ProbedStep:
 
 
 def _communication_laws(mode: str, fabric: Fabric) -> tuple[Law, ...]:
-    """Return three forms: all but the last bucket hidden, nothing hidden, and ωC hidden."""
+    """Return the communication model's forms: all but the last bucket hidden, nothing hidden, ωC hidden."""
     step = _ProbedStep(fabric, mode == "strong")
     work = (_FIXED, _WORK) if step.strong else (_FIXED,)
     compute = "C = c + w/N" if step.strong else "C = c"
