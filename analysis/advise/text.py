@@ -177,9 +177,9 @@ def _sooner_prediction(advice: Advice, first: dict[str, Any]) -> list[str]:
 def remarks(advice: Advice) -> list[str]:
     """Explain the numbers, and list the sources of the waits and the notes."""
     texts = [
-        f"For {advice.samples:,} samples and {count(advice.epochs, 'epoch')}: whole steps at the measured "
-        "rate, and checkpoints if the study wrote them. Start-up and validation are not included. Brackets: "
-        "90 % interval of one further run."
+        f"Times are for {advice.samples:,} samples and {count(advice.epochs, 'epoch')}: whole steps at the "
+        "measured rate, plus checkpoints if the study wrote them. Start-up and validation are not included. "
+        "Brackets: 90 % interval of one further run."
     ]
     if advice.options["batch_differs"].any():
         texts.append(

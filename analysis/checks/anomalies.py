@@ -144,8 +144,8 @@ def _drift(frames: Frames) -> Iterator[Anomaly]:
         "Drift",
         f"The throughput of equal cells {direction} by {percent(abs(math.expm1(slope * span)), decimals=1)} "
         f"[{percent(low, decimals=1)}, {percent(high, decimals=1)}] over the {span:.1f} h of the study "
-        f"(p = {p_value:.2g}). Repeats are spread over the order, so it widens intervals more than it shifts "
-        "ratios. Check for heat, other users, a filling file system.",
+        f"(p = {p_value:.2g}). Repeats are spread over the study, so a drift widens intervals more than it "
+        "shifts ratios. Check temperatures, other users and disk space.",
     )
 
 
@@ -186,7 +186,7 @@ def alerts(
 
 def _crowded(crowding: Crowding) -> Anomaly:
     sizes = listed([str(size) for size in crowding.sizes], limit=8)
-    concerned = f". Sizes concerned: {sizes} ranks" if sizes else ""
+    concerned = f". Affected sizes: {sizes} ranks" if sizes else ""
     return Anomaly("Ranks outnumber cores", f"{crowding}{concerned}.")
 
 
@@ -194,7 +194,7 @@ def _without_a_number(runs: pd.DataFrame) -> Iterator[Anomaly]:
     missing = runs[~runs["measured"]]
     if len(missing) == len(runs):
         counts = f": {state_counts(runs)}" if len(runs) else ""
-        words = f"None of the {count(len(runs), 'planned run')} gave a number{counts}."
+        words = f"None of the {count(len(runs), 'planned run')} has a throughput{counts}."
         yield Anomaly("Nothing to compare", words)
     elif len(missing):
         words = f"{len(missing):,} of {count(len(runs), 'run')} do not count: {state_counts(missing)}."

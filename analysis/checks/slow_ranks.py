@@ -31,7 +31,7 @@ LATE_FROM = 0.05
 #: Least ratio of a slow node's useful time to that of the other nodes.
 SLOW_NODE = 1.03
 #: Advice about a slow node.
-SLOW_NODE_REMEDY = "leave it out (--exclude) or have it looked at"
+SLOW_NODE_REMEDY = "exclude it (--exclude) or have it checked"
 #: Number of cells that :func:`least_balanced_cells` returns.
 MAX_CELLS = 2
 _MAX_NAMED = 4
@@ -51,7 +51,7 @@ _EPOCH = ["run_id", "epoch"]
 
 
 def _with_useful_time(ranks: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows with an attribution window, with an added column ``useful`` (useful time in seconds)."""
+    """Return the rows with an attribution window, with an added column ``useful`` (useful time in s)."""
     useful = useful_time(ranks)
     return ranks.assign(useful=useful, run_id=ranks["run_id"].astype("str"))[useful.notna()]
 
@@ -242,7 +242,7 @@ class RankMeans:
 
     Attributes:
         by_rank: ``cell_id, host, rank, n`` (runs), the times ``data, compute, rest, useful, transfer, wait,
-            step`` in seconds, and ``beyond``: the excess over the typical useful time, as a share of the step.
+            step`` in seconds, and ``beyond``: excess over the typical useful time, as a share of the step.
         by_host: the same per ``cell_id`` and ``host``, with ``ranks``.
     """
 

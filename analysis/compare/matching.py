@@ -102,7 +102,7 @@ def match_studies(a: Study, b: Study, *, ignore: Collection[str] = ()) -> Matchi
         raise BenchError(
             f"studies {a.name} (A) and {b.name} (B) have no cell in common: "
             + _why_none_match(cells_a, cells_b, compared),
-            remedy="compare studies of the same work and sizes, or leave a setting out: --ignore KEY",
+            remedy="compare studies of the same work and sizes, or ignore a setting: --ignore KEY",
         )
     return matching
 
@@ -147,7 +147,7 @@ def _check_key(study: Study, cells: Mapping[str, Settings], name: str, values: S
     names = list(dict.fromkeys(other for cell in cells.values() for other in cell))
     varying = [other for other in names if other not in SIZES and len(_values(cells, other)) > 1]
     reason = f"{name} is {values[0]} in every cell" if name in names else f"no cell has a setting {name!r}"
-    remedy = f"those that vary: {', '.join(varying)}" if varying else "give a second study instead"
+    remedy = f"settings that vary: {', '.join(varying)}" if varying else "give a second study instead"
     raise BenchError(f"--by {name}: {reason} of study {study.name}", remedy=remedy)
 
 
@@ -203,7 +203,7 @@ def _by_unique_key(
             raise BenchError(
                 f"cells {twin} and {cell_id} of {label} agree in all compared settings, "
                 "so that a match is ambiguous",
-                remedy="leave fewer settings out (--ignore)",
+                remedy="ignore fewer settings (--ignore)",
             )
     return found
 

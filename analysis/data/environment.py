@@ -59,7 +59,7 @@ class Crowding:
         cores = count(self.cores, "core")
         return (
             f"{count(self.ranks, 'rank')} on {cores}: efficiency beyond {count(self.cores, 'rank')}{where} "
-            "is about sharing cores, not about the network"
+            "measures shared cores, not the network"
         )
 
 
@@ -128,7 +128,7 @@ def _allocations(study: Study) -> str:
     packed = runs[runs["allocation"] == "pack"]
     jobs = listed([f"job {job}" for job in packed["job_id"].unique()], limit=_MAX_VALUES)
     texts = [f"{count(len(packed), 'run')} one after another in the allocation of {jobs}"] if jobs else []
-    texts += [f"{count(own, 'run')} in a job of its own each"] if own else []
+    texts += [f"{count(own, 'run')} with one job each"] if own else []
     return "; ".join(texts)
 
 

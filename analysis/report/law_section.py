@@ -87,12 +87,12 @@ def choice_text(fit: LawFit) -> str:
     runs = count(fit.runs, "run")
     if fit.by_aicc:
         text = f"{title} has the least AICc over {runs}. "
-        text += f"It predicts the largest size from the others to within {error}"
+        text += f"Fitted to the other sizes, it predicts the largest to within {error}"
     else:
-        text = f"{title} has the least error at the largest size when that is left out ({error}); "
+        text = f"{title} predicts the largest size best when fitted without it (error {error}); "
         text += f"{runs} are too few for AICc"
     if others:
-        text += f". Nearly as well supported: {listed(others)}; intervals span these"
+        text += f". Nearly as well supported: {listed(others)}; intervals include these"
     return f"{text}."
 
 
@@ -127,7 +127,7 @@ def _why_no_prediction(own: pd.DataFrame) -> str:
     if own["is_base"].any():
         return ""
     return (
-        f"No prediction: its efficiency would refer to {own['baseline'].iloc[0]}, which the law of the sizes "
+        f"No prediction: efficiencies refer to {own['baseline'].iloc[0]}, which the law of the sizes "
         "with DDP does not describe. Choose one of these sizes with --baseline."
     )
 

@@ -106,7 +106,7 @@ def _measured_on(frames: Frames, environment: Environment) -> str:
     if not (pd.isna(first) or pd.isna(last)):
         days = list(dict.fromkeys(f"{time:%Y-%m-%d}" for time in (first, last)))
         text += f", {'on' if len(days) == 1 else 'between'} {' and '.join(days)}"
-    return f"{text}. A rank is one process, with one GPU where there are GPUs."
+    return f"{text}. A rank is one process, with one GPU on GPU nodes."
 
 
 # -- recommended size -----------------------------------------------------------------
@@ -122,19 +122,19 @@ def _recommendation(series: _Series) -> str:
         *_against_baseline(best, series),
     ]
     if known(best["efficiency_low"]) and best["efficiency_low"] < GUIDE:
-        texts.append(f"The interval reaches below {GUIDE}: more repeats would settle it.")
+        texts.append(f"The interval reaches below {GUIDE}: more repeats would show it.")
     larger = series.rows[series.rows["gpus"] > best["gpus"]]
     if len(larger):
         texts.append(_next_larger(best, larger.iloc[0], series))
     else:
-        texts.append("It is the largest size that was measured; larger ones may do as well.")
+        texts.append("It is the largest measured size; larger sizes may be efficient, too.")
     return " ".join(texts)
 
 
 def _nothing_recommended(series: _Series) -> str:
     base, closest = series.base["baseline"], closest_to_guide(series.rows)
     text = f"No size beyond the baseline, {base}, reaches an efficiency of {GUIDE}"
-    text = f"{text}: more than the baseline cannot be recommended."
+    text = f"{text}: no larger size can be recommended."
     if closest is None:
         return text
     return f"{text} {capital(job_size(closest))} comes closest, with {_efficiency(closest)}."
@@ -145,18 +145,18 @@ def _against_baseline(best: pd.Series, series: _Series) -> list[str]:
     base, texts = series.base, []
     if known(best["step_time_sec"]) and known(base["step_time_sec"]):
         times = seconds(best["step_time_sec"]), seconds(base["step_time_sec"])
-        texts.append(f"A step takes {times[0]} there and {times[1]} on the baseline, {base['baseline']}.")
+        texts.append(f"A step takes {times[0]} there and {times[1]} at the baseline, {base['baseline']}.")
     costs = [_node_hours_per_million(row) for row in (best, base)]
     if all(known(cost) for cost in costs):
         there, before = (number(cost, digits=3) for cost in costs)
-        texts.append(f"A million {series.counted} cost {there} node-hours there, on the baseline {before}.")
+        texts.append(f"A million {series.counted} cost {there} node-hours there, {before} at the baseline.")
     return texts
 
 
 def _next_larger(best: pd.Series, larger: pd.Series, series: _Series) -> str:
     gain = larger["throughput_samples_per_sec"] / best["throughput_samples_per_sec"]
     cost = _node_hours_per_million(larger) / _node_hours_per_million(best)
-    text = f"The next larger one, {job_size(larger)}, has an efficiency of {_efficiency(larger)}"
+    text = f"The next larger size, {job_size(larger)}, has an efficiency of {_efficiency(larger)}"
     if not (known(gain) and known(cost)):
         return f"{text}."
     times = number(gain, digits=3), number(cost, digits=3)
@@ -274,7 +274,7 @@ def _method(study: Study, rows: pd.DataFrame) -> list[str]:
     if workload.get("steps_per_epoch") and workload.get("epochs"):
         windows = (
             f"Each run times {count(int(workload['epochs']), 'window')} of "
-            f"{count(int(workload['steps_per_epoch']), 'step')} after a warm-up, not instrumented. "
+            f"{count(int(workload['steps_per_epoch']), 'step')} after a warm-up, without instrumentation. "
         )
     text = f"{windows}The unit is the run; repeats are spread over a seeded random order. {intervals}"
     return [text, _input_output(workload)]
@@ -286,9 +286,9 @@ def _input_output(workload: Mapping[str, Any]) -> str:
         text = "Input: synthetic batches, drawn anew for each step; reading from storage is not included."
     else:
         workers = count(int(workload.get("num_workers") or 0), "loading process", "loading processes")
-        text = f"Input: {one_line(data, limit=120)}, by {workers} a rank."
+        text = f"Input: {one_line(data, limit=120)}, read by {workers} per rank."
     if workload.get("checkpoint"):
-        return f"{text} Output: a checkpoint after each window, timed apart from it."
+        return f"{text} Output: a checkpoint after each window, timed separately."
     return f"{text} Output: no checkpoints were written."
 
 

@@ -61,7 +61,7 @@ def check_baseline(rows: pd.DataFrame, baseline: str | None) -> None:
         return
     if baseline.strip().casefold() == "common":
         raise BenchError(
-            "--baseline common: no size was measured in every series", remedy="name a size, or leave it out"
+            "--baseline common: no size was measured in every series", remedy="give a size or omit --baseline"
         )
     ordered = rows.assign(size=sizes_of(rows)).sort_values(["gpus", "nodes"], kind="stable")
     sizes = list(dict.fromkeys(ordered["size"]))

@@ -139,10 +139,10 @@ def hardly_any_loss(row: Row) -> bool:
 def why_unknown(row: Row, base: Row) -> str:
     """Return why :func:`losses` is empty for a size that loses efficiency."""
     if factors(row, base):
-        return "the instrumented window that would tell shows no loss"
+        return "the instrumented window shows no loss"
     if all(known(one["load_balance"]) for one in (row, base)):
         return "a part of the step was not measured"
-    return "no attribution window was measured"
+    return "no instrumented window was measured"
 
 
 def _typical_rank(row: Row) -> tuple[float, float, float]:

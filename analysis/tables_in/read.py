@@ -89,8 +89,8 @@ _UNITS = {
 _PARTS_OF_SAMPLES = ("tokens/s", "words/s")
 _MEASURES = ("throughput", "throughput_per_gpu", "time", "time_ms", "steps_per_sec", "time_to_train")
 _MEASURE_REMEDY = (
-    "name one of them throughput (samples/s of all ranks), throughput_per_gpu, time (s per step), time_ms, "
-    "steps_per_sec or time_to_train"
+    "rename one of them to throughput (samples/s of all ranks), throughput_per_gpu, time (s per step), "
+    "time_ms, steps_per_sec or time_to_train"
 )
 
 _MAX_BYTES = 50_000_000
@@ -196,7 +196,7 @@ def read_table(path: Path) -> Table:
     problems.raise_if_any()
     if not rows:
         raise BenchError(
-            f"{path}: the table has a header and no row", remedy="add one row per run or per size"
+            f"{path}: the table has a header but no rows", remedy="add one row per run or per size"
         )
     frame = pd.DataFrame(rows, columns=[*ROW_COLUMNS, "other"], dtype=object)
     return Table(path, frame, header, _remarks(header), text)
@@ -237,7 +237,7 @@ def _split(text: str, problems: TableProblems) -> tuple[list[tuple[int, list[str
                 comment = [(line, [values[0].lstrip("# "), *values[1:]])]
             line = reader.line_num + 1
     except csv.Error as error:
-        problems.add(reader.line_num, f"invalid CSV: {error}", "quote texts with pairs of double quotes")
+        problems.add(reader.line_num, f"invalid CSV: {error}", "enclose texts in pairs of double quotes")
         return [], read_header([])
     if not rows:
         raise BenchError(f"{problems.path}: the table is empty", remedy="begin with a line of column names")
@@ -247,7 +247,7 @@ def _split(text: str, problems: TableProblems) -> tuple[list[tuple[int, list[str
     for at, values in rows[1:]:
         if len(values) != len(names):
             message = f"{count(len(values), 'value')} instead of {len(names)}"
-            problems.add(at, message, "give every row as many as the header has; quote values with commas")
+            problems.add(at, message, "give one value per column of the header; quote values with commas")
     return rows[1:], read_header([one_line(name, limit=80) for name in names])
 
 
@@ -308,13 +308,14 @@ def _check_header(header: Header, problems: TableProblems) -> None:
                 return
         problems.add(1, f"no column contains a throughput or a time (there are {names})", _MEASURE_REMEDY)
     if "gpus" not in header.places and "nodes" not in header.places:
-        problems.add(1, f"no column contains ranks or nodes (there are {names})", "name one gpus or nodes")
+        message = f"no column contains ranks or nodes (there are {names})"
+        problems.add(1, message, "rename one of them to gpus or nodes")
     times = [header.names[name] for name in ("time", "time_ms", "steps_per_sec") if name in header.places]
     if len(times) > 1:
         problems.add(1, f"the columns {listed(times)} all contain the time per step", "keep one of them")
     if "time_to_train" in header.places and len(found) > 1:
         name = repr(header.names["time_to_train"])
-        problems.add(1, f"{name} cannot be combined with a throughput or a time", "make two tables")
+        problems.add(1, f"{name} cannot be combined with a throughput or a time", "use two tables")
     if not {"global_batch", "per_gpu_batch"} & set(header.places):
         for name, (meaning, remedy) in header.ambiguous.items():
             if "batch" in remedy:
@@ -325,9 +326,9 @@ def _remarks(header: Header) -> list[str]:
     remarks = []
     renamed = [f"{name} as {field}" for field, name in header.names.items() if name != field]
     if renamed:
-        remarks.append(f"Columns were read by their names: {listed(renamed, limit=20)}")
+        remarks.append(f"Columns were identified by name: {listed(renamed, limit=20)}")
     if "gpus" not in header.places and "gpus_per_node" not in header.places:
-        remarks.append("The table has no column gpus: N is the number of nodes, and a rank is a node")
+        remarks.append("The table has no column gpus: N is the number of nodes, with one rank per node")
     return remarks
 
 
@@ -405,7 +406,7 @@ class _Row:
             )
             self._problem(message, "correct one of the three")
         if nodes is not None and nodes > gpus:
-            self._problem(f"{gpus} ranks on {nodes} nodes leave nodes without any", "correct one of the two")
+            self._problem(f"{gpus} ranks on {nodes} nodes leave nodes idle", "correct one of the two")
         if per_node is not None and nodes is None:
             nodes = math.ceil(gpus / per_node)
         row["nodes"], row["gpus"] = nodes, gpus

@@ -29,7 +29,7 @@ from bench.study.layout import METRICS_COLUMNS, StudyFolder
 from bench.study.ledger import RunState
 
 _MODE_REMEDY = (
-    "add a column global_batch or per_gpu_batch, or say it with --mode strong (the same work at every size) "
+    "add a column global_batch or per_gpu_batch, or give --mode strong (the same work at every size) "
     "or --mode weak (the same work per rank)"
 )
 _REGIME_REMEDY = "if these rows are a strong and a weak series, distinguish them by a column mode or series"
@@ -95,7 +95,7 @@ def study_of_table(table: Table, *, mode: str | None, folder: Path) -> TableStud
     problems.raise_if_any()
     unit = table.header.rate_unit
     if not table.header.counts_samples and table.rows[["global_batch", "time"]].notna().all(axis=1).any():
-        remarks.append(f"The time per step was used, and not the throughput in {unit}")
+        remarks.append(f"The time per step was used instead of the throughput in {unit}")
         unit = "samples/s"
     labelled_by = "--mode" if mode and "mode" not in table.header.places else "the table"
     frames = _frames(rows, labelled_by=labelled_by, rate_unit=unit)
@@ -198,8 +198,8 @@ def _check_unused_columns(rows: pd.DataFrame, unused: Sequence[str], problems: T
         crossed = len(found) > 1 and all(values == found[0] for values in found)
         if crossed and 1 < len(found[0]) == len(set(found[0])):
             values = listed(found[0], limit=4)
-            message = f"the column {name!r} is {values} at every size, and could be a setting or a repeat"
-            remedy = "call it series if it is a setting, and repeat if it numbers the runs"
+            message = f"the column {name!r} is {values} at every size: a setting, or the number of a repeat"
+            remedy = "rename it to series if it is a setting, or to repeat if it numbers the runs"
             problems.add(1, message, remedy)
 
 
@@ -209,7 +209,7 @@ def _check_repeats(rows: pd.DataFrame, problems: TableProblems) -> None:
         line = first.setdefault((*_cell_key(row), row["repeat"]), row["line"])
         if line != row["line"]:
             message = f"repeat {row['repeat']!r} of this size is already in line {line}"
-            problems.add(row["line"], message, "number the repeats, or name the series in a column series")
+            problems.add(row["line"], message, "number the repeats, or add a column series")
 
 
 def _complete_series(
@@ -229,9 +229,9 @@ def _complete_series(
         return _complete_with_batch(rows, own, counts_samples=header.counts_samples)
     if has_batch.any():
         line = int(own.loc[~has_batch, "line"].iloc[0])
-        problems.add(line, "the batch is missing, while other rows of the series have one", "fill it in")
+        problems.add(line, "the batch is missing, but other rows of the series have one", "fill it in")
     elif label is None:
-        problems.add(line, "the table does not determine if this is strong or weak scaling", _MODE_REMEDY)
+        problems.add(line, "the table does not show whether this is strong or weak scaling", _MODE_REMEDY)
     else:
         return _complete_without_batch(rows, own, problems, weak=label == "weak")
     return ()
@@ -268,7 +268,7 @@ def _complete_without_batch(
     if not measured["time"].notna().all():
         line = int(measured.loc[measured["time"].isna(), "line"].iloc[0])
         message = "this row has a throughput, but others of its series have a time and no batch"
-        problems.add(line, message, "give one of the two everywhere, or a batch")
+        problems.add(line, message, "give all rows of the series a time or all a throughput, or add a batch")
     return (*_BATCHES, *_THROUGHPUTS)
 
 

@@ -91,7 +91,7 @@ def select(
     left_out = []
     if len(sizes) > len(series):
         left_out.append(
-            f"{len(series)} of {count(len(sizes), 'series', 'series')} drawn, those with the most sizes"
+            f"{len(series)} of {count(len(sizes), 'series', 'series')} drawn, with the most sizes"
         )
     shown = rows[rows["series"].isin(chosen)]
     limit = min(MAX_SIZES, MAX_BARS) if bars else MAX_SIZES

@@ -57,7 +57,7 @@ def _statistics(steps: pd.DataFrame) -> dict[str, Any]:
     times = steps["step_time_sec"].to_numpy(dtype=float)
     slowest = steps.iloc[int(times.argmax())]
     rank = slowest["slowest_rank"]
-    by = f", rank {whole(float(rank))} the last" if pd.notna(rank) else ""
+    by = f", rank {whole(float(rank))} was slowest" if pd.notna(rank) else ""
     place = f"epoch {whole(float(slowest['epoch']))}, step {whole(float(slowest['step']))}"
     levels = dict(zip(_QUANTILES, np.quantile(times, list(_QUANTILES.values())), strict=True))
     return {
@@ -80,8 +80,8 @@ def steps_figure(selection: Selection) -> Drawing:
         subject="Step time distribution",
         topic="steps",
         description=(
-            f"Boxes of {count(len(rows), 'cell')}. The widest spread is at {ranks(widest)}: "
-            f"the middle 90 % of its steps took {seconds(widest['low'])} to {seconds(widest['high'])}, "
+            f"Box plots of {count(len(rows), 'cell')}. The widest spread is at {ranks(widest)}, where "
+            f"the middle 90 % of the steps took {seconds(widest['low'])} to {seconds(widest['high'])}, "
             f"median {seconds(widest['median'])}."
         ),
     )
@@ -121,7 +121,7 @@ def _draw_box(axes: Axes, place: float, row: dict[Hashable, Any], name: str) -> 
     dot = axes.scatter([row["slowest"]], [place], s=12, color=Colour.VERMILLION, linewidth=0, zorder=4)
     dot.set_gid(f"slowest-{place:.2f}")
     slow = (
-        f"\n{number(100 * row['over_twice'], digits=2)} % take twice the median"
+        f"\n{number(100 * row['over_twice'], digits=2)} % take more than twice the median"
         if row["over_twice"] > 0
         else ""
     )

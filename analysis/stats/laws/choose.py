@@ -98,7 +98,8 @@ class LawFit:
 
         Returns:
             A frame with :data:`PREDICTION_COLUMNS`: ``step_time_sec`` (per global batch) and its interval.
-            ``extrapolation`` marks sizes outside the measured range, ``beyond`` sizes above twice the largest.
+            ``extrapolation`` marks sizes outside the measured range, ``beyond`` those above twice the largest
+            one.
 
         Raises:
             BenchError: a size is above twice the largest one, and ``beyond`` is False.
@@ -109,7 +110,7 @@ class LawFit:
             asked = int(sizes[far].max())
             raise BenchError(
                 f"{asked} ranks are more than twice the largest measured size ({self.largest})",
-                remedy=f"measure up to {math.ceil(asked / REACH)} ranks, or request it with --beyond",
+                remedy=f"measure up to {math.ceil(asked / REACH)} ranks, or extrapolate with --beyond",
             )
         bounds = [fitted.interval(sizes, level=level) for fitted in self.plausible]
         return pd.DataFrame(
@@ -149,7 +150,7 @@ def fit_laws(runs: pd.DataFrame, *, mode: str, probes: Fabric | None = None) -> 
         probes: the measured all-reduce; adds the communication model.
     """
     if mode not in ("strong", "weak"):
-        return Refusal("neither the global batch nor the batch per rank is constant: no law describes that")
+        return Refusal("neither the global batch nor the batch per rank is constant, as all laws assume")
     usable = runs[(runs["step_time_sec"] > 0) & np.isfinite(runs["step_time_sec"])]
     path = path_of(usable)
     if isinstance(path, Refusal):
@@ -247,12 +248,12 @@ def _forecast(
     if rows["mode"].iloc[0] not in ("strong", "weak"):
         return Refusal("neither the global batch nor the batch per rank is constant")
     if largest["nodes"] < 2 or not str(largest["gpus_per_node"]).isdecimal():
-        return Refusal("larger sizes need more nodes, and the series was not measured over equal nodes")
+        return Refusal("larger sizes need more nodes, but the largest size is not on several equal nodes")
     fit = fit_laws(runs_of(rows, frames), mode=str(largest["mode"]), probes=fabric)
     if isinstance(fit, Refusal):
         return fit
     if fit.largest < largest["gpus"]:
-        return Refusal(f"its law holds {fit.path}, and the largest size was measured otherwise")
+        return Refusal(f"the largest size has another layout than the sizes of the law ({fit.path})")
     return _predicted(fit, largest, beyond=beyond)
 
 

@@ -121,7 +121,7 @@ def with_crossing(law: Law, *, largest_within: int) -> Law:
         law: a law without this term.
         largest_within: the largest number of ranks within one node.
     """
-    added = Parameter("d", "added to every step as soon as it leaves the node", "s")
+    added = Parameter("d", "added to every step over several nodes", "s")
 
     def curve(theta: Floats, ranks: Floats) -> Floats:
         return np.asarray(law.curve(theta[:-1], ranks) + theta[-1] * (ranks > largest_within))
@@ -205,15 +205,15 @@ def _gustafson_start(ranks: Floats, times: Floats) -> Floats:
 
 _T1 = Parameter("T₁", "time per step on one rank", "s")
 _FIXED = Parameter("c", "part of the step that stays the same at every size", "s")
-_WORK = Parameter("w", "part of the step that is divided among the ranks, on one of them", "s")
-_DOUBLING = Parameter("a", "communication that every doubling adds", "s")
-_LATENCY = Parameter("a", "communication that grows with every further rank", "s")
-_BYTES = Parameter("b", "communication bound by bandwidth, at many ranks", "s")
+_WORK = Parameter("w", "part of the step that is divided among the ranks, as time on one rank", "s")
+_DOUBLING = Parameter("a", "communication added by each doubling of the ranks", "s")
+_LATENCY = Parameter("a", "communication added by each further rank", "s")
+_BYTES = Parameter("b", "bandwidth-bound communication, limit for many ranks", "s")
 _HIDDEN = Parameter("h", "communication that computation hides", "s")
-_OVERLAP = Parameter("ω", "communication that computation hides, as a share of it", "", 0.0, 1.0)
+_OVERLAP = Parameter("ω", "share of the computation that hides communication", "", 0.0, 1.0)
 _SERIAL = Parameter("s", "serial share", "", 0.0, 1.0)
-_CONTENTION = Parameter("σ", "contention: what is done one rank after another")
-_COHERENCE = Parameter("κ", "coherence: what every pair of ranks costs")
+_CONTENTION = Parameter("σ", "contention: work that ranks do one after another")
+_COHERENCE = Parameter("κ", "coherence: cost of every pair of ranks")
 _OVERLAP_STARTS = (0.1, 0.5, 0.9)
 
 _STRONG: tuple[Law, ...] = (
@@ -328,7 +328,7 @@ def _communication_laws(mode: str, fabric: Fabric) -> tuple[Law, ...]:
     compute = "C = c + w/N" if step.strong else "C = c"
     name = "Communication model"
     forms = (
-        ("probed-hidden", f"{name}, hidden but for the last bucket", "t_last", work, step.hidden, step.start),
+        ("probed-hidden", f"{name}, all hidden but the last bucket", "t_last", work, step.hidden, step.start),
         ("probed-exposed", f"{name}, nothing hidden", "t_all", work, step.exposed, step.start),
         ("probed", name, "max(t_last, t_all − ωC)", (*work, _OVERLAP), step.partly_hidden, step.starts),
     )

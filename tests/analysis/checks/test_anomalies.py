@@ -180,7 +180,7 @@ def test_a_node_that_is_late_and_slow_is_reported_once_with_both_facts(tmp_path:
         "<strong>Straggler nodes.</strong> Both ranks on n2 take 5.00 ms per step longer than the others (29 % of "
         "the step, in backward), in 3 of 3 runs of n2x2-gloo-srun-b16. This is waiting, not slow communication. "
         "The useful time is longer there than on the other nodes of the same runs: n2 by 50 % in 3 "
-        "runs. Every step waits for such a node: leave it out (--exclude) or have it looked at.</div>"
+        "runs. Every step waits for such a node: exclude it (--exclude) or have it checked.</div>"
     ) in page
     assert "Slow node" not in page
 
@@ -191,5 +191,5 @@ def test_a_node_that_is_slow_but_not_late_is_an_anomaly(tmp_path: Path) -> None:
     assert late_nodes(study, frames).texts == []
     assert headings_and_texts(frames, slow=slow_nodes(study, frames)) == {
         "Slow node": "n2 by 5 % in 3 runs: more useful time than on the other nodes of the same runs. "
-        "Every step waits for it: leave it out (--exclude) or have it looked at."
+        "Every step waits for it: exclude it (--exclude) or have it checked."
     }

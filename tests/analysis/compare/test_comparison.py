@@ -121,7 +121,7 @@ def test_studies_of_different_work_have_no_cell_in_common(tmp_path):
         compare_studies(a, b)
     assert str(error.value) == (
         "studies a (A) and b (B) have no cell in common: model is convnet in A and mlp in B; compare studies "
-        "of the same work and sizes, or leave a setting out: --ignore KEY"
+        "of the same work and sizes, or ignore a setting: --ignore KEY"
     )
 
 
@@ -141,7 +141,7 @@ def test_an_ignored_setting_that_makes_cells_ambiguous_is_an_error(tmp_path):
         compare_studies(a, b, ignore=["backend"])
     assert str(error.value) == (
         "cells n2x1-gloo-srun-b32 and n2x1-nccl-srun-b32 of A agree in all compared settings, so that a match "
-        "is ambiguous; leave fewer settings out (--ignore)"
+        "is ambiguous; ignore fewer settings (--ignore)"
     )
 
 
@@ -296,8 +296,8 @@ def test_every_value_of_a_setting_is_compared_with_the_base(tmp_path):
     ("key", "base", "message"),
     [
         ("nodes", None, "--by nodes: sizes cannot be compared in this way; bench report shows speedup and efficiency over sizes"),
-        ("precision", None, "--by precision: no cell has a setting 'precision' of study s; those that vary: backend"),
-        ("launcher", None, "--by launcher: launcher is srun in every cell of study s; those that vary: backend"),
+        ("precision", None, "--by precision: no cell has a setting 'precision' of study s; settings that vary: backend"),
+        ("launcher", None, "--by launcher: launcher is srun in every cell of study s; settings that vary: backend"),
         ("backend", "mpi", "--base: no cell of study s has backend 'mpi'; there are: gloo, nccl"),
     ],
 )  # fmt: skip

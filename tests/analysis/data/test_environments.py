@@ -65,12 +65,12 @@ def test_variables_of_some_runs_and_with_many_values_are_counted(tmp_path: Path)
     [
         (
             8,
-            "8 ranks on 2 cores: efficiency beyond 2 ranks is about sharing cores, not about the network",
+            "8 ranks on 2 cores: efficiency beyond 2 ranks measures shared cores, not the network",
             (4, 8),
         ),
         (
             4,
-            "4 ranks on 2 cores: efficiency beyond 2 ranks is about sharing cores, not about the network",
+            "4 ranks on 2 cores: efficiency beyond 2 ranks measures shared cores, not the network",
             (4, 8),
         ),
     ],
@@ -89,7 +89,7 @@ def test_crowding_on_several_hosts_is_described_per_node(tmp_path: Path) -> None
     cells = studies.strong(sizes=(4,), per_node=2)
     found = described(tmp_path, cells=cells, env=lambda cell: studies.environment(cell, cores=1))
     assert str(found.crowding) == (
-        "2 ranks on 1 core: efficiency beyond 1 rank per node is about sharing cores, not about the network"
+        "2 ranks on 1 core: efficiency beyond 1 rank per node measures shared cores, not the network"
     )
 
 

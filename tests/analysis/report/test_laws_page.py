@@ -91,7 +91,7 @@ def test_a_baseline_without_ddp_has_no_prediction_and_the_reason(tmp_path: Path)
     (view,) = law_sections(scaling_table(frames, baseline="no-ddp"), frames, labels={})
     assert view.predictions == []
     assert view.sentences[-1] == (
-        "No prediction: its efficiency would refer to 1x1 (1 rank) without DDP, which the law of the sizes "
+        "No prediction: efficiencies refer to 1x1 (1 rank) without DDP, which the law of the sizes "
         "with DDP does not describe. Choose one of these sizes with --baseline."
     )
     (view,) = law_sections(scaling_table(frames, baseline="2"), frames, labels={})

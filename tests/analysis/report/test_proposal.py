@@ -93,7 +93,7 @@ def test_the_recommended_size_is_the_largest_at_or_above_the_guide_and_why(writt
         "2 nodes x 1 (2 ranks): the largest measured size whose efficiency (strong scaling) is at least 0.8: "
         f"{own.loc[2, 'efficiency']:.3f} ["
     )
-    assert "The next larger one, 4 nodes x 1 (4 ranks), has an efficiency of 0." in text
+    assert "The next larger size, 4 nodes x 1 (4 ranks), has an efficiency of 0." in text
     assert re.search(r"A million samples cost 0\.\d+ node-hours there, on the baseline 0\.\d+\.", text)
     assert "…" not in text, "no paragraph is cut"
 
@@ -112,7 +112,7 @@ def test_formula_and_baseline_are_named_and_both_figures_are_there(written):
 def test_causes_method_and_settings_are_shown(written):
     _, markdown, _ = written
     assert "communication that computation does not hide" in markdown.partition("## Causes of the loss")[2]
-    assert "Each run times 3 windows of 50 steps after a warm-up, not instrumented." in markdown
+    assert "Each run times 3 windows of 50 steps after a warm-up, without instrumentation." in markdown
     assert (
         "Input: synthetic batches, drawn anew for each step; reading from storage is not included."
         in markdown
@@ -143,7 +143,7 @@ def test_a_study_without_numbers_gives_a_section_that_says_so(tmp_path, state):
     path = finished(tmp_path / "s", strong(sizes=(1, 2)), state=lambda cell, repeat: (state, "why", None))
     markdown, latex = section(path)
     assert "No series has two measured sizes: there is no speedup and no efficiency." in markdown
-    assert "Planned and not measured" in latex
+    assert "Planned but not measured" in latex
 
 
 def test_a_planned_size_without_a_run_is_listed_with_its_reason(tmp_path, svg_only):

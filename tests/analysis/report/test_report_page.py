@@ -200,9 +200,9 @@ def run_states(*names: str) -> Any:
 @pytest.mark.parametrize(
     ("state", "alert"),
     [
-        (run_states("planned"), "None of the 12 planned runs gave a number: 12 not started."),
-        (run_states("failed"), "None of the 12 planned runs gave a number: 12 failed (bad-exit 12)."),
-        (run_states("running", "queued"), "None of the 12 planned runs gave a number: 8 running"),
+        (run_states("planned"), "None of the 12 planned runs has a throughput: 12 not started."),
+        (run_states("failed"), "None of the 12 planned runs has a throughput: 12 failed (bad-exit 12)."),
+        (run_states("running", "queued"), "None of the 12 planned runs has a throughput: 8 running"),
         (
             run_states("completed", "failed", "cancelled"),
             "8 of 12 runs do not count: 4 failed (bad-exit 4), 4 cancelled (bad-exit 4).",
@@ -297,7 +297,7 @@ def test_half_written_files_are_reasons_on_the_page(tmp_path: Path) -> None:
     ("kind", "words"),
     [
         ("pack", "12 runs one after another in the allocation of job 77"),
-        ("job", "12 runs in a job of its own each"),
+        ("job", "12 runs with one job each"),
     ],
 )
 def test_the_kind_of_allocation_is_shown_even_if_no_environment_is_known(
@@ -316,8 +316,8 @@ def test_ranks_that_outnumber_cores_are_reported_on_top(tmp_path: Path) -> None:
     path = studies.finished(tmp_path / "s", cells, env=lambda cell: studies.environment(cell, cores=2))
     text = report(path).text
     assert (
-        "Ranks outnumber cores. 4 ranks on 2 cores: efficiency beyond 2 ranks is about sharing cores, "
-        "not about the network. Sizes concerned: 4 ranks." in text
+        "Ranks outnumber cores. 4 ranks on 2 cores: efficiency beyond 2 ranks measures shared cores, "
+        "not the network. Affected sizes: 4 ranks." in text
     )
     assert text.index("Ranks outnumber cores") < text.index("Summary")
 
@@ -350,7 +350,7 @@ def test_a_large_study_has_a_page_of_few_megabytes_that_says_what_it_leaves_out(
     assert table.count("<tr>") == STATIC_ROWS + 1
     assert len(page.html) < 2_000_000
     assert f"{600 - MAX_RUNS_LISTED} more are in runs.csv" in page.text
-    assert "6 of 150 series drawn, those with the most sizes" in page.text
+    assert "6 of 150 series drawn, with the most sizes" in page.text
 
 
 def test_figures_of_an_older_report_are_removed_and_other_files_stay(tmp_path: Path) -> None:

@@ -140,7 +140,7 @@ def test_without_an_attribution_window_the_loss_is_not_known(tmp_path: Path) -> 
     rows[["load_balance", "comm_efficiency", "computational_scalability"]] = math.nan
     (found,) = findings(rows)
     assert found.main_loss == "not known"
-    assert found.sentences[2] == "The causes of the loss are not known: no attribution window was measured."
+    assert found.sentences[2] == "The causes of the loss are not known: no instrumented window was measured."
 
 
 def test_of_a_loss_that_is_not_known_the_reason_is_the_true_one(tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_of_a_loss_that_is_not_known_the_reason_is_the_true_one(tmp_path: Path) 
     same = ["load_balance", "comm_efficiency", "useful_s", "data"]
     even = rows.assign(**{name: rows[name].iloc[0] for name in same}, global_batch=64 * rows["gpus"])
     assert findings(even)[0].sentences[2] == (
-        "The causes of the loss are not known: the instrumented window that would tell shows no loss."
+        "The causes of the loss are not known: the instrumented window shows no loss."
     )
 
 

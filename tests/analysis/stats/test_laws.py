@@ -108,7 +108,7 @@ def test_fewer_than_five_sizes_are_refused() -> None:
 
 def test_a_series_of_neither_regime_is_refused() -> None:
     told = refusal(runs_of([1, 1, 1, 1, 1]), "")
-    assert told == "neither the global batch nor the batch per rank is constant: no law describes that"
+    assert told == "neither the global batch nor the batch per rank is constant, as all laws assume"
 
 
 def test_a_superlinear_speedup_refuses_all_laws_but_ideal_with_their_bounds() -> None:
@@ -143,7 +143,7 @@ def test_sizes_beyond_twice_the_largest_are_predicted_on_request_only() -> None:
     with pytest.raises(BenchError) as refused:
         found.predict([32, 64])
     assert str(refused.value) == (
-        "64 ranks are more than twice the largest measured size (16); measure up to 32 ranks, or request it with --beyond"
+        "64 ranks are more than twice the largest measured size (16); measure up to 32 ranks, or extrapolate with --beyond"
     )
     far = found.predict([64], beyond=True).iloc[0]
     assert far["beyond"]

@@ -433,7 +433,7 @@ def test_the_smallest_common_size_can_be_the_baseline(tmp_path: Path) -> None:
     with pytest.raises(BenchError) as refused:
         table(studies.finished(tmp_path / "t", apart), baseline="common")
     assert str(refused.value) == (
-        "--baseline common: no size was measured in every series; name a size, or leave it out"
+        "--baseline common: no size was measured in every series; give a size or omit --baseline"
     )
 
 

@@ -437,7 +437,7 @@ def test_a_baseline_that_is_not_in_the_table_is_an_error(tmp_path: Path) -> None
         ),
         (
             "batch,time\n1,2\n",
-            "t.csv:1: no column contains ranks or nodes (there are time and batch); name one gpus or nodes\n"
+            "t.csv:1: no column contains ranks or nodes (there are time and batch); rename one of them to gpus or nodes\n"
             "t.csv:1: the column 'batch' could be the batch of all ranks or of one; call it global_batch or "
             "per_gpu_batch",
         ),
@@ -449,8 +449,8 @@ def test_a_baseline_that_is_not_in_the_table_is_an_error(tmp_path: Path) -> None
         ),
         (
             "gpus,time\n1,2\n2,1\n",
-            "t.csv:2: the table does not determine if this is strong or weak scaling; add a column global_batch or "
-            "per_gpu_batch, or say it with --mode strong (the same work at every size) or --mode weak (the same "
+            "t.csv:2: the table does not show whether this is strong or weak scaling; add a column global_batch or "
+            "per_gpu_batch, or give --mode strong (the same work at every size) or --mode weak (the same "
             "work per rank)",
         ),
         (
@@ -473,7 +473,7 @@ def test_a_baseline_that_is_not_in_the_table_is_an_error(tmp_path: Path) -> None
         ),
         (
             "gpus,global_batch,time\n1,64,1\n2,64\n",
-            "t.csv:3: 2 values instead of 3; give every row as many as the header has; quote values with commas",
+            "t.csv:3: 2 values instead of 3; give one value per column of the header; quote values with commas",
         ),
         (
             "gpus,world size,time\n1,1,1\n",
@@ -486,14 +486,14 @@ def test_a_baseline_that_is_not_in_the_table_is_an_error(tmp_path: Path) -> None
         ),
         (
             "gpus,global_batch,time\n1,64,1\n2,,0.5\n",
-            "t.csv:3: the batch is missing, while other rows of the series have one; fill it in",
+            "t.csv:3: the batch is missing, but other rows of the series have one; fill it in",
         ),
         (
             "gpus,seq_len,per_gpu_batch,tok/s\n1,512,8,100\n2,512,8,190\n1,2048,8,300\n2,2048,8,560\n",
-            "t.csv:1: the column 'seq_len' is 2048 and 512 at every size, and could be a setting or a repeat; call it "
-            "series if it is a setting, and repeat if it numbers the runs",
+            "t.csv:1: the column 'seq_len' is 2048 and 512 at every size: a setting, or the number of a repeat; "
+            "rename it to series if it is a setting, or to repeat if it numbers the runs",
         ),
-        ("gpus,time\n", "error: t.csv: the table has a header and no row; add one row per run or per size"),
+        ("gpus,time\n", "error: t.csv: the table has a header but no rows; add one row per run or per size"),
         ("\n\n", "error: t.csv: the table is empty; begin with a line of column names"),
     ],
 )
