@@ -150,7 +150,7 @@ def test_boxes_hold_the_quantiles_of_the_steps(tmp_path: Path) -> None:
         "80 steps of 2 runs"
     )
     assert f"the slowest step, {1e3 * both.max():.1f} ms\nrun n2x1-gloo-srun-b32-r" in slowest
-    assert slowest.endswith(", rank 1 the last")
+    assert slowest.endswith(", rank 1 was slowest")
 
 
 def test_only_some_of_many_repeats_are_read(tmp_path: Path) -> None:

@@ -431,8 +431,8 @@ def test_a_baseline_that_is_not_in_the_table_is_an_error(tmp_path: Path) -> None
         ),
         (
             "gpus,loss\n1,2\n",
-            "t.csv:1: no column contains a throughput or a time (there are gpus and loss); name one of them throughput "
-            "(samples/s of all ranks), throughput_per_gpu, time (s per step), time_ms, steps_per_sec or "
+            "t.csv:1: no column contains a throughput or a time (there are gpus and loss); rename one of them to "
+            "throughput (samples/s of all ranks), throughput_per_gpu, time (s per step), time_ms, steps_per_sec or "
             "time_to_train",
         ),
         (
@@ -468,8 +468,8 @@ def test_a_baseline_that_is_not_in_the_table_is_an_error(tmp_path: Path) -> None
         ),
         (
             "gpus,global_batch,repeat,time\n1,64,1,1\n1,64,1,1.1\n",
-            "t.csv:3: repeat '1' of this size is already in line 2; number the repeats, or name the series "
-            "in a column series",
+            "t.csv:3: repeat '1' of this size is already in line 2; number the repeats, or add a column "
+            "series",
         ),
         (
             "gpus,global_batch,time\n1,64,1\n2,64\n",
