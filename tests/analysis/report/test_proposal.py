@@ -133,8 +133,7 @@ def test_every_table_of_the_markdown_has_rows_of_one_width(written):
 def test_if_no_size_reaches_the_guide_none_is_recommended(tmp_path, svg_only):
     markdown, _ = section(finished(tmp_path / "s", strong(sizes=(1, 4)), timing=Timing(comm_s=0.1)))
     assert (
-        "No size beyond the baseline, 1x1 (1 rank), reaches an efficiency of 0.8: more than the baseline cannot "
-        "be recommended. 4 nodes x 1 (4 ranks) comes closest, with 0."
+        "No size beyond the baseline, 1x1 (1 rank), reaches an efficiency of 0.8: no larger size can be recommended. 4 nodes x 1 (4 ranks) comes closest, with 0."
     ) in markdown
 
 
