@@ -5,21 +5,32 @@ The docstring of each rule in :mod:`bench.lint.rules` is its documentation in do
 
 from __future__ import annotations
 
+import importlib
 import itertools
+import pkgutil
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache, lru_cache
 
 from bench.findings import Edit, Finding, Remark, Severity
+from bench.lint import rules
 from bench.lint.expansion import without_marks
-from bench.lint.rules import Rule, rules
+from bench.lint.rules import REGISTRY, Rule
 from bench.lint.script import ANALYSED_SIZE, Script, read_script
 
-__all__ = ["Rule", "edits", "lint_script", "rules"]
+__all__ = ["Rule", "all_rules", "edits", "lint_script"]
 
 #: Maximum number of findings per rule and script.
 _MAX_REMARKS = 200
 _SEVERITIES = (Severity.ERROR, Severity.WARNING, Severity.INFO)
+
+
+@cache
+def all_rules() -> tuple[Rule, ...]:
+    """Return all rules, sorted by name."""
+    for module in pkgutil.iter_modules(rules.__path__):
+        importlib.import_module(f"{rules.__name__}.{module.name}")
+    return tuple(REGISTRY[name] for name in sorted(REGISTRY))
 
 
 def lint_script(text: str, *, path: str, arguments: Sequence[str] = ()) -> list[Finding]:
@@ -48,7 +59,7 @@ def _apply_rules(text: str, size: int, arguments: tuple[str, ...]) -> tuple[tupl
     """Apply all rules to a script, keeping at most one finding per rule and line."""
     script = read_script(without_marks(text), size=size, arguments=arguments)
     found: dict[tuple[int, str], tuple[Finding, Edit | None]] = {}
-    for rule in rules():
+    for rule in all_rules():
         for remark in itertools.islice(rule.check(script), _MAX_REMARKS):
             finding = _finding(script, rule, remark)
             found.setdefault((finding.line, rule.name), (finding, remark.edit))

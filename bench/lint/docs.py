@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from bench.lint.rules import Rule, rules
+from bench.lint import all_rules
+from bench.lint.rules import Rule
 
 _HEAD = """# Rules of `bench lint`
 
@@ -34,8 +35,8 @@ GPUs. Such a mistake is reported at the line to change, and as an info at the ot
 
 def page() -> str:
     """Return the content of docs/lint.md."""
-    table = "".join(f"| [{rule.name}](#{rule.name}) | {rule.severity} |\n" for rule in rules())
-    return _HEAD + table + "".join(_section(rule) for rule in rules())
+    table = "".join(f"| [{rule.name}](#{rule.name}) | {rule.severity} |\n" for rule in all_rules())
+    return _HEAD + table + "".join(_section(rule) for rule in all_rules())
 
 
 def _section(rule: Rule) -> str:

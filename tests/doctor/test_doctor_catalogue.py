@@ -11,7 +11,7 @@ import pytest
 from bench.doctor import causes, diagnose_text
 from bench.doctor.catalogue import Signature, load
 from bench.doctor.scan import Scan
-from bench.lint import rules
+from bench.lint import all_rules
 
 SIGNATURES = load().signatures
 #: Causes visible only in the script; a log shows their consequences.
@@ -95,4 +95,4 @@ def test_a_pattern_fails_quickly_on_lines_made_of_its_own_pieces(signature: Sign
 
 def test_the_rules_of_lint_and_the_causes_of_the_doctor_share_their_names() -> None:
     own = {"malformed-directive", "srun-cpus-not-inherited"}
-    assert {rule.name for rule in rules()} - {info.name for info in causes()} <= own
+    assert {rule.name for rule in all_rules()} - {info.name for info in causes()} <= own

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bench.findings import Finding, Severity
-from bench.lint import lint_script, rules
+from bench.lint import all_rules, lint_script
 
 FIXTURES = Path(__file__).parent / "fixtures"
 BAD = sorted((FIXTURES / "bad").glob("*.sbatch"))
@@ -80,14 +80,14 @@ def test_every_rule_has_a_bad_script_and_a_near_miss() -> None:
 
 
 def test_every_rule_is_listed_and_documented() -> None:
-    assert [rule.name for rule in rules()] == ALL_RULES
-    for rule in rules():
+    assert [rule.name for rule in all_rules()] == ALL_RULES
+    for rule in all_rules():
         assert "\nBad:\n" in rule.doc, rule.name
         assert "\nGood:\n" in rule.doc, rule.name
 
 
 def test_these_rules_yield_infos() -> None:
-    infos = {rule.name for rule in rules() if rule.severity is Severity.INFO}
+    infos = {rule.name for rule in all_rules() if rule.severity is Severity.INFO}
     assert infos == {
         "hardcoded-port",
         "lightning-under-torchrun",

@@ -7,12 +7,9 @@ docstring, with the sections ``Bad:`` and ``Good:``, is copied to docs/lint.md.
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import pkgutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cache
 
 from bench.findings import Remark, Severity
 from bench.lint.script import Script
@@ -34,7 +31,8 @@ class Rule:
         return inspect.cleandoc(self.check.__doc__ or "")
 
 
-_RULES: dict[str, Rule] = {}
+#: The registered rules by name; ``bench.lint.all_rules`` imports the modules that register them.
+REGISTRY: dict[str, Rule] = {}
 
 
 def rule(severity: Severity) -> Callable[[Check], Check]:
@@ -42,16 +40,8 @@ def rule(severity: Severity) -> Callable[[Check], Check]:
 
     def register(check: Check) -> Check:
         name = check.__name__.replace("_", "-")
-        assert name not in _RULES, f"two rules are named {name}"
-        _RULES[name] = Rule(name, severity, check)
+        assert name not in REGISTRY, f"two rules are named {name}"
+        REGISTRY[name] = Rule(name, severity, check)
         return check
 
     return register
-
-
-@cache
-def rules() -> tuple[Rule, ...]:
-    """Return all rules, sorted by name."""
-    for module in pkgutil.iter_modules(__path__):
-        importlib.import_module(f"{__name__}.{module.name}")
-    return tuple(_RULES[name] for name in sorted(_RULES))
