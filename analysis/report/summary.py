@@ -28,7 +28,7 @@ _AGREE = 0.05
 
 
 @dataclass(frozen=True)
-class Finding:
+class SeriesFinding:
     """The finding about one series: a heading, sentences, and the texts of the page's three tiles."""
 
     series: str
@@ -42,7 +42,7 @@ class Finding:
     loss_detail: str
 
 
-def find(rows: pd.DataFrame, *, labels: dict[str, str]) -> list[Finding]:
+def find(rows: pd.DataFrame, *, labels: dict[str, str]) -> list[SeriesFinding]:
     """Return findings for the series with the most measured sizes, in the plan's order."""
     based = rows[rows["efficiency"].notna()].copy()
     based["several"] = based.duplicated(["series", "gpus"], keep=False)
@@ -90,14 +90,14 @@ def certainty(rows: pd.DataFrame) -> str:
     return f"{runs} per cell: no intervals (they need 3), so small differences may be chance."
 
 
-def _finding(rows: pd.DataFrame, table: pd.DataFrame, *, label: str) -> Finding:
+def _finding(rows: pd.DataFrame, table: pd.DataFrame, *, label: str) -> SeriesFinding:
     last = rows.iloc[-1]
     base = table.iloc[int(last["base_place"])]
     best, closest = recommended(rows), closest_to_guide(rows)
     found = [] if hardly_any_loss(last) else losses(last, base)
     main = found[0] if found else None
     unexplained = "hardly any" if hardly_any_loss(last) else "not known"
-    return Finding(
+    return SeriesFinding(
         series=str(last["series"]),
         heading=label,
         sentences=(

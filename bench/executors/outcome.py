@@ -12,7 +12,7 @@ from typing import Any
 
 from bench.executors.command_metrics import collect_metrics
 from bench.matrix.cell import Cell
-from bench.slurm.accounting import JobStatus
+from bench.slurm.job_states import JobStatus, signal_name
 from bench.slurm.parsing import AccountingRow
 from bench.study.files import read_json, read_table
 from bench.study.layout import METRICS_COLUMNS, RunFolder
@@ -92,7 +92,7 @@ def process_outcome(folder: RunFolder, cell: Cell, exit_code: int | None) -> Out
     failures = (read_json(folder.end) or {}).get("failures") or []
     # A killed rank cannot report an error; the other ranks only report that they lost the connection to it.
     if failures and isinstance(failures[0].get("exit_code"), int) and failures[0]["exit_code"] < 0:
-        reason = f"rank {failures[0]['rank']} was killed by {_signal_name(-failures[0]['exit_code'])}"
+        reason = f"rank {failures[0]['rank']} was killed by {signal_name(-failures[0]['exit_code'])}"
         return Outcome(RunState.FAILED, reason, FailureClass.KILLED, exit_code)
     code = f"exit code {exit_code}" if exit_code is not None else "no exit code"
     return Outcome(RunState.FAILED, error_line(folder) or code, FailureClass.BAD_EXIT, exit_code)
@@ -221,7 +221,7 @@ def killed_rank(folder: RunFolder, launcher: str) -> str:
         return f"{who} killed by {_SIGNALS[name]}"
     for host, rank, number in _TORCHRUN_RANK.findall(text):
         if int(number) != signal.SIGTERM:  # torchrun ends the other ranks with SIGTERM
-            return f"rank {rank} on {host} was killed by {_signal_name(int(number))}"
+            return f"rank {rank} on {host} was killed by {signal_name(int(number))}"
     return ""
 
 
@@ -248,13 +248,6 @@ def log_tail(path: Path) -> list[str]:
             return file.read().decode("utf-8", "replace").splitlines()
     except OSError:
         return []
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def _joined(*reasons: str) -> str:

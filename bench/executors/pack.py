@@ -24,7 +24,7 @@ from typing import Any
 from bench.errors import BenchError, unwritable
 from bench.executors.outcome import EndNote
 from bench.matrix.cell import Run
-from bench.slurm.accounting import JobStatus, classify
+from bench.slurm.job_states import JobStatus, classify
 from bench.slurm.parsing import AccountingRow, JobKey
 from bench.study.files import write_atomically, write_json
 from bench.study.layout import PackFolder, StudyFolder

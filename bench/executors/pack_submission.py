@@ -16,8 +16,8 @@ from bench.executors.base import Callbacks, QueueFullError
 from bench.executors.pack import Pack, allocation_of, job_name, next_number, pack_script, write_pack
 from bench.executors.slurm import SlurmExecutor, longest_limit_s, may_start, partitions_of, permanent_refusal
 from bench.matrix.cell import Run
-from bench.slurm.accounting import queue_statuses
 from bench.slurm.client import BatchJob, SlurmRefusedError, SlurmUnavailableError
+from bench.slurm.job_states import queue_statuses
 from bench.slurm.parsing import QueueRow
 from bench.study.ledger import RunRecord, RunState, now
 from bench.study.run_json import Attempt, new_attempt, next_attempt, write_run

@@ -28,10 +28,9 @@ from bench.executors.outcome import (
     process_outcome,
 )
 from bench.executors.pack import Packs, is_packed, own_rows
-from bench.slurm.accounting import JobStatus, classify, queue_statuses
 from bench.slurm.client import Slurm, SlurmUnavailableError
+from bench.slurm.job_states import JobStatus, SlurmState, classify, queue_statuses, state_from_notices
 from bench.slurm.parsing import AccountingRow, QueueRow, accounting_table
-from bench.slurm.states import SlurmState, state_from_notices
 from bench.study.files import write_atomically
 from bench.study.ledger import FailureClass, RunRecord, RunState, now
 from bench.study.plan_json import PlannedStudy

@@ -26,7 +26,6 @@ from bench.executors.outcome import EndNote, Outcome
 from bench.executors.pack import is_packed, refuse_part_of_a_pack
 from bench.executors.settlement import Settlement, as_iso, lacks_accounting
 from bench.matrix.cell import Run
-from bench.slurm.accounting import JobStatus, queue_statuses
 from bench.slurm.client import (
     BatchJob,
     Slurm,
@@ -34,6 +33,7 @@ from bench.slurm.client import (
     SlurmUnavailableError,
     SubmissionUncertainError,
 )
+from bench.slurm.job_states import JobStatus, queue_statuses
 from bench.slurm.parsing import NodeGroup, QueueRow
 from bench.study.ledger import FailureClass, RunRecord, RunState, now, submit_lock
 from bench.study.plan_json import PlannedStudy

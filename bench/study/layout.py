@@ -9,7 +9,7 @@
                                job.out job.err
       packs/pack-<n>/  pack.json members marks.jsonl <cell>.sbatch job.out job.err
 
-A run is described by its ``run.json``; folder names are never parsed.
+A run is described by its ``run.json``; its properties are never parsed from folder names.
 """
 
 from __future__ import annotations

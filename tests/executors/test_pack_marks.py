@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import pytest
 
 from bench.executors.pack import Marks, Packs, not_started, own_rows
-from bench.slurm.accounting import JobStatus, classify
+from bench.slurm.job_states import JobStatus, classify
 from bench.slurm.parsing import AccountingRow, parse_job_id
 from bench.study.files import write_json
 from bench.study.layout import PackFolder, StudyFolder

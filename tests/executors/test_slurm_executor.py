@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.slurm.accounting import job_statuses
+from bench.slurm.job_states import job_statuses
 from bench.study.layout import RunFolder
 from bench.study.ledger import submit_lock
 from tests.cluster.bed import Cluster

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from bench.slurm.accounting import JobStatus, job_statuses, queue_statuses
 from bench.slurm.client import (
     BatchJob,
     Slurm,
@@ -19,6 +18,7 @@ from bench.slurm.client import (
     SlurmUnavailableError,
     SubmissionUncertainError,
 )
+from bench.slurm.job_states import JobStatus, job_statuses, queue_statuses
 from bench.slurm.parsing import Gres
 from bench.study.ledger import FailureClass, RunState
 from tests.cluster.bed import Cluster

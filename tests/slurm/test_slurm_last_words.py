@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.slurm.states import state_from_notices
+from bench.slurm.job_states import state_from_notices
 
 AT = "CANCELLED AT 2026-11-21T18:26:34"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.slurm.accounting import JobStatus, classify, job_statuses, queue_statuses
+from bench.slurm.job_states import JobStatus, classify, job_statuses, queue_statuses
 from bench.slurm.parsing import accounting_table, parse_accounting, parse_queue
 from bench.study.ledger import FailureClass, RunState
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.slurm.states import STATES, is_stuck, read_state
+from bench.slurm.job_states import STATES, is_stuck, read_state
 from bench.study.ledger import FailureClass, RunState
 
 # https://slurm.schedmd.com/job_state_codes.html: base states and flags of releases 20.11 to 25.x.
