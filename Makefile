@@ -18,10 +18,10 @@ help:
 demo: setup
 	$(BIN)/bench run smoke_cpu
 
-# Four at a time, because tests on the cluster mostly wait. Then the tests that compare times, one by one.
+# Three at a time, because tests on the cluster often wait. Then the tests that compare times, one by one.
 # (pytest exits with 5 if TESTS contains no test of a kind.)
 test: setup-tests
-	$(BIN)/python -m pytest -n 4 --dist loadscope --no-loadscope-reorder -m "not alone" $(TESTS) || [ $$? = 5 ]
+	$(BIN)/python -m pytest -n 3 --dist loadscope -m "not alone" $(TESTS) || [ $$? = 5 ]
 	$(BIN)/python -m pytest -m alone $(TESTS) || [ $$? = 5 ]
 
 check: setup-tests
