@@ -411,7 +411,7 @@ def test_a_host_with_a_loopback_address_is_refused(bed, make, ssh_config, monkey
         2: (
             "failed",
             "near has the address 127.0.0.1, which other hosts cannot reach; "
-            "write {host: near, address: ADDRESS} in cluster.hosts",
+            "use {host: near, address: ADDRESS} in cluster.hosts",
         )
     }
 

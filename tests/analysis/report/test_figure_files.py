@@ -195,7 +195,7 @@ def test_a_figure_reports_series_sizes_and_runs_that_it_leaves_out(tmp_path: Pat
     path = studies.finished(tmp_path / "s", cells, repeats=10, epochs=1, ranks_files=False)
     found = figure(path, "speedup-weak")
     assert "; ".join(found.left_out) == (
-        "6 of 10 series drawn, those with the most sizes; 34 of 44 cells drawn, spread over the sizes; "
+        "6 of 10 series drawn, with the most sizes; 34 of 44 cells drawn, spread over the sizes; "
         "the 340 single runs are not drawn"
     )
     assert len(tips(found)) == 34
