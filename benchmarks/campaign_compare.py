@@ -54,8 +54,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     random = np.random.default_rng(arguments.seed)
-    print(f"{arguments.studies} comparisons each, seed {arguments.seed}")
-    print("design    cells  runs  change    in cells  false alarms  found")
+    print(
+        f"{arguments.studies} comparisons per line, seed {arguments.seed}; changed: number of changed cells"
+    )
+    print("design    cells  runs   change  changed  false alarms  found")
     cases = [("separate", cells, runs) for cells in (1, 4, 12) for runs in (3, 6, 10)]
     cases += [("pairs", 4, 6), ("unpaired", 4, 6)]
     for design, cells, runs in cases:

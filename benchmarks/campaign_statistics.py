@@ -39,7 +39,7 @@ KINDS = {
 
 def efficiencies(studies: int, *, seed: int) -> None:
     """Print the coverage of the 95 % intervals of the efficiency for each noise and number of runs."""
-    print("run noise  step noise  runs  held")
+    print("run noise  step noise  runs  coverage of the intervals")
     for run_noise, step_noise in NOISES:
         for runs in (3, 4, 5, 6, 10):
             rows = simulated(
@@ -53,7 +53,8 @@ def efficiencies(studies: int, *, seed: int) -> None:
 
 def predictions(studies: int, *, seed: int) -> None:
     """Print the coverage of the 90 % prediction intervals at twice the largest size."""
-    print("mode    communication              runs  held   one law  width  refused")
+    print("cover: coverage of the prediction; one law: coverage of the chosen law alone; width: high / low")
+    print("mode    communication              runs  cover  one law  width  no prediction")
     for mode in ("strong", "weak"):
         for kind, words in KINDS.items():
             for n in (1, 3, 5):

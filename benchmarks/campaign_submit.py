@@ -47,7 +47,7 @@ def kill_once(study: Study, cluster: Cluster, dice: random.Random, *, frozen: bo
 
 
 def campaign(cluster: Cluster, folder: Path, *, kills: int, seed: int) -> bool:
-    """Print the results; return whether each run has exactly one job."""
+    """Kill `bench submit` `kills` times at random moments; return whether each run has exactly one job."""
     dice = random.Random(seed)
     repeats = kills * RUNS_PER_KILL // 8
     study = scripted_study(folder, [MEASURE] * 8, cluster.environment, repeats=repeats)
@@ -68,7 +68,7 @@ def campaign(cluster: Cluster, folder: Path, *, kills: int, seed: int) -> bool:
     twice = [run for run in runs if jobs[run] > 1]
     events = Counter(event["event"] for event in study.planned.ledger.events())
     print(f"{done} kills ({frozen} of them while the controller was frozen) in {took:.0f} s, seed {seed}")
-    print(f"{unanswered} kills left a run without a job id: before sbatch had started, or before its answer")
+    print(f"{unanswered} kills came before a job id was recorded (sbatch had not started or not answered)")
     print(f"runs {len(runs)}, jobs {sum(jobs.values())}, lost {len(lost)}, submitted twice {len(twice)}")
     print(f"ledger: {', '.join(f'{count} {event}' for event, count in sorted(events.items()))}")
     for run in [*lost, *twice]:

@@ -137,15 +137,23 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--device", choices=("cpu", "cuda"), default="cpu", help="for cuda, also pass --steps 100 or similar"
+        "--device",
+        choices=("cpu", "cuda"),
+        default="cpu",
+        help="device of the training; for cuda, also increase --steps, for example to 100",
     )
     parser.add_argument(
         "--parameters", default="8M", help="size of the mlp; with 1M, a step takes a few milliseconds"
     )
     parser.add_argument("--batch", type=int, default=22, help="samples per rank")
-    parser.add_argument("--pairs", type=int, default=200, help="number of pairs of blocks")
     parser.add_argument(
-        "--steps", type=int, default=5, help="steps per block; noise affects both of two short blocks"
+        "--pairs", type=int, default=200, help="number of pairs of blocks (hand-written loop and harness)"
+    )
+    parser.add_argument(
+        "--steps",
+        type=int,
+        default=5,
+        help="steps per block; noise affects both blocks of a pair equally if they are short",
     )
     given = parser.parse_args()
     given.parameters = WorkloadOptions(parameters=given.parameters).parameters
@@ -156,9 +164,9 @@ def main() -> int:
         f"mlp of {given.parameters:,} parameters, {given.device}, "
         f"{given.pairs} pairs of blocks of {given.steps} steps"
     )
-    print(f"median step: by hand {hand_s * 1e3:.3f} ms, in the harness {harness_s * 1e3:.3f} ms")
+    print(f"median step: hand-written loop {hand_s * 1e3:.3f} ms, harness {harness_s * 1e3:.3f} ms")
     found = ratio(pairs)
-    print(f"ratio harness / by hand: {found}")
+    print(f"ratio harness / hand-written loop: {found}")
     return 1 if found.adds_more_than(MOST_ADDED[given.device], who="the harness") else 0
 
 

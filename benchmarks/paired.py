@@ -37,7 +37,11 @@ class Ratio:
             print(f"{who} adds more than {most:.1%}")
             return True
         at_most = f"{who} adds at most {most:.1%}"
-        print(at_most if self.high <= 1 + most else "undecided: the machine is too noisy for these blocks")
+        print(
+            at_most
+            if self.high <= 1 + most
+            else "undecided: the limit is inside the interval; measure more or longer blocks"
+        )
         return False
 
 

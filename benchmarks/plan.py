@@ -93,7 +93,7 @@ def main() -> int:
         for count in SIZES:
             measure(count, Path(folder))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(f"peak memory: {peak:.0f} MB (this process: plan and bare loop together)")
+    print(f"peak memory: {peak:.0f} MB (of this process, for the plan and the bare loop together)")
     return 0
 
 

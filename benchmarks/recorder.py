@@ -154,7 +154,10 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--ranks", type=int, default=2, help="with 1 there is less noise, because no rank waits for another"
+        "--ranks",
+        type=int,
+        default=2,
+        help="number of ranks; a single rank has less noise, because it waits for no other",
     )
     parser.add_argument(
         "--width", type=int, default=1024, help="width of the layers; with 256, steps are short"

@@ -75,7 +75,9 @@ def main() -> None:
     parser.add_argument("--cells", type=int, default=2000)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--sample", type=int, default=300, help="number of files to read with pandas")
+    parser.add_argument(
+        "--sample", type=int, default=300, help="number of files to read with read_csv for comparison"
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="bench-report-") as folder:
         path = Path(folder) / "large"

@@ -38,10 +38,10 @@ WaitOption = Annotated[
     typer.Option(
         "--wait",
         metavar="[STUDY=]TIME",
-        help="How long jobs wait in the queue: 6.5h, or of one study: h200=6.5h; repeatable.",
+        help="Queue wait of a job in all studies (6.5h), or in one study (h200=6.5h); repeatable.",
     ),
 ]
-NoQueueOption = Annotated[bool, typer.Option("--no-queue", help="Do not ask Slurm when jobs would start.")]
+NoQueueOption = Annotated[bool, typer.Option("--no-queue", help="Do not ask Slurm to estimate queue waits.")]
 BeyondOption = Annotated[
     bool, typer.Option("--beyond", help="Also predict sizes beyond twice the largest measured size.")
 ]
@@ -130,7 +130,7 @@ def _show(advice: Advice, *, everything: bool) -> None:
 
     rows = table_rows(advice)
     shown = rows if everything else rows[:SHOWN_OPTIONS]
-    print_table("Options, soonest first", HEADINGS, shown, right=NUMERIC)
+    print_table("Options, shortest total time first", HEADINGS, shown, right=NUMERIC)
     if len(shown) < len(rows):
         print(f"... and {len(rows) - len(shown)} more options (--all lists them)")
     print()

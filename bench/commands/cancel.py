@@ -24,7 +24,7 @@ def cancel_command(
         try:
             planned.ledger.halt()
         except UnwritableError as error:  # jobs are cancelled even if the disk is full
-            say(f"{error.message}: a `bench submit` that waits in another terminal is not stopped")
+            say(f"{error.message}; a `bench submit` in another terminal may start further runs")
     cancelled = executor_for(planned).cancel(only(planned.runs, planned.cells, filters or []))
     print(f"{count(cancelled, 'run')} cancelled")
     return 0

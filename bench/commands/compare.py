@@ -33,12 +33,12 @@ ByOption = Annotated[
     typer.Option(
         "--by",
         metavar="KEY",
-        help="Compare the values of a setting within A, such as backend or env.NCCL_ALGO.",
+        help="Compare cells of A that differ only in this setting, such as backend or env.NCCL_ALGO.",
     ),
 ]
 BaseOption = Annotated[
     str | None,
-    typer.Option("--base", metavar="VALUE", help="With --by: the value that the others are compared with."),
+    typer.Option("--base", metavar="VALUE", help="With --by: the value with which the others are compared."),
 ]
 EffectOption = Annotated[
     float,
@@ -99,9 +99,9 @@ def _check_options(
     """Raise BenchError if the options contradict each other."""
     if not 0 <= minimum_effect < 1:
         what = f"--minimum-effect {minimum_effect:g} is not between 0 and 1"
-        raise BenchError(what, remedy="0.02 means 2 %")
+        raise BenchError(what, remedy="write a fraction, such as 0.02 for 2 %")
     if (b is None) == (by is None):
-        both = f"--by {by} compares within one study, but two are given"
+        both = f"--by {by} compares cells of one study, but two studies are given"
         remedy = "use bench compare A B for two studies, bench compare A --by KEY for one"
         raise BenchError("a second study is missing" if b is None else both, remedy=remedy)
     if by is None and base is not None:

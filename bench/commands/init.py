@@ -25,7 +25,9 @@ def init_command(
     path: Annotated[
         Path | None, typer.Argument(help="The file to write; default: the partition's name.")
     ] = None,
-    partition: Annotated[str | None, typer.Option("--partition", help="The partition of the matrix.")] = None,
+    partition: Annotated[
+        str | None, typer.Option("--partition", help="The partition for which to write the matrix.")
+    ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask; use the first partition.")] = False,
 ) -> int:
     """Write a matrix for a partition of the cluster (from sinfo), or for this machine.
@@ -37,7 +39,9 @@ def init_command(
     if not found:
         if partition is not None:
             what = f"no partition {partition!r}: there is no Slurm on this machine"
-            raise BenchError(what, remedy="omit --partition, or use a login node")
+            raise BenchError(
+                what, remedy="omit --partition, or run the command on a login node of the cluster"
+            )
         return _write(path or Path("local.yaml"), local_matrix(os.cpu_count() or 1))
     defaults = _site_defaults()
     # The sort is stable: the site's partition comes first, the others stay in order.

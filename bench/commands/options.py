@@ -46,7 +46,7 @@ StudyArgument = Annotated[
 OnlyOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--only", help="Only runs that match a name pattern ('n4x4-*') or key=value (nodes=4); repeatable."
+        "--only", help="Select runs by a name pattern ('n4x4-*') or by key=value (nodes=4); repeatable."
     ),
 ]
 RetryOption = Annotated[

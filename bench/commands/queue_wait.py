@@ -43,7 +43,7 @@ def parse_waits(texts: Sequence[str], *, studies: Sequence[str]) -> dict[str, fl
         try:
             seconds = 0 if _NO_WAIT.fullmatch(duration.strip()) else parse_duration_s(duration)
         except ValueError as wrong:
-            raise BenchError(f"--wait {text}: {wrong}", remedy="0 means no wait") from None
+            raise BenchError(f"--wait {text}: {wrong}", remedy="for no wait, write 0") from None
         found |= dict.fromkeys([name] if equals else studies, float(seconds))
     return found
 
@@ -111,7 +111,9 @@ class Queue:
         remark = ""
         if jobs > 1 and limit_s is not None:
             limit = human_duration(limit_s)
-            remark = f"{jobs} consecutive jobs: the partition's limit is {limit}; only one wait is counted"
+            remark = (
+                f"{jobs} consecutive jobs: the partition's limit is {limit}; only the first wait is counted"
+            )
         # The options override the script's own directives; a predicted size has no script of its own.
         options = [f"--nodes={nodes}", f"--time={slurm_time(asked_s)}"]
         now = datetime.now(UTC)

@@ -20,7 +20,7 @@ TABLE_SUFFIXES = (".csv", ".tsv")
 
 
 class Mode(StrEnum):
-    """The scaling mode of a table without batch columns."""
+    """The scaling mode (strong or weak) of a table without batch columns."""
 
     STRONG = "strong"
     WEAK = "weak"
@@ -54,14 +54,18 @@ def report_command(
     baseline: BaselineOption = None,
     mode: Annotated[
         Mode | None,
-        typer.Option("--mode", help="The scaling mode of a table without batch columns.", show_default=False),
+        typer.Option(
+            "--mode",
+            help="The scaling mode (strong or weak) of a table without batch columns.",
+            show_default=False,
+        ),
     ] = None,
     output: Annotated[
         Path | None,
         typer.Option(
             "--output",
             metavar="DIR",
-            help="The folder for the report/ of a table; default: the table's folder.",
+            help="The folder in which a table's report/ is created; default: the table's folder.",
             show_default=False,
         ),
     ] = None,

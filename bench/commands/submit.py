@@ -53,7 +53,8 @@ def submit_command(
     pack: Annotated[
         bool,
         typer.Option(
-            "--pack", help="Submit one job that starts all runs in turn; it has the size of the largest."
+            "--pack",
+            help="Submit one job that executes all runs one after another, on the nodes of the largest.",
         ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="With --dry-run: print JSON for programs.")] = False,
@@ -95,7 +96,11 @@ def submit_command(
 def _check_max_queued(planned: PlannedStudy, *, pack: bool) -> None:
     """Reject --max-queued with --pack; print a line if the executor has no queue."""
     if pack:
-        raise BenchError("--max-queued limits jobs, and a pack is one job", remedy="omit one of the two")
+        raise BenchError(
+            "--max-queued limits the number of queued jobs, so it has no effect on a pack,"
+            " which is a single job",
+            remedy="omit one of the two options",
+        )
     if planned.executor != "slurm":
         say(f"--max-queued is ignored: executor {planned.executor} has no queue and starts one run at a time")
 

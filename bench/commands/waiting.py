@@ -162,7 +162,7 @@ def _last_begun(record: RunRecord) -> int:
 def say_if_stuck(said: set[str], record: RunRecord) -> None:
     """Print a line about a job that Slurm cannot start without intervention, unless it was printed."""
     if record.details.get("stuck"):
-        say_once(said, f"{record.run_id} cannot start without help: {record.reason}")
+        say_once(said, f"{record.run_id} will not start unless you intervene: {record.reason}")
 
 
 def canary_passes(planned: PlannedStudy, runs: Sequence[Run], *, halt: HaltWatch, pack: bool = False) -> bool:

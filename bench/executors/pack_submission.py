@@ -123,7 +123,7 @@ class PackExecutor(SlurmExecutor):
                 return
         for job_id, status in queue_statuses(rows).items():
             if status.stuck:
-                stuck = f"job {job_id} cannot start without help: {status.reason}"
+                stuck = f"job {job_id} will not start unless you intervene: {status.reason}"
                 callbacks.on_message(f"{stuck}; cancel the job, then {_REMEDY}")
 
     def _submit_pack(self, pack: Pack, lock: int) -> list[RunRecord]:

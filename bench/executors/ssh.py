@@ -59,7 +59,8 @@ class SshExecutor(SerialExecutor):
         if self._waiting:
             reasons = "\n".join(error.message for error in self._failed_hosts.values())
             runs_need = "run needs" if len(self._waiting) == 1 else "runs need"
-            what = f"{reasons}\n{len(self._waiting)} {runs_need} such a host and did not start"
+            host = "this host" if len(self._failed_hosts) == 1 else "one of these hosts"
+            what = f"{reasons}\n{len(self._waiting)} {runs_need} {host} and did not start"
             raise BenchError(what, remedy="fix the problem, then run `bench submit` again")
         return left
 
@@ -235,7 +236,7 @@ def _outcome(
         return Outcome(RunState.FAILED, what, FailureClass.NODE_FAILURE)
     silent = [connection.host for connection in group.connections if not connection.over]
     if silent:  # no answer to the command to stop
-        what = f"{', '.join(silent)} no longer answers"
+        what = f"{', '.join(silent)} stopped answering"
         reason = "; ".join(filter(None, (what, error_line(attempt.folder))))
         return Outcome(RunState.FAILED, reason, FailureClass.NODE_FAILURE)
     if limit_s is not None:

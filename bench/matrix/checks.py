@@ -193,7 +193,7 @@ def _missing_answers(matrix: Matrix, cells: Sequence[Cell]) -> Iterator[str]:
             sizes.setdefault(member.series, set()).add(cell.world_size)
     single = [series for series, found in sizes.items() if len(found) == 1]
     if len(single) == len(sizes):
-        yield "every series has one size only: throughput is measured, but no speedup and no efficiency"
+        yield "every series has only one size, so speedups and efficiencies cannot be computed"
     elif single:
         shown = ", ".join(single[:3]) + (f" and {len(single) - 3} more" if len(single) > 3 else "")
         yield f"no efficiency for series with one size only: {shown}"
@@ -202,7 +202,8 @@ def _missing_answers(matrix: Matrix, cells: Sequence[Cell]) -> Iterator[str]:
         needed = f"a fitted model needs {FORECAST_SIZES} or more"
         yield f"at most {count(most, 'size')} per series: no forecast ({needed})"
     if matrix.repeats < INTERVAL_REPEATS:
-        yield f"{count(matrix.repeats, 'repeat')}: no intervals (they need {INTERVAL_REPEATS} or more)"
+        needed = f"they need {INTERVAL_REPEATS} or more"
+        yield f"{count(matrix.repeats, 'repeat')}: no confidence intervals ({needed})"
     if len({cell.nodes for cell in cells}) == 1:
         yield f"one node count ({cells[0].nodes}): no efficiency across nodes, only within a node"
 

@@ -101,7 +101,7 @@ _OWN_DIRECTIVES = {
     "export": "use cluster.env",
     "output o error e job-name J chdir D parsable": "bench submit sets it for each run",
     "clusters cluster M": "bench tracks jobs of one cluster only: run bench on that cluster's login node",
-    "array a hetjob wrap requeue no-requeue test-only wait W": "every run is one job, started once",
+    "array a hetjob wrap requeue no-requeue test-only wait W": "every run is one job that starts once",
 }
 
 
@@ -132,7 +132,7 @@ def _host_entry(value: Any) -> Any:
     example = "{host: gpu1, processes: 4}"
     if isinstance(value, dict) and len(value) == 1:
         example = "{{host: {}, processes: {}}}".format(*next(iter(value.items())))
-    raise ValueError(f"{value!r} is not a host; write its name, or {example}")
+    raise ValueError(f"{value!r} is not a valid host; write a host name, or {example}")
 
 
 def _check_distinct_hosts(hosts: list[Host]) -> list[Host]:
@@ -160,7 +160,7 @@ Duration = Annotated[
 
 
 class Container(Section):
-    """The container of the ranks."""
+    """The container in which the ranks run."""
 
     runtime: Literal["apptainer", "singularity", "pyxis"]
     """apptainer and singularity wrap the command; pyxis adds srun's --container options."""
@@ -178,9 +178,9 @@ class Host(Section):
     host: Annotated[str, Field(min_length=1), AfterValidator(_check_host_name)]
     """The name for ssh: NAME, USER@NAME, or an alias in ~/.ssh/config."""
     processes: Annotated[int, Field(strict=True, ge=1, le=MAX_TASKS_PER_NODE)] | None = None
-    """The maximum number of ranks on this host; the default number if the axes do not set it."""
+    """The maximum number of ranks on this host, which is also used if the axes set no number."""
     address: Annotated[str, Field(min_length=1), AfterValidator(_check_host_address)] | None = None
-    """The address at which the other hosts reach it; default: the HostName that ssh uses."""
+    """The address at which the other hosts reach this host; default: the HostName that ssh uses."""
 
 
 HostEntry = Annotated[
@@ -227,7 +227,7 @@ class Cluster(Section):
     exclusive: Annotated[bool, Field(strict=True)] = False
     """Allocate whole nodes, so that no other job disturbs the measurement."""
     container: Container | None = None
-    """The container of the ranks."""
+    """The container in which the ranks run."""
     directives: list[DirectiveLine] = Field(default=[])
     """Further #SBATCH options (`--mail-type=END`)."""
     setup: list[SetupLine] = Field(default=[])

@@ -209,9 +209,9 @@ class _Builder:
     def build(self, node: yaml.Node, place: Place, depth: int) -> Any:
         self.node_count += 1
         if self.node_count > MAX_NODES or depth > 2 * MAX_DEPTH:
-            what = f"the file expands to more than {MAX_NODES} values (aliases?)"
+            what = f"the file expands to more than {MAX_NODES} values, probably because of aliases"
             path = Path(self.document.path)
-            raise _rejection(path, self.top_level_line, what, "write the values out")
+            raise _rejection(path, self.top_level_line, what, "write the values instead of aliases")
         self.lines.setdefault(place, node.start_mark.line + 1)
         if isinstance(node, yaml.MappingNode):
             return self._mapping(node, place, depth)

@@ -70,7 +70,9 @@ class _Enumeration:
         points += self._included(points)
         if not points and not self.document.problems:
             what = "the matrix has no cell left"
-            self.document.add_problem(("exclude",), what, "loosen exclude, or widen the axes")
+            self.document.add_problem(
+                ("exclude",), what, "remove entries of exclude, or add values to the axes"
+            )
         return points
 
     def _axes(self) -> dict[str, list[Any]]:

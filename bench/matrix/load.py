@@ -21,7 +21,9 @@ from bench.matrix.messages import add_validation_problems, without_unknown_keys
 from bench.matrix.schema import STUDY_NAME, STUDY_NAME_RULE, Matrix
 
 SITE_VARIABLE = "BENCH_SITE"
-_NO_SITE_REMEDY = f"name another with --site or ${SITE_VARIABLE}; {SITE_VARIABLE}= (empty) means none"
+_NO_SITE_REMEDY = (
+    f"name another file with --site or ${SITE_VARIABLE}; an empty {SITE_VARIABLE} means no site file"
+)
 
 
 def load_matrix(path: Path, *, site: Path | None = None) -> tuple[Matrix, Document]:

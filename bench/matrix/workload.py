@@ -42,7 +42,7 @@ class WorkloadOptions(Section):
     data: Annotated[str, Field(min_length=1)] = "synthetic"
     """`synthetic` (fresh random batches), or a folder of .npy arrays or of MNIST's IDX files."""
     steps_per_epoch: Annotated[int, Field(strict=True, ge=1, le=10**7)] = 50
-    """Optimizer steps per epoch, timed together as its throughput window."""
+    """Optimizer steps per epoch; they are timed together and give the epoch's throughput."""
     epochs: Annotated[int, Field(strict=True, ge=1, le=10**5)] = 3
     """Epochs; each has a throughput window, then an (instrumented) attribution window."""
     warmup_steps: Annotated[int, Field(strict=True, ge=3, le=10**6)] = 10
@@ -50,11 +50,11 @@ class WorkloadOptions(Section):
     attribution_steps: Annotated[int, Field(strict=True, ge=0, le=10**5)] = 10
     """Instrumented steps after each throughput window; with 0, the step parts are not measured."""
     probe_steps: Annotated[int, Field(strict=True, ge=0, le=10**5)] = 6
-    """Steps of each of five probes, which measure the cost of communication at the end; 0 for none."""
+    """Steps of each of the five probes that measure communication after training; 0 for none."""
     sweep_time: Annotated[float, BeforeValidator(_duration), Field(ge=0, le=3600, allow_inf_nan=False)] = 10.0
-    """Maximum seconds of the final all-reduce sweep; if too few, large messages are omitted. 0 for none."""
+    """Time limit of the final all-reduce sweep in seconds; it may omit large messages. 0 for no sweep."""
     sweep_max_mb: Annotated[float, Field(ge=0.004, le=16_384, allow_inf_nan=False)] | None = None
-    """Largest message of the sweep in MiB, besides the buckets; default: gradient size, 16 to 64."""
+    """Largest message of the sweep in MiB; buckets may be larger. Default: gradient size, 16 to 64."""
     trace_steps: Annotated[int, Field(strict=True, ge=0, le=1_000)] = 0
     """Steps that rank 0 records with the profiler after all measurements; 0 for none."""
     val_steps: Annotated[int, Field(strict=True, ge=0, le=10**6)] = 2

@@ -211,8 +211,8 @@ class RunWriter:
         self._results = Results(self._folder, self._places)
         if self._launch.world_size > 1 and self._has_bare_model:
             self._print_warning(
-                "the recorder's model is not under DDP: exposed communication is unknown and may count as"
-                " backward; pass the DDP model to Recorder"
+                "the recorder's model is not wrapped in DDP: exposed communication is unknown and may count"
+                " as backward; pass the DDP model to Recorder"
             )
         for warning in oversubscription_warnings(self._facts):
             self.warn(warning)
@@ -228,7 +228,9 @@ class RunWriter:
             self.warn(f"the step time was not yet stable after {steps} warm-up steps")
         if jumps := [str(rank) for rank, window in enumerate(windows) if window.clock_jumps]:
             ranks = f"rank {', '.join(jumps)}"
-            self.warn(f"a host's clock was set in the attribution window ({ranks}): those steps do not count")
+            self.warn(
+                f"a host's clock was set in the attribution window ({ranks}): the affected steps are left out"
+            )
         if record.samples is None:
             self.warn("the samples of a step are unknown, so there is no throughput: use step(samples=...)")
         elif self._samples_per_step is None:

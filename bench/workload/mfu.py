@@ -172,7 +172,7 @@ def mfu_basis(
 
 def _no_peak_reason(name: str | None, precision: str) -> str:
     if name is None:
-        return "a CPU has no stated peak"
+        return "no peak rate is known for CPUs"
     if name not in peaks():
         return f"the peak of {name!r} is not known: see bench/workload/peaks.toml"
-    return f"no {precision} rate is stated for {name!r}"
+    return f"no {precision} peak rate is known for {name!r}"

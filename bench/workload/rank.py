@@ -239,7 +239,7 @@ def _check_memory(session: Session, feed: Feed) -> None:
     if needed > available:
         raise SetupError(
             f"out of memory: weights, gradients and {options.optimizer}'s states of {parameters:,} parameters"
-            f" need {human_bytes(needed)} for {ranks} rank(s), there are {human_bytes(available)}",
+            f" need {human_bytes(needed)} for {ranks} rank(s); only {human_bytes(available)} are available",
             remedy="lower --parameters",
         )
 

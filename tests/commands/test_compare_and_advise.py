@@ -89,10 +89,10 @@ def test_compare_within_a_study_by_a_setting(folder):
     ("words", "said"),
     [
         (["before/s"], "a second study is missing; use bench compare A B for two studies, bench compare A --by KEY for one"),
-        (["before/s", "after/s", "--by", "backend"], "--by backend compares within one study, but two are given; use bench compare A B for two studies, bench compare A --by KEY for one"),
+        (["before/s", "after/s", "--by", "backend"], "--by backend compares cells of one study, but two studies are given; use bench compare A B for two studies, bench compare A --by KEY for one"),
         (["before/s", "after/s", "--base", "x"], "--base requires --by; use bench compare A --by KEY --base VALUE"),
         (["backends", "--by", "backend", "--ignore", "x"], "--ignore cannot be used with --by; omit it: --by compares cells that differ only in KEY"),
-        (["before/s", "after/s", "--minimum-effect", "2"], "--minimum-effect 2 is not between 0 and 1; 0.02 means 2 %"),
+        (["before/s", "after/s", "--minimum-effect", "2"], "--minimum-effect 2 is not between 0 and 1; write a fraction, such as 0.02 for 2 %"),
         (["before/s", "after/s", "--output", "no/such/folder.md"], "no/such/folder.md: cannot be written: No such file or directory"),
         (["before/s", "nope"], "no study 'nope' is planned below results (planned: backends); plan it: bench plan MATRIX"),
     ],
@@ -107,7 +107,7 @@ def test_advise_prints_options_and_a_recommendation(folder):
     done = bench("advise", "before/s", "--samples", "1.3M", "--epochs", "3", "--wait", "1h", cwd=folder)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert lines[0].strip() == "Options, soonest first"
+    assert lines[0].strip() == "Options, shortest total time first"
     assert (
         lines[1].split()
         == "study nodes ranks batch setting epoch wait training total hours succeeded choice remark".split()
@@ -151,7 +151,7 @@ def test_advise_as_json_has_the_promised_keys(folder):
         ([], "--samples is missing; give the samples per epoch: --samples 1.3M"),
         (["--samples", "lots"], "--samples: 'lots' is not a count such as 500000, 10M or 1.5B"),
         (["--samples", "0"], "--samples 0 is less than one sample; give a count such as 1.3M"),
-        (["--samples", "1M", "--wait", "6"], "--wait 6: '6' is not a duration such as 20m, 1h30m, 45s, or Slurm's [days-]hours:minutes:seconds; 0 means no wait"),
+        (["--samples", "1M", "--wait", "6"], "--wait 6: '6' is not a duration such as 20m, 1h30m, 45s, or Slurm's [days-]hours:minutes:seconds; for no wait, write 0"),
         (["--samples", "1M", "--wait", "x=6h"], "--wait x=6h: no study 'x' is given; the studies are: s"),
         (["before/s", "--samples", "1M"], "study before/s is given twice; give each study once"),
     ],
@@ -247,7 +247,9 @@ def test_a_training_beyond_the_partitions_limits_has_a_remark(cluster: Cluster, 
     waits = asked(study, samples=4_000_000)
     one, two = waits[1, "1"], waits[2, "1"]
     assert one.seconds == 0.0
-    assert one.remark.endswith(" consecutive jobs: the partition's limit is 5 min; only one wait is counted")
+    assert one.remark.endswith(
+        " consecutive jobs: the partition's limit is 5 min; only the first wait is counted"
+    )
     assert int(one.remark.split()[0]) > 10
     assert two.seconds is None
     assert two.remark.startswith("Slurm would reject the job: ")

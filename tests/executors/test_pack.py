@@ -160,7 +160,10 @@ def test_what_a_pack_would_do_is_shown_and_its_cost_is_checked(scripted, running
     assert not (folder / "packs").exists()
     assert not (folder / "ledger.jsonl").exists()
     done = study.bench("submit", "STUDY", "--pack", "--max-queued", "2")
-    assert done.stderr == "error: --max-queued limits jobs, and a pack is one job; omit one of the two\n"
+    assert done.stderr == (
+        "error: --max-queued limits the number of queued jobs, so it has no effect on a pack,"
+        " which is a single job; omit one of the two options\n"
+    )
 
 
 def test_the_budget_of_a_pack_is_its_largest_allocation_for_the_sum_of_the_limits(running_cluster, tmp_path):

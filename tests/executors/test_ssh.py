@@ -280,7 +280,7 @@ def test_runs_that_need_a_missing_host_wait_and_the_others_are_executed(bed, mak
     why = "gone cannot be reached: ssh: connect to host 127.0.0.1 port 1: Connection refused"
     assert (
         str(caught.value)
-        == f"{why}\n1 run needs such a host and did not start; fix the problem, then run `bench submit` again"
+        == f"{why}\n1 run needs this host and did not start; fix the problem, then run `bench submit` again"
     )
     found = states(study)
     assert found[1] == ("completed", "")

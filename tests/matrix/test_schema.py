@@ -131,7 +131,7 @@ CASES = {
             "executor: slurm",
             'executor: slurm, directives: ["--arr=1-9", "--hold --nodes=9", "-Hn9", "--comment=a -N 9"]',
         ),
-        "m.yaml:2: cluster.directives[0]: '--arr=1-9' would override a setting of the plan; every run is one job, started once",
+        "m.yaml:2: cluster.directives[0]: '--arr=1-9' would override a setting of the plan; every run is one job that starts once",
         "m.yaml:2: cluster.directives[1]: '--hold --nodes=9' would override a setting of the plan; use axes.nodes",
         "m.yaml:2: cluster.directives[2]: '-Hn9' would override a setting of the plan; "
         "use axes.tasks_per_node or axes.gpus_per_node",
@@ -225,7 +225,7 @@ CASES = {
     ),
     "everything excluded": (
         GOOD + "exclude: [{mode: weak}]\n",
-        "m.yaml:9: the matrix has no cell left; loosen exclude, or widen the axes",
+        "m.yaml:9: the matrix has no cell left; remove entries of exclude, or add values to the axes",
     ),
     "a list for the whole file": (
         "- a\n- b\n",

@@ -160,7 +160,7 @@ def test_a_named_file_that_does_not_exist_is_an_error(monkeypatch):
         find_site()
     assert str(caught.value) == (
         "/nowhere/site.yaml: site file does not exist; "
-        "name another with --site or $BENCH_SITE; BENCH_SITE= (empty) means none"
+        "name another file with --site or $BENCH_SITE; an empty BENCH_SITE means no site file"
     )
 
 

@@ -210,9 +210,9 @@ def test_two_repeats_give_no_interval_and_one_size_no_efficiency(tmp_path):
     content["axes"]["nodes"] = [2]
     path.write_text(yaml.safe_dump(content))
     assert make_plan(path).warnings[:1] == [
-        "every series has one size only: throughput is measured, but no speedup and no efficiency"
+        "every series has only one size, so speedups and efficiencies cannot be computed"
     ]
-    assert "2 repeats: no intervals (they need 3 or more)" in make_plan(path).warnings
+    assert "2 repeats: no confidence intervals (they need 3 or more)" in make_plan(path).warnings
 
 
 def test_settings_without_effect_give_warnings(tmp_path):

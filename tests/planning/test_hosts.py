@@ -125,12 +125,12 @@ def test_unsafe_host_names_are_rejected(tmp_path, name):
         (
             {"hosts": [{"gpu1": 4}]},
             {},
-            "cluster.hosts[0]: {'gpu1': 4} is not a host; write its name, or {host: gpu1, processes: 4}",
+            "cluster.hosts[0]: {'gpu1': 4} is not a valid host; write a host name, or {host: gpu1, processes: 4}",
         ),
         (
             {"hosts": [7]},
             {},
-            "cluster.hosts[0]: 7 is not a host; write its name, or {host: gpu1, processes: 4}",
+            "cluster.hosts[0]: 7 is not a valid host; write a host name, or {host: gpu1, processes: 4}",
         ),
         (
             {"hosts": [{"host": "a", "procs": 4}]},

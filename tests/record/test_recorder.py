@@ -156,7 +156,7 @@ def test_without_ddp_the_exposed_communication_of_several_ranks_is_unknown(run_l
         assert (row["comm_exposed_time_sec"], row["other_time_sec"], row["load_balance"]) == ("", "", "")
         assert value(row, "backward") > 0
     assert (
-        "the recorder's model is not under DDP: exposed communication is unknown and may count as backward;"
+        "the recorder's model is not wrapped in DDP: exposed communication is unknown and may count as backward;"
         " pass the DDP model to Recorder"
     ) in done.env["warnings"]
 

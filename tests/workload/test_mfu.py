@@ -123,10 +123,10 @@ def test_products_and_convolutions_have_the_peak_of_their_own_precision():
 @pytest.mark.parametrize(
     ("devices", "reason"),
     [
-        ([None], "a CPU has no stated peak"),
+        ([None], "no peak rate is known for CPUs"),
         (["NVIDIA A100-SXM4-40GB MIG 1g.5gb"], "the peak of 'NVIDIA A100-SXM4-40GB MIG 1g.5gb' is not known: see bench/workload/peaks.toml"),
         (["NVIDIA L4", "GPU X"], "the peak of 'GPU X' is not known: see bench/workload/peaks.toml"),
-        (["Tesla T4"], "no bf16 rate is stated for 'Tesla T4'"),
+        (["Tesla T4"], "no bf16 peak rate is known for 'Tesla T4'"),
     ],
 )  # fmt: skip
 def test_where_there_is_no_peak_there_is_no_mfu_but_a_reason(devices, reason):
@@ -151,7 +151,7 @@ def test_a_run_without_a_peak_leaves_mfu_empty_and_says_flops_and_why(run_ranks)
     finished = run_ranks("--epochs", "1", "--grad-accum", "2").succeeded()
     assert [row["mfu"] for row in finished.table("metrics")] == [""]
     said = finished.env["flops"]
-    assert said["mfu_empty_because"] == "a CPU has no stated peak"
+    assert said["mfu_empty_because"] == "no peak rate is known for CPUs"
     assert said["per_step_and_rank"] == 16 * said["per_sample"] > 0
     assert said["peaks"] == {}
 
