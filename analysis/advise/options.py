@@ -119,7 +119,7 @@ def rank(
     none_known = options["wait_s"].isna().all()
     notes = list(notes)
     if none_known:
-        notes.append("No queue wait is known: totals are training times")
+        notes.append("No queue wait is known, so totals are training times only")
     elif options["wait_s"].isna().any():
         notes.append("Options with an unknown queue wait have no total and are listed last")
     options["total_s"] = options["training_s"] + (0.0 if none_known else options["wait_s"])

@@ -91,7 +91,7 @@ def summary(advice: Advice) -> list[str]:
         chosen = advice.chosen(mark)
         assert chosen is not None, "a first option implies a cheapest and a safest one"
         if chosen["cell_id"] == first["cell_id"] and chosen["study"] == first["study"]:
-            texts.append(f"{mark.capitalize()}: the same, {_reason(chosen, mark)}.")
+            texts.append(f"{mark.capitalize()}: also the first option, {_reason(chosen, mark)}.")
             continue
         described = f"{config(chosen)}, {_reason(chosen, mark)}; {_duration(chosen)}{_other_batch(chosen)}"
         texts.append(f"{mark.capitalize()}: {described}.")
@@ -115,7 +115,7 @@ def _duration(option: dict[str, Any]) -> str:
         # If no wait is known at all, totals are training times.
         return training if known(option["total_s"]) else f"{training}, queue wait unknown"
     if wait == 0:
-        return f"{training}, starts now"
+        return f"{training}, can start now"
     return f"{training} after a wait of {about(wait)}: {about(option['total_s'], digits=3)} in total"
 
 
@@ -130,7 +130,7 @@ def _reason(option: dict[str, Any], mark: str) -> str:
 def _other_batch(option: dict[str, Any]) -> str:
     if not option["batch_differs"]:
         return ""
-    return f" (global batch {whole(option['global_batch'])}: its convergence is not comparable)"
+    return f" (different global batch, {whole(option['global_batch'])}: convergence is not comparable)"
 
 
 def _measured(advice: Advice) -> pd.DataFrame:
@@ -162,7 +162,7 @@ def _as_soon(advice: Advice, first: dict[str, Any]) -> str:
     as_soon = int((others["training_low_s"] + wait <= latest).sum()) if known(latest) else 0
     if not as_soon:
         return ""
-    return f"; according to the intervals, {count(as_soon, 'other option')} may be as soon"
+    return f"; according to the intervals, {count(as_soon, 'other option')} may end as early"
 
 
 def _sooner_prediction(advice: Advice, first: dict[str, Any]) -> list[str]:
@@ -171,7 +171,7 @@ def _sooner_prediction(advice: Advice, first: dict[str, Any]) -> list[str]:
     if best is None:
         return []
     described = f"{config(best)}, predicted {_with_interval(best)}{_other_batch(best)}"
-    return [f"Perhaps sooner, but not measured: {described}."]
+    return [f"May end earlier, but was not measured: {described}."]
 
 
 def remarks(advice: Advice) -> list[str]:
@@ -179,7 +179,7 @@ def remarks(advice: Advice) -> list[str]:
     texts = [
         f"Times are for {advice.samples:,} samples and {count(advice.epochs, 'epoch')}: whole steps at the "
         "measured rate, plus checkpoints if the study wrote them. Start-up and validation are not included. "
-        "Brackets: 90 % interval of one further run."
+        "Brackets: 90 % prediction interval for one further run."
     ]
     if advice.options["batch_differs"].any():
         texts.append(
@@ -187,9 +187,9 @@ def remarks(advice: Advice) -> list[str]:
         )
     gpus = set(advice.options["gpu"]) - {""}
     if len(gpus) > 1:
-        texts.append(f"GPU-hours of {' and '.join(sorted(gpus))} count equally, independent of their price.")
+        texts.append(f"GPU-hours of {' and '.join(sorted(gpus))} count equally, regardless of their prices.")
     sources = advice.options[["study", "wait_source"]].drop_duplicates()
     sources = sources[sources["wait_source"] != ""]
     pairs = zip(sources["study"], sources["wait_source"], strict=True)
-    texts += [f"Wait of {study}: {source}." for study, source in pairs]
+    texts += [f"Queue wait of {study}: {source}." for study, source in pairs]
     return texts + [f"{note}." for note in advice.notes]

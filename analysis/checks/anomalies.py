@@ -59,8 +59,8 @@ def _baselines_with_outliers(rows: pd.DataFrame, frames: Frames) -> Iterator[Ano
         cells = [one_line(cell, limit=60) for cell in dict.fromkeys(odd["cell_id"])]
         yield Anomaly(
             "Baseline with an outlier",
-            f"{listed(cells)}: {count(len(odd), 'run')} far from the others of the baseline. "
-            "This affects every efficiency relative to it: run the baseline again.",
+            f"{listed(cells)}: {count(len(odd), 'run')} far from the baseline's other runs. "
+            "This affects every efficiency relative to this baseline: run the baseline again.",
         )
 
 
@@ -71,7 +71,7 @@ def _superlinear(rows: pd.DataFrame) -> Iterator[Anomaly]:
     found = pd.concat([clear, apart])
     if len(found):
         cells = [f"{fraction(row['efficiency'])} at {ranks(row)}" for row in found.to_dict("records")]
-        sure = "its interval is clear of 1" if len(apart) == 0 else "no interval for n below 3"
+        sure = "the interval excludes 1" if len(apart) == 0 else "no interval: fewer than 3 runs"
         yield Anomaly(
             "Efficiency above 1",
             f"{listed(cells)} ({sure}). Either the baseline is slower than it should be (fewer threads, "
@@ -93,7 +93,7 @@ def _recoveries(rows: pd.DataFrame) -> Iterator[Anomaly]:
     if found:
         yield Anomaly(
             "A size falls and the next recovers",
-            f"{listed(list(dict.fromkeys(found)))}. More ranks cannot repair a loss at fewer ranks: check "
+            f"{listed(list(dict.fromkeys(found)))}. A loss should not disappear at larger sizes: check "
             "the nodes, the order of the runs and the batch per rank of the middle size.",
         )
 
@@ -113,8 +113,8 @@ def _unstable(frames: Frames) -> Iterator[Anomaly]:
         cells = [f"{one_line(cell, limit=60)} by {percent(value)}" for cell, value in wide.items()]
         yield Anomaly(
             "Runs of a cell differ",
-            f"{listed(cells)} (standard deviation from run to run). Possible causes: shared nodes, a shared "
-            "network or file system, changing clocks. Use more repeats, or exclusive nodes.",
+            f"{listed(cells)} (standard deviation between runs). Possible causes: shared nodes, a shared "
+            "network or file system, changing clock rates. Use more repeats, or exclusive nodes.",
         )
 
 
@@ -142,7 +142,8 @@ def _drift(frames: Frames) -> Iterator[Anomaly]:
     direction = "falls" if slope < 0 else "rises"
     yield Anomaly(
         "Drift",
-        f"The throughput of equal cells {direction} by {percent(abs(math.expm1(slope * span)), decimals=1)} "
+        f"The throughput of repeats of the same cell {direction} by "
+        f"{percent(abs(math.expm1(slope * span)), decimals=1)} "
         f"[{percent(low, decimals=1)}, {percent(high, decimals=1)}] over the {span:.1f} h of the study "
         f"(p = {p_value:.2g}). Repeats are spread over the study, so a drift widens intervals more than it "
         "shifts ratios. Check temperatures, other users and disk space.",
@@ -175,7 +176,7 @@ def alerts(
     mixed = rows[rows["other_unit"]].drop_duplicates("cell_id")
     if len(mixed):
         cells = listed([one_line(name, limit=60) for name in mixed["cell_id"]], limit=4)
-        words = f"{cells}: counted in another unit than the plan's samples or the baseline; no efficiency."
+        words = f"{cells}: no efficiency, as the unit of work differs from that of the plan or the baseline."
         yield Anomaly("Two units of work", words)
     if environment.differing:
         words = f"Not all runs had the same {listed(environment.differing)}: see the environment below."

@@ -95,7 +95,7 @@ def compare_studies(
     if a.folder.path.resolve() == b.folder.path.resolve():
         raise BenchError(
             f"{a.folder.path} and {b.folder.path} are the same study",
-            remedy="give two studies, or compare within one: --by KEY",
+            remedy="give two different studies, or compare cells of one study with --by KEY",
         )
     matching = match_studies(a, b, ignore=ignore)
     runs_a, runs_b = _Runs.of(a, "A"), _Runs.of(b, "B")
@@ -129,7 +129,7 @@ def compare_within(
     if not any(matching.pairs for _, _, matching in matchings):
         raise BenchError(
             f"--by {key}: no two cells of study {study.name} differ in {key} alone",
-            remedy="plan an axis of its values, so that everything else stays the same",
+            remedy=f"plan cells that differ in {key} and agree in all other settings",
         )
     parts = [
         _compare_runs(runs, runs, matching.pairs, (first, value)) for first, value, matching in matchings
@@ -284,15 +284,15 @@ def _remark(row: dict[Any, Any], tested: int, minimum_effect: float) -> str:
     texts = [row["missing"]] if row["missing"] else []
     fewest, most = sorted((row["n_a"], row["n_b"]))
     if row["broken"]:
-        texts.append("A completed: this counts as a regression")
+        texts.append("failed in B but completed in A: this counts as a regression")
     elif not math.isfinite(row["low"]) and not row["missing"]:
-        texts.append(f"{count(fewest, 'run')} per side: an interval needs {MIN_RUNS}")
+        texts.append(f"{count(fewest, 'run')} per side, but an interval needs {MIN_RUNS}")
     elif row["verdict"] == Verdict.UNKNOWN and not row["missing"]:
         texts.append(_why_unknown(row, tested, minimum_effect))
     if not pd.isna(row["pairs"]) and row["pairs"] < most:
         texts.append(f"{row['pairs']} interleaved pairs; unpaired runs are ignored")
     if row["outliers"]:
-        texts.append(f"{count(row['outliers'], 'outlier')}, counted")
+        texts.append(f"{count(row['outliers'], 'outlier')}, not excluded")
     return "; ".join(texts)
 
 
@@ -301,6 +301,8 @@ def _why_unknown(row: dict[Any, Any], tested: int, minimum_effect: float) -> str
     excludes_one = row["low"] > 1 or row["high"] < 1
     if excludes_one and abs(math.log(row["ratio"])) >= math.log1p(minimum_effect):
         return f"the interval excludes 1, but with {tested} cells this may be chance"
-    needed = f"about {row['needed']:.0f} runs per side are needed" if row["needed"] < 1000 else "too noisy"
+    needed = (
+        f"about {row['needed']:.0f} runs per side are needed" if row["needed"] < 1000 else "too much noise"
+    )
     more = f"{needed} to detect a difference of {least}"
-    return f"a change, but perhaps less than {least}: {more}" if excludes_one else more
+    return f"there is a change, but it may be smaller than {least}: {more}" if excludes_one else more

@@ -95,7 +95,7 @@ def match_studies(a: Study, b: Study, *, ignore: Collection[str] = ()) -> Matchi
     cells_a, cells_b = _settings(a), _settings(b)
     names = list(dict.fromkeys(name for cell in (*cells_a.values(), *cells_b.values()) for name in cell))
     for name in sorted(ignored - set(names)):
-        raise BenchError(f"--ignore: no cell has a setting {name!r}", remedy=f"there are: {', '.join(names)}")
+        raise BenchError(f"--ignore: no cell has a setting {name!r}", remedy=f"settings: {', '.join(names)}")
     compared, changes = _compared_settings(cells_a, cells_b, names, ignored)
     matching = _match(cells_a, cells_b, compared, changes, labels=("A", "B"))
     if not matching.pairs:
@@ -124,7 +124,7 @@ def match_within(study: Study, *, key: str, base: str | None = None) -> list[tup
     if base not in values:
         raise BenchError(
             f"--base: no cell of study {study.name} has {name} {base!r}",
-            remedy=f"there are: {', '.join(values)}",
+            remedy=f"its values are: {', '.join(values)}",
         )
     names = list(dict.fromkeys(other for cell in cells.values() for other in cell))
     compared = [other for other in names if other != name and other not in _DEPENDENT.get(name, ())]
@@ -139,8 +139,8 @@ def match_within(study: Study, *, key: str, base: str | None = None) -> list[tup
 def _check_key(study: Study, cells: Mapping[str, Settings], name: str, values: Sequence[str]) -> None:
     if name in ("nodes", "tasks_per_node", "world_size"):
         raise BenchError(
-            f"--by {name}: sizes cannot be compared in this way",
-            remedy="bench report shows speedup and efficiency over sizes",
+            f"--by {name}: sizes cannot be compared with --by",
+            remedy="bench report shows speedup and efficiency by size",
         )
     if len(values) > 1:
         return
@@ -202,7 +202,7 @@ def _by_unique_key(
         if twin != cell_id:
             raise BenchError(
                 f"cells {twin} and {cell_id} of {label} agree in all compared settings, "
-                "so that a match is ambiguous",
+                "so it is not clear which of them to compare",
                 remedy="ignore fewer settings (--ignore)",
             )
     return found
@@ -215,7 +215,7 @@ def _why_none_match(a: Mapping[str, Settings], b: Mapping[str, Settings], names:
         for name, in_a, in_b in values
         if not set(in_a) & set(in_b)
     ]
-    return "; ".join(disjoint[:4]) if disjoint else "no cell agrees in all settings"
+    return "; ".join(disjoint[:4]) if disjoint else "no cell of A agrees with a cell of B in all settings"
 
 
 def environment_differences(

@@ -174,7 +174,7 @@ def _read_runs(
     remarks = []
     if unplanned:
         names = listed([one_line(name, limit=80) for name in unplanned], limit=4)
-        remarks.append(f"{count(len(unplanned), 'folder')} in runs/ not in the plan, left out: {names}")
+        remarks.append(f"Not in the plan and ignored: {count(len(unplanned), 'folder')} in runs/ ({names})")
     return _runs_frame(records), attempts, remarks
 
 

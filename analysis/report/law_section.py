@@ -69,7 +69,7 @@ def _section(own: pd.DataFrame, fit: LawFit | Refusal, *, heading: str) -> LawSe
         return LawSection(heading, tuple(filter(None, (trend, f"No law is fitted: {fit}."))), [], [], [])
     in_seconds = bool(own["step_time_sec"].notna().all())
     path = "" if fit.path == ALL_SIZES else f" Sizes: {fit.path}."
-    choice = f"{choice_text(fit)}{path} Noise of single runs: {percent(fit.chosen.noise, decimals=1)}."
+    choice = f"{choice_text(fit)}{path} Noise of individual runs: {percent(fit.chosen.noise, decimals=1)}."
     return LawSection(
         heading,
         tuple(filter(None, (trend, choice, _why_no_prediction(own)))),
@@ -86,13 +86,13 @@ def choice_text(fit: LawFit) -> str:
     error = percent(abs(fit.chosen.leave_last_error), decimals=1)
     runs = count(fit.runs, "run")
     if fit.by_aicc:
-        text = f"{title} has the least AICc over {runs}. "
+        text = f"{title} has the lowest AICc over {runs}. "
         text += f"Fitted to the other sizes, it predicts the largest to within {error}"
     else:
         text = f"{title} predicts the largest size best when fitted without it (error {error}); "
         text += f"{runs} are too few for AICc"
     if others:
-        text += f". Nearly as well supported: {listed(others)}; intervals include these"
+        text += f". Laws with nearly the same support: {listed(others)}; the intervals include their results"
     return f"{text}."
 
 
@@ -127,8 +127,8 @@ def _why_no_prediction(own: pd.DataFrame) -> str:
     if own["is_base"].any():
         return ""
     return (
-        f"No prediction: efficiencies refer to {own['baseline'].iloc[0]}, which the law of the sizes "
-        "with DDP does not describe. Choose one of these sizes with --baseline."
+        f"No prediction: the baseline is {own['baseline'].iloc[0]}, but the law describes only sizes with "
+        "DDP. Choose a size with DDP as the baseline (--baseline)."
     )
 
 

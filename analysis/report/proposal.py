@@ -122,7 +122,7 @@ def _recommendation(series: _Series) -> str:
         *_against_baseline(best, series),
     ]
     if known(best["efficiency_low"]) and best["efficiency_low"] < GUIDE:
-        texts.append(f"The interval reaches below {GUIDE}: more repeats would show it.")
+        texts.append(f"The interval reaches below {GUIDE}; more repeats would narrow it.")
     larger = series.rows[series.rows["gpus"] > best["gpus"]]
     if len(larger):
         texts.append(_next_larger(best, larger.iloc[0], series))
@@ -149,7 +149,9 @@ def _against_baseline(best: pd.Series, series: _Series) -> list[str]:
     costs = [_node_hours_per_million(row) for row in (best, base)]
     if all(known(cost) for cost in costs):
         there, before = (number(cost, digits=3) for cost in costs)
-        texts.append(f"A million {series.counted} cost {there} node-hours there, {before} at the baseline.")
+        texts.append(
+            f"One million {series.counted} cost {there} node-hours there and {before} at the baseline."
+        )
     return texts
 
 
@@ -237,8 +239,8 @@ def _table_row(row: Row, series: _Series, loops: pd.Series, jobs: pd.Series) -> 
 # -- causes of the loss ---------------------------------------------------------------
 
 _LOSSES_NOTE = (
-    "Shares of the logarithm of the efficiency, by load balance, communication efficiency and "
-    "computational scalability (POP Centre of Excellence), from a separate, instrumented window."
+    "Percentages are shares of the logarithm of the efficiency: load balance, communication efficiency and "
+    "computational scalability (POP Centre of Excellence), measured in a separate, instrumented window."
 )
 
 
@@ -254,7 +256,7 @@ def _causes(last: pd.Series, base: pd.Series) -> str:
         return "hardly any loss"
     found = [loss for loss in losses(last, base) if loss.share >= SMALLEST_SHARE]
     shares = [f"{percent(loss.share)} {LOSSES[loss.factor]}" for loss in found]
-    return listed(shares) or f"not known, {why_unknown(last, base)}"
+    return listed(shares) or f"not known: {why_unknown(last, base)}"
 
 
 # -- method, settings, missing cells --------------------------------------------------
@@ -265,18 +267,18 @@ def _method(study: Study, rows: pd.DataFrame) -> list[str]:
     cells = study.plan.get("cells") or []
     workload = (cells[0].get("workload") or {}) if cells else {}
     intervals = (
-        f"{certainty(rows)} Intervals: 95 %, Welch's t on the logarithms of the runs' throughputs, "
-        "from three runs on."
+        f"{certainty(rows)} Intervals: 95 % confidence, Welch's t on the logarithms of the runs' "
+        "throughputs, given for three or more runs."
     )
     if not workload:
-        return [f"The figures were measured elsewhere and taken from a table. {intervals}"]
+        return [f"The values were measured elsewhere and taken from a table. {intervals}"]
     windows = ""
     if workload.get("steps_per_epoch") and workload.get("epochs"):
         windows = (
-            f"Each run times {count(int(workload['epochs']), 'window')} of "
+            f"Each run measures {count(int(workload['epochs']), 'window')} of "
             f"{count(int(workload['steps_per_epoch']), 'step')} after a warm-up, without instrumentation. "
         )
-    text = f"{windows}The unit is the run; repeats are spread over a seeded random order. {intervals}"
+    text = f"{windows}Statistics are over runs, which are executed in a seeded random order. {intervals}"
     return [text, _input_output(workload)]
 
 

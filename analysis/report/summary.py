@@ -59,15 +59,15 @@ def no_finding(rows: pd.DataFrame) -> str:
         sizes = rows[rows["n"] > 0].groupby("series")["gpus"].nunique()
         if (sizes > 1).any():
             return (
-                "The measured sizes cannot be compared with each other: there is no speedup and no "
-                "efficiency. The table of all cells has the reasons."
+                "The measured sizes cannot be compared with each other, so there is no speedup and no "
+                "efficiency. The table of all cells gives the reasons."
             )
-        return "No series has two measured sizes: there is no speedup and no efficiency."
+        return "No series has two measured sizes, so there is no speedup and no efficiency."
     last = timed.sort_values("gpus", kind="stable").iloc[-1]
     times = number(last["speedup"], digits=3)
     return (
         f"{ranks(last)} trained {times} times as fast as {last['baseline']}. A time to "
-        "train includes convergence, which changes with the global batch. It is therefore a speedup of the "
+        "train includes convergence, which changes with the global batch. This is therefore a speedup of the "
         "whole training, not a parallel efficiency."
     )
 
@@ -85,9 +85,9 @@ def certainty(rows: pd.DataFrame) -> str:
         width = percent(typical, decimals=1 if typical < 0.1 else 0)
         text = f"{runs} per cell; the 95 % interval of a throughput is ±{width} (median over cells)"
         if without := int(relative.isna().sum()):
-            text += f"; {count(without, 'cell')} with fewer than 3 runs without an interval"
+            text += f"; no interval for {count(without, 'cell')} with fewer than 3 runs"
         return f"{text}."
-    return f"{runs} per cell: no intervals (they need 3), so small differences may be chance."
+    return f"{runs} per cell: no intervals (they need 3 runs), so small differences may be chance."
 
 
 def _finding(rows: pd.DataFrame, table: pd.DataFrame, *, label: str) -> SeriesFinding:
@@ -158,7 +158,7 @@ def _best_sentence(rows: pd.DataFrame, best: pd.Series | None, closest: pd.Serie
         return f"No size beyond the baseline reaches an efficiency of {GUIDE}: {best_value}."
     text = f"The largest size at or above {GUIDE} is {_size(best)}, with {_with_interval(best)}"
     if known(best["efficiency_low"]) and best["efficiency_low"] < GUIDE:
-        text += f" (its interval reaches below {GUIDE}: not certain)"
+        text += f" (its interval reaches below {GUIDE}, so this is uncertain)"
     above = rows[(rows["gpus"] > best["gpus"]) & (rows["efficiency_high"] >= GUIDE)]
     if len(above):
         text += f"; {_size(above.iloc[0])}, with {_with_interval(above.iloc[0])}, may reach it too"

@@ -68,7 +68,7 @@ def check_baseline(rows: pd.DataFrame, baseline: str | None) -> None:
     without = "" if rows["ddp"].all() else ", and no-ddp"
     raise BenchError(
         f"--baseline {one_line(baseline, limit=80)}: no such size or cell; "
-        f"there are {listed(sizes, limit=20)}{without}",
+        f"the sizes are {listed(sizes, limit=20)}{without}",
         remedy="give one of these sizes, a number of ranks, or the cell_id of one of its cells",
     )
 

@@ -66,13 +66,13 @@ _COMPILED = {field: re.compile(pattern) for field, pattern in _PATTERNS.items()}
 _AMBIGUOUS = {
     "batch(?:_size)?|bs|minibatch(?:_size)?|batchsize": (
         "could be the batch of all ranks or of one",
-        "call it global_batch or per_gpu_batch",
+        "rename it to global_batch or per_gpu_batch",
     ),
     "(?:epoch|training|train|total|wall|run|elapsed|job)_?time(?:_[a-z]+)?|runtime(?:_[a-z]+)?|time_avg|"
     "walltime(?:_[a-z]+)?|elapsed(?:_[a-z]+)?|seconds|duration(?:_[a-z]+)?|time_per_epoch(?:_[a-z]+)?": (
         "could be the time of a fixed amount of work or the time to reach a target",
-        "call it time (of the same work in every row of a strong series, and of the same work per rank in a "
-        "weak one) or time_to_train",
+        "rename it to time_to_train, or to time if the work is the same in every row (strong scaling) or the "
+        "work per rank is (weak scaling)",
     ),
 }
 
@@ -237,7 +237,7 @@ def _split(text: str, problems: TableProblems) -> tuple[list[tuple[int, list[str
                 comment = [(line, [values[0].lstrip("# "), *values[1:]])]
             line = reader.line_num + 1
     except csv.Error as error:
-        problems.add(reader.line_num, f"invalid CSV: {error}", "enclose texts in pairs of double quotes")
+        problems.add(reader.line_num, f"invalid CSV: {error}", "close each opening double quote")
         return [], read_header([])
     if not rows:
         raise BenchError(f"{problems.path}: the table is empty", remedy="begin with a line of column names")
@@ -247,7 +247,11 @@ def _split(text: str, problems: TableProblems) -> tuple[list[tuple[int, list[str
     for at, values in rows[1:]:
         if len(values) != len(names):
             message = f"{count(len(values), 'value')} instead of {len(names)}"
-            problems.add(at, message, "give one value per column of the header; quote values with commas")
+            problems.add(
+                at,
+                message,
+                "give one value per column; enclose values that contain commas in double quotes",
+            )
     return rows[1:], read_header([one_line(name, limit=80) for name in names])
 
 
@@ -306,9 +310,9 @@ def _check_header(header: Header, problems: TableProblems) -> None:
             if "time" in remedy:
                 problems.add(1, f"the column {name!r} {meaning}", remedy)
                 return
-        problems.add(1, f"no column contains a throughput or a time (there are {names})", _MEASURE_REMEDY)
+        problems.add(1, f"no column contains a throughput or a time (columns: {names})", _MEASURE_REMEDY)
     if "gpus" not in header.places and "nodes" not in header.places:
-        message = f"no column contains ranks or nodes (there are {names})"
+        message = f"no column contains ranks or nodes (columns: {names})"
         problems.add(1, message, "rename one of them to gpus or nodes")
     times = [header.names[name] for name in ("time", "time_ms", "steps_per_sec") if name in header.places]
     if len(times) > 1:
@@ -328,7 +332,7 @@ def _remarks(header: Header) -> list[str]:
     if renamed:
         remarks.append(f"Columns were identified by name: {listed(renamed, limit=20)}")
     if "gpus" not in header.places and "gpus_per_node" not in header.places:
-        remarks.append("The table has no column gpus: N is the number of nodes, with one rank per node")
+        remarks.append("The table has no column gpus, so each node is counted as one rank")
     return remarks
 
 
@@ -401,12 +405,11 @@ class _Row:
                 self._problem("the row does not give the number of ranks", remedy)
             return
         if nodes is not None and per_node is not None and nodes * per_node != gpus:
-            message = (
-                f"{nodes} nodes x {per_node} per node are {nodes * per_node} ranks, but the row says {gpus}"
-            )
-            self._problem(message, "correct one of the three")
+            total = nodes * per_node
+            message = f"{nodes} nodes with {per_node} ranks each have {total} ranks, but the row has {gpus}"
+            self._problem(message, "correct one of the three numbers")
         if nodes is not None and nodes > gpus:
-            self._problem(f"{gpus} ranks on {nodes} nodes leave nodes idle", "correct one of the two")
+            self._problem(f"{gpus} ranks on {nodes} nodes leave nodes idle", "correct one of the two numbers")
         if per_node is not None and nodes is None:
             nodes = math.ceil(gpus / per_node)
         row["nodes"], row["gpus"] = nodes, gpus
@@ -433,7 +436,8 @@ class _Row:
         if total and per_gpu and abs(total / (per_gpu * gpus) - round(total / (per_gpu * gpus))) > 1e-9:
             product = f"per_gpu_batch {number(per_gpu)} x {gpus} ranks"
             self._problem(
-                f"global_batch {number(total)} is not a multiple of {product}", "correct one of the three"
+                f"global_batch {number(total)} is not a multiple of {product}",
+                "correct one of the three numbers",
             )
         if total is None and per_gpu is not None:
             row["global_batch"] = total = per_gpu * gpus

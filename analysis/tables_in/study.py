@@ -198,7 +198,10 @@ def _check_unused_columns(rows: pd.DataFrame, unused: Sequence[str], problems: T
         crossed = len(found) > 1 and all(values == found[0] for values in found)
         if crossed and 1 < len(found[0]) == len(set(found[0])):
             values = listed(found[0], limit=4)
-            message = f"the column {name!r} is {values} at every size: a setting, or the number of a repeat"
+            message = (
+                f"the column {name!r} has the values {values} at every size: "
+                "it is a setting or the number of a repeat"
+            )
             remedy = "rename it to series if it is a setting, or to repeat if it numbers the runs"
             problems.add(1, message, remedy)
 
@@ -209,7 +212,7 @@ def _check_repeats(rows: pd.DataFrame, problems: TableProblems) -> None:
         line = first.setdefault((*_cell_key(row), row["repeat"]), row["line"])
         if line != row["line"]:
             message = f"repeat {row['repeat']!r} of this size is already in line {line}"
-            problems.add(row["line"], message, "number the repeats, or add a column series")
+            problems.add(row["line"], message, "give each repeat its own number, or add a column series")
 
 
 def _complete_series(
@@ -220,7 +223,7 @@ def _complete_series(
     has_batch = own["global_batch"].notna()
     line = int(own["line"].iloc[0])
     if label and mode and label != mode and not has_batch.any():
-        problems.add(line, f"the row says {label}, but --mode says {mode}", "leave one of the two out")
+        problems.add(line, f"the row says {label}, but --mode says {mode}", "remove one of the two")
     label = label or mode
     rows.loc[own.index, "mode"] = label or ""
     if label == "time to train" or own["time_to_train"].notna().any():
@@ -229,7 +232,7 @@ def _complete_series(
         return _complete_with_batch(rows, own, counts_samples=header.counts_samples)
     if has_batch.any():
         line = int(own.loc[~has_batch, "line"].iloc[0])
-        problems.add(line, "the batch is missing, but other rows of the series have one", "fill it in")
+        problems.add(line, "the batch is missing, but other rows of the series have one", "fill in the batch")
     elif label is None:
         problems.add(line, "the table does not show whether this is strong or weak scaling", _MODE_REMEDY)
     else:
@@ -267,8 +270,13 @@ def _complete_without_batch(
         return (*_BATCHES, "step_time_sec")
     if not measured["time"].notna().all():
         line = int(measured.loc[measured["time"].isna(), "line"].iloc[0])
-        message = "this row has a throughput, but others of its series have a time and no batch"
-        problems.add(line, message, "give all rows of the series a time or all a throughput, or add a batch")
+        message = "this row has a throughput, but other rows of its series have a time and no batch"
+        problems.add(
+            line,
+            message,
+            "use the same measure in every row of the series (time or throughput), "
+            "or add the column global_batch",
+        )
     return (*_BATCHES, *_THROUGHPUTS)
 
 
@@ -281,7 +289,7 @@ def _name_cells(rows: pd.DataFrame, problems: TableProblems) -> None:
         batch = f"-b{row['per_gpu_batch']:g}" if row["per_gpu_batch"] else ""
         name = row["cell_id"] or f"{size}{batch}{'-no-ddp' if row['ddp'] is False else ''}"
         if keys.setdefault((row["series"], name), _cell_key(row)) != _cell_key(row):
-            message = f"cell {one_line(name, limit=60)} has another size or batch than in an earlier row"
+            message = f"cell {one_line(name, limit=60)} has a different size or batch than in an earlier row"
             problems.add(row["line"], message, "give each configuration its own name")
         ids.append((row["series"], name))
     series_with = Counter(name for _, name in set(ids))

@@ -115,7 +115,7 @@ def test_advise_prints_options_and_a_recommendation(folder):
     assert "first" in lines[2]
     assert lines[5].startswith("First: 2 nodes x 1 rank (s): about ")
     assert "after a wait of 1 h: " in lines[5]
-    assert "Wait of s: as given (--wait).\n" in done.stderr
+    assert "Queue wait of s: as given (--wait).\n" in done.stderr
 
 
 def test_advise_as_json_has_the_promised_keys(folder):

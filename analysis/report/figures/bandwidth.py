@@ -158,7 +158,7 @@ def _fit_text(label: str, fits: Mapping[str, Mapping[Hashable, Any]]) -> str:
 
 def _fits_in_caption(labels: Sequence[str], fits: Mapping[str, Mapping[Hashable, Any]]) -> str:
     if len(labels) > _MAX_FITS_IN_CAPTION:
-        return "; α and β: fabric.csv."
+        return "; fabric.csv contains α and β."
     return ". " + " ".join(_fit_text(label, fits) for label in labels)
 
 
@@ -171,4 +171,4 @@ def _description(
         largest = int(own["bytes"].max())
         rate = float(own.loc[own["bytes"] == largest, "busbw_bytes_per_sec"].median())
         texts.append(f"{label}: {_rate(rate)} at {_bytes(largest)}; {_fit_text(label, fits)}")
-    return f"Bus bandwidth over the message size. {' '.join(texts)}"
+    return f"Bus bandwidth by message size. {' '.join(texts)}"

@@ -82,7 +82,7 @@ def curve_figure(curve: Curve, selection: Selection, runs: pd.DataFrame) -> Draw
     repeats = _repeats(curve, rows, runs)
     left_out = list(selection.left_out)
     if len(repeats) > MAX_REPEATS:
-        left_out.append(f"the {len(repeats):,} single runs are not drawn")
+        left_out.append(f"the {len(repeats):,} individual runs are not drawn")
         repeats = repeats.iloc[:0]
     elif len(repeats) == len(rows):
         repeats = repeats.iloc[:0]  # one run each: the mean is the run

@@ -150,7 +150,9 @@ def fit_laws(runs: pd.DataFrame, *, mode: str, probes: Fabric | None = None) -> 
         probes: the measured all-reduce; adds the communication model.
     """
     if mode not in ("strong", "weak"):
-        return Refusal("neither the global batch nor the batch per rank is constant, as all laws assume")
+        return Refusal(
+            "neither the global batch nor the batch per rank is constant, but all laws assume that one is"
+        )
     usable = runs[(runs["step_time_sec"] > 0) & np.isfinite(runs["step_time_sec"])]
     path = path_of(usable)
     if isinstance(path, Refusal):

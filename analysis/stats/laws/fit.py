@@ -92,7 +92,7 @@ def path_of(runs: pd.DataFrame) -> SizePath | Refusal:
     if total < MIN_SIZES:
         return Refusal(
             f"{count(total, 'size')} measured, and a law needs {MIN_SIZES} or more: "
-            "with fewer, many laws fit and none can be distinguished",
+            "with fewer sizes, many laws fit equally well",
             f"measure {count(MIN_SIZES - total, 'more size')}",
         )
     if "nodes" not in runs:
@@ -103,17 +103,17 @@ def path_of(runs: pd.DataFrame) -> SizePath | Refusal:
         per_node = per_node.astype("str")
         sizes = runs["gpus"].groupby(per_node).nunique()
         if sizes.max() >= MIN_SIZES:
-            own, name = runs[per_node == sizes.idxmax()], f"over nodes with {sizes.idxmax()} per node"
+            own, name = runs[per_node == sizes.idxmax()], f"gpus_per_node = {sizes.idxmax()}"
         else:
             own = runs[runs["nodes"] == runs.groupby("gpus")["nodes"].transform("min")]
-            name = "for each size the layout on the fewest nodes"
+            name = "each size in the layout with the fewest nodes"
     most_within = _most_within(own)
     across = own.loc[own["nodes"] > 1, "gpus"].nunique()
     if most_within and across < _MIN_ACROSS:
         return Refusal(
-            f"the sizes lie on both sides of a node boundary, only {across} of them over several nodes: what "
-            "leaving the node costs cannot be separated from what a larger size costs",
-            f"measure {_MIN_ACROSS} sizes or more over several nodes, or all within one",
+            f"there are sizes on one node, but only {across} over several nodes: the cost of communication "
+            "between nodes cannot be separated from the cost of a larger size",
+            f"measure at least {_MIN_ACROSS} sizes over several nodes, or all sizes on one node",
         )
     return SizePath(own, name, most_within)
 

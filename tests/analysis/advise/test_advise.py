@@ -84,7 +84,7 @@ def test_a_prediction_equals_that_of_the_page_with_probes_and_a_cell_without_ddp
 def test_two_slower_nodes_without_a_wait_beat_a_faster_one_with_a_wait(l40s, h200):
     found = advise({"l40s": 0, "h200": 6.5 * 3600}, l40s=l40s, h200=h200)
     assert summary(found)[:2] == [
-        "First: 2 nodes x 4 L40S (l40s): about 12 h, starts now.",
+        "First: 2 nodes x 4 L40S (l40s): about 12 h, can start now.",
         "Faster training: 8 H200 (h200): about 10 h after a wait of 6.5 h: 16.5 h in total.",
     ]
 
@@ -92,8 +92,8 @@ def test_two_slower_nodes_without_a_wait_beat_a_faster_one_with_a_wait(l40s, h20
 def test_without_a_wait_the_faster_node_is_first(l40s, h200):
     found = advise({"l40s": 0, "h200": 0}, l40s=l40s, h200=h200)
     assert summary(found)[:2] == [
-        "First: 8 H200 (h200): about 10 h, starts now.",
-        "First of l40s: 2 nodes x 4 L40S (l40s): about 12 h, starts now.",
+        "First: 8 H200 (h200): about 10 h, can start now.",
+        "First of l40s: 2 nodes x 4 L40S (l40s): about 12 h, can start now.",
     ]
 
 
@@ -185,7 +185,9 @@ def test_options_of_another_global_batch_are_marked(tmp_path):
         "* The global batch differs from that of the first option: convergence is not comparable."
         in remarks(found)
     )
-    assert any("(global batch 64: its convergence is not comparable)" in text for text in summary(found))
+    assert any(
+        "(different global batch, 64: convergence is not comparable)" in text for text in summary(found)
+    )
 
 
 def test_a_cell_without_a_run_is_listed_last_with_its_reason(tmp_path):
@@ -206,7 +208,7 @@ def test_a_cell_without_a_run_is_listed_last_with_its_reason(tmp_path):
 def test_if_no_wait_is_known_totals_are_training_times(l40s):
     found = advise({}, l40s=l40s)
     assert (found.options["total_s"] == found.options["training_s"]).all()
-    assert found.notes[-1] == "No queue wait is known: totals are training times"
+    assert found.notes[-1] == "No queue wait is known, so totals are training times only"
     assert summary(found)[0] == "First: 2 nodes x 4 L40S (l40s): about 12 h."
 
 
@@ -222,7 +224,7 @@ def test_options_with_overlapping_intervals_are_counted(tmp_path):
     cells = [*strong(sizes=(4,), backend="gloo"), *strong(sizes=(4,), backend="nccl")]
     found = advise({"s": 0}, s=load_study(finished(tmp_path / "s", cells, noise=0.05)))
     assert summary(found)[0].endswith(
-        ", starts now; according to the intervals, 1 other option may be as soon."
+        ", can start now; according to the intervals, 1 other option may end as early."
     )
     assert set(found.options["setting"]) == {"backend gloo", "backend nccl"}
 
@@ -243,7 +245,7 @@ def test_a_larger_size_is_predicted_with_an_interval_and_never_chosen(wide):
     assert (row["attempted"], row["completed"]) == (0, 0)
     assert not row[["first", "cheapest", "safest"]].any()
     assert summary(found)[-1].startswith(
-        "Perhaps sooner, but not measured: 32 nodes x 2 ranks (wide), predicted "
+        "May end earlier, but was not measured: 32 nodes x 2 ranks (wide), predicted "
     )
     assert table_rows(found)[0][-1].startswith("predicted by ")
     assert table_rows(found)[0][-3] == "untried"

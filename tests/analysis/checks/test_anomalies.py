@@ -43,14 +43,15 @@ def test_a_normal_study_has_no_anomaly() -> None:
 def test_an_efficiency_above_1_is_reported_if_its_interval_is_clear_of_1() -> None:
     found = headings_and_texts(points({1: around(100), 2: around(240)}))
     assert found["Efficiency above 1"] == (
-        "1.200 at 2 ranks (its interval is clear of 1). Either the baseline is slower than it should be (fewer "
+        "1.200 at 2 ranks (the interval excludes 1). Either the baseline is slower than it should be (fewer "
         "threads, another node, a slow first run), or the smaller share of the work fits into a faster memory."
     )
     assert headings_and_texts(points({1: around(100, 0.2), 2: around(204, 0.2)})).keys() == {
         "Runs of a cell differ"
     }
     assert (
-        "no interval for n below 3" in headings_and_texts(points({1: [100], 2: [240]}))["Efficiency above 1"]
+        "no interval: fewer than 3 runs"
+        in headings_and_texts(points({1: [100], 2: [240]}))["Efficiency above 1"]
     )
 
 
@@ -72,7 +73,7 @@ def test_runs_that_differ_widely_are_reported_with_their_cell() -> None:
 def test_an_outlier_in_the_baseline_is_reported() -> None:
     found = headings_and_texts(points({1: [100, 100.1, 99.9, 100.2, 99.8, 60], 2: around(190)}))
     assert found["Baseline with an outlier"] == (
-        "points-1x1-b64.0: 1 run far from the others of the baseline. This affects every efficiency relative "
+        "points-1x1-b64.0: 1 run far from the baseline's other runs. This affects every efficiency relative "
         "to it: run the baseline again."
     )
 
@@ -91,7 +92,7 @@ def timed(change_per_hour: float, *, seed: int = 3, noise: float = 0.005) -> Fra
 
 def test_a_drift_over_the_study_is_reported_with_its_interval() -> None:
     words = headings_and_texts(timed(-0.01))["Drift"]
-    assert words.startswith("The throughput of equal cells falls by ")
+    assert words.startswith("The throughput of repeats of the same cell falls by ")
     assert "over the 9.5 h of the study (p = " in words
     low, high = (float(text.strip(" %")) for text in words.partition("[")[2].partition("]")[0].split(","))
     assert low < 100 * (1 - np.exp(-0.095)) < high

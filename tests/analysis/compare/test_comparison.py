@@ -140,8 +140,8 @@ def test_an_ignored_setting_that_makes_cells_ambiguous_is_an_error(tmp_path):
     with pytest.raises(BenchError) as error:
         compare_studies(a, b, ignore=["backend"])
     assert str(error.value) == (
-        "cells n2x1-gloo-srun-b32 and n2x1-nccl-srun-b32 of A agree in all compared settings, so that a match "
-        "is ambiguous; ignore fewer settings (--ignore)"
+        "cells n2x1-gloo-srun-b32 and n2x1-nccl-srun-b32 of A agree in all compared settings, so it is "
+        "not clear which of them to compare; ignore fewer settings (--ignore)"
     )
 
 
@@ -150,7 +150,7 @@ def test_an_unknown_setting_to_ignore_is_an_error_that_lists_the_settings(tmp_pa
     with pytest.raises(BenchError) as error:
         compare_studies(a, b, ignore=["colour"])
     assert str(error.value) == (
-        "--ignore: no cell has a setting 'colour'; there are: nodes, tasks_per_node, world_size, global_batch, "
+        "--ignore: no cell has a setting 'colour'; settings: nodes, tasks_per_node, world_size, global_batch, "
         "per_gpu_batch, launcher, backend, device, model, grad_accum"
     )
 
@@ -162,7 +162,7 @@ def test_comparing_a_study_with_itself_is_an_error(tmp_path):
         compare_studies(a, load_study(tmp_path / "x" / ".." / "a"))
     assert str(error.value) == (
         f"{tmp_path}/a and {tmp_path}/x/../a are the same study; "
-        "give two studies, or compare within one: --by KEY"
+        "give two different studies, or compare cells of one study with --by KEY"
     )
 
 
@@ -188,7 +188,10 @@ def test_a_cell_that_fails_after_the_change_is_a_regression(tmp_path):
     row = found.cells.iloc[-1]
     assert row["broken"]
     assert row["verdict"] == "cannot tell"
-    assert row["remark"] == "B: no measured run (3 failed (oom 3)); A completed: this counts as a regression"
+    assert (
+        row["remark"]
+        == "B: no measured run (3 failed (oom 3)); failed in B but completed in A: this counts as a regression"
+    )
     assert found.regression
     assert conclusion(found).endswith("; 1 failed in B and completed in A")
     assert not compare_studies(b, a).regression
@@ -227,7 +230,7 @@ def test_two_runs_per_side_are_too_few_for_a_verdict(tmp_path):
     found = compare_studies(a, b).cells
     assert set(found["verdict"]) == {"cannot tell"}
     assert found["low"].isna().all()
-    assert set(found["remark"]) == {"2 runs per side: an interval needs 3"}
+    assert set(found["remark"]) == {"2 runs per side, but an interval needs 3"}
 
 
 def paired_study(path: Path, *, packed: bool, drift: float = 0.3) -> Study:
@@ -295,10 +298,10 @@ def test_every_value_of_a_setting_is_compared_with_the_base(tmp_path):
 @pytest.mark.parametrize(
     ("key", "base", "message"),
     [
-        ("nodes", None, "--by nodes: sizes cannot be compared in this way; bench report shows speedup and efficiency over sizes"),
+        ("nodes", None, "--by nodes: sizes cannot be compared with --by; bench report shows speedup and efficiency by size"),
         ("precision", None, "--by precision: no cell has a setting 'precision' of study s; settings that vary: backend"),
         ("launcher", None, "--by launcher: launcher is srun in every cell of study s; settings that vary: backend"),
-        ("backend", "mpi", "--base: no cell of study s has backend 'mpi'; there are: gloo, nccl"),
+        ("backend", "mpi", "--base: no cell of study s has backend 'mpi'; its values are: gloo, nccl"),
     ],
 )  # fmt: skip
 def test_a_setting_that_cannot_be_compared_is_an_error(tmp_path, key, base, message):
@@ -314,7 +317,7 @@ def test_cells_that_differ_in_more_than_the_setting_are_not_compared(tmp_path):
         compare_within(one, key="backend")
     assert str(error.value) == (
         "--by backend: no two cells of study s differ in backend alone; "
-        "plan an axis of its values, so that everything else stays the same"
+        "plan cells that differ in backend and agree in all other settings"
     )
 
 
@@ -371,8 +374,8 @@ def test_json_has_no_nan_and_markdown_escapes_markup(tmp_path):
 def test_the_first_remark_explains_the_verdicts(tmp_path):
     found = compare_studies(study(tmp_path / "a"), study(tmp_path / "b"), minimum_effect=0.05)
     assert remarks(found)[0] == (
-        "faster, slower: a change of at least 5 %; by chance, this appears in at most 5 % of comparisons, "
-        "for any number of cells. same: the whole interval is within 5 %."
+        "faster, slower: a change of at least 5 %. Without real changes, at most 5 % of comparisons show such "
+        "a verdict by chance, for any number of cells. same: the whole interval is within ±5 %."
     )
 
 

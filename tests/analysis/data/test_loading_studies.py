@@ -162,7 +162,7 @@ def test_folders_that_are_not_in_the_plan_are_ignored_with_a_remark(tmp_path: Pa
         (path / "runs" / name / "attempt-1").mkdir(parents=True)
     (path / "runs" / ".hidden").mkdir()
     study = load_study(path)
-    assert study.remarks == ["2 folders in runs/ not in the plan, left out: stranger and x\ufffd[31m"]
+    assert study.remarks == ["Not in the plan and ignored: 2 folders in runs/ (stranger and x\ufffd[31m)"]
     assert len(study.runs) == 4
 
 

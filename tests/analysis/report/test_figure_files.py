@@ -196,7 +196,7 @@ def test_a_figure_reports_series_sizes_and_runs_that_it_leaves_out(tmp_path: Pat
     found = figure(path, "speedup-weak")
     assert "; ".join(found.left_out) == (
         "6 of 10 series drawn, with the most sizes; 34 of 44 cells drawn, spread over the sizes; "
-        "the 340 single runs are not drawn"
+        "the 340 individual runs are not drawn"
     )
     assert len(tips(found)) == 34
     assert len(found.inline_svg) < 200_000

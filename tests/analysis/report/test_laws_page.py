@@ -39,7 +39,7 @@ def test_a_fitted_series_has_its_law_its_parameters_and_a_prediction() -> None:
         "Serial fraction by Karp and Flatt: 0.050 at 2, 0.050 at 4, 0.050 at 8 and 0.050 at 16 ranks. It does "
         "not clearly change, which is consistent with a fixed serial part."
     )
-    assert view.sentences[1].startswith("Amdahl has the least AICc over 15 runs.")
+    assert view.sentences[1].startswith("Amdahl has the lowest AICc over 15 runs.")
     assert [row[0] for row in view.parameters] == ["T₁", "s"]
     assert view.parameters[1][1].startswith("0.050")
     (prediction,) = view.predictions
@@ -91,8 +91,8 @@ def test_a_baseline_without_ddp_has_no_prediction_and_the_reason(tmp_path: Path)
     (view,) = law_sections(scaling_table(frames, baseline="no-ddp"), frames, labels={})
     assert view.predictions == []
     assert view.sentences[-1] == (
-        "No prediction: efficiencies refer to 1x1 (1 rank) without DDP, which the law of the sizes "
-        "with DDP does not describe. Choose one of these sizes with --baseline."
+        "No prediction: the baseline is 1x1 (1 rank) without DDP, but the law describes only sizes with DDP. "
+        "Choose a size with DDP as the baseline (--baseline)."
     )
     (view,) = law_sections(scaling_table(frames, baseline="2"), frames, labels={})
     assert [row[0] for row in view.predictions] == ["32"]

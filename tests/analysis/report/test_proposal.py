@@ -94,7 +94,7 @@ def test_the_recommended_size_is_the_largest_at_or_above_the_guide_and_why(writt
         f"{own.loc[2, 'efficiency']:.3f} ["
     )
     assert "The next larger size, 4 nodes x 1 (4 ranks), has an efficiency of 0." in text
-    assert re.search(r"A million samples cost 0\.\d+ node-hours there, 0\.\d+ at the baseline\.", text)
+    assert re.search(r"One million samples cost 0\.\d+ node-hours there and 0\.\d+ at the baseline\.", text)
     assert "…" not in text, "no paragraph is cut"
 
 
@@ -112,7 +112,7 @@ def test_formula_and_baseline_are_named_and_both_figures_are_there(written):
 def test_causes_method_and_settings_are_shown(written):
     _, markdown, _ = written
     assert "communication that computation does not hide" in markdown.partition("## Causes of the loss")[2]
-    assert "Each run times 3 windows of 50 steps after a warm-up, without instrumentation." in markdown
+    assert "Each run measures 3 windows of 50 steps after a warm-up, without instrumentation." in markdown
     assert (
         "Input: synthetic batches, drawn anew for each step; reading from storage is not included."
         in markdown
@@ -141,7 +141,7 @@ def test_if_no_size_reaches_the_guide_none_is_recommended(tmp_path, svg_only):
 def test_a_study_without_numbers_gives_a_section_that_says_so(tmp_path, state):
     path = finished(tmp_path / "s", strong(sizes=(1, 2)), state=lambda cell, repeat: (state, "why", None))
     markdown, latex = section(path)
-    assert "No series has two measured sizes: there is no speedup and no efficiency." in markdown
+    assert "No series has two measured sizes, so there is no speedup and no efficiency." in markdown
     assert "Planned but not measured" in latex
 
 
@@ -167,7 +167,7 @@ def test_a_table_measured_elsewhere_gives_a_section_of_its_columns(tmp_path, svg
     assert head == ["Ranks", "Samples/s", "Speedup", "Efficiency [95 %]", "n"]
     assert rows[-1] == ["64", "35,770", "7.86", "0.982", "1"]
     assert "node-hours" not in markdown
-    assert "The figures were measured elsewhere and taken from a table." in markdown
+    assert "The values were measured elsewhere and taken from a table." in markdown
 
 
 def test_the_section_is_optional(demo_study):

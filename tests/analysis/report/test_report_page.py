@@ -217,8 +217,8 @@ def test_an_unfinished_study_has_a_page_that_says_so(tmp_path: Path, state: Any,
 
 def test_a_study_of_one_run_has_no_efficiency_and_no_interval(tmp_path: Path) -> None:
     page = report(studies.finished(tmp_path / "s", studies.strong(sizes=(2,)), repeats=1))
-    assert "No series has two measured sizes: there is no speedup and no efficiency." in page.text
-    assert "1 run per cell: no intervals (they need 3)" in page.text
+    assert "No series has two measured sizes, so there is no speedup and no efficiency." in page.text
+    assert "1 run per cell: no intervals (they need 3 runs)" in page.text
     assert "1 of 1 run completed" in page.text
     assert "no efficiency: the series has one cell only" in page.text
 
@@ -268,8 +268,8 @@ def test_two_units_of_work_are_not_compared(tmp_path: Path) -> None:
     assert read.loc[[4, 8], "reason"].to_list() == [told, told]
     assert "8192 samples per step, but the plan's global batch is 64" in page.text
     assert (
-        "Two units of work. n4x1-gloo-srun-b16 and n8x1-gloo-srun-b8: counted in another unit than the plan's "
-        "samples or the baseline; no efficiency." in page.text
+        "Two units of work. n4x1-gloo-srun-b16 and n8x1-gloo-srun-b8: no efficiency, as the unit of work "
+        "differs from that of the plan or the baseline." in page.text
     )
 
 

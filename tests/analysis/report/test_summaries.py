@@ -111,7 +111,7 @@ def test_an_interval_across_the_guide_is_told(tmp_path: Path) -> None:
     (found,) = findings(rows)
     assert found.sentences[1] == (
         "The largest size at or above 0.8 is 2 ranks, with 0.81 [0.78, 0.84] (its interval reaches below "
-        "0.8: not certain); 4 ranks, with 0.79 [0.75, 0.83], may reach it too."
+        "0.8, so this is uncertain); 4 ranks, with 0.79 [0.75, 0.83], may reach it too."
     )
 
 
@@ -171,7 +171,7 @@ def test_page_and_proposal_agree_on_hardly_any_loss(tmp_path: Path, efficiency: 
 
 def test_certainty_tells_runs_and_intervals(tmp_path: Path) -> None:
     assert certainty(rows_of(tmp_path / "a", repeats=1)) == (
-        "1 run per cell: no intervals (they need 3), so small differences may be chance."
+        "1 run per cell: no intervals (they need 3 runs), so small differences may be chance."
     )
     five = certainty(rows_of(tmp_path / "b", repeats=5))
     assert five.startswith("5 runs per cell; the 95 % interval of a throughput is ±1.")
@@ -181,7 +181,7 @@ def test_certainty_tells_runs_and_intervals(tmp_path: Path) -> None:
 
     mixed = certainty(rows_of(tmp_path / "c", repeats=4, state=state))
     assert mixed.startswith("2 to 4 runs per cell; ")
-    assert mixed.endswith("; 1 cell with fewer than 3 runs without an interval.")
+    assert mixed.endswith("; no interval for 1 cell with fewer than 3 runs.")
     none = rows_of(tmp_path / "d", state=lambda cell, repeat: ("planned", "", None))
     assert certainty(none) == "Nothing has been measured yet."
     assert findings(none) == []

@@ -108,7 +108,9 @@ def test_fewer_than_five_sizes_are_refused() -> None:
 
 def test_a_series_of_neither_regime_is_refused() -> None:
     told = refusal(runs_of([1, 1, 1, 1, 1]), "")
-    assert told == "neither the global batch nor the batch per rank is constant, as all laws assume"
+    assert (
+        told == "neither the global batch nor the batch per rank is constant, but all laws assume that one is"
+    )
 
 
 def test_a_superlinear_speedup_refuses_all_laws_but_ideal_with_their_bounds() -> None:
@@ -172,15 +174,15 @@ def test_leaving_the_node_is_a_term_of_the_law() -> None:
     assert found.chosen.law.title.endswith(" + leaving the node")
     amdahl = next(f for f in found.laws if f.law.name == "amdahl")
     assert amdahl.theta[-1] == pytest.approx(0.05, rel=0.3)
-    assert found.path == "for each size the layout on the fewest nodes"
+    assert found.path == "each size in the layout with the fewest nodes"
 
 
 def test_a_node_boundary_with_too_few_sizes_beyond_it_is_refused() -> None:
     shapes = [(1, 1), (1, 2), (1, 4), (2, 4), (4, 4)]
     assert refusal(layout(shapes, [1, 0.5, 0.3, 0.2, 0.1]), "strong") == (
-        "the sizes lie on both sides of a node boundary, only 2 of them over several nodes: what leaving the "
-        "node costs cannot be separated from what a larger size costs; measure 3 sizes or more over several nodes, "
-        "or all within one"
+        "there are sizes on one node, but only 2 over several nodes: the cost of communication between nodes "
+        "cannot be separated from the cost of a larger size; measure at least 3 sizes over several nodes, "
+        "or all sizes on one node"
     )
 
 
@@ -195,7 +197,7 @@ def test_of_several_layouts_those_with_fixed_ranks_per_node_are_fitted() -> None
     shapes = [(n, k) for k in (1, 2) for n in (1, 2, 4, 8, 16)]
     times = [1 / (n * k) + 0.02 * (n > 1) for n, k in shapes]
     found = fit(layout(shapes, times), "strong")
-    assert found.path == "over nodes with 1 per node"
+    assert found.path == "gpus_per_node = 1"
     assert found.runs == 15
 
 

@@ -236,7 +236,7 @@ def test_a_baseline_of_no_planned_size_is_an_error_with_the_sizes(tmp_path: Path
     with pytest.raises(BenchError) as refused:
         table(studies.finished(tmp_path / "s"), baseline=asked)
     assert str(refused.value) == (
-        f"--baseline {asked}: no such size or cell; there are 1x1, 2x1, 4x1 and 8x1; "
+        f"--baseline {asked}: no such size or cell; the sizes are 1x1, 2x1, 4x1 and 8x1; "
         "give one of these sizes, a number of ranks, or the cell_id of one of its cells"
     )
 

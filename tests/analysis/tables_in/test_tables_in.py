@@ -296,7 +296,7 @@ def test_bert_of_pytorch_17159_by_nodes_and_gpus_per_node(reported: Report, tmp_
     assert found["efficiency"].to_list() == pytest.approx(expected, abs=1e-9)
     assert found["incremental_efficiency"].iloc[-1] == pytest.approx(80 / 110)
     page = (tmp_path / "report" / "index.html").read_text()
-    assert "No law is fitted: the sizes lie on both sides of a node boundary" in page
+    assert "No law is fitted: there are sizes on one node, but only" in page
 
 
 def test_series_of_csc_are_distinguished_by_cluster_and_data(analysed: Report) -> None:
@@ -405,7 +405,7 @@ def test_another_size_can_be_the_baseline(analysed: Report, asked: str) -> None:
 def test_a_baseline_that_is_not_in_the_table_is_an_error(tmp_path: Path) -> None:
     message = error_of(tmp_path, "gpus,global_batch,time\n8,64,1\n16,64,0.6\n", "--baseline", "4")
     assert message == (
-        "error: --baseline 4: no such size or cell; there are 8 and 16; give one of these sizes, a number of "
+        "error: --baseline 4: no such size or cell; the sizes are 8 and 16; give one of these sizes, a number of "
         "ranks, or the cell_id of one of its cells"
     )
 
@@ -431,21 +431,21 @@ def test_a_baseline_that_is_not_in_the_table_is_an_error(tmp_path: Path) -> None
         ),
         (
             "gpus,loss\n1,2\n",
-            "t.csv:1: no column contains a throughput or a time (there are gpus and loss); rename one of them to "
+            "t.csv:1: no column contains a throughput or a time (columns: gpus and loss); rename one of them to "
             "throughput (samples/s of all ranks), throughput_per_gpu, time (s per step), time_ms, steps_per_sec or "
             "time_to_train",
         ),
         (
             "batch,time\n1,2\n",
-            "t.csv:1: no column contains ranks or nodes (there are time and batch); rename one of them to gpus or nodes\n"
-            "t.csv:1: the column 'batch' could be the batch of all ranks or of one; call it global_batch or "
+            "t.csv:1: no column contains ranks or nodes (columns: time and batch); rename one of them to gpus or nodes\n"
+            "t.csv:1: the column 'batch' could be the batch of all ranks or of one; rename it to global_batch or "
             "per_gpu_batch",
         ),
         (
             "gpus,training_time\n1,2\n2,1\n",
             "t.csv:1: the column 'training_time' could be the time of a fixed amount of work or the time to "
-            "reach a target; call it time (of the same work in every row of a strong series, and of the same "
-            "work per rank in a weak one) or time_to_train",
+            "reach a target; rename it to time_to_train, or to time if the work is the same in every row "
+            "(strong scaling) or the work per rank is (weak scaling)",
         ),
         (
             "gpus,time\n1,2\n2,1\n",
@@ -460,20 +460,20 @@ def test_a_baseline_that_is_not_in_the_table_is_an_error(tmp_path: Path) -> None
         ),
         (
             "gpus,nodes,gpus_per_node,global_batch,time\n8,2,4,64,1\n8,4,4,64,1\n",
-            "t.csv:3: 4 nodes x 4 per node are 16 ranks, but the row says 8; correct one of the three",
+            "t.csv:3: 4 nodes with 4 ranks each have 16 ranks, but the row has 8; correct one of the three numbers",
         ),
         (
             "gpus,global_batch,per_gpu_batch,time\n4,64,16,1\n8,64,16,1\n",
-            "t.csv:3: global_batch 64.00 is not a multiple of per_gpu_batch 16.00 x 8 ranks; correct one of the three",
+            "t.csv:3: global_batch 64.00 is not a multiple of per_gpu_batch 16.00 x 8 ranks; correct one of the three numbers",
         ),
         (
             "gpus,global_batch,repeat,time\n1,64,1,1\n1,64,1,1.1\n",
-            "t.csv:3: repeat '1' of this size is already in line 2; number the repeats, or add a column "
+            "t.csv:3: repeat '1' of this size is already in line 2; give each repeat its own number, or add a column "
             "series",
         ),
         (
             "gpus,global_batch,time\n1,64,1\n2,64\n",
-            "t.csv:3: 2 values instead of 3; give one value per column of the header; quote values with commas",
+            "t.csv:3: 2 values instead of 3; give one value per column; enclose values that contain commas in double quotes",
         ),
         (
             "gpus,world size,time\n1,1,1\n",
@@ -486,11 +486,11 @@ def test_a_baseline_that_is_not_in_the_table_is_an_error(tmp_path: Path) -> None
         ),
         (
             "gpus,global_batch,time\n1,64,1\n2,,0.5\n",
-            "t.csv:3: the batch is missing, but other rows of the series have one; fill it in",
+            "t.csv:3: the batch is missing, but other rows of the series have one; fill in the batch",
         ),
         (
             "gpus,seq_len,per_gpu_batch,tok/s\n1,512,8,100\n2,512,8,190\n1,2048,8,300\n2,2048,8,560\n",
-            "t.csv:1: the column 'seq_len' is 2048 and 512 at every size: a setting, or the number of a repeat; "
+            "t.csv:1: the column 'seq_len' has the values 2048 and 512 at every size: it is a setting or the number of a repeat; "
             "rename it to series if it is a setting, or to repeat if it numbers the runs",
         ),
         ("gpus,time\n", "error: t.csv: the table has a header but no rows; add one row per run or per size"),
