@@ -55,8 +55,7 @@ def test_a_short_series_has_the_refusal_and_the_trend() -> None:
     (view,) = views(strong({1: 1.0, 2: 0.52, 4: 0.31, 8: 0.25}))
     assert "It grows with the size: additional ranks cause the loss" in view.sentences[0]
     assert view.sentences[1] == (
-        "No law is fitted: 4 sizes measured, and a law needs 5 or more: with fewer, many laws fit and none can "
-        "be distinguished; measure 1 more size."
+        "No law is fitted: 4 sizes measured, and a law needs 5 or more: with fewer sizes, many laws fit equally well; measure 1 more size."
     )
     assert (view.parameters, view.laws, view.predictions) == ([], [], [])
 

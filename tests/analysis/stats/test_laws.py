@@ -101,8 +101,7 @@ def test_the_interval_of_a_parameter_covers_it() -> None:
 def test_fewer_than_five_sizes_are_refused() -> None:
     told = refusal(runs_of([1, 0.5, 0.3, 0.2], sizes=(1, 2, 4, 8), n=10), "strong")
     assert told == (
-        "4 sizes measured, and a law needs 5 or more: with fewer, many laws fit and none can be "
-        "distinguished; measure 1 more size"
+        "4 sizes measured, and a law needs 5 or more: with fewer sizes, many laws fit equally well; measure 1 more size"
     )
 
 
