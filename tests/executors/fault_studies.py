@@ -151,7 +151,7 @@ class FaultStudy:
     def submit(self, *faults: str) -> None:
         for fault in faults:
             done = self.study.bench("submit", "STUDY", "--only", f"env.FAULT={fault}")
-            assert "is job" in done.stderr, done.stderr
+            assert "submitted as job" in done.stderr, done.stderr
 
     def await_ends(self, *faults: str, timeout_s: float = 90) -> dict[str, dict[str, Any]]:
         """Wait until none of these runs is queued or running, and return their status."""
