@@ -172,8 +172,8 @@ def test_a_run_that_could_not_write_its_results_says_why(cluster, disk, tmp_path
     scene.await_state("RUNNING")
     wait_for((study.folder("full").path / "job.err").exists, what="the job's files", timeout_s=20)
     time.sleep(1)
-    (study.study.folder / "go").touch()
     disk.fill()
+    (study.study.folder / "go").touch()  # an empty file needs no room
     shown = study.await_ends("full")["full"]
     why = "the run's folder could not be written when the job ended: the disk is full or read-only; FAILED: "
     assert (shown["state"], shown["failure_class"]) == ("failed", "bad-exit")
