@@ -40,7 +40,7 @@ def test_max_queued_without_a_queue_is_reported(tmp_path):
     done = bench("submit", "--max-queued", "2", "--dry-run", cwd=tmp_path)
     assert done.returncode == 0
     assert (
-        done.stderr == "--max-queued is ignored: executor local has no queue, it starts one run at a time\n"
+        done.stderr == "--max-queued is ignored: executor local has no queue and starts one run at a time\n"
     )
 
 

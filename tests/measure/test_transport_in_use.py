@@ -251,4 +251,4 @@ def test_verify_does_not_pass_a_fallback(tmp_path, fallback):
     assert check.passed == (fallback is None)
     assert check.found == "nccl over Socket eth0, eth1"
     if fallback:
-        assert check.expected == "InfiniBand, which the hosts provide; see the warning in env.json"
+        assert check.expected == "InfiniBand, which the hosts have; see the warning in env.json"

@@ -117,7 +117,7 @@ def test_more_lines_than_colours_are_left_out_with_a_note(tmp_path: Path) -> Non
     path = with_probes(studies.finished(tmp_path / "s", cells, repeats=1), cells, repeats=1)
     found = details_of(path)[1]["bandwidth"]
     assert found.left_out == ["6 of 10 lines drawn, spread over the sizes"]
-    assert found.caption.endswith("; α and β: fabric.csv.")
+    assert found.caption.endswith("; fabric.csv contains α and β.")
 
 
 def test_a_sweep_without_a_fit_shows_the_reason(tmp_path: Path) -> None:
