@@ -32,7 +32,7 @@ def start(server, tmp_path):
 def wait_for(text: str, started: Started, file: str = "0.out") -> None:
     path = started.folder / file
     until = time.monotonic() + loops.DEADLINE_S
-    while not path.exists() or text not in path.read_text():  # the server creates it after the ranks
+    while not path.exists() or text not in path.read_text():  # it is created when the rank starts
         assert time.monotonic() < until, f"{file} never contained {text!r}"
         time.sleep(0.05)
 
