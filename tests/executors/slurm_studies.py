@@ -32,6 +32,15 @@ repeats: {repeats}
 MEASURE = f"printf '%s\\n' {','.join(METRICS_COLUMNS)} {',' * (len(METRICS_COLUMNS) - 1)} >\"$1/metrics.csv\""
 
 
+class Command(subprocess.Popen[str]):
+    """A started command. A block that fails kills it, so that no failing test waits for it without end."""
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
+        if kind is not None:
+            self.kill()
+        super().__exit__(kind, *rest)
+
+
 @dataclass
 class Study:
     """A planned study, and calls of `bench` for it."""
@@ -65,9 +74,9 @@ class Study:
             stdin=subprocess.DEVNULL,
         )
 
-    def start(self, *words: str) -> subprocess.Popen[str]:
+    def start(self, *words: str) -> Command:
         """Start ``bench WORDS`` without waiting for it."""
-        return subprocess.Popen(
+        return Command(
             self.command(*words),
             env={**os.environ, **self.environment},
             stdout=subprocess.DEVNULL,

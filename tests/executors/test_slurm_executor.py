@@ -342,7 +342,7 @@ repeats: 1
         assert submission.stderr is not None
         said = lines(submission.stderr)
         words = f"{run} will not start unless you intervene: waits to start (PartitionTimeLimit)"
-        assert next((line for line in said if "without help" in line), None) == words
+        assert next((line for line in said if "will not start" in line), None) == words
         assert study.bench("cancel", "STUDY").returncode == 0
         assert list(said)[-1] == f"the canary {run} did not pass: nothing else was submitted"
     assert submission.returncode == 1

@@ -25,7 +25,7 @@ from bench.study.plan_json import PlannedStudy, open_study
 from bench.study.selection import pending
 from tests.cluster.bed import Cluster
 from tests.cluster.containers import wait_for
-from tests.executors.slurm_studies import Study
+from tests.executors.slurm_studies import Command, Study
 
 MATRIX = """\
 study: {name}
@@ -107,14 +107,13 @@ def submitted(study: Study, *, retry_failed: bool = False) -> None:
 
 
 @contextmanager
-def harness_of(study: Study, *words: str) -> Iterator[subprocess.Popen[str]]:
+def harness_of(study: Study, *words: str) -> Iterator[Command]:
     """Yield a running `bench submit`, which ends with the block."""
     with study.start("submit", "STUDY", *words) as process:
         try:
             yield process
         finally:
-            if process.poll() is None:
-                process.kill()
+            process.kill()
 
 
 def states(study: Study) -> dict[int, tuple[str, str]]:
@@ -170,7 +169,7 @@ def test_the_script_also_starts_a_run_by_hand(bed, make):
     environment = {**os.environ, **python}
     words = ["bash", script, "by hand", "1", endpoint]
     command = bed.command_on_node("n2", words, cwd=Path.cwd())
-    with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) as second:
+    with Command(command, env=environment, stderr=subprocess.DEVNULL, text=True) as second:
         first = bed.run_on_node(
             "n1",
             ["bash", script, "by hand", "0", endpoint],
