@@ -54,7 +54,7 @@ def submit_command(
         bool,
         typer.Option(
             "--pack",
-            help="Submit one job that executes all runs one after another, on the nodes of the largest.",
+            help="Submit one job that executes all runs in turn, with the nodes of the largest run.",
         ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="With --dry-run: print JSON for programs.")] = False,
@@ -193,8 +193,8 @@ def start(
 ) -> int:
     """Start ``runs``, print the state of the study, and return the exit code.
 
-    ``halt`` detects a `bench cancel` that is called after ``halt`` was created (by default, after
-    this call). The exit code is 1 if a run has failed or the study was cancelled.
+    ``halt`` detects a `bench cancel` that is called after ``halt`` was created; by default, ``start``
+    creates it. The exit code is 1 if a run has failed or the study was cancelled.
     """
     halt = halt or HaltWatch(planned.ledger)
     executor, before = executor_for(planned, pack=pack), planned.records()

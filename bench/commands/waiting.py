@@ -23,9 +23,10 @@ from bench.units import count
 T = TypeVar("T")
 
 POLL_S = 3.0
-#: The maximum time to wait for runs that Slurm does not know.
+#: The maximum number of seconds to wait for runs that Slurm does not know.
 UNKNOWN_WAIT_S = 60.0
-#: The maximum time until the next try after the queue was full; a job that ends makes it earlier.
+#: The maximum number of seconds between two tries while the queue is full. A job that ends causes a
+#: try at once.
 FULL_WAIT_S = 30.0
 
 
@@ -132,7 +133,7 @@ class Waiting:
             say_once(self._said, f"{full.message}: waiting for room in the queue")
             self._active_when_full, self._retry_at = active, time.monotonic() + FULL_WAIT_S
         except HaltedError:
-            pass  # the next turn sees the halt, too
+            pass  # the next iteration of the loop detects the cancellation, too
 
     def _is_over(self, remaining: Sequence[Run], active: Sequence[RunRecord]) -> bool:
         if remaining or any(record.state is not RunState.UNKNOWN for record in active):
@@ -160,7 +161,7 @@ def _last_begun(record: RunRecord) -> int:
 
 
 def say_if_stuck(said: set[str], record: RunRecord) -> None:
-    """Print a line about a job that Slurm cannot start without intervention, unless it was printed."""
+    """Print, once per text, that Slurm cannot start a run's job unless the user intervenes."""
     if record.details.get("stuck"):
         say_once(said, f"{record.run_id} will not start unless you intervene: {record.reason}")
 
@@ -188,7 +189,7 @@ def canary_passes(planned: PlannedStudy, runs: Sequence[Run], *, halt: HaltWatch
 
 
 def choose_canary(planned: PlannedStudy, runs: Sequence[Run]) -> Run:
-    """Return the smallest multi-node run (or the smallest run), which tests communication cheaply."""
+    """Return the cheapest test of communication: the smallest multi-node run, else the smallest run."""
 
     def size(run: Run) -> tuple[bool, int, int, int]:
         cell = planned.cells[run.cell_id]
