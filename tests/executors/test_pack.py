@@ -486,7 +486,7 @@ def test_the_jobs_time_limit_keeps_finished_runs_and_the_rest_is_started_again(o
 def test_a_pack_leaves_the_same_folders_as_single_jobs(ddp, running_cluster, tmp_path):
     alone = plan_study(tmp_path / "alone", DDP, running_cluster.environment)
     assert alone.bench("submit", "STUDY", "--only", ALONE).returncode == 0
-    done = ddp.bench("submit", "STUDY", "--pack", "--wait", timeout_s=240)
+    done = ddp.bench("submit", "STUDY", "--pack", "--wait")
     assert done.returncode == 0, ddp.bench("verify", "STUDY").stdout
     assert done.stderr.splitlines()[-1] == "study ddp: 6 completed"
     assert len(ddp.job_ids()) == 1
