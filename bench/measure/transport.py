@@ -398,9 +398,10 @@ def backend_for(device: torch.device) -> str:
 def read_traces(
     backend: str, *, store_port: int | None, env: Mapping[str, str], rank: int, folder: RunFolder | None
 ) -> dict[str, Any]:
-    """Read this rank's open connections (gloo) or log (NCCL), after the first communication.
+    """Read this rank's open connections (gloo) or log (NCCL), for :func:`combine_traces`.
 
-    ``folder`` is the run's folder, in which rank 0 keeps its NCCL log; None on other ranks.
+    Call this function after the first communication. ``folder`` is the run's folder, in which rank 0 keeps
+    its NCCL log; None on other ranks.
     """
     if backend == "gloo":
         return {"connections": open_connections(store_port=store_port)}
