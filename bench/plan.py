@@ -23,7 +23,7 @@ from bench.matrix.expansion import expand
 from bench.matrix.load import load_matrix
 from bench.matrix.schema import Matrix
 from bench.render import Renderer, gpu_option
-from bench.study.files import write_atomically
+from bench.study.files import owner_writable, write_atomically
 from bench.study.layout import StudyFolder
 from bench.study.plan_json import find_plan, write_plan_json
 from bench.units import count, human_duration
@@ -175,7 +175,7 @@ def write_plan(plan: Plan, root: Path, *, progress: Callable[[int], None] | None
     _check_existing_results(folder, old, plan)
     inherited = plan.document.site if plan.document.site and plan.document.site.values else None
     try:
-        folder.scripts.mkdir(parents=True, exist_ok=True)
+        folder.scripts.mkdir(mode=0o755, parents=True, exist_ok=True)  # only the owner may replace scripts
         for done, (cell, text) in enumerate(scripts(plan), 1):
             _write_script(f"{folder.path}/{plan.script_name(cell)}", text.encode())
             if progress is not None:
@@ -201,7 +201,7 @@ def _write_script(path: str, data: bytes) -> None:
     in place, because journalling file systems flush an overwritten file immediately.
     """
     try:
-        with open(path, "xb", buffering=0) as file:
+        with open(path, "xb", buffering=0, opener=owner_writable) as file:
             file.write(data)
     except FileExistsError:
         with open(path, "rb", buffering=0) as old:

@@ -16,6 +16,14 @@ from bench.errors import unwritable
 _PAGE_BYTES = 4096
 
 
+def owner_writable(path: str, flags: int) -> int:
+    """Open a file for ``open(..., opener=...)``; if it is created, only its owner may change it.
+
+    Users with umask 002 share a group, whose members could otherwise change scripts that run as this user.
+    """
+    return os.open(path, flags, 0o644)
+
+
 def write_atomically(path: Path, text: str) -> None:
     """Write ``text`` to a temporary file and rename it, so that readers never see a partial file.
 
@@ -26,7 +34,7 @@ def write_atomically(path: Path, text: str) -> None:
     # Include the host name: on a shared file system, processes of two nodes may have the same id.
     temporary = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}.tmp")
     try:
-        with open(temporary, "wb", buffering=0) as file:
+        with open(temporary, "wb", buffering=0, opener=owner_writable) as file:
             left = memoryview(text.encode())
             while left:
                 left = left[file.write(left) :]
