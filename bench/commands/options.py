@@ -17,6 +17,7 @@ from bench.slurm.client import SlurmUnavailableError
 from bench.study.layout import StudyFolder, latest_first, results_root, studies
 from bench.study.ledger import RunRecord
 from bench.study.plan_json import PlannedStudy, open_study
+from bench.units import parse_duration_s
 
 #: Seconds to wait for Slurm's accounting; it is complete only a second or more after a job ends.
 ACCOUNTING_WAIT_S = 4.0
@@ -56,6 +57,23 @@ BudgetOption = Annotated[
     float | None,
     typer.Option("--budget", min=0.0, help="Start nothing if the runs could use more GPU-hours than this."),
 ]
+PatienceOption = Annotated[
+    str | None,
+    typer.Option(
+        "--patience",
+        metavar="DURATION",
+        help="How long to wait for a controller that does not answer, such as 30m.",
+        show_default="without limit",
+    ),
+]
+
+
+def parse_patience_s(text: str | None) -> int | None:
+    """Parse the value of --patience into seconds; None means no limit."""
+    try:
+        return None if text is None else parse_duration_s(text)
+    except ValueError as wrong:
+        raise BenchError(f"--patience {text}: {wrong}") from None
 
 
 def results_folder(results: Path | None) -> Path:
