@@ -43,9 +43,9 @@ def check(text: str) -> None:
 
 
 @pytest.mark.slow
-def test_four_thousand_mutated_scripts_are_linted_without_a_traceback() -> None:
+def test_a_thousand_mutated_scripts_are_linted_without_a_traceback() -> None:
     draw = random.Random(2024)
-    for _ in range(4_000):
+    for _ in range(1_000):
         check(mutated(draw))
 
 
@@ -71,7 +71,7 @@ def test_any_sequence_of_shell_pieces_is_linted(pieces: list[str]) -> None:
     check(HEAD + "".join(pieces))
 
 
-SIZE = 300_000
+SIZE = 60_000
 PATTERNS = {
     "one word": "x" * SIZE,
     "blanks": " " * SIZE,
@@ -91,7 +91,7 @@ PATTERNS = {
     "addresses": "export MASTER_ADDR=localhost\n" * (SIZE // 29),
     "here-documents": "cat <<EOF\n" * (SIZE // 10),
     "ifs": "if a; then\n" * (SIZE // 11),
-    "functions that call two": "".join(f"f{i}() {{ f{i + 1}; f{i + 1}; }}\n" for i in range(3000)) + "f0\n",
+    "functions that call two": "".join(f"f{i}() {{ f{i + 1}; f{i + 1}; }}\n" for i in range(600)) + "f0\n",
     "hosts": "#SBATCH -w " + "n[1-4000]," * (SIZE // 10),
     "nul": "\0" * SIZE,
     "carriage returns": "\r" * SIZE,
@@ -107,7 +107,7 @@ PATTERNS = {
 def test_time_is_proportional_to_the_length_of_the_text(name: str) -> None:
     started = time.process_time()
     lint_script(HEAD + PATTERNS[name], path="x")
-    assert time.process_time() - started < 10  # quadratic patterns would take minutes
+    assert time.process_time() - started < 5  # quadratic patterns would take longer
 
 
 def test_a_line_of_ten_megabytes_and_a_file_of_fifty_are_linted() -> None:
