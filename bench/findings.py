@@ -48,7 +48,7 @@ class Finding:
 
 
 class Edit(NamedTuple):
-    """A change of one line: the first ``old`` in it (or all of it, if ``old`` is empty) becomes ``new``."""
+    """Replace the first ``old`` in a line by ``new``, or the whole line if ``old`` is empty."""
 
     line: int
     old: str
@@ -60,9 +60,9 @@ class Edit(NamedTuple):
 
 
 class Remark(NamedTuple):
-    """The part of a finding that a rule yields; the path and the rule's name are added later.
+    """A finding as yielded by a rule, before the path and the rule's name are added.
 
-    If ``severity`` is None, the rule's default severity applies.
+    If ``severity`` is None, the default severity of the rule applies.
     """
 
     line: int | None

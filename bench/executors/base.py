@@ -116,10 +116,6 @@ class SerialExecutor(ABC):
     def check_largest(self, runs: Sequence[Run]) -> None:  # noqa: B027 (nothing to check)
         """Do nothing; executors with a scheduler test whether it accepts the largest of ``runs``."""
 
-    def stuck_runs(self, runs: Sequence[Run]) -> list[RunRecord]:
-        """Return an empty list; with a scheduler, those of ``runs`` that it will not start."""
-        return []
-
     def submit(
         self, runs: Sequence[Run], *, callbacks: Callbacks, max_queued: int | None = None
     ) -> list[Run]:

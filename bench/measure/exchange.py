@@ -1,7 +1,7 @@
 """Exchange of values between ranks: by collectives in the built-in workload, else through torch's store.
 
 In a user's loop, ranks may take different numbers of steps. An additional collective could then hang the run.
-The store cannot hang it: each rank writes its own keys, and rank 0 reads the records that all ranks wrote.
+A key in the store cannot: each rank writes its own keys, and rank 0 reads the records that all ranks wrote.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import HashStore, PrefixStore, Store, distributed_c10d  # type: ignore[attr-defined]
+from torch.distributed import HashStore, PrefixStore, Store  # type: ignore[attr-defined]
+
+from bench.errors import BenchError
+from bench.measure.torch_internals import group_store
 
 _POLL_S = 0.05
 _exchanges = itertools.count()
@@ -82,11 +85,14 @@ class StoreExchange:
 
     Without a process group, the store is local to this process. ``port`` is the store's TCP port; None if the
     store does not use TCP.
+
+    Raises:
+        BenchError: this release of torch does not give access to the store.
     """
 
     def __init__(self) -> None:
         if dist.is_initialized():
-            store: Store = distributed_c10d._get_default_store()
+            store: Store = _store_of_group()
             self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         else:
             store, self.rank, self.world_size = HashStore(), 0, 1
@@ -133,3 +139,14 @@ class StoreExchange:
         while self.read_all(name) is None and time.monotonic() < deadline:
             time.sleep(_POLL_S)
         return [rank for rank in range(self.world_size) if self.read(name, rank) is None]
+
+
+def _store_of_group() -> Store:
+    store = group_store()
+    if store is None:
+        raise BenchError(
+            f"torch {torch.__version__} does not give access to the store of the process group, which the"
+            " recorder needs",
+            remedy="use a release of torch from the table in docs/measuring.md",
+        )
+    return store

@@ -21,6 +21,8 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from bench.measure.torch_internals import ddp_times, set_ddp_sample_rate
+
 
 class HostClock:
     """The host's monotonic clock, for work that is complete when a call returns."""
@@ -95,12 +97,12 @@ class BackwardReading:
 
 def enable_ddp_timing(model: DistributedDataParallel) -> None:
     """Make DDP's logger stamp every step."""
-    model._set_ddp_runtime_logging_sample_rate(1)  # type: ignore[no-untyped-call]
+    set_ddp_sample_rate(model, 1)
 
 
 def disable_ddp_timing(model: DistributedDataParallel) -> None:
     """Disable the stamps of DDP's logger, because on CUDA they cost a synchronisation per step."""
-    model._set_ddp_runtime_logging_sample_rate(_NEVER)  # type: ignore[no-untyped-call]
+    set_ddp_sample_rate(model, _NEVER)
 
 
 def read_ddp_timing(model: DistributedDataParallel) -> BackwardReading | None:
@@ -110,11 +112,7 @@ def read_ddp_timing(model: DistributedDataParallel) -> BackwardReading | None:
     compute them immediately, which waits for the device on CUDA. Under ``no_sync`` the logger is inactive, so
     only a micro-batch that synchronises can be read.
     """
-    logger = model.logger
-    if logger is None:
-        return None
-    logger.set_runtime_stats_and_log()
-    values = logger._get_ddp_logging_data().ints_map
+    values = ddp_times(model)
     span = values.get("backward_comm_time", 0)
     compute = values.get("backward_compute_time", 0)
     if span <= 0 or compute <= 0:
@@ -170,8 +168,6 @@ def _wall_clock_offset_ns() -> int:
 
 class StepTimer:
     """Times the parts of one training step, which may have several micro-batches.
-
-    The micro-batch that synchronises is the one whose backward pass exchanges gradients with other ranks.
 
     Example::
 
@@ -281,9 +277,9 @@ class StepTimer:
     def _counted_twice_s(self, reading: BackwardReading) -> float:
         """Return the seconds that are counted both in the logger's backward and by one of the timers.
 
-        These are the parts between the forward and the backward pass, and the gap between the end of
-        forward according to DDP and according to this timer. The gap takes microseconds, unless the
-        processor ran another process in between. CUDA's events have no such gap.
+        These are parts between the forward and the backward pass, and the time between DDP's end of forward
+        and this timer's. The latter is microseconds, unless the processor ran another process in between.
+        CUDA's events have no such gap.
         """
         spans = (*self._in_backward, *self._in_last_backward)
         known = sum(self._clock.seconds(*span) for span in spans)

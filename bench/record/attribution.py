@@ -13,7 +13,7 @@ A part that no hook observed is NaN, never 0.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
@@ -32,6 +32,7 @@ from bench.measure.step_parts import (
     enable_ddp_timing,
     read_ddp_timing,
 )
+from bench.measure.torch_internals import backward_callbacks
 
 _NO_COMMUNICATION = BackwardReading(0.0, 0.0, 0)
 
@@ -44,6 +45,7 @@ class Attribution:
         self._ddp = find_ddp(model)
         self._world_size = world_size
         self._timer = StepTimer(clock)
+        self._at_end_of_backward = backward_callbacks()
         self._expects_backward = False  # whether a backward pass that synchronises is to follow
         self._handles: list[RemovableHandle] = []
         #: True if the model was called in an instrumented step.
@@ -110,7 +112,8 @@ class Attribution:
         """Record that the model returned ``output``."""
         self._end("forward")
         tensor = _first_differentiable(output) if torch.is_grad_enabled() else None
-        if tensor is None:
+        at_end = self._at_end_of_backward
+        if tensor is None or at_end is None:
             self._resume_backward()
             return
         self._is_suspended = False
@@ -121,9 +124,9 @@ class Attribution:
             self._awaits_reading = self._expects_backward = True
         else:
             self._timer.begin("backward")
-        # DDP queues its callback, which waits for communication, later. Ours must run after DDP's callback.
+        # DDP queues its callback, which waits for communication, later. This callback must run after it.
         tensor.register_hook(  # type: ignore[no-untyped-call]
-            lambda _: _at_end_of_backward(lambda: _at_end_of_backward(self._backward_ended))
+            lambda _: at_end(lambda: at_end(self._backward_ended))
         )
 
     def stop(self) -> StepParts | None:
@@ -142,7 +145,8 @@ class Attribution:
     def _reset(self) -> None:
         self._observed: set[str] = set()
         self._readings: list[BackwardReading | None] = []
-        self._is_void = self._awaits_reading = False
+        self._is_void = self._at_end_of_backward is None  # the end of backward cannot be observed
+        self._awaits_reading = False
         self._expects_backward = False
         self._is_suspended = False
         self._optimizer_depth = 0  # above 1 if one optimizer calls another
@@ -198,11 +202,6 @@ class Attribution:
         self._optimizer_depth -= 1
         if self._optimizer_depth == 0:
             self._end("optimizer")
-
-
-def _at_end_of_backward(call: Callable[[], None]) -> None:
-    engine: Any = torch.autograd.Variable._execution_engine
-    engine.queue_callback(call)
 
 
 def find_ddp(model: nn.Module | None) -> DistributedDataParallel | None:

@@ -15,7 +15,8 @@ from typing import Any
 
 from bench.measure.environment import RankFacts
 from bench.measure.peers import Peers, Symptom, error_line, symptom_of
-from bench.record.hang_watch import HangWatch, Progress, collective_timeout_s
+from bench.measure.torch_internals import collective_timeout_s
+from bench.record.hang_watch import HangWatch, Progress
 from bench.record.session import Session
 
 #: Time limit of the SIGTERM handler. Slurm and torchrun send SIGKILL 30 s after SIGTERM.
@@ -92,8 +93,8 @@ class FailureReporter:
 class SigtermHandler:
     """Calls ``callback`` once on SIGTERM (sent by time limits and scancel), even if a collective hangs.
 
-    Python cannot run signal handlers while a collective hangs in C++. However, Python's C code still writes
-    the signal's number to the wake-up descriptor (:func:`signal.set_wakeup_fd`). A thread reads it, calls
+    Python cannot run signal handlers while a collective hangs in C++. However, its C code still writes the
+    signal's number to the wake-up descriptor (:func:`signal.set_wakeup_fd`). A thread reads the number, calls
     ``callback``, and then lets SIGTERM end the process. If the program has its own handler for SIGTERM, that
     handler is kept and decides whether the process ends.
 

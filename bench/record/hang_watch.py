@@ -1,4 +1,4 @@
-"""Detect a training loop that hangs; name the ranks that the others wait for, and their current line of code.
+"""Detect a training loop that hangs, and name the ranks that the others wait for and their lines of code.
 
 Every few seconds each rank posts its state to the store. If nothing has moved for a while, the first rank
 that is alive compares the states of all ranks. A stall causes a warning, because the training may only be
@@ -18,12 +18,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
-import torch.distributed as dist
-from torch.distributed import distributed_c10d
-
 from bench.measure.exchange import StoreExchange
 from bench.measure.peers import join_names
+from bench.measure.torch_internals import count_collectives
 
 #: Interval at which a rank posts its state.
 INTERVAL_S = 5.0
@@ -40,7 +37,7 @@ _BENCH = f"{Path(__file__).resolve().parents[1]}{os.sep}"
 
 
 class Progress(NamedTuple):
-    """The progress of a loop: its complete steps, whether steps are still counted, and whether it pauses."""
+    """The progress of a loop: complete steps, whether it still counts steps, and whether it is in a pause."""
 
     steps: int
     counting: bool
@@ -157,11 +154,11 @@ class HangWatch:
     """Watches, from a background thread, the training loop of the thread that creates the object.
 
     Args:
-        progress: a function that returns the loop's progress.
+        progress: returns the loop's progress.
         exchange: the store, used by the background thread only.
         on_stall: called on the first rank that is alive, with a description of the stall and whether the
             stall is surprising. It is not surprising if the late ranks are in a pause.
-        on_deadline: called with the description of the stall shortly before ``deadline_s``.
+        on_deadline: called with the description shortly before ``deadline_s``.
         deadline_s: the time-out of collectives if reaching it aborts the process without a message.
     """
 
@@ -260,22 +257,3 @@ class HangWatch:
         if now - last.since > _MAX_MISSED * INTERVAL_S:
             return False
         return True if last.grew else None
-
-
-def count_collectives() -> int | None:
-    """Return the number of collectives called on the default group; None if it is unknown."""
-    try:
-        group = distributed_c10d._get_default_group()
-        return int(group._get_sequence_number_for_group())  # type: ignore[attr-defined]
-    except (dist.DistError, RuntimeError, ValueError, AttributeError):
-        return None
-
-
-def collective_timeout_s(device: torch.device) -> float | None:
-    """Return the time-out of the collectives that serve ``device``; None if it is unknown."""
-    try:
-        group = distributed_c10d._get_default_group()
-        backend = group._get_backend(device)
-        return float(backend.options._timeout.total_seconds())
-    except (dist.DistError, RuntimeError, ValueError, AttributeError):
-        return None

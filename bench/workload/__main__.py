@@ -11,15 +11,17 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-import torch._dynamo  # noqa: F401 - DDP needs it; importing it here shares it with forked children
 import torch.distributed as dist
 
 from bench.errors import BenchError
 from bench.measure.environment import host_name
+from bench.measure.torch_internals import import_dynamo
 from bench.workload.arguments import parse_arguments
 from bench.workload.failures import CollectiveError, WorkloadError, describe_error, known_reason
 from bench.workload.rank import run
 from bench.workload.rendezvous import JoinError, OtherRankError
+
+import_dynamo()
 
 #: Keeps errors alive, because their frames hold the process group, whose destructor may wait for a lost rank.
 _KEPT_ERRORS: list[BaseException] = []
@@ -78,6 +80,6 @@ if __name__ == "__main__":
     code = main(sys.argv[1:])
     sys.stdout.flush()
     sys.stderr.flush()
-    # A normal exit would wait for collectives that a lost rank never completes. Even without a failure, a
-    # normal exit takes a tenth of a second longer. All files are already closed.
+    # A normal exit would wait for collectives that a lost rank never completes. Even without a failure it
+    # takes a tenth of a second longer. All files are already closed.
     os._exit(code)

@@ -44,7 +44,11 @@ from bench.workload.models import DataShape
 from bench.workload.rendezvous import Joined, join, joined_message
 from bench.workload.session import Session
 from bench.workload.task import Task, build_task, parameters_of
-from bench.workload.training import STATES_PER_WEIGHT, detach_reducer, wrap
+from bench.workload.training import STATES_PER_WEIGHT, wrap
+
+#: Keeps the process group until the process ends. Its destructor holds the GIL and waits for its threads, one
+#: of which may need the GIL to free its last tensor (seen with torch 2.4.1, and with DDP's reducer in 2.13).
+_KEPT_GROUPS: list[object] = []
 
 
 def run(request: Request) -> None:
@@ -118,7 +122,6 @@ def _train(session: Session, env: dict[str, str]) -> None:
             log.remove()
     # Rank 0 may serve the store, so it must not end before the others are done.
     collectives.barrier()
-    detach_reducer(model)
     dist.destroy_process_group()
 
 
@@ -181,6 +184,7 @@ def _start_process_group(session: Session) -> Collectives:
         timeout=timedelta(seconds=request.options.join_timeout),
         device_id=session.device if request.backend == "nccl" else None,
     )
+    _KEPT_GROUPS.append(dist.group.WORLD)
     return Collectives(session.device, request.backend)
 
 
@@ -245,7 +249,7 @@ def _check_memory(session: Session, feed: Feed) -> None:
 
 
 def _raise_any_problem(session: Session, collectives: Collectives, problem: str) -> None:
-    """Raise the problems of all ranks on every rank; if only some ranks have a problem, name these ranks."""
+    """Raise the problems of all ranks on every rank; a problem that not all ranks have names its ranks."""
     problems = collectives.objects(problem)
     ranks_by_problem: dict[str, list[str]] = {}
     for rank, text in zip(session.joined.facts, problems, strict=True):

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, DistributedSampler
 
 from bench.matrix.workload import WorkloadOptions
+from bench.measure.torch_internals import end_loader_workers
 from bench.workload.data.arrays import ArrayDataset, batch_as_is, load_arrays
 from bench.workload.data.synthetic import (
     TRAINING,
@@ -65,7 +66,7 @@ class SyntheticFeed:
 
     def close(self) -> None:
         """End the loader's workers."""
-        _end_workers(self._loaded)
+        end_loader_workers(self._loaded)
         self._loaded = None
 
 
@@ -113,7 +114,7 @@ class FolderFeed:
 
     def close(self) -> None:
         """End the loader's workers."""
-        _end_workers(self._batches)
+        end_loader_workers(self._batches)
 
 
 Feed = SyntheticFeed | FolderFeed
@@ -154,10 +155,3 @@ def _to_device(batch: Batch, device: torch.device, *, pinned: bool) -> Batch:
         return batch
     inputs, targets = batch
     return inputs.to(device, non_blocking=pinned), targets.to(device, non_blocking=pinned)
-
-
-def _end_workers(batches: Iterator[Any] | None) -> None:
-    """Stop persistent workers now; stopping them at garbage collection delays the process's exit."""
-    shutdown = getattr(batches, "_shutdown_workers", None)
-    if shutdown is not None:
-        shutdown()

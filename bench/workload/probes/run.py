@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Mapping
 from statistics import fmean
 
 import psutil
@@ -12,13 +11,14 @@ import torch
 
 from bench.measure.exchange import Collectives
 from bench.measure.step_parts import clock_for
+from bench.measure.torch_internals import ddp_texts
 from bench.study.files import write_json
 from bench.workload.data.feed import Feed
 from bench.workload.probes.steps import StepProbes, StepReadings
 from bench.workload.probes.sweep import AllReduceSweep, Sweep, message_sizes
 from bench.workload.session import Session
 from bench.workload.task import parameters_of
-from bench.workload.training import STATES_PER_WEIGHT, Trainer, detach_reducer, wrap
+from bench.workload.training import STATES_PER_WEIGHT, Trainer, wrap
 
 #: The schema version of probes.json; files with an unknown version are rejected.
 SCHEMA = 1
@@ -86,7 +86,6 @@ class Probes:
         clock = clock_for(self._session.device)
         probes = StepProbes(self._trainer, hooked, collectives=self._collectives, clock=clock)
         readings = probes.run(options.probe_steps, seed=options.seed)
-        detach_reducer(hooked.model)
         return readings, None
 
     def _sweep(self, buckets: list[int], available_bytes: float) -> tuple[Sweep | None, str | None]:
@@ -122,11 +121,7 @@ class Probes:
 
 def bucket_bytes(trainer: Trainer) -> list[int]:
     """Return the sizes of DDP's buckets in bytes, in their order, after DDP has rebuilt them."""
-    logger = trainer.model.logger
-    if logger is None:
-        return []
-    logger.set_runtime_stats_and_log()
-    logged: Mapping[str, str] = logger._get_ddp_logging_data().strs_map
+    logged = ddp_texts(trainer.model)
     sizes = logged.get("rebuilt_bucket_sizes") or logged.get("bucket_sizes") or ""
     return [int(size) for size in sizes.replace(",", " ").split()]
 
@@ -136,9 +131,9 @@ def hidden_fraction(
 ) -> dict[str, float | None]:
     """Return ``standalone_s`` and ``hidden_fraction`` of probes.json.
 
-    The standalone time is the time to reduce all buckets without computation. The hidden fraction is the
-    share of the standalone time that computation hid: 1 − ``transfer_s`` / standalone time. The fraction is
-    negative if communication takes longer during computation than on its own.
+    The standalone time is the time to reduce all buckets without computation. The hidden fraction is the part
+    of it that computation hid, 1 − transfer / standalone. It is negative if communication takes longer during
+    computation than on its own.
     """
     standalone = None if sweep is None else sweep.standalone_s(buckets)
     hidden = None if standalone is None or transfer_s is None else 1 - transfer_s / standalone

@@ -1,0 +1,121 @@
+"""Private interfaces of torch, which any release may change or remove.
+
+No other module uses such an interface. If a release lacks one, its function returns an empty value, and what
+is measured with it stays empty:
+
+=========================== ==================================================== ============================
+function                    interface of torch                                   empty without it
+=========================== ==================================================== ============================
+set_ddp_sample_rate         ``DDP._set_ddp_runtime_logging_sample_rate``         all parts of a step
+ddp_times, ddp_texts        ``DDP.logger._get_ddp_logging_data``                 all parts of a step; buckets
+backward_callbacks          ``autograd.Variable._execution_engine``              parts in a user's loop
+group_store                 ``distributed_c10d._get_default_store``              recordings of several ranks
+count_collectives           ``ProcessGroup._get_sequence_number_for_group``      the rank that missed a call
+collective_timeout_s        ``ProcessGroup._get_backend``, ``options._timeout``  the time-out in messages
+end_loader_workers          ``_MultiProcessingDataLoaderIter._shutdown_workers`` nothing: a faster exit
+import_dynamo               ``torch._dynamo``                                    nothing: a faster start
+=========================== ==================================================== ============================
+
+``tests/measure/test_torch_internals.py`` checks that all of them exist. It passed with torch 2.4.1, 2.7.1,
+2.10.0, 2.13.0 and 2.15.0 (``make torch-releases``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import Store, distributed_c10d  # type: ignore[attr-defined]
+from torch.nn.parallel import DistributedDataParallel
+
+#: Errors of a call to an interface that is missing or has other arguments.
+_MISSING = (AttributeError, TypeError)
+#: Errors of a call for which there is no process group, or which its backend does not support.
+_NO_GROUP = (dist.DistError, RuntimeError, ValueError)
+
+
+def set_ddp_sample_rate(model: DistributedDataParallel, steps: int) -> None:
+    """Make DDP's logger stamp one of every ``steps`` steps; it stamps the first ten steps regardless."""
+    with suppress(*_MISSING):
+        model._set_ddp_runtime_logging_sample_rate(steps)  # type: ignore[no-untyped-call]
+
+
+def ddp_times(model: DistributedDataParallel) -> Mapping[str, int]:
+    """Return the numbers of DDP's logger; times are in nanoseconds.
+
+    Empty if the sample rate cannot be set, because the times could then be those of an earlier step.
+    """
+    with suppress(*_MISSING):
+        if (log := _ddp_log(model)) is not None:
+            numbers: Mapping[str, int] = log.ints_map
+            return numbers
+    return {}
+
+
+def ddp_texts(model: DistributedDataParallel) -> Mapping[str, str]:
+    """Return the texts of DDP's logger, such as ``rebuilt_bucket_sizes``."""
+    with suppress(*_MISSING):
+        if (log := _ddp_log(model)) is not None:
+            texts: Mapping[str, str] = log.strs_map
+            return texts
+    return {}
+
+
+def _ddp_log(model: DistributedDataParallel) -> Any | None:
+    """Return the log of DDP after its values are up to date; on CUDA this waits for the device."""
+    logger = getattr(model, "logger", None)
+    if logger is None or not hasattr(model, "_set_ddp_runtime_logging_sample_rate"):
+        return None
+    logger.set_runtime_stats_and_log()
+    return logger._get_ddp_logging_data()
+
+
+def backward_callbacks() -> Callable[[Callable[[], None]], None] | None:
+    """Return the function that makes the current backward pass call its argument at the end; None if missing.
+
+    Calls come in the order in which they were queued, and those queued by a call come last.
+    """
+    engine: Any = getattr(torch.autograd.Variable, "_execution_engine", None)
+    queue: Callable[[Callable[[], None]], None] | None = getattr(engine, "queue_callback", None)
+    return queue
+
+
+def group_store() -> Store | None:
+    """Return the store of the default process group; None if it is unknown."""
+    try:
+        store: Store = distributed_c10d._get_default_store()
+    except (*_MISSING, *_NO_GROUP):
+        return None
+    return store
+
+
+def count_collectives() -> int | None:
+    """Return the number of collectives called on the default group; None if it is unknown."""
+    try:
+        return int(distributed_c10d._get_default_group()._get_sequence_number_for_group())  # type: ignore[attr-defined]
+    except (*_MISSING, *_NO_GROUP):
+        return None
+
+
+def collective_timeout_s(device: torch.device) -> float | None:
+    """Return the time-out of the collectives that serve ``device``; None if it is unknown."""
+    try:
+        backend = distributed_c10d._get_default_group()._get_backend(device)
+        return float(backend.options._timeout.total_seconds())
+    except (*_MISSING, *_NO_GROUP):
+        return None
+
+
+def end_loader_workers(batches: object) -> None:
+    """Stop a DataLoader's persistent workers, whose end would otherwise delay the end of the process."""
+    with suppress(*_MISSING):
+        batches._shutdown_workers()  # type: ignore[attr-defined]
+
+
+def import_dynamo() -> None:
+    """Import the module that DDP imports when it is created, so that forked processes share it."""
+    with suppress(ImportError):
+        import torch._dynamo  # noqa: F401

@@ -1,0 +1,166 @@
+"""Torch's private interfaces: all exist in this release, and the values are empty where one is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import HashStore, distributed_c10d
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+
+from bench.errors import BenchError
+from bench.measure import torch_internals
+from bench.measure.exchange import StoreExchange
+from bench.measure.step_parts import HostClock, enable_ddp_timing, read_ddp_timing
+from bench.record.attribution import Attribution
+
+CPU = torch.device("cpu")
+#: Keeps the process groups, because the destructor can hang (see bench/workload/rank.py).
+KEPT_GROUPS: list[object] = []
+
+
+@pytest.fixture
+def group() -> Iterator[HashStore]:
+    """A process group of this process alone."""
+    store = HashStore()
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1, timeout=timedelta(seconds=77))
+    KEPT_GROUPS.append(dist.group.WORLD)
+    yield store
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def model(group) -> DistributedDataParallel:
+    return DistributedDataParallel(torch.nn.Linear(4, 2))
+
+
+def train(model: DistributedDataParallel) -> None:
+    model(torch.ones(3, 4)).sum().backward()
+
+
+def test_this_release_has_the_log_of_ddp(model):
+    torch_internals.set_ddp_sample_rate(model, 1)
+    for _ in range(12):  # ddp samples the first ten at any rate
+        train(model)
+    times, texts = torch_internals.ddp_times(model), torch_internals.ddp_texts(model)
+    begin, end = times["backward_compute_time_start"], times["backward_compute_time_end"]
+    assert times["backward_compute_time"] == end - begin > 0
+    assert times["backward_comm_time"] >= times["backward_compute_comm_overlap_time"] >= 0
+    assert texts["rebuilt_bucket_sizes"] == str(10 * 4)
+    train(model)
+    assert torch_internals.ddp_times(model)["backward_compute_time_start"] > begin
+
+
+def test_this_release_stops_sampling_on_request(model):
+    torch_internals.set_ddp_sample_rate(model, 1000)
+    for _ in range(12):
+        train(model)
+    begin = torch_internals.ddp_times(model)["backward_compute_time_start"]
+    train(model)
+    assert torch_internals.ddp_times(model)["backward_compute_time_start"] == begin
+
+
+def test_this_release_calls_back_at_the_end_of_a_backward_pass():
+    at_end, order = torch_internals.backward_callbacks(), []
+    assert at_end is not None
+    weight = torch.ones(2, requires_grad=True)
+    result = weight * 2
+    result.register_hook(lambda _: at_end(lambda: order.append("end")))
+    weight.register_hook(lambda _: order.append("weight"))
+    result.sum().backward()
+    assert order == ["weight", "end"]
+
+
+def test_this_release_knows_the_store_the_collectives_and_their_time_out(group):
+    StoreExchange().post("a", 7)
+    assert group.num_keys() > 0
+    before = torch_internals.count_collectives()
+    dist.all_reduce(torch.ones(2))
+    assert before is not None
+    assert torch_internals.count_collectives() == before + 1
+    assert torch_internals.collective_timeout_s(CPU) == 77.0
+
+
+def test_this_release_ends_the_workers_of_a_loader():
+    batches = iter(DataLoader(range(4), num_workers=1, persistent_workers=True))
+    next(batches)
+    (worker,) = batches._workers
+    torch_internals.end_loader_workers(batches)
+    assert not worker.is_alive()
+    torch_internals.end_loader_workers(iter(DataLoader(range(4))))  # has no workers
+    torch_internals.end_loader_workers(None)
+
+
+@pytest.mark.parametrize(
+    "name", ["_set_ddp_runtime_logging_sample_rate", "logger", "_get_ddp_logging_data", "ints_map"]
+)
+def test_without_the_log_of_ddp_a_step_has_no_parts(model, monkeypatch, name):
+    class Without:
+        """The logger of a release without one of the interfaces."""
+
+        def __init__(self, plain):
+            self.plain = plain
+
+        def __getattr__(self, wanted):
+            if wanted == name:
+                raise AttributeError(wanted)
+            found = getattr(self.plain, wanted)
+            return (lambda: Without(found())) if wanted == "_get_ddp_logging_data" else found
+
+    enable_ddp_timing(model)
+    train(model)
+    assert read_ddp_timing(model) is not None
+    if name == "logger":
+        del model.logger
+    elif name.startswith("_set"):
+        monkeypatch.delattr(DistributedDataParallel, name)
+    else:
+        model.logger = Without(model.logger)
+    assert read_ddp_timing(model) is None
+    assert bool(torch_internals.ddp_texts(model)) == (name == "ints_map")
+
+
+def test_without_callbacks_a_users_step_has_no_parts(monkeypatch):
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters())
+
+    def step() -> object:
+        attribution = Attribution(model, HostClock(), world_size=1)
+        attribution.attach()
+        attribution.start()
+        model(torch.ones(3, 4)).sum().backward()
+        optimizer.step()
+        parts = attribution.stop()
+        attribution.detach()
+        return parts
+
+    assert step() is not None
+    monkeypatch.setattr("bench.record.attribution.backward_callbacks", lambda: None)
+    assert step() is None
+
+
+def test_without_the_store_the_recorder_names_the_release(group, monkeypatch):
+    monkeypatch.delattr(distributed_c10d, "_get_default_store")
+    with pytest.raises(BenchError) as caught:
+        StoreExchange()
+    assert str(caught.value) == (
+        f"torch {torch.__version__} does not give access to the store of the process group, which the recorder"
+        " needs; use a release of torch from the table in docs/measuring.md"
+    )
+
+
+def test_without_a_group_or_its_interfaces_the_values_are_unknown(monkeypatch):
+    def values() -> tuple[object, ...]:
+        return (
+            torch_internals.group_store(),
+            torch_internals.count_collectives(),
+            torch_internals.collective_timeout_s(CPU),
+        )
+
+    assert values() == (None, None, None)
+    monkeypatch.delattr(distributed_c10d, "_get_default_group")
+    assert values() == (None, None, None)
