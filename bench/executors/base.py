@@ -50,7 +50,7 @@ def settle(study: PlannedStudy, record: RunRecord, outcome: Outcome, *, ended_at
 def settle_run_json(
     study: PlannedStudy, record: RunRecord, outcome: Outcome, *, ended_at: str, event: str = "ended"
 ) -> dict[str, Any]:
-    """Record how an attempt of a run ended in ``record`` and run.json; return the event for the ledger."""
+    """Write how an attempt ended into ``record`` and run.json; return the event for the ledger."""
     folder = study.run_folder(record)
     cause = None if outcome.state is not RunState.FAILED else _find_cause(folder)
     record.state, record.reason = outcome.state, outcome.reason
@@ -114,7 +114,7 @@ class SerialExecutor(ABC):
         """
 
     def check_largest(self, runs: Sequence[Run]) -> None:  # noqa: B027 (nothing to check)
-        """Do nothing; executors with a scheduler test whether it accepts the largest of ``runs``."""
+        """Do nothing. With a scheduler, executors test whether the scheduler accepts the largest run."""
 
     def submit(
         self, runs: Sequence[Run], *, callbacks: Callbacks, max_queued: int | None = None
@@ -135,7 +135,7 @@ class SerialExecutor(ABC):
         return []
 
     def refresh(self) -> dict[str, RunRecord]:
-        """Return every run's record; first record the end of runs whose `bench submit` process was killed."""
+        """Return the records of all runs, after updating those whose `bench submit` process was killed."""
         records = self.study.records()
         for record in records.values():
             if record.state.active and _is_orphan(record):

@@ -38,7 +38,7 @@ from bench.units import human_duration
 
 #: Maximum time in which the ranks of the built-in training must end after a signal.
 RANKS_END_S = 7.0
-#: Maximum time in which a command must end after SIGTERM; torchrun waits most of it for its ranks.
+#: Maximum time in which a command must end after SIGTERM. torchrun waits for its ranks most of this time.
 COMMAND_END_S = 10.0
 MAX_SERVERS = 2
 _LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -218,7 +218,7 @@ def _server_command(env: Mapping[str, str], setup: Sequence[str]) -> list[str]:
 def _launch_environment(env: Mapping[str, str]) -> dict[str, str]:
     """Return this process's environment plus ``env``, without launcher variables such as RANK."""
     inherited = {name: value for name, value in os.environ.items() if name not in _LAUNCHER_VARIABLES}
-    # Ranks on one machine communicate over the loopback, even if its host name resolves to another address.
+    # Ranks on one machine communicate over the loopback, even if the host name resolves to another address.
     return {
         **inherited,
         "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),

@@ -132,7 +132,7 @@ def end_of_last_start(folder: RunFolder, status: JobStatus) -> EndNote:
 
 
 def missing_results(folder: RunFolder, cell: Cell) -> str:
-    """Name the results that a run with exit code 0 did not produce; return "" if it is complete.
+    """Name the results that a run with exit code 0 did not produce; return "" if none is missing.
 
     For a command that does not use the recorder, this also writes metrics.csv from the command's output.
     """
@@ -193,7 +193,7 @@ def _workload_error(folder: RunFolder) -> str:
 
 
 def with_workload_error(folder: RunFolder, reason: str) -> str:
-    """Append the workload's error message to ``reason``. After a timeout it may name the missing rank."""
+    """Append the workload's error message to ``reason``. After a time-out, it may name the missing rank."""
     return _joined(reason, _workload_error(folder))
 
 

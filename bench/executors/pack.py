@@ -261,7 +261,7 @@ class Packs:
     def final_status(
         self, record: RunRecord, rows: Sequence[AccountingRow], queued: JobStatus | None
     ) -> JobStatus | None:
-        """Return the status of a run after it or its job has ended; None if it is unknown.
+        """Return the status of a run that has ended, or whose job has ended; None if it is unknown.
 
         The state is ``planned`` if the run certainly never started. ``rows`` are the run's own rows in
         sacct. ``queued`` is the status of the job in squeue.

@@ -4,7 +4,7 @@ Jobs are looked up in squeue, then in sacct, and then in their run folders. A ru
 job's rows in sacct are complete. The rows arrive one by one over some seconds, and the last one may
 contain the cause of a failure. Without accounting, a run is settled from squeue (which remembers a job
 for some minutes) and its run folder. If accounting was only temporarily unavailable, a later refresh
-adds it.
+adds the values from sacct.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from bench.study.ledger import FailureClass, RunRecord, RunState, now
 from bench.study.plan_json import PlannedStudy
 from bench.study.run_json import update_run
 
-#: This long after the end of a job, its rows in sacct are considered complete.
+#: Seconds after the end of a job until its rows in sacct are considered complete.
 GRACE_S = 30.0
 #: The same limit for end times from the clock of a node, which may be wrong.
 NODE_CLOCK_GRACE_S = 120.0
-#: For this long after the end of a job, missing rows are looked up again in sacct.
+#: Seconds after the end of a job during which missing rows are looked up again in sacct.
 MISSING_FOR_S = 24 * 3600.0
 #: Messages of sacct on a cluster without accounting.
 _NO_ACCOUNTING = re.compile(r"accounting storage is disabled|command not found|permission denied")
@@ -49,7 +49,7 @@ INCOMPLETE = "has ended; its accounting in sacct is not complete yet"
 
 #: Number of runs that are processed before the speed of the file system is estimated.
 TRIAL_RUNS = 32
-#: If processing a run waits more often than this, the file system is shared; a local disk causes few waits.
+#: If processing one run waits more often than this, the file system is probably shared, and threads are used.
 WAITS_PER_RUN = 2
 THREADS = 8
 
@@ -73,7 +73,7 @@ class Settlement:
     def update(
         self, active: Sequence[RunRecord], queue: Sequence[QueueRow], *, unaccounted: Sequence[RunRecord] = ()
     ) -> None:
-        """Update ``active`` attempts, record ended ones, and add accounting to ``unaccounted`` ones.
+        """Update ``active`` attempts and record how they ended; add accounting to ``unaccounted`` attempts.
 
         Calls sacct once for all jobs that have left the queue. An attempt whose rows in sacct are
         incomplete stays ``running`` until a later call.

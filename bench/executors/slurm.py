@@ -43,13 +43,13 @@ from bench.study.run_json import Attempt, new_attempt, next_attempt, update_run,
 LOCK_WAIT_S = 200.0
 #: A job whose submission was not confirmed appears in squeue within this time.
 UNCERTAIN_WAIT_S = 10.0
-#: Pause before squeue is read again: a busy controller may answer it just before it creates the job.
+#: Pause before squeue is called again: a busy controller may answer squeue just before it creates the job.
 SECOND_LOOK_S = 1.0
 
 _INTERRUPTED = "sbatch was interrupted before Slurm accepted the job"
 
 #: Messages of sbatch --test-only for jobs that can never run, and also for jobs whose nodes are down or
-#: drained. sbatch itself accepts both kinds (unless the site rejects the first), and the job waits.
+#: drained. Without --test-only, sbatch accepts both kinds, and the jobs wait. Some sites reject the first.
 _NOT_NOW = re.compile(r"node configuration is not available|[Rr]equired node not available")
 #: States of nodes that run jobs or can start one.
 _IN_SERVICE = {"idle", "mixed", "allocated", "completing", "planned"}
@@ -109,7 +109,7 @@ class SlurmExecutor:
         return " ".join([*variables, shlex.join(job.command)])
 
     def refresh(self) -> dict[str, RunRecord]:
-        """Record the end of ended runs, with one call of squeue and one of sacct; return all records."""
+        """Update the records of all runs with one call of squeue and one of sacct; return the records."""
         if any(_lacks_job_id(record) for record in self.study.records().values()):
             try:
                 with submit_lock(self.study.folder.lock):

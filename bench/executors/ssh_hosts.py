@@ -100,8 +100,8 @@ class Connection:
     """Connection to one host of a run, with the answers of ssh_host.sh on that host.
 
     Attributes:
-        ready: ``shared`` or ``apart`` (whether host and this machine share the run's folder), a free
-            port, and the host's name; None until the host is ready.
+        ready: three texts: ``shared`` or ``apart`` (whether the host and this machine share the run's
+            folder), a free port, and the host's name; None until the host is ready.
         refusal: reason why the host cannot execute the run, and its message; None if it can.
         code: exit code of the cell's script; None until the script has ended.
         lost: True if the connection ended before the script.
@@ -154,7 +154,7 @@ class Connection:
         return {name: stream for name, stream in both.items() if stream and not stream.closed}
 
     def command(self, words: str) -> None:
-        """Send a command to ssh_host.sh; what the pipe cannot take is sent by :meth:`send` later."""
+        """Send a command to ssh_host.sh; if the pipe is full, :meth:`send` sends the rest later."""
         self._outgoing += f"{words}\n".encode()
         self.send()
 

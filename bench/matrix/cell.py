@@ -14,7 +14,7 @@ Mode = Literal["strong", "weak"]
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """The membership of a cell in a series: a set of cells that scale together and differ only in size.
+    """The membership of a cell in a series (a set of cells that differ in size only).
 
     ``batch`` is the global batch of a strong series and the per-GPU batch of a weak one.
     """
@@ -24,7 +24,7 @@ class Membership:
     batch: int
 
 
-#: The key of the ranks per node in ``Point.values``; the file uses gpus_per_node or tasks_per_node instead.
+#: Key of the ranks per node in ``Point.values``. A matrix file uses gpus_per_node or tasks_per_node instead.
 PER_NODE = "per_node"
 
 

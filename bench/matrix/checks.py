@@ -25,7 +25,7 @@ def check_hosts(matrix: Matrix, document: Document) -> None:
 
 def runnable_points(points: Sequence[Point], matrix: Matrix, document: Document) -> list[Point]:
     """Return the points that can run; record a problem for each other point."""
-    multiples: dict[int, int] = {}  # per global batch: a divisor that fits all sizes
+    multiples: dict[int, int] = {}  # by global batch: every multiple of this number fits all sizes
     for point in points:
         if point.mode == "strong":
             divisor = point.ranks * _accumulation(point, matrix)

@@ -178,7 +178,7 @@ class Host(Section):
     host: Annotated[str, Field(min_length=1), AfterValidator(_check_host_name)]
     """The name for ssh: NAME, USER@NAME, or an alias in ~/.ssh/config."""
     processes: Annotated[int, Field(strict=True, ge=1, le=MAX_TASKS_PER_NODE)] | None = None
-    """The maximum number of ranks on this host, which is also used if the axes set no number."""
+    """The maximum number of ranks on this host; if the axes set no number of ranks, this number."""
     address: Annotated[str, Field(min_length=1), AfterValidator(_check_host_address)] | None = None
     """The address at which the other hosts reach this host; default: the HostName that ssh uses."""
 
@@ -195,7 +195,7 @@ class Cluster(Section):
     """The executor, resources, hosts, container and environment of the runs."""
 
     executor: Literal["slurm", "local", "ssh"] = "slurm"
-    """slurm submits one job per run; local and ssh run one after another, here or on `hosts`."""
+    """slurm submits one job per run. local (this machine) and ssh (`hosts`) execute one run at a time."""
     hosts: Annotated[list[HostEntry], Field(min_length=1), AfterValidator(_check_distinct_hosts)] | None = (
         None
     )
@@ -221,7 +221,7 @@ class Cluster(Section):
     gpu_request: Literal["gres", "gpus-per-node"] = "gres"
     """The sbatch option that requests GPUs at this site."""
     cpus_per_task: Annotated[int, Field(strict=True, ge=1, le=4096)] | None = None
-    """CPU cores per rank; with torchrun, the task on a node gets the cores of all its ranks."""
+    """CPU cores per rank; with torchrun, the only task on a node gets the cores of all ranks there."""
     time_limit: Duration = 1800
     """Maximum wall time of one run."""
     exclusive: Annotated[bool, Field(strict=True)] = False

@@ -20,7 +20,7 @@ from bench.matrix.field_types import Section, shell_words
 from bench.matrix.workload import WorkloadOptions
 
 _TOKEN = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
-#: Placeholders that become known when the script runs, with the quoted shell variable of each.
+#: Placeholders whose values become known when the script runs, with the quoted shell variable of each.
 RUN_TIME_VALUES = {
     "run_dir": '"$run_dir"',
     "master_addr": '"$MASTER_ADDR"',
@@ -31,11 +31,11 @@ CELL_VALUES = (
     *("study", "cell_id", "nodes", "tasks_per_node", "gpus_per_node", "world_size"),
     *("global_batch", "per_gpu_batch", "backend", "launcher"),
 )
-#: Placeholders for arbitrary text, which would be code in a word such as that after `bash -c`.
+#: Placeholders for arbitrary text. In the word after `bash -c`, for example, the text would run as code.
 _FREE_TEXT = ("run_dir", "data")
 _RANK_VALUES = ("rank", "local_rank", "node_rank", "group_rank", "local_world_size")
 _INTERPRETER = re.compile(r"(?:ba|z|da|k|)sh|python[0-9.]*|perl|ruby")
-#: Stands for the script's variable $python; no matrix can contain it, because of the NUL.
+#: Stands for the script's variable $python. No matrix can contain this text, because of the NUL.
 PYTHON = "\0python"
 _NUL_OR_LINE_BREAK = re.compile(r"[\x00\r\n]")
 
@@ -84,7 +84,7 @@ def command_values(cell: Cell, study: str) -> dict[str, Any]:
 
 
 def uses_python(words: Sequence[str]) -> bool:
-    """Return whether a command begins with ``python``; the script replaces it by its interpreter."""
+    """Return whether a command begins with ``python``, which the script replaces by its own interpreter."""
     return words[0] in ("python", "python3")
 
 

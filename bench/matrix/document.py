@@ -84,7 +84,7 @@ class Document:
         return self.site is not None and key in self.site.values
 
     def line(self, place: Place) -> int:
-        """Return the line of ``place``; if the file does not contain it, of the closest enclosing value."""
+        """Return the line of ``place``, or of the closest enclosing value if the file has no such place."""
         while place and place not in self.lines:
             place = place[:-1]
         return self.lines.get(place, 1)

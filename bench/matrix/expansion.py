@@ -45,7 +45,7 @@ def expand(matrix: Matrix, document: Document) -> list[Cell]:
 
 
 def _batch_key(mode: Mode) -> str:
-    """Return the key of the batch that is constant in a scaling mode."""
+    """Return the key of the batch in a scaling mode: ``global_batch`` (strong) or ``per_gpu_batch``."""
     return "global_batch" if mode == "strong" else "per_gpu_batch"
 
 

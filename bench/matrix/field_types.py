@@ -72,7 +72,7 @@ _SHELL_VARIABLE = re.compile(
 
 
 def env_name(name: str) -> str:
-    """Return ``name``; raise ValueError if it is not a variable's name, or the job's script uses it."""
+    """Return ``name``; raise ValueError if the name is invalid, or if the job's script uses the variable."""
     owner = _OWNED_VARIABLES.get(name)
     if name.startswith(("BENCH_", "SLURM_")):
         owner = "names beginning with BENCH_ and SLURM_ are reserved for the harness and for Slurm"

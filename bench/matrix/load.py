@@ -75,9 +75,9 @@ class Site(Section):
 
 
 def find_site(named: str | None = None) -> Path | None:
-    """Return the site file to use: ``named``, else ``$BENCH_SITE``, else the user's own if it exists.
+    """Return the site file: ``named``, else ``$BENCH_SITE``, else the user's own site file if it exists.
 
-    An empty name means no site file. The user's own file is ``ddp-scaling-bench/site.yaml`` below
+    An empty name means no site file. The user's own site file is ``ddp-scaling-bench/site.yaml`` below
     ``$XDG_CONFIG_HOME`` (default ``~/.config``).
 
     Raises:

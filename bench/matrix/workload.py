@@ -44,17 +44,17 @@ class WorkloadOptions(Section):
     steps_per_epoch: Annotated[int, Field(strict=True, ge=1, le=10**7)] = 50
     """Optimizer steps per epoch; they are timed together and give the epoch's throughput."""
     epochs: Annotated[int, Field(strict=True, ge=1, le=10**5)] = 3
-    """Epochs; each has a throughput window, then an (instrumented) attribution window."""
+    """Epochs; each has a throughput window, then an attribution window (in which step parts are timed)."""
     warmup_steps: Annotated[int, Field(strict=True, ge=3, le=10**6)] = 10
     """Minimum number of steps before the first window; DDP rebuilds its buckets in the first step."""
     attribution_steps: Annotated[int, Field(strict=True, ge=0, le=10**5)] = 10
-    """Instrumented steps after each throughput window; with 0, the step parts are not measured."""
+    """Steps in each attribution window; with 0, the parts of a step are not measured."""
     probe_steps: Annotated[int, Field(strict=True, ge=0, le=10**5)] = 6
     """Steps of each of the five probes that measure communication after training; 0 for none."""
     sweep_time: Annotated[float, BeforeValidator(_duration), Field(ge=0, le=3600, allow_inf_nan=False)] = 10.0
-    """Time limit of the final all-reduce sweep in seconds; it may omit large messages. 0 for no sweep."""
+    """Seconds for the all-reduce sweep after training, which may omit large messages. 0 for no sweep."""
     sweep_max_mb: Annotated[float, Field(ge=0.004, le=16_384, allow_inf_nan=False)] | None = None
-    """Largest message of the sweep in MiB; buckets may be larger. Default: gradient size, 16 to 64."""
+    """Largest message of the sweep in MiB, except for larger buckets. Default: gradient size (16 to 64)."""
     trace_steps: Annotated[int, Field(strict=True, ge=0, le=1_000)] = 0
     """Steps that rank 0 records with the profiler after all measurements; 0 for none."""
     val_steps: Annotated[int, Field(strict=True, ge=0, le=10**6)] = 2
