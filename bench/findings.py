@@ -48,7 +48,7 @@ class Finding:
 
 
 class Edit(NamedTuple):
-    """Replace the first ``old`` in a line by ``new``, or the whole line if ``old`` is empty."""
+    """A change of one line: the first ``old`` in it (or all of it, if ``old`` is empty) becomes ``new``."""
 
     line: int
     old: str
@@ -60,9 +60,9 @@ class Edit(NamedTuple):
 
 
 class Remark(NamedTuple):
-    """A finding as yielded by a rule, before the path and the rule's name are added.
+    """The part of a finding that a rule yields; the path and the rule's name are added later.
 
-    If ``severity`` is None, the default severity of the rule applies.
+    If ``severity`` is None, the rule's default severity applies.
     """
 
     line: int | None

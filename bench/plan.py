@@ -23,7 +23,7 @@ from bench.matrix.expansion import expand
 from bench.matrix.load import load_matrix
 from bench.matrix.schema import Matrix
 from bench.render import Renderer, gpu_option
-from bench.study.files import write_atomically
+from bench.study.files import owner_writable, write_atomically
 from bench.study.layout import StudyFolder
 from bench.study.plan_json import find_plan, write_plan_json
 from bench.units import count, human_duration
@@ -65,11 +65,11 @@ class Plan:
 
     @property
     def script_suffix(self) -> str:
-        """``.sbatch``, or ``.sh`` without Slurm."""
+        """File name suffix of the scripts: ``.sbatch``, or ``.sh`` without Slurm."""
         return ".sbatch" if self.matrix.cluster.executor == "slurm" else ".sh"
 
     def script_name(self, cell: Cell) -> str:
-        """Return the path of a cell's script below the study's folder."""
+        """Return the path of a cell's script, relative to the study's folder."""
         return f"scripts/{cell.cell_id}{self.script_suffix}"
 
     @property
@@ -125,7 +125,8 @@ def scripts(plan: Plan) -> Iterator[tuple[Cell, str]]:
     """Yield each cell with the text of its script.
 
     Raises:
-        BenchError: `bench lint` would report an error in a script, caused by a set-up line or directive.
+        BenchError: `bench lint` finds an error in a script, caused by cluster.setup or
+            cluster.directives.
     """
     renderer = Renderer(plan.matrix)
     linted: set[tuple[Any, ...]] = set()
@@ -141,7 +142,7 @@ def pack_script(plan: Plan) -> str:
     """Return the script of `bench submit --pack`, which starts many runs in one allocation.
 
     Raises:
-        BenchError: `bench lint` would report an error in the script, caused by a directive.
+        BenchError: `bench lint` finds an error in the script, caused by cluster.directives.
     """
     text = Renderer(plan.matrix).render_pack(plan.cells, runs=len(plan.runs))
     _check_script(plan, text, name="scripts/pack.sbatch", what="packs")
@@ -161,7 +162,7 @@ def _check_script(plan: Plan, text: str, *, name: str, what: str) -> None:
 def write_plan(plan: Plan, root: Path, *, progress: Callable[[int], None] | None = None) -> StudyFolder:
     """Write the matrix, scripts and plan.json of a study below ``root``; return the study's folder.
 
-    Planning again is safe: a study can grow (more sizes, more repeats), but a cell that has runs
+    Planning again is safe: a study can grow (more sizes, more repeats), but a cell that has results
     cannot change.
 
     Raises:
@@ -174,7 +175,7 @@ def write_plan(plan: Plan, root: Path, *, progress: Callable[[int], None] | None
     _check_existing_results(folder, old, plan)
     inherited = plan.document.site if plan.document.site and plan.document.site.values else None
     try:
-        folder.scripts.mkdir(parents=True, exist_ok=True)
+        folder.scripts.mkdir(mode=0o755, parents=True, exist_ok=True)  # only the owner may replace scripts
         for done, (cell, text) in enumerate(scripts(plan), 1):
             _write_script(f"{folder.path}/{plan.script_name(cell)}", text.encode())
             if progress is not None:
@@ -200,7 +201,7 @@ def _write_script(path: str, data: bytes) -> None:
     in place, because journalling file systems flush an overwritten file immediately.
     """
     try:
-        with open(path, "xb", buffering=0) as file:
+        with open(path, "xb", buffering=0, opener=owner_writable) as file:
             file.write(data)
     except FileExistsError:
         with open(path, "rb", buffering=0) as old:

@@ -114,7 +114,7 @@ class Renderer:
         return Script(text, (shape, cell.backend, cell.nodes > 1, most > 1, own, *env.values()))
 
     def _render_shape(self, shape: _Shape) -> list[str]:
-        """Return the script of a shape in alternating pieces: literal text, name of a value, literal text."""
+        """Return a shape's script as a list of pieces: literal text and names of values alternate."""
         matrix, cluster = self.matrix, self.matrix.cluster
         submitted = cluster.executor == "slurm"
         template = self._environment.get_template(_template_name(cluster, shape))
@@ -144,10 +144,11 @@ class Renderer:
         return text.split(_MARK)
 
     def render_pack(self, cells: Sequence[Cell], *, runs: int) -> str:
-        """Return the script that starts many runs in one allocation, which fits the largest of ``cells``.
+        """Return the script of a pack: one allocation in which many runs are executed.
 
-        Its directives request time for all ``runs`` of the study. For a pack of fewer runs,
-        `bench submit` passes the size and time limit to sbatch as options, which override directives.
+        Its directives request the size of the largest of ``cells``, and time for all ``runs`` of the
+        study. For fewer runs, `bench submit` passes a size and a time limit to sbatch as options, which
+        override the directives.
         """
         matrix, cluster = self.matrix, self.matrix.cluster
         most = max(max(cell.ranks_per_node) for cell in cells)
@@ -195,7 +196,7 @@ _WITH_RANK_VARIABLES = (
 
 
 def _program(shape: _Shape) -> str:
-    """Return the end of the launch line: the program that torchrun or each srun task starts."""
+    """Return the end of the launch line: the program that torchrun, or each task of srun, starts."""
     if shape.command:
         return '"${command[@]}"' if shape.launcher == "torchrun" else _WITH_RANK_VARIABLES
     program = '-m bench.workload "${workload[@]}"'

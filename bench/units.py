@@ -22,7 +22,7 @@ def count(amount: int, noun: str, plural: str = "") -> str:
 def parse_duration_s(text: str | int | float) -> int:
     """Parse a duration such as ``20m``, ``1h30m``, ``1-02:00:00`` or ``00:20:00`` into seconds.
 
-    A number without a unit is rejected: Slurm would read minutes, but people often mean seconds.
+    A number without a unit is rejected: Slurm reads it as minutes, but people often mean seconds.
 
     Raises:
         ValueError: the text is not a duration, or it is too short or too long.

@@ -43,20 +43,39 @@ remove_folder() {
   [ "$where" = shared ] || rm -rf -- "$work"
 }
 
+# Open this user's lock of this host as descriptor 9; `lock` is its path. No other user may write to its folder:
+# in a shared folder such as /tmp, they could create the lock first, or a link in its place. Hosts may share the
+# cache folder, so the lock's name contains the host's.
+open_lock() {
+  local parent locks cache=${XDG_CACHE_HOME:-~/.cache}
+  for parent in "${XDG_RUNTIME_DIR:-/run/user/$EUID}" "$cache"; do
+    locks=$parent/ddp-scaling-bench-locks
+    lock=$locks/ssh-$(uname -n).lock
+    [ "$parent" != "$cache" ] || mkdir -p -m 700 -- "$cache" 2>/dev/null
+    [ -d "$parent" ] && [ -O "$parent" ] || continue
+    [ -e "$locks" ] || mkdir -m 700 -- "$locks" 2>/dev/null
+    [ -d "$locks" ] && [ ! -L "$locks" ] || continue
+    [[ $(stat -c '%u %a' -- "$locks") =~ ^$EUID\ [0-9]?700$ ]] || continue # the fourth digit: setgid is inherited
+    [ ! -L "$lock" ] && (umask 077 && : >>"$lock") 2>/dev/null && exec 9<>"$lock" && return
+  done
+  return 1
+}
+
 next_word() { read -r -t "$patience" word rest; }
 
 prepare() {
-  local tool error lock
-  for tool in flock setsid tar; do
+  local tool error lock status
+  for tool in flock setsid stat tar; do
     command -v "$tool" >/dev/null || { say refused tool "$tool"; return 1; }
   done
   # One run at a time, of all studies, because a second one would disturb the measurement.
-  lock="/tmp/bench-ssh-$UID-$(uname -n).lock"
-  (umask 077 && : >>"$lock") && exec 9<>"$lock" || { say refused lock "$lock"; return 1; }
-  if ! flock -w 2 9; then
-    say refused busy "$(head -n 1 "$lock")"
-    return 1
-  fi
+  open_lock || { say refused lock "$lock"; return 1; }
+  error=$(flock -w 2 9 2>&1) || status=$?
+  case ${status:-0}$error in
+    0) ;;
+    1) say refused busy "$(head -n 1 "$lock")"; return 1 ;;
+    *) say refused lock "$lock (${error##*: })"; return 1 ;;
+  esac
   printf '%s\n' "$holder" >"$lock"
   # With the lock held, processes that still run were left by a killed shell like this one.
   kill_processes ''
@@ -71,7 +90,7 @@ prepare() {
   fi
   where=apart work=$folder/.bench-$job script_path=$folder/.bench-$job/$cell.sh
   rm -rf -- "$work"
-  if ! error=$( (mkdir -- "$work" && printf '%s' "$script" >"$script_path") 2>&1); then
+  if ! error=$( (mkdir -m 700 -- "$work" && printf '%s' "$script" >"$script_path") 2>&1); then
     say refused write "${error##*: }"
     return 1
   fi

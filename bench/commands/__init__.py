@@ -1,1 +1,1 @@
-"""The commands of `bench`: one module per verb, and the modules that they share."""
+"""The commands of `bench`: one module per command, and modules that several commands share."""

@@ -99,7 +99,7 @@ def _samples(text: str) -> int:
 
 
 def _by_name(folders: list[StudyFolder]) -> dict[str, StudyFolder]:
-    """Return the studies by name; if two have the same name, by folder."""
+    """Return a dictionary from names to studies; studies with equal names are named by their paths."""
     names = [folder.name for folder in folders]
     named: dict[str, StudyFolder] = {}
     for folder in folders:

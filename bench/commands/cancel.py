@@ -17,7 +17,7 @@ def cancel_command(
     """Cancel the queued and running runs of a study, and nothing else.
 
     The next `bench submit` starts cancelled runs again. A `bench submit` in another
-    terminal stops starting runs, unless --only is given.
+    terminal then starts no more runs, unless this command has --only.
     """
     planned = open_study(find_study(study, results))
     if not filters:

@@ -37,7 +37,10 @@ def say_once(said: set[str], text: str) -> None:
 def print_table(
     title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], *, right: Iterable[str] = ()
 ) -> None:
-    """Print a table, with rules only on a terminal. Cells are not interpreted as Rich markup."""
+    """Print a table; a line below the headings is drawn only on a terminal. Rich markup has no effect.
+
+    ``right`` contains the names of the right-aligned columns.
+    """
     from rich import box
     from rich.console import Console
     from rich.table import Table

@@ -17,6 +17,7 @@ from bench.slurm.client import SlurmUnavailableError
 from bench.study.layout import StudyFolder, latest_first, results_root, studies
 from bench.study.ledger import RunRecord
 from bench.study.plan_json import PlannedStudy, open_study
+from bench.units import parse_duration_s
 
 #: Seconds to wait for Slurm's accounting; it is complete only a second or more after a job ends.
 ACCOUNTING_WAIT_S = 4.0
@@ -56,6 +57,23 @@ BudgetOption = Annotated[
     float | None,
     typer.Option("--budget", min=0.0, help="Start nothing if the runs could use more GPU-hours than this."),
 ]
+PatienceOption = Annotated[
+    str | None,
+    typer.Option(
+        "--patience",
+        metavar="DURATION",
+        help="How long to wait for a controller that does not answer, such as 30m.",
+        show_default="without limit",
+    ),
+]
+
+
+def parse_patience_s(text: str | None) -> int | None:
+    """Parse the value of --patience into seconds; None means no limit."""
+    try:
+        return None if text is None else parse_duration_s(text)
+    except ValueError as wrong:
+        raise BenchError(f"--patience {text}: {wrong}") from None
 
 
 def results_folder(results: Path | None) -> Path:
@@ -84,8 +102,9 @@ def find_study(name: str | None, results: Path | None) -> StudyFolder:
 def find_attempts(target: str, root: Path) -> Iterator[tuple[PlannedStudy, list[tuple[str, int]]]]:
     """Yield each study that contains the run or job ``target``, with the matching (run, attempt) pairs.
 
-    The study planned last comes first. A run's name matches its latest attempt (0 if it was
-    never started); a job's id matches all attempts that the job ran, older ones included.
+    The study planned last comes first. If ``target`` is a run's name, the pair names its latest
+    attempt (0 if the run was never started). If ``target`` is a job's id, there is a pair for each
+    attempt in the job, even if the run has a later attempt.
     """
     for folder in latest_first(root):
         try:

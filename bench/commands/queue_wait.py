@@ -84,7 +84,7 @@ class Queue:
     _limits: dict[Path, int | None] = field(default_factory=dict)
 
     def waits(self, study: PlannedStudy, layouts: Mapping[Layout, float]) -> dict[Layout, Wait]:
-        """Return the queue wait of each layout; ``layouts`` contains the seconds of its fastest training.
+        """Return the queue wait of each layout; ``layouts`` maps it to the seconds of its fastest training.
 
         The test uses the training's time limit, because long jobs wait longer than the benchmark's
         short ones. Layouts with an unknown training time are left out.

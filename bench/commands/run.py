@@ -7,13 +7,16 @@ from bench.commands.options import (
     BudgetOption,
     MatrixArgument,
     OnlyOption,
+    PatienceOption,
     ResultsOption,
     RetryOption,
     SiteOption,
+    parse_patience_s,
 )
 from bench.commands.plan import plan_study, say_warnings
 from bench.commands.report import write
 from bench.commands.submit import check_budget, runs_to_start, start
+from bench.commands.waiting import Patience
 from bench.study.plan_json import open_study
 
 
@@ -23,6 +26,7 @@ def run_command(
     filters: OnlyOption = None,
     retry_failed: RetryOption = False,
     budget: BudgetOption = None,
+    patience: PatienceOption = None,
     site: SiteOption = None,
 ) -> int:
     """Plan a matrix, start the runs that are not yet done, wait for them, and write the report.
@@ -30,12 +34,15 @@ def run_command(
     Ctrl-C ends the current run and stops; the same command continues later.
     Example: bench run smoke_cpu
     """
+    limited = Patience(parse_patience_s(patience))
     plan, folder = plan_study(matrix, site=site, results=results)
     say(f"study {plan.matrix.study}: {plan.cost}")
     say_warnings(plan)
     study = open_study(folder)
-    runs = runs_to_start(study, filters=filters or [], retry_failed=retry_failed)
+    runs = limited.until_answered(
+        lambda: runs_to_start(study, filters=filters or [], retry_failed=retry_failed)
+    )
     check_budget(study, runs, budget)
-    code = start(study, runs, wait=True)
+    code = start(study, runs, patience=limited)
     write(folder)
     return code

@@ -14,7 +14,7 @@ from bench.commands.console import print_json, print_table, say
 from bench.commands.options import JsonOption, ResultsOption, StudyArgument, find_study
 from bench.commands.submit import counts_line
 from bench.executors import executor_for
-from bench.slurm.client import SlurmUnavailableError
+from bench.slurm.client import SlurmMissingError, SlurmUnavailableError
 from bench.study.ledger import RunRecord, RunState
 from bench.study.plan_json import PlannedStudy, open_study
 
@@ -50,7 +50,7 @@ def status_command(
         try:
             records = executor_for(planned).refresh()
         except SlurmUnavailableError as absent:
-            if not watch:
+            if not watch or isinstance(absent, SlurmMissingError):
                 if not as_json:
                     say("Slurm is unreachable: these are the last known states")
                     _show(planned, planned.records(), everything=everything)
@@ -76,7 +76,11 @@ def status_command(
 def _show(planned: PlannedStudy, records: Mapping[str, RunRecord], *, everything: bool) -> None:
     """Print a table of runs, with failed and unknown ones first, and a line of counts."""
     order = {RunState(name): place for place, name in enumerate(_FIRST_STATES)}
-    ranked = sorted(records.values(), key=lambda record: order.get(record.state, len(order)))
+
+    def rank(record: RunRecord) -> tuple[int, bool]:
+        return order.get(record.state, len(order)), not record.details.get("stuck")
+
+    ranked = sorted(records.values(), key=rank)
     shown = ranked if everything else ranked[:SHOWN_RUNS]
     rows = [
         (
@@ -92,7 +96,9 @@ def _show(planned: PlannedStudy, records: Mapping[str, RunRecord], *, everything
     print_table(f"Study {planned.folder.name}", columns, rows, right=["attempt"])
     if len(shown) < len(ranked):
         print(f"... and {len(ranked) - len(shown)} more runs (--all lists them)")
-    print(counts_line(Counter(str(record.state) for record in records.values())))
+    stuck = sum(bool(record.details.get("stuck")) for record in ranked)
+    counts = counts_line(Counter(str(record.state) for record in ranked))
+    print(f"{counts} ({stuck} will not start)" if stuck else counts)
 
 
 def _as_content(planned: PlannedStudy, records: Mapping[str, RunRecord]) -> dict[str, Any]:
@@ -110,6 +116,7 @@ def _as_content(planned: PlannedStudy, records: Mapping[str, RunRecord]) -> dict
                 "cell_id": runs[record.run_id].cell_id,
                 "repeat": runs[record.run_id].repeat,
                 **{name: getattr(record, name) for name in names},
+                "will_not_start": bool(record.details.get("stuck")),
             }
             for record in records.values()
         ],

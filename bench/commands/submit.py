@@ -12,12 +12,14 @@ from bench.commands.console import print_json, say
 from bench.commands.options import (
     BudgetOption,
     OnlyOption,
+    PatienceOption,
     ResultsOption,
     RetryOption,
     StudyArgument,
     find_study,
+    parse_patience_s,
 )
-from bench.commands.waiting import HaltedError, Waiting, canary_passes, start_runs, when_slurm_answers
+from bench.commands.waiting import HaltedError, Patience, Waiting, canary_passes, say_stuck, start_runs
 from bench.errors import BenchError
 from bench.executors import Executor, executor_for, pack_executor
 from bench.executors.base import QueueFullError
@@ -44,6 +46,7 @@ def submit_command(
         typer.Option("--max-queued", min=1, help="Maximum number of queued jobs of the study."),
     ] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait until every run has ended.")] = False,
+    patience: PatienceOption = None,
     canary: Annotated[
         bool,
         typer.Option(
@@ -54,7 +57,7 @@ def submit_command(
         bool,
         typer.Option(
             "--pack",
-            help="Submit one job that executes all runs one after another, on the nodes of the largest.",
+            help="Submit one job that executes all runs in turn, with the nodes of the largest run.",
         ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="With --dry-run: print JSON for programs.")] = False,
@@ -67,14 +70,18 @@ def submit_command(
     """
     if as_json and not dry_run:
         raise BenchError("--json requires --dry-run", remedy="`bench status --json` shows the states of runs")
+    if patience is not None and not (wait or canary):
+        raise BenchError("--patience requires --wait or --canary", remedy="add one of them")
+    limited = Patience(parse_patience_s(patience))
     planned = open_study(find_study(study, results))
     if max_queued is not None:
         _check_max_queued(planned, pack=pack)
     halt = HaltWatch(planned.ledger)
-    runs = when_slurm_answers(
-        lambda: runs_to_start(planned, filters=filters or [], retry_failed=retry_failed),
-        wait=wait or canary,
-    )
+
+    def choose() -> list[Run]:
+        return runs_to_start(planned, filters=filters or [], retry_failed=retry_failed)
+
+    runs = limited.until_answered(choose) if wait or canary else choose()
     if pack:
         _check_pack_budget(planned, runs, budget)
     else:
@@ -86,11 +93,12 @@ def submit_command(
             _show_commands(planned, runs, as_json=as_json)
         return 0
     if canary:
-        if not canary_passes(planned, runs, halt=halt, pack=pack):
+        if not canary_passes(planned, runs, halt=halt, patience=limited, pack=pack):
             return 1
         records = planned.records()
         runs = [run for run in runs if records[run.run_id].state is not RunState.COMPLETED]
-    return start(planned, runs, max_queued=max_queued, wait=wait, pack=pack, halt=halt)
+    patient = limited if wait else None
+    return start(planned, runs, max_queued=max_queued, patience=patient, pack=pack, halt=halt)
 
 
 def _check_max_queued(planned: PlannedStudy, *, pack: bool) -> None:
@@ -187,27 +195,45 @@ def start(
     runs: Sequence[Run],
     *,
     max_queued: int | None = None,
-    wait: bool = False,
+    patience: Patience | None = None,
     pack: bool = False,
     halt: HaltWatch | None = None,
 ) -> int:
     """Start ``runs``, print the state of the study, and return the exit code.
 
-    ``halt`` detects a `bench cancel` that is called after ``halt`` was created (by default, after
-    this call). The exit code is 1 if a run has failed or the study was cancelled.
+    With ``patience``, wait until all runs have ended. ``halt`` detects a `bench cancel` that is called
+    after ``halt`` was created; by default, ``start`` creates it. The exit code is 1 if a run has failed
+    or the study was cancelled.
     """
-    halt = halt or HaltWatch(planned.ledger)
+    halt, name = halt or HaltWatch(planned.ledger), planned.folder.name
     executor, before = executor_for(planned, pack=pack), planned.records()
-    remaining = _start_now(executor, runs, halt=halt, max_queued=max_queued, wait=wait)
-    if wait:
-        records = Waiting(executor, remaining, before=before, halt=halt, max_queued=max_queued).until_over()
-    else:
+    remaining = _start_now(executor, runs, halt=halt, max_queued=max_queued, patience=patience)
+    if patience is None:
+        _say_stuck_now(executor, runs, name=name, pack=pack)
         records = planned.records()
-    return _conclude(planned.folder.name, records, waited=wait, halted=halt.halted())
+    else:
+        waiting = Waiting(
+            executor, remaining, before=before, halt=halt, patience=patience, max_queued=max_queued
+        )
+        records = waiting.until_over()
+    return _conclude(name, records, waited=patience is not None, halted=halt.halted())
+
+
+def _say_stuck_now(executor: Executor, runs: Sequence[Run], *, name: str, pack: bool) -> None:
+    """Print which of the submitted ``runs`` Slurm will not start, and how to remove them from the queue."""
+    if stuck := executor.stuck_runs(runs):
+        say_stuck(set(), stuck)
+        fewer = ", or pack fewer runs (--only), or submit without --pack" if pack else ""
+        say(f"`bench cancel {name}` removes them from the queue; then correct the matrix{fewer}")
 
 
 def _start_now(
-    executor: Executor, runs: Sequence[Run], *, halt: HaltWatch, max_queued: int | None, wait: bool
+    executor: Executor,
+    runs: Sequence[Run],
+    *,
+    halt: HaltWatch,
+    max_queued: int | None,
+    patience: Patience | None,
 ) -> list[Run]:
     """Start the runs that can be started now; return the others."""
     if not runs:
@@ -218,17 +244,17 @@ def _start_now(
     except HaltedError:
         return []
     except QueueFullError as full:
-        if not wait:
+        if patience is None:
             raise
         say(f"{full.message}: waiting for room in the queue")
         remaining = full.left
     except SlurmUnavailableError as absent:
-        if not wait or absent.permanent:
+        if patience is None:
             raise
-        say(f"{absent.message}: waiting for Slurm")
+        patience.wait(absent)
         return list(runs)  # Waiting determines which of them were submitted
     if remaining:
-        until = "until other runs end" if wait else "until the next `bench submit` (or use --wait)"
+        until = "until other runs end" if patience else "until the next `bench submit` (or use --wait)"
         say(f"{count(len(remaining), 'run')} held back {until}")
     return remaining
 

@@ -93,7 +93,7 @@ def _record_of(path: Path) -> RunRecord | None:
 
 
 def _verdict(planned: PlannedStudy, record: RunRecord, attempt: int) -> Verification:
-    """Verify an attempt of a run; the verdict fails if the run was never started (attempt 0)."""
+    """Verify an attempt of a run. A run that was never started (``attempt`` is 0) does not pass."""
     folder = planned.folder.attempt(record.run_id, max(attempt, 1)).path
     if attempt != record.attempt:
         return verify_run(folder)

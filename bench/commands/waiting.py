@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -14,18 +14,19 @@ from bench.errors import BenchError
 from bench.executors import Executor, executor_for
 from bench.executors.base import QueueFullError
 from bench.matrix.cell import Run
-from bench.slurm.client import SlurmUnavailableError
+from bench.slurm.client import SlurmMissingError, SlurmUnavailableError
 from bench.study.ledger import HaltWatch, RunRecord, RunState
 from bench.study.plan_json import PlannedStudy
 from bench.study.verify import Verification, verify_run
-from bench.units import count
+from bench.units import count, human_duration
 
 T = TypeVar("T")
 
 POLL_S = 3.0
-#: The maximum time to wait for runs that Slurm does not know.
+#: The maximum number of seconds to wait for runs that Slurm does not know.
 UNKNOWN_WAIT_S = 60.0
-#: The maximum time until the next try after the queue was full; a job that ends makes it earlier.
+#: The maximum number of seconds between two tries while the queue is full. A job that ends causes a
+#: try at once.
 FULL_WAIT_S = 30.0
 
 
@@ -62,11 +63,59 @@ def start_runs(
         return executor.submit(runs, max_queued=max_queued, callbacks=guarded)
 
 
+class Patience:
+    """Wait while Slurm is unreachable.
+
+    An outage ends the wait with its error after ``limit_s`` seconds (None: never). Missing commands end
+    it at once, and so does a missing configuration. But once Slurm has answered, there is a configuration:
+    on a cluster whose controller provides it, it is missing while the controller is down.
+    """
+
+    def __init__(self, limit_s: float | None = None) -> None:
+        self._limit_s = limit_s
+        self._outage_began: float | None = None
+        self._has_answered = False
+        self._said: set[str] = set()
+
+    def answered(self) -> None:
+        """Record that Slurm has answered, so that the next outage has the full time again."""
+        self._has_answered, self._outage_began = True, None
+
+    def wait(self, absent: SlurmUnavailableError) -> None:
+        """Report why Slurm is unreachable and sleep until the next try.
+
+        Raises:
+            SlurmUnavailableError: waiting is useless or has taken too long.
+        """
+        if absent.permanent or (isinstance(absent, SlurmMissingError) and not self._has_answered):
+            raise absent
+        now = time.monotonic()
+        self._outage_began = now if self._outage_began is None else self._outage_began
+        left_s = math.inf if self._limit_s is None else self._outage_began + self._limit_s - now
+        if self._limit_s is not None and left_s <= 0:
+            output = f"{absent.output} (waited for {human_duration(self._limit_s)}, see --patience)"
+            raise SlurmUnavailableError(absent.command, output, remedy=absent.remedy)
+        say_once(self._said, f"{absent.message}: waiting for Slurm")
+        time.sleep(min(POLL_S, left_s))
+
+    def until_answered(self, request: Callable[[], T]) -> T:
+        """Return the result of ``request``, repeated while Slurm is unreachable."""
+        while True:
+            try:
+                result = request()
+            except SlurmUnavailableError as absent:
+                self.wait(absent)
+            else:
+                if self._outage_began is not None:  # otherwise the request may not have needed Slurm
+                    self.answered()
+                return result
+
+
 class Waiting:
     """Wait for the end of all runs of a study, and start the remaining runs when there is room.
 
-    If Slurm is unreachable, waiting continues. Runs that Slurm does not know are given up after
-    :data:`UNKNOWN_WAIT_S`.
+    If Slurm is unreachable, waiting continues as long as ``patience`` allows. Runs that Slurm does not
+    know are given up after :data:`UNKNOWN_WAIT_S`.
     """
 
     def __init__(
@@ -76,10 +125,12 @@ class Waiting:
         *,
         before: Mapping[str, RunRecord],
         halt: HaltWatch,
+        patience: Patience,
         max_queued: int | None = None,
     ) -> None:
         """``before`` contains the records from before the submission began."""
         self._executor, self._halt, self._max_queued = executor, halt, max_queued
+        self._patience = patience
         # Includes runs that may have been submitted; those without a job are started again.
         self._wanted = list(remaining)
         self._attempts = {run_id: _last_begun(record) for run_id, record in before.items()}
@@ -96,16 +147,16 @@ class Waiting:
                 records = self._executor.refresh()
                 active = [record for record in records.values() if record.state.active]
                 remaining = self._remaining(records)
+                if active:  # otherwise there was nothing to ask Slurm about
+                    self._patience.answered()
                 if remaining and self._has_room(len(active)):
                     self._start(remaining, active=len(active))
+                    self._patience.answered()
                     continue
             except SlurmUnavailableError as absent:
-                if absent.permanent:
-                    raise
-                say_once(self._said, f"{absent.message}: waiting for Slurm")
+                self._patience.wait(absent)
                 continue
-            for record in active:
-                say_if_stuck(self._said, record)
+            say_stuck(self._said, active)
             if self._is_over(remaining, active):
                 return records
         raise AssertionError("count() has no end")
@@ -132,7 +183,7 @@ class Waiting:
             say_once(self._said, f"{full.message}: waiting for room in the queue")
             self._active_when_full, self._retry_at = active, time.monotonic() + FULL_WAIT_S
         except HaltedError:
-            pass  # the next turn sees the halt, too
+            pass  # the next iteration of the loop detects the cancellation, too
 
     def _is_over(self, remaining: Sequence[Run], active: Sequence[RunRecord]) -> bool:
         if remaining or any(record.state is not RunState.UNKNOWN for record in active):
@@ -141,31 +192,27 @@ class Waiting:
         return not active or time.monotonic() - self._last_known > UNKNOWN_WAIT_S
 
 
-def when_slurm_answers(request: Callable[[], T], *, wait: bool = True) -> T:
-    """Return the result of ``request``; if ``wait``, try again while Slurm is unreachable."""
-    said: set[str] = set()
-    while True:
-        try:
-            return request()
-        except SlurmUnavailableError as absent:
-            if not wait or absent.permanent:
-                raise
-            say_once(said, f"{absent.message}: waiting for Slurm")
-            time.sleep(POLL_S)
-
-
 def _last_begun(record: RunRecord) -> int:
     """Return the last attempt that became a job; the number of a rejected attempt is used again."""
     return record.attempt - (record.state is RunState.PLANNED and record.attempt > 0)
 
 
-def say_if_stuck(said: set[str], record: RunRecord) -> None:
-    """Print a line about a job that Slurm cannot start without intervention, unless it was printed."""
-    if record.details.get("stuck"):
-        say_once(said, f"{record.run_id} will not start unless you intervene: {record.reason}")
+def say_stuck(said: set[str], records: Iterable[RunRecord]) -> None:
+    """Print a line for each new reason for which Slurm will not start queued runs, with the remedy."""
+    stuck: dict[str, list[str]] = {}
+    for record in records:
+        if record.details.get("stuck"):
+            stuck.setdefault(record.reason, []).append(record.run_id)
+    for reason in sorted(stuck.keys() - said):
+        said.add(reason)
+        first, *others = stuck[reason]
+        more = f" and {count(len(others), 'other run')}" if others else ""
+        say(f"{first}{more} {reason}")
 
 
-def canary_passes(planned: PlannedStudy, runs: Sequence[Run], *, halt: HaltWatch, pack: bool = False) -> bool:
+def canary_passes(
+    planned: PlannedStudy, runs: Sequence[Run], *, halt: HaltWatch, patience: Patience, pack: bool = False
+) -> bool:
     """Run the smallest multi-node run alone and return whether it passes; print the checks that fail.
 
     Return True without a run if a multi-node run of the study has already completed.
@@ -177,10 +224,10 @@ def canary_passes(planned: PlannedStudy, runs: Sequence[Run], *, halt: HaltWatch
     canary = choose_canary(planned, runs)
     say(f"canary: {canary.run_id} runs first; {count(len(runs) - 1, 'run')} held back until it has passed")
     if rest := [run for run in runs if run is not canary]:
-        when_slurm_answers(lambda: executor_for(planned, pack=pack).check_largest(rest))
+        patience.until_answered(lambda: executor_for(planned, pack=pack).check_largest(rest))
     executor = executor_for(planned)
-    start_runs(executor, [canary], halt=halt)
-    record = _wait_for_end(executor, canary)
+    patience.until_answered(lambda: start_runs(executor, [canary], halt=halt))
+    record = _wait_for_end(executor, canary, patience)
     verdict = verify_run(planned.folder.attempt(record.run_id, record.attempt).path)
     if not verdict.passed:
         _show_failure(verdict, canary)
@@ -188,7 +235,7 @@ def canary_passes(planned: PlannedStudy, runs: Sequence[Run], *, halt: HaltWatch
 
 
 def choose_canary(planned: PlannedStudy, runs: Sequence[Run]) -> Run:
-    """Return the smallest multi-node run (or the smallest run), which tests communication cheaply."""
+    """Return the cheapest test of communication: the smallest multi-node run, else the smallest run."""
 
     def size(run: Run) -> tuple[bool, int, int, int]:
         cell = planned.cells[run.cell_id]
@@ -197,13 +244,13 @@ def choose_canary(planned: PlannedStudy, runs: Sequence[Run]) -> Run:
     return min(runs, key=size)
 
 
-def _wait_for_end(executor: Executor, run: Run) -> RunRecord:
+def _wait_for_end(executor: Executor, run: Run, patience: Patience) -> RunRecord:
     said: set[str] = set()
     while True:
-        record = when_slurm_answers(executor.refresh)[run.run_id]
+        record = patience.until_answered(executor.refresh)[run.run_id]
         if record.state not in (RunState.QUEUED, RunState.RUNNING):
             return record
-        say_if_stuck(said, record)
+        say_stuck(said, [record])
         time.sleep(POLL_S)
 
 

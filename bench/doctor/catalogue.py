@@ -12,7 +12,7 @@ An entry of a file::
     weight = 80
     example = "..."
 
-If a signature has its own ``explanation`` or ``remedy``, it replaces that of the cause. Placeholders
+The ``explanation`` or ``remedy`` of a signature, if any, replaces that of the cause. Placeholders
 such as ``{port}`` are filled from the named groups of the pattern. A signature under ``fact`` recognizes
 a fact other than a cause, such as "the training makes progress". A signature under ``sign``
 recognizes a line that shows a failure without explaining it.
@@ -85,13 +85,13 @@ class Signature:
         weight: how close the line is to the root cause (0 to 99), see ``docs/doctor.md``.
         example: a log that the signature matches.
         explanation, remedy: replace those of the cause if not empty.
-        near: must match somewhere between 12 lines above and 4 lines below the line.
-        not_near: must not match in that range.
-        not_here: must not match in the line itself.
+        near: an expression that must match somewhere between 12 lines above and 4 lines below the line.
+        not_near: an expression that must not match in that range.
+        not_here: an expression that must not match in the line itself.
         needs: at least one of these causes or facts must be found in the job's logs.
         unless: none of these causes or facts may be found in the job's logs.
         where: a comparison of two numbers in the line: left, operator, right.
-        disagree: requires two lines that contradict each other.
+        disagree: two lines must contradict each other, see :class:`Disagreement`.
         times: the number of matching lines required.
         retried: ignore the line if a later line shows that the job continued.
     """

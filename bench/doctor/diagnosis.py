@@ -129,7 +129,7 @@ def _evidence(scans: Sequence[Scan]) -> list[Hit]:
 
 
 def _is_met(signature: Signature, everything: Sequence[SignatureHits], names: set[str]) -> bool:
-    """Return whether a signature's conditions on other lines are met; ``names``: causes and facts found."""
+    """Return whether a signature's conditions on other lines are met. ``names`` lists causes and facts."""
     if signature.needs and not names.intersection(signature.needs):
         return False
     if names.intersection(signature.unless):
@@ -140,7 +140,7 @@ def _is_met(signature: Signature, everything: Sequence[SignatureHits], names: se
 
 
 def _disagreeing(signature: Signature, everything: Sequence[SignatureHits]) -> Hit | None:
-    """Return the first hit that another hit contradicts, or repeats if ``differ`` is empty."""
+    """Return the first hit that another hit contradicts (or repeats, if ``differ`` is empty), or None."""
     assert signature.disagree
     groups: dict[tuple[str | None, ...], list[Hit]] = {}
     for found in everything:
@@ -154,7 +154,7 @@ def _disagreeing(signature: Signature, everything: Sequence[SignatureHits]) -> H
 
 
 def _continued(scan: Scan, found: SignatureHits, scans: Sequence[Scan]) -> bool:
-    """Return whether the log, or for warnings any log, shows that the job continued after these lines."""
+    """Return whether the log of ``found`` (for warnings: any log) shows that the job continued later."""
     if max(scan.last_line("progress"), scan.last_line("success")) > found.last_line:
         return True
     others = (other for other in scans if other is not scan)
@@ -169,8 +169,9 @@ def _best_line(hits: Sequence[Hit]) -> Hit:
 def _ranked(hits: Sequence[Hit], order: Mapping[str, int]) -> list[Hit]:
     """Return one hit per cause, sorted by weight, then by time, then by position.
 
-    Weights in the same decade count as equal. Times are compared only between different logs and
-    only if all hits of that decade have a time: within one log, the position is more reliable.
+    Weights in the same decade, such as 70 to 79, count as equal. Times are compared only between
+    different logs, because within one log the position is more reliable, and only if all hits of the
+    decade have a time.
     """
     untimed = {hit.weight // 10 for hit in hits if hit.clock_s is None}
 

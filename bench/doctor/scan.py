@@ -29,7 +29,7 @@ OVERLAP_BYTES = 1024
 #: Numbers of lines above and below a line that are available as its context.
 ABOVE = 12
 BELOW = 64
-#: Number of lines of one shape that are matched. Of all further ones, only the last is matched.
+#: Number of lines of one shape that are matched. Of the further lines of that shape, only the last is.
 LINES_PER_SHAPE = 64
 #: Number of lines that are matched unconditionally. Later lines are matched only if their words have
 #: been rare so far. Logs of real jobs repeat their shapes and stay far below this limit.
@@ -48,7 +48,8 @@ TRACEBACK_LINES = 60
 TAIL_LINES = 512
 #: Number of lines with the same known words that are matched.
 LINES_PER_WORD_SET = 1024
-#: Signatures with enough hits are removed each time this many such lines have been matched.
+#: Signatures with enough hits are removed each time this many lines with the same known words have
+#: been matched.
 CANDIDATE_REFRESH = 16
 REMEMBERED_WORD_SETS = 50_000
 #: Name of the sign whose hit is the last line of a traceback instead of the matching line.
@@ -152,7 +153,7 @@ class LineFilter:
             lines_by_shape.clear()
 
     def _within_limits(self, known: frozenset[bytes]) -> bool:
-        """Return whether to match another line with these known words; bounds the work on large logs."""
+        """Return whether to match another line with these words; the limits bound the work on large logs."""
         self._checked += 1
         self._lines_by_words[known] = self._lines_by_words.get(known, 0) + 1
         return self._checked <= UNCONDITIONAL_LINES or self._lines_by_words[known] <= RARE_COUNT
@@ -163,7 +164,7 @@ class LineFilter:
 
 
 def passages(source: Source) -> Iterator[tuple[Passage, int, int]]:
-    """Yield passages, each with the range of indices of the lines that are new and have full context."""
+    """Yield (passage, begin, end): its pieces in [begin, end) are new and have their full context."""
     passage, begin, number, rest = Passage(), 0, 1, b""
     for block in blocks(source):
         lines = (rest + block).split(b"\n")
@@ -265,7 +266,7 @@ class Hit:
 
 @dataclass(slots=True)
 class SignatureHits:
-    """The first hits of one signature in one log, with the last matching line and the number of them."""
+    """The first hits of one signature in one log; ``count`` is the number of all matching lines."""
 
     signature: Signature
     hits: list[Hit] = field(default_factory=list)
@@ -312,7 +313,7 @@ class Scan:
         return max((found.last_line for found in self.hits() if found.signature.name == fact), default=0)
 
     def _match_line(self, passage: Passage, index: int, words: frozenset[bytes]) -> None:
-        """Match a line against the active signatures; keep it for the end of the log if some are inactive."""
+        """Match a line against the active signatures; if others are inactive, keep the line for the end."""
         candidates = self._candidates_for(words)
         candidates.lines += 1
         if candidates.lines % CANDIDATE_REFRESH == 0:

@@ -116,6 +116,10 @@ class SerialExecutor(ABC):
     def check_largest(self, runs: Sequence[Run]) -> None:  # noqa: B027 (nothing to check)
         """Do nothing. With a scheduler, executors test whether the scheduler accepts the largest run."""
 
+    def stuck_runs(self, runs: Sequence[Run]) -> list[RunRecord]:
+        """Return an empty list; with a scheduler, those of ``runs`` that it will not start."""
+        return []
+
     def submit(
         self, runs: Sequence[Run], *, callbacks: Callbacks, max_queued: int | None = None
     ) -> list[Run]:

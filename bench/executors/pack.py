@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import random
 import re
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -141,9 +140,9 @@ def job_name(study: PlannedStudy, number: int) -> str:
 def write_pack(study: PlannedStudy, pack: Pack) -> None:
     """Create a pack's folder. It contains copies of the scripts, so that `bench plan` cannot change them."""
     try:
-        pack.folder.path.mkdir(parents=True)
+        pack.folder.path.mkdir(mode=0o755, parents=True)  # only the owner may replace scripts
         for cell_id in {attempt.cell.cell_id for attempt in pack.attempts}:
-            shutil.copyfile(study.script(cell_id), pack.folder.script(cell_id))
+            write_atomically(pack.folder.script(cell_id), study.script(cell_id).read_text(encoding="utf-8"))
     except OSError as error:
         raise unwritable(pack.folder.path, error) from None
     write_atomically(pack.folder.members, "".join(f"{line}\n" for line in pack.lines(study)))

@@ -6,7 +6,6 @@ events contain the job's name, so that the job can be found if the submission is
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,15 +15,11 @@ from bench.executors.base import Callbacks, QueueFullError
 from bench.executors.pack import Pack, allocation_of, job_name, next_number, pack_script, write_pack
 from bench.executors.slurm import SlurmExecutor, longest_limit_s, may_start, partitions_of, permanent_refusal
 from bench.matrix.cell import Run
-from bench.slurm.client import BatchJob, SlurmRefusedError, SlurmUnavailableError
-from bench.slurm.job_states import queue_statuses
-from bench.slurm.parsing import QueueRow
+from bench.slurm.client import BatchJob, SlurmRefusedError
 from bench.study.ledger import RunRecord, RunState, now
 from bench.study.run_json import Attempt, new_attempt, next_attempt, write_run
 from bench.units import human_duration
 
-#: Unless the cluster is very busy, the scheduler considers a new job within this time.
-SCHEDULED_S = 4.0
 _FULL = "run `bench submit --pack` again when some jobs have ended, or use --wait"
 _REMEDY = "choose fewer runs with --only, lower cluster.time_limit, or submit without --pack"
 
@@ -51,7 +46,6 @@ class PackExecutor(SlurmExecutor):
             pack = self._pack([new_attempt(self.study, run, records[run.run_id]) for run in todo])
             for run, record in zip(todo, self._submit_pack(pack, lock), strict=True):
                 callbacks.on_end(run, record)
-            self._warn_if_stuck(pack, callbacks)
         return []
 
     def check_largest(self, runs: Sequence[Run]) -> None:
@@ -110,21 +104,6 @@ class PackExecutor(SlurmExecutor):
             allowed = f"partition {' or '.join(partitions)} allows {human_duration(limit_s)}"
             what = f"{allowed}, but this pack requests {human_duration(pack_s)}: Slurm may never start it"
             callbacks.on_message(f"{what}; cancel the job, then {_REMEDY}")
-
-    def _warn_if_stuck(self, pack: Pack, callbacks: Callbacks) -> None:
-        """Warn if Slurm accepted the job but will never start it, for example due to partition limits."""
-        deadline = time.monotonic() + SCHEDULED_S
-        rows: list[QueueRow] = []
-        while time.monotonic() < deadline and not any(row.state != "PENDING" or row.reason for row in rows):
-            time.sleep(0.25)
-            try:
-                rows = self.slurm.queue(names=[pack.job_name])
-            except SlurmUnavailableError:
-                return
-        for job_id, status in queue_statuses(rows).items():
-            if status.stuck:
-                stuck = f"job {job_id} will not start unless you intervene: {status.reason}"
-                callbacks.on_message(f"{stuck}; cancel the job, then {_REMEDY}")
 
     def _submit_pack(self, pack: Pack, lock: int) -> list[RunRecord]:
         write_pack(self.study, pack)

@@ -13,7 +13,7 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
@@ -35,6 +35,7 @@ from bench.slurm.client import (
 )
 from bench.slurm.job_states import JobStatus, queue_statuses
 from bench.slurm.parsing import NodeGroup, QueueRow
+from bench.slurm.wait_reasons import is_preliminary
 from bench.study.ledger import FailureClass, RunRecord, RunState, now, submit_lock
 from bench.study.plan_json import PlannedStudy
 from bench.study.run_json import Attempt, new_attempt, next_attempt, update_run, write_run
@@ -43,6 +44,8 @@ from bench.study.run_json import Attempt, new_attempt, next_attempt, update_run,
 LOCK_WAIT_S = 200.0
 #: A job whose submission was not confirmed appears in squeue within this time.
 UNCERTAIN_WAIT_S = 10.0
+#: Unless the cluster is very busy, the scheduler considers a new job within this time.
+SCHEDULED_S = 4.0
 #: Pause before squeue is called again: a busy controller may answer squeue just before it creates the job.
 SECOND_LOOK_S = 1.0
 
@@ -119,6 +122,36 @@ class SlurmExecutor:
             except BenchError:
                 pass  # the running `bench submit` completes its own intents
         return self._refreshed(reconcile=False)
+
+    def stuck_runs(self, runs: Sequence[Run]) -> list[RunRecord]:
+        """Return those of the submitted ``runs`` that Slurm will not start unless somebody acts.
+
+        Slurm accepts some jobs that it never starts, and does not report this before its scheduler has
+        considered the job. Wait for that for at most :data:`SCHEDULED_S` seconds.
+        """
+        records, stuck = self.study.records(), []
+        submitted = [record for run in runs if (record := records[run.run_id]).state.active and record.job_id]
+        jobs = queue_statuses(self._considered({str(record.job_name) for record in submitted}))
+        for record in submitted:
+            job = jobs.get(str(record.job_id))
+            if job is not None and job.stuck:
+                record.reason, record.details["stuck"] = job.reason, True
+                stuck.append(record)
+        return stuck
+
+    def _considered(self, job_names: Collection[str]) -> list[QueueRow]:
+        """Return the rows of squeue when the scheduler has considered these jobs; none without an answer."""
+        deadline = time.monotonic() + SCHEDULED_S
+        while job_names:
+            try:
+                rows = self.slurm.queue(names=list(job_names))
+            except SlurmUnavailableError:
+                return []
+            unconsidered = [row for row in rows if row.state == "PENDING" and is_preliminary(row.reason)]
+            if not unconsidered or time.monotonic() > deadline:
+                return rows
+            time.sleep(0.25)
+        return []
 
     def cancel(self, runs: Sequence[Run]) -> int:
         """Cancel the jobs of ``runs`` and record the runs as cancelled; return the number of runs."""

@@ -41,8 +41,15 @@ REMOTE = "exec bash -s"
 
 #: Error message and remedy, by the reason with which ssh_host.sh rejects a run.
 _REFUSALS = {
-    "tool": ("lacks the command {}", "install util-linux (flock, setsid) and tar on that host"),
-    "lock": ("cannot open its lock file {}", "check who owns the file and whether /tmp is full"),
+    "tool": (
+        "lacks the command {}",
+        "install util-linux (flock, setsid), coreutils and tar on that host",
+    ),
+    "lock": (
+        "cannot lock {}",
+        "check that the file and its folder belong to you, that the folder has mode 700, and that the disk is"
+        " not full; XDG_RUNTIME_DIR on that host selects another folder",
+    ),
     "folder": (
         "cannot enter the folder in which `bench submit` was called, {folder}: {}",
         "run `bench submit` in a folder that every host has: a shared one, or a copy at the same path",

@@ -61,7 +61,10 @@ _FORMS: dict[str, tuple[re.Pattern[str], str]] = {
 
 
 class Line(NamedTuple):
-    """A line of a script; ``kind`` is ``directive``, ``comment`` or ``command``."""
+    """A line of a script. ``kind`` is ``directive``, ``comment`` or ``command``.
+
+    ``heterogeneous`` is True for ``#SBATCH hetjob``, which separates the components of a job.
+    """
 
     kind: str
     options: tuple[Option, ...] = ()
@@ -210,7 +213,7 @@ def read_options(words: Sequence[str], table: OptionTable, *, line: int = 0) -> 
 def _refused(
     line: int, message: str, remedy: str, severity: Severity = Severity.ERROR, old: str = "", new: str = ""
 ) -> Remark:
-    """Return a remark. If the correction is known, it replaces ``old`` by ``new`` in the line."""
+    """Return a remark on a line that sbatch refuses. Its correction replaces ``old`` (if any) by ``new``."""
     return Remark(line, message, remedy, severity, Edit(line, old, new) if new else None)
 
 

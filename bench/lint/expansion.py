@@ -33,12 +33,12 @@ def without_marks(text: str) -> str:
 
 
 class Unknown(NamedTuple):
-    """An expansion of a variable, command or arithmetic expression that has an unknown value.
+    """An expansion whose value is only known on the cluster; ``source`` is its text in the script.
 
-    ``kind`` is ``param``, ``command`` or ``arith``, and ``source`` is the text in the script.
-    ``default`` is the default in ``${name:-default}``; for arithmetic, it is the expression after
-    the expansion of its variables. ``in_task`` is True if a task that srun started expands it,
-    False if the batch shell does.
+    ``kind`` is ``param`` (``$name``), ``command`` (``$(date)``) or ``arith`` (``$((1 + x))``).
+    ``default`` is the default in ``${name:-default}``; for ``arith``, ``default`` is the expression with
+    its variables expanded. ``in_task`` is True if the shell of a task that srun starts makes the
+    expansion, and False if the batch shell makes it.
     """
 
     kind: str
@@ -51,7 +51,7 @@ class Unknown(NamedTuple):
 
 
 class Value(NamedTuple):
-    """A text and, for each of its rows, the line of the script from which the row comes."""
+    """A text; ``lines`` contains, for each row of it, the number of the script line it comes from."""
 
     text: str
     lines: tuple[int, ...]
@@ -79,7 +79,8 @@ class Assigned:
     """One assignment to a variable.
 
     ``items`` are the elements of an array. ``value`` and ``items`` are both None if the value is
-    unknown. ``looped`` marks the variable of a ``for`` loop, ``in_task`` an assignment in a task.
+    unknown. ``looped`` is True for the variable of a ``for`` loop. ``in_task`` is True for an
+    assignment in the shell of a task that srun starts.
     """
 
     name: str
@@ -136,7 +137,7 @@ class Environment:
     variables: dict[str, list[Assigned]] = field(default_factory=dict)
 
     def assign(self, assigned: Assigned) -> None:
-        """Record an assignment; an unconditional one replaces all earlier ones."""
+        """Record an assignment. An unconditional assignment replaces all earlier ones of its variable."""
         history = self.variables.setdefault(assigned.name, [])
         exported = assigned.exported or any(earlier.exported for earlier in history)
         if exported:
@@ -156,7 +157,7 @@ class Environment:
                 continue  # in another branch of an `if` around the current command
             found.append(assigned)
             if all(identity in here for identity, _ in assigned.branches):
-                break  # it was certainly executed, so it replaced all older ones
+                break  # certainly executed, so this assignment replaced all older ones
         return found
 
     def exported(self, name: str) -> bool:
@@ -176,7 +177,7 @@ class _WordBuilder:
         self.touched = False
 
     def add(self, text: str, lines: tuple[int, ...]) -> None:
-        """Append ``text``; ``lines`` are the line numbers in the script of its rows."""
+        """Append ``text``; ``lines`` contains the script line number of each row of ``text``."""
         self.touched = True
         if not self.lines:
             self.lines.append(lines[0])
@@ -196,8 +197,8 @@ class _WordBuilder:
 class Expander:
     """Expand words with the values of an environment.
 
-    ``used`` is called for each expanded variable with the part, the variable's name and whether the
-    expansion allows an unset variable. ``ran`` is called with the commands of each substitution.
+    ``used(part, name, guarded)`` is called for each expanded variable; ``guarded`` is True if the
+    variable may be unset, as in ``${name:-}``. ``ran(commands)`` is called for each command substitution.
     """
 
     def __init__(
@@ -279,7 +280,7 @@ class Expander:
         return [word.value() for word in words if word.touched]
 
     def _known(self, part: Part) -> list[Value] | None:
-        """Record the use of a part's variable; return its values, or None if they are unknown."""
+        """Record that the variable in a part is used; return its values, or None if they are unknown."""
         if part.kind == "command":
             text = _here_document_of_cat(part)
             return None if text is None else [self.value(text)]
@@ -310,7 +311,7 @@ class Expander:
         elif part.op in _DEFAULTING:
             default = self.text(part.operand, part.line).text
         elif part.kind == "param":
-            self.text(part.operand, part.line)  # reports the use of the variables in it
+            self.text(part.operand, part.line)  # records that variables in the operand are used
         source = _source_of(part)
         name = part.text if part.kind == "param" else ""
         base = name.partition("[")[0].lstrip("#!")

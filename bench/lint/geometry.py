@@ -43,7 +43,7 @@ class Geometry:
         return option.value if option else None
 
     def line(self, *names: str) -> int | None:
-        """Return the line of the first option in ``names`` that is given, or None."""
+        """Return the script line of an option: the first one in ``names`` that is given, or None."""
         return next((self.options[name].line for name in names if name in self.options), None)
 
     def number(self, name: str) -> int | None:
@@ -319,7 +319,7 @@ def _number_of_expression(text: str, unknowns: Unknowns, geometry: Geometry, *, 
 
 
 def _counted(source: str, geometry: Geometry) -> int | None:
-    """Return the output of a shell command that counts nodes or GPUs, or None if it does neither."""
+    """Return the number that a command such as ``nvidia-smi -L | wc -l`` prints, or None if unknown."""
     if "wc -l" in source or "grep -c" in source:
         if "nvidia-smi" in source or "rocm-smi" in source:
             return geometry.gpus_per_node or None

@@ -164,14 +164,15 @@ _SCRIPT_ENDINGS = (".sh", ".bash", ".slurm", ".sbatch", ".csh", ".zsh")
 class Launch:
     """A program that a command starts, with the launchers and wrappers before it.
 
-    ``via`` is ``srun``, ``remote`` (another launcher that starts processes on all nodes),
-    ``unknown`` (a variable that may contain either) or empty.
+    ``via`` says what starts the program on the nodes: ``srun``, ``remote`` (another such launcher, as
+    mpirun), ``unknown`` (a variable that may contain a launcher), or an empty string (nothing).
 
-    ``kind`` is ``python`` (a Python program), ``launcher`` (such as torchrun; the field
-    ``launcher`` is its name), ``script`` (a file whose content is unknown), ``inner`` (``bash -c``; the
-    field ``inner`` contains the commands), ``helper`` (a program that does not train) or ``unknown``.
+    ``kind`` says what the program is: ``python`` (a Python program), ``launcher`` (torchrun or similar),
+    ``script`` (a file with unknown content), ``inner`` (``bash -c``), ``helper`` (a program that does
+    not train) or ``unknown``.
 
-    ``opaque`` is True if srun gets options from a variable with an unknown value.
+    The field ``launcher`` contains the name of the launcher, and the field ``inner`` the commands
+    for ``bash -c``. ``opaque`` is True if srun gets options from a variable with an unknown value.
     """
 
     line: int

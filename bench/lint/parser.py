@@ -53,7 +53,7 @@ _CLOSERS = frozenset({"then", "elif", "else", "fi", "do", "done", "esac", "}"})
 
 
 def parse_shell(text: str, *, lines: tuple[int, ...] = ()) -> tuple[Node, ...]:
-    """Return the statements of a script; ``lines`` contains the script line of each row of ``text``.
+    """Return the statements in ``text``; ``lines`` contains the script line number of each row of it.
 
     Raises:
         ShellError: bash would report a syntax error.

@@ -35,7 +35,7 @@ _ACTIVATES = re.compile(
     r"|\.bash_aliases|\.cargo/env|setup-env\.sh|lmod\.sh|modules?\.sh|init/(?:bash|sh|profile)|bash|z00_lmod\.sh"
     r"|setvars\.sh|lmod/lmod/init/\w+|00-modulepath\.sh|zsh|profile\.d/.*)\Z"
 )
-#: The number of recorded uses and assignments is limited to keep the rules fast.
+#: Maximum number of recorded uses, assignments and tests (each), which keeps the rules fast.
 _MAX_RECORDS = 2_000
 
 
@@ -96,10 +96,10 @@ class Step:
 class Walk:
     """The commands, variables and tests of a script, recorded in execution order.
 
-    ``expected`` are variables that the script allows to be unset. ``broken`` are texts that are passed
-    to a shell but contain a syntax error, with the error. ``opaque`` is True if variables may be set
-    in a way that cannot be seen here, such as by a sourced file. ``waits`` is True if the script
-    calls ``wait``.
+    ``expected`` contains the names of variables that the script allows to be unset. ``broken`` contains
+    pairs: a text that is passed to a shell, and the syntax error in it. ``opaque`` is True if variables
+    may be set outside the script, such as by a sourced file. ``waits`` is True if the script calls
+    ``wait``.
     """
 
     unknowns: Unknowns = field(default_factory=Unknowns)

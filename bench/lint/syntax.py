@@ -52,12 +52,14 @@ class TooDeepError(ShellError):
 
 
 class Part(NamedTuple):
-    """One piece of a word.
+    """One piece of a word. The content of its fields depends on ``kind``.
 
-    ``kind`` is ``text``, ``param`` (``text`` is the variable's name, ``op`` and ``operand`` the rest of
-    ``${...}``), ``command`` (``text`` is the source of a substitution, ``body`` its commands),
-    ``arith`` (``operand`` contains the parts of the expression), ``process`` (``body`` contains the
-    commands) or ``array`` (``words`` are its elements).
+    - ``"text"``: literal characters, in the field ``text``.
+    - ``"param"``: a variable. Its name is in ``text``, the rest of ``${...}`` in ``op`` and ``operand``.
+    - ``"command"``: ``$(...)``. The commands are in ``body``, and their source in ``text``.
+    - ``"arith"``: ``$((...))``. The parts of the expression are in ``operand``.
+    - ``"process"``: ``<(...)``. The commands are in ``body``.
+    - ``"array"``: ``name=(...)``. The elements are in ``words``.
 
     A ``quoted`` part is neither split into words nor used as a pattern for file names.
     """
@@ -112,8 +114,8 @@ class Assign(NamedTuple):
 class Redirect:
     """A redirection.
 
-    ``body`` is the text of a here-document, which the parser sets when it reaches the next line.
-    ``verbatim`` is True if the text is not expanded, ``strips`` if leading tabs are removed.
+    ``body`` is the text of a here-document; the parser sets ``body`` when it reaches the next line.
+    ``verbatim`` is True if the text is not expanded. ``strips`` is True if leading tabs are removed.
     """
 
     __slots__ = ("body", "line", "operator", "strips", "target", "verbatim")

@@ -231,7 +231,7 @@ class Walker:
             self.state.command = command
 
     def _assignments(self, assigns: Sequence[Assign], *, kept: bool) -> dict[str, Value]:
-        """Execute assignments, or return them if they are not ``kept`` but apply to one command only."""
+        """Execute assignments if ``kept``; otherwise return them, because they apply to one command only."""
         prefix: dict[str, Value] = {}
         for assign in assigns:
             assigned = self.state.evaluate(assign)

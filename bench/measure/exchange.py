@@ -1,7 +1,7 @@
 """Exchange of values between ranks: by collectives in the built-in workload, else through torch's store.
 
 In a user's loop, ranks may take different numbers of steps. An additional collective could then hang the run.
-A key in the store cannot: each rank writes its own keys, and rank 0 reads the records that all ranks wrote.
+The store cannot hang it: each rank writes its own keys, and rank 0 reads the records that all ranks wrote.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ class _Powercap:
         self._before = [_microjoules(zone / "energy_uj") for zone in self._zones]
 
     def joules(self) -> float | None:
-        """Return the energy since :meth:`reset`, also if a counter wrapped around once."""
+        """Return the energy in joules since :meth:`reset`; each counter may have wrapped around once."""
         total = 0
         for zone, span, before in zip(self._zones, self._ranges, self._before, strict=True):
             now = _microjoules(zone / "energy_uj")
@@ -134,7 +134,7 @@ class _Nvml:
         self._began_us = time.time_ns() // 1000
 
     def joules(self) -> float | None:
-        """Return the energy since :meth:`reset`."""
+        """Return the energy in joules since :meth:`reset`."""
         now = self._total()
         return None if now is None or self._millijoules is None else (now - self._millijoules) / 1e3
 

@@ -29,7 +29,7 @@ _TIMED_OUT = re.compile(r"timed? ?out", re.IGNORECASE)
 # "Application timeout caused pair closure" is also a message of gloo, although it does not name gloo.
 _GLOO_OR_NCCL = re.compile(r"gloo|nccl|c10d|store|pair closure", re.IGNORECASE)
 
-#: Time that a rank waits for the reports of other ranks, which fail at about the same time.
+#: Time that a failing rank waits for the reports of other ranks, which probably fail at the same time.
 REPORTS_TIMEOUT_S = 2.0
 _POLL_S = 0.05
 #: The maximum number of ranks that a message names.
@@ -78,8 +78,8 @@ class _Reports:
 class Peers:
     """The other ranks of a run, reached through the store in which all ranks met.
 
-    ``rank_0_serves`` is true if rank 0 serves the store, which then ends with rank 0. Otherwise torchrun's
-    agent serves it.
+    ``rank_0_serves`` is true if rank 0 serves the store; the store then ends with rank 0. Otherwise
+    torchrun's agent serves the store.
     """
 
     def __init__(self, store: Store, rank: int, facts: Sequence[RankFacts], *, rank_0_serves: bool) -> None:

@@ -73,7 +73,7 @@ class Validation:
 
 @dataclass(frozen=True)
 class RankPlace:
-    """The columns of ranks.csv that identify a rank, and ``device_id``, which is unique per device."""
+    """The columns of ranks.csv that identify a rank. ``device_id`` is unique per physical device."""
 
     rank: int
     local_rank: int
@@ -86,8 +86,8 @@ class RankPlace:
 class RankRecord:
     """The measurements of one rank in one epoch.
 
-    ``parts`` contains the mean parts of a step in the attribution window; None if the epoch has no such
-    window. ``samples`` and ``loss`` are None if they are unknown.
+    ``parts`` contains the mean duration of each part of a step in the attribution window; None if the epoch
+    has no such window. ``samples`` and ``loss`` are None if they are unknown.
     """
 
     window_s: float
@@ -244,13 +244,13 @@ def _validation_columns(sums: Validation | None) -> Row:
 
 
 def _energy(epoch: EpochRecord) -> float | None:
-    """Return the energy of all GPUs, or of all hosts' processors; None unless every counter was read."""
+    """Return the energy of all GPUs, or of all hosts' processors; None if any counter was not read."""
     known = [rank.usage.energy_joules for rank in epoch.ranks if rank.usage.energy_joules is not None]
     return sum(known) if len(known) == epoch.energy_counters else None
 
 
 def _loss(ranks: Sequence[RankRecord]) -> object:
-    """Return the mean loss, None if unknown; NaN is returned as text, because its cell would be empty."""
+    """Return the mean loss: None if unknown, text if not finite (a float NaN would become an empty cell)."""
     known = [rank.loss for rank in ranks if rank.loss is not None]
     if len(known) < len(ranks):
         return None

@@ -169,6 +169,8 @@ def _wall_clock_offset_ns() -> int:
 class StepTimer:
     """Times the parts of one training step, which may have several micro-batches.
 
+    The micro-batch that synchronises is the one whose backward pass exchanges gradients with other ranks.
+
     Example::
 
         timer.start()
@@ -277,9 +279,9 @@ class StepTimer:
     def _counted_twice_s(self, reading: BackwardReading) -> float:
         """Return the seconds that are counted both in the logger's backward and by one of the timers.
 
-        These are parts between the forward and the backward pass, and the time between DDP's end of forward
-        and this timer's. The latter is microseconds, unless the processor ran another process in between.
-        CUDA's events have no such gap.
+        These are the parts between the forward and the backward pass, and the gap between the end of
+        forward according to DDP and according to this timer. The gap takes microseconds, unless the
+        processor ran another process in between. CUDA's events have no such gap.
         """
         spans = (*self._in_backward, *self._in_last_backward)
         known = sum(self._clock.seconds(*span) for span in spans)

@@ -8,6 +8,7 @@ TUNING is enabled, once per collective.
 
 from __future__ import annotations
 
+import atexit
 import ipaddress
 import os
 import re
@@ -134,6 +135,7 @@ def _gloo_interface() -> str | None:
 #: The suffix of NCCL_DEBUG_FILE if a job's script or the recorder set the variable for the recorder.
 _SCRIPT_LOG = "/nccl.%h.%p.log"
 _RECORDER_LOG = "bench-nccl-%p.log"
+_PRIVATE_PREFIX = "bench-nccl-"
 #: Number of bytes read from the beginning of a log, which contains all relevant lines.
 _MAX_BYTES = 32 * 2**20
 
@@ -305,16 +307,16 @@ class NcclLogFile:
     def arrange(cls, env: MutableMapping[str, str], folder: RunFolder, *, rank: int) -> NcclLogFile:
         """Request NCCL's log before NCCL starts, without overriding the user's settings.
 
-        Rank 0's log is kept in the run's folder. The logs of other ranks are written to the node's temporary
-        folder and removed after they have been read.
+        Rank 0's log is kept in the run's folder. The logs of other ranks are written to a private folder in
+        the node's temporary folder and removed after they have been read.
         """
         if env.get("NCCL_DEBUG"):
             # Without a file, NCCL writes to standard output, which all ranks share.
             return cls(cls.from_env(env, folder.out if rank == 0 else None).path)
-        if rank == 0:
-            path = folder.path / "nccl.log"
-        else:
-            path = Path(tempfile.gettempdir()) / f"bench-nccl-{os.getpid()}-{rank}.log"
+        try:
+            path = (folder.path if rank == 0 else _private_folder()) / "nccl.log"
+        except OSError as error:
+            return cls(None, f"no temporary folder for NCCL's log: {error.strerror}")
         env["NCCL_DEBUG"] = "INFO"
         env["NCCL_DEBUG_FILE"] = str(path).replace("%", "%%")
         return cls(path, is_temporary=rank != 0)
@@ -349,6 +351,18 @@ class NcclLogFile:
         if self.is_temporary and self.path is not None:
             with suppress(OSError):
                 self.path.unlink(missing_ok=True)
+                if self.path.parent.name.startswith(_PRIVATE_PREFIX):
+                    self.path.parent.rmdir()
+
+
+def _private_folder() -> Path:
+    """Create a temporary folder that no other user can write to; it is removed at exit.
+
+    With a predictable name in a shared folder, another user could plant a link that NCCL follows.
+    """
+    folder = tempfile.mkdtemp(prefix=_PRIVATE_PREFIX)
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
 
 
 def _expand(template: str) -> str:
@@ -379,8 +393,9 @@ def configured_transport(backend: str, env: Mapping[str, str]) -> Transport:
 def request_nccl_log(env: MutableMapping[str, str]) -> None:
     """Request NCCL's log without overriding the user's settings; no effect if NCCL has already started."""
     if not env.get("NCCL_DEBUG") and not env.get("NCCL_DEBUG_FILE"):
-        folder = tempfile.gettempdir().replace("%", "%%")
-        env.update({"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": f"{folder}/{_RECORDER_LOG}"})
+        with suppress(OSError):  # without a temporary folder, the log is not requested
+            folder = str(_private_folder()).replace("%", "%%")
+            env.update({"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": f"{folder}/{_RECORDER_LOG}"})
 
 
 def users_variables(env: Mapping[str, str]) -> dict[str, str]:
@@ -398,9 +413,10 @@ def backend_for(device: torch.device) -> str:
 def read_traces(
     backend: str, *, store_port: int | None, env: Mapping[str, str], rank: int, folder: RunFolder | None
 ) -> dict[str, Any]:
-    """Read this rank's open connections (gloo) or log (NCCL), after the first communication.
+    """Read this rank's open connections (gloo) or log (NCCL), for :func:`combine_traces`.
 
-    ``folder`` is the run's folder, in which rank 0 keeps its NCCL log; None on other ranks.
+    Call this function after the first communication. ``folder`` is the run's folder, in which rank 0 keeps
+    its NCCL log; None on other ranks.
     """
     if backend == "gloo":
         return {"connections": open_connections(store_port=store_port)}

@@ -24,7 +24,7 @@ _STABLE_WITHIN = 0.10
 
 
 def is_stable(step_s: Sequence[float]) -> bool:
-    """Return whether the medians of the first and second half agree, without the first two steps."""
+    """Return whether the step time is stable: without steps 1 and 2, the medians of both halves agree."""
     kept = step_s[_UNREPRESENTATIVE_STEPS:]
     half = len(kept) // 2
     if half < 1:
@@ -75,7 +75,7 @@ def merge_windows(
 ) -> EpochRecord:
     """Combine all ranks' windows of one epoch, keeping only steps that every rank took.
 
-    Values of a whole host or device, such as energy, are taken from the first rank on it.
+    Values of a whole host or device, such as energy, are taken from the first rank on that host or device.
     """
     steps = min(len(window.step_s) for window in windows)
     columns = list(zip(*(window.step_s[:steps] for window in windows), strict=True))

@@ -124,7 +124,7 @@ class Attribution:
             self._awaits_reading = self._expects_backward = True
         else:
             self._timer.begin("backward")
-        # DDP queues its callback, which waits for communication, later. This callback must run after it.
+        # DDP queues its callback, which waits for communication, later. Ours must run after DDP's callback.
         tensor.register_hook(  # type: ignore[no-untyped-call]
             lambda _: at_end(lambda: at_end(self._backward_ended))
         )

@@ -93,8 +93,8 @@ class FailureReporter:
 class SigtermHandler:
     """Calls ``callback`` once on SIGTERM (sent by time limits and scancel), even if a collective hangs.
 
-    Python cannot run signal handlers while a collective hangs in C++. However, its C code still writes the
-    signal's number to the wake-up descriptor (:func:`signal.set_wakeup_fd`). A thread reads the number, calls
+    Python cannot run signal handlers while a collective hangs in C++. However, Python's C code still writes
+    the signal's number to the wake-up descriptor (:func:`signal.set_wakeup_fd`). A thread reads it, calls
     ``callback``, and then lets SIGTERM end the process. If the program has its own handler for SIGTERM, that
     handler is kept and decides whether the process ends.
 

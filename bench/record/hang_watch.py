@@ -1,4 +1,4 @@
-"""Detect a training loop that hangs, and name the ranks that the others wait for and their lines of code.
+"""Detect a training loop that hangs; name the ranks that the others wait for, and their current line of code.
 
 Every few seconds each rank posts its state to the store. If nothing has moved for a while, the first rank
 that is alive compares the states of all ranks. A stall causes a warning, because the training may only be
@@ -37,7 +37,7 @@ _BENCH = f"{Path(__file__).resolve().parents[1]}{os.sep}"
 
 
 class Progress(NamedTuple):
-    """The progress of a loop: complete steps, whether it still counts steps, and whether it is in a pause."""
+    """The progress of a loop: its complete steps, whether steps are still counted, and whether it pauses."""
 
     steps: int
     counting: bool
@@ -154,11 +154,11 @@ class HangWatch:
     """Watches, from a background thread, the training loop of the thread that creates the object.
 
     Args:
-        progress: returns the loop's progress.
+        progress: a function that returns the loop's progress.
         exchange: the store, used by the background thread only.
         on_stall: called on the first rank that is alive, with a description of the stall and whether the
             stall is surprising. It is not surprising if the late ranks are in a pause.
-        on_deadline: called with the description shortly before ``deadline_s``.
+        on_deadline: called with the description of the stall shortly before ``deadline_s``.
         deadline_s: the time-out of collectives if reaching it aborts the process without a message.
     """
 

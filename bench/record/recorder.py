@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 #: Maximum time that ``close`` waits for the last records of the other ranks.
 CLOSE_TIMEOUT_S = 60.0
-#: Maximum wait for these records at the end of a process that did not call ``close``.
+#: The same limit if the process ends without a call of ``close``.
 _EXIT_TIMEOUT_S = 5.0
 
 
@@ -47,7 +47,7 @@ class Recorder:
                 ...
         recorder.close()
 
-    A step is one optimizer step. Its time runs from the end of the previous step to its own end and includes
+    A step is one optimizer step. Its duration is the time since the end of the previous step and includes
     everything that the loop does in between. The clock stops in ``with recorder.pause():`` and between two
     loops over ``batches``. Every rank creates a recorder, and rank 0 writes the files.
 
@@ -138,7 +138,7 @@ class Recorder:
                 self.resume_clock()
 
     def end_epoch(self) -> None:
-        """End the current throughput window if it has at least one step; the next window begins a new row."""
+        """End the throughput window if it has a step; the next window is a new row of metrics.csv."""
         self._started_at, self._spans = None, []
         self._windows.leave()
 
@@ -150,7 +150,7 @@ class Recorder:
     def give_up(self) -> None:
         """Write the remaining records after an exception, without waiting for other ranks.
 
-        If the exception later ends the process, its cause is printed then.
+        If the exception later ends the process, the cause of the exception is printed then.
         """
         self._close(0.0)
 

@@ -50,9 +50,12 @@ _UNREACHABLE = re.compile(
 _UNCERTAIN = re.compile(r"timed out|Zero Bytes were transmitted|Unexpected message received|Connection reset")
 _NO_SUCH_JOB = re.compile(r"Invalid job id specified|already completing or completed|Job/step already")
 #: The commands are installed but no cluster is configured, as on a laptop.
-_UNCONFIGURED = re.compile(r"Could not establish a configuration source|[Uu]nable to .*slurm\.conf")
+_UNCONFIGURED = re.compile(
+    r"Could not establish a configuration source|[Uu]nable to (?:.*slurm\.conf|process configuration)"
+)
 #: The controller is busy or restarting.
 _TEMPORARY = re.compile(r"[Uu]nable to contact|timed out|Connection (?:refused|reset)")
+_NO_COMMAND, _NO_PERMISSION = "command not found", "permission denied"
 _RETRY_REMEDY = "repeat the command when Slurm responds again (scontrol ping); nothing is lost"
 _LOCATION_REMEDY = (
     "run this on a login node (perhaps after `module load slurm`), or set cluster.executor: local"
@@ -82,7 +85,16 @@ class SlurmUnavailableError(SlurmError):
     @property
     def permanent(self) -> bool:
         """True if the command does not exist on this machine, so that retrying is useless."""
-        return self.output in ("command not found", "permission denied")
+        return self.output in (_NO_COMMAND, _NO_PERMISSION)
+
+
+class SlurmMissingError(SlurmUnavailableError):
+    """There is no Slurm on this machine: its commands or its configuration are missing."""
+
+    exit_code = 2
+
+    def __init__(self, command: str, output: str) -> None:
+        super().__init__(command, output, remedy=_LOCATION_REMEDY)
 
 
 class SubmissionUncertainError(SlurmUnavailableError):
@@ -310,6 +322,7 @@ class Slurm:
         pass_fds: Sequence[int] = (),
     ) -> subprocess.CompletedProcess[str]:
         limit = timeout_s or self.timeout_s
+        _check_configuration(command[0], environment)
         try:
             return subprocess.run(
                 command,
@@ -323,9 +336,9 @@ class Slurm:
                 pass_fds=pass_fds,
             )
         except FileNotFoundError as error:
-            raise SlurmUnavailableError(command[0], "command not found", remedy=_LOCATION_REMEDY) from error
+            raise SlurmMissingError(command[0], _NO_COMMAND) from error
         except PermissionError as error:
-            raise SlurmUnavailableError(command[0], "permission denied", remedy=_LOCATION_REMEDY) from error
+            raise SlurmMissingError(command[0], _NO_PERMISSION) from error
         except subprocess.TimeoutExpired as error:
             raise _TimedOutError(command[0], f"no answer within {limit:g} s") from error
 
@@ -339,6 +352,13 @@ class Slurm:
             for name, value in self._inherited().items()
             if not name.startswith(("SLURM_", "BENCH_STEP_")) or name in _SUBMISSION_VARIABLES
         }
+
+
+def _check_configuration(command: str, environment: Mapping[str, str]) -> None:
+    """Raise SlurmMissingError if SLURM_CONF names no file: Slurm would search it for a minute."""
+    path = environment.get("SLURM_CONF")
+    if path and not Path(path).exists():
+        raise SlurmMissingError(command, f"SLURM_CONF={path}: the file does not exist")
 
 
 def _for_queries(environment: Mapping[str, str]) -> dict[str, str]:
@@ -364,12 +384,14 @@ def _joined(job_ids: Sequence[str], *, separator: str = ",") -> Iterator[str]:
 def _messages(done: subprocess.CompletedProcess[str]) -> str:
     """Return the output of a command without the command's name at the start of lines."""
     printed = done.stderr.strip() or done.stdout.strip()
-    return re.sub(r"^(?:sbatch|scancel|squeue|sacct|sinfo|scontrol): (?:error: )?", "", printed, flags=re.M)
+    return re.sub(
+        r"^(?:sbatch|scancel|squeue|sacct|sinfo|scontrol): (?:(?:error|fatal): )?", "", printed, flags=re.M
+    )
 
 
 def _unavailable(command: str, output: str) -> SlurmUnavailableError:
     if _UNCONFIGURED.search(output):
-        return SlurmUnavailableError(command, output, remedy=_LOCATION_REMEDY)
+        return SlurmMissingError(command, output)
     return SlurmUnavailableError(command, output, remedy=_RETRY_REMEDY if _TEMPORARY.search(output) else "")
 
 

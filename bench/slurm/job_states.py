@@ -19,6 +19,7 @@ from datetime import datetime
 from signal import Signals
 
 from bench.slurm.parsing import AccountingRow, QueueRow
+from bench.slurm.wait_reasons import describe_wait, will_not_start
 from bench.study.ledger import FailureClass, RunState
 
 
@@ -81,13 +82,6 @@ _STATES = (
 #: All states, by name and by short code.
 STATES = {key: state for state in _STATES for key in (state.word, state.code) if key}
 
-#: Reasons for which a pending job does not start until a person changes something.
-_STUCK = re.compile(
-    r"JobHeld(?:User|Admin)|JobHoldMaxRequeue|DependencyNeverSatisfied|BadConstraints|Invalid(?:Account|QOS)"
-    r"|AccountNotAllowed|QOSNotAllowed|PartitionNodeLimit|PartitionTimeLimit|MaxMemPerLimit"
-    r"|(?:Assoc|QOS)Max\w+Per(?:Job|Node)(?:Limit)?|ReservationDeleted|requeued[ _](?:in[ _])?held"
-)
-
 
 def read_state(word: str) -> SlurmState:
     """Return the state that squeue, sacct or scontrol print as ``word``.
@@ -107,11 +101,6 @@ def read_state(word: str) -> SlurmState:
         if len(matches) == 1:
             return next(iter(matches.values()))
     return SlurmState("UNKNOWN", None, RunState.UNKNOWN, None, f"Slurm reports the unknown state {shown!r}")
-
-
-def is_stuck(reason: str) -> bool:
-    """Return True if a job that is pending for ``reason`` cannot start until a person acts."""
-    return _STUCK.search(reason) is not None
 
 
 # The notices of Slurm 20.11 to 25.x, for example:
@@ -272,7 +261,7 @@ def classify(rows: Sequence[AccountingRow]) -> JobStatus | None:
         ended=_latest(a.job.ended for a in last) if state.ended else None,
         hosts=",".join(a.job.hosts for a in last if a.job.hosts),
         restarts=restarts,
-        stuck=state is RunState.QUEUED and is_stuck(gravest.job.reason),
+        stuck=state is RunState.QUEUED and will_not_start(gravest.job.reason),
         settled=all(attempt.settled for attempt in last),
     )
 
@@ -286,19 +275,26 @@ def classify_queue(rows: Sequence[QueueRow]) -> JobStatus:
     row = min(rows, key=lambda row: _GRAVITY.index(read_state(row.state).state))
     slurm_state = read_state(row.state)
     state = slurm_state.state
-    needs_no_reason = state is RunState.COMPLETED or slurm_state.word == "RUNNING"
-    because = f" ({row.reason})" if row.reason else ""
     hosts = ",".join(r.hosts for r in rows if r.hosts)
     return JobStatus(
         state=state,
         failure_class=slurm_state.failure_class,
-        reason="" if needs_no_reason else slurm_state.meaning + because,
+        reason=_why_in_queue(slurm_state, row.reason),
         submitted=_earliest(r.submitted for r in rows),
         # Without hosts, the time is an estimate or the time of the cancellation.
         started=_earliest(r.starts for r in rows) if hosts else None,
         hosts=hosts,
-        stuck=state is RunState.QUEUED and is_stuck(row.reason),
+        stuck=state is RunState.QUEUED and will_not_start(row.reason),
     )
+
+
+def _why_in_queue(slurm_state: SlurmState, reason: str) -> str:
+    """Return the explanation of a state and its reason in squeue."""
+    if slurm_state.state is RunState.COMPLETED or slurm_state.word == "RUNNING":
+        return ""
+    if slurm_state.state is RunState.QUEUED:
+        return describe_wait(reason, meaning=slurm_state.meaning)
+    return f"{slurm_state.meaning} ({reason})" if reason else slurm_state.meaning
 
 
 def _attempts(rows: Sequence[AccountingRow]) -> dict[int | None, list[_Attempt]]:
@@ -324,8 +320,8 @@ def _why(gravest: _Attempt, steps: Sequence[AccountingRow]) -> tuple[FailureClas
         case RunState.COMPLETED:
             return None, _bad_steps(steps)
         case RunState.QUEUED:
-            waits = f" ({gravest.job.reason})" if gravest.job.reason else ""
-            return slurm_state.failure_class, slurm_state.meaning + waits
+            waits = describe_wait(gravest.job.reason, meaning=slurm_state.meaning)
+            return slurm_state.failure_class, waits
     return None, "" if slurm_state.word == "RUNNING" else slurm_state.meaning
 
 

@@ -16,6 +16,14 @@ from bench.errors import unwritable
 _PAGE_BYTES = 4096
 
 
+def owner_writable(path: str, flags: int) -> int:
+    """Open a file for ``open(..., opener=...)``; if it is created, only its owner may change it.
+
+    Users with umask 002 share a group, whose members could otherwise change scripts that run as this user.
+    """
+    return os.open(path, flags, 0o644)
+
+
 def write_atomically(path: Path, text: str) -> None:
     """Write ``text`` to a temporary file and rename it, so that readers never see a partial file.
 
@@ -26,7 +34,7 @@ def write_atomically(path: Path, text: str) -> None:
     # Include the host name: on a shared file system, processes of two nodes may have the same id.
     temporary = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}.tmp")
     try:
-        with open(temporary, "wb", buffering=0) as file:
+        with open(temporary, "wb", buffering=0, opener=owner_writable) as file:
             left = memoryview(text.encode())
             while left:
                 left = left[file.write(left) :]
@@ -45,11 +53,12 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def rewrite_json(path: Path, content: Any) -> None:
-    """Overwrite a JSON file in place if old and new content fit into 4096 bytes; otherwise replace it.
+    """Overwrite a JSON file in place if old and new content fit into 4096 bytes.
 
-    `bench status` may rewrite thousands of files, and would spend most of its time creating and deleting
-    temporary files. Overwriting needs no disk space and only one write call. A reader that sees a partly
-    written file reads it again (:func:`read_object`).
+    Longer content is written to a temporary file, which is then renamed. `bench status` may rewrite
+    thousands of files, and would spend most of its time creating and deleting temporary files.
+    Overwriting needs no disk space and only one write call. :func:`read_object` reads a file again if
+    the file is only partly written.
 
     Raises:
         UnwritableError: see :func:`write_atomically`.
@@ -75,7 +84,7 @@ def _overwrite(path: Path, data: bytes) -> bool:
 
 
 def read_object(path: str | Path) -> tuple[dict[str, Any] | None, str]:
-    """Read a JSON object; return it and ``""``, or None and a problem such as ``is missing``."""
+    """Return (JSON object in the file, ``""``), or (None, a problem such as ``is missing``)."""
     try:
         try:
             content = json.loads(_read_bytes(path))
@@ -96,7 +105,10 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def read_table(path: Path) -> tuple[list[str], list[dict[str, str]]]:
-    """Return the column names and complete rows of a CSV file; both are empty if it cannot be read."""
+    """Return the column names and the rows of a CSV file; both are empty if it cannot be read.
+
+    Rows with more or fewer values than columns are left out.
+    """
     try:
         with path.open(encoding="utf-8", errors="replace", newline="") as file:
             reader = csv.DictReader(file)
@@ -111,7 +123,7 @@ def _as_json(content: Any) -> str:
 
 
 def _read_bytes(path: str | Path, *, lock: bool = False) -> bytes:
-    """Read a file; ``lock`` waits until other processes have finished rewriting it."""
+    """Read a file; with ``lock``, first wait until no other process is rewriting it."""
     with open(path, "rb", buffering=0) as file:
         if lock:
             with suppress(OSError):  # the file system does not support locks

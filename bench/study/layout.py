@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Protocol
 
 # fmt: off
-#: Columns of metrics.csv, with one row per epoch and values over all ranks. Times of the parts of a step
+#: Columns of metrics.csv. A row describes one epoch of all ranks together. Times of the parts of a step
 #: are seconds per step, averaged over ranks and over the steps of the attribution window (the steps in
 #: which the parts are timed). Empty values were not measured.
 METRICS_COLUMNS = (
@@ -33,8 +33,8 @@ METRICS_COLUMNS = (
     "gpu_util_avg", "cpu_util_avg", "peak_mem_bytes", "energy_joules", "mfu",
 )
 
-#: Columns of ranks.csv, with one row per epoch and rank. Times of the parts of a step are seconds per
-#: step, averaged over the rank's attribution window.
+#: Columns of ranks.csv. A row describes one rank in one epoch. Times of the parts of a step are seconds
+#: per step, averaged over the attribution window of this rank.
 RANKS_COLUMNS = (
     "epoch", "rank", "local_rank", "host", "device", "steps", "samples", "window_time_sec",
     "step_time_sec", "data_load_time_sec", "forward_time_sec", "backward_time_sec",
@@ -42,8 +42,8 @@ RANKS_COLUMNS = (
 )
 # fmt: on
 
-#: Columns of steps.csv, with one row per epoch and step of the throughput window (the steps without
-#: extra timing). Step times are the maximum over ranks.
+#: Columns of steps.csv. A row describes one step of the throughput window (the steps whose parts are not
+#: timed). Its time is that of the slowest rank.
 STEPS_COLUMNS = ("epoch", "step", "step_time_sec", "slowest_rank")
 
 

@@ -1,18 +1,18 @@
 """The ledger of a study: an append-only file of events, one JSON object per line.
 
-Each event names a run and an attempt (a run that is started again gets a new attempt). The state of a
-run follows from its events in order, so nothing is lost if a process dies between two events: the next
-reader finds an attempt without an ``ended`` event and determines how it ended.
+Each event except ``halted`` names a run and an attempt (a run that is started again gets a new attempt).
+The state of a run follows from its events in order. Nothing is lost if a process dies between two
+events: the next command finds an attempt without an ``ended`` event and determines how that attempt ended.
 
 Events:
     ``intent``: the attempt is about to be submitted with a unique job name (``job_name``).
     ``submitted``: Slurm accepted the job (``job_id``).
     ``started``: the attempt was started.
-    ``ended``: the attempt ended (``state``, ``reason``, ...). ``accounted`` is false if the job's
-    rows in sacct are still missing.
-    ``accounted``: replaces ``ended`` when the rows are available.
+    ``ended``: the attempt ended (``state``, ``reason``, ...). The event contains ``"accounted": false``
+    if sacct did not yet have the job's rows.
+    ``accounted``: sacct now has the rows. The values of this event replace those of ``ended``.
     ``withdrawn``: the attempt was not started; the run is ``planned`` again.
-    ``halted``: the whole study was cancelled, and running submissions stop. Names no run.
+    ``halted``: the whole study was cancelled. A `bench submit` that is still running stops.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class RunState(StrEnum):
 
     @property
     def active(self) -> bool:
-        """True if the run is queued, is running, or may be (``unknown``)."""
+        """True if the run is queued or running, or ``unknown`` (possibly still queued or running)."""
         return self in (RunState.QUEUED, RunState.RUNNING, RunState.UNKNOWN)
 
 
@@ -70,7 +70,7 @@ class FailureClass(StrEnum):
 
 @dataclass
 class RunRecord:
-    """State of a run's latest attempt according to the ledger; ``attempt`` is 0 if there is none."""
+    """State of a run's latest attempt according to the ledger; ``attempt`` is 0 before the first one."""
 
     run_id: str
     attempt: int = 0
@@ -100,7 +100,7 @@ class Ledger:
         self.append_all([{"event": event, "run_id": run_id, "attempt": attempt, **details}])
 
     def append_all(self, events: Sequence[Mapping[str, Any]]) -> None:
-        """Append events and sync them to disk; if that fails, append none. See :meth:`append`."""
+        """Append events and sync them to disk; if that fails, append none and raise UnwritableError."""
         if not events:
             return
         time_utc = now()
@@ -117,7 +117,7 @@ class Ledger:
             raise unwritable(self.path, error) from None
 
     def halt(self) -> None:
-        """Record that the whole study is being cancelled. See :class:`HaltWatch` and :meth:`append`."""
+        """Record that the whole study is being cancelled; a :class:`HaltWatch` detects this event."""
         self.append_all([{"event": "halted"}])
 
     @staticmethod
@@ -161,7 +161,7 @@ class Ledger:
 
 
 class HaltWatch:
-    """Detect whether a study is cancelled after this object was created, from new ledger lines."""
+    """Detect, from new lines of the ledger, that a study was cancelled after this object was created."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._path = ledger.path
@@ -223,7 +223,7 @@ def _apply(record: RunRecord, event: dict[str, Any]) -> None:
 
 @contextmanager
 def submit_lock(path: Path, *, wait_s: float = 0.0) -> Iterator[int]:
-    """Hold the study's lock; yield its file descriptor, which a child process may inherit.
+    """Hold the lock file ``path`` of a study; yield its descriptor, which a child process may inherit.
 
     The lock is released when every process has closed the descriptor. A child that outlives its parent
     therefore still prevents other submissions. Raises BenchError if the lock is not free within

@@ -19,7 +19,7 @@ REPLAN = "plan the study again: bench plan MATRIX"
 
 @dataclass(frozen=True)
 class PlannedStudy:
-    """A planned study: its cells (configurations by id) and runs. ``plan`` is the content of plan.json."""
+    """A planned study. ``cells`` maps ids to configurations; ``plan`` is the content of plan.json."""
 
     folder: StudyFolder
     plan: dict[str, Any]
@@ -87,7 +87,7 @@ def find_plan(folder: StudyFolder) -> dict[str, Any] | None:
 
 
 def invalid_plan(folder: StudyFolder, problem: str | Exception) -> BenchError:
-    """Return the error for a plan.json with missing or invalid values."""
+    """Return the error for a broken plan.json; ``problem`` says why it cannot be used."""
     if isinstance(problem, Exception):
         why = " ".join(f"{type(problem).__name__}: {problem}".split())
         problem = f"is not a plan that this version can read ({why})"

@@ -20,7 +20,7 @@ _NAME = RunFolder(Path()).run_json.name
 
 
 def read_run(attempt: str | Path) -> tuple[dict[str, Any] | None, str]:
-    """Read run.json in the folder of an attempt; return it and ``""``, or None and the problem."""
+    """Return (content of run.json in the folder ``attempt``, ``""``), or (None, the problem)."""
     return read_object(f"{attempt}/{_NAME}")
 
 
@@ -78,7 +78,7 @@ class Attempt:
 def next_attempt(study: PlannedStudy, run: Run, record: RunRecord) -> Attempt:
     """Return the next attempt of a run, with a unique job name.
 
-    If Slurm rejected the last attempt, no job exists for it, and its number is reused.
+    If Slurm rejected the last attempt, that attempt has no job, and the next attempt reuses its number.
     """
     rejected = record.state is RunState.PLANNED and bool(record.details.get("refused"))
     number = record.attempt if rejected else record.attempt + 1

@@ -21,7 +21,7 @@ _CELL_KEYS = (
 def pending(
     runs: Sequence[Run], records: Mapping[str, RunRecord], *, retry_failed: bool = False
 ) -> list[Run]:
-    """Return the planned and cancelled runs; with ``retry_failed``, also the failed ones."""
+    """Return the runs in state planned or cancelled; with ``retry_failed``, also the failed runs."""
     wanted = {RunState.PLANNED, RunState.CANCELLED}
     if retry_failed:
         wanted.add(RunState.FAILED)

@@ -17,7 +17,7 @@ from bench.study.layout import METRICS_COLUMNS, RunFolder
 from bench.study.ledger import RunRecord
 from bench.study.run_json import read_run
 
-#: Files that every run of the built-in training or with the recorder must contain.
+#: Files that a run must have if it uses the built-in training or the recorder.
 _FILES = ("run.json", "metrics.csv", "ranks.csv", "steps.csv", "env.json")
 
 
@@ -55,7 +55,7 @@ class Verification:
 
 
 def verify_run(path: Path, *, record: RunRecord | None = None) -> Verification:
-    """Check the attempt of a run in folder ``path``; a ``record`` overrides the state in run.json.
+    """Check the attempt of a run whose folder is ``path``. The state of ``record`` overrides run.json.
 
     Raises:
         BenchError: run.json is missing, broken, or does not describe a cell.
@@ -99,7 +99,7 @@ def _source(cell: dict[str, Any]) -> str | None:
 
 
 def _files(cell: dict[str, Any]) -> tuple[str, ...]:
-    """Return the names of required files; commands that do not use the recorder need fewer."""
+    """Return the names of the files that a run of the cell must have (fewer without the recorder)."""
     fewer = {"none": _FILES[:1], "readings": _FILES[:2]}
     return fewer.get(_source(cell) or "", _FILES)
 
@@ -177,7 +177,7 @@ def _throughput_check(rows: list[dict[str, str]]) -> Check:
 
 
 def _loss_check(rows: list[dict[str, str]]) -> Check:
-    """Check that all losses are finite; pass if ``rows`` is empty, because a command may report none."""
+    """Check that all losses are finite. No rows is a pass, because a command need not report losses."""
     bad = _epochs(row for row in rows if not _is_finite(row.get("train_loss")))
     found = "finite in every epoch" if rows else "not measured"
     if bad:

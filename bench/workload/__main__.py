@@ -80,6 +80,6 @@ if __name__ == "__main__":
     code = main(sys.argv[1:])
     sys.stdout.flush()
     sys.stderr.flush()
-    # A normal exit would wait for collectives that a lost rank never completes. Even without a failure it
-    # takes a tenth of a second longer. All files are already closed.
+    # A normal exit would wait for collectives that a lost rank never completes. Even without a failure, a
+    # normal exit takes a tenth of a second longer. All files are already closed.
     os._exit(code)

@@ -80,7 +80,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _typed(name: str, text: str) -> Any:
-    """Convert ``text`` to the type of an option's default, or leave it for pydantic to reject."""
+    """Convert ``text`` to the type of an option's default if possible; otherwise pydantic rejects it."""
     default = WorkloadOptions.model_fields[name].default
     if isinstance(default, str):
         return text

@@ -5,7 +5,7 @@ reads one request per line from standard input::
 
     {"run_dir": "...", "arguments": ["--model", "mlp", ...], "ranks": 4, "env": {...}}
 
-It answers on standard output with ``{"started": PID}`` and ``{"ended": EXIT_CODE}``. The ranks get the
+The server writes ``{"started": PID}`` and ``{"ended": EXIT_CODE}`` to standard output. The ranks get the
 environment variables that torchrun sets. torchrun itself is not used, because its agent has threads, and
 forking a process with threads can hang.
 
@@ -125,7 +125,8 @@ def _run_agent(request: Mapping[str, Any], folder: RunFolder, *, server: int, in
 def _run_ranks(arguments: Sequence[str], ranks: int) -> list[dict[str, Any]]:
     """Run the ranks until all have ended, and return the failures in the order in which they occurred.
 
-    REPORT_S after the first failure, the other ranks are ended, so that no collective waits for a dead rank.
+    :data:`REPORT_S` seconds after the first failure, the ranks that still run are ended, so that no
+    collective waits for a dead rank.
     """
     port = _free_port()
     alive = {_fork_rank(arguments, rank=rank, ranks=ranks, port=port): rank for rank in range(ranks)}

@@ -7,7 +7,7 @@ Source: Chowdhery et al., "PaLM", 2022, appendix B.
 docs/measuring.md lists the counted operations. torch counts them in one step on the meta device, whose
 tensors have no data, so counting takes no memory or time on the real device. ``peaks.toml`` contains the
 vendors' dense rates by precision. Matrix products and convolutions can use different precisions, because by
-default torch allows TF32 in cuDNN's convolutions only. The step's time at peak is then the sum over both.
+default torch allows TF32 in cuDNN's convolutions only. The step's time at peak is the sum of their times.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def precisions_in_use(precision: str, env: Mapping[str, str]) -> Precisions:
 
 @dataclass(frozen=True)
 class MfuBasis:
-    """The basis of MFU; ``ideal_s`` is a step's time at peak FLOP/s, or None for the given ``reason``."""
+    """The basis of MFU. ``ideal_s`` is a step's time at peak FLOP/s; if None, ``reason`` says why."""
 
     flops: StepFlops
     precisions: Precisions

@@ -249,7 +249,7 @@ def _check_memory(session: Session, feed: Feed) -> None:
 
 
 def _raise_any_problem(session: Session, collectives: Collectives, problem: str) -> None:
-    """Raise the problems of all ranks on every rank; a problem that not all ranks have names its ranks."""
+    """Raise the problems of all ranks on every rank; if only some ranks have a problem, name these ranks."""
     problems = collectives.objects(problem)
     ranks_by_problem: dict[str, list[str]] = {}
     for rank, text in zip(session.joined.facts, problems, strict=True):

@@ -145,7 +145,7 @@ def _read_result(store: Store, launch: Launch, left_s: float, timeout_s: float) 
 
 
 def _no_result(store: Store, launch: Launch, timeout_s: float) -> WorkloadError:
-    """Return the error if rank 0 published no result: it ended, or never joined the agent's store."""
+    """Return the error for a missing result: rank 0 has ended, or never joined the store of the agent."""
     try:
         facts = _facts_so_far(store, launch)
     except (dist.DistError, RuntimeError):

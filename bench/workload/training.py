@@ -31,7 +31,7 @@ def wrap(task: Task, options: WorkloadOptions) -> DistributedDataParallel:
     if options.compile:
         task.compile()
     accepted = inspect.signature(DistributedDataParallel.__init__).parameters
-    # torch 2.13 deprecates the older name of the two.
+    # torch 2.13 renames the argument broadcast_buffers and deprecates the old name.
     buffers: dict[str, Any] = {
         "forward_sync_buffers" if "forward_sync_buffers" in accepted else "broadcast_buffers": False
     }
@@ -54,7 +54,7 @@ class Trainer:
         self._feed = feed
         self._last_micro_batch = options.grad_accum - 1
         self._loss_weight = 1.0 / options.grad_accum
-        # The initial scale is often too high. A step with overflowing gradients is skipped and halves it.
+        # The initial scale is often too high. If gradients overflow, a step is skipped and the scale halved.
         self._scaler = torch.amp.GradScaler(options.device) if options.precision == "fp16" else None
         self.loss_sum = torch.zeros((), device=next(model.parameters()).device)
         self.micro_batches = 0

@@ -85,7 +85,7 @@ class Windows:
         """Train ``steps`` steps with a timer on each part and add their parts to ``window``.
 
         One more step runs first and is not measured. The parts of a step are None if this rank's wall clock
-        was set during the step. If DDP's logger lacks the times of another step, the parts of all are None.
+        was set during the step. If DDP's logger lacks the times of any other step, all parts are None.
         """
         model, timer = self._trainer.model, StepTimer(clock_for(self._device))
         enable_ddp_timing(model)

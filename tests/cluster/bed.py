@@ -377,6 +377,18 @@ class Cluster:
         finally:
             self._limit(dict.fromkeys(limits, -1))
 
+    @contextmanager
+    def qos(self, name: str, **limits: str) -> Iterator[None]:
+        """Add a QOS with limits (``MaxWall="1"``: one minute) for the account within a ``with`` block."""
+        words = [f"{key}={value}" for key, value in limits.items()]
+        self.run(["sacctmgr", "-i", "add", "qos", name, "set", *words])
+        self.run(["sacctmgr", "-i", "modify", "account", ACCOUNT, "set", f"qos+={name}"])
+        try:
+            yield
+        finally:
+            self.clear()
+            self.run(["sacctmgr", "-i", "delete", "qos", name])
+
     def _limit(self, limits: Mapping[str, int]) -> None:
         words = [f"{name}={value}" for name, value in limits.items()]
         self.run(["sacctmgr", "-i", "modify", "user", "root", "where", f"account={ACCOUNT}", "set", *words])

@@ -52,17 +52,19 @@ def _start_ticks(pid: int) -> int | None:
     return None if fields[0] in "ZX" else int(fields[19])
 
 
-def wait_for(condition: Callable[[], bool], *, what: str, timeout_s: float, every_s: float = 0.05) -> None:
-    """Wait until ``condition`` is true.
+def wait_for(condition: Callable[[], bool], *, what: str, timeout_s: float) -> None:
+    """Wait until ``condition`` is true; ask every 0.05 s at first, later every 0.5 s.
 
     Raises:
         ClusterError: the condition is not true within ``timeout_s``.
     """
     end = time.monotonic() + timeout_s
+    pause_s = 0.05
     while not condition():
         if time.monotonic() > end:
             raise ClusterError(f"waited {timeout_s:g} s in vain for {what}")
-        time.sleep(every_s)
+        time.sleep(pause_s)
+        pause_s = min(1.3 * pause_s, 0.5)
 
 
 def run(
@@ -130,7 +132,6 @@ class Container:
                 lambda: ready.exists() or holder.poll() is not None,
                 what=f"the start of {name}",
                 timeout_s=20,
-                every_s=0.01,
             )
             if holder.poll() is not None:
                 words = (folder / f"{name}.init.log").read_text().strip()

@@ -12,6 +12,7 @@ mount --bind "$2" /etc/hosts
 mount -t tmpfs -o mode=755 run /run      # pid files, sshd's folder
 mount -t tmpfs -o mode=1777 shm /dev/shm # nodes share no memory
 mkdir -p /run/sshd
+mkdir -p -m 700 /run/user/0 # root's runtime folder, which a login creates
 ip link set lo up
 : >"$3"
 # While it waits, bash reaps orphaned processes of daemons and jobs, which would otherwise stay as zombies.

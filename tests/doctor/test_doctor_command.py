@@ -31,8 +31,8 @@ Further causes, which may be consequences of the first:
 clients-missing  job.err:2
     torch.distributed.DistStoreError: Timed out after 3601 seconds waiting for clients. 1/16 clients
     joined.
-  Why: Some ranks did not join: they were never started, died before they joined, or use another
-  master address.
+  Why: Some ranks did not join the process group: they were never started, died before they joined,
+  or use another master address.
   Do:  Compare the numbers of joined and expected ranks with the number of processes that srun
   starts (nodes x --ntasks-per-node, or nodes x --nproc_per_node). Read the logs of the missing
   ranks first. All ranks must use the same MASTER_ADDR and MASTER_PORT.

@@ -161,7 +161,7 @@ class FaultStudy:
             shown.update(self.status())
             return all(shown[fault]["state"] not in ("queued", "running") for fault in faults)
 
-        wait_for(ended, what=f"the ends of {', '.join(faults)}", timeout_s=timeout_s, every_s=1)
+        wait_for(ended, what=f"the ends of {', '.join(faults)}", timeout_s=timeout_s)
         return shown
 
 

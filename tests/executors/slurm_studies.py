@@ -19,6 +19,7 @@ from bench.plan import make_plan, write_plan
 from bench.slurm.client import Slurm
 from bench.study.layout import METRICS_COLUMNS, StudyFolder
 from bench.study.plan_json import PlannedStudy, open_study
+from tests.commands import command_line
 
 HEAD = """\
 study: {name}
@@ -62,17 +63,14 @@ class Study:
 
     def command(self, *words: str) -> list[str]:
         """Return the command ``bench WORDS``; the word STUDY is replaced by the folder."""
-        return [sys.executable, "-m", "bench", *(str(self.folder) if w == "STUDY" else w for w in words)]
+        return [sys.executable, "-m", "bench", *self._given(words)]
 
-    def bench(self, *words: str, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            self.command(*words),
-            env={**os.environ, **self.environment},
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            stdin=subprocess.DEVNULL,
-        )
+    def _given(self, words: Sequence[str]) -> list[str]:
+        return [str(self.folder) if word == "STUDY" else word for word in words]
+
+    def bench(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Call ``bench WORDS`` in this process."""
+        return command_line.bench(*self._given(words), cwd=Path.cwd(), **self.environment)
 
     def start(self, *words: str) -> Command:
         """Start ``bench WORDS`` without waiting for it."""
@@ -123,10 +121,10 @@ class Study:
 
 
 @contextmanager
-def submitted(study: Study, *options: str, timeout_s: float = 120) -> Iterator[Study]:
+def submitted(study: Study, *options: str) -> Iterator[Study]:
     """Submit a study; cancel its jobs at the end of the block."""
     try:
-        done = study.bench("submit", "STUDY", *options, timeout_s=timeout_s)
+        done = study.bench("submit", "STUDY", *options)
         assert done.returncode == 0, done.stderr
         yield study
     finally:

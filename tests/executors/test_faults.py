@@ -85,9 +85,7 @@ def test_runs_settled_without_accounting_are_completed_when_it_is_back(cluster, 
         cluster.start_slurmdbd()
     summary = study.folder / f"runs/{run_id(2)}/attempt-1/sacct_summary.txt"
     assert not summary.exists()
-    wait_for(
-        lambda: bool(study.status()) and summary.exists(), what="the accounting", timeout_s=60, every_s=0.5
-    )
+    wait_for(lambda: bool(study.status()) and summary.exists(), what="the accounting", timeout_s=60)
     assert (study.folder / f"runs/{run_id(1)}/attempt-1/sacct_summary.txt").exists()
     late = study.run_json(run_id(2))
     assert (late["state"], late["failure_class"]) == ("failed", "killed")
@@ -102,9 +100,7 @@ def test_a_cancelled_run_gets_its_accounting_with_the_next_status(cluster, scrip
     wait_for(lambda: study.status()[run_id(1)]["state"] == "running", what="the run", timeout_s=20)
     assert study.bench("cancel", "STUDY").stdout == "1 run cancelled\n"
     summary = study.folder / f"runs/{run_id(1)}/attempt-1/sacct_summary.txt"
-    wait_for(
-        lambda: bool(study.status()) and summary.exists(), what="its accounting", timeout_s=30, every_s=0.5
-    )
+    wait_for(lambda: bool(study.status()) and summary.exists(), what="its accounting", timeout_s=30)
     content = study.run_json(run_id(1))
     assert (content["state"], content["reason"]) == ("cancelled", "cancelled by bench cancel")
     assert content["started_at"] <= content["ended_at"]

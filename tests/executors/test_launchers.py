@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 from collections.abc import Iterator
@@ -23,9 +22,10 @@ cluster:
   cpus_per_task: 1
   time_limit: 5m
   env: {GLOO_SOCKET_IFNAME: eth0}
-axes: {nodes: [1, 2], tasks_per_node: [1, 2], backend: [gloo], launcher: [srun, torchrun]}
+axes: {nodes: [2], tasks_per_node: [2], backend: [gloo], launcher: [srun, torchrun]}
 scaling: [{mode: weak, per_gpu_batch: [2]}]
 include:
+  - {nodes: 1, tasks_per_node: 1, launcher: srun, backend: gloo, mode: weak, per_gpu_batch: 2}
   - {nodes: 2, tasks_per_node: [2, 1], launcher: torchrun, backend: gloo, mode: weak, per_gpu_batch: 2}
 workload: {device: cpu, model: mlp, parameters: 100k, steps_per_epoch: 3, epochs: 1, warmup_steps: 3,
            attribution_steps: 0, val_steps: 0}
@@ -37,16 +37,16 @@ repeats: 1
 def study(running_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Study]:
     """Execute all cells."""
     study = plan_study(tmp_path_factory.mktemp("launchers"), MATRIX, running_cluster.environment)
-    with submitted(study, "--wait", timeout_s=280):
+    with submitted(study, "--wait"):
         yield study
 
 
 def test_every_run_of_either_launcher_completes_and_passes(study):
     shown = study.status()
-    assert len(shown) == 9
+    assert len(shown) == 4
     assert {run["state"] for run in shown.values()} == {"completed"}
     verified = study.bench("verify", "STUDY")
-    assert verified.stdout.splitlines()[-1] == "9 of 9 runs pass"
+    assert verified.stdout.splitlines()[-1] == "4 of 4 runs pass"
 
 
 def test_the_ranks_join_on_the_allocated_hosts_and_report_them(study, running_cluster):
@@ -65,22 +65,6 @@ def test_the_ranks_join_on_the_allocated_hosts_and_report_them(study, running_cl
         assert (env["joined"]["ranks"], env["joined"]["expected"]) == (ranks, ranks)
         said = folder.out.read_text() + folder.err.read_text()
         assert re.search(rf"\b{ranks}/{ranks} ranks? joined", said), said
-
-
-def test_the_report_shows_speedup_and_efficiency_over_both_axes(study):
-    done = study.bench("report", "STUDY")
-    assert done.returncode == 0, done.stderr
-    report = study.folder / "report"
-    with (report / "axes.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    sizes = {(row["series"].rsplit("-", 1)[1], row["nodes"], row["gpus_per_node"]) for row in rows}
-    assert sizes == {(who, n, k) for who in ("srun", "torchrun") for n in "12" for k in "12"}
-    for row in rows:
-        within, over = float(row["efficiency_within_node"]), float(row["efficiency_over_nodes"])
-        assert float(row["efficiency"]) == pytest.approx(within * over)
-        assert float(row["speedup"]) == pytest.approx(float(row["efficiency"]) * int(row["gpus"]))
-    page = (report / "index.html").read_text()
-    assert "Efficiency and speedup by nodes and ranks per node" in page
 
 
 # -- options of sites -------------------------------------------------------------------------

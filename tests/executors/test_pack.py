@@ -241,11 +241,17 @@ def test_a_pack_that_never_starts_in_its_partition_is_a_warning(scripted):
         "then choose fewer runs with --only, lower cluster.time_limit, or submit without --pack"
     )
     first = study.planned.runs[0].run_id
-    wait_for(
-        lambda: study.status()[first]["reason"] == "waits to start (PartitionTimeLimit)",
-        what="Slurm's own word",
-        timeout_s=30,
+    reason = (
+        "will not start (PartitionTimeLimit): its time limit exceeds the partition's; "
+        "lower cluster.time_limit, or choose another cluster.partition"
     )
+    assert done.stderr.splitlines()[-3:] == [
+        f"{first} and 2 other runs {reason}",
+        "`bench cancel scripted` removes them from the queue; then correct the matrix, or pack fewer runs "
+        "(--only), or submit without --pack",
+        "study scripted: 3 queued",
+    ]
+    assert study.status()[first]["reason"] == reason
     assert study.status()[first]["details"]["stuck"]
     assert study.bench("cancel", "STUDY").stdout == "3 runs cancelled\n"
     done = study.bench("submit", "STUDY", "--pack", "--wait", "--only", "*-b1-*", "--only", "*-r1")
@@ -486,7 +492,7 @@ def test_the_jobs_time_limit_keeps_finished_runs_and_the_rest_is_started_again(o
 def test_a_pack_leaves_the_same_folders_as_single_jobs(ddp, running_cluster, tmp_path):
     alone = plan_study(tmp_path / "alone", DDP, running_cluster.environment)
     assert alone.bench("submit", "STUDY", "--only", ALONE).returncode == 0
-    done = ddp.bench("submit", "STUDY", "--pack", "--wait", timeout_s=240)
+    done = ddp.bench("submit", "STUDY", "--pack", "--wait")
     assert done.returncode == 0, ddp.bench("verify", "STUDY").stdout
     assert done.stderr.splitlines()[-1] == "study ddp: 6 completed"
     assert len(ddp.job_ids()) == 1

@@ -327,6 +327,13 @@ repeats: 1
     assert list(study.jobs_per_run()) == ["n1x1-gloo-srun-b4-r1"]
 
 
+#: The reason of a run whose time limit exceeds the partition's.
+LONG = (
+    "will not start (PartitionTimeLimit): its time limit exceeds the partition's; "
+    "lower cluster.time_limit, or choose another cluster.partition"
+)
+
+
 def test_a_canary_that_cannot_start_by_itself_is_a_warning(running_cluster, tmp_path):
     matrix = """\
 study: long
@@ -341,11 +348,76 @@ repeats: 1
     with study.start("submit", "STUDY", "--canary") as submission:
         assert submission.stderr is not None
         said = lines(submission.stderr)
-        words = f"{run} will not start unless you intervene: waits to start (PartitionTimeLimit)"
-        assert next((line for line in said if "will not start" in line), None) == words
+        assert next((line for line in said if "PartitionTimeLimit" in line), None) == f"{run} {LONG}"
         assert study.bench("cancel", "STUDY").returncode == 0
         assert list(said)[-1] == f"the canary {run} did not pass: nothing else was submitted"
     assert submission.returncode == 1
+
+
+def test_runs_that_slurm_accepts_but_never_starts_are_reported_with_the_remedy(running_cluster, tmp_path):
+    matrix = """\
+study: slow
+cluster: {executor: slurm, partition: l40s, account: users, qos: brief, time_limit: 6m}
+axes: {nodes: [1, 2], tasks_per_node: [1]}
+scaling: [{mode: weak, per_gpu_batch: [4]}]
+workload: {device: cpu, command: "true", metrics: none}
+repeats: 1
+"""
+    study = plan_study(tmp_path / "slow", matrix, running_cluster.environment)
+    first, second = (f"n{nodes}x1-gloo-srun-b4-r1" for nodes in (1, 2))
+    reason = (
+        "will not start (QOSMaxWallDurationPerJobLimit): its time limit exceeds that of the QOS; "
+        "lower cluster.time_limit, or choose another cluster.qos"
+    )
+    with running_cluster.qos("brief", MaxWall="1"):
+        done = study.bench("submit", "STUDY")
+        assert done.returncode == 0
+        said = done.stderr.splitlines()
+        assert {f"{run} and 1 other run {reason}" for run in (first, second)} & set(said), done.stderr
+        assert said[-2:] == [
+            "`bench cancel slow` removes them from the queue; then correct the matrix",
+            "study slow: 2 queued",
+        ]
+        shown = study.bench("status", "STUDY").stdout
+        assert shown.count(reason) == 2
+        assert shown.splitlines()[-1] == "2 queued (2 will not start)"
+        runs = json.loads(study.bench("status", "STUDY", "--json").stdout)["runs"]
+        assert [run["will_not_start"] for run in runs] == [True, True]
+        with study.start("submit", "STUDY", "--wait") as waiting:
+            assert next(line for line in lines(waiting.stderr) if "will not start" in line).endswith(reason)
+            assert study.bench("cancel", "STUDY").stdout == "2 runs cancelled\n"
+        assert waiting.returncode == 1
+
+
+def test_a_limit_of_the_group_is_a_wait(running_cluster, tmp_path, scripted):
+    study = scripted("sleep 60", "sleep 60")
+    for script in (study.folder / "scripts").glob("n1*"):
+        script.write_text(script.read_text().replace("\n#SBATCH", "\n#SBATCH --qos=shared\n#SBATCH", 1))
+    with running_cluster.qos("shared", GrpJobs="1"):
+        done = study.bench("submit", "STUDY")
+        assert done.returncode == 0
+        assert "will not start" not in done.stderr
+        why = "waiting for your group's limit (QOSGrpJobsLimit)"
+        wait_for(lambda: why in {run["reason"] for run in study.status().values()}, what=why, timeout_s=30)
+        assert study.bench("cancel", "STUDY").stdout == "2 runs cancelled\n"
+
+
+def test_patience_limits_the_wait_for_the_controller(scripted, running_cluster):
+    study = scripted(MEASURE)
+    with running_cluster.configured(MessageTimeout="1"):
+        running_cluster.stop_slurmctld()
+        try:
+            done = study.bench("submit", "STUDY", "--wait", "--patience", "2s")
+            short = study.start("submit", "STUDY", "--wait", "--patience", "10m")
+            said = next(lines(short.stderr))
+        finally:
+            running_cluster.start_slurmctld()
+    assert done.returncode == 1
+    first, last = (line for line in done.stderr.splitlines() if "Unable to contact" in line)
+    assert first.endswith("(connect failure): waiting for Slurm")
+    assert "(connect failure) (waited for 2 s, see --patience); " in last
+    assert said.endswith(": waiting for Slurm")
+    assert short.communicate(timeout=60)[1].splitlines()[-1] == "study scripted: 1 completed"
 
 
 def test_a_controller_that_is_down_is_an_error_and_loses_nothing(scripted, running_cluster):

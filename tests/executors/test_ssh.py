@@ -138,7 +138,7 @@ def test_ranks_of_two_hosts_train_together_and_leave_all_files(bed, make):
         setup=json.dumps([python, 'env -0 | grep -z ^TEXT= >"$(hostname).$BENCH_PEER"']),
         env=json.dumps({"TEXT": text}),
     )
-    done = study.bench("submit", "STUDY", timeout_s=300)
+    done = study.bench("submit", "STUDY")
     assert done.returncode == 0, done.stderr
     verified = study.bench("verify", "STUDY")
     assert (verified.returncode, verified.stdout.splitlines()[-1]) == (0, "2 of 2 runs pass"), verified.stdout

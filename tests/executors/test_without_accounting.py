@@ -117,7 +117,7 @@ def over(study: Study) -> bool:
 
 def test_squeue_shows_the_ends_and_verify_the_missing_accounting(studies):
     study = studies["asked"]
-    wait_for(lambda: over(study), what="the ends", timeout_s=90, every_s=0.3)
+    wait_for(lambda: over(study), what="the ends", timeout_s=90)
     by_squeue = {
         **EXPECTED,
         "bad-exit": (
@@ -142,7 +142,6 @@ def test_run_folders_show_the_ends_of_jobs_that_squeue_has_forgotten(bare, studi
         lambda: not bare.run(["squeue", "-h", "-t", "all", "-o", "%A"]).stdout.split(),
         what="jobs that Slurm has forgotten",
         timeout_s=120,
-        every_s=0.5,
     )
     done = study.bench("status", "STUDY")
     assert done.returncode == 1, done.stderr

@@ -192,11 +192,21 @@ def test_the_logs_of_other_ranks_are_removed_after_reading(tmp_path):
     env: dict[str, str] = {}
     log = NcclLogFile.arrange(env, RunFolder(tmp_path), rank=3)
     path = Path(env["NCCL_DEBUG_FILE"])
-    assert path == Path(tempfile.gettempdir()) / f"bench-nccl-{os.getpid()}-3.log"
+    folder = path.parent
+    assert folder.parent == Path(tempfile.gettempdir())
+    assert folder.stat().st_mode & 0o777 == 0o700, "no other user can plant a link that NCCL would follow"
     path.write_text(SOCKETS)
     assert log.read().chosen == {"Socket"}
     log.remove()
-    assert not path.exists()
+    assert not folder.exists()
+
+
+def test_without_a_temporary_folder_nccls_log_is_not_requested(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
+    env: dict[str, str] = {}
+    log = NcclLogFile.arrange(env, RunFolder(tmp_path), rank=3)
+    assert (env, log.path) == ({}, None)
+    assert log.missing_because == "no temporary folder for NCCL's log: No such file or directory"
 
 
 def test_the_users_settings_of_nccls_log_stay(tmp_path):

@@ -139,18 +139,20 @@ def test_an_unavailable_nccl_log_leaves_empty_values_with_the_reason(env, why):
 
 
 def test_a_recorder_created_before_nccl_starts_requests_its_log(tmp_path, monkeypatch):
-    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     env: dict[str, str] = {}
     request_nccl_log(env)
-    assert env == {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": f"{tmp_path}/bench-nccl-%p.log"}
+    (private,) = tmp_path.iterdir()
+    assert private.stat().st_mode & 0o777 == 0o700, "no other user can plant a link that NCCL would follow"
+    assert env == {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": f"{private}/bench-nccl-%p.log"}
     assert traces_of_nccl(env) == {
         "why": "NCCL had started before the recorder was made: set NCCL_DEBUG=INFO and NCCL_DEBUG_FILE"
         " before the start"
     }
-    path = tmp_path / f"bench-nccl-{os.getpid()}.log"
+    path = private / f"bench-nccl-{os.getpid()}.log"
     path.write_text(SOCKETS)
     assert traces_of_nccl(env, rank=1)["log"]["chosen"] == ["Socket"]
-    assert not path.exists()
+    assert not private.exists()
     theirs = {"NCCL_DEBUG": "VERSION"}
     request_nccl_log(theirs)
     assert theirs == {"NCCL_DEBUG": "VERSION"}

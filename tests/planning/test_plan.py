@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -54,6 +55,17 @@ def test_the_study_contains_the_matrix_the_plan_and_one_script_per_cell(tmp_path
         "gpu_hours_max": (4 + 8) * 2 * 0.5,
         "node_hours_max": (1 + 2) * 2 * 0.5,
     }
+
+
+def test_only_the_owner_can_change_scripts_even_without_a_umask(tmp_path):
+    before = os.umask(0)
+    try:
+        folder = planned(tmp_path)
+    finally:
+        os.umask(before)
+    written = [folder.scripts, *folder.scripts.iterdir(), folder.plan_json, folder.matrix]
+    modes = {path.name: path.stat().st_mode & 0o777 for path in written}
+    assert modes == {name: 0o755 if name == "scripts" else 0o644 for name in modes}
 
 
 def test_planning_again_changes_nothing(tmp_path):

@@ -14,6 +14,7 @@ from bench.errors import BenchError
 from bench.slurm.client import (
     BatchJob,
     Slurm,
+    SlurmMissingError,
     SlurmRefusedError,
     SlurmUnavailableError,
     SubmissionUncertainError,
@@ -80,7 +81,7 @@ def test_without_slurm_every_method_names_the_missing_command_and_a_remedy(comma
         lambda: slurm.test_only(Path("x")),
         lambda: submit(slurm, commands.folder),
     ):
-        with pytest.raises(SlurmUnavailableError) as caught:
+        with pytest.raises(SlurmMissingError) as caught:
             call()
         assert caught.value.output == "command not found"
     assert str(caught.value) == (
@@ -92,10 +93,22 @@ def test_without_slurm_every_method_names_the_missing_command_and_a_remedy(comma
 def test_without_a_configured_cluster_the_remedy_is_another_executor(commands):
     message = "Could not establish a configuration source"
     commands.add("squeue", err=f"squeue: fatal: {message}\n", code=1)
-    with pytest.raises(SlurmUnavailableError) as caught:
+    with pytest.raises(SlurmMissingError) as caught:
         commands.slurm().queue()
+    assert caught.value.exit_code == 2
     assert str(caught.value).endswith(
         f"{message}; run this on a login node (perhaps after `module load slurm`), or set cluster.executor: local"
+    )
+
+
+def test_a_missing_configuration_file_is_reported_at_once(commands):
+    commands.add("squeue", sleep_s=60)  # like Slurm's commands, which look for the file for a minute
+    place = commands.folder / "slurm.conf"
+    with pytest.raises(SlurmMissingError) as caught:
+        commands.slurm(SLURM_CONF=str(place)).queue()
+    assert str(caught.value) == (
+        f"squeue: SLURM_CONF={place}: the file does not exist; run this on a login node (perhaps after "
+        "`module load slurm`), or set cluster.executor: local"
     )
 
 
@@ -184,7 +197,7 @@ def test_a_job_does_not_inherit_the_allocation_that_bench_runs_in(commands):
     outside = {
         "SLURM_MEM_PER_CPU": "1",
         "SLURM_JOB_ID": "7",
-        "SLURM_CONF": "/c",
+        "SLURM_CONF": os.devnull,
         "SBATCH_QOS": "long",
         "X": "y",
     }
@@ -192,7 +205,7 @@ def test_a_job_does_not_inherit_the_allocation_that_bench_runs_in(commands):
     submit(slurm, commands.folder)
     (inherited,) = commands.environments("sbatch")
     assert {k: inherited[k] for k in outside if k in inherited} == {
-        "SLURM_CONF": "/c",
+        "SLURM_CONF": os.devnull,
         "SBATCH_QOS": "long",
         "X": "y",
     }

@@ -58,7 +58,7 @@ class Submitter:
             found.update(job_statuses(self.slurm.accounting(job_ids)))
             return set(found) >= set(job_ids) and all(o.settled for o in found.values())
 
-        wait_for(all_ended, what=f"the end of jobs {', '.join(job_ids)}", timeout_s=60, every_s=0.2)
+        wait_for(all_ended, what=f"the end of jobs {', '.join(job_ids)}", timeout_s=60)
         return found
 
     def wait_until_running(self, job_id: str) -> None:
@@ -289,7 +289,6 @@ def test_accounting_by_name_finds_the_job(submitter, slurm):
         ),
         what="the job in sacct by its name",
         timeout_s=20,
-        every_s=0.3,
     )
     assert slurm.accounting_by_name(["unique"], since=since) == []
 

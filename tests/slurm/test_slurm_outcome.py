@@ -117,7 +117,12 @@ def test_squeue_alone_tells_states_and_reasons():
     found = queue_statuses(parse_queue(QUEUE))
     assert {job: (str(o.state), o.reason, o.hosts, o.stuck) for job, o in found.items()} == {
         "13": ("cancelled", "was cancelled (PartitionNodeLimit)", "", False),
-        "14": ("queued", "waits to start (JobHeldUser)", "", True),
+        "14": (
+            "queued",
+            "will not start (JobHeldUser): the job is held; release it with `scontrol release JOB`",
+            "",
+            True,
+        ),
         "15": ("queued", "waits to start (BeginTime)", "", False),
         "16": ("failed", "lost a node (NodeDown)", "n[3-4]", False),
         "17": ("running", "", "n2", False),

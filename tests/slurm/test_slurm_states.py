@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.slurm.job_states import STATES, is_stuck, read_state
+from bench.slurm.job_states import STATES, read_state
 from bench.study.ledger import FailureClass, RunState
 
 # https://slurm.schedmd.com/job_state_codes.html: base states and flags of releases 20.11 to 25.x.
@@ -88,23 +88,3 @@ def test_an_unknown_or_ambiguous_state_says_so_with_slurms_word(printed):
     slurm_state = read_state(printed)
     assert slurm_state.state is RunState.UNKNOWN
     assert slurm_state.meaning == f"Slurm reports the unknown state {printed!r}"
-
-
-@pytest.mark.parametrize(
-    "reason",
-    [
-        *("JobHeldUser", "PartitionNodeLimit", "DependencyNeverSatisfied", "AssocMaxWallDurationPerJobLimit"),
-        # squeue writes a job's state_desc with underscores for spaces.
-        *("launch failed requeued held", "launch_failed_requeued_held"),
-        "user_env_retrieval_failed_requeued_held",
-    ],
-)
-def test_a_reason_that_only_a_person_can_end_is_stuck(reason):
-    assert is_stuck(reason)
-
-
-@pytest.mark.parametrize(
-    "reason", ["Resources", "Priority", "BeginTime", "None", "", "QOSMaxJobsPerUserLimit"]
-)
-def test_a_reason_that_ends_by_itself_is_not_stuck(reason):
-    assert not is_stuck(reason)

@@ -36,7 +36,7 @@ REGISTRY: dict[str, Rule] = {}
 
 
 def rule(severity: Severity) -> Callable[[Check], Check]:
-    """Register the decorated generator function as a rule that is named after it."""
+    """Register the decorated generator function as a rule; the function's name becomes the rule's name."""
 
     def register(check: Check) -> Check:
         name = check.__name__.replace("_", "-")

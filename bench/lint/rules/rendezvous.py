@@ -92,8 +92,8 @@ def loopback_master_addr(script: Script) -> Iterator[Remark]:
     """The master address of a job with several nodes is, or may become, the local host.
 
     Every node then connects to itself, and the processes of the other nodes never reach the first
-    one. Without an address, torchrun uses 127.0.0.1 (it does not read MASTER_ADDR). Without
-    --rdzv_endpoint, the c10d backend uses localhost.
+    node. torchrun does not read MASTER_ADDR: without an address in its options, it uses 127.0.0.1.
+    Without --rdzv_endpoint, the c10d backend uses localhost.
 
     Bad:
         #SBATCH --nodes=2
@@ -130,7 +130,7 @@ def _has_several_nodes(script: Script) -> bool:
 
 
 def _is_final(script: Script, assigned: Assigned) -> bool:
-    """Return whether programs see the assigned value, because no later assignment or branch replaces it."""
+    """Return whether programs see the assigned value: no later assignment, and no branch, replaces it."""
     others = script.assigned_to.get(assigned.name, [])
     if any(other.line > assigned.line and not other.branches for other in others):
         return False
@@ -144,7 +144,7 @@ def _is_final(script: Script, assigned: Assigned) -> bool:
 
 
 def _is_read(script: Script, name: str, spanning: list[Step]) -> bool:
-    """Return whether the script or a program may read the variable, which torchrun does not."""
+    """Return whether the script or a program may read the variable; torchrun does not read it."""
     used = any(use.name == name for use in script.walk.uses)
     return used or not spanning or any(not starts_workers(step.launch) for step in spanning)
 
@@ -284,10 +284,10 @@ def _computed_port(script: Script, assigned: Assigned, port: str) -> Edit | None
 def rank_expanded_early(script: Script) -> Iterator[Remark]:
     r"""The batch shell expands the rank of a node or task, and the rank is always 0 in the batch shell.
 
-    The batch script runs on the first node only. It expands variables on the srun line that are
-    unquoted or in double quotes, so every task gets rank 0. If the variable is escaped or in single
-    quotes, a shell in the task must expand it. The rule does not apply to a c10d rendezvous, which
-    assigns the ranks itself.
+    The batch shell runs on the first node only. On the srun line, it expands variables that are
+    unquoted or in double quotes, so every task gets rank 0. A variable that is escaped or in single
+    quotes is not expanded there; a shell in the task must expand it. The rule does not apply to a
+    c10d rendezvous, which assigns the ranks itself.
 
     Bad:
         srun torchrun --nnodes=2 --node_rank=$SLURM_NODEID --master_addr=$HOST ...

@@ -152,11 +152,12 @@ def _error_in_text(text: Value, error: ShellError) -> Remark:
 
 
 def _unpaired_quote(lines: Sequence[str], quote: str, *, upto: int) -> tuple[int, str] | None:
-    """Return the number of the line with an unclosed quote, and the quote character, or None.
+    """Return (number of the line with an unclosed quote, quote character), or None.
 
     A string that spans several lines has an odd number of quotes in its first and its last line, so
     lines with an odd number come in pairs. If one such line is left over, the result is the line
-    whose removal leaves the most plausible pairs. If ``quote`` is empty, all pairs must be plausible.
+    whose removal leaves the most plausible pairs. If the character ``quote`` is empty (unknown), only
+    lines up to ``upto`` are examined, and all pairs must be plausible.
     """
     for kind in (quote,) if quote else ('"', "'"):
         counts = [_count_quotes(line, kind) for line in lines[: None if quote else upto]]

@@ -14,10 +14,10 @@ from bench.lint.script import Script, starts_workers
 from bench.lint.shell_state import Step
 
 _CPU = re.compile(r"gloo|\bcpu\b|mpi\b", re.IGNORECASE)
-#: Options of programs that select the device or the backend.
+#: Options with which a program selects the device or the backend.
 _SELECTS_DEVICE = re.compile(r"backend|device|accelerator|strategy|dist|launch|cpu|trainer|proc|node")
 _GPU_OPTIONS = ("gpus-per-node", "gres", "gpus", "gpus-per-task", "tres-per-task")
-#: Options of programs that start a process for each GPU themselves.
+#: Options of training programs that start a process for each GPU without a launcher.
 _STARTS_PROCESSES = names("multiprocessing_distributed dist_url nproc_per_node gpus_per_node ngpus")
 _EVALUATES = re.compile(r"eval|infer|predict|test|score", re.IGNORECASE)
 _NODE_OPTIONS = frozenset({"num_nodes", "trainer.num_nodes", "nnodes", "trainer.nnodes"})

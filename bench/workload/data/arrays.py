@@ -85,8 +85,8 @@ def load_arrays(folder: Path, *, model: str, seq_len: int, hold_out: bool) -> Ar
             ``y_val.npy``); or MNIST's four IDX files, plain or gzipped. For tokens, targets are optional if
             the inputs are a stream [tokens] or rows [samples, time + 1].
         model: the model that is trained on the samples.
-        seq_len: the number of tokens per sample into which a stream of tokens is cut.
-        hold_out: hold out samples for validation if the folder has no validation arrays.
+        seq_len: the number of tokens per sample; a stream of tokens is cut into samples of this length.
+        hold_out: whether to hold out samples for validation if the folder has no validation arrays.
 
     Raises:
         SetupError: files are missing, or the arrays do not match each other or the model.
@@ -149,7 +149,7 @@ def _open_npy(path: Path) -> Array:
 
 
 def _next_tokens(tokens: Array, seq_len: int, path: Path) -> tuple[Array, Array]:
-    """Return inputs and targets as views of one array of tokens, shifted by one."""
+    """Return inputs and targets as views of one array of tokens; targets are shifted by one token."""
     if tokens.ndim == 2 and tokens.shape[1] > 1:
         return tokens[:, :-1], tokens[:, 1:]
     rows = (len(tokens) - 1) // seq_len if tokens.ndim == 1 else 0

@@ -131,9 +131,9 @@ def hidden_fraction(
 ) -> dict[str, float | None]:
     """Return ``standalone_s`` and ``hidden_fraction`` of probes.json.
 
-    The standalone time is the time to reduce all buckets without computation. The hidden fraction is the part
-    of it that computation hid, 1 − transfer / standalone. It is negative if communication takes longer during
-    computation than on its own.
+    The standalone time is the time to reduce all buckets without computation. The hidden fraction is the
+    share of the standalone time that computation hid: 1 − ``transfer_s`` / standalone time. The fraction is
+    negative if communication takes longer during computation than on its own.
     """
     standalone = None if sweep is None else sweep.standalone_s(buckets)
     hidden = None if standalone is None or transfer_s is None else 1 - transfer_s / standalone

@@ -5,7 +5,7 @@
 ``timed``           with a communication hook that times every bucket's all-reduce
 ``noop``            with a communication hook that skips the communication
 ``no_sync``         without DDP's synchronisation: no buckets, no hooks
-``no_sync_barrier`` the same with a barrier at the end, for the cost of waiting alone
+``no_sync_barrier`` as ``no_sync``, with a barrier at the end: the cost of waiting alone
 =================== ======================================================================
 
 In the last three kinds, the weights of the ranks diverge, so the probes run after the training. The hooks
@@ -37,7 +37,7 @@ _WARM_UP_STEPS = 3
 
 @dataclass(frozen=True, slots=True)
 class BucketSpan:
-    """One bucket's all-reduce, from the time its gradients are ready, in seconds after the step's start."""
+    """One bucket's all-reduce, which begins when its gradients are ready (s after the step's start)."""
 
     index: int
     bytes: int
@@ -89,8 +89,8 @@ def bucket_hook(
     assert work is not None
 
     def ended(reduced: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
-        # gloo calls this function from its own thread after the reduction. NCCL calls it at once. The current
-        # stream then follows the reduction, so the event is recorded after it.
+        # gloo calls this function from its own thread after the reduction. NCCL calls it at once, but the
+        # current stream then waits for the reduction, so the event is recorded after the reduction.
         state.stamps.append((index, size, begin, state.clock.stamp()))
         return reduced.value()[0]
 
@@ -108,7 +108,7 @@ def union_s(spans: Sequence[BucketSpan]) -> float:
 
 
 def unhidden_tail_s(spans: Sequence[BucketSpan]) -> float:
-    """Return the seconds from the last bucket's start to the end of all, which computation cannot hide."""
+    """Return the seconds that computation cannot hide: from the last bucket's start to the end of all."""
     return max(span.end_s for span in spans) - max(span.begin_s for span in spans) if spans else 0.0
 
 

@@ -33,8 +33,8 @@ _MAX_BUCKET_SIZES = 16
 #: budget is short, slow sizes have _MIN_REPEATS.
 _REPEATS, _MAX_REPEATS, _MIN_REPEATS = 5, 20, 3
 _TIME_PER_SIZE_S = 0.02
-#: Bytes sent untimed before a large message. They use up the initial burst that an idle link passes above its
-#: rate (because of buffers, or a traffic shaper's credit of some 100 KiB).
+#: Bytes sent untimed before a large message. An idle link passes some bytes faster than its rate, because of
+#: buffers or a traffic shaper's credit of some 100 KiB. The untimed bytes use up this advantage.
 _BURST = 512 * _KIB
 
 
@@ -48,7 +48,7 @@ class Size:
 
 @dataclass
 class Sweep:
-    """The times (s) by size, repeat and rank; ``dropped`` lists omitted sizes with the reason."""
+    """``times_s`` contains times by size, repeat and rank; ``dropped`` lists omitted sizes and reasons."""
 
     world_size: int
     dtype: str

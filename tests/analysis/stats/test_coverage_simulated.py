@@ -9,7 +9,7 @@ import pytest
 from analysis.checks.scaling_table import scaling_table
 from tests.analysis.points import frames_of_points
 
-STUDIES = 1000
+STUDIES = 300
 STEPS = 50
 TRUTH = {1: 1.0, 2: 0.93, 4: 0.81}
 
@@ -32,11 +32,12 @@ def simulated(
     return scaling_table(frames_of_points(pd.concat(parts).assign(global_batch=64)))
 
 
-@pytest.mark.parametrize("runs", [3, 4, 5, 6])
-def test_93_to_97_percent_of_1000_intervals_contain_the_true_efficiency(runs: int) -> None:
+@pytest.mark.parametrize("runs", [3, 6])
+def test_95_percent_of_intervals_contain_the_true_efficiency(runs: int) -> None:
+    """``make campaign`` repeats this with more studies; the limits are 95 % ± three standard errors."""
     rows = simulated(runs, seed=runs, run_noise=0.02, step_noise=0.1)
     for ranks in (2, 4):
         own = rows[rows["gpus"] == ranks]
         assert len(own) == STUDIES
         held = own["efficiency_low"].le(TRUTH[ranks]) & own["efficiency_high"].ge(TRUTH[ranks])
-        assert 0.93 <= held.mean() <= 0.97, (runs, ranks, held.mean())
+        assert 0.912 <= held.mean() <= 0.988, (runs, ranks, held.mean())

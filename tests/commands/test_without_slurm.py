@@ -1,0 +1,162 @@
+"""Studies for Slurm on a machine without Slurm, without a configuration, or without a controller."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from bench.commands.waiting import Patience
+from bench.slurm.client import SlurmMissingError, SlurmUnavailableError
+from tests.commands.command_line import bench
+
+MATRIX = """\
+study: elsewhere
+cluster: {executor: slurm, partition: gpu, time_limit: 5m}
+axes: {nodes: [1], tasks_per_node: [1]}
+scaling: [{mode: weak, per_gpu_batch: [4]}]
+workload: {device: cpu, model: mlp}
+repeats: 1
+"""
+HINT = "run this on a login node (perhaps after `module load slurm`), or set cluster.executor: local"
+#: The output of Slurm 22.05.8 on a machine without a configuration.
+UNCONFIGURED = """\
+sbatch: error: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host
+sbatch: error: fetch_config: DNS SRV lookup failed
+sbatch: error: _establish_config_source: failed to fetch config
+sbatch: fatal: Could not establish a configuration source
+"""
+REFUSED = "sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)\n"
+
+
+@pytest.fixture
+def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Plan a study in a folder; PATH contains only its subfolder ``bin``."""
+    (tmp_path / "elsewhere.yaml").write_text(MATRIX)
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.delenv("SLURM_CONF", raising=False)
+    done = bench("plan", "elsewhere.yaml", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    return tmp_path
+
+
+def add_sbatch(folder: Path, message: str) -> None:
+    """Add an sbatch that fails with ``message`` on standard error."""
+    program = f"#!{sys.executable}\nimport sys\nsys.stderr.write({message!r})\nsys.exit(1)\n"
+    (folder / "bin/sbatch").touch(mode=0o755)
+    (folder / "bin/sbatch").write_text(program)
+
+
+WAYS = [[], ["--wait"], ["--canary"], ["--pack", "--wait"], ["--wait", "--patience", "2h"]]
+
+
+@pytest.mark.parametrize("options", WAYS, ids=" ".join)
+def test_without_slurm_a_submission_stops_at_once_with_exit_code_2(planned, options):
+    done = bench("submit", *options, cwd=planned)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1] == (f"error: sbatch: command not found; {HINT}")
+
+
+@pytest.mark.parametrize("options", WAYS, ids=" ".join)
+def test_without_a_configuration_a_submission_stops_at_once_with_exit_code_2(planned, options):
+    add_sbatch(planned, UNCONFIGURED)
+    done = bench("submit", *options, cwd=planned)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1] == f"Could not establish a configuration source; {HINT}"
+
+
+def test_run_stops_too_and_keeps_the_plan(planned):
+    done = bench("run", "elsewhere.yaml", cwd=planned)
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (2, f"error: sbatch: command not found; {HINT}")
+
+
+def test_a_controller_that_refuses_connections_is_an_error_without_wait(planned):
+    add_sbatch(planned, REFUSED)
+    done = bench("submit", cwd=planned)
+    assert done.returncode == 1
+    assert done.stderr.endswith(
+        "Unable to contact slurm controller (connect failure); repeat the command when Slurm responds again "
+        "(scontrol ping); nothing is lost\n"
+    )
+
+
+@pytest.mark.parametrize("words", [["submit", "--wait"], ["submit", "--canary"], ["run", "elsewhere.yaml"]])
+def test_the_wait_for_a_controller_ends_after_patience(planned, words):
+    add_sbatch(planned, REFUSED)
+    began = time.monotonic()
+    done = bench(*words, "--patience", "1s", cwd=planned)
+    assert time.monotonic() - began >= 1
+    assert done.returncode == 1
+    lines = [line for line in done.stderr.splitlines() if "connect failure" in line]
+    assert lines[0].endswith("Unable to contact slurm controller (connect failure): waiting for Slurm")
+    assert lines[1].endswith(
+        "(waited for 1 s, see --patience); repeat the command when Slurm responds again "
+        "(scontrol ping); nothing is lost"
+    )
+
+
+def test_a_wrong_duration_and_patience_without_wait_are_errors(planned):
+    done = bench("submit", "--wait", "--patience", "ten minutes", cwd=planned)
+    assert (done.returncode, done.stderr) == (
+        2,
+        "error: --patience ten minutes: 'ten minutes' is not a duration such as 20m, 1h30m, 45s, or Slurm's "
+        "[days-]hours:minutes:seconds\n",
+    )
+    done = bench("submit", "--patience", "10m", cwd=planned)
+    assert (done.returncode, done.stderr) == (
+        2,
+        "error: --patience requires --wait or --canary; add one of them\n",
+    )
+
+
+@pytest.fixture
+def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Replace time.sleep by a list of the times, which advance time.monotonic."""
+    times: list[float] = []
+    monkeypatch.setattr("bench.commands.waiting.time.sleep", times.append)
+    monkeypatch.setattr("bench.commands.waiting.time.monotonic", lambda: sum(times))
+    return times
+
+
+def test_each_outage_has_the_full_time(slept):
+    patience, absent = Patience(10), SlurmUnavailableError("squeue", "connect failure", remedy="wait")
+    for _ in range(2):
+        for _ in range(4):
+            patience.wait(absent)
+        patience.answered()
+    assert slept == [3, 3, 3, 1] * 2
+    for _ in range(4):
+        patience.wait(absent)
+    with pytest.raises(
+        SlurmUnavailableError, match=r"connect failure \(waited for 10 s, see --patience\); wait"
+    ):
+        patience.wait(absent)
+
+
+def test_a_request_is_repeated_until_slurm_answers(slept):
+    answers = iter([SlurmUnavailableError("squeue", "connect failure")] * 5 + ["rows"])
+
+    def request() -> str:
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    assert Patience().until_answered(request) == "rows"
+    assert slept == [3] * 5
+
+
+def test_a_configuration_that_disappears_is_waited_for_and_a_missing_command_is_not(slept):
+    """On a cluster whose controller provides the configuration, it is missing while the controller is down."""
+    unconfigured = SlurmMissingError("squeue", "Could not establish a configuration source")
+    patience = Patience()
+    with pytest.raises(SlurmMissingError):
+        patience.wait(unconfigured)
+    patience.answered()
+    patience.wait(unconfigured)
+    assert slept == [3]
+    with pytest.raises(SlurmMissingError):
+        patience.wait(SlurmMissingError("squeue", "command not found"))
