@@ -1,9 +1,10 @@
-"""Measure the false alarms and detections of `bench compare` in simulated pairs of studies.
+"""Count the false alarms and detections of `bench compare` in simulated pairs of studies.
 
     python benchmarks/campaign_compare.py [--studies 1000] [--seed 1]
 
-All runs have log-normal noise of 2 %. A false alarm is a comparison that calls an unchanged cell faster or
-slower. A detection is a changed cell with the right verdict. The results do not depend on the machine.
+A is the study before a change, B the study after it; all runs have log-normal noise of 2 %. A false alarm is
+a comparison that calls an unchanged cell faster or slower. A detection is a changed cell with the right
+verdict. The results do not depend on the machine.
 """
 
 from __future__ import annotations
@@ -20,23 +21,25 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from analysis.compare.verdicts import Verdict, judge, paired, unpaired
 from analysis.stats.estimate import LogMoments
 
+#: Noise of each run, relative to its throughput.
 NOISE = 0.02
-#: Noise common to the interleaved runs of one repeat in an allocation.
+#: Noise that both runs of a pair share, because they run one after the other in one allocation.
 SHARED_NOISE = 0.10
 
 
 def moments(logs: np.ndarray) -> LogMoments:
-    """Return the count, mean and variance of logarithms with one row per cell."""
+    """Return the count, mean and variance of each row of ``logs``: a row per cell, a column per run."""
     return LogMoments(np.full(len(logs), float(logs.shape[1])), logs.mean(axis=1), logs.var(axis=1, ddof=1))
 
 
 def simulate(
     random: np.random.Generator, *, cells: int, runs: int, changed: int, change: float, design: str
 ) -> np.ndarray:
-    """Return the verdicts of one comparison; the first ``changed`` cells are changed.
+    """Simulate one comparison and return the verdict of each cell.
 
-    ``design`` is ``separate`` (two studies), ``pairs`` (interleaved runs in one allocation whose speed
-    varies over time) or ``unpaired`` (the same runs, evaluated as two separate studies).
+    In B, the throughput of the first ``changed`` cells is higher by the share ``change``. ``design`` is
+    ``separate`` (A and B are two studies), ``pairs`` (their runs alternate in one allocation whose speed
+    varies over time) or ``unpaired`` (runs as for ``pairs``, but judged as if A and B were separate).
     """
     truth = np.zeros((cells, 1))
     truth[:changed] = math.log1p(change)
@@ -48,7 +51,7 @@ def simulate(
 
 
 def main() -> None:
-    """Print one line per design, number of cells, number of runs and change."""
+    """Print one line for each combination of design, number of cells, number of runs and change."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--studies", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)

@@ -1,11 +1,11 @@
-"""Cause every kind of fault and check that status, verify and report agree on it.
+"""Cause each kind of fault, and check what `bench status`, `verify` and `report` say about it.
 
     python benchmarks/campaign_faults.py [FAULT ...]
 
 Needs root to start a test cluster. The faults take longer than in the tests: runs reach real time limits,
-Slurm itself detects the loss of a node, and the controller is down for half a minute. Prints the state, class
-and reason that `bench status` reports, one line per fault. Exits with 1 if one of the three commands reports
-anything unexpected, or if a job is missing or exists twice.
+Slurm itself detects the loss of a node, and the controller is down for half a minute. Prints one line per
+fault with the state, failure class and reason that `bench status` reports. Exits with 1 if one of the three
+commands reports anything unexpected, or if a job is missing or exists twice.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ JOBS = 6
 
 
 def run_faults(cluster: Cluster, folder: Path, names: Sequence[str]) -> list[str]:
-    """Cause the faults one after another; return a description of each wrong report."""
+    """Cause the faults one after another; return a text for each unexpected output of a command."""
     study = fault_study(folder, names, cluster.environment)
     took = {}
     with cluster.configured(SlurmdTimeout="10"):
@@ -77,7 +77,10 @@ OUTAGES: dict[str, Callable[[Cluster], object]] = {
 
 
 def run_outage(cluster: Cluster, folder: Path, name: str) -> list[str]:
-    """Stop a daemon during `bench submit --wait` and `bench status`; return a list of problems."""
+    """Stop or freeze a daemon while `bench submit --wait` runs, and call `bench status` meanwhile.
+
+    ``name`` is a key of ``OUTAGES``. Returns a text for each problem.
+    """
     study = scripted_study(folder, [f"sleep 2; {MEASURE}"] * JOBS, cluster.environment, name=name.split()[0])
     began = time.perf_counter()
     submission = study.start("submit", "STUDY", "--wait")
@@ -112,7 +115,7 @@ def run_outage(cluster: Cluster, folder: Path, name: str) -> list[str]:
 
 
 def _unaccounted(study: Study, name: str) -> list[str]:
-    """Wait until sacct_summary.txt of all runs is written; return a problem if one is missing."""
+    """Call `bench status` until each run has a sacct_summary.txt; return a problem after 90 s."""
     summaries = [study.planned.folder.attempt(run, 1).sacct_summary for run in study.planned.records()]
     try:
         wait_for(

@@ -2,10 +2,10 @@
 
     python benchmarks/campaign_statistics.py [--studies 1000] [--predictions 500] [--seed 1]
 
-First measures the 95 % intervals of the efficiency, from runs and steps with noise. Then measures the 90 %
-prediction intervals of the scaling laws at twice the largest size, for a ring all-reduce with random
-constants. These are computed both as in the report and from the chosen law alone. The results do not depend
-on the machine.
+Coverage is the share of intervals that contain the true value. The first table is about the 95 % intervals of
+the efficiency; runs and steps have noise. The second table is about the 90 % prediction intervals at twice
+the largest size, for a ring all-reduce with random constants: those of the report, which span all plausible
+laws, and those of the chosen law alone. The results do not depend on the machine.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ from test_laws_simulated import SIZES, ring_truth
 
 from analysis.stats.laws.choose import LawFit, fit_laws
 
+#: Relative noise of a run and of a step.
 NOISES = ((0.02, 0.1), (0.005, 0.3), (0.08, 0.05))
+#: The simulated communication: its code for ``ring_truth``, and its name in the table.
 KINDS = {
     "ab": "latency and bandwidth",
     "a": "latency alone",
@@ -53,7 +55,8 @@ def efficiencies(studies: int, *, seed: int) -> None:
 
 def predictions(studies: int, *, seed: int) -> None:
     """Print the coverage of the 90 % prediction intervals at twice the largest size."""
-    print("cover: coverage of the prediction; one law: coverage of the chosen law alone; width: high / low")
+    print("cover: coverage of the report's intervals; one law: of those of the chosen law alone")
+    print("width: median of high / low; no prediction: share of studies without one")
     print("mode    communication              runs  cover  one law  width  no prediction")
     for mode in ("strong", "weak"):
         for kind, words in KINDS.items():
@@ -62,7 +65,7 @@ def predictions(studies: int, *, seed: int) -> None:
 
 
 def predicted(mode: str, kind: str, *, n: int, studies: int, seed: int) -> str:
-    """Format a row: coverage of both intervals, median width, and share of studies without a prediction."""
+    """Simulate ``n`` runs per size in each study, and format a row of the second table."""
     draw = np.random.default_rng(seed)
     target = 2 * int(SIZES[-1])
     held, alone, widths = 0, 0, []

@@ -1,9 +1,9 @@
 """Kill `bench submit` repeatedly and check that each run has exactly one job.
 
-Needs root to start a test cluster. Each round starts `bench submit`, kills it with SIGKILL at a random
-moment (its sbatch child survives) and starts it again. In every fifth round the controller is frozen during
-the kill, so that the child is in the middle of its request. Finally, the jobs that Slurm lists are counted by
-name. Exits with 1 if a run has no job or more than one.
+Needs root to start a test cluster. Each round starts `bench submit` and kills it with SIGKILL at a random
+moment; the sbatch process that it started survives. In every fifth round slurmctld is frozen during the
+kill, so that sbatch is still waiting for its answer. After the last round, `bench submit` completes the
+submission, and the jobs in Slurm are counted by name. Exits with 1 if a run has no job or more than one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RUNS_PER_KILL = 8
 
 
 def kill_once(study: Study, cluster: Cluster, dice: random.Random, *, frozen: bool) -> None:
-    """Start a submission and kill it at a random moment."""
+    """Start `bench submit` and kill it at a random moment; ``frozen`` freezes slurmctld during the kill."""
     process = study.start("submit", "STUDY")
     said = lines(process.stderr)
     for _ in range(dice.randint(0, RUNS_PER_KILL)):

@@ -1,4 +1,4 @@
-"""A test cluster for benchmarks and campaigns, and counters of calls of Slurm's commands."""
+"""Start a Slurm test cluster and count the calls of Slurm's commands, for the scripts of this folder."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from tests.cluster.bed import Cluster
 from tests.cluster.configuration import Options
 from tests.executors.slurm_studies import Study
 
+#: The commands whose calls are counted.
 COMMANDS = ("squeue", "sacct", "scontrol", "sinfo", "sbatch", "scancel")
 
 
 @contextmanager
 def own_cluster(options: Options | None = None) -> Iterator[tuple[Cluster, Path]]:
-    """Yield a new cluster and an empty folder, and remove both at the end."""
+    """Start a Slurm test cluster, yield it with an empty folder, and remove both at the end."""
     cluster = Cluster.start(options) if options else Cluster.start()
     try:
         with tempfile.TemporaryDirectory() as folder:
@@ -34,14 +35,14 @@ def own_cluster(options: Options | None = None) -> Iterator[tuple[Cluster, Path]
 
 @dataclass(frozen=True)
 class Counted:
-    """A study with wrappers of Slurm's commands on PATH that record each call."""
+    """A study whose PATH begins with ``folder``: its wrappers record each call of a Slurm command."""
 
     study: Study
     folder: Path
 
     @classmethod
     def of(cls, study: Study, folder: Path) -> Counted:
-        """Create the wrappers in ``folder`` and return the study that uses them."""
+        """Create ``folder`` with the wrappers, and return the study with ``folder`` first on its PATH."""
         folder.mkdir()
         for name in COMMANDS:
             wrapper = folder / name
@@ -51,7 +52,7 @@ class Counted:
         return cls(Study(study.folder, {**study.environment, "PATH": path}), folder)
 
     def calls(self) -> Counter[str]:
-        """Return the number of calls of each command since this method was last called."""
+        """Return the number of calls of each Slurm command since this method was last called."""
         log = self.folder / "calls"
         found = Counter(log.read_text().split() if log.exists() else [])
         log.write_text("")

@@ -1,9 +1,11 @@
-"""Measure the accuracy of the doctor on real logs: ``python benchmarks/doctor_corpus.py FOLDER``.
+"""Measure how often `bench doctor` finds the cause of a real failure.
 
-The folder contains logs and ``index.csv`` with the columns ``file, expected_cause, also_accept`` (other
-causes that the log alone can justify, separated by ``|``) and ``evidence_line``. The output ends with
-the accuracy, the share of logs whose first cause is expected or accepted, and with the number of logs whose
-evidence is the expected line. The exit code is 1 if the accuracy is below ``--at-least``.
+    python benchmarks/doctor_corpus.py FOLDER
+
+The folder contains logs and ``index.csv`` with one row per log: ``file``, ``expected_cause``, ``also_accept``
+(other causes that the log can justify, separated by ``|``) and ``evidence_line`` (the line that shows the
+cause). The accuracy is the share of logs for which the doctor's first cause is expected or accepted. The
+exit code is 1 if the accuracy is below ``--at-least``.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from bench.doctor import diagnose
 
 
 def main() -> int:
-    """Print all misses and the accuracy."""
+    """Print each log with a wrong first cause, then the accuracy; return the exit code."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

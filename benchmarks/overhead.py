@@ -1,8 +1,8 @@
 """Measure the overhead of the workload's throughput window over a hand-written training loop.
 
-Both train networks of the same size in the same two gloo ranks with one thread each, in alternating blocks
-of steps. Each pair of neighbouring blocks gives a ratio of times. The result is the trimmed mean of the
-ratios with its 95 % interval.
+The window and the loop take turns, a few steps (a block) at a time. Both train networks of the same size in
+the same two gloo ranks with one thread each. Each pair of neighbouring blocks gives a ratio of times. The
+result is the trimmed mean of the ratios with its 95 % interval.
 
     python benchmarks/overhead.py [--device cpu|cuda] [--parameters 8M] [--pairs 200] [--steps 5]
 
@@ -63,7 +63,7 @@ def seat(rank: int, device: str) -> Seat:
 
 
 def by_hand(options: WorkloadOptions, batch: int, here: Seat) -> Callable[[int], float]:
-    """Return a function that trains a number of steps in a plain loop and returns the time in seconds."""
+    """Return a function that trains a number of steps in a hand-written loop and returns the seconds."""
     device, rank = here.device, here.rank
     torch.manual_seed(options.seed)
     feed = open_feed(options, batch, DataShard(rank, here.world_size, device))
@@ -93,7 +93,7 @@ def by_hand(options: WorkloadOptions, batch: int, here: Seat) -> Callable[[int],
 
 
 def by_harness(options: WorkloadOptions, batch: int, here: Seat) -> Callable[[int], float]:
-    """Return a function that runs a throughput window of some steps and returns the time in seconds."""
+    """Return a function that runs a throughput window of a number of steps and returns the seconds."""
     device, rank = here.device, here.rank
     feed = open_feed(options, batch, DataShard(rank, here.world_size, device))
     trainer = Trainer(wrap(build_task(options, feed.shape), options), feed, options)
@@ -110,7 +110,10 @@ def by_harness(options: WorkloadOptions, batch: int, here: Seat) -> Callable[[in
 
 
 def measure(rank: int, port: int, *, given: argparse.Namespace) -> list[list[float]]:
-    """Run all pairs on one rank; return (plain loop, harness) in seconds, each the maximum over ranks."""
+    """Run all pairs of blocks on one rank; return the seconds of both blocks of each pair.
+
+    The hand-written loop is first in each pair. The seconds are those of the slowest rank.
+    """
     torch.set_num_threads(1)
     here = seat(rank, given.device)
     store = TCPStore("127.0.0.1", port, here.world_size, is_master=rank == 0)
@@ -153,7 +156,7 @@ def main() -> int:
         "--steps",
         type=int,
         default=5,
-        help="steps per block; noise affects both blocks of a pair equally if they are short",
+        help="steps per block; if blocks are short, noise affects both blocks of a pair equally",
     )
     given = parser.parse_args()
     given.parameters = WorkloadOptions(parameters=given.parameters).parameters

@@ -1,4 +1,4 @@
-"""Start ranks on this machine, and compute the ratio of the times of neighbouring blocks."""
+"""Run a measurement in several ranks on this machine, and compute the typical ratio of pairs of times."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 
 from scipy import stats
 
-#: Share of the pairs removed at each end of the trimmed mean.
+#: Share of the pairs that the trimmed mean leaves out at each end.
 TRIMMED = 0.2
 
 
@@ -32,7 +32,7 @@ class Ratio:
         return f"{self.value:.4f}, 95 % interval [{self.low:.4f}, {self.high:.4f}]"
 
     def adds_more_than(self, most: float, *, who: str) -> bool:
-        """Print and return whether the overhead of ``who`` is above ``most`` in the whole interval."""
+        """Return whether the whole interval is above 1 + ``most``; print a sentence about ``who``."""
         if self.low > 1 + most:
             print(f"{who} adds more than {most:.1%}")
             return True
@@ -40,17 +40,17 @@ class Ratio:
         print(
             at_most
             if self.high <= 1 + most
-            else "undecided: the limit is inside the interval; measure more or longer blocks"
+            else f"undecided: {1 + most:g} is inside the interval; measure more or longer blocks"
         )
         return False
 
 
 def ratio(pairs: Iterable[tuple[float, float]]) -> Ratio:
-    """Return the typical ratio of the second to the first time of a pair, with its 95 % interval.
+    """Return the typical ratio second / first of pairs of times, with its 95 % interval.
 
-    It is computed as the trimmed mean of the logarithms, without the lowest and the highest fifth of
-    the pairs, in which other processes disturbed one of the times. The interval is that of Tukey and
-    McLaughlin.
+    The ratio is the trimmed mean of the logarithms of all ratios: the lowest and the highest fifth are left
+    out, because other processes may have disturbed one of their times. The interval is that of Tukey and
+    McLaughlin for a trimmed mean.
     """
     logs = [math.log(second / first) for first, second in pairs]
     centre = stats.trim_mean(logs, TRIMMED)
@@ -61,7 +61,7 @@ def ratio(pairs: Iterable[tuple[float, float]]) -> Ratio:
 def in_ranks(measure: Callable[[int, int], Any], *, ranks: int) -> Any:
     """Call ``measure(rank, port)`` in one process per rank; return the result of rank 0, a JSON value.
 
-    Ends this process if a rank fails.
+    ``port`` is a free port for the ranks' store. If a rank fails, this process exits with a message.
     """
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     port = _free_port()
@@ -82,14 +82,14 @@ def _fork(measure: Callable[[int, int], Any], rank: int, port: int, result: Path
         found = measure(rank, port)
         if rank == 0:
             result.write_text(json.dumps(found))
-    except BaseException:  # the child must not continue as a second parent
+    except BaseException:  # the child must not return and continue with the parent's code
         traceback.print_exc()
         os._exit(1)
     os._exit(0)
 
 
 def _free_port() -> int:
-    """Return a free port."""
+    """Return a free TCP port of this machine."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -1,8 +1,8 @@
-"""Measure the time of planning relative to a bare loop that formats and writes the same scripts.
+"""Compare the time of planning with that of a bare loop, which only formats and writes the same scripts.
 
-Both write the same bytes to the same disk, alternately, in this process. Planning also reads and checks the
-matrix, expands it, renders templates, lints all kinds of scripts and writes plan.json. Prints the medians and
-their ratio; only the ratio is comparable between machines.
+Planning and the bare loop take turns in this process and write the same scripts to the same disk. Planning
+also reads and checks the matrix, expands it, renders templates, lints one script of each kind and writes
+plan.json. Prints the medians and their ratio; only the ratio is comparable between machines.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ axes:
   bucket_cap_mb: {buckets}
 scaling: [{{mode: weak, per_gpu_batch: {batches}}}]
 """
-#: Values of the bucket axis and of the batch, by the resulting number of cells.
+#: For each number of cells, the values of ``bucket_cap_mb`` and ``per_gpu_batch`` that result in it.
 SIZES = {
     960: ([5, 25, 100], [8, 16]),
     9600: ([1, 5, 10, 25, 50, 100], [1, 2, 4, 6, 8, 12, 16, 24, 32, 64]),
@@ -39,7 +39,7 @@ SIZES = {
 
 
 def bare_loop(cells: list[dict[str, object]], template: str, folder: Path) -> None:
-    """Format and write the script of each cell."""
+    """Write the script of each cell: the ``template`` (for ``str.format``), filled in with the cell."""
     folder.mkdir()
     for cell in cells:
         with open(folder / f"{cell['cell_id']}.sbatch", "w") as file:
@@ -47,7 +47,7 @@ def bare_loop(cells: list[dict[str, object]], template: str, folder: Path) -> No
 
 
 def as_format(text: str, values: dict[str, object]) -> str:
-    """Turn a script into a format string, as in a hand-written loop."""
+    """Turn the script of one cell into a template of ``str.format`` with its ``values`` as fields."""
     text = text.replace("{", "{{").replace("}", "}}")
     text = text.replace(str(values["cell_id"]), "{cell_id}")
     for name, before in (("nodes", "--nodes="), ("tasks_per_node", "--ntasks-per-node=")):
@@ -59,7 +59,7 @@ def as_format(text: str, values: dict[str, object]) -> str:
 
 
 def measure(count: int, folder: Path) -> None:
-    """Print the time of planning, the time of the bare loop, and their ratio for ``count`` cells."""
+    """Plan ``count`` cells and run the bare loop in turns; print the median times and their ratio."""
     buckets, batches = SIZES[count]
     matrix = folder / "many.yaml"
     matrix.write_text(MATRIX.format(buckets=buckets, batches=batches))
@@ -88,7 +88,7 @@ def measure(count: int, folder: Path) -> None:
 
 
 def main() -> int:
-    """Print one line per size and the peak memory."""
+    """Print one line for each number of cells, then the peak memory."""
     with tempfile.TemporaryDirectory() as folder:
         for count in SIZES:
             measure(count, Path(folder))

@@ -1,9 +1,9 @@
 """Measure the overhead of the recorder in a user's training loop.
 
-Uses gloo ranks with one thread each and one model. A round consists of four blocks of steps in random order:
-the bare loop twice, the loop with the recorder in its throughput window, and the loop with the hooks of the
-attribution window. Each block is compared with the bare blocks of its round. The result is the
-trimmed mean of the ratios over all rounds with its 95 % interval.
+Trains one model in gloo ranks with one thread each. A round consists of four blocks of steps in random order:
+the loop without the recorder ("bare") twice, the loop with the recorder in its throughput window, and the
+loop with the hooks of the attribution window. Each block is compared with the bare blocks of its round. The
+result is the trimmed mean of the ratios over all rounds with its 95 % interval.
 
     python benchmarks/recorder.py [--ranks 2] [--width 1024] [--rounds 200] [--steps 5]
 
@@ -42,12 +42,12 @@ from bench.record.attribution import Attribution
 
 MOST_ADDED = 0.01
 FEATURES, CLASSES = 784, 10
-#: The bare loop is measured twice: the difference between the two shows the noise of the comparison.
+#: The blocks of a round. The difference between its two bare blocks shows the noise of the comparison.
 WAYS = ("bare", "recorded", "attributed", "bare")
 
 
 class Loop:
-    """A model and its training loop: bare, with the recorder, and with the attribution hooks."""
+    """A model with its training loop in three forms: bare, with the recorder, with the attribution hooks."""
 
     def __init__(self, given: argparse.Namespace, folder: str) -> None:
         width = given.width
@@ -72,7 +72,7 @@ class Loop:
         self._optimizer.step()
 
     def bare(self, steps: int) -> float:
-        """Run some steps of the bare loop; return the time in seconds."""
+        """Run some steps of the loop without the recorder; return the time in seconds."""
 
         def loop() -> None:
             for batch in self._batches(steps):
@@ -113,7 +113,10 @@ class Loop:
 
 
 def measure(rank: int, port: int, *, given: argparse.Namespace, folder: str) -> list[list[float]]:
-    """Run all rounds on one rank; return the times of the blocks in seconds (maxima over ranks)."""
+    """Run all rounds on one rank; return the seconds of each round's blocks, in the order of ``WAYS``.
+
+    The seconds are those of the slowest rank.
+    """
     torch.set_num_threads(1)
     store = TCPStore("127.0.0.1", port, given.ranks, is_master=rank == 0)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=given.ranks)
@@ -133,7 +136,7 @@ def measure(rank: int, port: int, *, given: argparse.Namespace, folder: str) -> 
 
 
 def empty_step_us() -> float:
-    """Return the minimum time of an empty recorded step in one process, in microseconds."""
+    """Return the microseconds that the recorder adds to a step without any work (minimum of 200 trials)."""
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         recorder = Recorder(run_dir=folder, warmup_steps=10, steps_per_epoch=10**7, attribution_steps=0)
         least = math.inf

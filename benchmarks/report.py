@@ -1,9 +1,9 @@
-"""Measure the time to load and report a large study, relative to reading each file with pandas.
+"""Measure the time to load a large study, relative to reading each file with pandas, and to report it.
 
     python benchmarks/report.py [--cells 2000] [--repeats 5] [--epochs 10]
 
-Builds a finished study in a temporary folder, then loads and reports it in separate processes, so that the
-peak memory of each is known. For comparison, a sample of the files is read one by one with `pandas.read_csv`.
+Writes a finished study into a temporary folder. One process loads the study, another one writes its report:
+the peak memory of each is known. For comparison, `pandas.read_csv` reads some of the files one by one.
 Only the ratio of the times is comparable between machines.
 """
 
@@ -36,7 +36,7 @@ print(json.dumps({"seconds": seconds, "peak_bytes": peak, "size": size}))
 
 
 def build(path: Path, *, cells: int, repeats: int, epochs: int) -> None:
-    """Write a finished study of ``cells`` cells in series of eight sizes."""
+    """Write the folder of a finished study of ``cells`` cells; each series has eight sizes."""
     import studies
 
     planned = []
@@ -51,14 +51,17 @@ def build(path: Path, *, cells: int, repeats: int, epochs: int) -> None:
 
 
 def measure(path: Path, what: str) -> dict[str, float]:
-    """Load or report a study in a new process; return ``seconds``, ``peak_bytes`` and ``size``."""
+    """Run ``what``, ``load`` or ``report``, in a new process; return ``seconds``, ``peak_bytes``, ``size``.
+
+    ``size`` is the number of rows loaded, or the bytes of the report's page.
+    """
     command = [sys.executable, "-c", _MEASURE, str(path), what]
     done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
     return dict(json.loads(done.stdout))
 
 
 def one_by_one(path: Path, *, sample: int) -> tuple[float, int]:
-    """Read a sample of metrics.csv files with pandas; return the seconds and the number of files."""
+    """Read ``sample`` files metrics.csv with pandas; return the seconds and the number of files read."""
     import pandas as pd
 
     files = sorted(path.glob("runs/*/attempt-1/metrics.csv"))
@@ -70,7 +73,7 @@ def one_by_one(path: Path, *, sample: int) -> tuple[float, int]:
 
 
 def main() -> None:
-    """Build a study, and print the measured times."""
+    """Write a study, then print the times and peak memory of loading and reporting it."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--cells", type=int, default=2000)
     parser.add_argument("--repeats", type=int, default=5)
@@ -95,7 +98,7 @@ def main() -> None:
     ):
         print(f"{what:<7} {result['seconds']:6.2f} s  peak {result['peak_bytes'] / 2**20:5.0f} MiB  {size}")
     ratio = load["seconds"] / each
-    print(f"one read_csv per file: {each:.1f} s ({files} read); loading takes {ratio:.3f} times that")
+    print(f"one read_csv per file: {each:.1f} s (from {files} files); loading takes {ratio:.3f} times that")
 
 
 if __name__ == "__main__":

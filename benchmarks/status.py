@@ -1,9 +1,9 @@
 """Measure the time of `bench status` for a study of 2,000 runs.
 
-Needs root to start a test cluster. The jobs are real: 2,000 scripts of one line, submitted by a
-bare loop of sbatch with the names that `bench submit` would use, and recorded in the study's ledger. The time
-is measured while all jobs are queued, after all have ended, and once more without any change. Wrappers of
-Slurm's commands count the calls.
+Needs root to start a test cluster. Submits 2,000 scripts of one line with sbatch, under the job names that
+`bench submit` would use, and records them in the study's ledger. `bench status` is measured three times:
+while all jobs are queued, after all have ended, and once more without any change. Wrappers of Slurm's
+commands count the calls.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from tests.cluster.containers import wait_for
 from tests.executors.slurm_studies import MEASURE, Study, scripted_study
 
 RUNS = 2000
-#: Every tenth run fails, so that the doctor has work.
+#: Script of every tenth run, which fails, so that `bench status` also diagnoses failures.
 FAILING = "echo 'RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB' >&2; exit 1"
 
 
 def submit_bare(study: Study) -> None:
-    """Submit all runs as held jobs, like `bench submit` but without syncing the ledger for each job."""
+    """Submit all runs as held jobs, and write the ledger once at the end instead of for each job."""
     planned = study.planned
     events = []
     environment = {**os.environ, **study.environment}
@@ -53,7 +53,7 @@ def submit_bare(study: Study) -> None:
 
 
 def time_status(counted: Counted, what: str) -> None:
-    """Print the time of one `bench status`, its calls of Slurm's commands, and its counts of states."""
+    """Run `bench status`; print its time, its calls of Slurm's commands and the number of runs per state."""
     counted.calls()
     began = time.perf_counter()
     shown = counted.study.bench("status", "STUDY", "--json")
@@ -66,7 +66,7 @@ def time_status(counted: Counted, what: str) -> None:
 
 
 def measure(cluster: Cluster, folder: Path, *, runs: int) -> None:
-    """Print the times for all situations."""
+    """Submit ``runs`` jobs, and print the time of `bench status` at each of the three moments."""
     study = scripted_study(folder, [MEASURE] * 9 + [FAILING], cluster.environment, repeats=runs // 10)
     began = time.perf_counter()
     submit_bare(study)
@@ -84,7 +84,7 @@ def _jobs(study: Study) -> list[str]:
 
 
 def _await_accounting(cluster: Cluster, runs: int) -> None:
-    """Wait until sacct reports that all jobs and steps have ended."""
+    """Wait until sacct reports that all jobs and their steps have ended."""
 
     def all_there() -> bool:
         shown = cluster.run(["sacct", "-nP", "--starttime=now-2hours", "-o", "state,end"], timeout_s=300)

@@ -1,8 +1,8 @@
-"""Measure the time of submitting relative to a bare loop of sbatch.
+"""Compare the time of `bench submit` with that of a bare loop, which only calls sbatch for each script.
 
-Needs root to start a test cluster. Both submit the same trivial scripts to the same controller, alternately.
-The jobs do not start, so that no running job disturbs the measurement. `bench submit` also records its intent
-before each sbatch and the job id after it. Prints the medians; compare the difference per job.
+Needs root to start a test cluster. `bench submit` and the bare loop take turns: each submits the same trivial
+scripts to the same controller. The jobs do not start, so that no running job disturbs the measurement.
+`bench submit` also writes to the ledger before and after each sbatch. The result is the difference per job.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ROUNDS = 3
 
 
 def bare_loop(study: Study, environment: Mapping[str, str]) -> float:
-    """Submit all scripts of a study with sbatch alone; return the time in seconds."""
+    """Submit all scripts of a study by calling sbatch only; return the time in seconds."""
     scripts = sorted((study.folder / "scripts").iterdir())
     began = time.perf_counter()
     for script in scripts:
@@ -47,7 +47,7 @@ def bench_submit(study: Study) -> float:
 
 
 def status(study: Study, folder: Path) -> tuple[float, str]:
-    """Return the time of `bench status` in seconds and its number of calls of each Slurm command."""
+    """Return the time of `bench status` in seconds, and a text with its calls, such as ``1 squeue``."""
     began = time.perf_counter()
     shown = study.bench("status", "STUDY", "--json")
     took = time.perf_counter() - began
@@ -58,7 +58,7 @@ def status(study: Study, folder: Path) -> tuple[float, str]:
 
 
 def measure(cluster: Cluster, folder: Path) -> None:
-    """Print the times of interleaved rounds."""
+    """Submit in turns with the bare loop and with `bench submit`, and print the median times."""
     environment = {**os.environ, **cluster.environment}
     held = [f"#SBATCH --begin=now+1day\ntrue # {i}" for i in range(JOBS)]
     ours, bare = [], []
