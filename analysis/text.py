@@ -23,7 +23,7 @@ _UNSAFE = re.compile(
 
 
 def clean(value: Any) -> str:
-    """Return ``value`` as text, without invisible characters and text-direction overrides."""
+    """Return ``value`` as text; a replacement character is shown for each unsafe one (see the module)."""
     if value is None:
         return ""
     text = value if isinstance(value, str) else str(value)
@@ -99,7 +99,7 @@ def interval(low: float | None, high: float | None, *, digits: int = 4) -> str:
 
 
 def fractions(low: float | None, high: float | None, *, decimals: int = 3) -> str:
-    """Return the interval of an efficiency, ``[0.812, 0.846]``, or an empty text if there is none."""
+    """Return the interval of an efficiency as ``[0.812, 0.846]``, or an empty text if there is none."""
     if not (known(low) and known(high)):
         return ""
     return f"[{fraction(low, decimals=decimals)}, {fraction(high, decimals=decimals)}]"
@@ -120,7 +120,7 @@ def capital(text: str) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Convert a value of a DataFrame to a JSON value; missing values become None."""
+    """Convert a value of a DataFrame to a value for JSON; a missing or infinite value becomes None."""
     if value is None or isinstance(value, (str, bool)):
         return value
     item = value.item() if hasattr(value, "item") else value
@@ -130,7 +130,7 @@ def plain(value: Any) -> Any:
 
 
 def markdown_line(texts: Sequence[str]) -> str:
-    """Return a row of a Markdown table; the texts are escaped."""
+    """Escape the texts and return them as one row of a Markdown table."""
     return "| " + " | ".join(markdown(text) for text in texts) + " |"
 
 

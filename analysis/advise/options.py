@@ -35,7 +35,8 @@ from bench.study.run_json import read_run
 _FINAL_STATES = (str(RunState.COMPLETED), str(RunState.FAILED))
 
 
-#: One row per option; times in seconds.
+#: Columns of the options, one row per option; times in seconds. Three columns mark one option each: ``first``
+#: (ends first), ``cheapest`` (least hours) and ``safest`` (best lower bound of the success rate).
 COLUMNS = (
     *("study", "kind", "cell_id", "launcher", "backend", "setting", "nodes", "gpus_per_node", "gpus"),
     *("device", "gpu", "global_batch", "per_gpu_batch", "n", "throughput_samples_per_sec", "step_time_s"),
@@ -50,7 +51,7 @@ Layout = tuple[str, int, str]
 
 @dataclass(frozen=True)
 class Wait:
-    """The queue wait of a layout in seconds (None if unknown), its source, and a remark on the option."""
+    """The queue wait of a layout in seconds (None if unknown), its source, and a remark for its options."""
 
     seconds: float | None
     source: str
@@ -59,7 +60,10 @@ class Wait:
 
 @dataclass(frozen=True)
 class Advice:
-    """The options in the order of their total time, and notes for the reader."""
+    """The options in the order of their total time, and notes for the reader.
+
+    They are for a training of ``epochs`` epochs with ``samples`` samples each.
+    """
 
     samples: int
     epochs: int
@@ -72,17 +76,17 @@ class Advice:
 
 
 def first_of(options: pd.DataFrame) -> dict[str, Any] | None:
-    """Return the first option as a dict; None if there is none."""
+    """Return the top row of ``options`` as a dict; None if there is no row."""
     return {str(name): options[name].iloc[0] for name in options} if len(options) else None
 
 
 def options_of(
     studies: Mapping[str, Study], *, samples: int, epochs: int, beyond: bool = False
 ) -> tuple[pd.DataFrame, list[str]]:
-    """Return the options of studies without waits, and notes on sizes that cannot be predicted.
+    """Return the options of all studies, and notes on sizes that cannot be predicted.
 
-    ``samples`` are training samples per epoch. With ``beyond``, sizes above twice the largest measured one
-    are predicted, too.
+    The options do not yet have a queue wait and a total time. ``samples`` are training samples per epoch.
+    With ``beyond``, sizes above twice the largest measured one are predicted, too.
     """
     parts, notes = [], []
     for name, study in studies.items():
@@ -105,10 +109,10 @@ def rank(
     epochs: int,
     notes: Iterable[str] = (),
 ) -> Advice:
-    """Return the options with their waits, in the order of their total time.
+    """Return the options with their queue waits, in the order of their total time.
 
-    The first, cheapest and safest options are chosen among measured ones only. If no wait is known, the
-    total time is the training time.
+    Three measured options are marked: the one that ends first, the cheapest one and the safest one. If no
+    wait is known, the total time is the training time.
     """
     options = options.copy()
     found = [waits.get(layout, Wait(None, "")) for layout in layouts_of(options)]
@@ -161,7 +165,7 @@ def _measured(study: Study, frames: Frames, rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _settings(study: Study) -> dict[str, str]:
-    """Return the settings, other than size and batch, that vary between cells, as a text by cell."""
+    """Return, by cell, a text with the settings (except for size and batch) that vary between cells."""
     cells = {clean(cell["cell_id"]): settings_of(cell) for cell in study.plan["cells"]}
     names = {name for cell in cells.values() for name in cell}.difference(SIZES)
     varying = sorted(name for name in names if len({cell.get(name) for cell in cells.values()}) > 1)
@@ -210,7 +214,7 @@ def wilson_low(completed: Floats, attempted: Floats) -> Floats:
 
 
 def _further_run(frames: Frames, cells: pd.Index[Any]) -> tuple[Any, Any]:
-    """Return the 90 % interval of the time per step of one further run by cell; NaN below 3 runs."""
+    """Return by cell the low and high ends (90 %) of a further run's time per step; NaN below 3 runs."""
     measured = frames.runs[frames.runs["measured"]]
     places = cells.get_indexer(pd.Index(measured["cell_id"]))
     values = measured["step_time_sec"].to_numpy(dtype=float)
@@ -232,7 +236,7 @@ def _checkpoints(study: Study, frames: Frames) -> pd.Series:
 
 
 def _gpu(study: Study) -> str:
-    """Return the GPU's name from env.json without the vendor; empty if unknown."""
+    """Return the name of the study's GPUs from env.json without the vendor; empty if unknown."""
     started = [run_id for run_id, path in zip(study.runs["run_id"], study.attempts, strict=True) if path]
     for run_id in started[:50]:
         env = study.envs_of([run_id]).get(run_id)
@@ -242,7 +246,7 @@ def _gpu(study: Study) -> str:
 
 
 def _predicted(predicted: pd.DataFrame, measured: pd.DataFrame) -> pd.DataFrame:
-    """Return predicted sizes as options, with the settings of the measured cell they extrapolate."""
+    """Return predicted sizes as options, each with the settings of the measured cell that it extrapolates."""
     if not len(predicted):
         return measured.iloc[:0]
     extrapolated = measured.set_index("cell_id").loc[predicted["like"]].reset_index(drop=True)
@@ -269,7 +273,7 @@ def _with_times(options: pd.DataFrame, *, samples: int, epochs: int) -> pd.DataF
 
 
 def _mark(options: pd.DataFrame) -> None:
-    """Add the columns first, cheapest, safest and batch_differs."""
+    """Add the columns ``first``, ``cheapest``, ``safest`` and ``batch_differs`` (from the first option)."""
     own = options[(options["kind"] == "measured") & options["total_s"].notna()]
     cost = "gpu_hours" if options["gpu_hours"].notna().all() else "node_hours"
     ranked = {

@@ -71,19 +71,19 @@ def _with_interval(row: dict[Any, Any]) -> str:
 def summary(advice: Advice) -> list[str]:
     """Return the advice as sentences.
 
-    The sentences name the option that ends first, options with faster training or from other studies, the
-    cheapest and safest options, and a predicted option that may end sooner.
+    The sentences describe the option that ends first, the one with the fastest training, the one that ends
+    first in each other study, the cheapest one, the safest one, and a predicted one that may end earlier.
     """
     first = advice.chosen("first")
     if first is None:
         return ["No advice: no option has been measured."]
-    texts = [f"First: {_described(first)}{_as_soon(advice, first)}."]
+    texts = [f"Ends first: {_described(first)}{_as_soon(advice, first)}."]
     fastest = _fastest(advice, first)
     if fastest is not None:
         texts.append(f"Faster training: {_described(fastest)}{_other_batch(fastest)}.")
     mentioned = {fastest["study"]} if fastest is not None else set()
     texts += [
-        f"First of {option['study']}: {_described(option)}{_other_batch(option)}."
+        f"Ends first in {option['study']}: {_described(option)}{_other_batch(option)}."
         for option in _first_of_other_studies(advice, first)
         if option["study"] not in mentioned
     ]
@@ -91,7 +91,7 @@ def summary(advice: Advice) -> list[str]:
         chosen = advice.chosen(mark)
         assert chosen is not None, "a first option implies a cheapest and a safest one"
         if chosen["cell_id"] == first["cell_id"] and chosen["study"] == first["study"]:
-            texts.append(f"{mark.capitalize()}: also the first option, {_reason(chosen, mark)}.")
+            texts.append(f"{mark.capitalize()}: the option that ends first, {_reason(chosen, mark)}.")
             continue
         described = f"{config(chosen)}, {_reason(chosen, mark)}; {_duration(chosen)}{_other_batch(chosen)}"
         texts.append(f"{mark.capitalize()}: {described}.")
@@ -99,7 +99,7 @@ def summary(advice: Advice) -> list[str]:
 
 
 def config(option: dict[str, Any]) -> str:
-    """Return ``2 nodes x 4 L40S (l40s)``, or ``8 H200 (h200)`` on one node, with any varying settings."""
+    """Describe an option by size, study and varying settings: ``2 nodes x 4 L40S (l40s)``."""
     what = option["gpu"] or ("GPUs" if option["device"] == "cuda" else "ranks")
     details = ", ".join(part for part in (option["study"], option["setting"]) if part)
     return f"{devices(option, what, counted=not option['gpu'])} ({details})"
@@ -139,14 +139,14 @@ def _measured(advice: Advice) -> pd.DataFrame:
 
 
 def _fastest(advice: Advice, first: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the option with the fastest training, if that is faster than the first option but ends later."""
+    """Return the option with the fastest training, if it trains faster than ``first`` but ends later."""
     options = _measured(advice)
     faster = options[(options["training_s"] < first["training_s"]) & (options["total_s"] > first["total_s"])]
     return first_of(faster.sort_values("training_s", kind="stable"))
 
 
 def _first_of_other_studies(advice: Advice, first: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the first option of each other study."""
+    """Return, for each study other than that of ``first``, its option that ends first."""
     options = _measured(advice)
     others = options[options["study"] != first["study"]]
     soonest = (first_of(own) for _, own in others.groupby("study", sort=False))
@@ -154,7 +154,7 @@ def _first_of_other_studies(advice: Advice, first: dict[str, Any]) -> list[dict[
 
 
 def _as_soon(advice: Advice, first: dict[str, Any]) -> str:
-    """Return a clause with the number of other options that, by their intervals, may end as soon."""
+    """Return a clause with the number of other options that may end as early, according to intervals."""
     options = _measured(advice)
     others = options[~options["first"] & options["training_low_s"].notna()]
     wait = others["total_s"] - others["training_s"]
@@ -183,7 +183,8 @@ def remarks(advice: Advice) -> list[str]:
     ]
     if advice.options["batch_differs"].any():
         texts.append(
-            "* The global batch differs from that of the first option: convergence is not comparable."
+            "* The global batch differs from that of the option that ends first: convergence is not "
+            "comparable."
         )
     gpus = set(advice.options["gpu"]) - {""}
     if len(gpus) > 1:

@@ -1,7 +1,7 @@
-"""Detect and describe anomalies of a study; nothing is dropped because of them.
+"""Detect and describe anomalies of a study; no run is dropped because of an anomaly.
 
-Thresholds are chosen so that noise is rarely reported: if there is an interval, all of it must be beyond
-the limit.
+Thresholds are chosen so that noise is rarely reported. If a value has an interval, the whole interval must be
+beyond the threshold.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from analysis.stats.estimate import LEVEL, MIN_RUNS
 from analysis.stats.measured import Frames
 from analysis.text import count, fraction, known, listed, one_line, percent
 
-#: Minimum excess of an efficiency over 1, or over the previous size, if there are no intervals.
+#: Without intervals, minimum excess of an efficiency over 1 or over the efficiency of the previous size.
 MARGIN = 0.05
 #: A cell is unstable if the standard deviation of its runs' log throughput is above this.
 UNSTABLE = 0.05
@@ -31,7 +31,7 @@ _PATH_COLUMNS = ["gpus", "efficiency", "efficiency_low", "efficiency_high"]
 
 
 class Anomaly(NamedTuple):
-    """An anomaly: a heading of a few words, and a sentence."""
+    """An anomaly: a heading of a few words, and one or more sentences."""
 
     heading: str
     words: str
@@ -42,8 +42,8 @@ def anomalies(rows: pd.DataFrame, frames: Frames, *, slow: pd.DataFrame | None =
 
     Args:
         rows: the scaling table.
-        frames: its frames.
-        slow: from :func:`analysis.checks.slow_ranks.slow_nodes`, without the nodes reported elsewhere.
+        frames: the study's frames.
+        slow: from :func:`analysis.checks.slow_ranks.slow_nodes`, without the nodes given to :func:`alerts`.
     """
     found = [*_baselines_with_outliers(rows, frames), *_drift(frames)]
     if slow is not None and len(slow):
@@ -92,7 +92,7 @@ def _recoveries(rows: pd.DataFrame) -> Iterator[Anomaly]:
                 found.append(f"{values} at {', '.join(str(row['gpus']) for row in three)} ranks")
     if found:
         yield Anomaly(
-            "A size falls and the next recovers",
+            "Efficiency falls, then rises again",
             f"{listed(list(dict.fromkeys(found)))}. A loss should not disappear at larger sizes: check "
             "the nodes, the order of the runs and the batch per rank of the middle size.",
         )
@@ -119,7 +119,7 @@ def _unstable(frames: Frames) -> Iterator[Anomaly]:
 
 
 def _drift(frames: Frames) -> Iterator[Anomaly]:
-    """Yield a trend of the throughput over time: a regression with one level for each cell."""
+    """Yield a trend of the throughput over time, from a regression with a separate level for each cell."""
     runs = frames.runs[frames.runs["measured"]]
     if "started_at" not in runs or runs["started_at"].isna().any() or not len(runs):
         return
@@ -153,8 +153,8 @@ def _drift(frames: Frames) -> Iterator[Anomaly]:
 def _slow_nodes(slow: pd.DataFrame) -> Anomaly:
     return Anomaly(
         "Slow node",
-        f"{listed(excess_texts(slow))}: more useful time than on the other nodes of the same runs. "
-        f"Every step waits for it: {SLOW_NODE_REMEDY}.",
+        "The useful time is longer than on the other nodes of the same runs: "
+        f"{listed(excess_texts(slow))}. Every step waits for such a node: {SLOW_NODE_REMEDY}.",
     )
 
 
@@ -165,10 +165,10 @@ def alerts(
 
     Args:
         rows: the scaling table.
-        frames: its frames.
+        frames: the study's frames.
         environment: the runs' environment.
         late: from :func:`analysis.checks.slow_ranks.late_nodes`.
-        slow: from :func:`analysis.checks.slow_ranks.slow_nodes`, only the late nodes.
+        slow: from :func:`analysis.checks.slow_ranks.slow_nodes`, only nodes that are also late.
     """
     if environment.crowding is not None:
         yield _crowded(environment.crowding)

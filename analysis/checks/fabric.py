@@ -1,15 +1,16 @@
-"""Latency and bandwidth of the fabric, from the all-reduces that are timed in every run.
+"""Estimate the latency and bandwidth between ranks (the fabric) from all-reduces that probes time.
 
-The model is that of a ring all-reduce of S bytes over N ranks::
+The probes of a run time all-reduces of several message sizes: a sweep. The model is a ring all-reduce of S
+bytes over N ranks::
 
     t = 2(N − 1) · α + 2(N − 1)/N · S · β
 
-α is the latency of one of its 2(N − 1) steps (s), β the time per byte on a rank's link (s/byte).
+α is the latency of one of the ring's 2(N − 1) steps (s), β the time per byte on a rank's link (s/byte).
 Source: R. Thakur, R. Rabenseifner, W. Gropp, *Optimization of Collective Communication Operations
 in MPICH*, IJHPCA 19(1), 2005; bandwidths as nccl-tests defines them (doc/PERFORMANCE.md).
 
-Message sizes differ by orders of magnitude, so each parameter is fitted to its own sizes: β to large ones, α
-to those that spend less than half of their time on transferring bytes. Effects in between (a library that
+Message sizes differ by orders of magnitude, so α and β are fitted to different sizes: β to large messages, α
+to messages that spend less than half of their time on transferring bytes. Effects in between (a library that
 changes its algorithm, a switch with a buffer) would distort a common fit. The unit is the run: each run
 gives one α and one β, and intervals are over runs.
 """
@@ -32,12 +33,13 @@ from analysis.text import count
 from bench.study.files import read_json
 from bench.study.layout import RunFolder
 
-#: One row per run and message size.
+#: Columns of :func:`sweep_rows`: one row per run and message size.
 SWEEP_COLUMNS = (
     *("run_id", "cell_id", "ranks", "bytes", "buckets", "repeats", "time_sec"),
     *("algbw_bytes_per_sec", "busbw_bytes_per_sec"),
 )
-#: One row per cell with a sweep; ``n`` counts the runs with a fit, ``reason`` explains missing values.
+#: Columns of :func:`fabric_table`: one row per cell with a sweep. ``n`` counts the runs with a fit,
+#: ``reason`` explains missing values.
 FABRIC_COLUMNS = (
     *("cell_id", "ranks", "n", "alpha_sec", "alpha_low", "alpha_high"),
     *("beta_sec_per_byte", "beta_low", "beta_high", "ring_bytes_per_sec"),
@@ -57,8 +59,8 @@ class RingFit:
         alpha_s: seconds per step of the ring.
         beta_s_per_byte: seconds per byte on a rank's link.
         ranks: number of ranks.
-        left_out: relative error of each message size's time when predicted from the other sizes; a size is
-            absent if the other sizes have no fit.
+        left_out: by message size, the relative error of its time when predicted from the other sizes; a size
+            is absent if the other sizes have no fit.
     """
 
     alpha_s: float
@@ -67,7 +69,7 @@ class RingFit:
     left_out: Mapping[int, float]
 
     def worst(self, *, from_bytes: int = 0) -> float | None:
-        """Return the largest error in ``left_out`` from ``from_bytes`` on; None if there is none."""
+        """Return the largest error of messages of at least ``from_bytes``; None without such messages."""
         errors = [abs(error) for size, error in self.left_out.items() if size >= from_bytes]
         return max(errors, default=None)
 
@@ -94,7 +96,7 @@ def fit_ring(sizes: Sequence[float], times_s: Sequence[float], *, ranks: int) ->
         ranks: number of ranks.
     """
     if ranks < 2:
-        return NoFit("one rank has nobody to communicate with")
+        return NoFit("one rank does not communicate")
     given = np.asarray(sizes, dtype=float), np.asarray(times_s, dtype=float)
     usable = np.isfinite(given).all(axis=0) & (np.minimum(*given) > 0)
     size, places = np.unique(given[0][usable], return_inverse=True)
@@ -134,9 +136,9 @@ def _parameters(size: Floats, time: Floats, ranks: int) -> tuple[float, float] |
 
 
 def sweep_rows(study: Study) -> pd.DataFrame:
-    """Return the timed all-reduces, one row per run and message size (:data:`SWEEP_COLUMNS`).
+    """Return the all-reduces timed in all runs, one row per run and message size (:data:`SWEEP_COLUMNS`).
 
-    ``time_sec`` is the slowest rank's time, median over the repeats. Malformed entries are ignored.
+    ``time_sec`` is the time of the slowest rank, as a median over the repeats. Malformed entries are ignored.
     """
     rows: list[dict[str, Any]] = []
     ids = zip(study.runs["run_id"], study.runs["cell_id"], study.attempts, strict=True)
@@ -230,16 +232,16 @@ def _median(values: Iterable[float | None]) -> float:
 
 
 def fabrics(study: Study, rows: pd.DataFrame) -> dict[str, Fabric]:
-    """Return the measured all-reduce of each series, from the study's probes (see :func:`fabrics_of`)."""
+    """Read the study's probes and return the measured all-reduce of each series (see :func:`fabrics_of`)."""
     sweep = sweep_rows(study)
     return fabrics_of(sweep, fabric_table(sweep), rows)
 
 
 def fabrics_of(sweep: pd.DataFrame, fits: pd.DataFrame, rows: pd.DataFrame) -> dict[str, Fabric]:
-    """Return for each series the all-reduce at its largest probed size, for the communication model.
+    """Return, for each series, the all-reduce at its largest size with probes, for the communication model.
 
-    The ring of the largest size is the most similar to those of larger sizes. The probes do not identify the
-    last bucket, which is assumed to have the mean size.
+    The ring of the largest size is most similar to the rings of even larger sizes. The probes do not identify
+    the bucket that is ready last, so it is assumed to have the mean size of all buckets.
 
     Args:
         sweep: from :func:`sweep_rows`.

@@ -1,4 +1,4 @@
-"""Explain missing runs, missing efficiencies and replaced baselines in the rows of the scaling table."""
+"""Fill in the column ``reason`` of the scaling table: missing runs, missing efficiency, other baseline."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ _TO_TRAIN = (
     "a speedup, not a parallel efficiency"
 )
 _OTHER_UNIT = (
-    "no efficiency: its runs count another unit of work than the plan's samples, or than those of the "
-    "baseline"
+    "no efficiency: the runs of this cell count another unit of work than the plan (samples) or than the "
+    "runs of the baseline"
 )
 _NO_REGIME = "no efficiency: neither the global batch nor the batch per rank is constant over the series"
 
 
 def scaling_table(source: Study | Frames, *, baseline: str | None = None) -> pd.DataFrame:
-    """Return the scaling table of :func:`analysis.stats.scaling.scale`, with ``reason`` filled in.
+    """Return the scaling table of :func:`analysis.stats.scaling.scale`, with the column ``reason`` filled in.
 
     Args:
         source: a study, or its frames.
         baseline: a size or cell, as :func:`analysis.stats.baselines.is_baseline` parses it.
 
     Raises:
-        BenchError: no series has such a baseline.
+        BenchError: no series contains the size or cell ``baseline``.
     """
     frames = source if isinstance(source, Frames) else measure(source)
     rows = scale(frames, baseline=baseline)
@@ -53,7 +53,7 @@ def scaling_table(source: Study | Frames, *, baseline: str | None = None) -> pd.
 
 @dataclass
 class _RunCounts:
-    """Numbers of a cell's runs by outcome, and the reason of the first run that does not count."""
+    """Numbers of a cell's runs: all, those that count, the others by outcome; ``reason`` of one of these."""
 
     total: int = 0
     done: int = 0
@@ -67,7 +67,7 @@ class _RunCounts:
 
 
 def _reasons_of_runs(runs: pd.DataFrame) -> dict[str, str]:
-    """Describe each cell's runs that do not count; a cell whose runs all count is absent."""
+    """Describe, by cell_id, the runs that do not count; a cell whose runs all count is absent."""
     cells: dict[str, _RunCounts] = {}
     columns = ("cell_id", "measured", "state", "failure_class", "reason")
     for cell_id, measured, state, failure, reason in zip(*(runs[name] for name in columns), strict=True):
@@ -122,6 +122,6 @@ def _reasons_of_regimes(rows: pd.DataFrame, frames: Frames) -> dict[Hashable, st
 
 
 def _contains_a_series(rows: pd.DataFrame) -> bool:
-    """Return whether some rows share a batch and differ in size: alone they would be strong or weak."""
+    """Return whether some rows share a batch and differ in size: they would be a strong or weak series."""
     batches = (rows["global_batch"], batch_per_rank(rows))
     return any(rows["gpus"].groupby(batch).nunique().max() > 1 for batch in batches)

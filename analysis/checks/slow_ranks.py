@@ -1,10 +1,10 @@
-"""Slow ranks and slow nodes: their excess, the waiting that they cause, and sentences about them.
+"""Detect and describe late ranks (stragglers) and slow nodes, which make all other ranks wait.
 
 Useful time is a rank's step without exposed communication
-(:func:`analysis.stats.decompose.useful_time`). A late rank has more useful time than the others. These
+(:func:`analysis.stats.decompose.useful_time`). A late rank has more useful time than the others. The others
 spend the difference waiting, which counts as exposed communication. Stragglers are therefore detected by
-useful time, so that they are not mistaken for slow communication. The typical rank is the lower median, so
-up to half of the ranks (a whole node of two) can be late.
+useful time, so that they are not mistaken for slow communication. The typical useful time is the lower median
+over the ranks, so up to half of the ranks (one node of two) can be late.
 
 All functions read ranks.csv of at most :data:`analysis.stats.measured.MAX_RANKS_FILES` runs.
 """
@@ -36,8 +36,9 @@ SLOW_NODE_REMEDY = "exclude it (--exclude) or have it checked"
 MAX_CELLS = 2
 _MAX_NAMED = 4
 
-#: One row per run and late rank; times are seconds per step, means over the attribution windows;
-#: ``host_ranks`` counts the ranks of that run on its host, late or not.
+#: Columns of :func:`stragglers`: one row per run and late rank. ``excess_sec`` is the useful time beyond the
+#: typical one (s per step, mean over the attribution windows), ``share_of_step`` the excess as a share of the
+#: step. ``host_ranks`` counts all ranks of the run on the rank's host, late or not.
 STRAGGLER_COLUMNS = ("run_id", "cell_id", "rank", "host", "host_ranks", "excess_sec", "share_of_step", "part")
 _LONG_NAMES = {"data": "data loading", "optimizer": "the optimizer", "other": "what no timer covered"}
 _PART_NAMES = {column: _LONG_NAMES.get(part, part) for part, column in USEFUL_PARTS.items()}
@@ -51,7 +52,7 @@ _EPOCH = ["run_id", "epoch"]
 
 
 def _with_useful_time(ranks: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows with an attribution window, with an added column ``useful`` (useful time in s)."""
+    """Return the rows that have an attribution window, and add the column ``useful`` (useful time in s)."""
     useful = useful_time(ranks)
     return ranks.assign(useful=useful, run_id=ranks["run_id"].astype("str"))[useful.notna()]
 
@@ -63,7 +64,7 @@ def _beyond_typical(frame: pd.DataFrame, column: str, *, among: list[str]) -> pd
 
 
 def stragglers(ranks: pd.DataFrame) -> pd.DataFrame:
-    """Return :data:`STRAGGLER_COLUMNS`: the ranks that were late in every epoch of their run.
+    """Return the ranks that were late in every epoch of their run, with :data:`STRAGGLER_COLUMNS`.
 
     ``part`` is the part of the step with the largest excess over the typical rank.
 
@@ -97,7 +98,7 @@ def stragglers(ranks: pd.DataFrame) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class LateNodes:
-    """The nodes that cause the longest waits: sentences by host, and the number of nodes without one."""
+    """The nodes that cause the longest waits: a sentence by host, and the number of ``more`` such nodes."""
 
     sentences: dict[str, str]
     more: int = 0
@@ -115,11 +116,11 @@ def late_nodes(study: Study, frames: Frames) -> LateNodes:
 
 
 def late_nodes_of(found: pd.DataFrame, cells: Iterable[str]) -> LateNodes:
-    """Describe the late nodes, longest wait first, each by the cell in which it causes the longest wait.
+    """Describe the late nodes, longest wait first, each in the cell in which it causes the longest wait.
 
     Args:
         found: from :func:`stragglers`.
-        cells: the cell of every run that was read.
+        cells: the ``cell_id`` of each run whose ranks.csv was read.
     """
     if not len(found):
         return LateNodes({})
@@ -162,11 +163,11 @@ def _about_node(host: str, late: pd.DataFrame) -> str:
 
 
 def stragglers_alert(late: LateNodes, *, slow: pd.DataFrame) -> tuple[str, str]:
-    """Return a heading and a text for the page.
+    """Return the heading and the text of the page's alert about straggler nodes.
 
     Args:
-        late: at least one node.
-        slow: from :func:`slow_nodes`, only these nodes.
+        late: at least one late node.
+        slow: from :func:`slow_nodes`, only nodes in ``late``.
     """
     text = f"{capital(listed(late.texts, limit=_MAX_NAMED + 1))}. This is waiting, not slow communication."
     if len(slow):
@@ -216,7 +217,7 @@ def slow_nodes_of(ranks: pd.DataFrame) -> pd.DataFrame:
 
 
 def _log_ratios(ranks: pd.DataFrame) -> pd.DataFrame:
-    """Return the log ratio of each host's time to that of the other hosts, by run and host."""
+    """Return, by run and host, the logarithm of the host's useful time over that of the run's other hosts."""
     timed = ranks[ranks["useful"] > 0]
     by_host = timed.groupby(["run_id", "host"], observed=True, sort=False)["useful"].median().reset_index()
     ratios = []
@@ -243,7 +244,8 @@ class RankMeans:
     Attributes:
         by_rank: ``cell_id, host, rank, n`` (runs), the times ``data, compute, rest, useful, transfer, wait,
             step`` in seconds, and ``beyond``: excess over the typical useful time, as a share of the step.
-        by_host: the same per ``cell_id`` and ``host``, with ``ranks``.
+            ``data``, ``compute`` and ``rest`` (all other work) add up to ``useful``.
+        by_host: the same columns by ``cell_id`` and ``host``, with ``ranks`` (number) instead of ``rank``.
     """
 
     by_rank: pd.DataFrame
@@ -262,7 +264,7 @@ def rank_means(study: Study, cells: Sequence[str], runs: pd.DataFrame) -> RankMe
 
     Args:
         study: the study whose ranks.csv files are read.
-        cells: cells, in the order of the result.
+        cells: each ``cell_id`` to include, in the order of the result.
         runs: all runs of the study's frames.
     """
     sample = ranks_sample(runs[runs["cell_id"].isin(cells)])

@@ -37,7 +37,7 @@ from bench.study.ledger import RunState
 _RATE = "throughput_samples_per_sec"
 #: Columns of :attr:`Comparison.cells`, taken from the cell of A.
 _CELL = ("nodes", "gpus_per_node", "gpus", "global_batch", "per_gpu_batch", "launcher", "backend")
-#: One row per matched pair of cells.
+#: Columns of :attr:`Comparison.cells`: one row per matched pair of cells.
 COLUMNS = (
     *("a", "b", "cell_a", "cell_b", *_CELL, "n_a", "n_b", "pairs", "throughput_a", "throughput_b"),
     *("ratio", "low", "high", "p_slower", "p_faster", "verdict", "broken", "remark"),
@@ -50,11 +50,12 @@ class Comparison:
 
     Attributes:
         a: name of A.
-        b: name of B, or all compared values of a setting.
-        minimum_effect: smaller relative changes get no verdict.
+        b: name of B; within one study, the compared setting with all values other than that of A.
+        minimum_effect: a smaller relative change is not called faster or slower.
         cells: one row per pair of cells, :data:`COLUMNS`. Throughputs are samples/s (harmonic means).
-            ``ratio`` is B over A with its 95 % interval. ``pairs`` is the number of interleaved pairs of
-            runs, missing for unpaired runs. ``broken`` marks cells that completed in A and failed in B.
+            ``ratio`` is B over A, ``low`` and ``high`` its 95 % interval. ``pairs`` is the number of
+            interleaved pairs of runs, missing if runs are unpaired. ``broken`` marks cells that completed in
+            A and failed in B.
         only_a: unmatched cells of A.
         only_b: unmatched cells of B.
         settings: settings that differ between A and B as a whole.
@@ -119,7 +120,7 @@ def compare_studies(
 def compare_within(
     study: Study, *, key: str, base: str | None = None, minimum_effect: float = MINIMUM_EFFECT
 ) -> Comparison:
-    """Compare cells of one study that differ only in ``key``: those with ``base`` and with any other value.
+    """Compare cells of one study that differ only in ``key``: A has the value ``base``, B any other value.
 
     Raises:
         BenchError: ``key`` does not vary or is a size, no cell has the base, or no run has completed.
@@ -161,7 +162,7 @@ def _notes_on_time(a: Study, b: Study) -> list[str]:
 
 @dataclass(frozen=True)
 class _Runs:
-    """The runs of A or B, with logarithms of throughputs and ids of shared allocations."""
+    """The runs of A or B, with the log of their throughputs and the ids of their shared allocations."""
 
     label: str
     study: Study
@@ -202,10 +203,10 @@ class _Runs:
 def _compare_runs(
     a: _Runs, b: _Runs, pairs: Sequence[tuple[str, str]], names: tuple[str, str]
 ) -> tuple[pd.DataFrame, LogRatios]:
-    """Return one row per pair of cells, and the ratios of their runs.
+    """Return one row per pair of cells, and the ratios of their throughputs.
 
-    Runs with the same repeat in one allocation are pairs if there are at least three such pairs.
-    Otherwise all runs count, unpaired.
+    If a pair of cells has at least three pairs of runs with the same repeat in one allocation, only these
+    runs are compared. Otherwise all runs are compared, unpaired.
     """
     size = len(pairs)
     runs = [own.of_cells([pair[at] for pair in pairs]) for at, own in enumerate((a, b))]
@@ -228,7 +229,7 @@ def _compare_runs(
 
 
 def _add_counts(rows: pd.DataFrame, runs: Sequence[pd.DataFrame]) -> None:
-    """Add n and throughput (harmonic mean) of A and B, the number of outliers, and ``broken``."""
+    """Add the runs and throughput (harmonic mean) of A and B, their outliers, and ``broken`` to ``rows``."""
     size = len(rows)
     rows["outliers"] = 0
     for side, own in zip("ab", runs, strict=True):
@@ -246,7 +247,7 @@ def _add_counts(rows: pd.DataFrame, runs: Sequence[pd.DataFrame]) -> None:
 
 
 def _pair_moments(a: pd.DataFrame, b: pd.DataFrame, *, size: int) -> LogMoments:
-    """Return the moments of the ratios of runs with the same repeat in one allocation, by ``place``."""
+    """Return the moments of the ratios of paired runs (same allocation and repeat) by pair of cells."""
     keys = ["place", "allocation_id", "repeat"]
     sides = [runs.loc[runs["allocation_id"].notna(), [*keys, "log"]] for runs in (a, b)]
     both = sides[0].merge(sides[1], on=keys, suffixes=("_a", "_b"))
@@ -255,7 +256,7 @@ def _pair_moments(a: pd.DataFrame, b: pd.DataFrame, *, size: int) -> LogMoments:
 
 
 def _missing_runs(rows: pd.DataFrame, runs: Sequence[pd.DataFrame], labels: tuple[str, str]) -> list[str]:
-    """Return a text per pair of cells that names A or B, and its runs' states, if no run was measured."""
+    """Return a text per pair of cells: which of A and B has no measured run, with its runs' states."""
     texts: list[list[str]] = [[] for _ in range(len(rows))]
     for side, own, label in zip("ab", runs, labels, strict=True):
         for place in np.flatnonzero(rows[f"n_{side}"] == 0):

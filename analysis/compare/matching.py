@@ -20,8 +20,9 @@ from bench.errors import BenchError
 SIZES = ("nodes", "tasks_per_node", "world_size", "global_batch", "per_gpu_batch")
 #: Settings that define the work of a sample: with different work, throughputs are not comparable.
 WORK = ("model", "parameters", "seq_len", "image_size", "data")
+#: Other names that --by and --ignore accept for a setting.
 ALIASES = {"gpus_per_node": "tasks_per_node"}
-#: Settings that change together with another one.
+#: If --by varies the setting on the left, the settings on the right may differ, too.
 _DEPENDENT = {
     "global_batch": ("per_gpu_batch",),
     "per_gpu_batch": ("global_batch",),
@@ -50,7 +51,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Matching:
-    """``cell_id`` of matching and unmatched cells, and settings that differ between A and B as a whole."""
+    """Matching cells (A, B) and unmatched cells by ``cell_id``; ``changes`` are settings that differ in B."""
 
     pairs: list[tuple[str, str]]
     only_a: list[str]
@@ -59,7 +60,7 @@ class Matching:
 
 
 def settings_of(cell: Mapping[str, Any]) -> Settings:
-    """Return all settings of a cell of plan.json by their names in the matrix."""
+    """Return all settings of a cell of plan.json: values as texts, by the setting's name in the matrix."""
     found = {name: spelled(cell.get(name)) for name in (*SIZES, "launcher", "backend")}
     found |= {clean(name): spelled(value) for name, value in (cell.get("workload") or {}).items()}
     found |= {f"env.{clean(name)}": spelled(value) for name, value in (cell.get("env") or {}).items()}
@@ -84,7 +85,7 @@ def spelled(value: Any) -> str:
 
 
 def match_studies(a: Study, b: Study, *, ignore: Collection[str] = ()) -> Matching:
-    """Match the cells of two studies; they may differ in the settings ``ignore``.
+    """Match the cells of two studies; matching cells may differ in the settings ``ignore``.
 
     Raises:
         BenchError: no cells match, a match is ambiguous, or ``ignore`` names an unknown setting.
@@ -110,8 +111,8 @@ def match_studies(a: Study, b: Study, *, ignore: Collection[str] = ()) -> Matchi
 def match_within(study: Study, *, key: str, base: str | None = None) -> list[tuple[str, str, Matching]]:
     """Match the cells of one study that differ only in ``key``, such as ``backend`` or ``env.NCCL_ALGO``.
 
-    Returns a tuple (base, value, matching) for every value other than the base. By default, the base is the
-    first value in the plan.
+    Cells with the value ``base`` (by default the first value in the plan) are matched with the cells of every
+    other value. Returns a tuple (base, other value, matching) for each of these.
 
     Raises:
         BenchError: the setting does not vary or is a size, or no cell has the base.
@@ -158,7 +159,7 @@ def _settings(study: Study) -> dict[str, Settings]:
 def _compared_settings(
     a: Mapping[str, Settings], b: Mapping[str, Settings], names: Iterable[str], ignored: Collection[str]
 ) -> tuple[list[str], list[Difference]]:
-    """Return the settings that must be equal in matching cells, and those that differ between studies."""
+    """Return the settings that must be equal in matching cells, and the others that differ in B."""
     compared, changes = [], []
     for name in names:
         values_a, values_b = _values(a, name), _values(b, name)
@@ -221,9 +222,10 @@ def _why_none_match(a: Mapping[str, Settings], b: Mapping[str, Settings], names:
 def environment_differences(
     a: Study, b: Study, *, runs_a: Iterable[str], runs_b: Iterable[str]
 ) -> list[Difference]:
-    """Return the facts of env.json that differ between runs of two studies, given by ``run_id``.
+    """Return the facts of env.json that differ between the runs ``runs_a`` of A and ``runs_b`` of B.
 
-    Facts with several values are compared as sets. Of large studies only a sample of runs is read.
+    Runs are given by ``run_id``. If a fact has several values in a study, the sets of values are compared. Of
+    many runs, only a sample is read.
     """
     facts_a, facts_b = _facts(a, runs_a), _facts(b, runs_b)
 
@@ -239,7 +241,7 @@ def environment_differences(
 
 
 def _facts(study: Study, run_ids: Iterable[str]) -> dict[str, list[str]]:
-    """Return the sorted values of every fact over the runs."""
+    """Return, for each fact of env.json, its sorted values in the given runs."""
     wanted = set(run_ids)
     places = [place for place, run_id in enumerate(study.runs["run_id"]) if run_id in wanted]
     chosen = study.runs["run_id"].iloc[sampled(study, places)]

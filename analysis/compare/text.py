@@ -34,7 +34,7 @@ _MAX_LISTED_CELLS = 8
 
 
 def title(comparison: Comparison) -> str:
-    """Return the title of a comparison, ``B: NAME against A: NAME``."""
+    """Return the title of a comparison in the form ``B: NAME against A: NAME``."""
     return f"B: {comparison.b} against A: {comparison.a}"
 
 
@@ -69,7 +69,7 @@ def _row(row: dict[Any, Any], cell_column: str) -> list[str]:
 
 
 def conclusion(comparison: Comparison) -> str:
-    """Return the number of cells with each verdict, and of cells that failed in B only."""
+    """Return a clause with the number of cells with each verdict, and of cells that failed only in B."""
     counts = [f"{amount} {verdict}" for verdict, amount in comparison.counts.items() if amount]
     text = f"{count(len(comparison.cells), 'cell')} compared: {', '.join(counts)}"
     broken = int(comparison.cells["broken"].sum())

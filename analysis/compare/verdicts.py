@@ -1,9 +1,9 @@
 """Judge ratios of throughputs: intervals, adjusted p-values and a verdict for each cell.
 
-A ratio is the geometric mean of the runs of B over that of A. Its interval uses Student's t on
-logarithms: of the pairwise ratios for runs interleaved in one allocation, otherwise Welch's interval
-(B. L. Welch, Biometrika 34, 1947). Assumptions: pairs, or unpaired runs, are independent, and noise is
-multiplicative.
+A ratio is the geometric mean of the runs of B over that of A. If the runs of A and B are interleaved in one
+allocation, the interval of the ratio is Student's t on the logarithms of the pairwise ratios. Otherwise it is
+Welch's t on the logarithms of the runs (B. L. Welch, Biometrika 34, 1947). Assumptions: pairs, or unpaired
+runs, are independent, and noise is multiplicative.
 
 With many cells, false alarms become likely. Therefore the one-sided p-values of each direction are
 adjusted as described by Benjamini and Hochberg (J. R. Stat. Soc. B 57, 1995), each direction with half
@@ -24,7 +24,7 @@ from scipy import special
 
 from analysis.stats.estimate import LEVEL, MIN_RUNS, Floats, LogMoments, welch
 
-#: Smaller relative changes of the throughput get no verdict.
+#: A smaller relative change of the throughput is not called faster or slower.
 MINIMUM_EFFECT = 0.02
 
 
@@ -38,7 +38,7 @@ class Verdict(StrEnum):
 
 
 class LogRatios(NamedTuple):
-    """Mean differences of logarithms, B - A, of all cells, with standard errors and degrees of freedom."""
+    """Ratios B / A of all cells as means of log B - log A, with standard errors and degrees of freedom."""
 
     centre: Floats
     error: Floats
@@ -62,18 +62,18 @@ def paired(differences: LogMoments) -> LogRatios:
 
 
 def joined(parts: Sequence[LogRatios]) -> LogRatios:
-    """Concatenate ratios so that they are judged together."""
+    """Concatenate ratios, so that :func:`judge` adjusts the p-values over all of them."""
     return LogRatios(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
 
 def judge(ratios: LogRatios, *, minimum_effect: float = MINIMUM_EFFECT, level: float = LEVEL) -> pd.DataFrame:
     """Return one row per ratio: ``ratio, low, high, p_slower, p_faster, verdict``.
 
-    ``low`` and ``high`` are the interval of the single ratio. ``p_slower`` and ``p_faster`` are one-sided
-    and adjusted over all rows. With δ = log(1 + minimum effect), the verdicts are:
+    ``low`` and ``high`` are the 95 % interval of the single ratio. ``p_slower`` and ``p_faster`` are
+    one-sided and adjusted over all rows. With δ = log(1 + minimum effect), the verdicts are:
 
-    - faster, slower: the adjusted p-value is at most 2.5 % and the ratio is beyond δ.
-    - same: the whole interval is within ±δ.
+    - faster, slower: the adjusted p-value is at most 2.5 %, and the logarithm of the ratio is beyond ±δ.
+    - same: the interval of the logarithm is within ±δ.
     - cannot tell: all other cases, and always below 3 runs.
     """
     centre = ratios.centre
@@ -93,7 +93,7 @@ def judge(ratios: LogRatios, *, minimum_effect: float = MINIMUM_EFFECT, level: f
 
 
 def bounds(ratios: LogRatios) -> tuple[Floats, Floats]:
-    """Return the interval of each difference of logarithms."""
+    """Return the lower and upper ends of the 95 % interval of each difference of logarithms."""
     freedom = np.where(ratios.freedom > 0, ratios.freedom, np.nan)
     half = special.stdtrit(freedom, 0.5 + LEVEL / 2) * ratios.error
     half = np.where(ratios.error == 0, 0.0, half)
@@ -120,10 +120,10 @@ def benjamini_hochberg(p: Floats) -> Floats:
 
 
 def runs_needed(ratios: LogRatios, *, minimum_effect: float = MINIMUM_EFFECT, n: Floats) -> Floats:
-    """Estimate the runs per side for which half the interval equals the minimum effect.
+    """Estimate the runs per side for which half of the interval is as wide as the minimum effect.
 
-    The estimate assumes the observed noise. It exceeds the observed runs per side, ``n``, and is NaN
-    without an interval.
+    The estimate assumes the observed noise. It is at least one more than ``n``, the observed runs per side,
+    and NaN for a ratio without an interval.
     """
     low, high = bounds(ratios)
     with np.errstate(invalid="ignore"):

@@ -1,8 +1,8 @@
-"""Read thousands of small CSV files with one known header as one frame, and write frames as CSV.
+"""Read thousands of small CSV files with the same header into one frame, and write frames as CSV.
 
-``pandas.read_csv`` has a fixed cost of milliseconds per file. Arrow therefore parses all files in exactly
-the expected form at once. Any other file (another header, an incomplete last line, a value that is not a
-number) is parsed row by row, and its problems are described.
+``pandas.read_csv`` has a fixed cost of milliseconds per file. Arrow therefore parses together all files that
+have exactly the expected form. Any other file (another header, an incomplete last line, a value that is not
+a number) is parsed row by row, and its problems are described.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from pyarrow import csv as arrow_csv
 
 from analysis.text import clean, listed, one_line
 
-#: Arrow parses portions of about this many bytes, to limit memory. A value that is not a number makes only
-#: its own portion slow to parse.
+#: Arrow parses portions of about this many bytes, to limit memory. If a portion contains a value that is not
+#: a number, only the files of this portion are parsed row by row.
 _PORTION_BYTES = 1 << 22
 _MAX_REMARKS = 3
 #: A spreadsheet runs a text that begins with one of these as a formula.
@@ -31,17 +31,20 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 @dataclass
 class Loaded:
-    """The rows of many files. The column ``file`` and the keys of ``problems`` are indices of paths."""
+    """The rows of many files, and a text about the problems of each file that has some.
+
+    The column ``file`` of ``rows`` and the keys of ``problems`` are positions in the list of paths.
+    """
 
     rows: pd.DataFrame
     problems: dict[int, str] = field(default_factory=dict)
 
 
 def read_csvs(paths: Sequence[str], *, columns: Sequence[str], text: Collection[str] = ()) -> Loaded:
-    """Return the rows of all files in the order of ``paths``.
+    """Return the rows of all files in the order of ``paths``, with the given columns.
 
-    Columns are float64 (empty is NaN) except those in ``text``. A file or line that cannot be read adds
-    a problem and no row.
+    Columns are float64 (an empty cell is NaN), except for those in ``text``. A file or line that cannot be
+    read adds a problem and no row.
     """
     reader = _Reader(paths, tuple(columns), frozenset(text))
     for index in range(len(paths)):
@@ -57,7 +60,7 @@ class _Reader:
         self.header = ",".join(columns).encode() + b"\n"
         types = {name: pa.string() if name in text else pa.float64() for name in columns}
         self.convert = arrow_csv.ConvertOptions(column_types=types, null_values=[""])
-        #: Index, body and number of rows of files in the expected form, not yet parsed.
+        #: Files in the expected form that are not yet parsed: position, text below the header, row count.
         self.pending: list[tuple[int, bytes, int]] = []
         self.pending_bytes = 0
         self.frames: list[pd.DataFrame] = []
@@ -143,7 +146,7 @@ class _Reader:
 def _parse_rows(
     data: bytes, columns: tuple[str, ...], text: frozenset[str]
 ) -> tuple[list[list[str | float]], list[str]]:
-    """Return the readable rows, and remarks about the others."""
+    """Return the readable rows of a file, and remarks about its other rows."""
     content = data.decode("utf-8-sig", "replace").replace("\0", "\N{REPLACEMENT CHARACTER}")
     remarks: list[str] = []
     if not content:
@@ -157,7 +160,8 @@ def _parse_rows(
         header = next(reader, [])
         places = [header.index(name) if name in header else None for name in columns]
         if places[0] is None:
-            return [], [*remarks, f"another table: its header is {one_line(','.join(header), limit=60)!r}"]
+            shown = one_line(",".join(header), limit=60)
+            return [], [*remarks, f"the header {shown!r} is that of another table"]
         absent = [name for name, place in zip(columns, places, strict=True) if place is None]
         if absent:
             remarks.append(f"lacks the {'column' if len(absent) == 1 else 'columns'} {listed(absent)}")
@@ -187,7 +191,7 @@ def _number(value: str, name: str, line: int, remarks: list[str]) -> float:
 
 
 def csv_text(frame: pd.DataFrame, *, digits: int = 12) -> str:
-    """Return the frame as CSV. Missing values are empty cells, and spreadsheets run no text as a formula.
+    """Return a frame as CSV: missing values are empty cells, and no text is a formula for a spreadsheet.
 
     Args:
         frame: any frame; its texts are cleaned.

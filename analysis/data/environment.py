@@ -1,4 +1,4 @@
-"""Software, hardware, hosts and transport of the runs, from their env.json."""
+"""Summarise the software, hardware, hosts and gradient transport of a study's runs, from their env.json."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from analysis.data.load import Study
 from analysis.text import count, listed, one_line, whole
 from bench.units import human_bytes
 
-#: Maximum number of env.json files that are read. In a larger study, a sample is read.
+#: Maximum number of env.json files that are read: those of all runs or, with more runs, of a sample of them.
 MAX_READ = 500
 _MAX_VALUES = 4
 _MAX_HOSTS = 64
 
-#: Facts of env.json, as pairs of label and key.
+#: The facts taken from env.json: the label on the page and the key in the file.
 FACTS = (
     *(("bench", "bench_version"), ("PyTorch", "torch"), ("Python", "python"), ("CUDA", "cuda")),
     *(("NCCL", "nccl"), ("Device", "device_name"), ("Backend", "backend"), ("Launcher", "launcher")),
     *(("Threads per rank", "threads_per_rank"), ("Parameters", "parameters")),
     ("Gradients", "gradient_bytes"),
 )
-#: Facts of ``transport`` in env.json, as pairs of label and key.
+#: The facts taken from ``transport`` in env.json: the label on the page and the key in the file.
 TRANSPORT = (
     *(("Interface", "interface"), ("Network", "network"), ("Algorithm", "algorithm")),
     *(("Transport version", "version"), ("GPUDirect", "gpudirect"), ("Within a host", "within_host")),
@@ -36,7 +36,7 @@ TRANSPORT = (
 
 @dataclass(frozen=True)
 class Host:
-    """One host, with the number of runs that used it."""
+    """One host, described by texts, and the number of runs that used it."""
 
     name: str
     cpu: str
@@ -47,7 +47,11 @@ class Host:
 
 @dataclass(frozen=True)
 class Crowding:
-    """A host with more ranks than cores: its efficiency reflects shared cores, not scaling."""
+    """A host with more ranks than cores. Efficiencies measured there reflect shared cores, not scaling.
+
+    ``single_host`` is True if the host's run used no other host. ``sizes`` are the world sizes of all runs
+    with such hosts.
+    """
 
     ranks: int
     cores: int
@@ -69,14 +73,14 @@ class Environment:
 
     Attributes:
         read: number of readable env.json files.
-        asked: number of env.json files in the sample.
+        asked: number of runs whose env.json was to be read: all started runs or a sample of them.
         started: number of started runs.
         facts: label and value; values that differ between runs are listed with their number of runs.
-        variables: environment variables, in the same form.
+        variables: environment variables: name and value, in the same form.
         hosts, hosts_left_out: the first hosts, and the number of further hosts.
         crowding: the host with the most ranks per core; None if no host has more ranks than cores.
         warnings: warnings of the runs.
-        differing: labels of the facts that differ.
+        differing: labels of the facts that differ between runs.
     """
 
     read: int = 0
@@ -92,7 +96,7 @@ class Environment:
 
     @property
     def source(self) -> str:
-        """Number of files that were read, as a sentence."""
+        """Sentence about the number of env.json files that were read."""
         if self.asked < self.started:
             return f"From a sample: {self.read:,} of {count(self.started, 'started run')} were read."
         rest = self.started - self.read
@@ -122,7 +126,7 @@ def describe_environment(study: Study) -> Environment:
 
 
 def _allocations(study: Study) -> str:
-    """Return how many runs had their own job, and how many shared an allocation."""
+    """Describe how many runs had their own job, and how many shared an allocation."""
     runs = study.runs[study.runs["started_at"].notna()]
     own = int((runs["allocation"] == "job").sum())
     packed = runs[runs["allocation"] == "pack"]
@@ -133,7 +137,10 @@ def _allocations(study: Study) -> str:
 
 
 def sampled(study: Study, places: list[int]) -> list[int]:
-    """Return at most :data:`MAX_READ` of the positions, at least one for each size, launcher and backend."""
+    """Return at most :data:`MAX_READ` of ``places``, the positions of some runs in ``study.runs``.
+
+    The sample contains at least one run of each size, launcher and backend.
+    """
     if len(places) <= MAX_READ:
         return places
     cells = study.cells.set_index("cell_id")[["nodes", "gpus_per_node", "launcher", "backend"]]
@@ -148,7 +155,7 @@ def _items(value: Any) -> list[Any]:
 
 
 def value_of(mapping: dict[str, Any], key: str) -> str | None:
-    """Return a fact of env.json or its transport as text; None if unknown."""
+    """Return the fact ``key`` of env.json or of its ``transport`` as text; None if it is unknown."""
     value = mapping.get(key)
     if value is None or isinstance(value, (dict, list)):
         return None
@@ -172,7 +179,7 @@ def _with_counts(counts: Counter[str]) -> str:
 
 
 def _add_variables(found: Environment, envs: list[dict[str, Any]]) -> None:
-    """Add the variables of all runs; those with many values (such as a job's id) are only counted."""
+    """Add the variables of all runs; of a variable with many values (a job's id) only their number."""
     values: dict[str, Counter[str]] = {}
     for env in envs:
         for section in ("env", "slurm"):
@@ -189,7 +196,7 @@ def _add_variables(found: Environment, envs: list[dict[str, Any]]) -> None:
 
 
 def hosts_of(env: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the hosts of a run."""
+    """Yield the entry of each host in the env.json of a run."""
     return (host for host in _items(env.get("hosts")) if isinstance(host, dict))
 
 
@@ -212,7 +219,7 @@ def _add_hosts(found: Environment, envs: list[dict[str, Any]]) -> None:
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    """Return a sort key that orders numbers within names."""
+    """Return a sort key by which numbers within names are ordered by their value."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split("([0-9]+)", name)]
 
 

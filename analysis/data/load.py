@@ -1,7 +1,8 @@
-"""Load a study's folder as frames: everything planned, and the results so far.
+"""Load a study's folder as frames: all planned cells and runs, with the results so far.
 
 Loading starts from the plan, and no run is ever dropped. A run that never started is a row with the state
-``planned``. A missing or broken file in a run's folder is not an error, but a reason in the run's row.
+``planned``. If a file in a run's folder is missing or broken, loading continues, and the column ``reason`` of
+the run's row says so.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from bench.study.ledger import RunState
 from bench.study.plan_json import invalid_plan, read_plan
 from bench.study.run_json import read_run
 
-#: One row per planned run, about its latest attempt. ``allocation`` is ``job`` (the run had its own
-#: job) or ``pack`` (it shared ``job_id`` with other runs).
+#: Columns of :attr:`Study.runs`: one row per planned run, about its latest attempt. ``allocation`` is ``job``
+#: (the run had its own job) or ``pack`` (the run shared the job ``job_id`` with other runs).
 RUNS_COLUMNS = (
     *("run_id", "cell_id", "repeat", "order", "attempt", "state", "reason", "failure_class", "exit_code"),
     *("job_id", "allocation", "submitted_at", "started_at", "ended_at"),
@@ -46,11 +47,12 @@ class Study:
         cells: one row per cell: ``cell_id, launcher, backend, nodes, gpus_per_node`` (text,
             ``4+2`` if nodes differ), ``gpus`` (ranks), ``global_batch, per_gpu_batch, device,
             swept`` (dict).
-        members: one row per cell and series: ``cell_id, series, mode, batch`` (the plan's label).
+        members: one row per cell and series: ``cell_id, series, mode, batch`` (both as the plan labels the
+            series).
         runs: one row per planned run: :data:`RUNS_COLUMNS`; times are UTC.
-        epochs: all rows of all metrics.csv, with ``run_id`` and ``cell_id`` (categorical).
+        epochs: the rows of all runs' metrics.csv, with ``run_id`` and ``cell_id`` (categorical).
         remarks: problems of the folder as a whole.
-        attempts: the folder of each run's latest attempt, in the order of ``runs``.
+        attempts: the folder of each run's latest attempt, in the order of ``runs``; None without one.
     """
 
     folder: StudyFolder
@@ -76,7 +78,7 @@ class Study:
         return self._table_of(run_ids, "steps_csv", STEPS_COLUMNS)
 
     def envs_of(self, run_ids: Iterable[str]) -> dict[str, dict[str, Any]]:
-        """Return the contents of env.json by run_id; runs without a readable file are absent."""
+        """Return the content of each run's env.json by run_id; runs without a readable file are absent."""
         found = {}
         for place in self._places(run_ids):
             attempt = self.attempts[place]
@@ -200,7 +202,7 @@ def _record(run_id: str, path: str | None, *, tried: bool) -> tuple[Any, ...]:
     if path is None and not tried:
         return _no_record(RunState.PLANNED)
     if path is None:
-        return _no_record(RunState.UNKNOWN, "its folder holds no attempt")
+        return _no_record(RunState.UNKNOWN, "the run's folder contains no attempt")
     content, problem = read_run(path)
     if content is None:
         return _no_record(RunState.UNKNOWN, f"run.json {problem}")
@@ -209,7 +211,7 @@ def _record(run_id: str, path: str | None, *, tried: bool) -> tuple[Any, ...]:
         return _no_record(RunState.UNKNOWN, f"run.json is that of another run: {other!r}")
     state, reason = content.get("state"), _reason_and_cause(content)
     if not isinstance(state, str) or state not in _STATES:
-        odd = f"run.json gives the state {one_line(state, limit=40)!r}, which is none of bench's"
+        odd = f"run.json contains the state {one_line(state, limit=40)!r}, which bench does not know"
         state, reason = str(RunState.UNKNOWN), f"{odd}; {reason}" if reason else odd
     failure_class, job_id = (
         one_line(v) if (v := content.get(k)) is not None else None for k in ("failure_class", "job_id")
@@ -251,7 +253,7 @@ def _runs_frame(records: list[tuple[Any, ...]]) -> pd.DataFrame:
 def _epochs(
     runs: pd.DataFrame, attempts: Sequence[str | None], *, without_metrics: Collection[str]
 ) -> tuple[pd.DataFrame, dict[int, str]]:
-    """Return all rows of all metrics.csv, and the problems of these files by the run's position."""
+    """Return the rows of all runs' metrics.csv, and the files' problems by the run's position in ``runs``."""
     file = RunFolder(Path()).metrics_csv.name
     places = [place for place, attempt in enumerate(attempts) if attempt]
     loaded = read_csvs([f"{attempts[place]}/{file}" for place in places], columns=METRICS_COLUMNS)
@@ -262,14 +264,14 @@ def _epochs(
         absent, completed = problem.endswith("is missing"), states[place] == RunState.COMPLETED
         if absent and completed and runs["cell_id"].iloc[place] in without_metrics:
             problems[place] = "the matrix asks for no metrics (metrics: none)"
-        # A missing file is no problem in a run that is queued or failed early: its state explains this.
+        # If a run is queued or failed early, its state explains the missing file.
         elif completed or not absent:
             problems[place] = problem
     return _with_ids(loaded, runs, places), problems
 
 
 def _with_ids(loaded: Loaded, runs: pd.DataFrame, places: Sequence[int]) -> pd.DataFrame:
-    """Return the rows with run_id and cell_id instead of the file's index."""
+    """Return the loaded rows, with ``run_id`` and ``cell_id`` instead of the column ``file``."""
     frame = loaded.rows
     rows = np.asarray(places, dtype=np.int64)[frame.pop("file").to_numpy()]
     for at, name in enumerate(("run_id", "cell_id")):

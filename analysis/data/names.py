@@ -1,7 +1,7 @@
 """Format the names of sizes, series and states for people.
 
-Rows with a size have ``nodes, gpus_per_node, gpus``. A table measured elsewhere may not give the nodes:
-then ``gpus_per_node`` is an empty text, and a size is named by its number of ranks.
+A size is a row with ``nodes, gpus_per_node, gpus``. A table measured elsewhere may not contain the number of
+nodes. Then ``gpus_per_node`` is an empty text, and the size is named by its number of ranks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _STATE_NAMES = {
 
 
 def nodes_known(row: Row) -> bool:
-    """Return whether the number of nodes is known."""
+    """Return whether the number of nodes of a size is known."""
     return bool(row["gpus_per_node"] != "")
 
 
@@ -40,7 +40,7 @@ def layout(row: Row, *, times: str = "×") -> str:
 
 
 def with_layout(row: Row) -> str:
-    """Return the number of ranks with the layout, if known: ``8 ranks (2 × 4)``."""
+    """Return the number of ranks and, if the nodes are known, the layout: ``8 ranks (2 × 4)``."""
     return f"{ranks(row)} ({layout(row)})" if nodes_known(row) else ranks(row)
 
 
@@ -80,7 +80,7 @@ def sizes_of(rows: pd.DataFrame) -> pd.Series:
 
 
 def baseline_names(rows: pd.DataFrame) -> list[str]:
-    """Return each row's size as in the column ``baseline``: ``2x4 (8 ranks)``."""
+    """Return each row's size in the form of the column ``baseline``: ``2x4 (8 ranks)``."""
     return [
         f"{size} ({count(int(gpus), 'rank')})" if per_node else count(int(gpus), "rank")
         for size, per_node, gpus in zip(sizes_of(rows), rows["gpus_per_node"], rows["gpus"], strict=True)
@@ -90,7 +90,7 @@ def baseline_names(rows: pd.DataFrame) -> list[str]:
 def size_paths(rows: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     """Split each series into the lines of a figure; return the name and rows of each line.
 
-    A line joins the sizes within one node, or sizes with equal ranks per node.
+    A line connects the sizes within one node, or the sizes with the same number of ranks per node.
     """
     found = []
     for series, own in rows.groupby("series", sort=False):
@@ -104,7 +104,10 @@ def size_paths(rows: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
 
 
 def series_parts(plan: dict[str, Any]) -> dict[str, dict[str, str]]:
-    """Return the parts of each series' name: mode, batch, backend, launcher, swept axes."""
+    """Return the name of each series in parts: series -> kind of part -> text.
+
+    The kinds are ``mode``, ``batch``, ``backend``, ``launcher`` and ``swept NAME`` for each swept axis.
+    """
     parts: dict[str, dict[str, str]] = {}
     for series in plan.get("series") or []:
         batch = series.get("batch")
@@ -136,10 +139,10 @@ def widest_series(rows: pd.DataFrame, *, limit: int) -> list[str]:
 
 
 def short_labels(parts: dict[str, dict[str, str]], series: Iterable[str]) -> tuple[dict[str, str], str]:
-    """Return a label for each series, and the parts that all of them share.
+    """Return a label for each series, and the parts of their names that all series share, as a text.
 
     A label contains only the parts that differ. A single series is labelled by its batch. The mode is left
-    out, because the wording of the batch implies it.
+    out, because the wording of the batch implies it. ``parts`` is from :func:`series_parts`.
     """
     shown = list(series)
     names = [n for n in dict.fromkeys(n for one in shown for n in parts.get(one, {})) if n != "mode"]
@@ -162,7 +165,7 @@ def state_name(state: object) -> str:
 
 
 def state_counts(runs: pd.DataFrame) -> str:
-    """Return ``4 failed (time-limit 3), 2 not started``, the most frequent state first."""
+    """Count runs by state, the most frequent state first: ``4 failed (time-limit 3), 2 not started``."""
     texts = []
     for state, group in sorted(runs.groupby("state", sort=False), key=lambda item: -len(item[1])):
         classes = group["failure_class"].dropna()

@@ -1,4 +1,4 @@
-"""Baseline of each series: the smallest measured size, or the requested one."""
+"""Find the baseline of each series: the requested size or cell, else the smallest measured size."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bench.errors import BenchError
 
 Mask = npt.NDArray[np.bool_]
 
-#: Requests for the cell of one rank without DDP.
+#: Values of ``--baseline`` for one rank without DDP, and for a number of ranks.
 _NO_DDP = re.compile(r"(?:1 (?:gpu|rank) )?(?:no|without)[ -]ddp", re.IGNORECASE)
 _RANKS = re.compile(r"([0-9]+)(?: (?:gpus?|ranks?))?", re.IGNORECASE)
 
@@ -96,7 +96,7 @@ def base_places(rows: pd.DataFrame, baseline: str | None) -> pd.Series:
 
 
 def _same_work(candidates: pd.DataFrame, series: pd.DataFrame) -> pd.DataFrame:
-    """Return the candidates with the series' global batch (strong) or batch per rank (weak) and settings."""
+    """Return the candidates with the settings and batch (strong: global, weak: per rank) of ``series``."""
     mode = series["mode"].iloc[0]
     first = series.iloc[0]
     if mode == "strong":

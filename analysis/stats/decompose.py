@@ -1,11 +1,11 @@
-"""Load balance, communication and computation within a step, by run and by cell.
+"""Compute the factors of the efficiency (load balance, communication, computation) by run and by cell.
 
 The factors are those of the POP Centre of Excellence's multiplicative model
-(https://pop-coe.eu/node/69), as TALP computes them at run time (bsc-pm/dlb). Time outside of useful
-computation is DDP's exposed communication::
+(https://pop-coe.eu/node/69), as TALP computes them at run time (bsc-pm/dlb). All time of a step that is not
+useful is DDP's exposed communication::
 
     U_r  useful time of rank r per step: its step minus its exposed communication
-    T    time of a step, that of the slowest rank
+    T    time of a step: the time of the slowest rank
     load balance             LB    = mean U / max U
     communication efficiency CommE = max U / T
     parallel efficiency      PE    = LB · CommE = mean U / T
@@ -13,8 +13,8 @@ computation is DDP's exposed communication::
     global efficiency        GE    = PE · CompS
 
 The efficiency of the series is then exactly E(N) = GE(N) / PE(N₀). Sums are divided by sums (epochs
-weighted by their steps, runs equally), because means of ratios would break both identities. All parts are
-assumed to be measured in the same window, the instrumented attribution window.
+weighted by their steps, runs equally): with means of ratios, the equations for GE and E would not hold. All
+parts are assumed to be measured in the same window, the (instrumented) attribution window.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ USEFUL_PARTS = {
     "optimizer": "optimizer_time_sec",
     "other": "other_time_sec",
 }
-#: Seconds per step: mean and greatest useful time of the ranks, and the step.
+#: Seconds per step: mean useful time of the ranks, longest useful time of a rank, and the whole step.
 TIMES = ("useful_s", "most_useful_s", "step_s")
 
 
 def useful_time(ranks: pd.DataFrame) -> pd.Series:
-    """Return the useful time per step of rows of ranks.csv: the step minus its exposed communication."""
+    """Return the useful time (s per step) of each row of ranks.csv: step minus exposed communication."""
     useful_s: pd.Series = ranks["step_time_sec"] - ranks["comm_exposed_time_sec"]
     return useful_s
 
@@ -74,7 +74,7 @@ def run_parts(epochs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _valid_factor(values: pd.Series) -> pd.Series:
-    """Replace factors with NaN that are not positive, or exceed 1 by more than a rounding error."""
+    """Replace by NaN each factor that is not positive or exceeds 1 by more than a rounding error."""
     values = values.astype(float)
     return values.where((values > 0) & (values < 1 + 1e-6))
 
@@ -122,8 +122,8 @@ def computational_scalability(
 ) -> pd.Series:
     """Return the computational scalability of each row, (ΣU / work)_ref / (ΣU / work)_N.
 
-    ΣU is ranks · mean U. Below 1, all ranks together compute longer per sample than the reference (smaller
-    batches per rank, shared cores or memory, lower clocks).
+    ΣU is ranks · mean U. A value below 1 means: all ranks together compute longer per sample than those of
+    the reference (smaller batches per rank, shared cores or memory, lower clocks).
 
     Args:
         useful_s: mean useful time of the ranks, seconds per step.

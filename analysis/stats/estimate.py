@@ -1,7 +1,7 @@
-"""Throughput of runs, and means and ratios over runs with intervals.
+"""Compute the throughput of runs, and means and ratios of groups of runs with intervals.
 
 The unit is the run (one job): steps and epochs of one job correlate, so intervals over steps would be
-two to three times too narrow. Everything is vectorised over cells.
+two to three times too narrow. All functions handle all groups (cells) at once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from scipy import special
 
 Floats = npt.NDArray[np.float64]
 
-#: Minimum number of runs for an interval.
+#: Minimum number of runs for an interval, and the interval's level of confidence.
 MIN_RUNS = 3
 LEVEL = 0.95
 
@@ -55,7 +55,7 @@ def run_rates(epochs: pd.DataFrame) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class LogMoments:
-    """Number, mean and variance of the logarithms of each group's values."""
+    """For each group of values: their number, and the mean and variance of their logarithms."""
 
     n: Floats
     mean: Floats
@@ -84,10 +84,11 @@ def log_moments(values: Floats, *, groups: npt.NDArray[np.intp], size: int) -> L
 
 
 def mean_interval(moments: LogMoments, *, level: float = LEVEL) -> tuple[Floats, Floats]:
-    """Return the interval of each group's mean: Student's t on the logarithms, NaN below 3 runs.
+    """Return the ends of the interval of each group's geometric mean; NaN below 3 runs.
 
-    Assumes that runs of a cell are independent and their noise is multiplicative. Simulated coverage of
-    95 % intervals: 97/96/95/95 % at n = 3/5/6/10 (bootstrap intervals: 81 to 92 %).
+    The interval is Student's t on the logarithms. It assumes that runs of a cell are independent and that
+    their noise is multiplicative. Simulated coverage of 95 % intervals: 97/96/95/95 % at n = 3/5/6/10
+    (bootstrap intervals: 81 to 92 %).
     """
     enough = moments.n >= MIN_RUNS
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -97,9 +98,9 @@ def mean_interval(moments: LogMoments, *, level: float = LEVEL) -> tuple[Floats,
 
 
 def ratio_interval(top: LogMoments, bottom: LogMoments, *, level: float = LEVEL) -> tuple[Floats, Floats]:
-    """Return the interval of top / bottom for unpaired runs: Welch's t on the logarithms.
+    """Return the ends of the interval of top / bottom for unpaired runs: Welch's t on the logarithms.
 
-    NaN if either side has fewer than 3 runs. Degrees of freedom by Welch and Satterthwaite
+    They are NaN if either group has fewer than 3 runs. Degrees of freedom by Welch and Satterthwaite
     (B. L. Welch, Biometrika 34, 1947).
     """
     enough = (top.n >= MIN_RUNS) & (bottom.n >= MIN_RUNS)
@@ -111,7 +112,7 @@ def ratio_interval(top: LogMoments, bottom: LogMoments, *, level: float = LEVEL)
 
 
 def welch(top: LogMoments, bottom: LogMoments) -> tuple[Floats, Floats, Floats]:
-    """Return the differences of the mean logarithms, their standard errors and degrees of freedom."""
+    """Return the differences of mean logarithms, top - bottom, with standard errors, degrees of freedom."""
     with np.errstate(divide="ignore", invalid="ignore"):
         a, b = top.variance / top.n, bottom.variance / bottom.n
         freedom = (a + b) ** 2 / (a**2 / (top.n - 1) + b**2 / (bottom.n - 1))
@@ -124,9 +125,9 @@ def _t_quantile(freedom: Floats, level: float) -> Floats:
 
 
 def outliers(values: pd.Series, *, by: pd.Series) -> pd.Series:
-    """Return which values are far from their group's median; outliers are flagged, never dropped.
+    """Return a mask of the values that are far from their group's median; outliers are never dropped.
 
-    No value is flagged in a group of fewer than 5, or if more than half of its values are equal.
+    No value is marked in a group of fewer than 5 values, or if more than half of them are equal.
     """
     groups = values.groupby(by, observed=True)
     distance = (values - groups.transform("median")).abs()

@@ -1,12 +1,12 @@
-"""Four factors of the efficiency E(N) of a size, and their shares of the loss.
+"""Split the efficiency E(N) of a size into four factors, and compute each factor's share of the loss.
 
-With the factors of :mod:`analysis.stats.decompose`, E(N) = LB/LB₀ · CommE/CommE₀ · CompS. Two
-refinements keep this product.
+With the factors of :mod:`analysis.stats.decompose` (₀: at the baseline), E(N) = LB/LB₀ · CommE/CommE₀ ·
+CompS. Two refinements change factors, but not their product.
 
 **Typical rank.** A late rank raises the mean of U and thereby lowers CompS: if one of two ranks takes twice
-as long, CompS would account for most of the loss. In LB · CompS the mean cancels. If ranks differ, LB and
-CompS refer to the lower median over the ranks, which does not move if up to half of the ranks are late.
-The excess of a late rank is then load imbalance only.
+as long, CompS would account for most of the loss. In LB · CompS the mean of U cancels. If ranks differ, LB
+and CompS are therefore computed with the lower median of U (the typical rank), which does not change if up to
+half of the ranks are late. The excess of a late rank is then load imbalance only.
 
 **Data loading.** CompS is split into the effects of data loading and of all other useful time per sample::
 
@@ -16,7 +16,8 @@ The excess of a late rank is then load imbalance only.
     compute CompS' = exp(-(c - c₀) / L),    DataS · CompS' = u₀ / u = CompS, exactly
 
 (Additive split by logarithmic means: B. W. Ang, *The LMDI approach to decomposition analysis*,
-Energy Policy 33, 2005.) Factors multiply, so shares of the loss are shares of its logarithm.
+Energy Policy 33, 2005.) Factors multiply, so a factor's share of the loss is its -log divided by the sum of
+-log over all factors below 1.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ from analysis.stats.estimate import lower_median
 from analysis.stats.measured import Frames, ranks_sample
 from analysis.text import known
 
-#: Factors of the efficiency, with a description of the loss.
+#: The factors of the efficiency, each with a description of the loss that it measures.
 LOSSES = {
     "load_balance": "uneven work between ranks",
     "comm_efficiency": "communication that computation does not hide",
     "data_scalability": "data loading that takes longer per sample",
     "compute_scalability": "computation that takes longer per sample",
 }
-#: Factors of the efficiency, with a short name of the loss.
+#: The factors of the efficiency, each with a short name of the loss that it measures.
 SHORT_NAMES = {
     "load_balance": "load imbalance",
     "comm_efficiency": "communication",
@@ -49,7 +50,7 @@ SHORT_NAMES = {
     "compute_scalability": "slower computation",
 }
 
-#: At this efficiency or above, the shares of the loss would only reflect noise.
+#: At this efficiency or above, the factors' shares of the loss would only reflect noise.
 HARDLY_ANY = 0.97
 #: Smaller shares of the loss are not reported.
 SMALLEST_SHARE = 0.005
@@ -61,7 +62,7 @@ _BALANCED = 0.98
 
 @dataclass(frozen=True)
 class Loss:
-    """A factor of the efficiency, and its share of the loss on a logarithmic scale."""
+    """A factor of the efficiency: its name, its value, and its share of the loss (of the logarithm)."""
 
     factor: str
     value: float
@@ -98,7 +99,7 @@ def _typical_shares(ranks: pd.DataFrame) -> pd.DataFrame:
 
 
 def factors(row: Row, base: Row) -> dict[str, float]:
-    """Return the four factors of a size relative to its baseline; empty if one is unknown.
+    """Return the four factors of a size relative to its baseline by name; empty if one is unknown.
 
     Args:
         row: a row of the scaling table, with :data:`TYPICAL_RANK_COLUMNS` if known.
@@ -121,7 +122,7 @@ def factors(row: Row, base: Row) -> dict[str, float]:
 
 
 def losses(row: Row, base: Row) -> list[Loss]:
-    """Return the factors sorted by their shares of the loss; empty if nothing is lost or known."""
+    """Return the factors, largest share of the loss first; empty if none is below 1 or one is unknown."""
     found = factors(row, base)
     lost = {name: max(0.0, -math.log(value)) for name, value in found.items()}
     total = sum(lost.values())
@@ -132,7 +133,7 @@ def losses(row: Row, base: Row) -> list[Loss]:
 
 
 def hardly_any_loss(row: Row) -> bool:
-    """Return whether a size loses too little efficiency to explain, regardless of its interval."""
+    """Return whether the efficiency of a size is :data:`HARDLY_ANY` or more, regardless of its interval."""
     return bool(row["efficiency"] >= HARDLY_ANY)
 
 
@@ -148,7 +149,8 @@ def why_unknown(row: Row, base: Row) -> str:
 def _typical_rank(row: Row) -> tuple[float, float, float]:
     """Return three values of the typical rank: relative useful time, useful time, data loading time.
 
-    The first is relative to the mean over the ranks. The times are seconds per sample, summed over N ranks.
+    The relative useful time is relative to the mean over the ranks. The other two are in seconds per sample,
+    multiplied by the number of ranks.
     """
     per_sample = float(row["gpus"]) / float(row["global_batch"])
     useful, data = float(row["useful_s"]), float(row["data"])

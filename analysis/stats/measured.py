@@ -19,14 +19,14 @@ MAX_RANKS_FILES = 500
 
 @dataclass(frozen=True)
 class Frames:
-    """Planned cells, their series, and all runs with their measurements.
+    """The frames of a study: planned cells, their series, and all runs with their measurements.
 
     Attributes:
         cells: one row per cell: ``cell_id, launcher, backend``, the size columns; optionally ``ddp``, False
             for one rank without DDP.
         members: one row per cell and series: ``cell_id, series, mode``.
         runs: one row per planned run: ``run_id, cell_id, state, reason, failure_class``; ``measured``
-            (True for the runs that count: completed, with a throughput),
+            (True if the run counts: it completed with a throughput),
             ``throughput_samples_per_sec, step_time_sec, wall_s, outlier``, ``rate`` (the throughput, even
             if a table does not give its unit), ``unit`` (counted divided by planned samples, NaN if
             unknown), and the columns of :func:`analysis.stats.decompose.run_parts`.
@@ -69,7 +69,7 @@ def measure(study: Study) -> Frames:
 
 
 def ranks_sample(runs: pd.DataFrame) -> pd.DataFrame:
-    """Select the runs whose ranks.csv is read: all that count or, in a large study, the first repeats.
+    """Select the runs whose ranks.csv is read: all runs that count or, in a large study, the first repeats.
 
     Args:
         runs: ``run_id, cell_id, measured``.
@@ -88,7 +88,7 @@ def _with_ddp(study: Study) -> list[bool]:
 
 
 def _reasons(runs: pd.DataFrame, batch: Floats) -> pd.Series:
-    """Return the reason of each run, with problems found in its metrics appended."""
+    """Return the reason in each run's row; problems found in the run's metrics are appended."""
     reasons = runs["reason"].to_numpy(dtype=object).copy()
     completed = (runs["state"] == RunState.COMPLETED).to_numpy()
     silent = completed & ~runs["measured"].to_numpy() & (reasons == "")

@@ -9,10 +9,11 @@ strong   global batch                                S = T(N₀)/T(N)      E = S
 weak     batch per rank                              S = E·N/N₀          E = T(N₀)/T(N)
 =======  ==========================================  ==================  =============
 
-(G. M. Amdahl 1967 and J. L. Gustafson 1988.) The batch columns determine the regime, not the label. A
-series of neither regime has no efficiency. A series of times to train has only the speedup T(N₀)/T(N).
+(G. M. Amdahl 1967 and J. L. Gustafson 1988.) The batches of a series determine its regime; its label in the
+plan does not. A series of neither regime has no efficiency. A series of times to train has only the speedup
+T(N₀)/T(N).
 
-The incremental efficiency of the step from a to b ranks is e = (E(b) / E(a)) ** (1 / log2(b / a)):
+The incremental efficiency between the sizes of a and b ranks is e = (E(b) / E(a)) ** (1 / log2(b / a)):
 1 if each doubling doubles the throughput. Some sites, such as CSC, grant a larger job only if a doubling
 gives 1.5 times the throughput, that is e = 0.75.
 
@@ -20,9 +21,9 @@ Karp-Flatt's serial fraction of a strong series (A. H. Karp and H. P. Flatt, Com
 with p = N/N₀, is f = (1/S - 1/p) / (1 - 1/p). It is constant if a fixed serial part limits the speedup.
 It grows if communication, imbalance or start-up grow with the size.
 
-Two axes: a size n x k (n nodes of k ranks) is reached within one node, then over nodes:
-E(n x k) = E(1 x k) * [E(n x k) / E(1 x k)]. The second factor does not depend on the baseline: it is
-T(1 x k) / (n T(n x k)) for strong scaling and T(1 x k) / T(n x k) for weak.
+Two axes: the efficiency of a size n x k (n nodes of k ranks) is a factor within one node times a factor over
+nodes: E(n x k) = E(1 x k) * [E(n x k) / E(1 x k)]. The second factor does not depend on the baseline. It is
+T(1 x k) / (n T(n x k)) for strong scaling and T(1 x k) / T(n x k) for weak scaling.
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ from bench.study.ledger import RunState
 
 #: Efficiency that POP's guidelines call good scaling (https://pop-coe.eu/node/69).
 GUIDE = 0.8
-#: Two runs count the same unit of work if their ratios of counted to planned samples differ by at most this.
+#: Runs count the same unit of work if their ratios of counted to planned samples differ by this at most.
 SAME_UNIT = 0.01
-#: State of a cell without a run that counts: the first of these that occurs among its runs.
+#: The state of a cell without a run that counts is the first of these states that one of its runs has.
 _STATE_ORDER = (
     *(RunState.RUNNING, RunState.QUEUED, RunState.FAILED, RunState.UNKNOWN, RunState.CANCELLED),
     *(RunState.COMPLETED, RunState.PLANNED),
@@ -67,13 +68,13 @@ def scale(source: Study | Frames, *, baseline: str | None = None) -> pd.DataFram
     Args:
         source: a study, or its frames.
         baseline: size or cell, as :func:`analysis.stats.baselines.is_baseline` parses it. By default, and
-            in a series without this size, the smallest measured size.
+            in a series without this size or cell, the baseline is the smallest measured size.
 
     Returns:
         The columns of :data:`analysis.stats.columns.SCHEMA`.
 
     Raises:
-        BenchError: no series has such a baseline.
+        BenchError: no series contains the size or cell ``baseline``.
     """
     frames = source if isinstance(source, Frames) else measure(source)
     moments = _cell_moments(frames)
@@ -103,7 +104,7 @@ def _measured_rows(frames: Frames, moments: LogMoments) -> pd.DataFrame:
     cells["step_time_sec"] = groups["step_time_sec"].mean()
     cells["throughput_samples_per_sec"] = cells["global_batch"] / cells["step_time_sec"]
     units = groups["unit"]
-    # Runs of one cell that count different units have no mean unit. Infinity differs from all other units.
+    # If runs of one cell count different units, the cell gets the unit infinity: it differs from all others.
     cells["unit"] = (
         units.median().where(units.max() <= (1 + SAME_UNIT) * units.min(), np.inf).where(units.count() > 0)
     )
@@ -136,7 +137,7 @@ def _cell_moments(frames: Frames) -> LogMoments:
 
 
 def _cell_states(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return ``state`` by cell_id: completed if one of its runs counts, else by ``_STATE_ORDER``."""
+    """Return ``state`` by cell_id: completed if a run of the cell counts, else by ``_STATE_ORDER``."""
     rank = {str(state): place for place, state in enumerate(_STATE_ORDER)}
     places = runs["state"].map(rank).where(~runs["measured"], -1)
     first = places.groupby(runs["cell_id"]).min()
@@ -145,7 +146,7 @@ def _cell_states(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _regimes(rows: pd.DataFrame) -> pd.Series:
-    """Return ``strong``, ``weak`` or an empty text for each row, from the batches of its whole series."""
+    """Return ``strong``, ``weak`` or an empty text for each row, from all batches of the row's series."""
     per_rank = batch_per_rank(rows)
     by = rows["series_place"]
     same_global = rows["global_batch"].groupby(by).transform("nunique") == 1
@@ -177,7 +178,7 @@ def _add_baselines(rows: pd.DataFrame, baseline: str | None) -> None:
 
 
 def _baseline_names(rows: pd.DataFrame) -> pd.Series:
-    """Return each row's name as a baseline: its size, with the cell_id if sizes are ambiguous."""
+    """Return the text that names each row in the column ``baseline``: size, and cell_id if ambiguous."""
     named = pd.Series(baseline_names(rows), index=rows.index, dtype="str")
     named = named.where(rows["ddp"], named + " without DDP")
     same_size = rows[rows["n"] > 0].groupby(["series_place", "nodes", "gpus_per_node", "gpus", "ddp"])
@@ -187,14 +188,14 @@ def _baseline_names(rows: pd.DataFrame) -> pd.Series:
 
 
 def _other_unit(units: pd.Series, base: pd.Series) -> pd.Series:
-    """Return a mask of the rows whose runs count several units of work, or another than the baseline's."""
+    """Return a mask of the rows whose runs count different units of work, or another than the baseline's."""
     with np.errstate(invalid="ignore"):
         apart = np.abs(units.fillna(1.0).to_numpy() / base.fillna(1.0).to_numpy() - 1)
     return pd.Series(~(apart <= SAME_UNIT), index=units.index)
 
 
 def _add_efficiency(rows: pd.DataFrame, moments: LogMoments) -> None:
-    """Add speedup, efficiency, their intervals, and the factors that need the baseline."""
+    """Add speedup and efficiency with their intervals, and the factors that are relative to the baseline."""
     has_base = rows["base_place"].notna().to_numpy()
     places = np.where(has_base, rows["base_place"].fillna(0).astype("int64"), 0)
     base = rows.iloc[places].set_axis(rows.index)
@@ -246,9 +247,9 @@ def _with_increments(rows: pd.DataFrame, moments: LogMoments) -> pd.DataFrame:
 
 
 def _smaller_places(rows: pd.DataFrame) -> npt.NDArray[np.int64]:
-    """Return for each row the position of the next smaller measured size, or -1.
+    """Return for each row the position of the next smaller measured size in its series; -1 without one.
 
-    Sizes with the same ranks per node are preferred, then sizes within one node, then any other size.
+    A size with the same ranks per node is preferred, then one on a single node, then any other size.
     """
     found = np.full(len(rows), -1, dtype=np.int64)
     usable = (rows["mode"] != "") & (rows["n"] > 0) & rows["ddp"] & ~rows["other_unit"]
@@ -278,9 +279,8 @@ def _karp_flatt(rows: pd.DataFrame) -> pd.Series:
 def two_axes(rows: pd.DataFrame) -> pd.DataFrame:
     """Split the efficiency into a factor within one node and a factor over nodes.
 
-    The result contains the series that have several node counts and several values of ranks per node.
-
-    Sizes with unequal nodes and series without a baseline are left out. Of several cells of one size
+    The result contains the series that have several node counts and several values of ranks per node. Sizes
+    with unequal nodes and series without a baseline are left out. If several cells of a series have one size,
     the first measured one is used.
 
     Args:

@@ -1,8 +1,9 @@
-"""Read a CSV table measured elsewhere. Columns are identified by name; each row is a run.
+"""Read a CSV table of runs that were measured elsewhere; each row is a run.
 
-Column names are compared in lower case with everything except letters and digits replaced by underscores:
-``Throughput (img/s)`` is ``throughput_img_s``. An ambiguous name is an error; unknown columns are ignored
-with a remark. All problems of a table are reported together, each with its line.
+The name of a column determines its meaning (its field). Names are compared in lower case with everything
+except letters and digits replaced by underscores: ``Throughput (img/s)`` is ``throughput_img_s``. If a needed
+column has an ambiguous name, this is an error. Unknown columns are ignored with a remark. All problems of a
+table are reported together, each with its line.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ _PATTERNS = {
 }
 _COMPILED = {field: re.compile(pattern) for field, pattern in _PATTERNS.items()}
 
-#: Ambiguous names: the two meanings, and the name to use instead.
+#: Patterns for ambiguous names, each with a text about the two meanings and the name to use instead.
 _AMBIGUOUS = {
     "batch(?:_size)?|bs|minibatch(?:_size)?|batchsize": (
         "could be the batch of all ranks or of one",
@@ -76,7 +77,7 @@ _AMBIGUOUS = {
     ),
 }
 
-#: Units of throughput columns, other than samples/s, by patterns for a word of the name.
+#: Units of a throughput other than samples/s. The pattern matches a word in the name of the column.
 _UNITS = {
     "images/s": "images?|imgs?",
     "tokens/s": "tokens?|toks?",
@@ -85,7 +86,7 @@ _UNITS = {
     "words/s": "words?",
     "frames/s": "frames?",
 }
-#: Units smaller than a sample. A throughput in such a unit and a batch of samples give no time per step.
+#: Units smaller than a sample: the batch (samples) over a throughput in such a unit is not a time per step.
 _PARTS_OF_SAMPLES = ("tokens/s", "words/s")
 _MEASURES = ("throughput", "throughput_per_gpu", "time", "time_ms", "steps_per_sec", "time_to_train")
 _MEASURE_REMEDY = (
@@ -95,7 +96,8 @@ _MEASURE_REMEDY = (
 
 _MAX_BYTES = 50_000_000
 _SEPARATORS = ",;\t"
-#: Maximum relative deviation of redundant values, because tables contain rounded values.
+#: Maximum relative difference between a value and the same value computed from other columns. Tables contain
+#: rounded values.
 _TOLERANCE = 0.02
 _MODES = {
     **{name: mode for mode in ("strong", "weak") for name in (mode, f"{mode} scaling")},
@@ -135,8 +137,8 @@ class Header:
     """The columns of a table and their meanings.
 
     ``places`` and ``names`` map fields to the positions and names of their columns. ``unknown`` maps the
-    names of other columns to positions, ``ambiguous`` to two meanings and a remedy. ``duplicates`` lists
-    fields with two columns: the field and both names.
+    names of all other columns to their positions. ``ambiguous`` maps ambiguous names to a text about their
+    meanings and a remedy. ``duplicates`` lists fields with two columns: the field and both names.
     """
 
     places: dict[str, int]
@@ -147,7 +149,7 @@ class Header:
 
     @property
     def rate_unit(self) -> str:
-        """Unit in the name of the throughput column, such as ``tokens/s``; ``samples/s`` by default."""
+        """Unit of the throughput, from the name of its column, such as ``tokens/s``; else ``samples/s``."""
         name = self.names.get("throughput", self.names.get("throughput_per_gpu", ""))
         for word in _normalized(name).split("_"):
             if flops := re.fullmatch("([tgp]?)flops?", word):
@@ -165,7 +167,7 @@ class Header:
 
 @dataclass
 class Table:
-    """A table with its columns, remarks on renamed columns, and the text of the file.
+    """A table: its rows and header, remarks on renamed columns, and the text of the file.
 
     ``rows`` has one row per run, with the columns :data:`ROW_COLUMNS` (of dtype object) and ``other``, a
     dict with the values of unknown columns. ``line`` is the line in the file, ``throughput`` is that of all
@@ -279,7 +281,7 @@ def _normalized(name: str) -> str:
 
 
 def read_header(columns: list[str]) -> Header:
-    """Determine the meaning of columns by their names."""
+    """Determine the meaning of each column from its name; ``columns`` are all names in order."""
     header = Header({}, {}, {}, {}, [])
     for place, name in enumerate(columns):
         normalized = _normalized(name)
@@ -429,7 +431,7 @@ class _Row:
         row["throughput"] = given or total
 
     def _complete_batch(self, row: dict[str, Any]) -> None:
-        """Derive the missing batch from the other one, and check redundant values."""
+        """Compute a missing global batch or batch per rank from the other one; check given ones."""
         gpus, total, per_gpu = row["gpus"], row["global_batch"], row["per_gpu_batch"]
         if gpus is None:
             return

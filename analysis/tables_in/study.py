@@ -42,7 +42,7 @@ class TableStudy:
     """A table converted to a study and its frames.
 
     ``hidden`` maps each series to the columns of the scaling table that the input does not determine.
-    ``remarks`` are notes on derived, assumed and ignored values.
+    ``remarks`` are sentences about derived, assumed and ignored values.
     """
 
     study: Study
@@ -61,7 +61,7 @@ class TableStudy:
 
     @property
     def shown(self) -> Frames:
-        """The frames; values of runs that the input does not determine are NaN."""
+        """The frames for the report; in ``runs``, values that the input does not determine are NaN."""
         runs = self.frames.runs.copy()
         series = self.frames.members.set_index("cell_id")["series"]
         for name in ("throughput_samples_per_sec", "step_time_sec"):
@@ -76,7 +76,7 @@ def study_of_table(table: Table, *, mode: str | None, folder: Path) -> TableStud
     Args:
         table: the parsed table.
         mode: ``strong`` or ``weak``, for series whose columns do not determine the mode.
-        folder: the folder for the report.
+        folder: the folder in which ``report/`` will be written.
 
     Raises:
         InputError: series, batches or repeats of the rows are inconsistent.
@@ -130,7 +130,7 @@ def _cell_key(row: dict[Any, Any]) -> tuple[Any, ...]:
 
 
 def _assign_series(rows: pd.DataFrame, table: Table, problems: TableProblems) -> list[str]:
-    """Fill in the series of each row and check repeats; return remarks on the assumptions."""
+    """Fill in the series of each row and check repeats; return remarks on what was assumed and ignored."""
     remarks, used = [], _name_series(rows, table)
     if used:
         remarks.append(f"Series were distinguished by {listed(used)}")
@@ -150,9 +150,10 @@ def _assign_series(rows: pd.DataFrame, table: Table, problems: TableProblems) ->
 
 
 def _name_series(rows: pd.DataFrame, table: Table) -> list[str]:
-    """Set the series of each row; return the names of unknown text columns that distinguish series.
+    """Set the series of each row; return the names of the unknown columns that distinguish series.
 
-    An unknown text column distinguishes series if it differs between rows that would otherwise be repeats.
+    An unknown column distinguishes series if it contains texts that differ between rows which would otherwise
+    be repeats of one cell.
     """
     records = rows.to_dict("records")
     for row in records:
@@ -218,7 +219,7 @@ def _check_repeats(rows: pd.DataFrame, problems: TableProblems) -> None:
 def _complete_series(
     rows: pd.DataFrame, own: pd.DataFrame, problems: TableProblems, *, header: Header, mode: str | None
 ) -> tuple[str, ...]:
-    """Fill in mode, work and time of one series; return the columns of the scaling table to hide."""
+    """Fill in the mode, work and time of one series; return its columns for ``TableStudy.hidden``."""
     label = next((value for value in own["mode"] if value), None)
     has_batch = own["global_batch"].notna()
     line = int(own["line"].iloc[0])
@@ -297,7 +298,7 @@ def _name_cells(rows: pd.DataFrame, problems: TableProblems) -> None:
 
 
 def _frames(rows: pd.DataFrame, *, labelled_by: str, rate_unit: str) -> Frames:
-    """Convert the rows to frames; the column ``global_batch`` contains the work of a step."""
+    """Convert the rows to frames. ``global_batch`` is the work of a step, possibly in arbitrary units."""
     cells = rows.drop_duplicates("cell_id").reset_index(drop=True)
     cells = cells.assign(nodes=cells["nodes"].fillna(1), global_batch=cells["work"], device="")
     cells["ddp"] = [value is not False for value in cells["ddp"]]
@@ -319,7 +320,7 @@ def _frames(rows: pd.DataFrame, *, labelled_by: str, rate_unit: str) -> Frames:
 
 
 def _runs(rows: pd.DataFrame) -> pd.DataFrame:
-    """Convert each row to a completed run. A row without a value does not count and has a reason."""
+    """Convert each row to a completed run. A run without a value is not ``measured`` and has a reason."""
     empty = pd.DataFrame(None, index=range(len(rows)), columns=list(RUNS_COLUMNS), dtype=object)
     time = rows["time"].astype(float).to_numpy()
     runs = empty.assign(

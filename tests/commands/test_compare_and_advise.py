@@ -113,7 +113,7 @@ def test_advise_prints_options_and_a_recommendation(folder):
         == "study nodes ranks batch setting epoch wait training total hours succeeded choice remark".split()
     )
     assert "first" in lines[2]
-    assert lines[5].startswith("First: 2 nodes x 1 rank (s): about ")
+    assert lines[5].startswith("Ends first: 2 nodes x 1 rank (s): about ")
     assert "after a wait of 1 h: " in lines[5]
     assert "Queue wait of s: as given (--wait).\n" in done.stderr
 

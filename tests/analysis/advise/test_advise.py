@@ -84,7 +84,7 @@ def test_a_prediction_equals_that_of_the_page_with_probes_and_a_cell_without_ddp
 def test_two_slower_nodes_without_a_wait_beat_a_faster_one_with_a_wait(l40s, h200):
     found = advise({"l40s": 0, "h200": 6.5 * 3600}, l40s=l40s, h200=h200)
     assert summary(found)[:2] == [
-        "First: 2 nodes x 4 L40S (l40s): about 12 h, can start now.",
+        "Ends first: 2 nodes x 4 L40S (l40s): about 12 h, can start now.",
         "Faster training: 8 H200 (h200): about 10 h after a wait of 6.5 h: 16.5 h in total.",
     ]
 
@@ -92,8 +92,8 @@ def test_two_slower_nodes_without_a_wait_beat_a_faster_one_with_a_wait(l40s, h20
 def test_without_a_wait_the_faster_node_is_first(l40s, h200):
     found = advise({"l40s": 0, "h200": 0}, l40s=l40s, h200=h200)
     assert summary(found)[:2] == [
-        "First: 8 H200 (h200): about 10 h, can start now.",
-        "First of l40s: 2 nodes x 4 L40S (l40s): about 12 h, can start now.",
+        "Ends first: 8 H200 (h200): about 10 h, can start now.",
+        "Ends first in l40s: 2 nodes x 4 L40S (l40s): about 12 h, can start now.",
     ]
 
 
@@ -182,7 +182,7 @@ def test_options_of_another_global_batch_are_marked(tmp_path):
     rows = table_rows(found)
     assert any(row[3].endswith(" *") for row in rows)
     assert (
-        "* The global batch differs from that of the first option: convergence is not comparable."
+        "* The global batch differs from that of the option that ends first: convergence is not comparable."
         in remarks(found)
     )
     assert any(
@@ -209,7 +209,7 @@ def test_if_no_wait_is_known_totals_are_training_times(l40s):
     found = advise({}, l40s=l40s)
     assert (found.options["total_s"] == found.options["training_s"]).all()
     assert found.notes[-1] == "No queue wait is known, so totals are training times only"
-    assert summary(found)[0] == "First: 2 nodes x 4 L40S (l40s): about 12 h."
+    assert summary(found)[0] == "Ends first: 2 nodes x 4 L40S (l40s): about 12 h."
 
 
 def test_an_option_with_an_unknown_wait_has_no_total_and_is_last(l40s, h200):
@@ -217,7 +217,7 @@ def test_an_option_with_an_unknown_wait_has_no_total_and_is_last(l40s, h200):
     assert list(found.options["study"]) == ["l40s", "l40s", "h200", "h200"]
     assert found.options.loc[found.options["study"] == "h200", "total_s"].isna().all()
     assert "Options with an unknown queue wait have no total and are listed last" in found.notes
-    assert summary(found)[1] == "First of h200: 8 H200 (h200): about 10 h, queue wait unknown."
+    assert summary(found)[1] == "Ends first in h200: 8 H200 (h200): about 10 h, queue wait unknown."
 
 
 def test_options_with_overlapping_intervals_are_counted(tmp_path):

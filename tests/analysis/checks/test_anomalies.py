@@ -62,7 +62,7 @@ def test_sizes_below_a_selected_baseline_are_no_anomaly() -> None:
 
 def test_a_lower_efficiency_between_two_sizes_is_reported() -> None:
     found = headings_and_texts(points({1: around(100), 2: around(120), 4: around(370)}))
-    assert found["A size falls and the next recovers"].startswith("1.000, 0.600, 0.925 at 1, 2, 4 ranks. ")
+    assert found["Efficiency falls, then rises again"].startswith("1.000, 0.600, 0.925 at 1, 2, 4 ranks. ")
 
 
 def test_runs_that_differ_widely_are_reported_with_their_cell() -> None:
@@ -129,7 +129,7 @@ def test_a_node_that_is_slow_in_several_runs_is_named() -> None:
         points({1: around(100), 2: around(190)}), slow=slow_nodes_of(rank_rows({"n3": 1.2}))
     )
     assert found["Slow node"].startswith(
-        "n3 by 20 % in 4 runs: more useful time than on the other nodes of the same runs"
+        "The useful time is longer than on the other nodes of the same runs: n3 by 20 % in 4 runs. "
     )
     table = slow_nodes_of(rank_rows({"n3": 1.2, "n1": 1.1}))
     assert table["host"].to_list() == ["n3", "n1"]
@@ -191,6 +191,6 @@ def test_a_node_that_is_slow_but_not_late_is_an_anomaly(tmp_path: Path) -> None:
     frames = measure(study)
     assert late_nodes(study, frames).texts == []
     assert headings_and_texts(frames, slow=slow_nodes(study, frames)) == {
-        "Slow node": "n2 by 5 % in 3 runs: more useful time than on the other nodes of the same runs. "
-        "Every step waits for it: exclude it (--exclude) or have it checked."
+        "Slow node": "The useful time is longer than on the other nodes of the same runs: n2 by 5 % in 3 runs. "
+        "Every step waits for such a node: exclude it (--exclude) or have it checked."
     }

@@ -82,7 +82,7 @@ def test_a_run_without_a_folder_is_planned_and_the_latest_attempt_counts(tmp_pat
         (lambda f: (f / "run.json").write_text("[1]"), "unknown", "run.json is not a JSON object"),
         (lambda f: (f / "run.json").write_bytes(b"\xff\x00"), "unknown", "run.json is not valid JSON"),
         (lambda f: (f / "run.json").write_text("[" * 100_000), "unknown", "run.json is not valid JSON"),
-        (lambda f: shutil.rmtree(f), "unknown", "its folder holds no attempt"),
+        (lambda f: shutil.rmtree(f), "unknown", "the run's folder contains no attempt"),
         (
             lambda f: (f / "run.json").write_text('{"run_id": "x", "state": "completed"}'),
             "unknown",
@@ -113,7 +113,7 @@ def test_an_invalid_state_is_unknown_with_a_reason(tmp_path: Path) -> None:
     (attempt(path) / "run.json").write_text(json.dumps(record | odd))
     found = row(path)
     assert found["state"] == "unknown"
-    assert found["reason"] == "run.json gives the state 'exploded', which is none of bench's"
+    assert found["reason"] == "run.json contains the state 'exploded', which bench does not know"
     assert pd.isna(found["exit_code"])
     assert pd.isna(found["started_at"])
 
@@ -269,4 +269,4 @@ def test_an_unreadable_folder_is_a_reason(tmp_path: Path) -> None:
     run = attempt(path).parent
     shutil.rmtree(run)
     run.write_text("a file where a folder should be")
-    assert row(path)["reason"] == "its folder holds no attempt"
+    assert row(path)["reason"] == "the run's folder contains no attempt"

@@ -264,7 +264,10 @@ def test_two_units_of_work_are_not_compared(tmp_path: Path) -> None:
     page = report(path)
     read = pd.read_csv(path / "report" / "scaling.csv").set_index("gpus")
     assert read["efficiency"].notna().to_dict() == {1: True, 2: True, 4: False, 8: False}
-    told = "no efficiency: its runs count another unit of work than the plan's samples, or than those of the baseline"
+    told = (
+        "no efficiency: the runs of this cell count another unit of work than the plan (samples) or than the "
+        "runs of the baseline"
+    )
     assert read.loc[[4, 8], "reason"].to_list() == [told, told]
     assert "8192 samples per step, but the plan's global batch is 64" in page.text
     assert (
