@@ -1,8 +1,9 @@
 """Choose the scaling law of a series and predict larger sizes.
 
-:func:`fit_laws` fits every law that applies (:mod:`analysis.stats.laws.forms`) and compares them by AICc
-over the runs, and by the error of predicting the largest size from the others. If the runs cannot identify
-a law, it returns the reason, as it does for most short series.
+:func:`fit_laws` fits every law of :mod:`analysis.stats.laws.forms` that applies. It compares the laws by AICc
+over the runs or, if AICc is not known for all laws, by their leave-last-out error: the error at the largest
+size if this size is left out of the fit. For most short series the runs do not identify a law; then
+:func:`fit_laws` returns the reason.
 """
 
 from __future__ import annotations
@@ -20,20 +21,21 @@ from analysis.stats.measured import Frames
 from analysis.text import count, listed, one_line
 from bench.errors import BenchError
 
+#: Probability that a prediction interval contains a further run.
 LEVEL = 0.90
 #: Predictions beyond this multiple of the largest measured size must be requested.
 REACH = 2.0
 #: Laws within this difference of the best AICc are plausible, too: the interval spans them
 #: (K. P. Burnham and D. R. Anderson, Model Selection and Multimodel Inference, 2002: up to 7).
 PLAUSIBLE_AICC = 6.0
-#: Without AICc, laws are plausible if their leave-last-out error is within this factor of the least.
+#: Without AICc, laws are plausible if their leave-last-out error is at most this factor times the least one.
 _PLAUSIBLE_ERROR = 3.0
-#: Errors at the left-out size below this do not distinguish laws.
+#: Smaller leave-last-out errors do not distinguish laws.
 _ERROR_FLOOR = 0.03
 
-#: Requested predictions reach this multiple of the largest measured size.
+#: If predictions beyond REACH are requested, they reach this multiple of the largest measured size.
 FAR = 8
-#: Number of different reasons against a forecast that are listed.
+#: Maximum number of different reasons against a prediction that are listed.
 _MAX_REASONS = 3
 
 _FORECAST_COLUMNS = (
@@ -53,10 +55,10 @@ class LawFit:
     Attributes:
         mode: ``strong`` or ``weak``.
         chosen: the law for predictions.
-        laws: all fitted laws, the chosen one first; those with a reason in ``refused`` are not chosen.
+        laws: all fitted laws, the chosen one first; a law with a reason in ``refused`` is never chosen.
         left_out: laws that could not be fitted, with the reason.
-        by_aicc: whether AICc compared them, or the leave-last-out error alone.
-        path: description of the sizes.
+        by_aicc: whether the laws were compared by AICc or by the leave-last-out error alone.
+        path: description of the sizes that the laws are fitted to.
         runs: number of runs.
         largest, smallest: sizes in ranks.
     """
@@ -86,23 +88,23 @@ class LawFit:
 
     @property
     def plausible(self) -> tuple[Fitted, ...]:
-        """The chosen law and those that the runs support nearly as well."""
+        """The chosen law, and the laws that the runs support nearly as well."""
         return tuple(fitted for fitted in self.laws if self._is_plausible(fitted))
 
     def predict(self, gpus: Sequence[int], level: float = LEVEL, *, beyond: bool = False) -> pd.DataFrame:
         """Return the time per step at the given sizes, with prediction intervals of a further run.
 
-        The prediction is the chosen law's. The interval spans those of all plausible laws, even those
-        refused for a parameter at its bound: a term that is invisible at the measured sizes may matter at
-        larger ones.
+        The prediction is that of the chosen law. The interval spans the intervals of all plausible laws, even
+        of laws refused for a parameter at its bound: a term that is invisible at the measured sizes may
+        matter at larger ones.
 
         Returns:
-            A frame with :data:`PREDICTION_COLUMNS`: ``step_time_sec`` (per global batch) and its interval.
-            ``extrapolation`` marks sizes outside the measured range, ``beyond`` those above twice the largest
-            one.
+            A frame with :data:`PREDICTION_COLUMNS`: ``step_time_sec`` (per global batch), with its interval
+            from ``low`` to ``high``. ``extrapolation`` marks sizes outside the measured range, ``beyond``
+            those above twice the largest measured one.
 
         Raises:
-            BenchError: a size is above twice the largest one, and ``beyond`` is False.
+            BenchError: a size is above twice the largest measured one, and ``beyond`` is False.
         """
         sizes = np.asarray(list(gpus), dtype=float)
         far = sizes > REACH * self.largest
@@ -147,7 +149,7 @@ def fit_laws(runs: pd.DataFrame, *, mode: str, probes: Fabric | None = None) -> 
         runs: one row per run that counts: ``gpus``, ``step_time_sec`` (seconds per global batch);
             optionally ``nodes`` and ``gpus_per_node`` (text), to locate the node boundary.
         mode: ``strong`` or ``weak``; any other series has no law.
-        probes: the measured all-reduce; adds the communication model.
+        probes: the measured all-reduce; if given, the communication model is fitted, too.
     """
     if mode not in ("strong", "weak"):
         return Refusal(
@@ -201,10 +203,11 @@ def _score(fitted: Fitted, by_aicc: bool) -> float:
 def forecasts(
     frames: Frames, rows: pd.DataFrame, *, fabrics: Mapping[str, Fabric], beyond: bool = False
 ) -> tuple[pd.DataFrame, list[str]]:
-    """Predict larger sizes of each series by its law.
+    """Predict larger sizes of each series by the series' scaling law.
 
-    Predictions are for twice the largest measured size and, with ``beyond``, for 4 and 8 times, all with the
-    same ranks per node. The largest size must span several nodes, because one does not show the cost of two.
+    Predictions are for twice the largest measured size and, with ``beyond``, for 4 and 8 times this size, all
+    with the same ranks per node. The largest size must span several nodes, because sizes on one node do not
+    show the cost of communication between nodes.
 
     Args:
         frames: the study's frames.
@@ -214,8 +217,8 @@ def forecasts(
 
     Returns:
         A frame with one row per predicted size, and sentences about series without a prediction. ``like`` is
-        the ``cell_id`` of the extrapolated cell. Times are seconds per step, with the 90 % interval of one
-        further run.
+        the ``cell_id`` of the largest measured cell, whose settings apply. Times are seconds per step, with
+        the 90 % interval of one further run.
     """
     parts: list[pd.DataFrame] = []
     refusals: dict[str, list[str]] = {}
@@ -230,7 +233,7 @@ def forecasts(
 
 
 def _refusal_texts(refusals: dict[str, list[str]]) -> list[str]:
-    """Return a sentence for each reason, sorted by the number of series that it applies to."""
+    """Return a sentence for each reason; reasons that apply to the most series come first."""
     ranked = sorted(refusals.items(), key=lambda item: -len(item[1]))
     texts = []
     for reason, names in ranked[:_MAX_REASONS]:

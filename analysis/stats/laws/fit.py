@@ -1,7 +1,7 @@
 """Fit one scaling law to the runs of a series.
 
-A law is fitted to a path through the sizes (one layout of nodes and ranks per size), by least squares on
-the logarithm of the time per step.
+A law is fitted to a path: a selection of the runs with only one layout (nodes x ranks per node) for each
+number of ranks. The fit is by least squares on the logarithm of the time per step.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from analysis.text import count
 
 #: Minimum number of sizes for a law.
 MIN_SIZES = 5
-#: Minimum number of sizes over several nodes, if other sizes are within one node.
+#: Minimum number of sizes over several nodes if other sizes are within one node.
 _MIN_ACROSS = 3
-#: Name of the path with all sizes.
+#: Name of the path that contains all sizes.
 ALL_SIZES = "all sizes"
-#: Relative residuals below this are rounding errors. This floor keeps AICc finite on exact data.
+#: Smaller relative residuals count as this much, so that AICc is finite on data without noise.
 _FLOOR = 1e-7
 #: Significance level of the F test that compares a law's misfit with the noise of the runs.
 _MISFIT_LEVEL = 0.05
@@ -51,8 +51,8 @@ class SizePath:
     """The runs that a law is fitted to.
 
     Attributes:
-        runs: runs of one layout per size.
-        name: description of these sizes.
+        runs: the runs; all runs of one size have the same layout.
+        name: description of the sizes.
         largest_within: the largest size within one node, in ranks, if other sizes span several nodes; 0 if
             laws need no term for leaving the node.
     """
@@ -63,10 +63,10 @@ class SizePath:
 
 
 def runs_of(rows: pd.DataFrame, frames: Frames) -> pd.DataFrame:
-    """Return the runs of one series for :func:`analysis.stats.laws.choose.fit_laws`.
+    """Return the runs of one series in the form of :func:`analysis.stats.laws.choose.fit_laws`.
 
     Args:
-        rows: the measured rows of the series that use DDP.
+        rows: the rows of the series that are measured and use DDP.
         frames: the study's frames. Times of a table without batches have an arbitrary unit.
     """
     runs = frames.runs[frames.runs["measured"]]
@@ -81,9 +81,9 @@ def runs_of(rows: pd.DataFrame, frames: Frames) -> pd.DataFrame:
 def path_of(runs: pd.DataFrame) -> SizePath | Refusal:
     """Return the path that a law is fitted to, or the reason why there is none.
 
-    The path contains all sizes if each has one layout and they do not cross a node boundary. Otherwise it
-    contains the sizes with equal ranks per node, if these are enough for a law, or else the layout on the
-    fewest nodes for each size.
+    The path contains all runs if each size has one layout and the sizes do not cross a node boundary.
+    Otherwise it contains the sizes with the same ranks per node, if these are enough for a law, or else the
+    layout on the fewest nodes for each size.
 
     Args:
         runs: one row per run with ``gpus``; optionally ``nodes`` and ``gpus_per_node`` (text).
@@ -126,9 +126,10 @@ def _most_within(runs: pd.DataFrame) -> int:
 
 @dataclass(frozen=True)
 class Points:
-    """The runs of a series by size: ranks (ascending), number of runs, mean of the log times.
+    """The runs of a series by size: ranks (ascending), number ``n`` of runs, ``mean`` of the log times.
 
-    ``scatter`` is the sum of squares about the means of the sizes, ``spare`` its degrees of freedom.
+    ``scatter`` is the sum of the squared deviations of the runs from the mean of their size, ``spare`` its
+    degrees of freedom.
     """
 
     ranks: Floats
@@ -154,17 +155,17 @@ class Fitted:
     Attributes:
         law: the law.
         theta: its parameters, in the order of ``law.parameters``.
-        low, high: their 95 % intervals.
+        low, high: ends of the parameters' 95 % intervals.
         aicc: Akaike's criterion, corrected; infinite if there are too few runs.
         leave_last_error: relative error of the prediction of the largest size by a fit without this size;
             NaN if too few sizes are left.
         noise: relative standard deviation of a run around the curve.
         freedom: residual degrees of freedom, over runs.
         refused: reason why the law must not be chosen; empty if it may be chosen.
-        misfit: whether the law misses the sizes by more than the noise of the runs explains.
+        misfit: whether the law deviates from the sizes' means by more than the noise of the runs explains.
         covariance: covariance of the parameters, for runs of unit variance.
-        scale: residual variance for the intervals of the parameters: over the runs or over the sizes,
-            whichever is larger.
+        scale: residual variance for the intervals of the parameters: the larger one of the variances over the
+            runs and over the sizes.
     """
 
     law: Law
@@ -185,11 +186,10 @@ class Fitted:
         return np.asarray(self.law.curve(self.theta, ranks))
 
     def interval(self, ranks: Floats, *, level: float) -> tuple[Floats, Floats]:
-        """Return the prediction interval of a further run's time per step.
+        """Return the ends of the prediction interval of a further run's time per step at the given sizes.
 
-        The interval combines the uncertainty of the parameters, the noise of one run and, for a law that
-        misses the measured sizes, the error of its prediction of the largest size. It is NaN where the curve
-        is not positive.
+        The interval combines the uncertainty of the parameters, the noise of one run and, if ``misfit`` is
+        set, ``leave_last_error``. It is NaN for sizes at which the curve is not positive.
         """
         centre = self.curve(ranks)
         usable = centre > 0
@@ -221,7 +221,8 @@ def points_of(runs: pd.DataFrame) -> Points:
 def fit_law(law: Law, points: Points) -> Fitted | None:
     """Fit the law to all points; return None if they leave no degree of freedom or the fit fails.
 
-    The fit minimises the deviations of the sizes' means. The scatter within a size is the same for any curve.
+    The fit minimises the deviations of the curve from the sizes' means, because the scatter of the runs of a
+    size does not depend on the curve.
     """
     sizes, size = len(points.ranks), len(law.parameters)
     theta = _solve(law, points) if sizes > size else None
@@ -231,7 +232,7 @@ def fit_law(law: Law, points: Points) -> Fitted | None:
     squares = max(missed + points.scatter, points.runs * _FLOOR**2)
     freedom = points.runs - size
     per_run = squares / freedom
-    # If the law misses the means of the sizes, the intervals of the parameters become wider.
+    # If the law deviates from the means of the sizes, the intervals of the parameters become wider.
     per_size = missed / (sizes - size)
     gradient = _gradient(law, theta, points.ranks) * np.sqrt(points.n)[:, None]
     covariance = np.asarray(np.linalg.pinv(gradient.T @ gradient), dtype=float)
@@ -254,7 +255,7 @@ def fit_law(law: Law, points: Points) -> Fitted | None:
 
 
 def _solve(law: Law, points: Points) -> Floats | None:
-    """Return the best parameters over all starting points, ignoring bounds; None if no fit converges."""
+    """Return the best parameters over all starting points, without bounds; None if no fit converges."""
     if len(points.ranks) < len(law.parameters):
         return None
     starts = np.atleast_2d(law.start(points.ranks, np.exp(points.mean)))
@@ -318,7 +319,7 @@ def _leave_last_error(law: Law, points: Points) -> float:
 
 
 def _misfit(per_size: float, spare_sizes: int, points: Points) -> bool:
-    """Return whether an F test of the lack of fit against the repeats is significant."""
+    """Return whether the misfit is significant: an F test of the law's lack of fit against the scatter."""
     if points.spare < 1 or points.scatter <= 0:
         return False
     ratio = per_size / (points.scatter / points.spare)
@@ -326,7 +327,7 @@ def _misfit(per_size: float, spare_sizes: int, points: Points) -> bool:
 
 
 def _at_bound(law: Law, theta: Floats) -> str:
-    """Describe the parameters at or beyond their bounds: the data do not show the terms of these."""
+    """Describe the parameters at or beyond their bounds; the data do not show the terms that contain them."""
     names = [
         f"{parameter.name} would be {value:.2g}, beyond its bound of {bound:g}"
         for parameter, value in zip(law.parameters, theta, strict=True)
@@ -337,7 +338,7 @@ def _at_bound(law: Law, theta: Floats) -> str:
 
 
 def shortfall(law: Law, points: Points) -> str:
-    """Return a reason if there are too few sizes to choose the law, else an empty text."""
+    """Return the reason why there are too few sizes to choose the law; empty if there are enough."""
     sizes, size = len(points.ranks), len(law.parameters)
     spare = max(sizes - size, 0)
     if spare >= MIN_FREEDOM:

@@ -17,9 +17,11 @@ probed          T = C + max(t_last, t_all − ωC)          the same, C constant
 
 Sources: G. M. Amdahl 1967; J. L. Gustafson 1988; N. J. Gunther, *Guerrilla Capacity Planning*,
 2007 (the universal scalability law); the ring's 2(N−1)α + 2(N−1)/N·nβ after Patarasuk and Yuan,
-J. Parallel Distrib. Comput. 69, 2009. R = a(N−1) + b(N−1)/N is the part of the ring that step times
-alone can identify. For strong scaling, the ring's curve without overlap, c + w/N + a(N−1) + b(N−1)/N,
-has the same three free terms (1, 1/N, N) as USL, so one law represents both.
+J. Parallel Distrib. Comput. 69, 2009. The other letters are the parameters that the fit determines; each
+``Parameter`` explains one. C is the computation of a step, R = a(N−1) + b(N−1)/N the part of the ring that
+step times alone can identify. t_all and t_last are the measured times of the all-reduces of all buckets and
+of the last bucket (:class:`Fabric`). For strong scaling, the ring's curve without overlap,
+c + w/N + a(N−1) + b(N−1)/N, has the same three free terms (1, 1/N, N) as USL, so one law represents both.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ _TINY = 1e-300
 
 #: A term of a law: a function of the ranks.
 Term = Callable[[Floats], Floats]
-#: A function of parameters and ranks, or of ranks and times.
+#: A function of parameters and ranks (``Law.curve``), or of ranks and times (``Law.start``).
 Curve = Callable[[Floats, Floats], Floats]
 
 
@@ -60,8 +62,8 @@ class Law:
         formula: T(N), as text.
         parameters: in the order of the vector that ``curve`` takes.
         curve: seconds per step, from the parameters and the ranks (float array).
-        start: starting parameters of a fit, from ranks and times; these may exceed the bounds. A curve with
-            a kink has several starting points, one per row.
+        start: starting parameters of a fit, from ranks and times; the parameters may exceed their bounds. For
+            a curve with a kink, the result has one row for each of several starting points.
     """
 
     name: str
@@ -78,8 +80,8 @@ class Fabric:
 
     Attributes:
         alpha_s: latency of one ring step, seconds.
-        beta_s_per_byte: inverse bandwidth of one ring step.
-        payload_bytes: gradients of one step, all buckets.
+        beta_s_per_byte: inverse bandwidth of one ring step, seconds per byte.
+        payload_bytes: gradients of one training step, all buckets.
         last_bucket_bytes: the bucket that is ready last; no computation is left to hide its all-reduce.
         buckets: number of all-reduces per step.
     """
@@ -153,7 +155,7 @@ def _share_of_others(ranks: Floats) -> Floats:
 
 
 def _linear_fit(ranks: Floats, times: Floats, *terms: Term) -> Floats:
-    """Return the coefficients of the terms, by least squares of the relative error."""
+    """Return the coefficients of ``terms`` whose sum fits ``times``: least squares of the relative error."""
     design = np.stack([term(ranks) for term in terms], axis=1) / times[:, None]
     return np.asarray(np.linalg.lstsq(design, np.ones_like(times), rcond=None)[0], dtype=float)
 
@@ -294,7 +296,7 @@ _WEAK: tuple[Law, ...] = (
 
 @dataclass(frozen=True)
 class _ProbedStep:
-    """A step of C seconds of computation, c + w/N (strong scaling) or c (weak), and its all-reduce."""
+    """A step: C seconds of computation (c + w/N in strong scaling, c in weak scaling) and an all-reduce."""
 
     fabric: Fabric
     strong: bool
@@ -322,7 +324,10 @@ class _ProbedStep:
 
 
 def _communication_laws(mode: str, fabric: Fabric) -> tuple[Law, ...]:
-    """Return the communication model's forms: all but the last bucket hidden, nothing hidden, ωC hidden."""
+    """Return three forms of the communication model; computation hides a different part in each form.
+
+    The hidden part is all communication but the last bucket's, none, or up to ωC seconds.
+    """
     step = _ProbedStep(fabric, mode == "strong")
     work = (_FIXED, _WORK) if step.strong else (_FIXED,)
     compute = "C = c + w/N" if step.strong else "C = c"
