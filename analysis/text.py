@@ -23,7 +23,7 @@ _UNSAFE = re.compile(
 
 
 def clean(value: Any) -> str:
-    """Return ``value`` as text; a replacement character is shown for each unsafe one (see the module)."""
+    """Return ``value`` as text; each control character and the like becomes a replacement character."""
     if value is None:
         return ""
     text = value if isinstance(value, str) else str(value)

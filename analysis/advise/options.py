@@ -214,7 +214,7 @@ def wilson_low(completed: Floats, attempted: Floats) -> Floats:
 
 
 def _further_run(frames: Frames, cells: pd.Index[Any]) -> tuple[Any, Any]:
-    """Return by cell the low and high ends (90 %) of a further run's time per step; NaN below 3 runs."""
+    """Return both ends of the 90 % interval of a further run's time per step, by cell; NaN below 3 runs."""
     measured = frames.runs[frames.runs["measured"]]
     places = cells.get_indexer(pd.Index(measured["cell_id"]))
     values = measured["step_time_sec"].to_numpy(dtype=float)
@@ -273,7 +273,7 @@ def _with_times(options: pd.DataFrame, *, samples: int, epochs: int) -> pd.DataF
 
 
 def _mark(options: pd.DataFrame) -> None:
-    """Add the columns ``first``, ``cheapest``, ``safest`` and ``batch_differs`` (from the first option)."""
+    """Mark the first, the cheapest and the safest option, and options with another batch than the first."""
     own = options[(options["kind"] == "measured") & options["total_s"].notna()]
     cost = "gpu_hours" if options["gpu_hours"].notna().all() else "node_hours"
     ranked = {

@@ -154,7 +154,7 @@ def _first_of_other_studies(advice: Advice, first: dict[str, Any]) -> list[dict[
 
 
 def _as_soon(advice: Advice, first: dict[str, Any]) -> str:
-    """Return a clause with the number of other options that may end as early, according to intervals."""
+    """Return a clause with the number of options that, by their intervals, may end as early as ``first``."""
     options = _measured(advice)
     others = options[~options["first"] & options["training_low_s"].notna()]
     wait = others["total_s"] - others["training_s"]

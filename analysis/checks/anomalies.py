@@ -153,7 +153,7 @@ def _drift(frames: Frames) -> Iterator[Anomaly]:
 def _slow_nodes(slow: pd.DataFrame) -> Anomaly:
     return Anomaly(
         "Slow node",
-        "The useful time is longer than on the other nodes of the same runs: "
+        "The useful time is longer than that of the other nodes of the same runs: "
         f"{listed(excess_texts(slow))}. Every step waits for such a node: {SLOW_NODE_REMEDY}.",
     )
 

@@ -53,7 +53,7 @@ _ROUNDS = 50
 
 @dataclass(frozen=True)
 class RingFit:
-    """Latency α and inverse bandwidth β, fitted to the sweep of one run.
+    """Latency α and inverse bandwidth β, fitted to the sweep (all-reduces of several sizes) of one run.
 
     Attributes:
         alpha_s: seconds per step of the ring.
@@ -76,7 +76,7 @@ class RingFit:
 
 @dataclass(frozen=True)
 class NoFit:
-    """Reason why a sweep has no α and β."""
+    """Reason why latency and bandwidth cannot be fitted to the all-reduces of a run."""
 
     reason: str
 
@@ -88,7 +88,7 @@ def ring_time(size: Any, ranks: Any, alpha_s: Any, beta_s_per_byte: Any) -> Any:
 
 
 def fit_ring(sizes: Sequence[float], times_s: Sequence[float], *, ranks: int) -> RingFit | NoFit:
-    """Fit α and β to all-reduces of several sizes, or return the reason why this is not possible.
+    """Fit latency α and inverse bandwidth β to all-reduces of several sizes, or return why this fails.
 
     Args:
         sizes: bytes of each message.
@@ -113,7 +113,7 @@ def fit_ring(sizes: Sequence[float], times_s: Sequence[float], *, ranks: int) ->
 
 
 def _parameters(size: Floats, time: Floats, ranks: int) -> tuple[float, float] | NoFit:
-    """Return α, fitted to small messages, and β, fitted to large ones."""
+    """Return latency α, fitted to small messages, and time per byte β, fitted to large messages."""
     if len(size) < _FEWEST_SIZES:
         return NoFit(f"{len(size)} message sizes; a fit needs {_FEWEST_SIZES}")
     steps, wire = 2 * (ranks - 1), size * 2 * (ranks - 1) / ranks
@@ -179,7 +179,7 @@ def _size(entry: Mapping[str, Any], ranks: int) -> dict[str, Any]:
 
 
 def fabric_table(sweep: pd.DataFrame) -> pd.DataFrame:
-    """Fit α and β for each cell; return one row per cell (:data:`FABRIC_COLUMNS`).
+    """Fit latency α and inverse bandwidth β of each cell; return one row per cell (:data:`FABRIC_COLUMNS`).
 
     α and β are geometric means over runs; their 95 % intervals are Student's t on the logarithms, from
     three runs. ``ring_bytes_per_sec`` is 1/β: the rate on a rank's link. ``left_out_error`` is the largest
@@ -219,7 +219,7 @@ def _cell(cell_id: str, rows: pd.DataFrame) -> dict[str, Any]:
 
 
 def _with_interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """Return the geometric mean and its 95 % interval; NaN if there is none."""
+    """Return the geometric mean of ``values`` and both ends of its 95 % interval; NaN if there is none."""
     one_group = np.zeros(len(values), dtype=np.intp)
     moments = log_moments(np.asarray(values, dtype=float), groups=one_group, size=1)
     (low,), (high,) = mean_interval(moments)
@@ -238,7 +238,7 @@ def fabrics(study: Study, rows: pd.DataFrame) -> dict[str, Fabric]:
 
 
 def fabrics_of(sweep: pd.DataFrame, fits: pd.DataFrame, rows: pd.DataFrame) -> dict[str, Fabric]:
-    """Return, for each series, the all-reduce at its largest size with probes, for the communication model.
+    """Return the all-reduce of each series, measured at its largest size with probes (for scaling laws).
 
     The ring of the largest size is most similar to the rings of even larger sizes. The probes do not identify
     the bucket that is ready last, so it is assumed to have the mean size of all buckets.

@@ -53,7 +53,7 @@ def scaling_table(source: Study | Frames, *, baseline: str | None = None) -> pd.
 
 @dataclass
 class _RunCounts:
-    """Numbers of a cell's runs: all, those that count, the others by outcome; ``reason`` of one of these."""
+    """Numbers of a cell's runs: all, those that count, the others by outcome; a reason of the others."""
 
     total: int = 0
     done: int = 0
@@ -100,7 +100,7 @@ def _reasons_of_baselines(rows: pd.DataFrame, baseline: str | None) -> dict[Hash
 
 
 def _reasons_of_regimes(rows: pd.DataFrame, frames: Frames) -> dict[Hashable, str]:
-    """Explain, by series, a missing efficiency or a regime that differs from the series' label."""
+    """Explain, by series, a missing efficiency, or a regime (strong, weak) other than the series' label."""
     reasons: dict[Hashable, str] = {}
     for place, own in rows.groupby("series_place"):
         mode, label = own["mode"].iloc[0], own["label_mode"].iloc[0]
@@ -122,6 +122,6 @@ def _reasons_of_regimes(rows: pd.DataFrame, frames: Frames) -> dict[Hashable, st
 
 
 def _contains_a_series(rows: pd.DataFrame) -> bool:
-    """Return whether some rows share a batch and differ in size: they would be a strong or weak series."""
+    """Return whether some rows share a batch and differ in size: without the others, they are a series."""
     batches = (rows["global_batch"], batch_per_rank(rows))
     return any(rows["gpus"].groupby(batch).nunique().max() > 1 for batch in batches)

@@ -32,7 +32,7 @@ LATE_FROM = 0.05
 SLOW_NODE = 1.03
 #: Advice about a slow node.
 SLOW_NODE_REMEDY = "exclude it (--exclude) or have it checked"
-#: Number of cells that :func:`least_balanced_cells` returns.
+#: Maximum number of cells that :func:`least_balanced_cells` returns.
 MAX_CELLS = 2
 _MAX_NAMED = 4
 
@@ -98,14 +98,14 @@ def stragglers(ranks: pd.DataFrame) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class LateNodes:
-    """The nodes that cause the longest waits: a sentence by host, and the number of ``more`` such nodes."""
+    """The nodes that cause the longest waits: a sentence by host; ``more`` counts late nodes without one."""
 
     sentences: dict[str, str]
     more: int = 0
 
     @property
     def texts(self) -> list[str]:
-        """The sentences, and the number of further nodes."""
+        """The sentences and, as the last text, the number of late nodes without a sentence."""
         return [*self.sentences.values(), *([count(self.more, "more node")] if self.more else [])]
 
 
@@ -169,10 +169,11 @@ def stragglers_alert(late: LateNodes, *, slow: pd.DataFrame) -> tuple[str, str]:
         late: at least one late node.
         slow: from :func:`slow_nodes`, only nodes in ``late``.
     """
-    text = f"{capital(listed(late.texts, limit=_MAX_NAMED + 1))}. This is waiting, not slow communication."
+    named = capital(listed(late.texts, limit=_MAX_NAMED + 1))
+    text = f"{named}. The others wait for these ranks; such waiting is not slow communication."
     if len(slow):
         text += (
-            " The useful time is longer there than on the other nodes of the same runs: "
+            " The useful time of a slow node is longer than that of the other nodes of the same runs: "
             f"{listed(excess_texts(slow))}. Every step waits for such a node: {SLOW_NODE_REMEDY}."
         )
     return "Straggler nodes", text
@@ -260,7 +261,7 @@ def least_balanced_cells(rows: pd.DataFrame) -> list[str]:
 
 
 def rank_means(study: Study, cells: Sequence[str], runs: pd.DataFrame) -> RankMeans | None:
-    """Return the means over epochs and runs; None if no run has ranks.csv.
+    """Return the mean times of ranks and nodes over epochs and runs; None if no run has ranks.csv.
 
     Args:
         study: the study whose ranks.csv files are read.

@@ -46,7 +46,7 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Comparison:
-    """The result of a comparison.
+    """The result of comparing throughputs cell by cell.
 
     Attributes:
         a: name of A.
@@ -247,7 +247,7 @@ def _add_counts(rows: pd.DataFrame, runs: Sequence[pd.DataFrame]) -> None:
 
 
 def _pair_moments(a: pd.DataFrame, b: pd.DataFrame, *, size: int) -> LogMoments:
-    """Return the moments of the ratios of paired runs (same allocation and repeat) by pair of cells."""
+    """Return the moments of log(B / A) of paired runs (same allocation and repeat), by pair of cells."""
     keys = ["place", "allocation_id", "repeat"]
     sides = [runs.loc[runs["allocation_id"].notna(), [*keys, "log"]] for runs in (a, b)]
     both = sides[0].merge(sides[1], on=keys, suffixes=("_a", "_b"))
@@ -267,7 +267,7 @@ def _missing_runs(rows: pd.DataFrame, runs: Sequence[pd.DataFrame], labels: tupl
 
 
 def _judged(parts: Sequence[tuple[pd.DataFrame, LogRatios]], minimum_effect: float) -> pd.DataFrame:
-    """Return the rows of all parts with verdicts; all ratios are judged together."""
+    """Return the rows of all parts with verdicts; p-values are adjusted over the ratios of all parts."""
     ratios = joined([ratios for _, ratios in parts])
     rows = pd.concat([rows for rows, _ in parts], ignore_index=True)
     rows = pd.concat([rows, judge(ratios, minimum_effect=minimum_effect)], axis=1)

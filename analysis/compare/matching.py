@@ -28,7 +28,7 @@ _DEPENDENT = {
     "per_gpu_batch": ("global_batch",),
     "grad_accum": ("per_gpu_batch",),
 }
-#: Variables that differ between any two runs.
+#: Environment variables that differ between any two runs, so they are not compared.
 _PER_RUN = (
     *("SLURM_JOB_ID", "SLURM_JOB_NAME", "SLURM_JOB_NODELIST", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"),
     *("SLURM_NNODES", "SLURM_NTASKS", "SLURM_TASKS_PER_NODE", "BENCH_PYTHON", "BENCH_EXPECTED_WORLD_SIZE"),

@@ -25,13 +25,13 @@ from analysis.text import clean, listed, one_line
 #: a number, only the files of this portion are parsed row by row.
 _PORTION_BYTES = 1 << 22
 _MAX_REMARKS = 3
-#: A spreadsheet runs a text that begins with one of these as a formula.
+#: A spreadsheet treats a text as a formula if the text begins with one of these characters.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 @dataclass
 class Loaded:
-    """The rows of many files, and a text about the problems of each file that has some.
+    """The rows of many files, and a text for each file with problems.
 
     The column ``file`` of ``rows`` and the keys of ``problems`` are positions in the list of paths.
     """

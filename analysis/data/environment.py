@@ -98,7 +98,7 @@ class Environment:
     def source(self) -> str:
         """Sentence about the number of env.json files that were read."""
         if self.asked < self.started:
-            return f"From a sample: {self.read:,} of {count(self.started, 'started run')} were read."
+            return f"From a sample: the env.json of {self.read:,} of {count(self.started, 'started run')}."
         rest = self.started - self.read
         others = f"; {count(rest, 'more started run')} left no readable env.json" if rest else ""
         return f"From the env.json of {count(self.read, 'run')}{others}."
@@ -212,14 +212,13 @@ def _add_hosts(found: Environment, envs: list[dict[str, Any]]) -> None:
                 human_bytes(memory) if isinstance(memory, (int, float)) else "",
             )
             hosts[key] += 1
-    # n2 before n10.
     ordered = sorted(hosts.items(), key=lambda item: (_natural(item[0][0]), item[0]))
     found.hosts = [Host(*key, runs) for key, runs in ordered[:_MAX_HOSTS]]
     found.hosts_left_out = max(0, len(ordered) - _MAX_HOSTS)
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    """Return a sort key by which numbers within names are ordered by their value."""
+    """Return a sort key that orders numbers within names by their value: n2 before n10."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split("([0-9]+)", name)]
 
 

@@ -14,7 +14,7 @@ import pandas as pd
 from analysis.text import clean, count, one_line, whole
 from bench.study.ledger import RunState
 
-#: A row of a frame with sizes.
+#: A row of a frame with the columns of a size.
 Row = pd.Series | Mapping[Any, Any]
 
 _STATE_NAMES = {

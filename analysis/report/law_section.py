@@ -1,4 +1,4 @@
-"""The page's section about scaling laws: sentences and tables of each series."""
+"""Compose the page's section about scaling laws: sentences and tables for each series."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from analysis.text import (
 )
 
 MAX_SERIES = 4
-#: Without intervals, a smaller relative change of the serial fraction counts as none.
+#: Without intervals, a smaller relative change of the serial fraction counts as no change.
 _FLAT = 0.25
 
 
 @dataclass(frozen=True)
 class LawSection:
-    """The part about one series: sentences, and the rows of three tables."""
+    """The part about one series: heading, sentences, and the rows (texts) of three tables."""
 
     heading: str
     sentences: tuple[str, ...]
@@ -48,9 +48,9 @@ def law_sections(
     labels: Mapping[str, str],
     fabrics: Mapping[str, Fabric] | None = None,
 ) -> list[LawSection]:
-    """Return the parts about the series with the most measured sizes, in the plan's order.
+    """Return a part for each of the series with the most measured sizes, in the plan's order.
 
-    ``labels`` and ``fabrics`` map series to their names and to the measured all-reduce.
+    ``labels`` maps series to their names, ``fabrics`` to their measured all-reduce.
     """
     measured = rows[(rows["n"] > 0) & (rows["mode"] != "") & rows["ddp"]]
     sections = []
@@ -80,7 +80,7 @@ def _section(own: pd.DataFrame, fit: LawFit | Refusal, *, heading: str) -> LawSe
 
 
 def choice_text(fit: LawFit) -> str:
-    """Return the reason for the chosen law as a sentence."""
+    """Return sentences that give the reason for the chosen law."""
     title = fit.chosen.law.title
     others = [law.law.title for law in fit.plausible if law is not fit.chosen and not law.refused]
     error = percent(abs(fit.chosen.leave_last_error), decimals=1)
@@ -123,7 +123,7 @@ def _law_rows(fit: LawFit) -> list[tuple[str, ...]]:
 
 
 def _why_no_prediction(own: pd.DataFrame) -> str:
-    """Return why a fitted law has no prediction: the law does not describe the baseline."""
+    """Return a sentence if a law has no prediction because the law does not describe the baseline."""
     if own["is_base"].any():
         return ""
     return (
@@ -133,7 +133,7 @@ def _why_no_prediction(own: pd.DataFrame) -> str:
 
 
 def _prediction_rows(own: pd.DataFrame, fit: LawFit, *, in_seconds: bool) -> list[tuple[str, ...]]:
-    """Return the prediction at twice the largest size, relative to the law's time at the baseline."""
+    """Return the row predicted at twice the largest size; efficiencies refer to the law at the baseline."""
     base = own[own["is_base"]]
     if not len(base):
         return []
@@ -173,11 +173,11 @@ def serial_fraction_trend(own: pd.DataFrame) -> str:
 
 
 def _rise(first: pd.Series, last: pd.Series) -> int:
-    """Return 1 or -1 if the fraction rises or falls beyond its intervals (without: by a quarter), else 0."""
+    """Return 1 if the serial fraction clearly rises from ``first`` to ``last``, -1 if it falls, else 0."""
     bounds = [_bounds(row) for row in (first, last)]
     if all(known(value) for pair in bounds for value in pair):
         (low, high), (last_low, last_high) = bounds
-        return int(last_low > high) - int(last_high < low)
+        return int(last_low > high) - int(last_high < low)  # clearly: the intervals do not overlap
     change = float(last["karp_flatt"] - first["karp_flatt"])
     if abs(change) <= _FLAT * max(abs(float(first["karp_flatt"])), abs(float(last["karp_flatt"]))):
         return 0
@@ -185,7 +185,7 @@ def _rise(first: pd.Series, last: pd.Series) -> int:
 
 
 def _bounds(row: pd.Series) -> tuple[float, float]:
-    """Return the serial fraction at the ends of the speedup's interval."""
+    """Return the lower and upper ends of the serial fraction's interval, from those of the speedup."""
     times = float(row["gpus"]) / float(row["base_gpus"])
     low, high = (
         (1 / float(row[name]) - 1 / times) / (1 - 1 / times) for name in ("speedup_high", "speedup_low")

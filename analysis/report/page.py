@@ -1,4 +1,4 @@
-"""Compute the values of the page's template."""
+"""Compute the values that the page's template (page.html.j2) shows."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def json_for_script(content: Any) -> str:
 
 
 def models_of(cells: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the models of the cells. A command's model is known only if the command contains ``{model}``."""
+    """Return the models of the cells; that of a user's command only if it contains ``{model}``."""
     workloads = [cell.get("workload") or {} for cell in cells]
     known = [one for one in workloads if not one.get("command") or "{model}" in str(one["command"])]
     return sorted({one_line(one.get("model"), limit=40) for one in known} - {""})
@@ -127,7 +127,7 @@ def _lead(study: Study, frames: Frames, environment: Environment) -> str:
 def _summary(
     study: Study, frames: Frames, rows: pd.DataFrame, environment: Environment, *, labels: dict[str, str]
 ) -> dict[str, Any]:
-    """Return alerts, findings and anomalies. A node that is both late and slow is reported only once."""
+    """Return alerts, findings and anomalies. A node that is late and slow is reported in an alert only."""
     late, slow = late_nodes(study, frames), slow_nodes(study, frames)
     both = slow["host"].isin(list(late.sentences))
     return {
@@ -157,7 +157,7 @@ def _sections(
 
 
 def _topics(drawings: Iterable[Drawing]) -> dict[str, list[tuple[str, Drawing]]]:
-    """Return the figures of the other sections, with the scaling mode in front of their headings."""
+    """Return the figures of the other sections by topic, each with the words in front of its heading."""
     topics: dict[str, list[tuple[str, Drawing]]] = {"time": [], "communication": [], "steps": [], "ranks": []}
     for drawing in drawings:
         if drawing.topic in topics:
@@ -167,7 +167,7 @@ def _topics(drawings: Iterable[Drawing]) -> dict[str, list[tuple[str, Drawing]]]
 
 
 def _table(rows: pd.DataFrame, *, labels: dict[str, str], rate_unit: str) -> dict[str, Any]:
-    """Return the table of all cells: the first rows for the HTML, all of them for the script."""
+    """Return the table of all cells: the first rows for the HTML, and all rows for the page's script."""
     table = cell_rows(rows.head(MAX_ROWS), labels=labels)
     columns = list(WORDS["cell_columns"])
     efficiency, state = columns.index("Efficiency"), columns.index("State")
@@ -187,7 +187,7 @@ def _table(rows: pd.DataFrame, *, labels: dict[str, str], rate_unit: str) -> dic
 
 
 def _matrix(study: Study) -> str:
-    """Return matrix.yaml, or the table that was measured elsewhere."""
+    """Return the text of matrix.yaml, or of the table that was measured elsewhere."""
     if table := study.plan.get("table"):
         return _shortened(clean(table["text"]), "the table")
     try:

@@ -1,9 +1,9 @@
-"""Compute the values of the templates of a proposal's scaling section.
+"""Compute the values of proposal.md.j2 and proposal.tex.j2: the scaling section of a compute time proposal.
 
 Reviewers expect nodes, GPUs, batch, absolute time, throughput, speedup, efficiency, interval and number of
-runs; a log-log plot with the ideal line and an efficiency plot with a guide; main-loop and whole-job time;
-node-hours; the recommended size and its reason; causes of the loss; settings as in production, with input
-and output.
+runs; a log-log plot with the ideal line and an efficiency plot with the guide at 0.8; main-loop and whole-job
+time; node-hours; the recommended size and its reason; causes of the loss; settings as in production, with
+input and output.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def _recommendation(series: _Series) -> str:
     if len(larger):
         texts.append(_next_larger(best, larger.iloc[0], series))
     else:
-        texts.append("It is the largest measured size; larger sizes may be efficient, too.")
+        texts.append("This is the largest measured size; larger sizes may be efficient, too.")
     return " ".join(texts)
 
 
@@ -145,13 +145,11 @@ def _against_baseline(best: pd.Series, series: _Series) -> list[str]:
     base, texts = series.base, []
     if known(best["step_time_sec"]) and known(base["step_time_sec"]):
         times = seconds(best["step_time_sec"]), seconds(base["step_time_sec"])
-        texts.append(f"A step takes {times[0]} there and {times[1]} at the baseline, {base['baseline']}.")
+        texts.append(f"A step takes {times[0]}, and {times[1]} at the baseline, {base['baseline']}.")
     costs = [_node_hours_per_million(row) for row in (best, base)]
     if all(known(cost) for cost in costs):
         there, before = (number(cost, digits=3) for cost in costs)
-        texts.append(
-            f"One million {series.counted} cost {there} node-hours there and {before} at the baseline."
-        )
+        texts.append(f"One million {series.counted} cost {there} node-hours, and {before} at the baseline.")
     return texts
 
 
@@ -204,7 +202,7 @@ def _section(series: _Series, frames: Frames, drawings: Sequence[Drawing]) -> di
 
 
 def _table(series: _Series, frames: Frames) -> dict[str, Any]:
-    """Return caption, headings and rows, without columns that have no value in any row."""
+    """Return the table's caption, headings and rows; a column without any value is left out."""
     groups = frames.runs[frames.runs["measured"]].groupby("cell_id", observed=True)
     loops, jobs = groups["window_s"].mean(), groups["wall_s"].mean()
     rows = [_table_row(row, series, loops, jobs) for row in series.rows.to_dict("records")]
@@ -245,7 +243,7 @@ _LOSSES_NOTE = (
 
 
 def _loss_item(series: _Series) -> str:
-    """Return the causes of the loss at the largest size."""
+    """Return a sentence about the causes of the loss at the largest size of a series."""
     last = series.rows.iloc[-1]
     name = f"{mode_title(series.mode)}, {job_size(last)}, efficiency {_efficiency(last)}"
     return f"{name}: {_causes(last, series.base)}."

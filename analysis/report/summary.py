@@ -1,4 +1,4 @@
-"""Findings in sentences: how far each series scales, causes of its loss, and certainty."""
+"""Describe in sentences how far each series scales, why it loses efficiency, and how certain this is."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from analysis.text import count, fraction, fractions, known, listed, number, per
 MAX_SERIES = 4
 #: Data loading is reported if it takes at least this share of the step.
 _MUCH_LOADING = 0.1
-#: Attribution and throughput windows agree if their efficiencies differ by at most this, relatively.
+#: Attribution and throughput windows agree if their efficiencies differ by at most this share.
 _AGREE = 0.05
 
 
@@ -43,7 +43,7 @@ class SeriesFinding:
 
 
 def find(rows: pd.DataFrame, *, labels: dict[str, str]) -> list[SeriesFinding]:
-    """Return findings for the series with the most measured sizes, in the plan's order."""
+    """Return a finding for each of the series with the most measured sizes, in the plan's order."""
     based = rows[rows["efficiency"].notna()].copy()
     based["several"] = based.duplicated(["series", "gpus"], keep=False)
     return [
@@ -53,7 +53,7 @@ def find(rows: pd.DataFrame, *, labels: dict[str, str]) -> list[SeriesFinding]:
 
 
 def no_finding(rows: pd.DataFrame) -> str:
-    """Return why no series has an efficiency."""
+    """Return sentences about why no series has an efficiency."""
     timed = rows[rows["to_train"] & rows["speedup"].notna() & ~rows["is_base"]]
     if not len(timed):
         sizes = rows[rows["n"] > 0].groupby("series")["gpus"].nunique()
@@ -132,13 +132,13 @@ def _speedup_sentence(last: pd.Series, base: pd.Series) -> str:
 
 
 def recommended(rows: pd.DataFrame) -> pd.Series | None:
-    """Return the largest size above the baseline whose efficiency is at least the guide; None without one."""
+    """Return the largest size above the baseline with an efficiency of :data:`GUIDE` or more, else None."""
     good = rows[(rows["efficiency"] >= GUIDE) & (rows["gpus"] > rows["base_gpus"])]
     return None if not len(good) else good.sort_values("gpus", kind="stable").iloc[-1]
 
 
 def closest_to_guide(rows: pd.DataFrame) -> pd.Series | None:
-    """Return the size above the baseline with the highest efficiency; None if no size is above it."""
+    """Return the size above the baseline with the highest efficiency; None if there is no larger size."""
     larger = rows[rows["gpus"] > rows["base_gpus"]]
     return None if not len(larger) else larger.sort_values("efficiency", kind="stable").iloc[-1]
 
@@ -156,16 +156,16 @@ def _best_sentence(rows: pd.DataFrame, best: pd.Series | None, closest: pd.Serie
         assert closest is not None
         best_value = f"{_size(closest)} come closest, with {_with_interval(closest)}"
         return f"No size beyond the baseline reaches an efficiency of {GUIDE}: {best_value}."
-    text = f"The largest size at or above {GUIDE} is {_size(best)}, with {_with_interval(best)}"
+    text = f"The largest size with an efficiency of at least {GUIDE} is {_size(best)}: {_with_interval(best)}"
     if known(best["efficiency_low"]) and best["efficiency_low"] < GUIDE:
         text += f" (its interval reaches below {GUIDE}, so this is uncertain)"
     above = rows[(rows["gpus"] > best["gpus"]) & (rows["efficiency_high"] >= GUIDE)]
     if len(above):
-        text += f"; {_size(above.iloc[0])}, with {_with_interval(above.iloc[0])}, may reach it too"
+        text += f"; {_size(above.iloc[0])}, with {_with_interval(above.iloc[0])}, may reach {GUIDE}, too"
     between = rows[(rows["gpus"] < best["gpus"]) & (rows["efficiency"] < GUIDE)]
     if len(between):
         sizes = ", ".join(str(size) for size in sorted(set(between["gpus"]))[:4])
-        text += f"; smaller sizes are below it ({sizes} ranks)"
+        text += f"; smaller sizes are below {GUIDE} ({sizes} ranks)"
     return f"{text}."
 
 
@@ -193,4 +193,4 @@ def _loading(row: pd.Series) -> str:
     share = float(row["data"] / row["useful_s"] * row["pop_parallel_efficiency"])
     if not known(share) or share < _MUCH_LOADING:
         return ""
-    return f"; data loading takes {percent(share)} of its step"
+    return f"; data loading takes {percent(share)} of the step"

@@ -1,4 +1,4 @@
-"""Tables of a report: CSV for programs, Markdown and LaTeX for people, rows of texts for the page."""
+"""Format the tables of a report: as CSV for programs, as Markdown and LaTeX, and as texts for the page."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from bench.study.ledger import RunState
 #: A LaTeX table with more rows is a longtable.
 _PAGE_ROWS = 40
 
-#: Number of rows in the page's HTML. The page's script adds the others, up to the maximum.
+#: Number of rows of the table of all cells in the page's HTML; the page's script adds more, up to MAX_ROWS.
 STATIC_ROWS = 100
 MAX_ROWS = 10_000
 MAX_RUNS_LISTED = 500
@@ -197,7 +197,7 @@ def latex_table(table: pd.DataFrame, *, rate_unit: str = "samples/s") -> str:
 
 
 def cell_columns(rate_unit: str) -> list[dict[str, Any]]:
-    """Return the headings of :func:`cell_rows` as ``name``, ``help`` and ``numeric``."""
+    """Return ``name``, ``help`` and ``numeric`` for each column of :func:`cell_rows`."""
     return [
         {
             "name": capital(rate_unit) if name == "Samples/s" else name,
@@ -209,7 +209,7 @@ def cell_columns(rate_unit: str) -> list[dict[str, Any]]:
 
 
 def cell_rows(rows: pd.DataFrame, *, labels: dict[str, str]) -> list[list[TableCell]]:
-    """Return the table of all cells as texts, in the order of :func:`cell_columns`."""
+    """Return the rows of the table of all cells as texts, with the columns of :func:`cell_columns`."""
     return [_cell_row(row, labels) for row in rows.to_dict("records")]
 
 
@@ -248,7 +248,7 @@ def _two_lines(text: str, below: str) -> TableCell:
 
 
 def runs_context(runs: pd.DataFrame) -> dict[str, Any]:
-    """Return the runs that do not count, have a reason or are outliers, and counts of the runs."""
+    """Return the rows of the runs that do not count, have a reason or are outliers, and numbers of runs."""
     notable = runs[~runs["measured"] | (runs["reason"] != "") | runs["outlier"]]
     shown = notable.head(MAX_RUNS_LISTED)
     names = ["run_id", "attempt", "state", "failure_class", "reason", "measured", "outlier"]
@@ -265,7 +265,7 @@ def runs_context(runs: pd.DataFrame) -> dict[str, Any]:
 def _run_row(record: dict[Any, Any]) -> list[str]:
     reasons = [one_line(record["reason"], limit=400)]
     if record["outlier"]:
-        reasons.append("far from the other runs of its cell: flagged, and still counted")
+        reasons.append("outlier, far from the other runs of the cell: flagged, but still counted")
     failure = record["failure_class"]
     planned = state_name(RunState.PLANNED) if record["state"] == RunState.PLANNED else MISSING
     return [
@@ -279,7 +279,7 @@ def _run_row(record: dict[Any, Any]) -> list[str]:
 
 
 def node_rows(means: RankMeans) -> list[tuple[bool, list[str]]]:
-    """Return whether a host is late, and the texts of its row, for at most ``MAX_NODES_LISTED`` hosts."""
+    """Return, for at most ``MAX_NODES_LISTED`` hosts, whether the host is late and the texts of its row."""
     return [
         (
             row["beyond"] >= LATE_FROM,
@@ -300,7 +300,7 @@ def node_rows(means: RankMeans) -> list[tuple[bool, list[str]]]:
 
 
 def grid_tables(grid: Selection) -> list[tuple[str, list[list[str]]]]:
-    """Return the name of each series and the rows of its table by nodes and ranks per node."""
+    """Return, for each series, its name and the rows of its table of nodes and ranks per node."""
     return [
         (label, [_grid_row(row) for row in grid.rows[grid.rows["series"] == series].to_dict("records")])
         for series, label in grid.labels.items()

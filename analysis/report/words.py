@@ -19,12 +19,12 @@ def _read() -> dict[str, dict[str, Any]]:
     return tomllib.loads(text.replace("{guide}", str(GUIDE)).replace("{missing}", MISSING))
 
 
-#: The words by table of the file and name.
+#: The fixed words: table of words.toml -> name -> text (in some tables, a list of texts).
 WORDS = _read()
 
 
 def ascii_formula(text: str) -> str:
-    """Return a text with formulas in characters that every LaTeX font has."""
+    """Replace the characters of a text's formulas that some LaTeX fonts lack."""
     return text.replace("N₀", "N0").replace("·", " ")
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from analysis.stats.measured import Frames
 
 _TEMPLATES = Path(__file__).resolve().parent / "template"
-#: The most characters of a paragraph in a proposal.
+#: Maximum number of characters of a paragraph in a proposal.
 _MAX_PARAGRAPH = 5000
 
 
@@ -44,8 +44,8 @@ def write_report(
 
     Args:
         study_path: the study's folder.
-        baseline: the baseline of efficiencies, in the form of :func:`analysis.stats.baselines.is_baseline`;
-            by default the smallest measured size.
+        baseline: the size or cell that efficiencies refer to, in the form of
+            :func:`analysis.stats.baselines.is_baseline`; by default the smallest measured size.
         proposal: also write proposal.md and proposal.tex.
         progress: called before each step with a short description of the step.
 
@@ -103,7 +103,7 @@ def write_table_report(
 def _report(
     study: Study, frames: Frames, rows: pd.DataFrame, say: Callable[[str], None], *, proposal: bool
 ) -> Path:
-    """Write all files of a report."""
+    """Write all files of a report and return the path of its index.html; ``rows`` is the scaling table."""
     from analysis.data.environment import describe_environment
     from analysis.data.names import series_parts
     from analysis.report.figures.all_figures import detail_figures, scaling_figures
@@ -157,7 +157,7 @@ def _templates(*, autoescape: bool, **options: Any) -> jinja2.Environment:
 
 
 def render_page(context: dict[str, Any]) -> str:
-    """Return the page. All values are escaped, except for figures, which escape their own texts."""
+    """Return the page's HTML. All values are escaped, except for figures, which escape their own texts."""
     from markupsafe import Markup
 
     style = (_TEMPLATES / "page.css").read_text(encoding="utf-8")

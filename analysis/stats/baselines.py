@@ -74,7 +74,7 @@ def check_baseline(rows: pd.DataFrame, baseline: str | None) -> None:
 
 
 def base_places(rows: pd.DataFrame, baseline: str | None) -> pd.Series:
-    """Return for each row the index label of its baseline's row; missing if it has none.
+    """Return for each row the index label of the row that is its baseline; missing without a baseline.
 
     The baseline of a series is, in order of preference: the requested one, if measured in the series; a
     requested cell without DDP that does the same work in another series; or the smallest measured size (by

@@ -105,7 +105,7 @@ def cell_parts(runs: pd.DataFrame) -> pd.DataFrame:
     """
     known = runs[runs["step_s"].notna()]
     mixed = known["parts_known"].astype(bool).groupby(known["cell_id"], observed=True)
-    # Runs with and without known parts cannot be averaged, because their units differ.
+    # Runs with known parts (useful time in s) and without (useful time set to 1) cannot be averaged.
     known = known[known["parts_known"].astype(bool) | ~mixed.transform("any")]
     groups = known.groupby("cell_id", observed=True, sort=False)
     cells = groups[[*PARTS, "exposed", *TIMES]].mean()
@@ -122,8 +122,8 @@ def computational_scalability(
 ) -> pd.Series:
     """Return the computational scalability of each row, (ΣU / work)_ref / (ΣU / work)_N.
 
-    ΣU is ranks · mean U. A value below 1 means: all ranks together compute longer per sample than those of
-    the reference (smaller batches per rank, shared cores or memory, lower clocks).
+    ΣU is the useful time of all ranks, ranks · mean U. A value below 1 means: all ranks together compute
+    longer per sample than those of the reference (smaller batches per rank, shared cores, lower clocks).
 
     Args:
         useful_s: mean useful time of the ranks, seconds per step.

@@ -20,7 +20,7 @@ Floats = npt.NDArray[np.float64]
 MIN_RUNS = 3
 LEVEL = 0.95
 
-#: A run is flagged if |x - median| / MAD exceeds this: a modified z-score of 10, as in hyperfine
+#: A run is an outlier if |x - median| / MAD exceeds this: a modified z-score of 10, as in hyperfine
 #: (https://github.com/sharkdp/hyperfine).
 OUTLIER_MADS = 14.826
 #: Minimum number of runs of a cell for identifying outliers.
@@ -138,5 +138,5 @@ def outliers(values: pd.Series, *, by: pd.Series) -> pd.Series:
 
 def lower_median(groups: Any) -> Any:
     """Return the lower median of each group of a pandas groupby: up to half of the values can exceed it."""
-    # One quantile of all groups: a function called group by group takes seconds in a large study.
+    # One call for all groups: in a large study, a call for each group takes seconds in total.
     return groups.quantile(q=0.5, interpolation="lower")

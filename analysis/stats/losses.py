@@ -162,5 +162,5 @@ def _typical_rank(row: Row) -> tuple[float, float, float]:
 
 def _logarithmic_mean(a: float, b: float) -> float:
     ratio = a / b
-    # Close to 1 the quotient loses its digits; the arithmetic mean agrees to the second order.
+    # If the ratio is close to 1, the quotient loses its digits; the arithmetic mean is then nearly equal.
     return (a - b) / math.log(ratio) if abs(ratio - 1) > 1e-6 else (a + b) / 2

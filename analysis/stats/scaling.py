@@ -100,7 +100,7 @@ def _measured_rows(frames: Frames, moments: LogMoments) -> pd.DataFrame:
     cells["variant"] = _variants(cells)
     cells["n"] = groups.size().reindex(cells.index).fillna(0).astype("int64")
     cells["runs"] = frames.runs.groupby("cell_id").size().reindex(cells.index).fillna(0).astype("int64")
-    # The mean time per step makes the throughput the harmonic mean of the runs' throughputs.
+    # The throughput is computed from the mean time per step, so it is the harmonic mean over the runs.
     cells["step_time_sec"] = groups["step_time_sec"].mean()
     cells["throughput_samples_per_sec"] = cells["global_batch"] / cells["step_time_sec"]
     units = groups["unit"]
@@ -268,7 +268,7 @@ def _smaller_places(rows: pd.DataFrame) -> npt.NDArray[np.int64]:
 
 
 def _karp_flatt(rows: pd.DataFrame) -> pd.Series:
-    """Return the serial fraction of strong rows larger than their baseline; NaN elsewhere."""
+    """Return the serial fraction of rows with strong scaling and more ranks than the baseline, else NaN."""
     times = rows["gpus"] / rows["base_gpus"].astype("float64")
     usable = (rows["mode"] == "strong") & (times > 1) & rows["ddp"]
     with np.errstate(divide="ignore", invalid="ignore"):

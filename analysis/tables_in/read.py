@@ -27,7 +27,7 @@ _RATE = rf"(?:(?:{_ITEMS})_(?:per_)?(?:s|sec|second)|[tgp]?flops?(?:_s)?)"
 _RANK = "(?:gpu|device|rank|accelerator)"
 _STEP = "(?:step|iteration|iter|it)"
 
-#: Patterns for the normalized column names of each field.
+#: The fields, each with a pattern for the (normalized) names of columns that contain this field.
 _PATTERNS = {
     "nodes": rf"(?:{_COUNT})?(?:nodes?|hosts?)|nnodes|node_count",
     "gpus": (

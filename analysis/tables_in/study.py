@@ -142,10 +142,10 @@ def _assign_series(rows: pd.DataFrame, table: Table, problems: TableProblems) ->
         return remarks
     _check_unused_columns(rows, unused, problems)
     runs = Counter(_cell_key(row) for row in rows.to_dict("records"))
-    several = [f"{amount} of {key[1]}" for key, amount in runs.items() if amount > 1]
+    several = [f"{amount} rows with {count(key[1], 'rank')}" for key, amount in runs.items() if amount > 1]
     if several:
         sizes = listed(several, limit=6)
-        remarks.append(f"Rows of one size and series were taken as repeats of one cell ({sizes} ranks)")
+        remarks.append(f"Rows of one size and series were taken as repeats of one cell: {sizes}")
     return remarks
 
 
@@ -164,7 +164,7 @@ def _name_series(rows: pd.DataFrame, table: Table) -> list[str]:
         needed = [
             name
             for name in table.header.unknown
-            # Values such as 85% and 3.9x are measurements.
+            # Values such as 85% and 3.9x are measurements, so they do not distinguish series.
             if any(row["other"][name] and not is_number(row["other"][name].rstrip("%x")) for row in records)
             and any(len({other[name] for other in own}) > 1 for own in cells)
         ]

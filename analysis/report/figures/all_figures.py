@@ -1,4 +1,4 @@
-"""All figures of a report, with the data that was read for them."""
+"""Draw all figures of a report, and return the data that was read for them."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class Details:
 def detail_figures(
     study: Study, frames: Frames, rows: pd.DataFrame, *, parts: dict[str, dict[str, str]]
 ) -> Details:
-    """Draw the figures of steps.csv, ranks.csv and probes.json. In a large study, a sample is read."""
+    """Draw the figures of steps.csv, ranks.csv and probes.json. In a large study, only some are read."""
     files = {}
     sweep = sweep_rows(study)
     fits = fabric_table(sweep)

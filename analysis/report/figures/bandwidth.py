@@ -35,7 +35,7 @@ _MAX_FITS_IN_CAPTION = 3
 
 
 def bandwidth_figure(sweep: pd.DataFrame, cells: pd.DataFrame) -> Drawing | None:
-    """Return the figure; None if no run measured message sizes.
+    """Draw the all-reduce bandwidth by message size; return None if no run has timed all-reduces.
 
     Args:
         sweep: from :func:`analysis.checks.fabric.sweep_rows`.
@@ -66,7 +66,7 @@ def bandwidth_figure(sweep: pd.DataFrame, cells: pd.DataFrame) -> Drawing | None
 
 
 def _names(cells: pd.DataFrame) -> dict[str, str]:
-    """Return the name of each cell's line, small sizes first; cells with equal names share a line."""
+    """Return the name of each cell's line in the figure, small sizes first; equal names share a line."""
     several = cells["backend"].nunique() > 1
     frame = cells.sort_values(["gpus", "nodes"], kind="stable")
     names = {}

@@ -30,7 +30,7 @@ STEP_PARTS = (
     ("wait", "waiting for the slowest rank", Colour.ORANGE, "////"),
 )
 
-#: The factors of the efficiency in the order of stacking, in the colours of the step parts that cause them.
+#: The factors of the efficiency in the order of stacking. A colour is that of the step part causing the loss.
 LOSS_PARTS = (
     ("comm_efficiency", Colour.VERMILLION, ""),
     ("load_balance", Colour.ORANGE, "////"),
@@ -50,7 +50,7 @@ _LOSS_COLUMNS = (
 _LOSS_TICKS = (1.0, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01, 1e-3, 1e-4)
 _MAX_LOSS_TICKS = 7
 
-#: Tips of the marks of an axes, by gid.
+#: Tooltips of the marks in a figure, by the gid (matplotlib's id) of the artist that draws the marks.
 Tips = dict[str, list[str]]
 
 
@@ -90,7 +90,7 @@ def draw_rows(
         axes: the panel to draw into. If there are several series, each has a heading.
         rows: ``series, gpus, nodes, gpus_per_node`` and the columns that ``bar`` needs.
         labels: the series in order, with their names.
-        bar: function that draws one row, given its vertical position, the row and its name; returns the tips.
+        bar: function that draws one row, given its vertical position, the row and its name; returns tooltips.
     """
     tips: Tips = {}
     names: dict[float, str] = {}
@@ -143,10 +143,10 @@ def parts_legend(axes: Axes, parts: Sequence[tuple[str, str, str]]) -> None:
 
 
 def split_rows(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows for which all parts of the step are known, with their sum as ``total_s``.
+    """Return the rows for which all parts of the step are known, with the sum of the parts as ``total_s``.
 
-    ``other`` may be slightly negative, because timers overlap by microseconds; it is stacked as 0.
-    If waiting is not known, all exposed communication is one part.
+    ``other`` may be slightly negative, because timers overlap by microseconds; it is drawn as 0. If waiting
+    is not known, ``transfer`` contains all exposed communication.
     """
     frame = rows.copy()
     frame["transfer"] = frame["transfer"].fillna(frame["exposed"])
@@ -207,7 +207,7 @@ def _draw_split_bar(axes: Axes, place: float, row: dict[Hashable, Any], name: st
 
 
 def loss_rows(rows: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows with known loss factors, without baselines, with an added column per factor.
+    """Return the rows whose loss factors are known, except for baselines, and add a column per factor.
 
     Args:
         rows: some rows of ``table``.
@@ -267,7 +267,7 @@ def _draw_losses(axes: Axes, rows: pd.DataFrame, *, labels: dict[str, str]) -> T
 
 
 def _spaced_ticks(ticks: Sequence[float]) -> list[float]:
-    """Return the first tick and all others that leave room for the labels before them."""
+    """Return the first tick, and each further tick whose label does not overlap the label before."""
     room = -math.log(min(ticks)) / _MAX_LOSS_TICKS
     kept = [ticks[0]]
     for tick in ticks[1:]:

@@ -33,7 +33,7 @@ from analysis.stats.scaling import GUIDE
 from analysis.text import count, fraction, fractions, interval, known, number
 
 MAX_TICKS = 8
-#: Beyond this number of runs, single runs are not drawn.
+#: If a figure has more runs, its single runs are not drawn.
 MAX_REPEATS = 300
 IDEAL = "ideal, through the baseline"
 _LONG_LABEL = 26
@@ -102,7 +102,7 @@ def curve_figure(curve: Curve, selection: Selection, runs: pd.DataFrame) -> Draw
 
 
 def _repeats(curve: Curve, rows: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
-    """Return one row per run of the cells in ``rows``, with the run's own ``value`` of the curve."""
+    """Return one row per measured run of the cells in ``rows``; ``value`` is the run's value on the curve."""
     wanted = runs["measured"] & runs["cell_id"].isin(rows["cell_id"])
     counted = runs.loc[wanted, ["run_id", "cell_id", "rate"]]
     frame = rows[["cell_id", "series", "gpus", "rate", curve.column]]
@@ -141,7 +141,7 @@ def _description(curve: Curve, selection: Selection) -> str:
 def _draw(
     axes: Axes, curve: Curve, rows: pd.DataFrame, repeats: pd.DataFrame, *, labels: dict[str, str]
 ) -> dict[str, list[str]]:
-    """Draw one panel and return the tips of its marks by gid; ``repeats`` may be empty."""
+    """Draw one panel; return the tooltips of its marks by the artist's gid. ``repeats`` may be empty."""
     axes.grid(axis="y")
     shown = rows.assign(label=rows["series"].map(labels))
     tips: dict[str, list[str]] = {}
@@ -234,7 +234,7 @@ def _set_scales(axes: Axes, curve: Curve, rows: pd.DataFrame) -> None:
     axes.set_xlim(sizes[0] / 1.25, sizes[-1] * 1.25)
     axes.set(xlabel="Ranks", ylabel=curve.axis)
     if curve.kind == "efficiency":
-        # A run above every mean must be inside the panel.
+        # The dot of a run may be above all means, and must be inside the panel.
         top = max(1.05, float(axes.dataLim.y1) * 1.03)
         axes.set_ylim(0, top)
         return
@@ -287,7 +287,7 @@ def _add_curve_legend(axes: Axes, curve: Curve, labels: Sequence[str]) -> None:
 
 
 def legend_lines(names: Sequence[str]) -> int:
-    """Return the number of lines of a legend: two columns, or one if names are long."""
+    """Return the number of lines of a legend, which has two columns, or one if names are long."""
     longest = max((len(name) for name in names if name != IDEAL), default=0)
     return len(names) if longest > _LONG_LABEL else -(-len(names) // 2)
 

@@ -1,4 +1,4 @@
-"""Common style and file formats of the figures: themed SVG for the page; SVG, PNG and PDF files.
+"""Draw figures in a common style and save them as SVG for the page and as SVG, PNG and PDF files.
 
 matplotlib's SVG contains style sheets and style attributes, which a strict Content-Security-Policy refuses,
 and ids that collide if two figures are on one page. This module removes or renames all of these.
@@ -69,7 +69,7 @@ MAX_BARS = 18
 
 @dataclass(frozen=True)
 class Selection:
-    """The rows of one scaling mode that a figure shows; other attributes are as in :class:`Draft`."""
+    """The ``rows`` of one scaling mode that a figure shows; the other attributes are those of a Draft."""
 
     mode: str
     rows: pd.DataFrame
@@ -116,7 +116,10 @@ class Draft:
         mode: ``strong``, ``weak`` or empty.
         labels: the series in order, with their names.
         shared: words that apply to all series.
-        left_out: sentences about data that is not drawn.
+        left_out: texts about data that is not drawn.
+        height_in, left_in: height without the legend, and left margin, in inches.
+        legend_lines: number of lines of the legend.
+        with_axis: whether the vertical axis has a line.
     """
 
     name: str
@@ -135,7 +138,7 @@ class Draft:
 
     @property
     def heading(self) -> str:
-        """The subject, with the series if there is only one."""
+        """The subject; with the name of the series if the figure shows only one."""
         return f"{self.subject}{self._series()}"
 
     @property
@@ -182,7 +185,7 @@ def _style() -> Any:
 
 
 def finish(draft: Draft, draw: Callable[[Axes], dict[str, list[str]]]) -> Drawing:
-    """Draw a figure with fixed margins, which need no layout pass, and save it in all forms.
+    """Draw a figure with fixed margins, which need no layout pass, and save it as SVG, PNG and PDF.
 
     Args:
         draft: texts and measures.
@@ -224,7 +227,9 @@ def set_ticks(axis: Axis, ticks: Sequence[float], text: Callable[[float], str]) 
 
 
 def log_ticks(low: float, high: float, *steps: Sequence[float]) -> list[float]:
-    """Return ticks of a logarithmic axis, from the first of ``steps`` that gives three, else from the last.
+    """Return ticks of a logarithmic axis, from the first of ``steps`` that gives at least three ticks.
+
+    If no step does, the ticks are those of the last one.
 
     Args:
         low: lower end of the axis.
@@ -279,7 +284,7 @@ def _clean_svg(raw: str, draft: Draft, *, tips: Mapping[str, Sequence[str]]) -> 
 
     Args:
         raw: matplotlib's SVG.
-        draft: its name is the prefix of all ids; title and description are for screen readers.
+        draft: gives the prefix of all ids (``name``), and title and description for screen readers.
         tips: the tooltips of each artist's marks, in drawing order, by the artist's gid.
     """
     root = ElementTree.fromstring(raw)  # noqa: S314 (matplotlib wrote this text)
@@ -352,7 +357,7 @@ def _replace_style(element: Element) -> None:
 
 
 def _add_tips(root: Element, gid: str, texts: Sequence[str]) -> None:
-    """Add a title to each mark of one artist; the page's script shows the title under the pointer."""
+    """Add a title to each mark of one artist; the page's script shows it when the pointer is on the mark."""
     group = next((element for element in root.iter("g") if element.get("id") == gid), None)
     assert group is not None, f"no artist has the gid {gid}"
     marks = list(group.iter("use")) or [e for e in group.iter("path") if e.get("d")][:1]
@@ -365,7 +370,7 @@ def _add_tips(root: Element, gid: str, texts: Sequence[str]) -> None:
 
 
 def _rename_ids(root: Element, name: str) -> None:
-    """Prefix ids that are referred to with the figure's name, and drop the others."""
+    """Prefix each id that the SVG refers to with the figure's name, and remove all other ids."""
     used = {match for e in root.iter() for value in e.attrib.values() for match in _REFERENCE.findall(value)}
     used |= {href[1:] for e in root.iter() if (href := e.get("href", "")).startswith("#")}
     names = {old: f"{name}-{place}" for place, old in enumerate(sorted(used), 1)}

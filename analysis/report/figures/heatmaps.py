@@ -16,7 +16,7 @@ from analysis.report.figures.drawing import HEADING, Colour, Draft, Drawing, Sel
 from analysis.report.words import WORDS
 from analysis.text import count, fraction, known, listed, number, one_line, whole
 
-#: Opacity of the colour at efficiencies 1 and 0. Text stays readable on both, on light and on dark paper.
+#: Opacity of a field's colour at efficiency 1 and at 0. Text is readable on both, in light and dark themes.
 _STRONGEST, _WEAKEST = 0.5, 0.04
 #: Height of a panel's heading, relative to the height of a field.
 _HEADING = 0.62
@@ -35,7 +35,7 @@ class Field:
         efficiency: the colour and the first number; NaN if it is not known.
         below: the second number.
         state: shown instead of an unknown efficiency.
-        tip: text under the pointer.
+        tip: text shown when the pointer is on the field.
     """
 
     column: int
@@ -116,7 +116,7 @@ def _draw_field(axes: Axes, field: Field, *, y: float, gid: str) -> None:
 
 
 def _not_measured(size: str, row: Mapping[Hashable, Any]) -> str:
-    """Return the tip of a field without a value: its state and the reason."""
+    """Return the tooltip of a field without a value: the state of the cell and the reason."""
     reason = one_line(row["reason"], limit=160)
     return f"{size}: {state_name(row['state'])}" + (f"\n{reason}" if reason else "")
 
@@ -125,7 +125,7 @@ def _not_measured(size: str, row: Mapping[Hashable, Any]) -> str:
 
 
 def grids(rows: pd.DataFrame, parts: dict[str, dict[str, str]]) -> dict[str, Selection]:
-    """Select the rows to draw for each scaling mode from :func:`analysis.stats.scaling.two_axes`."""
+    """Select the rows to draw, by scaling mode; ``rows`` are from :func:`analysis.stats.scaling.two_axes`."""
     return {str(mode): _grid(str(mode), own, parts) for mode, own in rows.groupby("mode", sort=False)}
 
 
@@ -197,7 +197,7 @@ def _grid_tip(row: dict[Hashable, Any]) -> str:
 
 
 def _grid_description(grid: Selection) -> str:
-    """Describe the heat map: the efficiency at each series' largest size on one node and largest size."""
+    """Describe the heat map: for each series, the efficiency at its largest size on one node and overall."""
     texts = []
     for series, label in grid.labels.items():
         own = grid.rows[(grid.rows["series"] == series) & grid.rows["efficiency"].notna()]
@@ -220,7 +220,7 @@ class BatchGrid:
 
     Attributes:
         mode: ``strong`` (global batches) or ``weak`` (batches per rank).
-        panels: rows by panel name, with a panel per backend, launcher and swept option. The columns are
+        panels: rows by panel name; each backend, launcher and swept option has its own panel. The columns are
             ``size, batch`` and those of the scaling table.
         axis: the unit of ``size``: nodes, or ranks if all cells have one node.
         left_out: sentences about cells that are not drawn.

@@ -61,7 +61,7 @@ def _balance(panel: pd.DataFrame, balance: Mapping[str, float]) -> str:
 
 
 def _panels(means: RankMeans) -> tuple[list[pd.DataFrame], list[str]]:
-    """Return the rows of each cell that fit into the figure, and sentences about the others."""
+    """Return the rows of each cell that fit into the figure, and texts about what is left out."""
     panels, left_out = [], []
     room = MAX_BARS // means.by_rank["cell_id"].nunique()
     for cell_id, own in means.by_rank.groupby("cell_id", sort=False):
@@ -70,7 +70,7 @@ def _panels(means: RankMeans) -> tuple[list[pd.DataFrame], list[str]]:
             left_out.append(f"{count(len(panel), 'rank')} of {one_line(cell_id, limit=60)} drawn by node")
             panel = means.by_host[means.by_host["cell_id"] == cell_id]
         if len(panel) > room:
-            left_out.append(f"the {room} latest of {count(len(panel), 'node')}")
+            left_out.append(f"the {room} latest of {count(len(panel), 'node')} drawn")
             panel = panel.sort_values("beyond", ascending=False, kind="stable").head(room)
         panels.append(panel)
     return panels, left_out

@@ -26,13 +26,13 @@ from analysis.text import count, number, one_line, seconds, whole
 
 #: Number of runs per cell whose steps.csv is read, evenly spaced over the repeats.
 MAX_RUNS = 5
-#: Possible ticks per decade, from few (for a wide span of times) to many (for a narrow one).
+#: Multiples of a power of ten that may get a tick: few for a wide span of times, many for a narrow one.
 _STEPS = ((1.0,), (1.0, 2.0, 5.0), tuple(range(1, 10)), tuple(np.arange(1, 10, 0.25)))
 _QUANTILES = {"low": 0.05, "lower": 0.25, "median": 0.5, "upper": 0.75, "high": 0.95}
 
 
 def step_rows(study: Study, rows: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows that have step times, with added quantiles of these times and the slowest step.
+    """Return the rows of cells that have step times; add quantiles of these times and the slowest step.
 
     Args:
         study: the study whose steps.csv files are read.

@@ -25,7 +25,7 @@ from bench.errors import BenchError
 LEVEL = 0.90
 #: Predictions beyond this multiple of the largest measured size must be requested.
 REACH = 2.0
-#: Laws within this difference of the best AICc are plausible, too: the interval spans them
+#: Laws whose AICc exceeds the best one by at most this are plausible, too: the interval spans theirs
 #: (K. P. Burnham and D. R. Anderson, Model Selection and Multimodel Inference, 2002: up to 7).
 PLAUSIBLE_AICC = 6.0
 #: Without AICc, laws are plausible if their leave-last-out error is at most this factor times the least one.

@@ -29,7 +29,7 @@ ALL_SIZES = "all sizes"
 _FLOOR = 1e-7
 #: Significance level of the F test that compares a law's misfit with the noise of the runs.
 _MISFIT_LEVEL = 0.05
-#: Minimum residual degrees of freedom, counted over sizes because repeats do not determine a curve.
+#: Minimum residual degrees of freedom: sizes minus parameters. Repeats of a size do not determine a curve.
 MIN_FREEDOM = 2
 #: Largest half width of an interval on the logarithm.
 _MAX_HALF_WIDTH = 20.0
@@ -63,7 +63,7 @@ class SizePath:
 
 
 def runs_of(rows: pd.DataFrame, frames: Frames) -> pd.DataFrame:
-    """Return the runs of one series in the form of :func:`analysis.stats.laws.choose.fit_laws`.
+    """Return the runs of one series in the form that :func:`analysis.stats.laws.choose.fit_laws` takes.
 
     Args:
         rows: the rows of the series that are measured and use DDP.
@@ -79,7 +79,7 @@ def runs_of(rows: pd.DataFrame, frames: Frames) -> pd.DataFrame:
 
 
 def path_of(runs: pd.DataFrame) -> SizePath | Refusal:
-    """Return the path that a law is fitted to, or the reason why there is none.
+    """Return the path (a selection of the runs) that a law is fitted to, or the reason why there is none.
 
     The path contains all runs if each size has one layout and the sizes do not cross a node boundary.
     Otherwise it contains the sizes with the same ranks per node, if these are enough for a law, or else the
@@ -266,7 +266,7 @@ def _solve(law: Law, points: Points) -> Floats | None:
 def _descend(law: Law, points: Points, start: Floats) -> tuple[Floats, float] | None:
     """Return the parameters found by least squares from ``start``, and their sum of squares."""
     weights = np.sqrt(points.n)
-    # Parameters differ by orders of magnitude: each is expressed in units of its start.
+    # Parameters differ by orders of magnitude, so each is divided by its starting value.
     unit = np.maximum(np.abs(start), 1e-6 * max(float(np.max(np.abs(start))), _FLOOR))
 
     def residuals(theta: Floats) -> Floats:
@@ -310,7 +310,7 @@ def _aicc(squares: float, *, runs: int, parameters: int) -> float:
 
 
 def _leave_last_error(law: Law, points: Points) -> float:
-    """Return predicted / measured - 1 at the largest size, fitted without it."""
+    """Return predicted / measured - 1 at the largest size, for the law fitted to all other sizes."""
     theta = _solve(law, points.without_last())
     if theta is None:
         return math.nan

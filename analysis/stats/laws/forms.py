@@ -181,7 +181,7 @@ def _positive(value: float, times: Floats) -> float:
 
 
 def _scaled_start(*terms: Term) -> Curve:
-    """Return the ``start`` of a law whose parameters are T₁ and multiples of T₁."""
+    """Return the ``start`` of a law whose parameters are T₁ (time on one rank) and multiples of T₁."""
 
     def start(ranks: Floats, times: Floats) -> Floats:
         found = _linear_fit(ranks, times, *terms)
@@ -324,10 +324,7 @@ class _ProbedStep:
 
 
 def _communication_laws(mode: str, fabric: Fabric) -> tuple[Law, ...]:
-    """Return three forms of the communication model; computation hides a different part in each form.
-
-    The hidden part is all communication but the last bucket's, none, or up to ωC seconds.
-    """
+    """Return the communication model's forms: hidden is all but the last bucket, nothing, or up to ωC."""
     step = _ProbedStep(fabric, mode == "strong")
     work = (_FIXED, _WORK) if step.strong else (_FIXED,)
     compute = "C = c + w/N" if step.strong else "C = c"

@@ -126,7 +126,7 @@ def test_the_page_names_stragglers_on_top(tmp_path):
     assert words.startswith("rank 3 on n2 takes 40.0 ms per step longer than the others")
     page = write_report(folder).read_text(encoding="utf-8")
     assert "<strong>Straggler nodes.</strong> Rank 3 on n2 takes 40.0 ms per step longer" in page
-    assert "This is waiting, not slow communication." in page
+    assert "The others wait for these ranks; such waiting is not slow communication." in page
 
 
 def test_of_a_large_study_the_first_repeats_of_every_cell_are_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,7 +109,7 @@ def test_the_sample_of_a_large_study_contains_every_size(
     path = studies.finished(tmp_path / "s", repeats=10, epochs=1, ranks_files=False)
     found = describe_environment(load_study(path))
     assert found.asked <= 10
-    assert found.source == f"From a sample: {found.read} of 40 started runs were read."
+    assert found.source == f"From a sample: the env.json of {found.read} of 40 started runs."
     assert {host.name for host in found.hosts} == {f"n{n}" for n in range(1, 9)}
 
 

@@ -222,7 +222,10 @@ def test_several_layouts_of_one_size_are_named(tmp_path: Path, svg_only: None) -
     assert {"1 rank", "2 ranks (2 × 1)", "2 ranks (1 × 2)", "4 ranks (2 × 2)", "4 ranks (4 × 1)"} <= set(
         texts
     )
-    assert "Lines: one node, or equal ranks per node." in found["efficiency-weak"].caption
+    assert (
+        "Lines connect sizes on one node, or sizes with equal ranks per node."
+        in found["efficiency-weak"].caption
+    )
 
 
 HOSTILE = '"><script>alert(1)</script>$\\frac{1}{0}$ \x1b[31m\u202e &amp; 漢字'

@@ -94,7 +94,7 @@ def test_the_recommended_size_is_the_largest_at_or_above_the_guide_and_why(writt
         f"{own.loc[2, 'efficiency']:.3f} ["
     )
     assert "The next larger size, 4 nodes x 1 (4 ranks), has an efficiency of 0." in text
-    assert re.search(r"One million samples cost 0\.\d+ node-hours there and 0\.\d+ at the baseline\.", text)
+    assert re.search(r"One million samples cost 0\.\d+ node-hours, and 0\.\d+ at the baseline\.", text)
     assert "…" not in text, "no paragraph is cut"
 
 

@@ -88,7 +88,7 @@ def test_the_page_shows_measurements_scaling_and_certainty(whole: Page) -> None:
     assert (
         "7 cells, 28 of 28 runs completed; model mlp, on Test CPU @ 2.0 GHz, PyTorch 2.13.0+cpu" in whole.text
     )
-    assert "The largest size at or above 0.8 is 2 ranks" in whole.text
+    assert "The largest size with an efficiency of at least 0.8 is 2 ranks" in whole.text
     assert "communication that computation does not hide" in whole.text
     assert "4 runs per cell; the 95 % interval of a throughput is ±" in whole.text
     assert "E = S·N₀/N" in whole.text
@@ -230,7 +230,10 @@ def test_a_series_without_a_constant_batch_has_throughput_only(tmp_path: Path) -
         cell["global_batch"] += 3 * cell["world_size"] ** 2
     (path / "plan.json").write_text(json.dumps(plan))
     page = report(path)
-    assert "Neither strong nor weak Neither batch is constant: no efficiency." in page.text
+    assert (
+        "Neither strong nor weak Neither the global batch nor the batch per rank is constant: no efficiency."
+        in page.text
+    )
     assert {row[2] for row in page.rows} == {"–"}
     names = {figure.stem for figure in (path / "report" / "figures").iterdir()}
     assert names == {"throughput-other", "step-other", "times-other"}
@@ -338,7 +341,7 @@ def test_failed_runs_are_listed_with_reason_and_an_outlier_is_flagged(tmp_path: 
     page = report(path)
     assert "1 of 24 runs do not count: 1 failed (time-limit 1)." in page.text
     assert "n8x1-gloo-srun-b8-r2 1 failed time-limit no ran out of its 20m" in page.text
-    assert "n1x1-gloo-srun-b64-r1 1 completed – yes far from the other runs of its cell" in page.text
+    assert "n1x1-gloo-srun-b64-r1 1 completed – yes outlier, far from the other runs of the cell" in page.text
 
 
 def test_a_large_study_has_a_page_of_few_megabytes_that_says_what_it_leaves_out(tmp_path: Path) -> None:

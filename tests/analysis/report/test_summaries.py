@@ -50,7 +50,10 @@ def test_the_best_size_is_the_largest_at_the_guide(tmp_path: Path) -> None:
     assert found.sentences[0] == (
         "8 ranks: 3.50 times as fast as 1x1 (1 rank), an efficiency of 0.44 [0.44, 0.44]."
     )
-    assert found.sentences[1] == "The largest size at or above 0.8 is 2 ranks, with 0.85 [0.85, 0.85]."
+    assert (
+        found.sentences[1]
+        == "The largest size with an efficiency of at least 0.8 is 2 ranks: 0.85 [0.85, 0.85]."
+    )
     assert found.speedup == "3.50×"
     assert found.speedup_detail == "on 8 ranks; ideal 8.00×"
 
@@ -110,8 +113,8 @@ def test_an_interval_across_the_guide_is_told(tmp_path: Path) -> None:
     rows.loc[rows["gpus"] == 4, ["efficiency", "efficiency_low", "efficiency_high"]] = [0.79, 0.75, 0.83]
     (found,) = findings(rows)
     assert found.sentences[1] == (
-        "The largest size at or above 0.8 is 2 ranks, with 0.81 [0.78, 0.84] (its interval reaches below "
-        "0.8, so this is uncertain); 4 ranks, with 0.79 [0.75, 0.83], may reach it too."
+        "The largest size with an efficiency of at least 0.8 is 2 ranks: 0.81 [0.78, 0.84] (its interval reaches below "
+        "0.8, so this is uncertain); 4 ranks, with 0.79 [0.75, 0.83], may reach 0.8, too."
     )
 
 
@@ -121,7 +124,7 @@ def test_a_dip_below_the_guide_before_the_best_size_is_told(tmp_path: Path) -> N
     rows.loc[rows["gpus"] == 4, "efficiency"] = 0.9
     (found,) = findings(rows)
     assert found.sentences[1] == (
-        "The largest size at or above 0.8 is 4 ranks, with 0.90; smaller sizes are below it (2 ranks)."
+        "The largest size with an efficiency of at least 0.8 is 4 ranks: 0.90; smaller sizes are below 0.8 (2 ranks)."
     )
 
 

@@ -88,7 +88,7 @@ def test_a_loader_that_is_slow_at_every_size_loses_no_efficiency_and_is_reported
     (found,) = find(rows, labels={name: name for name in rows["series"]})
     assert found.main_loss == "hardly any"
     assert found.sentences[2] == (
-        "There is hardly any loss to explain on 8 ranks; data loading takes 56 % of its step."
+        "There is hardly any loss to explain on 8 ranks; data loading takes 56 % of the step."
     )
 
 

@@ -331,7 +331,7 @@ def test_rows_of_one_size_are_repeats_and_a_remark_says_so(tmp_path: Path) -> No
     table = tmp_path / "t.csv"
     table.write_text("gpus,global_batch,time\n1,64,1.0\n1,64,1.1\n2,64,0.5\n")
     done = run_report(str(table))
-    assert "Rows of one size and series were taken as repeats of one cell (2 of 1 ranks)" in done.stderr
+    assert "Rows of one size and series were taken as repeats of one cell: 2 rows with 1 rank" in done.stderr
     assert "taken as repeats of one cell" in (tmp_path / "report" / "index.html").read_text()
 
 
