@@ -37,8 +37,7 @@ MAX_CELLS = 2
 _MAX_NAMED = 4
 
 #: Columns of :func:`stragglers`: one row per run and late rank. ``excess_sec`` is the useful time beyond the
-#: typical one (s per step, mean over the attribution windows), ``share_of_step`` the excess as a share of the
-#: step. ``host_ranks`` counts all ranks of the run on the rank's host, late or not.
+#: typical one (s per step). ``host_ranks`` counts all ranks of the run on the rank's host, late or not.
 STRAGGLER_COLUMNS = ("run_id", "cell_id", "rank", "host", "host_ranks", "excess_sec", "share_of_step", "part")
 _LONG_NAMES = {"data": "data loading", "optimizer": "the optimizer", "other": "what no timer covered"}
 _PART_NAMES = {column: _LONG_NAMES.get(part, part) for part, column in USEFUL_PARTS.items()}

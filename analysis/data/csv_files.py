@@ -31,10 +31,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 @dataclass
 class Loaded:
-    """The rows of many files, and a text for each file with problems.
-
-    The column ``file`` of ``rows`` and the keys of ``problems`` are positions in the list of paths.
-    """
+    """The rows of many files. ``file`` (a column) and the keys of ``problems`` are positions of the paths."""
 
     rows: pd.DataFrame
     problems: dict[int, str] = field(default_factory=dict)

@@ -227,9 +227,7 @@ def set_ticks(axis: Axis, ticks: Sequence[float], text: Callable[[float], str]) 
 
 
 def log_ticks(low: float, high: float, *steps: Sequence[float]) -> list[float]:
-    """Return ticks of a logarithmic axis, from the first of ``steps`` that gives at least three ticks.
-
-    If no step does, the ticks are those of the last one.
+    """Return ticks of a logarithmic axis for the first of ``steps`` with three or more ticks, else the last.
 
     Args:
         low: lower end of the axis.

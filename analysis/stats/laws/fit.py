@@ -221,8 +221,7 @@ def points_of(runs: pd.DataFrame) -> Points:
 def fit_law(law: Law, points: Points) -> Fitted | None:
     """Fit the law to all points; return None if they leave no degree of freedom or the fit fails.
 
-    The fit minimises the deviations of the curve from the sizes' means, because the scatter of the runs of a
-    size does not depend on the curve.
+    The fit minimises the deviations of the curve from the sizes' means; the runs' scatter does not matter.
     """
     sizes, size = len(points.ranks), len(law.parameters)
     theta = _solve(law, points) if sizes > size else None

@@ -77,7 +77,7 @@ def test_a_slow_loader_is_data_loading_and_not_slower_computation(tmp_path: Path
     (found,) = find(rows, labels={name: name for name in rows["series"]})
     assert found.main_loss == "data loading"
     assert "% is data loading that takes longer per sample" in found.sentences[2]
-    assert "; data loading takes 66 % of its step." in found.sentences[2]
+    assert "; data loading takes 66 % of the step." in found.sentences[2]
 
 
 def test_a_loader_that_is_slow_at_every_size_loses_no_efficiency_and_is_reported(tmp_path: Path) -> None:
