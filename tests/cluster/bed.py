@@ -22,7 +22,7 @@ from subprocess import CompletedProcess
 
 from tests.cluster import network as networks
 from tests.cluster.configuration import ACCOUNT, MEMORY_CGROUP, Options, write_files
-from tests.cluster.containers import ClusterError, Container, Process, run, wait_for
+from tests.cluster.containers import PATIENCE_S, ClusterError, Container, Process, run, wait_for
 from tests.cluster.daemons import PROGRAMS, Daemons, make_devices, make_keys
 from tests.cluster.network import Network
 
@@ -120,7 +120,7 @@ class Cluster:
         self._machines.clear()
         _remove_cgroups(self._cgroup)
         if (self.folder / ".bench-cluster").exists():  # never delete another folder
-            wait_for(partial(_emptied, self.folder), what=f"the removal of {self.folder}", timeout_s=10)
+            wait_for(partial(_emptied, self.folder), what=f"the removal of {self.folder}")
         # Last, so that the next user of the slot finds no leftovers.
         self.network.remove()
 
@@ -219,7 +219,7 @@ class Cluster:
         words: Sequence[str | Path],
         *,
         check: bool = True,
-        timeout_s: float = 60,
+        timeout_s: float = PATIENCE_S,
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
     ) -> CompletedProcess[str]:
@@ -233,7 +233,7 @@ class Cluster:
         words: Sequence[str | Path],
         *,
         check: bool = True,
-        timeout_s: float = 60,
+        timeout_s: float = PATIENCE_S,
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
     ) -> CompletedProcess[str]:
@@ -400,7 +400,7 @@ class Cluster:
         lines = self.run(["sinfo", "-h", "-N", "-o", "%N %T"]).stdout.splitlines()
         return dict(line.split(maxsplit=1) for line in lines)
 
-    def wait_until_idle(self, nodes: Sequence[str] | None = None, *, timeout_s: float = 60) -> None:
+    def wait_until_idle(self, nodes: Sequence[str] | None = None, *, timeout_s: float = PATIENCE_S) -> None:
         """Wait until the nodes are idle."""
         wanted = nodes or self.nodes
 
@@ -418,7 +418,6 @@ class Cluster:
         wait_for(
             lambda: not self.run(["squeue", "-h", "-o", "%A"]).stdout.split(),
             what="an empty queue",
-            timeout_s=60,
         )
         self.wait_until_idle()
 
@@ -448,7 +447,7 @@ def _only_one(name: str) -> Iterator[None]:
                 return False
             return True
 
-        wait_for(taken, what=f"another process that holds {name}", timeout_s=60)
+        wait_for(taken, what=f"another process that holds {name}")
         yield
 
 
@@ -466,7 +465,7 @@ def _remove_cgroups(top: Path) -> None:
     """Remove a cgroup and its descendants, the innermost first."""
     folders = [path for path in top.rglob("*") if path.is_dir()] if top.is_dir() else []
     for folder in [*sorted(folders, reverse=True), *([top] if top.is_dir() else [])]:
-        wait_for(partial(_removed, folder), what=f"the end of cgroup {folder}", timeout_s=10)
+        wait_for(partial(_removed, folder), what=f"the end of cgroup {folder}")
 
 
 def _removed(cgroup: Path) -> bool:

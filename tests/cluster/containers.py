@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+#: Seconds after which an event or a command is given up; a busy machine may need most of them.
+PATIENCE_S = 180.0
 INIT = Path(__file__).with_name("init.sh")
 _NAMESPACES = ("--net", "--uts", "--ipc", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
 
@@ -40,7 +42,7 @@ class Process:
         """Kill the process and wait until it has ended."""
         if self.alive:
             os.kill(self.pid, signal.SIGKILL)
-        wait_for(lambda: not self.alive, what=f"the end of process {self.pid}", timeout_s=20)
+        wait_for(lambda: not self.alive, what=f"the end of process {self.pid}")
 
 
 def _start_ticks(pid: int) -> int | None:
@@ -52,7 +54,7 @@ def _start_ticks(pid: int) -> int | None:
     return None if fields[0] in "ZX" else int(fields[19])
 
 
-def wait_for(condition: Callable[[], bool], *, what: str, timeout_s: float) -> None:
+def wait_for(condition: Callable[[], bool], *, what: str, timeout_s: float = PATIENCE_S) -> None:
     """Wait until ``condition`` is true; ask every 0.05 s at first, later every 0.5 s.
 
     Raises:
@@ -71,7 +73,7 @@ def run(
     command: Sequence[str | Path],
     *,
     check: bool = True,
-    timeout_s: float = 60,
+    timeout_s: float = PATIENCE_S,
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
     text: str | None = None,
@@ -131,7 +133,6 @@ class Container:
             wait_for(
                 lambda: ready.exists() or holder.poll() is not None,
                 what=f"the start of {name}",
-                timeout_s=20,
             )
             if holder.poll() is not None:
                 words = (folder / f"{name}.init.log").read_text().strip()
@@ -154,7 +155,7 @@ class Container:
         words: Sequence[str | Path],
         *,
         check: bool = True,
-        timeout_s: float = 60,
+        timeout_s: float = PATIENCE_S,
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
     ) -> subprocess.CompletedProcess[str]:

@@ -69,7 +69,6 @@ class Daemons:
         wait_for(
             lambda: controller.run([*sql, "select 1"], check=False).returncode == 0,
             what=f"MariaDB (its log: {self.folder}/log/mariadb.log)",
-            timeout_s=60,
         )
         user = "slurm@127.0.0.1"
         make = f"create user if not exists {user} identified by '{CLUSTER}'; grant all on *.* to {user}"
@@ -82,7 +81,6 @@ class Daemons:
         wait_for(
             lambda: controller.run(ask, env=self.environment, check=False).returncode == 0,
             what=f"slurmdbd (its log: {self.folder}/log/slurmdbd.log)",
-            timeout_s=60,
         )
 
     def register(self, controller: Container) -> None:
@@ -102,7 +100,6 @@ class Daemons:
         wait_for(
             lambda: "UP" in controller.run(ping, env=self.environment, check=False).stdout,
             what=f"slurmctld (its log: {self.folder}/log/slurmctld.log)",
-            timeout_s=60,
         )
 
     def start_slurmd(self, node: Container) -> None:
@@ -141,7 +138,6 @@ class Daemons:
         wait_for(
             lambda: machine.run(["test", "-d", f"/proc/{pid}"], check=False).returncode != 0,
             what=f"the end of {daemon} on {machine.name}",
-            timeout_s=60,
         )
         machine.run(["rm", "-f", pid_file])
 

@@ -46,7 +46,6 @@ def test_ranks_on_four_nodes_train_over_a_link_of_known_speed(cluster, tmp_path)
         wait_for(
             lambda: not cluster.run(["squeue", "-h"]).stdout,
             what="the end of the job",
-            timeout_s=120,
         )
     lines = (tmp_path / "out").read_text().splitlines()
     ranks = sorted((json.loads(line) for line in lines if line.startswith("{")), key=lambda r: r["rank"])

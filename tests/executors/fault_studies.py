@@ -101,9 +101,9 @@ class Scene:
         shown = self.cluster.run(["squeue", "-h", "-t", "all", "-j", self.job_id, "-o", field], check=False)
         return shown.stdout.strip()
 
-    def await_state(self, state: str, *, timeout_s: float = 60) -> None:
+    def await_state(self, state: str) -> None:
         what = f"job {self.job_id} ({self.fault}) to be {state}"
-        wait_for(lambda: self.squeue("%T") == state, what=what, timeout_s=timeout_s)
+        wait_for(lambda: self.squeue("%T") == state, what=what)
 
     def update(self, *settings: str) -> None:
         self.cluster.run(["scontrol", "update", f"JobId={self.job_id}", *settings])
@@ -153,7 +153,7 @@ class FaultStudy:
             done = self.study.bench("submit", "STUDY", "--only", f"env.FAULT={fault}")
             assert "submitted as job" in done.stderr, done.stderr
 
-    def await_ends(self, *faults: str, timeout_s: float = 90) -> dict[str, dict[str, Any]]:
+    def await_ends(self, *faults: str) -> dict[str, dict[str, Any]]:
         """Wait until none of these runs is queued or running, and return their status."""
         shown: dict[str, dict[str, Any]] = {}
 
@@ -161,7 +161,7 @@ class FaultStudy:
             shown.update(self.status())
             return all(shown[fault]["state"] not in ("queued", "running") for fault in faults)
 
-        wait_for(ended, what=f"the ends of {', '.join(faults)}", timeout_s=timeout_s)
+        wait_for(ended, what=f"the ends of {', '.join(faults)}")
         return shown
 
 
@@ -190,7 +190,6 @@ def requeue(scene: Scene) -> None:
     wait_for(
         scene.study.folder(scene.fault).path.joinpath("probes.json").exists,
         what="its first part",
-        timeout_s=60,
     )
     scene.update("Requeue=1")
     scene.cluster.run(["scontrol", "requeue", scene.job_id])
@@ -210,7 +209,7 @@ def crash(scene: Scene) -> None:
     scene.await_state("RUNNING")
     node = scene.squeue("%N")
     scene.cluster.crash_node(node)
-    scene.await_state("NODE_FAIL", timeout_s=120)
+    scene.await_state("NODE_FAIL")
     scene.cluster.boot_node(node)
 
 
@@ -228,7 +227,7 @@ def drain(scene: Scene) -> None:
     scene.await_state("RUNNING")
     node = scene.squeue("%N")
     scene.cluster.drain(node)
-    scene.await_state("COMPLETED", timeout_s=60)
+    scene.await_state("COMPLETED")
     scene.cluster.resume(node)
 
 

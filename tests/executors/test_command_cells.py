@@ -64,7 +64,7 @@ def limit_when_ready(monkeypatch):
         def wait(self, timeout: float | None = None) -> int:
             if timeout != limit_s:
                 return super().wait(timeout)
-            wait_for(lambda: "ready" in self.output.read_text(), what="the command", timeout_s=120)
+            wait_for(lambda: "ready" in self.output.read_text(), what="the command")
             raise subprocess.TimeoutExpired(self.args, timeout)
 
     monkeypatch.setattr(local.subprocess, "Popen", Process)

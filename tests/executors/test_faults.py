@@ -59,7 +59,7 @@ def test_a_run_waits_for_a_drained_node_and_says_so(cluster, scripted):
             "allocation failure: Requested node configuration is not available\n"
         )
         why = "waits to start (ReqNodeNotAvail, UnavailableNodes:n3)"
-        wait_for(lambda: study.status()[run_id(1)]["reason"] == why, what="the reason", timeout_s=20)
+        wait_for(lambda: study.status()[run_id(1)]["reason"] == why, what="the reason")
         verified = json.loads(study.bench("verify", "STUDY", "--json").stdout)
         assert verified["runs"][0]["checks"][0]["found"] == f"queued ({why})"
         assert study.bench("report", "STUDY").returncode == 0
@@ -85,7 +85,7 @@ def test_runs_settled_without_accounting_are_completed_when_it_is_back(cluster, 
         cluster.start_slurmdbd()
     summary = study.folder / f"runs/{run_id(2)}/attempt-1/sacct_summary.txt"
     assert not summary.exists()
-    wait_for(lambda: bool(study.status()) and summary.exists(), what="the accounting", timeout_s=60)
+    wait_for(lambda: bool(study.status()) and summary.exists(), what="the accounting")
     assert (study.folder / f"runs/{run_id(1)}/attempt-1/sacct_summary.txt").exists()
     late = study.run_json(run_id(2))
     assert (late["state"], late["failure_class"]) == ("failed", "killed")
@@ -97,10 +97,10 @@ def test_runs_settled_without_accounting_are_completed_when_it_is_back(cluster, 
 def test_a_cancelled_run_gets_its_accounting_with_the_next_status(cluster, scripted):
     study = scripted("sleep 60")
     assert study.bench("submit", "STUDY").returncode == 0
-    wait_for(lambda: study.status()[run_id(1)]["state"] == "running", what="the run", timeout_s=20)
+    wait_for(lambda: study.status()[run_id(1)]["state"] == "running", what="the run")
     assert study.bench("cancel", "STUDY").stdout == "1 run cancelled\n"
     summary = study.folder / f"runs/{run_id(1)}/attempt-1/sacct_summary.txt"
-    wait_for(lambda: bool(study.status()) and summary.exists(), what="its accounting", timeout_s=30)
+    wait_for(lambda: bool(study.status()) and summary.exists(), what="its accounting")
     content = study.run_json(run_id(1))
     assert (content["state"], content["reason"]) == ("cancelled", "cancelled by bench cancel")
     assert content["started_at"] <= content["ended_at"]
@@ -141,7 +141,7 @@ def test_a_job_whose_id_could_not_be_saved_is_not_lost(cluster, disk, scripted):
     size = ledger.stat().st_size
     with cluster.frozen_slurmctld():
         process = study.start("submit", "STUDY")
-        wait_for(lambda: ledger.stat().st_size > size, what="the intent", timeout_s=20)
+        wait_for(lambda: ledger.stat().st_size > size, what="the intent")
         _fill_up(ledger)
         time.sleep(0.5)
         disk.fill()
@@ -166,7 +166,7 @@ def test_a_run_that_could_not_write_its_results_says_why(cluster, disk, tmp_path
     study.submit("full")
     scene = Scene(cluster, study, "full")
     scene.await_state("RUNNING")
-    wait_for((study.folder("full").path / "job.err").exists, what="the job's files", timeout_s=20)
+    wait_for((study.folder("full").path / "job.err").exists, what="the job's files")
     time.sleep(1)
     disk.fill()
     (study.study.folder / "go").touch()  # an empty file needs no room

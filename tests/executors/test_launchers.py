@@ -105,7 +105,7 @@ def site(cluster: Cluster) -> Iterator[Cluster]:
     def deleted() -> bool:
         return cluster.run(["scontrol", "delete", "ReservationName=tonight"], check=False).returncode == 0
 
-    wait_for(deleted, what="the end of the reservation", timeout_s=30)
+    wait_for(deleted, what="the end of the reservation")
     cluster.run(["scontrol", "update", "NodeName=n[3-4]", "AvailableFeatures=", "ActiveFeatures="])
 
 
@@ -130,7 +130,6 @@ def test_options_of_a_site_reach_slurm_with_either_gpu_option(site, tmp_path, re
     wait_for(
         lambda: accounting_row()[-1] == "COMPLETED" and all(accounting_row()[:5]),
         what="the job's accounting",
-        timeout_s=60,
     )
     partition, account, qos, reservation, constraint, tres, node, _ = accounting_row()
     assert (partition, account, qos, reservation, constraint) == ("l40s", "users", "bench", "tonight", "fast")
@@ -150,7 +149,6 @@ def push_out(study: Study, cluster: Cluster) -> None:
     wait_for(
         lambda: study.status()[run_id(1)]["state"] == "running",
         what="the job that is pushed out",
-        timeout_s=60,
     )
     cluster.run(
         ["sbatch", "-p", "urgent", "-w", "n4", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 60"]
@@ -164,7 +162,7 @@ def test_a_preempted_run_fails_as_preempted_everywhere(cluster, tmp_path):
     body = f"{WHOLE_NODE}#SBATCH --no-requeue\nsleep 300"
     study = scripted_study(tmp_path, [body], cluster.environment, name="preempted")
     push_out(study, cluster)
-    wait_for(lambda: study.status()[run_id(1)]["state"] == "failed", what="its end", timeout_s=90)
+    wait_for(lambda: study.status()[run_id(1)]["state"] == "failed", what="its end")
     run = study.status()[run_id(1)]
     reason = "PREEMPTED: had to make room for another job"
     assert (run["failure_class"], run["reason"]) == ("preempted", reason)
@@ -185,7 +183,7 @@ def test_a_preempted_and_requeued_job_is_queued_with_the_reason(cluster, tmp_pat
     body = f"{WHOLE_NODE}#SBATCH --requeue\nsleep 300"
     study = scripted_study(tmp_path, [body], cluster.environment, name="requeued")
     push_out(study, cluster)
-    wait_for(lambda: study.status()[run_id(1)]["state"] == "queued", what="its return", timeout_s=90)
+    wait_for(lambda: study.status()[run_id(1)]["state"] == "queued", what="its return")
     run = study.status()[run_id(1)]
     assert run["job_id"] == study.run_json(run_id(1))["job_id"]
     assert run["reason"].startswith("PREEMPTED: had to make room for another job; waits to start (")

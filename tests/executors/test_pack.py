@@ -73,16 +73,15 @@ def _states(study: Study) -> dict[str, str]:
     return {run_id: str(run["state"]) for run_id, run in study.status().items()}
 
 
-def _wait_for_states(study: Study, counts: dict[str, int], *, timeout_s: float = 60) -> None:
-    wait_for(lambda: Counter(_states(study).values()) == counts, what=f"runs {counts}", timeout_s=timeout_s)
+def _wait_for_states(study: Study, counts: dict[str, int]) -> None:
+    wait_for(lambda: Counter(_states(study).values()) == counts, what=f"runs {counts}")
 
 
-def _wait_for_end(study: Study, *, timeout_s: float = 90) -> None:
+def _wait_for_end(study: Study) -> None:
     active = ("queued", "running", "unknown")
     wait_for(
         lambda: not any(state in active for state in _states(study).values()),
         what="the end of all runs",
-        timeout_s=timeout_s,
     )
 
 
@@ -300,7 +299,6 @@ def test_a_failed_run_does_not_end_others(scripted, running_cluster):
             wait_for(
                 lambda r=run_id, job_name=content["job_name"]: _accounted_steps(study, r) == [job_name, r],
                 what="the accounting",
-                timeout_s=30,
             )
     # Failed runs are submitted on request only, as another pack.
     assert study.bench("submit", "STUDY", "--pack").stderr.splitlines()[0] == "nothing to start"
@@ -357,14 +355,13 @@ def test_bench_cancel_ends_whole_packs_only(scripted, running_cluster):
     )
     assert study.bench("cancel", "STUDY").stdout == "2 runs cancelled\n"
     by = ("cancelled", "cancelled by bench cancel")
-    wait_for(lambda: not _queue(running_cluster, job), what="the end of the job", timeout_s=30)
+    wait_for(lambda: not _queue(running_cluster, job), what="the end of the job")
     ledger = study.folder / "ledger.jsonl"
     for accounted in (False, True):
         if accounted:  # which corrects what had come to another end
             wait_for(
                 lambda: study.status() and '"event": "accounted"' in ledger.read_text(),
                 what="the accounting",
-                timeout_s=30,
             )
         shown = study.status()
         states = [(shown[run]["state"], shown[run]["reason"]) for run in (first, running, waiting)]
@@ -416,14 +413,14 @@ def test_bench_waits_for_an_orphaned_sbatch_and_finds_its_job(scripted, running_
     asked, go = tmp_path / "tools/asked", tmp_path / "tools/go"
     # First bench and sbatch are killed before the job is submitted ...
     bench = slow.start("submit", "STUDY", "--pack")
-    wait_for(asked.is_file, what="sbatch", timeout_s=30)
+    wait_for(asked.is_file, what="sbatch")
     for process in (bench.pid, int(asked.read_text())):
         os.kill(process, signal.SIGKILL)
     bench.communicate()
     asked.unlink()
     # ... then bench alone: sbatch continues and holds the study's lock.
     bench = slow.start("submit", "STUDY", "--pack")
-    wait_for(asked.is_file, what="sbatch", timeout_s=30)
+    wait_for(asked.is_file, what="sbatch")
     bench.kill()
     bench.communicate()
     again = study.start("submit", "STUDY", "--pack", "--wait")
@@ -504,7 +501,6 @@ def test_a_pack_leaves_the_same_folders_as_single_jobs(ddp, running_cluster, tmp
             and _states(alone)[ALONE] == "completed"
         ),
         what="the accounting of all runs, and the single job",
-        timeout_s=90,
     )
     names = sorted(path.name for path in _attempt(alone, ALONE).path.iterdir())
     for run_id in ddp.status():

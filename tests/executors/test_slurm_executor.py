@@ -98,7 +98,7 @@ def _end_some(study: Study, cluster: Cluster) -> None:
         ids = ",".join(jobs[name] for name in names)
         return cluster.run(["squeue", "-h", "-j", ids, "-o", "%T"]).stdout.split() == ["RUNNING"] * 3
 
-    wait_for(all_run, what="the jobs that are to be ended", timeout_s=30)
+    wait_for(all_run, what="the jobs that are to be ended")
     # Limits are in minutes, but the end time can be set to the second. Slurm checks it twice a minute.
     cluster.run(["scontrol", "update", f"JobId={jobs['time-limit']}", "EndTime=now+1"])
     cluster.run(["scancel", jobs["scancel"]])
@@ -106,9 +106,7 @@ def _end_some(study: Study, cluster: Cluster) -> None:
     cluster.declare_down("n4")
     cluster.boot_node("n4")
     # A restarted controller forgets who cancelled a job: refresh before.
-    wait_for(
-        lambda: study.status()[run_id(2)]["state"] == "cancelled", what="the cancelled run", timeout_s=30
-    )
+    wait_for(lambda: study.status()[run_id(2)]["state"] == "cancelled", what="the cancelled run")
 
 
 # -- no run is submitted twice or lost ----------------------------------------------------------
@@ -139,7 +137,7 @@ def test_bench_waits_for_an_orphaned_sbatch_and_finds_its_job(scripted, running_
     size = ledger.stat().st_size
     with running_cluster.frozen_slurmctld():
         killed = study.start("submit", "STUDY")
-        wait_for(lambda: ledger.stat().st_size > size, what="the intent", timeout_s=20)
+        wait_for(lambda: ledger.stat().st_size > size, what="the intent")
         time.sleep(0.3)  # its sbatch connects, and waits for an answer
         killed.kill()
         killed.wait()
@@ -398,7 +396,7 @@ def test_a_limit_of_the_group_is_a_wait(running_cluster, tmp_path, scripted):
         assert done.returncode == 0
         assert "will not start" not in done.stderr
         why = "waiting for your group's limit (QOSGrpJobsLimit)"
-        wait_for(lambda: why in {run["reason"] for run in study.status().values()}, what=why, timeout_s=30)
+        wait_for(lambda: why in {run["reason"] for run in study.status().values()}, what=why)
         assert study.bench("cancel", "STUDY").stdout == "2 runs cancelled\n"
 
 
@@ -458,7 +456,6 @@ def test_without_accounting_squeue_and_the_run_folder_show_the_end(scripted, run
         wait_for(
             lambda: all(run["state"] not in ("queued", "running") for run in study.status().values()),
             what="the ends",
-            timeout_s=30,
         )
         shown = [study.status()[run_id(i)] for i in (1, 2, 3)]  # later, accounting would know more
     finally:
@@ -502,11 +499,10 @@ def test_accounting_of_another_job_with_the_same_id_is_ignored(scripted, running
     wait_for(
         lambda: running_cluster.run(["sacct", "-nXj", other, "-o", "state"]).stdout.split() == ["FAILED"],
         what="another's job",
-        timeout_s=20,
     )
     _pretend_submitted(study, run_id(1), job_id=other)
     # For some seconds after its end, sacct lacks the name of a job.
-    wait_for(lambda: study.status()[run_id(1)]["state"] == "unknown", what="the other name", timeout_s=30)
+    wait_for(lambda: study.status()[run_id(1)]["state"] == "unknown", what="the other name")
 
 
 # -- commands -------------------------------------------------------------------------------
@@ -607,7 +603,7 @@ def test_the_status_of_a_large_study_calls_squeue_and_sacct_once(
         found = job_statuses(study.executor.slurm.accounting(jobs))
         return len(found) == 20 and all(outcome.settled for outcome in found.values())
 
-    wait_for(settled, what="the whole accounting of all jobs", timeout_s=60)
+    wait_for(settled, what="the whole accounting of all jobs")
     _count_calls(tmp_path / "bin", monkeypatch)
     shown = json.loads(study.bench("status", "STUDY", "--json").stdout)
     assert {run["state"] for run in shown["runs"]} == {"completed"}
@@ -650,7 +646,6 @@ def test_every_end_has_its_reason(ends):
     wait_for(
         lambda: all(run["state"] not in ("queued", "running") for run in ends.status().values()),
         what="the ends of all runs",
-        timeout_s=60,
     )
     shown = ends.status()
     found = {name: shown[run_id(i)] for i, name in enumerate(ENDS, 1)}

@@ -58,7 +58,7 @@ def bed(running_cluster: Cluster, ssh_config: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("BENCH_SSH", f"ssh -F {ssh_config}")
     yield running_cluster
     for node in running_cluster.nodes:
-        wait_for(lambda node=node: not running(running_cluster, node), what=f"a clean {node}", timeout_s=20)
+        wait_for(lambda node=node: not running(running_cluster, node), what=f"a clean {node}")
 
 
 def running(cluster: Cluster, node: str) -> list[str]:
@@ -176,7 +176,6 @@ def test_the_script_also_starts_a_run_by_hand(bed, make):
             env=python,
             cwd=Path.cwd(),
             check=False,
-            timeout_s=180,
         )
         second.wait(180)
     assert (first.returncode, second.returncode) == (0, 0), first.stderr
@@ -188,7 +187,7 @@ def test_a_killed_rank_ends_the_run_on_all_hosts_with_the_reason(bed, make):
     study = make(hosts="[n1, n2]", steps="300", epochs="500")
     folder = only_folder(study)
     with harness_of(study) as harness:
-        wait_for(folder.metrics_csv.exists, what="the first epoch", timeout_s=180)
+        wait_for(folder.metrics_csv.exists, what="the first epoch")
         rank = "ps -eo pid,args | grep '[m] bench.workload --run-dir' | grep -v distributed.run"
         pid = bed.run_on_node("n2", ["sh", "-c", rank]).stdout.split()[0]
         bed.run_on_node("n2", ["kill", "-KILL", pid])
@@ -204,9 +203,7 @@ def test_a_killed_harness_leaves_nothing_running_and_nothing_runs_twice(bed, mak
     study = make(f'echo "$2" >>started; {RANKS} {MEASURE}; [ -e go ] || wait', repeats="2")
     started = Path("started")
     with harness_of(study) as harness:
-        wait_for(
-            lambda: started.exists() and len(started.read_text().split()) == 2, what="a run", timeout_s=30
-        )
+        wait_for(lambda: started.exists() and len(started.read_text().split()) == 2, what="a run")
         assert running(bed, "n1")
         harness.kill()
     Path("go").touch()
@@ -230,7 +227,7 @@ def test_a_killed_harness_leaves_nothing_running_and_nothing_runs_twice(bed, mak
 def test_a_cancelled_run_ends_in_order_and_is_started_again(bed, make):
     study = make(f"{RANKS} touch begun; [ -e go ] || wait; {MEASURE}")
     with harness_of(study) as harness:
-        wait_for(lambda: Path("begun").exists() and running(bed, "n2"), what="a run", timeout_s=30)
+        wait_for(lambda: Path("begun").exists() and running(bed, "n2"), what="a run")
         assert study.bench("cancel", "STUDY").stdout == "1 run cancelled\n"
         assert harness.wait(30) == 130
     assert states(study) == {2: ("cancelled", "stopped by the user")}
@@ -338,7 +335,7 @@ def test_busy_hosts_are_left_alone(bed, make, monkeypatch):
     going = make(f"touch begun; [ -e go ] || sleep 500; {MEASURE}", name="going")
     study = make(MEASURE, name="second", hosts="[n2]", nodes="[1]")
     with harness_of(going) as harness:
-        wait_for(Path("begun").exists, what="a run", timeout_s=30)
+        wait_for(Path("begun").exists, what="a run")
         with pytest.raises(BenchError) as caught:
             submitted(study)
         harness.send_signal(signal.SIGTERM)
@@ -357,7 +354,7 @@ def test_processes_of_killed_shells_are_ended_before_the_next_run(bed, make):
     study = make(f"[ -e go ] || {{ touch begun; {RANKS} wait; }}; {MEASURE}", repeats="2")
     shells = "kill -KILL $(ps -eo pid,args | grep '[b]ash -s' | cut -c1-8)"
     with harness_of(study, "--only", "repeat=1") as harness:
-        wait_for(lambda: Path("begun").exists() and running(bed, "n2"), what="a run", timeout_s=30)
+        wait_for(lambda: Path("begun").exists() and running(bed, "n2"), what="a run")
         bed.run_on_node("n2", ["sh", "-c", shells])
         harness.kill()
     assert states(study)[2][0] == "planned"

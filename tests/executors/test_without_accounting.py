@@ -96,7 +96,6 @@ def bring_about(study: Study, cluster: Cluster) -> None:
     wait_for(
         lambda: cluster.run(["squeue", "-h", "-j", ids, "-o", "%T"]).stdout.split() == ["RUNNING"] * 2,
         what="the jobs that are to be ended",
-        timeout_s=30,
     )
     time.sleep(0.5)  # until their traps are set
     cluster.run(["scontrol", "update", f"JobId={jobs['time-limit']}", "EndTime=now+1"])
@@ -117,7 +116,7 @@ def over(study: Study) -> bool:
 
 def test_squeue_shows_the_ends_and_verify_the_missing_accounting(studies):
     study = studies["asked"]
-    wait_for(lambda: over(study), what="the ends", timeout_s=90)
+    wait_for(lambda: over(study), what="the ends")
     by_squeue = {
         **EXPECTED,
         "bad-exit": (
@@ -141,7 +140,6 @@ def test_run_folders_show_the_ends_of_jobs_that_squeue_has_forgotten(bare, studi
     wait_for(
         lambda: not bare.run(["squeue", "-h", "-t", "all", "-o", "%A"]).stdout.split(),
         what="jobs that Slurm has forgotten",
-        timeout_s=120,
     )
     done = study.bench("status", "STUDY")
     assert done.returncode == 1, done.stderr
@@ -186,7 +184,6 @@ def test_without_sacct_and_scontrol_everything_works(bare, tmp_path, monkeypatch
     wait_for(
         lambda: json.loads(study.bench("status", "STUDY", "--json").stdout)["counts"]["completed"] == 1,
         what="the first run's end",
-        timeout_s=60,
     )
     assert study.run_json(run_id(1))["accounting"] == "none: command not found"
     cancelled = study.bench("cancel", "STUDY")

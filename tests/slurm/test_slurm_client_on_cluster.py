@@ -58,14 +58,13 @@ class Submitter:
             found.update(job_statuses(self.slurm.accounting(job_ids)))
             return set(found) >= set(job_ids) and all(o.settled for o in found.values())
 
-        wait_for(all_ended, what=f"the end of jobs {', '.join(job_ids)}", timeout_s=60)
+        wait_for(all_ended, what=f"the end of jobs {', '.join(job_ids)}")
         return found
 
     def wait_until_running(self, job_id: str) -> None:
         wait_for(
             lambda: [row.state for row in self.slurm.queue([job_id])] == ["RUNNING"],
             what=f"job {job_id} to run",
-            timeout_s=30,
         )
 
 
@@ -123,7 +122,7 @@ def test_all_ways_to_end_are_distinguished(submitter, cluster):
         states = {name: str(shown_by_queue[job].state) for name, job in ids.items()}
         return states == {name: end[2] for name, end in ends.items()}
 
-    wait_for(queue_agrees, what="squeue to agree with sacct", timeout_s=20)
+    wait_for(queue_agrees, what="squeue to agree with sacct")
     assert {row.key.component for row in submitter.slurm.queue([ids["het"]])} == {0, 1}
     now = datetime.now(UTC)
     for outcome in found.values():
@@ -173,7 +172,7 @@ def test_a_lost_node_a_preemption_and_a_cancellation_are_distinguished(submitter
             outcome = job_statuses(submitter.slurm.accounting([again]))[again]
             return outcome.state, outcome.reason
 
-        wait_for(lambda: requeued() == queued_again, what="the row of the second attempt", timeout_s=30)
+        wait_for(lambda: requeued() == queued_again, what="the row of the second attempt")
         submitter.slurm.cancel([stopped, "999999"])  # an ended and an unknown job: no error
     finally:
         cluster.boot_node("n4")
@@ -274,7 +273,6 @@ def test_a_job_of_a_killed_sbatch_is_found_by_its_name(slurm, cluster, tmp_path)
     wait_for(
         lambda: sorted(row.name for row in slurm.queue(names=names)) == names[:2],
         what="the jobs that were accepted",
-        timeout_s=10,
     )
 
 
@@ -288,7 +286,6 @@ def test_accounting_by_name_finds_the_job(submitter, slurm):
             == [job]
         ),
         what="the job in sacct by its name",
-        timeout_s=20,
     )
     assert slurm.accounting_by_name(["unique"], since=since) == []
 
