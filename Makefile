@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo test check benchmark campaign torch-releases cluster cluster-down clean setup setup-tests
+.PHONY: help demo test check benchmark campaign torch-releases cluster cluster-down releases clean setup setup-tests
 
 help:
 	@echo "make demo       set up, run a small study on this machine, end with the path of its report"
@@ -13,7 +13,8 @@ help:
 	@echo "make benchmark  print the ratios that docs/benchmarks.md describes"
 	@echo "make campaign   kill bench submit 50 times on the test cluster, cause every fault, check intervals by simulation"
 	@echo "make torch-releases  test the measurement with other releases of torch and Python (40 GB, an hour)"
-	@echo "make cluster    start a real Slurm on this machine (make cluster-down stops it)"
+	@echo "make cluster    start a real Slurm on this machine (make cluster-down stops it); SLURM=trixie: another release"
+	@echo "make releases   run the tests of the cluster and the fault campaign on four Slurm releases (two hours)"
 	@echo "make clean      remove the virtual environment and caches, but not results/"
 
 demo: setup
@@ -53,12 +54,19 @@ RELEASES ?=
 torch-releases: setup-tests
 	$(BIN)/python benchmarks/torch_releases.py --write $(RELEASES)
 
-# A real Slurm of four nodes on this machine, to try things (needs root on Debian).
+# A real Slurm of four nodes on this machine, to try things (needs root on Debian). SLURM selects another
+# release: a Debian suite or a number, such as SLURM=trixie or SLURM=24.11.
+SLURM ?=
 cluster: setup-tests
-	$(BIN)/python -m tests.cluster up
+	$(BIN)/python -m tests.cluster --slurm "$(SLURM)" up
 
 cluster-down:
 	$(BIN)/python -m tests.cluster down
+
+# All tests of the cluster and the fault campaign, on the Slurm of each Debian suite that the mirror has; writes
+# the table in docs/clusters.md. For a part: make releases SLURM=trixie TESTS=tests/slurm
+releases: setup-tests
+	$(BIN)/python benchmarks/campaign_releases.py $(addprefix --slurm=,$(SLURM)) $(TESTS)
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,6 +1,6 @@
 """Cause each kind of fault, and check what `bench status`, `verify` and `report` say about it.
 
-    python benchmarks/campaign_faults.py [FAULT ...]
+    python benchmarks/campaign_faults.py [--slurm SUITE|RELEASE] [FAULT ...]
 
 Needs root to start a test cluster. The faults take longer than in the tests: runs reach real time limits,
 Slurm itself detects the loss of a node, and the controller is down for half a minute. Prints one line per
@@ -23,7 +23,9 @@ from clusters import own_cluster
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests.cluster.bed import Cluster, missing
+from tests.cluster.configuration import Options
 from tests.cluster.containers import ClusterError, wait_for
+from tests.cluster.releases import find_release
 from tests.executors.fault_studies import FAULTS, Scene, differences, fault_study
 from tests.executors.slurm_studies import MEASURE, Study, lines, scripted_study
 
@@ -142,14 +144,17 @@ def main() -> int:
     parser.add_argument(
         "faults", nargs="*", metavar="FAULT", help=f"cause only these faults: {', '.join(map(repr, known))}"
     )
-    chosen = parser.parse_args().faults or known
+    parser.add_argument("--slurm", default="", metavar="SUITE|RELEASE", help="default: the installed Slurm")
+    given = parser.parse_args()
+    chosen = given.faults or known
     if unknown := sorted(set(chosen) - set(known)):
         parser.error(f"unknown faults: {', '.join(unknown)}")
-    if lacking := missing():
+    release = find_release(given.slurm)
+    if lacking := missing(release):
         print(f"not run: {lacking}")
         return 1
     print("| fault | state | class | reason | time |\n|---|---|---|---|---|")
-    with own_cluster() as (cluster, folder):
+    with own_cluster(Options(release=release)) as (cluster, folder):
         faults = [name for name in FAULTS if name in chosen]
         wrong = run_faults(cluster, folder / "faults", faults) if faults else []
         for number, name in enumerate(name for name in OUTAGES if name in chosen):

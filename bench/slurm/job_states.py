@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from signal import Signals
 
+from bench.slurm.messages import END_REASONS, ENDED, OUT_OF_MEMORY, match_start, step_daemon_message
 from bench.slurm.parsing import AccountingRow, QueueRow
 from bench.slurm.wait_reasons import describe_wait, will_not_start
 from bench.study.ledger import FailureClass, RunState
@@ -103,26 +104,6 @@ def read_state(word: str) -> SlurmState:
     return SlurmState("UNKNOWN", None, RunState.UNKNOWN, None, f"Slurm reports the unknown state {shown!r}")
 
 
-# The notices of Slurm 20.11 to 25.x, for example:
-# slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-21T18:26:34 DUE TO TIME LIMIT ***
-# slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-11-21T18:26:34 DUE TO PREEMPTION ***
-# slurmstepd: error: Detected 1 oom_kill event in StepId=7.batch. ...
-_NOTICE = re.compile(
-    r"^slurmstepd\S*: error: \*\*\* (?P<kind>JOB|STEP) (?P<job>\d+)\S* (?:ON \S+ )?CANCELLED AT \S+"
-    r"(?: DUE TO (?P<why>[A-Z ]+))?"
-)
-_MEMORY = re.compile(
-    r"^slurmstepd\S*: error: Detected \d+ oom[_-]kill event(?:\(s\)|s)? in (?:StepId=|step )(\d+)\."
-)
-#: The state that sacct shows, by the reason in the notice.
-_NOTICE_STATES = {
-    "TIME LIMIT": "TIMEOUT",
-    "PREEMPTION": "PREEMPTED",
-    "NODE FAILURE": "NODE_FAIL",
-    "JOB REQUEUE": "REQUEUED",
-}
-
-
 def state_from_notices(text: str, *, job_id: str) -> SlurmState | None:
     """Return the state in which Slurm ended a job, according to the notices in its standard error.
 
@@ -131,14 +112,13 @@ def state_from_notices(text: str, *, job_id: str) -> SlurmState | None:
     follow it.
     """
     found: str | None = None
-    for line in text.splitlines():
-        if (memory := _MEMORY.match(line)) and memory[1] == job_id:
+    for message in map(step_daemon_message, text.splitlines()):
+        if (memory := match_start(OUT_OF_MEMORY, message)) and memory["job"] == job_id:
             return read_state("OUT_OF_MEMORY")
-        notice = _NOTICE.match(line)
+        notice = match_start(ENDED, message)
         if notice is None or notice["job"] != job_id:
             continue
-        why = (notice["why"] or "").strip()
-        state = next((state for reason, state in _NOTICE_STATES.items() if why.startswith(reason)), None)
+        state = next((state for state, why in END_REASONS.items() if notice["why"] == why.pattern), None)
         if state or notice["kind"] == "JOB":
             found = state or found or "CANCELLED"
     return read_state(found) if found else None

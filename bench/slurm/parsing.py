@@ -11,6 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
+from bench.slurm.messages import EXPECTED_START, search
+
 #: Format of ``squeue -o``: id, state, reason, submission, start, limit, nodes, hosts, user, partition, name.
 QUEUE_FORMAT = "%i|%T|%r|%V|%S|%l|%D|%N|%u|%P|%j"
 
@@ -219,16 +221,13 @@ def parse_submission(text: str) -> str | None:
     return None
 
 
-_EXPECTED_START = re.compile(r"Job \d+ to start at (\S+) using \d+ processors on (?:nodes )?\S+")
-
-
 def parse_expected_start(text: str, *, now: datetime) -> datetime | None:
     """Return the start in the output of ``sbatch --test-only``; None if Slurm cannot estimate it.
 
     Slurm prints a date centuries ahead for a job that waits for a job that can never start.
     """
-    match = _EXPECTED_START.search(text)
-    start = parse_time(match.group(1)) if match else None
+    match = search(EXPECTED_START, text)
+    start = parse_time(match["start"]) if match else None
     return None if start is None or start - now > timedelta(days=366) else start
 
 

@@ -13,6 +13,8 @@ from tests.cluster import network as networks
 from tests.cluster.bed import Cluster, missing
 from tests.cluster.configuration import Options
 from tests.cluster.containers import ClusterError
+from tests.cluster.releases import SUITES, find_release
+from tests.cluster.roots import Root, cache_folder, suite_version
 
 
 def main(words: list[str] | None = None) -> int:
@@ -28,6 +30,13 @@ def main(words: list[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.cluster", description=__doc__)
     parser.add_argument("--folder", type=Path, help="the cluster's state (default /tmp/bench-cluster-<slot>)")
+    parser.add_argument(
+        "--slurm",
+        default="",
+        metavar="SUITE|RELEASE",
+        help="use Slurm of a Debian suite (trixie) or of a release (24.11), downloaded into a cache (default: "
+        "the installed Slurm)",
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     up = commands.add_parser("up", help="start a cluster that stays until `down`")
     up.add_argument("--nodes", type=int, default=4)
@@ -38,6 +47,7 @@ def _parser() -> argparse.ArgumentParser:
     down.add_argument("--all", action="store_true", help="every cluster on this machine")
     commands.add_parser("status", help="say what runs, and where")
     commands.add_parser("missing", help="say what keeps a cluster from being started here")
+    commands.add_parser("releases", help="list the suites with their Slurm releases, and the cached ones")
     link = commands.add_parser("link", help="give the nodes' links a known speed")
     link.add_argument("--rate", help="as tc writes it, such as 400mbit; left out: full speed")
     shell = commands.add_parser("shell", help="a shell, or a command, on the login node or on a node")
@@ -58,20 +68,31 @@ def _attached(options: argparse.Namespace) -> Cluster:
 def _up(options: argparse.Namespace) -> int:
     began = time.monotonic()
     settings = dict(line.split("=", 1) for line in options.set)
+    release = find_release(options.slurm)
     cluster = Cluster.start(
         Options(
             nodes=options.nodes,
             gpus=options.gpus,
             accounting=not options.no_accounting,
             settings=settings,
+            release=release,
         ),
         folder=options.folder,
         keep=True,
     )
-    print(f"up after {time.monotonic() - began:.1f} s: {len(cluster.nodes)} nodes, state in {cluster.folder}")
-    for name, value in cluster.environment.items():
-        print(f"export {name}={shlex.quote(value)}")
+    print(
+        f"up after {time.monotonic() - began:.1f} s: {len(cluster.nodes)} nodes, Slurm {release.version}, "
+        f"state in {cluster.folder}"
+    )
+    _print_exports(cluster)
     return 0
+
+
+def _print_exports(cluster: Cluster) -> None:
+    here = os.environ.get("PATH", "")
+    for name, value in cluster.environment.items():
+        added = value.removesuffix(here) if name == "PATH" else value
+        print(f"export {name}={shlex.quote(added)}{'$PATH' if name == 'PATH' else ''}")
 
 
 def _down(options: argparse.Namespace) -> int:
@@ -84,15 +105,25 @@ def _down(options: argparse.Namespace) -> int:
 
 def _status(options: argparse.Namespace) -> int:
     cluster = _attached(options)
-    print(f"state in {cluster.folder}; export SLURM_CONF={cluster.environment['SLURM_CONF']}")
+    print(f"state in {cluster.folder}; Slurm {cluster.options.release.version}")
+    _print_exports(cluster)
     for node, state in cluster.node_states().items():
         print(f"{node} {cluster.address(node)} {state}")
     return 0
 
 
 def _missing(options: argparse.Namespace) -> int:
-    print(missing() or "nothing is missing")
-    return 1 if missing() else 0
+    lacking = missing(find_release(options.slurm))
+    print(lacking or "nothing is missing")
+    return 1 if lacking else 0
+
+
+def _releases(options: argparse.Namespace) -> int:
+    for suite in SUITES:
+        root = Root(cache_folder() / suite)
+        version = suite_version(suite) or "not on the mirror"
+        print(f"{suite} {version} {root.path if root.complete else '(not downloaded)'}")
+    return 0
 
 
 def _link(options: argparse.Namespace) -> int:
@@ -108,7 +139,15 @@ def _shell(options: argparse.Namespace) -> int:
     os.execvpe(words[0], words, {**os.environ, **cluster.environment})
 
 
-_COMMANDS = {"up": _up, "down": _down, "status": _status, "missing": _missing, "link": _link, "shell": _shell}
+_COMMANDS = {
+    "up": _up,
+    "down": _down,
+    "status": _status,
+    "missing": _missing,
+    "releases": _releases,
+    "link": _link,
+    "shell": _shell,
+}
 
 if __name__ == "__main__":
     sys.exit(main())

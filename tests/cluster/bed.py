@@ -25,17 +25,18 @@ from tests.cluster.configuration import ACCOUNT, MEMORY_CGROUP, Options, write_f
 from tests.cluster.containers import PATIENCE_S, ClusterError, Container, Process, run, wait_for
 from tests.cluster.daemons import PROGRAMS, Daemons, make_devices, make_keys
 from tests.cluster.network import Network
+from tests.cluster.releases import INSTALLED, Release
 
 INSTALL = "tests/cluster/install.sh"
 
 
-def missing() -> str:
-    """Return the reason why no cluster can be started here; empty if one can."""
+def missing(release: Release = INSTALLED) -> str:
+    """Return the reason why no cluster of this release can be started here; empty if one can."""
     if sys.platform != "linux":
         return "the test cluster needs Linux namespaces"
     if os.geteuid() != 0:
         return "the test cluster needs root (for network namespaces)"
-    path = os.environ.get("PATH", "") + ":/usr/local/sbin:/usr/sbin:/sbin"
+    path = release.search_path(os.environ.get("PATH", "") + ":/usr/local/sbin:/usr/sbin:/sbin")
     absent = [
         program
         for programs in PROGRAMS.values()
@@ -58,7 +59,7 @@ class Cluster:
         self.options = options
         self.network = network
         self._machines = machines
-        self._daemons = Daemons(folder)
+        self._daemons = Daemons(folder, options.release)
         self._settings: dict[str, str] = {}
 
     # ---- start and stop -------------------------------------------------------------------------------
@@ -79,11 +80,12 @@ class Cluster:
         Raises:
             ClusterError: the cluster cannot be started on this machine; nothing is left behind.
         """
-        if lacking := missing():
+        options = options or Options()
+        if lacking := missing(options.release):
             raise ClusterError(lacking)
         remove_abandoned()
         network, folder = networks.claim(folder and folder.absolute())
-        cluster = cls(folder, options=options or Options(), network=network, machines={})
+        cluster = cls(folder, options=options, network=network, machines={})
         try:
             cluster._build(owner=None if keep else Process.of(os.getpid()))
         except BaseException as error:
@@ -198,7 +200,7 @@ class Cluster:
     @property
     def environment(self) -> dict[str, str]:
         """Environment variables with which Slurm's commands use this cluster."""
-        return {"SLURM_CONF": str(self.folder / "etc/slurm.conf")}
+        return {"SLURM_CONF": str(self.folder / "etc/slurm.conf"), **self.options.release.environment}
 
     @property
     def _cgroup(self) -> Path:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.cluster.network import CLUSTER, Network
+from tests.cluster.releases import INSTALLED, Release
 
 ACCOUNT = "users"
 DATABASE_PORT = 3306  # inside the controller's own network
@@ -44,6 +45,7 @@ class Options:
     accounting: bool = True
     memory_limits: bool = field(default_factory=memory_limits_possible)
     settings: Mapping[str, str] = field(default_factory=dict)
+    release: Release = INSTALLED
 
     @property
     def names(self) -> list[str]:
@@ -63,7 +65,7 @@ class Options:
     def from_json(cls, content: dict[str, Any]) -> Options:
         """Return the options in a JSON object that :meth:`as_json` has written."""
         partitions = tuple(Partition(**p) for p in content["partitions"])
-        return cls(**{**content, "partitions": partitions})
+        return cls(**{**content, "partitions": partitions, "release": Release(**content["release"])})
 
 
 def write_files(folder: Path, *, options: Options, network: Network, settings: Mapping[str, str]) -> None:
@@ -79,19 +81,19 @@ def write_files(folder: Path, *, options: Options, network: Network, settings: M
         if options.gpus
         else ""
     )
-    limits = "yes" if options.memory_limits else "no"
-    (etc / "cgroup.conf").write_text(
-        f"CgroupPlugin=cgroup/v1\nConstrainRAMSpace={limits}\nConstrainSwapSpace=no\nConstrainCores=no\n"
-    )
+    limits = {"ConstrainRAMSpace": "yes" if options.memory_limits else "no", "ConstrainSwapSpace": "no"}
+    cgroups = {**options.release.cgroup_settings, **limits, "ConstrainCores": "no"}
+    (etc / "cgroup.conf").write_text("".join(f"{key}={value}\n" for key, value in cgroups.items()))
     (etc / "plugstack.conf").write_text("")
     database = etc / "slurmdbd.conf"
     database.touch(mode=0o600)  # slurmdbd rejects a file that others can read
-    database.write_text(slurmdbd_conf(folder))
+    database.write_text(slurmdbd_conf(folder, options.release))
 
 
 def slurm_conf(folder: Path, *, options: Options, network: Network, settings: Mapping[str, str]) -> str:
     """Return the text of slurm.conf."""
     lines = {
+        **options.release.settings,
         **_daemons(folder, network),
         **_jobs(options),
         **_accounting(folder, options, network),
@@ -165,9 +167,10 @@ def _accounting(folder: Path, options: Options, network: Network) -> dict[str, s
     }
 
 
-def slurmdbd_conf(folder: Path) -> str:
+def slurmdbd_conf(folder: Path, release: Release) -> str:
     """Return the text of slurmdbd.conf; the database listens on the loopback of the controller."""
     lines = {
+        **release.settings,
         "AuthType": "auth/munge",
         "AuthInfo": f"socket={folder}/munge/socket",
         "DbdHost": "ctl",

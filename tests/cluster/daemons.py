@@ -9,6 +9,7 @@ from pathlib import Path
 from tests.cluster.configuration import ACCOUNT, DATABASE_PORT, Options
 from tests.cluster.containers import ClusterError, Container, daemon_environment, run, wait_for
 from tests.cluster.network import CLUSTER
+from tests.cluster.releases import Release
 
 #: Required programs by Debian package. install.sh installs these packages.
 PROGRAMS = {
@@ -30,11 +31,14 @@ class Daemons:
     """Starts and stops daemons in the machines of the cluster with its state in ``folder``."""
 
     folder: Path
+    release: Release
 
     @property
     def environment(self) -> dict[str, str]:
         """Environment variables of the daemons."""
-        return {**daemon_environment(), "SLURM_CONF": str(self.folder / "etc/slurm.conf")}
+        common = daemon_environment()
+        path = self.release.search_path(common["PATH"])
+        return {**common, "PATH": path, "SLURM_CONF": str(self.folder / "etc/slurm.conf")}
 
     def start_munge(self, controller: Container) -> None:
         """Start munged; all machines use its socket, because they share the file system."""
@@ -105,7 +109,7 @@ class Daemons:
     def start_slurmd(self, node: Container) -> None:
         """Start a node's slurmd; the node joins a little later."""
         (self.folder / "spool" / node.name).mkdir(parents=True, exist_ok=True)
-        node.run(["slurmd", "-N", node.name], env=self.environment)
+        node.run(["slurmd", "-N", node.name, *self.release.slurmd_options], env=self.environment)
 
     def start_sshd(self, node: Container, keys: Path) -> None:
         """Start a node's sshd, which accepts only the cluster's key, unless it is running."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -13,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from bench.study.layout import RunFolder
-from tests.cluster.bed import Cluster, missing
+from tests.cluster.bed import Cluster
 from tests.cluster.configuration import Options, memory_limits_possible
 from tests.cluster.containers import wait_for
+from tests.cluster.plugin import StartCluster
 from tests.executors.slurm_studies import MEASURE, Study, run_id, scripted_study
 
 DISABLED = "none: Slurm accounting storage is disabled"
@@ -52,16 +52,11 @@ if "memory" in ENDS:
 
 
 @pytest.fixture(scope="module")
-def bare() -> Iterator[Cluster]:
+def bare(start_cluster: StartCluster) -> Iterator[Cluster]:
     """Yield a cluster without accounting that forgets ended jobs after two seconds."""
-    if lacking := missing():
-        if os.environ.get("CI") == "true":
-            pytest.fail(lacking, pytrace=False)
-        pytest.skip(lacking)
     settings = {"MinJobAge": "2", "KillWait": "2", "CompleteWait": "0"}
-    cluster = Cluster.start(Options(nodes=2, gpus=0, accounting=False, settings=settings))
-    yield cluster
-    cluster.stop()
+    with start_cluster(Options(nodes=2, gpus=0, accounting=False, settings=settings)) as cluster:
+        yield cluster
 
 
 @pytest.fixture(scope="module")
@@ -170,10 +165,11 @@ def test_without_sacct_and_scontrol_everything_works(bare, tmp_path, monkeypatch
     """A login node with only sbatch, squeue, scancel and sinfo."""
     tools = tmp_path / "bin"
     tools.mkdir()
-    for path in Path("/usr/bin").iterdir():
-        if path.name not in ("sacct", "sacctmgr", "scontrol"):
-            (tools / path.name).symlink_to(path)
-    assert shutil.which("sbatch", path=str(tools)), "Slurm's commands lie elsewhere"
+    for folder in reversed(os.environ["PATH"].split(":")):
+        for path in Path(folder).glob("*"):
+            if path.name not in ("sacct", "sacctmgr", "scontrol"):
+                (tools / path.name).unlink(missing_ok=True)
+                (tools / path.name).symlink_to(path)
     study = scripted_study(
         *(tmp_path / "s", [MEASURED, "sleep 60"], bare.environment),
         name="alone",

@@ -143,8 +143,13 @@ def test_the_job_id_in_the_output_of_sbatch_is_found(text, job_id):
 @pytest.mark.parametrize(
     "line",
     [
+        # Recorded from 20.11, 22.05 and 24.11; the source of 23.02 and 23.11 (api/allocate.c) is the same.
         "sbatch: Job 7 to start at 2026-11-20T17:13:29 using 2 processors on nodes n[1-2] in partition l40s",
         "Job 7 to start at 2026-11-20T17:13:29 using 2 processors on n[1-2] in partition l40s",
+        # Recorded from 26.05, without and with -M; the source of 25.05 and 25.11 is the same.
+        "sbatch: Job 1 to start at 2026-11-20T17:13:29 a using 4 processors on nodes n[1-2] in partition l40s",
+        "sbatch: Job 1 to start at 2026-11-20T17:13:29 on cluster bench a using 4 processors on nodes n[1-2] in "
+        "partition l40s",
     ],
 )
 def test_the_expected_start_is_read(line):
