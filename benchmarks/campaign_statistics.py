@@ -18,13 +18,11 @@ import numpy as np
 import pandas as pd
 
 # The tests define the simulated studies.
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "analysis"))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from test_coverage_simulated import TRUTH, simulated
-from test_laws_simulated import SIZES, ring_truth
-
 from analysis.stats.laws.choose import LawFit, fit_laws
+from tests.analysis.stats.test_coverage_simulated import TRUTH, simulated
+from tests.analysis.stats.test_laws_simulated import SIZES, ring_truth
 
 #: Relative noise of a run and of a step.
 NOISES = ((0.02, 0.1), (0.005, 0.3), (0.08, 0.05))
