@@ -10,6 +10,8 @@ import pytest
 
 from bench.commands.waiting import Patience
 from bench.slurm.client import SlurmMissingError, SlurmUnavailableError
+from bench.study.layout import StudyFolder
+from bench.study.plan_json import open_study
 from tests.commands.command_line import bench
 
 MATRIX = """\
@@ -21,7 +23,7 @@ workload: {device: cpu, model: mlp}
 repeats: 1
 """
 HINT = "run this on a login node (perhaps after `module load slurm`), or set cluster.executor: local"
-#: The output of Slurm 22.05.8 on a machine without a configuration.
+#: The output of Slurm 20.11.4, 22.05.8, 24.11.5 and 26.05.5 on a machine without a configuration.
 UNCONFIGURED = """\
 sbatch: error: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host
 sbatch: error: fetch_config: DNS SRV lookup failed
@@ -60,6 +62,19 @@ def test_without_slurm_a_submission_stops_at_once_with_exit_code_2(planned, opti
     assert done.stderr.splitlines()[-1] == (f"error: sbatch: command not found; {HINT}")
 
 
+def test_a_broken_configuration_is_reported_with_slurms_words(planned):
+    words = 's_p_parse_file: file "/dev/null" is empty', "ClusterName needs to be specified"
+    add_sbatch(
+        planned,
+        f"sbatch: {words[0]}\nsbatch: error: {words[1]}\nsbatch: fatal: Unable to process configuration file\n",
+    )
+    done = bench("submit", "--wait", cwd=planned)
+    assert (done.returncode, done.stderr) == (
+        2,
+        f"error: sbatch --test-only: {words[0]}\n{words[1]}\nUnable to process configuration file; {HINT}\n",
+    )
+
+
 @pytest.mark.parametrize("options", WAYS, ids=" ".join)
 def test_without_a_configuration_a_submission_stops_at_once_with_exit_code_2(planned, options):
     add_sbatch(planned, UNCONFIGURED)
@@ -71,6 +86,20 @@ def test_without_a_configuration_a_submission_stops_at_once_with_exit_code_2(pla
 def test_run_stops_too_and_keeps_the_plan(planned):
     done = bench("run", "elsewhere.yaml", cwd=planned)
     assert (done.returncode, done.stderr.splitlines()[-1]) == (2, f"error: sbatch: command not found; {HINT}")
+
+
+def test_status_of_a_submitted_study_shows_the_last_known_states(planned):
+    ledger = open_study(StudyFolder(planned / "results/elsewhere")).ledger
+    run = "n1x1-gloo-srun-b4-r1"
+    ledger.append("intent", run_id=run, attempt=1, job_name="name")
+    ledger.append("submitted", run_id=run, attempt=1, job_id="7")
+    done = bench("status", "--watch", cwd=planned)
+    assert done.returncode == 2
+    assert done.stdout.splitlines()[-1] == "1 queued"
+    assert done.stderr.splitlines() == [
+        "Slurm is unreachable: these are the last known states",
+        f"error: squeue: command not found; {HINT}",
+    ]
 
 
 def test_a_controller_that_refuses_connections_is_an_error_without_wait(planned):
