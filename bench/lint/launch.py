@@ -173,12 +173,14 @@ class Launch:
 
     The field ``launcher`` contains the name of the launcher, and the field ``inner`` the commands
     for ``bash -c``. ``opaque`` is True if srun gets options from a variable with an unknown value.
+    ``srun_certain`` is the number of options before it; later ones may belong to the program.
     """
 
     line: int
     via: str = ""
     srun_line: int | None = None
     srun: tuple[Option, ...] = ()
+    srun_certain: int = 0
     opaque: bool = False
     wrappers: list[str] = field(default_factory=list)
     kind: str = "helper"
@@ -351,6 +353,8 @@ class _CommandReader:
             if text == "--":
                 break
             options.extend(self._srun_option(text, line, table.short))
+            if not self.launch.opaque:
+                self.launch.srun_certain = len(self.launch.srun) + len(options)
         self.launch.srun += tuple(options)
         self.launch.kind = "helper" if self.at >= len(self.words) else "unknown"
         return True

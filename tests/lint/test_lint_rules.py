@@ -22,6 +22,7 @@ backend-device-mismatch crlf-script gpu-per-task-isolation hardcoded-host hardco
 loopback-master-addr malformed-directive missing-gpu-request missing-srun ntasks-conflict ntasks-not-per-node
 ntasks-per-node-ignored one-launcher-per-gpu port-octal-arithmetic rank-expanded-early sbatch-after-command
 sequential-sruns shell-syntax srun-cpus-not-inherited stray-command task-gpu-mismatch undefined-variable
+unknown-srun-option
 """.split()
 
 

@@ -22,6 +22,7 @@ _USES_GPUS = re.compile(
 )
 _BACKEND = re.compile(r"(?:[a-z_.]*_)?backend\Z|(?:[a-z_.]+\.)backend\Z")
 _DEVICE = re.compile(r"(?:[a-z_.]+[._])?(?:device|accelerator)\Z")
+_LISTS_CPUS = re.compile(r"(?:map|mask)_(?:cpu|ldom):")
 _NO_GPU = frozenset({"no_cuda", "use_cpu", "cpu", "no_gpu", "nocuda", "disable_cuda", "cpu_only"})
 
 
@@ -48,6 +49,8 @@ def gpu_per_task_isolation(script: Script) -> Iterator[Remark]:
         hides = geometry.isolation
         if hides is None or geometry.heterogeneous or starts_workers(launch) or _tasks(geometry) < 2:
             continue
+        if any(word.text == "bench.workload" for word in launch.words):
+            continue  # it counts the visible devices
         seen = geometry.gpus_per_task or 1
         needs_all = _line_that_needs_all_gpus(script, step, seen)
         only = f"only {seen} GPU{'s' if seen > 1 else ''}"
@@ -215,6 +218,11 @@ def srun_cpus_not_inherited(script: Script) -> Iterator[Remark]:
         own = {option.name for option in step.launch.srun}
         if own & {"cpus-per-task", "exact", "cpus-per-gpu"} or step.launch.opaque:
             continue
+        if any(
+            option.name == "cpu-bind" and _LISTS_CPUS.search(option.value or "")
+            for option in step.launch.srun
+        ):
+            continue  # each task gets the CPUs of the list
         line = step.launch.srun_line or step.line
         new = "srun --cpus-per-task=$SLURM_CPUS_PER_TASK"
         edit = Edit(line, "srun", new) if "srun " in script.line(line) else None

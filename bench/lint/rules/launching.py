@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from bench.findings import Edit, Remark, Severity
 from bench.lint.geometry import Geometry
 from bench.lint.launch import TRAINS, Launch, basename
+from bench.lint.options import Option, canonical, sbatch_options, srun_options
 from bench.lint.rules import rule
 from bench.lint.script import Script, is_chore, starts_workers
 from bench.lint.shell_state import Step
@@ -301,3 +302,55 @@ def lightning_under_torchrun(script: Script) -> Iterator[Remark]:
                 "Lightning reads ranks from Slurm, not from torchrun: several workers may get the same rank",
                 "start one task per GPU (--ntasks-per-node), and run `srun python PROGRAM` without torchrun",
             )
+
+
+_OPTION_NAME = re.compile(r"--([A-Za-z][\w-]*)(?:=|\Z)")
+
+
+@rule(Severity.ERROR)
+def unknown_srun_option(script: Script) -> Iterator[Remark]:
+    """A script passes an option to srun that srun does not have, so that the job fails at this line.
+
+    srun accepts a prefix of an option's name only if the prefix is unique. An option that neither srun
+    nor a common plugin has is reported as a warning, because a plugin of the site may add it.
+
+    Bad:
+        srun --cpubind=cores python train.py
+
+    Good:
+        srun --cpu-bind=cores python train.py
+    """
+    seen = set()
+    for step in script.sruns:
+        for option in step.launch.srun[: step.launch.srun_certain]:
+            name = _OPTION_NAME.match(option.written)
+            if name is None or (option.line, option.written) in seen:
+                continue
+            seen.add((option.line, option.written))
+            remark = _unknown_option(name[1], option)
+            if remark is not None:
+                yield remark
+
+
+def _unknown_option(written: str, option: Option) -> Remark | None:
+    table = srun_options()
+    matches = sorted({canonical(name) for name in table.matches(written)})
+    if len(matches) == 1:
+        return None
+    word = option.written.partition("=")[0]
+    if matches:
+        candidates = ", ".join(f"--{name}" for name in matches[:6])
+        message = f"srun refuses `{word}`, because it is ambiguous: {candidates}"
+        return Remark(option.line, message, "write the option's name in full")
+    if written in sbatch_options().long:
+        message = f"srun refuses `{word}`, which is an option of sbatch only"
+        return Remark(option.line, message, f"write `#SBATCH {option.written}`, or remove the option")
+    close = table.closest(written)
+    if close:
+        edit = Edit(option.line, word, f"--{close}")
+        return Remark(
+            option.line, f"srun refuses `{word}`: it has no such option", f"write --{close}", edit=edit
+        )
+    message = f"srun refuses `{word}`, unless a plugin of the site adds this option"
+    remedy = "check the spelling with `srun --help`, or remove the option"
+    return Remark(option.line, message, remedy, Severity.WARNING)
