@@ -1,8 +1,10 @@
-"""Parse and format durations, counts and sizes."""
+"""Parse and format durations, counts, sizes and ranges."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+from itertools import groupby
 
 _DURATION = re.compile(
     r"(?:(\d+(?:\.\d+)?)d)?(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?"
@@ -97,3 +99,9 @@ def human_bytes(count: float) -> str:
             return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1024
     return f"{size:.1f} TiB"
+
+
+def number_ranges(numbers: Iterable[int]) -> str:
+    """Return numbers in ascending order as ranges: ``0-2,5`` for 0, 1, 2 and 5."""
+    runs = [[n for _, n in group] for _, group in groupby(enumerate(sorted(numbers)), lambda p: p[1] - p[0])]
+    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

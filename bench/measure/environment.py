@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from bench import __version__
+from bench.units import number_ranges
 
 _KEPT = re.compile(
     r"(NCCL|GLOO|OMP|KMP|MKL|TORCH|PYTORCH|UCX|FI)_[A-Z0-9_]+|CUDA_VISIBLE_DEVICES|BENCH_[A-Z_]+"
@@ -81,11 +82,16 @@ class RankFacts:
 
 @dataclass(frozen=True)
 class Host:
-    """One host and its ranks in ascending order; ``cores`` is the number of cores that the ranks may use."""
+    """One host and its ranks in ascending order.
+
+    ``cores`` is the number of cores that the ranks may use, and ``affinity`` contains the cores of each rank,
+    in the order of ``ranks`` and in Linux's notation (``0-6,64-70``).
+    """
 
     host: str
     ranks: list[int]
     cores: int
+    affinity: list[str]
     cpu_model: str | None
     memory_bytes: int
 
@@ -119,7 +125,14 @@ def hosts_of(facts: Sequence[RankFacts]) -> list[Host]:
     for one in sorted(facts, key=lambda f: f.rank):
         groups.setdefault(one.host, []).append(one)
     return [
-        Host(name, [one.rank for one in group], _cores(group), group[0].cpu_model, group[0].memory_bytes)
+        Host(
+            name,
+            [one.rank for one in group],
+            _cores(group),
+            [number_ranges(one.core_ids) for one in group],
+            group[0].cpu_model,
+            group[0].memory_bytes,
+        )
         for name, group in groups.items()
     ]
 

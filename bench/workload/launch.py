@@ -119,8 +119,10 @@ def _job_hosts(env: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _hosts_of_ranks(env: Mapping[str, str], world_size: int) -> tuple[str, ...]:
-    """Return the host of each rank, given that srun fills the hosts in order."""
+    """Return the host of each rank if srun fills the hosts in order (block distribution)."""
     hosts = _job_hosts(env)
+    if env.get("SLURM_DISTRIBUTION", "block").startswith(("cyclic", "plane")):
+        return ()
     written = env.get("SLURM_STEP_TASKS_PER_NODE") or env.get("SLURM_TASKS_PER_NODE") or ""
     counts: list[int] = []
     for tasks, nodes in _TASKS.findall(written):

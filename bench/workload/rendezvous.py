@@ -11,12 +11,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
-from itertools import groupby
 
 import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from bench.measure.environment import Host, RankFacts, hosts_of
+from bench.units import number_ranges
 from bench.workload.failures import WorkloadError
 from bench.workload.launch import Launch
 
@@ -73,7 +73,7 @@ def join(launch: Launch, me: RankFacts, *, timeout_s: float) -> Joined:
 def joined_message(joined: Joined, launch: Launch, backend: str) -> str:
     """Return the line that rank 0 prints after all ranks have joined."""
     hosts = joined.hosts
-    ranks_by_host = ", ".join(f"{host.host}: {_ranges(host.ranks)}" for host in hosts)
+    ranks_by_host = ", ".join(f"{host.host}: {number_ranges(host.ranks)}" for host in hosts)
     count = "1 host" if len(hosts) == 1 else f"{len(hosts)} hosts"
     ranks = f"{launch.world_size}/{launch.world_size} ranks"
     return f"bench: {ranks} joined on {count} ({ranks_by_host}) in {joined.seconds:.2f} s, backend {backend}"
@@ -180,16 +180,8 @@ def _ranks_on_hosts(ranks: Sequence[tuple[int, str]]) -> str:
         groups.setdefault(host, []).append(rank)
     return (
         ", ".join(
-            f"rank{'s' if len(group) > 1 else ''} {_ranges(group)}" + (f" on {host}" if host else "")
+            f"rank{'s' if len(group) > 1 else ''} {number_ranges(group)}" + (f" on {host}" if host else "")
             for host, group in groups.items()
         )
         or "none"
     )
-
-
-def _ranges(ranks: Sequence[int]) -> str:
-    """Format sorted ranks as ranges: ``0-2,5`` for 0, 1, 2, 5."""
-    runs = [
-        [rank for _, rank in group] for _, group in groupby(enumerate(sorted(ranks)), lambda p: p[1] - p[0])
-    ]
-    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

@@ -138,6 +138,13 @@ def test_hosts_of_ranks_follow_slurms_short_form():
     assert launch_from(env).expected_hosts == ("a", "a", "b", "b", "c")
 
 
+@pytest.mark.parametrize("distribution", ["cyclic", "cyclic:block", "plane=2"])
+def test_hosts_of_ranks_are_unknown_unless_srun_fills_them_in_order(distribution):
+    env = srun_env({"a": 2, "b": 2})[0]
+    assert launch_from(env | {"SLURM_DISTRIBUTION": "block:cyclic"}).expected_hosts == ("a", "a", "b", "b")
+    assert launch_from(env | {"SLURM_DISTRIBUTION": distribution}).expected_hosts == ()
+
+
 def test_a_missing_ranks_host_is_named_once():
     launch = launch_from(srun_env({"n1": 1, "n2": 1})[0])
     line = missing_ranks_message([facts(0, "n1")], launch, 5)
@@ -162,6 +169,7 @@ def test_cores_of_a_host_are_what_its_ranks_may_use_together():
     (host,) = hosts_of([facts(0, "n1", cores=[0, 1]), facts(1, "n1", cores=[1, 2, 3])])
     assert host.cores == 4
     assert host.as_json()["ranks_here"] == 2
+    assert host.as_json()["affinity"] == ["0-1", "1-3"]
 
 
 def test_hosts_of_one_machine_share_its_cores():
