@@ -21,6 +21,7 @@ from bench.matrix.cell import Cell
 from bench.matrix.cluster import Cluster, Container
 from bench.matrix.command import command_values, shell_word, task_words, torchrun_words
 from bench.matrix.schema import Matrix
+from bench.matrix.slurm_options import SRUN_KEYS
 from bench.matrix.workload import to_arguments
 from bench.shipped import shipped
 from bench.units import slurm_time
@@ -116,7 +117,7 @@ class Renderer:
     def _render_shape(self, shape: _Shape) -> list[str]:
         """Return a shape's script as a list of pieces: literal text and names of values alternate."""
         matrix, cluster = self.matrix, self.matrix.cluster
-        submitted = cluster.executor == "slurm"
+        submitted, binding = cluster.executor == "slurm", cluster.binding("cpu_bind")
         template = self._environment.get_template(_template_name(cluster, shape))
         marked = {name: f"{_MARK}{name}{_MARK}" for name in _VALUES}
         text = template.render(
@@ -132,13 +133,14 @@ class Renderer:
             command=shape.command,
             records=shape.records,
             program=_program(shape),
-            pyxis=cluster.container is not None and cluster.container.runtime == "pyxis",
             step_gpus=f" {gpu_option(cluster)}{_MARK}ranks_per_node_max{_MARK}" * (shape.device == "cuda"),
             cpus=self._cores,
             threads=self._cores,
             # Without set-up lines and a container, the job uses the python of `bench submit`.
             python="python" if cluster.setup or cluster.container else '"${BENCH_PYTHON:-python}"',
-            srun_options=_srun_options(cluster.container),
+            matrix_options=_lines(_matrix_options(cluster, device=shape.device)),
+            container_options=_lines(_container_options(cluster.container)),
+            explicit_binding=binding is not None and binding.explicit,
             container=_container_command(cluster.container, shape.device),
         )
         return text.split(_MARK)
@@ -233,7 +235,9 @@ _PLACEMENT = (
     ("constraint", "Nodes with these features only: sizes are compared on equal hardware."),
     ("nodelist", "Nodes that the job must include."),
     ("exclude", "Nodes to avoid."),
+    ("switches", "The most leaf switches that connect the nodes: sizes are compared on one network."),
     ("mem", "Memory per node."),
+    ("hint", "How CPUs are counted: the allocation must agree with srun."),
 )
 
 
@@ -263,12 +267,25 @@ def gpu_option(cluster: Cluster) -> str:
     return f"{'--gres=gpu:' if cluster.gpu_request == 'gres' else '--gpus-per-node='}{kind}"
 
 
-def _srun_options(container: Container | None) -> str:
+def _matrix_options(cluster: Cluster, *, device: str) -> list[str]:
+    """Return the options that the matrix adds to srun."""
+    keys = [(key, form.option, getattr(cluster, key)) for key, form in SRUN_KEYS.items()]
+    given = [(key, option, value) for key, option, value in keys if value is not None]
+    words = [f"--{option}={value}" for key, option, value in given if key != "gpu_bind" or device == "cuda"]
+    return [shlex.quote(word) for word in [*words, *cluster.srun_options]]
+
+
+def _container_options(container: Container | None) -> list[str]:
+    """Return pyxis' options of srun."""
     if container is None or container.runtime != "pyxis":
-        return ""
+        return []
     mounts = ",".join(['"$run_dir:$run_dir"', *(shlex.quote(mount) for mount in container.mounts)])
     words = [f"--container-image={shlex.quote(container.image)}", f"--container-mounts={mounts}"]
-    words += [shlex.quote(option) for option in container.options]
+    return words + [shlex.quote(option) for option in container.options]
+
+
+def _lines(words: Sequence[str]) -> str:
+    """Return words of a command on a line of the script each."""
     return "".join(f" \\\n  {word}" for word in words)
 
 

@@ -183,6 +183,7 @@ cluster:
 {account_line}{gpu_line}  cpus_per_task: {cores}            # cores, and threads, of one rank
   time_limit: "{slurm_time(limit_s)}"      # maximum for one run
   exclusive: true             # no other job disturbs the measurement
+  # cpu_bind: cores           # also gpu_bind, distribution, hint: see the recipes in docs/clusters.md
   # setup: ["module load cuda", "source .venv/bin/activate"]   # lines before the launch
   # env: {{NCCL_SOCKET_IFNAME: "^docker,lo"}}                    # variables of the job
 axes:                         # every combination is measured

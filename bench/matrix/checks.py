@@ -11,6 +11,7 @@ from bench.matrix.cell import PER_NODE, Cell, Point
 from bench.matrix.command import names_in
 from bench.matrix.document import Document, Place
 from bench.matrix.schema import Matrix
+from bench.matrix.srun_checks import binding_warnings, check_one_task_per_node
 from bench.matrix.workload import WorkloadOptions
 from bench.units import count
 
@@ -40,6 +41,8 @@ def runnable_points(points: Sequence[Point], matrix: Matrix, document: Document)
             _check_backend(point, matrix, document)
             if matrix.cluster.executor == "local":
                 _check_local(point, matrix, document)
+            elif matrix.cluster.executor == "slurm" and point.values["launcher"] == "torchrun":
+                check_one_task_per_node(point, matrix, document)
         if point.mode == "strong" and len(document.problems) == before:
             _check_division(point, matrix, document, every_size=multiples[point.batch])
         if len(document.problems) == before:
@@ -220,6 +223,7 @@ def _surprising_settings(matrix: Matrix, document: Document, cells: Sequence[Cel
     if cluster.container and matrix.workload.data != "synthetic" and not cluster.container.mounts:
         where = document.location(("workload", "data"))
         yield f"{where}: the container sees workload.data only if cluster.container.mounts binds it"
+    yield from binding_warnings(matrix, document, cells)
     if cluster.executor == "slurm" and matrix.workload.device == "cuda":
         for per_node in {tuple(c.tasks_per_node) for c in cells if isinstance(c.tasks_per_node, list)}:
             asked = f"the job asks Slurm for {max(per_node)} GPUs on each node"
@@ -304,7 +308,7 @@ def _ignored_on_cpu(matrix: Matrix, document: Document) -> Iterator[str]:
     """Yield a warning for each setting that has no effect on a CPU."""
     places = [("workload", "pin_memory"), ("axes", "pin_memory")]
     if matrix.cluster.executor == "slurm":  # other executors ignore these on any device
-        places = [("cluster", "gpu_type"), ("cluster", "gpu_request"), *places]
+        places = [*(("cluster", name) for name in ("gpu_type", "gpu_request", "gpu_bind")), *places]
     for section, name in places:
         if name in _given(matrix, section) and not document.inherited(f"{section}.{name}"):
             yield f"{document.location((section, name))}: {section}.{name} is ignored on device cpu"

@@ -7,102 +7,31 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
-from bench.matrix.field_types import (
-    MAX_TASKS_PER_NODE,
-    EnvName,
-    EnvValue,
-    Line,
-    Section,
-    one_line,
-    shell_words,
+from bench.matrix.field_types import MAX_TASKS_PER_NODE, EnvName, EnvValue, Line, Section
+from bench.matrix.slurm_options import (
+    Binding,
+    CpuBind,
+    DirectiveLine,
+    DirectiveValue,
+    Distribution,
+    GpuBind,
+    SrunWord,
+    Switches,
+    key_of_word,
+    parse_binding,
+    split_line,
 )
 from bench.units import DURATION_FORMS, parse_duration_s
 
 #: Host names that ssh accepts and that cannot be mistaken for options or shell code.
 HOST_NAME = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.-]*@)?[A-Za-z0-9_][A-Za-z0-9_.-]*")
 HOST_ADDRESS = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
-#: Values allowed in an #SBATCH directive. Without spaces, quotes, backslashes, $, ;, # and backticks,
-#: a value can neither end its directive nor be run by a shell.
-DIRECTIVE_VALUE = re.compile(r"[A-Za-z0-9_.,:@+=/\[\]|&*!()%-]+")
-
-
-def _check_directive_value(value: str) -> str:
-    if not DIRECTIVE_VALUE.fullmatch(value) or value.startswith("-"):
-        raise ValueError(
-            f"{value!r} cannot be used in an #SBATCH line; "
-            "allowed: letters, digits and _ . , : @ + = / [ ] | & * ! ( ) % -"
-        )
-    return value
 
 
 def _check_setup_line(value: str) -> str:
     """Reject a set-up line that would continue on the next line (open quote or final backslash)."""
-    _split_line(value, kind="a complete shell line")
+    split_line(value, kind="a complete shell line")
     return value
-
-
-def _split_line(value: str, *, kind: str) -> list[str]:
-    one_line(value)
-    try:
-        return shell_words(value, comments=True)
-    except ValueError as error:
-        raise ValueError(f"{error}; each entry must be {kind}") from None
-
-
-def _check_directive_line(value: str) -> str:
-    """Reject a line that does not begin with an option, or contains an option that the scripts set."""
-    words = [
-        word for word in _split_line(value, kind="a complete line of #SBATCH options") if word.startswith("-")
-    ]
-    if not re.match(r"--?[A-Za-z]", value):
-        raise ValueError(f"{value!r} is not an option of sbatch; write it as --name=value")
-    remedy = next((found for word in words if (found := _remedy_for_own_option(word))), None)
-    if remedy:
-        raise ValueError(f"{value!r} would override a setting of the plan; {remedy}")
-    return value
-
-
-#: One-letter options of sbatch without a value; another option can follow in the same word (-Hn2).
-_FLAGS = "HhIkOQsVv"
-
-
-def _remedy_for_own_option(word: str) -> str | None:
-    """Return the remedy if ``word`` is an option that the scripts set themselves, otherwise None.
-
-    sbatch accepts unique prefixes of options, and ``-Hn2`` for ``-H -n2``.
-    """
-    found = re.match(rf"--([A-Za-z][A-Za-z-]*)|-[{_FLAGS}]*([A-Za-z])", word)
-    if found is None:
-        return None
-    long, letter = found.groups()
-    for names, remedy in _OWN_DIRECTIVES.items():
-        if letter in names.split() or (long and any(name.startswith(long) for name in names.split())):
-            return remedy
-    return None
-
-
-#: Options that the scripts set themselves, and the key to use instead.
-_OWN_DIRECTIVES = {
-    "nodes N": "use axes.nodes",
-    "ntasks n ntasks-per-node tasks-per-node": "use axes.tasks_per_node or axes.gpus_per_node",
-    "ntasks-per-gpu ntasks-per-tres": "use axes.gpus_per_node",
-    "gres gpus G gpus-per-node gpus-per-task gpus-per-socket": "use axes.gpus_per_node and cluster.gpu_type",
-    "cpus-per-task c": "use cluster.cpus_per_task",
-    "time t time-min": "use cluster.time_limit",
-    "partition p": "use cluster.partition",
-    "account A": "use cluster.account",
-    "qos q": "use cluster.qos",
-    "reservation": "use cluster.reservation",
-    "constraint C": "use cluster.constraint",
-    "nodelist w nodefile F": "use cluster.nodelist",
-    "exclude x": "use cluster.exclude",
-    "mem": "use cluster.mem",
-    "exclusive": "use cluster.exclusive",
-    "export": "use cluster.env",
-    "output o error e job-name J chdir D parsable": "bench submit sets it for each run",
-    "clusters cluster M": "bench tracks jobs of one cluster only: run bench on that cluster's login node",
-    "array a hetjob wrap requeue no-requeue test-only wait W": "every run is one job that starts once",
-}
 
 
 def _check_host_name(name: str) -> str:
@@ -151,9 +80,7 @@ def _parse_time_limit(value: Any) -> Any:
     raise ValueError(f"{value!r} has no unit (Slurm would read minutes); write a duration {DURATION_FORMS}")
 
 
-DirectiveValue = Annotated[str, AfterValidator(_check_directive_value)]
 SetupLine = Annotated[str, Field(min_length=1), AfterValidator(_check_setup_line)]
-DirectiveLine = Annotated[str, AfterValidator(_check_directive_line)]
 Duration = Annotated[
     int, BeforeValidator(_parse_time_limit), WithJsonSchema({"type": "string", "examples": ["20m", "1h30m"]})
 ]
@@ -214,6 +141,8 @@ class Cluster(Section):
     """sbatch --nodelist: nodes that the job must include."""
     exclude: DirectiveValue | None = None
     """sbatch --exclude: nodes to avoid."""
+    switches: Switches | None = None
+    """sbatch --switches: the most leaf switches of a job, and the longest wait for them (`1@2:00:00`)."""
     mem: DirectiveValue | None = None
     """sbatch --mem, per node (`64G`; `0` is all memory)."""
     gpu_type: DirectiveValue | None = None
@@ -226,6 +155,16 @@ class Cluster(Section):
     """Maximum wall time of one run."""
     exclusive: Annotated[bool, Field(strict=True)] = False
     """Allocate whole nodes, so that no other job disturbs the measurement."""
+    cpu_bind: CpuBind | None = None
+    """srun --cpu-bind: the cores of each task (`cores`, `mask_cpu:0x0f,0xf0`)."""
+    gpu_bind: GpuBind | None = None
+    """srun --gpu-bind: the GPUs that each task sees (`closest`, `none`)."""
+    distribution: Distribution | None = None
+    """srun --distribution: the order of tasks on nodes, sockets and cores (`block:cyclic`)."""
+    hint: Literal["compute_bound", "memory_bound", "multithread", "nomultithread"] | None = None
+    """sbatch and srun --hint: `nomultithread` counts cores instead of hardware threads."""
+    srun_options: list[SrunWord] = Field(default=[])
+    """Further options of the srun that starts the ranks, one word each (`--mem-bind=local`)."""
     container: Container | None = None
     """The container in which the ranks run."""
     directives: list[DirectiveLine] = Field(default=[])
@@ -234,3 +173,16 @@ class Cluster(Section):
     """Shell lines to run before the launch, in the folder from which the job was submitted."""
     env: dict[EnvName, EnvValue] = Field(default={})
     """Environment variables of the job; values are not expanded."""
+
+    def srun_value(self, key: str) -> str | None:
+        """Return the value of a key of :data:`SRUN_KEYS`, which a word of `srun_options` can set, too."""
+        value: str | None = getattr(self, key)
+        if value is not None:
+            return value
+        given = filter(None, map(key_of_word, self.srun_options))
+        return next((text for name, text in given if name == key), None)
+
+    def binding(self, key: Literal["cpu_bind", "gpu_bind"]) -> Binding | None:
+        """Return `cpu_bind` or `gpu_bind`, or None if the matrix does not set it."""
+        value = self.srun_value(key)
+        return None if value is None else parse_binding(value)

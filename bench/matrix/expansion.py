@@ -15,6 +15,7 @@ from bench.matrix.cell import PER_NODE, Cell, Membership, Mode, Point, canonical
 from bench.matrix.checks import check_commands, check_hosts, runnable_points
 from bench.matrix.document import Document, Place
 from bench.matrix.schema import Matrix
+from bench.matrix.srun_checks import check_srun_options
 
 MAX_CELLS = 100_000
 MAX_RUNS = 1_000_000
@@ -36,6 +37,7 @@ def expand(matrix: Matrix, document: Document) -> list[Cell]:
             combinations that cannot run, too many cells or none.
     """
     check_commands(matrix, document)
+    check_srun_options(matrix, document)
     check_hosts(matrix, document)
     points = runnable_points(_Enumeration(matrix, document).points(), matrix, document)
     document.raise_problems()

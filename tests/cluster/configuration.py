@@ -140,7 +140,9 @@ def _daemons(folder: Path, network: Network) -> dict[str, str]:
 def _jobs(options: Options) -> dict[str, str]:
     return {
         "ProctrackType": "proctrack/linuxproc",
-        "TaskPlugin": "task/cgroup" if options.memory_limits else "task/none",
+        "TaskPlugin": "task/cgroup,task/affinity" if options.memory_limits else "task/affinity",
+        # The nodes share the cores of this machine: only a job that asks for it is bound to cores.
+        "TaskPluginParam": "none",
         "JobAcctGatherType": "jobacct_gather/linux",
         "SelectType": "select/cons_tres",
         # task/cgroup limits only allocated memory; it is allocated per CPU, so that jobs can share a node.

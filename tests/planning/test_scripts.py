@@ -53,6 +53,13 @@ axes:
   launcher: [srun, torchrun]
 scaling: [{mode: weak, per_gpu_batch: [22]}]
 """
+#: Options of srun, with one mask for all ranks of a node, as torchrun needs it.
+BINDING = """\
+switches: 1@2:00:00
+  cpu_bind: mask_cpu:0xff*2
+  gpu_bind: none
+  distribution: "block:*"
+  srun_options: ["--mem-bind=local"]"""
 CONTAINERS = {
     "site": "",
     "apptainer": "container: {runtime: apptainer, image: '/images/py torch.sif', mounts: ['/scratch:/data'], options: [--cleanenv]}",
@@ -101,6 +108,8 @@ def golden_scripts(tmp_path: Path) -> dict[str, str]:
     found["one-node-torchrun.sbatch"] = list(scripts(alone))[-1][1]
     for cell, text in scripts(plan_of(tmp_path, COMMAND)):
         found[f"command-{cell.launcher}.sbatch"] = text
+    for cell, text in scripts(plan_of(tmp_path, SITE % BINDING)):
+        found[f"binding-{cell.launcher}.sbatch"] = text
     found["pack.sbatch"] = pack_script(plan_of(tmp_path, SITE % ""))
     return found
 
