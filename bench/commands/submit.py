@@ -71,7 +71,7 @@ def submit_command(
     if as_json and not dry_run:
         raise BenchError("--json requires --dry-run", remedy="`bench status --json` shows the states of runs")
     if patience is not None and not (wait or canary):
-        raise BenchError("--patience requires --wait or --canary", remedy="add one of them")
+        raise BenchError("--patience requires --wait or --canary", remedy="add --wait or --canary")
     limited = Patience(parse_patience_s(patience))
     planned = open_study(find_study(study, results))
     if max_queued is not None:

@@ -83,7 +83,7 @@ def _verdicts(target: str | None, results: Path | None) -> list[Verification]:
 
 
 def _record_of(path: Path) -> RunRecord | None:
-    """Return the record of a run if ``path`` is its latest attempt in a study, otherwise None."""
+    """Return the record of a run if ``path`` is the folder of the run's latest attempt, otherwise None."""
     parents = path.resolve().parents
     if len(parents) < 3 or not StudyFolder(parents[2]).is_planned:
         return None

@@ -66,9 +66,10 @@ def start_runs(
 class Patience:
     """Wait while Slurm is unreachable.
 
-    An outage ends the wait with its error after ``limit_s`` seconds (None: never). Missing commands end
-    it at once, and so does a missing configuration. But once Slurm has answered, there is a configuration:
-    on a cluster whose controller provides it, it is missing while the controller is down.
+    If an outage lasts longer than ``limit_s`` seconds (None: no limit), :meth:`wait` raises its error. If
+    Slurm's commands are missing, :meth:`wait` raises the error at once. A missing configuration also counts
+    as permanent, but only until Slurm has answered: on some clusters, the controller provides the
+    configuration, which is then missing while the controller is down.
     """
 
     def __init__(self, limit_s: float | None = None) -> None:
@@ -78,7 +79,7 @@ class Patience:
         self._said: set[str] = set()
 
     def answered(self) -> None:
-        """Record that Slurm has answered, so that the next outage has the full time again."""
+        """Record that Slurm has answered, so that the time limit of the next outage starts anew."""
         self._has_answered, self._outage_began = True, None
 
     def wait(self, absent: SlurmUnavailableError) -> None:

@@ -84,7 +84,7 @@ class Signature:
             words of at least one set, which keeps the scan fast.
         weight: how close the line is to the root cause (0 to 99), see ``docs/doctor.md``.
         example: a log that the signature matches.
-        explanation, remedy: replace those of the cause if not empty.
+        explanation, remedy: if not empty, these texts replace the explanation or remedy of the cause.
         near: an expression that must match somewhere between 12 lines above and 4 lines below the line.
         not_near: an expression that must not match in that range.
         not_here: an expression that must not match in the line itself.

@@ -193,7 +193,7 @@ def _without_harmless(ranked: list[Hit]) -> list[Hit]:
 
 
 def _unexplained_signs(scans: Sequence[Scan]) -> list[Hit]:
-    """Return the signs of failure that no cause explains; weaker ones only if no progress follows."""
+    """Return the signs of failure that no cause explains; weak signs only if no progress follows them."""
     explained: set[tuple[str, int]] = set()
     signs: dict[tuple[str, int], Hit] = {}
     for scan in scans:

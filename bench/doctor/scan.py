@@ -116,8 +116,8 @@ def _encoded(text: bytes | str) -> bytes:
 class LineFilter:
     """Select the lines of a log that contain words of the catalogue.
 
-    A line is selected if it contains one of ``keys``. It is yielded with the words of
-    ``vocabulary`` that it contains.
+    A line is selected if it contains one of ``keys``. Each selected line is yielded with the words
+    of ``vocabulary`` in it.
     """
 
     def __init__(self, keys: frozenset[bytes], vocabulary: frozenset[bytes]) -> None:
@@ -187,7 +187,7 @@ def passages(source: Source) -> Iterator[tuple[Passage, int, int]]:
 
 
 def _append(passage: Passage, lines: list[bytes], number: int) -> None:
-    """Add lines; split long lines and lines with carriage returns into several pieces."""
+    """Add lines to a passage; split long lines and lines with carriage returns into several pieces."""
     if max(map(len, lines), default=0) <= PIECE_BYTES and not any(b"\r" in line for line in lines):
         passage.pieces += lines
         passage.numbers += range(number, number + len(lines))
@@ -365,7 +365,7 @@ class Scan:
 
 
 def _match(signature: Signature, line: Line) -> re.Match[str] | None:
-    """Return the match that starts in this line if the conditions on its context are met."""
+    """Return the signature's match that starts in this line, if the conditions on the context are met."""
     match = signature.pattern.search(line.with_following if signature.spans_lines else line.text)
     if not match or match.start() > len(line.text):
         return None

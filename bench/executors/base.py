@@ -212,7 +212,7 @@ class SerialExecutor(ABC):
         return record
 
     def _withdraw(self, record: RunRecord, attempt: Attempt, reason: str) -> None:
-        """Record that an attempt was not started; the next attempt reuses its number."""
+        """Record that an attempt was not started; the run's next attempt has the same number."""
         self.study.ledger.append(
             "withdrawn", run_id=record.run_id, attempt=record.attempt, reason=reason, refused=True
         )

@@ -233,7 +233,7 @@ class Settlement:
     def _settle(
         self, record: RunRecord, status: JobStatus, *, event: str = "ended", complete: bool = True
     ) -> None:
-        """Record the end of an attempt; ``complete`` means that all its rows have arrived in sacct."""
+        """Record the end of an attempt; ``complete`` means that sacct has all rows of the attempt's job."""
         folder, cell = self._study.run_folder(record), self._cells[record.run_id]
         rows, end = self._rows_of(record), end_of_last_start(folder, status)
         status = status if rows else self._with_cause_from_notices(record, status)
@@ -337,7 +337,7 @@ def _add_unsaved(record: RunRecord, error: UnwritableError) -> None:
 
 
 def _absence(no_accounting: str) -> str | None:
-    """Return the value of ``accounting`` in run.json: why accounting is missing, or None if it is not."""
+    """Return the value of ``accounting`` in run.json: the reason why sacct's rows are missing, or None."""
     reason = no_accounting.partition("\n")[0]
     return f"none: {reason}" if reason else None
 

@@ -246,7 +246,7 @@ class SlurmExecutor:
         return record
 
     def _submit_job(self, job: BatchJob, records: Sequence[RunRecord], lock: int) -> None:
-        """Submit a job for ``records`` and save its id; their intents must already be in the ledger."""
+        """Submit a job for ``records`` and save the job id; the ledger must already contain their intents."""
         try:
             job_id = self.slurm.submit(job, pass_fds=(lock,))
         except SubmissionUncertainError as lost:
@@ -333,7 +333,7 @@ class SlurmExecutor:
         return queue
 
     def _withdraw(self, record: RunRecord, reason: str, *, refused: bool = False) -> None:
-        """Record that an attempt was not submitted; ``refused`` means that certainly no job exists for it."""
+        """Record that an attempt was not submitted; if ``refused``, Slurm certainly has no job for it."""
         self.study.ledger.append(
             "withdrawn", run_id=record.run_id, attempt=record.attempt, reason=reason, refused=refused
         )

@@ -49,7 +49,7 @@ class Point:
 
     @property
     def key(self) -> str:
-        """A string that is equal for two points only if the points are equal."""
+        """A text that identifies the point: different points have different keys."""
         return canonical([self.values, self.mode, self.batch])
 
 

@@ -31,7 +31,7 @@ _PART_COLUMNS = {
 
 @dataclass(frozen=True, slots=True)
 class PopEfficiencies:
-    """POP efficiencies of one window; ``parallel_efficiency`` = ``load_balance`` x ``comm_efficiency``."""
+    """Efficiencies of one window (POP model): parallel efficiency is the product of the other two."""
 
     load_balance: float
     comm_efficiency: float

@@ -125,7 +125,7 @@ def read_ddp_timing(model: DistributedDataParallel) -> BackwardReading | None:
 
 @dataclass(frozen=True, slots=True)
 class StepParts:
-    """One step of one rank, in seconds.
+    """The durations of the parts of one step on one rank, in seconds.
 
     ``other_s`` is the step minus all other parts. It shows how complete the timers are, and can be slightly
     negative.

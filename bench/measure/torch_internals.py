@@ -1,7 +1,7 @@
 """Private interfaces of torch, which any release may change or remove.
 
-No other module uses such an interface. If a release lacks one, its function returns an empty value, and what
-is measured with it stays empty:
+No other module uses such an interface. If a release lacks an interface, the function for it returns an empty
+value, and the values in the last column stay empty:
 
 =========================== ==================================================== ============================
 function                    interface of torch                                   empty without it
@@ -33,7 +33,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 #: Errors of a call to an interface that is missing or has other arguments.
 _MISSING = (AttributeError, TypeError)
-#: Errors of a call for which there is no process group, or which its backend does not support.
+#: Errors of a call without a process group, or of a call that the group's backend does not support.
 _NO_GROUP = (dist.DistError, RuntimeError, ValueError)
 
 
@@ -74,9 +74,10 @@ def _ddp_log(model: DistributedDataParallel) -> Any | None:
 
 
 def backward_callbacks() -> Callable[[Callable[[], None]], None] | None:
-    """Return the function that makes the current backward pass call its argument at the end; None if missing.
+    """Return torch's function ``queue(callback)``, or None if this release of torch lacks it.
 
-    Calls come in the order in which they were queued, and those queued by a call come last.
+    The current backward pass calls the queued callbacks at its end, in the order in which they were queued.
+    If a callback queues another one, that one is called last.
     """
     engine: Any = getattr(torch.autograd.Variable, "_execution_engine", None)
     queue: Callable[[Callable[[], None]], None] | None = getattr(engine, "queue_callback", None)

@@ -295,7 +295,7 @@ def combine_nccl_logs(
 class NcclLogFile:
     """The file to which NCCL writes this rank's log.
 
-    ``path`` is None if there is no file to read with the user's settings. ``missing_because`` is the reason
+    ``path`` is None if NCCL writes no such file with the user's settings. ``missing_because`` is the reason
     for a missing log. ``is_temporary`` is true if the file can be removed after it has been read.
     """
 

@@ -169,7 +169,7 @@ class Attribution:
             self._readings.append(read_ddp_timing(self._ddp))
 
     def _suspend_backward(self) -> None:
-        """End the backward part because a batch or another forward pass comes before the backward pass."""
+        """Stop timing backward: the loop requests a batch or runs the model before the backward pass."""
         self._is_suspended = self._timer.open_part == "backward"
         if self._is_suspended:
             self._timer.end()

@@ -175,7 +175,7 @@ class JobStatus:
 
 @dataclass
 class _Attempt:
-    """Rows of one attempt of a job or component, and of its steps."""
+    """Rows of sacct for one attempt of a job, or of a component of a heterogeneous job, and its steps."""
 
     job: AccountingRow
     steps: list[AccountingRow] = field(default_factory=list)
@@ -188,7 +188,7 @@ class _Attempt:
 
     @property
     def settled(self) -> bool:
-        """True if the records of an ended attempt are complete."""
+        """True if the attempt has ended and sacct has all of its rows."""
         rows_end = all(read_state(row.state).state.ended for row in (self.job, *self.steps))
         # A row with a final state but no end time is a guess of slurmdbd.
         return rows_end and self.job.ended is not None and self.job.name != _PROVISIONAL_NAME

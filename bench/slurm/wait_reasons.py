@@ -1,7 +1,7 @@
 """Interpret the reasons for which Slurm jobs wait.
 
-Slurm prints one reason per waiting job. Most reasons end by themselves, when other jobs end or a time is
-reached. The others end only if somebody changes the job or the cluster: the job will not start.
+Slurm prints one reason per waiting job. Most reasons disappear without any action, when other jobs end or a
+time is reached. A job with one of the other reasons does not start until somebody changes it or the cluster.
 
 Source: https://slurm.schedmd.com/job_reason_codes.html and the table of names in Slurm's job_state_reason.c,
 releases 20.11 to 26.05. For some held jobs, squeue prints a sentence with underscores instead of a name.
@@ -137,9 +137,9 @@ def will_not_start(reason: str) -> bool:
 
 
 def describe_wait(reason: str, *, meaning: str = "waits to start") -> str:
-    """Describe the wait for ``reason`` (may be empty), with the remedy if the job will not start.
+    """Describe why a job waits, with the remedy if the job will not start.
 
-    ``meaning`` is the meaning of the job's state.
+    ``reason`` is Slurm's reason (may be empty). ``meaning`` describes the job's state.
     """
     if obstacle := _obstacle(reason):
         return f"will not start ({reason}): {obstacle.meaning}; {obstacle.remedy}"

@@ -60,7 +60,7 @@ class Blocks(nn.Sequential):
 
 
 class Mlp(nn.Module):
-    """A perceptron with eight hidden layers of equal width, which has many gradient bytes per computation."""
+    """A perceptron with eight equal hidden layers: large gradients, but little computation."""
 
     #: Number of hidden layers. At the default size, each layer fills one DDP bucket of 4 MiB.
     HIDDEN_LAYERS = 8

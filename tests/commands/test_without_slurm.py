@@ -137,7 +137,7 @@ def test_a_wrong_duration_and_patience_without_wait_are_errors(planned):
     done = bench("submit", "--patience", "10m", cwd=planned)
     assert (done.returncode, done.stderr) == (
         2,
-        "error: --patience requires --wait or --canary; add one of them\n",
+        "error: --patience requires --wait or --canary; add --wait or --canary\n",
     )
 
 

@@ -337,7 +337,7 @@ def _severity_of_early_rank(geometry: Geometry, unknown: Unknown) -> Severity | 
 
 
 def _exported_early(script: Script, steps: list[Step]) -> Iterator[Remark]:
-    """Find ranks that the batch shell exports to all tasks."""
+    """Find variables such as RANK to which the batch shell assigns one value for all tasks."""
     if not steps:
         return
     for assigned in script.walk.assigned:
