@@ -1,10 +1,11 @@
-# The part of a host in one run of executor ssh. `bench submit` sends this text to `bash -s` on each host,
-# then variables and the line `bench_host; exit`, then one word per line during the run:
-#   .               the harness is alive
+# Execute the part of a run that belongs to one host, for executor ssh. `bench submit` sends this text to
+# `bash -s` on each host, then variables and the line `bench_host; exit`. During the run, it sends one
+# command per line:
+#   .               `bench submit` is alive
 #   go ENDPOINT HOSTS   start the cell's script with this rendezvous
 #   stop            end the run
 #   done, keep      remove the folder that was created here, or keep it, and exit
-# If no word arrives in time, the harness or the connection is gone, and the run is ended.
+# If no line arrives in time, `bench submit` or the connection is gone, and the run is ended.
 # Answers are lines of standard output that begin with the mark:
 #   ready WHERE PORT NAME    refused WHY WORDS    ended EXIT_CODE
 #

@@ -9,8 +9,8 @@ _HEAD = """# Rules of `bench lint`
 
 `bench lint SCRIPT...` checks sbatch scripts for common mistakes in multi-node jobs before the jobs are
 submitted. If SCRIPT is `-`, the script is read from standard input. `bench lint` never executes a
-script. It reads directives like sbatch and commands like bash, including variables, arrays, functions,
-here-documents, containers and `bash -c`.
+script. It reads directives as sbatch does and commands as bash does, including variables, arrays,
+functions, here-documents, containers and `bash -c`.
 
 Each finding describes the effect of a mistake at run time and the change that fixes it. `--diff` prints
 a patch with all changes that need no decision by the user. `--json` prints
@@ -23,8 +23,9 @@ A finding has one of three severities:
   show, such as the code of the training program.
 - **info**: a hint.
 
-Some mistakes involve two lines. For example, one line may request more tasks than another line requests
-GPUs. Such a mistake is reported at the line to change, and as an info at the other line.
+Some mistakes involve two lines. For example, one line requests 8 tasks per node, and another line
+only 4 GPUs per node. Such a mistake is reported at the line to change. The other line gets a finding
+with the severity info.
 
 `python -m bench.lint.docs > docs/lint.md` generates this page from the docstrings of the rules.
 

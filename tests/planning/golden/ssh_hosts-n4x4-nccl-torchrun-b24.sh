@@ -11,7 +11,7 @@ endpoint=${3:-localhost:29400}
 rdzv_id=${4:-"$cell"}
 mkdir -p "$run_dir" || exit 1
 
-# The matrix's environment; values are literal.
+# Environment variables of the matrix; the shell does not expand their values.
 matrix_environment() {
   export NCCL_SOCKET_IFNAME='^docker,lo'
 }
@@ -25,8 +25,8 @@ fi
 export BENCH_EXPECTED_WORLD_SIZE=16
 # The same number of threads in every cell, so that baselines are comparable.
 export OMP_NUM_THREADS=8 BENCH_THREADS_PER_RANK=8
-# gloo uses one interface, by name. Unless the matrix names it, it is the one that leads to another host
-# (a machine's own name often resolves to the loopback interface).
+# gloo needs the name of one interface. Unless the matrix sets this name, use the interface that leads to
+# another host. (By default, gloo uses the address of the machine's own name, often the loopback.)
 if [ nccl = gloo ] && [ -z "${GLOO_SOCKET_IFNAME:-}" ]; then
   interface=$("$python" -m bench.workload.network_interface "${BENCH_PEER:-${endpoint%:*}}") || exit 1
   [ -z "$interface" ] || export GLOO_SOCKET_IFNAME="$interface"
@@ -67,7 +67,7 @@ workload=(
 )
 
 processes=4
-# Host 0 serves the rendezvous. is_host is explicit, because its own name can differ from its address.
+# Host 0 serves the rendezvous. is_host is explicit, because the host's name can differ from its address.
 is_host=false
 [ "$node" -ne 0 ] || is_host=true
 # --rdzv-id: agents of another run that connect to this port are rejected.
