@@ -255,8 +255,8 @@ def _directives(cluster: Cluster, *, device: str, mixed: bool) -> Iterator[tuple
             yield reason, f"--{key}={value}"
     if cluster.exclusive:
         yield "Whole nodes: no other job disturbs the measurement.", "--exclusive"
-    yield "The wall time of the plan.", f"--time={slurm_time(cluster.time_limit)}"
-    yield "Replaced by the run's folder at submission.", "--output=%x-%j.out"
+    yield "The time limit of one run.", f"--time={slurm_time(cluster.time_limit)}"
+    yield "Replaced at submission by a file in the run's folder.", "--output=%x-%j.out"
     for line in cluster.directives:
         yield "From the matrix.", line
 
