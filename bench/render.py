@@ -276,7 +276,7 @@ def _matrix_options(cluster: Cluster, *, device: str) -> list[str]:
 
 
 def _container_options(container: Container | None) -> list[str]:
-    """Return pyxis' options of srun."""
+    """Return the options of srun that start the container with pyxis; empty for other containers."""
     if container is None or container.runtime != "pyxis":
         return []
     mounts = ",".join(['"$run_dir:$run_dir"', *(shlex.quote(mount) for mount in container.mounts)])
@@ -285,7 +285,7 @@ def _container_options(container: Container | None) -> list[str]:
 
 
 def _lines(words: Sequence[str]) -> str:
-    """Return words of a command on a line of the script each."""
+    """Return the words of a command, each on a line of its own in the script."""
     return "".join(f" \\\n  {word}" for word in words)
 
 

@@ -173,7 +173,7 @@ class Launch:
 
     The field ``launcher`` contains the name of the launcher, and the field ``inner`` the commands
     for ``bash -c``. ``opaque`` is True if srun gets options from a variable with an unknown value.
-    ``srun_certain`` is the number of options before it; later ones may belong to the program.
+    ``srun_certain`` is the number of options before that variable; later ones may be the program's.
     """
 
     line: int

@@ -142,7 +142,7 @@ class Cluster(Section):
     exclude: DirectiveValue | None = None
     """sbatch --exclude: nodes to avoid."""
     switches: Switches | None = None
-    """sbatch --switches: the most leaf switches of a job, and the longest wait for them (`1@2:00:00`)."""
+    """sbatch --switches: the maximum number of leaf switches, and the maximum wait for it (`1@2:00:00`)."""
     mem: DirectiveValue | None = None
     """sbatch --mem, per node (`64G`; `0` is all memory)."""
     gpu_type: DirectiveValue | None = None

@@ -100,7 +100,7 @@ def _check_directive_line(value: str) -> str:
 
 
 def split_line(value: str, *, kind: str) -> list[str]:
-    """Split one line into words as a shell does; ``kind`` names what an entry must be in the message."""
+    """Split a line into words as a shell does; errors say that an entry must be ``kind``."""
     one_line(value)
     try:
         return shell_words(value, comments=True)
@@ -135,14 +135,14 @@ _CPU_BIND = _Form(
         rf"(?:none|rank|rank_ldom|sockets|cores|threads|ldoms|map_(?:cpu|ldom):{_IDS}|mask_(?:cpu|ldom):{_MASKS})"
     ),
     "none, rank, rank_ldom, sockets, cores, threads, ldoms, map_cpu:LIST, mask_cpu:LIST, map_ldom:LIST, "
-    "mask_ldom:LIST, with quiet, or verbose, before it; LIST is as in 0,2 or 0x0f*4,0xf0*4",
+    "mask_ldom:LIST, optionally after 'quiet,' or 'verbose,'; a LIST is such as 0,2 or 0x0f*4,0xf0*4",
 )
 _GPU_BIND = _Form(
     "gpu-bind",
     re.compile(
         rf"(?:verbose,)?(?:none|closest|map(?:_gpu)?:{_IDS}|mask(?:_gpu)?:{_MASKS}|(?:per_task|single):[1-9]\d*)"
     ),
-    "none, closest, map_gpu:LIST, mask_gpu:LIST, per_task:N, single:N, with verbose, before it",
+    "none, closest, map_gpu:LIST, mask_gpu:LIST, per_task:N, single:N, optionally after 'verbose,'",
 )
 _LEVEL = r"(?:\*|block|cyclic|fcyclic)"
 _DISTRIBUTION = _Form(
@@ -201,7 +201,7 @@ class Binding(NamedTuple):
 
     @property
     def explicit(self) -> bool:
-        """True if srun rejects it or ignores it unless the step has all CPUs of its nodes."""
+        """True if srun rejects or ignores this binding unless the step has all CPUs of its nodes."""
         return self.kind.startswith(("map_", "mask_", "rank"))
 
     @property

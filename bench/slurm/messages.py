@@ -76,6 +76,6 @@ def search(wordings: Sequence[Wording], text: str) -> re.Match[str] | None:
 
 
 def step_daemon_message(line: str) -> str:
-    """Return a message of slurmstepd without its start; empty if the line is something else."""
+    """Return the message in a line of slurmstepd without the prefix; empty for any other line."""
     start = match_start(STEP_DAEMON, line)
     return line[start.end() :] if start else ""

@@ -121,8 +121,8 @@ WORDS = {
     "use axes.gpus_per_node and cluster.gpu_type",
     "--output=x": "'--output=x' would override a setting of the plan; bench submit sets it for each run",
     "--cpu-bind=coers": "'coers' is not a value of srun --cpu-bind; allowed: none, rank, rank_ldom, sockets, "
-    "cores, threads, ldoms, map_cpu:LIST, mask_cpu:LIST, map_ldom:LIST, mask_ldom:LIST, with quiet, or "
-    "verbose, before it; LIST is as in 0,2 or 0x0f*4,0xf0*4",
+    "cores, threads, ldoms, map_cpu:LIST, mask_cpu:LIST, map_ldom:LIST, mask_ldom:LIST, optionally "
+    "after 'quiet,' or 'verbose,'; a LIST is such as 0,2 or 0x0f*4,0xf0*4",
 }
 
 
