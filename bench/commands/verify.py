@@ -61,7 +61,7 @@ def verify_command(
 def _show(verdict: Verification, *, all_checks: bool) -> None:
     print(f"{'pass' if verdict.passed else 'FAIL'}  {verdict.run_id}")
     for check in verdict.checks:
-        if all_checks or not check.passed:
+        if all_checks or check in verdict.failures:
             print(f"  {check}")
 
 

@@ -256,7 +256,6 @@ def _wait_for_end(executor: Executor, run: Run, patience: Patience) -> RunRecord
 
 
 def _show_failure(verdict: Verification, canary: Run) -> None:
-    for check in verdict.checks:
-        if not check.passed:
-            say(f"  {check}")
+    for check in verdict.failures:
+        say(f"  {check}")
     say(f"the canary {canary.run_id} did not pass: nothing else was submitted")

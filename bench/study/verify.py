@@ -1,6 +1,7 @@
 """Verify that a run was executed as planned.
 
-Each check compares a recorded value with the expected one. A run passes if all its checks pass.
+Each check compares a recorded value with the expected one. A run passes if no check fails: a value that
+was not measured is neither right nor wrong.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from bench.errors import BenchError
 from bench.study.files import read_json, read_table
@@ -23,18 +24,30 @@ _FILES = ("run.json", "metrics.csv", "ranks.csv", "steps.csv", "env.json")
 
 @dataclass(frozen=True)
 class Check:
-    """Result of one check: the value that was found and the value that was expected."""
+    """Result of one check: the value that was found and the value that was expected.
+
+    ``passed`` is None if the value was not measured; ``found`` is then empty or says why.
+    """
 
     name: str
-    passed: bool
+    passed: bool | None
     found: str
     expected: str
 
+    @property
+    def outcome(self) -> Literal["ok", "failed", "not measured"]:
+        """The result in words."""
+        return "not measured" if self.passed is None else "ok" if self.passed else "failed"
+
     def as_json(self) -> dict[str, Any]:
         """Return the check as an object for `bench verify --json`."""
-        return {"check": self.name, "passed": self.passed, "found": self.found, "expected": self.expected}
+        own = {"check": self.name, "outcome": self.outcome, "passed": self.passed}
+        return {**own, "found": self.found or None, "expected": self.expected}
 
     def __str__(self) -> str:
+        if self.passed is None:
+            why = f" ({self.found})" if self.found else ""
+            return f"--    {self.name}: not measured{why}"
         if self.passed:
             return f"ok    {self.name}: {self.found}"
         return f"FAIL  {self.name}: {self.found}, expected {self.expected}"
@@ -50,8 +63,13 @@ class Verification:
 
     @property
     def passed(self) -> bool:
-        """True if every check passed."""
-        return all(check.passed for check in self.checks)
+        """True if no check failed."""
+        return not self.failures
+
+    @property
+    def failures(self) -> list[Check]:
+        """The checks that failed."""
+        return [check for check in self.checks if check.passed is False]
 
 
 def verify_run(path: Path, *, record: RunRecord | None = None) -> Verification:
@@ -106,12 +124,13 @@ def _files(cell: dict[str, Any]) -> tuple[str, ...]:
 
 def _environment_checks(env: Any, cell: dict[str, Any]) -> Iterator[Check]:
     env = env if isinstance(env, dict) else {}
+    expected = cell["world_size"]
     if not env and _source(cell) in ("none", "readings"):
         # The command does not use the recorder, so bench does not know its ranks.
-        for name in ("ranks joined", "world size", "backend", "nodes", "global batch"):
-            yield Check(name, True, "not measured", "the planned value, if it is measured")
+        yield Check("ranks joined", None, "", f"{expected} of {expected}")
+        for name in ("world size", "backend", "nodes", "global batch"):
+            yield Check(name, None, "", str(cell[name.replace(" ", "_")]))
         return
-    expected = cell["world_size"]
     joined = (env.get("joined") or {}).get("ranks")
     hosts = ", ".join(str(host.get("host")) for host in env.get("hosts") or [])
     found = f"{joined} of {expected}" if joined is not None else f"unknown of {expected}"
@@ -127,7 +146,7 @@ def _environment_checks(env: Any, cell: dict[str, Any]) -> Iterator[Check]:
     if env.get("global_batch") is not None or _source(cell) is None:
         yield _same("global batch", env.get("global_batch"), cell["global_batch"])
     else:
-        yield Check("global batch", True, "not measured: it differs between steps", str(cell["global_batch"]))
+        yield Check("global batch", None, "it differs between steps", str(cell["global_batch"]))
     yield from _transport_check(env.get("transport"), cell)
 
 
@@ -177,12 +196,10 @@ def _throughput_check(rows: list[dict[str, str]]) -> Check:
 
 
 def _loss_check(rows: list[dict[str, str]]) -> Check:
-    """Check that all losses are finite. No rows is a pass, because a command need not report losses."""
+    """Check that all losses are finite. Without rows it is not measured: a command need not report losses."""
     bad = _epochs(row for row in rows if not _is_finite(row.get("train_loss")))
-    found = "finite in every epoch" if rows else "not measured"
-    if bad:
-        found = f"not finite in epoch {bad}"
-    return Check("loss", not bad, found, "a finite number in every epoch")
+    found = f"not finite in epoch {bad}" if bad else "finite in every epoch" if rows else ""
+    return Check("loss", not bad if rows else None, found, "a finite number in every epoch")
 
 
 def _samples_check(rows: list[dict[str, str]], cell: dict[str, Any]) -> Check:
