@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import secrets
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from bench.matrix.document import Document
 from bench.matrix.expansion import expand
 from bench.matrix.load import load_matrix
 from bench.matrix.schema import Matrix
+from bench.matrix.sharing import idle_gpus
 from bench.render import Renderer, gpu_option
 from bench.study.files import owner_writable, write_atomically
 from bench.study.layout import StudyFolder
@@ -31,7 +32,13 @@ from bench.units import count, human_duration
 
 @dataclass(frozen=True)
 class Cost:
-    """The maximum cost of a plan, reached if every run uses its whole time limit."""
+    """The maximum cost of a plan, reached if every run uses its whole time limit.
+
+    ``gpu_hours_max`` counts the GPUs that no other job can use: with whole nodes, all GPUs of a node. If
+    their number is unknown, ``gpu_hours_exact`` is False and ``gpu_hours_max`` is a lower bound.
+    ``gpu_hours_without_exclusive`` counts only GPUs that the jobs request. ``idle_gpus`` maps cells to
+    the number of GPUs that each of their runs reserves but does not use.
+    """
 
     cells: int
     runs: int
@@ -39,18 +46,30 @@ class Cost:
     gpus_max: int
     wall_s_max: int
     gpu_hours_max: float
+    gpu_hours_without_exclusive: float
+    gpu_hours_exact: bool
     node_hours_max: float
+    idle_gpus: dict[str, int]
 
     def __str__(self) -> str:
         runs = f"{count(self.cells, 'cell')} x {count(self.runs // self.cells, 'repeat')}"
         parts = [f"{runs} = {count(self.runs, 'run')}"]
         parts.append(f"up to {self.nodes_max} nodes" if self.nodes_max > 1 else "1 node")
-        hours = f"{self.node_hours_max:g} node-hours, no GPU"
         if self.gpus_max:
             parts.append(f"up to {count(self.gpus_max, 'GPU')}")
-            hours = f"{self.gpu_hours_max:g} GPU-hours"
         limit, total = human_duration(self.wall_s_max // self.runs), human_duration(self.wall_s_max)
-        return "; ".join([*parts, f"wall limit {limit} per run, {total} in total", f"at most {hours}"])
+        return "; ".join([*parts, f"wall limit {limit} per run, {total} in total", self._hours()])
+
+    def _hours(self) -> str:
+        if not self.gpu_hours_exact:
+            why = "set cluster.node_gpus for the number with exclusive nodes"
+            return f"at least {self.gpu_hours_max:g} GPU-hours ({why})"
+        if not self.gpu_hours_max:
+            return f"at most {self.node_hours_max:g} node-hours, no GPU"
+        hours = f"at most {self.gpu_hours_max:g} GPU-hours"
+        if self.gpu_hours_without_exclusive != self.gpu_hours_max:
+            hours += f" with exclusive nodes, {self.gpu_hours_without_exclusive:g} without"
+        return hours
 
 
 @dataclass(frozen=True)
@@ -73,20 +92,30 @@ class Plan:
         return f"scripts/{cell.cell_id}{self.script_suffix}"
 
     @property
+    def exclusive(self) -> bool:
+        """True if each run has whole nodes in Slurm."""
+        return self.matrix.cluster.executor == "slurm" and self.matrix.cluster.exclusive
+
+    @property
     def cost(self) -> Cost:
         """The cost if every run uses its whole time limit."""
         limit_s, repeats = self.matrix.cluster.time_limit, self.matrix.repeats
         nodes = sum(cell.nodes for cell in self.cells)
-        gpus = [cell.nodes * max(cell.ranks_per_node) if cell.device == "cuda" else 0 for cell in self.cells]
+        requested = [cell.reserved_gpus(node_gpus=None) for cell in self.cells]
+        node_gpus = self.matrix.cluster.node_gpus if self.exclusive else None
+        idle = {cell.cell_id: idle_gpus(cell, node_gpus=node_gpus) for cell in self.cells}
         hours = limit_s * repeats / 3600
         return Cost(
             cells=len(self.cells),
             runs=len(self.runs),
             nodes_max=max(cell.nodes for cell in self.cells),
-            gpus_max=max(gpus),
+            gpus_max=max(requested),
             wall_s_max=limit_s * len(self.runs),
-            gpu_hours_max=round(sum(gpus) * hours, 3),
+            gpu_hours_max=round(sum(c.reserved_gpus(node_gpus=node_gpus) for c in self.cells) * hours, 3),
+            gpu_hours_without_exclusive=round(sum(requested) * hours, 3),
+            gpu_hours_exact=not (self.exclusive and any(requested) and node_gpus is None),
             node_hours_max=round(nodes * hours, 3),
+            idle_gpus={cell_id: number for cell_id, number in idle.items() if number},
         )
 
 
@@ -100,8 +129,47 @@ def make_plan(path: Path, *, site: Path | None = None) -> Plan:
     matrix, document = load_matrix(path, site=site)
     cells = expand(matrix, document)
     runs = ordered_runs(cells, repeats=matrix.repeats, seed=matrix.seed)
-    warnings = [*document.warnings, *plan_warnings(matrix, document, cells)]
-    return Plan(matrix, document, cells, runs, warnings)
+    return Plan(matrix, document, cells, runs, _warnings(matrix, document, cells))
+
+
+def _warnings(matrix: Matrix, document: Document, cells: Sequence[Cell]) -> list[str]:
+    return [*document.warnings, *plan_warnings(matrix, document, cells)]
+
+
+def continue_study(plan: Plan, root: Path) -> Plan:
+    """Return the plan with the value of `exclusive` with which the study below ``root`` has begun, if any.
+
+    Runs on shared nodes and runs on whole nodes cannot be compared, so that a study has one value. It
+    applies unless the matrix or its site file sets the key.
+
+    Raises:
+        BenchError: the matrix or its site file sets another value.
+    """
+    folder, cluster = StudyFolder(root / plan.matrix.study), plan.matrix.cluster
+    old = find_plan(folder) if folder.has_runs else None
+    if old is None or old.get("executor") != "slurm" or cluster.executor != "slurm":
+        return plan
+    began = _began_exclusive(folder, old)
+    if began == cluster.exclusive:
+        return plan
+    value = str(began).lower()
+    if "exclusive" in cluster.model_fields_set:
+        what = f"study {plan.matrix.study} has begun with exclusive: {value}, which this matrix would change"
+        remedy = f"set cluster.exclusive: {value}, or give the matrix another `study:` name"
+        raise BenchError(f"{plan.document.location(('cluster', 'exclusive'))}: {what}", remedy=remedy)
+    matrix = plan.matrix.model_copy(update={"cluster": cluster.model_copy(update={"exclusive": began})})
+    return replace(plan, matrix=matrix, warnings=_warnings(matrix, plan.document, plan.cells))
+
+
+def _began_exclusive(folder: StudyFolder, old: dict[str, Any]) -> bool:
+    """Return `exclusive` of a plan.json; plans of older versions lack the key, but not their scripts."""
+    if "exclusive" in old:
+        return bool(old["exclusive"])
+    try:
+        scripts = [(folder.path / cell["script"]).read_text(encoding="utf-8") for cell in old["cells"][:1]]
+    except (OSError, KeyError):
+        return False
+    return any("#SBATCH --exclusive" in script.splitlines() for script in scripts)
 
 
 def ordered_runs(cells: Sequence[Cell], *, repeats: int, seed: int) -> list[Run]:
@@ -168,6 +236,7 @@ def write_plan(plan: Plan, root: Path, *, progress: Callable[[int], None] | None
     Raises:
         BenchError: the folder contains results of another matrix, or cannot be written.
     """
+    plan = continue_study(plan, root)
     folder = StudyFolder(root / plan.matrix.study)
     old = find_plan(folder)
     # The key distinguishes the study's jobs from jobs of a study with the same name elsewhere.
@@ -225,6 +294,9 @@ def plan_content(plan: Plan) -> dict[str, Any]:
         "seed": plan.matrix.seed,
         "time_limit_s": plan.matrix.cluster.time_limit,
         "cpus_per_task": plan.matrix.cluster.cpus_per_task,
+        "exclusive": plan.exclusive,
+        "node_gpus": plan.matrix.cluster.node_gpus,
+        "concurrent_runs": plan.matrix.cluster.concurrent_runs,
         "setup": plan.matrix.cluster.setup,
         "container": plan.matrix.cluster.container is not None,
         "gpu_option": gpu_option(plan.matrix.cluster) if plan.matrix.workload.device == "cuda" else None,
@@ -263,7 +335,7 @@ def _series(cells: Sequence[Cell]) -> list[dict[str, Any]]:
 
 
 def _check_existing_results(folder: StudyFolder, old: dict[str, Any] | None, plan: Plan) -> None:
-    if not folder.runs.is_dir() or not any(folder.runs.iterdir()):
+    if not folder.has_runs:
         return
     name = plan.matrix.study
     remedy = f"give the matrix another `study:` name, or move {folder.path} away"

@@ -167,6 +167,8 @@ def cluster_matrix(partition: Partition, *, inherited: Collection[str] = ()) -> 
     ranks = sizes[-1] * per_node
     limit_s = min(TIME_LIMIT_S, partition.time_limit_s or TIME_LIMIT_S)
     gpu_line = f"  gpu_type: {partition.gpu_type}\n" if partition.gpu_type else ""
+    if partition.gpus:
+        gpu_line += f"  node_gpus: {partition.gpus:<16} # GPUs of a node: a whole node costs all of them\n"
     why = "set in the site file" if "account" in inherited else "if your site needs one"
     account_line = f"  # account: project         # {why}\n"
     model = "transformer, parameters: 124M, precision: bf16" if device == "cuda" else "convnet"
@@ -182,7 +184,7 @@ cluster:
   partition: {partition.name}
 {account_line}{gpu_line}  cpus_per_task: {cores}            # cores, and threads, of one rank
   time_limit: "{slurm_time(limit_s)}"      # maximum for one run
-  exclusive: true             # no other job disturbs the measurement
+  exclusive: true             # whole nodes: no other job disturbs the measurement
   # cpu_bind: cores           # also gpu_bind, distribution, hint: see the recipes in docs/clusters.md
   # setup: ["module load cuda", "source .venv/bin/activate"]   # lines before the launch
   # env: {{NCCL_SOCKET_IFNAME: "^docker,lo"}}                    # variables of the job

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:  # slow to import, and not needed by other commands
     from bench.plan import Plan
 
 SHOWN_CELLS = 40
+#: Number of cells with idle GPUs that are named.
+SHOWN_IDLE = 8
 
 
 def plan_command(
@@ -45,11 +48,12 @@ def plan_command(
 def plan_study(matrix: str, *, site: str | None, results: Path | None) -> tuple[Plan, StudyFolder]:
     """Plan a matrix (a file, or a shipped example's name) and write the study."""
     from bench.matrix.load import find_site
-    from bench.plan import make_plan, write_plan
+    from bench.plan import continue_study, make_plan, write_plan
     from bench.shipped import find_matrix
 
-    plan = make_plan(find_matrix(matrix), site=find_site(site))
-    return plan, write_plan(plan, results_folder(results))
+    root = results_folder(results)
+    plan = continue_study(make_plan(find_matrix(matrix), site=find_site(site)), root)
+    return plan, write_plan(plan, root)
 
 
 def say_warnings(plan: Plan) -> None:
@@ -69,7 +73,17 @@ def _show(plan: Plan, folder: StudyFolder, *, everything: bool) -> None:
     if len(shown) < len(plan.cells):
         print(f"... and {len(plan.cells) - len(shown)} more cells (--all lists them)")
     print(plan.cost)
+    if idle := plan.cost.idle_gpus:
+        print(_idle_line(idle, everything=everything))
     print(f"written: {folder.path} (scripts/, plan.json)")
+
+
+def _idle_line(idle: Mapping[str, int], *, everything: bool) -> str:
+    """Return a line that names the cells whose runs reserve GPUs that they do not use."""
+    named = list(idle.items())[: None if everything else SHOWN_IDLE]
+    cells = ", ".join(f"{cell_id} ({number})" for cell_id, number in named)
+    more = f" and {len(idle) - len(named)} more cells (--all lists them)" if len(named) < len(idle) else ""
+    return f"idle GPUs that each run of a cell reserves: {cells}{more}"
 
 
 def _row(cell: Cell) -> tuple[Any, ...]:
@@ -92,10 +106,14 @@ def _as_content(plan: Plan, folder: StudyFolder) -> dict[str, Any]:
         "runs": cost.runs,
         "repeats": plan.matrix.repeats,
         "gpu_hours": cost.gpu_hours_max,
+        "gpu_hours_exact": cost.gpu_hours_exact,
+        "gpu_hours_without_exclusive": cost.gpu_hours_without_exclusive,
+        "idle_gpus": cost.idle_gpus,
         "node_hours": cost.node_hours_max,
         "gpus": cost.gpus_max,
         "nodes": cost.nodes_max,
         "time_limit_s": plan.matrix.cluster.time_limit,
+        "exclusive": plan.exclusive,
         "warnings": plan.warnings,
         "site": site and {"path": site.path, "inherited": site.values},
         "cells": cells,

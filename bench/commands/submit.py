@@ -125,12 +125,20 @@ def check_budget(planned: PlannedStudy, runs: Sequence[Run], budget: float | Non
     """Raise BenchError if ``runs`` could use more GPU-hours than ``budget``."""
     if budget is None:
         return
-    hours = planned.plan["time_limit_s"] / 3600
+    hours, node_gpus = planned.plan["time_limit_s"] / 3600, planned.reserved_node_gpus
     cells = [planned.cells[run.cell_id] for run in runs]
-    total = sum(cell.nodes * max(cell.ranks_per_node) * hours for cell in cells if cell.device == "cuda")
+    total = sum(cell.reserved_gpus(node_gpus=node_gpus) * hours for cell in cells)
     if total > budget:
         what = f"{count(len(runs), 'run')} could use {total:g} GPU-hours, more than the budget of {budget:g}"
         raise BenchError(what, remedy="raise --budget, lower cluster.time_limit, or choose runs with --only")
+    _say_if_inexact(planned, total)
+
+
+def _say_if_inexact(planned: PlannedStudy, gpu_hours: float) -> None:
+    """Print that the cost is a lower bound if the runs reserve whole nodes of unknown size."""
+    if gpu_hours and planned.exclusive and planned.reserved_node_gpus is None:
+        why = "they reserve all GPUs of their nodes; set cluster.node_gpus for the exact number"
+        say(f"--budget: the runs could use more than the counted {gpu_hours:g} GPU-hours, because {why}")
 
 
 def _check_pack_budget(planned: PlannedStudy, runs: Sequence[Run], budget: float | None) -> None:
@@ -141,11 +149,13 @@ def _check_pack_budget(planned: PlannedStudy, runs: Sequence[Run], budget: float
     pack = allocation_of(planned, runs)
     limit = human_duration(pack.limit_s)
     if budget is not None and pack.gpu_hours > budget:
-        hours = f"{pack.gpu_hours:g} GPU-hours ({pack.nodes} x {pack.gpus_per_node} GPUs for {limit})"
+        hours = f"{pack.gpu_hours:g} GPU-hours ({pack.nodes} x {pack.reserved_per_node} GPUs for {limit})"
         what = f"a pack of {count(len(runs), 'run')} could use {hours}, more than the budget of {budget:g}"
         remedy = "raise --budget, lower cluster.time_limit, choose runs with --only, or omit --pack"
         raise BenchError(what, remedy=remedy)
-    cost = f"{pack.gpu_hours:g} GPU-hours" if pack.gpus_per_node else f"{pack.node_hours:g} node-hours"
+    if budget is not None:
+        _say_if_inexact(planned, pack.gpu_hours)
+    cost = f"{pack.gpu_hours:g} GPU-hours" if pack.gpu_hours else f"{pack.node_hours:g} node-hours"
     size = f"{count(pack.nodes, 'node')} for at most {limit}"
     say(f"pack: {count(len(runs), 'run')} in one job of {size}, {cost} at most")
 
@@ -168,6 +178,8 @@ def _show_commands(planned: PlannedStudy, runs: Sequence[Run], *, as_json: bool)
         return
     for command in commands.values():
         print(command)
+    if planned.executor == "slurm" and planned.concurrent_runs is not None:
+        say("concurrent_runs: `bench submit` also adds --dependency=afterany with the ids of earlier jobs")
     print(f"{len(runs)} of {len(planned.runs)} runs would be started")
 
 

@@ -42,17 +42,24 @@ class Allocation:
     """Resources of a pack's job: the maximum that any of its runs needs.
 
     ``limit_s`` is the sum of the runs' time limits. ``gpus_per_node`` is 0 if no run uses GPUs.
+    ``node_gpus`` is the number of GPUs of a node if the job has whole nodes and the number is known.
     """
 
     nodes: int
     tasks_per_node: int
     gpus_per_node: int
     limit_s: int
+    node_gpus: int | None = None
+
+    @property
+    def reserved_per_node(self) -> int:
+        """The number of GPUs of each node that no other job can use."""
+        return max(self.gpus_per_node, self.node_gpus or 0)
 
     @property
     def gpu_hours(self) -> float:
         """Maximum cost in GPU-hours."""
-        return self.nodes * self.gpus_per_node * self.limit_s / 3600
+        return self.nodes * self.reserved_per_node * self.limit_s / 3600
 
     @property
     def node_hours(self) -> float:
@@ -75,6 +82,7 @@ def allocation_of(study: PlannedStudy, runs: Sequence[Run]) -> Allocation:
         tasks_per_node=tasks,
         gpus_per_node=tasks if any(cell.device == "cuda" for cell in cells) else 0,
         limit_s=int(study.plan["time_limit_s"]) * len(runs),
+        node_gpus=study.reserved_node_gpus,
     )
 
 

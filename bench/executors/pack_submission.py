@@ -107,19 +107,21 @@ class PackExecutor(SlurmExecutor):
 
     def _submit_pack(self, pack: Pack, lock: int) -> list[RunRecord]:
         write_pack(self.study, pack)
+        place = self._chains().next_place()  # a pack executes one run at a time
         contents = [
             attempt.describe(self.study, submitted_at=now(), allocation=pack.describe(place))
             for place, attempt in enumerate(pack.attempts, 1)
         ]
         for attempt, content in zip(pack.attempts, contents, strict=True):
             write_run(attempt.folder, content)
-        self.study.ledger.append_all([_intent(content) for content in contents])
+        self.study.ledger.append_all([{**_intent(content), **place.event} for content in contents])
         records = [
             RunRecord(attempt.run.run_id, attempt.number, RunState.QUEUED, job_name=pack.job_name)
             for attempt in pack.attempts
         ]
         try:
-            self._submit_job(self._pack_job(pack), records, lock)
+            job = self._pack_job(pack)
+            self._submit_job(replace(job, options=[*job.options, *place.options]), records, lock)
         except SlurmRefusedError as error:
             raise _refused(pack, error.output, queue_is_full=error.queue_is_full) from None
         return records

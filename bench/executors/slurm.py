@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +23,7 @@ from typing import Any, NoReturn
 
 from bench.errors import BenchError, UnwritableError
 from bench.executors.base import Callbacks, QueueFullError, settle_run_json
+from bench.executors.chain import Chains
 from bench.executors.outcome import EndNote, Outcome
 from bench.executors.pack import is_packed, refuse_part_of_a_pack
 from bench.executors.settlement import Settlement, as_iso, lacks_accounting
@@ -89,10 +91,11 @@ class SlurmExecutor:
             todo = self._test_largest(todo, callbacks)
             queued = sum(record.state.active for record in records.values())
             room = len(todo) if max_queued is None else max(0, max_queued - queued)
+            chains = self._chains()
             for done, run in enumerate(todo[:room]):
                 callbacks.on_start(run)
                 try:
-                    record = self._submit_one(run, records[run.run_id], lock)
+                    record = self._submit_one(run, records[run.run_id], lock, chains)
                 except SlurmRefusedError as refusal:
                     _raise_refused(refusal, todo, done)
                 callbacks.on_end(run, record)
@@ -234,15 +237,28 @@ class SlurmExecutor:
             raise BenchError(what, remedy=remedy) from None
         return runs
 
-    def _submit_one(self, run: Run, record: RunRecord, lock: int) -> RunRecord:
-        attempt = new_attempt(self.study, run, record)
+    def _chains(self) -> Chains:
+        """Return the chains of the jobs that have not ended; without concurrent_runs, there is no chain."""
+        limit = self.study.concurrent_runs
+        if limit is None:
+            return Chains(None)
+        return Chains.of_queue(limit, self.slurm.queue(), self.study.ledger.events())
+
+    def _submit_one(self, run: Run, record: RunRecord, lock: int, chains: Chains) -> RunRecord:
+        attempt, place = new_attempt(self.study, run, record), chains.next_place()
         allocation = {"kind": "job", "nodes": attempt.cell.nodes}
         write_run(attempt.folder, attempt.describe(self.study, submitted_at=now(), allocation=allocation))
         self.study.ledger.append(
-            "intent", run_id=run.run_id, attempt=attempt.number, job_name=attempt.job_name, refused=False
+            "intent",
+            run_id=run.run_id,
+            attempt=attempt.number,
+            job_name=attempt.job_name,
+            refused=False,
+            **place.event,
         )
         record = RunRecord(run.run_id, attempt.number, RunState.QUEUED, job_name=attempt.job_name)
-        self._submit_job(self._job(attempt), [record], lock)
+        self._submit_job(replace(self._job(attempt), options=place.options), [record], lock)
+        chains.add(place, record.job_id)
         return record
 
     def _submit_job(self, job: BatchJob, records: Sequence[RunRecord], lock: int) -> None:

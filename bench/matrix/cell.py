@@ -88,6 +88,18 @@ class Cell:
         return per_node if isinstance(per_node, list) else [per_node] * self.nodes
 
     @property
+    def requested_gpus(self) -> int:
+        """The number of GPUs that a run requests on each node; 0 on device cpu."""
+        return max(self.ranks_per_node) if self.device == "cuda" else 0
+
+    def reserved_gpus(self, *, node_gpus: int | None) -> int:
+        """Return the number of GPUs that no other job can use during a run.
+
+        ``node_gpus`` is the number of GPUs of a node if the run has whole nodes, otherwise None.
+        """
+        return self.nodes * max(self.requested_gpus, node_gpus or 0)
+
+    @property
     def command(self) -> list[str] | None:
         """The user's command as words with unfilled placeholders, or None for the built-in training."""
         return self.workload.get("command")

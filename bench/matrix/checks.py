@@ -11,6 +11,7 @@ from bench.matrix.cell import PER_NODE, Cell, Point
 from bench.matrix.command import names_in
 from bench.matrix.document import Document, Place
 from bench.matrix.schema import Matrix
+from bench.matrix.sharing import check_node_gpus, sharing_warnings
 from bench.matrix.srun_checks import binding_warnings, check_one_task_per_node
 from bench.matrix.workload import WorkloadOptions
 from bench.units import count
@@ -21,6 +22,16 @@ def check_hosts(matrix: Matrix, document: Document) -> None:
     if matrix.cluster.executor == "ssh" and not matrix.cluster.hosts:
         remedy = "add cluster.hosts: [gpu1, gpu2], with host names that ssh accepts"
         document.add_problem(("cluster", "executor"), "executor ssh needs cluster.hosts", remedy)
+        document.raise_problems()
+
+
+def check_device(matrix: Matrix, document: Document) -> None:
+    """Raise InputError if a command has no device, because the other checks depend on it."""
+    commands = _commands(matrix)
+    if commands and "device" not in matrix.workload.model_fields_set:
+        what = "workload.device is not set, and a command has no default for it"
+        remedy = "add `device: cuda` or `device: cpu` to workload: the device that the command uses"
+        document.add_problem(commands[0][0], what, remedy)
         document.raise_problems()
 
 
@@ -39,6 +50,7 @@ def runnable_points(points: Sequence[Point], matrix: Matrix, document: Document)
         if len(document.problems) == before:
             _check_layout(point, matrix, document)
             _check_backend(point, matrix, document)
+            check_node_gpus(point, matrix, document)
             if matrix.cluster.executor == "local":
                 _check_local(point, matrix, document)
             elif matrix.cluster.executor == "slurm" and point.values["launcher"] == "torchrun":
@@ -183,6 +195,7 @@ def plan_warnings(matrix: Matrix, document: Document, cells: Sequence[Cell]) -> 
     return [
         *_missing_answers(matrix, cells),
         *_surprising_settings(matrix, document, cells),
+        *sharing_warnings(matrix, document, cells),
         *_command_warnings(matrix, document),
         *_ignored_settings(matrix, document),
     ]

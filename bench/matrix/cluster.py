@@ -153,7 +153,7 @@ class Cluster(Section):
     """CPU cores per rank; with torchrun, the only task on a node gets the cores of all ranks there."""
     time_limit: Duration = 1800
     """Maximum wall time of one run."""
-    exclusive: Annotated[bool, Field(strict=True)] = False
+    exclusive: Annotated[bool, Field(strict=True)] = True
     """Allocate whole nodes, so that no other job disturbs the measurement."""
     cpu_bind: CpuBind | None = None
     """srun --cpu-bind: the cores of each task (`cores`, `mask_cpu:0x0f,0xf0`)."""
@@ -165,6 +165,10 @@ class Cluster(Section):
     """sbatch and srun --hint: `nomultithread` counts cores instead of hardware threads."""
     srun_options: list[SrunWord] = Field(default=[])
     """Further options of the srun that starts the ranks, one word each (`--mem-bind=local`)."""
+    node_gpus: Annotated[int, Field(strict=True, ge=1, le=MAX_TASKS_PER_NODE)] | None = None
+    """GPUs of a node, for the cost of whole nodes; the number of GPUs in use comes from the axes."""
+    concurrent_runs: Annotated[int, Field(strict=True, ge=1, le=10_000)] | None = None
+    """Maximum number of runs that execute at once; default: no limit."""
     container: Container | None = None
     """The container in which the ranks run."""
     directives: list[DirectiveLine] = Field(default=[])

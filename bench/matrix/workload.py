@@ -30,7 +30,7 @@ class WorkloadOptions(Section):
     """The options of the built-in DDP training."""
 
     device: Literal["cuda", "cpu"] = "cuda"
-    """The device of the tensors; nccl needs cuda."""
+    """The device of the tensors; nccl needs cuda. A command has no default: set the device that it uses."""
     model: Model = "transformer"
     """The network. transformer and mlp take their size from `parameters`."""
     parameters: Annotated[int, BeforeValidator(_count), Field(strict=True, ge=1_000, le=10**12)] | None = None

@@ -132,6 +132,11 @@ class StudyFolder:
         """True if the folder contains a plan.json."""
         return self.plan_json.is_file()
 
+    @property
+    def has_runs(self) -> bool:
+        """True if a run of the study has been submitted or started."""
+        return self.runs.is_dir() and any(self.runs.iterdir())
+
     def pack(self, number: int) -> PackFolder:
         """Return the folder of pack ``number`` (from 1)."""
         return PackFolder(self.packs / f"pack-{number}")

@@ -36,6 +36,21 @@ class PlannedStudy:
         """Name of the matrix's executor."""
         return str(self.plan["executor"])
 
+    @property
+    def exclusive(self) -> bool:
+        """True if the runs have whole nodes."""
+        return bool(self.plan.get("exclusive"))
+
+    @property
+    def reserved_node_gpus(self) -> int | None:
+        """GPUs of a node if runs have whole nodes and the matrix says how many GPUs a node has."""
+        return self.plan.get("node_gpus") if self.exclusive else None
+
+    @property
+    def concurrent_runs(self) -> int | None:
+        """Maximum number of runs that execute at once; None if there is no limit."""
+        return self.plan.get("concurrent_runs")
+
     def records(self) -> dict[str, RunRecord]:
         """Return the record of every run's latest attempt, in the planned order."""
         return self.ledger.records(run.run_id for run in self.runs)

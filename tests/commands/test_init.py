@@ -43,6 +43,7 @@ def test_the_matrix_of_each_partition_can_be_planned(tmp_path, name):
     plan = make_plan(path)
     cluster = plan.matrix.cluster
     assert (cluster.partition, cluster.gpu_type) == (name, partition.gpu_type)
+    assert (cluster.exclusive, cluster.node_gpus) == (True, partition.gpus or None)
     assert cluster.time_limit <= (partition.time_limit_s or 1200)
     assert max(cell.nodes for cell in plan.cells) <= partition.nodes
     assert {max(cell.ranks_per_node) for cell in plan.cells} == {partition.gpus or 8}

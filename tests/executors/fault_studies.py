@@ -26,6 +26,7 @@ MATRIX = """\
 study: faults
 cluster:
   executor: slurm
+  exclusive: false            # the runs are side by side
   partition: l40s
   account: users
   cpus_per_task: 1

@@ -23,7 +23,14 @@ from tests.commands import command_line
 
 HEAD = """\
 study: {name}
-cluster: {{executor: slurm, partition: {partition}, account: users, time_limit: {limit}, cpus_per_task: 1}}
+cluster:
+  executor: slurm
+  partition: {partition}
+  account: users
+  time_limit: {limit}
+  cpus_per_task: 1
+  exclusive: false            # many small jobs share four nodes
+  {cluster}
 axes: {{nodes: {nodes}, tasks_per_node: [1], backend: [gloo]}}
 scaling: [{{mode: weak, per_gpu_batch: {batches}}}]
 workload: {{device: cpu, model: mlp, epochs: 1}}
@@ -149,15 +156,20 @@ def scripted_study(
     repeats: int = 1,
     partition: str = "l40s",
     limit: str = "2m",
+    cluster: str = "",
 ) -> Study:
     """Plan a study whose cells are short scripts; the run's folder is ``$1``.
 
     Its runs are called ``n1x1-gloo-srun-b1-r1``, ``...-b2-r1``: the N-th batch runs body N, on each
-    number of nodes.
+    number of nodes. ``cluster`` is a further line of the matrix's section of this name.
     """
     batches = list(range(1, len(bodies) + 1))
     sizes = {"nodes": list(nodes), "batches": batches, "repeats": repeats}
-    study = plan_study(folder, HEAD.format(name=name, partition=partition, limit=limit, **sizes), environment)
+    study = plan_study(
+        folder,
+        HEAD.format(name=name, partition=partition, limit=limit, cluster=cluster, **sizes),
+        environment,
+    )
     for size, (batch, body) in itertools.product(nodes, enumerate(bodies, 1)):
         script = study.folder / f"scripts/n{size}x1-gloo-srun-b{batch}.sbatch"
         assert script.exists()

@@ -24,6 +24,7 @@ MATRIX = """\
 study: planted
 cluster:
   executor: slurm
+  exclusive: false            # the runs are side by side
   partition: l40s
   account: users
   cpus_per_task: 1

@@ -17,6 +17,7 @@ MATRIX = """\
 study: launchers
 cluster:
   executor: slurm
+  exclusive: false            # the runs are side by side
   partition: l40s
   account: users
   cpus_per_task: 1

@@ -27,6 +27,7 @@ DDP = """\
 study: ddp
 cluster:
   executor: slurm
+  exclusive: false            # the study `ends` uses the same nodes
   partition: l40s
   account: users
   cpus_per_task: 1

@@ -246,3 +246,28 @@ def test_a_value_of_run_time_is_expanded_and_not_split(tmp_path):
 def test_metrics_are_stored_without_defaults():
     given = {"output": {"throughput": "(x)"}, "scope": "per_gpu"}
     assert Metrics.model_validate(given).as_json() == given
+
+
+@pytest.mark.parametrize(
+    "matrix",
+    [
+        "axes: {{tasks_per_node: [1, 2]}}\nscaling: {scaling}\nworkload:\n  command: 'true'\n",
+        "axes:\n  nodes: [1]\n  command: ['true', 'false']\nscaling: {scaling}\n",
+    ],
+)
+def test_a_command_needs_a_device(tmp_path, monkeypatch, matrix):
+    monkeypatch.chdir(tmp_path)
+    path = Path("own.yaml")
+    path.write_text(
+        f"cluster: {{executor: local}}\n{matrix.format(scaling='[{mode: weak, per_gpu_batch: [4]}]')}"
+    )
+    with pytest.raises(InputError) as caught:
+        make_plan(path)
+    line = path.read_text()[: path.read_text().index("command")].count("\n") + 1
+    assert str(caught.value) == (
+        f"own.yaml:{line}: workload.device is not set, and a command has no default for it; "
+        "add `device: cuda` or `device: cpu` to workload: the device that the command uses"
+    )
+    site = Path("site.yaml")
+    site.write_text("cluster: {executor: local}\nworkload: {device: cpu}\n")
+    assert {cell.device for cell in make_plan(path, site=site).cells} == {"cpu"}

@@ -182,6 +182,13 @@ def test_two_cells_with_the_same_name_are_rejected(tmp_path):
     )
 
 
+SIDE_BY_SIDE = (
+    "up to {} runs on several nodes can execute side by side and share the network, which disturbs their "
+    "communication times; `bench submit --pack` (one job, one run after another) avoids this, and so does "
+    "cluster.concurrent_runs: 1"
+)
+
+
 def warnings_of(name: str) -> list[str]:
     return make_plan(shipped("matrices") / f"{name}.yaml").warnings
 
@@ -196,8 +203,14 @@ def warnings_of(name: str) -> list[str]:
                 "one node count (1): no efficiency across nodes, only within a node",
             ],
         ),
-        ("l40s", ["at most 3 sizes per series: no forecast (a fitted model needs 5 or more)"]),
-        ("strong_cpu", []),
+        (
+            "l40s",
+            [
+                "at most 3 sizes per series: no forecast (a fitted model needs 5 or more)",
+                SIDE_BY_SIDE.format(9),
+            ],
+        ),
+        ("strong_cpu", [SIDE_BY_SIDE.format(24)]),
     ],
 )
 def test_the_plan_warns_about_questions_that_the_study_cannot_answer(name, expected):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bench.errors import BenchError
-from bench.plan import make_plan, write_plan
+from bench.plan import Cost, continue_study, make_plan, write_plan
 from bench.shipped import find_matrix, shipped
 from bench.study.layout import StudyFolder
 
@@ -53,7 +53,10 @@ def test_the_study_contains_the_matrix_the_plan_and_one_script_per_cell(tmp_path
         "gpus_max": 8,
         "wall_s_max": 4 * 1800,
         "gpu_hours_max": (4 + 8) * 2 * 0.5,
+        "gpu_hours_without_exclusive": (4 + 8) * 2 * 0.5,
+        "gpu_hours_exact": False,
         "node_hours_max": (1 + 2) * 2 * 0.5,
+        "idle_gpus": {},
     }
 
 
@@ -173,3 +176,131 @@ def test_any_number_of_cells_keeps_its_plan_readable_line_by_line(tmp_path):
     lines = folder.plan_json.read_text().splitlines()
     assert sum(line.lstrip().startswith('{"cell_id"') for line in lines) == 100
     assert sum(line.lstrip().startswith('{"run_id"') for line in lines) == 200
+
+
+# -- a begun study keeps its value of exclusive --------------------------------------------------
+
+SHARED = MATRIX.replace("time_limit: 30m", "time_limit: 30m, exclusive: false")
+EXCLUSIVE = MATRIX.replace("time_limit: 30m", "time_limit: 30m, exclusive: true")
+RUN = "n1x4-nccl-srun-b8-r1"
+
+
+def script_of(folder: StudyFolder) -> str:
+    return (folder.scripts / "n1x4-nccl-srun-b8.sbatch").read_text()
+
+
+def forget_exclusive(folder: StudyFolder) -> None:
+    """Remove the key from plan.json, as in plans of earlier versions."""
+    content = json.loads(folder.plan_json.read_text())
+    del content["exclusive"]
+    folder.plan_json.write_text(json.dumps(content))
+
+
+def test_a_study_has_whole_nodes_by_default(tmp_path):
+    folder = planned(tmp_path)
+    assert "#SBATCH --exclusive\n" in script_of(folder)
+    assert json.loads(folder.plan_json.read_text())["exclusive"] is True
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_a_begun_study_keeps_shared_nodes_and_warns(tmp_path, older):
+    folder = planned(tmp_path, SHARED)
+    give_it_a_run(folder, RUN)
+    if older:
+        forget_exclusive(folder)
+    again = continue_study(make_plan(tmp_path / "m.yaml"), tmp_path / "results")
+    assert not again.exclusive
+    (tmp_path / "m.yaml").write_text(MATRIX)
+    kept = continue_study(make_plan(tmp_path / "m.yaml"), tmp_path / "results")
+    assert [warning for warning in kept.warnings if "exclusive" in warning] == [
+        f"{tmp_path}/m.yaml:2: cluster.exclusive is false: other jobs can run on the same nodes and disturb a "
+        "run. Runs of these cells can also meet on a node: n1x4-nccl-srun-b8, n2x4-nccl-srun-b8; give the "
+        "matrix another `study:` name for whole nodes, or use `bench submit --pack` or "
+        "cluster.concurrent_runs: 1"
+    ]
+    write_plan(kept, tmp_path / "results")
+    assert "--exclusive" not in script_of(folder)
+    assert json.loads(folder.plan_json.read_text())["exclusive"] is False
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_a_begun_study_with_whole_nodes_keeps_them(tmp_path, older):
+    folder = planned(tmp_path, EXCLUSIVE)
+    give_it_a_run(folder, RUN)
+    if older:
+        forget_exclusive(folder)
+    planned(tmp_path)
+    assert "#SBATCH --exclusive\n" in script_of(folder)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "value"), [(SHARED, EXCLUSIVE, "false"), (MATRIX, SHARED, "true")]
+)
+def test_a_matrix_that_would_change_exclusive_of_a_begun_study_is_refused(tmp_path, before, after, value):
+    folder = planned(tmp_path, before)
+    planned(tmp_path, after)  # nothing has run yet
+    planned(tmp_path, before)
+    give_it_a_run(folder, RUN)
+    content = folder.plan_json.read_bytes()
+    with pytest.raises(BenchError) as caught:
+        planned(tmp_path, after)
+    assert str(caught.value) == (
+        f"{tmp_path}/m.yaml:2: study s has begun with exclusive: {value}, which this matrix would change; "
+        f"set cluster.exclusive: {value}, or give the matrix another `study:` name"
+    )
+    assert folder.plan_json.read_bytes() == content
+
+
+# -- the cost of whole nodes ------------------------------------------------------------------
+
+
+def cost_of(tmp_path: Path, cluster: str, axes: str = "nodes: [1, 2], gpus_per_node: [1, 4]") -> Cost:
+    path = tmp_path / "m.yaml"
+    cluster = f"time_limit: 30m, {cluster}"
+    text = MATRIX.replace("time_limit: 30m", cluster).replace("nodes: [1, 2], gpus_per_node: [4]", axes)
+    path.write_text(text)
+    return make_plan(path).cost
+
+
+def test_whole_nodes_cost_all_their_gpus(tmp_path):
+    cost = cost_of(tmp_path, "node_gpus: 4")
+    # 2 repeats of half an hour: the nodes of the four cells x 4 GPUs, or the GPUs in use.
+    assert (cost.gpu_hours_max, cost.gpu_hours_without_exclusive) == ((1 + 1 + 2 + 2) * 4, 1 + 4 + 2 + 8)
+    assert cost.idle_gpus == {"n1x1-nccl-srun-b8": 3, "n2x1-nccl-srun-b8": 6}
+    assert str(cost).endswith("; at most 24 GPU-hours with exclusive nodes, 15 without")
+
+
+def test_without_node_gpus_the_cost_of_whole_nodes_is_a_lower_bound(tmp_path):
+    cost = cost_of(tmp_path, "exclusive: true")
+    assert (cost.gpu_hours_max, cost.gpu_hours_exact, cost.idle_gpus) == (15, False, {})
+    assert str(cost).endswith(
+        "; at least 15 GPU-hours (set cluster.node_gpus for the number with exclusive nodes)"
+    )
+
+
+def test_shared_nodes_cost_the_gpus_in_use(tmp_path):
+    cost = cost_of(tmp_path, "exclusive: false, node_gpus: 4")
+    assert (cost.gpu_hours_max, cost.gpu_hours_exact, cost.idle_gpus) == (15, True, {})
+    assert str(cost).endswith("; at most 15 GPU-hours")
+
+
+def test_mixed_nodes_reserve_the_gpus_of_the_largest(tmp_path):
+    axes = "nodes: [2], gpus_per_node: [[4, 2]], launcher: [torchrun]"
+    assert cost_of(tmp_path, "exclusive: false", axes).idle_gpus == {"n2x4+2-nccl-torchrun-b8": 2}
+
+
+def test_a_cpu_study_on_gpu_nodes_costs_their_gpus(tmp_path):
+    path = tmp_path / "m.yaml"
+    text = MATRIX.replace("time_limit: 30m", "time_limit: 30m, node_gpus: 4").replace("gpus_per", "tasks_per")
+    path.write_text(f"{text}workload: {{device: cpu}}\n")
+    cost = make_plan(path).cost
+    assert (cost.gpu_hours_max, cost.gpus_max) == ((1 + 2) * 4, 0)
+    assert cost.idle_gpus == {"n1x4-gloo-srun-b8": 4, "n2x4-gloo-srun-b8": 8}
+
+
+def test_more_ranks_per_node_than_gpus_are_an_error(tmp_path):
+    with pytest.raises(BenchError) as caught:
+        cost_of(tmp_path, "node_gpus: 2")
+    assert str(caught.value) == (
+        f"{tmp_path}/m.yaml:3: gpus_per_node 4: cluster.node_gpus says that a node has 2 GPUs; correct one of the two"
+    )
