@@ -10,7 +10,6 @@ template is rendered once per shape with a mark in place of each value; each cel
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -19,7 +18,7 @@ import jinja2
 
 from bench.matrix.cell import Cell
 from bench.matrix.cluster import Cluster, Container
-from bench.matrix.command import command_values, shell_word, task_words, torchrun_words
+from bench.matrix.command import command_values, quote, shell_word, task_words, torchrun_words
 from bench.matrix.schema import Matrix
 from bench.matrix.slurm_options import SRUN_KEYS
 from bench.matrix.workload import to_arguments
@@ -93,7 +92,7 @@ class Renderer:
         if pieces is None:
             pieces = self._shapes[shape] = self._render_shape(shape)
         most = max(cell.ranks_per_node)
-        env = {f"env.{name}": shlex.quote(value) for name, value in cell.env.items()}
+        env = {f"env.{name}": quote(value) for name, value in cell.env.items()}
         values = {
             "cell_id": cell.cell_id,
             "nodes": str(cell.nodes),
@@ -172,8 +171,7 @@ class Renderer:
             head = ["--launcher", cell.launcher, "--backend", cell.backend]
             words = [*head, "--per-gpu-batch", str(cell.per_gpu_batch), *to_arguments(cell.workload)]
             lines = "".join(
-                f"\n  {shlex.quote(word)}" if word.startswith("--") else f" {shlex.quote(word)}"
-                for word in words
+                f"\n  {quote(word)}" if word.startswith("--") else f" {quote(word)}" for word in words
             ).strip()
             if len(self._arguments) < 10_000:
                 self._arguments[key] = lines
@@ -272,16 +270,16 @@ def _matrix_options(cluster: Cluster, *, device: str) -> list[str]:
     keys = [(key, form.option, getattr(cluster, key)) for key, form in SRUN_KEYS.items()]
     given = [(key, option, value) for key, option, value in keys if value is not None]
     words = [f"--{option}={value}" for key, option, value in given if key != "gpu_bind" or device == "cuda"]
-    return [shlex.quote(word) for word in [*words, *cluster.srun_options]]
+    return [quote(word) for word in [*words, *cluster.srun_options]]
 
 
 def _container_options(container: Container | None) -> list[str]:
     """Return the options of srun that start the container with pyxis; empty for other containers."""
     if container is None or container.runtime != "pyxis":
         return []
-    mounts = ",".join(['"$run_dir:$run_dir"', *(shlex.quote(mount) for mount in container.mounts)])
-    words = [f"--container-image={shlex.quote(container.image)}", f"--container-mounts={mounts}"]
-    return words + [shlex.quote(option) for option in container.options]
+    mounts = ",".join(['"$run_dir:$run_dir"', *(quote(mount) for mount in container.mounts)])
+    words = [f"--container-image={quote(container.image)}", f"--container-mounts={mounts}"]
+    return words + [quote(option) for option in container.options]
 
 
 def _lines(words: Sequence[str]) -> str:
@@ -294,7 +292,7 @@ def _container_command(container: Container | None, device: str) -> str:
         return ""
     words = [container.runtime, "exec", *(["--nv"] if device == "cuda" else []), "--bind", '"$run_dir"']
     for mount in container.mounts:
-        words += ["--bind", shlex.quote(mount)]
-    words += [shlex.quote(option) for option in container.options]
-    words.append(shlex.quote(container.image))
+        words += ["--bind", quote(mount)]
+    words += [quote(option) for option in container.options]
+    words.append(quote(container.image))
     return " ".join(words) + " \\\n  "

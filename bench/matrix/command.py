@@ -62,6 +62,11 @@ def names_in(words: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(text for word in words for kind, text in tokens(word) if kind == "value"))
 
 
+def quote(text: str) -> str:
+    r"""Quote a text for bash; a carriage return becomes ``\r``, because sbatch refuses CR LF in a script."""
+    return shlex.quote(text).replace("\r", "'$'\\r''")
+
+
 def shell_word(word: str, values: Mapping[str, Any]) -> str:
     """Replace the placeholders of a word by their values, and quote it for a shell script."""
     pieces = []
@@ -71,7 +76,7 @@ def shell_word(word: str, values: Mapping[str, Any]) -> str:
         elif text == PYTHON:
             pieces.append('"$python"')
         else:
-            pieces.append(shlex.quote(value_text(values[text]) if kind == "value" else text))
+            pieces.append(quote(value_text(values[text]) if kind == "value" else text))
     return "".join(pieces) or "''"
 
 

@@ -263,6 +263,7 @@ def test_hostile_values_arrive_literally_and_nothing_in_them_runs(tmp_path, valu
 
 @settings(max_examples=25, deadline=None)
 @example(value="0E0")
+@example(value="\r\n")
 @given(
     value=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=30)
 )
