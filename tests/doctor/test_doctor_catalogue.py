@@ -94,5 +94,5 @@ def test_a_pattern_fails_quickly_on_lines_made_of_its_own_pieces(signature: Sign
 
 
 def test_the_rules_of_lint_and_the_causes_of_the_doctor_share_their_names() -> None:
-    own = {"malformed-directive", "srun-cpus-not-inherited"}
+    own = {"malformed-directive", "srun-cpus-not-inherited", "unknown-srun-option"}
     assert {rule.name for rule in all_rules()} - {info.name for info in causes()} <= own
