@@ -122,3 +122,23 @@ def test_without_a_safe_folder_there_is_no_lock(host):
         parent.mkdir(exist_ok=True)
         (parent / NAME).parent.symlink_to(host.home)
     assert host.open_lock() == f"no lock: {host.home}/.cache/{NAME}"
+
+
+@pytest.mark.parametrize(
+    ("flock", "answer"),
+    [
+        ("exit 1", "refused busy"),
+        ("echo 'flock: 9: No locks available' >&2; exit 71", "refused lock {} (No locks available)"),
+    ],
+)
+def test_a_lock_that_is_held_differs_from_a_file_system_without_locks(host, tmp_path, flock, answer):
+    (tmp_path / "flock").touch(mode=0o755)
+    (tmp_path / "flock").write_text(f"#!/bin/bash\n{flock}\n")
+    done = subprocess.run(
+        ["bash", "-c", '. "$0"; mark=M job=x holder=y; prepare', shipped("slurm_templates") / "ssh_host.sh"],
+        env={**host.variables, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (1, "")
+    assert done.stdout.strip() == f"M {answer.format(host.runtime / NAME)}"
