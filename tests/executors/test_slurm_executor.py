@@ -388,6 +388,18 @@ repeats: 1
         assert waiting.returncode == 1
 
 
+def test_more_nodes_than_a_job_may_have_are_refused_or_reported(scripted):
+    """Slurm 26.05 accepts such a script without --ntasks, even with --test-only, and never starts it."""
+    study = scripted("#SBATCH --partition=short --nodes=2 --time=1\ntrue")
+    done = study.bench("submit", "STUDY")
+    if done.returncode:
+        what = "error: Slurm does not accept the largest cell, n1x1-gloo-srun-b1: allocation failure: "
+        assert (done.returncode, done.stderr.startswith(what)) == (2, True), done.stderr
+    else:
+        words = f"{run_id(1)} will not start (PartitionNodeLimit): the partition does not allow"
+        assert any(line.startswith(words) for line in done.stderr.splitlines()), done.stderr
+
+
 def test_a_limit_of_the_group_is_a_wait(running_cluster, tmp_path, scripted):
     study = scripted("sleep 60", "sleep 60")
     for script in (study.folder / "scripts").glob("n1*"):
