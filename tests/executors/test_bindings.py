@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 from tests.cluster.bed import Cluster
+from tests.cluster.configuration import Options
+from tests.cluster.plugin import StartCluster
 from tests.executors.slurm_studies import Study, plan_study, submitted
 
 MATRIX = """\
@@ -84,3 +87,19 @@ def test_one_mask_per_node_arrives_on_mixed_nodes_with_torchrun(cluster, tmp_pat
         ranks = cores_of_ranks(study)
     assert [cores for _, cores in ranks] == ["1", "1", "1"]
     assert len({host for host, _ in ranks}) == 2
+
+
+def test_a_mask_outside_of_the_cores_of_the_ranks_arrives(start_cluster: StartCluster, tmp_path):
+    """Here Slurm knows the real cores of the node, and rejects masks outside of a step's own cores."""
+    cores = max(os.sched_getaffinity(0)) + 1
+    options = Options(nodes=1, gpus=0, cpus=cores, memory_mb=1000 * cores, accounting=False)
+    with start_cluster(options) as cluster:
+        study = study_of(
+            tmp_path,
+            cluster,
+            keys=f"cpu_bind: map_cpu:{cores - 1}",
+            axes="{nodes: [1], tasks_per_node: [1]}",
+            workload=command(tmp_path),
+        )
+        with submitted(study, "--wait"):
+            assert cores_of_ranks(study) == [("n1", str(cores - 1))]

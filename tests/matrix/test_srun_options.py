@@ -263,7 +263,9 @@ def test_explicit_bindings_get_a_step_with_all_cpus_of_its_nodes(tmp_path, launc
         words = srun_words(text)
         assert f"--cpu-bind={binding}" in words
         assert any(word.startswith("--cpus-per-task") for word in words) is not explicit
-        assert ("\nunset SLURM_EXACT SRUN_CPUS_PER_TASK\n" in text) is explicit
+        assert (
+            "\nunset SLURM_EXACT SLURM_CPUS_PER_TASK SLURM_TRES_PER_TASK SRUN_CPUS_PER_TASK\n" in text
+        ) is explicit
 
 
 def test_mixed_nodes_get_the_options(tmp_path):
