@@ -32,7 +32,7 @@ _FLAT = 0.25
 
 @dataclass(frozen=True)
 class LawSection:
-    """The part about one series: heading, sentences, and the rows (texts) of three tables."""
+    """The page's section about the laws of one series: heading, sentences, and three tables of texts."""
 
     heading: str
     sentences: tuple[str, ...]

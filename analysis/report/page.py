@@ -157,7 +157,7 @@ def _sections(
 
 
 def _topics(drawings: Iterable[Drawing]) -> dict[str, list[tuple[str, Drawing]]]:
-    """Return the figures of the other sections by topic, each with the words in front of its heading."""
+    """Group figures of some topics, each with its scaling mode, which is written before the heading."""
     topics: dict[str, list[tuple[str, Drawing]]] = {"time": [], "communication": [], "steps": [], "ranks": []}
     for drawing in drawings:
         if drawing.topic in topics:

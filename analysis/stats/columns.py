@@ -28,7 +28,11 @@ _PUBLISHED = (
     Column("cell_id", "str", "cell; a cell of two series has one row for each series"),
     Column("series", "str", "series, as the plan names it"),
     Column("baseline", "str", "size of the baseline; empty without one"),
-    Column("mode", "str", "strong or weak, from the batches of the series; empty if no batch is constant"),
+    Column(
+        "mode",
+        "str",
+        "strong if the global batch size is constant in the series, weak if that per rank is; otherwise empty",
+    ),
     Column("launcher", "str", "srun or torchrun"),
     Column("backend", "str", "nccl or gloo"),
     Column("nodes", "int64", "number of nodes"),
@@ -52,7 +56,11 @@ _PUBLISHED = (
     Column("global_efficiency", "float64", "parallel efficiency times computational scalability"),
     Column("node_hours", "float64", "cost of one run, as a mean over the runs", "node-hours"),
     Column("state", "str", "state of the cell's runs"),
-    Column("reason", "str", "missing runs, replaced baseline, unexpected regime; empty if there is none"),
+    Column(
+        "reason",
+        "str",
+        "remarks: missing runs, a replaced baseline, scaling that is neither strong nor weak; empty without remarks",
+    ),
 )
 _PUBLISHED_LATER = (
     Column("incremental_from", "float64", "next smaller measured size", "ranks"),

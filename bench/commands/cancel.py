@@ -16,8 +16,8 @@ def cancel_command(
 ) -> int:
     """Cancel the queued and running runs of a study, and nothing else.
 
-    The next `bench submit` starts cancelled runs again. A `bench submit` in another
-    terminal then starts no more runs, unless this command has --only.
+    A `bench submit` that is running in another terminal then starts no more runs, unless
+    this command has --only. A later `bench submit` starts the cancelled runs again.
     """
     planned = open_study(find_study(study, results))
     if not filters:

@@ -46,7 +46,7 @@ EffectOption = Annotated[
 ]
 IgnoreOption = Annotated[
     list[str] | None,
-    typer.Option("--ignore", metavar="KEY", help="Match cells that differ in this setting, too; repeatable."),
+    typer.Option("--ignore", metavar="KEY", help="Ignore this setting when cells are matched; repeatable."),
 ]
 AllOption = Annotated[
     bool, typer.Option("--all", help=f"List every cell, not only {SHOWN_CELLS} (changed cells first).")

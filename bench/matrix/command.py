@@ -239,7 +239,8 @@ class Metrics(Section):
         read = self.columns or self.output or {}
         for quantity in self.units.keys() - read.keys():
             raise ValueError(
-                f"units.{quantity} has no effect: {quantity} is not read; read it, or remove its unit"
+                f"units.{quantity} has no effect: {quantity} is not read; add it to workload.metrics, "
+                "or remove its unit"
             )
         rate_is_read = "throughput" in read and self.units.get("throughput") != "it/s"
         if self.scope == "per_gpu" and not rate_is_read:

@@ -130,7 +130,7 @@ def test_without_a_command_a_cell_has_no_command_options(plan):
         (
             "command: 'true'\nmetrics: {output: {step_time: '(x)'}, units: {throughput: it/s}}",
             "own.yaml:7: workload.metrics: units.throughput has no effect: throughput is not read; "
-            "read it, or remove its unit",
+            "add it to workload.metrics, or remove its unit",
         ),
         (
             "command: 'true'\nmetrics: {output: {step_time: '(x)'}, scope: per_gpu}",

@@ -253,7 +253,9 @@ def _forecast(
     if rows["mode"].iloc[0] not in ("strong", "weak"):
         return Refusal("neither the global batch nor the batch per rank is constant")
     if largest["nodes"] < 2 or not str(largest["gpus_per_node"]).isdecimal():
-        return Refusal("larger sizes need more nodes, but the largest size is not on several equal nodes")
+        return Refusal(
+            "larger sizes need more nodes, but the largest measured size has no two nodes with equal ranks"
+        )
     fit = fit_laws(runs_of(rows, frames), mode=str(largest["mode"]), probes=fabric)
     if isinstance(fit, Refusal):
         return fit

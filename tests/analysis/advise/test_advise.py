@@ -263,8 +263,8 @@ def test_the_notes_say_why_a_size_is_not_predicted(l40s, h200):
         "l40s: no size is predicted for strong-352-nccl-srun: 2 sizes measured, and a law needs 5"
     )
     assert notes[1] == (
-        "h200: no size is predicted for strong-352-nccl-srun: larger sizes need more nodes, but the largest size "
-        "is not on several equal nodes"
+        "h200: no size is predicted for strong-352-nccl-srun: larger sizes need more nodes, but the largest "
+        "measured size has no two nodes with equal ranks"
     )
 
 
