@@ -36,7 +36,7 @@ print(json.dumps({"seconds": seconds, "peak_bytes": peak, "size": size}))
 
 
 def build(path: Path, *, cells: int, repeats: int, epochs: int) -> None:
-    """Write the folder of an invented finished study of ``cells`` cells; each series has cells of eight sizes."""
+    """Write the folder of an invented finished study of ``cells`` cells in series of eight sizes."""
     import studies
 
     planned = []

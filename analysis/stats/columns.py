@@ -31,7 +31,7 @@ _PUBLISHED = (
     Column(
         "mode",
         "str",
-        "strong if the global batch size is constant in the series, weak if that per rank is; otherwise empty",
+        "strong if the global batch is constant in the series, weak if that per rank is; else empty",
     ),
     Column("launcher", "str", "srun or torchrun"),
     Column("backend", "str", "nccl or gloo"),
@@ -59,7 +59,7 @@ _PUBLISHED = (
     Column(
         "reason",
         "str",
-        "remarks: missing runs, a replaced baseline, scaling that is neither strong nor weak; empty without remarks",
+        "remarks: missing runs, replaced baseline, neither strong nor weak scaling; empty if there is none",
     ),
 )
 _PUBLISHED_LATER = (
