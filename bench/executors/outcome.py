@@ -12,7 +12,7 @@ from typing import Any
 
 from bench.executors.command_metrics import collect_metrics
 from bench.matrix.cell import Cell
-from bench.slurm.job_states import JobStatus, signal_name
+from bench.slurm.job_states import NO_OUTPUT, JobStatus, signal_name
 from bench.slurm.parsing import AccountingRow
 from bench.study.files import read_json, read_table
 from bench.study.layout import METRICS_COLUMNS, RunFolder
@@ -113,6 +113,8 @@ def job_outcome(
     if status.failure_class not in (FailureClass.BAD_EXIT, FailureClass.KILLED, None):
         reason = with_workload_error(folder, status.reason)
         return Outcome(status.state, reason, status.failure_class, exit_code)
+    if status.failure_class is FailureClass.BAD_EXIT and _lacks_output(folder, status, end):
+        return Outcome(status.state, _joined(NO_OUTPUT, status.reason), FailureClass.NEVER_STARTED)
     killed = killed_rank(folder, cell.launcher)
     exited = "" if killed else exited_rank(folder, cell.launcher)
     failure_class = FailureClass.KILLED if killed else status.failure_class
@@ -121,6 +123,20 @@ def job_outcome(
     why = killed or error_line(folder) or exited or _unwritable_folder(end, rows)
     by_slurm = status.reason.replace(f"exit code {status.exit_code} or {exit_code}", f"exit code {exit_code}")
     return Outcome(status.state, _joined(why, by_slurm), failure_class, exit_code)
+
+
+def _lacks_output(folder: RunFolder, status: JobStatus, end: EndNote) -> bool:
+    """Return True if a failed job has no output files, which Slurm creates before it starts the script.
+
+    Slurm 20.11 reports exit code 1 if it cannot create them; squeue reports no exit code.
+    """
+    if end.exit_code is not None or status.exit_code not in (1, None):
+        return False
+    try:  # Unlike a test for one file, a listing is not answered from an outdated cache of NFS.
+        names = {path.name for path in folder.path.iterdir()}
+    except OSError:
+        return False
+    return not names & {folder.out.name, folder.err.name}
 
 
 def end_of_last_start(folder: RunFolder, status: JobStatus) -> EndNote:

@@ -138,6 +138,10 @@ _PROVISIONAL_NAME = "allocation"
 #: Values in the signal field of an exit code that are not signals: out of memory, and slurmstepd
 #: could not open the job's output (its folder does not exist on the node).
 _OOM_MARK, _NO_OUTPUT_MARK = 125, 53
+#: squeue of 24.11 and later shows this reason for the signal; 22.05 shows only NonZeroExitCode.
+_NO_OUTPUT_REASON = f"RaisedSignal:{_NO_OUTPUT_MARK}("
+#: Explanation of a job whose output could not be opened.
+NO_OUTPUT = "Slurm could not open the job's output; its folder must exist on the nodes and be writable"
 
 
 @dataclass(frozen=True)
@@ -256,10 +260,13 @@ def classify_queue(rows: Sequence[QueueRow]) -> JobStatus:
     slurm_state = read_state(row.state)
     state = slurm_state.state
     hosts = ",".join(r.hosts for r in rows if r.hosts)
+    failure_class, reason = slurm_state.failure_class, _why_in_queue(slurm_state, row.reason)
+    if state is RunState.FAILED and row.reason.startswith(_NO_OUTPUT_REASON):
+        failure_class, reason = FailureClass.NEVER_STARTED, f"{NO_OUTPUT} ({row.reason})"
     return JobStatus(
         state=state,
-        failure_class=slurm_state.failure_class,
-        reason=_why_in_queue(slurm_state, row.reason),
+        failure_class=failure_class,
+        reason=reason,
         submitted=_earliest(r.submitted for r in rows),
         # Without hosts, the time is an estimate or the time of the cancellation.
         started=_earliest(r.starts for r in rows) if hosts else None,
@@ -323,9 +330,7 @@ def _why_failed(attempt: _Attempt, steps: Sequence[AccountingRow]) -> tuple[Fail
 def _why_bad_exit(attempt: _Attempt, steps: Sequence[AccountingRow]) -> tuple[FailureClass, str]:
     job = attempt.job
     if job.signal == _NO_OUTPUT_MARK:
-        remedy = "its folder must exist on the nodes and be writable"
-        why = f"FAILED (0:53): Slurm could not open the job's output; {remedy}"
-        return FailureClass.NEVER_STARTED, why
+        return FailureClass.NEVER_STARTED, f"FAILED (0:53): {NO_OUTPUT}"
     if attempt.started is None:
         return FailureClass.NEVER_STARTED, "FAILED before it started"
     if number := _signal(job, steps):
@@ -391,9 +396,11 @@ def _exit_code(job: AccountingRow, steps: Sequence[AccountingRow]) -> int | None
     state = read_state(job.state).state
     if state is RunState.COMPLETED:
         return job.exit_code
-    if state is RunState.FAILED:
-        return _worst_rank(job, steps) or job.exit_code or None
-    return None
+    if state is not RunState.FAILED:
+        return None
+    # Slurm itself sets the exit code of a job that lost a node: 1 on 24.11 and later, 0 before.
+    of_script = None if read_state(job.state).failure_class is FailureClass.NODE_FAILURE else job.exit_code
+    return _worst_rank(job, steps) or of_script or None
 
 
 def _earliest(times: Iterable[datetime | None]) -> datetime | None:

@@ -27,7 +27,7 @@ class Wording:
 #: the program's name, in the format that the site configures (LogTimeFormat).
 STEP_DAEMON = (
     Wording(r"slurmstepd\S*: error: ", _OLDER),
-    Wording(r"\[[^\]]{1,80}\] error: ", f"(23.11), 24.11 with LogTimeFormat=...,format_stderr; {_NEWER}"),
+    Wording(r"\[.{1,100}?\] error: ", f"(23.11), 24.11 with LogTimeFormat=...,format_stderr; {_NEWER}"),
     Wording(r"\w{3} +\d+ [\d:.]+ +\d+ \S+ +0x\w+: error: ", f"{_OLDER} with LogTimeFormat=thread_id"),
 )
 #: Slurm ends a job or a step. ``why`` is missing for scancel and for steps that srun ends after a task has

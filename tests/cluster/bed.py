@@ -369,6 +369,11 @@ class Cluster:
         self._settings = settings
         write_files(self.folder, options=self.options, network=self.network, settings=settings)
         self.run(["scontrol", "reconfigure"])
+        # A new process takes the place of slurmctld since 23.11.
+        wait_for(
+            lambda: self._daemons.is_running(self._machines["ctl"], "slurmctld"),
+            what="the reconfigured slurmctld",
+        )
 
     @contextmanager
     def limited(self, **limits: int) -> Iterator[None]:

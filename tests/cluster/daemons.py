@@ -129,6 +129,10 @@ class Daemons:
             ["/usr/sbin/sshd", "-f", "/dev/null", "-E", self.folder / f"log/sshd-{node.name}.log", *words]
         )
 
+    def is_running(self, machine: Container, daemon: str) -> bool:
+        """Return whether the process in a daemon's pid file exists."""
+        return machine.run(["sh", "-c", f"kill -0 $(cat /run/{daemon}.pid)"], check=False).returncode == 0
+
     def stop(self, machine: Container, daemon: str) -> None:
         """Stop a daemon by the id in its pid file, as a service manager would, and wait until it has ended.
 

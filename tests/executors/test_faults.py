@@ -58,8 +58,11 @@ def test_a_run_waits_for_a_drained_node_and_says_so(cluster, scripted):
             f"{run_id(1)} is submitted first, because sbatch --test-only says: "
             "allocation failure: Requested node configuration is not available\n"
         )
-        why = "waits to start (ReqNodeNotAvail, UnavailableNodes:n3)"
-        wait_for(lambda: study.status()[run_id(1)]["reason"] == why, what="the reason")
+        # The second reason is that of 24.11 and later.
+        reasons = ("UnavailableNodes:n3", "May be reserved for other job")
+        expected = {f"waits to start (ReqNodeNotAvail, {reason})" for reason in reasons}
+        wait_for(lambda: study.status()[run_id(1)]["reason"] in expected, what="the reason")
+        why = study.status()[run_id(1)]["reason"]
         verified = json.loads(study.bench("verify", "STUDY", "--json").stdout)
         assert verified["runs"][0]["checks"][0]["found"] == f"queued ({why})"
         assert study.bench("report", "STUDY").returncode == 0
@@ -67,6 +70,19 @@ def test_a_run_waits_for_a_drained_node_and_says_so(cluster, scripted):
     finally:
         cluster.resume("n3")
     assert study.bench("submit", "STUDY", "--wait").stderr.splitlines()[-1] == "study scripted: 1 completed"
+
+
+def test_a_run_whose_folder_a_node_cannot_write_never_started(cluster, scripted, tmp_path):
+    study = scripted(f"#SBATCH -w n3\n{MEASURE}")
+    cluster.run_on_node("n3", ["mount", "-t", "tmpfs", "-o", "ro", "none", study.folder])
+    try:
+        assert study.bench("submit", "STUDY", "--wait").returncode == 1
+    finally:
+        cluster.run_on_node("n3", ["umount", study.folder])
+    run = study.status()[run_id(1)]
+    assert (run["state"], run["failure_class"], run["exit_code"]) == ("failed", "never-started", None)
+    why = "Slurm could not open the job's output; its folder must exist on the nodes and be writable"
+    assert why in run["reason"]
 
 
 def test_runs_settled_without_accounting_are_completed_when_it_is_back(cluster, scripted):

@@ -87,6 +87,11 @@ RECORDED = [
         "have been OOM Killed.",
         "OUT_OF_MEMORY",
     ),
+    (
+        "26.05, LogTimeFormat=thread_id",
+        f"[Nov 22 13:51:23.174621    40 worker[6]    0x7f59bd4d26c0] error: *** JOB 7 ON n1 {AT} DUE TO TIME LIMIT ***",
+        "TIMEOUT",
+    ),
     ("26.05", f"[2026-11-22T06:16:04.315] error: *** STEP 7.0 ON n1 {AT} DUE TO TASK FAILURE ***", None),
     ("26.05", f"[2026-11-22T06:16:08.388] error: *** STEP 7.0 ON n1 {AT} DUE to SIGNAL Terminated ***", None),
 ]

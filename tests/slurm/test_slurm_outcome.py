@@ -133,6 +133,17 @@ def test_squeue_alone_tells_states_and_reasons():
     assert found["17"].started is not None
 
 
+def test_squeue_tells_of_an_output_that_could_not_be_opened():
+    # 24.11.5 and 26.05.5; squeue of 20.11 and 22.05 shows NonZeroExitCode.
+    row = "1|FAILED|RaisedSignal:53(Real-time signal 19)|2026-11-22T13:32:45|2026-11-22T13:32:46|1:00|1|n1|root|l40s|a"
+    outcome = queue_statuses(parse_queue(row))["1"]
+    assert outcome.failure_class is FailureClass.NEVER_STARTED
+    assert outcome.reason == (
+        "Slurm could not open the job's output; its folder must exist on the nodes and be writable "
+        "(RaisedSignal:53(Real-time signal 19))"
+    )
+
+
 def test_the_summary_has_one_aligned_line_per_row():
     _, _, text = read_fixture(next(path for path in FIXTURES if path.stem == "22.05-het-fails"))
     assert accounting_table(parse_accounting(text)) == (
