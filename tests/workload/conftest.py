@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -57,7 +59,7 @@ class Started:
         self._count = count
 
     def finish(self) -> Finished:
-        codes = self._server.read()["codes"]
+        codes = self._server.read_codes()
         texts = [
             [(self.folder / f"{rank}.{name}").read_text(encoding="utf-8") for rank in range(self._count)]
             for name in ("out", "err")
@@ -80,15 +82,30 @@ class ForkServer:
             stdout=subprocess.PIPE,
             text=True,
         )
+        self._unfinished: list[int] = []  # ranks whose exit codes nobody has read
         assert self.read() == {"ready": True}
 
     def read(self) -> dict[str, Any]:
         assert self._process.stdout
         return json.loads(self._process.stdout.readline())
 
+    def read_codes(self) -> list[int]:
+        codes = self.read()["codes"]
+        self._unfinished = []
+        return codes
+
+    def _kill_unfinished(self) -> None:
+        """Kill the ranks of a test that failed, for example because they hang."""
+        if self._unfinished:
+            for pid in self._unfinished:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            self.read_codes()
+
     def start(
         self, folder: Path, argv: Sequence[str], environments: Sequence[Mapping[str, str]], target: str = ""
     ) -> Started:
+        self._kill_unfinished()
         folder.mkdir(parents=True, exist_ok=True)
         arguments = ["--run-dir", str(folder), "--backend", "gloo", *argv]
         ranks = [
@@ -103,9 +120,11 @@ class ForkServer:
         assert self._process.stdin
         self._process.stdin.write(json.dumps({"target": target, "ranks": ranks}) + "\n")
         self._process.stdin.flush()
-        return Started(self, folder, len(ranks), self.read()["pids"])
+        self._unfinished = self.read()["pids"]
+        return Started(self, folder, len(ranks), self._unfinished)
 
     def close(self) -> None:
+        self._kill_unfinished()
         assert self._process.stdin
         assert self._process.stdout
         self._process.stdin.close()
