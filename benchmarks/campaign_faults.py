@@ -42,7 +42,7 @@ def run_faults(cluster: Cluster, folder: Path, names: Sequence[str]) -> list[str
             began = time.perf_counter()
             study.submit(name)
             FAULTS[name].strike(Scene(cluster, study, name))
-            study.await_ends(name, timeout_s=240)
+            study.await_ends(name)
             took[name] = time.perf_counter() - began
     wrong = differences(study, names)
     for name, run in study.status().items():
@@ -123,8 +123,6 @@ def _unaccounted(study: Study, name: str) -> list[str]:
         wait_for(
             lambda: bool(study.status()) and all(path.exists() for path in summaries),
             what="sacct_summary.txt of all runs",
-            timeout_s=90,
-            every_s=2,
         )
     except ClusterError as late:
         return [f"{name}: {late}"]
