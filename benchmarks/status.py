@@ -91,7 +91,7 @@ def _await_accounting(cluster: Cluster, runs: int) -> None:
         ended = [line for line in shown.stdout.split() if line.startswith(("COMPLETED|2", "FAILED|2"))]
         return len(ended) >= 2 * runs
 
-    wait_for(all_there, what="the end of all jobs in sacct", timeout_s=1200, every_s=5)
+    wait_for(all_there, what="the end of all jobs in sacct", timeout_s=1200)
 
 
 def main() -> int:

@@ -56,7 +56,7 @@ def test_jobs_end_on_another_release_as_they_do_on_the_installed_one(other, tmp_
     assert refused.value.output.endswith("Invalid partition name specified")
 
     said = tmp_path / "cancel.err"
-    wait_for(lambda: _steps_run(other, ids["cancel"]), what="the step that is to be cancelled", timeout_s=60)
+    wait_for(lambda: _steps_run(other, ids["cancel"]), what="the step that is to be cancelled")
     slurm.cancel([ids["cancel"]])
     found: dict[str, JobStatus] = {}
 
@@ -64,7 +64,7 @@ def test_jobs_end_on_another_release_as_they_do_on_the_installed_one(other, tmp_
         found.update(job_statuses(slurm.accounting(list(ids.values()))))
         return len(found) == len(ids) and all(status.settled for status in found.values())
 
-    wait_for(settled, what="the accounting", timeout_s=60, every_s=0.2)
+    wait_for(settled, what="the accounting")
     ends = {
         name: (found[job].state, found[job].failure_class, found[job].exit_code) for name, job in ids.items()
     }
