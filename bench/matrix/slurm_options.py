@@ -121,6 +121,11 @@ class _Form(NamedTuple):
             raise ValueError(f"{value!r} is not a value of srun --{self.option}; allowed: {self.allowed}")
         return value
 
+    @property
+    def json_schema(self) -> WithJsonSchema:
+        """The pattern for editors."""
+        return WithJsonSchema({"type": "string", "pattern": f"^(?:{self.pattern.pattern})$"})
+
 
 def _list_of(item: str) -> str:
     return rf"{item}(?:\*[1-9]\d*)?(?:,{item}(?:\*[1-9]\d*)?)*"
@@ -237,8 +242,8 @@ def _check_switches(value: str) -> str:
 DirectiveValue = Annotated[str, AfterValidator(_check_directive_value)]
 DirectiveLine = Annotated[str, AfterValidator(_check_directive_line)]
 SrunWord = Annotated[str, AfterValidator(_check_srun_word)]
-CpuBind = Annotated[str, AfterValidator(_CPU_BIND.check)]
-GpuBind = Annotated[str, AfterValidator(_GPU_BIND.check)]
+CpuBind = Annotated[str, AfterValidator(_CPU_BIND.check), _CPU_BIND.json_schema]
+GpuBind = Annotated[str, AfterValidator(_GPU_BIND.check), _GPU_BIND.json_schema]
 Distribution = Annotated[str, AfterValidator(_DISTRIBUTION.check)]
 Switches = Annotated[
     str,

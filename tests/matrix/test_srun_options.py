@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 import yaml
 
 from bench.errors import BenchError
+from bench.matrix.schema import json_schema
 from bench.matrix.slurm_options import parse_binding
 from bench.plan import Plan, make_plan, pack_script, scripts
 
@@ -99,6 +101,13 @@ def test_another_value_is_one_error_that_lists_the_allowed_ones(tmp_path, key, v
     command = "sbatch" if key == "switches" else "srun"
     option = key.replace("_", "-")
     assert problem.startswith(f"cluster.{key}: {value!r} is not a value of {command} --{option}; allowed: ")
+
+
+@pytest.mark.parametrize("key", ["cpu_bind", "gpu_bind"])
+def test_the_json_schema_lets_editors_check_bindings(key):
+    text = json_schema()["$defs"]["Cluster"]["properties"][key]["anyOf"][0]
+    assert all(re.search(text["pattern"], value) for value in ACCEPTED[key])
+    assert not any(re.search(text["pattern"], value) for value in REJECTED[key] if "\n" not in value)
 
 
 def test_an_unknown_hint_is_an_error(tmp_path):
