@@ -59,7 +59,7 @@ def campaign(cluster: Cluster, folder: Path, *, kills: int, seed: int) -> bool:
         done, frozen = done + 1, frozen + freeze
         records = study.planned.records().values()
         unanswered += any(record.state.active and record.job_id is None for record in records)
-    last = study.bench("submit", "STUDY", timeout_s=300)
+    last = study.bench("submit", "STUDY")
     assert last.returncode == 0, last.stderr
     took = time.perf_counter() - began
     jobs = study.jobs_per_run()

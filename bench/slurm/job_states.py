@@ -6,7 +6,7 @@ slurmstepd on the job's standard error: without accounting, Slurm forgets a job 
 with the rows of sacct and squeue. They also read the rows of the steps, because the job's own state may be
 FAILED although a step's state is OUT_OF_MEMORY.
 
-Sources: https://slurm.schedmd.com/job_state_codes.html (base states and flags, 20.11 to 25.x) and
+Sources: https://slurm.schedmd.com/job_state_codes.html (base states and flags, 20.11 to 26.05) and
 the state tables of squeue(1) and sacct(1), which print a flag instead of the base state if one is set.
 """
 

@@ -1,4 +1,4 @@
-"""Parse the output of Slurm's commands (releases 20.11 to 25.x) into rows.
+"""Parse the output of Slurm's commands (releases 20.11 to 26.05) into rows.
 
 The client requests times in UTC and formats with the job's name as last column, because the name is
 the only column that may contain the separator.

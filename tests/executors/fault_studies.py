@@ -251,8 +251,11 @@ class Fault:
 
 FAULTS = {
     "fine": Fault("completed", None, ""),
+    # The second reason is that of 20.11.
     "out-of-memory": Fault(
-        "failed", "out-of-memory", r"OUT_OF_MEMORY in step 0 \(python\); the job says FAILED"
+        "failed",
+        "out-of-memory",
+        r"OUT_OF_MEMORY(?: in step 0 \(python\); the job says FAILED|: ran out of memory)",
     ),
     "killed": Fault(
         "failed",

@@ -7,7 +7,7 @@ import pytest
 from bench.slurm.job_states import STATES, read_state
 from bench.study.ledger import FailureClass, RunState
 
-# https://slurm.schedmd.com/job_state_codes.html: base states and flags of releases 20.11 to 25.x.
+# https://slurm.schedmd.com/job_state_codes.html: base states and flags of releases 20.11 to 26.05.
 BASE_STATES = (
     *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY"),
     *("PENDING", "PREEMPTED", "RUNNING", "SUSPENDED", "TIMEOUT"),
