@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
 
 import torch
 import torch.distributed as dist
@@ -22,7 +21,7 @@ from bench.record import Recorder
 SAMPLE_S = 8e-3
 PLANTED_S = 0.1
 STEPS = 32
-#: Gradients of 4 MB for the cause "communication", and of a few hundred bytes for the others.
+#: Gradients of 4 MB for the cause "communication", and of a few hundred bytes for the other.
 WIDE, NARROW = 1000, 8
 
 
@@ -41,31 +40,21 @@ class Sleeper(nn.Module):
         return outputs
 
 
-def batches(width: int, nap_s: float) -> Iterator[Tensor]:
-    """Yield batches, sleeping before each."""
-    while True:
-        time.sleep(nap_s)
-        yield torch.ones(1, width)
-
-
 def main(cause: str, batch: int) -> None:
     """Train until the recorder has the requested windows."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     width = WIDE if cause == "communication" else NARROW
-    is_late = cause == "straggler" and dist.get_rank() == 1
-    extra_s = PLANTED_S if is_late or cause == "serial" else 0.0
+    extra_s = PLANTED_S if cause == "straggler" and dist.get_rank() == 1 else 0.0
     model = DistributedDataParallel(Sleeper(width, SAMPLE_S * batch + extra_s))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
     recorder = Recorder(model)
-    loader = batches(width, PLANTED_S if cause == "loader" else 0.0)
-    for step, inputs in enumerate(recorder.batches(loader), 1):
+    batches = [torch.ones(1, width)] * STEPS
+    for inputs in recorder.batches(batches):
         with recorder.step(samples=batch):
             optimizer.zero_grad()
             model(inputs).sum().backward()
             optimizer.step()
-        if step == STEPS:
-            break
     recorder.close()
     dist.destroy_process_group()
 

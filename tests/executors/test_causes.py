@@ -17,8 +17,6 @@ TRAINING = Path(__file__).with_name("sleeping_training.py")
 CAUSES = {
     "communication": "communication that computation does not hide",
     "straggler": "uneven work between ranks",
-    "loader": "data loading that takes longer per sample",
-    "serial": "computation that takes longer per sample",
 }
 MATRIX = """\
 study: planted
