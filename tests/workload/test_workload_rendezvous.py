@@ -249,7 +249,7 @@ def test_torchrun_itself_starts_the_ranks(tmp_path):
         env=env,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=280,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("bench: 2/2 ranks joined on 1 host (")
