@@ -197,11 +197,14 @@ def install(python: str, release: str, folder: Path) -> Path:
 def run_tests(programs: Path, folder: Path) -> Result:
     """Run the tests and return pytest's summary."""
     words = ["-q", "-p", "no:cacheprovider", f"--timeout={TEST_S}", "-m", "not gpu and not cluster", *FOLDERS]
+    log, error = folder / "tests.log", ""
     try:
-        text = run([programs / "python", "-m", "pytest", *words], folder / "tests.log", limit_s=TESTS_S)
-    except FailedError as error:
-        return Result(False, str(error))
-    return Result(True, re.sub(r"(, \d+ deselected)? in .*", "", last_line(text)))
+        run([programs / "python", "-m", "pytest", *words], log, limit_s=TESTS_S)
+    except FailedError as failed:
+        error = str(failed)
+    # Python may print warnings after pytest's last line.
+    counts = re.findall(r"^=* ?(\d[^=\n]*?)(?:, \d+ deselected)? in \d\S*s\b", log.read_text(), re.M)
+    return Result(not error, counts[-1] if counts else error)
 
 
 def run_smoke(programs: Path, folder: Path) -> Result:
