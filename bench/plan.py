@@ -103,6 +103,7 @@ class Plan:
         nodes = sum(cell.nodes for cell in self.cells)
         requested = [cell.reserved_gpus(node_gpus=None) for cell in self.cells]
         node_gpus = self.matrix.cluster.node_gpus if self.exclusive else None
+        is_slurm = self.matrix.cluster.executor == "slurm"
         idle = {cell.cell_id: idle_gpus(cell, node_gpus=node_gpus) for cell in self.cells}
         hours = limit_s * repeats / 3600
         return Cost(
@@ -115,7 +116,7 @@ class Plan:
             gpu_hours_without_exclusive=round(sum(requested) * hours, 3),
             gpu_hours_exact=not (self.exclusive and any(requested) and node_gpus is None),
             node_hours_max=round(nodes * hours, 3),
-            idle_gpus={cell_id: number for cell_id, number in idle.items() if number},
+            idle_gpus={cell_id: number for cell_id, number in idle.items() if number and is_slurm},
         )
 
 

@@ -75,6 +75,7 @@ SITE_MATRIX = """\
 study: site
 cluster:
   executor: slurm
+  exclusive: false            # the batch shell of a whole node sees all its GPUs
   partition: l40s
   account: users
   qos: bench

@@ -289,6 +289,14 @@ def test_mixed_nodes_reserve_the_gpus_of_the_largest(tmp_path):
     assert cost_of(tmp_path, "exclusive: false", axes).idle_gpus == {"n2x4+2-nccl-torchrun-b8": 2}
 
 
+def test_hosts_without_slurm_reserve_no_gpus(tmp_path):
+    text = MATRIX.replace("executor: slurm, time_limit: 30m", "executor: ssh, hosts: [a, b]")
+    path = tmp_path / "m.yaml"
+    path.write_text(text.replace("nodes: [1, 2], gpus_per_node: [4]", "nodes: [2], gpus_per_node: [[4, 2]]"))
+    cost = make_plan(path).cost
+    assert (cost.idle_gpus, cost.gpu_hours_exact) == ({}, True)
+
+
 def test_a_cpu_study_on_gpu_nodes_costs_their_gpus(tmp_path):
     path = tmp_path / "m.yaml"
     text = MATRIX.replace("time_limit: 30m", "time_limit: 30m, node_gpus: 4").replace("gpus_per", "tasks_per")
