@@ -72,7 +72,7 @@ def test_nodes_are_reached_by_ssh(cluster):
 
 def bench_cluster(*words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "tests.cluster", *words]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=check)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=check)
 
 
 def test_a_cluster_started_by_hand_ends_without_a_trace_beside_a_running_one(cluster):
@@ -168,7 +168,7 @@ def pytest_as_nobody(**environment: str) -> str:
         env={"PATH": os.environ["PATH"], "PYTHONDONTWRITEBYTECODE": "1", **environment},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=280,
         check=False,
     )
     return done.stdout

@@ -30,5 +30,5 @@ def bench_process(*words: str, cwd: Path, **env: str) -> subprocess.CompletedPro
         env={**os.environ, "COLUMNS": "120", **env},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=280,
     )

@@ -116,7 +116,7 @@ def test_the_partition_of_the_site_file_is_preferred(tmp_path):
         env={**os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "BENCH_SITE": str(site)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=280,
     )
     assert done.returncode == 0, done.stderr
     assert "  partition: cpu\n" in (tmp_path / "m.yaml").read_text()

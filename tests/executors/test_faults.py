@@ -161,7 +161,7 @@ def test_a_job_whose_id_could_not_be_saved_is_not_lost(cluster, disk, scripted):
         _fill_up(ledger)
         time.sleep(0.5)
         disk.fill()
-    said = process.communicate(timeout=60)[1]
+    said = process.communicate(timeout=280)[1]
     assert process.returncode == 2, said
     assert said.startswith(f"error: {ledger}: cannot be written: No space left on device; ")
     assert all(json.loads(line) for line in ledger.read_text().splitlines() if line.strip())
@@ -233,5 +233,5 @@ def test_wait_starts_even_while_the_controller_is_down(cluster, scripted):
     assert "Unable to contact slurm controller" in without.stderr
     assert said.startswith("sbatch")
     assert said.endswith(": waiting for Slurm")
-    assert with_wait.communicate(timeout=60)[1].splitlines()[-1] == "study scripted: 1 completed"
+    assert with_wait.communicate(timeout=280)[1].splitlines()[-1] == "study scripted: 1 completed"
     assert study.jobs_per_run() == {run_id(1): 1}

@@ -179,7 +179,7 @@ def test_hostile_folders_and_values_arrive_in_real_jobs(cluster, tmp_path):
         env={**os.environ, **cluster.environment},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=280,
         stdin=subprocess.DEVNULL,
     )
     assert done.stderr.splitlines()[-2] == "study hostile: 2 failed", done.stderr

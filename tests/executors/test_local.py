@@ -64,7 +64,7 @@ def said(study: PlannedStudy) -> Path:
     return study.folder.path.parent / "said.txt"
 
 
-def wait_for(condition: Callable[[], object], *, seconds: float = 60) -> object:
+def wait_for(condition: Callable[[], object], *, seconds: float = 280) -> object:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if found := condition():
@@ -146,7 +146,7 @@ def test_the_script_executed_by_hand_has_the_same_results(finished, tmp_path):
         env=env,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=280,
     )
     assert done.returncode == 0, done.stderr
     assert "2/2 ranks joined" in done.stdout
@@ -172,7 +172,7 @@ def test_a_killed_rank_fails_its_run_with_the_reason_and_other_runs_continue(tmp
         wait_for(lambda: states(study)[study.runs[1].run_id] == "running")
     finally:
         process.send_signal(signal.SIGINT)
-        process.wait(timeout=180)
+        process.wait(timeout=280)
 
 
 def test_a_killed_harness_leaves_no_process_and_a_failed_run_with_the_reason(tmp_path):
@@ -184,7 +184,7 @@ def test_a_killed_harness_leaves_no_process_and_a_failed_run_with_the_reason(tmp
     assert len(family) == 1 + 1 + 2, "the server, its agent, and as many ranks as asked for"
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    _, alive = psutil.wait_procs(family, timeout=20)
+    _, alive = psutil.wait_procs(family, timeout=280)
     assert alive == []
     record = LocalExecutor(study).refresh()[first]
     assert (str(record.state), record.failure_class) == ("failed", "killed")
@@ -204,7 +204,7 @@ def test_a_stopped_study_continues_with_the_remaining_runs(tmp_path, number):
     first = study.folder.attempt(study.runs[0].run_id, 1)
     wait_for(first.metrics_csv.exists)
     process.send_signal(number)
-    assert process.wait(timeout=180) == 130
+    assert process.wait(timeout=280) == 130
     assert said(study).read_text().splitlines()[-1] == "stopped"
     record = study.records()[study.runs[0].run_id]
     assert (str(record.state), record.reason) == ("cancelled", "stopped by the user")
@@ -257,7 +257,7 @@ def test_a_second_harness_on_one_study_is_refused(tmp_path):
         )
     finally:
         process.send_signal(signal.SIGINT)
-        process.wait(timeout=180)
+        process.wait(timeout=280)
 
 
 def test_set_up_lines_and_variables_reach_the_ranks_literally(tmp_path):

@@ -428,7 +428,7 @@ def test_bench_waits_for_an_orphaned_sbatch_and_finds_its_job(scripted, running_
     assert next(said) == "nothing to start"  # what was asked for is under way
     go.touch()
     assert list(said)[-1] == "study scripted: 3 completed"
-    assert again.wait(timeout=60) == 0
+    assert again.wait(timeout=280) == 0
     again.stderr.close()
     (name,) = (path.name for path in study.folder.glob("packs/*") if (path / "marks.jsonl").is_file())
     assert name == "pack-2"
@@ -536,5 +536,5 @@ def test_hosts_are_listed_in_order_without_scontrol(running_cluster, tmp_path):
         where = ["-N", str(nodes), f"--nodelist={','.join(expected)}", f"--output={tmp_path}/out"]
         command = ["sbatch", "--wait", "--ntasks-per-node=2", *where, str(script)]
         env = {**os.environ, **running_cluster.environment, "PATH": str(tools)}
-        subprocess.run(command, env=env, check=True, capture_output=True, timeout=60)
+        subprocess.run(command, env=env, check=True, capture_output=True, timeout=280)
         assert (tmp_path / "out").read_text().split() == expected

@@ -244,7 +244,7 @@ def bench(*words: str, cwd: Path, **environment: str) -> subprocess.CompletedPro
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **environment},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=280,
     )
 
 

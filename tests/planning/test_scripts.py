@@ -203,7 +203,7 @@ def run_script(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=280,
     )
 
 

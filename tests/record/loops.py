@@ -32,7 +32,7 @@ BATCH = 8
 LENGTHS = {"warmup_steps": 3, "steps_per_epoch": 5, "attribution_steps": 3, "epochs": 2}
 #: Steps of LENGTHS: warm-up, then twice (window, attribution with one uncounted step, two between).
 ALL_STEPS = 3 + 2 * (5 + 4 + 2)
-DEADLINE_S = 120
+DEADLINE_S = 280
 
 
 def join(timeout: timedelta | None = None) -> int:

@@ -128,7 +128,7 @@ class ForkServer:
         assert self._process.stdin
         assert self._process.stdout
         self._process.stdin.close()
-        self._process.wait(timeout=120)
+        self._process.wait(timeout=280)
         self._process.stdout.close()
 
 
@@ -168,7 +168,7 @@ def server() -> Iterator[ForkServer]:
     started.close()
 
 
-def wait_for(condition: Callable[[], object], what: str, *, limit_s: float = 120) -> None:
+def wait_for(condition: Callable[[], object], what: str, *, limit_s: float = 280) -> None:
     """Wait until ``condition`` is true; the limit is generous, for a busy machine."""
     until = time.monotonic() + limit_s
     while not condition():
