@@ -118,7 +118,9 @@ def run_outage(cluster: Cluster, folder: Path, name: str) -> list[str]:
 
 def _unaccounted(study: Study, name: str) -> list[str]:
     """Call `bench status` until each run has a sacct_summary.txt; return a problem after 90 s."""
-    summaries = [study.planned.folder.attempt(run, 1).sacct_summary for run in study.planned.records()]
+    # A run whose submission was interrupted by the outage has a second attempt.
+    records = study.planned.records().values()
+    summaries = [study.planned.run_folder(record).sacct_summary for record in records]
     try:
         wait_for(
             lambda: bool(study.status()) and all(path.exists() for path in summaries),
