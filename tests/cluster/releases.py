@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -92,12 +93,18 @@ def find_release(name: str) -> Release:
         return INSTALLED
     if not re.match(r"\d", name):
         return Release(name, str(Root.of_suite(name).path))
+    if shutil.which("slurmd", path=daemon_environment()["PATH"]) and _begins(INSTALLED.version, name):
+        return INSTALLED
     versions = {suite: suite_version(suite) for suite in SUITES}
     for suite, version in versions.items():
-        if f"{version}.".startswith(f"{name}."):
+        if _begins(version, name):
             return find_release(suite)
     known = ", ".join(f"{suite} {version or 'is missing'}" for suite, version in versions.items())
     raise ClusterError(f"no Debian suite has Slurm {name}; the mirror has: {known}")
+
+
+def _begins(version: str, number: str) -> bool:
+    return f"{version}.".startswith(f"{number}.")
 
 
 def other_suites() -> list[str]:

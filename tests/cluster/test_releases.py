@@ -103,6 +103,25 @@ def test_a_suite_without_a_valid_signature_is_not_used(tmp_path):
     assert "is not signed" in str(caught.value)
 
 
+def test_only_a_suite_that_the_mirror_does_not_have_is_skipped_in_ci(monkeypatch):
+    def fail(error: ClusterError) -> None:
+        def find(name: str) -> None:
+            raise error
+
+        monkeypatch.setattr("tests.cluster.plugin.find_release", find)
+
+    monkeypatch.setenv("CI", "true")
+    fail(SuiteMissingError("the Debian mirror does not have the suite trixie"))
+    with pytest.raises(pytest.skip.Exception, match=r"^the Debian mirror does not have the suite trixie$"):
+        release_or_skip("trixie")
+    fail(ClusterError("another Slurm release needs patchelf"))
+    with pytest.raises(pytest.fail.Exception, match=r"^another Slurm release needs patchelf$"):
+        release_or_skip("trixie")
+    monkeypatch.delenv("CI")
+    with pytest.raises(pytest.skip.Exception, match=r"^another Slurm release needs patchelf$"):
+        release_or_skip("trixie")
+
+
 def test_a_release_that_no_suite_has_is_an_error_that_lists_those_of_the_mirror(monkeypatch):
     monkeypatch.setattr("tests.cluster.releases.SUITES", ("old", "new", "gone"))
     versions = {"old": "20.11.4", "new": "24.11.5", "gone": ""}
