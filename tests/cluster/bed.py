@@ -413,7 +413,8 @@ class Cluster:
 
         def idle() -> bool:
             states = self.node_states()
-            return all(states.get(node) == "idle" for node in wanted)
+            # 26.05 shows the idle nodes of a reservation as reserved.
+            return all(states.get(node) in ("idle", "reserved") for node in wanted)
 
         wait_for(idle, what=f"idle nodes {', '.join(wanted)}", timeout_s=timeout_s)
 
