@@ -77,7 +77,8 @@ def bench_cluster(*words: str, check: bool = True) -> subprocess.CompletedProces
 
 def test_a_cluster_started_by_hand_ends_without_a_trace_beside_a_running_one(cluster):
     mounts = Path("/proc/self/mounts").read_text()
-    said = bench_cluster("up", "--nodes", "1", "--gpus", "2", "--no-accounting").stdout
+    release = cluster.options.release.name
+    said = bench_cluster("--slurm", release, "up", "--nodes", "1", "--gpus", "2", "--no-accounting").stdout
     folder = re.search(r"state in (\S+)$", said, re.M)[1]
     second = Cluster.attach(Path(folder))
     try:
@@ -123,7 +124,10 @@ def test_what_a_killed_test_session_left_is_removed_by_the_next(running_cluster)
     program = (
         "from tests.cluster.bed import Cluster\n"
         "from tests.cluster.configuration import Options\n"
-        "print(Cluster.start(Options(nodes=1, gpus=0, accounting=False)).folder, flush=True)\n"
+        "from tests.cluster.releases import find_release\n"
+        f"release = find_release({running_cluster.options.release.name!r})\n"
+        "options = Options(nodes=1, gpus=0, accounting=False, release=release)\n"
+        "print(Cluster.start(options).folder, flush=True)\n"
         "input()\n"
     )
     session = subprocess.Popen(
