@@ -225,11 +225,20 @@ def _texts(text: str) -> list[tuple[str, str]]:
     return [("text", letter) for letter in text]
 
 
-@given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])), st.text("{}$`'\" ;a\\"))
+@given(st.text(st.characters(exclude_characters="\0\r", exclude_categories=["Cs"])), st.text("{}$`'\" ;a\\"))
 def test_any_value_reaches_the_program_unchanged(value, around):
     template = around.replace("{", "{{").replace("}", "}}") + "={data}"
     word = shell_word(template, {"data": value})
     assert shlex.split(word) == [f"{around}={value}"]
+
+
+@pytest.mark.parametrize("value", ["\r", "a\r\nb", "it's\r", "\\\r$(x)"])
+def test_a_carriage_return_reaches_the_program_and_is_not_in_the_script(value):
+    """bash is asked, because ``shlex.split`` does not know ``$'...'``."""
+    word = shell_word("{data}", {"data": value})
+    assert "\r" not in word
+    done = subprocess.run(["bash", "-c", f"printf %s {word}"], capture_output=True, check=True)
+    assert done.stdout.decode() == value
 
 
 def test_a_value_of_run_time_is_expanded_and_not_split(tmp_path):
