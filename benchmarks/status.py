@@ -56,7 +56,7 @@ def time_status(counted: Counted, what: str) -> None:
     """Run `bench status`; print its time, its calls of Slurm's commands and the number of runs per state."""
     counted.calls()
     began = time.perf_counter()
-    shown = counted.study.bench("status", "STUDY", "--json")
+    shown = counted.study.bench_process("status", "STUDY", "--json")
     took = time.perf_counter() - began
     states = json.loads(shown.stdout)["counts"]
     calls = counted.calls()

@@ -40,7 +40,7 @@ def bare_loop(study: Study, environment: Mapping[str, str]) -> float:
 def bench_submit(study: Study) -> float:
     """Submit a study with `bench submit`; return the time of the command in seconds."""
     began = time.perf_counter()
-    done = study.bench("submit", "STUDY")
+    done = study.bench_process("submit", "STUDY")
     took = time.perf_counter() - began
     assert done.returncode == 0, done.stderr
     return took
@@ -49,11 +49,11 @@ def bench_submit(study: Study) -> float:
 def status(study: Study, folder: Path) -> tuple[float, str]:
     """Return the time of `bench status` in seconds, and a text with its calls, such as ``1 squeue``."""
     began = time.perf_counter()
-    shown = study.bench("status", "STUDY", "--json")
+    shown = study.bench_process("status", "STUDY", "--json")
     took = time.perf_counter() - began
     assert len(json.loads(shown.stdout)["runs"]) == JOBS
     counted = Counted.of(study, folder)
-    counted.study.bench("status", "STUDY")
+    counted.study.bench_process("status", "STUDY")
     return took, ", ".join(f"{number} {name}" for name, number in counted.calls().items()) or "none"
 
 

@@ -79,6 +79,11 @@ class Study:
         """Call ``bench WORDS`` in this process."""
         return command_line.bench(*self._given(words), cwd=Path.cwd(), **self.environment)
 
+    def bench_process(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Call ``bench WORDS`` in a new process, as users do; benchmarks measure this."""
+        environment = {**os.environ, **self.environment}
+        return subprocess.run(self.command(*words), env=environment, capture_output=True, text=True)
+
     def start(self, *words: str) -> Command:
         """Start ``bench WORDS`` without waiting for it."""
         return Command(
