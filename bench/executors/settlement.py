@@ -144,6 +144,9 @@ class Settlement:
         status = classify(self._rows_of(record))
         if status is None or not status.settled:
             return
+        requeued = record.state is RunState.CANCELLED and status.failure_class is FailureClass.PREEMPTED
+        if requeued and not self._is_old(record, status):
+            return  # sacct lacks the row of the job after its preemption, which was cancelled
         if "bench cancel" in record.reason and record.state is status.state is RunState.CANCELLED:
             status = replace(status, reason=record.reason)  # this reason is more specific than Slurm's
         self._settle(record, status, event="accounted")
