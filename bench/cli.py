@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -94,8 +96,13 @@ def _root(
     pass
 
 
+def _help(command: Callable[..., int]) -> str:
+    """Return a docstring with one line per paragraph, which the terminal wraps; examples keep their lines."""
+    return re.sub(r"(?<!\n)\n(?!\n|Example|bench )", " ", inspect.getdoc(command) or "")
+
+
 for _name, _command in COMMANDS.items():
-    app.command(_name)(_command)
+    app.command(_name, help=_help(_command))(_command)
 
 
 def main() -> None:
