@@ -82,15 +82,11 @@ def submit_command(
         return runs_to_start(planned, filters=filters or [], retry_failed=retry_failed)
 
     runs = limited.until_answered(choose) if wait or canary else choose()
-    if pack:
-        _check_pack_budget(planned, runs, budget)
-    else:
-        check_budget(planned, runs, budget)
+    check = _check_pack_budget if pack else check_budget
+    check(planned, runs, budget)
     if dry_run:
-        if pack:
-            _show_pack(planned, runs, as_json=as_json)
-        else:
-            _show_commands(planned, runs, as_json=as_json)
+        show = _show_pack if pack else _show_commands
+        show(planned, runs, as_json=as_json)
         return 0
     if canary:
         if not canary_passes(planned, runs, halt=halt, patience=limited, pack=pack):

@@ -1,9 +1,9 @@
 """Limit how many runs of a study execute at once, by chains of job dependencies.
 
 The jobs of a study form as many chains as runs may execute at once. Each job depends on all jobs of its
-chain that have not ended (``--dependency=afterany``), so that only one job of a chain can execute. To
-depend on the job before it is not enough: if that job is cancelled while it waits, Slurm would start the
-next one beside the job that executes.
+chain that have not ended (``--dependency=afterany``), so that only one job of a chain can execute. A
+dependency on the preceding job alone is not enough: if that job is cancelled while it waits, Slurm would
+start its successor although an earlier job of the chain still executes.
 
 The ledger contains the chain of each job, and squeue shows which jobs have not ended. Nothing else is
 remembered between two submissions, so that a killed submission cannot break a chain.

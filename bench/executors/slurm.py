@@ -143,7 +143,10 @@ class SlurmExecutor:
         return stuck
 
     def _considered(self, job_names: Collection[str]) -> list[QueueRow]:
-        """Return the rows of squeue when the scheduler has considered these jobs; none without an answer."""
+        """Return the rows of squeue after the scheduler has considered these jobs.
+
+        The list is empty if Slurm does not answer.
+        """
         deadline = time.monotonic() + SCHEDULED_S
         while job_names:
             try:

@@ -33,7 +33,10 @@ def check_dependency(matrix: Matrix, document: Document) -> None:
 
 
 def idle_gpus(cell: Cell, *, node_gpus: int | None) -> int:
-    """Return the number of GPUs that a run reserves but does not use; ``node_gpus`` as in `reserved_gpus`."""
+    """Return the number of GPUs that a run reserves but does not use.
+
+    ``node_gpus`` is the number of GPUs of a node if the run has whole nodes, otherwise None.
+    """
     used = cell.world_size if cell.device == "cuda" else 0
     return cell.reserved_gpus(node_gpus=node_gpus) - used
 
@@ -64,13 +67,11 @@ def sharing_warnings(matrix: Matrix, document: Document, cells: Sequence[Cell]) 
 
 def _shared_nodes(matrix: Matrix, document: Document, cells: Sequence[Cell]) -> str:
     """Return the warning about `exclusive: false`, which names the cells whose runs can meet on a node."""
-    where, remedy = document.location(("cluster", "exclusive")), "remove this line for whole nodes"
+    key = ("cluster", "exclusive")
+    where, remedy = document.location(key), "remove this line for whole nodes"
     if document.site is not None and document.inherited("cluster.exclusive"):
         where = document.site.path
-    elif (
-        "cluster",
-        "exclusive",
-    ) not in document.lines:  # kept from the study's plan.json
+    elif key not in document.lines:  # the value is that of the study's plan.json
         remedy = "give the matrix another `study:` name for whole nodes"
     what = f"{where}: cluster.exclusive is false: other jobs can run on the same nodes and disturb a run"
     limit = matrix.cluster.concurrent_runs
