@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import resource
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
 import torch
+
+from bench.measure.nvml import Gpu, open_gpu
 
 #: Linux's energy counters in microjoules, one per processor package. Often only root can read them.
 _POWERCAP = Path("/sys/class/powercap")
@@ -34,9 +34,9 @@ class Meters:
 
     def __init__(self, device: torch.device, *, reads_host: bool, reads_device: bool) -> None:
         self._reads_host = reads_host
-        self._gpu = _Nvml.open(device) if device.type == "cuda" and reads_device else None
+        self._gpu = _GpuCounters.open(device) if device.type == "cuda" and reads_device else None
         packages = _Powercap.open() if reads_host and device.type == "cpu" else None
-        self._energy: _Nvml | _Powercap | None = self._gpu or packages
+        self._energy: _GpuCounters | _Powercap | None = self._gpu or packages
 
     def start(self) -> None:
         """Begin a window."""
@@ -106,48 +106,29 @@ def _microjoules(path: Path) -> int | None:
         return None
 
 
-class _Nvml:
+class _GpuCounters:
     """One GPU's energy counter, and the utilisation samples that the driver collects."""
 
-    def __init__(self, library: Any, handle: Any) -> None:
-        self._library = library
-        self._handle = handle
-        self._millijoules: int | None = None
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu = gpu
+        self._joules: float | None = None
         self._began_us = 0
 
     @classmethod
-    def open(cls, device: torch.device) -> _Nvml | None:
+    def open(cls, device: torch.device) -> _GpuCounters | None:
         """Return the device's counters; None if nvidia-ml-py or the driver's library is missing."""
-        try:
-            import pynvml
-        except ImportError:
-            return None
-        try:
-            pynvml.nvmlInit()
-            identity = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
-            return cls(pynvml, pynvml.nvmlDeviceGetHandleByUUID(identity))
-        except (pynvml.NVMLError, AttributeError):
-            return None
+        gpu = open_gpu(torch.cuda.current_device() if device.index is None else device.index)
+        return None if gpu is None else cls(gpu)
 
     def reset(self) -> None:
-        self._millijoules = self._total()
+        self._joules = self._gpu.energy_joules()
         self._began_us = time.time_ns() // 1000
 
     def joules(self) -> float | None:
         """Return the energy in joules since :meth:`reset`."""
-        now = self._total()
-        return None if now is None or self._millijoules is None else (now - self._millijoules) / 1e3
+        now = self._gpu.energy_joules()
+        return None if now is None or self._joules is None else now - self._joules
 
     def busy_percent(self) -> float | None:
         """Return the mean utilisation since :meth:`reset`; None if the driver took no sample in that time."""
-        kind = self._library.NVML_GPU_UTILIZATION_SAMPLES
-        with suppress(self._library.NVMLError):
-            _, samples = self._library.nvmlDeviceGetSamples(self._handle, kind, self._began_us)
-            values = [s.sampleValue.uiVal for s in samples if s.timeStamp >= self._began_us]
-            return sum(values) / len(values) if values else None
-        return None
-
-    def _total(self) -> int | None:
-        with suppress(self._library.NVMLError):
-            return int(self._library.nvmlDeviceGetTotalEnergyConsumption(self._handle))
-        return None
+        return self._gpu.busy_percent(self._began_us)

@@ -1,17 +1,16 @@
-"""Meters of energy and utilisation: counters that wrap around, cannot be read, or do not exist."""
+"""Meters of processor time and energy: counters that wrap around, cannot be read, or do not exist."""
 
 from __future__ import annotations
 
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import psutil
 import pytest
 import torch
 
 from bench.measure import meters
-from bench.measure.meters import Meters, Usage, _Nvml
+from bench.measure.meters import Meters, Usage
 
 CPU = torch.device("cpu")
 RANGE_UJ = 262_143_328_850
@@ -107,47 +106,3 @@ def test_processor_time_is_a_percentage_of_all_cores():
     assert percent is not None
     # One core is busy; other processes may use more.
     assert 0 < percent <= 100
-
-
-class Driver:
-    """The calls of NVML that the meters use, with the types of nvidia-ml-py."""
-
-    NVML_GPU_UTILIZATION_SAMPLES = 1
-
-    class NVMLError(Exception):
-        """The exception of nvidia-ml-py."""
-
-    def __init__(self) -> None:
-        self.millijoules: list[int] = [5_000, 12_500]
-        self.samples = [(-1, 100), (1_000, 40), (2_000, 60)]
-
-    def nvmlDeviceGetTotalEnergyConsumption(self, handle: object) -> int:
-        if not self.millijoules:
-            raise self.NVMLError("not supported")
-        return self.millijoules.pop(0)
-
-    def nvmlDeviceGetSamples(self, handle: object, kind: int, since_us: int):
-        if not self.samples:
-            raise self.NVMLError("no sample yet")
-        return 0, [
-            SimpleNamespace(timeStamp=since_us + after, sampleValue=SimpleNamespace(uiVal=value))
-            for after, value in self.samples
-        ]
-
-
-def test_a_gpus_energy_is_a_difference_and_its_utilisation_a_mean_of_later_samples():
-    gpu = _Nvml(Driver(), object())
-    gpu.reset()
-    assert gpu.joules() == pytest.approx(7.5)
-    assert gpu.busy_percent() == 50
-
-
-def test_a_gpu_without_these_counters_gives_no_values():
-    driver = Driver()
-    driver.millijoules, driver.samples = [], []
-    gpu = _Nvml(driver, object())
-    gpu.reset()
-    assert gpu.joules() is None
-    assert gpu.busy_percent() is None
-    driver.samples = [(-5, 100)]
-    assert gpu.busy_percent() is None, "a window too short for a sample"

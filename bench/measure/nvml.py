@@ -1,0 +1,301 @@
+"""The state of NVIDIA GPUs, read through NVML: clocks, power, temperature, errors and links.
+
+Source: NVIDIA's NVML API Reference, and nvidia-ml-py's pynvml.py. A value that cannot be read is None: many
+are not supported by consumer cards or MIG devices, need permissions, or are unknown to an older driver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+#: Reasons for lower clocks: the bit in NVML's mask, the cause that it belongs to, and NVML's name.
+#: NVML sets ``hw_slowdown`` with ``hw_thermal_slowdown`` and ``hw_power_brake``. Alone, it can also mean that
+#: the clocks are just changing.
+_REASONS = {
+    0x001: ("other", "gpu_idle"),
+    0x002: ("other", "applications_clocks_setting"),
+    0x004: ("power_cap", "sw_power_cap"),
+    0x008: ("hardware", "hw_slowdown"),
+    0x010: ("other", "sync_boost"),
+    0x020: ("thermal", "sw_thermal_slowdown"),
+    0x040: ("thermal", "hw_thermal_slowdown"),
+    0x080: ("hardware", "hw_power_brake"),
+    0x100: ("other", "display_clock_setting"),
+    0x200: ("power_cap", "board_limit"),
+    0x400: ("other", "reliability"),
+}
+_CAUSES = ("hardware", "thermal", "power_cap", "other")
+#: Fields of nvmlDeviceGetFieldValues: nanoseconds below the requested clocks, since the driver was loaded.
+#: The counters of hardware slowdowns are not read: their numbers differ between releases of NVML.
+_PERF_POLICY_POWER, _PERF_POLICY_THERMAL = 74, 75
+_CLOCK_SM, _CLOCK_MEMORY = 1, 2
+_CORRECTED, _UNCORRECTED, _VOLATILE = 0, 1, 0
+_TEMPERATURE_GPU = 0
+_GPU_UTILIZATION_SAMPLES = 1
+#: pynvml.py defines NVML_P2P_CAPS_INDEX_READ as a tuple by mistake.
+_P2P_READ, _P2P_NVLINK = 0, 2
+_P2P_STATUS = (
+    "ok",
+    "chipset not supported",
+    "GPU not supported",
+    "topology not supported",
+    "disabled by registry key",
+    "not supported",
+    "unknown",
+)
+_PCI_DEVICES = Path("/sys/bus/pci/devices")
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU in NVML.
+
+    ``mig`` is true if torch uses a part of the GPU. ``handle`` is then that of the whole GPU, because clocks,
+    power, errors and links belong to it.
+    """
+
+    library: Any
+    handle: Any
+    mig: bool = False
+
+    def read(self, name: str, *arguments: Any) -> Any | None:
+        """Return the result of NVML's function ``name``; None if it does not exist or fails."""
+        function = getattr(self.library, name, None)
+        if function is None:
+            return None
+        with suppress(self.library.NVMLError):
+            return function(self.handle, *arguments)
+        return None
+
+    def energy_joules(self) -> float | None:
+        """Return the energy used since the driver was loaded; None for a part of a GPU."""
+        return None if self.mig else _thousandth(self.read("nvmlDeviceGetTotalEnergyConsumption"))
+
+    def busy_percent(self, since_us: int) -> float | None:
+        """Return the mean utilisation since a time in µs since 1970; None if the driver took no sample."""
+        found = self.read("nvmlDeviceGetSamples", _GPU_UTILIZATION_SAMPLES, since_us)
+        if self.mig or found is None:
+            return None
+        values = [sample.sampleValue.uiVal for sample in found[1] if sample.timeStamp >= since_us]
+        return sum(values) / len(values) if values else None
+
+
+def clocks(device: int) -> dict[str, Any]:
+    """Return the clocks of torch's CUDA device ``device`` at this moment, and what limits them.
+
+    ``sm_mhz`` and ``memory_mhz`` are in MHz, ``power_w`` and the enforced ``power_limit_w`` in watts, and
+    ``temperature_c`` in °C. ``reasons`` lists NVML's reasons for lower clocks by their cause: ``hardware``,
+    ``thermal``, ``power_cap`` and ``other``. ``power_cap_s`` and ``thermal_s`` are the seconds below the
+    requested clocks since the driver was loaded, and ``ecc_corrected`` and ``ecc_uncorrected`` the memory
+    errors since then. The differences between two samples thus include what happened between them.
+    """
+    gpu = open_gpu(device)
+    power_cap_s, thermal_s = _limited_seconds(gpu)
+    return {
+        "sm_mhz": _read(gpu, "nvmlDeviceGetClockInfo", _CLOCK_SM),
+        "memory_mhz": _read(gpu, "nvmlDeviceGetClockInfo", _CLOCK_MEMORY),
+        "power_w": _thousandth(_read(gpu, "nvmlDeviceGetPowerUsage")),
+        "power_limit_w": _thousandth(_read(gpu, "nvmlDeviceGetEnforcedPowerLimit")),
+        "temperature_c": _temperature(gpu),
+        "reasons": _reasons(gpu),
+        "power_cap_s": power_cap_s,
+        "thermal_s": thermal_s,
+        "ecc_corrected": _read(gpu, "nvmlDeviceGetTotalEccErrors", _CORRECTED, _VOLATILE),
+        "ecc_uncorrected": _read(gpu, "nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _VOLATILE),
+    }
+
+
+def gpu_facts() -> dict[str, Any]:
+    """Return the driver's version, and the health and links of each CUDA device that this process sees.
+
+    ``index`` is torch's. ``remapped_rows`` counts rows of memory that the GPU replaced because of errors.
+    ``pcie`` contains the generation and width of the link; an idle GPU may use a lower generation than under
+    load. ``p2p`` gives the other visible GPUs by index: whether this GPU can read their memory, and whether
+    over NVLink. ``numa_node`` and ``local_cpus`` are the NUMA node and the cores next to the GPU. UUIDs are
+    not included.
+    """
+    gpus = {index: open_gpu(index) for index in range(_device_count())}
+    return {
+        "driver": _driver_version(),
+        "gpus": [_facts(index, gpu, gpus) for index, gpu in gpus.items()],
+    }
+
+
+@cache
+def open_gpu(device: int) -> Gpu | None:
+    """Return the GPU behind torch's CUDA device ``device``; None if NVML or the GPU is not available.
+
+    CUDA_VISIBLE_DEVICES can reorder and hide devices, so torch's index is not NVML's. The UUID is the same in
+    both, and so is the PCI address. On a MIG device torch returns the UUID of the GPU or of the MIG device.
+    """
+    library = _library()
+    if library is None:
+        return None
+    try:
+        properties = torch.cuda.get_device_properties(device)
+    except (AssertionError, RuntimeError):  # no such device, or no usable CUDA
+        return None
+    for find, name in _names(properties):
+        with suppress(library.NVMLError, AttributeError):
+            return _whole_gpu(library, getattr(library, find)(name))
+    return None
+
+
+def _names(properties: Any) -> list[tuple[str, str]]:
+    """Return functions of NVML that find a GPU, and its name for each of them."""
+    uuid = getattr(properties, "uuid", None)
+    found = [("nvmlDeviceGetHandleByUUID", f"{kind}-{uuid}") for kind in ("GPU", "MIG") if uuid is not None]
+    parts = [getattr(properties, name, None) for name in ("pci_domain_id", "pci_bus_id", "pci_device_id")]
+    if None not in parts:
+        address = "{:08x}:{:02x}:{:02x}.0".format(*(int(part) for part in parts if part is not None))
+        found.append(("nvmlDeviceGetHandleByPciBusId", address))
+    return found
+
+
+def _whole_gpu(library: Any, handle: Any) -> Gpu:
+    with suppress(library.NVMLError, AttributeError):
+        return Gpu(library, library.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle), mig=True)
+    # The handle is not that of a MIG device. If the GPU is divided, torch uses one of its parts.
+    mode = Gpu(library, handle).read("nvmlDeviceGetMigMode")
+    return Gpu(library, handle, mig=bool(mode and mode[0]))
+
+
+@cache
+def _library() -> Any | None:
+    """Return nvidia-ml-py's module, ready for use; None if the package or the driver's library is missing."""
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    return pynvml
+
+
+def _driver_version() -> str | None:
+    library = _library()
+    if library is not None:
+        with suppress(library.NVMLError):
+            return str(library.nvmlSystemGetDriverVersion())
+    return None
+
+
+def _device_count() -> int:
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def _read(gpu: Gpu | None, name: str, *arguments: Any) -> Any | None:
+    return None if gpu is None else gpu.read(name, *arguments)
+
+
+def _thousandth(value: int | None) -> float | None:
+    return None if value is None else value / 1000
+
+
+def _temperature(gpu: Gpu | None) -> int | None:
+    # CUDA 14 removes the older name; drivers before 2024 lack the newer one.
+    old = _read(gpu, "nvmlDeviceGetTemperature", _TEMPERATURE_GPU)
+    return old if old is not None else _read(gpu, "nvmlDeviceGetTemperatureV", _TEMPERATURE_GPU)
+
+
+def _reasons(gpu: Gpu | None) -> dict[str, list[str]] | None:
+    # Driver 535 renamed "throttle" to "event". nvidia-ml-py or the driver may know only one of the names.
+    mask = _read(gpu, "nvmlDeviceGetCurrentClocksEventReasons")
+    if mask is None:
+        mask = _read(gpu, "nvmlDeviceGetCurrentClocksThrottleReasons")
+    if mask is None:
+        return None
+    found: dict[str, list[str]] = {cause: [] for cause in _CAUSES}
+    for bit in (1 << place for place in range(64)):
+        if mask & bit:
+            cause, name = _REASONS.get(bit, ("other", hex(bit)))
+            found[cause].append(name)
+    return found
+
+
+def _limited_seconds(gpu: Gpu | None) -> tuple[float | None, float | None]:
+    fields = _read(gpu, "nvmlDeviceGetFieldValues", [_PERF_POLICY_POWER, _PERF_POLICY_THERMAL])
+    if fields is None:
+        return None, None
+    power, thermal = (field.value.ullVal / 1e9 if field.nvmlReturn == 0 else None for field in fields)
+    return power, thermal
+
+
+def _facts(index: int, gpu: Gpu | None, gpus: Mapping[int, Gpu | None]) -> dict[str, Any]:
+    bus = _bus_id(gpu)
+    rows = _read(gpu, "nvmlDeviceGetRemappedRows")
+    return {
+        "index": index,
+        "name": torch.cuda.get_device_name(index),
+        "pci_bus_id": bus,
+        "mig": None if gpu is None else gpu.mig,
+        "remapped_rows": None
+        if rows is None
+        else dict(zip(("correctable", "uncorrectable", "pending", "failure"), rows, strict=True)),
+        "pcie": {
+            "generation": _read(gpu, "nvmlDeviceGetCurrPcieLinkGeneration"),
+            "generation_max": _read(gpu, "nvmlDeviceGetMaxPcieLinkGeneration"),
+            "width": _read(gpu, "nvmlDeviceGetCurrPcieLinkWidth"),
+            "width_max": _read(gpu, "nvmlDeviceGetMaxPcieLinkWidth"),
+        },
+        "nvlink": _nvlink(gpu),
+        "p2p": [_peer(gpu, other, peer) for other, peer in gpus.items() if other != index],
+        **_numa(bus),
+    }
+
+
+def _bus_id(gpu: Gpu | None) -> str | None:
+    """Return the PCI address in Linux's notation, such as ``0000:1b:00.0``."""
+    info = _read(gpu, "nvmlDeviceGetPciInfo")
+    if info is None:
+        return None
+    return f"{info.domain:04x}:{info.bus:02x}:{info.device:02x}.0"
+
+
+def _nvlink(gpu: Gpu | None) -> dict[str, int | None]:
+    """Return the numbers of the GPU's NVLinks and of the active ones, and the version of NVLink."""
+    if gpu is None:
+        return {"links": None, "active": None, "version": None}
+    states = [gpu.read("nvmlDeviceGetNvLinkState", link) for link in range(gpu.library.NVML_NVLINK_MAX_LINKS)]
+    present = [state for state in states if state is not None]
+    active = sum(present) if present else None
+    version = gpu.read("nvmlDeviceGetNvLinkVersion", states.index(1)) if active else None
+    return {"links": len(present) or None, "active": active, "version": version}
+
+
+def _peer(gpu: Gpu | None, index: int, peer: Gpu | None) -> dict[str, Any]:
+    def status(capability: int) -> str | None:
+        if gpu is None or peer is None:
+            return None
+        number = gpu.read("nvmlDeviceGetP2PStatus", peer.handle, capability)
+        return None if number is None else _P2P_STATUS[min(number, len(_P2P_STATUS) - 1)]
+
+    return {"gpu": index, "read": status(_P2P_READ), "nvlink": status(_P2P_NVLINK)}
+
+
+def _numa(bus: str | None) -> dict[str, Any]:
+    """Return the NUMA node and the cores next to the PCI device ``bus``, as Linux knows them.
+
+    NVML's own NUMA node is that of memory on a coherent GPU, such as a GH200's.
+    """
+    node, cpus = (
+        _text(_PCI_DEVICES / bus / name) if bus else None for name in ("numa_node", "local_cpulist")
+    )
+    # Linux writes -1 if the firmware does not say.
+    return {"numa_node": int(node) if node and node.isdigit() else None, "local_cpus": cpus or None}
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,397 @@
+"""NVML's answers as GPUs of different kinds give them, with the types of nvidia-ml-py."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from bench.measure import nvml
+from bench.measure.meters import Meters, Usage
+
+H100 = "3f2504e0-4f89-11d3-9a0c-0305e82c3301"
+A100 = "11111111-2222-3333-4444-555555555555"
+GEFORCE = "aaaaaaaa-bbbb-cccc-dddd-eeeeeeeeeeee"
+SLICE = "99999999-8888-7777-6666-555555555555"
+
+
+class NVMLError(Exception):
+    """The base class of nvidia-ml-py's errors."""
+
+
+class NotSupportedError(NVMLError): ...
+
+
+class NotFoundError(NVMLError): ...
+
+
+class FunctionNotFoundError(NVMLError): ...
+
+
+class InvalidArgumentError(NVMLError): ...
+
+
+class GpuIsLostError(NVMLError): ...
+
+
+class LibraryNotFoundError(NVMLError): ...
+
+
+@dataclass(frozen=True)
+class Handle:
+    """An opaque handle of a device."""
+
+    answers: dict[str, Any]
+
+
+def field(number: int, status: int = 0) -> SimpleNamespace:
+    return SimpleNamespace(nvmlReturn=status, value=SimpleNamespace(ullVal=number))
+
+
+def sample(time_us: int, percent: int) -> SimpleNamespace:
+    return SimpleNamespace(timeStamp=time_us, sampleValue=SimpleNamespace(uiVal=percent))
+
+
+def links(count: int, state: int) -> Callable[[int], int]:
+    def answer(link: int) -> int:
+        if link >= count:
+            raise InvalidArgumentError
+        return state
+
+    return answer
+
+
+#: An H100 SXM under load, with driver 570. Its power cap is active, and one row of its memory was replaced.
+H100_ANSWERS: dict[str, Any] = {
+    "ClockInfo": {1: 1755, 2: 2619}.__getitem__,
+    "PowerUsage": 699_312,
+    "EnforcedPowerLimit": 700_000,
+    "Temperature": {0: 64}.__getitem__,
+    "CurrentClocksEventReasons": 0x4,
+    "CurrentClocksThrottleReasons": 0x4,
+    "FieldValues": lambda ids: [{74: field(12_500_000_000), 75: field(0)}[number] for number in ids],
+    "TotalEccErrors": lambda kind, counter: {(0, 0): 2, (1, 0): 0}[kind, counter],
+    "RemappedRows": (1, 0, 0, 0),
+    "CurrPcieLinkGeneration": 5,
+    "MaxPcieLinkGeneration": 5,
+    "CurrPcieLinkWidth": 16,
+    "MaxPcieLinkWidth": 16,
+    "PciInfo": SimpleNamespace(domain=0, bus=0x1B, device=0),
+    "NvLinkState": links(18, 1),
+    "NvLinkVersion": links(18, 7),
+    "MigMode": [0, 0],
+    "DeviceHandleFromMigDeviceHandle": InvalidArgumentError,
+    "TotalEnergyConsumption": 5_000,
+    "Samples": lambda kind, since: (1, [sample(since - 1, 100), sample(since, 40), sample(since + 9, 60)]),
+    "P2PStatus": lambda peer, capability: {0: 0, 2: 0}[capability],
+}
+#: An A100 PCIe with driver 470, which knows "throttle reasons" only. It is too hot, and has 8 of 16 PCIe lanes.
+A100_ANSWERS = H100_ANSWERS | {
+    "ClockInfo": {1: 705, 2: 1512}.__getitem__,
+    "CurrentClocksEventReasons": FunctionNotFoundError,
+    "CurrentClocksThrottleReasons": 0x8 | 0x40 | 0x800,
+    "FieldValues": lambda ids: [field(0, status=3), field(3_000_000_000)],
+    "CurrPcieLinkGeneration": 4,
+    "MaxPcieLinkGeneration": 4,
+    "CurrPcieLinkWidth": 8,
+    "PciInfo": SimpleNamespace(domain=1, bus=0xC1, device=0),
+    "NvLinkState": links(12, 0),
+    "P2PStatus": lambda peer, capability: {0: 1, 2: 5}[capability],
+}
+#: A GeForce card: no ECC, no remapped rows, no NVLink, no MIG, and no counters.
+GEFORCE_ANSWERS = H100_ANSWERS | {
+    "CurrentClocksEventReasons": 0x1,
+    "FieldValues": lambda ids: [field(0, status=3), field(0, status=3)],
+    "TotalEccErrors": NotSupportedError,
+    "RemappedRows": NotSupportedError,
+    "NvLinkState": NotSupportedError,
+    "MigMode": NotSupportedError,
+    "TotalEnergyConsumption": NotSupportedError,
+    "Samples": NotFoundError,
+    "P2PStatus": NotSupportedError,
+}
+#: A MIG device answers little about itself, but knows its GPU.
+SLICE_ANSWERS = dict.fromkeys(H100_ANSWERS, NotSupportedError) | {
+    "DeviceHandleFromMigDeviceHandle": Handle(H100_ANSWERS | {"MigMode": [1, 1]})
+}
+
+
+class Nvml(ModuleType):
+    """The module pynvml with recorded answers, by the name of the GPU in NVML (UUID or PCI address).
+
+    An answer is a value, a function of the arguments, or an error.
+    """
+
+    NVMLError = NVMLError
+    NVML_NVLINK_MAX_LINKS = 36
+
+    def __init__(self, gpus: dict[str, dict[str, Any]], *, lacks: tuple[str, ...] = ()) -> None:
+        super().__init__("pynvml")
+        self._gpus = {name: Handle(answers) for name, answers in gpus.items()}
+        self._lacks = lacks
+
+    def nvmlInit(self) -> None: ...
+
+    def nvmlSystemGetDriverVersion(self) -> str:
+        return "570.124.06"
+
+    def nvmlDeviceGetHandleByUUID(self, name: str) -> Handle:
+        if name not in self._gpus:
+            raise NotFoundError
+        return self._gpus[name]
+
+    def nvmlDeviceGetHandleByPciBusId(self, name: str) -> Handle:
+        return self.nvmlDeviceGetHandleByUUID(name)
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("nvmlDeviceGet") or name in self._lacks:
+            raise AttributeError(name)
+
+        def function(handle: Handle, *arguments: Any) -> Any:
+            answer = handle.answers.get(name.removeprefix("nvmlDeviceGet"), FunctionNotFoundError)
+            if isinstance(answer, type):
+                raise answer
+            return answer(*arguments) if callable(answer) else answer
+
+        return function
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Return a function that makes torch see the GPUs with these properties, and NVML answer for them."""
+
+    def install(library: ModuleType | None, *uuids: str, **properties: int) -> None:
+        devices = [SimpleNamespace(uuid=uuid, **properties) for uuid in uuids]
+
+        def properties_of(index: int) -> SimpleNamespace:
+            if index >= len(devices):
+                raise AssertionError("Invalid device id")
+            return devices[index]
+
+        monkeypatch.setitem(sys.modules, "pynvml", library)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(devices))
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: len(devices))
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: f"GPU {index}")
+        monkeypatch.setattr(torch.cuda, "get_device_properties", properties_of)
+
+    forget()
+    yield install
+    forget()
+
+
+def forget() -> None:
+    """Forget the library and the handles of another test."""
+    nvml._library.cache_clear()
+    nvml.open_gpu.cache_clear()
+
+
+def test_an_h100_answers_everything(cuda):
+    cuda(Nvml({f"GPU-{H100}": H100_ANSWERS}), H100)
+    assert nvml.clocks(0) == {
+        "sm_mhz": 1755,
+        "memory_mhz": 2619,
+        "power_w": 699.312,
+        "power_limit_w": 700.0,
+        "temperature_c": 64,
+        "reasons": {"hardware": [], "thermal": [], "power_cap": ["sw_power_cap"], "other": []},
+        "power_cap_s": 12.5,
+        "thermal_s": 0.0,
+        "ecc_corrected": 2,
+        "ecc_uncorrected": 0,
+    }
+
+
+def test_the_facts_of_two_gpus_name_their_links_and_neighbours(cuda, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(nvml, "_PCI_DEVICES", tmp_path)
+    for bus, node, cpus in (("0000:1b:00.0", "0", "0-31,64-95"), ("0001:c1:00.0", "-1", "")):
+        (tmp_path / bus).mkdir()
+        (tmp_path / bus / "numa_node").write_text(f"{node}\n")
+        (tmp_path / bus / "local_cpulist").write_text(f"{cpus}\n")
+    cuda(Nvml({f"GPU-{H100}": H100_ANSWERS, f"GPU-{A100}": A100_ANSWERS}), H100, A100)
+    rows = {"correctable": 1, "uncorrectable": 0, "pending": 0, "failure": 0}
+    assert nvml.gpu_facts() == {
+        "driver": "570.124.06",
+        "gpus": [
+            {
+                "index": 0,
+                "name": "GPU 0",
+                "pci_bus_id": "0000:1b:00.0",
+                "mig": False,
+                "remapped_rows": rows,
+                "pcie": {"generation": 5, "generation_max": 5, "width": 16, "width_max": 16},
+                "nvlink": {"links": 18, "active": 18, "version": 7},
+                "p2p": [{"gpu": 1, "read": "ok", "nvlink": "ok"}],
+                "numa_node": 0,
+                "local_cpus": "0-31,64-95",
+            },
+            {
+                "index": 1,
+                "name": "GPU 1",
+                "pci_bus_id": "0001:c1:00.0",
+                "mig": False,
+                "remapped_rows": rows,
+                "pcie": {"generation": 4, "generation_max": 4, "width": 8, "width_max": 16},
+                "nvlink": {"links": 12, "active": 0, "version": None},
+                "p2p": [{"gpu": 0, "read": "chipset not supported", "nvlink": "not supported"}],
+                "numa_node": None,
+                "local_cpus": None,
+            },
+        ],
+    }
+
+
+def test_an_older_driver_calls_the_reasons_throttling_and_unknown_reasons_keep_their_bit(cuda):
+    cuda(Nvml({f"GPU-{A100}": A100_ANSWERS}), A100)
+    found = nvml.clocks(0)
+    assert found["reasons"] == {
+        "hardware": ["hw_slowdown"],
+        "thermal": ["hw_thermal_slowdown"],
+        "power_cap": [],
+        "other": ["0x800"],
+    }
+    assert (found["power_cap_s"], found["thermal_s"]) == (None, 3.0)
+
+
+def test_a_newer_library_has_only_the_newer_names(cuda):
+    answers = A100_ANSWERS | {
+        "CurrentClocksEventReasons": 0x20,
+        "TemperatureV": {0: 91}.__getitem__,
+    }
+    lacks = ("nvmlDeviceGetCurrentClocksThrottleReasons", "nvmlDeviceGetTemperature")
+    cuda(Nvml({f"GPU-{A100}": answers}, lacks=lacks), A100)
+    found = nvml.clocks(0)
+    assert found["reasons"]["thermal"] == ["sw_thermal_slowdown"]
+    assert found["temperature_c"] == 91
+
+
+def test_an_older_library_lacks_functions(cuda):
+    lacks = (
+        "nvmlDeviceGetCurrentClocksEventReasons",
+        "nvmlDeviceGetFieldValues",
+        "nvmlDeviceGetRemappedRows",
+    )
+    cuda(Nvml({f"GPU-{A100}": A100_ANSWERS}, lacks=lacks), A100)
+    assert nvml.clocks(0)["reasons"]["thermal"] == ["hw_thermal_slowdown"]
+    assert nvml.clocks(0)["thermal_s"] is None
+    assert nvml.gpu_facts()["gpus"][0]["remapped_rows"] is None
+
+
+def test_a_consumer_card_leaves_empty_what_it_does_not_support(cuda):
+    cuda(Nvml({f"GPU-{GEFORCE}": GEFORCE_ANSWERS}), GEFORCE)
+    found = nvml.clocks(0)
+    assert found["sm_mhz"] == 1755
+    assert found["reasons"] == {"hardware": [], "thermal": [], "power_cap": [], "other": ["gpu_idle"]}
+    empty = ("power_cap_s", "thermal_s", "ecc_corrected", "ecc_uncorrected")
+    assert [found[name] for name in empty] == [None] * 4
+    gpu = nvml.gpu_facts()["gpus"][0]
+    assert gpu["nvlink"] == {"links": None, "active": None, "version": None}
+    assert (gpu["remapped_rows"], gpu["mig"], gpu["p2p"]) == (None, False, [])
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        pytest.param({f"MIG-{SLICE}": SLICE_ANSWERS}, id="torch names the MIG device"),
+        pytest.param({f"GPU-{SLICE}": H100_ANSWERS | {"MigMode": [1, 1]}}, id="torch names the GPU"),
+    ],
+)
+def test_a_mig_device_has_the_clocks_and_links_of_its_gpu_but_not_its_energy(cuda, answers):
+    cuda(Nvml(answers), SLICE)
+    assert nvml.clocks(0)["power_w"] == 699.312
+    gpu = nvml.gpu_facts()["gpus"][0]
+    assert gpu["mig"] is True
+    assert gpu["pcie"]["width"] == 16
+    assert used(0) == Usage(None, None, None)
+
+
+def test_hidden_and_reordered_devices_are_found_by_their_uuid(cuda):
+    # CUDA_VISIBLE_DEVICES=1: torch's device 0 is NVML's device 1.
+    cuda(Nvml({f"GPU-{H100}": H100_ANSWERS, f"GPU-{A100}": A100_ANSWERS}), A100)
+    assert nvml.clocks(0)["sm_mhz"] == 705
+
+
+def test_a_gpu_that_nvml_does_not_know_by_its_uuid_is_found_by_its_pci_address(cuda):
+    place = {"pci_domain_id": 1, "pci_bus_id": 0xC1, "pci_device_id": 0}
+    cuda(Nvml({"00000001:c1:00.0": A100_ANSWERS}), "00000000-0000-0000-0000-000000000000", **place)
+    assert nvml.clocks(0)["sm_mhz"] == 705
+
+
+def used(device: int) -> Usage:
+    meters = Meters(torch.device("cuda", device), reads_host=False, reads_device=True)
+    meters.start()
+    return meters.stop()
+
+
+def test_a_gpus_energy_is_a_difference_and_its_utilisation_a_mean_of_later_samples(cuda):
+    millijoules = iter((5_000, 12_500))
+    answers = H100_ANSWERS | {"TotalEnergyConsumption": lambda: next(millijoules)}
+    cuda(Nvml({f"GPU-{H100}": answers}), H100)
+    assert used(0) == Usage(None, gpu_percent=50, energy_joules=7.5)
+
+
+def test_a_gpu_without_these_counters_gives_no_usage(cuda):
+    cuda(Nvml({f"GPU-{GEFORCE}": GEFORCE_ANSWERS}), GEFORCE)
+    assert used(0) == Usage(None, None, None)
+
+
+def test_a_window_that_is_too_short_for_a_sample_has_no_utilisation(cuda):
+    answers = H100_ANSWERS | {"Samples": lambda kind, since: (1, [sample(since - 5, 100)])}
+    cuda(Nvml({f"GPU-{H100}": answers}), H100)
+    assert used(0).gpu_percent is None
+
+
+class NoDriver(Nvml):
+    def nvmlInit(self) -> None:
+        raise LibraryNotFoundError
+
+
+def all_empty(found: dict[str, Any]) -> bool:
+    return all(value is None for value in found.values())
+
+
+@pytest.mark.parametrize(
+    "library",
+    [
+        pytest.param(None, id="nvidia-ml-py is missing"),
+        pytest.param(NoDriver({}), id="the driver's library is missing"),
+        pytest.param(Nvml({}), id="NVML does not know the GPU"),
+        pytest.param(Nvml({f"GPU-{H100}": dict.fromkeys(H100_ANSWERS, GpuIsLostError)}), id="GPU is lost"),
+    ],
+)
+def test_without_an_answer_every_value_is_empty(cuda, library):
+    cuda(library, H100)
+    assert all_empty(nvml.clocks(0))
+    gpu = nvml.gpu_facts()["gpus"][0]
+    assert (gpu.pop("index"), gpu.pop("name")) == (0, "GPU 0")
+    assert all_empty(gpu.pop("pcie"))
+    assert all_empty(gpu.pop("nvlink"))
+    assert gpu.pop("p2p") == []
+    assert not gpu.pop("mig")
+    assert all_empty(gpu)
+    assert used(0) == Usage(None, None, None)
+
+
+def test_without_a_gpu_there_are_no_facts_and_no_clocks(cuda):
+    cuda(None)
+    assert nvml.gpu_facts() == {"driver": None, "gpus": []}
+    assert all_empty(nvml.clocks(0))
+
+
+def test_a_device_that_torch_does_not_have_has_no_clocks(cuda):
+    cuda(Nvml({f"GPU-{H100}": H100_ANSWERS}), H100)
+    assert all_empty(nvml.clocks(7))
+
+
+def test_the_answers_have_the_names_of_nvidia_ml_py():
+    pynvml = pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
+    names = {f"nvmlDeviceGet{name}" for name in (*H100_ANSWERS, "HandleByUUID", "HandleByPciBusId")}
+    assert not {name for name in names if not hasattr(pynvml, name)}
+    assert issubclass(pynvml.NVMLError_NotSupported, pynvml.NVMLError)
+    assert (pynvml.NVML_FI_DEV_PERF_POLICY_POWER, pynvml.NVML_FI_DEV_PERF_POLICY_THERMAL) == (74, 75)
+    assert pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown == 0x80
