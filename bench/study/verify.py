@@ -104,7 +104,7 @@ def _checks(folder: RunFolder, run: dict[str, Any]) -> Iterator[Check]:
     )
     if isinstance(run.get("accounting"), str):
         found = f"{run['accounting']}; the final state comes from squeue and the run's own files"
-        yield Check("accounting", True, found, "complete, or missing with a reason")
+        yield Check("accounting", None, found, "the final state from sacct")
     yield from _environment_checks(read_json(folder.env), cell)
     if _source(cell) != "none":
         yield from _metrics_checks(folder, cell)

@@ -66,6 +66,16 @@ def test_a_failed_check_fails_a_run_with_unmeasured_values(run_folder):
     assert failed.as_json()["outcome"] == "failed"
 
 
+def test_missing_accounting_is_not_measured(run_folder):
+    path = run_folder / "run.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"accounting": "none: sacct is not installed"}))
+    verdict = verify_run(run_folder)
+    check = next(check for check in verdict.checks if check.name == "accounting")
+    assert verdict.passed
+    assert check.outcome == "not measured"
+    assert "none: sacct is not installed" in str(check)
+
+
 def test_the_command_prints_both(run_folder):
     done = bench("verify", str(run_folder), cwd=run_folder.parent)
     lines = done.stdout.splitlines()
