@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from bench import __version__
+from bench.measure.nvml import pci_address
 from bench.units import number_ranges
 
 _KEPT = re.compile(
@@ -43,12 +44,14 @@ class Device:
 
 
 def device_of(device: torch.device, host: str) -> Device:
-    """Describe the torch device ``device`` on ``host``; all CPUs of a host count as one device."""
+    """Describe torch's ``device`` (with its index) on ``host``; all CPUs of a host count as one device."""
     if device.type == "cpu":
         return Device("cpu", host, None)
     properties = torch.cuda.get_device_properties(device)
     name = str(device)
-    return Device(name, str(getattr(properties, "uuid", f"{host} {name}")), properties.name)
+    # Every task can see its own GPU as cuda:0, so the name alone does not identify the GPU.
+    identity = getattr(properties, "uuid", None) or f"{host} {pci_address(device.index) or name}"
+    return Device(name, str(identity), properties.name)
 
 
 def device_for(model: nn.Module | None, given: torch.device | str | None) -> torch.device:

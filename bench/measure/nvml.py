@@ -6,6 +6,7 @@ are not supported by consumer cards or MIG devices, need permissions, or are unk
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -142,21 +143,35 @@ def open_gpu(device: int) -> Gpu | None:
         properties = torch.cuda.get_device_properties(device)
     except (AssertionError, RuntimeError):  # no such device, or no usable CUDA
         return None
-    for find, name in _names(properties):
+    for find, name in _names(properties, device):
         with suppress(library.NVMLError, AttributeError):
             return _whole_gpu(library, getattr(library, find)(name))
     return None
 
 
-def _names(properties: Any) -> list[tuple[str, str]]:
+def _names(properties: Any, device: int) -> list[tuple[str, str]]:
     """Return functions of NVML that find a GPU, and its name for each of them."""
     uuid = getattr(properties, "uuid", None)
     found = [("nvmlDeviceGetHandleByUUID", f"{kind}-{uuid}") for kind in ("GPU", "MIG") if uuid is not None]
-    parts = [getattr(properties, name, None) for name in ("pci_domain_id", "pci_bus_id", "pci_device_id")]
-    if None not in parts:
-        address = "{:08x}:{:02x}:{:02x}.0".format(*(int(part) for part in parts if part is not None))
-        found.append(("nvmlDeviceGetHandleByPciBusId", address))
-    return found
+    address = pci_address(device)
+    return found if address is None else [*found, ("nvmlDeviceGetHandleByPciBusId", address)]
+
+
+def pci_address(device: int) -> str | None:
+    """Return the PCI address of torch's CUDA device ``device`` from the CUDA driver; None without a driver.
+
+    torch has a GPU's UUID since 2.5, and its PCI address since 2.10.
+    """
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    number, text = ctypes.c_int(), ctypes.create_string_buffer(64)
+    if driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(number), device):
+        return None
+    if driver.cuDeviceGetPCIBusId(text, len(text), number):
+        return None
+    return text.value.decode("ascii")
 
 
 def _whole_gpu(library: Any, handle: Any) -> Gpu:

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from bench.measure import nvml
+from bench.measure.environment import device_of
 from bench.measure.meters import Meters, Usage
 
 H100 = "3f2504e0-4f89-11d3-9a0c-0305e82c3301"
@@ -166,8 +167,8 @@ class Nvml(ModuleType):
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     """Return a function that makes torch see the GPUs with these properties, and NVML answer for them."""
 
-    def install(library: ModuleType | None, *uuids: str, **properties: int) -> None:
-        devices = [SimpleNamespace(uuid=uuid, **properties) for uuid in uuids]
+    def install(library: ModuleType | None, *uuids: str | None) -> None:
+        devices = [SimpleNamespace(uuid=uuid) for uuid in uuids]
 
         def properties_of(index: int) -> SimpleNamespace:
             if index >= len(devices):
@@ -316,10 +317,38 @@ def test_hidden_and_reordered_devices_are_found_by_their_uuid(cuda):
     assert nvml.clocks(0)["sm_mhz"] == 705
 
 
-def test_a_gpu_that_nvml_does_not_know_by_its_uuid_is_found_by_its_pci_address(cuda):
-    place = {"pci_domain_id": 1, "pci_bus_id": 0xC1, "pci_device_id": 0}
-    cuda(Nvml({"00000001:c1:00.0": A100_ANSWERS}), "00000000-0000-0000-0000-000000000000", **place)
+class CudaDriver:
+    """CUDA's driver library, whose only device is at 0001:C1:00.0."""
+
+    def __init__(self, name: str) -> None:
+        assert name == "libcuda.so.1"
+
+    def cuInit(self, flags: int) -> int:
+        return 0
+
+    def cuDeviceGet(self, number: Any, device: int) -> int:
+        return 0 if device == 0 else 101
+
+    def cuDeviceGetPCIBusId(self, text: Any, size: int, number: Any) -> int:
+        assert size >= 13
+        text.value = b"0001:C1:00.0"
+        return 0
+
+
+@pytest.mark.parametrize("uuids", [(), ("00000000-0000-0000-0000-000000000000",)])
+def test_a_gpu_that_nvml_does_not_know_by_its_uuid_is_found_by_its_pci_address(cuda, monkeypatch, uuids):
+    monkeypatch.setattr(nvml.ctypes, "CDLL", CudaDriver)
+    cuda(Nvml({"0001:C1:00.0": A100_ANSWERS}), *uuids or (None,))
     assert nvml.clocks(0)["sm_mhz"] == 705
+
+
+def test_without_uuids_the_pci_address_tells_gpus_apart(cuda, monkeypatch):
+    properties = SimpleNamespace(name="NVIDIA A100")  # torch 2.4 has no UUID
+    cuda(None, A100)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(nvml.ctypes, "CDLL", CudaDriver)
+    assert device_of(torch.device("cuda", 0), "n1").identity == "n1 0001:C1:00.0"
+    assert device_of(torch.device("cuda", 1), "n1").identity == "n1 cuda:1"
 
 
 def used(device: int) -> Usage:
