@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo test check benchmark campaign torch-releases cluster cluster-down releases clean setup setup-tests
+.PHONY: help demo test check benchmark campaign slow-nodes torch-releases cluster cluster-down releases clean setup setup-tests
 
 help:
 	@echo "make demo       set up, run a small study on this machine, end with the path of its report"
@@ -12,6 +12,7 @@ help:
 	@echo "make check      ruff, mypy, layers and docs"
 	@echo "make benchmark  print the ratios that docs/benchmarks.md describes"
 	@echo "make campaign   kill bench submit 50 times on the test cluster, cause every fault, check intervals by simulation"
+	@echo "make slow-nodes  count false alarms about slow nodes in simulated studies"
 	@echo "make torch-releases  test the measurement with other releases of torch and Python (40 GB, an hour)"
 	@echo "make cluster    start a real Slurm on this machine (make cluster-down stops it); SLURM=trixie: another release"
 	@echo "make releases   run the tests of the cluster and the fault campaign on four Slurm releases (two hours)"
@@ -48,6 +49,9 @@ campaign: setup-tests
 	$(BIN)/python benchmarks/campaign_faults.py $(FAULTS)
 	$(BIN)/python benchmarks/campaign_statistics.py --studies $(STUDIES) --predictions $(PREDICTIONS)
 	$(BIN)/python benchmarks/campaign_compare.py --studies $(STUDIES)
+
+slow-nodes: setup-tests
+	$(BIN)/python benchmarks/campaign_slow_nodes.py --studies $(STUDIES)
 
 # Virtual environments in the user's cache; they are kept. For one release: make torch-releases RELEASES=2.4.1
 RELEASES ?=

@@ -296,6 +296,7 @@ def plan_content(plan: Plan) -> dict[str, Any]:
         "time_limit_s": plan.matrix.cluster.time_limit,
         "cpus_per_task": plan.matrix.cluster.cpus_per_task,
         "exclusive": plan.exclusive,
+        "nodelist": plan.matrix.cluster.nodelist,
         "node_gpus": plan.matrix.cluster.node_gpus,
         "concurrent_runs": plan.matrix.cluster.concurrent_runs,
         "setup": plan.matrix.cluster.setup,

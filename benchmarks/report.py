@@ -28,7 +28,7 @@ path, what = Path(sys.argv[1]), sys.argv[2]
 from analysis.data.load import load_study
 from analysis.report.write import write_report
 start = time.perf_counter()
-size = len(load_study(path).epochs) if what == "load" else write_report(path).stat().st_size
+size = len(load_study(path).epochs) if what == "load" else write_report(path).page.stat().st_size
 seconds = time.perf_counter() - start
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 print(json.dumps({"seconds": seconds, "peak_bytes": peak, "size": size}))

@@ -13,9 +13,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 from scipy import special
 
-from analysis.checks.slow_ranks import SLOW_NODE_REMEDY, LateNodes, excess_texts, stragglers_alert
-from analysis.data.environment import Crowding, Environment
-from analysis.data.names import ranks, size_paths, state_counts
+from analysis.data.names import ranks, size_paths
 from analysis.stats.estimate import LEVEL, MIN_RUNS
 from analysis.stats.measured import Frames
 from analysis.text import count, fraction, known, listed, one_line, percent
@@ -37,19 +35,21 @@ class Anomaly(NamedTuple):
     words: str
 
 
-def anomalies(rows: pd.DataFrame, frames: Frames, *, slow: pd.DataFrame | None = None) -> list[Anomaly]:
+def anomalies(rows: pd.DataFrame, frames: Frames, *, whole_nodes: bool = False) -> list[Anomaly]:
     """Return the anomalies of a study; those that affect most numbers come first.
 
     Args:
         rows: the scaling table.
         frames: the study's frames.
-        slow: from :func:`analysis.checks.slow_ranks.slow_nodes`, without the nodes given to :func:`alerts`.
+        whole_nodes: True if the runs have whole nodes, so that no other job can share them.
     """
-    found = [*_baselines_with_outliers(rows, frames), *_drift(frames)]
-    if slow is not None and len(slow):
-        found.append(_slow_nodes(slow))
-    found += [*_superlinear(rows), *_recoveries(rows), *_unstable(frames)]
-    return found
+    return [
+        *_baselines_with_outliers(rows, frames),
+        *_drift(frames),
+        *_superlinear(rows),
+        *_recoveries(rows),
+        *_unstable(frames, whole_nodes=whole_nodes),
+    ]
 
 
 def _baselines_with_outliers(rows: pd.DataFrame, frames: Frames) -> Iterator[Anomaly]:
@@ -104,17 +104,20 @@ def _clearly_above(upper: dict[Hashable, Any], lower: dict[Hashable, Any]) -> bo
     return bool(upper["efficiency"] > lower["efficiency"] * (1 + MARGIN))
 
 
-def _unstable(frames: Frames) -> Iterator[Anomaly]:
+def _unstable(frames: Frames, *, whole_nodes: bool) -> Iterator[Anomaly]:
     runs = frames.runs[frames.runs["measured"]]
     logs = runs["rate"].astype(float).map(math.log).groupby(runs["cell_id"])
     spread = logs.std()[logs.size() >= MIN_RUNS].sort_values(ascending=False)
     wide = spread[spread > UNSTABLE]
     if len(wide):
         cells = [f"{one_line(cell, limit=60)} by {percent(value)}" for cell, value in wide.items()]
+        shared, advice = "shared nodes, ", "Use more repeats, or whole nodes (`exclusive: true`)."
+        if whole_nodes:
+            shared, advice = "", "Use more repeats."
         yield Anomaly(
             "Runs of a cell differ",
-            f"{listed(cells)} (standard deviation between runs). Possible causes: shared nodes, a shared "
-            "network or file system, changing clock rates. Use more repeats, or exclusive nodes.",
+            f"{listed(cells)} (standard deviation between runs). Possible causes: {shared}a shared network "
+            f"or file system, changing clock rates. {advice}",
         )
 
 
@@ -148,55 +151,3 @@ def _drift(frames: Frames) -> Iterator[Anomaly]:
         f"(p = {p_value:.2g}). Repeats are spread over the study, so a drift widens intervals more than it "
         "shifts ratios. Check temperatures, other users and disk space.",
     )
-
-
-def _slow_nodes(slow: pd.DataFrame) -> Anomaly:
-    return Anomaly(
-        "Slow node",
-        "The useful time is longer than that of the other nodes of the same runs: "
-        f"{listed(excess_texts(slow))}. Every step waits for such a node: {SLOW_NODE_REMEDY}.",
-    )
-
-
-def alerts(
-    rows: pd.DataFrame, frames: Frames, environment: Environment, *, late: LateNodes, slow: pd.DataFrame
-) -> Iterator[Anomaly]:
-    """Yield the warnings at the top of the page, which readers must know before they use a number.
-
-    Args:
-        rows: the scaling table.
-        frames: the study's frames.
-        environment: the runs' environment.
-        late: from :func:`analysis.checks.slow_ranks.late_nodes`.
-        slow: from :func:`analysis.checks.slow_ranks.slow_nodes`, only nodes that are also late.
-    """
-    if environment.crowding is not None:
-        yield _crowded(environment.crowding)
-    yield from _without_a_number(frames.runs)
-    mixed = rows[rows["other_unit"]].drop_duplicates("cell_id")
-    if len(mixed):
-        cells = listed([one_line(name, limit=60) for name in mixed["cell_id"]], limit=4)
-        words = f"{cells}: no efficiency, as the unit of work differs from that of the plan or the baseline."
-        yield Anomaly("Two units of work", words)
-    if environment.differing:
-        words = f"Not all runs had the same {listed(environment.differing)}: see the environment below."
-        yield Anomaly("Runs differ", words)
-    if late.sentences:
-        yield Anomaly(*stragglers_alert(late, slow=slow))
-
-
-def _crowded(crowding: Crowding) -> Anomaly:
-    sizes = listed([str(size) for size in crowding.sizes], limit=8)
-    concerned = f". Affected sizes: {sizes} ranks" if sizes else ""
-    return Anomaly("Ranks outnumber cores", f"{crowding}{concerned}.")
-
-
-def _without_a_number(runs: pd.DataFrame) -> Iterator[Anomaly]:
-    missing = runs[~runs["measured"]]
-    if len(missing) == len(runs):
-        counts = f": {state_counts(runs)}" if len(runs) else ""
-        words = f"None of the {count(len(runs), 'planned run')} has a throughput{counts}."
-        yield Anomaly("Nothing to compare", words)
-    elif len(missing):
-        words = f"{len(missing):,} of {count(len(runs), 'run')} do not count: {state_counts(missing)}."
-        yield Anomaly("Incomplete", words)

@@ -20,10 +20,7 @@ _TO_TRAIN = (
     "no efficiency: a time to train includes convergence, which changes with the global batch; its ratio is "
     "a speedup, not a parallel efficiency"
 )
-_OTHER_UNIT = (
-    "no efficiency: the runs of this cell count another unit of work than the plan (samples) or than the "
-    "runs of the baseline"
-)
+_OTHER_BATCH = "no efficiency: the runs of this cell or of its baseline process another batch than planned"
 _NO_REGIME = "no efficiency: neither the global batch nor the batch per rank is constant over the series"
 
 
@@ -46,7 +43,7 @@ def scaling_table(source: Study | Frames, *, baseline: str | None = None) -> pd.
     columns = ("cell_id", "series_place", "n", "other_unit")
     for cell_id, place, n, other_unit in zip(*(rows[name] for name in columns), strict=True):
         parts = (by_cell.get(cell_id), by_regime.get(place), by_baseline.get(place) if n else None)
-        reasons.append("; ".join(filter(None, (*parts, _OTHER_UNIT if other_unit else ""))))
+        reasons.append("; ".join(filter(None, (*parts, _OTHER_BATCH if other_unit else ""))))
     rows["reason"] = pd.Series(reasons, index=rows.index, dtype="str")
     return rows
 

@@ -6,6 +6,7 @@ spend the difference waiting, which counts as exposed communication. Stragglers 
 useful time, so that they are not mistaken for slow communication. The typical useful time is the lower median
 over the ranks, so up to half of the ranks (one node of two) can be late.
 
+Nodes are only compared with the other nodes of the same run: runs differ for reasons that no node causes.
 All functions read ranks.csv of at most :data:`analysis.stats.measured.MAX_RANKS_FILES` runs.
 """
 
@@ -23,15 +24,18 @@ from scipy import special
 from analysis.data.load import Study
 from analysis.stats.decompose import USEFUL_PARTS, useful_time
 from analysis.stats.estimate import MIN_RUNS, lower_median
-from analysis.stats.measured import Frames, ranks_sample
-from analysis.text import MISSING, capital, clean, count, listed, one_line, percent, seconds
+from analysis.stats.measured import ranks_sample
+from analysis.text import MISSING, clean, count, one_line, percent, seconds
 
 #: A rank is late if its useful time exceeds the typical one by this share of the step, in every epoch.
 LATE_FROM = 0.05
 #: Least ratio of a slow node's useful time to that of the other nodes.
 SLOW_NODE = 1.03
-#: Advice about a slow node.
-SLOW_NODE_REMEDY = "exclude it (--exclude) or have it checked"
+#: Probability that a study without a slow node has one reported, if the noise is as in
+#: benchmarks/campaign_slow_nodes.py. The limit is 1 %; the rest is a reserve for noise with heavier tails.
+SLOW_NODE_LEVEL = 0.005
+#: Numbers of samples are equal if they differ by this at most.
+SAMPLES_APART = 0.02
 #: Maximum number of cells that :func:`least_balanced_cells` returns.
 MAX_CELLS = 2
 _MAX_NAMED = 4
@@ -108,12 +112,6 @@ class LateNodes:
         return [*self.sentences.values(), *([count(self.more, "more node")] if self.more else [])]
 
 
-def late_nodes(study: Study, frames: Frames) -> LateNodes:
-    """Return the nodes with ranks that were late in more than half of the runs of a cell."""
-    sample = ranks_sample(frames.runs)
-    return late_nodes_of(stragglers(study.ranks_of(sample["run_id"])), sample["cell_id"])
-
-
 def late_nodes_of(found: pd.DataFrame, cells: Iterable[str]) -> LateNodes:
     """Describe the late nodes, longest wait first, each in the cell in which it causes the longest wait.
 
@@ -161,37 +159,17 @@ def _about_node(host: str, late: pd.DataFrame) -> str:
     )
 
 
-def stragglers_alert(late: LateNodes, *, slow: pd.DataFrame) -> tuple[str, str]:
-    """Return the heading and the text of the page's alert about straggler nodes.
-
-    Args:
-        late: at least one late node.
-        slow: from :func:`slow_nodes`, only nodes in ``late``.
-    """
-    named = capital(listed(late.texts, limit=_MAX_NAMED + 1))
-    text = f"{named}. The others wait for these ranks; such waiting is not slow communication."
-    if len(slow):
-        text += (
-            " The useful time of a slow node is longer than that of the other nodes of the same runs: "
-            f"{listed(excess_texts(slow))}. Every step waits for such a node: {SLOW_NODE_REMEDY}."
-        )
-    return "Straggler nodes", text
-
-
-def slow_nodes(study: Study, frames: Frames) -> pd.DataFrame:
-    """Return the slow nodes of a study, from its runs over several nodes (see :func:`slow_nodes_of`)."""
-    wide = frames.cells.loc[frames.cells["nodes"] > 1, "cell_id"]
-    sample = ranks_sample(frames.runs[frames.runs["cell_id"].isin(wide)])
-    return slow_nodes_of(study.ranks_of(sample["run_id"]))
-
-
 def slow_nodes_of(ranks: pd.DataFrame) -> pd.DataFrame:
-    """Return the nodes that are slower than the other nodes in several runs, the slowest first.
+    """Return the nodes that are slower than the other nodes of the same runs, the slowest first.
 
     A node's time in a run is the median useful time over its ranks and epochs. Its excess is the ratio of
-    this time to the median of the run's other nodes, minus 1. A node is slow if the excess is above 3 % and
-    the interval of the mean log ratio over runs (Student's t, corrected for the number of nodes) is above 0.
-    With two runs, the excess must be above 3 % in both.
+    this time to the median of the run's other nodes, minus 1. A node is slow if it took part in three runs or
+    more, its mean excess is above 3 %, and Student's t of its mean log ratio is significant at
+    :data:`SLOW_NODE_LEVEL`, divided by the number of nodes. The standard deviation is that of the node or of
+    all nodes, whichever is larger: three values alone do not determine it.
+
+    A run is left out if its ranks process different numbers of samples, and nodes with different numbers of
+    ranks are not compared with each other: their times differ by design.
 
     Args:
         ranks: rows of ranks.csv with ``run_id``.
@@ -199,13 +177,17 @@ def slow_nodes_of(ranks: pd.DataFrame) -> pd.DataFrame:
     Returns:
         A frame with ``host, runs, excess``.
     """
-    ratios = _log_ratios(_with_useful_time(ranks))
-    table = ratios.groupby("host", sort=False)["ratio"].agg(["size", "mean", "std", "min"])
-    table = table[(table["size"] >= 2) & (table["mean"] > math.log(SLOW_NODE))]
-    level = 0.5 + (1 - 0.05 / max(ratios["host"].nunique(), 1)) / 2
-    half = special.stdtrit(table["size"] - 1, level) * table["std"] / np.sqrt(table["size"])
-    few = table["size"] < MIN_RUNS
-    slow = table[(few & (table["min"] > math.log(SLOW_NODE))) | (~few & (table["mean"] - half > 0))]
+    ratios = _log_ratios(_with_useful_time(_with_equal_samples(ranks)))
+    hosts = ratios.groupby("host", sort=False)
+    table = hosts["ratio"].agg(["size", "mean", "var"])
+    enough = table["size"] >= MIN_RUNS
+    beyond_mean = table["size"] - 1
+    pooled = float((table["var"] * beyond_mean).sum() / max(beyond_mean.sum(), 1))
+    # Of the ratios of k nodes in a run, k - 1 are independent.
+    freedom = float((beyond_mean * hosts["independent"].mean()).sum())
+    quantile = special.stdtrit(max(freedom, 1.0), 1 - SLOW_NODE_LEVEL / max(enough.sum(), 1))
+    error = np.sqrt(np.maximum(table["var"], pooled) / table["size"])
+    slow = table[enough & (table["mean"] > math.log(SLOW_NODE)) & (table["mean"] > quantile * error)]
     slow = slow.sort_values("mean", ascending=False)
     return pd.DataFrame(
         {
@@ -216,17 +198,57 @@ def slow_nodes_of(ranks: pd.DataFrame) -> pd.DataFrame:
     )
 
 
+def _with_equal_samples(ranks: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of the runs whose ranks process equal numbers of samples, or unknown ones."""
+    uneven = unequal_samples(ranks)["run_id"]
+    even: pd.DataFrame = ranks[~ranks["run_id"].astype("str").isin(uneven)]
+    return even
+
+
+def unequal_samples(ranks: pd.DataFrame) -> pd.DataFrame:
+    """Return the runs in which one rank processes more samples than another, by more than 2 %.
+
+    Args:
+        ranks: rows of ranks.csv with ``run_id`` and ``cell_id``.
+
+    Returns:
+        A frame with ``run_id, cell_id, most`` (rank with the most samples), ``least``, ``ratio``.
+    """
+    frame = ranks[ranks["samples"].notna() & ranks["rank"].notna()] if "samples" in ranks else ranks.iloc[:0]
+    columns = ["run_id", "cell_id", "most", "least", "ratio"]
+    if not len(frame):
+        return pd.DataFrame(columns=columns)
+    keys = {name: frame[name].astype("str") for name in ("run_id", "cell_id")}
+    by_rank = frame.assign(**keys).groupby(["run_id", "cell_id", "rank"], sort=False)
+    totals = by_rank["samples"].sum().reset_index()
+    by_run = totals.groupby("run_id", sort=False)["samples"]
+    most, least = totals.loc[by_run.idxmax()], totals.loc[by_run.idxmin()]
+    found = pd.DataFrame({name: most[name].to_numpy() for name in ("run_id", "cell_id")})
+    found["most"], found["least"] = (
+        most["rank"].to_numpy(dtype="int64"),
+        least["rank"].to_numpy(dtype="int64"),
+    )
+    found["ratio"] = most["samples"].to_numpy(dtype=float) / least["samples"].clip(lower=1e-9).to_numpy()
+    odd: pd.DataFrame = found[found["ratio"] > 1 + SAMPLES_APART].reset_index(drop=True)
+    return odd
+
+
 def _log_ratios(ranks: pd.DataFrame) -> pd.DataFrame:
-    """Return, by run and host, the logarithm of the host's useful time over that of the run's other hosts."""
+    """Return, by run and host, the logarithm of the host's useful time over that of the run's other hosts.
+
+    ``independent`` is the share of these ratios that are independent: (k - 1) / k of k hosts. Only hosts with
+    the same number of ranks are compared.
+    """
     timed = ranks[ranks["useful"] > 0]
-    by_host = timed.groupby(["run_id", "host"], observed=True, sort=False)["useful"].median().reset_index()
+    places = timed.groupby(["run_id", "host"], observed=True, sort=False)
+    by_host = places.agg(useful=("useful", "median"), ranks=("rank", "nunique")).reset_index()
     ratios = []
-    for _, run in by_host.groupby("run_id", observed=True, sort=False):
-        times = run["useful"].to_numpy()
-        for place, host in enumerate(run["host"] if len(run) > 1 else ()):
+    for _, alike in by_host.groupby(["run_id", "ranks"], observed=True, sort=False):
+        times = alike["useful"].to_numpy()
+        for place, host in enumerate(alike["host"] if len(alike) > 1 else ()):
             others = float(np.median(np.delete(times, place)))
-            ratios.append((str(host), math.log(times[place] / others)))
-    return pd.DataFrame(ratios, columns=["host", "ratio"])
+            ratios.append((str(host), math.log(times[place] / others), 1 - 1 / len(times)))
+    return pd.DataFrame(ratios, columns=["host", "ratio", "independent"])
 
 
 def excess_texts(slow: pd.DataFrame) -> list[str]:
@@ -298,13 +320,13 @@ def rank_means(study: Study, cells: Sequence[str], runs: pd.DataFrame) -> RankMe
 
 
 def _means(frame: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
-    groups = frame.groupby(keys)
-    means = groups[list(_TIMES)].mean()
-    means["n"] = groups["run_id"].nunique()
-    means = means.reset_index()
-    longest = means.groupby("cell_id")["step"].transform("max")
-    means["beyond"] = _beyond_typical(means, "useful", among=["cell_id"]) / longest
-    return means
+    """Return means over epochs and runs. ``beyond`` is computed within each run, then averaged over runs."""
+    by_run = frame.groupby([*keys, "run_id"])[list(_TIMES)].mean().reset_index()
+    own = by_run.groupby("run_id")
+    by_run["beyond"] = _beyond_typical(by_run, "useful", among=["run_id"]) / own["step"].transform("max")
+    means = frame.groupby(keys)[list(_TIMES)].mean()
+    runs = by_run.groupby(keys)
+    return means.assign(n=runs.size(), beyond=runs["beyond"].mean()).reset_index()
 
 
 def nodes_table(means: RankMeans) -> pd.DataFrame:

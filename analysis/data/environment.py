@@ -45,28 +45,6 @@ class Host:
     runs: int
 
 
-@dataclass(frozen=True)
-class Crowding:
-    """A host with more ranks than cores. Efficiencies measured there reflect shared cores, not scaling.
-
-    ``single_host`` is True if the host's run used no other host. ``sizes`` are the world sizes of all runs
-    with such hosts.
-    """
-
-    ranks: int
-    cores: int
-    single_host: bool
-    sizes: tuple[int, ...]
-
-    def __str__(self) -> str:
-        where = "" if self.single_host else " per node"
-        cores = count(self.cores, "core")
-        return (
-            f"{count(self.ranks, 'rank')} on {cores}: efficiency beyond {count(self.cores, 'rank')}{where} "
-            "measures shared cores, not the network"
-        )
-
-
 @dataclass
 class Environment:
     """Summary of the runs' environments.
@@ -78,9 +56,9 @@ class Environment:
         facts: label and value; values that differ between runs are listed with their number of runs.
         variables: environment variables: name and value, in the same form.
         hosts, hosts_left_out: the first hosts, and the number of further hosts.
-        crowding: the host with the most ranks per core; None if no host has more ranks than cores.
         warnings: warnings of the runs.
         differing: labels of the facts that differ between runs.
+        envs: content of the env.json files that were read, by run_id.
     """
 
     read: int = 0
@@ -90,9 +68,9 @@ class Environment:
     variables: list[tuple[str, str]] = field(default_factory=list)
     hosts: list[Host] = field(default_factory=list)
     hosts_left_out: int = 0
-    crowding: Crowding | None = None
     warnings: list[str] = field(default_factory=list)
     differing: list[str] = field(default_factory=list)
+    envs: dict[str, dict[str, Any]] = field(default_factory=dict, repr=False)
 
     @property
     def source(self) -> str:
@@ -109,8 +87,9 @@ def describe_environment(study: Study) -> Environment:
     tried = [place for place, folder in enumerate(study.attempts) if folder is not None]
     chosen = sampled(study, tried)
     run_ids = study.runs["run_id"].iloc[chosen]
-    envs = list(study.envs_of(run_ids).values())
-    found = Environment(read=len(envs), asked=len(chosen), started=len(tried))
+    by_run = study.envs_of(run_ids)
+    envs = list(by_run.values())
+    found = Environment(read=len(envs), asked=len(chosen), started=len(tried), envs=by_run)
     transports = [t for env in envs if isinstance(t := env.get("transport"), dict)]
     for facts, sources in ((FACTS, envs), (TRANSPORT, transports)):
         for label, key in facts:
@@ -119,7 +98,6 @@ def describe_environment(study: Study) -> Environment:
         found.facts.append(("Run", allocations))
     _add_variables(found, envs)
     _add_hosts(found, envs)
-    found.crowding = _crowding(envs)
     texts = Counter(one_line(text) for env in envs for text in _items(env.get("warnings")))
     found.warnings = [f"{text} ({count(runs, 'run')})" for text, runs in texts.most_common(20)]
     return found
@@ -220,22 +198,3 @@ def _add_hosts(found: Environment, envs: list[dict[str, Any]]) -> None:
 def _natural(name: str) -> list[tuple[int, str]]:
     """Return a sort key that orders numbers within names by their value: n2 before n10."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split("([0-9]+)", name)]
-
-
-def _crowding(envs: list[dict[str, Any]]) -> Crowding | None:
-    """Return the host with the most ranks per core; None if no host has more ranks than cores."""
-    worst: tuple[float, int, int, bool] | None = None
-    sizes: set[int] = set()
-    for env in envs:
-        hosts = list(hosts_of(env))
-        for host in hosts:
-            ranks, cores = host.get("ranks_here"), host.get("cores")
-            if not (isinstance(ranks, int) and isinstance(cores, int)) or cores < 1 or ranks <= cores:
-                continue
-            if isinstance(size := env.get("world_size"), int):
-                sizes.add(size)
-            case = (ranks / cores, ranks, cores, len(hosts) == 1)
-            worst = max(worst, case) if worst else case
-    if worst is None:
-        return None
-    return Crowding(worst[1], worst[2], worst[3], tuple(sorted(sizes)))

@@ -11,8 +11,8 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.checks.anomalies import alerts, anomalies
-from analysis.checks.slow_ranks import late_nodes, slow_nodes
+from analysis.checks.anomalies import anomalies
+from analysis.checks.validity import ValidityFinding, other_warnings
 from analysis.data.environment import Environment
 from analysis.data.load import Study
 from analysis.data.names import series_parts, short_labels
@@ -47,6 +47,7 @@ def page_context(
     environment: Environment,
     details: Details,
     axes: Mapping[str, Selection],
+    validity: Sequence[ValidityFinding],
 ) -> dict[str, Any]:
     """Return the values of page.html.j2; texts are not escaped."""
     parts = series_parts(study.plan)
@@ -58,7 +59,8 @@ def page_context(
         "lead": _lead(study, frames, environment),
         "shared": shared,
         "missing": MISSING,
-        **_summary(study, frames, rows, environment, labels=titles),
+        "validity": validity,
+        **_summary(study, frames, rows, labels=titles),
         "sections": _sections(rows, drawings, axes),
         "topics": _topics(drawings),
         "nodes": [] if details.ranks is None else node_rows(details.ranks),
@@ -68,6 +70,7 @@ def page_context(
         "runs": runs_context(frames.runs),
         "remarks": study.remarks,
         "environment": environment,
+        "run_warnings": other_warnings(environment),
         "warnings": [one_line(text, limit=500) for text in study.plan.get("warnings") or []],
         "plan_facts": plan_facts(study),
         "commands": _commands(study),
@@ -124,18 +127,13 @@ def _lead(study: Study, frames: Frames, environment: Environment) -> str:
     return f"{text}."
 
 
-def _summary(
-    study: Study, frames: Frames, rows: pd.DataFrame, environment: Environment, *, labels: dict[str, str]
-) -> dict[str, Any]:
-    """Return alerts, findings and anomalies. A node that is late and slow is reported in an alert only."""
-    late, slow = late_nodes(study, frames), slow_nodes(study, frames)
-    both = slow["host"].isin(list(late.sentences))
+def _summary(study: Study, frames: Frames, rows: pd.DataFrame, *, labels: dict[str, str]) -> dict[str, Any]:
+    """Return findings and anomalies."""
     return {
-        "alerts": list(alerts(rows, frames, environment, late=late, slow=slow[both])),
         "findings": find(rows, labels=labels),
         "no_finding": no_finding(rows),
         "certainty": certainty(rows) if (rows["n"] > 0).any() else "",
-        "anomalies": anomalies(rows, frames, slow=slow[~both]),
+        "anomalies": anomalies(rows, frames, whole_nodes=bool(study.plan.get("exclusive"))),
     }
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import pandas as pd
 
+from analysis.checks.validity import ValidityFinding
 from analysis.compare.matching import spelled
 from analysis.data.environment import Environment
 from analysis.data.load import Study
@@ -68,7 +69,12 @@ class _Series:
 
 
 def proposal_context(
-    study: Study, frames: Frames, rows: pd.DataFrame, drawings: Sequence[Drawing], environment: Environment
+    study: Study,
+    frames: Frames,
+    rows: pd.DataFrame,
+    drawings: Sequence[Drawing],
+    environment: Environment,
+    validity: Sequence[ValidityFinding],
 ) -> dict[str, Any]:
     """Return the values of proposal.md.j2 and proposal.tex.j2; texts are not escaped."""
     series = [found for mode in ("strong", "weak") if (found := _series(rows, mode, frames.rate_unit))]
@@ -76,6 +82,7 @@ def proposal_context(
     return {
         "title": f"Scaling of {study.name}",
         "introduction": _measured_on(frames, environment) if series else no_finding(rows),
+        "validity": [(finding.heading, finding.message) for finding in validity],
         "recommendation": _recommendation(series[0]) if series else "",
         "sections": [_section(one, frames, drawings) for one in series],
         "losses": causes,

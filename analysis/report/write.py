@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bench.errors import BenchError
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import jinja2
     import pandas as pd
 
+    from analysis.checks.validity import ValidityFinding
     from analysis.data.load import Study
     from analysis.report.figures.drawing import Drawing
     from analysis.stats.measured import Frames
@@ -29,14 +30,21 @@ _TEMPLATES = Path(__file__).resolve().parent / "template"
 _MAX_PARAGRAPH = 5000
 
 
+class Report(NamedTuple):
+    """A written report: the path of its index.html, and what limits the validity of its numbers."""
+
+    page: Path
+    validity: list[ValidityFinding]
+
+
 def write_report(
     study_path: Path,
     *,
     baseline: str | None = None,
     proposal: bool = False,
     progress: Callable[[str], None] | None = None,
-) -> Path:
-    """Write ``report/`` of a study and return the path of its index.html.
+) -> Report:
+    """Write ``report/`` of a study.
 
     The files are the page, scaling.csv, scaling.md, scaling.tex, runs.csv, and each figure as SVG, PNG and
     PDF in figures/; with suitable data also axes.csv, sweep.csv, fabric.csv and nodes.csv. Files of an older
@@ -72,8 +80,8 @@ def write_table_report(
     baseline: str | None = None,
     proposal: bool = False,
     progress: Callable[[str], None] | None = None,
-) -> Path:
-    """Write the report of a table measured elsewhere and return the path of its index.html.
+) -> Report:
+    """Write the report of a table measured elsewhere.
 
     Args:
         table: a CSV file, one row per run or per size; docs/analysis.md lists its columns.
@@ -102,8 +110,9 @@ def write_table_report(
 
 def _report(
     study: Study, frames: Frames, rows: pd.DataFrame, say: Callable[[str], None], *, proposal: bool
-) -> Path:
-    """Write all files of a report and return the path of its index.html; ``rows`` is the scaling table."""
+) -> Report:
+    """Write all files of a report; ``rows`` is the scaling table."""
+    from analysis.checks.validity import validity
     from analysis.data.environment import describe_environment
     from analysis.data.names import series_parts
     from analysis.report.figures.all_figures import detail_figures, scaling_figures
@@ -125,13 +134,15 @@ def _report(
     ]
     say("reading the environment")
     environment = describe_environment(study)
+    found = validity(study, frames, rows, environment)
     say("writing")
+    page = page_context(study, frames, rows, drawings, environment, details, axes, found)
     files = {
         "scaling.csv": csv_table(rows),
         "scaling.md": markdown_table(rows, rate_unit=frames.rate_unit),
         "scaling.tex": latex_table(rows, rate_unit=frames.rate_unit),
         "runs.csv": runs_csv(frames.runs),
-        "index.html": render_page(page_context(study, frames, rows, drawings, environment, details, axes)),
+        "index.html": render_page(page),
         **details.files,
     }
     if len(sizes):
@@ -139,8 +150,8 @@ def _report(
     if proposal:
         from analysis.report.proposal import proposal_context
 
-        files |= render_proposal(proposal_context(study, frames, rows, drawings, environment))
-    return _write(study.folder.report, files, drawings)
+        files |= render_proposal(proposal_context(study, frames, rows, drawings, environment, found))
+    return Report(_write(study.folder.report, files, drawings), found)
 
 
 def _templates(*, autoescape: bool, **options: Any) -> jinja2.Environment:

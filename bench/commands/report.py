@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,6 +14,9 @@ from bench.errors import BenchError
 from bench.executors.base import save_states
 from bench.study.layout import StudyFolder
 from bench.study.plan_json import open_study
+
+if TYPE_CHECKING:
+    from analysis.report.write import Report
 
 #: File suffixes of tables. A study whose name ends in one must be given by its folder.
 TABLE_SUFFIXES = (".csv", ".tsv")
@@ -87,10 +90,10 @@ def report_command(
         from analysis.report.write import write_table_report
 
         scaling = mode.value if mode else None
-        page = write_table_report(
+        written = write_table_report(
             table, output=folder, mode=scaling, baseline=baseline, proposal=proposal, progress=say
         )
-        _print(page, study=table.stem, as_json=as_json)
+        _print(written, study=table.stem, as_json=as_json)
         return 0
     for given, option in ((mode, "--mode"), (output, "--output")):
         if given is not None:
@@ -102,19 +105,23 @@ def report_command(
 def write(
     folder: StudyFolder, *, baseline: str | None = None, proposal: bool = False, as_json: bool = False
 ) -> int:
-    """Update the records of a study, write its report, and print the path."""
+    """Update the records of a study, write its report, and print the path and the validity of the numbers."""
     planned = open_study(folder)
     save_states(planned, settled_records(planned))
     from analysis.report.write import write_report
 
-    page = write_report(folder.path, baseline=baseline, proposal=proposal, progress=say)
-    _print(page, study=folder.name, as_json=as_json)
+    written = write_report(folder.path, baseline=baseline, proposal=proposal, progress=say)
+    _print(written, study=folder.name, as_json=as_json)
     return 0
 
 
-def _print(page: Path, *, study: str, as_json: bool) -> None:
+def _print(written: Report, *, study: str, as_json: bool) -> None:
+    page = written.page
     if not as_json:
         print(page)
+        for finding in written.validity:
+            print(finding)
         return
     files = sorted(str(path) for path in page.parent.rglob("*") if path.is_file())
-    print_json({"study": study, "report": str(page), "files": files})
+    validity = [finding.as_json() for finding in written.validity]
+    print_json({"study": study, "report": str(page), "files": files, "validity": validity})

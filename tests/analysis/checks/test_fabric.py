@@ -199,7 +199,7 @@ def test_broken_probes_of_one_run_do_not_affect_others(study, text):
 
 
 def test_the_report_writes_the_sweeps_and_the_fits(study):
-    report = write_report(study.folder.path).parent
+    report = write_report(study.folder.path).page.parent
     fabric = pd.read_csv(report / "fabric.csv")
     assert tuple(fabric.columns) == FABRIC_COLUMNS
     assert list(fabric["cell_id"]) == [c for c in study.cells["cell_id"] if c.startswith("n2")]

@@ -8,7 +8,15 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.checks.slow_ranks import STRAGGLER_COLUMNS, late_nodes, late_nodes_of, stragglers
+from analysis.checks.slow_ranks import (
+    STRAGGLER_COLUMNS,
+    late_nodes_of,
+    nodes_table,
+    rank_means,
+    slow_nodes_of,
+    stragglers,
+    unequal_samples,
+)
 from analysis.data.load import load_study
 from analysis.report.write import write_report
 from analysis.stats import measured
@@ -115,16 +123,105 @@ def test_many_late_nodes_are_counted():
     assert told[-1] == "4 more nodes"
 
 
+def rank_rows(slow: dict[str, float], *, runs: int = 4, noise: float = 0.01, seed: int = 2) -> pd.DataFrame:
+    """Return rows of ranks.csv of runs on four hosts; ``slow`` gives a factor by host."""
+    draw = np.random.default_rng(seed)
+    rows = [
+        {
+            "run_id": f"r{run}",
+            "cell_id": "cell",
+            "host": host,
+            "rank": 2 * place + local,
+            "samples": 100.0,
+            "forward_time_sec": 0.1 * slow.get(host, 1.0) * float(np.exp(draw.normal(0, noise))),
+            "backward_time_sec": 0.2 * slow.get(host, 1.0),
+        }
+        for run in range(runs)
+        for place, host in enumerate(("n1", "n2", "n3", "n4"))
+        for local in range(2)
+    ]
+    ranks = pd.DataFrame(rows)
+    step_s = ranks["forward_time_sec"] + ranks["backward_time_sec"]
+    return ranks.assign(step_time_sec=step_s + 0.1, comm_exposed_time_sec=0.1)
+
+
+def test_a_node_that_is_slow_in_several_runs_is_named() -> None:
+    table = slow_nodes_of(rank_rows({"n3": 1.2, "n1": 1.1}))
+    assert table["host"].to_list() == ["n3", "n1"]
+    assert table["runs"].to_list() == [4, 4]
+    assert table["excess"].iloc[0] == pytest.approx(0.2, abs=0.06)
+
+
+def test_two_runs_are_too_few_to_call_a_node_slow() -> None:
+    assert slow_nodes_of(rank_rows({"n2": 1.5}, runs=2)).empty
+    assert slow_nodes_of(rank_rows({"n2": 1.5}, runs=3))["host"].to_list() == ["n2"]
+
+
+def test_nodes_are_compared_within_a_run_only() -> None:
+    """n1 is measured in slow runs and n2 in fast ones; in no run is one of them slower than the other nodes."""
+    ranks = rank_rows({}, runs=6)
+    slow_run = ranks["run_id"].isin(["r0", "r1", "r2"])
+    ranks.loc[slow_run, ["forward_time_sec", "backward_time_sec", "step_time_sec"]] *= 2
+    ranks = ranks[~((ranks["host"] == "n2") & slow_run) & ~((ranks["host"] == "n1") & ~slow_run)]
+    assert slow_nodes_of(ranks).empty
+
+
+def test_nodes_with_more_ranks_or_samples_are_not_called_slow() -> None:
+    """Their times differ by design: one rank per node on n1, and three times the samples on n2."""
+    slow = rank_rows({"n1": 1.5, "n2": 1.5})
+    fewer = slow[(slow["host"] != "n1") | (slow["rank"] % 2 == 0)]
+    assert slow_nodes_of(fewer)["host"].to_list() == ["n2"]
+    more = slow.assign(samples=slow["samples"].where(slow["host"] != "n2", 300.0))
+    assert slow_nodes_of(more).empty
+    assert set(unequal_samples(more)["ratio"]) == {3.0}
+
+
+def test_a_host_alone_in_its_runs_is_not_slow() -> None:
+    rows = rank_rows({})
+    assert slow_nodes_of(rows[rows["host"] == "n1"]).empty
+    assert slow_nodes_of(rows.iloc[:0]).empty
+
+
+@pytest.mark.parametrize(("nodes", "runs"), [(2, 3), (8, 4)])
+def test_at_most_1_percent_of_simulated_studies_call_an_equal_node_slow(nodes: int, runs: int) -> None:
+    """``make slow-nodes`` simulates 1,000 studies per row; here a second alarm in 60 would be above 1 %."""
+    draw = np.random.default_rng(nodes)
+    alarms = 0
+    for _ in range(60):
+        ranks = rank_rows({}, runs=runs)
+        factor = np.exp(draw.normal(0, 0.1, len(ranks) // 2)).repeat(2)
+        alarms += not slow_nodes_of(ranks.assign(step_time_sec=0.3 * factor + 0.1)).empty
+    assert alarms <= 1
+
+
+def test_the_table_of_nodes_compares_nodes_of_the_same_run_only(tmp_path: Path) -> None:
+    """Run 1 uses n1 and n2, the twice as slow run 2 uses n3 and n4; in both, the second node is 10 % slower."""
+    folder = finished(tmp_path / "study", [make_cell(2, batch=64)], repeats=2)
+    study = load_study(folder)
+    for place, attempt in enumerate(study.attempts):
+        useful = (1 + place) * np.array([0.1, 0.11])
+        rows = pd.DataFrame(
+            {"epoch": 1, "rank": [0, 1], "local_rank": 0, "host": [f"n{2 * place + 1}", f"n{2 * place + 2}"]}
+        )
+        rows = rows.assign(
+            step_time_sec=useful.max() + 0.01, comm_exposed_time_sec=useful.max() + 0.01 - useful
+        )
+        rows.reindex(columns=list(RANKS_COLUMNS)).to_csv(Path(attempt, "ranks.csv"), index=False)
+    study = load_study(folder)
+    means = rank_means(study, ["n2x1-gloo-srun-b32"], measure(study).runs)
+    table = nodes_table(means).set_index("host")
+    assert table["n"].to_dict() == {"n1": 1, "n2": 1, "n3": 1, "n4": 1}
+    expected = {"n1": 0.0, "n2": 0.01 / 0.12, "n3": 0.0, "n4": 0.02 / 0.23}
+    assert table["beyond_usual"].to_dict() == pytest.approx(expected)
+
+
 def test_the_page_names_stragglers_on_top(tmp_path):
     folder = finished(tmp_path / "study", [make_cell(1, batch=64), make_cell(4, batch=64, per_node=2)])
     study = load_study(folder)
     for cell_id, attempt in zip(study.runs["cell_id"], study.attempts, strict=True):
         rows = ranks_frame({3: 0.04} if "n2" in cell_id else {}).reindex(columns=list(RANKS_COLUMNS))
         rows.to_csv(Path(attempt, "ranks.csv"), index=False)
-    study = load_study(folder)
-    (words,) = late_nodes(study, measure(study)).texts
-    assert words.startswith("rank 3 on n2 takes 40.0 ms per step longer than the others")
-    page = write_report(folder).read_text(encoding="utf-8")
+    page = write_report(folder).page.read_text(encoding="utf-8")
     assert "<strong>Straggler nodes.</strong> Rank 3 on n2 takes 40.0 ms per step longer" in page
     assert "The others wait for these ranks; such waiting is not slow communication." in page
 

@@ -35,7 +35,6 @@ def test_facts_that_all_runs_share_are_listed_once(tmp_path: Path) -> None:
     ]
     assert found.source == "From the env.json of 12 runs."
     assert found.differing == []
-    assert found.crowding is None
 
 
 def test_facts_that_differ_are_listed_with_their_number_of_runs(tmp_path: Path) -> None:
@@ -58,39 +57,6 @@ def test_variables_of_some_runs_and_with_many_values_are_counted(tmp_path: Path)
     variables = dict(described(tmp_path, env=env, cells=studies.strong(sizes=(1, 2, 4, 8, 16))).variables)
     assert variables["SLURM_JOB_ID"] == "5 different values"
     assert variables["NCCL_DEBUG"] == "INFO (3 runs)"
-
-
-@pytest.mark.parametrize(
-    ("per_node", "words", "sizes"),
-    [
-        (
-            8,
-            "8 ranks on 2 cores: efficiency beyond 2 ranks measures shared cores, not the network",
-            (4, 8),
-        ),
-        (
-            4,
-            "4 ranks on 2 cores: efficiency beyond 2 ranks measures shared cores, not the network",
-            (4, 8),
-        ),
-    ],
-)
-def test_ranks_that_outnumber_cores_are_reported(
-    tmp_path: Path, per_node: int, words: str, sizes: tuple[int, ...]
-) -> None:
-    cells = studies.strong(per_node=per_node)
-    found = described(tmp_path, cells=cells, env=lambda cell: studies.environment(cell, cores=2))
-    assert str(found.crowding).replace(" per node", "") == words
-    assert found.crowding is not None
-    assert found.crowding.sizes == sizes
-
-
-def test_crowding_on_several_hosts_is_described_per_node(tmp_path: Path) -> None:
-    cells = studies.strong(sizes=(4,), per_node=2)
-    found = described(tmp_path, cells=cells, env=lambda cell: studies.environment(cell, cores=1))
-    assert str(found.crowding) == (
-        "2 ranks on 1 core: efficiency beyond 1 rank per node measures shared cores, not the network"
-    )
 
 
 def test_missing_environments_are_counted(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     path = tmp_path_factory.mktemp("browser") / "a study; & <b>"
     studies.finished(path, cells, repeats=3, epochs=1, ranks_files=False, state=state)
-    return write_report(path)
+    return write_report(path).page
 
 
 class Visit:

@@ -28,7 +28,7 @@ WRAPPER = r"""\documentclass{article}
 
 def section(path: Path) -> tuple[str, str]:
     """Return the section of a study as Markdown and as LaTeX."""
-    report = write_report(path, proposal=True).parent
+    report = write_report(path, proposal=True).page.parent
     return (report / "proposal.md").read_text(), (report / "proposal.tex").read_text()
 
 
@@ -161,7 +161,7 @@ def test_a_planned_size_without_a_run_is_listed_with_its_reason(tmp_path, svg_on
 
 def test_a_table_measured_elsewhere_gives_a_section_of_its_columns(tmp_path, svg_only):
     (tmp_path / "bert.csv").write_text("gpus,throughput\n8,4553\n16,9191\n32,18119\n64,35774\n")
-    page = write_table_report(tmp_path / "bert.csv", output=tmp_path, mode="strong", proposal=True)
+    page = write_table_report(tmp_path / "bert.csv", output=tmp_path, mode="strong", proposal=True).page
     markdown = (page.parent / "proposal.md").read_text()
     head, _, *rows = tables(markdown)[0]
     assert head == ["Ranks", "Samples/s", "Speedup", "Efficiency [95 %]", "n"]
@@ -226,6 +226,7 @@ def test_the_section_has_the_same_content_in_both_forms():
     context = {
         "title": "A & B",
         "introduction": "one_two",
+        "validity": [("Shared cores", "2_cores")],
         "recommendation": "",
         "sections": [
             {
@@ -245,11 +246,13 @@ def test_the_section_has_the_same_content_in_both_forms():
     }
     files = render_proposal(context)
     assert files["proposal.md"] == (
-        "# A \\& B\n\none\\_two\n\n## S\n\nt\n\n| a | b |\n|---:|---:|\n| x\\|y | 1 |\n\n*T*\n\n"
+        "# A \\& B\n\none\\_two\n\n## Validity\n\n- **Shared cores.** 2\\_cores\n\n## S\n\nt\n\n| a | b |\n|---:|---:|\n| x\\|y | 1 |\n\n*T*\n\n"
         "![what it shows](figures/f.png)\n\n*C*\n\n## Causes of the loss\n\n- one\n- two\\_2\n"
     )
     assert files["proposal.tex"].partition("\n\n")[2] == (
-        "\\section{A \\& B}\n\none\\_two\n\n\\subsection{S}\n\nt\n\n"
+        "\\section{A \\& B}\n\none\\_two\n\n"
+        "\\subsection{Validity}\n\n\\begin{itemize}\n\\item \\textbf{Shared cores.} 2\\_cores\n\\end{itemize}\n\n"
+        "\\subsection{S}\n\nt\n\n"
         "\\begin{table}[htbp]\n\\centering\n\\caption{T}\n"
         "\\resizebox{\\ifdim\\width>\\linewidth\\linewidth\\else\\width\\fi}{!}{%\n"
         "\\begin{tabular}{rr}\n\\toprule\na & b \\\\\n\\midrule\nx\\textbar{}y & 1 \\\\\n"

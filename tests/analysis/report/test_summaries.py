@@ -166,7 +166,7 @@ def test_page_and_proposal_agree_on_hardly_any_loss(tmp_path: Path, efficiency: 
     rows = scaling_table(frames)
     rows.loc[rows["gpus"] == 8, ["efficiency", "efficiency_low", "efficiency_high"]] = [efficiency, 0.9, 1.05]
     (found,) = findings(rows)
-    context = proposal_context(study, frames, rows, [], describe_environment(study))
+    context = proposal_context(study, frames, rows, [], describe_environment(study), [])
     assert ("There is hardly any loss to explain on 8 ranks." in found.sentences) is slight
     assert (found.main_loss == "hardly any") is slight
     assert context["losses"][0].endswith("hardly any loss.") is slight

@@ -75,7 +75,7 @@ def test_without_two_axes_there_is_neither_figure_nor_table_and_an_older_one_is_
     (path / "report").mkdir()
     (path / "report/axes.csv").write_text("old")
     assert two_axes(table(path)).empty
-    page = write_report(path).read_text()
+    page = write_report(path).page.read_text()
     assert "by nodes and ranks per node" not in page
     assert not (path / "report/axes.csv").exists()
 

@@ -1,0 +1,218 @@
+"""The validity of a study's numbers: each finding with its cells and values, in all four places."""
+
+from __future__ import annotations
+
+import json
+import re
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+from analysis.checks.scaling_table import scaling_table
+from analysis.checks.validity import CODES, ValidityFinding, other_warnings, validity
+from analysis.data.environment import describe_environment
+from analysis.data.load import load_study
+from analysis.report.write import write_report
+from analysis.stats.measured import measure
+from bench.cli import app
+from bench.study.layout import StudyFolder
+from tests.analysis import studies
+from tests.analysis.closer_studies import write_ranks
+
+DOCS = Path(__file__).resolve().parents[3] / "docs"
+
+
+def findings(path: Path) -> dict[str, ValidityFinding]:
+    """Return the findings of the study in ``path`` by code."""
+    study = load_study(path)
+    frames = measure(study)
+    found = validity(study, frames, scaling_table(frames), describe_environment(study))
+    assert len({one.code for one in found}) == len(found)
+    return {one.code: one for one in found}
+
+
+def set_in_plan(path: Path, **values: Any) -> None:
+    plan = json.loads((path / "plan.json").read_text())
+    (path / "plan.json").write_text(json.dumps(plan | values))
+
+
+def test_every_code_is_documented_with_meaning_and_remedy() -> None:
+    section = (DOCS / "analysis.md").read_text().partition("\n## Validity\n")[2].partition("\n## ")[0]
+    rows = dict(re.findall(r"^\| `([a-z-]+)` \| .+ \| (.+) \|$", section, re.M))
+    assert list(rows) == list(CODES)
+    assert all(rows.values())
+
+
+def test_a_study_without_problems_has_no_finding(tmp_path: Path) -> None:
+    assert findings(studies.finished(tmp_path / "s")) == {}
+
+
+def test_ranks_that_outnumber_the_cores_of_a_host_share_them(tmp_path: Path) -> None:
+    cells = studies.strong(sizes=(1, 2, 4), per_node=4)
+    path = studies.finished(tmp_path / "s", cells, env=lambda cell: studies.environment(cell, cores=2))
+    found = findings(path)["shared-cores"]
+    assert found.message == "4 ranks on 2 cores: n1x4-gloo-srun-b16 measures shared cores, not scaling."
+    assert found.cells == ["n1x4-gloo-srun-b16"]
+    assert found.values == {"ranks": 4, "threads": 4, "cores": 2}
+
+
+def test_hosts_that_share_a_machine_share_its_cores(tmp_path: Path) -> None:
+    def env(cell: Any) -> dict[str, Any]:
+        text = "4 ranks share 2 cores: adding ranks measures how cores are shared, not the network"
+        return studies.environment(cell) | {
+            "warnings": [text, "other"] if cell.world_size == 4 else ["other"]
+        }
+
+    path = studies.finished(tmp_path / "s", studies.strong(sizes=(1, 2, 4)), env=env)
+    assert findings(path)["shared-cores"].values == {"ranks": 4, "threads": 4, "cores": 2}
+    assert other_warnings(describe_environment(load_study(path))) == ["other (9 runs)"]
+
+
+def test_threads_that_differ_from_the_baseline_are_named(tmp_path: Path) -> None:
+    def env(cell: Any) -> dict[str, Any]:
+        return studies.environment(cell) | {"threads_per_rank": 8 // cell.world_size}
+
+    found = findings(studies.finished(tmp_path / "s", studies.strong(sizes=(1, 2, 4)), env=env))
+    assert list(found) == ["threads-differ"]
+    assert found["threads-differ"].message == (
+        "4 threads per rank in n2x1-gloo-srun-b32, 8 threads in its baseline n1x1-gloo-srun-b64; so do 1 more "
+        "cell: the efficiency compares different programs."
+    )
+    assert found["threads-differ"].values["threads_per_rank"]["n4x1-gloo-srun-b16"] == [2]
+
+
+def test_a_rank_with_more_samples_is_named_with_its_factor(tmp_path: Path) -> None:
+    path = studies.finished(tmp_path / "s", studies.strong(sizes=(1, 2)))
+    for file in path.glob("runs/n2x1*/attempt-1/ranks.csv"):
+        frame = pd.read_csv(file)
+        frame.loc[frame["rank"] == 1, "samples"] *= 3
+        frame.to_csv(file, index=False)
+    found = findings(path)["unequal-samples"]
+    assert found.message == (
+        "Rank 1 processes 3.0 times the samples of rank 0 (n2x1-gloo-srun-b32): the load balance measures this "
+        "split of the data."
+    )
+    assert found.values == {"rank": 1, "other_rank": 0, "ratio": 3.0}
+
+
+def test_a_batch_that_differs_from_the_plan_is_called_that(tmp_path: Path) -> None:
+    path = studies.finished(tmp_path / "s", studies.strong(sizes=(1, 2)))
+    for metrics in path.glob("runs/n2x1*/attempt-1/metrics.csv"):
+        frame = pd.read_csv(metrics)
+        frame["samples"] *= 2
+        frame.to_csv(metrics, index=False)
+    found = findings(path)["other-batch"]
+    assert found.message == (
+        "Samples per step: n2x1-gloo-srun-b32 (measured 128.0, planned 64). No efficiency, because these runs "
+        "or those of their baseline do other work than planned."
+    )
+    assert found.values == {"samples_per_step": {"n2x1-gloo-srun-b32": {"planned": 64, "measured": 128.0}}}
+
+
+def test_nodes_with_different_processors_are_named(tmp_path: Path) -> None:
+    def env(cell: Any) -> dict[str, Any]:
+        found = studies.environment(cell)
+        for host in found["hosts"][1:]:
+            host["cpu_model"] = "Faster CPU"
+        return found
+
+    found = findings(studies.finished(tmp_path / "s", studies.strong(sizes=(1, 2)), env=env))["unequal-nodes"]
+    assert found.message == "The processors differ: Test CPU @ 2.0 GHz (n1) and Faster CPU (n2)."
+    assert found.cells == ["n2x1-gloo-srun-b32"]
+
+
+def test_runs_that_were_not_stable_are_counted(tmp_path: Path) -> None:
+    def env(cell: Any) -> dict[str, Any]:
+        texts = ["the step time was not yet stable after 20 warm-up steps"] if cell.world_size == 2 else []
+        return studies.environment(cell) | {"warnings": texts}
+
+    path = studies.finished(tmp_path / "s", studies.strong(sizes=(1, 2)), env=env)
+    found = findings(path)["not-stable"]
+    assert found.message == (
+        "In 3 of 6 runs, the step time still changed after the warm-up (n2x1-gloo-srun-b32): raise "
+        "warmup_steps."
+    )
+    assert found.values == {"runs": 3, "of": 6}
+    page = unescape(write_report(path).page.read_text(encoding="utf-8"))
+    assert page.index("the step time still changed") < page.index('id="summary"')
+    assert "was not yet stable" not in page
+
+
+def slow_study(path: Path, extra_s: float, *, sizes: tuple[int, ...] = (1, 2, 4, 8)) -> Path:
+    """Write a study with 9 ms of useful time, and ``extra_s`` more on both ranks of n2."""
+    study = studies.finished(path, [studies.make_cell(n, batch=64, per_node=2) for n in sizes])
+    write_ranks(
+        study,
+        late=lambda run, rank: extra_s if rank in (2, 3) else 0.0,
+        host=lambda rank: f"n{rank // 2 + 1}",
+    )
+    return study
+
+
+def test_a_node_that_is_late_and_slow_is_reported_once_with_both_facts(tmp_path: Path) -> None:
+    found = findings(slow_study(tmp_path / "s", 0.005))
+    assert list(found) == ["straggler"]
+    assert found["straggler"].message == (
+        "Both ranks on n2 take 5.00 ms per step longer than the others (29 % of the step, in backward), in 3 of "
+        "3 runs of n2x2-gloo-srun-b16, and likewise in 1 more cell. The others wait for these ranks; such "
+        "waiting is not slow communication. Slower than the other nodes of the same runs: n2 by 50 % in 6 "
+        "runs. Have it checked. Leave it out (`exclude:`) only if 4 other nodes remain for the largest cell."
+    )
+    assert found["straggler"].values["excess"]["n2"] == pytest.approx(0.5, abs=0.1)
+
+
+def test_a_node_that_is_slow_but_not_late_is_a_finding_of_its_own(tmp_path: Path) -> None:
+    found = findings(slow_study(tmp_path / "s", 0.0005))
+    assert list(found) == ["slow-node"]
+    assert found["slow-node"].message.startswith(
+        "Slower than the other nodes of the same runs: n2 by 5 % in 6 runs. Have it checked."
+    )
+
+
+def test_advice_about_a_slow_node_fits_the_matrix(tmp_path: Path) -> None:
+    path = slow_study(tmp_path / "s", 0.0005, sizes=(1, 2, 4))
+
+    def advice() -> str:
+        return findings(path)["slow-node"].message.partition(" runs. ")[2]
+
+    assert advice() == (
+        "Have it checked. Leave it out (`exclude:`) only if 2 other nodes remain for the largest cell."
+    )
+    for file in path.glob("runs/n1x2*-r1/attempt-1/ranks.csv"):
+        file.write_text(file.read_text().replace("n1", "n3"))
+    assert advice() == "Leave it out (`exclude:`) or have it checked."
+    set_in_plan(path, nodelist="n[1-3]")
+    assert advice() == "Have it checked: the matrix names the nodes."
+    set_in_plan(path, nodelist=None, executor="ssh")
+    assert advice() == "Have it checked: the matrix names the nodes."
+
+
+def test_the_same_findings_stand_in_all_four_places(tmp_path: Path) -> None:
+    path = studies.finished(
+        tmp_path / "results" / "s",
+        studies.strong(sizes=(1, 2, 4), per_node=4),
+        env=lambda cell: studies.environment(cell, cores=2) | {"threads_per_rank": 8 // cell.world_size},
+    )
+    run = CliRunner().invoke(app, ["report", str(path), "--proposal", "--json"])
+    listed = json.loads(run.stdout)["validity"]
+    assert [one["code"] for one in listed] == ["shared-cores", "threads-differ"]
+    assert [sorted(one) for one in listed] == [["cells", "code", "message", "severity", "values"]] * 2
+    printed = CliRunner().invoke(app, ["report", str(path), "--proposal"]).stdout.splitlines()
+    assert printed[0].endswith("index.html")
+    assert printed[1:] == [
+        f"{one['severity']}: {CODES[one['code']].heading}. {one['message']} [{one['code']}]" for one in listed
+    ]
+    folder = StudyFolder(path).report
+    page = unescape((folder / "index.html").read_text(encoding="utf-8"))
+    top = page[: page.index('id="summary"')]
+    markdown = (folder / "proposal.md").read_text(encoding="utf-8").replace("\\", "")
+    assert "## Validity" in markdown
+    assert r"\subsection{Validity}" in (folder / "proposal.tex").read_text(encoding="utf-8")
+    for one in listed:
+        assert f"<strong>{CODES[one['code']].heading}.</strong> {one['message']}</p>" in top
+        assert page.count(one["message"]) == 1
+        assert f"**{CODES[one['code']].heading}.** {one['message']}" in markdown
