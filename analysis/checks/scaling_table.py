@@ -50,15 +50,32 @@ def scaling_table(source: Study | Frames, *, baseline: str | None = None) -> pd.
 
 @dataclass
 class _RunCounts:
-    """Numbers of a cell's runs: all, those that count, the others by outcome; a reason of the others."""
+    """Numbers of a cell's runs: all, those that count, those left out as disturbed, the others by outcome.
+
+    ``reason`` is that of one of the others.
+    """
 
     total: int = 0
     done: int = 0
+    left_out: int = 0
     kinds: Counter[str] = field(default_factory=Counter)
     reason: str = ""
 
     def __str__(self) -> str:
-        completed = f"{self.done} of {count(self.total, 'run')}" if self.done else "no run"
+        return "; ".join(filter(None, (self._incomplete, self._disturbed)))
+
+    @property
+    def _disturbed(self) -> str:
+        if not self.left_out:
+            return ""
+        return f"{self.left_out} of {count(self.total, 'run')} left out because something disturbed them"
+
+    @property
+    def _incomplete(self) -> str:
+        if not self.kinds:
+            return ""
+        finished = self.done + self.left_out
+        completed = f"{finished} of {count(self.total, 'run')}" if finished else "no run"
         kinds = listed([f"{amount} {kind}" for kind, amount in self.kinds.most_common()], limit=4)
         return f"{completed} completed: {kinds}" + (f" ({self.reason})" if self.reason else "")
 
@@ -66,17 +83,20 @@ class _RunCounts:
 def _reasons_of_runs(runs: pd.DataFrame) -> dict[str, str]:
     """Describe, by cell_id, the runs that do not count; a cell whose runs all count is absent."""
     cells: dict[str, _RunCounts] = {}
-    columns = ("cell_id", "measured", "state", "failure_class", "reason")
-    for cell_id, measured, state, failure, reason in zip(*(runs[name] for name in columns), strict=True):
+    columns = ("cell_id", "measured", "left_out", "state", "failure_class", "reason")
+    for cell_id, measured, out, state, failure, reason in zip(*(runs[name] for name in columns), strict=True):
         counts = cells.setdefault(cell_id, _RunCounts())
         counts.total += 1
         if measured:
             counts.done += 1
             continue
+        if out:
+            counts.left_out += 1
+            continue
         failed = state == RunState.FAILED and isinstance(failure, str) and failure
         counts.kinds[f"failed by {failure}" if failed else state_name(state)] += 1
         counts.reason = counts.reason or one_line(reason, limit=160)
-    return {cell_id: str(counts) for cell_id, counts in cells.items() if counts.kinds}
+    return {cell_id: text for cell_id, counts in cells.items() if (text := str(counts))}
 
 
 def _reasons_of_baselines(rows: pd.DataFrame, baseline: str | None) -> dict[Hashable, str]:

@@ -19,6 +19,7 @@ import pandas as pd
 
 from analysis.data.csv_files import Loaded, read_csvs
 from analysis.text import clean, count, listed, one_line
+from bench.study.conditions import read_disturbances
 from bench.study.files import read_json
 from bench.study.layout import METRICS_COLUMNS, RANKS_COLUMNS, STEPS_COLUMNS, RunFolder, StudyFolder
 from bench.study.ledger import RunState
@@ -26,10 +27,11 @@ from bench.study.plan_json import invalid_plan, read_plan
 from bench.study.run_json import read_run
 
 #: Columns of :attr:`Study.runs`: one row per planned run, about its latest attempt. ``allocation`` is ``job``
-#: (the run had its own job) or ``pack`` (the run shared the job ``job_id`` with other runs).
+#: (the run had its own job) or ``pack`` (the run shared the job ``job_id`` with other runs). ``disturbed`` is
+#: a tuple of :class:`bench.study.conditions.Disturbance`; None if nobody recorded disturbances.
 RUNS_COLUMNS = (
     *("run_id", "cell_id", "repeat", "order", "attempt", "state", "reason", "failure_class", "exit_code"),
-    *("job_id", "allocation", "submitted_at", "started_at", "ended_at"),
+    *("job_id", "allocation", "submitted_at", "started_at", "ended_at", "disturbed"),
 )
 _TEXTS = ("failure_class", "job_id", "allocation")
 _TIMES = ("submitted_at", "started_at", "ended_at")
@@ -222,7 +224,7 @@ def _record(run_id: str, path: str | None, *, tried: bool) -> tuple[Any, ...]:
     exit_code = content.get("exit_code")
     exit_code = exit_code if isinstance(exit_code, int) and abs(exit_code) < 2**31 else None
     times = (t if isinstance(t := content.get(k), str) else None for k in _TIMES)
-    return (state, reason, failure_class, exit_code, job_id, kind, *times)
+    return (state, reason, failure_class, exit_code, job_id, kind, *times, read_disturbances(content))
 
 
 def _reason_and_cause(content: Mapping[str, Any]) -> str:

@@ -165,9 +165,13 @@ def state_name(state: object) -> str:
 
 
 def state_counts(runs: pd.DataFrame) -> str:
-    """Count runs by state, the most frequent state first: ``4 failed (time-limit 3), 2 not started``."""
+    """Count runs by state, the most frequent state first: ``4 failed (time-limit 3), 2 not started``.
+
+    Completed runs that are left out of the results count as ``disturbed``.
+    """
     texts = []
-    for state, group in sorted(runs.groupby("state", sort=False), key=lambda item: -len(item[1])):
+    states = runs["state"].mask(runs["left_out"], "disturbed") if "left_out" in runs else runs["state"]
+    for state, group in sorted(runs.groupby(states, sort=False), key=lambda item: -len(item[1])):
         classes = group["failure_class"].dropna()
         detail = ", ".join(f"{c} {n}" for c, n in classes[classes != ""].value_counts().head(4).items())
         texts.append(f"{len(group):,} {state_name(state)}" + (f" ({detail})" if detail else ""))

@@ -100,11 +100,12 @@ def runs_csv(runs: pd.DataFrame) -> str:
     columns = ["run_id", "cell_id", "repeat", "order", "attempt", "state", "failure_class", "reason"]
     columns += ["exit_code", "allocation", "allocation_id", "started_at", "ended_at"]
     columns += ["epochs", "samples", "steps", "window_s"]
-    columns += ["throughput_samples_per_sec", "step_time_sec", "outlier"]
+    columns += ["throughput_samples_per_sec", "step_time_sec", "outlier", "disturbed"]
     # Runs with one allocation_id ran on the same nodes, one after another: comparisons may pair them.
     frame = runs.assign(allocation_id=runs["job_id"])[columns].copy()
     for name in ("started_at", "ended_at"):
         frame[name] = frame[name].dt.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    frame["disturbed"] = ["; ".join(map(str, found or ())) for found in frame["disturbed"]]
     return csv_text(frame)
 
 

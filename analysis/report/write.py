@@ -42,6 +42,7 @@ def write_report(
     *,
     baseline: str | None = None,
     proposal: bool = False,
+    include_disturbed: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> Report:
     """Write ``report/`` of a study.
@@ -55,6 +56,7 @@ def write_report(
         baseline: the size or cell that efficiencies refer to, in the form of
             :func:`analysis.stats.baselines.is_baseline`; by default the smallest measured size.
         proposal: also write proposal.md and proposal.tex.
+        include_disturbed: do not leave out disturbed runs.
         progress: called before each step with a short description of the step.
 
     Raises:
@@ -68,7 +70,7 @@ def write_report(
     say("reading the runs")
     study = load_study(study_path)
     say("computing")
-    frames = measure(study)
+    frames = measure(study, include_disturbed=include_disturbed)
     return _report(study, frames, scaling_table(frames, baseline=baseline), say, proposal=proposal)
 
 

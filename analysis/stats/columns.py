@@ -40,7 +40,7 @@ _PUBLISHED = (
     Column("gpus", "int64", "number of ranks"),
     Column("global_batch", "int64", "samples per step, over all ranks"),
     Column("per_gpu_batch", "int64", "samples per rank and micro-batch"),
-    Column("n", "int64", "runs that completed with a throughput"),
+    Column("n", "int64", "runs that count: they completed with a throughput and were not left out"),
     Column("throughput_samples_per_sec", "float64", "harmonic mean over runs", "samples/s"),
     Column("throughput_low", "float64", "lower end of its 95 % interval", "samples/s"),
     Column("throughput_high", "float64", "upper end of its 95 % interval", "samples/s"),
@@ -68,6 +68,9 @@ _PUBLISHED_LATER = (
     Column("incremental_low", "float64", "lower end of its 95 % interval"),
     Column("incremental_high", "float64", "upper end of its 95 % interval"),
     Column("karp_flatt", "float64", "serial fraction, for strong scaling"),
+    Column("n_disturbed", "Int64", "runs that were disturbed from outside their job, also if they count"),
+    Column("throughput_all", "float64", "throughput over all runs, also those left out", "samples/s"),
+    Column("efficiency_all", "float64", "parallel efficiency over all runs, also those left out"),
 )
 _INTERNAL = (
     Column("runs", "int64", "planned runs"),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
 
 from analysis.data.load import Study
 from analysis.stats.decompose import run_parts
+from analysis.stats.disturbed import left_out
 from analysis.stats.estimate import Floats, outliers, run_rates
 from analysis.text import number
 from bench.study.ledger import RunState
@@ -26,10 +27,12 @@ class Frames:
             for one rank without DDP.
         members: one row per cell and series: ``cell_id, series, mode``.
         runs: one row per planned run: ``run_id, cell_id, state, reason, failure_class``; ``measured``
-            (True if the run counts: it completed with a throughput),
-            ``throughput_samples_per_sec, step_time_sec, wall_s, outlier``, ``rate`` (the throughput, even
-            if a table does not give its unit), ``unit`` (counted divided by planned samples, NaN if
-            unknown), and the columns of :func:`analysis.stats.decompose.run_parts`.
+            (True if the run counts: it completed with a throughput and was not left out),
+            ``left_out`` (True if it does not count because it was disturbed), ``disturbed`` (as in
+            :attr:`analysis.data.load.Study.runs`), ``throughput_samples_per_sec, step_time_sec, wall_s,
+            outlier``, ``rate`` (the throughput, even if a table does not give its unit), ``unit`` (counted
+            divided by planned samples, NaN if unknown), and the columns of
+            :func:`analysis.stats.decompose.run_parts`.
         labelled_by: where the modes of the series come from, for messages: ``the plan`` or ``the table``.
         regime_remedy: advice in messages about a series that is neither strong nor weak; may be empty.
         to_train: series whose times are those of whole trainings. Such times include convergence, so their
@@ -45,18 +48,28 @@ class Frames:
     to_train: frozenset[str] = frozenset()
     rate_unit: str = "samples/s"
 
+    def with_left_out(self) -> Frames:
+        """Return the frames with the disturbed runs that were left out, as runs that count."""
+        runs = self.runs.assign(measured=self.runs["measured"] | self.runs["left_out"], left_out=False)
+        return replace(self, runs=runs)
 
-def measure(study: Study) -> Frames:
+
+def measure(study: Study, *, include_disturbed: bool = False) -> Frames:
     """Compute the frames of a study.
 
-    A run counts if it completed with a throughput. ``step_time_sec`` is the time per global batch: the
-    plan's global batch over the throughput.
+    A run counts if it completed with a throughput. A disturbed run is left out (see
+    :func:`analysis.stats.disturbed.left_out`), unless ``include_disturbed``. ``step_time_sec`` is the time
+    per global batch: the plan's global batch over the throughput.
     """
     runs = study.runs.set_index("run_id", drop=False)
     runs = runs.join(run_rates(study.epochs)).join(run_parts(study.epochs))
     runs = runs.set_axis(range(len(runs)))
     completed = runs["state"] == RunState.COMPLETED
-    runs["measured"] = completed & runs["throughput_samples_per_sec"].notna()
+    measured = completed & runs["throughput_samples_per_sec"].notna()
+    runs["left_out"] = False
+    if not include_disturbed:
+        runs["left_out"] = left_out(runs[measured]).reindex(runs.index, fill_value=False)
+    runs["measured"] = measured & ~runs["left_out"]
     batch = study.cells.set_index("cell_id")["global_batch"].reindex(runs["cell_id"]).to_numpy(dtype=float)
     runs["step_time_sec"] = batch / runs["throughput_samples_per_sec"]
     runs["unit"] = runs["samples"] / runs["steps"] / batch
@@ -92,6 +105,7 @@ def _reasons(runs: pd.DataFrame, batch: Floats) -> pd.Series:
     reasons = runs["reason"].to_numpy(dtype=object).copy()
     completed = (runs["state"] == RunState.COMPLETED).to_numpy()
     silent = completed & ~runs["measured"].to_numpy() & (reasons == "")
+    silent &= ~runs["left_out"].to_numpy()
     reasons[silent] = "metrics.csv has no epoch with samples and a throughput"
     per_step = (runs["samples"] / runs["steps"]).to_numpy(dtype=float)
     with np.errstate(invalid="ignore"):
@@ -99,4 +113,8 @@ def _reasons(runs: pd.DataFrame, batch: Floats) -> pd.Series:
     for place in np.flatnonzero(other_work):
         odd = f"{number(per_step[place])} samples per step, but the plan's global batch is {batch[place]:.0f}"
         reasons[place] = f"{reasons[place]}; {odd}" if reasons[place] else odd
+    for own, (disturbances, out) in enumerate(zip(runs["disturbed"], runs["left_out"], strict=True)):
+        if disturbances:
+            words = f"{'left out: ' if out else ''}disturbed by {'; '.join(map(str, disturbances))}"
+            reasons[own] = f"{reasons[own]}; {words}" if reasons[own] else words
     return pd.Series(reasons, index=runs.index, dtype="str")

@@ -37,6 +37,7 @@ from analysis.data.names import baseline_names
 from analysis.stats.baselines import base_places, check_baseline
 from analysis.stats.columns import ALL_COLUMNS, INCREMENT_COLUMNS
 from analysis.stats.decompose import cell_parts, computational_scalability
+from analysis.stats.disturbed import count_disturbed
 from analysis.stats.estimate import LogMoments, log_moments, mean_interval, ratio_interval
 from analysis.stats.measured import Frames, measure
 from bench.study.ledger import RunState
@@ -87,6 +88,9 @@ def scale(source: Study | Frames, *, baseline: str | None = None) -> pd.DataFram
     _add_efficiency(rows, moments)
     rows = _with_increments(rows, moments)
     rows["karp_flatt"] = _karp_flatt(rows)
+    every = scale(frames.with_left_out(), baseline=baseline) if frames.runs["left_out"].any() else rows
+    rows["throughput_all"] = every["throughput_samples_per_sec"]
+    rows["efficiency_all"] = every["efficiency"]
     rows["reason"] = pd.Series("", index=rows.index, dtype="str")
     return rows[list(ALL_COLUMNS)]
 
@@ -99,6 +103,8 @@ def _measured_rows(frames: Frames, moments: LogMoments) -> pd.DataFrame:
     cells["ddp"] = cells["ddp"].astype(bool) if "ddp" in cells else True
     cells["variant"] = _variants(cells)
     cells["n"] = groups.size().reindex(cells.index).fillna(0).astype("int64")
+    finished = frames.runs[frames.runs["measured"] | frames.runs["left_out"]]
+    cells["n_disturbed"] = count_disturbed(finished).reindex(cells.index)
     cells["runs"] = frames.runs.groupby("cell_id").size().reindex(cells.index).fillna(0).astype("int64")
     # The throughput is computed from the mean time per step, so it is the harmonic mean over the runs.
     cells["step_time_sec"] = groups["step_time_sec"].mean()

@@ -33,7 +33,7 @@ _MODE_REMEDY = (
     "or --mode weak (the same work per rank)"
 )
 _REGIME_REMEDY = "if these rows are a strong and a weak series, distinguish them by a column mode or series"
-_THROUGHPUTS = ("throughput_samples_per_sec", "throughput_low", "throughput_high")
+_THROUGHPUTS = ("throughput_samples_per_sec", "throughput_low", "throughput_high", "throughput_all")
 _BATCHES = ("global_batch", "per_gpu_batch")
 
 
@@ -343,4 +343,4 @@ def _runs(rows: pd.DataFrame) -> pd.DataFrame:
         runs[name] = pd.to_datetime(runs[name], utc=True)
     for name in ("epochs", "samples", "steps", "window_s", "wall_s", "unit", *PARTS, "exposed", *TIMES):
         runs[name] = np.nan
-    return runs.assign(parts_known=False)
+    return runs.assign(parts_known=False, left_out=False, disturbed=None)

@@ -53,6 +53,13 @@ OnlyOption = Annotated[
 RetryOption = Annotated[
     bool, typer.Option("--retry-failed", help="Start failed runs again, as a new attempt.")
 ]
+RetryDisturbedOption = Annotated[
+    bool,
+    typer.Option(
+        "--retry-disturbed",
+        help="Start runs again that completed but were disturbed, as a new attempt.",
+    ),
+]
 BudgetOption = Annotated[
     float | None,
     typer.Option("--budget", min=0.0, help="Start nothing if the runs could use more GPU-hours than this."),

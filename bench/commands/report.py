@@ -43,6 +43,10 @@ ProposalOption = Annotated[
     bool,
     typer.Option("--proposal", help="Also write the scaling section of a proposal as .md and .tex."),
 ]
+IncludeDisturbedOption = Annotated[
+    bool,
+    typer.Option("--include-disturbed", help="Use all completed runs, also those that something disturbed."),
+]
 
 
 def report_command(
@@ -73,6 +77,7 @@ def report_command(
         ),
     ] = None,
     proposal: ProposalOption = False,
+    include_disturbed: IncludeDisturbedOption = False,
     results: ResultsOption = None,
     as_json: JsonOption = False,
 ) -> int:
@@ -87,6 +92,8 @@ def report_command(
         if StudyFolder(folder).is_planned:
             what = f"{folder} is a study: the report of {table.name} would replace the study's report"
             raise BenchError(what, remedy="give another folder: --output DIR")
+        if include_disturbed:
+            raise BenchError("--include-disturbed is for a study, not for a table", remedy="omit it")
         from analysis.report.write import write_table_report
 
         scaling = mode.value if mode else None
@@ -99,18 +106,35 @@ def report_command(
         if given is not None:
             what = f"{option} is for a table measured elsewhere, not for a study"
             raise BenchError(what, remedy=f"omit {option}, or give a TABLE.csv")
-    return write(find_study(source, results), baseline=baseline, proposal=proposal, as_json=as_json)
+    return write(
+        find_study(source, results),
+        baseline=baseline,
+        proposal=proposal,
+        include_disturbed=include_disturbed,
+        as_json=as_json,
+    )
 
 
 def write(
-    folder: StudyFolder, *, baseline: str | None = None, proposal: bool = False, as_json: bool = False
+    folder: StudyFolder,
+    *,
+    baseline: str | None = None,
+    proposal: bool = False,
+    include_disturbed: bool = False,
+    as_json: bool = False,
 ) -> int:
     """Update the records of a study, write its report, and print the path and the validity of the numbers."""
     planned = open_study(folder)
     save_states(planned, settled_records(planned))
     from analysis.report.write import write_report
 
-    written = write_report(folder.path, baseline=baseline, proposal=proposal, progress=say)
+    written = write_report(
+        folder.path,
+        baseline=baseline,
+        proposal=proposal,
+        include_disturbed=include_disturbed,
+        progress=say,
+    )
     _print(written, study=folder.name, as_json=as_json)
     return 0
 

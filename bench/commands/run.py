@@ -9,6 +9,7 @@ from bench.commands.options import (
     OnlyOption,
     PatienceOption,
     ResultsOption,
+    RetryDisturbedOption,
     RetryOption,
     SiteOption,
     parse_patience_s,
@@ -25,6 +26,7 @@ def run_command(
     results: ResultsOption = None,
     filters: OnlyOption = None,
     retry_failed: RetryOption = False,
+    retry_disturbed: RetryDisturbedOption = False,
     budget: BudgetOption = None,
     patience: PatienceOption = None,
     site: SiteOption = None,
@@ -40,7 +42,9 @@ def run_command(
     say_warnings(plan)
     study = open_study(folder)
     runs = limited.until_answered(
-        lambda: runs_to_start(study, filters=filters or [], retry_failed=retry_failed)
+        lambda: runs_to_start(
+            study, filters=filters or [], retry_failed=retry_failed, retry_disturbed=retry_disturbed
+        )
     )
     check_budget(study, runs, budget)
     code = start(study, runs, patience=limited)

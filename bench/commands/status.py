@@ -17,6 +17,7 @@ from bench.executors import executor_for
 from bench.slurm.client import SlurmMissingError, SlurmUnavailableError
 from bench.study.ledger import RunRecord, RunState
 from bench.study.plan_json import PlannedStudy, open_study
+from bench.units import count
 
 SHOWN_RUNS = 60
 
@@ -77,8 +78,8 @@ def _show(planned: PlannedStudy, records: Mapping[str, RunRecord], *, everything
     """Print a table of runs, with failed and unknown ones first, and a line of counts."""
     order = {RunState(name): place for place, name in enumerate(_FIRST_STATES)}
 
-    def rank(record: RunRecord) -> tuple[int, bool]:
-        return order.get(record.state, len(order)), not record.details.get("stuck")
+    def rank(record: RunRecord) -> tuple[int, bool, bool]:
+        return order.get(record.state, len(order)), not record.details.get("stuck"), not record.is_disturbed
 
     ranked = sorted(records.values(), key=rank)
     shown = ranked if everything else ranked[:SHOWN_RUNS]
@@ -88,7 +89,7 @@ def _show(planned: PlannedStudy, records: Mapping[str, RunRecord], *, everything
             str(record.state),
             record.attempt or None,
             record.job_id,
-            f"{record.reason} [{record.cause}]" if record.cause else record.reason,
+            _remark(record),
         )
         for record in shown
     ]
@@ -96,16 +97,25 @@ def _show(planned: PlannedStudy, records: Mapping[str, RunRecord], *, everything
     print_table(f"Study {planned.folder.name}", columns, rows, right=["attempt"])
     if len(shown) < len(ranked):
         print(f"... and {len(ranked) - len(shown)} more runs (--all lists them)")
+    if disturbed := sum(record.is_disturbed for record in ranked):
+        print(f"{count(disturbed, 'completed run was', 'completed runs were')} disturbed")
     stuck = sum(bool(record.details.get("stuck")) for record in ranked)
     counts = counts_line(Counter(str(record.state) for record in ranked))
     print(f"{counts} ({stuck} will not start)" if stuck else counts)
+
+
+def _remark(record: RunRecord) -> str:
+    """Return the reason of a run's state, with the cause of a failure or what disturbed the run."""
+    if record.is_disturbed:
+        return "; ".join(filter(None, (record.reason, f"disturbed by {record.disturbed}")))
+    return f"{record.reason} [{record.cause}]" if record.cause else record.reason
 
 
 def _as_content(planned: PlannedStudy, records: Mapping[str, RunRecord]) -> dict[str, Any]:
     """Return the output of `bench status --json`."""
     counts = Counter(str(record.state) for record in records.values())
     runs = {run.run_id: run for run in planned.runs}
-    names = ("attempt", "state", "reason", "cause", "failure_class", "exit_code", "job_id")
+    names = ("attempt", "state", "reason", "cause", "failure_class", "exit_code", "job_id", "disturbed")
     return {
         "study": planned.folder.name,
         "folder": str(planned.folder.path),

@@ -14,6 +14,7 @@ from bench.commands.options import (
     OnlyOption,
     PatienceOption,
     ResultsOption,
+    RetryDisturbedOption,
     RetryOption,
     StudyArgument,
     find_study,
@@ -40,6 +41,7 @@ def submit_command(
     ] = False,
     filters: OnlyOption = None,
     retry_failed: RetryOption = False,
+    retry_disturbed: RetryDisturbedOption = False,
     budget: BudgetOption = None,
     max_queued: Annotated[
         int | None,
@@ -65,8 +67,8 @@ def submit_command(
     """Start the runs of a study that are neither completed nor in progress.
 
     Submitting again is safe: completed and active runs are not started again, but interrupted runs
-    are. Failed runs are started again only with --retry-failed. Executors local and ssh start one
-    run after another; Ctrl-C stops them, and the next call continues.
+    are. Failed and disturbed runs are started again only with --retry-failed and --retry-disturbed.
+    Executors local and ssh start one run after another; Ctrl-C stops them, and the next call continues.
     """
     if as_json and not dry_run:
         raise BenchError("--json requires --dry-run", remedy="`bench status --json` shows the states of runs")
@@ -79,7 +81,9 @@ def submit_command(
     halt = HaltWatch(planned.ledger)
 
     def choose() -> list[Run]:
-        return runs_to_start(planned, filters=filters or [], retry_failed=retry_failed)
+        return runs_to_start(
+            planned, filters=filters or [], retry_failed=retry_failed, retry_disturbed=retry_disturbed
+        )
 
     runs = limited.until_answered(choose) if wait or canary else choose()
     check = _check_pack_budget if pack else check_budget
@@ -89,12 +93,18 @@ def submit_command(
         show(planned, runs, as_json=as_json)
         return 0
     if canary:
+        before = planned.records()
         if not canary_passes(planned, runs, halt=halt, patience=limited, pack=pack):
             return 1
         records = planned.records()
-        runs = [run for run in runs if records[run.run_id].state is not RunState.COMPLETED]
+        runs = [run for run in runs if not _has_completed(records[run.run_id], since=before[run.run_id])]
     patient = limited if wait else None
     return start(planned, runs, max_queued=max_queued, patience=patient, pack=pack, halt=halt)
+
+
+def _has_completed(record: RunRecord, *, since: RunRecord) -> bool:
+    """Return True if a run has completed with an attempt that is newer than ``since``."""
+    return record.state is RunState.COMPLETED and record.attempt > since.attempt
 
 
 def _check_max_queued(planned: PlannedStudy, *, pack: bool) -> None:
@@ -109,12 +119,15 @@ def _check_max_queued(planned: PlannedStudy, *, pack: bool) -> None:
         say(f"--max-queued is ignored: executor {planned.executor} has no queue and starts one run at a time")
 
 
-def runs_to_start(planned: PlannedStudy, *, filters: Sequence[str], retry_failed: bool) -> list[Run]:
+def runs_to_start(
+    planned: PlannedStudy, *, filters: Sequence[str], retry_failed: bool, retry_disturbed: bool = False
+) -> list[Run]:
     """Return the runs that a submission starts, in the planned order."""
     records = executor_for(planned).refresh()
     # Filters apply to all runs: a filter that matches none is an error even if no run is left to start.
     chosen = set(only(planned.runs, planned.cells, filters))
-    return [run for run in pending(planned.runs, records, retry_failed=retry_failed) if run in chosen]
+    wanted = pending(planned.runs, records, retry_failed=retry_failed, retry_disturbed=retry_disturbed)
+    return [run for run in wanted if run in chosen]
 
 
 def check_budget(planned: PlannedStudy, runs: Sequence[Run], budget: float | None) -> None:
@@ -278,6 +291,9 @@ def _conclude(name: str, records: Mapping[str, RunRecord], *, waited: bool, halt
     if failed:
         retry = f"`bench submit {name} --retry-failed` starts them again"
         say(f"{failed} failed: `bench status {name}` shows why; {retry}")
+    if disturbed := sum(1 for record in records.values() if record.is_disturbed):
+        retry = f"`bench submit {name} --retry-disturbed` starts them again"
+        say(f"{disturbed} disturbed: `bench status {name}` shows why; {retry}")
     if unknown:
         cancel = f"`bench cancel {name}` marks them as cancelled"
         say(f"{unknown} unknown: `bench status {name}` shows why; {cancel}")

@@ -14,8 +14,10 @@ from typing import Any
 import psutil
 
 from bench.errors import BenchError
+from bench.executors.neighbours import beside_in_study
 from bench.executors.outcome import EndNote, Outcome, missing_results
 from bench.matrix.cell import Run
+from bench.study.conditions import Neighbours, assess, parse_moment, read_disturbances, summary
 from bench.study.layout import RunFolder
 from bench.study.ledger import FailureClass, RunRecord, RunState, now, submit_lock
 from bench.study.plan_json import PlannedStudy
@@ -44,13 +46,24 @@ class Callbacks:
 
 def settle(study: PlannedStudy, record: RunRecord, outcome: Outcome, *, ended_at: str) -> None:
     """Record how an attempt of a run ended: in its run.json, then in the ledger."""
-    study.ledger.append_all([settle_run_json(study, record, outcome, ended_at=ended_at)])
+    neighbours = None if study.executor == "slurm" else beside_in_study(study, record, ended_at=ended_at)
+    event = settle_run_json(study, record, outcome, ended_at=ended_at, neighbours=neighbours)
+    study.ledger.append_all([event])
 
 
 def settle_run_json(
-    study: PlannedStudy, record: RunRecord, outcome: Outcome, *, ended_at: str, event: str = "ended"
+    study: PlannedStudy,
+    record: RunRecord,
+    outcome: Outcome,
+    *,
+    ended_at: str,
+    event: str = "ended",
+    neighbours: Neighbours | None = None,
 ) -> dict[str, Any]:
-    """Write how an attempt ended into ``record`` and run.json; return the event for the ledger."""
+    """Write how an attempt ended into ``record`` and run.json; return the event for the ledger.
+
+    ``neighbours`` are the other jobs on the run's nodes; None if nobody asked for them.
+    """
     folder = study.run_folder(record)
     cause = None if outcome.state is not RunState.FAILED else _find_cause(folder)
     record.state, record.reason = outcome.state, outcome.reason
@@ -63,10 +76,19 @@ def settle_run_json(
         "exit_code": outcome.exit_code,
     }
     identity = {"run_id": record.run_id, "attempt": record.attempt}
+    conditions = assess(
+        folder,
+        start=parse_moment(outcome.details.get("started_at")),
+        end=parse_moment(ended_at),
+        neighbours=neighbours,
+        cores=study.cores_per_node(record.run_id),
+    )
+    record.disturbed = summary(read_disturbances(conditions) or ())
     if folder.path.is_dir():
-        changes = {**end, "cause": cause, "ended_at": ended_at, **outcome.details}
+        changes = {**end, "cause": cause, "ended_at": ended_at, **conditions, **outcome.details}
         update_run(folder, changes, fallback=identity)
-    return {"event": event, **identity, **end, "cause": record.cause}
+    disturbed = {"disturbed": record.disturbed} if record.disturbed else {}
+    return {"event": event, **identity, **end, "cause": record.cause, **disturbed}
 
 
 def save_states(study: PlannedStudy, records: Mapping[str, RunRecord]) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import resource
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -19,6 +19,7 @@ from typing import Any
 
 from bench.errors import UnwritableError
 from bench.executors.base import settle, settle_run_json
+from bench.executors.neighbours import Neighbourhood, occupation
 from bench.executors.outcome import (
     EndNote,
     Outcome,
@@ -29,8 +30,10 @@ from bench.executors.outcome import (
 )
 from bench.executors.pack import Packs, is_packed, own_rows
 from bench.slurm.client import Slurm, SlurmUnavailableError
+from bench.slurm.hosts import expand_hosts
 from bench.slurm.job_states import JobStatus, SlurmState, classify, queue_statuses, state_from_notices
 from bench.slurm.parsing import AccountingRow, QueueRow, accounting_table
+from bench.study.conditions import Occupation
 from bench.study.files import write_atomically
 from bench.study.ledger import FailureClass, RunRecord, RunState, now
 from bench.study.plan_json import PlannedStudy
@@ -93,6 +96,13 @@ class Settlement:
         if not gone and not unaccounted:
             return
         self._ask_accounting([*gone, *unaccounted])
+        self._neighbourhood = Neighbourhood(
+            self._study,
+            self._slurm,
+            ended=list(self._occupations([*gone, *unaccounted])),
+            queue=self._queue,
+            no_accounting=self._no_accounting,
+        )
         todo = [(record, "ended") for record in gone] + [(record, "accounted") for record in unaccounted]
         process_runs(self._settle_one, todo)
         self._write_events()
@@ -113,6 +123,13 @@ class Settlement:
                 ours[job] = row.name in (names.get(job), "allocation")
             if ours.get(job, False):
                 self._rows.setdefault(job, []).append(row)
+
+    def _occupations(self, records: Sequence[RunRecord]) -> Iterator[Occupation]:
+        """Yield the nodes and times of the jobs of ``records``, from their rows in sacct."""
+        for job in dict.fromkeys(str(record.job_id) for record in records):
+            for row in self._rows.get(job, []):
+                if row.key.step is None and row.started is not None and row.hosts:
+                    yield Occupation(job, expand_hosts(row.hosts), row.started, row.ended, of_study=True)
 
     def _rows_of(self, record: RunRecord) -> list[AccountingRow]:
         """Return the sacct rows of a run's job, excluding the steps of other runs in the same pack."""
@@ -183,7 +200,8 @@ class Settlement:
             outcome = self._outcome_by_folder(record, end)
             if self._no_accounting:
                 outcome.details["accounting"] = _absence(self._no_accounting)
-            self._add(record, outcome, ended_at=end.written or now())
+            where = occupation(self._study, record, None)
+            self._add(record, outcome, ended_at=end.written or now(), where=where)
             return
         record.state = RunState.UNKNOWN
         if accounted is not None:
@@ -251,7 +269,10 @@ class Settlement:
         retry = bool(self._no_accounting) and not _NO_ACCOUNTING.search(self._no_accounting)
         ended_at = as_iso(status.ended) or end.written or now()
         accounted = complete and not retry
-        self._add(record, outcome, ended_at=ended_at, event=event, rows=rows, accounted=accounted)
+        where = occupation(self._study, record, status)
+        self._add(
+            record, outcome, ended_at=ended_at, event=event, rows=rows, accounted=accounted, where=where
+        )
 
     def _add(
         self,
@@ -262,11 +283,18 @@ class Settlement:
         event: str = "ended",
         rows: Sequence[AccountingRow] = (),
         accounted: bool = True,
+        where: Occupation | None = None,
     ) -> None:
-        """Write run.json and sacct_summary.txt of an attempt, and collect its event for the ledger."""
+        """Write run.json and sacct_summary.txt of an attempt, and collect its event for the ledger.
+
+        ``where`` are the nodes and times of the attempt; None if they are unknown.
+        """
         folder = self._study.run_folder(record)
+        neighbours = self._neighbourhood.of(where) if where else None
         try:
-            content = settle_run_json(self._study, record, outcome, ended_at=ended_at, event=event)
+            content = settle_run_json(
+                self._study, record, outcome, ended_at=ended_at, event=event, neighbours=neighbours
+            )
             if rows and folder.path.is_dir():
                 write_atomically(folder.sacct_summary, accounting_table(rows))
         except UnwritableError as error:

@@ -379,8 +379,11 @@ def _lacks_job_id(record: RunRecord) -> bool:
 
 
 def may_start(record: RunRecord, attempt_seen: int) -> bool:
-    """Return False if a run is active or completed, or was meanwhile started by another process."""
-    if record.state.active or record.state is RunState.COMPLETED:
+    """Return False if a run is active or completed, or was meanwhile started by another process.
+
+    A completed run that was disturbed may start again.
+    """
+    if record.state.active or (record.state is RunState.COMPLETED and not record.is_disturbed):
         return False
     return record.attempt == attempt_seen or record.state is RunState.PLANNED
 

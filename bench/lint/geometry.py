@@ -12,13 +12,13 @@ import operator
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 from bench.lint.expansion import MARK, Unknown, Unknowns
 from bench.lint.options import EXPANSION, Option, is_placeholder, whole_number
+from bench.slurm.hosts import expand_hosts
 
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
-_MAX_HOSTS = 4096
 _GPU_OPTIONS = ("gres", "gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket", "tres-per-task")
 _NO_BINDING = frozenset({"none", "no", "n"})
 _GPU_NAMES = frozenset({"gpu", "gpus", "dcu", "npu", "hpu", "mlu", "gcd", "xpu"})
@@ -205,42 +205,6 @@ class Geometry:
             for name in ("gpus", "gpus-per-node", "gres", "gpus-per-task"):
                 inherited.pop(name, None)
         return Geometry({**inherited, **own}, heterogeneous=self.heterogeneous or "het-group" in own)
-
-
-@lru_cache(maxsize=256)
-def expand_hosts(text: str) -> tuple[str, ...]:
-    """Return the hosts in a Slurm host list such as ``n[01-04,7],login``, or no hosts if it is invalid."""
-    hosts: list[str] = []
-    if text.count("[") != text.count("]"):
-        return ()
-    for item in _split_hosts(text):
-        expanded = [""]
-        for piece in re.split(r"(\[[^\]]*\])", item):
-            choices = _numbers(piece[1:-1]) if piece.startswith("[") else [piece]
-            if not choices or len(expanded) * len(choices) > _MAX_HOSTS:
-                return ()
-            expanded = [start + choice for start in expanded for choice in choices]
-        hosts.extend(expanded)
-        if len(hosts) > _MAX_HOSTS or "$" in item or "<" in item or "{" in item:
-            return ()
-    return tuple(host for host in hosts if host)
-
-
-def _split_hosts(text: str) -> list[str]:
-    return re.findall(r"(?:[^,\[]++|\[[^\]]*+\])++", text[:10_000])
-
-
-def _numbers(ranges: str) -> list[str]:
-    numbers: list[str] = []
-    for item in ranges.split(","):
-        match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", item.strip())
-        if not match:
-            return []
-        low, high = match.group(1), match.group(2) or match.group(1)
-        if int(high) - int(low) >= _MAX_HOSTS:
-            return []
-        numbers += [str(number).zfill(len(low)) for number in range(int(low), int(high) + 1)]
-    return numbers
 
 
 def gpus_of_gres(value: str) -> int | None:

@@ -48,6 +48,8 @@ _UNREACHABLE = re.compile(
 )
 #: After these errors slurmctld may have accepted the job.
 _UNCERTAIN = re.compile(r"timed out|Zero Bytes were transmitted|Unexpected message received|Connection reset")
+#: A line of `sacctmgr show configuration`, which shows slurm.conf and slurmdbd.conf.
+_PRIVATE_JOBS = re.compile(r"^\s*PrivateData\s*=.*\b(?:jobs|all)\b", re.M | re.I)
 _NO_SUCH_JOB = re.compile(r"Invalid job id specified|already completing or completed|Job/step already")
 #: The commands are installed but no cluster is configured, as on a laptop.
 _UNCONFIGURED = re.compile(
@@ -55,6 +57,9 @@ _UNCONFIGURED = re.compile(
 )
 #: The controller is busy or restarting.
 _TEMPORARY = re.compile(r"[Uu]nable to contact|timed out|Connection (?:refused|reset)")
+_COMMAND_NAME = re.compile(
+    r"^(?:sbatch|scancel|squeue|sacct|sacctmgr|sinfo|scontrol): (?:(?:error|fatal): )?", re.M
+)
 _NO_COMMAND, _NO_PERMISSION = "command not found", "permission denied"
 _RETRY_REMEDY = "repeat the command when Slurm responds again (scontrol ping); nothing is lost"
 _LOCATION_REMEDY = (
@@ -276,11 +281,26 @@ class Slurm:
         Use this method for jobs whose id is unknown. Slurm 22.05 finds a job by its name about five
         seconds later than by its id, so query :meth:`queue` first.
         """
-        start = since.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S")
-        command = [*_SACCT, f"--user={os.geteuid()}", f"--starttime={start}"]
+        command = [*_SACCT, f"--user={os.geteuid()}", f"--starttime={_utc(since)}"]
         rows = self._query(command, parse_accounting)
         jobs = {row.key.job for row in rows if row.key.step is None and row.name in set(names)}
         return [row for row in rows if row.key.job in jobs]
+
+    def jobs_on(self, nodes: Sequence[str], *, start: datetime, end: datetime) -> list[AccountingRow]:
+        """Return the jobs of all users that had one of ``nodes`` between two times, without their steps.
+
+        If job data are private (:meth:`jobs_are_private`), jobs of other users are missing.
+        """
+        # The longest list of a single argument holds the nodes of any cluster. Without --state, sacct also
+        # lists jobs that were suspended or that lost a node; pending jobs have no nodes.
+        times = (f"--starttime={_utc(start)}", f"--endtime={_utc(end)}")
+        nodelist = f"--nodelist={','.join(dict.fromkeys(nodes))}"
+        return self._query([*_SACCT, "--allusers", "--allocations", nodelist, *times], parse_accounting)
+
+    def jobs_are_private(self) -> bool:
+        """Return True if Slurm or its accounting daemon may hide the jobs of other users."""
+        command = ["sacctmgr", "--noheader", "show", "configuration"]
+        return self._query(command, lambda text: _PRIVATE_JOBS.search(text) is not None)
 
     def cancel(self, job_ids: Sequence[str]) -> None:
         """Cancel queued or running jobs; jobs that have already ended are ignored.
@@ -354,6 +374,10 @@ class Slurm:
         }
 
 
+def _utc(moment: datetime) -> str:
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S")
+
+
 def _check_configuration(command: str, environment: Mapping[str, str]) -> None:
     """Raise SlurmMissingError if SLURM_CONF names no file: Slurm would search it for a minute."""
     path = environment.get("SLURM_CONF")
@@ -385,7 +409,10 @@ def _messages(done: subprocess.CompletedProcess[str]) -> str:
     """Return the output of a command without the command's name at the start of lines."""
     printed = done.stderr.strip() or done.stdout.strip()
     return re.sub(
-        r"^(?:sbatch|scancel|squeue|sacct|sinfo|scontrol): (?:(?:error|fatal): )?", "", printed, flags=re.M
+        r"^(?:sbatch|scancel|squeue|sacct|sacctmgr|sinfo|scontrol): (?:(?:error|fatal): )?",
+        "",
+        printed,
+        flags=re.M,
     )
 
 

@@ -9,8 +9,8 @@ Events:
     concurrent_runs in a chain of jobs (``chain``, from 0).
     ``submitted``: Slurm accepted the job (``job_id``).
     ``started``: the attempt was started.
-    ``ended``: the attempt ended (``state``, ``reason``, ...). The event contains ``"accounted": false``
-    if sacct did not yet have the job's rows.
+    ``ended``: the attempt ended (``state``, ``reason``, ..., and ``disturbed`` if something disturbed it).
+    The event contains ``"accounted": false`` if sacct did not yet have the job's rows.
     ``accounted``: sacct now has the rows. The values of this event replace those of ``ended``.
     ``withdrawn``: the attempt was not started; the run is ``planned`` again.
     ``halted``: the whole study was cancelled. A `bench submit` that is still running stops.
@@ -71,7 +71,10 @@ class FailureClass(StrEnum):
 
 @dataclass
 class RunRecord:
-    """State of a run's latest attempt according to the ledger; ``attempt`` is 0 before the first one."""
+    """State of a run's latest attempt according to the ledger; ``attempt`` is 0 before the first one.
+
+    ``disturbed`` says what disturbed the attempt from outside its job; it is empty if nothing is known to.
+    """
 
     run_id: str
     attempt: int = 0
@@ -80,9 +83,15 @@ class RunRecord:
     failure_class: str | None = None
     exit_code: int | None = None
     cause: str | None = None
+    disturbed: str = ""
     job_id: str | None = None
     job_name: str | None = None
     details: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_disturbed(self) -> bool:
+        """True if the attempt completed but was disturbed."""
+        return self.state is RunState.COMPLETED and bool(self.disturbed)
 
 
 def now() -> str:
@@ -217,6 +226,7 @@ def _apply(record: RunRecord, event: dict[str, Any]) -> None:
         record.failure_class = event.get("failure_class")
         record.exit_code = event.get("exit_code")
         record.cause = event.get("cause")
+        record.disturbed = event.get("disturbed", "")
     elif kind == "withdrawn":
         record.state = RunState.PLANNED
         record.reason = event.get("reason", "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,15 @@ class PlannedStudy:
     def run_folder(self, record: RunRecord) -> RunFolder:
         """Return the folder of the attempt that ``record`` describes."""
         return self.folder.attempt(record.run_id, record.attempt)
+
+    def cores_per_node(self, run_id: str) -> int:
+        """Return the largest number of cores that a run requests on a node."""
+        cell = self.cells[self._cell_ids[run_id]]
+        return max(cell.ranks_per_node) * int(self.plan.get("cpus_per_task") or 1)
+
+    @cached_property
+    def _cell_ids(self) -> dict[str, str]:
+        return {run.run_id: run.cell_id for run in self.runs}
 
     def script(self, cell_id: str) -> Path:
         """Return the path of the script that executes the runs of a cell."""

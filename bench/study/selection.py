@@ -19,13 +19,26 @@ _CELL_KEYS = (
 
 
 def pending(
-    runs: Sequence[Run], records: Mapping[str, RunRecord], *, retry_failed: bool = False
+    runs: Sequence[Run],
+    records: Mapping[str, RunRecord],
+    *,
+    retry_failed: bool = False,
+    retry_disturbed: bool = False,
 ) -> list[Run]:
-    """Return the runs in state planned or cancelled; with ``retry_failed``, also the failed runs."""
+    """Return the runs in state planned or cancelled.
+
+    With ``retry_failed`` and ``retry_disturbed``, also return the failed runs and those that completed but
+    were disturbed.
+    """
     wanted = {RunState.PLANNED, RunState.CANCELLED}
     if retry_failed:
         wanted.add(RunState.FAILED)
-    return [run for run in runs if records[run.run_id].state in wanted]
+    chosen = (records[run.run_id] for run in runs)
+    return [
+        run
+        for run, record in zip(runs, chosen, strict=True)
+        if record.state in wanted or (retry_disturbed and record.is_disturbed)
+    ]
 
 
 def only(runs: Sequence[Run], cells: Mapping[str, Cell], filters: Sequence[str]) -> list[Run]:

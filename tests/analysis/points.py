@@ -58,4 +58,4 @@ def _runs_of_points(frame: pd.DataFrame) -> pd.DataFrame:
     runs["rate"] = runs["throughput_samples_per_sec"]
     runs["outlier"] = outliers(runs["throughput_samples_per_sec"], by=runs["cell_id"])
     missing = pd.DataFrame(np.nan, index=runs.index, columns=["unit", "wall_s", *PARTS, "exposed", *TIMES])
-    return pd.concat([runs, missing], axis=1).assign(parts_known=False)
+    return pd.concat([runs, missing], axis=1).assign(parts_known=False, left_out=False, disturbed=None)

@@ -7,7 +7,7 @@ import shlex
 import pytest
 
 from bench.lint.directives import read_options
-from bench.lint.geometry import Geometry, expand_hosts
+from bench.lint.geometry import Geometry
 from bench.lint.options import Option, sbatch_options
 
 
@@ -86,21 +86,3 @@ def test_a_step_inherits_the_options_of_the_job_and_overrides_them(
 def test_some_options_hide_gpus_from_tasks(options: str, hides: str | None) -> None:
     found = geometry(options).isolation
     assert (found.name if found else None) == hides
-
-
-@pytest.mark.parametrize(
-    ("text", "hosts"),
-    [
-        ("", ()),
-        ("n1", ("n1",)),
-        ("n[1-3]", ("n1", "n2", "n3")),
-        ("n[01-02,10],login", ("n01", "n02", "n10", "login")),
-        ("r[1-2]n[1-2]", ("r1n1", "r1n2", "r2n1", "r2n2")),
-        ("n[1-", ()),
-        ("n[a-b]", ()),
-        ("$NODES", ()),
-        ("n[1-999999999]", ()),
-    ],
-)
-def test_host_lists_are_expanded(text: str, hosts: tuple[str, ...]) -> None:
-    assert expand_hosts(text) == hosts

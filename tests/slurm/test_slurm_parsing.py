@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
+from bench.slurm.hosts import expand_hosts
 from bench.slurm.parsing import (
     JobKey,
     UnreadableOutputError,
@@ -227,3 +228,21 @@ def test_a_refusal_has_no_expected_start():
         parse_expected_start("allocation failure: Requested node configuration is not available", now=NOW)
         is None
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [
+        ("", ()),
+        ("n1", ("n1",)),
+        ("n[1-3]", ("n1", "n2", "n3")),
+        ("n[01-02,10],login", ("n01", "n02", "n10", "login")),
+        ("r[1-2]n[1-2]", ("r1n1", "r1n2", "r2n1", "r2n2")),
+        ("n[1-", ()),
+        ("n[a-b]", ()),
+        ("$NODES", ()),
+        ("n[1-999999999]", ()),
+    ],
+)
+def test_host_lists_are_expanded(text: str, hosts: tuple[str, ...]) -> None:
+    assert expand_hosts(text) == hosts

@@ -1,0 +1,175 @@
+"""Find the other jobs on the nodes of runs that have ended.
+
+With Slurm's accounting, sacct is asked once for all jobs on these nodes. Without it, only the other runs of
+the study are known: from squeue, their run.json and their conditions.json.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from bench.slurm.client import Slurm, SlurmUnavailableError
+from bench.slurm.hosts import expand_hosts
+from bench.slurm.job_states import JobStatus
+from bench.study.conditions import Neighbours, Occupation, parse_moment, read_windows
+from bench.study.ledger import RunRecord
+from bench.study.plan_json import PlannedStudy
+from bench.study.run_json import read_run
+
+_PRIVATE = "job data of other users are private (PrivateData)"
+
+
+class Neighbourhood:
+    """The jobs on the nodes of some runs. Slurm is asked when the first run needs to know.
+
+    Args:
+        study: the study of the runs.
+        slurm: the cluster.
+        ended: what the runs occupied; their nodes and times are the question to sacct.
+        queue: the status of the study's jobs in squeue.
+        no_accounting: the error message of sacct if it is unavailable.
+    """
+
+    def __init__(
+        self,
+        study: PlannedStudy,
+        slurm: Slurm,
+        *,
+        ended: Sequence[Occupation],
+        queue: Mapping[str, JobStatus],
+        no_accounting: str,
+    ) -> None:
+        self._study, self._slurm, self._ended, self._queue = study, slurm, ended, queue
+        self._unknown = no_accounting.partition("\n")[0]
+        self._jobs: _Jobs | None = None
+        self._lock = threading.Lock()
+
+    def of(self, run: Occupation) -> Neighbours:
+        """Return the other jobs on the nodes of ``run``."""
+        with self._lock:  # several threads process runs
+            if self._jobs is None:
+                self._jobs = _Jobs(self._find())
+        return Neighbours(self._jobs.beside(run), self._unknown)
+
+    def _find(self) -> list[Occupation]:
+        if not self._unknown:
+            try:
+                return self._ask()
+            except SlurmUnavailableError as error:
+                self._unknown = error.message.partition("\n")[0]
+        return [*self._ended, *occupations(self._study, queue=self._queue)]
+
+    def _ask(self) -> list[Occupation]:
+        nodes = sorted({node for run in self._ended for node in run.nodes})
+        if not nodes:
+            return []
+        last = max((run.end or datetime.now(UTC) for run in self._ended), default=datetime.now(UTC))
+        start, end = min(run.start for run in self._ended), last + timedelta(seconds=1)
+        rows = self._slurm.jobs_on(nodes, start=start, end=end)
+        if self._slurm.jobs_are_private():
+            self._unknown = _PRIVATE
+        ours = {str(event["job_id"]) for event in self._study.ledger.events() if event.get("job_id")}
+        return [
+            Occupation(row.key.job, expand_hosts(row.hosts), row.started, row.ended, row.key.job in ours)
+            for row in rows
+            if row.started is not None
+        ]
+
+
+class _Jobs:
+    """Jobs by node, sorted by their start."""
+
+    def __init__(self, jobs: Iterable[Occupation]) -> None:
+        self._by_node: dict[str, list[Occupation]] = {}
+        for job in sorted(set(jobs), key=lambda job: job.start):
+            for node in job.nodes:
+                self._by_node.setdefault(node, []).append(job)
+        self._starts = {node: [job.start for job in own] for node, own in self._by_node.items()}
+        # The latest end of the jobs up to each place: a search backwards may stop where all have ended.
+        self._ends = {node: list(_latest_ends(own)) for node, own in self._by_node.items()}
+
+    def beside(self, run: Occupation) -> list[Occupation]:
+        """Return the other jobs that shared nodes with ``run``, with the shared nodes, sorted by start."""
+        nodes: dict[Occupation, list[str]] = {}
+        for node in run.nodes:
+            for job in self._on(node, run):
+                nodes.setdefault(job, []).append(node)
+        shared = (
+            Occupation(job.job_id, tuple(names), job.start, job.end, job.of_study)
+            for job, names in nodes.items()
+        )
+        return sorted(shared, key=lambda job: job.start)
+
+    def _on(self, node: str, run: Occupation) -> Iterator[Occupation]:
+        jobs, ends = self._by_node.get(node, []), self._ends.get(node, [])
+        until = run.end or datetime.max.replace(tzinfo=UTC)
+        for place in reversed(range(bisect_left(self._starts.get(node, []), until))):
+            if ends[place] <= run.start:
+                return
+            if jobs[place].job_id != run.job_id and jobs[place].overlaps(run.start, until):
+                yield jobs[place]
+
+
+def _latest_ends(jobs: Sequence[Occupation]) -> Iterator[datetime]:
+    latest = datetime.min.replace(tzinfo=UTC)
+    for job in jobs:
+        latest = max(latest, job.end or datetime.max.replace(tzinfo=UTC))
+        yield latest
+
+
+def beside_in_study(study: PlannedStudy, record: RunRecord, *, ended_at: str) -> Neighbours:
+    """Return the other runs of the study that shared nodes with a run; other jobs are unknown."""
+    unknown = f"executor {study.executor} has no accounting"
+    ended = JobStatus(record.state, ended=parse_moment(ended_at))
+    run = occupation(study, record, ended)
+    if run is None:
+        return Neighbours(unknown=unknown)
+    return Neighbours(_Jobs(occupations(study, since=run.start)).beside(run), unknown)
+
+
+def occupations(
+    study: PlannedStudy, *, queue: Mapping[str, JobStatus] | None = None, since: datetime | None = None
+) -> Iterator[Occupation]:
+    """Yield what the latest attempts of the study's runs occupied, as far as it is known without sacct.
+
+    ``queue`` is the status of jobs in squeue. Runs whose end was recorded before ``since`` are left out.
+    """
+    for record in study.records().values():
+        recorded = parse_moment(record.details.get("time"))
+        over = record.state.ended and since is not None and recorded is not None and recorded < since
+        if record.attempt and not over:
+            found = occupation(study, record, (queue or {}).get(str(record.job_id)))
+            if found is not None and (found.end is not None or record.state.active):
+                yield found
+
+
+def occupation(study: PlannedStudy, record: RunRecord, status: JobStatus | None) -> Occupation | None:
+    """Return the nodes and times of a run, from the ``status`` of its job or else from its files."""
+    start, end = (status.started, status.ended) if status else (None, None)
+    nodes = expand_hosts(status.hosts) if status else ()
+    folder = study.run_folder(record)
+    if start is None or not nodes:
+        run = read_run(folder.path)[0] or {}
+        start, nodes = start or parse_moment(run.get("started_at")), nodes or nodes_of(run)
+        end = end or parse_moment(run.get("ended_at"))
+    if start is None or not nodes:
+        windows = read_windows(folder) or []
+        nodes = nodes or tuple(dict.fromkeys(str(node.get("node")) for one in windows for node in one.nodes))
+        start = start or min((window.start for window in windows), default=None)
+        end = end or max((window.end for window in windows), default=None)
+    if start is None or not nodes:
+        return None
+    return Occupation(record.job_id or record.run_id, nodes, start, end, of_study=True)
+
+
+def nodes_of(run: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the nodes of a run according to its run.json; empty if it does not name them."""
+    allocation = run.get("allocation")
+    hosts = allocation.get("hosts") if isinstance(allocation, Mapping) else run.get("hosts")
+    if isinstance(hosts, str):
+        return expand_hosts(hosts)
+    return tuple(map(str, hosts)) if isinstance(hosts, list) else ()

@@ -1,0 +1,381 @@
+"""Read conditions.json, and find what disturbed a run from outside its job.
+
+A run is disturbed by another job (or another run of the study) on its nodes, by the CPU time of foreign
+processes, by a slowdown of a GPU that its hardware or temperature causes, and by errors of the link. All
+other conditions are recorded and shown, but they never disturb a run: they may be effects of the run itself.
+Its step times are never used, because excluding slow runs would make results look better than they are.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from typing import Any
+
+from bench.study.files import read_json
+from bench.study.layout import RunFolder
+
+#: Maximum CPU time of foreign processes, as a fraction of the time of the cores that the run uses on a node.
+FOREIGN_CPU_LIMIT = 0.05
+#: Less foreign CPU time than this is never counted, because Linux rounds the time of each process to 0.01 s.
+FOREIGN_CPU_LEAST_S = 0.05
+#: Slurm rounds the start and the end of a job down to a whole second.
+_SLURM_ROUNDING = timedelta(seconds=1)
+#: Maximum number of neighbours in run.json, and of job ids in one entry of ``disturbed``.
+MAX_NEIGHBOURS = 100
+_MAX_NAMED = 10
+#: NVML sets this reason with a more specific one; alone, it can mean that the clocks are just changing.
+_UNSPECIFIC_SLOWDOWN = "hw_slowdown"
+#: Counters of a link that count damaged packets. A link that drops packets may only be busy.
+_LINK_ERRORS = ("crc", "symbol")
+
+
+class Reason(StrEnum):
+    """A reason for which a run is disturbed."""
+
+    STUDY_RUN = "study-run"
+    FOREIGN_JOB = "foreign-job"
+    FOREIGN_CPU = "foreign-cpu"
+    GPU_SLOWDOWN = "gpu-slowdown"
+    LINK_ERRORS = "link-errors"
+
+    @property
+    def meaning(self) -> str:
+        """The reason in words."""
+        return _MEANINGS[self]
+
+
+_MEANINGS = {
+    Reason.STUDY_RUN: "another run of the study",
+    Reason.FOREIGN_JOB: "a job that is not of the study",
+    Reason.FOREIGN_CPU: "CPU time of foreign processes",
+    Reason.GPU_SLOWDOWN: "a slowdown of the GPU by its hardware or temperature",
+    Reason.LINK_ERRORS: "CRC or symbol errors of the link",
+}
+
+
+@dataclass(frozen=True)
+class Disturbance:
+    """Something outside a run's job that disturbed it on one node.
+
+    ``start`` and ``end`` enclose the disturbed time. ``value`` names the jobs (for ``study-run`` and
+    ``foreign-job``) or the GPU's reasons (``gpu-slowdown``). For ``foreign-cpu`` it is the largest fraction
+    of the cores in use, and for ``link-errors`` the number of errors; ``limit`` is the largest allowed value.
+    """
+
+    reason: Reason
+    node: str | None
+    start: datetime | None
+    end: datetime | None
+    value: str | float | None = None
+    limit: float | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the entry of ``disturbed`` in run.json."""
+        times = {"start": _as_text(self.start), "end": _as_text(self.end)}
+        return {
+            "reason": str(self.reason),
+            "node": self.node,
+            **times,
+            "value": self.value,
+            "limit": self.limit,
+        }
+
+    def __str__(self) -> str:
+        where = f" on {self.node}" if self.node else ""
+        return f"{self.reason.meaning}{self._value}{where}{_between(self.start, self.end)}"
+
+    @property
+    def _value(self) -> str:
+        if isinstance(self.value, str):
+            return f" ({self.value})"
+        if self.reason is Reason.FOREIGN_CPU and self.value is not None:
+            return f" ({self.value:.0%} of the cores in use, limit {self.limit:.0%})"
+        return "" if self.value is None else f" ({self.value:g})"
+
+
+def _between(start: datetime | None, end: datetime | None) -> str:
+    if start is None or end is None:
+        return ""
+    last = f"{end:%H:%M:%S}" if start.date() == end.date() else f"{end:%Y-%m-%d %H:%M:%S}"
+    return f" from {start:%Y-%m-%d %H:%M:%S} to {last} UTC"
+
+
+def read_disturbances(run: Mapping[str, Any]) -> tuple[Disturbance, ...] | None:
+    """Return the disturbances in the content of a run.json; None if they were not recorded."""
+    found = run.get("disturbed")
+    if not isinstance(found, list):
+        return None
+    return tuple(_disturbance(entry) for entry in found if _is_known(entry))
+
+
+def _is_known(entry: Any) -> bool:
+    return isinstance(entry, dict) and entry.get("reason") in list(Reason)
+
+
+def _disturbance(entry: Mapping[str, Any]) -> Disturbance:
+    value, limit, node = entry.get("value"), entry.get("limit"), entry.get("node")
+    return Disturbance(
+        Reason(entry["reason"]),
+        node if isinstance(node, str) else None,
+        parse_moment(entry.get("start")),
+        parse_moment(entry.get("end")),
+        value if isinstance(value, str | int | float) else None,
+        limit if isinstance(limit, int | float) else None,
+    )
+
+
+def summary(disturbances: Sequence[Disturbance]) -> str:
+    """Return the disturbances in one line without times: ``another run of the study on n1, n2``."""
+    nodes: dict[Reason, list[str]] = {}
+    for one in disturbances:
+        nodes.setdefault(one.reason, []).extend([one.node] if one.node else [])
+    texts = []
+    for reason, names in nodes.items():
+        more = f" and {len(names) - _MAX_NAMED} more nodes" if len(names) > _MAX_NAMED else ""
+        where = f" on {', '.join(names[:_MAX_NAMED])}{more}" if names else ""
+        texts.append(f"{reason.meaning}{where}")
+    return "; ".join(texts)
+
+
+@dataclass(frozen=True)
+class Occupation:
+    """Nodes that a job used for some time. ``end`` is None if the job has not ended."""
+
+    job_id: str
+    nodes: tuple[str, ...]
+    start: datetime
+    end: datetime | None
+    of_study: bool = False
+
+    def overlaps(self, start: datetime, end: datetime) -> bool:
+        """Return True if the job certainly ran between two times that Slurm rounded, too."""
+        return self.start < end and (self.end is None or self.end > start)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the entry of ``neighbours`` in run.json. It names no user, account or job."""
+        times = {"start": _as_text(self.start), "end": _as_text(self.end)}
+        return {"job_id": self.job_id, **times, "nodes": list(self.nodes)}
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """The other jobs on the nodes of a run while it ran; ``unknown`` is the reason if not all are known."""
+
+    jobs: Sequence[Occupation] = ()
+    unknown: str = ""
+
+    def as_json(self) -> list[dict[str, Any]] | str:
+        """Return the value of ``neighbours`` in run.json: a list, or ``unknown: REASON``."""
+        if self.unknown:
+            return f"unknown: {self.unknown}"
+        return [job.as_json() for job in self.jobs[:MAX_NEIGHBOURS]]
+
+
+@dataclass(frozen=True)
+class Window:
+    """One measured window of conditions.json; ``nodes`` and ``ranks`` contain the file's objects."""
+
+    start: datetime
+    end: datetime
+    nodes: list[dict[str, Any]] = field(default_factory=list)
+    ranks: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def seconds(self) -> float:
+        """Length of the window."""
+        return (self.end - self.start).total_seconds()
+
+
+def read_windows(folder: RunFolder) -> list[Window] | None:
+    """Return the windows in conditions.json that have times; None if the run has no such file."""
+    content = read_json(folder.conditions)
+    if content is None:
+        return None
+    return list(_windows(content.get("windows")))
+
+
+def _windows(entries: Any) -> Iterator[Window]:
+    for entry in _objects(entries):
+        start, end = parse_moment(entry.get("start")), parse_moment(entry.get("end"))
+        if start is not None and end is not None and start <= end:
+            yield Window(start, end, _objects(entry.get("nodes")), _objects(entry.get("ranks")))
+
+
+def _objects(entries: Any) -> list[dict[str, Any]]:
+    return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+
+
+def parse_moment(value: Any) -> datetime | None:
+    """Return a time that is given as ISO 8601 or in seconds since 1970; None if it is neither."""
+    try:
+        if isinstance(value, int | float):
+            return datetime.fromtimestamp(value, UTC)
+        moment = datetime.fromisoformat(value)
+    except (TypeError, ValueError, OverflowError, OSError):
+        return None
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+def _as_text(moment: datetime | None) -> str | None:
+    if moment is None:
+        return None
+    whole = "seconds" if not moment.microsecond else "milliseconds"
+    return moment.astimezone(UTC).isoformat(timespec=whole).replace("+00:00", "Z")
+
+
+def assess(
+    folder: RunFolder,
+    *,
+    start: datetime | None,
+    end: datetime | None,
+    neighbours: Neighbours | None,
+    cores: int = 1,
+) -> dict[str, Any]:
+    """Return ``disturbed`` and ``neighbours`` of run.json, as far as something is known about them.
+
+    Args:
+        folder: the run's folder with conditions.json and env.json.
+        start: start of the run. Without windows, a neighbour between start and end disturbs the run.
+        end: end of the run.
+        neighbours: the other jobs on the run's nodes; None if nobody asked for them.
+        cores: cores that the run uses on each node, for runs whose env.json does not name them.
+    """
+    windows = read_windows(folder)
+    content = {} if neighbours is None else {"neighbours": neighbours.as_json()}
+    spans = [(window.start, window.end) for window in windows or ()]
+    if not spans and start is not None and end is not None:
+        spans = [(start, end)]
+    found = [*_by_jobs(neighbours.jobs if neighbours else (), spans)]
+    if windows:
+        found += _by_conditions(windows, read_json(folder.env) or {}, cores)
+    if not found and windows is None and (neighbours is None or neighbours.unknown):
+        return content
+    return {"disturbed": [one.as_json() for one in found], **content}
+
+
+def _by_jobs(jobs: Iterable[Occupation], spans: Sequence[tuple[datetime, datetime]]) -> Iterator[Disturbance]:
+    """Yield one disturbance per kind of job and node, for the jobs that ran during one of ``spans``."""
+    found: dict[tuple[Reason, str], list[Disturbance]] = {}
+    for job in jobs:
+        shared = [_common(job, *span) for span in spans]
+        times = [span for span in shared if span is not None]
+        if not times:
+            continue
+        reason = Reason.STUDY_RUN if job.of_study else Reason.FOREIGN_JOB
+        for node in job.nodes:
+            one = Disturbance(reason, node, times[0][0], times[-1][1], job.job_id)
+            found.setdefault((reason, node), []).append(one)
+    for entries in found.values():
+        yield _merged(entries)
+
+
+def _common(job: Occupation, start: datetime, end: datetime) -> tuple[datetime, datetime] | None:
+    """Return the time that a job and a window have in common; None if there is none."""
+    last = end if job.end is None else job.end + _SLURM_ROUNDING
+    begin, until = max(job.start, start), min(last, end)
+    return (begin, until) if begin < until else None
+
+
+def _merged(entries: Sequence[Disturbance]) -> Disturbance:
+    """Return one disturbance with the ids of all jobs, from the first start to the last end."""
+    starts = [one.start for one in entries if one.start is not None]
+    ends = [one.end for one in entries if one.end is not None]
+    ids = list(dict.fromkeys(f"job {one.value}" for one in entries))
+    more = f" and {len(ids) - _MAX_NAMED} more" if len(ids) > _MAX_NAMED else ""
+    value = ", ".join(ids[:_MAX_NAMED]) + more
+    return replace(entries[0], start=min(starts), end=max(ends), value=value)
+
+
+def _by_conditions(
+    windows: Sequence[Window], env: Mapping[str, Any], default_cores: int
+) -> Iterator[Disturbance]:
+    """Yield one disturbance per reason and node, from the windows that exceed a limit."""
+    cores, hosts = defaultdict(lambda: default_cores, _cores_in_use(env)), _host_of_rank(env)
+    found: dict[tuple[Reason, str | None], Disturbance] = {}
+    for window in windows:
+        for one in _by_window(window, cores, hosts):
+            key = (one.reason, one.node)
+            found[key] = _extended(found[key], one) if key in found else one
+    yield from found.values()
+
+
+def _by_window(window: Window, cores: Mapping[str, int], hosts: Mapping[int, str]) -> Iterator[Disturbance]:
+    times = (window.start, window.end)
+    for node in window.nodes:
+        name = str(node.get("node"))
+        share = _foreign_share(node.get("foreign_cpu_s"), window.seconds, cores[name])
+        if share is not None and share > FOREIGN_CPU_LIMIT:
+            yield Disturbance(Reason.FOREIGN_CPU, name, *times, round(share, 4), FOREIGN_CPU_LIMIT)
+        errors = sum(_counts(node.get("net"), _LINK_ERRORS))
+        if errors > 0:
+            yield Disturbance(Reason.LINK_ERRORS, name, *times, errors, 0)
+    for rank in window.ranks:
+        reasons = sorted(set(_slowdowns(rank.get("clocks"))) - {_UNSPECIFIC_SLOWDOWN})
+        if reasons:
+            host = hosts.get(rank.get("rank", -1))
+            yield Disturbance(Reason.GPU_SLOWDOWN, host, *times, ", ".join(reasons))
+
+
+def _extended(earlier: Disturbance, later: Disturbance) -> Disturbance:
+    """Return a disturbance from the start of ``earlier`` to the end of ``later``, with both their values."""
+    value: str | float | None = earlier.value
+    if isinstance(value, str) and isinstance(later.value, str):
+        value = ", ".join(dict.fromkeys([*value.split(", "), *later.value.split(", ")]))
+    elif isinstance(value, float | int) and isinstance(later.value, float | int):
+        counted = earlier.reason is Reason.LINK_ERRORS
+        value = value + later.value if counted else max(value, later.value)
+    return replace(earlier, end=later.end, value=value)
+
+
+def _foreign_share(foreign_s: Any, seconds: float, cores: int) -> float | None:
+    """Return the CPU time of foreign processes as a fraction of the time of the cores in use."""
+    if not isinstance(foreign_s, int | float) or seconds <= 0 or foreign_s < FOREIGN_CPU_LEAST_S:
+        return None
+    return foreign_s / (cores * seconds)
+
+
+def _counts(counters: Any, words: Sequence[str]) -> Iterator[float]:
+    """Yield the values of all counters whose names contain one of ``words``, at any depth."""
+    if isinstance(counters, Mapping):
+        for name, value in counters.items():
+            if isinstance(value, Mapping):
+                yield from _counts(value, words)
+            elif isinstance(value, int | float) and any(word in name for word in words):
+                yield value
+
+
+def _slowdowns(clocks: Any) -> Iterator[str]:
+    """Yield NVML's names of the hardware and thermal reasons for lower clocks, at any depth."""
+    if isinstance(clocks, Mapping):
+        for name, value in clocks.items():
+            if name in ("hardware", "thermal") and isinstance(value, list):
+                yield from map(str, value)
+            else:
+                yield from _slowdowns(value)
+
+
+def _host_of_rank(env: Mapping[str, Any]) -> dict[int, str]:
+    return {
+        rank: str(host.get("host"))
+        for host in _objects(env.get("hosts"))
+        for rank in host.get("ranks") or []
+        if isinstance(rank, int)
+    }
+
+
+def _cores_in_use(env: Mapping[str, Any]) -> dict[str, int]:
+    """Return the number of cores that the ranks use on each node, at least 1.
+
+    A rank uses as many cores as it has threads, and all ranks of a node together no more than they may use.
+    """
+    used = {}
+    for host in _objects(env.get("hosts")):
+        allowed, threads = host.get("cores"), env.get("threads_per_rank")
+        wanted = threads * len(host.get("ranks") or [0]) if isinstance(threads, int) else allowed
+        known = [number for number in (allowed, wanted) if isinstance(number, int)]
+        used[str(host.get("host"))] = max(1, min(known, default=1))
+    return used

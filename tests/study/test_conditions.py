@@ -1,0 +1,175 @@
+"""A run is disturbed only by causes outside its job that conditions.json or other jobs show."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.study.conditions import (
+    FOREIGN_CPU_LIMIT,
+    Disturbance,
+    Neighbours,
+    Occupation,
+    Reason,
+    assess,
+    read_disturbances,
+    summary,
+)
+from bench.study.layout import RunFolder
+
+NOON = datetime(2026, 11, 22, 12, 0, tzinfo=UTC)
+ENV = {
+    "threads_per_rank": 2,
+    "hosts": [
+        {"host": "n1", "ranks": [0, 1], "cores": 4},
+        {"host": "n2", "ranks": [2, 3], "cores": 2},
+    ],
+}
+
+
+def at(seconds: float) -> datetime:
+    return NOON + timedelta(seconds=seconds)
+
+
+def window(start: float, *, nodes: Any = (), ranks: Any = (), seconds: float = 10) -> dict[str, Any]:
+    times = {"start": at(start).isoformat(), "end": at(start + seconds).isoformat()}
+    return {"epoch": 0, **times, "nodes": list(nodes), "ranks": list(ranks)}
+
+
+def write(folder: Path, *windows: dict[str, Any]) -> RunFolder:
+    (folder / "conditions.json").write_text(json.dumps({"schema": 1, "windows": windows}))
+    (folder / "env.json").write_text(json.dumps(ENV))
+    return RunFolder(folder)
+
+
+def found(folder: RunFolder, neighbours: Neighbours | None = None) -> list[dict[str, Any]]:
+    content = assess(folder, start=at(0), end=at(100), neighbours=neighbours)
+    entries: list[dict[str, Any]] = content["disturbed"]
+    return entries
+
+
+def job(job_id: str, start: float, end: float | None, *nodes: str, of_study: bool = False) -> Occupation:
+    return Occupation(job_id, nodes, at(start), None if end is None else at(end), of_study)
+
+
+def test_foreign_cpu_time_disturbs_above_the_limit_of_the_cores_in_use(tmp_path: Path) -> None:
+    # n1: 4 threads on 4 cores; n2: 4 threads on 2 cores. The limits are thus 2 s and 1 s of 10 s.
+    folder = write(
+        tmp_path,
+        window(0, nodes=[{"node": "n1", "foreign_cpu_s": 1.9}, {"node": "n2", "foreign_cpu_s": 0.9}]),
+        window(20, nodes=[{"node": "n1", "foreign_cpu_s": 1.9}, {"node": "n2", "foreign_cpu_s": 3.0}]),
+        window(40, nodes=[{"node": "n1", "foreign_cpu_s": None}, {"node": "n2", "foreign_cpu_s": 2.0}]),
+    )
+    assert found(folder) == [
+        {
+            "reason": "foreign-cpu",
+            "node": "n2",
+            "start": "2026-11-22T12:00:20Z",
+            "end": "2026-11-22T12:00:50Z",
+            "value": 0.15,
+            "limit": FOREIGN_CPU_LIMIT,
+        }
+    ]
+
+
+def test_a_tick_of_the_clock_in_a_short_window_is_no_disturbance(tmp_path: Path) -> None:
+    assert not found(write(tmp_path, window(0, seconds=0.1, nodes=[{"node": "n1", "foreign_cpu_s": 0.03}])))
+
+
+def test_conditions_that_a_run_can_cause_itself_do_not_disturb_it(tmp_path: Path) -> None:
+    net = {"retransmissions": 90, "rx_drops": 5, "rx_errors": 2, "crc_errors": None}
+    node = {"node": "n1", "foreign_cpu_s": 0, "throttled_s": 9.0, "pressure": {"cpu": 80.0}, "net": net}
+    clocks = {"reasons": {"hardware": ["hw_slowdown"], "thermal": [], "power_cap": ["sw_power_cap"]}}
+    assert not found(write(tmp_path, window(0, nodes=[node], ranks=[{"rank": 0, "clocks": clocks}])))
+
+
+def test_slowdowns_of_gpus_and_errors_of_links_disturb(tmp_path: Path) -> None:
+    clocks = {"after": {"reasons": {"hardware": ["hw_slowdown"], "thermal": ["hw_thermal_slowdown"]}}}
+    net = {"crc_errors": 1, "infiniband": {"mlx5_0/1": {"symbol_error": 3}}}
+    first = window(0, nodes=[{"node": "n1", "net": net}], ranks=[{"rank": 2, "clocks": clocks}])
+    entries = found(write(tmp_path, first, window(20, nodes=[{"node": "n1", "net": {"crc_errors": 2}}])))
+    shown = [(one["reason"], one["node"], one["value"], one["limit"]) for one in entries]
+    assert shown == [("link-errors", "n1", 6, 0), ("gpu-slowdown", "n2", "hw_thermal_slowdown", None)]
+
+
+def test_a_job_disturbs_only_if_it_is_there_during_a_window(tmp_path: Path) -> None:
+    folder = write(tmp_path, window(10), window(30))
+    before, between, after = job("1", 0, 8, "n1"), job("2", 21, 28, "n1"), job("3", 40, 60, "n1")
+    assert not found(folder, Neighbours([before, between, after]))
+    during = job("4", 15, 35, "n1", "n2", of_study=True)
+    running = job("5", 35, None, "n1")
+    entries = found(folder, Neighbours([before, during, running]))
+    shown = [(one["reason"], one["node"], one["start"][-4:-1], one["end"][-4:-1]) for one in entries]
+    assert shown == [
+        ("study-run", "n1", ":15", ":36"),
+        ("study-run", "n2", ":15", ":36"),
+        ("foreign-job", "n1", ":35", ":40"),
+    ]
+    assert entries[0]["value"] == "job 4"
+
+
+def test_without_windows_a_job_disturbs_if_it_is_there_during_the_run(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    assert found(folder, Neighbours([job("1", 0, 8, "n1")]))[0]["reason"] == "foreign-job"
+
+
+def test_jobs_of_one_kind_on_a_node_are_one_entry(tmp_path: Path) -> None:
+    jobs = [job(str(number), number, number + 5, "n1") for number in range(1, 13)]
+    (entry,) = found(RunFolder(tmp_path), Neighbours(jobs))
+    assert entry["value"] == f"{', '.join(f'job {number}' for number in range(1, 11))} and 2 more"
+    assert (entry["start"], entry["end"]) == ("2026-11-22T12:00:01Z", "2026-11-22T12:00:18Z")
+
+
+def test_what_is_not_known_is_not_called_undisturbed(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    assert assess(folder, start=at(0), end=at(9), neighbours=None) == {}
+    unknown = assess(folder, start=at(0), end=at(9), neighbours=Neighbours(unknown="no sacct"))
+    assert unknown == {"neighbours": "unknown: no sacct"}
+    known = assess(folder, start=at(0), end=at(9), neighbours=Neighbours([job("7", 9, 20, "n1")]))
+    assert known == {
+        "disturbed": [],
+        "neighbours": [
+            {"job_id": "7", "start": "2026-11-22T12:00:09Z", "end": "2026-11-22T12:00:20Z", "nodes": ["n1"]}
+        ],
+    }
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        '{"windows": null}',
+        '{"windows": [1, {"start": "x", "end": 3}, {"start": 1e99, "end": 2e99, "nodes": 5}]}',
+        '{"windows": [{"start": 9, "end": 5, "nodes": [{"node": "n1", "foreign_cpu_s": 9}]}]}',
+        '{"windows": [{"start": 5, "end": 9, "nodes": [{"foreign_cpu_s": "x", "net": 3}], "ranks": [{}, 1]}]}',
+    ],
+)
+def test_a_broken_file_disturbs_nothing(tmp_path: Path, text: str) -> None:
+    (tmp_path / "conditions.json").write_text(text)
+    assert assess(RunFolder(tmp_path), start=None, end=None, neighbours=None).get("disturbed", []) == []
+
+
+def test_disturbances_are_read_as_they_were_written() -> None:
+    ones = (
+        Disturbance(Reason.FOREIGN_CPU, "n2", at(1), at(9.5), 0.31, 0.05),
+        Disturbance(Reason.STUDY_RUN, "n1", at(0), at(2), "job 5"),
+        Disturbance(Reason.GPU_SLOWDOWN, None, None, None, "hw_power_brake"),
+    )
+    assert read_disturbances({"disturbed": [one.as_json() for one in ones]}) == ones
+    assert read_disturbances({}) is None
+    assert read_disturbances({"disturbed": ["x", {"reason": "moon"}]}) == ()
+    assert [str(one) for one in ones] == [
+        "CPU time of foreign processes (31% of the cores in use, limit 5%) on n2 from 2026-11-22 12:00:01 to "
+        "12:00:09 UTC",
+        "another run of the study (job 5) on n1 from 2026-11-22 12:00:00 to 12:00:02 UTC",
+        "a slowdown of the GPU by its hardware or temperature (hw_power_brake)",
+    ]
+    assert summary([*ones[:2], replace(ones[1], node="n3")]) == (
+        "CPU time of foreign processes on n2; another run of the study on n1, n3"
+    )
