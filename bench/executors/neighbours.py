@@ -70,14 +70,20 @@ class Neighbourhood:
         last = max((run.end or datetime.now(UTC) for run in self._ended), default=datetime.now(UTC))
         start, end = min(run.start for run in self._ended), last + timedelta(seconds=1)
         rows = self._slurm.jobs_on(nodes, start=start, end=end)
-        if self._slurm.jobs_are_private():
-            self._unknown = _PRIVATE
+        self._unknown = self._privacy()
         ours = {str(event["job_id"]) for event in self._study.ledger.events() if event.get("job_id")}
         return [
             Occupation(row.key.job, expand_hosts(row.hosts), row.started, row.ended, row.key.job in ours)
             for row in rows
             if row.started is not None
         ]
+
+    def _privacy(self) -> str:
+        """Return why jobs of other users may be missing; empty if they are not."""
+        try:
+            return _PRIVATE if self._slurm.jobs_are_private() else ""
+        except SlurmUnavailableError as error:
+            return f"job data of other users may be private ({error.message})".partition("\n")[0]
 
 
 class _Jobs:
