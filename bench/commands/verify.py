@@ -47,6 +47,7 @@ def verify_command(
                 "folder": str(verdict.folder),
                 "passed": verdict.passed,
                 "checks": [check.as_json() for check in verdict.checks],
+                "warnings": verdict.warnings,
             }
             for verdict in verdicts
         ]
@@ -63,6 +64,8 @@ def _show(verdict: Verification, *, all_checks: bool) -> None:
     for check in verdict.checks:
         if all_checks or check in verdict.failures:
             print(f"  {check}")
+    for warning in verdict.warnings:
+        print(f"  warn  {warning}")
 
 
 def _verdicts(target: str | None, results: Path | None) -> list[Verification]:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
-from bench.measure.environment import RankFacts
+from bench.measure.ranks import RankFacts
 
 _PEER_LOST = re.compile(
     r"connection (closed|reset|was closed) by (remote )?peer|remote process exited|socket closed|broken pipe"

@@ -8,12 +8,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from bench.measure.meters import Usage
 from bench.measure.step_parts import StepParts
-from bench.study.files import write_atomically
+from bench.study.files import write_atomically, write_json
 from bench.study.layout import METRICS_COLUMNS, RANKS_COLUMNS, STEPS_COLUMNS, RunFolder
 
 Row = dict[str, object]
@@ -105,7 +106,8 @@ class EpochRecord:
 
     ``energy_counters`` is the number of counters that must be read to know the total energy.
     ``ideal_step_s`` is the time of a step if all devices ran at their stated peak FLOP/s. ``samples`` is None
-    if samples were not counted; the throughput is then empty.
+    if samples were not counted; the throughput is then empty. ``conditions`` is the window's entry in
+    conditions.json; None if they were not sampled.
     """
 
     epoch: int
@@ -118,6 +120,7 @@ class EpochRecord:
     validation: Validation | None = None
     checkpoint_s: float | None = None
     ideal_step_s: float | None = None
+    conditions: dict[str, Any] | None = None
 
     @property
     def window_s(self) -> float:
@@ -126,7 +129,7 @@ class EpochRecord:
 
 
 class Results:
-    """Writes the tables of a run; each epoch replaces the files, so a killed run leaves complete files."""
+    """Writes the tables and conditions.json; each epoch replaces them, so a killed run leaves whole files."""
 
     def __init__(self, folder: RunFolder, places: Sequence[RankPlace]) -> None:
         self._folder = folder
@@ -136,6 +139,7 @@ class Results:
             folder.ranks_csv: _line(RANKS_COLUMNS),
             folder.steps_csv: _line(STEPS_COLUMNS),
         }
+        self._conditions: list[dict[str, Any]] = []
 
     def add(self, epoch: EpochRecord) -> None:
         """Add an epoch and rewrite the tables."""
@@ -149,6 +153,9 @@ class Results:
         self._append(self._folder.metrics_csv, METRICS_COLUMNS, [metrics_row(epoch)])
         for path, text in self._texts.items():
             write_atomically(path, text)
+        if epoch.conditions is not None:
+            self._conditions.append(epoch.conditions)
+            write_json(self._folder.conditions, {"schema": 1, "windows": self._conditions})
 
     def add_communication(self, seconds: float) -> None:
         """Set ``comm_time_sec``, which is measured once after the epochs, in every row of metrics.csv."""

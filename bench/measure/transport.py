@@ -26,7 +26,8 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from bench.measure.environment import RankFacts, nccl_version
+from bench.measure.environment import nccl_version
+from bench.measure.ranks import RankFacts
 from bench.study.layout import RunFolder
 
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from bench.measure.conditions import window_conditions
 from bench.measure.meters import Usage
 from bench.measure.results import EpochRecord, RankPlace, RankRecord
 from bench.measure.step_parts import DDP_ALWAYS_SAMPLED, StepParts, mean_parts
@@ -46,7 +47,8 @@ class Window:
     step of the attribution window; None for a step that does not count. ``loss`` is the mean of the known
     losses. ``stable`` is true if the step time was stable after the warm-up. ``clock_jumps`` is the number of
     steps of the attribution window during which the wall clock was set. ``window_s`` is the duration of the
-    throughput window; None means the sum of its steps.
+    throughput window; None means the sum of its steps. ``conditions`` is the result of
+    :meth:`bench.measure.conditions.Conditions.stop`.
     """
 
     step_s: list[float]
@@ -58,6 +60,7 @@ class Window:
     stable: bool = True
     clock_jumps: int = 0
     window_s: float | None = None
+    conditions: dict[str, Any] | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Return the window as values for JSON, including NaN, which Python's ``json`` accepts."""
@@ -105,6 +108,7 @@ def merge_windows(
         attribution_steps=len(least),
         ranks=ranks,
         energy_counters=len(counters),
+        conditions=window_conditions(epoch, [window.conditions for window in windows]),
     )
 
 

@@ -50,10 +50,13 @@ class Attribution:
         self._handles: list[RemovableHandle] = []
         #: True if the model was called in an instrumented step.
         self.was_called = False
+        #: Number of backward passes that synchronised gradients since ``attach``, in complete steps.
+        self.sync_passes = 0
         self._reset()
 
     def attach(self) -> None:
         """Register the hooks."""
+        self.sync_passes = 0
         if self._model is not None:
             self._handles.append(self._model.register_forward_pre_hook(lambda *_: self.forward_begins()))
             self._handles.append(
@@ -76,6 +79,11 @@ class Attribution:
         """Begin a step."""
         self._reset()
         self._timer.start()
+
+    @property
+    def sees_sync_passes(self) -> bool:
+        """True if :attr:`sync_passes` counts all passes."""
+        return self._at_end_of_backward is not None and (self._ddp is not None or self._world_size == 1)
 
     @property
     def clock_jumped(self) -> bool:
@@ -134,6 +142,7 @@ class Attribution:
         self._timer.discard()
         self._timer.stop()
         reading = self._sum_readings()
+        self.sync_passes += len(self._readings)
         parts = None if self._is_void or reading is None else self._timer.parts(reading)
         if parts is None:
             return None

@@ -13,8 +13,8 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any
 
-from bench.measure.environment import RankFacts
 from bench.measure.peers import Peers, Symptom, error_line, symptom_of
+from bench.measure.ranks import RankFacts
 from bench.measure.torch_internals import collective_timeout_s
 from bench.record.hang_watch import HangWatch, Progress
 from bench.record.session import Session

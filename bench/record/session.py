@@ -14,14 +14,10 @@ import torch.distributed as dist
 from torch import nn
 
 from bench.errors import UnwritableError
-from bench.measure.environment import (
-    RankFacts,
-    device_of,
-    oversubscription_warnings,
-    own_facts,
-    shared_environment,
-)
+from bench.measure.environment import device_of, shared_environment
 from bench.measure.exchange import StoreExchange
+from bench.measure.nvml import gpu_facts
+from bench.measure.ranks import RankFacts, core_warnings, own_facts
 from bench.measure.results import RankPlace, Results, progress_line
 from bench.measure.transport import (
     Transport,
@@ -61,10 +57,14 @@ class Session:
         self.lengths = lengths
         self._folder = _make_folder(run_dir) if self.launch.rank == 0 else None
         self._writer = None if self._folder is None else RunWriter(self, self._folder, model)
-        facts = own_facts(self.launch.rank, self.launch.local_rank, os.environ)
+        facts = own_facts(
+            self.launch.rank, self.launch.local_rank, os.environ, threads=torch.get_num_threads()
+        )
         self.host = facts.host
         own = device_of(device, facts.host)
         record = {"facts": asdict(facts), "device": own.name, "identity": own.identity}
+        if device.type == "cuda":
+            record["gpus"] = gpu_facts()
         self.exchange.post("facts", record)
 
     def post(self, number: int, window: Window, *, early: bool = False) -> None:
@@ -144,6 +144,7 @@ class RunWriter:
         self._has_bare_model = model is not None and find_ddp(model) is None
         self._facts: list[RankFacts] = []
         self._places: list[RankPlace] = []
+        self._gpus: list[dict[str, Any]] = []  # each rank's facts about its GPUs
         self._results: Results | None = None
         self._samples_per_step: float | None = None
         self._warnings: list[str] = []
@@ -204,6 +205,7 @@ class RunWriter:
         if contents is None:
             return False
         self._facts = [RankFacts(**one["facts"]) for one in contents]
+        self._gpus = [one["gpus"] for one in contents if "gpus" in one]
         self._places = [
             RankPlace(facts.rank, facts.local_rank, facts.host, one["device"], one["identity"])
             for facts, one in zip(self._facts, contents, strict=True)
@@ -214,7 +216,7 @@ class RunWriter:
                 "the recorder's model is not wrapped in DDP: exposed communication is unknown and may count"
                 " as backward; pass the DDP model to Recorder"
             )
-        for warning in oversubscription_warnings(self._facts):
+        for warning in core_warnings(self._facts):
             self.warn(warning)
         self._write_environment()
         return True
@@ -255,6 +257,7 @@ class RunWriter:
             device=self._device,
             threads=torch.get_num_threads(),
             transport=self._transport or configured_transport(self._backend, env),
+            gpus=self._gpus,
         ) | {
             "recorder": vars(self._lengths),
             "global_batch": round(batch) if batch is not None and batch == round(batch) else None,

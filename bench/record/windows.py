@@ -8,12 +8,14 @@ second, the exchange of gradients synchronises the ranks again.
 from __future__ import annotations
 
 import enum
+import os
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from bench.measure.conditions import Conditions
 from bench.measure.meters import Meters, peak_memory_bytes
 from bench.measure.step_parts import Clock, StepParts
 from bench.measure.windows import Window, fewest_warmup_steps, is_stable
@@ -63,6 +65,7 @@ class Windows:
         self._session = session
         # Every rank reads all counters; merge_windows keeps each host's and device's values only once.
         self._meters = Meters(self._device, reads_host=True, reads_device=True)
+        self._conditions = Conditions(self._device, os.environ, reads_node=session.launch.local_rank == 0)
         self.warmup_steps = fewest_warmup_steps(self._lengths.warmup_steps, self._device)
 
     def loss(self, loss: Tensor | float) -> None:
@@ -90,14 +93,14 @@ class Windows:
         elif self.phase is Phase.WARM_UP:
             self._spans.append(spans)
             if self._steps == self.warmup_steps - 1:
-                self._session.write()
+                self._prepare_window()
             elif self._steps == self.warmup_steps:
                 self._stable = is_stable(self._step_times())
                 return self._start_window()
         elif self.phase is Phase.BETWEEN:
             if self._steps > 1:
                 return self._start_window()
-            self._session.write()  # every rank sent its record before its gradients of this step
+            self._prepare_window()  # every rank sent its record before its gradients of this step
         return now
 
     def leave(self) -> None:
@@ -109,6 +112,11 @@ class Windows:
             self._attribution.detach()
             self._post()
 
+    def _prepare_window(self) -> None:
+        """Do what delays this rank; the gradients of the next step synchronise the ranks again."""
+        self._session.write()
+        self._conditions.sample()
+
     def _start_window(self) -> Any:
         if self.posted == self._lengths.epochs:
             self.phase = Phase.DONE
@@ -119,6 +127,7 @@ class Windows:
         self._enter(Phase.THROUGHPUT)
         self._clock.synchronize()
         self._meters.start()
+        self._conditions.start()
         return self._clock.stamp()
 
     def _end_throughput(self) -> Any:
@@ -146,6 +155,8 @@ class Windows:
     def _post(self) -> None:
         assert self._window is not None
         window, self._window = replace(self._window, clock_jumps=self._clock_jumps), None
+        if self.phase is Phase.ATTRIBUTION and window.conditions is not None:
+            window.conditions["rank"]["sync_passes"] = self._sync_passes(len(window.step_s))
         self.posted += 1
         self._session.post(self.posted, window)
         self._enter(Phase.BETWEEN)
@@ -155,8 +166,24 @@ class Windows:
         step_s = self._step_times()
         usage = self._meters.stop()
         loss = None if self._loss_sum is None else float(self._loss_sum) / self._losses
-        peak = peak_memory_bytes(self._device)
-        return Window(step_s, self._samples, self._parts, loss, peak, usage, self._stable)
+        known = [count for count in self._samples if count is not None]
+        samples = sum(known) if len(known) == len(self._samples) else None
+        return Window(
+            step_s,
+            self._samples,
+            self._parts,
+            loss,
+            peak_memory_bytes(self._device),
+            usage,
+            self._stable,
+            conditions=self._conditions.stop(samples=samples, sync_passes=None),
+        )
+
+    def _sync_passes(self, steps: int) -> int | None:
+        """Return the synchronising passes of ``steps`` steps, at the rate of the attribution window."""
+        if not self._steps or not self._attribution.sees_sync_passes:
+            return None
+        return round(self._attribution.sync_passes / self._steps * steps)
 
     def _step_times(self) -> list[float]:
         """Return the duration of every step of the window in seconds."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,6 +18,8 @@ from bench.study.layout import METRICS_COLUMNS, RunFolder
 from bench.study.ledger import RunRecord
 from bench.study.run_json import read_run
 
+#: Codes of the warnings in env.json that compare the cores and threads of ranks and nodes.
+CORE_WARNINGS = ("shared-cores", "unequal-nodes", "threads-differ")
 #: Files that a run must have if it uses the built-in training or the recorder.
 _FILES = ("run.json", "metrics.csv", "ranks.csv", "steps.csv", "env.json")
 
@@ -55,11 +57,12 @@ class Check:
 
 @dataclass(frozen=True)
 class Verification:
-    """All checks of one attempt of one run."""
+    """All checks of one attempt of one run, and warnings about its cores and threads, which fail no check."""
 
     run_id: str
     folder: Path
     checks: list[Check]
+    warnings: list[str] = field(default_factory=list)
 
     @property
     def passed(self) -> bool:
@@ -87,7 +90,14 @@ def verify_run(path: Path, *, record: RunRecord | None = None) -> Verification:
         )
     if record is not None:
         run |= {"state": str(record.state), "reason": record.reason}
-    return Verification(str(run.get("run_id", path.name)), path, list(_checks(folder, run)))
+    run_id, checks = str(run.get("run_id", path.name)), list(_checks(folder, run))
+    return Verification(run_id, path, checks, _core_warnings(read_json(folder.env)))
+
+
+def _core_warnings(env: Any) -> list[str]:
+    """Return the warnings in env.json about cores and threads that ranks share or in which they differ."""
+    warnings = env.get("warnings") if isinstance(env, dict) else None
+    return [str(text) for text in warnings or () if str(text).partition(":")[0] in CORE_WARNINGS]
 
 
 def _checks(folder: RunFolder, run: dict[str, Any]) -> Iterator[Check]:

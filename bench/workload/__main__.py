@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch.distributed as dist
 
 from bench.errors import BenchError
-from bench.measure.environment import host_name
+from bench.measure.node import host_name
 from bench.measure.torch_internals import import_dynamo
 from bench.workload.arguments import parse_arguments
 from bench.workload.failures import CollectiveError, WorkloadError, describe_error, known_reason

@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from bench.errors import unwritable
+from bench.measure.conditions import Conditions
 from bench.measure.environment import Device
 from bench.measure.exchange import Collectives
 from bench.measure.meters import Meters
@@ -57,14 +58,23 @@ def measure(
     options = session.request.options
     identities = [device.identity for device in devices]
     rank = session.launch.rank
+    is_first_on_host = rank in {host.ranks[0] for host in session.joined.hosts}
     meters = Meters(
         session.device,
-        reads_host=rank in {host.ranks[0] for host in session.joined.hosts},
+        reads_host=is_first_on_host,
         reads_device=rank == identities.index(identities[rank]),
     )
     trainer = Trainer(model, feed, options)
     samples = session.request.per_gpu_batch * options.grad_accum
-    windows = Windows(trainer, collectives, meters, session.device, samples_per_step=samples)
+    conditions = Conditions(session.device, os.environ, reads_node=is_first_on_host)
+    windows = Windows(
+        trainer,
+        collectives,
+        meters,
+        session.device,
+        samples_per_step=samples,
+        conditions=conditions,
+    )
     warmup_steps, stable = windows.warm_up(options.warmup_steps)
     if not stable:
         session.warnings.append(f"the step time was not yet stable after {warmup_steps} warm-up steps")

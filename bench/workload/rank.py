@@ -11,15 +11,11 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 
-from bench.measure.environment import (
-    Device,
-    device_of,
-    oversubscription_warnings,
-    own_facts,
-    threads_per_rank,
-)
+from bench.measure.environment import Device, device_of
 from bench.measure.exchange import Collectives
+from bench.measure.nvml import gpu_facts
 from bench.measure.peers import Peers, join_names, symptom_of
+from bench.measure.ranks import core_warnings, own_facts, threads_per_rank
 from bench.measure.transport import (
     NcclLogFile,
     combine_nccl_logs,
@@ -41,7 +37,7 @@ from bench.workload.failures import (
 from bench.workload.launch import Launch, launch_from
 from bench.workload.mfu import MfuBasis, count_step, mfu_basis, precisions_in_use
 from bench.workload.models import DataShape
-from bench.workload.rendezvous import Joined, join, joined_message
+from bench.workload.rendezvous import join, joined_message
 from bench.workload.session import Session
 from bench.workload.task import Task, build_task, parameters_of
 from bench.workload.training import STATES_PER_WEIGHT, wrap
@@ -57,11 +53,13 @@ def run(request: Request) -> None:
     launch = launch_from(env)
     me = own_facts(launch.rank, launch.local_rank, env)
     joined = join(launch, me, timeout_s=request.options.join_timeout)
-    threads = threads_per_rank(me, joined.facts, env)
+    threads = threads_per_rank(me, joined.facts)
     torch.set_num_threads(threads)
     device = _device(request.options.device, launch)
-    session = Session(request, launch, joined, me, device, threads, _warnings(request, launch, joined))
+    session = Session(request, launch, joined, me, device, threads, _warnings(request, launch))
     session.say(joined_message(joined, launch, request.backend))
+    for warning in core_warnings(joined.facts):
+        session.warn(warning)
     if session.is_first:
         request.run_dir.mkdir(parents=True, exist_ok=True)
     session.write_environment(env)
@@ -108,6 +106,8 @@ def _train(session: Session, env: dict[str, str]) -> None:
         feed, model = _build(session, collectives)
         try:
             devices = collectives.objects(device_of(session.device, session.me.host))
+            if session.device.type == "cuda":
+                session.gpus.extend(collectives.objects(gpu_facts()))
             basis = _mfu_basis(session, feed.shape, devices, env)
             sizes, flops = parameters_of(model), None if basis is None else basis.as_json()
             session.write_environment(env, sizes, flops=flops)
@@ -188,9 +188,9 @@ def _start_process_group(session: Session) -> Collectives:
     return Collectives(session.device, request.backend)
 
 
-def _warnings(request: Request, launch: Launch, joined: Joined) -> list[str]:
+def _warnings(request: Request, launch: Launch) -> list[str]:
     options = request.options
-    found = oversubscription_warnings(joined.facts)
+    found = []
     if request.launcher and request.launcher != launch.launcher:
         found.append(f"the plan says launcher {request.launcher}, but {launch.launcher} started the ranks")
     if options.pin_memory and options.device == "cpu":

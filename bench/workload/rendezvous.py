@@ -15,7 +15,7 @@ from datetime import timedelta
 import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
-from bench.measure.environment import Host, RankFacts, hosts_of
+from bench.measure.ranks import Host, RankFacts, hosts_of
 from bench.units import number_ranges
 from bench.workload.failures import WorkloadError
 from bench.workload.launch import Launch

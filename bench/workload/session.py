@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from bench.measure.environment import RankFacts, shared_environment
+from bench.measure.environment import shared_environment
+from bench.measure.ranks import RankFacts
 from bench.measure.transport import configured_transport
 from bench.study.files import write_json
 from bench.study.layout import RunFolder
@@ -28,6 +29,8 @@ class Session:
     device: torch.device
     threads: int
     warnings: list[str]
+    #: Each rank's facts about its GPUs, from the moment at which the ranks have exchanged them.
+    gpus: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def folder(self) -> RunFolder:
@@ -67,6 +70,7 @@ class Session:
             device=self.device,
             threads=self.threads,
             transport=in_use or configured_transport(request.backend, env),
+            gpus=self.gpus,
         )
         parameters, gradient_bytes = sizes or (None, None)
         content |= {

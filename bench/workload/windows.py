@@ -10,6 +10,7 @@ from itertools import pairwise
 
 import torch
 
+from bench.measure.conditions import Conditions
 from bench.measure.exchange import Collectives
 from bench.measure.meters import Meters, peak_memory_bytes
 from bench.measure.step_parts import Clock, StepTimer, clock_for, disable_ddp_timing, enable_ddp_timing
@@ -22,7 +23,10 @@ _MAX_ROUNDS = 3
 
 
 class Windows:
-    """Runs the windows of one rank; ``samples_per_step`` is this rank's number of samples per step."""
+    """Runs the windows of one rank.
+
+    ``samples_per_step`` is this rank's number of samples per step. Without ``conditions``, none are sampled.
+    """
 
     def __init__(
         self,
@@ -32,12 +36,14 @@ class Windows:
         device: torch.device,
         *,
         samples_per_step: int,
+        conditions: Conditions | None = None,
     ) -> None:
         self._trainer = trainer
         self._collectives = collectives
         self._meters = meters
         self._device = device
         self._samples_per_step = samples_per_step
+        self._conditions = conditions
 
     def warm_up(self, fewest: int) -> tuple[int, bool]:
         """Train ``fewest`` steps, and up to twice as many more until every rank's step time is stable.
@@ -65,12 +71,21 @@ class Windows:
 
     def throughput(self, steps: int) -> Window:
         """Train ``steps`` steps, measured with a clock only."""
+        if self._conditions is not None:
+            self._conditions.sample()
         self._collectives.barrier()
         self._meters.start()
+        if self._conditions is not None:
+            self._conditions.start()
         began = time.perf_counter()
         step_s = self._steps(steps)
         seconds = time.perf_counter() - began
         usage = self._meters.stop()
+        conditions = None
+        if self._conditions is not None:
+            samples = self._samples_per_step * steps
+            # Only the last micro-batch of a step synchronises gradients.
+            conditions = self._conditions.stop(samples=samples, sync_passes=steps)
         return Window(
             step_s=step_s,
             samples=[self._samples_per_step] * steps,
@@ -79,6 +94,7 @@ class Windows:
             peak_mem_bytes=peak_memory_bytes(self._device),
             usage=usage,
             window_s=seconds,
+            conditions=conditions,
         )
 
     def attribution(self, window: Window, steps: int) -> Window:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.measure.environment import infiniband_devices
+from bench.measure.ranks import infiniband_devices
 from bench.measure.transport import (
     NcclLog,
     NcclLogFile,

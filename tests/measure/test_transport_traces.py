@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.measure.environment import RankFacts
+from bench.measure.ranks import RankFacts
 from bench.measure.transport import (
     NcclLog,
     combine_traces,

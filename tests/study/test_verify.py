@@ -89,3 +89,13 @@ def test_the_command_prints_both(run_folder):
     assert content["passed"] is True
     outcomes = {check["check"]: check["outcome"] for check in content["runs"][0]["checks"]}
     assert outcomes == {"state": "ok", "files": "ok", **dict.fromkeys(UNMEASURED, "not measured")}
+
+
+def test_warnings_about_cores_and_threads_are_shown_and_fail_no_run(run_folder):
+    shared = "shared-cores: 4 ranks share 2 cores (0-1) on n1: adding ranks measures how cores are shared"
+    (run_folder / "env.json").write_text(json.dumps({"warnings": ["pin_memory has no effect", shared]}))
+    assert verify_run(run_folder).warnings == [shared]
+    done = bench("verify", str(run_folder), cwd=run_folder.parent)
+    assert done.stdout.splitlines()[-2] == f"  warn  {shared}"
+    content = json.loads(bench("verify", str(run_folder), "--json", cwd=run_folder.parent).stdout)
+    assert content["runs"][0]["warnings"] == [shared]

@@ -9,7 +9,7 @@ import time
 import pytest
 import torch
 
-from bench.measure.environment import host_name
+from bench.measure.node import host_name
 from bench.study.layout import METRICS_COLUMNS
 from bench.workload.failures import known_reason
 from tests.workload.conftest import QUICK, torchrun_env, wait_for

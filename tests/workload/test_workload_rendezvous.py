@@ -9,18 +9,30 @@ import socket
 import subprocess
 import sys
 import time
+from typing import Any
 
 import pytest
 
 from bench.errors import BenchError
-from bench.measure.environment import RankFacts, hosts_of, oversubscribed_machines, threads_per_rank
+from bench.measure.ranks import (
+    RankFacts,
+    core_warnings,
+    cores_of_nodes,
+    hosts_of,
+    own_facts,
+    ranks_outnumber_cores,
+    threads_per_rank,
+)
 from bench.workload.launch import launch_from
 from bench.workload.rendezvous import Joined, joined_message, missing_ranks_message
 from tests.workload.conftest import QUICK, ROOT, srun_env, torchrun_env
 
 
-def facts(rank: int, host: str, *, cores: list[int] | None = None, machine: str = "") -> RankFacts:
-    return RankFacts(rank, 0, host, machine or host, cores or [0, 1], 8 * 2**30, "a processor")
+def facts(
+    rank: int, host: str, *, cores: list[int] | None = None, machine: str = "", **known: Any
+) -> RankFacts:
+    known = {"node_cores": 64, **known}
+    return RankFacts(rank, 0, host, machine or host, cores or [0, 1], 8 * 2**30, "a processor", **known)
 
 
 def test_rank_0_prints_how_many_joined_and_where(run_ranks):
@@ -174,8 +186,51 @@ def test_cores_of_a_host_are_what_its_ranks_may_use_together():
 
 def test_hosts_of_one_machine_share_its_cores():
     four = [facts(rank, f"n{rank}", machine="the same") for rank in range(4)]
-    assert oversubscribed_machines(four) == [(4, 2)]
-    assert oversubscribed_machines([facts(rank, f"n{rank}") for rank in range(4)]) == []
+    assert ranks_outnumber_cores(four)
+    assert core_warnings(four) == [
+        "shared-cores: 4 ranks share 2 cores (0-1) on n0, n1, n2, n3: adding ranks measures how cores are"
+        " shared, not the network"
+    ]
+    apart = [facts(rank, f"n{rank}") for rank in range(4)]
+    assert not ranks_outnumber_cores(apart)
+    assert core_warnings(apart) == []
+
+
+def test_threads_that_outnumber_the_cores_of_a_mask_are_named_with_the_values():
+    ranks = [facts(rank, f"n{rank // 2}", cores=[0, 1, 2, 3], threads=4) for rank in range(12)]
+    assert core_warnings(ranks) == [
+        "shared-cores: 8 threads of 2 ranks share 4 cores (0-3) on each of n0, n1, n2, n3 and 2 more:"
+        " set cluster.cpus_per_task or OMP_NUM_THREADS to 2 or less"
+    ]
+    assert (
+        core_warnings([facts(rank, "n0", cores=[2 * rank, 2 * rank + 1], threads=2) for rank in (0, 1)]) == []
+    )
+
+
+def test_nodes_that_differ_in_cores_masks_or_quotas_are_named_with_the_values():
+    ranks = [facts(0, "n1"), facts(1, "n2", cores=[2, 3]), facts(2, "n3", quota=1.5)]
+    assert core_warnings(ranks) == [
+        "unequal-nodes: n1, n2: 64 cores, 2 per rank, no quota; n3: 64 cores, 2 per rank, a quota of 1.5 cores"
+    ]
+    ranks = [facts(0, "n1", cores=[0, 1, 2], threads=2), facts(1, "n2", node_cores=32, threads=2)]
+    assert core_warnings(ranks) == [
+        "unequal-nodes: n1: 64 cores, 3 per rank, no quota; n2: 32 cores, 2 per rank, no quota"
+    ]
+
+
+def test_threads_that_differ_between_ranks_are_named():
+    ranks = [facts(0, "n1", threads=1), facts(1, "n1", threads=1), facts(2, "n2", threads=2)]
+    assert core_warnings(ranks) == ["threads-differ: n1: 1 thread per rank; n2: 2 threads per rank"]
+    ranks = [facts(rank, "n1", threads=rank + 1, cores=list(range(8))) for rank in range(2)]
+    assert core_warnings(ranks) == ["threads-differ: n1: 1 or 2 threads per rank"]
+
+
+def test_env_json_lists_cores_mask_quota_and_threads_of_every_node():
+    ranks = [facts(0, "n1", quota=2.0), facts(2, "n2", threads=3), facts(1, "n1", cores=[1, 2], quota=1.5)]
+    assert cores_of_nodes(ranks) == [
+        {"node": "n1", "cores": 64, "mask": "0-2", "quota": 1.5, "threads_per_rank": [1, 1], "ranks": [0, 1]},
+        {"node": "n2", "cores": 64, "mask": "0-1", "quota": None, "threads_per_rank": [3], "ranks": [2]},
+    ]
 
 
 @pytest.mark.parametrize(
@@ -188,13 +243,15 @@ def test_hosts_of_one_machine_share_its_cores():
     ],
 )
 def test_threads_are_the_same_under_every_launcher(env, threads):
-    here = [facts(0, "n1", cores=list(range(8))), facts(1, "n1", cores=list(range(8)))]
-    assert threads_per_rank(here[0], [*here, facts(2, "n2")], env) == threads
+    me = own_facts(0, 0, env)
+    assert me.threads == (threads if threads != 4 else None)
+    here = [facts(rank, "n1", cores=list(range(8)), threads=me.threads) for rank in range(2)]
+    assert threads_per_rank(here[0], [*here, facts(2, "n2")]) == threads
 
 
 def test_threads_are_never_fewer_than_one():
     here = [facts(rank, "n1", cores=[0]) for rank in range(3)]
-    assert threads_per_rank(here[0], here, {}) == 1
+    assert threads_per_rank(here[0], here) == 1
 
 
 def test_env_json_says_what_ran(run_ranks):
@@ -218,6 +275,8 @@ def test_env_json_says_what_ran(run_ranks):
         "joined",
         "hosts",
         "ranks_outnumber_cores",
+        "cores",
+        "gpus",
         "transport",
         "threads_per_rank",
         "env",
@@ -234,6 +293,9 @@ def test_env_json_says_what_ran(run_ranks):
     assert "hidden" not in str(env)
     assert env["gradient_bytes"] == 4 * env["parameters"]
     assert env["threads_per_rank"] == 1
+    (node,) = env["cores"]
+    assert (node["node"], node["cores"]) == (socket.gethostname(), os.cpu_count())
+    assert (node["ranks"], node["threads_per_rank"]) == ([0, 1], [1, 1])
     assert env["transport"]["interface"] == "lo"
     assert env["workload"]["steps_per_epoch"] == 5
     assert "the plan says launcher srun, but torchrun started the ranks" in env["warnings"]

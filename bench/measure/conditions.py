@@ -1,0 +1,85 @@
+"""The conditions of a rank and its node, sampled before and after a throughput window, never in a step.
+
+Each rank counts its own samples, collectives and clocks. One rank per node also samples the node. The values
+travel to rank 0 as part of :class:`bench.measure.windows.Window`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from bench.measure import nvml
+from bench.measure.node import Node, utc_now
+from bench.measure.torch_internals import count_collectives
+
+
+class Conditions:
+    """Samples the conditions of one rank; ``reads_node`` is true on one rank per node.
+
+    The first sample is taken at once, because it takes longest.
+    """
+
+    def __init__(self, device: torch.device, env: Mapping[str, str], *, reads_node: bool) -> None:
+        self._device = device
+        self._node = Node(env) if reads_node else None
+        self.sample()
+
+    def sample(self) -> None:
+        """Take the sample before a window, where no other rank waits for this rank in a measured step."""
+        self._clocks = self._read_clocks()
+        self._before = None if self._node is None else self._node.sample()
+        self._began = utc_now()
+
+    def start(self) -> None:
+        """Note the number of collectives so far, immediately before the first step of a window."""
+        self._collectives = count_collectives()
+
+    def stop(self, *, samples: float | None, sync_passes: int | None) -> dict[str, Any]:
+        """End the window, take the sample after it, and return this rank's part of conditions.json.
+
+        ``start`` and ``end`` are the times of the samples, which enclose the window. ``samples`` and
+        ``sync_passes`` are the samples that the rank trained on and its backward passes that
+        synchronised gradients; None if unknown.
+        """
+        called, ended = count_collectives(), utc_now()
+        counted = None not in (called, self._collectives)
+        clocks = self._read_clocks()
+        node = None
+        if self._node is not None and self._before is not None:
+            node = self._node.conditions(self._before, self._node.sample())
+        return {
+            "start": self._began,
+            "end": ended,
+            "node": node,
+            "rank": {
+                "cores": len(os.sched_getaffinity(0)),
+                "threads": torch.get_num_threads(),
+                "samples": None if samples is None else round(samples),
+                "collectives": (called or 0) - (self._collectives or 0) if counted else None,
+                "sync_passes": sync_passes,
+                "clocks": None if clocks is None else {"before": self._clocks, "after": clocks},
+            },
+        }
+
+    def _read_clocks(self) -> dict[str, Any] | None:
+        """Return the clocks of the rank's GPU; None on a CPU."""
+        return nvml.clocks(self._device.index) if self._device.type == "cuda" else None
+
+
+def window_conditions(epoch: int, of_ranks: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None:
+    """Combine the parts of all ranks to an entry of ``windows`` in conditions.json; None if one lacks."""
+    parts = [part for part in of_ranks if part is not None]
+    if len(parts) < len(of_ranks):
+        return None
+    nodes = {part["node"]["node"]: part["node"] for part in parts if part["node"] is not None}
+    return {
+        "epoch": epoch,
+        "start": min(part["start"] for part in parts),
+        "end": max(part["end"] for part in parts),
+        "nodes": list(nodes.values()),
+        "ranks": [{"rank": rank, **part["rank"]} for rank, part in enumerate(parts)],
+    }

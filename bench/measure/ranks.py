@@ -1,0 +1,267 @@
+"""The ranks of a run: their hosts, cores, quotas and threads, and how these differ."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from bench.measure.cgroup import cpu_groups, cpu_quota
+from bench.measure.node import host_name
+from bench.units import count, number_ranges
+
+
+@dataclass(frozen=True)
+class RankFacts:
+    """One rank, its host, and the cores that it may run on.
+
+    ``machine`` identifies the running kernel. Several hosts of a test cluster can share one machine, and its
+    cores must not be counted twice. ``infiniband`` lists the InfiniBand devices with an active port.
+    ``node_cores`` is the number of cores of the host, and ``quota`` the smallest quota of the rank's control
+    groups in cores; None if there is none. ``threads`` is the number of compute threads that is set for the
+    rank; None for an equal share of the cores.
+    """
+
+    rank: int
+    local_rank: int
+    host: str
+    machine: str
+    core_ids: list[int] = field(repr=False)
+    memory_bytes: int
+    cpu_model: str | None
+    infiniband: list[str] = field(default_factory=list, repr=False)
+    node_cores: int | None = None
+    quota: float | None = None
+    threads: int | None = None
+
+
+@dataclass(frozen=True)
+class Host:
+    """One host and its ranks in ascending order.
+
+    ``cores`` is the number of cores that the ranks may use, and ``affinity`` contains the cores of each rank,
+    in the order of ``ranks`` and in Linux's notation (``0-6,64-70``).
+    """
+
+    host: str
+    ranks: list[int]
+    cores: int
+    affinity: list[str]
+    cpu_model: str | None
+    memory_bytes: int
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the host's entry in env.json."""
+        return {**asdict(self), "ranks_here": len(self.ranks)}
+
+
+def own_facts(rank: int, local_rank: int, env: Mapping[str, str], *, threads: int | None = None) -> RankFacts:
+    """Collect the rank, host, cores, quota and memory of this process.
+
+    ``threads`` is the number of threads in use; by default, the number that ``env`` requests.
+    """
+    return RankFacts(
+        rank=rank,
+        local_rank=local_rank,
+        host=host_name(env),
+        machine=_machine(),
+        core_ids=sorted(os.sched_getaffinity(0)),
+        memory_bytes=psutil.virtual_memory().total,
+        cpu_model=_cpu_model(),
+        infiniband=infiniband_devices(),
+        node_cores=os.cpu_count(),
+        quota=cpu_quota(cpu_groups()),
+        threads=_requested_threads(env) if threads is None else threads,
+    )
+
+
+def _requested_threads(env: Mapping[str, str]) -> int | None:
+    """Return ``BENCH_THREADS_PER_RANK`` if set, else ``OMP_NUM_THREADS``, else None.
+
+    torchrun sets ``OMP_NUM_THREADS=1`` for two or more processes, but srun sets nothing. A plan that compares
+    launchers therefore sets ``BENCH_THREADS_PER_RANK``.
+    """
+    for name in ("BENCH_THREADS_PER_RANK", "OMP_NUM_THREADS"):
+        first = env.get(name, "").split(",")[0].strip()
+        if first.isdigit() and int(first) > 0:
+            return int(first)
+    return None
+
+
+def hosts_of(facts: Sequence[RankFacts]) -> list[Host]:
+    """Group ranks by their host, in the order of the hosts' first ranks."""
+    return [
+        Host(
+            group[0].host,
+            [one.rank for one in group],
+            len(_core_ids(group)),
+            [number_ranges(one.core_ids) for one in group],
+            group[0].cpu_model,
+            group[0].memory_bytes,
+        )
+        for group in _grouped(facts, lambda one: one.host)
+    ]
+
+
+def _core_ids(facts: Sequence[RankFacts]) -> list[int]:
+    return sorted(set().union(*(one.core_ids for one in facts)))
+
+
+def threads_per_rank(me: RankFacts, facts: Sequence[RankFacts]) -> int:
+    """Return the number of compute threads of a rank, by default an equal share of its host's cores.
+
+    The cores are those that the host's ranks may use. The rule is the same under every launcher.
+    """
+    if me.threads is not None:
+        return me.threads
+    here = [one for one in facts if one.host == me.host]
+    return max(1, len(_core_ids(here)) // len(here))
+
+
+def ranks_outnumber_cores(facts: Sequence[RankFacts]) -> bool:
+    """Return whether a machine has fewer cores than ranks."""
+    return any(len(group) > len(_core_ids(group)) for group in _grouped(facts, lambda one: one.machine))
+
+
+def cores_of_nodes(facts: Sequence[RankFacts]) -> list[dict[str, Any]]:
+    """Return the value of ``cores`` in env.json, with one entry per node.
+
+    ``cores`` is the number of cores of the node, ``mask`` contains the cores that its ranks may use together,
+    and ``quota`` is the smallest quota of its ranks in cores. ``threads_per_rank`` is in the order of
+    ``ranks``.
+    """
+    return [
+        {
+            "node": group[0].host,
+            "cores": group[0].node_cores,
+            "mask": number_ranges(_core_ids(group)),
+            "quota": _quota(group),
+            "threads_per_rank": [threads_per_rank(one, facts) for one in group],
+            "ranks": [one.rank for one in group],
+        }
+        for group in _grouped(facts, lambda one: one.host)
+    ]
+
+
+def core_warnings(facts: Sequence[RankFacts]) -> list[str]:
+    """Compare the cores and threads of all ranks; return warnings of one line each, which begin with a code.
+
+    ``shared-cores``: the threads of a machine's ranks outnumber the cores that they may use.
+    ``unequal-nodes``: nodes differ in their number of cores, in cores per rank, or in quotas.
+    ``threads-differ``: ranks differ in their number of threads.
+    """
+    found = [*_shared_cores(facts)]
+    nodes = _grouped(facts, lambda one: one.host)
+    kinds = _hosts_by(nodes, _describe_cores)
+    if len(kinds) > 1:
+        found.append(f"unequal-nodes: {_by_kind(kinds)}")
+    if len({threads_per_rank(one, facts) for one in facts}) > 1:
+        found.append(
+            f"threads-differ: {_by_kind(_hosts_by(nodes, lambda node: _describe_threads(node, facts)))}"
+        )
+    return found
+
+
+def _shared_cores(facts: Sequence[RankFacts]) -> Iterator[str]:
+    alike: dict[tuple[int, int, tuple[int, ...]], list[str]] = {}
+    machines = _grouped(facts, lambda one: one.machine)
+    for machine in machines:
+        threads = sum(threads_per_rank(one, facts) for one in machine)
+        cores = tuple(_core_ids(machine))
+        if threads > len(cores):
+            hosts = dict.fromkeys(one.host for one in machine)
+            alike.setdefault((len(machine), threads, cores), []).append(", ".join(hosts))
+    for (ranks, threads, cores), hosts_of_machines in alike.items():
+        on = ("each of " if len(hosts_of_machines) > 1 else "") + _listed(hosts_of_machines)
+        share = f"share {count(len(cores), 'core')} ({number_ranges(cores)}) on {on}"
+        if ranks > len(cores):
+            why = "adding ranks measures how cores are shared, not the network"
+            yield f"shared-cores: {count(ranks, 'rank')} {share}: {why}"
+        else:
+            remedy = f"set cluster.cpus_per_task or OMP_NUM_THREADS to {len(cores) // ranks} or less"
+            yield f"shared-cores: {threads} threads of {count(ranks, 'rank')} {share}: {remedy}"
+
+
+def _describe_cores(node: Sequence[RankFacts]) -> str:
+    sizes = " or ".join(str(size) for size in sorted({len(one.core_ids) for one in node}))
+    quota = _quota(node)
+    limit = "no quota" if quota is None else f"a quota of {quota:g} cores"
+    return f"{node[0].node_cores} cores, {sizes} per rank, {limit}"
+
+
+def _describe_threads(node: Sequence[RankFacts], facts: Sequence[RankFacts]) -> str:
+    counts = sorted({threads_per_rank(one, facts) for one in node})
+    return f"{' or '.join(map(str, counts))} {'thread' if counts == [1] else 'threads'} per rank"
+
+
+def _quota(facts: Sequence[RankFacts]) -> float | None:
+    return min((one.quota for one in facts if one.quota is not None), default=None)
+
+
+def _grouped(facts: Sequence[RankFacts], key: Callable[[RankFacts], str]) -> list[list[RankFacts]]:
+    """Group ranks by ``key``, in the order of the groups' first ranks."""
+    groups: dict[str, list[RankFacts]] = {}
+    for one in sorted(facts, key=lambda facts: facts.rank):
+        groups.setdefault(key(one), []).append(one)
+    return list(groups.values())
+
+
+def _hosts_by(
+    nodes: Sequence[Sequence[RankFacts]], describe: Callable[[Sequence[RankFacts]], str]
+) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for node in nodes:
+        found.setdefault(describe(node), []).append(node[0].host)
+    return found
+
+
+def _by_kind(kinds: Mapping[str, Sequence[str]]) -> str:
+    return "; ".join(f"{_listed(hosts)}: {kind}" for kind, hosts in kinds.items())
+
+
+def _listed(hosts: Sequence[str]) -> str:
+    """Join the names of hosts; many hosts are abbreviated."""
+    most = 4
+    more = f" and {len(hosts) - most} more" if len(hosts) > most else ""
+    return ", ".join(hosts[:most]) + more
+
+
+def infiniband_devices(root: Path = Path("/sys/class/infiniband")) -> list[str]:
+    """Return the InfiniBand and RoCE devices that have a port in state ACTIVE.
+
+    Source: the kernel's Documentation/ABI/stable/sysfs-class-infiniband.
+    """
+    found = []
+    for state in sorted(root.glob("*/ports/*/state")):
+        name = state.parts[-4]
+        try:
+            active = "ACTIVE" in state.read_text(encoding="ascii", errors="replace")
+        except OSError:
+            continue
+        if active and name not in found:
+            found.append(name)
+    return found
+
+
+@cache
+def _machine() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return socket.gethostname()
+
+
+@cache
+def _cpu_model() -> str | None:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, None)

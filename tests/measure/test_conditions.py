@@ -1,0 +1,82 @@
+"""conditions.json, as runs of the built-in workload and of the recorder leave it."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from datetime import datetime
+from typing import Any
+
+from bench.measure.conditions import window_conditions
+from bench.study.ledger import now
+from tests.workload.conftest import Finished, run_ranks, server, srun_env
+
+__all__ = ["run_ranks", "server"]
+
+NODE_KEYS = ["node", "foreign_cpu_s", "throttled_s", "pressure", "freq_mhz", "swap_bytes", "net"]
+RANK_KEYS = ["rank", "cores", "threads", "samples", "collectives", "sync_passes", "clocks"]
+
+
+def conditions_of(done: Finished) -> list[dict[str, Any]]:
+    content = json.loads((done.folder / "conditions.json").read_text(encoding="utf-8"))
+    assert list(content) == ["schema", "windows"]
+    assert content["schema"] == 1
+    for window in content["windows"]:
+        assert list(window) == ["epoch", "start", "end", "nodes", "ranks"]
+        assert all(list(node) == NODE_KEYS for node in window["nodes"])
+        assert all(list(rank) == RANK_KEYS for rank in window["ranks"])
+    return content["windows"]
+
+
+def test_the_built_in_workload_samples_every_window(run_ranks):
+    began = now()
+    windows = conditions_of(run_ranks("--epochs", "2", "--grad-accum", "2").succeeded())
+    assert [window["epoch"] for window in windows] == [1, 2]
+    times = [datetime.fromisoformat(window[key]) for window in windows for key in ("start", "end")]
+    assert times == sorted(times)
+    assert began <= windows[0]["start"] < windows[1]["end"] <= now()
+    first = windows[0]
+    (node,) = first["nodes"]
+    assert node["node"] == socket.gethostname()
+    assert node["foreign_cpu_s"] >= 0
+    assert node["net"]["interface"] == "lo"
+    assert node["net"]["rx_bytes"] > 100_000  # two ranks exchange 400 kB of gradients in each of 5 steps
+    for number, rank in enumerate(first["ranks"]):
+        assert (rank["rank"], rank["threads"], rank["cores"]) == (number, 1, len(os.sched_getaffinity(0)))
+        # 5 steps of 8 samples and two micro-batches, of which the second synchronises
+        assert (rank["samples"], rank["sync_passes"], rank["clocks"]) == (80, 5, None)
+        assert rank["collectives"] % 5 == 0
+        assert rank["collectives"] >= 5
+
+
+def test_one_rank_per_node_samples_the_node(run_ranks):
+    done = run_ranks("--epochs", "1", environments=srun_env({"n1": 2, "n2": 1})).succeeded()
+    (window,) = conditions_of(done)
+    assert [node["node"] for node in window["nodes"]] == ["n1", "n2"]
+    assert [rank["rank"] for rank in window["ranks"]] == [0, 1, 2]
+
+
+def test_the_recorder_samples_every_window(run_ranks):
+    done = run_ranks(target="tests.record.loops:three_lines").succeeded()
+    windows = conditions_of(done)
+    assert [window["epoch"] for window in windows] == [1, 2]
+    for window in windows:
+        assert [node["node"] for node in window["nodes"]] == [socket.gethostname()]
+        assert [rank["samples"] for rank in window["ranks"]] == [40, 40]
+        assert [rank["sync_passes"] for rank in window["ranks"]] == [5, 5]
+
+
+def test_the_windows_of_all_ranks_are_combined():
+    def part(start: str, end: str, node: str | None) -> dict[str, Any]:
+        return {"start": start, "end": end, "node": node and {"node": node}, "rank": {"samples": 8}}
+
+    parts = [part("T1", "T5", "n1"), part("T2", "T7", "n2"), part("T0", "T6", None)]
+    assert window_conditions(3, parts) == {
+        "epoch": 3,
+        "start": "T0",
+        "end": "T7",
+        "nodes": [{"node": "n1"}, {"node": "n2"}],
+        "ranks": [{"rank": rank, "samples": 8} for rank in range(3)],
+    }
+    assert window_conditions(3, [parts[0], None]) is None

@@ -1,0 +1,201 @@
+"""The state of a node, read from invented files of /proc and /sys."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bench.measure.cgroup import cpu_groups, cpu_quota, throttled_s
+from bench.measure.node import Node, NodeSample
+
+DEV = """Inter-|   Receive                            |  Transmit
+ face |bytes packets errs drop fifo frame compressed multicast|bytes packets errs drop fifo colls carrier compressed
+    lo: 900 1 0 0 0 0 0 0 900 1 0 0 0 0 0 0
+  eth0:{eth0}
+   ib0: 5 1 0 0 0 0 0 0 5 1 0 0 0 0 0 0
+"""
+
+
+class Machine:
+    """Folders like /proc and /sys, and a mount of control groups."""
+
+    def __init__(self, folder: Path) -> None:
+        self.proc, self.sys, self.cgroups = folder / "proc", folder / "sys", folder / "a cgroup mount"
+        self.write(self.proc / "1/stat", "1 (systemd) S 0 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 5 9")
+        self.write(self.proc / "30/stat", "30 (python) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 5 9")
+
+    def write(self, path: Path, text: str) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+    def limit(self, version: int, own: str) -> None:
+        mounted = str(self.cgroups).replace(" ", "\\040")
+        kind, options = ("cgroup2", "rw") if version == 2 else ("cgroup", "rw,cpu,cpuacct")
+        self.write(self.proc / "self/mounts", f"proc /proc proc rw 0 0\nx {mounted} {kind} {options} 0 0\n")
+        names = "0::" if version == 2 else "3:cpu,cpuacct:"
+        self.write(self.proc / "self/cgroup", f"7:memory:/elsewhere\n{names}{own}\n")
+
+    def node(self, **env: str) -> Node:
+        return Node({"SLURMD_NODENAME": "n1", **env}, proc=self.proc, sys=self.sys, pid=30)
+
+
+@pytest.fixture
+def machine(tmp_path):
+    return Machine(tmp_path)
+
+
+def test_the_smallest_quota_from_the_own_group_upwards_counts(machine):
+    machine.limit(2, "/slurm/job_7/step_0")
+    assert cpu_quota(cpu_groups(machine.proc)) is None  # no folder yet
+    machine.write(machine.cgroups / "slurm/job_7/cpu.max", "150000 100000\n")
+    machine.write(machine.cgroups / "slurm/job_7/step_0/cpu.max", "max 100000\n")
+    machine.write(machine.cgroups / "slurm/cpu.max", "800000 100000\n")
+    machine.write(machine.cgroups / "elsewhere/cpu.max", "1000 100000\n")
+    assert cpu_quota(cpu_groups(machine.proc)) == 1.5
+
+
+def test_version_1_of_control_groups_has_the_same_quota_in_other_files(machine):
+    machine.limit(1, "/node")
+    machine.write(machine.cgroups / "node/cpu.cfs_quota_us", "20000\n")
+    machine.write(machine.cgroups / "node/cpu.cfs_period_us", "100000\n")
+    machine.write(machine.cgroups / "cpu.cfs_quota_us", "-1\n")
+    machine.write(machine.cgroups / "cpu.cfs_period_us", "100000\n")
+    assert cpu_quota(cpu_groups(machine.proc)) == 0.2
+
+
+def test_a_group_that_the_containers_mount_does_not_show_is_replaced_by_the_mount(machine):
+    machine.limit(1, "/docker/1234")
+    machine.write(machine.cgroups / "cpu.cfs_quota_us", "50000\n")
+    machine.write(machine.cgroups / "cpu.cfs_period_us", "100000\n")
+    assert cpu_groups(machine.proc) == [machine.cgroups]
+    assert cpu_quota(cpu_groups(machine.proc)) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("version", "line"), [(2, "throttled_usec 2500000"), (1, "throttled_time 2500000000")]
+)
+def test_throttled_time_is_in_seconds(machine, version, line):
+    machine.limit(version, "/node")
+    machine.write(machine.cgroups / "node/cpu.stat", f"nr_periods 9\n{line}\n")
+    assert throttled_s(cpu_groups(machine.proc)) == {str(machine.cgroups / "node"): 2.5}
+
+
+def test_what_changes_between_two_samples_is_the_condition(machine):
+    machine.limit(2, "/job")
+    counters = machine.sys / "class/infiniband/mlx5_0/ports/1"
+    machine.write(counters / "state", "4: ACTIVE\n")
+    machine.write(counters / "rate", "200 Gb/sec (4X HDR)\n")
+    machine.write(machine.sys / "class/infiniband/mlx5_1/ports/1/state", "1: DOWN\n")
+    for name in ("lo", "eth0", "ib0"):
+        machine.write(machine.sys / f"class/net/{name}/carrier_changes", "4\n")
+    machine.write(machine.sys / "class/net/eth0/speed", "25000\n")
+    machine.write(machine.proc / "meminfo", "SwapTotal: 100 kB\nSwapFree: 100 kB\n")
+
+    def state(n: int) -> None:
+        machine.write(machine.cgroups / "job/cpu.stat", f"throttled_usec {n * 1_500_000}\n")
+        machine.write(machine.proc / "pressure/cpu", f"some avg10=0.00 avg60=1.00 total={n * 200_000}\n")
+        text = f"some avg10=0.00 total={n * 10_000}\nfull avg10=0.00 total={n * 5_000}\n"
+        machine.write(machine.proc / "pressure/io", text)
+        numbers = f"{n * 1000} 1 {n} {2 * n} 0 0 0 0 {n * 500} 1 {3 * n} {4 * n} 0 0 0 0"
+        machine.write(machine.proc / "net/dev", DEV.format(eth0=numbers))
+        machine.write(machine.proc / "net/snmp", f"Ip: x\nTcp: OutSegs RetransSegs\nTcp: {90 * n} {7 * n}\n")
+        machine.write(machine.sys / "class/net/eth0/statistics/rx_crc_errors", f"{n}\n")
+        for name in ("symbol_error", "port_rcv_errors", "port_rcv_data"):
+            machine.write(counters / "counters" / name, f"{n * 3}\n")
+
+    state(1)
+    node = machine.node()
+    before = node.sample()
+    state(3)
+    machine.write(machine.proc / "30/status", "Name: python\nVmSwap:\t 12 kB\n")
+    machine.write(machine.proc / "meminfo", "SwapTotal: 100 kB\nSwapFree: 60 kB\n")
+    assert node.conditions(before, node.sample()) == {
+        "node": "n1",
+        "foreign_cpu_s": 0.0,
+        "throttled_s": 3.0,
+        "pressure": {"cpu_some_s": 0.4, "io_some_s": 0.02, "io_full_s": 0.01},
+        "freq_mhz": None,
+        "swap_bytes": 12 * 1024,
+        "net": {
+            "interface": "eth0",
+            "rate_mbit_s": 25000,
+            "rx_bytes": 2000,
+            "rx_errors": 2,
+            "rx_drops": 4,
+            "tx_bytes": 1000,
+            "tx_errors": 6,
+            "tx_drops": 8,
+            "crc_errors": 2,
+            "carrier_changes": 0,
+            "tcp_segments": 180,
+            "tcp_retransmissions": 14,
+            "infiniband": {
+                "mlx5_0/1": {
+                    "rate": "200 Gb/sec (4X HDR)",
+                    "symbol_error": 6,
+                    "link_error_recovery": None,
+                    "link_downed": None,
+                    "port_rcv_errors": 6,
+                    "port_xmit_discards": None,
+                    "rcv_bytes": 24,
+                    "xmit_bytes": None,
+                }
+            },
+        },
+    }
+
+
+def test_what_cannot_be_read_is_empty(machine):
+    node = machine.node()
+    found = node.conditions(node.sample(), node.sample())
+    assert found.pop("net") == dict.fromkeys(
+        (
+            *("interface", "rate_mbit_s", "rx_bytes", "rx_errors", "rx_drops", "tx_bytes", "tx_errors"),
+            *("tx_drops", "crc_errors", "carrier_changes", "tcp_segments", "tcp_retransmissions"),
+            "infiniband",
+        )
+    )
+    assert found == {
+        "node": "n1",
+        "foreign_cpu_s": 0.0,
+        "throttled_s": None,
+        "pressure": None,
+        "freq_mhz": None,
+        "swap_bytes": None,
+    }
+
+
+def test_a_counter_that_was_reset_is_empty(machine):
+    node = machine.node()
+    machine.write(machine.proc / "net/dev", DEV.format(eth0="900 1 0 0 0 0 0 0 500 1 0 0 0 0 0 0"))
+    before = node.sample()
+    machine.write(machine.proc / "net/dev", DEV.format(eth0="100 1 0 0 0 0 0 0 700 1 0 0 0 0 0 0"))
+    net = node.conditions(before, node.sample())["net"]
+    assert (net["interface"], net["rx_bytes"], net["tx_bytes"]) == ("eth0", None, 200)
+
+
+def test_files_in_sys_of_another_network_namespace_are_not_used(machine):
+    machine.write(machine.sys / "class/net/eth0/speed", "25000\n")
+    machine.write(machine.sys / "class/net/bridge0/speed", "10\n")
+    machine.write(machine.proc / "net/dev", DEV.format(eth0="9 1 0 0 0 0 0 0 5 1 0 0 0 0 0 0"))
+    node = machine.node(GLOO_SOCKET_IFNAME="eth0")
+    net = node.conditions(node.sample(), node.sample())["net"]
+    assert (net["interface"], net["rate_mbit_s"], net["rx_bytes"]) == ("eth0", None, 0)
+
+
+def test_the_interface_that_a_variable_names_is_the_one_in_use(machine):
+    machine.write(machine.proc / "net/dev", DEV.format(eth0="9 1 0 0 0 0 0 0 5 1 0 0 0 0 0 0"))
+    node = machine.node(GLOO_SOCKET_IFNAME="ib0")
+    before = node.sample()
+    machine.write(machine.proc / "net/dev", DEV.format(eth0="99 1 0 0 0 0 0 0 5 1 0 0 0 0 0 0"))
+    assert node.conditions(before, node.sample())["net"]["interface"] == "ib0"
+    other = machine.node(NCCL_SOCKET_IFNAME="^docker")
+    assert other.conditions(before, other.sample())["net"]["interface"] == "eth0"
+
+
+def test_a_sample_survives_json(machine):
+    machine.write(machine.proc / "net/dev", DEV.format(eth0="9 1 0 0 0 0 0 0 5 1 0 0 0 0 0 0"))
+    sample = machine.node().sample()
+    assert NodeSample.from_json(json.loads(json.dumps(sample.as_json()))) == sample
