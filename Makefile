@@ -4,13 +4,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo test check benchmark campaign slow-nodes torch-releases cluster cluster-down releases clean setup setup-tests
+.PHONY: help demo test check benchmark gpu campaign slow-nodes torch-releases cluster cluster-down releases clean setup setup-tests
 
 help:
 	@echo "make demo       set up, run a small study on this machine, end with the path of its report"
 	@echo "make test       set up and run every test"
 	@echo "make check      ruff, mypy, layers and docs"
 	@echo "make benchmark  print the ratios that docs/benchmarks.md describes"
+	@echo "make gpu        on a machine with a GPU: its tests and measurements, in at most 8 minutes"
 	@echo "make campaign   kill bench submit 50 times on the test cluster, cause every fault, check intervals by simulation"
 	@echo "make slow-nodes  count false alarms about slow nodes in simulated studies"
 	@echo "make torch-releases  test the measurement with other releases of torch and Python (40 GB, an hour)"
@@ -37,6 +38,12 @@ check: setup-tests
 benchmark: setup-tests
 	failed=0; for name in plan overhead recorder report submit status; do \
 	  echo "== $$name"; $(BIN)/python benchmarks/$$name.py || failed=1; done; exit $$failed
+
+# Everything that needs a GPU, with the given Python as it is: no virtual environment, no network. Writes gpu.json and
+# the table in docs/gpu.md. GPU="--json FILE --page FILE" writes other files.
+GPU ?=
+gpu:
+	$(PYTHON) benchmarks/gpu.py $(GPU)
 
 # Half an hour on the test cluster: kill bench submit at random moments, cause every fault of a run, and check
 # the intervals of simulated studies. For a short one: make campaign KILLS=2 FAULTS=killed STUDIES=20 PREDICTIONS=5

@@ -4,14 +4,18 @@ The window and the loop take turns, a few steps (a block) at a time. Both train 
 the same two gloo ranks with one thread each. Each pair of neighbouring blocks gives a ratio of times. The
 result is the trimmed mean of the ratios with its 95 % interval.
 
-    python benchmarks/overhead.py [--device cpu|cuda] [--parameters 8M] [--pairs 200] [--steps 5]
+    python benchmarks/overhead.py [--device cpu|cuda] [--parameters 8M] [--batch 22] [--pairs 200] [--steps 5]
+                                  [--json FILE]
 
-On a GPU, one nccl rank is used. Exits with 1 if the whole interval is above 1 % (0.5 % on a GPU).
+On a GPU, one nccl rank is used. Exits with 1 if the whole interval is above 1 % (0.5 % on a GPU). Choose a
+size for which the GPU is busy all the time, such as ``--parameters 64M --batch 1024``. With a small network,
+the host launches kernels too slowly for the GPU, and every call of Python counts.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import sys
 import time
@@ -72,7 +76,10 @@ def by_hand(options: WorkloadOptions, batch: int, here: Seat) -> Callable[[int],
     width = mlp_width(options.parameters or 0, features=features, classes=10)
     network: nn.Module = Mlp(features=features, classes=10, width=width, recompute=False).to(device)
     model = DistributedDataParallel(
-        network, gradient_as_bucket_view=True, bucket_cap_mb=int(options.bucket_cap_mb)
+        network,
+        device_ids=[device.index] if device.type == "cuda" else None,  # as in torch's tutorial
+        gradient_as_bucket_view=True,
+        bucket_cap_mb=int(options.bucket_cap_mb),
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=options.learning_rate, momentum=0.9)
 
@@ -117,7 +124,13 @@ def measure(rank: int, port: int, *, given: argparse.Namespace) -> list[list[flo
     torch.set_num_threads(1)
     here = seat(rank, given.device)
     store = TCPStore("127.0.0.1", port, here.world_size, is_master=rank == 0)
-    dist.init_process_group(here.backend, store=store, rank=rank, world_size=here.world_size)
+    dist.init_process_group(
+        here.backend,
+        store=store,
+        rank=rank,
+        world_size=here.world_size,
+        device_id=here.device if here.backend == "nccl" else None,
+    )
     options = WorkloadOptions.model_validate(
         {"device": given.device, "model": "mlp", "parameters": given.parameters}
     )
@@ -143,7 +156,7 @@ def main() -> int:
         "--device",
         choices=("cpu", "cuda"),
         default="cpu",
-        help="device of the training; for cuda, also increase --steps, for example to 100",
+        help="device of the training; for cuda, also increase --parameters and --batch (see above)",
     )
     parser.add_argument(
         "--parameters", default="8M", help="size of the mlp; with 1M, a step takes a few milliseconds"
@@ -158,6 +171,7 @@ def main() -> int:
         default=5,
         help="steps per block; if blocks are short, noise affects both blocks of a pair equally",
     )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result to this file")
     given = parser.parse_args()
     given.parameters = WorkloadOptions(parameters=given.parameters).parameters
     ranks = RANKS if given.device == "cpu" else 1
@@ -170,6 +184,18 @@ def main() -> int:
     print(f"median step: hand-written loop {hand_s * 1e3:.3f} ms, harness {harness_s * 1e3:.3f} ms")
     found = ratio(pairs)
     print(f"ratio harness / hand-written loop: {found}")
+    if given.json is not None:
+        seconds = {"hand_written_step_s": hand_s, "harness_step_s": harness_s}
+        ratios = {"ratio": found.value, "ratio_low": found.low, "ratio_high": found.high}
+        size = {
+            "parameters": given.parameters,
+            "batch": given.batch,
+            "pairs": given.pairs,
+            "steps": given.steps,
+        }
+        given.json.write_text(
+            json.dumps({**size, **seconds, **ratios, "limit": 1 + MOST_ADDED[given.device]})
+        )
     return 1 if found.adds_more_than(MOST_ADDED[given.device], who="the harness") else 0
 
 

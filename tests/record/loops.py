@@ -24,6 +24,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from bench.measure.exchange import StoreExchange
+from bench.measure.step_parts import DDP_ALWAYS_SAMPLED
 from bench.record import Recorder, failures, hang_watch
 from bench.record.hang_watch import Progress
 
@@ -520,13 +521,15 @@ def hooks(argv: list[str]) -> int:
 
 def on_a_gpu(argv: list[str]) -> int:
     """A model over nccl whose forward pass is longer than the rest."""
-    dist.init_process_group("nccl")
     device = torch.device("cuda", 0)
+    torch.cuda.set_device(device)
+    dist.init_process_group("nccl", device_id=device)
     model, optimizer = trained(DistributedDataParallel(network(4096).to(device), device_ids=[0]))
     model.module.register_forward_pre_hook(lambda *given: torch.cuda._sleep(20_000_000))
     began = time.perf_counter()
     with Recorder(model, run_dir=run_dir(argv), **LENGTHS) as recorder:
-        for points, labels in recorder.batches(batches()):
+        # On CUDA the warm-up includes the steps that DDP's logger always samples.
+        for points, labels in recorder.batches(batches(ALL_STEPS + DDP_ALWAYS_SAMPLED)):
             with recorder.step():
                 train(model, optimizer, (points.to(device), labels.to(device)))
         torch.cuda.synchronize()

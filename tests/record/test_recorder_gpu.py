@@ -15,6 +15,7 @@ pytestmark = [
 
 def test_the_device_is_timed_and_not_the_host(run_ranks):
     done = run_ranks(target="tests.record.loops:on_a_gpu", environments=torchrun_env(1)).succeeded()
+    assert [row["epoch"] for row in done.table("metrics")] == ["1", "2"]
     for row in done.table("metrics"):
         step, forward = float(row["step_time_sec_median"]), float(row["forward_time_sec"])
         assert forward > 0.005  # twenty million cycles at most at 4 GHz

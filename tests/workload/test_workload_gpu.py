@@ -32,10 +32,16 @@ WORDS = [
 ]
 
 
-@pytest.mark.parametrize(("backend", "ranks"), [("nccl", 1), ("gloo", 2)])
+#: With nccl, steps that are longer on the device than on the host. With gloo, the exchange is the longest part.
+LONG_STEPS = ["--parameters", "32M", "--per-gpu-batch", "4096"]
+
+
+@pytest.mark.parametrize(
+    ("backend", "ranks", "size"), [("nccl", 1, LONG_STEPS), ("gloo", 2, ["--per-gpu-batch", "512"])]
+)
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_the_parts_make_up_the_step_on_a_gpu(server, tmp_path, backend, ranks, precision):
-    words = [*WORDS, "--per-gpu-batch", "512", "--precision", precision, "--backend", backend]
+def test_the_parts_make_up_the_step_on_a_gpu(server, tmp_path, backend, ranks, size, precision):
+    words = [*WORDS, *size, "--precision", precision, "--backend", backend]
     finished = server.start(tmp_path, words, torchrun_env(ranks)).finish().succeeded()
     for row in finished.table("ranks"):
         step = float(row["step_time_sec"])

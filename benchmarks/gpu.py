@@ -1,0 +1,291 @@
+"""Run everything that needs a GPU; write gpu.json and the table in docs/gpu.md.
+
+    python benchmarks/gpu.py [--json gpu.json] [--page docs/gpu.md]
+    python benchmarks/gpu.py --table gpu.json     # only write the table again, without a GPU
+
+``make gpu`` is for a machine with one GPU and without a network. The Python that runs this script runs all
+parts, as it is. A part that fails or runs out of time does not stop the others; all take at most 8 minutes.
+
+Exit codes: 0 all parts passed, 1 a part failed or ran out of time, 2 the machine cannot run them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs/gpu.md"
+BEGIN, END = "<!-- begin: make gpu -->\n", "<!-- end: make gpu -->\n"
+SCHEMA = 1
+#: Seconds for a part to end after SIGTERM; part of its budget.
+GRACE_S = 5.0
+#: Lines of a failed part's output that are shown.
+SHOWN_LINES = 30
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part: a command that writes its values to a JSON file. ``budget_s`` includes its end."""
+
+    name: str
+    title: str
+    budget_s: float
+    words: tuple[str, ...] = ()
+
+    def command(self, file: Path, folder: Path) -> list[str]:
+        """Return the command that writes to ``file`` and may use ``folder``."""
+        if self.words:
+            return [word.replace("{file}", str(file)).replace("{folder}", str(folder)) for word in self.words]
+        script = str(Path(__file__).with_name("gpu_parts.py"))
+        return [sys.executable, script, self.name, str(file), str(folder)]
+
+
+#: A GPU that is busy all the time: a step of about 10 ms on an H100.
+_OVERHEAD = ("--device", "cuda", "--parameters", "64M", "--batch", "1024", "--pairs", "40", "--steps", "30")
+MACHINE = Part("machine", "machine", 60)
+#: Time that a part leaves unused goes to the next ones, so the longest and least certain part is the last.
+PARTS = (
+    Part("mfu", "MFU of the transformer in bf16", 70),
+    Part(
+        "overhead",
+        "overhead of the harness",
+        60,
+        (sys.executable, str(Path(__file__).with_name("overhead.py")), *_OVERHEAD, "--json", "{file}"),
+    ),
+    Part("study", "study with conditions", 110),
+    Part("tests", "tests", 170),
+)
+
+
+@dataclass(frozen=True)
+class Result:
+    """The result of one part; ``outcome`` is ``passed``, ``failed`` or ``out of time``."""
+
+    name: str
+    outcome: str
+    seconds: float
+    budget_s: float
+    reason: str | None
+    values: Mapping[str, Any]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the part's entry in gpu.json."""
+        return {**vars(self), "seconds": round(self.seconds, 1), "budget_s": round(self.budget_s, 1)}
+
+
+def run_part(part: Part, folder: Path, *, limit_s: float) -> Result:
+    """Run a part for at most ``limit_s`` seconds; its output is in the folder's file ``PART.log``."""
+    file, log = folder / f"{part.name}.json", folder / f"{part.name}.log"
+    began = time.monotonic()
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            part.command(file, folder / part.name),
+            cwd=ROOT,
+            env=environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            code = process.wait(timeout=max(0.0, limit_s - GRACE_S))
+            outcome, reason = ("passed", None) if code == 0 else ("failed", _why(code, log))
+        except subprocess.TimeoutExpired:
+            outcome, reason = "out of time", f"it did not end in {limit_s - GRACE_S:.0f} s"
+        finally:
+            end_group(process)
+    return Result(part.name, outcome, time.monotonic() - began, limit_s, reason, read_values(file))
+
+
+def end_group(process: subprocess.Popen[bytes]) -> None:
+    """End the process and what it left behind: SIGTERM, then SIGKILL."""
+    with suppress(ProcessLookupError):
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGTERM)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=GRACE_S)
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _why(code: int, log: Path) -> str:
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    end = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    return lines[-1] if lines else f"it ended with {end} and no output"
+
+
+def read_values(file: Path) -> dict[str, Any]:
+    """Return what a part has written; empty if it has written nothing."""
+    with suppress(OSError, ValueError):
+        return dict(json.loads(file.read_text(encoding="utf-8")))
+    return {}
+
+
+def environment() -> dict[str, str]:
+    """Return the environment of the parts, with this checkout first and without a launcher's variables."""
+    ours = {"PYTHONUNBUFFERED": "1", "BENCH_SITE": "", "GLOO_SOCKET_IFNAME": "lo"}
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    launchers = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "BENCH_RESULTS")
+    kept = {
+        name: text
+        for name, text in os.environ.items()
+        if name not in launchers and not name.startswith("SLURM_")
+    }
+    return {**kept, **ours, "PYTHONPATH": path}
+
+
+def run_parts(parts: Sequence[Part], folder: Path, *, began: float) -> list[Result]:
+    """Run the parts one after another, each until the end of its budget since ``began``."""
+    results = []
+    deadline = began
+    for part in parts:
+        deadline += part.budget_s
+        print(f"{part.title} ...", flush=True)
+        result = run_part(part, folder, limit_s=deadline - time.monotonic())
+        results.append(result)
+        reason = f": {result.reason}" if result.reason else ""
+        print(f"  {result.outcome} in {result.seconds:.0f} s{reason}", flush=True)
+        if result.outcome != "passed":
+            lines = (folder / f"{part.name}.log").read_text(errors="replace").splitlines()
+            print("".join(f"  | {line}\n" for line in lines[-SHOWN_LINES:]), end="", flush=True)
+    return results
+
+
+# -- the table -------------------------------------------------------------------------------------
+
+
+def table(content: Mapping[str, Any]) -> str:
+    """Return the table of docs/gpu.md for the content of a gpu.json."""
+    rows = [
+        ("machine", machine_words(content["machine"])),
+        ("date", f"{content['date']}, {content['commit']}"),
+    ]
+    for part in content["parts"]:
+        words = WORDS[part["name"]](part["values"]) if part["values"] else []
+        if part["outcome"] != "passed":
+            words = [*words, f"**{part['outcome']}**: {part['reason']}"]
+        rows.append((f"{TITLES[part['name']]} ({part['seconds']:.0f} s)", "; ".join(words)))
+    lines = [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |\n" for row in rows]
+    return "".join(["| part | result |\n|---|---|\n", *lines])
+
+
+def machine_words(values: Mapping[str, Any]) -> str:
+    """Describe the machine in one line."""
+    gpus = ", ".join(gpu["name"] for gpu in values["gpus"])
+    driver = f"driver {values['driver']}" if values["driver"] else "driver unknown"
+    return f"{gpus}; {driver}; torch {values['torch']}, NCCL {values['nccl']}, Python {values['python']}"
+
+
+def mfu_words(values: Mapping[str, Any]) -> list[str]:
+    """Describe the part ``mfu``."""
+    size = f"{values['product_size']:,}"
+    words = [f"matrix product {size} x {size} in bf16: {values['product_flops_per_s'] / 1e12:.0f} TFLOP/s"]
+    if "flops_per_s" in values:
+        stated = f"MFU {values['mfu']:.1%}" if values["mfu"] is not None else values["mfu_empty_because"]
+        rate, share = values["flops_per_s"] / 1e12, values["share_of_product"]
+        words.append(f"transformer of {values['parameters'] / 1e6:.0f}M parameters: {rate:.0f} TFLOP/s")
+        words.append(f"{share:.1%} of the matrix product, {stated}")
+    return words
+
+
+def overhead_words(values: Mapping[str, Any]) -> list[str]:
+    """Describe the part ``overhead``."""
+    interval = f"{values['ratio_low']:.4f} to {values['ratio_high']:.4f}"
+    step = f"step of {values['hand_written_step_s'] * 1e3:.2f} ms, {values['pairs']} pairs"
+    return [f"harness / hand-written loop {values['ratio']:.4f} (95 % interval {interval}; {step})"]
+
+
+def study_words(values: Mapping[str, Any]) -> list[str]:
+    """Describe the part ``study``."""
+    runs = values["runs"]
+    windows = sum(run["conditions"] for run in runs)
+    words = [f"{len(runs)} runs, {windows} windows with conditions"]
+    after = [clocks["after"] for run in runs for clocks in run["clocks"]]
+    for name, unit in (("sm_mhz", "MHz"), ("power_w", "W"), ("temperature_c", "°C")):
+        known = [clocks[name] for clocks in after if clocks[name] is not None]
+        if known:
+            words.append(f"{name.rpartition('_')[0]} {min(known):.0f} to {max(known):.0f} {unit}")
+    return words
+
+
+def tests_words(values: Mapping[str, Any]) -> list[str]:
+    """Describe the part ``tests``."""
+    counts = [f"{values[kind]} {kind}" for kind in ("passed", "failed", "skipped") if values[kind]]
+    return [f"{', '.join(counts) or 'none ended'} of {values['planned']}"]
+
+
+TITLES = {part.name: part.title for part in PARTS}
+WORDS = {"mfu": mfu_words, "overhead": overhead_words, "study": study_words, "tests": tests_words}
+
+
+def update_page(page: Path, content: Mapping[str, Any]) -> None:
+    """Replace the table in ``page``, which is docs/gpu.md or becomes a copy of it."""
+    before, rest = (page if page.exists() else PAGE).read_text(encoding="utf-8").split(BEGIN)
+    page.write_text(f"{before}{BEGIN}{table(content)}{END}{rest.split(END)[1]}", encoding="utf-8")
+
+
+def commit() -> str:
+    """Return the commit of this checkout; ``unknown commit`` without git."""
+    with suppress(OSError, subprocess.SubprocessError):
+        words = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
+        return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+    return "unknown commit"
+
+
+def measure(options: argparse.Namespace, folder: Path) -> int:
+    """Run the parts and write the files; return the exit code."""
+    for file in (options.json, options.page):
+        if not file.resolve().parent.is_dir():
+            print(f"make gpu: error: {file}: there is no folder {file.parent}", file=sys.stderr)
+            return 2
+    began = time.monotonic()
+    machine = run_part(MACHINE, folder, limit_s=MACHINE.budget_s)
+    unfit = machine.values.get("unfit") or (machine.reason if machine.outcome != "passed" else None)
+    if unfit:
+        print(f"make gpu: error: {unfit}", file=sys.stderr)
+        return 2
+    print(machine_words(machine.values), flush=True)
+    results = run_parts(PARTS, folder, began=began + MACHINE.budget_s)
+    content = {
+        "schema": SCHEMA,
+        "date": f"{datetime.now(timezone.utc):%Y-%m-%d}",  # noqa: UP017 (an older Python must reach its message)
+        "commit": commit(),
+        "seconds": round(time.monotonic() - began, 1),
+        "machine": dict(machine.values),
+        "parts": [result.as_json() for result in results],
+    }
+    options.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    update_page(options.page, content)
+    print(f"\n{table(content)}\nwritten: {options.json}, {options.page}", flush=True)
+    return int(any(result.outcome != "passed" for result in results))
+
+
+def main() -> int:
+    """Run the parts, or only write the table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--json", type=Path, default=ROOT / "gpu.json", help="the file for all values")
+    parser.add_argument("--page", type=Path, default=PAGE, help="the page with the table")
+    parser.add_argument("--table", type=Path, metavar="FILE", help="only write the table of this gpu.json")
+    options = parser.parse_args()
+    if options.table is not None:
+        update_page(options.page, json.loads(options.table.read_text(encoding="utf-8")))
+        return 0
+    with tempfile.TemporaryDirectory(prefix="bench-gpu-") as name:
+        return measure(options, Path(name))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

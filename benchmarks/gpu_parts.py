@@ -1,0 +1,365 @@
+"""The parts of ``make gpu``, each in a process of its own; see gpu.py.
+
+    python benchmarks/gpu_parts.py machine|mfu|study|tests FILE FOLDER
+
+A part writes its values to FILE as soon as it knows them, so that a part that runs out of time leaves what it
+had. Its exit code is 1 if it failed; the last line of its output then says why. FOLDER is for its files.
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import json
+import os
+import platform
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+Values = dict[str, Any]
+Write = Callable[[Values], None]
+
+#: The modules of packages that are called otherwise.
+MODULES = {"pyyaml": "yaml", "nvidia-ml-py": "pynvml", "pytest-timeout": "pytest_timeout"}
+TEST_PACKAGES = ("pytest", "pytest-timeout")
+#: The oldest torch with which the measurements on a GPU are compared.
+OLDEST_TORCH = (2, 11)
+
+#: The matrix product of which the rate is measured: n x n times n x n in bf16, on random numbers.
+PRODUCT_SIZE = 8192
+_PRODUCTS, _BLOCKS = 10, 5
+#: A transformer whose step takes tens of milliseconds on an H100.
+TRANSFORMER = {"model": "transformer", "parameters": "350M", "seq_len": 1024, "precision": "bf16"}
+_TRANSFORMER_BATCH = 8
+
+STUDY = """\
+study: gpu
+cluster: {{executor: local, time_limit: 2m}}
+axes: {{nodes: [1], {per_node}: [1], backend: [{backend}], precision: [fp32, bf16]}}
+scaling: [{{mode: weak, per_gpu_batch: [8]}}]
+workload: {{device: {device}, model: transformer, parameters: {parameters}, seq_len: {seq_len},
+           steps_per_epoch: 30, epochs: 2, probe_steps: 2, sweep_time: 0}}
+repeats: 3
+"""
+
+
+class PartError(Exception):
+    """A part failed; the message says why in one line."""
+
+
+# -- machine ---------------------------------------------------------------------------------------
+
+
+def required_packages() -> list[str]:
+    """Return the packages that the parts need: those of the project, of its extra ``gpu``, and for tests."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    written = [*project["dependencies"], *project["optional-dependencies"]["gpu"], *TEST_PACKAGES]
+    return [text.partition(">")[0].strip() for text in written]
+
+
+def missing_packages(names: Iterable[str]) -> list[str]:
+    """Return the packages that cannot be imported, each with the module that it lacks itself, if any."""
+    found = []
+    for name in names:
+        module = MODULES.get(name, name)
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            lacks = error.name if error.name and error.name.partition(".")[0] != module else None
+            found.append(f"{name} (which lacks {lacks})" if lacks else name)
+    return found
+
+
+def why_unfit(missing: Sequence[str]) -> str | None:
+    """Return why this Python and machine cannot run the GPU's parts, in one line; None if they can."""
+    if missing:
+        return f"{sys.executable} lacks {', '.join(missing)}: install them there, or name another PYTHON"
+    import torch
+
+    release = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+    if release < OLDEST_TORCH:
+        return f"torch {torch.__version__} is too old: 2.11 or newer is needed"
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} was built without CUDA"
+    if torch.cuda.is_available():
+        return None
+    reason = "the driver lists none"
+    try:
+        torch.cuda.init()
+    except (RuntimeError, AssertionError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return f"no CUDA device is visible: {reason}"
+
+
+def machine(write: Write, folder: Path) -> None:
+    """Describe the machine, or say why it cannot run the parts."""
+    missing = missing_packages(required_packages())
+    reason = why_unfit(missing)
+    if reason is not None:
+        write({"unfit": reason})
+        return
+    import torch
+
+    from bench.measure.environment import nccl_version
+    from bench.measure.nvml import gpu_facts
+
+    write(
+        {
+            "unfit": None,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "cuda": torch.version.cuda,
+            "nccl": nccl_version(),
+            "cores": len(os.sched_getaffinity(0)),
+            **gpu_facts(),
+        }
+    )
+
+
+# -- MFU -------------------------------------------------------------------------------------------
+
+
+def mfu(write: Write, folder: Path) -> None:
+    """Train a transformer in bf16 between two measurements of a matrix product."""
+    before = product_rate()
+    values: Values = {"product_size": PRODUCT_SIZE, "product_flops_per_s": before}
+    write(values)
+    words = [
+        text for name, value in TRANSFORMER.items() for text in (f"--{name.replace('_', '-')}", str(value))
+    ]
+    words += ["--device", "cuda", "--backend", "nccl", "--per-gpu-batch", str(_TRANSFORMER_BATCH)]
+    words += ["--steps-per-epoch", "30", "--epochs", "3", "--probe-steps", "0", "--sweep-time", "0"]
+    run([sys.executable, "-m", "bench.workload", "--run-dir", str(folder), *words], cwd=folder)
+    values["product_flops_per_s"] = max(before, product_rate())
+    write(values | utilisation(folder, values["product_flops_per_s"]))
+
+
+def product_rate() -> float:
+    """Return the best rate of a block of matrix products in bf16 (FLOP/s)."""
+    import torch
+
+    size = PRODUCT_SIZE
+    left, right = (torch.randn(size, size, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    out = torch.empty_like(left)
+    for _ in range(_PRODUCTS):
+        torch.mm(left, right, out=out)
+    torch.cuda.synchronize()
+    seconds = []
+    for _ in range(_BLOCKS):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        for _ in range(_PRODUCTS):
+            torch.mm(left, right, out=out)
+        end.record()
+        torch.cuda.synchronize()
+        seconds.append(begin.elapsed_time(end) / 1e3)
+    del left, right, out
+    torch.cuda.empty_cache()  # the training gets the memory
+    return float(2 * size**3 * _PRODUCTS / min(seconds))
+
+
+def utilisation(folder: Path, product_flops_per_s: float) -> Values:
+    """Return the shares of the stated peak and of the matrix product's rate, from the files of the run."""
+    rows, env = read_table(folder / "metrics.csv"), read_json(folder / "env.json")
+    flops = env["flops"]["per_step_and_rank"]
+    step_s = median(float(row["epoch_time_sec"]) / int(row["steps"]) for row in rows)
+    stated = [float(row["mfu"]) for row in rows if row["mfu"]]
+    return {
+        "parameters": env["parameters"],
+        "step_s": step_s,
+        "flops_per_s": flops / step_s,
+        "mfu": median(stated) if stated else None,
+        "mfu_empty_because": env["flops"]["mfu_empty_because"],
+        "share_of_product": flops / step_s / product_flops_per_s,
+    }
+
+
+# -- study -----------------------------------------------------------------------------------------
+
+
+def study_matrix(device: str) -> str:
+    """Return the study's matrix; on ``cpu``, a small one that takes the same way."""
+    if device == "cuda":
+        return STUDY.format(
+            device=device, per_node="gpus_per_node", backend="nccl", parameters="50M", seq_len=512
+        )
+    return STUDY.format(
+        device=device, per_node="tasks_per_node", backend="gloo", parameters="10k", seq_len=16
+    )
+
+
+def study(write: Write, folder: Path, device: str = "cuda") -> None:
+    """Plan, run, verify and report a study, and read its conditions."""
+    (folder / "gpu.yaml").write_text(study_matrix(device), encoding="utf-8")
+    bench = [sys.executable, "-m", "bench"]
+    run([*bench, "plan", "gpu.yaml"], cwd=folder)
+    run([*bench, "submit", "gpu"], cwd=folder)
+    verified = json.loads(run([*bench, "verify", "gpu", "--json"], cwd=folder))
+    folders = [folder / one["folder"] for one in verified["runs"]]
+    values: Values = {"runs": [summary(one) for one in folders]}
+    write(values)
+    report = json.loads(run([*bench, "report", "gpu", "--json"], cwd=folder))
+    values["validity"] = report.get("validity")
+    write(values)
+    unread = [one["run"] for one in values["runs"] if not one["conditions"]]
+    if unread:
+        raise PartError(f"{len(unread)} of {len(folders)} runs have no conditions: {unread[0]}")
+    if device == "cuda" and not all(one["clocks"] for one in values["runs"]):
+        raise PartError("conditions.json holds no clocks of the GPU")
+
+
+def summary(folder: Path) -> Values:
+    """Return the throughput of a run and the conditions under which it was measured."""
+    rows = read_table(folder / "metrics.csv")
+    windows = read_windows(folder)
+    ranks = [rank for window in windows for rank in window["ranks"]]
+    return {
+        "run": folder.parent.name,
+        "throughput_samples_per_sec": median(float(row["throughput_samples_per_sec"]) for row in rows),
+        "conditions": len(windows),
+        "clocks": [rank["clocks"] for rank in ranks if rank["clocks"]],
+        "disturbed": read_json(folder / "run.json").get("disturbed"),
+    }
+
+
+def read_windows(folder: Path) -> list[Values]:
+    """Return the windows of a run's conditions.json; empty if the run has none."""
+    with suppress(FileNotFoundError):
+        return list(read_json(folder / "conditions.json")["windows"])
+    return []
+
+
+# -- tests -----------------------------------------------------------------------------------------
+
+
+def gpu_test_files() -> list[str]:
+    """Return the files with tests marked ``gpu``, because other files need packages for development."""
+    files = sorted(ROOT.glob("tests/**/test_*.py"))
+    return [str(file.relative_to(ROOT)) for file in files if "pytest.mark.gpu" in file.read_text("utf-8")]
+
+
+class Outcomes:
+    """A plugin of pytest that writes the outcome of each test as soon as it is known."""
+
+    def __init__(self, write: Write) -> None:
+        self._write = write
+        self.tests: list[Values] = []
+        self._planned: int | None = None
+
+    def pytest_collection_finish(self, session: Any) -> None:
+        """Count the tests."""
+        self._planned = len(session.items)
+        self._write_all()
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        """Add the outcome of a test: its call, or a set-up or tear-down that did not pass."""
+        if report.when != "call" and report.passed:
+            return
+        crash = getattr(report.longrepr, "reprcrash", None)
+        text = crash.message if crash else report.longrepr[-1] if report.skipped else report.longreprtext
+        reason = None if report.passed else str(text).strip().partition("\n")[0]
+        name = report.nodeid.rpartition("/")[2]
+        self.tests.append(
+            {"test": name, "outcome": report.outcome, "seconds": round(report.duration, 1), "reason": reason}
+        )
+        self._write_all()
+
+    def _write_all(self) -> None:
+        count = {
+            kind: sum(one["outcome"] == kind for one in self.tests)
+            for kind in ("passed", "failed", "skipped")
+        }
+        self._write({"planned": self._planned, **count, "tests": self.tests})
+
+
+def tests(write: Write, folder: Path) -> None:
+    """Run every test marked ``gpu``."""
+    # Plugins of other projects, which the given Python may have, could change how tests run.
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    os.chdir(ROOT)
+    import pytest
+
+    outcomes = Outcomes(write)
+    words = ["-m", "gpu", "-p", "pytest_timeout", "-p", "no:cacheprovider", f"--basetemp={folder / 'tests'}"]
+    # One test that hangs must not use up the time of all, and another Python may warn of other things.
+    words += ["--timeout=90", "-W", "default"]
+    code = pytest.main([*words, *gpu_test_files()], plugins=[outcomes])
+    if code:
+        failed = [one for one in outcomes.tests if one["outcome"] == "failed"]
+        reason = f"{failed[0]['test']}: {failed[0]['reason']}" if failed else f"pytest ended with {int(code)}"
+        raise PartError(f"{len(failed)} of {len(outcomes.tests)} tests failed; the first: {reason}")
+    if all(one["outcome"] == "skipped" for one in outcomes.tests):
+        raise PartError(f"all tests were skipped: {outcomes.tests[0]['reason']}")
+
+
+# -- common ----------------------------------------------------------------------------------------
+
+
+def run(words: Sequence[str], *, cwd: Path) -> str:
+    """Run a command, show its output, and return its standard output.
+
+    Raises:
+        PartError: the command failed.
+    """
+    print(f"$ {' '.join(words)}", flush=True)
+    done = subprocess.run(words, cwd=cwd, stdout=subprocess.PIPE, text=True)
+    if done.returncode or "--json" not in words:
+        print(done.stdout, flush=True)
+    if done.returncode:
+        name = " ".join(words[2:4])  # without the interpreter and -m
+        raise PartError(f"{name} ended with exit code {done.returncode}")
+    return done.stdout
+
+
+def read_table(path: Path) -> list[dict[str, str]]:
+    """Return the rows of a CSV file."""
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def read_json(path: Path) -> Any:
+    """Return the content of a JSON file."""
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def writer(path: Path) -> Write:
+    """Return a function that replaces the content of ``path``."""
+
+    def write(values: Mapping[str, Any]) -> None:
+        temporary = path.with_suffix(".new")
+        temporary.write_text(json.dumps(values), encoding="utf-8")
+        temporary.replace(path)
+
+    return write
+
+
+PARTS: dict[str, Callable[[Write, Path], None]] = {
+    "machine": machine,
+    "mfu": mfu,
+    "study": study,
+    "tests": tests,
+}
+
+
+def main(name: str, file: str, folder: str) -> int:
+    """Run one part."""
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    try:
+        PARTS[name](writer(Path(file)), Path(folder).resolve())
+    except PartError as error:
+        print(error, file=sys.stderr, flush=True)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

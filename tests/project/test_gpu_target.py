@@ -1,0 +1,363 @@
+"""`make gpu` without a GPU: its checks, its time limits and its table."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+import time
+from argparse import Namespace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from bench.matrix.load import load_matrix
+from tests.workload.conftest import wait_for
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def benchmark(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / f"benchmarks/{name}.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+gpu = benchmark("gpu")
+gpu_parts = benchmark("gpu_parts")
+
+
+# -- what is needed --------------------------------------------------------------------------------
+
+
+def test_all_missing_packages_are_named_at_once(tmp_path, monkeypatch):
+    (tmp_path / "needs_another.py").write_text("import not_there_at_all.inner\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    names = ["json", "not-there-1", "pyyaml", "needs_another", "not_there_2"]
+    missing = gpu_parts.missing_packages(names)
+    assert missing == ["not-there-1", "needs_another (which lacks not_there_at_all)", "not_there_2"]
+    assert gpu_parts.why_unfit(missing) == (
+        f"{sys.executable} lacks not-there-1, needs_another (which lacks not_there_at_all), not_there_2:"
+        " install them there, or name another PYTHON"
+    )
+
+
+def test_the_dependencies_of_the_project_are_required():
+    names = gpu_parts.required_packages()
+    assert {"torch", "pydantic", "pyyaml", "nvidia-ml-py", "pytest", "pytest-timeout"} <= set(names)
+    assert all(name.replace("-", "").isalnum() for name in names)
+
+
+def no_driver() -> None:
+    raise RuntimeError("Found no NVIDIA driver on your system.\nPlease check that you have one.")
+
+
+@pytest.mark.parametrize(
+    ("release", "cuda", "available", "expected"),
+    [
+        ("2.10.0+cu128", "12.8", True, "torch 2.10.0+cu128 is too old: 2.11 or newer is needed"),
+        ("2.11.0+cpu", None, False, "torch 2.11.0+cpu was built without CUDA"),
+        ("2.11.0", "13.0", False, "no CUDA device is visible: Found no NVIDIA driver on your system."),
+        ("2.11.0+cu130", "13.0", True, None),
+        ("3.0.1", "14.0", True, None),
+    ],
+)
+def test_an_unfit_machine_is_described_in_one_line(monkeypatch, release, cuda, available, expected):
+    monkeypatch.setattr(torch, "__version__", release)
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: available)
+    monkeypatch.setattr(torch.cuda, "init", no_driver)
+    assert gpu_parts.why_unfit([]) == expected
+
+
+def test_make_uses_the_given_python_and_sets_nothing_up():
+    done = subprocess.run(
+        ["make", "-n", "gpu", "PYTHON=/x/python"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "/x/python benchmarks/gpu.py"
+
+
+# -- running the parts -----------------------------------------------------------------------------
+
+
+def part(name: str, program: str, budget_s: float = 120.0):
+    return gpu.Part(name, f"part {name}", budget_s, (sys.executable, "-c", program, "{file}", "{folder}"))
+
+
+WRITES = "import json, sys; open(sys.argv[1], 'w').write(json.dumps({'rate': 7}))"
+#: Writes its values, starts a child, and ends neither after SIGTERM nor at all.
+HANGS = f"""{WRITES}
+import os, signal, subprocess, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(3600)'])
+open(sys.argv[2] + '.pid', 'w').write(str(child.pid))
+while True:
+    time.sleep(1)
+"""
+
+
+@pytest.fixture
+def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "GRACE_S", 0.5)
+
+
+def test_a_part_that_fails_or_hangs_is_reported_and_the_others_run(tmp_path, capsys, short_grace):
+    parts = [
+        part("fails", "import sys; print('first'); print('the reason', file=sys.stderr); sys.exit(1)"),
+        part("dies", "import os; os.kill(os.getpid(), 9)"),
+        part("works", WRITES),
+    ]
+    results = gpu.run_parts(parts, tmp_path, began=time.monotonic())
+    hung = gpu.run_part(part("hangs", HANGS), tmp_path, limit_s=20)
+    assert [(one.name, one.outcome, one.reason, one.values) for one in [*results, hung]] == [
+        ("fails", "failed", "the reason", {}),
+        ("dies", "failed", "it ended with signal SIGKILL and no output", {}),
+        ("works", "passed", None, {"rate": 7}),
+        ("hangs", "out of time", "it did not end in 20 s", {"rate": 7}),
+    ]
+    assert hung.seconds > 19
+    stat = Path("/proc", (tmp_path / "hangs.pid").read_text(), "stat")
+    wait_for(lambda: not stat.exists() or stat.read_text().split()[2] == "Z", "the end of the part's child")
+    out = capsys.readouterr().out
+    assert "part fails ...\n  failed in " in out
+    assert "  | first\n  | the reason\n" in out
+
+
+def test_time_that_a_part_leaves_goes_to_the_next_ones(tmp_path):
+    results = gpu.run_parts([part("a", WRITES, 100), part("b", WRITES, 50)], tmp_path, began=time.monotonic())
+    assert results[0].budget_s == pytest.approx(100, abs=1)
+    assert results[1].budget_s > 51, "most of the first part's time was left"
+
+
+def test_all_parts_fit_into_eight_minutes():
+    assert gpu.MACHINE.budget_s + sum(one.budget_s for one in gpu.PARTS) <= 8 * 60 - 10
+
+
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: str, *parts: Any) -> tuple[int, Path, Path]:
+    """Run the driver with these parts; return its exit code and its files."""
+    monkeypatch.setattr(
+        gpu, "MACHINE", part("machine", f"import sys; open(sys.argv[1], 'w').write({machine!r})")
+    )
+    monkeypatch.setattr(gpu, "PARTS", parts)
+    options = Namespace(json=tmp_path / "gpu.json", page=tmp_path / "gpu.md")
+    (tmp_path / "parts").mkdir()
+    return gpu.measure(options, tmp_path / "parts"), options.json, options.page
+
+
+def test_without_a_gpu_there_is_one_line_and_no_file(tmp_path, monkeypatch, capsys):
+    machine = json.dumps({"unfit": "no CUDA device is visible: no driver"})
+    code, *files = run(tmp_path, monkeypatch, machine, part("never", "assert False"))
+    assert code == 2
+    assert capsys.readouterr() == ("", "make gpu: error: no CUDA device is visible: no driver\n")
+    assert not any(file.exists() for file in files)
+
+
+def test_a_folder_that_is_not_there_is_reported_before_anything_runs(tmp_path, capsys):
+    options = Namespace(json=tmp_path / "no/gpu.json", page=tmp_path / "gpu.md")
+    assert gpu.measure(options, tmp_path) == 2
+    assert capsys.readouterr().err == (
+        f"make gpu: error: {tmp_path}/no/gpu.json: there is no folder {tmp_path}/no\n"
+    )
+
+
+MACHINE = {
+    "unfit": None,
+    "python": "3.12.3",
+    "torch": "2.11.0+cu130",
+    "cuda": "13.0",
+    "nccl": "2.28.9",
+    "driver": "580.159.04",
+    "gpus": [{"index": 0, "name": "an invented GPU"}],
+}
+
+
+@pytest.mark.parametrize(("program", "code"), [(WRITES, 0), (f"{WRITES}; sys.exit('a reason')", 1)])
+def test_the_files_are_written_whether_or_not_a_part_failed(tmp_path, monkeypatch, program, code):
+    monkeypatch.setattr(gpu, "TITLES", {"one": "part one"})
+    monkeypatch.setattr(gpu, "WORDS", {"one": lambda values: [f"rate {values['rate']}"]})
+    found, values, page = run(tmp_path, monkeypatch, json.dumps(MACHINE), part("one", program))
+    assert found == code
+    content = json.loads(values.read_text())
+    assert content["machine"]["torch"] == "2.11.0+cu130"
+    assert [(one["outcome"], one["reason"]) for one in content["parts"]] == [
+        ("failed", "a reason") if code else ("passed", None)
+    ]
+    assert "an invented GPU; driver 580.159.04; torch 2.11.0+cu130, NCCL 2.28.9" in page.read_text()
+
+
+# -- the table -------------------------------------------------------------------------------------
+
+CLOCKS = {"sm_mhz": 1755, "power_w": 612.3, "temperature_c": None}
+#: Invented values.
+CONTENT = {
+    "schema": 1,
+    "date": "2026-01-02",
+    "commit": "abc1234",
+    "seconds": 300.0,
+    "machine": MACHINE,
+    "parts": [
+        {
+            "name": "mfu",
+            "outcome": "passed",
+            "seconds": 30.4,
+            "reason": None,
+            "values": {
+                "product_size": 8192,
+                "product_flops_per_s": 700e12,
+                "parameters": 350_000_000,
+                "step_s": 0.05,
+                "flops_per_s": 350e12,
+                "mfu": None,
+                "mfu_empty_because": "the peak of 'an invented GPU' is not known",
+                "share_of_product": 0.5,
+            },
+        },
+        {
+            "name": "overhead",
+            "outcome": "failed",
+            "seconds": 41.0,
+            "reason": "the harness adds more than 0.5%",
+            "values": {
+                "ratio": 1.012,
+                "ratio_low": 1.0081,
+                "ratio_high": 1.0159,
+                "hand_written_step_s": 0.0101,
+                "pairs": 40,
+            },
+        },
+        {
+            "name": "study",
+            "outcome": "passed",
+            "seconds": 70.0,
+            "reason": None,
+            "values": {
+                "runs": [
+                    {"conditions": 2, "clocks": [{"before": CLOCKS, "after": CLOCKS}]},
+                    {"conditions": 2, "clocks": [{"before": CLOCKS, "after": {**CLOCKS, "sm_mhz": 1980}}]},
+                ]
+            },
+        },
+        {
+            "name": "tests",
+            "outcome": "out of time",
+            "seconds": 180.0,
+            "reason": "it did not end in 175 s",
+            "values": {"planned": 15, "passed": 9, "failed": 0, "skipped": 1},
+        },
+    ],
+}
+
+TABLE = """\
+| part | result |
+|---|---|
+| machine | an invented GPU; driver 580.159.04; torch 2.11.0+cu130, NCCL 2.28.9, Python 3.12.3 |
+| date | 2026-01-02, abc1234 |
+| MFU of the transformer in bf16 (30 s) | matrix product 8,192 x 8,192 in bf16: 700 TFLOP/s; transformer of 350M parameters: 350 TFLOP/s; 50.0% of the matrix product, the peak of 'an invented GPU' is not known |
+| overhead of the harness (41 s) | harness / hand-written loop 1.0120 (95 % interval 1.0081 to 1.0159; step of 10.10 ms, 40 pairs); **failed**: the harness adds more than 0.5% |
+| study with conditions (70 s) | 2 runs, 4 windows with conditions; sm 1755 to 1980 MHz; power 612 to 612 W |
+| tests (180 s) | 9 passed, 1 skipped of 15; **out of time**: it did not end in 175 s |
+"""
+
+
+def test_the_table_shows_every_part_with_its_values_and_reasons():
+    assert gpu.table(CONTENT) == TABLE
+
+
+def test_a_part_without_values_shows_its_reason_only():
+    parts = [{**one, "outcome": "failed", "reason": "it broke", "values": {}} for one in CONTENT["parts"]]
+    rows = gpu.table({**CONTENT, "parts": parts}).splitlines()[4:]
+    assert [row.partition(") | ")[2] for row in rows] == ["**failed**: it broke |"] * 4
+
+
+def test_the_page_keeps_its_text_and_gets_the_table(tmp_path):
+    page = tmp_path / "gpu.md"
+    gpu.update_page(page, CONTENT)
+    gpu.update_page(page, CONTENT)
+    original = gpu.PAGE.read_text()
+    before, after = original.split(gpu.BEGIN)[0], original.split(gpu.END)[1]
+    assert page.read_text() == f"{before}{gpu.BEGIN}{TABLE}{gpu.END}{after}"
+
+
+# -- the parts -------------------------------------------------------------------------------------
+
+
+def test_the_study_for_a_gpu_is_a_valid_matrix(tmp_path):
+    path = tmp_path / "gpu.yaml"
+    path.write_text(gpu_parts.study_matrix("cuda"))
+    matrix, _ = load_matrix(path)
+    assert (matrix.workload.device, matrix.cluster.executor, matrix.repeats) == ("cuda", "local", 3)
+
+
+def test_the_utilisation_follows_from_the_files_of_a_run(tmp_path):
+    (tmp_path / "metrics.csv").write_text(
+        "epoch,steps,epoch_time_sec,mfu\n1,10,2.0,0.3\n2,10,1.0,0.6\n3,10,1.2,0.5\n"
+    )
+    flops = {"per_step_and_rank": 12e12, "mfu_empty_because": None}
+    (tmp_path / "env.json").write_text(json.dumps({"parameters": 10, "flops": flops}))
+    found = gpu_parts.utilisation(tmp_path, product_flops_per_s=400e12)
+    assert found["flops_per_s"] == pytest.approx(100e12)
+    assert found["share_of_product"] == pytest.approx(0.25)
+    assert found["mfu"] == 0.5
+
+
+def test_every_file_with_tests_for_a_gpu_is_found():
+    marked = {
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "tests").rglob("test_*.py")
+        if "\n    pytest.mark.gpu,\n" in path.read_text()
+    }
+    assert len(marked) >= 2
+    assert marked <= set(gpu_parts.gpu_test_files())
+
+
+TESTS_OF_ALL_KINDS = """\
+import pytest
+
+def test_passes():
+    assert True
+
+def test_fails():
+    assert 1 > 2, "one is not\\nenough"
+
+@pytest.mark.skip(reason="no second GPU")
+def test_is_skipped():
+    pass
+
+@pytest.fixture
+def broken():
+    raise ValueError("cannot be set up")
+
+def test_cannot_start(broken):
+    pass
+"""
+
+
+def test_the_outcome_of_each_test_is_written_at_once(tmp_path):
+    (tmp_path / "test_kinds.py").write_text(TESTS_OF_ALL_KINDS)
+    program = (
+        "import json, pytest, sys; sys.path.insert(0, 'benchmarks'); import gpu_parts;"
+        "pytest.main(['-q', '-p', 'no:cacheprovider', '-c', '/dev/null', sys.argv[1]],"
+        " plugins=[gpu_parts.Outcomes(lambda values: print('WRITTEN', json.dumps(values)))])"
+    )
+    words = [sys.executable, "-c", program, str(tmp_path / "test_kinds.py")]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    written = [
+        json.loads(line.partition("WRITTEN ")[2]) for line in done.stdout.splitlines() if "WRITTEN " in line
+    ]
+    assert [len(values["tests"]) for values in written] == [0, 1, 2, 3, 4]
+    last = written[-1]
+    assert (last["planned"], last["passed"], last["failed"], last["skipped"]) == (4, 1, 2, 1)
+    assert [(one["test"], one["outcome"], one["reason"]) for one in last["tests"]] == [
+        ("test_kinds.py::test_passes", "passed", None),
+        ("test_kinds.py::test_fails", "failed", "AssertionError: one is not"),
+        ("test_kinds.py::test_is_skipped", "skipped", "Skipped: no second GPU"),
+        ("test_kinds.py::test_cannot_start", "failed", "ValueError: cannot be set up"),
+    ]
