@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -26,8 +27,8 @@ from analysis.text import (
 )
 
 MAX_SERIES = 4
-#: Without intervals, a smaller relative change of the serial fraction counts as no change.
-_FLAT = 0.25
+#: The serial fraction hardly changes if its intervals exclude a larger relative change.
+_FLAT = 0.5
 
 
 @dataclass(frozen=True)
@@ -151,37 +152,38 @@ def _prediction_rows(own: pd.DataFrame, fit: LawFit, *, in_seconds: bool) -> lis
 
 
 def serial_fraction_trend(own: pd.DataFrame) -> str:
-    """Return a sentence about Karp-Flatt's serial fraction over the sizes of a strong series, or nothing."""
+    """Return a sentence about Karp-Flatt's serial fraction over the sizes of a strong series, or nothing.
+
+    A trend is stated only if the intervals of the first and the last size support it.
+    """
     known_rows = own[own["karp_flatt"].notna()].drop_duplicates("gpus")
     if len(known_rows) < 2:
         return ""
-    pairs = zip(known_rows["gpus"], known_rows["karp_flatt"], strict=True)
-    values = [f"{number(value, digits=2)} at {size}" for size, value in pairs]
+    ends = [_bounds(row) for _, row in known_rows.iterrows()]
+    pairs = zip(known_rows["gpus"], known_rows["karp_flatt"], ends, strict=True)
+    values = [f"{number(v, digits=2)} {interval(*e, digits=2)}".strip() + f" at {n}" for n, v, e in pairs]
     text = f"Serial fraction by Karp and Flatt: {listed(values, limit=8)} ranks"
-    first, last = known_rows.iloc[0], known_rows.iloc[-1]
-    rise = _rise(first, last)
-    if known_rows["karp_flatt"].max() <= 0:
-        return f"{text}: none, the speedup is at least ideal."
-    if rise > 0:
+    return f"{text}. {_trend(ends[0], ends[-1], values=known_rows['karp_flatt'])}"
+
+
+def _trend(first: tuple[float, float], last: tuple[float, float], *, values: pd.Series) -> str:
+    """Return what the intervals of the serial fraction at the first and the last size say."""
+    if not all(known(bound) for bound in (*first, *last)):
+        return "Without intervals, which need 3 runs, a trend cannot be told."
+    if last[0] > first[1]:
         return (
-            f"{text}. It grows with the size: additional ranks cause the loss (communication, imbalance), "
-            "not a fixed serial part."
+            "It grows with the size: additional ranks cause the loss (communication, imbalance), not a fixed "
+            "serial part."
         )
-    if rise < 0:
-        return f"{text}. It falls with the size: the smallest sizes have a loss that larger ones do not have."
-    return f"{text}. It does not clearly change, which is consistent with a fixed serial part."
-
-
-def _rise(first: pd.Series, last: pd.Series) -> int:
-    """Return 1 if the serial fraction clearly rises from ``first`` to ``last``, -1 if it falls, else 0."""
-    bounds = [_bounds(row) for row in (first, last)]
-    if all(known(value) for pair in bounds for value in pair):
-        (low, high), (last_low, last_high) = bounds
-        return int(last_low > high) - int(last_high < low)  # clearly: the intervals do not overlap
-    change = float(last["karp_flatt"] - first["karp_flatt"])
-    if abs(change) <= _FLAT * max(abs(float(first["karp_flatt"])), abs(float(last["karp_flatt"]))):
-        return 0
-    return 1 if change > 0 else -1
+    if last[1] < first[0]:
+        return "It falls with the size: the smallest sizes have a loss that larger ones do not have."
+    if max(first[1], last[1]) <= 0:
+        return "There is none: the speedup is at least ideal."
+    centres, halves = ([(high + sign * low) / 2 for low, high in (first, last)] for sign in (1, -1))
+    largest_change = abs(centres[1] - centres[0]) + math.hypot(*halves)
+    if largest_change <= _FLAT * abs(float(values.mean())):
+        return "It hardly changes, which is consistent with a fixed serial part."
+    return "Whether it changes with the size cannot be told from these intervals."
 
 
 def _bounds(row: pd.Series) -> tuple[float, float]:

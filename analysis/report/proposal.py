@@ -15,15 +15,16 @@ from typing import Any
 
 import pandas as pd
 
+from analysis.checks.recommendation import Recommendation, needed_runs, recommend
 from analysis.checks.validity import ValidityFinding
 from analysis.compare.matching import spelled
 from analysis.data.environment import Environment
 from analysis.data.load import Study
 from analysis.data.names import Row, job_size, nodes_known, widest_series
 from analysis.report.figures.drawing import Drawing
-from analysis.report.summary import certainty, closest_to_guide, no_finding, recommended
+from analysis.report.summary import certainty, no_finding
 from analysis.report.words import ascii_formula, mode_title
-from analysis.stats.losses import LOSSES, SMALLEST_SHARE, hardly_any_loss, losses, why_unknown
+from analysis.stats.losses import LOSSES, SMALLEST_SHARE, causes_of
 from analysis.stats.measured import Frames
 from analysis.stats.scaling import GUIDE
 from analysis.text import (
@@ -120,31 +121,43 @@ def _measured_on(frames: Frames, environment: Environment) -> str:
 
 
 def _recommendation(series: _Series) -> str:
-    best = recommended(series.rows)
+    found = recommend(series.rows)
+    best = found.best
     if best is None:
-        return _nothing_recommended(series)
+        return _nothing_recommended(found, series)
     texts = [
         f"{job_size(best)}: the largest measured size whose efficiency ({series.mode} scaling) is at least "
         f"{GUIDE}: {_efficiency(best)}.",
         *_against_baseline(best, series),
     ]
-    if known(best["efficiency_low"]) and best["efficiency_low"] < GUIDE:
-        texts.append(f"The interval reaches below {GUIDE}; more repeats would narrow it.")
     larger = series.rows[series.rows["gpus"] > best["gpus"]]
     if len(larger):
         texts.append(_next_larger(best, larger.iloc[0], series))
     else:
         texts.append("This is the largest measured size; larger sizes may be efficient, too.")
-    return " ".join(texts)
+    return " ".join([*texts, *_undecided(found, series)])
 
 
-def _nothing_recommended(series: _Series) -> str:
-    base, closest = series.base["baseline"], closest_to_guide(series.rows)
+def _nothing_recommended(found: Recommendation, series: _Series) -> str:
+    base, closest = series.base["baseline"], found.closest
+    if len(found.open):
+        return " ".join(["No larger size can be recommended yet.", *_undecided(found, series)])
     text = f"No size beyond the baseline, {base}, reaches an efficiency of {GUIDE}"
     text = f"{text}: no larger size can be recommended."
     if closest is None:
         return text
     return f"{text} {capital(job_size(closest))} comes closest, with {_efficiency(closest)}."
+
+
+def _undecided(found: Recommendation, series: _Series) -> list[str]:
+    """Return a sentence about the smallest size for which the runs cannot tell, if any."""
+    if not len(found.open):
+        return []
+    row = found.open.iloc[0]
+    return [
+        f"The runs cannot tell whether {job_size(row)} reaches {GUIDE}, with {_efficiency(row)}: "
+        f"{needed_runs(row, series.base)}."
+    ]
 
 
 def _against_baseline(best: pd.Series, series: _Series) -> list[str]:
@@ -257,11 +270,15 @@ def _loss_item(series: _Series) -> str:
 
 
 def _causes(last: pd.Series, base: pd.Series) -> str:
-    if hardly_any_loss(last):
+    causes = causes_of(last, base)
+    if causes.hardly_any:
         return "hardly any loss"
-    found = [loss for loss in losses(last, base) if loss.share >= SMALLEST_SHARE]
-    shares = [f"{percent(loss.share)} {LOSSES[loss.factor]}" for loss in found]
-    return listed(shares) or f"not known: {why_unknown(last, base)}"
+    shares = [
+        f"{percent(loss.share)} {LOSSES[loss.factor]}"
+        for loss in causes.losses
+        if loss.share >= SMALLEST_SHARE
+    ]
+    return listed(shares) or f"not known: {causes.unknown}"
 
 
 # -- method, settings, missing cells --------------------------------------------------

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pandas as pd
 
+from analysis.checks.recommendation import Recommendation, efficiency_text, needed_runs, recommend
 from analysis.data.names import ranks, widest_series, with_layout
-from analysis.stats.losses import (
-    LOSSES,
-    SHORT_NAMES,
-    SMALLEST_SHARE,
-    Loss,
-    hardly_any_loss,
-    losses,
-    why_unknown,
-)
+from analysis.stats.losses import LOSSES, SHORT_NAMES, SMALLEST_SHARE, Causes, causes_of
 from analysis.stats.scaling import GUIDE
-from analysis.text import count, fraction, fractions, known, listed, number, percent
+from analysis.text import count, fraction, known, listed, number, percent
 
 MAX_SERIES = 4
+#: Maximum number of sizes that the sentence about undecided sizes names.
+_MAX_OPEN = 3
 #: Data loading is reported if it takes at least this share of the step.
 _MUCH_LOADING = 0.1
 #: Attribution and throughput windows agree if their efficiencies differ by at most this share.
@@ -93,23 +87,23 @@ def certainty(rows: pd.DataFrame) -> str:
 def _finding(rows: pd.DataFrame, table: pd.DataFrame, *, label: str) -> SeriesFinding:
     last = rows.iloc[-1]
     base = table.iloc[int(last["base_place"])]
-    best, closest = recommended(rows), closest_to_guide(rows)
-    found = [] if hardly_any_loss(last) else losses(last, base)
-    main = found[0] if found else None
-    unexplained = "hardly any" if hardly_any_loss(last) else "not known"
+    found = recommend(rows)
+    causes = causes_of(last, base)
+    main = causes.losses[0] if causes.losses else None
+    best_size, best_detail = _best_tile(found, base)
     return SeriesFinding(
         series=str(last["series"]),
         heading=label,
         sentences=(
             _speedup_sentence(last, base),
-            _best_sentence(rows, best, closest),
-            _loss_sentence(last, base, found),
+            _best_sentence(found, base),
+            _loss_sentence(last, base, causes),
         ),
-        best_size=_size(best) if best is not None else f"no more than {ranks(base)}",
-        best_detail=f"largest with efficiency ≥ {GUIDE}" if best is not None else _closest_detail(closest),
+        best_size=best_size,
+        best_detail=best_detail,
         speedup=f"{number(last['speedup'], digits=3)}×",
         speedup_detail=f"on {_size(last)}; ideal {number(last['gpus'] / base['gpus'], digits=3)}×",
-        main_loss=SHORT_NAMES[main.factor] if main else unexplained,
+        main_loss=SHORT_NAMES[main.factor] if main else causes.short,
         loss_detail=f"{percent(main.share)} of the loss on {_size(last)}" if main else f"on {_size(last)}",
     )
 
@@ -118,64 +112,69 @@ def _size(row: pd.Series) -> str:
     return with_layout(row) if row["several"] else ranks(row)
 
 
-def _with_interval(row: pd.Series) -> str:
-    bounds = fractions(row["efficiency_low"], row["efficiency_high"], decimals=2)
-    return f"{fraction(row['efficiency'], decimals=2)} {bounds}".strip()
-
-
 def _speedup_sentence(last: pd.Series, base: pd.Series) -> str:
     relation = "as fast as" if last["mode"] == "strong" else "the throughput of"
     return (
         f"{_size(last)}: {number(last['speedup'], digits=3)} times {relation} {base['baseline']}, "
-        f"an efficiency of {_with_interval(last)}."
+        f"an efficiency of {efficiency_text(last)}."
     )
 
 
-def recommended(rows: pd.DataFrame) -> pd.Series | None:
-    """Return the largest size above the baseline with an efficiency of :data:`GUIDE` or more, else None."""
-    good = rows[(rows["efficiency"] >= GUIDE) & (rows["gpus"] > rows["base_gpus"])]
-    return None if not len(good) else good.sort_values("gpus", kind="stable").iloc[-1]
-
-
-def closest_to_guide(rows: pd.DataFrame) -> pd.Series | None:
-    """Return the size above the baseline with the highest efficiency; None if there is no larger size."""
-    larger = rows[rows["gpus"] > rows["base_gpus"]]
-    return None if not len(larger) else larger.sort_values("efficiency", kind="stable").iloc[-1]
-
-
-def _closest_detail(closest: pd.Series | None) -> str:
+def _best_tile(found: Recommendation, base: pd.Series) -> tuple[str, str]:
+    """Return the recommended size and its reason, for the page's tile."""
+    if found.best is not None:
+        return _size(found.best), f"largest with efficiency ≥ {GUIDE}"
+    if len(found.open):
+        row = found.open.iloc[0]
+        return "cannot tell", f"{_size(row)}: {efficiency_text(row)}; {needed_runs(row, base)}"
+    closest = found.closest
     if closest is None:
-        return "no larger size has an efficiency"
-    return f"{_size(closest)} come closest to {GUIDE}, with {fraction(closest['efficiency'], decimals=2)}"
+        return f"no more than {ranks(base)}", "no larger size has an efficiency"
+    value = fraction(closest["efficiency"], decimals=2)
+    return f"no more than {ranks(base)}", f"{_size(closest)} come closest to {GUIDE}, with {value}"
 
 
-def _best_sentence(rows: pd.DataFrame, best: pd.Series | None, closest: pd.Series | None) -> str:
-    if best is None and closest is None:
+def _best_sentence(found: Recommendation, base: pd.Series) -> str:
+    best, closest = found.best, found.closest
+    if best is not None:
+        text = f"The largest size with an efficiency of at least {GUIDE} is {_size(best)}: "
+        text += efficiency_text(best)
+        between = found.below[found.below["gpus"] < best["gpus"]]
+        if len(between):
+            sizes = ", ".join(str(size) for size in sorted(set(between["gpus"]))[:4])
+            text += f"; smaller sizes are below {GUIDE} ({sizes} ranks)"
+        return f"{text}.{_open_sentence(found, base)}"
+    if len(found.open):
+        return _open_sentence(found, base).strip()
+    if closest is None:
         return "No size beyond the baseline has an efficiency."
-    if best is None:
-        assert closest is not None
-        best_value = f"{_size(closest)} come closest, with {_with_interval(closest)}"
-        return f"No size beyond the baseline reaches an efficiency of {GUIDE}: {best_value}."
-    text = f"The largest size with an efficiency of at least {GUIDE} is {_size(best)}: {_with_interval(best)}"
-    if known(best["efficiency_low"]) and best["efficiency_low"] < GUIDE:
-        text += f" (its interval reaches below {GUIDE}, so this is uncertain)"
-    above = rows[(rows["gpus"] > best["gpus"]) & (rows["efficiency_high"] >= GUIDE)]
-    if len(above):
-        text += f"; {_size(above.iloc[0])}, with {_with_interval(above.iloc[0])}, may reach {GUIDE}, too"
-    between = rows[(rows["gpus"] < best["gpus"]) & (rows["efficiency"] < GUIDE)]
-    if len(between):
-        sizes = ", ".join(str(size) for size in sorted(set(between["gpus"]))[:4])
-        text += f"; smaller sizes are below {GUIDE} ({sizes} ranks)"
-    return f"{text}."
+    return (
+        f"No size beyond the baseline reaches an efficiency of {GUIDE}: {_size(closest)} come closest, with "
+        f"{efficiency_text(closest)}."
+    )
 
 
-def _loss_sentence(last: pd.Series, base: pd.Series, found: Sequence[Loss]) -> str:
-    if hardly_any_loss(last):
+def _open_sentence(found: Recommendation, base: pd.Series) -> str:
+    """Return a sentence about the sizes for which the runs cannot tell, or nothing."""
+    if not len(found.open):
+        return ""
+    first = found.open.iloc[0]
+    shown = [f"{_size(row)}, with {efficiency_text(row)}" for _, row in found.open.head(_MAX_OPEN).iterrows()]
+    more = len(found.open) - len(shown)
+    names = "; ".join([*shown, *([f"{more} more"] if more else [])])
+    need = needed_runs(first, base)
+    return f" The runs cannot tell whether these sizes reach {GUIDE}: {names}. For {_size(first)}, {need}."
+
+
+def _loss_sentence(last: pd.Series, base: pd.Series, causes: Causes) -> str:
+    if causes.hardly_any:
         return f"There is hardly any loss to explain on {_size(last)}{_loading(last)}."
-    if not found:
-        return f"The causes of the loss are not known: {why_unknown(last, base)}."
+    if not causes.losses:
+        return f"The causes of the loss are not known: {causes.unknown}."
     parts = [
-        f"{percent(loss.share)} is {LOSSES[loss.factor]}" for loss in found if loss.share >= SMALLEST_SHARE
+        f"{percent(loss.share)} is {LOSSES[loss.factor]}"
+        for loss in causes.losses
+        if loss.share >= SMALLEST_SHARE
     ]
     text = f"Of the loss on {_size(last)}, {listed(parts)}{_loading(last)}."
     attributed = last["global_efficiency"] / base["pop_parallel_efficiency"]

@@ -119,6 +119,35 @@ def welch(top: LogMoments, bottom: LogMoments) -> tuple[Floats, Floats, Floats]:
     return top.mean - bottom.mean, np.sqrt(a + b), freedom
 
 
+#: Probability with which :func:`runs_to_decide` runs decide.
+DECISION_POWER = 0.8
+#: :func:`runs_to_decide` returns infinity beyond this number of runs.
+MOST_RUNS = 100
+
+
+def runs_to_decide(distance: float, *, error: float, top_n: float, bottom_n: float) -> float:
+    """Return the runs per cell after which the interval of a ratio probably excludes a threshold.
+
+    For n runs of both cells, Welch's interval has the half-width t(0.975) · s · √(2/n) with 2n - 2 degrees of
+    freedom, where s is the standard deviation of a run's logarithm. The smallest n is returned for which
+    s · √(2/n) · (t(0.975) + t(0.8)) is at most ``distance``: the interval then excludes the threshold with a
+    probability of about 80 %, if ratio and noise are as measured. (Sample size of a two-sample t test, with t
+    instead of normal quantiles: J. Cohen, *Statistical Power Analysis for the Behavioral Sciences*, 1988.)
+
+    Args:
+        distance: of the ratio from the threshold, on logarithms.
+        error: standard error of the logarithm of the measured ratio; half of its interval's width divided by
+            the quantile of t.
+        top_n: runs of the cell that were measured.
+        bottom_n: runs of its baseline that were measured.
+    """
+    spread = error / np.sqrt(1 / top_n + 1 / bottom_n)
+    runs = np.arange(MIN_RUNS, MOST_RUNS + 1)
+    quantiles = special.stdtrit(2 * runs - 2, 0.5 + LEVEL / 2) + special.stdtrit(2 * runs - 2, DECISION_POWER)
+    enough = np.flatnonzero(spread * np.sqrt(2 / runs) * quantiles <= abs(distance))
+    return float(runs[enough[0]]) if len(enough) else float("inf")
+
+
 def _t_quantile(freedom: Floats, level: float) -> Floats:
     usable = np.where(freedom > 0, freedom, np.nan)
     return np.asarray(special.stdtrit(usable, 0.5 + level / 2), dtype=float)

@@ -52,6 +52,8 @@ SHORT_NAMES = {
 
 #: At this efficiency or above, the factors' shares of the loss would only reflect noise.
 HARDLY_ANY = 0.97
+#: Smallest lower end of the interval of such an efficiency; below, the loss may be larger.
+HARDLY_ANY_LOW = 0.9
 #: Smaller shares of the loss are not reported.
 SMALLEST_SHARE = 0.005
 #: Useful time and data loading of the typical rank, both divided by the mean useful time of the ranks.
@@ -132,12 +134,37 @@ def losses(row: Row, base: Row) -> list[Loss]:
     return sorted(shares, key=lambda loss: -loss.share)
 
 
-def hardly_any_loss(row: Row) -> bool:
-    """Return whether the efficiency of a size is :data:`HARDLY_ANY` or more, regardless of its interval."""
-    return bool(row["efficiency"] >= HARDLY_ANY)
+@dataclass(frozen=True)
+class Causes:
+    """The causes of the loss of a size, as far as its interval supports them.
+
+    Attributes:
+        losses: the factors below 1, largest share first; empty if they are unknown.
+        hardly_any: True if there is hardly any loss.
+        short: text instead of the main loss: ``hardly any``, ``cannot tell`` or ``not known``.
+        unknown: the reason if the causes are unknown.
+    """
+
+    losses: list[Loss]
+    hardly_any: bool = False
+    short: str = "not known"
+    unknown: str = ""
 
 
-def why_unknown(row: Row, base: Row) -> str:
+def causes_of(row: Row, base: Row) -> Causes:
+    """Return the causes of the loss of a size. No cause is named without an interval that excludes 1."""
+    low, high = float(row["efficiency_low"]), float(row["efficiency_high"])
+    if not known(low):
+        return Causes([], short="cannot tell", unknown="the efficiency has no interval, which needs 3 runs")
+    if row["efficiency"] >= HARDLY_ANY and low >= HARDLY_ANY_LOW:
+        return Causes([], hardly_any=True, short="hardly any")
+    if high >= 1:
+        return Causes([], short="cannot tell", unknown="the interval of the efficiency includes 1")
+    found = losses(row, base)
+    return Causes(found) if found else Causes([], unknown=_why_unknown(row, base))
+
+
+def _why_unknown(row: Row, base: Row) -> str:
     """Return why :func:`losses` is empty for a size that loses efficiency."""
     if factors(row, base):
         return "the instrumented window shows no loss"

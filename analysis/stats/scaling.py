@@ -38,7 +38,7 @@ from analysis.stats.baselines import base_places, check_baseline
 from analysis.stats.columns import ALL_COLUMNS, INCREMENT_COLUMNS
 from analysis.stats.decompose import cell_parts, computational_scalability
 from analysis.stats.disturbed import count_disturbed
-from analysis.stats.estimate import LogMoments, log_moments, mean_interval, ratio_interval
+from analysis.stats.estimate import LogMoments, log_moments, mean_interval, ratio_interval, welch
 from analysis.stats.measured import Frames, measure
 from bench.study.ledger import RunState
 
@@ -211,8 +211,8 @@ def _add_efficiency(rows: pd.DataFrame, moments: LogMoments) -> None:
     rows["other_unit"] = _other_unit(rows["unit"], base["unit"]) & has_base
     has_base = has_base & ~rows["other_unit"].to_numpy()
     rows["efficiency"] = (time_ratio / growth).where(strong, time_ratio).where(has_base)
-    top = moments.take(rows["cell_place"].to_numpy())
-    low, high = ratio_interval(top, moments.take(base["cell_place"].to_numpy()))
+    top, bottom = (moments.take(one["cell_place"].to_numpy()) for one in (rows, base))
+    low, high = ratio_interval(top, bottom)
     # In both regimes, E is the ratio of the throughputs per rank.
     work = (rows["global_batch"] / base["global_batch"]).to_numpy()
     per_rank = np.where(strong, 1 / growth, 1 / work)
@@ -220,6 +220,7 @@ def _add_efficiency(rows: pd.DataFrame, moments: LogMoments) -> None:
     to_train = rows["to_train"].to_numpy()
     rows["efficiency_low"] = np.where(comparable, low * per_rank, np.nan)
     rows["efficiency_high"] = np.where(comparable, high * per_rank, np.nan)
+    rows["efficiency_error"] = np.where(np.isnan(rows["efficiency_low"]), np.nan, welch(top, bottom)[1])
     for name in ("", "_low", "_high"):
         rows[f"speedup{name}"] = rows[f"efficiency{name}"] * np.where(to_train, 1.0, growth)
         rows[f"efficiency{name}"] = rows[f"efficiency{name}"].mask(to_train)

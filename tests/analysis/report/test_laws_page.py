@@ -36,8 +36,9 @@ def strong(times: dict[int, float], *, repeats: int = 3) -> Frames:
 def test_a_fitted_series_has_its_law_its_parameters_and_a_prediction() -> None:
     (view,) = views(strong({n: 0.05 + 0.95 / n for n in (1, 2, 4, 8, 16)}))
     assert view.sentences[0] == (
-        "Serial fraction by Karp and Flatt: 0.050 at 2, 0.050 at 4, 0.050 at 8 and 0.050 at 16 ranks. It does "
-        "not clearly change, which is consistent with a fixed serial part."
+        "Serial fraction by Karp and Flatt: 0.050 [0.026, 0.074] at 2, 0.050 [0.041, 0.059] at 4, "
+        "0.050 [0.046, 0.054] at 8 and 0.050 [0.047, 0.053] at 16 ranks. It hardly changes, which is "
+        "consistent with a fixed serial part."
     )
     assert view.sentences[1].startswith("Amdahl has the lowest AICc over 15 runs.")
     assert [row[0] for row in view.parameters] == ["T₁", "s"]
@@ -63,13 +64,15 @@ def test_a_short_series_has_the_refusal_and_the_trend() -> None:
 @pytest.mark.parametrize(
     ("times", "words"),
     [
-        ({1: 1.0, 2: 0.49, 4: 0.24}, "none, the speedup is at least ideal."),
+        ({1: 1.0, 2: 0.47, 4: 0.22}, "There is none: the speedup is at least ideal."),
+        ({1: 1.0, 2: 0.5, 4: 0.252}, "Whether it changes with the size cannot be told from these intervals."),
         ({1: 1.0, 2: 0.6, 4: 0.3, 8: 0.15}, "It falls with the size: the smallest sizes have a loss"),
     ],
 )
 def test_other_trends_of_the_serial_fraction_have_their_words(times: dict[int, float], words: str) -> None:
-    rows = scaling_table(strong(times, repeats=1))
-    assert words in serial_fraction_trend(rows)
+    assert words in serial_fraction_trend(scaling_table(strong(times)))
+    text = serial_fraction_trend(scaling_table(strong(times, repeats=2)))
+    assert text.endswith("Without intervals, which need 3 runs, a trend cannot be told.")
 
 
 def test_without_a_batch_there_are_no_seconds_but_an_efficiency() -> None:

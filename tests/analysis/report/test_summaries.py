@@ -33,6 +33,7 @@ from analysis.text import (
     whole,
 )
 from tests.analysis import studies
+from tests.analysis.points import frames_of_points
 
 
 def rows_of(path: Path, cells: Any = None, **options: Any) -> pd.DataFrame:
@@ -112,19 +113,58 @@ def test_an_interval_across_the_guide_is_told(tmp_path: Path) -> None:
     rows.loc[two, ["efficiency", "efficiency_low", "efficiency_high"]] = [0.81, 0.78, 0.84]
     rows.loc[rows["gpus"] == 4, ["efficiency", "efficiency_low", "efficiency_high"]] = [0.79, 0.75, 0.83]
     (found,) = findings(rows)
+    assert (found.best_size, found.best_detail) == (
+        "cannot tell",
+        "2 ranks: 0.81 [0.78, 0.84]; about 12 runs of this size and of the baseline would decide",
+    )
     assert found.sentences[1] == (
-        "The largest size with an efficiency of at least 0.8 is 2 ranks: 0.81 [0.78, 0.84] (its interval reaches below "
-        "0.8, so this is uncertain); 4 ranks, with 0.79 [0.75, 0.83], may reach 0.8, too."
+        "The runs cannot tell whether these sizes reach 0.8: 2 ranks, with 0.81 [0.78, 0.84]; 4 ranks, with "
+        "0.79 [0.75, 0.83]. For 2 ranks, about 12 runs of this size and of the baseline would decide."
+    )
+    rows.loc[two, "efficiency_low"] = 0.8
+    (found,) = findings(rows)
+    assert found.best_size == "2 ranks"
+    assert found.sentences[1].startswith(
+        "The largest size with an efficiency of at least 0.8 is 2 ranks: 0.81 [0.80, 0.84]. The runs cannot tell "
+        "whether these sizes reach 0.8: 4 ranks, with 0.79 [0.75, 0.83]. For 4 ranks, about "
+    )
+
+
+def test_nothing_is_concluded_from_a_wide_interval(tmp_path: Path) -> None:
+    """Runs of one size that differ by a factor of three: 0.94 [0.1, 8]."""
+    points = [(1, 100), (1, 101), (1, 99), (2, 80), (2, 187), (2, 400)]
+    frame = pd.DataFrame(points, columns=["gpus", "throughput"]).assign(global_batch=64)
+    (found,) = findings(scaling_table(frames_of_points(frame)))
+    assert (found.best_size, found.main_loss) == ("cannot tell", "cannot tell")
+    assert found.best_detail.endswith(
+        "]; more than 100 runs of this size and of the baseline would be needed"
+    )
+    assert found.sentences[2] == (
+        "The causes of the loss are not known: the interval of the efficiency includes 1."
+    )
+
+
+def test_fewer_than_3_runs_recommend_nothing_and_name_no_cause(tmp_path: Path) -> None:
+    (found,) = findings(rows_of(tmp_path, repeats=2))
+    assert found.best_size == "cannot tell"
+    assert found.best_detail == (
+        "2 ranks: 0.85; 3 runs of this size and of the baseline are needed for an interval"
+    )
+    assert found.main_loss == "cannot tell"
+    assert found.sentences[2] == (
+        "The causes of the loss are not known: the efficiency has no interval, which needs 3 runs."
     )
 
 
 def test_a_dip_below_the_guide_before_the_best_size_is_told(tmp_path: Path) -> None:
-    rows = rows_of(tmp_path, repeats=1)
-    rows.loc[rows["gpus"] == 2, "efficiency"] = 0.7
-    rows.loc[rows["gpus"] == 4, "efficiency"] = 0.9
+    rows = rows_of(tmp_path)
+    columns = ["efficiency", "efficiency_low", "efficiency_high"]
+    rows.loc[rows["gpus"] == 2, columns] = [0.7, 0.69, 0.71]
+    rows.loc[rows["gpus"] == 4, columns] = [0.9, 0.89, 0.91]
     (found,) = findings(rows)
     assert found.sentences[1] == (
-        "The largest size with an efficiency of at least 0.8 is 4 ranks: 0.90; smaller sizes are below 0.8 (2 ranks)."
+        "The largest size with an efficiency of at least 0.8 is 4 ranks: 0.90 [0.89, 0.91]; smaller sizes are "
+        "below 0.8 (2 ranks)."
     )
 
 

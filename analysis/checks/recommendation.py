@@ -1,0 +1,67 @@
+"""Recommend a job size, as far as the intervals of the efficiencies support it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import pandas as pd
+
+from analysis.stats.estimate import MIN_RUNS, MOST_RUNS, runs_to_decide
+from analysis.stats.scaling import GUIDE
+from analysis.text import count, fraction, fractions, known
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """The sizes of a series above its baseline, by what their intervals say about :data:`GUIDE`.
+
+    Attributes:
+        best: the largest size whose interval is at or above the guide; None without one.
+        open: the sizes above ``best`` for which the runs cannot tell, the smallest first.
+        below: the sizes whose interval is below the guide, the smallest first.
+    """
+
+    best: pd.Series | None
+    open: pd.DataFrame
+    below: pd.DataFrame
+
+    @property
+    def closest(self) -> pd.Series | None:
+        """The size below the guide with the highest efficiency."""
+        below = self.below.sort_values("efficiency", kind="stable")
+        return below.iloc[-1] if len(below) else None
+
+
+def recommend(rows: pd.DataFrame) -> Recommendation:
+    """Return the recommendation for the rows of one series of the scaling table.
+
+    A size is recommended if the lower end of its 95 % interval is at least :data:`GUIDE`, which needs three
+    undisturbed runs of the size and of its baseline.
+    """
+    larger = rows[(rows["gpus"] > rows["base_gpus"]) & rows["efficiency"].notna()]
+    larger = larger.sort_values(["gpus", "efficiency"], kind="stable")
+    good = larger[(larger["efficiency_low"] >= GUIDE) & (larger["n"] >= MIN_RUNS)]
+    below = larger[larger["efficiency_high"] < GUIDE]
+    best = good.iloc[-1] if len(good) else None
+    rest = larger[~larger.index.isin([*good.index, *below.index])]
+    return Recommendation(best, rest if best is None else rest[rest["gpus"] > best["gpus"]], below)
+
+
+def efficiency_text(row: pd.Series) -> str:
+    """Return the efficiency of a size with its interval: ``0.94 [0.90, 0.98]``."""
+    bounds = fractions(row["efficiency_low"], row["efficiency_high"], decimals=2)
+    return f"{fraction(row['efficiency'], decimals=2)} {bounds}".strip()
+
+
+def needed_runs(row: pd.Series, base: pd.Series) -> str:
+    """Return how many runs would decide whether the efficiency of a size is at least :data:`GUIDE`."""
+    if not known(row["efficiency_low"]):
+        return f"{MIN_RUNS} runs of this size and of the baseline are needed for an interval"
+    distance = math.log(row["efficiency"] / GUIDE)
+    runs = runs_to_decide(distance, error=row["efficiency_error"], top_n=row["n"], bottom_n=base["n"])
+    # The present runs did not decide, so more are needed.
+    needed = max(runs, min(row["n"], base["n"]) + 1)
+    if needed > MOST_RUNS:
+        return f"more than {MOST_RUNS} runs of this size and of the baseline would be needed"
+    return f"about {count(int(needed), 'run')} of this size and of the baseline would decide"
