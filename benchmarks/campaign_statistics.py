@@ -3,7 +3,8 @@
     python benchmarks/campaign_statistics.py [--studies 1000] [--predictions 500] [--seed 1]
 
 Coverage is the share of intervals that contain the true value. The first table is about the 95 % intervals of
-the efficiency; runs and steps have noise. The second table is about the 90 % prediction intervals at twice
+the efficiency; runs and steps have noise. The second table is about the number of runs that the report names
+if an interval contains 0.8. The third table is about the 90 % prediction intervals at twice
 the largest size, for a ring all-reduce with random constants: those of the report, which span all plausible
 laws, and those of the chosen law alone. The results do not depend on the machine.
 """
@@ -21,7 +22,7 @@ import pandas as pd
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from analysis.stats.laws.choose import LawFit, fit_laws
-from tests.analysis.stats.test_coverage_simulated import TRUTH, simulated
+from tests.analysis.stats.test_coverage_simulated import TRUTH, decided, simulated
 from tests.analysis.stats.test_laws_simulated import SIZES, ring_truth
 
 #: Relative noise of a run and of a step.
@@ -84,14 +85,24 @@ def predicted(mode: str, kind: str, *, n: int, studies: int, seed: int) -> str:
     return f"{held / fitted:5.1%}  {alone / fitted:7.1%}  {width:5.2f}  {1 - len(widths) / studies:.1%}"
 
 
+def decisions(studies: int, *, seed: int) -> None:
+    """Print the number of runs that should decide about an efficiency, and the share of studies decided."""
+    print("efficiency  run-to-run noise  runs  decided by as many")
+    for efficiency, noise in ((0.9, 0.02), (0.85, 0.05), (0.75, 0.05), (0.85, 0.1), (0.95, 0.2)):
+        runs, share = decided(efficiency, noise, studies=studies, seed=seed)
+        print(f"{efficiency:10}  {noise:16.0%}  {runs:4}  {share:.1%}")
+
+
 def main() -> None:
-    """Print both tables."""
+    """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--studies", type=int, default=1000)
     parser.add_argument("--predictions", type=int, default=500)
     parser.add_argument("--seed", type=int, default=1)
     asked = parser.parse_args()
     efficiencies(asked.studies, seed=asked.seed)
+    print()
+    decisions(asked.studies, seed=asked.seed)
     print()
     predictions(asked.predictions, seed=asked.seed)
 

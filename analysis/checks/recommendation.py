@@ -9,7 +9,7 @@ import pandas as pd
 
 from analysis.stats.estimate import MIN_RUNS, MOST_RUNS, runs_to_decide
 from analysis.stats.scaling import GUIDE
-from analysis.text import count, fraction, fractions, known
+from analysis.text import count, fraction, fractions
 
 
 @dataclass(frozen=True)
@@ -33,15 +33,16 @@ class Recommendation:
         return below.iloc[-1] if len(below) else None
 
 
-def recommend(rows: pd.DataFrame) -> Recommendation:
+def recommend(rows: pd.DataFrame, base: pd.Series) -> Recommendation:
     """Return the recommendation for the rows of one series of the scaling table.
 
-    A size is recommended if the lower end of its 95 % interval is at least :data:`GUIDE`, which needs three
-    undisturbed runs of the size and of its baseline.
+    A size is recommended if the lower end of its 95 % interval is at least :data:`GUIDE`, from three or more
+    undisturbed runs of the size and of its baseline, the row ``base``.
     """
     larger = rows[(rows["gpus"] > rows["base_gpus"]) & rows["efficiency"].notna()]
     larger = larger.sort_values(["gpus", "efficiency"], kind="stable")
-    good = larger[(larger["efficiency_low"] >= GUIDE) & (larger["n"] >= MIN_RUNS)]
+    undisturbed = larger["n_undisturbed"].clip(upper=base["n_undisturbed"])
+    good = larger[(larger["efficiency_low"] >= GUIDE) & (undisturbed >= MIN_RUNS)]
     below = larger[larger["efficiency_high"] < GUIDE]
     best = good.iloc[-1] if len(good) else None
     rest = larger[~larger.index.isin([*good.index, *below.index])]
@@ -56,8 +57,8 @@ def efficiency_text(row: pd.Series) -> str:
 
 def needed_runs(row: pd.Series, base: pd.Series) -> str:
     """Return how many runs would decide whether the efficiency of a size is at least :data:`GUIDE`."""
-    if not known(row["efficiency_low"]):
-        return f"{MIN_RUNS} runs of this size and of the baseline are needed for an interval"
+    if min(row["n_undisturbed"], base["n_undisturbed"]) < MIN_RUNS:
+        return f"{MIN_RUNS} undisturbed runs of this size and of the baseline are needed"
     distance = math.log(row["efficiency"] / GUIDE)
     runs = runs_to_decide(distance, error=row["efficiency_error"], top_n=row["n"], bottom_n=base["n"])
     # The present runs did not decide, so more are needed.

@@ -22,8 +22,10 @@ from analysis.checks.slow_ranks import (
 from analysis.data.environment import Environment, hosts_of
 from analysis.data.load import Study
 from analysis.data.names import state_counts
+from analysis.stats.disturbed import common_reasons
 from analysis.stats.measured import Frames, ranks_sample
 from analysis.text import capital, count, listed, number, one_line
+from bench.study.conditions import Disturbance, Reason, summary
 
 
 class Code(NamedTuple):
@@ -58,6 +60,7 @@ CODES: dict[str, Code] = {
 _OWN_CODE = frozenset({"Threads per rank"})
 _MAX_CELLS = 4
 _MAX_NAMED = 5
+_MAX_RUNS = 3
 
 
 class ValidityFinding(NamedTuple):
@@ -106,6 +109,7 @@ def validity(
     ranks = study.ranks_of(ranks_sample(frames.runs)["run_id"])
     found = [
         *_without_throughput(frames.runs),
+        *_disturbed(frames.runs),
         *_shared_cores(envs),
         *_threads(envs, rows),
         *_samples(ranks),
@@ -133,7 +137,7 @@ def _named(cells: Sequence[str]) -> str:
 
 
 def _without_throughput(runs: pd.DataFrame) -> Iterator[ValidityFinding]:
-    missing = runs[~runs["measured"]]
+    missing = runs[~runs["measured"] & ~runs["left_out"]]
     cells = list(dict.fromkeys(missing["cell_id"]))
     values = {"runs": len(runs), "missing": len(missing)}
     if len(missing) == len(runs):
@@ -145,12 +149,71 @@ def _without_throughput(runs: pd.DataFrame) -> Iterator[ValidityFinding]:
         yield ValidityFinding("incomplete", words, cells, values)
 
 
+# -- disturbed runs -------------------------------------------------------------------
+
+
+def _disturbed(runs: pd.DataFrame) -> Iterator[ValidityFinding]:
+    """Yield the conditions common to all runs of a cell, the runs that overlap, and other disturbed runs."""
+    finished = runs[runs["measured"] | runs["left_out"]]
+    if not finished["disturbed"].map(bool).any():
+        return
+    several = finished["cell_id"].value_counts() > 1
+    common = {
+        cell: reasons - {Reason.STUDY_RUN}
+        for cell, reasons in common_reasons(finished).items()
+        if several[cell] and reasons - {Reason.STUDY_RUN}
+    }
+    if common:
+        yield _common(finished, common)
+    entries = [
+        (run_id, cell, bool(out), one)
+        for run_id, cell, out, found in zip(
+            *(finished[name] for name in ("run_id", "cell_id", "left_out", "disturbed")), strict=True
+        )
+        for one in found or ()
+        if one.reason not in common.get(cell, ())
+    ]
+    for code in ("overlap", "disturbed"):
+        own = [entry for entry in entries if (entry[3].reason == Reason.STUDY_RUN) == (code == "overlap")]
+        if own:
+            yield _disturbed_runs(code, own, of=len(finished))
+
+
+def _common(finished: pd.DataFrame, common: Mapping[str, frozenset[Reason]]) -> ValidityFinding:
+    texts, values = [], {}
+    for cell, reasons in common.items():
+        found = finished.loc[finished["cell_id"] == cell, "disturbed"]
+        own = [one for entries in found for one in entries if one.reason in reasons]
+        texts.append(
+            f"{one_line(cell, limit=60)} ({summary(list({(o.reason, o.node): o for o in own}.values()))})"
+        )
+        values[cell] = [one.as_json() for one in own]
+    words = f"All runs of {listed(texts, limit=_MAX_CELLS)}. No run is left out."
+    return ValidityFinding("common-condition", words, list(common), {"disturbed": values})
+
+
+def _disturbed_runs(
+    code: str, entries: Sequence[tuple[str, str, bool, Disturbance]], *, of: int
+) -> ValidityFinding:
+    runs = {run_id: out for run_id, _, out, _ in entries}
+    texts = [f"{one_line(run_id, limit=60)}: {one}" for run_id, _, _, one in entries]
+    left_out = sum(runs.values())
+    outcome = "left out" if left_out == len(runs) else f"{left_out} of them left out"
+    what = "shared a node with another run of the study" if code == "overlap" else "were disturbed"
+    return ValidityFinding(
+        code,
+        f"{len(runs):,} of {count(of, 'run')} {what}, {outcome}: {listed(texts, limit=_MAX_RUNS)}.",
+        list(dict.fromkeys(cell for _, cell, _, _ in entries)),
+        {"runs": [{"run_id": run_id, "left_out": out, **one.as_json()} for run_id, _, out, one in entries]},
+    )
+
+
 # -- cores, threads and nodes, from env.json ------------------------------------------
 
-_SHARED = re.compile(r"([0-9]+) ranks share ([0-9]+) cores")
+_SHARED = re.compile(r"(?:([0-9]+) threads of )?([0-9]+) ranks? share ([0-9]+) cores?")
 _NOT_STABLE = re.compile(r"the step time was not yet stable")
 #: Warnings in env.json that a finding replaces.
-_OWNED_WARNINGS = (_SHARED, _NOT_STABLE)
+_OWNED_WARNINGS = (_SHARED, _NOT_STABLE, re.compile(r"^(unequal-nodes|threads-differ): "))
 
 
 def other_warnings(environment: Environment) -> list[str]:
@@ -165,6 +228,12 @@ def _texts(env: dict[str, Any]) -> list[str]:
     return [one_line(text) for text in warnings] if isinstance(warnings, list) else []
 
 
+def _entries(env: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the entries of ``cores`` in env.json, one per node; empty for older runs."""
+    cores = env.get("cores")
+    return [entry for entry in cores if isinstance(entry, dict)] if isinstance(cores, list) else []
+
+
 def _positive(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
@@ -177,7 +246,7 @@ def _crowds(env: dict[str, Any]) -> Iterator[tuple[int, int, int]]:
             yield ranks, ranks, cores
     for text in _texts(env):
         if match := _SHARED.search(text):
-            yield int(match[1]), int(match[1]), int(match[2])
+            yield int(match[2]), int(match[1] or match[2]), int(match[3])
 
 
 def _shared_cores(envs: _Environments) -> Iterator[ValidityFinding]:
@@ -196,61 +265,80 @@ def _shared_cores(envs: _Environments) -> Iterator[ValidityFinding]:
     )
 
 
+def _threads_of(env: dict[str, Any]) -> set[int]:
+    """Return the numbers of threads that the ranks of a run have."""
+    lists = [entry.get("threads_per_rank") for entry in _entries(env)]
+    own = [value for values in lists if isinstance(values, list) for value in values]
+    return set(filter(None, map(_positive, own or [env.get("threads_per_rank")])))
+
+
 def _threads(envs: _Environments, rows: pd.DataFrame) -> Iterator[ValidityFinding]:
-    """Yield the cells whose ranks have another number of threads than those of the baseline."""
+    """Yield the cells whose ranks differ in threads from each other or from those of the baseline."""
     threads: dict[str, set[int]] = {}
     for cell, env in envs:
-        if own := _positive(env.get("threads_per_rank")):
-            threads.setdefault(cell, set()).add(own)
+        threads.setdefault(cell, set()).update(_threads_of(env))
     base = rows[["cell_id", "base_cell"]].dropna()
-    pairs = dict.fromkeys(zip(base["cell_id"], base["base_cell"], strict=True))
-    odd = [
-        (cell, reference)
-        for cell, reference in pairs
-        if threads.get(cell) and threads.get(reference) and threads[cell] != threads[reference]
-    ]
-    if not odd:
-        return
-    cells = list(dict.fromkeys(cell for cell, _ in odd))
-    shown = {name: sorted(threads[name]) for name in dict.fromkeys(name for pair in odd for name in pair)}
-    (first, reference), more = odd[0], len(cells) - 1
-    others = f"; so do {count(more, 'more cell')}" if more else ""
-    yield ValidityFinding(
-        "threads-differ",
-        f"{_thread_count(threads[first])} per rank in {_named([first])}, "
-        f"{_thread_count(threads[reference])} in its baseline {_named([reference])}{others}: the efficiency "
-        "compares different programs.",
-        cells,
-        {"threads_per_rank": shown},
-    )
+    pairs = dict(zip(base["cell_id"], base["base_cell"], strict=True))
+    texts, cells = [], {}
+    for cell, own in threads.items():
+        reference = threads.get(pairs.get(cell, cell)) or own
+        if len(own) > 1:
+            texts.append(f"{_named([cell])} has ranks with {listed([str(value) for value in sorted(own)])}")
+        elif own and own != reference:
+            texts.append(
+                f"{_named([cell])} has {_values(own)} per rank, its baseline {_named([pairs[cell]])} "
+                f"{_values(reference)}"
+            )
+        else:
+            continue
+        cells[cell] = sorted(own)
+    if texts:
+        words = f"Threads: {'; '.join(texts[:_MAX_NAMED])}{_and_more(len(texts) - _MAX_NAMED)}."
+        yield ValidityFinding("threads-differ", words, list(cells), {"threads_per_rank": cells})
 
 
-def _thread_count(threads: set[int]) -> str:
-    return count(min(threads), "thread") if len(threads) == 1 else f"{min(threads)} to {max(threads)} threads"
+def _values(values: set[int]) -> str:
+    return " or ".join(str(value) for value in sorted(values))
+
+
+def _and_more(cells: int) -> str:
+    return f"; and {count(cells, 'more cell')}" if cells > 0 else ""
+
+
+def _facts_of_nodes(env: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Yield node, fact and value for the facts in which all nodes of a study should agree."""
+    for host in hosts_of(env):
+        node = one_line(host.get("host"), limit=60)
+        if isinstance(cpu := host.get("cpu_model"), str) and cpu:
+            yield node, "processor", one_line(cpu, limit=60)
+        ranks, cores = _positive(host.get("ranks_here")), _positive(host.get("cores"))
+        if ranks and cores:
+            yield node, f"cores that {count(ranks, 'rank')} may use", str(cores)
+    for entry in _entries(env):
+        node, quota = one_line(entry.get("node"), limit=60), entry.get("quota")
+        if node_cores := _positive(entry.get("cores")):
+            yield node, "cores of the node", str(node_cores)
+        yield node, "quota of cores", f"{quota:g}" if isinstance(quota, int | float) else "none"
 
 
 def _unequal_nodes(envs: _Environments) -> Iterator[ValidityFinding]:
-    """Yield the kinds of nodes of a study, if there is more than one kind."""
-    kinds: dict[str, dict[str, None]] = {}
-    cells: dict[str, None] = {}
-    for cell, env in envs:
-        own = {}
-        for host in hosts_of(env):
-            own[one_line(host.get("host"), limit=60)] = one_line(host.get("cpu_model"), limit=60)
-        for node, kind in own.items():
-            if kind:
-                kinds.setdefault(kind, {})[node] = None
-        if len(set(filter(None, own.values()))) > 1:
-            cells[cell] = None
-    if len(kinds) < 2:
-        return
-    shown = [f"{kind} ({listed(list(nodes), limit=3)})" for kind, nodes in kinds.items()]
-    yield ValidityFinding(
-        "unequal-nodes",
-        f"The processors differ: {listed(shown, limit=_MAX_CELLS)}.",
-        list(cells),
-        {"nodes": {kind: list(nodes) for kind, nodes in kinds.items()}},
-    )
+    """Yield the facts in which the nodes of a study differ, with the nodes that have each value."""
+    facts = [(cell, *fact) for cell, env in envs for fact in _facts_of_nodes(env)]
+    frame = pd.DataFrame(facts, columns=["cell", "node", "fact", "value"])
+    texts, odd, values = [], [], {}
+    for fact, own in frame.groupby("fact", sort=False):
+        counts = own["value"].value_counts()
+        if len(counts) < 2:
+            continue
+        nodes = {str(value): list(own.loc[own["value"] == value, "node"].unique()) for value in counts.index}
+        shown = [f"{value} ({listed(names, limit=3)})" for value, names in nodes.items()]
+        texts.append(f"{fact}: {listed(shown, limit=_MAX_CELLS)}")
+        odd += own.loc[own["value"] != counts.index[0], "cell"].to_list()
+        values[str(fact)] = nodes
+    if texts:
+        yield ValidityFinding(
+            "unequal-nodes", f"{capital('; '.join(texts))}.", list(dict.fromkeys(odd)), values
+        )
 
 
 def _differing(environment: Environment) -> Iterator[ValidityFinding]:

@@ -121,7 +121,7 @@ def _measured_on(frames: Frames, environment: Environment) -> str:
 
 
 def _recommendation(series: _Series) -> str:
-    found = recommend(series.rows)
+    found = recommend(series.rows, series.base)
     best = found.best
     if best is None:
         return _nothing_recommended(found, series)

@@ -87,7 +87,7 @@ def certainty(rows: pd.DataFrame) -> str:
 def _finding(rows: pd.DataFrame, table: pd.DataFrame, *, label: str) -> SeriesFinding:
     last = rows.iloc[-1]
     base = table.iloc[int(last["base_place"])]
-    found = recommend(rows)
+    found = recommend(rows, base)
     causes = causes_of(last, base)
     main = causes.losses[0] if causes.losses else None
     best_size, best_detail = _best_tile(found, base)

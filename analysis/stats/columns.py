@@ -82,6 +82,7 @@ _INTERNAL = (
     Column("speedup_low", "float64", "lower end of the speedup's 95 % interval"),
     Column("speedup_high", "float64", "upper end of the speedup's 95 % interval"),
     Column("efficiency_error", "float64", "standard error of the logarithm of the efficiency"),
+    Column("n_undisturbed", "int64", "runs that count and were not disturbed, as far as this was recorded"),
     Column("ddp", "bool", "False for one rank that runs without DDP"),
     Column("variant", "str", "swept options other than ddp"),
     Column("to_train", "bool", "times are those of whole trainings"),

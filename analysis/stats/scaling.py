@@ -104,6 +104,9 @@ def _measured_rows(frames: Frames, moments: LogMoments) -> pd.DataFrame:
     cells["variant"] = _variants(cells)
     cells["n"] = groups.size().reindex(cells.index).fillna(0).astype("int64")
     finished = frames.runs[frames.runs["measured"] | frames.runs["left_out"]]
+    undisturbed = np.array([not found for found in measured["disturbed"]], dtype=bool)
+    clean = measured[undisturbed].groupby("cell_id", observed=True).size()
+    cells["n_undisturbed"] = clean.reindex(cells.index).fillna(0).astype("int64")
     cells["n_disturbed"] = count_disturbed(finished).reindex(cells.index)
     cells["runs"] = frames.runs.groupby("cell_id").size().reindex(cells.index).fillna(0).astype("int64")
     # The throughput is computed from the mean time per step, so it is the harmonic mean over the runs.

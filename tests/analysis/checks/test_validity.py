@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
+from analysis.checks.recommendation import recommend
 from analysis.checks.scaling_table import scaling_table
 from analysis.checks.validity import CODES, ValidityFinding, other_warnings, validity
 from analysis.data.environment import describe_environment
@@ -79,10 +80,103 @@ def test_threads_that_differ_from_the_baseline_are_named(tmp_path: Path) -> None
     found = findings(studies.finished(tmp_path / "s", studies.strong(sizes=(1, 2, 4)), env=env))
     assert list(found) == ["threads-differ"]
     assert found["threads-differ"].message == (
-        "4 threads per rank in n2x1-gloo-srun-b32, 8 threads in its baseline n1x1-gloo-srun-b64; so do 1 more "
-        "cell: the efficiency compares different programs."
+        "Threads: n2x1-gloo-srun-b32 has 4 per rank, its baseline n1x1-gloo-srun-b64 8; n4x1-gloo-srun-b16 has 2 "
+        "per rank, its baseline n1x1-gloo-srun-b64 8."
     )
     assert found["threads-differ"].values["threads_per_rank"]["n4x1-gloo-srun-b16"] == [2]
+
+
+def cores_of(cell: Any, **changes: Any) -> list[dict[str, Any]]:
+    """Return the value of ``cores`` in env.json, of nodes with 8 cores and 2 threads per rank."""
+    return [
+        {
+            "node": f"n{node + 1}",
+            "cores": 8,
+            "mask": "0-7",
+            "quota": None,
+            "threads_per_rank": [2] * ranks,
+            "ranks": list(range(ranks)),
+        }
+        | (changes if node == 1 else {})
+        for node, ranks in enumerate(cell.ranks_per_node)
+    ]
+
+
+def test_threads_that_differ_between_ranks_and_exceed_the_cores_are_named(tmp_path: Path) -> None:
+    def env(cell: Any) -> dict[str, Any]:
+        texts = [
+            "shared-cores: 8 threads of 2 ranks share 4 cores (0-3) on n2: set cluster.cpus_per_task or "
+            "OMP_NUM_THREADS to 2 or less",
+            "threads-differ: n1: 2 threads per rank; n2: 4 threads per rank",
+        ]
+        more = {"cores": cores_of(cell, threads_per_rank=[4, 4]), "warnings": texts if cell.nodes > 1 else []}
+        return studies.environment(cell) | more
+
+    cells = [studies.make_cell(n, batch=64, per_node=2) for n in (2, 4)]
+    path = studies.finished(tmp_path / "s", cells, env=env)
+    found = findings(path)
+    assert list(found) == ["shared-cores", "threads-differ"]
+    assert found["shared-cores"].message.startswith("2 ranks with 8 threads on 4 cores: n2x2-gloo-srun-b16 ")
+    assert found["threads-differ"].message == "Threads: n2x2-gloo-srun-b16 has ranks with 2 and 4."
+    assert other_warnings(describe_environment(load_study(path))) == []
+
+
+def test_nodes_with_other_cores_or_quotas_are_named(tmp_path: Path) -> None:
+    def env(cell: Any) -> dict[str, Any]:
+        return studies.environment(cell) | {"cores": cores_of(cell, cores=16, quota=1.5)}
+
+    found = findings(studies.finished(tmp_path / "s", studies.strong(sizes=(1, 2)), env=env))
+    assert found["unequal-nodes"].message == (
+        "Cores of the node: 8 (n1) and 16 (n2); quota of cores: none (n1) and 1.5 (n2)."
+    )
+    assert found["unequal-nodes"].values == {
+        "cores of the node": {"8": ["n1"], "16": ["n2"]},
+        "quota of cores": {"none": ["n1"], "1.5": ["n2"]},
+    }
+
+
+def disturb(path: Path, run: str, reason: str, node: str = "n2", **values: Any) -> None:
+    """Add a disturbance to the run.json of a run."""
+    file = path / "runs" / run / "attempt-1" / "run.json"
+    content = json.loads(file.read_text())
+    times = {"start": "2026-01-02T03:04:10Z", "end": "2026-01-02T03:04:20Z"}
+    entry = {"reason": reason, "node": node, **times, "value": None, "limit": None, **values}
+    file.write_text(json.dumps(content | {"disturbed": [*content.get("disturbed", []), entry]}))
+
+
+def test_disturbed_and_overlapping_runs_are_named_with_node_and_time(tmp_path: Path) -> None:
+    path = studies.finished(tmp_path / "s", studies.strong(sizes=(1, 2)))
+    disturb(path, "n2x1-gloo-srun-b32-r2", "foreign-cpu", value=0.25, limit=0.05)
+    disturb(path, "n1x1-gloo-srun-b64-r1", "study-run", "n1", value="job 7")
+    found = findings(path)
+    assert list(found) == ["overlap", "disturbed"]
+    assert found["overlap"].message == (
+        "1 of 6 runs shared a node with another run of the study, left out: n1x1-gloo-srun-b64-r1: another run "
+        "of the study (job 7) on n1 from 2026-01-02 03:04:10 to 03:04:20 UTC."
+    )
+    assert found["disturbed"].message == (
+        "1 of 6 runs were disturbed, left out: n2x1-gloo-srun-b32-r2: CPU time of foreign processes (25% of the "
+        "cores in use, limit 5%) on n2 from 2026-01-02 03:04:10 to 03:04:20 UTC."
+    )
+    (entry,) = found["disturbed"].values["runs"]
+    assert (entry["run_id"], entry["left_out"], entry["node"]) == ("n2x1-gloo-srun-b32-r2", True, "n2")
+    study = load_study(path)
+    rows = scaling_table(measure(study)).set_index("gpus")
+    assert rows["n_undisturbed"].to_dict() == {1: 2, 2: 2}
+
+
+def test_a_condition_common_to_all_runs_of_a_cell_is_named_and_leaves_none_out(tmp_path: Path) -> None:
+    path = studies.finished(tmp_path / "s", studies.strong(sizes=(1, 2)))
+    for repeat in (1, 2, 3):
+        disturb(path, f"n2x1-gloo-srun-b32-r{repeat}", "foreign-cpu", value=0.25, limit=0.05)
+    found = findings(path)
+    assert list(found) == ["common-condition"]
+    assert found["common-condition"].message == (
+        "All runs of n2x1-gloo-srun-b32 (CPU time of foreign processes on n2). No run is left out."
+    )
+    rows = scaling_table(measure(load_study(path)))
+    assert rows["n"].to_list() == [3, 3]
+    assert recommend(rows, rows.iloc[0]).best is None, "no undisturbed run supports a recommendation"
 
 
 def test_a_rank_with_more_samples_is_named_with_its_factor(tmp_path: Path) -> None:
@@ -121,7 +215,7 @@ def test_nodes_with_different_processors_are_named(tmp_path: Path) -> None:
         return found
 
     found = findings(studies.finished(tmp_path / "s", studies.strong(sizes=(1, 2)), env=env))["unequal-nodes"]
-    assert found.message == "The processors differ: Test CPU @ 2.0 GHz (n1) and Faster CPU (n2)."
+    assert found.message == "Processor: Test CPU @ 2.0 GHz (n1) and Faster CPU (n2)."
     assert found.cells == ["n2x1-gloo-srun-b32"]
 
 

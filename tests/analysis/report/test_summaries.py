@@ -148,7 +148,7 @@ def test_fewer_than_3_runs_recommend_nothing_and_name_no_cause(tmp_path: Path) -
     (found,) = findings(rows_of(tmp_path, repeats=2))
     assert found.best_size == "cannot tell"
     assert found.best_detail == (
-        "2 ranks: 0.85; 3 runs of this size and of the baseline are needed for an interval"
+        "2 ranks: 0.85; 3 undisturbed runs of this size and of the baseline are needed"
     )
     assert found.main_loss == "cannot tell"
     assert found.sentences[2] == (
