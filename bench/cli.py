@@ -18,6 +18,7 @@ from bench.commands.doctor import doctor_command
 from bench.commands.init import init_command
 from bench.commands.lint import lint_command
 from bench.commands.plan import plan_command
+from bench.commands.preflight import preflight_command
 from bench.commands.report import report_command
 from bench.commands.run import run_command
 from bench.commands.schema import schema_command
@@ -40,6 +41,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "advise": advise_command,
     "lint": lint_command,
     "doctor": doctor_command,
+    "preflight": preflight_command,
     "schema": schema_command,
 }
 

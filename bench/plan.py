@@ -218,6 +218,17 @@ def pack_script(plan: Plan) -> str:
     return text
 
 
+def preflight_script(plan: Plan) -> str:
+    """Return the script of `bench preflight`, which checks nodes.
+
+    Raises:
+        BenchError: `bench lint` finds an error in the script, caused by cluster.setup or cluster.directives.
+    """
+    text = Renderer(plan.matrix).render_preflight(plan.cells)
+    _check_script(plan, text, name="scripts/preflight.sbatch", what="the preflight")
+    return text
+
+
 def _check_script(plan: Plan, text: str, *, name: str, what: str) -> None:
     from bench.lint import lint_script
 
@@ -252,6 +263,7 @@ def write_plan(plan: Plan, root: Path, *, progress: Callable[[int], None] | None
                 progress(done)
         if plan.matrix.cluster.executor == "slurm":
             _write_script(str(folder.pack_script), pack_script(plan).encode())
+            _write_script(str(folder.preflight_script), preflight_script(plan).encode())
         _remove_stale_scripts(folder, old, plan)
         write_atomically(folder.matrix, plan.document.text)
         if inherited:

@@ -20,11 +20,13 @@ from bench.matrix.cell import Cell
 from bench.matrix.cluster import Cluster, Container
 from bench.matrix.command import command_values, quote, shell_word, task_words, torchrun_words
 from bench.matrix.schema import Matrix
-from bench.matrix.slurm_options import SRUN_KEYS
+from bench.matrix.slurm_options import SRUN_KEYS, key_of_word
 from bench.matrix.workload import to_arguments
 from bench.shipped import shipped
 from bench.units import slurm_time
 
+#: Time limit of a preflight's job.
+PREFLIGHT_LIMIT_S = 180
 #: Delimits the name of a value in a rendered shape. The schema rejects NUL in a matrix.
 _MARK = "\0"
 
@@ -135,8 +137,7 @@ class Renderer:
             step_gpus=f" {gpu_option(cluster)}{_MARK}ranks_per_node_max{_MARK}" * (shape.device == "cuda"),
             cpus=self._cores,
             threads=self._cores,
-            # Without set-up lines and a container, the job uses the python of `bench submit`.
-            python="python" if cluster.setup or cluster.container else '"${BENCH_PYTHON:-python}"',
+            python=self._python,
             matrix_options=_lines(_matrix_options(cluster, device=shape.device)),
             container_options=_lines(_container_options(cluster.container)),
             explicit_binding=binding is not None and binding.explicit,
@@ -162,6 +163,40 @@ class Renderer:
         )
         values = {"nodes": str(max(cell.nodes for cell in cells)), "ranks_per_node_max": str(most)}
         return "".join([values[piece] if i % 2 else piece for i, piece in enumerate(text.split(_MARK))])
+
+    def render_preflight(self, cells: Sequence[Cell]) -> str:
+        """Return the script of a preflight, which measures nodes with the resources of the largest of ``cells``.
+
+        `bench preflight` passes the number of nodes to sbatch as an option, which overrides the directive.
+        """
+        cluster, device = self.matrix.cluster, cells[0].device
+        most = max(max(cell.ranks_per_node) for cell in cells)
+        gpus = cluster.node_gpus if cluster.exclusive and cluster.node_gpus else most
+        options = [word for word in cluster.srun_options if (key_of_word(word) or ("", ""))[0] not in SRUN_KEYS]
+        short = cluster.model_copy(update={"time_limit": PREFLIGHT_LIMIT_S})
+        env = [(name, quote(value)) for name, value in cluster.env.items()]
+        text = self._environment.get_template("preflight.sbatch.j2").render(
+            title=f"Study {self.matrix.study}: check nodes before its runs.",
+            cell_id="preflight",
+            setup=cluster.setup,
+            env=env,
+            directives=list(_directives(short, device=device, mixed=False, what="the preflight")),
+            exclusive=cluster.exclusive,
+            cpus_per_node=self._cores * most,
+            step_gpus=f" {gpu_option(cluster)}{gpus}" * (device == "cuda"),
+            python=self._python,
+            matrix_options=_lines([quote(word) for word in options]),
+            container_options=_lines(_container_options(cluster.container)),
+            container=_container_command(cluster.container, device),
+        )
+        values = {"nodes": str(max(cell.nodes for cell in cells)), "ranks_per_node_max": str(gpus)}
+        return "".join([values[piece] if i % 2 else piece for i, piece in enumerate(text.split(_MARK))])
+
+    @property
+    def _python(self) -> str:
+        """The python of a script: without set-up lines and a container, that of `bench submit`."""
+        cluster = self.matrix.cluster
+        return "python" if cluster.setup or cluster.container else '"${BENCH_PYTHON:-python}"'
 
     def _argument_lines(self, cell: Cell) -> str:
         """Return the workload options as lines of the script, with one option and its value per line."""
@@ -239,7 +274,9 @@ _PLACEMENT = (
 )
 
 
-def _directives(cluster: Cluster, *, device: str, mixed: bool) -> Iterator[tuple[str, str]]:
+def _directives(
+    cluster: Cluster, *, device: str, mixed: bool, what: str = "one run"
+) -> Iterator[tuple[str, str]]:
     """Yield (reason, directive) for the directives that do not depend on the launcher."""
     yield "The cell's nodes.", f"--nodes={_MARK}nodes{_MARK}"
     if device == "cuda":
@@ -253,7 +290,7 @@ def _directives(cluster: Cluster, *, device: str, mixed: bool) -> Iterator[tuple
             yield reason, f"--{key}={value}"
     if cluster.exclusive:
         yield "Whole nodes: no other job disturbs the measurement.", "--exclusive"
-    yield "The time limit of one run.", f"--time={slurm_time(cluster.time_limit)}"
+    yield f"The time limit of {what}.", f"--time={slurm_time(cluster.time_limit)}"
     yield "Replaced at submission by a file in the run's folder.", "--output=%x-%j.out"
     for line in cluster.directives:
         yield "From the matrix.", line

@@ -404,7 +404,12 @@ def partitions_of(slurm: Slurm, script: Path) -> dict[str, list[NodeGroup]]:
         groups = slurm.nodes()
     except SlurmUnavailableError:
         return {}
-    named = _PARTITION.search(script.read_text(encoding="utf-8"))
+    return requested_partitions(groups, script.read_text(encoding="utf-8"))
+
+
+def requested_partitions(groups: Sequence[NodeGroup], text: str) -> dict[str, list[NodeGroup]]:
+    """Return the groups of each partition that the text of a script requests; empty if one is unknown."""
+    named = _PARTITION.search(text)
     names = named[1].split(",") if named else [group.partition for group in groups if group.default]
     found = {name: [group for group in groups if group.partition == name] for name in names}
     return found if all(found.values()) else {}

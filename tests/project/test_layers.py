@@ -23,7 +23,7 @@ LAYERS = {
         ["bench.study"],
         ["bench.render", "bench.slurm", "bench.measure", "bench.lint", "bench.doctor"],
         ["bench.plan"],
-        ["bench.executors", "bench.workload", "bench.record"],
+        ["bench.executors", "bench.workload", "bench.record", "bench.preflight"],
         ["bench.commands"],
         ["bench.cli", "bench.__main__"],
     ],
@@ -38,7 +38,7 @@ LAYERS = {
 }
 
 HOMES = {
-    "torch": ("bench.measure", "bench.workload", "bench.record"),
+    "torch": ("bench.measure", "bench.workload", "bench.record", "bench.preflight"),
     "pandas": ("analysis",),
     "scipy": ("analysis",),
     "seaborn": ("analysis",),
@@ -53,7 +53,7 @@ HOMES = {
     ),
     "typer": ("bench.cli", "bench.commands"),
     "pynvml": ("bench.measure",),
-    "psutil": ("bench.measure", "bench.workload", "bench.executors"),
+    "psutil": ("bench.measure", "bench.workload", "bench.executors", "bench.preflight"),
 }
 
 #: The modules of bench that analysis may import: data modules, never executors or workload.

@@ -1,0 +1,180 @@
+"""`bench preflight`: check nodes before a study."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bench.commands.console import print_json, print_table, say
+from bench.commands.init import cluster_matrix, local_matrix, partitions
+from bench.commands.options import JsonOption, ResultsOption, SiteOption, parse_duration_option, results_folder
+from bench.errors import BenchError, unwritable
+from bench.preflight.job import PreflightError, PreflightJob, nodes_to_check
+from bench.preflight.text import cell_text, check_name, findings, notes
+from bench.preflight.verdict import DEFAULT_THRESHOLD
+from bench.slurm.client import Slurm, SlurmMissingError, SlurmUnavailableError
+from bench.study.layout import PreflightFolder, StudyFolder
+from bench.study.preflight import next_folder, read_result
+
+if TYPE_CHECKING:  # slow to import, and not needed by other commands
+    from bench.plan import Plan
+
+#: Folder of preflights that belong to no study.
+OWN_FOLDER = Path(".bench-preflight")
+DEFAULT_TIMEOUT = "30m"
+
+
+def preflight_command(
+    matrix: Annotated[
+        str | None,
+        typer.Argument(
+            help="A matrix file, whose cluster section is used; default: the default partition.",
+            show_default=False,
+        ),
+    ] = None,
+    nodes: Annotated[
+        int | None,
+        typer.Option(
+            "--nodes",
+            min=1,
+            help="Number of nodes; default: up to twice those of the largest run, or all idle nodes.",
+            show_default=False,
+        ),
+    ] = None,
+    threshold: Annotated[
+        float,
+        typer.Option("--threshold", min=0.0, max=1.0, help="A node below this part of the median is unfit."),
+    ] = DEFAULT_THRESHOLD,
+    timeout: Annotated[
+        str,
+        typer.Option("--timeout", metavar="DURATION", help="How long to wait for the start of the job."),
+    ] = DEFAULT_TIMEOUT,
+    results: ResultsOption = None,
+    site: SiteOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Find nodes and links that are slow or unfit, with one job of at most three minutes.
+
+    The job measures each node, and exchanges messages between all of them. The command prints the
+    exclude: line for the matrix. The exit code is 1 if a node is unfit or a link is slow, and 2 if the
+    nodes could not be checked.
+    """
+    timeout_s = parse_duration_option("--timeout", timeout)
+    plan = _plan(matrix, site)
+    root = _root(plan, results) if matrix is not None else OWN_FOLDER
+    if plan.matrix.cluster.executor == "local":
+        folder, result = _check_this_machine(root, threshold, nodes)
+    else:
+        job = _job(plan, root, nodes=nodes, threshold=threshold, timeout_s=timeout_s, all_idle=matrix is None)
+        folder, result = job.perform()
+    excluded = plan.matrix.cluster.exclude
+    if as_json:
+        keys = ("nodes", "links", "exclude", "job_id", "threshold", "rounds", "pairs")
+        print_json({**{key: result[key] for key in keys}, "folder": str(folder.path)})
+    else:
+        show_result(result, excluded=excluded)
+        print(f"written: {folder.path}")
+    return 1 if result["exclude"] or result["links"] else 0
+
+
+def show_result(result: Mapping[str, Any], *, excluded: str | None) -> None:
+    """Print the table of nodes, what is wrong, and the line for the matrix."""
+    names = list(dict.fromkeys(check["check"] for node in result["nodes"] for check in node["checks"]))
+    rows = []
+    for node in result["nodes"]:
+        cells = {check["check"]: cell_text(check) for check in node["checks"]}
+        rows.append((node["node"], "yes" if node["fit"] else "NO", *(cells.get(name) for name in names)))
+    columns = [check_name(name) for name in names]
+    print_table(f"Preflight of {len(rows)} nodes", ["node", "fit", *columns], rows, right=columns)
+    for line in findings(result):
+        print(line)
+    for line in notes(result):
+        say(line)
+    if result["exclude"]:
+        listed = ",".join([*filter(None, [excluded]), *result["exclude"]])
+        print(f'in the matrix, below cluster:\n  exclude: "{listed}"')
+
+
+def _plan(matrix: str | None, site: str | None) -> Plan:
+    """Return the plan of a matrix, by default of one for the default partition or for this machine."""
+    from bench.matrix.load import find_site
+    from bench.plan import make_plan
+    from bench.shipped import find_matrix
+
+    path = find_matrix(matrix) if matrix is not None else _own_matrix()
+    return make_plan(path, site=find_site(site))
+
+
+def _own_matrix() -> Path:
+    """Write a matrix for the default partition, or for this machine without Slurm; return its path."""
+    import os
+
+    try:
+        found = partitions(Slurm().nodes())
+        text = cluster_matrix(next((one for one in found if one.default), found[0])) if found else ""
+    except SlurmMissingError:
+        text = local_matrix(os.cpu_count() or 1)
+    except SlurmUnavailableError as absent:
+        raise PreflightError(absent.message, remedy=absent.remedy) from None
+    if not text:
+        raise PreflightError("no partition is in service", remedy="see sinfo")
+    path = OWN_FOLDER / "matrix.yaml"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise unwritable(path, error) from None
+    return path
+
+
+def _root(plan: Plan, results: Path | None) -> Path:
+    """Return the folder of a planned study's preflights; for other matrices, a folder of the current one."""
+    study = StudyFolder(results_folder(results) / plan.matrix.study)
+    return study.preflights if study.is_planned else OWN_FOLDER
+
+
+def _job(
+    plan: Plan, root: Path, *, nodes: int | None, threshold: float, timeout_s: float, all_idle: bool
+) -> PreflightJob:
+    from bench.plan import preflight_script
+
+    cluster = plan.matrix.cluster
+    if cluster.executor == "ssh":
+        what = "`bench preflight` checks the nodes of a Slurm job, but the matrix's executor is ssh"
+        raise BenchError(what, remedy="run `bench preflight` on each host, and compare the rates")
+    text = preflight_script(plan)
+    largest = None if all_idle else max(cell.nodes for cell in plan.cells)
+    return PreflightJob(
+        root=root,
+        text=text,
+        nodes=str(nodes) if nodes else _nodes(text, largest),
+        threshold=threshold,
+        timeout_s=timeout_s,
+        provides_python=bool(cluster.setup or cluster.container),
+        say=say,
+    )
+
+
+def _nodes(text: str, largest: int | None) -> str:
+    try:
+        return nodes_to_check(Slurm().nodes(), text, largest=largest)
+    except SlurmUnavailableError as absent:
+        raise PreflightError(absent.message, remedy=absent.remedy) from None
+
+
+def _check_this_machine(
+    root: Path, threshold: float, nodes: int | None
+) -> tuple[PreflightFolder, dict[str, Any]]:
+    """Measure this machine in this process."""
+    if nodes is not None and nodes > 1:
+        raise BenchError("--nodes requires Slurm; executor local has one node", remedy="omit --nodes")
+    from bench.preflight.program import check_this_machine
+
+    folder = next_folder(root)
+    check_this_machine(folder, threshold=threshold)
+    result = read_result(folder)
+    assert result is not None, f"{folder.result} was just written"
+    return folder, result

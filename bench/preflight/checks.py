@@ -1,0 +1,206 @@
+"""Measure one node: the rates of a matrix product and of memory copies, and the state of its GPUs."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from statistics import median
+from typing import Any
+
+import psutil
+import torch
+from torch import Tensor
+
+from bench.measure.cgroup import cpu_groups, cpu_quota
+from bench.measure.nvml import clocks, gpu_facts
+
+#: Windows per check; the result is their median.
+WINDOWS = 5
+#: Duration of a window. A CPU quota is enforced in periods of 100 ms: a window must contain many of them.
+WINDOW_S = 2.0
+#: A single product takes at least this time, so that its start costs nothing in comparison.
+_PRODUCT_S = 0.004
+_MIN_SIZE, _MAX_SIZE = 256, 8192
+#: Size of the memory that is copied, larger than caches, and of the part that one call copies.
+_MEMORY_BYTES = 256 * 2**20
+_CPU_PART_BYTES = 8 * 2**20
+#: GPUs work this long before their clocks are read, with this many further products in their queues.
+_LOADED_S = 1.0
+_QUEUED = 50
+
+
+def devices() -> list[torch.device]:
+    """Return all GPUs that this process sees, or the CPU if there is none."""
+    gpus = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+    return gpus or [torch.device("cpu")]
+
+
+def product_size(device: torch.device) -> int:
+    """Return the size of square matrices whose product takes some milliseconds on ``device``."""
+    size = _MIN_SIZE
+    while size < _MAX_SIZE:
+        multiply, _ = _product(device, size)
+        multiply()
+        if min(_timed(multiply, [device]) for _ in range(3)) >= _PRODUCT_S:
+            break
+        size *= 2
+    return size
+
+
+def product_rate(on: Sequence[torch.device], size: int) -> float:
+    """Return the FLOP/s of a matrix product: float32 on the CPU, bfloat16 on GPUs.
+
+    All devices work at the same time, as in training. The result is that of the slowest device.
+    """
+    return _slowest_rate(on, lambda device: _product(device, size))
+
+
+def memory_rate(on: Sequence[torch.device]) -> float:
+    """Return the bytes/s that a large copy reads and writes, of the slowest device."""
+    return _slowest_rate(on, _copy)
+
+
+Work = Callable[[], object]
+
+
+def _product(device: torch.device, size: int) -> tuple[Work, float]:
+    """Return a matrix product and its number of floating-point operations."""
+    kind = torch.float32 if device.type == "cpu" else torch.bfloat16
+    a, b, out = (torch.ones(size, size, dtype=kind, device=device) for _ in range(3))
+    return lambda: torch.mm(a, b, out=out), 2.0 * size**3
+
+
+def _copy(device: torch.device) -> tuple[Work, float]:
+    """Return the copy of the next part of a large memory, and the number of bytes that it reads and writes."""
+    total, part = _MEMORY_BYTES, _MEMORY_BYTES
+    if device.type == "cpu":
+        # Small parts: under a CPU quota, a long call would span several periods.
+        part = _CPU_PART_BYTES
+        total = max(part, min(total, psutil.virtual_memory().available // 16 // part * part))
+    sources = torch.ones(total, dtype=torch.uint8, device=device).split(part)
+    targets = torch.zeros(total, dtype=torch.uint8, device=device).split(part)
+    pairs = itertools.cycle(list(zip(targets, sources, strict=True)))
+
+    def copy_next() -> Tensor:
+        target, source = next(pairs)
+        return target.copy_(source)
+
+    return copy_next, 2.0 * part
+
+
+def _slowest_rate(
+    on: Sequence[torch.device], prepare: Callable[[torch.device], tuple[Work, float]]
+) -> float:
+    prepared = [prepare(device) for device in on]
+    works, amount = [work for work, _ in prepared], prepared[0][1]
+    for work in works:
+        work()
+    if on[0].type == "cpu":
+        return median(_cpu_rate(works[0], amount) for _ in range(WINDOWS))
+    windows = [_gpu_rates(works, amount, on) for _ in range(WINDOWS)]
+    return min(median(rates) for rates in zip(*windows, strict=True))
+
+
+def _cpu_rate(work: Work, amount: float) -> float:
+    began, done = time.perf_counter(), 0
+    while (now := time.perf_counter()) < began + WINDOW_S:
+        work()
+        done += 1
+    return done * amount / (now - began)
+
+
+def _gpu_rates(works: Sequence[Work], amount: float, on: Sequence[torch.device]) -> list[float]:
+    """Return the rate of each GPU in a window in which all of them work."""
+    once = _timed(works[0], on)
+    repeats = max(1, math.ceil(WINDOW_S / max(once, 1e-6) / 2))
+    events = []
+    for device, work in zip(on, works, strict=True):
+        with torch.cuda.device(device):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            for _ in range(repeats):
+                work()
+            end.record()
+            events.append((begin, end))
+    for device in on:
+        torch.cuda.synchronize(device)
+    return [repeats * amount / (begin.elapsed_time(end) / 1e3) for begin, end in events]
+
+
+def _timed(work: Work, on: Sequence[torch.device]) -> float:
+    _synchronize(on)
+    began = time.perf_counter()
+    work()
+    _synchronize(on)
+    return time.perf_counter() - began
+
+
+def _synchronize(on: Sequence[torch.device]) -> None:
+    for device in on:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+
+def use_all_cores() -> int:
+    """Let torch use all cores that this process may use, rounded up from its CPU quota; return their number."""
+    cores = len(os.sched_getaffinity(0))
+    quota = cpu_quota(cpu_groups())
+    if quota is not None:
+        cores = min(cores, math.ceil(quota))  # further threads would only use up the quota while they wait
+    torch.set_num_threads(cores)
+    return cores
+
+
+def gpu_state(on: Sequence[torch.device], size: int) -> dict[str, float | None]:
+    """Return what NVML reports of this node's GPUs while they work: the worst value of each kind.
+
+    ``gpu-clock`` is in Hz. ``gpu-slowdown`` counts GPUs whose clocks are lowered because of their temperature
+    or hardware. ``gpu-errors`` counts uncorrected memory errors and failed repairs of memory rows. Empty without GPUs.
+    """
+    indices = [device.index for device in on if device.type == "cuda"]
+    if not indices:
+        return {}
+    works = [_product(device, size)[0] for device in on]
+    until = time.perf_counter() + _LOADED_S
+    while time.perf_counter() < until:
+        for work in works:
+            work()
+        _synchronize(on)
+    for work in works * _QUEUED:
+        work()
+    states = [clocks(index) for index in indices]
+    facts = gpu_facts()["gpus"]
+    _synchronize(on)
+    mhz = _lowest(state["sm_mhz"] for state in states)
+    return {
+        "gpu-clock": None if mhz is None else mhz * 1e6,
+        "gpu-slowdown": _total(_is_slowed(state["reasons"]) for state in states),
+        "gpu-errors": _total(map(_errors, states, facts)),
+        "pcie-width": _lowest(one["pcie"]["width"] for one in facts),
+    }
+
+
+def _is_slowed(reasons: dict[str, list[str]] | None) -> bool | None:
+    if reasons is None:
+        return None
+    # Alone, hw_slowdown can also mean that the clocks are changing.
+    return bool(reasons["thermal"] or set(reasons["hardware"]) - {"hw_slowdown"})
+
+
+def _errors(state: dict[str, Any], facts: dict[str, Any]) -> int | None:
+    errors, rows = state["ecc_uncorrected"], facts["remapped_rows"]
+    if errors is None and rows is None:
+        return None
+    return (errors or 0) + (rows["pending"] + rows["failure"] if rows else 0)
+
+
+def _lowest(values: Iterable[float | None]) -> float | None:
+    return min((value for value in values if value is not None), default=None)
+
+
+def _total(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None

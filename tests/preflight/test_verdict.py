@@ -1,0 +1,122 @@
+"""The verdict on nodes: what a preflight measured, and what is said about it."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import Any
+
+from bench.preflight.text import findings, notes
+from bench.preflight.verdict import Measured, assess
+
+
+def measured(hosts: int = 4, **passes: list[list[float | None]]) -> Measured:
+    """Return values of checks; the name ``matrix_product`` is that of the check matrix-product."""
+    names = [f"n{i}" for i in range(1, hosts + 1)]
+    return Measured(names, passes={name.replace("_", "-"): values for name, values in passes.items()})
+
+
+def both_directions(hosts: int, slow: set[int], rate: float = 0.8e9) -> dict[tuple[int, int], float]:
+    pairs = [pair for a, b in combinations(range(hosts), 2) for pair in ((a, b), (b, a))]
+    return {(a, b): rate if b in slow else 1e9 for a, b in pairs}
+
+
+def said(found: Measured) -> tuple[list[str], list[str]]:
+    result = assess(found, threshold=0.9)
+    return result["exclude"], [*findings(result), *notes(result)]
+
+
+def test_a_node_that_is_slow_both_times_is_unfit():
+    slow: list[float | None] = [13e9, 13.5e9, 10.4e9, 13e9]
+    excluded, lines = said(measured(matrix_product=[slow, slow]))
+    assert excluded == ["n3"]
+    assert lines[0] == "n3 is unfit: matrix product 10.4 GFLOP/s (80 % of the median, 13 GFLOP/s)"
+
+
+def test_a_node_that_was_slow_only_once_is_fit():
+    slow: list[float | None] = [13e9, 13e9, 10.4e9, 13e9]
+    fine: list[float | None] = [13e9, 13e9, 12.9e9, 13e9]
+    excluded, lines = said(measured(matrix_product=[slow, fine]))
+    assert (excluded, lines) == ([], ["0 of 6 pairs of nodes exchanged messages; links between the others are unknown"])
+
+
+def test_of_two_nodes_the_slower_one_is_unfit():
+    assert said(measured(2, memory=[[10e9, 8e9]]))[0] == ["n2"]
+
+
+def test_two_of_four_nodes_can_be_unfit():
+    assert said(measured(memory=[[8e9, 10e9, 8e9, 10e9]]))[0] == ["n1", "n3"]
+
+
+def test_the_threshold_is_a_part_of_the_median():
+    found = measured(memory=[[10e9, 10e9, 8e9, 10e9]])
+    assert assess(found, threshold=0.75)["exclude"] == []
+
+
+def test_a_node_that_did_not_answer_is_unfit():
+    found = measured(2, memory=[[10e9, 10e9]])
+    found.silent.append("n3")
+    excluded, lines = said(found)
+    assert excluded == ["n3"]
+    assert lines[0] == "n3 is unfit: it did not start, or stopped answering"
+
+
+def test_a_gpu_with_errors_or_without_its_lanes_makes_a_node_unfit():
+    found = measured(3, gpu_errors=[[0, 2, 0]], pcie_width=[[16, 16, 8]], gpus=[[4, 4, 4]])
+    excluded, lines = said(found)
+    assert excluded == ["n2", "n3"]
+    assert lines[:2] == [
+        "n2 is unfit: GPU memory errors: 2",
+        "n3 is unfit: PCIe width 8 lanes (50 % of the median, 16 lanes)",
+    ]
+
+
+def test_a_value_that_was_not_measured_is_neither_low_nor_a_fault():
+    assert said(measured(3, memory=[[10e9, None, 10e9]], gpu_errors=[[None, 0, 0]]))[0] == []
+
+
+def test_a_node_that_sends_slowly_is_unfit_and_its_links_are_not_listed():
+    found = measured(4)
+    found.exchange = both_directions(4, {2})
+    found.again = {pair: rate for pair, rate in found.exchange.items() if 2 in pair}
+    result = assess(found, threshold=0.9)
+    assert (result["exclude"], result["links"]) == (["n3"], [])
+    assert list(findings(result)) == ["n3 is unfit: exchange 800 MB/s (80 % of the median, 1 GB/s)"]
+
+
+def test_a_slow_link_blames_neither_of_its_nodes():
+    found = measured(4)
+    found.exchange = both_directions(4, set()) | {(0, 1): 0.5e9}
+    found.again = {(0, 1): 0.55e9, (1, 0): 1e9}
+    result = assess(found, threshold=0.9)
+    assert result["exclude"] == []
+    assert result["links"] == [{"nodes": ["n1", "n2"], "fit": False, "value": 0.55e9, "median": 1e9}]
+    assert list(findings(result)) == [
+        "the link between n1 and n2 is slow: 550 MB/s, the median is 1 GB/s; avoid one of the two"
+    ]
+
+
+def test_two_nodes_cannot_tell_which_of_them_sends_slowly():
+    found = measured(2)
+    found.exchange = found.again = {(0, 1): 0.8e9, (1, 0): 1e9}
+    excluded, lines = said(found)
+    assert excluded == []
+    assert lines == [
+        "n1 and n2 exchange 800 MB/s in one direction, and 1 GB/s in the other; check a third node together"
+        " with them to find out which one is slow",
+        "two nodes: the rate of their exchange cannot be compared with that of other pairs",
+    ]
+
+
+def test_a_single_node_is_fit_and_the_missing_comparison_is_named():
+    assert said(measured(1, memory=[[10e9]])) == ([], ["one node: there is nothing to compare it with"])
+
+
+def test_a_node_shows_its_first_failed_check_else_its_lowest_one():
+    found = measured(3, matrix_product=[[10e9, 10e9, 8e9]], memory=[[9.5e9, 10e9, 10e9]])
+    nodes: list[dict[str, Any]] = assess(found, threshold=0.9)["nodes"]
+    assert [(node["node"], node["fit"], node["check"]) for node in nodes] == [
+        ("n1", True, "memory"),
+        ("n2", True, "matrix-product"),
+        ("n3", False, "matrix-product"),
+    ]
+    assert (nodes[2]["value"], nodes[2]["median"]) == (8e9, 10e9)
