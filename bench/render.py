@@ -165,14 +165,16 @@ class Renderer:
         return "".join([values[piece] if i % 2 else piece for i, piece in enumerate(text.split(_MARK))])
 
     def render_preflight(self, cells: Sequence[Cell]) -> str:
-        """Return the script of a preflight, which measures nodes with the resources of the largest of ``cells``.
+        """Return the script of a preflight, with the resources per node of the largest of ``cells``.
 
         `bench preflight` passes the number of nodes to sbatch as an option, which overrides the directive.
         """
         cluster, device = self.matrix.cluster, cells[0].device
         most = max(max(cell.ranks_per_node) for cell in cells)
         gpus = cluster.node_gpus if cluster.exclusive and cluster.node_gpus else most
-        options = [word for word in cluster.srun_options if (key_of_word(word) or ("", ""))[0] not in SRUN_KEYS]
+        options = [
+            word for word in cluster.srun_options if (key_of_word(word) or ("", ""))[0] not in SRUN_KEYS
+        ]
         short = cluster.model_copy(update={"time_limit": PREFLIGHT_LIMIT_S})
         env = [(name, quote(value)) for name, value in cluster.env.items()]
         text = self._environment.get_template("preflight.sbatch.j2").render(

@@ -1,9 +1,10 @@
 """Check that `bench preflight` finds bad nodes on the test cluster, and bad nodes and links in simulations.
 
-Needs root to start a test cluster, with control groups of version 1. All nodes have a quota of 20 % of a core and
-a link of 283 Mbit/s; a bad node has 16 % or 226 Mbit/s, drawn at random. Simulated nodes and links have 80 % of the
-normal rate when they are bad; the rates of healthy nodes, and each measurement, vary by 2 % (standard deviation).
-Exits with 1 if a limit is exceeded: of 30 cases 28 must be found, a healthy node may be blamed in one.
+Needs root to start a test cluster, with control groups of version 1. All nodes have a quota of 20 % of a
+core and a link of 283 Mbit/s; a bad node has 16 % or 226 Mbit/s, drawn at random. Simulated nodes and links
+have 80 % of the normal rate when they are bad; the rates of healthy nodes, and each measurement, vary by 2
+% (standard deviation). Exits with 1 if a limit is exceeded: of 30 cases 28 must be found, a healthy node
+may be blamed in one.
 """
 
 from __future__ import annotations
@@ -59,9 +60,8 @@ class Score:
 
     def __str__(self) -> str:
         slowest = max(self.seconds, default=0.0)
-        return (
-            f"{self.found} of {self.draws} found, a healthy node blamed in {self.blamed}; at most {slowest:.0f} s"
-        )
+        found = f"{self.found} of {self.draws} found, a healthy node blamed in {self.blamed}"
+        return f"{found}; at most {slowest:.0f} s"
 
 
 def draw(cluster: Cluster, folder: Path, dice: random.Random, *, bad: int, score: Score) -> None:
@@ -103,14 +103,14 @@ def on_cluster(nodes: int, draws: int, dice: random.Random, *, bad: int) -> Scor
 
 
 class Simulation:
-    """Simulated networks; the noise is a table of normal deviates, because drawing them takes most of the time."""
+    """Simulated networks. The noise is a table, because drawing it would take most of the time."""
 
     def __init__(self, dice: random.Random) -> None:
         self._dice = dice
         self._noise = [dice.gauss(1, NOISE) for _ in range(1_000_003)]
 
     def case(self, nodes: int, kind: str) -> tuple[bool, bool, bool]:
-        """Return whether the fault was found, whether anything healthy was blamed, and whether too many rounds were used."""
+        """Return whether the fault was found, something healthy was blamed, and rounds were too many."""
         dice = self._dice
         speeds = [dice.gauss(1, NOISE) for _ in range(nodes)]
         bad = set(dice.sample(range(nodes), {"node": 1, "two nodes": 2}.get(kind, 0)))
@@ -158,7 +158,9 @@ def simulate(draws: int, dice: random.Random) -> bool:
             f"  {kind}: {counts[kind, 'found']} of {total} found, something healthy blamed in"
             f" {counts[kind, 'blamed']}, more than 2 log2(N) rounds in {counts[kind, 'rounds']}"
         )
-    wrong = sum(counts[kind, "draws"] - counts[kind, "found"] for kind in ("none", "node", "two nodes", "link"))
+    wrong = sum(
+        counts[kind, "draws"] - counts[kind, "found"] for kind in ("none", "node", "two nodes", "link")
+    )
     blamed = sum(number for (_, name), number in counts.items() if name == "blamed")
     rounds = sum(number for (_, name), number in counts.items() if name == "rounds")
     return wrong <= draws / 100 and blamed <= draws / 100 and not rounds

@@ -10,7 +10,13 @@ import typer
 
 from bench.commands.console import print_json, print_table, say
 from bench.commands.init import cluster_matrix, local_matrix, partitions
-from bench.commands.options import JsonOption, ResultsOption, SiteOption, parse_duration_option, results_folder
+from bench.commands.options import (
+    JsonOption,
+    ResultsOption,
+    SiteOption,
+    parse_duration_option,
+    results_folder,
+)
 from bench.errors import BenchError, unwritable
 from bench.preflight.job import PreflightError, PreflightJob, nodes_to_check
 from bench.preflight.text import cell_text, check_name, findings, notes

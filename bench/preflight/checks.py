@@ -12,7 +12,6 @@ from typing import Any
 
 import psutil
 import torch
-from torch import Tensor
 
 from bench.measure.cgroup import cpu_groups, cpu_quota
 from bench.measure.nvml import clocks, gpu_facts
@@ -74,34 +73,33 @@ def _product(device: torch.device, size: int) -> tuple[Work, float]:
 
 
 def _copy(device: torch.device) -> tuple[Work, float]:
-    """Return the copy of the next part of a large memory, and the number of bytes that it reads and writes."""
+    """Return the copy of the next part of a large memory, and the bytes that it reads and writes."""
     total, part = _MEMORY_BYTES, _MEMORY_BYTES
     if device.type == "cpu":
         # Small parts: under a CPU quota, a long call would span several periods.
         part = _CPU_PART_BYTES
         total = max(part, min(total, psutil.virtual_memory().available // 16 // part * part))
-    sources = torch.ones(total, dtype=torch.uint8, device=device).split(part)
-    targets = torch.zeros(total, dtype=torch.uint8, device=device).split(part)
-    pairs = itertools.cycle(list(zip(targets, sources, strict=True)))
+    shape = (total // part, part)
+    sources = torch.ones(shape, dtype=torch.uint8, device=device)
+    targets = torch.zeros_like(sources)
+    places = itertools.cycle(range(shape[0]))
 
-    def copy_next() -> Tensor:
-        target, source = next(pairs)
-        return target.copy_(source)
+    def copy_next() -> None:
+        place = next(places)
+        targets[place].copy_(sources[place])
 
     return copy_next, 2.0 * part
 
 
-def _slowest_rate(
-    on: Sequence[torch.device], prepare: Callable[[torch.device], tuple[Work, float]]
-) -> float:
+def _slowest_rate(on: Sequence[torch.device], prepare: Callable[[torch.device], tuple[Work, float]]) -> float:
     prepared = [prepare(device) for device in on]
     works, amount = [work for work, _ in prepared], prepared[0][1]
     for work in works:
         work()
     if on[0].type == "cpu":
-        return median(_cpu_rate(works[0], amount) for _ in range(WINDOWS))
+        return float(median([_cpu_rate(works[0], amount) for _ in range(WINDOWS)]))
     windows = [_gpu_rates(works, amount, on) for _ in range(WINDOWS)]
-    return min(median(rates) for rates in zip(*windows, strict=True))
+    return min(float(median(rates)) for rates in zip(*windows, strict=True))
 
 
 def _cpu_rate(work: Work, amount: float) -> float:
@@ -119,7 +117,7 @@ def _gpu_rates(works: Sequence[Work], amount: float, on: Sequence[torch.device])
     events = []
     for device, work in zip(on, works, strict=True):
         with torch.cuda.device(device):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
             begin.record()
             for _ in range(repeats):
                 work()
@@ -145,7 +143,7 @@ def _synchronize(on: Sequence[torch.device]) -> None:
 
 
 def use_all_cores() -> int:
-    """Let torch use all cores that this process may use, rounded up from its CPU quota; return their number."""
+    """Let torch use all cores of this process, at most its CPU quota rounded up; return their number."""
     cores = len(os.sched_getaffinity(0))
     quota = cpu_quota(cpu_groups())
     if quota is not None:
@@ -158,7 +156,8 @@ def gpu_state(on: Sequence[torch.device], size: int) -> dict[str, float | None]:
     """Return what NVML reports of this node's GPUs while they work: the worst value of each kind.
 
     ``gpu-clock`` is in Hz. ``gpu-slowdown`` counts GPUs whose clocks are lowered because of their temperature
-    or hardware. ``gpu-errors`` counts uncorrected memory errors and failed repairs of memory rows. Empty without GPUs.
+    or hardware. ``gpu-errors`` counts uncorrected memory errors and failed repairs of memory rows. Empty
+    without GPUs.
     """
     indices = [device.index for device in on if device.type == "cuda"]
     if not indices:

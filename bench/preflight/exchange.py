@@ -1,7 +1,7 @@
 """Connect the nodes of a preflight job, and measure the rates at which pairs of them exchange messages.
 
-Each node runs one process. Rank 0 announces the tasks in the store, in which all nodes also post their results.
-A node that is lost therefore costs its own results only.
+Each node runs one process. Rank 0 announces the tasks in the store, in which all nodes also post their
+results. A node that is lost therefore costs its own results only.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ JOIN_S = 60.0
 #: The first exchanges, which show how much to send in the others.
 FIRST_BYTES = 4 * 2**20
 MAX_BYTES = 256 * 2**20
-#: Part of a message that is sent untimed, so that connections are up to speed and shapers have no credit left.
+#: Part of a message that is sent untimed, so that connections are up to speed and shapers have no credit
+#: left.
 _UNTIMED_PART = 8
 _HELLO_BYTES = 64
 
 
 class Meeting:
-    """The nodes that joined. ``ranks`` are their ranks; ``names`` contains the host of each rank that joined."""
+    """The nodes that joined: their ``ranks``, and their ``names`` by rank."""
 
     def __init__(self, launch: Launch, host: str) -> None:
         self.rank = launch.rank
@@ -85,7 +86,7 @@ class Meeting:
         self._store.set(f"result/{self._tasks}/{self.rank}", json.dumps(result))
 
     def results(self, *, timeout_s: float) -> list[Any | None]:
-        """Return the results of the current task in the order of the nodes; None for a node without (rank 0)."""
+        """Return the results of the current task by node; None for a node that posted none (rank 0)."""
         keys = [f"result/{self._tasks}/{rank}" for rank in self.ranks]
         try:
             self._store.wait(keys, timedelta(seconds=timeout_s))
@@ -112,8 +113,8 @@ def exchange_steps(
 ) -> dict[int, float]:
     """Exchange ``count`` bytes with this node's partner in each step; return bytes/s received, by partner.
 
-    All nodes must pass the same steps. After ``deadline`` (of :func:`time.monotonic`), no exchange starts: both
-    partners compare their times in the first message of an exchange.
+    All nodes must pass the same steps. After ``deadline`` (of :func:`time.monotonic`), no exchange starts:
+    both partners compare their times in the first message of an exchange.
     """
     buffers = _Buffers(count, device)
     rates: dict[int, float] = {}

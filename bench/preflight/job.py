@@ -1,7 +1,7 @@
 """Submit the job of a preflight, wait for it, and return its result.
 
-Before sbatch is called, preflight.json contains the job's unique name. A later call finds the job of a call that
-was killed, and waits for it instead of submitting another one.
+Before sbatch is called, preflight.json contains the job's unique name. A later call finds the job of a call
+that was killed, and waits for it instead of submitting another one.
 """
 
 from __future__ import annotations
@@ -160,7 +160,9 @@ class PreflightJob:
             _conclude(folder)
             raise
         write_preflight(folder, {**content, "job_id": job_id})
-        self.say(f"preflight: job {job_id} on {self.nodes} nodes, for at most {human_duration(PREFLIGHT_LIMIT_S)}")
+        self.say(
+            f"preflight: job {job_id} on {self.nodes} nodes, for at most {human_duration(PREFLIGHT_LIMIT_S)}"
+        )
         return folder, job_id
 
     def _found_later(self, name: str, lost: SubmissionUncertainError) -> str:
@@ -223,8 +225,8 @@ class PreflightJob:
 def nodes_to_check(groups: Sequence[NodeGroup], text: str, *, largest: int | None) -> str:
     """Return the value of sbatch's --nodes for a script: a range, of which Slurm allocates what is free.
 
-    ``largest`` is the number of nodes of the largest run. At most twice as many are checked, so that there are
-    spare nodes, but a large cluster is not occupied. None means all idle nodes.
+    ``largest`` is the number of nodes of the largest run. At most twice as many are checked, so that there
+    are spare nodes, but a large cluster is not occupied. None means all idle nodes.
     """
     partitions = requested_partitions(groups, text).values()
     in_service = max((sum(g.nodes for g in own if g.in_service) for own in partitions), default=0)

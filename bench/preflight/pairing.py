@@ -8,7 +8,8 @@ paired again, slow nodes with fast partners, in one more round. The total is at 
 An exchange is as fast as the slower of its two nodes. A node that is slow with its best partners is a slow
 node. Two nodes that are fast with others, but slow together, have a slow link between them.
 
-Nodes are numbers from 0. This module needs no torch, so that `make preflight` can simulate thousands of cases.
+Nodes are numbers from 0. This module needs no torch, so that `make preflight` can simulate thousands of
+cases.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def _spread(length: int, limit: int) -> list[int]:
 
 
 def _step(halves: Iterable[tuple[list[int], list[int]]], shift: int) -> Step:
-    """Pair each node of a left half with one of the right half; with odd sizes, some nodes have no partner."""
+    """Pair each node of a left half with one of the right half; with odd sizes, some have no partner."""
     step = []
     for left, right in halves:
         if shift < len(left):
@@ -97,7 +98,7 @@ class Rates:
         return [max((rate for rate in pair if rate is not None), default=None) for pair in both]
 
     def _with_best_partners(self, rates: Mapping[Pair, float]) -> list[float | None]:
-        """Return the upper quartile of each node's rates: it stays high while a quarter of partners is fast."""
+        """Return the upper quartile of each node's rates: high if a quarter of its partners is fast."""
         by_node: list[list[float]] = [[] for _ in range(self.nodes)]
         for (a, b), rate in rates.items():
             by_node[a].append(rate)

@@ -1,7 +1,7 @@
 """The program of a preflight job: one process per node measures the node, and exchanges messages with others.
 
-Rank 0 announces each task and collects the results. It writes what was measured after each task, so that a job
-that is killed leaves what it had.
+Rank 0 announces each task and collects the results. It writes what was measured after each task, so that a
+job that is killed leaves what it had.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from bench.measure.environment import host_name
+from bench.measure.node import host_name
 from bench.preflight import checks
 from bench.preflight.exchange import FIRST_BYTES, MAX_BYTES, Meeting, exchange_steps
 from bench.preflight.pairing import Step, halving_rounds, judge, pairs_again
@@ -76,9 +76,7 @@ class Node:
             self._is_connected = True
         steps = [[(a, b) for a, b in step] for step in task["steps"]]
         deadline = time.monotonic() + task["limit_s"]
-        return exchange_steps(
-            steps, self._meeting.place, device, count=task["bytes"], deadline=deadline
-        )
+        return exchange_steps(steps, self._meeting.place, device, count=task["bytes"], deadline=deadline)
 
     def perform(self, task: dict[str, Any]) -> None:
         """Perform a task and post its result; print the error of a task that fails."""

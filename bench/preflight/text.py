@@ -54,13 +54,13 @@ def findings(result: Mapping[str, Any]) -> Iterator[str]:
         a, b = link["nodes"]
         rate = _with_unit(link["value"], "B/s")
         if len(result["nodes"]) == 2:
-            yield (
-                f"{a} and {b} exchange {rate} in one direction, and {_with_unit(link['median'], 'B/s')} in the"
-                " other; check a third node together with them to find out which one is slow"
-            )
+            other = _with_unit(link["median"], "B/s")
+            what = f"{a} and {b} exchange {rate} in one direction, and {other} in the other"
+            yield f"{what}; check a third node together with them to find out which one is slow"
         else:
             normal = _with_unit(link["median"], "B/s")
-            yield f"the link between {a} and {b} is slow: {rate}, the median is {normal}; avoid one of the two"
+            what = f"the link between {a} and {b} is slow: {rate}, the median is {normal}"
+            yield f"{what}; avoid one of the two"
 
 
 def _failure(check: Mapping[str, Any]) -> str:
@@ -82,4 +82,5 @@ def notes(result: Mapping[str, Any]) -> Iterator[str]:
         yield "two nodes: the rate of their exchange cannot be compared with that of other pairs"
     pairs = count * (count - 1) // 2
     if count > 2 and result["pairs"] < pairs:
-        yield f"{result['pairs']} of {pairs} pairs of nodes exchanged messages; links between the others are unknown"
+        known = f"{result['pairs']} of {pairs} pairs of nodes exchanged messages"
+        yield f"{known}; links between the others are unknown"

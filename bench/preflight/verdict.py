@@ -1,8 +1,9 @@
 """Decide which nodes are unfit from what a preflight job measured.
 
-A node is unfit if one of its checks is below the threshold times the median of all nodes, or reports errors. Checks
-that fail are measured again, and only a node that fails both times is unfit. With an even number of nodes, the
-median is the higher of the two middle values, because a fault only makes a node slower.
+A node is unfit if one of its checks is below the threshold times the median of all nodes, or reports
+errors. Checks that fail are measured again, and only a node that fails both times is unfit. With an even
+number of nodes, the median is the higher of the two middle values, because a fault only makes a node
+slower.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ Values = Sequence[float | None]
 class Measured:
     """The values of all nodes, as far as they were measured.
 
-    ``hosts`` are the nodes that joined. ``passes`` contains, for each time a check was made, its values by node.
-    ``silent`` are nodes that did not join or stopped answering. ``exchange`` and ``again`` map (receiver, sender)
-    to bytes/s. ``rounds`` is the number of rounds of exchanges.
+    ``hosts`` are the nodes that joined. ``passes`` contains, for each time a check was made, its values by
+    node. ``silent`` are nodes that did not join or stopped answering. ``exchange`` and ``again`` map
+    (receiver, sender) to bytes/s. ``rounds`` is the number of rounds of exchanges.
     """
 
     hosts: list[str]
@@ -167,7 +168,7 @@ def uneven_directions(directed: Mapping[Pair, float], *, threshold: float) -> bo
 
 
 def _of_two(measured: Measured, threshold: float) -> list[dict[str, Any]]:
-    """Return the link between the only two nodes if one direction is slow; which node causes it is unknown."""
+    """Return the link between the only two nodes if one direction is slow."""
     both = [measured.exchange, measured.again]
     if not all(uneven_directions(directed, threshold=threshold) for directed in both):
         return []

@@ -121,7 +121,7 @@ class PackFolder(JobFolder):
 
     @property
     def preflight(self) -> PreflightFolder:
-        """Folder of the preflight that the pack's job performs first, if it was submitted with --preflight."""
+        """Folder of the preflight that the pack's job performs first (with --preflight)."""
         return PreflightFolder(self.path / "preflight")
 
 

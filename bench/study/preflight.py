@@ -35,7 +35,7 @@ def _numbered(root: Path) -> list[tuple[int, Path]]:
 
 
 def write_preflight(folder: PreflightFolder, content: Mapping[str, Any]) -> None:
-    """Write preflight.json: ``job_name``, ``job_id``, ``submitted_at`` and, once reported, ``reported_at``."""
+    """Write preflight.json: ``job_name``, ``job_id``, ``submitted_at`` and ``concluded_at``."""
     write_json(folder.preflight_json, content)
 
 

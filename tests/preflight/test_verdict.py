@@ -36,7 +36,10 @@ def test_a_node_that_was_slow_only_once_is_fit():
     slow: list[float | None] = [13e9, 13e9, 10.4e9, 13e9]
     fine: list[float | None] = [13e9, 13e9, 12.9e9, 13e9]
     excluded, lines = said(measured(matrix_product=[slow, fine]))
-    assert (excluded, lines) == ([], ["0 of 6 pairs of nodes exchanged messages; links between the others are unknown"])
+    assert (excluded, lines) == (
+        [],
+        ["0 of 6 pairs of nodes exchanged messages; links between the others are unknown"],
+    )
 
 
 def test_of_two_nodes_the_slower_one_is_unfit():
