@@ -8,7 +8,6 @@ Its step times are never used, because excluding slow runs would make results lo
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -251,7 +250,7 @@ def assess(
         spans = [(start, end)]
     found = [*_by_jobs(neighbours.jobs if neighbours else (), spans)]
     if windows:
-        found += _by_conditions(windows, read_json(folder.env) or {}, cores)
+        found += _by_conditions(windows, folder, cores)
     if not found and windows is None and (neighbours is None or neighbours.unknown):
         return content
     return {"disturbed": [one.as_json() for one in found], **content}
@@ -290,24 +289,27 @@ def _merged(entries: Sequence[Disturbance]) -> Disturbance:
     return replace(entries[0], start=min(starts), end=max(ends), value=value)
 
 
-def _by_conditions(
-    windows: Sequence[Window], env: Mapping[str, Any], default_cores: int
-) -> Iterator[Disturbance]:
+def _by_conditions(windows: Sequence[Window], folder: RunFolder, cores: int) -> Iterator[Disturbance]:
     """Yield one disturbance per reason and node, from the windows that exceed a limit."""
-    cores, hosts = defaultdict(lambda: default_cores, _cores_in_use(env)), _host_of_rank(env)
+    if not any(True for window in windows for _ in _by_window(window, {}, {}, 1)):
+        return  # more cores only raise the limits, so env.json need not be read
+    env = read_json(folder.env) or {}
+    used, hosts = _cores_in_use(env), _host_of_rank(env)
     found: dict[tuple[Reason, str | None], Disturbance] = {}
     for window in windows:
-        for one in _by_window(window, cores, hosts):
+        for one in _by_window(window, used, hosts, cores):
             key = (one.reason, one.node)
             found[key] = _extended(found[key], one) if key in found else one
     yield from found.values()
 
 
-def _by_window(window: Window, cores: Mapping[str, int], hosts: Mapping[int, str]) -> Iterator[Disturbance]:
+def _by_window(
+    window: Window, cores: Mapping[str, int], hosts: Mapping[int, str], default_cores: int
+) -> Iterator[Disturbance]:
     times = (window.start, window.end)
     for node in window.nodes:
         name = str(node.get("node"))
-        share = _foreign_share(node.get("foreign_cpu_s"), window.seconds, cores[name])
+        share = _foreign_share(node.get("foreign_cpu_s"), window.seconds, cores.get(name, default_cores))
         if share is not None and share > FOREIGN_CPU_LIMIT:
             yield Disturbance(Reason.FOREIGN_CPU, name, *times, round(share, 4), FOREIGN_CPU_LIMIT)
         errors = sum(_counts(node.get("net"), _LINK_ERRORS))
@@ -340,9 +342,9 @@ def _foreign_share(foreign_s: Any, seconds: float, cores: int) -> float | None:
 
 def _counts(counters: Any, words: Sequence[str]) -> Iterator[float]:
     """Yield the values of all counters whose names contain one of ``words``, at any depth."""
-    if isinstance(counters, Mapping):
+    if isinstance(counters, dict):
         for name, value in counters.items():
-            if isinstance(value, Mapping):
+            if isinstance(value, dict):
                 yield from _counts(value, words)
             elif isinstance(value, int | float) and any(word in name for word in words):
                 yield value
@@ -350,7 +352,7 @@ def _counts(counters: Any, words: Sequence[str]) -> Iterator[float]:
 
 def _slowdowns(clocks: Any) -> Iterator[str]:
     """Yield NVML's names of the hardware and thermal reasons for lower clocks, at any depth."""
-    if isinstance(clocks, Mapping):
+    if isinstance(clocks, dict):
         for name, value in clocks.items():
             if name in ("hardware", "thermal") and isinstance(value, list):
                 yield from map(str, value)
