@@ -286,14 +286,15 @@ def _conclude(name: str, records: Mapping[str, RunRecord], *, waited: bool, halt
     stopped = halted and counts[RunState.COMPLETED] < len(records)
     if stopped:
         say(str(HaltedError()))
+    if disturbed := sum(record.is_disturbed for record in records.values()):
+        retry = f"`bench submit {name} --retry-disturbed` starts them again"
+        verb = "run was" if disturbed == 1 else "runs were"
+        say(f"{disturbed:,} completed {verb} disturbed: `bench status {name}` shows why; {retry}")
     say(f"study {name}: {counts_line(counts)}")
     failed, unknown = counts[RunState.FAILED], counts[RunState.UNKNOWN]
     if failed:
         retry = f"`bench submit {name} --retry-failed` starts them again"
         say(f"{failed} failed: `bench status {name}` shows why; {retry}")
-    if disturbed := sum(1 for record in records.values() if record.is_disturbed):
-        retry = f"`bench submit {name} --retry-disturbed` starts them again"
-        say(f"{disturbed} disturbed: `bench status {name}` shows why; {retry}")
     if unknown:
         cancel = f"`bench cancel {name}` marks them as cancelled"
         say(f"{unknown} unknown: `bench status {name}` shows why; {cancel}")

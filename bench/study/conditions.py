@@ -374,10 +374,17 @@ def _cores_in_use(env: Mapping[str, Any]) -> dict[str, int]:
 
     A rank uses as many cores as it has threads, and all ranks of a node together no more than they may use.
     """
+    threads = {
+        str(node.get("node")): _sum(node.get("threads_per_rank")) for node in _objects(env.get("cores"))
+    }
     used = {}
     for host in _objects(env.get("hosts")):
-        allowed, threads = host.get("cores"), env.get("threads_per_rank")
-        wanted = threads * len(host.get("ranks") or [0]) if isinstance(threads, int) else allowed
+        allowed, wanted = host.get("cores"), threads.get(str(host.get("host")))
         known = [number for number in (allowed, wanted) if isinstance(number, int)]
         used[str(host.get("host"))] = max(1, min(known, default=1))
     return used
+
+
+def _sum(numbers: Any) -> int | None:
+    found = [one for one in numbers if isinstance(one, int)] if isinstance(numbers, list) else []
+    return sum(found) or None

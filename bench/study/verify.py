@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bench.errors import BenchError
+from bench.study.conditions import read_disturbances
 from bench.study.files import read_json, read_table
 from bench.study.layout import METRICS_COLUMNS, RunFolder
 from bench.study.ledger import RunRecord
@@ -57,7 +58,10 @@ class Check:
 
 @dataclass(frozen=True)
 class Verification:
-    """All checks of one attempt of one run, and warnings about its cores and threads, which fail no check."""
+    """All checks of one attempt of one run.
+
+    ``warnings`` say what disturbed the run, and name shared or unequal cores and threads; they fail no check.
+    """
 
     run_id: str
     folder: Path
@@ -91,7 +95,8 @@ def verify_run(path: Path, *, record: RunRecord | None = None) -> Verification:
     if record is not None:
         run |= {"state": str(record.state), "reason": record.reason}
     run_id, checks = str(run.get("run_id", path.name)), list(_checks(folder, run))
-    return Verification(run_id, path, checks, _core_warnings(read_json(folder.env)))
+    disturbed = [f"disturbed: {one}" for one in read_disturbances(run) or ()]
+    return Verification(run_id, path, checks, [*disturbed, *_core_warnings(read_json(folder.env))])
 
 
 def _core_warnings(env: Any) -> list[str]:

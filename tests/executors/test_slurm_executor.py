@@ -605,7 +605,7 @@ def test_a_dry_run_prints_the_sbatch_commands(scripted):
     assert not (folder / "ledger.jsonl").exists()
 
 
-def test_the_status_of_a_large_study_calls_squeue_and_sacct_once(
+def test_the_status_of_a_large_study_calls_squeue_once_and_sacct_twice(
     scripted, running_cluster, tmp_path, monkeypatch
 ):
     study = scripted(*([MEASURE] * 20))
@@ -620,7 +620,8 @@ def test_the_status_of_a_large_study_calls_squeue_and_sacct_once(
     _count_calls(tmp_path / "bin", monkeypatch)
     shown = json.loads(study.bench("status", "STUDY", "--json").stdout)
     assert {run["state"] for run in shown["runs"]} == {"completed"}
-    assert sorted((tmp_path / "bin/calls").read_text().split()) == ["sacct", "squeue"]
+    # sacct is asked for the jobs of the study, and for all jobs on their nodes.
+    assert sorted((tmp_path / "bin/calls").read_text().split()) == ["sacct", "sacct", "squeue"]
 
 
 def _count_calls(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
