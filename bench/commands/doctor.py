@@ -71,7 +71,7 @@ def run_doctor(targets: Sequence[Path | Literal["-"]], *, json: bool) -> int:
     """Diagnose the logs of one job (``-`` is standard input) and print text or JSON.
 
     Returns:
-        0 if the logs show no failure, otherwise 1.
+        0 if the logs show that the job succeeded, otherwise 1.
     """
     from bench.doctor import diagnose
     from bench.doctor.report import as_text
@@ -86,7 +86,7 @@ def run_doctor(targets: Sequence[Path | Literal["-"]], *, json: bool) -> int:
     text = json_format.dumps(diagnosis.as_json(), indent=2) + "\n" if json else as_text(diagnosis)
     encoding = sys.stdout.encoding or "utf-8"
     sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
-    return 1 if diagnosis.verdict in ("cause", "unknown") else 0
+    return 0 if diagnosis.verdict == "ok" else 1
 
 
 def _open_log(target: Path | Literal["-"]) -> tuple[str, Source]:

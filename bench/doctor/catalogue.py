@@ -13,9 +13,10 @@ An entry of a file::
     example = "..."
 
 The ``explanation`` or ``remedy`` of a signature, if any, replaces that of the cause. Placeholders
-such as ``{port}`` are filled from the named groups of the pattern. A signature under ``fact`` recognizes
-a fact other than a cause, such as "the training makes progress". A signature under ``sign``
-recognizes a line that shows a failure without explaining it.
+such as ``{port}`` are filled from the named groups of the pattern. ``severity = "slow"`` marks a cause
+that makes a job slow but does not end it. A signature under ``fact`` recognizes a fact other than a
+cause, such as "the training makes progress". A signature under ``sign`` recognizes a line that shows a
+failure without explaining it.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ from functools import cache, cached_property
 from importlib import resources
 from typing import Any
 
+#: Severities of a cause: it ends the job, or it only makes the job slow.
+FAILURE, SLOW = "failure", "slow"
+
 _COMPARISON = re.compile(r"(\w+) (<|>|==|!=|apart) (\w+)")
 _SIGNATURE_KEYS = {
     "pattern", "words", "weight", "example", "explanation", "remedy", "near", "not_near",
@@ -36,12 +40,13 @@ _SIGNATURE_KEYS = {
 
 @dataclass(frozen=True, slots=True)
 class CauseInfo:
-    """A cause of the catalogue, with its general explanation and remedy."""
+    """A cause of the catalogue, with its general explanation and remedy; ``severity`` is failure or slow."""
 
     name: str
     explanation: str
     remedy: str
     example: str = ""
+    severity: str = FAILURE
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +83,7 @@ class Signature:
 
     Attributes:
         name: the name of the cause, fact or sign.
-        is_cause: True for a cause.
+        severity: failure or slow for a cause, None for a fact or sign.
         pattern: the expression. If it contains ``\s``, a match may continue in the following lines.
         words: alternative sets of words. The pattern is tried only on lines that contain all
             words of at least one set, which keeps the scan fast.
@@ -97,7 +102,7 @@ class Signature:
     """
 
     name: str
-    is_cause: bool
+    severity: str | None
     pattern: Expression
     words: tuple[frozenset[bytes], ...]
     weight: int
@@ -113,6 +118,11 @@ class Signature:
     disagree: Disagreement | None = None
     times: int = 1
     retried: bool = False
+
+    @property
+    def is_cause(self) -> bool:
+        """True if the signature recognizes a cause, not a fact or a sign."""
+        return self.severity is not None
 
     @property
     def spans_lines(self) -> bool:
@@ -131,6 +141,7 @@ class Catalogue:
 
     causes: dict[str, CauseInfo]
     signatures: tuple[Signature, ...]
+    signs: tuple[Signature, ...]
     index: dict[bytes, tuple[tuple[frozenset[bytes], Signature], ...]]
     vocabulary: frozenset[bytes]
 
@@ -149,23 +160,29 @@ def load() -> Catalogue:
     """Load the packaged catalogue."""
     causes: dict[str, CauseInfo] = {}
     signatures: list[Signature] = []
+    signs: list[Signature] = []
     folder = resources.files("bench.doctor").joinpath("catalogue")
     for file in sorted(folder.iterdir(), key=lambda entry: entry.name):
         if file.name.endswith(".toml"):
             for name, entry in tomllib.loads(file.read_text(encoding="utf-8")).items():
                 if name in ("fact", "sign"):
                     for fact, body in entry.items():
-                        signatures += _signatures(fact, body, is_cause=False)
+                        found = _signatures(fact, body, severity=None)
+                        signatures += found
+                        signs += found if name == "sign" else []
                     continue
                 assert name not in causes, f"{file.name}: {name} is described twice"
-                found = _signatures(name, entry, is_cause=True)
+                severity = entry.get("severity", FAILURE)
+                assert severity in (FAILURE, SLOW), f"{name}: unknown severity {severity!r}"
+                found = _signatures(name, entry, severity=severity)
                 example = found[0].example if found else ""
-                causes[name] = CauseInfo(
-                    name, _unwrapped(entry["explanation"]), _unwrapped(entry["remedy"]), example
-                )
+                explanation, remedy = _unwrapped(entry["explanation"]), _unwrapped(entry["remedy"])
+                causes[name] = CauseInfo(name, explanation, remedy, example, severity)
                 signatures += found
     vocabulary = frozenset(word for signature in signatures for words in signature.words for word in words)
-    return Catalogue(dict(sorted(causes.items())), tuple(signatures), _index(signatures), vocabulary)
+    return Catalogue(
+        dict(sorted(causes.items())), tuple(signatures), tuple(signs), _index(signatures), vocabulary
+    )
 
 
 def causes() -> list[CauseInfo]:
@@ -178,11 +195,11 @@ def _unwrapped(text: str) -> str:
     return " ".join(text.split())
 
 
-def _signatures(name: str, entry: dict[str, Any], *, is_cause: bool) -> list[Signature]:
-    return [_signature(name, body, is_cause=is_cause) for body in entry.get("signature", [])]
+def _signatures(name: str, entry: dict[str, Any], *, severity: str | None) -> list[Signature]:
+    return [_signature(name, body, severity=severity) for body in entry.get("signature", [])]
 
 
-def _signature(name: str, body: dict[str, Any], *, is_cause: bool) -> Signature:
+def _signature(name: str, body: dict[str, Any], *, severity: str | None) -> Signature:
     unknown = body.keys() - _SIGNATURE_KEYS
     assert not unknown, f"{name}: unknown keys {sorted(unknown)}"
     where = _COMPARISON.fullmatch(body["where"]) if "where" in body else None
@@ -191,7 +208,7 @@ def _signature(name: str, body: dict[str, Any], *, is_cause: bool) -> Signature:
     disagree = body.get("disagree")
     return Signature(
         name=name,
-        is_cause=is_cause,
+        severity=severity,
         pattern=Expression(body["pattern"]),
         words=tuple(frozenset(words.encode().split()) for words in body["words"]),
         weight=body["weight"],

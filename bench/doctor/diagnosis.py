@@ -8,28 +8,39 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from bench.doctor.catalogue import Catalogue, Signature, load
+from bench.doctor.catalogue import FAILURE, SLOW, Catalogue, Signature, load
 from bench.doctor.scan import Hit, Scan, SignatureHits, Source
 
 TELLING_LINES = 5
+#: Number of last lines reported for logs that show neither a failure nor success.
+LAST_LINES = 3
 HARMLESS = "harmless-retry"
+#: Name of the sign for a launcher's report that a process failed; every failure of the process ends so.
+BOILERPLATE = "boilerplate"
 #: Causes below this weight are symptoms: a process waited in vain for another one that failed.
 SYMPTOM_WEIGHT = 60
 #: Signs from this weight on are errors of the program itself: an exception or a crash.
 OWN_ERROR_WEIGHT = 58
 #: Causes below this weight are consequences of another failure, or warnings.
 ECHO_WEIGHT = 28
-#: Signs from this weight on prove a failure.
+#: Signs from this weight on prove a failure if they follow the success message.
 SIGN_WEIGHT = 20
+#: Signs from this weight on prove a failure also before the success message, which scripts often print
+#: whether their program succeeded or not.
+PROOF_WEIGHT = 30
 
 _SOURCE_LINE = re.compile(r"(?:^|\s)raise [\w.]+")
 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """A cause found in the logs, with the line that shows it; the fields are keys of the JSON output."""
+    """A cause found in the logs, with the line that shows it; the fields are keys of the JSON output.
+
+    ``severity`` is "failure", or "slow" if the cause makes the job slow but does not end it.
+    """
 
     cause: str
+    severity: str
     path: str
     line: int
     evidence: str
@@ -53,12 +64,17 @@ class Diagnosis:
     ``verdict`` is one of:
 
     - ``cause``: ``causes`` lists the causes found; fix the first one first.
-    - ``unknown``: the job failed for an unknown reason; see ``telling_lines``.
+    - ``unknown``: no known cause explains the failure, or the logs show neither a failure nor success;
+      see ``telling_lines``.
     - ``harmless``: the logs contain only warnings about operations that are retried.
-    - ``ok``: the logs show no failure.
+    - ``ok``: the logs show that the job succeeded.
+
+    ``failed`` is True if the logs show a failure. With every verdict, ``causes`` ends with the causes of
+    severity "slow".
     """
 
     verdict: str
+    failed: bool
     causes: list[Cause]
     telling_lines: list[TellingLine]
 
@@ -79,19 +95,28 @@ def diagnose(logs: Mapping[str, Source]) -> Diagnosis:
     """
     catalogue = load()
     scans = [Scan(path, catalogue).read(source) for path, source in logs.items()]
-    scans = [scan for scan in scans if not _succeeded(scan)]
-    hits = _evidence(scans)
     order = {scan.path: place for place, scan in enumerate(scans)}
-    ranked = _ranked(hits, order)
-    signs = _unexplained_signs(scans)
+    met = _met_causes(scans)
+    unfinished = [scan for scan in scans if not _succeeded(scan, met)]
+    hits = _evidence(scans, met)
+    warnings = _causes(_ranked([hit for hit in hits if hit.signature.severity == SLOW], order))
+    failures = [hit for hit in hits if hit.signature.severity == FAILURE]
+    ranked = _ranked([hit for hit in failures if hit.path in {scan.path for scan in unfinished}], order)
+    signs = _unexplained_signs(unfinished)
     if ranked and ranked[0].weight < ECHO_WEIGHT and any(sign.weight >= OWN_ERROR_WEIGHT for sign in signs):
         ranked = []  # The program's own error is unknown; the known lines are its consequences.
-    causes = [_cause(hit, catalogue) for hit in _without_harmless(ranked)]
-    if not causes:
-        return Diagnosis("unknown" if signs else "ok", [], _telling_lines(signs, order))
-    if causes[0].cause == HARMLESS:
-        return Diagnosis("harmless", causes, [])
-    return Diagnosis("cause", causes, _telling_lines(_preceding_errors(ranked[0], signs), order))
+    causes = _causes(_without_harmless(ranked))
+    if causes and causes[0].cause == HARMLESS:
+        return Diagnosis("harmless", False, causes + warnings, [])
+    if causes:
+        return Diagnosis(
+            "cause", True, causes + warnings, _telling_lines(_preceding_errors(ranked[0], signs), order)
+        )
+    if signs:
+        return Diagnosis("unknown", True, warnings, _telling_lines(signs, order))
+    if len(unfinished) < len(scans):
+        return Diagnosis("ok", False, warnings, [])
+    return Diagnosis("unknown", False, warnings, _last_lines(scans))
 
 
 def diagnose_text(text: str) -> Diagnosis:
@@ -99,31 +124,50 @@ def diagnose_text(text: str) -> Diagnosis:
     return diagnose({"-": text})
 
 
-def _succeeded(scan: Scan) -> bool:
-    """Return whether the log reports success and no later failure."""
-    success = scan.last_line("success")
-    return bool(success) and not any(
-        found.last_line > success
-        for found in scan.hits()
-        if found.signature.weight >= (ECHO_WEIGHT if found.signature.is_cause else SIGN_WEIGHT)
-    )
+def _succeeded(scan: Scan, met: Sequence[tuple[Scan, SignatureHits]]) -> bool:
+    """Return whether the log reports success, and no failure that the job did not survive."""
+    success, progress = scan.last_line("success"), scan.last_line("progress")
+    if not success:
+        return False
+    causes = [found for of, found in met if of is scan and found.signature.severity == FAILURE]
+    signs = [found for found in scan.hits() if not found.signature.is_cause]
+    return not any(_contradicts(found, success, progress) for found in [*causes, *signs])
 
 
-def _evidence(scans: Sequence[Scan]) -> list[Hit]:
-    """Return, for each log, one hit of every cause signature whose conditions are met."""
+def _contradicts(found: SignatureHits, success: int, progress: int) -> bool:
+    """Return whether hits prove a failure after the success message, or before it after the last progress."""
+    signature = found.signature
+    if found.last_line > success:
+        return signature.weight >= (ECHO_WEIGHT if signature.is_cause else SIGN_WEIGHT)
+    proof = signature.weight >= PROOF_WEIGHT and not signature.retried
+    return proof and found.last_line > min(success, progress)
+
+
+def _met_causes(scans: Sequence[Scan]) -> list[tuple[Scan, SignatureHits]]:
+    """Return the hits of every cause signature whose conditions are met, with their logs."""
     matched = [(scan, found) for scan in scans for found in scan.hits()]
     everything = [found for _, found in matched]
     unconditional = {found.signature.name for found in everything if not found.signature.conditional}
     names = unconditional | {
         found.signature.name for found in everything if _is_met(found.signature, everything, unconditional)
     }
+    return [
+        (scan, found)
+        for scan, found in matched
+        if found.signature.is_cause
+        and _is_met(found.signature, everything, names - {found.signature.name})
+        and not (found.signature.retried and _continued(scan, found, scans))
+    ]
+
+
+def _evidence(scans: Sequence[Scan], met: Sequence[tuple[Scan, SignatureHits]]) -> list[Hit]:
+    """Return, for each log, one hit of every cause signature whose conditions are met."""
+    everything = [found for scan in scans for found in scan.hits()]
     evidence: list[Hit] = []
-    for scan, found in matched:
+    for scan, found in met:
         signature = found.signature
-        if not signature.is_cause or not _is_met(signature, everything, names - {signature.name}):
-            continue
         hit = _disagreeing(signature, everything) if signature.disagree else _best_line(found.hits)
-        if hit and hit.path == scan.path and not (signature.retried and _continued(scan, found, scans)):
+        if hit and hit.path == scan.path:
             evidence.append(hit)
     return evidence
 
@@ -195,16 +239,20 @@ def _without_harmless(ranked: list[Hit]) -> list[Hit]:
 def _unexplained_signs(scans: Sequence[Scan]) -> list[Hit]:
     """Return the signs of failure that no cause explains; weak signs only if no progress follows them."""
     explained: set[tuple[str, int]] = set()
+    boilerplate: dict[tuple[str, int], Hit] = {}
     signs: dict[tuple[str, int], Hit] = {}
     for scan in scans:
         last_progress = scan.last_line("progress")
         for hit in (hit for found in scan.hits() for hit in found.hits):
             place = (hit.path, hit.line)
-            if hit.signature.is_cause or hit.signature.name == "boilerplate":
+            if hit.signature.is_cause:
                 explained.add(place)
+            elif hit.signature.name == BOILERPLATE:
+                boilerplate[place] = hit
             elif hit.weight >= OWN_ERROR_WEIGHT or (hit.weight > 0 and hit.line > last_progress):
                 signs[place] = max(hit, signs.get(place, hit), key=lambda hit: hit.weight)
-    return [hit for place, hit in signs.items() if place not in explained]
+    own = [hit for place, hit in signs.items() if place not in explained and place not in boilerplate]
+    return own or [hit for place, hit in boilerplate.items() if place not in explained]
 
 
 def _preceding_errors(first: Hit, signs: Sequence[Hit]) -> list[Hit]:
@@ -228,11 +276,26 @@ def _telling_lines(signs: Sequence[Hit], order: Mapping[str, int]) -> list[Telli
     return [TellingLine(hit.path, hit.line, hit.evidence) for hit in chosen]
 
 
+def _last_lines(scans: Sequence[Scan]) -> list[TellingLine]:
+    """Return the last lines of each log."""
+    return [
+        TellingLine(scan.path, number, text)
+        for scan in scans
+        for number, text in scan.last_lines[-LAST_LINES:]
+        if text
+    ]
+
+
+def _causes(hits: Sequence[Hit]) -> list[Cause]:
+    catalogue = load()
+    return [_cause(hit, catalogue) for hit in hits]
+
+
 def _cause(hit: Hit, catalogue: Catalogue) -> Cause:
     info = catalogue.causes[hit.signature.name]
     explanation = _filled(hit.signature.explanation, hit.groups) or info.explanation
     remedy = _filled(hit.signature.remedy, hit.groups) or info.remedy
-    return Cause(info.name, hit.path, hit.line, hit.evidence, explanation, remedy)
+    return Cause(info.name, info.severity, hit.path, hit.line, hit.evidence, explanation, remedy)
 
 
 def _filled(text: str, groups: Mapping[str, str]) -> str:

@@ -9,33 +9,45 @@ import sys
 import textwrap
 from pathlib import Path
 
-from bench.doctor.catalogue import CauseInfo, causes
+from bench.doctor.catalogue import FAILURE, SLOW, CauseInfo, causes
 from bench.doctor.diagnosis import Cause, Diagnosis
 
 BEGIN = "<!-- causes: written by python -m bench.doctor.report -->"
 END = "<!-- end of causes -->"
 
 _WIDTH = 100
-_HEADINGS = {
-    "ok": "The logs show no failure.",
-    "unknown": "The job failed for an unknown reason. The most informative lines:",
-    "harmless": "The logs show no failure, only warnings about operations that are retried:",
-}
+_SUCCEEDED = "The logs show that the job succeeded."
+_UNKNOWN = "The job failed for an unknown reason. The most informative lines:"
+_UNDECIDED = "The logs show neither a failure nor that the job succeeded."
+_HARMLESS = "The logs show neither a failure nor success, only warnings about operations that are retried:"
 
 
 def as_text(diagnosis: Diagnosis) -> str:
     """Format a diagnosis as text in lines of about 100 characters, starting with the first cause."""
-    blocks = [_HEADINGS[diagnosis.verdict]] if diagnosis.verdict in _HEADINGS else []
-    for place, cause in enumerate(diagnosis.causes):
-        if place == 1:
-            blocks.append("Further causes, which may be consequences of the first:")
-        blocks.append(_cause(cause))
-    if diagnosis.telling_lines and diagnosis.causes:
+    failures = [cause for cause in diagnosis.causes if cause.severity == FAILURE]
+    slow = [cause for cause in diagnosis.causes if cause.severity == SLOW]
+    blocks = _failures(failures)
+    if diagnosis.verdict == "harmless":
+        blocks.insert(0, _HARMLESS)
+    if diagnosis.verdict == "ok":
+        blocks.append(_SUCCEEDED)
+    if diagnosis.verdict == "unknown":
+        last = " The last lines:" if diagnosis.telling_lines else ""
+        blocks.append(_UNKNOWN if diagnosis.failed else _UNDECIDED + last)
+    if diagnosis.telling_lines and failures:
         blocks.append("Other informative lines:")
     if diagnosis.telling_lines:
         lines = diagnosis.telling_lines
         blocks.append("\n".join(f"  {at.path}:{at.line}\n{_evidence(at.text)}" for at in lines))
+    if slow:
+        blocks += ["Slow, but not a failure:", *map(_cause, slow)]
     return "\n\n".join(blocks) + "\n"
+
+
+def _failures(causes: list[Cause]) -> list[str]:
+    further = ["Further causes, which may be consequences of the first:"] if len(causes) > 1 else []
+    blocks = [_cause(cause) for cause in causes]
+    return blocks[:1] + further + blocks[1:]
 
 
 def _cause(cause: Cause) -> str:
@@ -56,7 +68,8 @@ def _wrapped(text: str, indent: str, max_lines: int | None = None) -> str:
 
 
 def _section(info: CauseInfo) -> str:
-    lines = [f"### {info.name}", "", info.explanation, "", f"**Do:** {info.remedy}"]
+    severity = ["", "Severity: slow."] if info.severity == SLOW else []
+    lines = [f"### {info.name}", *severity, "", info.explanation, "", f"**Do:** {info.remedy}"]
     if info.example:
         lines += ["", "```text", *(line.rstrip() for line in info.example.splitlines()), "```"]
     return "\n".join(lines)

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 
 from bench.doctor.catalogue import Catalogue, Signature
@@ -46,6 +47,8 @@ EVIDENCE_CHARACTERS = 2000
 TRACEBACK_LINES = 60
 #: Number of skipped lines kept until the end of the log, when all signatures are tried on them again.
 TAIL_LINES = 512
+#: Number of lines at the end of a log that are searched for all signs of failure, whatever their words.
+LAST_LINES = 8
 #: Number of lines with the same known words that are matched.
 LINES_PER_WORD_SET = 1024
 #: Signatures with enough hits are removed each time this many lines with the same known words have
@@ -289,6 +292,8 @@ class Scan:
     def __init__(self, path: str, catalogue: Catalogue) -> None:
         self.path = path
         self.catalogue = catalogue
+        #: Numbers and texts of the last lines that are not blank.
+        self.last_lines: list[tuple[int, str]] = []
         self._hits: dict[int, SignatureHits] = {}
         self._candidates: dict[frozenset[bytes], _Candidates] = {}
         self._tail: deque[tuple[int, bytes, frozenset[bytes]]] = deque(maxlen=TAIL_LINES)
@@ -296,12 +301,19 @@ class Scan:
     def read(self, source: Source) -> Scan:
         """Read the log once and collect the hits."""
         lines = LineFilter(frozenset(self.catalogue.index), self.catalogue.vocabulary)
+        last: deque[tuple[int, bytes]] = deque(maxlen=LAST_LINES)
         for passage, begin, end in passages(source):
             for index, words in lines.select(passage, begin, end):
                 self._match_line(passage, index, words)
+            filled = (at for at in range(end - 1, begin - 1, -1) if passage.pieces[at].strip())
+            recent = [*islice(filled, LAST_LINES)]
+            last.extend((passage.numbers[at], passage.pieces[at]) for at in reversed(recent))
         skipped = [(number, piece, lines.words_of(piece)) for number, piece in lines.skipped_last.values()]
         for number, piece, words in sorted([*skipped, *self._tail], key=lambda line: line[0]):
             self._match_all(self._candidates_for(words).signatures, Line(Passage([piece], [number]), 0))
+        for number, piece in last:
+            self._match_all(self.catalogue.signs, Line(Passage([piece], [number]), 0))
+        self.last_lines = [(number, shortened(readable(piece), 0)) for number, piece in last]
         return self
 
     def hits(self) -> list[SignatureHits]:

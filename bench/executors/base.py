@@ -105,11 +105,13 @@ def _find_cause(folder: RunFolder) -> dict[str, Any] | None:
 
     logs = {str(log.name): log for log in (folder.err, folder.out) if log.is_file()}
     try:
-        causes = diagnose(logs).causes if logs else []
+        found = diagnose(logs) if logs else None
     except OSError:
         return None
     names = ("cause", "path", "line", "evidence", "explanation", "remedy")
-    return {name: getattr(causes[0], name) for name in names} if causes else None
+    if found is None or found.verdict != "cause":
+        return None
+    return {name: getattr(found.causes[0], name) for name in names}
 
 
 class HostBusyError(BenchError):

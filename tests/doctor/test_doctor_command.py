@@ -59,7 +59,7 @@ def test_the_json_lists_the_first_cause_first(folder: Path, capsys: pytest.Captu
     content = json.loads(capsys.readouterr().out)
     first = content["causes"][0]
     assert (first["cause"], first["line"], first["path"]) == ("missing-srun", 2, "job.err")
-    assert set(first) == {"cause", "path", "line", "evidence", "explanation", "remedy"}
+    assert set(first) == {"cause", "severity", "path", "line", "evidence", "explanation", "remedy"}
 
 
 def test_a_log_of_a_successful_run_shows_no_failure_and_exits_with_zero(
@@ -67,7 +67,17 @@ def test_a_log_of_a_successful_run_shows_no_failure_and_exits_with_zero(
 ) -> None:
     Path("job.out").write_text("step 1 loss 2.0\nTraining finished\n")
     assert run_doctor([Path("job.out")], json=False) == 0
-    assert capsys.readouterr().out == "The logs show no failure.\n"
+    assert capsys.readouterr().out == "The logs show that the job succeeded.\n"
+
+
+def test_a_log_that_shows_neither_failure_nor_success_exits_with_one(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("job.out").write_text("Grad strides do not match bucket view strides.\nstep 1 loss 2.0\n")
+    assert run_doctor([Path("job.out")], json=False) == 1
+    first, _, rest = capsys.readouterr().out.partition("\n\n")
+    assert first == "The logs show neither a failure nor that the job succeeded. The last lines:"
+    assert "Slow, but not a failure:\n\nslow-gradient-strides  job.out:1\n" in rest
 
 
 def test_an_unknown_failure_lists_the_most_informative_lines(

@@ -1,7 +1,7 @@
 """Diagnoses of the logs in ``fixtures/``.
 
-The first lines of a log name the expected first cause and its evidence. For a new cause or message,
-add an entry to the catalogue and a log to ``fixtures/``.
+The first lines of a log name the expected first failure (or verdict), its evidence, and the expected slow
+causes. For a new cause or message, add an entry to the catalogue and a log to ``fixtures/``.
 """
 
 from __future__ import annotations
@@ -12,36 +12,40 @@ from pathlib import Path
 import pytest
 
 from bench.doctor import diagnose
-from bench.doctor.catalogue import load
+from bench.doctor.catalogue import FAILURE, SLOW, load
 
 FIXTURES = sorted(Path(__file__).parent.glob("fixtures/*.txt"))
 
 
-def read(path: Path) -> tuple[str, str, bytes]:
-    """Return the expected cause (or verdict), the expected evidence, and the log."""
+def read(path: Path) -> tuple[dict[str, str], bytes]:
+    """Return what is expected (keys expect, evidence, slow), and the log."""
     content = path.read_bytes()
-    header: dict[str, str] = {}
-    while content.startswith((b"# expect: ", b"# evidence: ")):
+    header = {"evidence": "", "slow": ""}
+    while content.startswith((b"# expect: ", b"# evidence: ", b"# slow: ")):
         line, _, content = content.partition(b"\n")
         key, _, value = line.decode().removeprefix("# ").partition(": ")
         header[key] = value
-    return header["expect"], header.get("evidence", ""), content
+    return header, content
 
 
 @pytest.mark.parametrize("path", FIXTURES, ids=lambda path: path.stem)
 def test_the_first_cause_and_its_evidence_are_found(path: Path) -> None:
-    expected, evidence, log = read(path)
+    header, log = read(path)
+    evidence = header["evidence"]
     found = diagnose({path.name: log})
-    if found.causes:
-        assert found.causes[0].cause == expected
-        assert found.causes[0].evidence.startswith(evidence)
-        assert evidence in log.decode().split("\n")[found.causes[0].line - 1]
+    failures = [cause for cause in found.causes if cause.severity == FAILURE]
+    if failures:
+        assert failures[0].cause == header["expect"]
+        assert failures[0].evidence.startswith(evidence)
+        assert evidence in log.decode().split("\n")[failures[0].line - 1]
     else:
-        assert found.verdict == expected
+        assert found.verdict == header["expect"]
         assert any(line.text.startswith(evidence) for line in found.telling_lines) == bool(evidence)
+    assert [cause.cause for cause in found.causes if cause.severity == SLOW] == header["slow"].split()
 
 
 def test_every_cause_has_at_least_two_logs() -> None:
-    logs = Counter(read(path)[0] for path in FIXTURES)
+    headers = [read(path)[0] for path in FIXTURES]
+    logs = Counter(name for header in headers for name in (header["expect"], *header["slow"].split()))
     shown = {signature.name for signature in load().signatures if signature.is_cause}
     assert {name: logs[name] for name in shown if logs[name] < 2} == {}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
+import pytest
+
 from bench.doctor import Diagnosis, diagnose, diagnose_text
 
 OOM = "slurmstepd: error: Detected 1 oom_kill event in StepId=77.0. Some of the step tasks"
@@ -130,8 +132,12 @@ def test_warnings_of_retries_are_dropped_if_the_training_continues() -> None:
     alone = diagnose_text(warning)
     assert (alone.verdict, names(alone)) == ("harmless", ["harmless-retry"])
     went_on = diagnose_text(f"{warning}\nepoch 0 step 10 loss 2.31\n")
-    assert (went_on.verdict, went_on.causes, went_on.telling_lines) == ("ok", [], [])
-    elsewhere = diagnose({"rank1.log": warning, "rank0.log": "epoch 0 step 10 loss 2.31\n"})
+    assert (went_on.verdict, went_on.failed, went_on.causes) == ("unknown", False, [])
+    finished = diagnose_text(f"{warning}\nepoch 0 step 10 loss 2.31\nTraining finished\n")
+    assert (finished.verdict, finished.causes, finished.telling_lines) == ("ok", [], [])
+    elsewhere = diagnose(
+        {"rank1.log": warning, "rank0.log": "epoch 0 step 10 loss 2.31\nTraining finished\n"}
+    )
     assert (elsewhere.verdict, elsewhere.causes) == ("ok", [])
 
 
@@ -160,7 +166,63 @@ W0309 02:01:11.012000 3012 torch/distributed/run.py:793] Setting OMP_NUM_THREADS
 FutureWarning: `torch.cuda.amp.autocast(args...)` is deprecated.
 errors: 0, failed requests: 0
 """
-    assert (diagnose_text(noise).verdict, diagnose_text("").verdict) == ("ok", "ok")
+    found = diagnose_text(noise)
+    assert (found.verdict, found.failed, found.causes) == ("unknown", False, [])
+    assert diagnose_text(f"{noise}Training finished\n").verdict == "ok"
+
+
+def test_a_log_without_evidence_of_success_is_unknown_with_its_last_lines() -> None:
+    found = diagnose_text("loading data\n\nepoch 1 step 10 loss 2.0\nepoch 1 step 20 loss 1.9\n\n")
+    assert (found.verdict, found.failed) == ("unknown", False)
+    assert [(line.line, line.text) for line in found.telling_lines] == [
+        (1, "loading data"),
+        (3, "epoch 1 step 10 loss 2.0"),
+        (4, "epoch 1 step 20 loss 1.9"),
+    ]
+    assert (diagnose_text("").verdict, diagnose_text("").telling_lines) == ("unknown", [])
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "subprocess.CalledProcessError: Command '['python', 'train.py']' returned non-zero exit status 1.",
+        "mypackage.trainer.NoSuchShardError: shard 7",
+        "OddlyNamedFailureError: 3",
+        "subprocess.CalledProcessError: Command '['python', 'train.py']' died with <Signals.SIGUSR2: 12>.",
+        "mpirun noticed that process rank 3 with PID 4433 on node n042 exited on signal 6 (Aborted).",
+        "[launch.py:351:main] Process 4433 exits with return code = 1",
+        "train.py exited with code 3",
+        "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:",
+    ],
+)
+def test_a_last_line_that_shows_a_failure_is_never_called_success(line: str) -> None:
+    for before in ("", "epoch 1 step 10 loss 2.0\n", "Training finished\n"):
+        found = diagnose_text(f"{before}{line}\n")
+        assert (found.verdict, found.failed) == ("unknown", True)
+        assert line in [telling.text for telling in found.telling_lines]
+
+
+def test_a_success_message_that_a_script_prints_after_a_failed_program_is_not_believed() -> None:
+    assert diagnose_text(f"step 10 loss 2.0\n{OOM}\nJob finished\n").verdict == "cause"
+    exited = "srun: error: n1: task 0: Exited with exit code 1"
+    assert diagnose_text(f"step 10 loss 2.0\n{exited}\nJob finished\n").verdict == "unknown"
+
+
+def test_a_download_that_completed_successfully_is_no_evidence_of_success() -> None:
+    assert diagnose_text("Download completed successfully\n").verdict == "unknown"
+
+
+def test_slow_causes_follow_the_failures_and_leave_the_verdict_unchanged() -> None:
+    slow = "Warning: Grad strides do not match bucket view strides."
+    failed = diagnose_text(f"{slow}\n{OOM}\n")
+    assert [(cause.cause, cause.severity) for cause in failed.causes] == [
+        ("oom-host", "failure"),
+        ("slow-gradient-strides", "slow"),
+    ]
+    finished = diagnose_text(f"{slow}\nstep 10 loss 2.0\nTraining finished\n")
+    assert (finished.verdict, names(finished)) == ("ok", ["slow-gradient-strides"])
+    alone = diagnose_text(f"{slow}\nstep 10 loss 2.0\n")
+    assert (alone.verdict, alone.failed, names(alone)) == ("unknown", False, ["slow-gradient-strides"])
 
 
 def test_a_message_wrapped_over_lines_is_matched() -> None:
@@ -199,6 +261,7 @@ def test_a_log_may_be_a_path_an_open_file_lines_or_text(tmp_path: Path) -> None:
 
 def test_the_json_has_the_promised_keys() -> None:
     content = diagnose_text(f"{OOM}\n").as_json()
-    assert list(content) == ["verdict", "causes", "telling_lines"]
-    assert list(content["causes"][0]) == ["cause", "path", "line", "evidence", "explanation", "remedy"]
+    assert list(content) == ["verdict", "failed", "causes", "telling_lines"]
+    keys = ["cause", "severity", "path", "line", "evidence", "explanation", "remedy"]
+    assert list(content["causes"][0]) == keys
     assert content["causes"][0]["evidence"] == OOM
