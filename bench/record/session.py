@@ -27,7 +27,7 @@ from bench.measure.transport import (
     read_traces,
     users_variables,
 )
-from bench.measure.windows import Window, merge_windows
+from bench.measure.windows import Window, fewest_warmup_steps, merge_windows
 from bench.record.attribution import find_ddp
 from bench.record.settings import Lengths, RecorderError, launch_from, recording_folder
 from bench.study.files import write_json
@@ -226,7 +226,7 @@ class RunWriter:
         record = merge_windows(self.epochs + 1, windows, self._places, on_gpus=self._device.type == "cuda")
         self._results.add(record)
         if not all(window.stable for window in windows):
-            steps = self._lengths.warmup_steps
+            steps = fewest_warmup_steps(self._lengths.warmup_steps, self._device)
             self.warn(f"the step time was not yet stable after {steps} warm-up steps")
         if jumps := [str(rank) for rank, window in enumerate(windows) if window.clock_jumps]:
             ranks = f"rank {', '.join(jumps)}"

@@ -164,3 +164,15 @@ def test_nccls_log_lies_in_the_runs_folder_and_is_understood(server, tmp_path):
     assert transport["source"] == "NCCL's log"
     assert transport["version"]
     assert transport["network"] is None, "one rank sends nothing over a network"
+
+
+def test_conditions_hold_the_clocks_of_every_rank_and_env_the_gpus_facts(server, tmp_path):
+    pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
+    words = [*WORDS, "--per-gpu-batch", "512", "--backend", "nccl", "--probe-steps", "0"]
+    finished = server.start(tmp_path, words, torchrun_env(1)).finish().succeeded()
+    content = json.loads((finished.folder / "conditions.json").read_text(encoding="utf-8"))
+    assert [window["epoch"] for window in content["windows"]] == [1, 2]
+    for window in content["windows"]:
+        for sample in window["ranks"][0]["clocks"].values():
+            assert sample["sm_mhz"] > 0
+        assert window["ranks"][0]["collectives"] >= 20, "every step reduces its gradients"

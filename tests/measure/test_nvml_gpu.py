@@ -1,0 +1,73 @@
+"""NVML's real answers on a machine with a GPU."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from statistics import median
+
+import pytest
+import torch
+
+from bench.measure import nvml
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine"),
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def busy() -> Iterator[None]:
+    """Keep the GPU busy, because an idle GPU lowers its clocks and its PCIe generation."""
+    pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
+    nvml._library.cache_clear()
+    nvml.open_gpu.cache_clear()
+    left = torch.randn(4096, 4096, device="cuda")
+    for _ in range(200):
+        left = (left @ left).clamp(-1, 1)
+    yield
+    torch.cuda.synchronize()
+
+
+def test_the_clocks_of_a_busy_gpu_are_plausible():
+    found = nvml.clocks(0)
+    print(found)
+    assert found["sm_mhz"] is not None
+    assert 100 < found["sm_mhz"] < 5_000
+    assert found["memory_mhz"] is None or 100 < found["memory_mhz"] < 30_000
+    assert found["power_w"] is None or 5 < found["power_w"] < 2_000
+    assert found["temperature_c"] is None or 10 < found["temperature_c"] < 110
+    assert found["reasons"] is None or set(found["reasons"]) == {"hardware", "thermal", "power_cap", "other"}
+
+
+def test_reading_the_clocks_takes_less_than_twenty_milliseconds():
+    nvml.clocks(0)
+    seconds = []
+    for _ in range(20):
+        began = time.perf_counter()
+        nvml.clocks(0)
+        seconds.append(time.perf_counter() - began)
+    print(f"median {median(seconds) * 1e3:.2f} ms, longest {max(seconds) * 1e3:.2f} ms")
+    assert median(seconds) < 0.010, "a window is sampled twice"
+
+
+def test_the_facts_describe_every_visible_gpu():
+    facts = nvml.gpu_facts()
+    print(facts)
+    assert facts["driver"]
+    assert [gpu["name"] for gpu in facts["gpus"]] == [
+        torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())
+    ]
+    for gpu in facts["gpus"]:
+        width, widest = gpu["pcie"]["width"], gpu["pcie"]["width_max"]
+        assert width is None or 1 <= width <= widest <= 32
+        assert len(gpu["p2p"]) == torch.cuda.device_count() - 1
+
+
+def test_the_driver_and_nvml_agree_about_the_gpus_address():
+    address, bus = nvml.pci_address(0), nvml.gpu_facts()["gpus"][0]["pci_bus_id"]
+    assert address is not None
+    assert bus is not None
+    domain, _, place = address.lower().partition(":")
+    assert f"{int(domain, 16):04x}:{place}" == bus
