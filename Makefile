@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo test check benchmark gpu campaign slow-nodes torch-releases cluster cluster-down releases clean setup setup-tests
+.PHONY: help demo test check benchmark gpu campaign campaign-disturbed slow-nodes torch-releases cluster cluster-down releases clean setup setup-tests
 
 help:
 	@echo "make demo       set up, run a small study on this machine, end with the path of its report"
@@ -14,6 +14,7 @@ help:
 	@echo "make gpu        on a machine with a GPU: its tests and measurements, in at most 8 minutes"
 	@echo "make campaign   kill bench submit 50 times on the test cluster, cause every fault, check intervals by simulation"
 	@echo "make slow-nodes  count false alarms about slow nodes in simulated studies"
+	@echo "make campaign-disturbed  disturb runs on the test cluster, and check which runs are called disturbed"
 	@echo "make torch-releases  test the measurement with other releases of torch and Python (40 GB, an hour)"
 	@echo "make cluster    start a real Slurm on this machine (make cluster-down stops it); SLURM=trixie: another release"
 	@echo "make releases   run the tests of the cluster and the fault campaign on four Slurm releases (two hours)"
@@ -59,6 +60,12 @@ campaign: setup-tests
 
 slow-nodes: setup-tests
 	$(BIN)/python benchmarks/campaign_slow_nodes.py --studies $(STUDIES)
+
+# An hour on the test cluster: disturb runs by jobs and processes on their nodes, and check which are called disturbed.
+DRAWS ?= 40
+HEALTHY ?= 12
+campaign-disturbed: setup-tests
+	$(BIN)/python benchmarks/campaign_disturbed.py --draws $(DRAWS) --studies $(HEALTHY)
 
 # Virtual environments in the user's cache; they are kept. For one release: make torch-releases RELEASES=2.4.1
 RELEASES ?=

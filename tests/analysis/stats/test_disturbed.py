@@ -1,0 +1,107 @@
+"""Disturbed runs are left out, unless their condition is common to all runs of their cell."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from analysis.checks.scaling_table import scaling_table
+from analysis.data.load import load_study
+from analysis.stats.disturbed import common_reasons
+from analysis.stats.measured import measure
+from bench.study.conditions import Reason
+from tests.analysis.studies import StudyBuilder, strong
+from tests.commands.command_line import bench
+
+
+def entry(reason: str, node: str = "n1") -> dict[str, Any]:
+    times = {"start": "2026-01-02T03:04:10Z", "end": "2026-01-02T03:05:00Z"}
+    return {"reason": reason, "node": node, **times, "value": None, "limit": None}
+
+
+def disturbed(folder: Path, cells: Mapping[str, list[list[str] | None]]) -> Path:
+    """Write a study of 1, 2 and 4 nodes with three repeats; ``cells`` gives the reasons of each run."""
+    builder = StudyBuilder(folder, strong(64, sizes=(1, 2, 4)), repeats=3)
+    path = builder.write()
+    for cell in builder.cells:
+        runs = cells.get(str(cell.nodes), [None] * 3)
+        for repeat, reasons in enumerate(runs, 1):
+            file = path / f"runs/{cell.cell_id}-r{repeat}/attempt-1/run.json"
+            content = json.loads(file.read_text())
+            if reasons is not None:
+                content["disturbed"] = [entry(reason) for reason in reasons]
+            file.write_text(json.dumps(content))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("runs", "left_out"),
+    [
+        ([["foreign-cpu"], [], []], [True, False, False]),
+        ([["foreign-cpu"], [], None], [True, False, False]),
+        # The same condition in all runs is a property of the study.
+        ([["study-run"], ["study-run"], ["study-run"]], [False, False, False]),
+        ([["study-run"], ["study-run", "foreign-cpu"], ["study-run"]], [False, True, False]),
+        # No run is undisturbed.
+        ([["study-run"], ["foreign-cpu"], ["link-errors"]], [False, False, False]),
+        ([[], [], []], [False, False, False]),
+    ],
+)
+def test_a_disturbed_run_is_left_out_if_an_undisturbed_one_exists(
+    tmp_path: Path, runs: list[list[str] | None], left_out: list[bool]
+) -> None:
+    study = load_study(disturbed(tmp_path / "s", {"2": runs}))
+    frames = measure(study)
+    own = frames.runs[frames.runs["cell_id"].str.startswith("n2")].sort_values("repeat")
+    assert own["left_out"].to_list() == left_out
+    assert own["measured"].to_list() == [not out for out in left_out]
+    assert not measure(study, include_disturbed=True).runs["left_out"].any()
+
+
+def test_results_mean_the_undisturbed_runs_and_those_of_all_runs_stand_beside_them(tmp_path: Path) -> None:
+    path = disturbed(tmp_path / "s", {"2": [["foreign-cpu"], [], []], "4": [["study-run"]] * 3})
+    study = load_study(path)
+    rows = scaling_table(study).set_index("nodes")
+    throughput = measure(study, include_disturbed=True).runs.set_index("run_id")["throughput_samples_per_sec"]
+    of_two = [throughput[run] for run in throughput.index if run.startswith("n2")]
+    assert rows.loc[2, "n"] == 2
+    assert rows.loc[2, "throughput_samples_per_sec"] == pytest.approx(
+        1 / np.mean([1 / x for x in of_two[1:]])
+    )
+    assert rows.loc[2, "throughput_all"] == pytest.approx(1 / np.mean([1 / x for x in of_two]))
+    speedup = rows.loc[2, "throughput_all"] / rows.loc[1, "throughput_all"]
+    assert rows.loc[2, "efficiency_all"] == pytest.approx(speedup / 2)
+    assert rows.loc[2, "reason"] == "1 of 3 runs left out because something disturbed them"
+    assert rows["n_disturbed"].fillna(-1).to_list() == [-1, 1, 3]
+    assert (rows.loc[4, "n"], rows.loc[4, "reason"]) == (3, "")
+    common = common_reasons(study.runs)
+    assert [common[cell] for cell in rows["cell_id"]] == [set(), set(), {Reason.STUDY_RUN}]
+
+
+def test_the_report_says_which_runs_it_leaves_out_and_can_use_all(tmp_path: Path) -> None:
+    path = disturbed(tmp_path / "s", {"2": [["foreign-cpu"], [], []]})
+    assert bench("report", str(path), cwd=tmp_path).returncode == 0
+    words = "CPU time of foreign processes on n1 from 2026-01-02 03:04:10 to 03:05:00 UTC"
+    assert f"left out: disturbed by {words}" in (path / "report/index.html").read_text()
+    assert counted(path) == {"1": ("3", ""), "2": ("2", "1"), "4": ("3", "")}
+    with (path / "report/runs.csv").open(newline="") as file:
+        shown = {row["run_id"]: row["disturbed"] for row in csv.DictReader(file) if row["disturbed"]}
+    assert list(shown.values()) == [words]
+    assert bench("report", str(path), "--include-disturbed", cwd=tmp_path).returncode == 0
+    assert counted(path)["2"] == ("3", "1")
+    table = tmp_path / "t.csv"
+    table.write_text("nodes,throughput,mode\n1,10,strong\n2,19,strong\n")
+    refused = bench("report", str(table), "--include-disturbed", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "--include-disturbed is for a study, not for a table" in refused.stderr
+
+
+def counted(path: Path) -> dict[str, tuple[str, str]]:
+    with (path / "report/scaling.csv").open(newline="") as file:
+        return {row["nodes"]: (row["n"], row["n_disturbed"]) for row in csv.DictReader(file)}
