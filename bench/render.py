@@ -133,6 +133,8 @@ class Renderer:
             alone=shape.alone,
             command=shape.command,
             records=shape.records,
+            samples=shape.command and not shape.records,
+            node_task_cpus=_node_task_cpus(shape, self._cores),
             program=_program(shape),
             step_gpus=f" {gpu_option(cluster)}{_MARK}ranks_per_node_max{_MARK}" * (shape.device == "cuda"),
             cpus=self._cores,
@@ -238,6 +240,11 @@ def _program(shape: _Shape) -> str:
         return '"${command[@]}"' if shape.launcher == "torchrun" else _WITH_RANK_VARIABLES
     program = '-m bench.workload "${workload[@]}"'
     return program if shape.launcher == "torchrun" else f'"$python" {program}'
+
+
+def _node_task_cpus(shape: _Shape, cores: int) -> str:
+    """Return the cores of a step with one task per node; the job's tasks have as many."""
+    return f"{_MARK}cpus_per_node{_MARK}" if shape.launcher == "torchrun" else str(cores)
 
 
 def _template_name(cluster: Cluster, shape: _Shape) -> str:

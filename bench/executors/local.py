@@ -30,6 +30,7 @@ from bench.executors.base import SerialExecutor
 from bench.executors.outcome import Outcome, process_outcome, with_workload_error
 from bench.matrix.cell import Cell, Run
 from bench.matrix.workload import to_arguments
+from bench.measure.command_conditions import sampled_node
 from bench.study.layout import RunFolder
 from bench.study.ledger import FailureClass, RunState
 from bench.study.plan_json import PlannedStudy
@@ -63,7 +64,8 @@ class LocalExecutor(SerialExecutor):
             code = self._run_in_server(attempt, limit_s)
         else:
             script = self.study.script(attempt.cell.cell_id)
-            code = run_script(script, attempt.folder, env={}, limit_s=limit_s)
+            with sampled_node(attempt.folder) if attempt.cell.is_unrecorded else contextlib.nullcontext():
+                code = run_script(script, attempt.folder, env={}, limit_s=limit_s)
         if code is None:
             reason = f"the time limit of {human_duration(limit_s)} was reached"
             reason = with_workload_error(attempt.folder, reason)

@@ -67,8 +67,10 @@ class SlurmExecutor:
     def __init__(self, study: PlannedStudy, *, slurm: Slurm | None = None) -> None:
         self.study = study
         provides_python = study.plan.get("setup") or study.plan.get("container")
+        samples = any(cell.is_unrecorded for cell in study.cells.values())
         #: Variables for sbatch. Without cluster.setup or a container, jobs use this Python interpreter.
-        self.variables = {} if provides_python else {"BENCH_PYTHON": sys.executable}
+        #: It also samples the nodes of commands without the recorder, whose own Python may lack bench.
+        self.variables = {} if provides_python and not samples else {"BENCH_PYTHON": sys.executable}
         self.slurm = slurm or Slurm(environment={**os.environ, **self.variables})
         self._cells = {run.run_id: study.cells[run.cell_id] for run in study.runs}
         self._warned_of_overriding = False

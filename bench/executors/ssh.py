@@ -26,6 +26,7 @@ from bench.executors.outcome import Outcome, error_line, killed_rank, process_ou
 from bench.executors.ssh_hosts import Connection, HostError, HostGroup
 from bench.matrix.cell import Cell, Run
 from bench.matrix.cluster import HOST_ADDRESS, Host
+from bench.measure.command_conditions import merge_nodes
 from bench.study.files import write_json
 from bench.study.ledger import FailureClass, RunState, now
 from bench.study.plan_json import PlannedStudy
@@ -109,6 +110,9 @@ class SshExecutor(SerialExecutor):
                 group.follow(lambda: group.over, limit_s=STOP_S)
                 problems = self._collect(group, attempt, mark)
                 self._write_end(group, attempt, first_failed)
+                if attempt.cell.is_unrecorded:
+                    with contextlib.suppress(UnwritableError):
+                        merge_nodes(attempt.folder)
             outcome = _outcome(attempt, group, first_failed, limit_s=None if in_time else limit_s)
         outcome.reason = "; ".join(filter(None, (outcome.reason, *problems)))
         return outcome

@@ -110,6 +110,11 @@ class Cell:
         return self.workload.get("metrics") or {}
 
     @property
+    def is_unrecorded(self) -> bool:
+        """True for a command that does not use the recorder."""
+        return self.command is not None and self.metrics.get("source") != "recorder"
+
+    @property
     def device(self) -> str:
         """``cuda`` or ``cpu``."""
         return str(self.workload["device"])

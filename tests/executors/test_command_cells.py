@@ -6,8 +6,10 @@ import csv
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
+from datetime import datetime
 from pathlib import Path
 
 import psutil
@@ -16,6 +18,7 @@ import pytest
 from bench.executors import local
 from bench.executors.base import Callbacks
 from bench.executors.local import LocalExecutor
+from bench.measure.command_conditions import merge_nodes
 from bench.plan import make_plan, write_plan
 from bench.study.layout import RunFolder, StudyFolder
 from bench.study.plan_json import PlannedStudy, open_study
@@ -101,6 +104,31 @@ metrics: none"""
     for rank in (0, 1):
         assert (folder.path / f"words.{rank}").read_text().splitlines() == wanted
     assert verify_run(folder.path).passed
+
+
+def test_the_node_is_sampled_before_and_after_a_command_without_the_recorder(study):
+    done = study("command: [sleep, '0.3']\nmetrics: none")
+    folder = left(done)
+    content = json.loads(folder.conditions.read_text())
+    (window,) = content["windows"]
+    assert (window["epoch"], window["ranks"]) == (None, [])
+    start, end = (datetime.fromisoformat(window[name]) for name in ("start", "end"))
+    assert (end - start).total_seconds() >= 0.3
+    (node,) = window["nodes"]
+    assert node["node"] == socket.gethostname()
+    assert node["foreign_cpu_s"] >= 0
+    assert [path.name for path in folder.path.glob("conditions*")] == ["conditions.json"]
+
+
+def test_a_node_that_cannot_be_sampled_is_stated_and_does_not_fail_the_run(tmp_path):
+    folder = RunFolder(tmp_path)
+    (tmp_path / "conditions.err").write_text("Traceback\nNo module named bench\n\n")
+    merge_nodes(folder)
+    assert json.loads(folder.conditions.read_text()) == {
+        "schema": 1,
+        "windows": [],
+        "not_sampled_because": "No module named bench",
+    }
 
 
 def test_a_failed_command_is_reported_with_its_error(study):

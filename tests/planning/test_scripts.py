@@ -108,6 +108,15 @@ def golden_scripts(tmp_path: Path) -> dict[str, str]:
     found["one-node-torchrun.sbatch"] = list(scripts(alone))[-1][1]
     for cell, text in scripts(plan_of(tmp_path, COMMAND)):
         found[f"command-{cell.launcher}.sbatch"] = text
+    for cell, text in scripts(plan_of(tmp_path, COMMAND + "  metrics: none\n")):
+        found[f"unrecorded-{cell.launcher}.sbatch"] = text
+    of_hosts = (
+        COMMAND.replace("executor: slurm", "executor: ssh, hosts: [a, b]")
+        .replace("[srun, torchrun]", "[torchrun]")
+        .replace('    - "{master_addr}:{master_port}"\n', "")
+    )
+    for _, text in scripts(plan_of(tmp_path, of_hosts + "  metrics: none\n")):
+        found["unrecorded-ssh.sh"] = text
     for cell, text in scripts(plan_of(tmp_path, SITE % BINDING)):
         found[f"binding-{cell.launcher}.sbatch"] = text
     found["pack.sbatch"] = pack_script(plan_of(tmp_path, SITE % ""))
