@@ -5,17 +5,22 @@ the same two gloo ranks with one thread each. Each pair of neighbouring blocks g
 result is the trimmed mean of the ratios with its 95 % interval.
 
     python benchmarks/overhead.py [--device cpu|cuda] [--parameters 8M] [--batch 22] [--pairs 200] [--steps 5]
-                                  [--json FILE]
+                                  [--json FILE] [--conditions]
 
 On a GPU, one nccl rank is used. Exits with 1 if the whole interval is above 1 % (0.5 % on a GPU). Choose a
 size for which the GPU is busy all the time, such as ``--parameters 64M --batch 1024``. With a small network,
 the host launches kernels too slowly for the GPU, and every call of Python counts.
+
+With ``--conditions``, the throughput window with the samples for conditions.json is compared with the same
+window without them. The time of the samples of one window, which lie outside of it, is printed as well.
+Exits with 1 if its CPU time is above 20 ms. On a quiet machine, both times are nearly equal.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import sys
 import time
@@ -35,6 +40,7 @@ from torch.nn.parallel import DistributedDataParallel
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.matrix.workload import WorkloadOptions
+from bench.measure.conditions import Conditions
 from bench.measure.exchange import Collectives
 from bench.measure.meters import Meters
 from bench.workload.data.feed import DataShard, open_feed
@@ -46,6 +52,8 @@ from bench.workload.windows import Windows
 
 RANKS = 2
 MOST_ADDED = {"cpu": 0.01, "cuda": 0.005}
+#: Maximum CPU time of the samples before and after a window, and the number of windows that are timed.
+MOST_SAMPLING_S, SAMPLED = 0.02, 50
 
 
 @dataclass(frozen=True)
@@ -99,13 +107,17 @@ def by_hand(options: WorkloadOptions, batch: int, here: Seat) -> Callable[[int],
     return train
 
 
-def by_harness(options: WorkloadOptions, batch: int, here: Seat) -> Callable[[int], float]:
+def by_harness(
+    options: WorkloadOptions, batch: int, here: Seat, *, conditions: bool = True
+) -> Callable[[int], float]:
     """Return a function that runs a throughput window of a number of steps and returns the seconds."""
     device, rank = here.device, here.rank
+    sampler = Conditions(device, os.environ, reads_node=rank == 0) if conditions else None
     feed = open_feed(options, batch, DataShard(rank, here.world_size, device))
     trainer = Trainer(wrap(build_task(options, feed.shape), options), feed, options)
     meters = Meters(device, reads_host=rank == 0, reads_device=True)
-    windows = Windows(trainer, Collectives(device, here.backend), meters, device, samples_per_step=batch)
+    collectives = Collectives(device, here.backend)
+    windows = Windows(trainer, collectives, meters, device, samples_per_step=batch, conditions=sampler)
     windows.warm_up(options.warmup_steps)
 
     def train(steps: int) -> float:
@@ -116,10 +128,28 @@ def by_harness(options: WorkloadOptions, batch: int, here: Seat) -> Callable[[in
     return train
 
 
-def measure(rank: int, port: int, *, given: argparse.Namespace) -> list[list[float]]:
-    """Run all pairs of blocks on one rank; return the seconds of both blocks of each pair.
+def sampling_s(device: torch.device) -> tuple[float, float]:
+    """Return the median time and CPU time of the samples of a window, on a rank that samples its node."""
+    conditions = Conditions(device, os.environ, reads_node=True)
+    seconds = []
+    for _ in range(SAMPLED):
+        began = time.perf_counter(), time.process_time()
+        conditions.sample()
+        conditions.start()
+        conditions.stop(samples=0, sync_passes=0)
+        seconds.append((time.perf_counter() - began[0], time.process_time() - began[1]))
+        time.sleep(0.1)  # other processes run during a window, and are read again after it
+    wall, cpu = (statistics.median(column) for column in zip(*seconds, strict=True))
+    return wall, cpu
 
-    The hand-written loop is first in each pair. The seconds are those of the slowest rank.
+
+def measure(
+    rank: int, port: int, *, given: argparse.Namespace
+) -> tuple[list[list[float]], tuple[float, float]]:
+    """Run all pairs of blocks on one rank; return the seconds of both blocks of each pair, and of sampling.
+
+    The hand-written loop, or the window without conditions, is first in each pair. The seconds are those of
+    the slowest rank.
     """
     torch.set_num_threads(1)
     here = seat(rank, given.device)
@@ -134,7 +164,8 @@ def measure(rank: int, port: int, *, given: argparse.Namespace) -> list[list[flo
     options = WorkloadOptions.model_validate(
         {"device": given.device, "model": "mlp", "parameters": given.parameters}
     )
-    ways = [by_hand(options, given.batch, here), by_harness(options, given.batch, here)]
+    first = partial(by_harness, conditions=False) if given.conditions else by_hand
+    ways = [first(options, given.batch, here), by_harness(options, given.batch, here)]
     collectives = Collectives(here.device, here.backend)
     for way in ways:
         way(options.warmup_steps)
@@ -144,7 +175,7 @@ def measure(rank: int, port: int, *, given: argparse.Namespace) -> list[list[flo
         seconds = {number: ways[number](given.steps) for number in order}
         pairs.append(collectives.maxima([seconds[0], seconds[1]]))
     collectives.barrier()
-    return pairs
+    return pairs, sampling_s(here.device) if given.conditions and rank == 0 else (0.0, 0.0)
 
 
 def main() -> int:
@@ -171,19 +202,25 @@ def main() -> int:
         default=5,
         help="steps per block; if blocks are short, noise affects both blocks of a pair equally",
     )
+    parser.add_argument(
+        "--conditions", action="store_true", help="compare the harness with and without conditions.json"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result to this file")
     given = parser.parse_args()
     given.parameters = WorkloadOptions(parameters=given.parameters).parameters
     ranks = RANKS if given.device == "cpu" else 1
-    pairs = in_ranks(partial(measure, given=given), ranks=ranks)
+    pairs, (wall_s, cpu_s) = in_ranks(partial(measure, given=given), ranks=ranks)
+    names = (
+        ("without conditions", "with conditions") if given.conditions else ("hand-written loop", "harness")
+    )
     hand_s, harness_s = (statistics.median(column) / given.steps for column in zip(*pairs, strict=True))
     print(
         f"mlp of {given.parameters:,} parameters, {given.device}, "
         f"{given.pairs} pairs of blocks of {given.steps} steps"
     )
-    print(f"median step: hand-written loop {hand_s * 1e3:.3f} ms, harness {harness_s * 1e3:.3f} ms")
+    print(f"median step: {names[0]} {hand_s * 1e3:.3f} ms, {names[1]} {harness_s * 1e3:.3f} ms")
     found = ratio(pairs)
-    print(f"ratio harness / hand-written loop: {found}")
+    print(f"ratio {names[1]} / {names[0]}: {found}")
     if given.json is not None:
         seconds = {"hand_written_step_s": hand_s, "harness_step_s": harness_s}
         ratios = {"ratio": found.value, "ratio_low": found.low, "ratio_high": found.high}
@@ -196,7 +233,12 @@ def main() -> int:
         given.json.write_text(
             json.dumps({**size, **seconds, **ratios, "limit": 1 + MOST_ADDED[given.device]})
         )
-    return 1 if found.adds_more_than(MOST_ADDED[given.device], who="the harness") else 0
+    failed = found.adds_more_than(MOST_ADDED[given.device], who="the harness")
+    if given.conditions:
+        processes = sum(path.name.isdigit() for path in Path("/proc").iterdir())
+        times = f"{wall_s * 1e3:.1f} ms ({cpu_s * 1e3:.1f} ms of CPU time)"
+        print(f"samples of a window: {times}, with {processes} processes on this machine")
+    return 1 if failed or cpu_s > MOST_SAMPLING_S else 0
 
 
 if __name__ == "__main__":
