@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo test check benchmark gpu campaign campaign-disturbed slow-nodes torch-releases cluster cluster-down releases clean setup setup-tests
+.PHONY: help demo test check benchmark gpu campaign campaign-disturbed campaign-links slow-nodes torch-releases cluster cluster-down releases clean setup setup-tests
 
 help:
 	@echo "make demo       set up, run a small study on this machine, end with the path of its report"
@@ -15,6 +15,7 @@ help:
 	@echo "make campaign   kill bench submit 50 times on the test cluster, cause every fault, check intervals by simulation"
 	@echo "make slow-nodes  count false alarms about slow nodes in simulated studies"
 	@echo "make campaign-disturbed  disturb runs on the test cluster, and check which runs are called disturbed"
+	@echo "make campaign-links  measure links of random rates on the test cluster with the default settings"
 	@echo "make torch-releases  test the measurement with other releases of torch and Python (40 GB, an hour)"
 	@echo "make cluster    start a real Slurm on this machine (make cluster-down stops it); SLURM=trixie: another release"
 	@echo "make releases   run the tests of the cluster and the fault campaign on four Slurm releases (two hours)"
@@ -23,10 +24,10 @@ help:
 demo: setup
 	$(BIN)/bench run smoke_cpu
 
-# Three at a time, because tests on the cluster often wait. Then the tests that compare times, one by one.
+# Four at a time, because tests on the cluster often wait. Then the tests that compare times, one by one.
 # (pytest exits with 5 if TESTS contains no test of a kind.)
 test: setup-tests
-	$(BIN)/python -m pytest -n 3 --dist loadscope -m "not alone" $(TESTS) || [ $$? = 5 ]
+	$(BIN)/python -m pytest -n 4 --dist loadscope --no-loadscope-reorder -m "not alone" $(TESTS) || [ $$? = 5 ]
 	$(BIN)/python -m pytest -m alone $(TESTS) || [ $$? = 5 ]
 
 check: setup-tests
@@ -66,6 +67,11 @@ DRAWS ?= 40
 HEALTHY ?= 12
 campaign-disturbed: setup-tests
 	$(BIN)/python benchmarks/campaign_disturbed.py --draws $(DRAWS) --studies $(HEALTHY)
+
+# Links of random rates, measured with the default settings: LINKS of a minute each.
+LINKS ?= 5
+campaign-links: setup-tests
+	$(BIN)/python benchmarks/campaign_links.py --draws $(LINKS)
 
 # Virtual environments in the user's cache; they are kept. For one release: make torch-releases RELEASES=2.4.1
 RELEASES ?=

@@ -43,10 +43,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark all tests that use the cluster, so that ``-m "not cluster"`` excludes them."""
+    """Mark all tests that use the cluster, so that ``-m "not cluster"`` excludes them; put long modules first."""
     for item in items:
         if {"running_cluster", "start_cluster"} & set(getattr(item, "fixturenames", ())):
             item.add_marker("cluster")
+    # The modules that wait most come first, so that the others fill the waiting times of the last of them.
+    long = {item.path for item in items if any(map(item.get_closest_marker, ("cluster", "slow", "browser")))}
+    items.sort(key=lambda item: item.path not in long)
 
 
 def release_or_skip(name: str) -> Release:
