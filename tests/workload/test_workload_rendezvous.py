@@ -42,7 +42,8 @@ def test_rank_0_prints_how_many_joined_and_where(run_ranks):
     assert re.fullmatch(
         rf"bench: 2/2 ranks joined on 1 host \({host}: 0-1\) in \d+\.\d\d s, backend gloo", line
     )
-    assert finished.out[1] == ""
+    # Some releases of torch, such as 2.10, print lines of gloo.
+    assert not [line for line in finished.out[1].splitlines() if not line.startswith("[Gloo]")]
 
 
 def test_srun_places_ranks_on_hosts(run_ranks):
