@@ -26,12 +26,21 @@ from bench.lint.options import (
     srun_only,
 )
 
-_TOKEN = re.compile(r"\{\{[^}]*\}\}|<[A-Za-z][^<>]*>|[^ \t'\"#{<]+|'[^']*'|\"[^\"]*\"|[ \t]+|.", re.DOTALL)
+_TOKEN = re.compile(
+    r"\{\{[^}]*\}\}|\{[ \t]*[A-Za-z_][\w. -]*\}|<[A-Za-z][^<>]*>|[^ \t'\"#{<]+|'[^']*'|\"[^\"]*\"|[ \t]+|.",
+    re.DOTALL,
+)
 _ALMOST_DIRECTIVE = re.compile(
     r"(!?#*!?[ \t]*#?[ \t]*)([A-Za-z]{5,8})(:?[ \t]+|:?(?=-))(-{1,2}|[\u2010-\u2015\u2212])[ \t]*[A-Za-z]"
 )
+#: A comment that starts like a directive: ``# SBATCH``.
+_DISABLED = re.compile(r"#[ \t]+SBATCH\b")
+#: A line that a program replaces by directives, such as ``{{ directives }}`` or ``{slurm.directives}``.
+_TEMPLATE = re.compile(r"\{\{|\{%|\{[\w. ]+\}\Z")
 _DASHES = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"
 _HETEROGENEOUS = frozenset({"hetjob", "packjob"})
+#: Options that a release of Slurm renamed.
+_RENAMED = {"workdir": "chdir", "share": "oversubscribe"}
 _COUNTS = names(
     """ntasks ntasks-per-node ntasks-per-core ntasks-per-socket ntasks-per-gpu cpus-per-task cpus-per-gpu
     mincpus cores-per-socket sockets-per-node threads-per-core"""
@@ -75,28 +84,64 @@ class Line(NamedTuple):
 class Header(NamedTuple):
     """The directives of a script.
 
-    ``end`` is the index of the first command, or the number of lines if there is none.
+    ``end`` is the index of the first command, or the number of lines if there is none. ``components``
+    contains the options of each component of a heterogeneous job.
     """
 
     options: tuple[Option, ...] = ()
     remarks: tuple[Remark, ...] = ()
-    heterogeneous: bool = False
     end: int = 0
+    components: tuple[tuple[Option, ...], ...] = ((),)
+
+    @property
+    def heterogeneous(self) -> bool:
+        """True if ``#SBATCH hetjob`` separates the components of a heterogeneous job."""
+        return len(self.components) > 1
 
 
 def read_header(lines: Sequence[str]) -> Header:
     """Read the directives before the first command."""
-    options: list[Option] = []
+    components: list[list[Option]] = [[]]
     remarks: list[Remark] = []
-    heterogeneous = False
+    end = len(lines)
     for number, text in enumerate(lines, start=1):
         line = read_line(text, number)
         if line.kind == "command":
-            return Header(tuple(options), tuple(remarks), heterogeneous, number - 1)
-        options += line.options
+            end = number - 1
+            break
+        if line.heterogeneous:
+            components.append([])
+        components[-1] += line.options
         remarks += line.remarks
-        heterogeneous = heterogeneous or line.heterogeneous
-    return Header(tuple(options), tuple(remarks), heterogeneous, len(lines))
+    options = [option for component in components for option in component]
+    kept = _without_disabled(remarks, options, lines)
+    return Header(tuple(options), kept, end, tuple(tuple(component) for component in components))
+
+
+def _without_disabled(
+    remarks: Sequence[Remark], options: Sequence[Option], lines: Sequence[str]
+) -> tuple[Remark, ...]:
+    """Leave out the lines ``# SBATCH`` that are alternatives to active directives."""
+    active = {_kind(option.name) for option in options if lines[option.line - 1].startswith("#SBATCH")}
+    kept = []
+    for remark in remarks:
+        if remark.line and remark.edit and _DISABLED.match(lines[remark.line - 1]):
+            disabled = _directive(remark.edit.new, remark.line).options
+            if any(_kind(option.name) in active for option in disabled):
+                continue
+            remark = remark._replace(severity=Severity.INFO) if active else remark
+        kept.append(remark)
+    return tuple(kept)
+
+
+def _kind(name: str) -> str:
+    """Return the resource that an option requests: options for the same resource are alternatives."""
+    for prefix in ("mem", "gpus", "ntasks", "cpus", "mail"):
+        if name.startswith(prefix):
+            return prefix
+    return {"gres": "gpus", "nodelist": "nodes", "exclude": "nodes", "tasks-per-node": "ntasks"}.get(
+        name, name
+    )
 
 
 def read_line(text: str, number: int) -> Line:
@@ -112,8 +157,7 @@ def read_line(text: str, number: int) -> Line:
         disabled = stripped.startswith("#") and remark.severity is Severity.WARNING and stripped == text
         intended = () if disabled else _directive(remark.edit.new, number).options
         return Line("comment", intended, (remark,))
-    # A template line such as {{ directives }} is later replaced by directives.
-    return Line("comment" if stripped.startswith(("#", "{{", "{%")) else "command")
+    return Line("comment" if stripped.startswith("#") or _TEMPLATE.match(stripped) else "command")
 
 
 def _almost_a_directive(text: str, number: int) -> Remark | None:
@@ -128,8 +172,12 @@ def _almost_a_directive(text: str, number: int) -> Remark | None:
     is_command = not mark.startswith("#")
     if is_command and not word.isupper():
         return None
+    if word == "sbatch" and mark != "#":
+        return None  # a comment that shows how to call sbatch
     rest = stripped[match.end(2) :].lstrip(": \t")
     edit = Edit(number, "", f"#SBATCH {rest}")
+    if any(remark.severity is Severity.ERROR for remark in _directive(edit.new, number).remarks):
+        return None  # sbatch would refuse it as a directive, so it is a comment
     remedy = f"write `{edit.new.strip()[:80]}`, with nothing before #SBATCH"
     severity = Severity.ERROR
     if mark == "#" and word == "SBATCH":
@@ -141,7 +189,7 @@ def _almost_a_directive(text: str, number: int) -> Remark | None:
         message = (
             "this is not a directive but a command: bash runs it, and sbatch stops reading directives here"
         )
-    elif word.upper() == "SBATCH":
+    elif word in ("SBATCH", "sbatch"):
         message = f"`{mark}{word}` is an ordinary comment: sbatch ignores the line"
         remedy += "; to disable the directive on purpose, write ##SBATCH"
         severity = Severity.WARNING
@@ -162,7 +210,7 @@ def _directive(text: str, number: int) -> Line:
     if words and words[0] in _HETEROGENEOUS:
         return Line("directive", heterogeneous=True)
     options: list[Option] = []
-    remarks: list[Remark] = []
+    remarks = [_placeholder(word, number) for word in words if is_in_brackets(word)]
     for item in read_options(words, sbatch_options(), line=number):
         remark = refused_value(item) if isinstance(item, Option) else item
         if isinstance(item, Option):
@@ -170,6 +218,11 @@ def _directive(text: str, number: int) -> Line:
         if remark:
             remarks.append(remark)
     return Line("directive", tuple(options), tuple(remarks[:1]))
+
+
+def _placeholder(word: str, number: int) -> Remark:
+    message = f"`{word}` is a placeholder, which sbatch does not understand"
+    return Remark(number, message, "fill it in before you submit the script", Severity.INFO)
 
 
 def _split(rest: str) -> tuple[list[str], Remark | None]:
@@ -268,6 +321,10 @@ def _unknown(word: str, written: str, matches: list[str], table: OptionTable, li
             f"sbatch refuses `{word}`, because it is ambiguous: {candidates}",
             "write the option's name in full",
         )
+    if table.command == "sbatch" and written in _RENAMED:
+        message = f"sbatch refuses `{word}`: the option is now called --{_RENAMED[written]}"
+        new = f"--{_RENAMED[written]}"
+        return _refused(line, message, f"write {new}", old=f"--{written}", new=new)
     if table.command == "sbatch" and srun_only(written):
         message = f"sbatch refuses `{word}`: --{written} is an option of srun only"
         return _refused(line, message, f"pass it to srun: srun --{written} ...")

@@ -18,7 +18,8 @@ a patch with all changes that need no decision by the user. `--json` prints
 
 A finding has one of three severities:
 
-- **error**: the job fails, hangs or is refused by Slurm. `bench lint` then exits with code 1.
+- **error**: the job fails, hangs, is refused by Slurm or leaves nodes idle that it requests. `bench lint`
+  then exits with code 1.
 - **warning**: the script is probably wrong, but this depends on something that the script does not
   show, such as the code of the training program.
 - **info**: a hint.

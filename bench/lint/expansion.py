@@ -297,9 +297,24 @@ class Expander:
         if op in (":=", "=") and not candidates:
             default = self.text(part.operand, part.line)
             self.environment.assign(Assigned(base, part.line, default, branches=self.branches))
-        if not candidates or (op and op not in _DEFAULTING):
+        if not candidates or (op and op not in _DEFAULTING) or self._differs(candidates):
             return None
         return _element(candidates[0], subscript.group(2) if subscript else None)
+
+    def _differs(self, candidates: list[Assigned]) -> bool:
+        """Return whether a branch that may not have run sets a variable to another plain word.
+
+        A text of several words or options, such as the arguments of a launcher, is assumed to be set.
+        """
+        here = {identity for identity, _ in self.branches}
+        newest = candidates[0]
+        if newest.value is None or all(identity in here for identity, _ in newest.branches):
+            return False
+        text = newest.value.text
+        if text.startswith("-") or len(text.split()) != 1 or MARK.search(text):
+            return False
+        always = all(identity in here for identity, _ in candidates[-1].branches)
+        return not always or any(one.value is None or one.value.text != text for one in candidates)
 
     def _unknown(self, part: Part) -> Value:
         """Return a mark for a part of a word with an unknown value."""

@@ -173,6 +173,8 @@ class Geometry:
     @property
     def isolation(self) -> Option | None:
         """The option that restricts each task to its own GPUs, or None."""
+        if "allow-task-sharing" in (self.value("gres-flags") or ""):
+            return None
         bind = self.options.get("gpu-bind")
         if bind and bind.value:
             kind = bind.value.lower().removeprefix("verbose,").removeprefix("v,").partition(":")[0]

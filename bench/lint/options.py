@@ -1,7 +1,8 @@
 """The options of sbatch and srun.
 
 Names and arguments are from the manual pages of Slurm 22.05 to 25.05 and from ``sbatch --help``.
-The options of plugins are those of pyxis, Shifter and the CSCS container engine.
+The options of plugins are those of pyxis, Shifter, the CSCS container engine, SageMaker HyperPod and
+common sites.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from functools import cache
 from typing import NamedTuple
 
 _PLACEHOLDER = re.compile(
-    r"[<>{}\[\]]|\.\.\.|\A[A-Z][A-Z_:-]*\Z|\A(?i:x+|n+)\Z|(?i:your[-_ ]|change[-_ ]?me|todo)"
+    r"[<>{}\[\]]|\.\.\.|%%|@\w+@|\A[A-Z][A-Z_:-]*\Z|\A(?i:x+|n+)\Z|(?i:your[-_ ]|change[-_ ]?me|todo)"
 )
-_BRACKETS = re.compile(r"[<>{}]|\.\.\.")
+_BRACKETS = re.compile(r"[<>{}]|\.\.\.|%%\w+%%|@[A-Z_]+@")
 #: A variable or a command substitution, which sbatch does not expand.
 EXPANSION = re.compile(r"\$\{?[A-Za-z_]|\$\(|`")
 
@@ -87,7 +88,8 @@ _PLUGINS = """
 container-image= container-mounts= container-workdir= container-name= container-save=
 container-mount-home no-container-mount-home container-remap-root no-container-remap-root
 container-entrypoint no-container-entrypoint container-entrypoint-log container-writable
-container-readonly container-env= image= volume= module= environment= uenv= view= ear= nvmps
+container-readonly container-env=
+quotatype= auto-resume= gpu_cmode= image= volume= module= environment= uenv= view= ear= nvmps
 """
 _SHORT = _pairs(
     """A=account a=array B=extra-node-info b=begin C=constraint c=cpus-per-task D=chdir d=dependency

@@ -22,6 +22,8 @@ MAX_SCRIPT_SIZE = 4 * 1024 * 1024
 #: Number of characters that are analysed; the rest of a larger script is usually data.
 ANALYSED_SIZE = 512 * 1024
 _SHELL = re.compile(r"#![ \t]*(?:\S*/env[ \t]+(?:-\S+[ \t]+)*)?(?:\S*/)?(?:bash|sh|dash|ksh|zsh)(?:[ \t]|\Z)")
+#: A directive; a comment such as ``#SBATCH: see below`` is none.
+_DIRECTIVE = re.compile(r"#SBATCH[ \t]+(?:[-\u2010-\u2015\u2212]|hetjob|packjob)")
 _ZSH = re.compile(r"#!.*\bzsh\b")
 _STARTS_WORKERS = frozenset(
     {"torchrun", "launch", "accelerate", "deepspeed", "composer", "lightning", "fabric", "colossalai"}
@@ -30,7 +32,8 @@ _STARTS_WORKERS = frozenset(
 _MAX_STEPS = 300
 #: Words in a command that suggest that the program itself starts processes on other nodes.
 _REACHES_NODES = re.compile(
-    r"submitit|\bray\b|dask|parsl|hostfile|\bmpi\b|pdsh|--multirun|hydra/launcher", re.IGNORECASE
+    r"submitit|\bray\b|dask|parsl|hostfile|\bmpi\b|pdsh|--multirun|hydra/launcher|deephyper|\bdeepy\.py",
+    re.IGNORECASE,
 )
 
 
@@ -189,7 +192,7 @@ def _follow(script: Script) -> None:
 def ignored_directives(lines: Sequence[str], header: Header) -> Iterator[tuple[int, tuple[Option, ...]]]:
     """Yield the line number and options of each ``#SBATCH`` line after the first command."""
     for number, text in enumerate(lines[header.end :], start=header.end + 1):
-        if text.startswith("#SBATCH"):
+        if _DIRECTIVE.match(text):
             yield number, read_line(text, number).options
 
 

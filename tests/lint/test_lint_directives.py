@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench.findings import Severity
-from bench.lint.directives import Line, read_line, read_options
+from bench.lint.directives import Line, read_header, read_line, read_options
 from bench.lint.geometry import gpus_of_gres, gpus_of_list
 from bench.lint.options import Option, sbatch_options
 
@@ -17,7 +17,7 @@ ACCEPTED = """
 --cpus-per-task=4 # x | --cpus-per-task=4#x | --comment "#a b" | --job-name="my job" | -p 'a'b | --time="10:00"
 --gpu-bind=closest | --gpu-bind=none | --array=1-10%2 | --begin=now+1hour | --get-user-env | --nice=abc
 --nodes=2 \\ | hetjob | --wait-all-nodes=1 | --gres=gpu:a100:4,lscratch:10 | --exclud=n1 | --ntasks-per-n=4
---account=<account> --nodes={{ n }} | --time=HH:MM:SS | --container-image=a --container-mounts /x:/y
+--time=HH:MM:SS | --quotatype=spot | --container-image=a --container-mounts /x:/y
 """
 REFUSED = """
 --nodes=$N | --nodes=1- | -nodes=4 | --node=4 | --ntask=4 | nodes=2 | --nodes=2 foo | --constraints=gpu
@@ -25,7 +25,7 @@ REFUSED = """
 -time=10:00 | –nodes=2 | --job-name="a b | --ntasks-per-node = 4 | --ntasks-per-node= 4 | --cpus-per-task=
 --exclusive=foo | --exclusive user | --mail-type=foo | --signal=B:USR1@x | --open-mode=foo | --ntasks=-3
 --ntasks=2.5 | --ntasks=0 | --gpus_per_node=4 | --cpu-bind=none | --mpi=pmix | --label | -l | -N=2 | -t=10:00
---partition | -J | --nodes=2; | --partition=a, b | --nodes=1 : | - | ---nodes=2 | --ntasks 4 4 | --kill-on-bad-exit
+--workdir=x | --partition | -J | --nodes=2; | --partition=a, b | --nodes=1 : | - | ---nodes=2 | --ntasks 4 4 | --kill-on-bad-exit
 """
 
 
@@ -40,6 +40,41 @@ def listed(text: str) -> list[str]:
 @pytest.mark.parametrize("options", listed(ACCEPTED))
 def test_directives_that_sbatch_accepts_get_no_remark(options: str) -> None:
     assert read(f"#SBATCH {options}").remarks == ()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "--account=<account>",
+        "--nodes={{ n }}",
+        "-p { partition }",
+        "<OPTIONS>",
+        "--nodes=%%NODES%%",
+        "--mem=@MEM@",
+    ],
+)
+def test_a_placeholder_is_to_be_filled_in(options: str) -> None:
+    (remark,) = read(f"#SBATCH {options}").remarks
+    assert (remark.severity, remark.remedy) == (Severity.INFO, "fill it in before you submit the script")
+
+
+def header(*lines: str) -> list[tuple[int | None, Severity | None]]:
+    return [(remark.line, remark.severity) for remark in read_header(["#!/bin/bash", *lines]).remarks]
+
+
+def test_a_comment_that_is_an_alternative_to_an_active_directive_is_disabled_on_purpose() -> None:
+    assert header("#SBATCH --mem-per-cpu=4G", "# SBATCH --mem=24G") == []
+    assert header("#SBATCH --gpus-per-node=4", "# SBATCH --gres=gpu:A100:1") == []
+    assert header("#SBATCH --time=10", "# SBATCH --nodes=2") == [(3, Severity.INFO)]
+    assert header("# SBATCH --time=10", "# SBATCH --nodes=2") == [
+        (2, Severity.WARNING),
+        (3, Severity.WARNING),
+    ]
+
+
+def test_a_comment_that_shows_how_to_call_sbatch_gets_no_remark() -> None:
+    assert header("#   sbatch --nodes=N run.sh", "# sbatch --nodes=2", "#sbatch -N 2 run.sh") == []
+    assert header("#SBATCh --nodes=2") == [(2, Severity.ERROR)]
 
 
 @pytest.mark.parametrize("options", listed(REFUSED))

@@ -23,26 +23,31 @@ _USES_GPUS = re.compile(
 _BACKEND = re.compile(r"(?:[a-z_.]*_)?backend\Z|(?:[a-z_.]+\.)backend\Z")
 _DEVICE = re.compile(r"(?:[a-z_.]+[._])?(?:device|accelerator)\Z")
 _LISTS_CPUS = re.compile(r"(?:map|mask)_(?:cpu|ldom):")
+#: Options of programs whose value is the ordinal of a GPU.
+_ORDINALS = frozenset({"device", "device_id", "gpu", "gpu_id", "cuda_device"})
 _NO_GPU = frozenset({"no_cuda", "use_cpu", "cpu", "no_gpu", "nocuda", "disable_cuda", "cpu_only"})
 
 
-@rule(Severity.WARNING)
+@rule(Severity.INFO)
 def gpu_per_task_isolation(script: Script) -> Iterator[Remark]:
-    """Each task sees only its own GPU as device 0, but programs select a device by local rank.
+    """Each task sees only its own GPU as device 0, so that no other ordinal exists in the task.
 
-    ``--gpus-per-task`` and ``--gpu-bind`` hide the other GPUs of the node from a task. A program
-    that uses device LOCAL_RANK or SLURM_LOCALID then fails with "invalid device ordinal" in all
-    tasks but the first. Peer-to-peer copies between the GPUs may be impossible.
+    ``--gpus-per-task`` and ``--gpu-bind`` hide the other GPUs of the node from a task. A command that
+    asks for another ordinal fails with "invalid device ordinal". This is a note if the command does
+    not show the ordinal: a program that uses device 0, ``current_device()`` or
+    ``rank % device_count()`` works. srun sets CUDA_VISIBLE_DEVICES for each task, so that an export in
+    the script does not help. ``--gres-flags=allow-task-sharing`` (Slurm 24.05) lets the tasks of a
+    node access each other's GPUs.
 
     Bad:
         #SBATCH --ntasks-per-node=4
         #SBATCH --gpus-per-task=1
-        srun python train.py
+        srun bash -c 'python train.py --device cuda:$SLURM_LOCALID'
 
     Good:
         #SBATCH --ntasks-per-node=4
         #SBATCH --gpus-per-node=4
-        srun python train.py
+        srun bash -c 'python train.py --device cuda:$SLURM_LOCALID'
     """
     for step in script.sruns:
         launch, geometry = step.launch, script.geometry(step)
@@ -52,17 +57,19 @@ def gpu_per_task_isolation(script: Script) -> Iterator[Remark]:
         if any(word.text == "bench.workload" for word in launch.words):
             continue  # it counts the visible devices
         seen = geometry.gpus_per_task or 1
-        needs_all = _line_that_needs_all_gpus(script, step, seen)
+        asks = _line_that_asks_for_another_gpu(script, step, seen)
         only = f"only {seen} GPU{'s' if seen > 1 else ''}"
         message = f"with `{hides.written}`, each task sees {only}, numbered from 0"
-        if needs_all:
+        if asks:
             message += (
-                f', but line {needs_all} needs all GPUs: the program fails with "invalid device ordinal"'
+                f', but line {asks} asks for another one: the program fails with "invalid device ordinal"'
             )
         else:
             message += ": a program that selects device LOCAL_RANK fails in all tasks but the first"
-        remedy = "use --gpus-per-node without --gpu-bind, add --gpu-bind=none, or use device 0 in every task"
-        severity = Severity.ERROR if needs_all else None
+        remedy = (
+            "use --gpus-per-node without --gpu-bind, add --gres-flags=allow-task-sharing, or use device 0"
+        )
+        severity = Severity.ERROR if asks else None
         yield Remark(hides.line, message, remedy, severity, _gpus_per_node(geometry, seen))
         if hides.line != step.line:
             message = f"each task started here sees {only}, because of line {hides.line}"
@@ -75,20 +82,21 @@ def _tasks(geometry: Geometry) -> int:
     return ntasks if geometry.nodes is None and ntasks else geometry.tasks_on_a_node
 
 
-def _line_that_needs_all_gpus(script: Script, step: Step, seen: int) -> int | None:
-    """Return the line that shows that the program needs all GPUs of its node, or None."""
+def _line_that_asks_for_another_gpu(script: Script, step: Step, seen: int) -> int | None:
+    """Return the line that shows that the program selects a GPU that its task does not see, or None."""
     for name, value in script.options_of_program(step.launch):
         number = script.number(value, script.geometry(step))
-        if name in ("trainer.devices", "devices", "trainer.gpus") and number and number > seen:
+        if name in ("trainer.devices", "trainer.gpus") and number and number > seen:
             return value.line
-        if name in ("local_rank", "device", "gpu", "gpu_id") and any(
-            unknown.name == "SLURM_LOCALID" for unknown in script.unknowns.within(value.text)
+        ordinal = value.text.rpartition(":")[2]
+        if name not in _ORDINALS or ("gpu" not in name + value.text and "cuda" not in value.text):
+            continue
+        if ordinal.isdecimal() and int(ordinal[:9]) >= seen:
+            return value.line
+        if any(
+            unknown.name == "SLURM_LOCALID" and unknown.in_task for unknown in script.unknowns.of(ordinal)
         ):
             return value.line
-    for assigned in script.walk.assigned:
-        text = assigned.value.text if assigned.value else ""
-        if assigned.name == "CUDA_VISIBLE_DEVICES" and text.count(",") >= seen:
-            return assigned.line
     return None
 
 

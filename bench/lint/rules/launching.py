@@ -8,14 +8,22 @@ from collections.abc import Iterator
 from bench.findings import Edit, Remark, Severity
 from bench.lint.geometry import Geometry
 from bench.lint.launch import TRAINS, Launch, basename
-from bench.lint.options import Option, canonical, sbatch_options, srun_options
+from bench.lint.options import Option, canonical, names, sbatch_options, srun_options
 from bench.lint.rules import rule
 from bench.lint.script import Script, is_chore, starts_workers
 from bench.lint.shell_state import Step
 
 _LIGHTNING = re.compile(r"lightning|\blit_|_lit\b|\bpl_", re.IGNORECASE)
 _MENTIONS = re.compile(r"lightning", re.IGNORECASE)
+_NODE_COUNTS = ("nnodes", "num_machines", "num_nodes")
 _NODE_RANKS = ("node_rank", "machine_rank")
+#: Signs that processes form one group: variables, options of programs, and words in the script.
+_RENDEZVOUS = frozenset({"MASTER_ADDR", "WORLD_SIZE", "RANK", "NODE_RANK", "MASTER_PORT"})
+_RENDEZVOUS_OPTIONS = names(
+    """world_size dist_url init_method dist_backend distributed_backend master_addr rank node_rank num_nodes
+    nnodes trainer.num_nodes distributed ddp multiprocessing_distributed strategy trainer.strategy"""
+)
+_GROUP = re.compile(r"lightning|\bddp\b|torch\.?distributed|horovod", re.IGNORECASE)
 
 
 @rule(Severity.ERROR)
@@ -24,7 +32,8 @@ def missing_srun(script: Script) -> Iterator[Remark]:
 
     The batch script runs once, on the first node. Only srun, mpirun or a similar launcher starts
     processes on the other nodes. Without one, the processes on the first node wait for the others
-    until the rendezvous times out, and the job fails.
+    until the rendezvous times out, and the job fails. A program whose processes do not wait for each
+    other leaves the other nodes idle.
 
     Bad:
         #SBATCH --nodes=4
@@ -36,32 +45,58 @@ def missing_srun(script: Script) -> Iterator[Remark]:
         #SBATCH --ntasks-per-node=4
         srun python train.py
     """
-    severity = _severity_without_srun(script.job)
-    if severity is None or script.reaches_nodes:
+    if script.reaches_nodes or script.job.heterogeneous:
+        return
+    if not script.job.several_nodes and not _tasks_need_nodes(script.job):
         return
     for step in _started_on_one_node(script):
+        waits = waits_for_others(script, step)
+        if not waits and not script.job.several_nodes:
+            continue  # such a number of tasks is usually meant as a number of cores
         message = f"only the first node runs this command: {_processes(script, step)} will start"
-        uncertain = "config_file" in step.launch.options or (
-            step.launch.kind == "python" and any(other.launch.kind == "unknown" for other in script.training)
-        )
+        if waits:
+            message += " and wait for the others until the rendezvous times out"
+        else:
+            message += ", and the other nodes stay idle"
+        asked = waits or (script.job.ntasks or 0) > (script.job.nodes or 1)
+        certain = asked and script.job.several_nodes and not _is_uncertain(script, step)
         yield Remark(
             step.outer.line,
-            f"{message} and wait for the others until the rendezvous times out",
-            _how_to_srun(script, step),
-            Severity.WARNING if uncertain else severity,
+            message,
+            _how_to_srun(script, step) if waits else f"{_how_to_srun(script, step)}, or request one node",
+            Severity.ERROR if certain else Severity.WARNING,
             _insert_srun(script, step),
         )
 
 
-def _severity_without_srun(job: Geometry) -> Severity | None:
-    if job.heterogeneous:
-        return None
-    if job.several_nodes:
-        return Severity.ERROR
+def _tasks_need_nodes(job: Geometry) -> bool:
+    """Return whether a job without a number of nodes has more tasks than a node has GPUs."""
     gpus, ntasks = job.gpus_per_node, job.number("ntasks")
-    if job.nodes is None and gpus and ntasks and ntasks > gpus:
-        return Severity.WARNING  # Slurm may still start all tasks on one node
-    return None
+    return bool(job.nodes is None and gpus and ntasks and ntasks > gpus)
+
+
+def _is_uncertain(script: Script, step: Step) -> bool:
+    """Return whether another command, or a configuration file, may start the program on the nodes."""
+    return "config_file" in step.launch.options or (
+        step.launch.kind == "python" and any(other.launch.kind == "unknown" for other in script.training)
+    )
+
+
+def waits_for_others(script: Script, step: Step) -> bool:
+    """Return whether the script shows that the processes of a program form one group.
+
+    The signs are a launcher that expects several nodes, Lightning, and the variables or options of a
+    rendezvous. Without them, the process may just as well compute alone.
+    """
+    if starts_workers(step.launch):
+        value = next(
+            (step.launch.options[name] for name in _NODE_COUNTS if name in step.launch.options), None
+        )
+        return value is not None and script.number(value, script.job) != 1
+    given = {name for name, _ in script.options_of_program(step.launch)}
+    return bool(
+        given & _RENDEZVOUS_OPTIONS or _RENDEZVOUS & set(script.assigned_to) or script.mentions(_GROUP)
+    )
 
 
 def _started_on_one_node(script: Script) -> list[Step]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from bench.findings import Edit, Remark, Severity
 from bench.lint.expansion import MARK, Value
-from bench.lint.launch import HELPERS
+from bench.lint.launch import HELPERS, SHELLS, basename
 from bench.lint.rules import rule
 from bench.lint.script import ANALYSED_SIZE, MAX_SCRIPT_SIZE, Script, ignored_directives
 from bench.lint.shell_state import DECLARATIONS, Step
@@ -267,7 +267,8 @@ def _stray_warning(script: Script, step: Step, bare: str) -> Remark | None:
     if len(words) >= 3 and all(word.bare for word in words) and _PROSE.match(bare) and not script.walk.opaque:
         message = f"bash runs `{bare}` as a command"
         return Remark(line, message, "if the line is meant as a comment, start it with #", Severity.WARNING)
-    if any(option.name == "pty" for option in step.launch.srun) and step.launch.via == "srun":
+    is_shell = basename(words[-1].literal or "") in SHELLS
+    if is_shell and step.launch.via == "srun" and any(option.name == "pty" for option in step.launch.srun):
         message = "srun --pty in a batch script has no terminal, so the interactive shell ends at once"
         return Remark(line, message, "remove the line", Severity.WARNING)
     return None

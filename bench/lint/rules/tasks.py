@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from bench.findings import Edit, Remark, Severity
 from bench.lint.geometry import Geometry
-from bench.lint.launch import Launch
+from bench.lint.launch import TRAINS, Launch, basename
 from bench.lint.options import names
 from bench.lint.rules import rule
 from bench.lint.script import Script, starts_workers
@@ -18,8 +18,13 @@ _CPU = re.compile(r"gloo|\bcpu\b|mpi\b", re.IGNORECASE)
 _SELECTS_DEVICE = re.compile(r"backend|device|accelerator|strategy|dist|launch|cpu|trainer|proc|node")
 _GPU_OPTIONS = ("gpus-per-node", "gres", "gpus", "gpus-per-task", "tres-per-task")
 #: Options of training programs that start a process for each GPU without a launcher.
-_STARTS_PROCESSES = names("multiprocessing_distributed dist_url nproc_per_node gpus_per_node ngpus")
-_EVALUATES = re.compile(r"eval|infer|predict|test|score", re.IGNORECASE)
+_STARTS_PROCESSES = names(
+    """multiprocessing_distributed dist_url nproc_per_node gpus_per_node ngpus tensor_parallel_size
+    pipeline_parallel_size tensor_parallel tp_size"""
+)
+_NOT_A_TRAINING = re.compile(r"eval|infer|predict|test|score|valid|serve|generat|vllm|sglang|\bray\b", re.I)
+_SERVES = re.compile(r"\bray (?:start|job)\b|\bray\.init\b|\bvllm\b|\bsglang\b", re.IGNORECASE)
+_OF_LIGHTNING = re.compile(r"lightning|num_nodes|max_epochs", re.IGNORECASE)
 _NODE_OPTIONS = frozenset({"num_nodes", "trainer.num_nodes", "nnodes", "trainer.nnodes"})
 _TASK_PLACEMENT = names(
     """ntasks-per-node ntasks-per-gpu ntasks-per-socket ntasks-per-tres ntasks-per-core
@@ -70,7 +75,7 @@ def _runs_on_cpus(script: Script, launch: Launch) -> bool:
 def _tasks(script: Script, step: Step, geometry: Geometry) -> Iterator[Remark]:
     """Compare tasks per node with GPUs per node for a program with one process per task."""
     tasks, gpus = geometry.tasks_per_node, geometry.gpus_per_node
-    if not tasks or not gpus or tasks == gpus or geometry.gpus_per_task:
+    if not tasks or not gpus or tasks == gpus or geometry.gpus_per_task or not _trains(script, step):
         return
     tasks_line = geometry.line("ntasks-per-node", "ntasks")
     gpus_line = geometry.line(*_GPU_OPTIONS)
@@ -82,10 +87,7 @@ def _tasks(script: Script, step: Step, geometry: Geometry) -> Iterator[Remark]:
         message = f"{tasks} processes share {_gpus(gpus)} on each node, which NCCL does not support"
         remedy = f"request {tasks} GPUs per node, or --ntasks-per-node={gpus}"
     elif tasks == 1:
-        given = {name for name, _ in script.options_of_program(step.launch)}
-        program = step.launch.program.text if step.launch.program else ""
-        if given & _STARTS_PROCESSES or _EVALUATES.search(program):
-            return
+        severity = Severity.INFO  # many programs start one process per GPU themselves
         message = (
             f"srun starts 1 process for {gpus} GPUs: unless this process starts others, {gpus - 1} stay idle"
         )
@@ -99,6 +101,18 @@ def _tasks(script: Script, step: Step, geometry: Geometry) -> Iterator[Remark]:
             remedy,
             Severity.INFO,
         )
+
+
+def _trains(script: Script, step: Step) -> bool:
+    """Return whether a Python program is probably a training with one process per GPU.
+
+    Programs that serve a model, evaluate it, or distribute work with Ray use the GPUs in other ways.
+    """
+    given = {name for name, _ in script.options_of_program(step.launch)}
+    program = step.launch.program.text if step.launch.program else ""
+    if given & _STARTS_PROCESSES or _NOT_A_TRAINING.search(program) or script.mentions(_SERVES):
+        return False
+    return bool(TRAINS.search(basename(program)))
 
 
 def _gpus(count: int) -> str:
@@ -119,6 +133,8 @@ def _program_options(script: Script, step: Step, geometry: Geometry) -> Iterator
         elif name in _DEVICE_OPTIONS and given > 1 and tasks and given != tasks:
             message = f"this option says {given} devices per node, but srun starts {tasks} tasks per node"
             remedy = f"request --ntasks-per-node={given}: one task per device"
+            if not name.startswith("trainer.") and not script.mentions(_OF_LIGHTNING):
+                severity = Severity.INFO  # the program may start the processes itself
             yield Remark(value.line, message, remedy, severity)
 
 
@@ -208,6 +224,8 @@ def _conflict(script: Script, geometry: Geometry, *, job: bool) -> Iterator[Rema
     if not ntasks or geometry.heterogeneous:
         return
     line = geometry.line("ntasks")
+    if job and line and not script.line(line).startswith("#SBATCH"):
+        return  # sbatch ignores the line, see malformed-directive
     low, high = geometry.node_range
     fixed = low if low == high and "nodes" in geometry.options else None
     if fixed and ntasks < fixed and job:
@@ -217,12 +235,16 @@ def _conflict(script: Script, geometry: Geometry, *, job: bool) -> Iterator[Rema
         yield Remark(line, message, "replace --ntasks by --ntasks-per-node")
     elif fixed and per_node and ntasks != fixed * per_node:
         total = fixed * per_node
-        effect = "too few tasks start" if ntasks < total else "Slurm refuses the job"
+        started = not job or any(step.launch.via for step in script.training)
+        effect = "too few tasks start" if started else f"the job gets CPUs for {ntasks} tasks only"
+        effect = effect if ntasks < total else "Slurm refuses the job"
+        severity = None if started or ntasks > total else Severity.WARNING
         message = (
             f"--ntasks={ntasks} contradicts {fixed} nodes x {per_node} tasks per node = {total}: {effect}"
         )
         remedy = f"remove --ntasks, or change it to {total}"
-        yield Remark(line, message, remedy, edit=Edit(line, str(ntasks), str(total)) if line else None)
+        edit = Edit(line, str(ntasks), str(total)) if line else None
+        yield Remark(line, message, remedy, severity, edit)
         other = geometry.line("ntasks-per-node")
         if other != line:
             message = f"{per_node} tasks per node on {fixed} nodes here, but --ntasks={ntasks}"
@@ -247,7 +269,8 @@ def ntasks_not_per_node(script: Script) -> Iterator[Remark]:
     """``--ntasks`` alone does not determine the number of tasks on each node.
 
     Slurm may distribute the tasks unevenly: of eight tasks on two nodes with four GPUs each, seven
-    may run on one node. The local ranks then do not match the GPUs.
+    may run on one node. The local ranks then do not match the GPUs. On whole nodes (``--exclusive``),
+    srun distributes the tasks evenly.
 
     Bad:
         #SBATCH --nodes=2
@@ -265,7 +288,11 @@ def ntasks_not_per_node(script: Script) -> Iterator[Remark]:
         ntasks, nodes, gpus = geometry.number("ntasks"), geometry.nodes, geometry.gpus_per_node
         if not ntasks or step.launch.opaque or geometry.heterogeneous or _determines_tasks_per_node(geometry):
             continue
-        if nodes and nodes > 1 and ntasks > nodes and not starts_workers(step.launch):
+        program = step.launch.program.text if step.launch.program else ""
+        is_binary = step.launch.kind != "python" and not program.endswith(".sh")
+        if "exclusive" in script.job.options or is_binary:
+            continue  # on whole nodes, srun distributes the tasks evenly; MPI programs need no even numbers
+        if nodes and nodes > 1 and ntasks > nodes and gpus and not starts_workers(step.launch):
             per_node = ntasks // nodes if ntasks % nodes == 0 else gpus
             message = f"Slurm may distribute the {ntasks} tasks unevenly over the {nodes} nodes"
         elif nodes is None and gpus and ntasks > gpus and "nodes" not in geometry.options:

@@ -71,6 +71,17 @@ _COMMON_VARIABLE = re.compile(
 _HARMLESS = frozenset(
     {"echo", "printf", "[", "test", "[[", "cat", "unset", "logger", ":", "mkdir", "ls", "cd"}
 )
+#: Variables that launchers set for their workers, and what they mean in terms of Slurm's variables.
+_OF_LAUNCHER = {
+    "MASTER_ADDR": '$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+    "MASTER_PORT": "$((10000 + SLURM_JOB_ID % 20000))",
+    "WORLD_SIZE": "$SLURM_NTASKS",
+    "LOCAL_WORLD_SIZE": "$SLURM_NTASKS_PER_NODE",
+    "RANK": "$SLURM_PROCID",
+    "LOCAL_RANK": "$SLURM_LOCALID",
+    "GROUP_RANK": "$SLURM_NODEID",
+    "NODE_RANK": "$SLURM_NODEID",
+}
 _FOR_TASKS = re.compile(r"(?:MASTER_ADDR|MASTER_PORT|WORLD_SIZE|(?:NCCL|GLOO|TORCH|OMP|UCX|FI)_[A-Z0-9_]+)\Z")
 _NAME = re.compile(r"[A-Za-z_]\w*\Z")
 _PADDED_COMMAND = re.compile(
@@ -81,18 +92,21 @@ _DIGITS_OF_ID = re.compile(r"JOB_?ID|TASK_ID|PROCID|STEP", re.I)
 
 @rule(Severity.WARNING)
 def undefined_variable(script: Script) -> Iterator[Remark]:
-    """A variable is used, but the script never sets it or does not export it to the tasks.
+    """A variable is used, but nothing sets it or exports it to the tasks.
 
     Such a variable expands to an empty string, so that an option has no value, or an address no host.
-    The rule does not apply to scripts that source a file, because that file may set the variable.
+    sbatch passes the environment of the submitting shell to the job, so that only a variable of Slurm
+    or of a launcher is certainly empty. Any other variable gets a note, unless a comment, a test or a
+    default in the script shows that the caller sets it. The rule does not apply to scripts that source
+    a file, because that file may set the variable.
 
     Bad:
-        head_node=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-        srun torchrun --rdzv_endpoint=$head_node_ip:29500 ...
+        #SBATCH --ntasks=8
+        srun python train.py --gpus $SLURM_NTASKS_PER_NODE
 
     Good:
-        head_node=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-        srun torchrun --rdzv_endpoint=$head_node:29500 ...
+        #SBATCH --ntasks-per-node=8
+        srun python train.py --gpus $SLURM_NTASKS_PER_NODE
     """
     if script.walk.opaque:
         return
@@ -101,60 +115,86 @@ def undefined_variable(script: Script) -> Iterator[Remark]:
     for use in script.walk.uses:
         if use.name in reported or use.command in _HARMLESS or use.guarded:
             continue
-        problem = _undefined(script, use)
-        if problem and f"{use.name}=" not in given:
+        remark = _undefined(script, use)
+        if remark and f"{use.name}=" not in given:
             reported.add(use.name)
-            yield Remark(use.line, *problem)
+            yield remark
     yield from _missing_in_tasks(script)
 
 
-def _undefined(script: Script, use: Use) -> tuple[str, str] | None:
-    """Return message and remedy if a used variable is undefined, or None."""
-    name = use.name
-    if script.line(use.line).lstrip().startswith(f"${name}="):
+def _undefined(script: Script, use: Use) -> Remark | None:
+    """Return a remark if a used variable is undefined, or None."""
+    name, line = use.name, use.line
+    if script.line(line).lstrip().startswith(f"${name}="):
         return None  # an assignment with a $ before the name, which stray-command reports
     if name.startswith("SLURM"):
-        return _undefined_by_slurm(script, name)
+        return _undefined_by_slurm(script, use)
     if use.known or not _NAME.match(name) or _COMMON_VARIABLE.match(name) or name in script.walk.expected:
         return None
     assigned = script.assigned_to.get(name, ())
-    if use.place.task is not None and any(not one.in_task and one.line < use.line for one in assigned):
+    if use.place.task is not None and any(not one.in_task and one.line < line for one in assigned):
         message = f"${name} is set in the batch shell but not exported: it is empty in the task"
-        return message, f"write export {name}=..."
-    if any(use.place.loops or one.line < use.line for one in assigned):
+        return Remark(line, message, f"write export {name}=...")
+    if any(use.place.loops or one.line < line for one in assigned):
         return None
-    if assigned and all(one.line == use.line for one in assigned):
-        message = f"${name} is only set to its own value, so it stays empty"
-        return message, f"set {name} to a value, or give a default: ${{{name}:-...}}"
+    if name in _OF_LAUNCHER and use.place.task is None:
+        message = f"${name} is empty here: a launcher sets it only for the processes that it starts"
+        remedy = f"set {name} before this line: {name}={_OF_LAUNCHER[name]}"
+        if name.endswith("RANK"):
+            remedy = f"use {_OF_LAUNCHER[name]} in a command that srun starts"
+        return Remark(line, message, remedy)
+    if _caller_sets(script, name):
+        return None
+    unless = "unless the submitting shell exports it"
+    if assigned and all(one.line == line for one in assigned):
+        message = f"${name} is only set to its own value, so it stays empty {unless}"
+        return Remark(line, message, f"set {name} to a value before this line", Severity.INFO)
     if assigned:
-        message = f"${name} is used here, but it is only set later, in line {assigned[0].line}"
-        return message, "set it before this line"
+        message = (
+            f"${name} is used here, but only set later, in line {assigned[0].line}: it is empty {unless}"
+        )
+        return Remark(line, message, "set it before this line", Severity.INFO)
     close = difflib.get_close_matches(name, script.assigned_to, n=1, cutoff=0.8)
-    if close:
-        return f"nothing sets ${name}, so it is empty; did you mean ${close[0]}?", f"use ${close[0]}"
-    remedy = f"set {name} in the script, or give a default: ${{{name}:-...}}"
-    return f"nothing sets ${name}, so it is empty", remedy
+    meant = f"; did you mean ${close[0]}?" if close else ""
+    remedy = (
+        f"use ${close[0]}" if close else f"set {name} in the script, or submit with --export=ALL,{name}=VALUE"
+    )
+    return Remark(line, f"nothing sets ${name}, so it is empty {unless}{meant}", remedy, Severity.INFO)
 
 
-def _undefined_by_slurm(script: Script, name: str) -> tuple[str, str] | None:
-    """Return message and remedy if Slurm does not set the variable in this job, or None."""
+def _caller_sets(script: Script, name: str) -> bool:
+    """Return whether a comment or a text for the user names the variable."""
+    mentioned = re.compile(rf"#.*\b{name}\b|--export=.*\b{name}\b|\b(?:echo|printf|usage)\b.*\b{name}\b")
+    return any(mentioned.search(line[:2000]) for line in script.lines)
+
+
+def _undefined_by_slurm(script: Script, use: Use) -> Remark | None:
+    """Return a remark if Slurm does not set the variable in this job, or None."""
+    name = use.name
+    if name in script.assigned_to:
+        return None
     if name not in _SLURM_VARIABLES and "_HET_GROUP_" not in name:
         close = difflib.get_close_matches(name, sorted(_SLURM_VARIABLES), n=1, cutoff=0.8)
         if close:
-            return (
-                f"Slurm does not set ${name}, so it is empty; did you mean ${close[0]}?",
-                f"use ${close[0]}",
-            )
+            message = f"Slurm does not set ${name}, so it is empty; did you mean ${close[0]}?"
+            return Remark(use.line, message, f"use ${close[0]}")
     options = _NEEDED_OPTIONS.get(name, ())
     given = set(script.job.options) | {option.name for step in script.sruns for option in step.launch.srun}
-    if options and not given & set(options) and name not in script.assigned_to:
-        message = f"Slurm sets ${name} only in jobs with --{options[0]}, which this job does not use"
-        return message, f"add --{options[0]}, or write ${{{name}:-NUMBER}}"
+    if options and not given & set(options):
+        message = f"Slurm sets ${name} only in jobs with --{options[0]}, which this script does not request"
+        remedy = f"add --{options[0]}, or write ${{{name}:-NUMBER}}"
+        # Arrays are often requested on the command line only.
+        return Remark(use.line, message, remedy, Severity.INFO if options == ("array",) else None)
     return None
 
 
 def _missing_in_tasks(script: Script) -> Iterator[Remark]:
-    """Find variables such as MASTER_ADDR that are meant for the tasks, but neither exported nor used."""
+    """Find variables such as MASTER_ADDR that are meant for the tasks, but neither exported nor used.
+
+    torchrun and similar launchers set the variables of the rendezvous themselves.
+    """
+    sruns = [step for step in script.sruns if step.launch.kind == "python"]
+    alone = all((script.geometry(step).ntasks or 2) == 1 for step in sruns)
     used = {use.name for use in script.walk.uses}
     for name, assigned in script.assigned_to.items():
         first = assigned[0]
@@ -165,7 +205,9 @@ def _missing_in_tasks(script: Script) -> Iterator[Remark]:
             is_plain = script.line(first.line).startswith(written)
             edit = Edit(first.line, written, f"export {written}") if is_plain else None
             message = f"{name} is set, but neither exported nor used: the tasks do not get it"
-            yield Remark(first.line, message, f"write export {name}=...", edit=edit)
+            unread = name in _OF_LAUNCHER and alone
+            remedy = f"write export {name}=..."
+            yield Remark(first.line, message, remedy, Severity.INFO if unread else None, edit)
 
 
 @rule(Severity.WARNING)
