@@ -80,7 +80,8 @@ class Assigned:
 
     ``items`` are the elements of an array. ``value`` and ``items`` are both None if the value is
     unknown. ``looped`` is True for the variable of a ``for`` loop. ``in_task`` is True for an
-    assignment in the shell of a task that srun starts.
+    assignment in the shell of a task that srun starts. ``quoted`` is True for an array whose only
+    element is one quoted expansion.
     """
 
     name: str
@@ -91,6 +92,7 @@ class Assigned:
     branches: Branches = ()
     looped: bool = False
     in_task: bool = False
+    quoted: bool = False
 
 
 class Unknowns:

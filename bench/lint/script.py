@@ -72,7 +72,22 @@ class Script:
         """Return the nodes, tasks and GPUs of a step, with expressions in srun's options evaluated."""
         if step.launch.via != "srun":
             return self.job
-        return self.job.step(self._evaluated(option) for option in step.launch.srun)
+        options = [self._evaluated(option) for option in step.launch.srun]
+        component = self._component(options)
+        if component is not None:
+            return component.step(option for option in options if option.name != "het-group")
+        return self.job.step(options)
+
+    def _component(self, options: Sequence[Option]) -> Geometry | None:
+        """Return the component of a heterogeneous job that a step uses, or None for several ones."""
+        group = next((option.value for option in options if option.name == "het-group"), "0") or ""
+        if (
+            not self.header.heterogeneous
+            or not group.isdecimal()
+            or int(group) >= len(self.header.components)
+        ):
+            return None
+        return Geometry({option.name: option for option in self.header.components[int(group)]})
 
     def _evaluated(self, option: Option) -> Option:
         if not option.value or not MARK.search(option.value):

@@ -183,7 +183,8 @@ class ShellState:
         if assign.value.parts and assign.value.parts[0].kind == "array":
             items = self.expander.items(assign.value)
             before = earlier[0].items or () if earlier else ()
-            return replace(unknown, items=(*before, *items)[:2000])
+            quoted = not before and _is_one_quoted(assign.value.parts[0].words)
+            return replace(unknown, items=(*before, *items)[:2000], quoted=quoted and len(items) == 1)
         value = self.expander.value(assign.value)
         value = Value(value.text, value.lines if value.text else (assign.line,))
         if earlier and earlier[0].value is not None and len(earlier[0].value.text) <= MAX_VALUE:
@@ -271,6 +272,14 @@ class ShellState:
     def _source(self, words: list[str]) -> None:
         if words and not _ACTIVATES.search(self.walk.unknowns.shown(words[0])):
             self.walk.opaque = True
+
+
+def _is_one_quoted(words: Sequence[Word]) -> bool:
+    """Return whether the elements of an array are a single quoted expansion."""
+    if len(words) != 1 or len(words[0].parts) != 1:
+        return False
+    part = words[0].parts[0]
+    return part.quoted and part.kind in ("param", "command") and "@" not in part.text
 
 
 def _joined(first: Value, second: Value) -> Value:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from bench.findings import Edit, Remark, Severity
-from bench.lint.expansion import Value
+from bench.lint.expansion import MARK, Value
 from bench.lint.geometry import Geometry
 from bench.lint.launch import Launch
 from bench.lint.rules import rule
@@ -25,6 +25,12 @@ _DEVICE = re.compile(r"(?:[a-z_.]+[._])?(?:device|accelerator)\Z")
 _LISTS_CPUS = re.compile(r"(?:map|mask)_(?:cpu|ldom):")
 #: Options of programs whose value is the ordinal of a GPU.
 _ORDINALS = frozenset({"device", "device_id", "gpu", "gpu_id", "cuda_device"})
+_SEES_GPUS = frozenset({"--nv", "--nvccli", "--rocm"})
+_CONTAINER_VARIABLES = frozenset(
+    {f"{name}_{kind}" for name in ("SINGULARITY", "APPTAINER") for kind in ("NV", "NVCCLI", "ROCM")}
+)
+_OF_AMD = re.compile(r"rocm|ROCR_|HIP_VISIBLE|mi2\d\d|mi300|lumi|standard-g|dev-g|small-g|frontier", re.I)
+_IMAGE = re.compile(r"image|img|sif|container", re.IGNORECASE)
 _NO_GPU = frozenset({"no_cuda", "use_cpu", "cpu", "no_gpu", "nocuda", "disable_cuda", "cpu_only"})
 
 
@@ -238,3 +244,40 @@ def srun_cpus_not_inherited(script: Script) -> Iterator[Remark]:
         remedy = "pass --cpus-per-task=$SLURM_CPUS_PER_TASK to srun, or export SRUN_CPUS_PER_TASK"
         yield Remark(line, message, remedy, edit=edit)
         return
+
+
+@rule(Severity.WARNING)
+def container_without_gpus(script: Script) -> Iterator[Remark]:
+    """Apptainer or Singularity starts a program without ``--nv`` in a job with GPUs.
+
+    The container then contains neither the driver's libraries nor, at many sites, the devices:
+    ``torch.cuda.is_available()`` is False. AMD GPUs need ``--rocm``. Sites may set ``always use nv``.
+
+    Bad:
+        #SBATCH --gpus-per-node=4
+        srun apptainer exec image.sif python train.py
+
+    Good:
+        #SBATCH --gpus-per-node=4
+        srun apptainer exec --nv image.sif python train.py
+    """
+    if _CONTAINER_VARIABLES & script.walk.exported or script.mentions(_OF_AMD):
+        return
+    for step in script.training:
+        launch = step.launch
+        outer = [*launch.words, *(step.place.task.words if step.place.task else ())]
+        words = [word.text for word in outer]
+        runs = next(
+            (word for word in outer if word.text.rpartition("/")[2] in ("singularity", "apptainer")), None
+        )
+        has_gpus = script.geometry(step).asks_for_gpus or script.job.asks_for_gpus
+        if runs is None or not has_gpus or launch.opaque or script.walk.opaque:
+            continue
+        unknown = [script.unknowns.shown(word) for word in words if MARK.fullmatch(word)]
+        if _SEES_GPUS & set(words) or not all(_IMAGE.search(word) for word in unknown):
+            continue  # a variable that is not the image may contain options
+        message = f"{runs.text.rpartition('/')[2]} without --nv hides the GPUs from the program"
+        fixed = f"{runs.text} exec --nv"
+        written = f"{runs.text} exec"
+        edit = Edit(runs.line, written, fixed) if written in script.line(runs.line) else None
+        yield Remark(runs.line, message, "add --nv (NVIDIA) or --rocm (AMD) after exec", edit=edit)

@@ -23,6 +23,7 @@ _RENDEZVOUS_OPTIONS = names(
     """world_size dist_url init_method dist_backend distributed_backend master_addr rank node_rank num_nodes
     nnodes trainer.num_nodes distributed ddp multiprocessing_distributed strategy trainer.strategy"""
 )
+_STARTS_PROCESSES = names("multiprocessing_distributed nproc_per_node gpus_per_node ngpus world_size")
 _GROUP = re.compile(r"lightning|\bddp\b|torch\.?distributed|horovod", re.IGNORECASE)
 
 
@@ -48,6 +49,7 @@ def missing_srun(script: Script) -> Iterator[Remark]:
     if script.reaches_nodes or script.job.heterogeneous:
         return
     if not script.job.several_nodes and not _tasks_need_nodes(script.job):
+        yield from _one_process_for_all_gpus(script)
         return
     for step in _started_on_one_node(script):
         waits = waits_for_others(script, step)
@@ -67,6 +69,20 @@ def missing_srun(script: Script) -> Iterator[Remark]:
             Severity.ERROR if certain else Severity.WARNING,
             _insert_srun(script, step),
         )
+
+
+def _one_process_for_all_gpus(script: Script) -> Iterator[Remark]:
+    """Find a plain Python program in a job with one task per GPU on a single node."""
+    ntasks, gpus = script.job.ntasks or 0, script.job.gpus_per_node or 0
+    for step in _started_on_one_node(script)[:1]:
+        if ntasks < 2 or gpus < 2 or ntasks != gpus or step.launch.kind != "python":
+            continue
+        given = {name for name, _ in script.options_of_program(step.launch)}
+        waits = bool({"MASTER_ADDR", "WORLD_SIZE"} & script.walk.exported) and not given & _STARTS_PROCESSES
+        message = f"python without srun starts 1 process, but the job requests {ntasks} tasks for {gpus} GPUs"
+        remedy = "put srun before the command, unless the program starts the other processes itself"
+        severity = Severity.WARNING if waits else Severity.INFO
+        yield Remark(step.outer.line, message, remedy, severity, _insert_srun(script, step))
 
 
 def _tasks_need_nodes(job: Geometry) -> bool:

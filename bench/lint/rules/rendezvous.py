@@ -10,6 +10,7 @@ from bench.lint.expansion import MARK, Assigned, Unknown, Value
 from bench.lint.geometry import Geometry
 from bench.lint.launch import Launch
 from bench.lint.options import names
+from bench.lint.ports import PRIVILEGED, possible_ports
 from bench.lint.rules import rule
 from bench.lint.script import Script, starts_workers
 from bench.lint.shell_state import Step
@@ -17,6 +18,10 @@ from bench.lint.shell_state import Step
 _LOOPBACK = re.compile(
     r"(?:tcp://)?(?:localhost(?:\.localdomain)?|127\.\d+\.\d+\.\d+|\[?::1\]?|ip6-localhost)(?::|/|\Z)", re.I
 )
+#: A command that prints the local host if another command fails.
+_FALLS_BACK = re.compile(r"\|\|\s*(?:echo\s+[\"']?(?:localhost|127\.0\.0\.1)|hostname)")
+_NODE_COUNTS = frozenset({"nnodes", "num_machines", "num_nodes"})
+_NODES_OF_SLURM = frozenset({"SLURM_NNODES", "SLURM_JOB_NUM_NODES"})
 _HOST = re.compile(
     r"(?:tcp://)?((?:\d{1,3}\.){3}\d{1,3}|(?=[A-Za-z0-9.-]*[0-9.-])[A-Za-z][A-Za-z0-9-]*(?:\.[A-Za-z0-9-]+)*)(?::(?:\d+|[^:]*))?\Z"
 )
@@ -103,6 +108,7 @@ def loopback_master_addr(script: Script) -> Iterator[Remark]:
         #SBATCH --nodes=2
         export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
     """
+    yield from _own_name_per_task(script)
     spanning = [step for step in script.training if _spans_nodes(script, step)]
     if not _has_several_nodes(script) or (script.training and not spanning):
         return
@@ -120,6 +126,19 @@ def loopback_master_addr(script: Script) -> Iterator[Remark]:
                 _no_address(step.launch),
                 "pass --rdzv_backend=c10d --rdzv_endpoint=HOST:PORT, where HOST is the first host of the job",
             )
+
+
+def _own_name_per_task(script: Script) -> Iterator[Remark]:
+    """Find own host names as the endpoint if the number of nodes is only known at submission."""
+    if "nodes" in script.job.options and script.job.nodes is not None:
+        return
+    for step in script.sruns:
+        count = next((value for name, value in step.launch.options.items() if name in _NODE_COUNTS), None)
+        used = script.unknowns.within(count.text) if count else []
+        if step.place.task is not None and any(unknown.name in _NODES_OF_SLURM for unknown in used):
+            for value in _addresses(script, step):
+                for remark in _loopback(script, value, in_task=True):
+                    yield remark._replace(severity=Severity.WARNING)
 
 
 def _has_several_nodes(script: Script) -> bool:
@@ -161,6 +180,10 @@ def _loopback(script: Script, value: Value, *, in_task: bool) -> Iterator[Remark
         if in_task and unknown.in_task and _is_own_name(unknown):
             message = f"each task expands {unknown.source[:40]} on its own node, so the nodes never connect"
             yield Remark(unknown.line, message, remedy)
+        elif unknown.kind == "command" and _FALLS_BACK.search(unknown.source):
+            message = "if the command fails, its result is this host, and the nodes never connect"
+            remedy = "leave out the alternative, so that the job stops with a clear error: set -euo pipefail"
+            yield Remark(unknown.line, message, remedy, Severity.WARNING)
         elif _LOOPBACK.match(unknown.default or "") and not _is_set_elsewhere(script, unknown):
             message = f"if {unknown.name} is not set, each node uses {unknown.default} as the master"
             yield Remark(unknown.line, message, remedy, Severity.WARNING)
@@ -353,3 +376,56 @@ def _exported_early(script: Script, steps: list[Step]) -> Iterator[Remark]:
                 severity = Severity.WARNING  # harmless if the program reads Slurm's variables instead
             message = f"the batch shell expands {unknown.source}, so every task gets {assigned.name}=0"
             yield Remark(unknown.line, message, _EXPAND_IN_TASK, severity)
+
+
+@rule(Severity.WARNING)
+def port_range(script: Script) -> Iterator[Remark]:
+    """The rendezvous port may be below 1024, above 65535, or one of the ephemeral ports.
+
+    Only root may listen on ports below 1024. Linux gives the ephemeral ports (32768 to 60999) to
+    outgoing connections, so that such a port may already be in use when the job starts; this is a note.
+
+    Bad:
+        export MASTER_PORT=$RANDOM
+
+    Good:
+        export MASTER_PORT=$((10000 + SLURM_JOB_ID % 20000))
+    """
+    remedy = "compute the port from the job ID: $((10000 + SLURM_JOB_ID % 20000))"
+    for assigned in script.walk.assigned:
+        ports = possible_ports(assigned.value.text, script.unknowns) if assigned.value else None
+        if not ports or not _PORT_VARIABLE.match(assigned.name) or "MASTER" not in assigned.name.upper():
+            continue
+        low, high = ports
+        span = f"the port is {low}" if low == high else f"the port may be any number from {low} to {high}"
+        if low in PRIVILEGED or high > 65535:
+            limit = "only root may use ports below 1024" if low in PRIVILEGED else "the highest port is 65535"
+            yield Remark(assigned.line, f"{span}, but {limit}", remedy)
+        elif high >= _EPHEMERAL[0] and low <= _EPHEMERAL[1]:
+            message = f"{span}, and other programs may already use a port from 32768 to 60999"
+            yield Remark(assigned.line, message, remedy, Severity.INFO)
+
+
+_EPHEMERAL = (32768, 60999)
+
+
+@rule(Severity.WARNING)
+def gloo_interface_excluded(script: Script) -> Iterator[Remark]:
+    """GLOO_SOCKET_IFNAME is written like NCCL_SOCKET_IFNAME, but gloo does not exclude interfaces.
+
+    gloo takes exact names of interfaces. It finds no interface named ``^lo``, and processes that use
+    gloo stop with "Unable to find address for: ^lo". Only NCCL understands ``^`` and prefixes.
+
+    Bad:
+        export GLOO_SOCKET_IFNAME=^lo,docker
+
+    Good:
+        export NCCL_SOCKET_IFNAME=^lo,docker
+        export GLOO_SOCKET_IFNAME=ib0
+    """
+    for assigned in script.walk.assigned:
+        if assigned.name == "GLOO_SOCKET_IFNAME" and assigned.value and assigned.value.text[:1] in ("^", "="):
+            message = f"gloo has no exclusion: it looks for an interface named {assigned.value.text[:40]}"
+            yield Remark(
+                assigned.line, message, "write the name of one interface, such as ib0, or remove the line"
+            )

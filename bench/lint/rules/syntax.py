@@ -16,6 +16,8 @@ from bench.lint.syntax import ShellError, Simple, Word
 _OPENS_STRING = re.compile(r"\\\Z|(?:=|-\w*c\s+|echo\s+|<<<\s*|\()[\"']\Z|\S[ \t]+[\"']\Z")
 _MAX_ODD_LINES = 200
 _PROSE = re.compile(r"[A-Z][a-z]+[,:]?\Z")
+_WORD = re.compile(r"[A-Za-z]+[,.:]?\Z")
+_STOP_WORDS = frozenset({"the", "a", "an", "of", "and", "with", "this", "is", "are", "to", "from", "on"})
 _NAME = re.compile(r"[A-Za-z_]\w*\Z")
 _PYTHON_KEYWORDS = frozenset({"import", "from", "print", "def", "elif", "class"})
 #: Leftovers of editing: ends of here-documents, prompts, separator lines, bare numbers.
@@ -252,7 +254,29 @@ def _stray(script: Script, step: Step) -> Remark | None:
     if _LEFTOVER.fullmatch(first) or (words[0].bare is None and _is_sentence(first)):
         message = f"bash runs `{first[:40]}` as a command, but there is no such command"
         return Remark(line, message, "remove the line")
+    comment = _comment_before(script, step)
+    if comment:
+        message = (
+            f"the comment in line {comment} ends the command above: bash runs this line as a new command"
+        )
+        return Remark(line, message, "move the comment above the command")
+    hashed = next((word for word in step.launch.words[1:] if word.text == "#"), None)
+    if hashed and step.launch.is_training:
+        message = (
+            "`#` starts no comment within quotes: the program gets it and the words after it as arguments"
+        )
+        return Remark(hashed.line, message, "remove the comment from the text between the quotes")
     return _stray_warning(script, step, bare)
+
+
+def _comment_before(script: Script, step: Step) -> int | None:
+    """Return the line of the comment that ends a continued command just before this step, or None."""
+    above = step.line - 1
+    while above > 0 and script.line(above).lstrip().startswith("#"):
+        above -= 1
+    continued = script.line(above).rstrip().endswith("\\") and above < step.line - 1
+    indented = script.line(step.line)[:1] in (" ", "\t")
+    return above + 1 if continued and indented and step.place.task is None else None
 
 
 def _stray_warning(script: Script, step: Step, bare: str) -> Remark | None:
@@ -265,6 +289,11 @@ def _stray_warning(script: Script, step: Step, bare: str) -> Remark | None:
             line, message, "if the line is meant as output, put `echo` before it; otherwise remove the line"
         )
     if len(words) >= 3 and all(word.bare for word in words) and _PROSE.match(bare) and not script.walk.opaque:
+        message = f"bash runs `{bare}` as a command"
+        return Remark(line, message, "if the line is meant as a comment, start it with #", Severity.WARNING)
+    texts = [word.bare or "" for word in words]
+    is_prose = len(texts) > 3 and all(_WORD.match(text) for text in texts) and _STOP_WORDS & set(texts)
+    if is_prose and bare not in HELPERS and not script.walk.opaque and not step.launch.via:
         message = f"bash runs `{bare}` as a command"
         return Remark(line, message, "if the line is meant as a comment, start it with #", Severity.WARNING)
     is_shell = basename(words[-1].literal or "") in SHELLS

@@ -10,6 +10,7 @@ from bench.lint.geometry import Geometry
 from bench.lint.launch import TRAINS, Launch, basename
 from bench.lint.options import names
 from bench.lint.rules import rule
+from bench.lint.rules.launchers import passes_unknown_options
 from bench.lint.script import Script, starts_workers
 from bench.lint.shell_state import Step
 
@@ -149,6 +150,13 @@ def _workers(script: Script, step: Step, geometry: Geometry) -> Iterator[Remark]
         machines = script.number(options.get("num_machines"), geometry) or 1
         workers = total // machines if total and total % machines == 0 else None
     tasks = geometry.tasks_per_node or 1
+    alone = value is None and step.launch.launcher in ("torchrun", "launch") and tasks == 1
+    if alone and gpus and gpus > 1 and not passes_unknown_options(script, step.launch):
+        message = (
+            f"{step.launch.launcher} without --nproc_per_node starts 1 worker: {gpus - 1} of {gpus} GPUs"
+        )
+        message += " stay idle" if gpus > 2 else " stays idle"
+        yield Remark(step.line, message, "pass --nproc_per_node=gpu", Severity.WARNING)
     if not workers or not gpus or value is None or (tasks > 1 and not geometry.isolation):
         return
     visible = geometry.gpus_per_task or gpus
@@ -177,6 +185,8 @@ def _launcher_nodes(script: Script, step: Step, geometry: Geometry) -> Iterator[
         launch.options.get("nnodes") or launch.options.get("num_machines") or launch.options.get("num_nodes")
     )
     expected, nodes = script.number(value, geometry), geometry.nodes
+    if value is None and nodes and nodes > 1 and not passes_unknown_options(script, launch):
+        yield from _without_nnodes(step, nodes)
     if value is None or not expected or not nodes or not script.job.nodes:
         return
     available = max(nodes, script.job.nodes)
@@ -191,6 +201,18 @@ def _launcher_nodes(script: Script, step: Step, geometry: Geometry) -> Iterator[
         message = f"srun starts {launch.launcher} on {nodes} nodes, but each launcher expects {expected}: "
         message += "every node trains on its own" if expected == 1 else "the last nodes cannot join"
         yield Remark(value.line, message, "use --nnodes=$SLURM_NNODES", Severity.WARNING)
+
+
+def _without_nnodes(step: Step, nodes: int) -> Iterator[Remark]:
+    """Find torchrun without ``--nnodes``: its default is one node."""
+    launch = step.launch
+    if launch.launcher not in ("torchrun", "launch"):
+        return
+    together = {"rdzv_endpoint", "master_addr", "node_rank", "rdzv_backend"} & set(launch.options)
+    message = f"{launch.launcher} without --nnodes expects 1 node, but srun starts it on {nodes}: "
+    message += "the nodes do not train together" if together else "every node trains on its own"
+    severity = None if together else Severity.WARNING
+    yield Remark(launch.srun_line or step.line, message, "pass --nnodes=$SLURM_NNODES", severity)
 
 
 @rule(Severity.ERROR)

@@ -87,6 +87,7 @@ _NAME = re.compile(r"[A-Za-z_]\w*\Z")
 _PADDED_COMMAND = re.compile(
     r"tail\s+(?:-c|--bytes)|cut\s+-c|head\s+-c|\bdate\b[^|]*%0?[SMHdmjNyV]|rev\b.*cut|printf[^|]*%0"
 )
+_OCTAL = re.compile(r"(?<![\w.#])0\d*[89]\d*(?![\w.])")
 _DIGITS_OF_ID = re.compile(r"JOB_?ID|TASK_ID|PROCID|STEP", re.I)
 
 
@@ -226,6 +227,12 @@ def port_octal_arithmetic(script: Script) -> Iterator[Remark]:
     remedy = "write $((10000 + SLURM_JOB_ID % 10000)), or put 10# before the digits"
     for unknown in script.unknowns:
         if unknown.kind != "arith" or "10#" in unknown.source:
+            continue
+        literal = _OCTAL.search(unknown.source)
+        if literal:
+            message = f"bash reads {literal.group()} as octal, where the digits 8 and 9 are an error"
+            edit = Edit(unknown.line, literal.group(), literal.group().lstrip("0"))
+            yield Remark(unknown.line, message, "write the number without the leading 0", edit=edit)
             continue
         inner = next(filter(_may_start_with_zero, script.unknowns.of(unknown.default or "")), None)
         if inner:

@@ -1,0 +1,218 @@
+"""Rules about the nodes, components and CPUs on which commands run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from bench.findings import Edit, Remark, Severity
+from bench.lint.geometry import Geometry
+from bench.lint.launch import basename
+from bench.lint.options import names
+from bench.lint.rules import rule
+from bench.lint.script import Script, is_chore, starts_workers
+from bench.lint.shell_state import Step
+
+_GROUPS = re.compile(r"(\d+)(?:-(\d+))?")
+#: Commands that write files, and where: in their last argument, or after one of these options.
+_COPIES = names("cp rsync tar unzip mkdir mv wget curl unsquashfs git")
+_MAKES_ENVIRONMENT = names("virtualenv venv")
+_NODE_LOCAL = re.compile(
+    r"\A(?:/tmp/|/dev/shm|/local|/scratch_local|/lscratch|\$\{?(?:SLURM_TMPDIR|TMPDIR|LOCAL_SCRATCH|LSCRATCH|"
+    r"LOCAL_SSD|JOBFS|BB_JOB|TMP_LOCAL|LOCALDIR)\b)"
+)
+#: Options that give a task more than one CPU.
+_MORE_CPUS = names(
+    """cpus-per-task cpus-per-gpu mincpus exclusive extra-node-info cores-per-socket sockets-per-node
+    threads-per-core overcommit ntasks-per-core whole exact"""
+)
+_WORKERS = names("num_workers workers n_workers dataloader_num_workers j data.num_workers num_data_workers")
+
+
+@rule(Severity.ERROR)
+def unknown_het_group(script: Script) -> Iterator[Remark]:
+    """Srun names a component that the heterogeneous job does not have, or uses only the first one.
+
+    ``#SBATCH hetjob`` separates the components, which are numbered from 0. Without ``--het-group``,
+    srun starts its tasks on component 0 only.
+
+    Bad:
+        #SBATCH --nodes=1
+        #SBATCH hetjob
+        #SBATCH --nodes=4
+        srun --het-group=2 python train.py
+
+    Good:
+        #SBATCH --nodes=1
+        #SBATCH hetjob
+        #SBATCH --nodes=4
+        srun --het-group=1 python train.py
+    """
+    count = len(script.header.components)
+    sruns = [step for step in script.walk.steps if step.launch.via == "srun"]
+    used = [option for step in sruns for option in step.launch.srun if option.name == "het-group"]
+    for option in used:
+        wrong = [number for number in _numbers(option.value or "") if number >= count]
+        if wrong and (count > 1 or not script.walk.opaque):
+            message = f"the job has no component {wrong[0]}: "
+            message += (
+                f"its components are 0 to {count - 1}" if count > 1 else "no line `#SBATCH hetjob` adds one"
+            )
+            yield Remark(option.line, message, "correct the number, or add the component")
+    unclear = any(step.launch.opaque for step in sruns) or script.walk.opaque
+    if count > 1 and script.sruns and not used and not unclear:
+        step = script.sruns[0]
+        message = (
+            f"srun without --het-group uses component 0 only: {count - 1} of {count} components stay idle"
+        )
+        remedy = f"pass --het-group=0-{count - 1}, or start one srun per component"
+        yield Remark(step.launch.srun_line or step.line, message, remedy, Severity.WARNING)
+
+
+def _numbers(groups: str) -> list[int]:
+    """Return the first and last number of each range in ``0-1,3``."""
+    return [int(number) for match in _GROUPS.finditer(groups) for number in match.groups() if number]
+
+
+@rule(Severity.WARNING)
+def first_node_only(script: Script) -> Iterator[Remark]:
+    """The batch shell prepares node-local storage on the first node, but the tasks run on all nodes.
+
+    $SLURM_TMPDIR, /tmp and similar folders are different on each node. A virtual environment, or data
+    that the batch shell copies there, does not exist on the other nodes, where the program fails.
+
+    Bad:
+        #SBATCH --nodes=2
+        virtualenv $SLURM_TMPDIR/env
+        srun $SLURM_TMPDIR/env/bin/python train.py
+
+    Good:
+        #SBATCH --nodes=2
+        srun --ntasks=$SLURM_NNODES --ntasks-per-node=1 virtualenv $SLURM_TMPDIR/env
+        srun $SLURM_TMPDIR/env/bin/python train.py
+    """
+    spread = [step for step in script.sruns if (script.geometry(step).nodes or 1) > 1]
+    if not spread:
+        return
+    prepared = _made_by_srun(script)
+    for step in script.walk.steps:
+        if step.launch.via or step.place.task is not None or step.line > spread[-1].line:
+            continue
+        words = [script.unknowns.shown(word.text) for word in step.launch.words]
+        name = basename(words[0]) if words else ""
+        if name not in _COPIES and not _MAKES_ENVIRONMENT & set(words[:3]):
+            continue
+        target = next((word for word in reversed(words[1:]) if not word.startswith("-")), "")
+        target = target.partition("=")[2] or target
+        local = _NODE_LOCAL.match(target) or any(target.startswith(path) for path in prepared)
+        if local and name != "mkdir":
+            what = "makes an environment" if _MAKES_ENVIRONMENT & set(words[:3]) else "writes files"
+            message = f"the batch shell {what} in {target[:50]}, which exists on the first node only"
+            remedy = "start it on each node: srun --ntasks=$SLURM_NNODES --ntasks-per-node=1 COMMAND"
+            yield Remark(step.line, message, remedy)
+
+
+def _made_by_srun(script: Script) -> list[str]:
+    """Return the folders that srun makes on each node: they are probably in node-local storage."""
+    made = []
+    for step in script.walk.steps:
+        words = [script.unknowns.shown(word.text) for word in step.launch.words]
+        if step.launch.via == "srun" and "mkdir" in words and "/" in words[-1]:
+            made.append(words[-1])
+    return made
+
+
+@rule(Severity.INFO)
+def one_core_per_task(script: Script) -> Iterator[Remark]:
+    """A task with data loaders gets one core, because the script requests no ``--cpus-per-task``.
+
+    Slurm's default is one CPU per task. A training process and its data loaders then share it, and the
+    GPU waits for data. Some sites give more CPUs for each GPU. This is a warning if the command asks
+    for several data loaders.
+
+    Bad:
+        #SBATCH --ntasks-per-node=4
+        #SBATCH --gpus-per-node=4
+        srun python train.py --num_workers 8
+
+    Good:
+        #SBATCH --ntasks-per-node=4
+        #SBATCH --gpus-per-node=4
+        #SBATCH --cpus-per-task=10
+        srun --cpus-per-task=10 python train.py --num_workers 8
+    """
+    for step in script.sruns:
+        launch, geometry = step.launch, script.geometry(step)
+        own = set(geometry.options) | {option.name for option in launch.srun}
+        if own & _MORE_CPUS or launch.opaque or launch.kind not in ("python", "launcher") or is_chore(launch):
+            continue
+        if (
+            not geometry.asks_for_gpus
+            or not geometry.tasks_per_node
+            or "SRUN_CPUS_PER_TASK" in script.walk.exported
+        ):
+            continue
+        loaders = _data_loaders(script, step, geometry)
+        if loaders == 0:
+            continue
+        who = "all workers" if starts_workers(launch) else "each process"
+        message = f"Slurm's default is one core per task: {who} and their data loaders share it"
+        if loaders:
+            message = f"{loaders} data loaders share one core, Slurm's default for a task"
+        severity = Severity.WARNING if loaders and loaders > 1 else None
+        line = geometry.line("ntasks-per-node", "ntasks") or step.line
+        yield Remark(line, message, "request --cpus-per-task, and pass it to srun as well", severity)
+        return
+
+
+def _data_loaders(script: Script, step: Step, geometry: Geometry) -> int | None:
+    for name, value in script.options_of_program(step.launch):
+        if name in _WORKERS:
+            return script.number(value, geometry)
+    return None
+
+
+@rule(Severity.WARNING)
+def trap_delayed(script: Script) -> Iterator[Remark]:
+    """Slurm sends a signal to the batch shell, which runs its trap only after the foreground command ends.
+
+    With ``--signal=B:``, only the batch shell gets the signal, and bash waits for the running command
+    before it executes a trap. The job therefore ends at its time limit without a checkpoint.
+
+    Bad:
+        #SBATCH --signal=B:USR1@120
+        trap 'scontrol requeue $SLURM_JOB_ID' USR1
+        srun python train.py
+
+    Good:
+        #SBATCH --signal=B:USR1@120
+        trap 'scontrol requeue $SLURM_JOB_ID' USR1
+        srun python train.py &
+        wait
+    """
+    signal = script.job.value("signal") or ""
+    flags, colon, _ = signal.partition(":")
+    traps = [step for step in script.walk.steps if _sets_trap(step) and step.place.task is None]
+    if "B" not in flags.upper() or not colon or not traps:
+        return
+    for step in script.training:
+        line = step.launch.srun_line or step.line
+        if step.place.background or (step.place.task is not None and step.launch.srun_line is None):
+            continue
+        if step.place.piped or line < traps[0].line or step.place.substitution:
+            continue
+        text = script.line(step.end).rstrip()
+        edit = Edit(step.end, "", f"{text} & wait") if step.end == line and "#" not in text else None
+        message = (
+            f"bash runs the trap of line {traps[0].line} only after this command ends, not at the signal"
+        )
+        remedy = "start the command in the background and wait for it: srun ... & wait"
+        yield Remark(line, message, remedy, edit=edit)
+        return
+
+
+def _sets_trap(step: Step) -> bool:
+    words = step.launch.words
+    if len(words) < 3 or words[0].text != "trap" or words[1].text in ("-", "--", "-l", "-p"):
+        return False
+    return any(word.text.upper() not in ("EXIT", "ERR", "DEBUG", "0") for word in words[2:])
