@@ -231,8 +231,8 @@ def port_octal_arithmetic(script: Script) -> Iterator[Remark]:
         literal = _OCTAL.search(unknown.source)
         if literal:
             message = f"bash reads {literal.group()} as octal, where the digits 8 and 9 are an error"
-            edit = Edit(unknown.line, literal.group(), literal.group().lstrip("0"))
-            yield Remark(unknown.line, message, "write the number without the leading 0", edit=edit)
+            decimal = Edit(unknown.line, literal.group(), literal.group().lstrip("0"))
+            yield Remark(unknown.line, message, "write the number without the leading 0", edit=decimal)
             continue
         inner = next(filter(_may_start_with_zero, script.unknowns.of(unknown.default or "")), None)
         if inner:
