@@ -111,7 +111,7 @@ def _unstable(frames: Frames, *, whole_nodes: bool) -> Iterator[Anomaly]:
     wide = spread[spread > UNSTABLE]
     if len(wide):
         cells = [f"{one_line(cell, limit=60)} by {percent(value)}" for cell, value in wide.items()]
-        shared, advice = "shared nodes, ", "Use more repeats, or whole nodes (`exclusive: true`)."
+        shared, advice = "shared nodes, ", "Use more repeats, or whole nodes (exclusive: true)."
         if whole_nodes:
             shared, advice = "", "Use more repeats."
         yield Anomaly(

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pandas as pd
 
 from analysis.stats.estimate import MIN_RUNS, MOST_RUNS, runs_to_decide
+from analysis.stats.losses import Causes, causes_of
 from analysis.stats.scaling import GUIDE
 from analysis.text import count, fraction, fractions
+
+#: Cells whose values are not valid, each with the reason.
+Invalid = Mapping[str, str]
+_NONE: Invalid = {}
 
 
 @dataclass(frozen=True)
@@ -33,17 +39,19 @@ class Recommendation:
         return below.iloc[-1] if len(below) else None
 
 
-def recommend(rows: pd.DataFrame, base: pd.Series) -> Recommendation:
+def recommend(rows: pd.DataFrame, base: pd.Series, *, invalid: Invalid = _NONE) -> Recommendation:
     """Return the recommendation for the rows of one series of the scaling table.
 
-    A size is recommended if the lower end of its 95 % interval is at least :data:`GUIDE`, from three or more
-    undisturbed runs of the size and of its baseline, the row ``base``.
+    A size is recommended if the lower end of its 95 % interval is at least :data:`GUIDE`, from at least three
+    undisturbed runs of the size and of its baseline, the row ``base``. Nothing is concluded from the cells in
+    ``invalid``.
     """
     larger = rows[(rows["gpus"] > rows["base_gpus"]) & rows["efficiency"].notna()]
     larger = larger.sort_values(["gpus", "efficiency"], kind="stable")
     undisturbed = larger["n_undisturbed"].clip(upper=base["n_undisturbed"])
-    good = larger[(larger["efficiency_low"] >= GUIDE) & (undisturbed >= MIN_RUNS)]
-    below = larger[larger["efficiency_high"] < GUIDE]
+    valid = ~larger["cell_id"].isin(list(invalid)) & (base["cell_id"] not in invalid)
+    good = larger[valid & (larger["efficiency_low"] >= GUIDE) & (undisturbed >= MIN_RUNS)]
+    below = larger[valid & (larger["efficiency_high"] < GUIDE)]
     best = good.iloc[-1] if len(good) else None
     rest = larger[~larger.index.isin([*good.index, *below.index])]
     return Recommendation(best, rest if best is None else rest[rest["gpus"] > best["gpus"]], below)
@@ -55,8 +63,10 @@ def efficiency_text(row: pd.Series) -> str:
     return f"{fraction(row['efficiency'], decimals=2)} {bounds}".strip()
 
 
-def needed_runs(row: pd.Series, base: pd.Series) -> str:
+def what_decides(row: pd.Series, base: pd.Series, *, invalid: Invalid = _NONE) -> str:
     """Return how many runs would decide whether the efficiency of a size is at least :data:`GUIDE`."""
+    if reason := _reason(row, base, invalid):
+        return f"see {reason}, above"
     if min(row["n_undisturbed"], base["n_undisturbed"]) < MIN_RUNS:
         return f"{MIN_RUNS} undisturbed runs of this size and of the baseline are needed"
     distance = math.log(row["efficiency"] / GUIDE)
@@ -66,3 +76,14 @@ def needed_runs(row: pd.Series, base: pd.Series) -> str:
     if needed > MOST_RUNS:
         return f"more than {MOST_RUNS} runs of this size and of the baseline would be needed"
     return f"about {count(int(needed), 'run')} of this size and of the baseline would decide"
+
+
+def valid_causes(row: pd.Series, base: pd.Series, *, invalid: Invalid = _NONE) -> Causes:
+    """Return the causes of the loss of a size; none if its values or those of the baseline are not valid."""
+    if reason := _reason(row, base, invalid):
+        return Causes([], short="cannot tell", unknown=f"see {reason}, above")
+    return causes_of(row, base)
+
+
+def _reason(row: pd.Series, base: pd.Series, invalid: Invalid) -> str:
+    return invalid.get(row["cell_id"]) or invalid.get(base["cell_id"], "")

@@ -123,6 +123,15 @@ def validity(
     return sorted(found, key=lambda one: order.index(one.code))
 
 
+def invalid_cells(found: Sequence[ValidityFinding]) -> dict[str, str]:
+    """Return the cells with an error, each with the heading of the first one."""
+    cells: dict[str, str] = {}
+    for finding in found:
+        for cell in finding.cells if finding.severity == "error" else ():
+            cells.setdefault(cell, finding.heading)
+    return cells
+
+
 #: The env.json of each run, with the run's cell.
 _Environments = Sequence[tuple[str, dict[str, Any]]]
 
@@ -199,10 +208,9 @@ def _disturbed_runs(
     texts = [f"{one_line(run_id, limit=60)}: {one}" for run_id, _, _, one in entries]
     left_out = sum(runs.values())
     outcome = "left out" if left_out == len(runs) else f"{left_out} of them left out"
-    what = "shared a node with another run of the study" if code == "overlap" else "were disturbed"
     return ValidityFinding(
         code,
-        f"{len(runs):,} of {count(of, 'run')} {what}, {outcome}: {listed(texts, limit=_MAX_RUNS)}.",
+        f"{len(runs):,} of {count(of, 'run')}, {outcome}: {listed(texts, limit=_MAX_RUNS)}.",
         list(dict.fromkeys(cell for _, cell, _, _ in entries)),
         {"runs": [{"run_id": run_id, "left_out": out, **one.as_json()} for run_id, _, out, one in entries]},
     )
@@ -440,5 +448,5 @@ def _advice(study: Study, ranks: pd.DataFrame, slow: Sequence[str]) -> str:
     largest = int(study.cells["nodes"].max())
     if ranks["host"].nunique() - len(slow) < largest:
         others = count(largest, "other node")
-        return f"Have it checked. Leave it out (`exclude:`) only if {others} remain for the largest cell."
-    return "Leave it out (`exclude:`) or have it checked."
+        return f"Have it checked. Leave it out (exclude) only if {others} remain for the largest cell."
+    return "Leave it out (exclude) or have it checked."

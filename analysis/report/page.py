@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.checks.anomalies import anomalies
-from analysis.checks.validity import ValidityFinding, other_warnings
+from analysis.checks.validity import ValidityFinding, invalid_cells, other_warnings
 from analysis.data.environment import Environment
 from analysis.data.load import Study
 from analysis.data.names import series_parts, short_labels
@@ -60,7 +60,7 @@ def page_context(
         "shared": shared,
         "missing": MISSING,
         "validity": validity,
-        **_summary(study, frames, rows, labels=titles),
+        **_summary(study, frames, rows, labels=titles, invalid=invalid_cells(validity)),
         "sections": _sections(rows, drawings, axes),
         "topics": _topics(drawings),
         "nodes": [] if details.ranks is None else node_rows(details.ranks),
@@ -127,10 +127,12 @@ def _lead(study: Study, frames: Frames, environment: Environment) -> str:
     return f"{text}."
 
 
-def _summary(study: Study, frames: Frames, rows: pd.DataFrame, *, labels: dict[str, str]) -> dict[str, Any]:
+def _summary(
+    study: Study, frames: Frames, rows: pd.DataFrame, *, labels: dict[str, str], invalid: Mapping[str, str]
+) -> dict[str, Any]:
     """Return findings and anomalies."""
     return {
-        "findings": find(rows, labels=labels),
+        "findings": find(rows, labels=labels, invalid=invalid),
         "no_finding": no_finding(rows),
         "certainty": certainty(rows) if (rows["n"] > 0).any() else "",
         "anomalies": anomalies(rows, frames, whole_nodes=bool(study.plan.get("exclusive"))),

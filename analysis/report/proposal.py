@@ -15,16 +15,16 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.checks.recommendation import Recommendation, needed_runs, recommend
-from analysis.checks.validity import ValidityFinding
+from analysis.checks.recommendation import Invalid, Recommendation, recommend, valid_causes, what_decides
+from analysis.checks.validity import ValidityFinding, invalid_cells
 from analysis.compare.matching import spelled
 from analysis.data.environment import Environment
 from analysis.data.load import Study
 from analysis.data.names import Row, job_size, nodes_known, widest_series
 from analysis.report.figures.drawing import Drawing
-from analysis.report.summary import certainty, no_finding
+from analysis.report.summary import certainty, describe_losses, no_finding
 from analysis.report.words import ascii_formula, mode_title
-from analysis.stats.losses import LOSSES, SMALLEST_SHARE, causes_of
+from analysis.stats.losses import Causes
 from analysis.stats.measured import Frames
 from analysis.stats.scaling import GUIDE
 from analysis.text import (
@@ -37,7 +37,6 @@ from analysis.text import (
     listed,
     number,
     one_line,
-    percent,
     seconds,
     whole,
 )
@@ -79,12 +78,13 @@ def proposal_context(
 ) -> dict[str, Any]:
     """Return the values of proposal.md.j2 and proposal.tex.j2; texts are not escaped."""
     series = [found for mode in ("strong", "weak") if (found := _series(rows, mode, frames.rate_unit))]
-    causes = [_loss_item(one) for one in series]
+    invalid = invalid_cells(validity)
+    causes = [_loss_item(one, invalid) for one in series]
     return {
         "title": f"Scaling of {study.name}",
         "introduction": _measured_on(frames, environment) if series else no_finding(rows),
         "validity": [(finding.heading, finding.message) for finding in validity],
-        "recommendation": _recommendation(series[0]) if series else "",
+        "recommendation": _recommendation(series[0], invalid) if series else "",
         "sections": [_section(one, frames, drawings) for one in series],
         "losses": causes,
         "losses_note": _LOSSES_NOTE if any("%" in text for text in causes) else "",
@@ -120,11 +120,11 @@ def _measured_on(frames: Frames, environment: Environment) -> str:
 # -- recommended size -----------------------------------------------------------------
 
 
-def _recommendation(series: _Series) -> str:
-    found = recommend(series.rows, series.base)
+def _recommendation(series: _Series, invalid: Invalid) -> str:
+    found = recommend(series.rows, series.base, invalid=invalid)
     best = found.best
     if best is None:
-        return _nothing_recommended(found, series)
+        return _nothing_recommended(found, series, invalid)
     texts = [
         f"{job_size(best)}: the largest measured size whose efficiency ({series.mode} scaling) is at least "
         f"{GUIDE}: {_efficiency(best)}.",
@@ -135,13 +135,13 @@ def _recommendation(series: _Series) -> str:
         texts.append(_next_larger(best, larger.iloc[0], series))
     else:
         texts.append("This is the largest measured size; larger sizes may be efficient, too.")
-    return " ".join([*texts, *_undecided(found, series)])
+    return " ".join([*texts, *_undecided(found, series, invalid)])
 
 
-def _nothing_recommended(found: Recommendation, series: _Series) -> str:
+def _nothing_recommended(found: Recommendation, series: _Series, invalid: Invalid) -> str:
     base, closest = series.base["baseline"], found.closest
     if len(found.open):
-        return " ".join(["No larger size can be recommended yet.", *_undecided(found, series)])
+        return " ".join(["No larger size can be recommended yet.", *_undecided(found, series, invalid)])
     text = f"No size beyond the baseline, {base}, reaches an efficiency of {GUIDE}"
     text = f"{text}: no larger size can be recommended."
     if closest is None:
@@ -149,14 +149,14 @@ def _nothing_recommended(found: Recommendation, series: _Series) -> str:
     return f"{text} {capital(job_size(closest))} comes closest, with {_efficiency(closest)}."
 
 
-def _undecided(found: Recommendation, series: _Series) -> list[str]:
+def _undecided(found: Recommendation, series: _Series, invalid: Invalid) -> list[str]:
     """Return a sentence about the smallest size for which the runs cannot tell, if any."""
     if not len(found.open):
         return []
     row = found.open.iloc[0]
     return [
         f"The runs cannot tell whether {job_size(row)} reaches {GUIDE}, with {_efficiency(row)}: "
-        f"{needed_runs(row, series.base)}."
+        f"{what_decides(row, series.base, invalid=invalid)}."
     ]
 
 
@@ -262,23 +262,17 @@ _LOSSES_NOTE = (
 )
 
 
-def _loss_item(series: _Series) -> str:
+def _loss_item(series: _Series, invalid: Invalid) -> str:
     """Return a sentence about the causes of the loss at the largest size of a series."""
     last = series.rows.iloc[-1]
     name = f"{mode_title(series.mode)}, {job_size(last)}, efficiency {_efficiency(last)}"
-    return f"{name}: {_causes(last, series.base)}."
+    return f"{name}: {_causes(valid_causes(last, series.base, invalid=invalid))}."
 
 
-def _causes(last: pd.Series, base: pd.Series) -> str:
-    causes = causes_of(last, base)
+def _causes(causes: Causes) -> str:
     if causes.hardly_any:
         return "hardly any loss"
-    shares = [
-        f"{percent(loss.share)} {LOSSES[loss.factor]}"
-        for loss in causes.losses
-        if loss.share >= SMALLEST_SHARE
-    ]
-    return listed(shares) or f"not known: {causes.unknown}"
+    return listed(describe_losses(causes, verb="")) or f"not known: {causes.unknown}"
 
 
 # -- method, settings, missing cells --------------------------------------------------

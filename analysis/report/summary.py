@@ -6,15 +6,24 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from analysis.checks.recommendation import Recommendation, efficiency_text, needed_runs, recommend
+from analysis.checks.recommendation import (
+    Invalid,
+    Recommendation,
+    efficiency_text,
+    recommend,
+    valid_causes,
+    what_decides,
+)
 from analysis.data.names import ranks, widest_series, with_layout
-from analysis.stats.losses import LOSSES, SHORT_NAMES, SMALLEST_SHARE, Causes, causes_of
+from analysis.stats.losses import LOSSES, SHORT_NAMES, Causes
 from analysis.stats.scaling import GUIDE
 from analysis.text import count, fraction, known, listed, number, percent
 
 MAX_SERIES = 4
 #: Maximum number of sizes that the sentence about undecided sizes names.
 _MAX_OPEN = 3
+#: If causes of a larger share of the loss are uncertain, this is reported.
+_LARGE_REST = 0.02
 #: Data loading is reported if it takes at least this share of the step.
 _MUCH_LOADING = 0.1
 #: Attribution and throughput windows agree if their efficiencies differ by at most this share.
@@ -36,12 +45,19 @@ class SeriesFinding:
     loss_detail: str
 
 
-def find(rows: pd.DataFrame, *, labels: dict[str, str]) -> list[SeriesFinding]:
-    """Return a finding for each of the series with the most measured sizes, in the plan's order."""
+def find(
+    rows: pd.DataFrame, *, labels: dict[str, str], invalid: Invalid | None = None
+) -> list[SeriesFinding]:
+    """Return a finding for each of the series with the most measured sizes, in the plan's order.
+
+    ``invalid`` maps cells whose values are not valid to the reason.
+    """
     based = rows[rows["efficiency"].notna()].copy()
     based["several"] = based.duplicated(["series", "gpus"], keep=False)
     return [
-        _finding(based[based["series"] == series], rows, label=labels.get(series, series))
+        _finding(
+            based[based["series"] == series], rows, label=labels.get(series, series), invalid=invalid or {}
+        )
         for series in widest_series(based, limit=MAX_SERIES)
     ]
 
@@ -84,19 +100,19 @@ def certainty(rows: pd.DataFrame) -> str:
     return f"{runs} per cell: no intervals (they need 3 runs), so small differences may be chance."
 
 
-def _finding(rows: pd.DataFrame, table: pd.DataFrame, *, label: str) -> SeriesFinding:
+def _finding(rows: pd.DataFrame, table: pd.DataFrame, *, label: str, invalid: Invalid) -> SeriesFinding:
     last = rows.iloc[-1]
     base = table.iloc[int(last["base_place"])]
-    found = recommend(rows, base)
-    causes = causes_of(last, base)
-    main = causes.losses[0] if causes.losses else None
-    best_size, best_detail = _best_tile(found, base)
+    found = recommend(rows, base, invalid=invalid)
+    causes = valid_causes(last, base, invalid=invalid)
+    main = causes.main
+    best_size, best_detail = _best_tile(found, base, invalid)
     return SeriesFinding(
         series=str(last["series"]),
         heading=label,
         sentences=(
             _speedup_sentence(last, base),
-            _best_sentence(found, base),
+            _best_sentence(found, base, invalid),
             _loss_sentence(last, base, causes),
         ),
         best_size=best_size,
@@ -120,13 +136,16 @@ def _speedup_sentence(last: pd.Series, base: pd.Series) -> str:
     )
 
 
-def _best_tile(found: Recommendation, base: pd.Series) -> tuple[str, str]:
+def _best_tile(found: Recommendation, base: pd.Series, invalid: Invalid) -> tuple[str, str]:
     """Return the recommended size and its reason, for the page's tile."""
     if found.best is not None:
         return _size(found.best), f"largest with efficiency ≥ {GUIDE}"
     if len(found.open):
         row = found.open.iloc[0]
-        return "cannot tell", f"{_size(row)}: {efficiency_text(row)}; {needed_runs(row, base)}"
+        return (
+            "cannot tell",
+            f"{_size(row)}: {efficiency_text(row)}; {what_decides(row, base, invalid=invalid)}",
+        )
     closest = found.closest
     if closest is None:
         return f"no more than {ranks(base)}", "no larger size has an efficiency"
@@ -134,7 +153,7 @@ def _best_tile(found: Recommendation, base: pd.Series) -> tuple[str, str]:
     return f"no more than {ranks(base)}", f"{_size(closest)} come closest to {GUIDE}, with {value}"
 
 
-def _best_sentence(found: Recommendation, base: pd.Series) -> str:
+def _best_sentence(found: Recommendation, base: pd.Series, invalid: Invalid) -> str:
     best, closest = found.best, found.closest
     if best is not None:
         text = f"The largest size with an efficiency of at least {GUIDE} is {_size(best)}: "
@@ -143,9 +162,9 @@ def _best_sentence(found: Recommendation, base: pd.Series) -> str:
         if len(between):
             sizes = ", ".join(str(size) for size in sorted(set(between["gpus"]))[:4])
             text += f"; smaller sizes are below {GUIDE} ({sizes} ranks)"
-        return f"{text}.{_open_sentence(found, base)}"
+        return f"{text}.{_open_sentence(found, base, invalid)}"
     if len(found.open):
-        return _open_sentence(found, base).strip()
+        return _open_sentence(found, base, invalid).strip()
     if closest is None:
         return "No size beyond the baseline has an efficiency."
     return (
@@ -154,7 +173,7 @@ def _best_sentence(found: Recommendation, base: pd.Series) -> str:
     )
 
 
-def _open_sentence(found: Recommendation, base: pd.Series) -> str:
+def _open_sentence(found: Recommendation, base: pd.Series, invalid: Invalid) -> str:
     """Return a sentence about the sizes for which the runs cannot tell, or nothing."""
     if not len(found.open):
         return ""
@@ -162,7 +181,7 @@ def _open_sentence(found: Recommendation, base: pd.Series) -> str:
     shown = [f"{_size(row)}, with {efficiency_text(row)}" for _, row in found.open.head(_MAX_OPEN).iterrows()]
     more = len(found.open) - len(shown)
     names = "; ".join([*shown, *([f"{more} more"] if more else [])])
-    need = needed_runs(first, base)
+    need = what_decides(first, base, invalid=invalid)
     return f" The runs cannot tell whether these sizes reach {GUIDE}: {names}. For {_size(first)}, {need}."
 
 
@@ -171,12 +190,7 @@ def _loss_sentence(last: pd.Series, base: pd.Series, causes: Causes) -> str:
         return f"There is hardly any loss to explain on {_size(last)}{_loading(last)}."
     if not causes.losses:
         return f"The causes of the loss are not known: {causes.unknown}."
-    parts = [
-        f"{percent(loss.share)} is {LOSSES[loss.factor]}"
-        for loss in causes.losses
-        if loss.share >= SMALLEST_SHARE
-    ]
-    text = f"Of the loss on {_size(last)}, {listed(parts)}{_loading(last)}."
+    text = f"Of the loss on {_size(last)}, {listed(describe_losses(causes))}{_loading(last)}."
     attributed = last["global_efficiency"] / base["pop_parallel_efficiency"]
     if abs(attributed / last["efficiency"] - 1) > _AGREE:
         measured = fraction(attributed, decimals=2)
@@ -185,6 +199,13 @@ def _loss_sentence(last: pd.Series, base: pd.Series, causes: Causes) -> str:
             "are rough."
         )
     return text
+
+
+def describe_losses(causes: Causes, *, verb: str = "is ") -> list[str]:
+    """Return the share and the cause of each certain loss, and the share of the others."""
+    texts = [f"{percent(loss.share)} {verb}{LOSSES[loss.factor]}" for loss in causes.losses]
+    rest = 1 - sum(loss.share for loss in causes.losses)
+    return [*texts, *([f"the cause of {percent(rest)} cannot be told"] if rest >= _LARGE_REST else [])]
 
 
 def _loading(row: pd.Series) -> str:

@@ -27,11 +27,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
+from scipy import special
 
 from analysis.data.load import Study
 from analysis.data.names import Row
-from analysis.stats.decompose import useful_time
-from analysis.stats.estimate import lower_median
+from analysis.stats.decompose import ERRORS, useful_time
+from analysis.stats.estimate import LEVEL, lower_median
 from analysis.stats.measured import Frames, ranks_sample
 from analysis.text import known
 
@@ -64,11 +65,15 @@ _BALANCED = 0.98
 
 @dataclass(frozen=True)
 class Loss:
-    """A factor of the efficiency: its name, its value, and its share of the loss (of the logarithm)."""
+    """A factor of the efficiency: its name, its value, and its share of the loss (of the logarithm).
+
+    ``certain`` is true if the 95 % interval of the factor over the runs excludes 1.
+    """
 
     factor: str
     value: float
     share: float
+    certain: bool = False
 
 
 def add_typical_rank(study: Study, frames: Frames, rows: pd.DataFrame) -> pd.DataFrame:
@@ -130,22 +135,53 @@ def losses(row: Row, base: Row) -> list[Loss]:
     total = sum(lost.values())
     if total <= 0:
         return []
-    shares = [Loss(name, found[name], lost[name] / total) for name in found]
+    widths = _half_widths(row, base)
+    shares = [Loss(name, found[name], lost[name] / total, lost[name] > widths[name]) for name in found]
     return sorted(shares, key=lambda loss: -loss.share)
+
+
+def _half_widths(row: Row, base: Row) -> dict[str, float]:
+    """Return half the width of the interval of each factor's logarithm (Welch's t); NaN if unknown.
+
+    The typical rank and the mean L are taken as constants.
+    """
+    mean = _logarithmic_mean(_typical_rank(row)[1], _typical_rank(base)[1])
+    found = {}
+    for factor, column in zip(LOSSES, ERRORS, strict=True):
+        scales = [1.0, 1.0]
+        if column in ("data_error", "compute_error"):
+            scales = [float(one["gpus"]) / float(one["global_batch"]) / mean for one in (row, base)]
+        errors = [
+            scale * float(one.get(column, math.nan)) for scale, one in zip(scales, (row, base), strict=True)
+        ]
+        found[factor] = _half_width(errors, [float(one.get("n", math.nan)) for one in (row, base)])
+    return found
+
+
+def _half_width(errors: list[float], runs: list[float]) -> float:
+    squares = [error**2 for error in errors]
+    if not all(known(value) for value in (*squares, *runs)):
+        return math.nan
+    if sum(squares) == 0:
+        return 0.0
+    freedom = sum(squares) ** 2 / sum(s**2 / max(n - 1, 1) for s, n in zip(squares, runs, strict=True))
+    return float(special.stdtrit(freedom, 0.5 + LEVEL / 2)) * math.sqrt(sum(squares))
 
 
 @dataclass(frozen=True)
 class Causes:
-    """The causes of the loss of a size, as far as its interval supports them.
+    """The causes of the loss of a size, as far as intervals support them.
 
     Attributes:
-        losses: the factors below 1, largest share first; empty if they are unknown.
+        losses: the factors that are certainly below 1, largest share first; empty if they are unknown.
+        main: the largest loss; None if it is not certain.
         hardly_any: True if there is hardly any loss.
         short: text instead of the main loss: ``hardly any``, ``cannot tell`` or ``not known``.
         unknown: the reason if the causes are unknown.
     """
 
     losses: list[Loss]
+    main: Loss | None = None
     hardly_any: bool = False
     short: str = "not known"
     unknown: str = ""
@@ -161,7 +197,13 @@ def causes_of(row: Row, base: Row) -> Causes:
     if high >= 1:
         return Causes([], short="cannot tell", unknown="the interval of the efficiency includes 1")
     found = losses(row, base)
-    return Causes(found) if found else Causes([], unknown=_why_unknown(row, base))
+    if not found:
+        return Causes([], unknown=_why_unknown(row, base))
+    certain = [loss for loss in found if loss.certain and loss.share >= SMALLEST_SHARE]
+    if not certain:
+        return Causes([], short="cannot tell", unknown="the intervals of all factors include 1")
+    main = found[0] if found[0].certain else None
+    return Causes(certain, main, short="" if main else "cannot tell")
 
 
 def _why_unknown(row: Row, base: Row) -> str:

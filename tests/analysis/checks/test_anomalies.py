@@ -101,7 +101,7 @@ def test_whole_nodes_are_not_recommended_to_a_study_that_has_them() -> None:
     shared, whole = (
         anomalies(scaling_table(frames), frames, whole_nodes=given)[0].words for given in (False, True)
     )
-    assert shared.endswith("Use more repeats, or whole nodes (`exclusive: true`).")
+    assert shared.endswith("Use more repeats, or whole nodes (exclusive: true).")
     assert "shared nodes" in shared
     assert whole.endswith("Use more repeats.")
     assert "shared nodes" not in whole

@@ -151,11 +151,10 @@ def test_disturbed_and_overlapping_runs_are_named_with_node_and_time(tmp_path: P
     found = findings(path)
     assert list(found) == ["overlap", "disturbed"]
     assert found["overlap"].message == (
-        "1 of 6 runs shared a node with another run of the study, left out: n1x1-gloo-srun-b64-r1: another run "
-        "of the study (job 7) on n1 from 2026-01-02 03:04:10 to 03:04:20 UTC."
+        "1 of 6 runs, left out: n1x1-gloo-srun-b64-r1: another run of the study (job 7) on n1 from 2026-01-02 03:04:10 to 03:04:20 UTC."
     )
     assert found["disturbed"].message == (
-        "1 of 6 runs were disturbed, left out: n2x1-gloo-srun-b32-r2: CPU time of foreign processes (25% of the "
+        "1 of 6 runs, left out: n2x1-gloo-srun-b32-r2: CPU time of foreign processes (25% of the "
         "cores in use, limit 5%) on n2 from 2026-01-02 03:04:10 to 03:04:20 UTC."
     )
     (entry,) = found["disturbed"].values["runs"]
@@ -254,7 +253,7 @@ def test_a_node_that_is_late_and_slow_is_reported_once_with_both_facts(tmp_path:
         "Both ranks on n2 take 5.00 ms per step longer than the others (29 % of the step, in backward), in 3 of "
         "3 runs of n2x2-gloo-srun-b16, and likewise in 1 more cell. The others wait for these ranks; such "
         "waiting is not slow communication. Slower than the other nodes of the same runs: n2 by 50 % in 6 "
-        "runs. Have it checked. Leave it out (`exclude:`) only if 4 other nodes remain for the largest cell."
+        "runs. Have it checked. Leave it out (exclude) only if 4 other nodes remain for the largest cell."
     )
     assert found["straggler"].values["excess"]["n2"] == pytest.approx(0.5, abs=0.1)
 
@@ -274,11 +273,11 @@ def test_advice_about_a_slow_node_fits_the_matrix(tmp_path: Path) -> None:
         return findings(path)["slow-node"].message.partition(" runs. ")[2]
 
     assert advice() == (
-        "Have it checked. Leave it out (`exclude:`) only if 2 other nodes remain for the largest cell."
+        "Have it checked. Leave it out (exclude) only if 2 other nodes remain for the largest cell."
     )
     for file in path.glob("runs/n1x2*-r1/attempt-1/ranks.csv"):
         file.write_text(file.read_text().replace("n1", "n3"))
-    assert advice() == "Leave it out (`exclude:`) or have it checked."
+    assert advice() == "Leave it out (exclude) or have it checked."
     set_in_plan(path, nodelist="n[1-3]")
     assert advice() == "Have it checked: the matrix names the nodes."
     set_in_plan(path, nodelist=None, executor="ssh")

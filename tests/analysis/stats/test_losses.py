@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from analysis.checks.scaling_table import scaling_table
 from analysis.data.load import load_study
 from analysis.report.figures.bars import loss_rows
-from analysis.report.summary import find
-from analysis.stats.losses import LOSSES, add_typical_rank, factors, losses
+from analysis.report.summary import describe_losses, find
+from analysis.stats.decompose import ERRORS
+from analysis.stats.losses import LOSSES, add_typical_rank, causes_of, factors, losses
 from analysis.stats.measured import measure
 from bench.matrix.cell import Cell
 from tests.analysis import studies
@@ -137,3 +138,34 @@ class Late(studies.Timing):
     def parts(self, cell: Cell) -> dict[str, float]:
         parts = super().parts(cell)
         return parts | {"wait": 0.03, "exposed": 0.04} if cell.world_size > 1 else parts
+
+
+def test_a_cause_is_certain_only_if_its_interval_over_the_runs_excludes_1() -> None:
+    """CompS' is 0.9 ± t(0.975, 4) · 0.02 · √2, or ± the same with an error of 0.1."""
+    base = row(useful=1.0, data=0.0, gpus=1) | {"n": 3, "data_error": 0.0, "compute_error": 0.02}
+    base |= {"load_balance_error": 0.0, "comm_efficiency_error": 0.0}
+    last = base | {"useful_s": 1 / 0.9, "load_balance": 0.9, "load_balance_error": 0.1}
+    found = {loss.factor: loss for loss in losses(last, base)}
+    assert found["compute_scalability"].certain
+    assert not found["load_balance"].certain
+    noisy = {loss.factor: loss for loss in losses(last | {"compute_error": 0.1}, base)}
+    assert not noisy["compute_scalability"].certain
+    unknown = losses({**last, "n": math.nan}, base)
+    assert not any(loss.certain for loss in unknown)
+
+
+def test_uncertain_causes_are_not_named() -> None:
+    size = {"efficiency": 0.8, "efficiency_low": 0.7, "efficiency_high": 0.9}
+    base = row(useful=1.0, data=0.0, gpus=1) | {"n": 3} | dict.fromkeys(ERRORS, 0.0)
+    last = base | size | {"load_balance": 0.9, "comm_efficiency": 0.95, "load_balance_error": 0.1}
+    causes = causes_of(last, base)
+    assert (causes.main, causes.short) == (None, "cannot tell")
+    assert describe_losses(causes) == [
+        "33 % is communication that computation does not hide",
+        "the cause of 67 % cannot be told",
+    ]
+    none = causes_of(last | {"comm_efficiency": 1.0}, base)
+    assert (none.losses, none.unknown) == ([], "the intervals of all factors include 1")
+    assert causes_of(last | {"efficiency_high": 1.0}, base).unknown == (
+        "the interval of the efficiency includes 1"
+    )
