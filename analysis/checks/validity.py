@@ -220,6 +220,7 @@ def _disturbed_runs(
 
 _SHARED = re.compile(r"(?:([0-9]+) threads of )?([0-9]+) ranks? share ([0-9]+) cores?")
 _NOT_STABLE = re.compile(r"the step time was not yet stable")
+_UNEQUAL = "unequal-nodes: "
 #: Warnings in env.json that a finding replaces.
 _OWNED_WARNINGS = (_SHARED, _NOT_STABLE, re.compile(r"^(unequal-nodes|threads-differ): "))
 
@@ -343,10 +344,14 @@ def _unequal_nodes(envs: _Environments) -> Iterator[ValidityFinding]:
         texts.append(f"{fact}: {listed(shown, limit=_MAX_CELLS)}")
         odd += own.loc[own["value"] != counts.index[0], "cell"].to_list()
         values[str(fact)] = nodes
+    # The ranks compare more than these facts, such as the cores of each rank.
+    seen = [(cell, text) for cell, env in envs for text in _texts(env) if text.startswith(_UNEQUAL)]
+    if seen and not texts:
+        texts = list(dict.fromkeys(f"nodes: {text.removeprefix(_UNEQUAL)}" for _, text in seen))[:_MAX_CELLS]
+        odd = [cell for cell, _ in seen]
     if texts:
-        yield ValidityFinding(
-            "unequal-nodes", f"{capital('; '.join(texts))}.", list(dict.fromkeys(odd)), values
-        )
+        words, cells = capital("; ".join(texts)), list(dict.fromkeys(odd))
+        yield ValidityFinding("unequal-nodes", f"{words}.", cells, values)
 
 
 def _differing(environment: Environment) -> Iterator[ValidityFinding]:

@@ -135,6 +135,18 @@ def test_nodes_with_other_cores_or_quotas_are_named(tmp_path: Path) -> None:
     }
 
 
+def test_a_difference_between_nodes_that_only_the_ranks_saw_is_named(tmp_path: Path) -> None:
+    def env(cell: Any) -> dict[str, Any]:
+        text = "unequal-nodes: n1: 8 cores, 4 per rank, no quota; n2: 8 cores, 2 or 6 per rank, no quota"
+        return studies.environment(cell) | {"warnings": [text] if cell.nodes > 1 else []}
+
+    found = findings(studies.finished(tmp_path / "s", studies.strong(sizes=(1, 2)), env=env))["unequal-nodes"]
+    assert found.message == (
+        "Nodes: n1: 8 cores, 4 per rank, no quota; n2: 8 cores, 2 or 6 per rank, no quota."
+    )
+    assert found.cells == ["n2x1-gloo-srun-b32"]
+
+
 def disturb(path: Path, run: str, reason: str, node: str = "n2", **values: Any) -> None:
     """Add a disturbance to the run.json of a run."""
     file = path / "runs" / run / "attempt-1" / "run.json"
