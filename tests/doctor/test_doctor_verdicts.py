@@ -121,7 +121,7 @@ def test_a_symptom_after_an_error_of_the_program_names_that_error_too() -> None:
 
 def test_an_illegal_memory_access_is_not_called_out_of_memory() -> None:
     found = diagnose_text("RuntimeError: CUDA error: an illegal memory access was encountered\n")
-    assert (found.verdict, names(found)) == ("unknown", [])
+    assert names(found) == ["gpu-illegal-access"]
 
 
 def test_warnings_of_retries_are_dropped_if_the_training_continues() -> None:
