@@ -237,7 +237,10 @@ def _without_harmless(ranked: list[Hit]) -> list[Hit]:
 
 
 def _unexplained_signs(scans: Sequence[Scan]) -> list[Hit]:
-    """Return the signs of failure that no cause explains; weak signs only if no progress follows them."""
+    """Return the signs of failure that no cause explains; weak signs only if no progress follows them.
+
+    The launcher's reports are left out if a program's own error is known.
+    """
     explained: set[tuple[str, int]] = set()
     boilerplate: dict[tuple[str, int], Hit] = {}
     signs: dict[tuple[str, int], Hit] = {}
@@ -252,7 +255,9 @@ def _unexplained_signs(scans: Sequence[Scan]) -> list[Hit]:
             elif hit.weight >= OWN_ERROR_WEIGHT or (hit.weight > 0 and hit.line > last_progress):
                 signs[place] = max(hit, signs.get(place, hit), key=lambda hit: hit.weight)
     own = [hit for place, hit in signs.items() if place not in explained and place not in boilerplate]
-    return own or [hit for place, hit in boilerplate.items() if place not in explained]
+    if any(hit.weight >= OWN_ERROR_WEIGHT for hit in own):
+        return own
+    return own + [hit for place, hit in boilerplate.items() if place not in explained]
 
 
 def _preceding_errors(first: Hit, signs: Sequence[Hit]) -> list[Hit]:
