@@ -102,7 +102,7 @@ def diagnose(logs: Mapping[str, Source]) -> Diagnosis:
     warnings = _causes(_ranked([hit for hit in hits if hit.signature.severity == SLOW], order))
     failures = [hit for hit in hits if hit.signature.severity == FAILURE]
     ranked = _ranked([hit for hit in failures if hit.path in {scan.path for scan in unfinished}], order)
-    signs = _unexplained_signs(unfinished)
+    signs = _unexplained_signs(unfinished, met)
     if ranked and ranked[0].weight < ECHO_WEIGHT and any(sign.weight >= OWN_ERROR_WEIGHT for sign in signs):
         ranked = []  # The program's own error is unknown; the known lines are its consequences.
     causes = _causes(_without_harmless(ranked))
@@ -236,12 +236,12 @@ def _without_harmless(ranked: list[Hit]) -> list[Hit]:
     return [hit for hit in ranked if hit.signature.name != HARMLESS]
 
 
-def _unexplained_signs(scans: Sequence[Scan]) -> list[Hit]:
+def _unexplained_signs(scans: Sequence[Scan], met: Sequence[tuple[Scan, SignatureHits]]) -> list[Hit]:
     """Return the signs of failure that no cause explains; weak signs only if no progress follows them.
 
     The launcher's reports are left out if a program's own error is known.
     """
-    explained: set[tuple[str, int]] = set()
+    explained = {(hit.path, hit.line) for _, found in met for hit in found.hits}
     boilerplate: dict[tuple[str, int], Hit] = {}
     signs: dict[tuple[str, int], Hit] = {}
     for scan in scans:
@@ -249,7 +249,7 @@ def _unexplained_signs(scans: Sequence[Scan]) -> list[Hit]:
         for hit in (hit for found in scan.hits() for hit in found.hits):
             place = (hit.path, hit.line)
             if hit.signature.is_cause:
-                explained.add(place)
+                explained.update([place] if hit.signature.retried else [])
             elif hit.signature.name == BOILERPLATE:
                 boilerplate[place] = hit
             elif hit.weight >= OWN_ERROR_WEIGHT or (hit.weight > 0 and hit.line > last_progress):
