@@ -113,7 +113,7 @@ def diagnose(logs: Mapping[str, Source]) -> Diagnosis:
             "cause", True, causes + warnings, _telling_lines(_preceding_errors(ranked[0], signs), order)
         )
     if signs:
-        return Diagnosis("unknown", True, warnings, _telling_lines(signs, order))
+        return Diagnosis("unknown", _prove_failure(signs, unfinished), warnings, _telling_lines(signs, order))
     if len(unfinished) < len(scans):
         return Diagnosis("ok", False, warnings, [])
     return Diagnosis("unknown", False, warnings, _last_lines(scans))
@@ -258,6 +258,12 @@ def _unexplained_signs(scans: Sequence[Scan], met: Sequence[tuple[Scan, Signatur
     if any(hit.weight >= OWN_ERROR_WEIGHT for hit in own):
         return own
     return own + [hit for place, hit in boilerplate.items() if place not in explained]
+
+
+def _prove_failure(signs: Sequence[Hit], scans: Sequence[Scan]) -> bool:
+    """Return whether one of the signs is strong, or stands at the end of its log."""
+    end = {(scan.path, number) for scan in scans for number, _ in scan.last_lines}
+    return any(sign.weight >= PROOF_WEIGHT or (sign.path, sign.line) in end for sign in signs)
 
 
 def _preceding_errors(first: Hit, signs: Sequence[Hit]) -> list[Hit]:

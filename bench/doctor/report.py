@@ -32,7 +32,7 @@ def as_text(diagnosis: Diagnosis) -> str:
     if diagnosis.verdict == "ok":
         blocks.append(_SUCCEEDED)
     if diagnosis.verdict == "unknown":
-        last = " The last lines:" if diagnosis.telling_lines else ""
+        last = " The most informative lines:" if diagnosis.telling_lines else ""
         blocks.append(_UNKNOWN if diagnosis.failed else _UNDECIDED + last)
     if diagnosis.telling_lines and failures:
         blocks.append("Other informative lines:")

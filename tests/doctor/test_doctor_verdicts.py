@@ -208,6 +208,15 @@ def test_a_success_message_that_a_script_prints_after_a_failed_program_is_not_be
     assert diagnose_text(f"step 10 loss 2.0\n{exited}\nJob finished\n").verdict == "unknown"
 
 
+def test_a_logged_error_far_from_the_end_shows_no_failure_but_is_listed() -> None:
+    error = "dashboard: ERROR cannot reach the server, will try again"
+    rest = "".join(f"wrote shard {name}\n" for name in "abcdefghij")
+    found = diagnose_text(f"{error}\n{rest}")
+    assert (found.verdict, found.failed) == ("unknown", False)
+    assert [line.text for line in found.telling_lines] == [error]
+    assert diagnose_text(f"{rest}{error}\n").failed
+
+
 def test_a_download_that_completed_successfully_is_no_evidence_of_success() -> None:
     assert diagnose_text("Download completed successfully\n").verdict == "unknown"
 
