@@ -189,6 +189,7 @@ class Renderer:
             cpus_per_node=self._cores * most,
             step_gpus=f" {gpu_option(cluster)}{gpus}" * (device == "cuda"),
             python=self._python,
+            samples=False,
             matrix_options=_lines([quote(word) for word in options]),
             container_options=_lines(_container_options(cluster.container)),
             container=_container_command(cluster.container, device),
