@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,12 +19,15 @@ from bench.commands.options import (
     results_folder,
 )
 from bench.errors import BenchError, unwritable
+from bench.executors.pack import preflight_script
+from bench.matrix.cell import Run
 from bench.preflight.job import PreflightError, PreflightJob, nodes_to_check
 from bench.preflight.text import cell_text, check_name, findings, notes
 from bench.preflight.verdict import DEFAULT_THRESHOLD
 from bench.slurm.client import Slurm, SlurmMissingError, SlurmUnavailableError
 from bench.study.layout import PreflightFolder, StudyFolder
-from bench.study.preflight import next_folder, read_result
+from bench.study.plan_json import PlannedStudy
+from bench.study.preflight import next_folder, read_result, write_unfit
 
 if TYPE_CHECKING:  # slow to import, and not needed by other commands
     from bench.plan import Plan
@@ -31,6 +35,7 @@ if TYPE_CHECKING:  # slow to import, and not needed by other commands
 #: Folder of preflights that belong to no study.
 OWN_FOLDER = Path(".bench-preflight")
 DEFAULT_TIMEOUT = "30m"
+DEFAULT_TIMEOUT_S = 1800.0
 
 
 def preflight_command(
@@ -84,6 +89,34 @@ def preflight_command(
         show_result(result, excluded=excluded)
         print(f"written: {folder.path}")
     return 1 if result["exclude"] or result["links"] else 0
+
+
+def check_nodes_of(planned: PlannedStudy, runs: Sequence[Run], *, timeout_s: float | None) -> None:
+    """Check nodes for ``runs`` of a study, and record the unfit ones, which submissions exclude.
+
+    ``timeout_s`` limits the wait for the start of the job; None means no limit.
+
+    Raises:
+        PreflightError: the nodes could not be checked.
+    """
+    text = preflight_script(planned).read_text(encoding="utf-8")
+    largest = max(planned.cells[run.cell_id].nodes for run in runs)
+    job = PreflightJob(
+        root=planned.folder.preflights,
+        text=text,
+        nodes=_nodes(text, largest),
+        threshold=DEFAULT_THRESHOLD,
+        timeout_s=math.inf if timeout_s is None else timeout_s,
+        provides_python=bool(planned.plan.get("setup") or planned.plan.get("container")),
+        say=say,
+    )
+    _, result = job.perform(
+        lambda found: write_unfit(planned.folder, nodes=found["exclude"], job_id=found["job_id"])
+    )
+    for line in (*findings(result), *notes(result)):
+        say(line)
+    fit = sum(node["fit"] for node in result["nodes"])
+    say(f"preflight: {fit} of {len(result['nodes'])} nodes are fit")
 
 
 def show_result(result: Mapping[str, Any], *, excluded: str | None) -> None:
@@ -145,13 +178,13 @@ def _root(plan: Plan, results: Path | None) -> Path:
 def _job(
     plan: Plan, root: Path, *, nodes: int | None, threshold: float, timeout_s: float, all_idle: bool
 ) -> PreflightJob:
-    from bench.plan import preflight_script
+    from bench.plan import preflight_script as render
 
     cluster = plan.matrix.cluster
     if cluster.executor == "ssh":
         what = "`bench preflight` checks the nodes of a Slurm job, but the matrix's executor is ssh"
         raise BenchError(what, remedy="run `bench preflight` on each host, and compare the rates")
-    text = preflight_script(plan)
+    text = render(plan)
     largest = None if all_idle else max(cell.nodes for cell in plan.cells)
     return PreflightJob(
         root=root,

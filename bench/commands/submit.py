@@ -20,6 +20,7 @@ from bench.commands.options import (
     find_study,
     parse_patience_s,
 )
+from bench.commands.preflight import DEFAULT_TIMEOUT_S, check_nodes_of
 from bench.commands.waiting import HaltedError, Patience, Waiting, canary_passes, say_stuck, start_runs
 from bench.errors import BenchError
 from bench.executors import Executor, executor_for, pack_executor
@@ -62,6 +63,12 @@ def submit_command(
             help="Submit one job that executes all runs in turn, with the nodes of the largest run.",
         ),
     ] = False,
+    preflight: Annotated[
+        bool,
+        typer.Option(
+            "--preflight", help="Check nodes first, and exclude the unfit ones; with --pack, within its job."
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="With --dry-run: print JSON for programs.")] = False,
 ) -> int:
     """Start the runs of a study that are neither completed nor in progress.
@@ -76,6 +83,9 @@ def submit_command(
         raise BenchError("--patience requires --wait or --canary", remedy="add --wait or --canary")
     limited = Patience(parse_patience_s(patience))
     planned = open_study(find_study(study, results))
+    if preflight and planned.executor != "slurm":
+        what = f"--preflight checks the nodes of Slurm jobs, but the matrix's executor is {planned.executor}"
+        raise BenchError(what, remedy="omit --preflight")
     if max_queued is not None:
         _check_max_queued(planned, pack=pack)
     halt = HaltWatch(planned.ledger)
@@ -86,12 +96,20 @@ def submit_command(
         )
 
     runs = limited.until_answered(choose) if wait or canary else choose()
-    check = _check_pack_budget if pack else check_budget
-    check(planned, runs, budget)
+    if pack:
+        _check_pack_budget(planned, runs, budget, preflight=preflight)
+    else:
+        check_budget(planned, runs, budget)
     if dry_run:
-        show = _show_pack if pack else _show_commands
-        show(planned, runs, as_json=as_json)
+        if preflight:
+            say("--preflight: the nodes are checked first, and unfit nodes are excluded")
+        if pack:
+            _show_pack(planned, runs, as_json=as_json, preflight=preflight)
+        else:
+            _show_commands(planned, runs, as_json=as_json)
         return 0
+    if preflight and runs and not pack:
+        check_nodes_of(planned, runs, timeout_s=None if wait else DEFAULT_TIMEOUT_S)
     if canary:
         before = planned.records()
         if not canary_passes(planned, runs, halt=halt, patience=limited, pack=pack):
@@ -99,7 +117,9 @@ def submit_command(
         records = planned.records()
         runs = [run for run in runs if not _has_completed(records[run.run_id], since=before[run.run_id])]
     patient = limited if wait else None
-    return start(planned, runs, max_queued=max_queued, patience=patient, pack=pack, halt=halt)
+    return start(
+        planned, runs, max_queued=max_queued, patience=patient, pack=pack, preflight=preflight, halt=halt
+    )
 
 
 def _has_completed(record: RunRecord, *, since: RunRecord) -> bool:
@@ -150,12 +170,14 @@ def _say_if_inexact(planned: PlannedStudy, gpu_hours: float) -> None:
         say(f"--budget: the runs could use more than the counted {gpu_hours:g} GPU-hours, because {why}")
 
 
-def _check_pack_budget(planned: PlannedStudy, runs: Sequence[Run], budget: float | None) -> None:
+def _check_pack_budget(
+    planned: PlannedStudy, runs: Sequence[Run], budget: float | None, *, preflight: bool
+) -> None:
     """Print the maximum cost of a pack of ``runs``; raise BenchError if it exceeds ``budget``."""
     pack_executor(planned)  # raises if the executor has no packs
     if not runs:
         return
-    pack = allocation_of(planned, runs)
+    pack = allocation_of(planned, runs, preflight=preflight)
     limit = human_duration(pack.limit_s)
     if budget is not None and pack.gpu_hours > budget:
         hours = f"{pack.gpu_hours:g} GPU-hours ({pack.nodes} x {pack.reserved_per_node} GPUs for {limit})"
@@ -192,9 +214,9 @@ def _show_commands(planned: PlannedStudy, runs: Sequence[Run], *, as_json: bool)
     print(f"{len(runs)} of {len(planned.runs)} runs would be started")
 
 
-def _show_pack(planned: PlannedStudy, runs: Sequence[Run], *, as_json: bool) -> None:
+def _show_pack(planned: PlannedStudy, runs: Sequence[Run], *, as_json: bool, preflight: bool) -> None:
     """Print the command that would start ``runs`` in one job, and their order in it."""
-    command, order = pack_executor(planned).describe(runs) if runs else ("", [])
+    command, order = pack_executor(planned, preflight=preflight).describe(runs) if runs else ("", [])
     if as_json:
         shown = [{"run_id": run_id, "nodes": nodes} for run_id, nodes in order]
         print_json(_dry_run_json(planned, command=command, runs=shown))
@@ -218,16 +240,18 @@ def start(
     max_queued: int | None = None,
     patience: Patience | None = None,
     pack: bool = False,
+    preflight: bool = False,
     halt: HaltWatch | None = None,
 ) -> int:
     """Start ``runs``, print the state of the study, and return the exit code.
 
+    With ``preflight``, the job of a pack checks its nodes first.
     With ``patience``, wait until all runs have ended. ``halt`` detects a `bench cancel` that is called
     after ``halt`` was created; by default, ``start`` creates it. The exit code is 1 if a run has failed
     or the study was cancelled.
     """
     halt, name = halt or HaltWatch(planned.ledger), planned.folder.name
-    executor, before = executor_for(planned, pack=pack), planned.records()
+    executor, before = executor_for(planned, pack=pack, preflight=preflight), planned.records()
     remaining = _start_now(executor, runs, halt=halt, max_queued=max_queued, patience=patience)
     if patience is None:
         _say_stuck_now(executor, runs, name=name, pack=pack)

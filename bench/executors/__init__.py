@@ -14,21 +14,24 @@ Executor = SerialExecutor | SlurmExecutor
 _EXECUTORS = {"local": LocalExecutor, "ssh": SshExecutor, "slurm": SlurmExecutor}
 
 
-def executor_for(study: PlannedStudy, *, pack: bool = False) -> Executor:
-    """Return the executor that the study's matrix names; with ``pack``, a PackExecutor."""
+def executor_for(study: PlannedStudy, *, pack: bool = False, preflight: bool = False) -> Executor:
+    """Return the executor that the study's matrix names; with ``pack``, a PackExecutor.
+
+    With ``preflight``, the job of a pack checks its nodes first.
+    """
     if pack:
-        return pack_executor(study)
+        return pack_executor(study, preflight=preflight)
     if study.executor not in _EXECUTORS:
         raise BenchError(f"executor {study.executor!r} is unknown", remedy=REPLAN)
     executor: Executor = _EXECUTORS[study.executor](study)
     return executor
 
 
-def pack_executor(study: PlannedStudy) -> PackExecutor:
+def pack_executor(study: PlannedStudy, *, preflight: bool = False) -> PackExecutor:
     """Return the executor that submits many runs as one job; raise BenchError without Slurm."""
     if study.executor != "slurm":
         what = f"--pack submits many runs as one Slurm job, but the matrix's executor is {study.executor}"
         raise BenchError(
             what, remedy="omit --pack: without Slurm, runs are always executed one after another"
         )
-    return PackExecutor(study)
+    return PackExecutor(study, preflight=preflight)

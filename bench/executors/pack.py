@@ -23,6 +23,7 @@ from typing import Any
 from bench.errors import BenchError, unwritable
 from bench.executors.outcome import EndNote
 from bench.matrix.cell import Run
+from bench.render import PREFLIGHT_LIMIT_S
 from bench.slurm.job_states import JobStatus, classify
 from bench.slurm.parsing import AccountingRow, JobKey
 from bench.study.files import write_atomically, write_json
@@ -73,15 +74,18 @@ class Allocation:
         return [*sizes, *gpus, f"--time={slurm_time(self.limit_s)}"]
 
 
-def allocation_of(study: PlannedStudy, runs: Sequence[Run]) -> Allocation:
-    """Return the allocation that is large enough to execute ``runs`` (at least one) one after another."""
+def allocation_of(study: PlannedStudy, runs: Sequence[Run], *, preflight: bool = False) -> Allocation:
+    """Return the allocation that is large enough to execute ``runs`` (at least one) one after another.
+
+    With ``preflight``, the job checks its nodes first.
+    """
     cells = [study.cells[run.cell_id] for run in runs]
     tasks = max(max(cell.ranks_per_node) for cell in cells)
     return Allocation(
         nodes=max(cell.nodes for cell in cells),
         tasks_per_node=tasks,
         gpus_per_node=tasks if any(cell.device == "cuda" for cell in cells) else 0,
-        limit_s=int(study.plan["time_limit_s"]) * len(runs),
+        limit_s=int(study.plan["time_limit_s"]) * len(runs) + PREFLIGHT_LIMIT_S * preflight,
         node_gpus=study.reserved_node_gpus,
     )
 
@@ -106,6 +110,7 @@ class Pack:
     folder: PackFolder
     allocation: Allocation
     attempts: list[Attempt]
+    preflight: bool = False
 
     def describe(self, place: int) -> dict[str, Any]:
         """Return the value of ``allocation`` in run.json for the run at position ``place`` (from 1)."""
@@ -151,6 +156,11 @@ def write_pack(study: PlannedStudy, pack: Pack) -> None:
         pack.folder.path.mkdir(mode=0o755, parents=True)  # only the owner may replace scripts
         for cell_id in {attempt.cell.cell_id for attempt in pack.attempts}:
             write_atomically(pack.folder.script(cell_id), study.script(cell_id).read_text(encoding="utf-8"))
+        if pack.preflight:
+            pack.folder.preflight.path.mkdir(mode=0o755)
+            write_atomically(
+                pack.folder.preflight.script, preflight_script(study).read_text(encoding="utf-8")
+            )
     except OSError as error:
         raise unwritable(pack.folder.path, error) from None
     write_atomically(pack.folder.members, "".join(f"{line}\n" for line in pack.lines(study)))
@@ -166,9 +176,18 @@ def write_pack(study: PlannedStudy, pack: Pack) -> None:
 
 def pack_script(study: PlannedStudy) -> Path:
     """Return the path of the study's pack.sbatch; raise BenchError if `bench plan` did not write one."""
-    if not study.folder.pack_script.is_file():
-        raise BenchError(f"{study.folder.pack_script}: does not exist", remedy=REPLAN)
-    return study.folder.pack_script
+    return _planned_script(study.folder.pack_script)
+
+
+def preflight_script(study: PlannedStudy) -> Path:
+    """Return the path of the study's preflight.sbatch; raise BenchError if `bench plan` did not write one."""
+    return _planned_script(study.folder.preflight_script)
+
+
+def _planned_script(path: Path) -> Path:
+    if not path.is_file():
+        raise BenchError(f"{path}: does not exist", remedy=REPLAN)
+    return path
 
 
 @dataclass(frozen=True)
@@ -188,9 +207,13 @@ class Mark:
 
 @dataclass
 class Marks:
-    """Content of a pack's marks.jsonl; ``over`` is True when the pack is finished."""
+    """Content of a pack's marks.jsonl; ``over`` is True when the pack is finished.
+
+    ``skipped`` contains the reasons of runs that were not started because too few nodes are fit.
+    """
 
     runs: dict[str, Mark] = field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict)
     last_place: int = 0
     over: bool = False
 
@@ -218,6 +241,8 @@ class Marks:
         elif kind == "end":
             start = self.runs[run_id]
             self.runs[run_id] = Mark(start.hosts, start.started, int(mark["exit_code"]), mark["by"], moment)
+        elif kind == "skip":
+            self.skipped[run_id], self.last_place = str(mark["reason"]), int(mark["place"])
         elif kind in ("done", "stop"):
             self.over = True
 
@@ -242,9 +267,11 @@ class Packs:
         return self.marks(record).runs.get(record.run_id)
 
     def has_ended(self, record: RunRecord) -> bool:
-        """Return True if a run of a pack has exited or reached its time limit; the job may still run."""
+        """Return True if a run of a pack has ended on its own or was skipped; the job may still run."""
         if not is_packed(record):
             return False
+        if record.run_id in self.marks(record).skipped:
+            return True
         mark = self.mark(record)
         return mark is not None and mark.by in _OWN_ENDS
 
@@ -258,8 +285,13 @@ class Packs:
         count = "1 run" if before == 1 else f"{before} runs"
         reason = f"waits for {count} before it in its pack (job {record.job_id})"
         if not self.marks(record).runs:
-            reason = f"waits for its pack (job {record.job_id}) to start its first run"
+            checks = ", which checks its nodes first" if self._has_preflight(record) else ""
+            reason = f"waits for its pack (job {record.job_id}{checks}) to start its first run"
         return JobStatus(RunState.QUEUED, reason=reason)
+
+    def _has_preflight(self, record: RunRecord) -> bool:
+        number = _pack_number(record)
+        return number is not None and self.folder.pack(number).preflight.script.is_file()
 
     def never_started(self, record: RunRecord) -> bool:
         """Return True if neither marks.jsonl nor end.json shows that the run started."""
@@ -276,6 +308,9 @@ class Packs:
         candidates = (job for job in (classify(rows), queued) if job is not None and job.state.ended)
         job = next(candidates, None)
         over, never_started = job is not None, self.never_started(record)
+        skipped = self.marks(record).skipped.get(record.run_id)
+        if never_started and skipped is not None and record.state is not RunState.CANCELLED:
+            return JobStatus(RunState.PLANNED, reason=skipped)
         if never_started and record.state is not RunState.CANCELLED:
             certain = over or self.marks(record).over
             return JobStatus(RunState.PLANNED, reason=not_started(record, job)) if certain else None

@@ -12,11 +12,20 @@ from typing import Any
 
 from bench.errors import BenchError
 from bench.executors.base import Callbacks, QueueFullError
-from bench.executors.pack import Pack, allocation_of, job_name, next_number, pack_script, write_pack
+from bench.executors.pack import (
+    Pack,
+    allocation_of,
+    job_name,
+    next_number,
+    pack_script,
+    preflight_script,
+    write_pack,
+)
 from bench.executors.slurm import SlurmExecutor, longest_limit_s, may_start, partitions_of, permanent_refusal
 from bench.matrix.cell import Run
-from bench.slurm.client import BatchJob, SlurmRefusedError
+from bench.slurm.client import BatchJob, Slurm, SlurmRefusedError
 from bench.study.ledger import RunRecord, RunState, now
+from bench.study.plan_json import PlannedStudy
 from bench.study.run_json import Attempt, new_attempt, next_attempt, write_run
 from bench.units import human_duration
 
@@ -25,7 +34,13 @@ _REMEDY = "choose fewer runs with --only, lower cluster.time_limit, or submit wi
 
 
 class PackExecutor(SlurmExecutor):
-    """Execute many runs of a study in one Slurm job."""
+    """Execute many runs of a study in one Slurm job; with ``preflight``, the job checks its nodes first."""
+
+    def __init__(self, study: PlannedStudy, *, slurm: Slurm | None = None, preflight: bool = False) -> None:
+        super().__init__(study, slurm=slurm)
+        self._preflight = preflight
+        if preflight:
+            preflight_script(study)  # raises if there is none
 
     def submit(
         self, runs: Sequence[Run], *, callbacks: Callbacks, max_queued: int | None = None
@@ -35,6 +50,7 @@ class PackExecutor(SlurmExecutor):
         with self._lock(callbacks) as lock:
             records = self._refreshed(reconcile=True)
             todo = [run for run in runs if may_start(records[run.run_id], seen[run.run_id])]
+            todo = self._hold_too_large(todo, records, callbacks)
             if not todo:
                 return []
             self._warn_of_overriding(todo, callbacks)
@@ -50,8 +66,8 @@ class PackExecutor(SlurmExecutor):
 
     def check_largest(self, runs: Sequence[Run]) -> None:
         """Raise BenchError if Slurm would not accept a pack of ``runs``."""
-        records = self._records_once
-        pack = self._pack([next_attempt(self.study, run, records[run.run_id]) for run in runs])
+        records, (small, _) = self._records_once, self._split_by_fit_nodes(runs)
+        pack = self._pack([next_attempt(self.study, run, records[run.run_id]) for run in small])
         self._test(pack, Callbacks())
 
     def describe(self, runs: Sequence[Run]) -> tuple[str, list[tuple[str, list[int]]]]:
@@ -68,9 +84,11 @@ class PackExecutor(SlurmExecutor):
     def _pack(self, attempts: Sequence[Attempt]) -> Pack:
         number = next_number(self.study)
         name = job_name(self.study, number)
-        allocation = allocation_of(self.study, [attempt.run for attempt in attempts])
+        runs = [attempt.run for attempt in attempts]
+        allocation = allocation_of(self.study, runs, preflight=self._preflight)
         named = [replace(attempt, job_name=name) for attempt in attempts]
-        return Pack(number, name, self.study.folder.pack(number), allocation, named)
+        folder = self.study.folder.pack(number)
+        return Pack(number, name, folder, allocation, named, preflight=self._preflight)
 
     def _pack_job(self, pack: Pack) -> BatchJob:
         return BatchJob(
@@ -79,7 +97,10 @@ class PackExecutor(SlurmExecutor):
             job_name=pack.job_name,
             output=pack.folder.out.absolute(),
             error=pack.folder.err.absolute(),
-            options=pack.allocation.options(self.study.plan.get("gpu_option")),
+            options=[
+                *pack.allocation.options(self.study.plan.get("gpu_option")),
+                *self._exclusion(pack_script(self.study)),
+            ],
         )
 
     def _test(self, pack: Pack, callbacks: Callbacks) -> None:
@@ -109,7 +130,9 @@ class PackExecutor(SlurmExecutor):
         write_pack(self.study, pack)
         place = self._chains().next_place()  # a pack executes one run at a time
         contents = [
-            attempt.describe(self.study, submitted_at=now(), allocation=pack.describe(place))
+            attempt.describe(
+                self.study, submitted_at=now(), allocation={**pack.describe(place), **self._excluded}
+            )
             for place, attempt in enumerate(pack.attempts, 1)
         ]
         for attempt, content in zip(pack.attempts, contents, strict=True):

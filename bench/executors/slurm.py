@@ -40,6 +40,7 @@ from bench.slurm.parsing import NodeGroup, QueueRow
 from bench.slurm.wait_reasons import is_preliminary
 from bench.study.ledger import FailureClass, RunRecord, RunState, now, submit_lock
 from bench.study.plan_json import PlannedStudy
+from bench.study.preflight import unfit_nodes
 from bench.study.run_json import Attempt, new_attempt, next_attempt, update_run, write_run
 
 #: An sbatch process that outlived `bench submit` may wait this long for a busy controller.
@@ -58,6 +59,7 @@ _INTERRUPTED = "sbatch was interrupted before Slurm accepted the job"
 _NOT_NOW = re.compile(r"node configuration is not available|[Rr]equired node not available")
 #: States of nodes that run jobs or can start one.
 _IN_SERVICE = {"idle", "mixed", "allocated", "completing", "planned"}
+_EXCLUDE = re.compile(r"^#SBATCH --exclude=(\S+)", re.M)
 _PARTITION = re.compile(r"^#SBATCH --partition=(\S+)", re.M)
 
 
@@ -90,7 +92,7 @@ class SlurmExecutor:
             records = self._refreshed(reconcile=True)
             todo = [run for run in runs if may_start(records[run.run_id], seen[run.run_id])]
             self._warn_of_overriding(todo, callbacks)
-            todo = self._test_largest(todo, callbacks)
+            todo = self._test_largest(self._hold_too_large(todo, records, callbacks), callbacks)
             queued = sum(record.state.active for record in records.values())
             room = len(todo) if max_queued is None else max(0, max_queued - queued)
             chains = self._chains()
@@ -105,7 +107,8 @@ class SlurmExecutor:
 
     def check_largest(self, runs: Sequence[Run]) -> None:
         """Raise BenchError with Slurm's message if Slurm would reject the largest of ``runs``."""
-        self._test_largest(list(runs), Callbacks())
+        small, _ = self._split_by_fit_nodes(list(runs))
+        self._test_largest(small, Callbacks())
 
     def command_line(self, run: Run) -> str:
         """Return the sbatch command for the next attempt of ``run``, including environment variables."""
@@ -227,7 +230,7 @@ class SlurmExecutor:
             return runs
         script, nodes = self.study.script(largest.cell_id), self._cells[largest.run_id].nodes
         try:
-            self.slurm.test_only(script)
+            self.slurm.test_only(script, options=self._exclusion(script))
         except SlurmRefusedError as refusal:
             why = permanent_refusal(self.slurm, refusal, script=script, nodes=nodes)
             if not why:
@@ -251,7 +254,7 @@ class SlurmExecutor:
 
     def _submit_one(self, run: Run, record: RunRecord, lock: int, chains: Chains) -> RunRecord:
         attempt, place = new_attempt(self.study, run, record), chains.next_place()
-        allocation = {"kind": "job", "nodes": attempt.cell.nodes}
+        allocation = {"kind": "job", "nodes": attempt.cell.nodes, **self._excluded}
         write_run(attempt.folder, attempt.describe(self.study, submitted_at=now(), allocation=allocation))
         self.study.ledger.append(
             "intent",
@@ -262,7 +265,8 @@ class SlurmExecutor:
             **place.event,
         )
         record = RunRecord(run.run_id, attempt.number, RunState.QUEUED, job_name=attempt.job_name)
-        self._submit_job(replace(self._job(attempt), options=place.options), [record], lock)
+        job = self._job(attempt)
+        self._submit_job(replace(job, options=[*job.options, *place.options]), [record], lock)
         chains.add(place, record.job_id)
         return record
 
@@ -287,7 +291,70 @@ class SlurmExecutor:
             job_name=attempt.job_name,
             output=folder.out.absolute(),
             error=folder.err.absolute(),
+            options=self._exclusion(self.study.script(attempt.cell.cell_id)),
         )
+
+    def _exclusion(self, script: Path) -> list[str]:
+        """Return the option that excludes unfit nodes; it replaces the directive, so it repeats its nodes."""
+        if not self._unfit:
+            return []
+        named = _EXCLUDE.search(script.read_text(encoding="utf-8"))
+        return [f"--exclude={','.join([*([named[1]] if named else []), *self._unfit])}"]
+
+    @property
+    def _unfit(self) -> list[str]:
+        """The nodes that a preflight of this study found unfit; a pack can add some at any time."""
+        return unfit_nodes(self.study.folder)
+
+    @property
+    def _excluded(self) -> dict[str, list[str]]:
+        """The key of `allocation` in run.json for unfit nodes; empty without such nodes."""
+        return {"unfit_nodes": self._unfit} if self._unfit else {}
+
+    def _split_by_fit_nodes(self, runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
+        """Return the runs for which there are enough fit nodes, and the others."""
+        if not self._unfit:
+            return list(runs), []
+        # Cells of a size request the same nodes.
+        sizes = {self._cells[run.run_id].nodes: run.cell_id for run in runs}
+        too_large = {size for size, cell_id in sizes.items() if self._lacks_nodes(cell_id, size)}
+        small = [run for run in runs if self._cells[run.run_id].nodes not in too_large]
+        return small, [run for run in runs if self._cells[run.run_id].nodes in too_large]
+
+    def _lacks_nodes(self, cell_id: str, nodes: int) -> bool:
+        """Return True if a run on ``nodes`` nodes can only start on nodes that include unfit ones."""
+        script = self.study.script(cell_id)
+        if not self._is_refused(script, self._exclusion(script)):
+            return False
+        partitions = partitions_of(self.slurm, script).values()
+        total = max((sum(group.nodes for group in groups) for groups in partitions), default=0)
+        # Otherwise nodes are down, or the partition is too small, which the submission reports.
+        return not self._is_refused(script, []) or total - len(self._unfit) < nodes <= total
+
+    def _is_refused(self, script: Path, options: Sequence[str]) -> bool:
+        try:
+            self.slurm.test_only(script, options=options)
+        except SlurmRefusedError as refusal:
+            return _NOT_NOW.search(refusal.output) is not None
+        return False
+
+    def _hold_too_large(
+        self, runs: Sequence[Run], records: Mapping[str, RunRecord], callbacks: Callbacks
+    ) -> list[Run]:
+        """Return the runs for which there are enough fit nodes; record why the others stay planned."""
+        small, held = self._split_by_fit_nodes(runs)
+        if self._unfit and runs:
+            callbacks.on_message(f"unfit nodes are excluded: {', '.join(self._unfit)}")
+        events = []
+        for run in held:
+            nodes, record = self._cells[run.run_id].nodes, records[run.run_id]
+            reason = f"needs {nodes} nodes, but too few are fit (unfit: {', '.join(self._unfit)})"
+            if not (record.details.get("held") and record.reason == reason):
+                identity = {"run_id": run.run_id, "attempt": record.attempt}
+                events.append({"event": "held", **identity, "reason": reason})
+            callbacks.on_message(f"{run.run_id} stays planned: it {reason}")
+        self.study.ledger.append_all(events)
+        return small
 
     def _add_job_id(self, records: Sequence[RunRecord], job_id: str) -> None:
         events = [

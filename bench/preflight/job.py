@@ -78,8 +78,12 @@ class PreflightJob:
         own = {} if self.provides_python else {"BENCH_PYTHON": sys.executable}
         self.slurm = Slurm(environment={**os.environ, **own})
 
-    def perform(self) -> tuple[PreflightFolder, dict[str, Any]]:
+    def perform(
+        self, record: Callable[[dict[str, Any]], None] = lambda result: None
+    ) -> tuple[PreflightFolder, dict[str, Any]]:
         """Submit the job unless one is in progress, wait for it, and return its folder and result.
+
+        ``record`` is called with the result. After a kill before this call, the next call finds the result.
 
         Raises:
             PreflightError: the nodes could not be checked; the message contains the reason.
@@ -95,6 +99,7 @@ class PreflightJob:
                 raise
         except SlurmError as error:
             raise PreflightError(error.message, remedy=error.remedy) from None
+        record(result)
         _conclude(folder)
         return folder, result
 

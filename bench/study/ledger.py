@@ -13,6 +13,7 @@ Events:
     The event contains ``"accounted": false`` if sacct did not yet have the job's rows.
     ``accounted``: sacct now has the rows. The values of this event replace those of ``ended``.
     ``withdrawn``: the attempt was not started; the run is ``planned`` again.
+    ``held``: fewer nodes are fit than the run needs, so that it stays ``planned`` (``reason``).
     ``halted``: the whole study was cancelled. A `bench submit` that is still running stops.
 """
 
@@ -218,6 +219,7 @@ def _apply(record: RunRecord, event: dict[str, Any]) -> None:
     record.job_name = event.get("job_name", record.job_name)
     if kind in ("intent", "submitted"):
         record.state = RunState.QUEUED
+        record.details.pop("held", None)
     elif kind == "started":
         record.state, record.reason = RunState.RUNNING, ""
     elif kind in ("ended", "accounted"):
@@ -227,6 +229,10 @@ def _apply(record: RunRecord, event: dict[str, Any]) -> None:
         record.exit_code = event.get("exit_code")
         record.cause = event.get("cause")
         record.disturbed = event.get("disturbed", "")
+    elif kind == "held":
+        record.details["held"] = True
+        if record.state is RunState.PLANNED:
+            record.reason = event["reason"]
     elif kind == "withdrawn":
         record.state = RunState.PLANNED
         record.reason = event.get("reason", "")

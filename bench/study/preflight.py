@@ -66,6 +66,11 @@ def write_unfit(study: StudyFolder, *, nodes: Sequence[str], job_id: str | None)
 
 
 def unfit_nodes(study: StudyFolder) -> list[str]:
-    """Return the nodes that submissions of a study exclude because a preflight found them unfit."""
+    """Return the nodes to exclude from runs of a study: those of its last preflight, and of later packs."""
     content = read_json(study.unfit) or {}
-    return [str(name) for name in content.get("nodes", [])]
+    names = [str(name) for name in content.get("nodes", [])]
+    since = study.unfit.stat().st_mtime if content else 0.0
+    for found in sorted(study.packs.glob("pack-*/preflight/unfit")):
+        if found.stat().st_mtime > since:
+            names += found.read_text(encoding="utf-8").split()
+    return list(dict.fromkeys(names))
