@@ -254,8 +254,9 @@ class SlurmExecutor:
 
     def _submit_one(self, run: Run, record: RunRecord, lock: int, chains: Chains) -> RunRecord:
         attempt, place = new_attempt(self.study, run, record), chains.next_place()
-        allocation = {"kind": "job", "nodes": attempt.cell.nodes, **self._excluded}
-        write_run(attempt.folder, attempt.describe(self.study, submitted_at=now(), allocation=allocation))
+        allocation = {"kind": "job", "nodes": attempt.cell.nodes}
+        content = attempt.describe(self.study, submitted_at=now(), allocation=allocation, **self._excluded)
+        write_run(attempt.folder, content)
         self.study.ledger.append(
             "intent",
             run_id=run.run_id,
@@ -308,7 +309,7 @@ class SlurmExecutor:
 
     @property
     def _excluded(self) -> dict[str, list[str]]:
-        """The key of `allocation` in run.json for unfit nodes; empty without such nodes."""
+        """The key of run.json for excluded nodes; empty without such nodes."""
         return {"unfit_nodes": self._unfit} if self._unfit else {}
 
     def _split_by_fit_nodes(self, runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:

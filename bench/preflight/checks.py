@@ -16,8 +16,8 @@ import torch
 from bench.measure.cgroup import cpu_groups, cpu_quota
 from bench.measure.nvml import clocks, gpu_facts
 
-#: Windows per check; the result is their median.
-WINDOWS = 5
+#: Windows per check, whose median is the result; more if a check failed and is made again.
+WINDOWS, WINDOWS_AGAIN = 5, 9
 #: Duration of a window. A CPU quota is enforced in periods of 100 ms: a window must contain many of them.
 WINDOW_S = 2.0
 #: A single product takes at least this time, so that its start costs nothing in comparison.
@@ -49,17 +49,17 @@ def product_size(device: torch.device) -> int:
     return size
 
 
-def product_rate(on: Sequence[torch.device], size: int) -> float:
+def product_rate(on: Sequence[torch.device], size: int, *, windows: int) -> float:
     """Return the FLOP/s of a matrix product: float32 on the CPU, bfloat16 on GPUs.
 
     All devices work at the same time, as in training. The result is that of the slowest device.
     """
-    return _slowest_rate(on, lambda device: _product(device, size))
+    return _slowest_rate(on, lambda device: _product(device, size), windows)
 
 
-def memory_rate(on: Sequence[torch.device]) -> float:
+def memory_rate(on: Sequence[torch.device], *, windows: int) -> float:
     """Return the bytes/s that a large copy reads and writes, of the slowest device."""
-    return _slowest_rate(on, _copy)
+    return _slowest_rate(on, _copy, windows)
 
 
 Work = Callable[[], object]
@@ -91,15 +91,17 @@ def _copy(device: torch.device) -> tuple[Work, float]:
     return copy_next, 2.0 * part
 
 
-def _slowest_rate(on: Sequence[torch.device], prepare: Callable[[torch.device], tuple[Work, float]]) -> float:
+def _slowest_rate(
+    on: Sequence[torch.device], prepare: Callable[[torch.device], tuple[Work, float]], windows: int
+) -> float:
     prepared = [prepare(device) for device in on]
     works, amount = [work for work, _ in prepared], prepared[0][1]
     for work in works:
         work()
     if on[0].type == "cpu":
-        return float(median([_cpu_rate(works[0], amount) for _ in range(WINDOWS)]))
-    windows = [_gpu_rates(works, amount, on) for _ in range(WINDOWS)]
-    return min(float(median(rates)) for rates in zip(*windows, strict=True))
+        return float(median([_cpu_rate(works[0], amount) for _ in range(windows)]))
+    by_window = [_gpu_rates(works, amount, on) for _ in range(windows)]
+    return min(float(median(rates)) for rates in zip(*by_window, strict=True))
 
 
 def _cpu_rate(work: Work, amount: float) -> float:

@@ -37,8 +37,8 @@ EXCHANGE_S = 0.3
 MIN_EXCHANGE_S = 0.1
 #: An exchange also needs time for its first messages.
 _OVERHEAD = 1.4
-#: Time of the checks of a node, if all cores are available.
-_CHECKS_S = 2 * checks.WINDOWS * checks.WINDOW_S
+#: Time of the checks of a node that are made again.
+_CHECKS_AGAIN_S = 2 * checks.WINDOWS_AGAIN * checks.WINDOW_S
 
 
 class Node:
@@ -62,8 +62,8 @@ class Node:
     def checks(self, task: dict[str, Any]) -> dict[str, float | None]:
         """Measure this node."""
         rates = {
-            "matrix-product": checks.product_rate(self._devices, task["size"]),
-            "memory": checks.memory_rate(self._devices),
+            "matrix-product": checks.product_rate(self._devices, task["size"], windows=task["windows"]),
+            "memory": checks.memory_rate(self._devices, windows=task["windows"]),
         }
         return {**rates, **checks.gpu_state(self._devices, task["size"])}
 
@@ -111,10 +111,10 @@ class Coordinator:
         self.measured.silent += missing
         self._add("facts", {})
         size = checks.product_size(checks.devices()[0])
-        self._add("checks", {"size": size})
+        self._add("checks", {"size": size, "windows": checks.WINDOWS})
         self._exchanges()
-        if self._failing_checks() and self._left_s > _CHECKS_S:
-            self._add("checks", {"size": size})
+        if self._failing_checks() and self._left_s > _CHECKS_AGAIN_S:
+            self._add("checks", {"size": size, "windows": checks.WINDOWS_AGAIN})
         write_result(self._folder, self.result())
         self._perform("end", {})  # the store ends with this process: wait until the others need it no longer
 
