@@ -23,7 +23,9 @@ _STARTS_PROCESSES = names(
     """multiprocessing_distributed dist_url nproc_per_node gpus_per_node ngpus tensor_parallel_size
     pipeline_parallel_size tensor_parallel tp_size"""
 )
-_NOT_A_TRAINING = re.compile(r"eval|infer|predict|test|score|valid|serve|generat|vllm|sglang|\bray\b", re.I)
+_NOT_A_TRAINING = re.compile(
+    r"eval|infer|predict|test|score|valid|serve|generat|vllm|sglang|\bray\b|preflight", re.I
+)
 _SERVES = re.compile(r"\bray (?:start|job)\b|\bray\.init\b|\bvllm\b|\bsglang\b", re.IGNORECASE)
 _OF_LIGHTNING = re.compile(r"lightning|num_nodes|max_epochs", re.IGNORECASE)
 _NODE_OPTIONS = frozenset({"num_nodes", "trainer.num_nodes", "nnodes", "trainer.nnodes"})
