@@ -30,6 +30,7 @@ from bench.preflight.pairing import (
     halving_rounds,
     judge,
     most_rounds,
+    most_steps,
     pairs_again,
 )
 from tests.cluster.bed import Cluster, missing
@@ -45,8 +46,6 @@ workload: {{device: cpu, model: mlp, epochs: 1}}
 THRESHOLD = 0.9
 #: Noise of healthy nodes and of a measurement, and the rate of what is bad.
 NOISE, BAD = 0.02, 0.8
-#: Maximum number of steps: what `bench preflight` uses on a fast network.
-MAX_STEPS = 600
 
 
 @dataclass
@@ -116,7 +115,7 @@ class Simulation:
         bad = set(dice.sample(range(nodes), {"node": 1, "two nodes": 2}.get(kind, 0)))
         for node in bad:
             speeds[node] *= BAD
-        rounds = halving_rounds(nodes, max_steps=MAX_STEPS)
+        rounds = halving_rounds(nodes, max_steps=most_steps(nodes))
         pairs = [pair for steps in rounds for step in steps for pair in step]
         links = {dice.choice(pairs)} if kind == "link" else set()
         first = self._measured(pairs, speeds, links)

@@ -23,6 +23,11 @@ Pair = tuple[int, int]
 #: Pairs that exchange at the same time: every node is in at most one of them.
 Step = list[Pair]
 
+#: Maximum time of all exchanges, and the time of one of them: shorter with many nodes.
+EXCHANGES_S = 60.0
+_EXCHANGE_S, _MIN_EXCHANGE_S = 0.3, 0.1
+#: An exchange also needs time for its first messages.
+_OVERHEAD = 1.4
 #: Partners of a slow node in the round that measures slow pairs again.
 PARTNERS_AGAIN = 3
 #: Maximum number of steps in that round.
@@ -32,6 +37,16 @@ STEPS_AGAIN = 12
 def most_rounds(nodes: int) -> int:
     """Return the maximum number of rounds, 2 log2(N)."""
     return math.floor(2 * math.log2(nodes)) if nodes > 1 else 0
+
+
+def exchange_s(nodes: int) -> float:
+    """Return the time for which two nodes exchange messages."""
+    return max(_MIN_EXCHANGE_S, min(_EXCHANGE_S, EXCHANGES_S / nodes))
+
+
+def most_steps(nodes: int) -> int:
+    """Return the number of steps for which there is time."""
+    return max(nodes.bit_length(), int(EXCHANGES_S / (exchange_s(nodes) * _OVERHEAD)))
 
 
 def halving_rounds(nodes: int, *, max_steps: int) -> list[list[Step]]:

@@ -22,7 +22,15 @@ import torch.distributed as dist
 from bench.measure.node import host_name
 from bench.preflight import checks
 from bench.preflight.exchange import FIRST_BYTES, MAX_BYTES, Meeting, exchange_steps
-from bench.preflight.pairing import Step, halving_rounds, judge, pairs_again
+from bench.preflight.pairing import (
+    EXCHANGES_S,
+    Step,
+    exchange_s,
+    halving_rounds,
+    judge,
+    most_steps,
+    pairs_again,
+)
 from bench.preflight.verdict import FAULTS, RATES, Measured, assess, failing, uneven_directions
 from bench.study.layout import PreflightFolder
 from bench.study.preflight import write_measured, write_result
@@ -31,12 +39,6 @@ from bench.workload.launch import Launch, launch_from
 
 #: Time after the start of the job at which no further task begins; the job's time limit is 180 s.
 END_S = 165.0
-#: Maximum time of all exchanges, and the time of one of them.
-EXCHANGES_S = 60.0
-EXCHANGE_S = 0.3
-MIN_EXCHANGE_S = 0.1
-#: An exchange also needs time for its first messages.
-_OVERHEAD = 1.4
 #: Time of the checks of a node that are made again.
 _CHECKS_AGAIN_S = 2 * checks.WINDOWS_AGAIN * checks.WINDOW_S
 
@@ -157,8 +159,7 @@ class Coordinator:
         backend = "nccl" if all(gpus) else "gloo"
         first = halving_rounds(nodes, max_steps=1)[0]
         count = self._message_bytes(self._exchanged(first, FIRST_BYTES, backend).values(), nodes)
-        steps_s = max(MIN_EXCHANGE_S, min(EXCHANGE_S, EXCHANGES_S / nodes)) * _OVERHEAD
-        rounds = halving_rounds(nodes, max_steps=max(nodes.bit_length(), int(EXCHANGES_S / steps_s)))
+        rounds = halving_rounds(nodes, max_steps=most_steps(nodes))
         self.measured.exchange = self._exchanged([step for one in rounds for step in one], count, backend)
         self.measured.rounds = len(rounds)
         if again := self._again():
@@ -184,9 +185,8 @@ class Coordinator:
 
     @staticmethod
     def _message_bytes(rates: Any, nodes: int) -> int:
-        """Return the size of messages that take :data:`EXCHANGE_S`, or less with many nodes."""
-        seconds = max(MIN_EXCHANGE_S, min(EXCHANGE_S, EXCHANGES_S / nodes))
-        wanted = round(median(rates) * seconds) if rates else FIRST_BYTES
+        """Return the size of messages that take :func:`exchange_s`."""
+        wanted = round(median(rates) * exchange_s(nodes)) if rates else FIRST_BYTES
         return max(FIRST_BYTES, min(MAX_BYTES, wanted))
 
 
