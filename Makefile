@@ -75,10 +75,10 @@ campaign-links: setup-tests
 	$(BIN)/python benchmarks/campaign_links.py --draws $(LINKS)
 
 # An hour on the test cluster, and simulated networks. For a short one:
-# make campaign-preflight DRAWS="--draws 2 --two 1 --eight 0 --simulated 200"
-DRAWS ?=
+# make campaign-preflight PREFLIGHTS="--draws 2 --two 1 --eight 0 --simulated 200"
+PREFLIGHTS ?=
 campaign-preflight: setup-tests
-	$(BIN)/python benchmarks/campaign_preflight.py $(DRAWS)
+	$(BIN)/python benchmarks/campaign_preflight.py $(PREFLIGHTS)
 
 # Virtual environments in the user's cache; they are kept. For one release: make torch-releases RELEASES=2.4.1
 RELEASES ?=

@@ -8,7 +8,7 @@ paired again, slow nodes with fast partners, in one more round. The total is at 
 An exchange is as fast as the slower of its two nodes. A node that is slow with its best partners is a slow
 node. Two nodes that are fast with others, but slow together, have a slow link between them.
 
-Nodes are numbers from 0. This module needs no torch, so that `make campaign-preflight` can simulate thousands of
+Nodes are numbers from 0. This module needs no torch, so that `make campaign-preflight` can simulate many
 cases.
 """
 
