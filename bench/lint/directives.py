@@ -27,7 +27,8 @@ from bench.lint.options import (
 )
 
 _TOKEN = re.compile(
-    r"\{\{[^}]*\}\}|\{[ \t]*[A-Za-z_][\w. -]*\}|<[A-Za-z][^<>]*>|[^ \t'\"#{<]+|'[^']*'|\"[^\"]*\"|[ \t]+|.",
+    r"\{\{[^}]*\}\}|\{[ \t]*[A-Za-z_][\w. -]*\}|<[A-Za-z][^<>]*>"
+    r"|(?:[^ \t'\"#{<\\]|\\.?)+|'[^']*'|\"[^\"]*\"|[ \t]+|.",
     re.DOTALL,
 )
 _ALMOST_DIRECTIVE = re.compile(

@@ -187,7 +187,7 @@ def _mismatch(script: Script, step: Step, backend: Value) -> Iterator[Remark]:
             yield Remark(backend.line, message, "use gloo on CPUs and nccl on GPUs")
         elif not has_gpus and not step.launch.opaque and not device:
             message = "nccl needs GPUs, but the job requests none"
-            yield Remark(backend.line, message, "request --gpus-per-node, or use gloo", Severity.WARNING)
+            yield Remark(backend.line, message, "request --gpus-per-node, or use gloo", Severity.INFO)
     elif device != "cpu" and (has_gpus or device):
         message = "gloo copies tensors on GPUs through host memory, which is much slower than nccl"
         remedy = "use nccl on GPUs, unless you want to measure gloo"
@@ -274,6 +274,8 @@ def container_without_gpus(script: Script) -> Iterator[Remark]:
         if runs is None or not has_gpus or launch.opaque or script.walk.opaque:
             continue
         unknown = [script.unknowns.shown(word) for word in words if MARK.fullmatch(word)]
+        if any("cpu" in word.lower() for word in [*words, *unknown]):
+            continue
         if _SEES_GPUS & set(words) or not all(_IMAGE.search(word) for word in unknown):
             continue  # a variable that is not the image may contain options
         message = f"{runs.text.rpartition('/')[2]} without --nv hides the GPUs from the program"

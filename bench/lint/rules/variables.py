@@ -85,7 +85,7 @@ _OF_LAUNCHER = {
 _FOR_TASKS = re.compile(r"(?:MASTER_ADDR|MASTER_PORT|WORLD_SIZE|(?:NCCL|GLOO|TORCH|OMP|UCX|FI)_[A-Z0-9_]+)\Z")
 _NAME = re.compile(r"[A-Za-z_]\w*\Z")
 _PADDED_COMMAND = re.compile(
-    r"tail\s+(?:-c|--bytes)|cut\s+-c|head\s+-c|\bdate\b[^|]*%0?[SMHdmjNyV]|rev\b.*cut|printf[^|]*%0"
+    r"tail\s+(?:-c|--bytes)|cut\s+-c|head\s+-c|\bdate\b[^|+]*\+[\"']?%0?[SMHdmjNyV]|rev\b.*cut|printf[^|]*%0"
 )
 _OCTAL = re.compile(r"(?<![\w.#])0\d*[89]\d*(?![\w.])")
 _DIGITS_OF_ID = re.compile(r"JOB_?ID|TASK_ID|PROCID|STEP", re.I)
