@@ -68,7 +68,8 @@ Work = Callable[[], object]
 def _product(device: torch.device, size: int) -> tuple[Work, float]:
     """Return a matrix product and its number of floating-point operations."""
     kind = torch.float32 if device.type == "cpu" else torch.bfloat16
-    a, b, out = (torch.ones(size, size, dtype=kind, device=device) for _ in range(3))
+    # A GPU draws less power for constant numbers, which would hide a low power limit or poor cooling.
+    a, b, out = (torch.rand(size, size, dtype=kind, device=device) for _ in range(3))
     return lambda: torch.mm(a, b, out=out), 2.0 * size**3
 
 

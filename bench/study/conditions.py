@@ -19,6 +19,8 @@ from bench.study.layout import RunFolder
 
 #: Maximum CPU time of foreign processes, as a fraction of the time of the cores that the run uses on a node.
 FOREIGN_CPU_LIMIT = 0.05
+#: Maximum time in which a GPU's temperature lowers its clocks, as a fraction of the window.
+THERMAL_LIMIT = 0.01
 #: Less foreign CPU time than this is never counted, because Linux rounds the time of each process to 0.01 s.
 FOREIGN_CPU_LEAST_S = 0.05
 #: Slurm rounds the start and the end of a job down to a whole second.
@@ -317,6 +319,9 @@ def _by_window(
             yield Disturbance(Reason.LINK_ERRORS, name, *times, errors, 0)
     for rank in window.ranks:
         reasons = sorted(set(_slowdowns(rank.get("clocks"))) - {_UNSPECIFIC_SLOWDOWN})
+        # The reasons are those at both ends of the window. The counter also knows the time between them.
+        if not reasons and _thermal_s(rank.get("clocks")) > THERMAL_LIMIT * window.seconds:
+            reasons = ["thermal_slowdown"]
         if reasons:
             host = hosts.get(rank.get("rank", -1))
             yield Disturbance(Reason.GPU_SLOWDOWN, host, *times, ", ".join(reasons))
@@ -358,6 +363,13 @@ def _slowdowns(clocks: Any) -> Iterator[str]:
                 yield from map(str, value)
             else:
                 yield from _slowdowns(value)
+
+
+def _thermal_s(clocks: Any) -> float:
+    """Return the seconds of the window in which the GPU's temperature lowered its clocks, 0 if unknown."""
+    samples = clocks if isinstance(clocks, dict) else {}
+    before, after = ((samples.get(name) or {}).get("thermal_s") for name in ("before", "after"))
+    return after - before if isinstance(before, int | float) and isinstance(after, int | float) else 0.0
 
 
 def _host_of_rank(env: Mapping[str, Any]) -> dict[int, str]:

@@ -71,7 +71,9 @@ class ForkServer:
     """The client of ``forkserver.py``."""
 
     def __init__(self) -> None:
-        env = {**os.environ, "PYTHONPATH": str(ROOT)}
+        # Other folders of packages stay on the path, for a Python without all of them.
+        path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+        env = {**os.environ, "PYTHONPATH": path}
         for name in ("SLURM_PROCID", "RANK", "BENCH_EXPECTED_WORLD_SIZE"):
             env.pop(name, None)
         self._process = subprocess.Popen(
