@@ -291,12 +291,14 @@ def tests(write: Write, folder: Path) -> None:
     outcomes = Outcomes(write)
     words = ["-m", "gpu", "-p", "pytest_timeout", "-p", "no:cacheprovider", f"--basetemp={folder / 'tests'}"]
     # One test that hangs must not use up the time of all, and another Python may warn of other things.
-    words += ["--timeout=90", "-W", "default"]
+    words += ["--timeout=90", "-W", "default", "--tb=short", "-rN"]
     code = pytest.main([*words, *gpu_test_files()], plugins=[outcomes])
+    failed = [one for one in outcomes.tests if one["outcome"] == "failed"]
+    for one in failed:
+        print(f"{one['test']}: {one['reason']}", flush=True)
     if code:
-        failed = [one for one in outcomes.tests if one["outcome"] == "failed"]
-        reason = f"{failed[0]['test']}: {failed[0]['reason']}" if failed else f"pytest ended with {int(code)}"
-        raise PartError(f"{len(failed)} of {len(outcomes.tests)} tests failed; the first: {reason}")
+        first = failed[0]["test"] if failed else f"pytest ended with {int(code)}"
+        raise PartError(f"{len(failed)} of {len(outcomes.tests)} tests failed; the first: {first}")
     if all(one["outcome"] == "skipped" for one in outcomes.tests):
         raise PartError(f"all tests were skipped: {outcomes.tests[0]['reason']}")
 

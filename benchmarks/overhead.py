@@ -114,7 +114,7 @@ def by_harness(
     device, rank = here.device, here.rank
     sampler = Conditions(device, os.environ, reads_node=rank == 0) if conditions else None
     feed = open_feed(options, batch, DataShard(rank, here.world_size, device))
-    trainer = Trainer(wrap(build_task(options, feed.shape), options), feed, options)
+    trainer = Trainer(wrap(build_task(options, feed.shape).to(device), options), feed, options)
     meters = Meters(device, reads_host=rank == 0, reads_device=True)
     collectives = Collectives(device, here.backend)
     windows = Windows(trainer, collectives, meters, device, samples_per_step=batch, conditions=sampler)
