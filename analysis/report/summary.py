@@ -78,7 +78,7 @@ def no_finding(rows: pd.DataFrame) -> str:
     return (
         f"{ranks(last)} trained {times} times as fast as {last['baseline']}. A time to "
         "train includes convergence, which changes with the global batch. This is therefore a speedup of the "
-        "whole training, not a parallel efficiency."
+        f"whole training, not a parallel efficiency.{_fastest(timed, last)}"
     )
 
 
@@ -111,7 +111,7 @@ def _finding(rows: pd.DataFrame, table: pd.DataFrame, *, label: str, invalid: In
         series=str(last["series"]),
         heading=label,
         sentences=(
-            _speedup_sentence(last, base),
+            _speedup_sentence(last, base) + _fastest(rows, last),
             _best_sentence(found, base, invalid),
             _loss_sentence(last, base, causes),
         ),
@@ -134,6 +134,15 @@ def _speedup_sentence(last: pd.Series, base: pd.Series) -> str:
         f"{_size(last)}: {number(last['speedup'], digits=3)} times {relation} {base['baseline']}, "
         f"an efficiency of {efficiency_text(last)}."
     )
+
+
+def _fastest(rows: pd.DataFrame, last: pd.Series) -> str:
+    """Return a sentence about the fastest size if it is not the largest, else an empty text."""
+    fastest = rows.loc[rows["speedup"].idxmax()]
+    if fastest["gpus"] >= last["gpus"]:
+        return ""
+    times = number(fastest["speedup"], digits=3)
+    return f" The fastest measured size is {ranks(fastest)}, with a speedup of {times}."
 
 
 def _best_tile(found: Recommendation, base: pd.Series, invalid: Invalid) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""Write ``report/`` of a study or of a table: the page, its tables and its figures.
+"""Write ``report/`` of a study, or ``TABLE-report/`` of a table: the page, its tables and its figures.
 
 Heavy packages are imported when a report is written, not with this module.
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
+import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 _TEMPLATES = Path(__file__).resolve().parent / "template"
 #: Maximum number of characters of a paragraph in a proposal.
 _MAX_PARAGRAPH = 5000
+#: The file that names the table of a table's report.
+_SOURCE = "table.json"
 
 
 class Report(NamedTuple):
@@ -71,7 +75,8 @@ def write_report(
     study = load_study(study_path)
     say("computing")
     frames = measure(study, include_disturbed=include_disturbed)
-    return _report(study, frames, scaling_table(frames, baseline=baseline), say, proposal=proposal)
+    rows = scaling_table(frames, baseline=baseline)
+    return _report(study, frames, rows, say, folder=study.folder.report, proposal=proposal)
 
 
 def write_table_report(
@@ -83,11 +88,11 @@ def write_table_report(
     proposal: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> Report:
-    """Write the report of a table measured elsewhere.
+    """Write the report of a table measured elsewhere, ``TABLE-report/``.
 
     Args:
         table: a CSV file, one row per run or per size; docs/analysis.md lists its columns.
-        output: the folder for ``report/``.
+        output: the folder that will contain ``TABLE-report/``.
         mode: ``strong`` or ``weak``, for series without batch columns.
         baseline: as for :func:`write_report`.
         proposal: as for :func:`write_report`.
@@ -95,25 +100,58 @@ def write_table_report(
 
     Raises:
         BenchError: the table has errors (all are listed with their lines), the baseline does not exist, or
-            the folder cannot be written.
+            the folder cannot be written or is not the report of this table.
     """
     from analysis.tables_in.read import read_table
     from analysis.tables_in.study import study_of_table
 
     say = progress or (lambda step: None)
     say("reading the table")
-    converted = study_of_table(read_table(table), mode=mode, folder=output)
+    content = read_table(table)
+    folder = output / f"{table.stem}-report"
+    source = _source_of(table, folder)
+    converted = study_of_table(content, mode=mode, folder=folder)
     for remark in converted.remarks:
         say(remark)
     say("computing")
     rows = converted.scale(baseline=baseline)
-    return _report(converted.study, converted.shown, rows, say, proposal=proposal)
+    return _report(
+        converted.study, converted.shown, rows, say, folder=folder, proposal=proposal, others=source
+    )
+
+
+def _source_of(table: Path, folder: Path) -> dict[str, str]:
+    """Return the file of ``folder`` that names its table; check that no other table has this folder.
+
+    The name is relative, so that a table and its report can be moved together.
+    """
+    from bench.study.files import read_json
+
+    name = os.path.relpath(table.resolve(), folder.resolve())
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        other = (read_json(folder / _SOURCE) or {}).get("table")
+        if other != name:
+            what = (
+                f"is the report of {os.path.normpath(folder / str(other))}"
+                if other
+                else "exists and is not a table's report"
+            )
+            remedy = "give another folder with --output DIR, or rename the table or this folder"
+            raise BenchError(f"{folder} {what}; {table} would replace it", remedy=remedy)
+    return {_SOURCE: json.dumps({"table": name}, ensure_ascii=False) + "\n"}
 
 
 def _report(
-    study: Study, frames: Frames, rows: pd.DataFrame, say: Callable[[str], None], *, proposal: bool
+    study: Study,
+    frames: Frames,
+    rows: pd.DataFrame,
+    say: Callable[[str], None],
+    *,
+    folder: Path,
+    proposal: bool,
+    others: dict[str, str] | None = None,
 ) -> Report:
-    """Write all files of a report; ``rows`` is the scaling table."""
+    """Write all files of a report into ``folder``; ``rows`` is the scaling table, ``others`` more files."""
     from analysis.checks.validity import validity
     from analysis.data.environment import describe_environment
     from analysis.data.names import series_parts
@@ -146,6 +184,7 @@ def _report(
         "runs.csv": runs_csv(frames.runs),
         "index.html": render_page(page),
         **details.files,
+        **(others or {}),
     }
     if len(sizes):
         files["axes.csv"] = axes_csv(sizes)
@@ -153,7 +192,7 @@ def _report(
         from analysis.report.proposal import proposal_context
 
         files |= render_proposal(proposal_context(study, frames, rows, drawings, environment, found))
-    return Report(_write(study.folder.report, files, drawings), found)
+    return Report(_write(folder, files, drawings), found)
 
 
 def _templates(*, autoescape: bool, **options: Any) -> jinja2.Environment:

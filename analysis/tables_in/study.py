@@ -24,7 +24,7 @@ from analysis.stats.decompose import TIMES
 from analysis.stats.estimate import outliers
 from analysis.stats.measured import Frames
 from analysis.tables_in.read import Header, Table, TableProblems, is_number
-from analysis.text import clean, count, listed, one_line
+from analysis.text import clean, count, listed, one_line, whole
 from bench.study.layout import METRICS_COLUMNS, StudyFolder
 from bench.study.ledger import RunState
 
@@ -76,7 +76,7 @@ def study_of_table(table: Table, *, mode: str | None, folder: Path) -> TableStud
     Args:
         table: the parsed table.
         mode: ``strong`` or ``weak``, for series whose columns do not determine the mode.
-        folder: the folder in which ``report/`` will be written.
+        folder: the folder of the report.
 
     Raises:
         InputError: series, batches or repeats of the rows are inconsistent.
@@ -85,6 +85,7 @@ def study_of_table(table: Table, *, mode: str | None, folder: Path) -> TableStud
     rows = table.rows.copy()
     remarks = [*table.remarks, *_assign_series(rows, table, problems)]
     problems.raise_if_any()
+    remarks += _separate_other_batches(rows, mode=mode)
     rows["to_train"] = False
     rows["work"] = None
     hidden = {}
@@ -214,6 +215,51 @@ def _check_repeats(rows: pd.DataFrame, problems: TableProblems) -> None:
         if line != row["line"]:
             message = f"repeat {row['repeat']!r} of this size is already in line {line}"
             problems.add(row["line"], message, "give each repeat its own number, or add a column series")
+
+
+def _separate_other_batches(rows: pd.DataFrame, *, mode: str | None) -> list[str]:
+    """Give a size with another batch than the rest of its series its own series; return remarks that name it.
+
+    With this size, the series would be neither strong nor weak scaling, and no size would have an efficiency.
+    """
+    remarks = []
+    for series, own in rows.groupby("series", sort=False):
+        if own["global_batch"].isna().any() or own["time_to_train"].notna().any():
+            continue
+        label = next((value for value in own["mode"] if value), None) or mode
+        if (found := _other_batch(own, label=label)) is None:
+            continue
+        other, what, batch, usual = found
+        rows.loc[other.index, "series"] = one_line(f"{series}, {what} {whole(batch)}", limit=160)
+        lines = listed([str(line) for line in other["line"]])
+        remarks.append(
+            f"{'Line' if len(other) == 1 else 'Lines'} {lines} ({ranks(other.iloc[0])}): the {what} is "
+            f"{whole(batch)}, and {whole(usual)} in the rest of the series, so this size is not compared "
+            "with it"
+        )
+    return remarks
+
+
+def _other_batch(own: pd.DataFrame, *, label: str | None) -> tuple[pd.DataFrame, str, float, float] | None:
+    """Return the rows of the size with another batch, the name of this batch, its value and the usual value.
+
+    Return None if the batches are consistent, if several sizes differ, or if it is not clear which.
+    """
+    per_rank = own["global_batch"].astype(float) / own["gpus"].astype(float)
+    batches = {"strong": own["global_batch"].astype(float), "weak": per_rank.round(6)}
+    if any(batch.nunique() == 1 for batch in batches.values()):
+        return None
+    found = {}
+    for mode, batch in batches.items():
+        usual = batch.mode().iloc[0]
+        other = own[batch != usual]
+        is_one_size = len(other.drop_duplicates(["gpus", "nodes", "gpus_per_node", "global_batch"])) == 1
+        if is_one_size and own.loc[batch == usual, "gpus"].nunique() > 1:
+            what = "global batch" if mode == "strong" else "batch per rank"
+            found[mode] = (other, what, float(batch[other.index[0]]), float(usual))
+    if len(found) == 1:
+        return next(iter(found.values()))
+    return found.get(str(label))
 
 
 def _complete_series(

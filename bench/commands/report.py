@@ -72,7 +72,7 @@ def report_command(
         typer.Option(
             "--output",
             metavar="DIR",
-            help="The folder in which a table's report/ is created; default: the table's folder.",
+            help="The folder in which TABLE-report/ is created; default: the table's folder.",
             show_default=False,
         ),
     ] = None,
@@ -81,7 +81,7 @@ def report_command(
     results: ResultsOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Write a report: report/index.html, tables and figures.
+    """Write a report: report/index.html (TABLE-report/index.html), tables and figures.
 
     For a study, missing and failed runs are listed with the reason. A TABLE.csv measured elsewhere
     has one row per run or per size. The page is one file and works offline.
@@ -89,9 +89,6 @@ def report_command(
     if source is not None and source.lower().endswith(TABLE_SUFFIXES) and not Path(source).is_dir():
         table = Path(source)
         folder = output if output is not None else table.parent
-        if StudyFolder(folder).is_planned:
-            what = f"{folder} is a study: the report of {table.name} would replace the study's report"
-            raise BenchError(what, remedy="give another folder: --output DIR")
         if include_disturbed:
             raise BenchError("--include-disturbed is for a study, not for a table", remedy="omit it")
         from analysis.report.write import write_table_report

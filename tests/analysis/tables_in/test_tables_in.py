@@ -14,6 +14,7 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner, Result
 
+from analysis.report.summary import find
 from analysis.report.tables import csv_table
 from analysis.tables_in.read import read_header, read_table
 from analysis.tables_in.study import study_of_table
@@ -35,8 +36,9 @@ def reported(tmp_path: Path) -> Report:
         table.write_text(text, encoding="utf-8")
         done = run_report(str(table), *options)
         assert done.exit_code == 0, done.output
-        assert done.stdout.strip() == str(tmp_path / "report" / "index.html")
-        found = pd.read_csv(tmp_path / "report" / "scaling.csv", dtype={"gpus_per_node": str})
+        folder = tmp_path / f"{name}-report"
+        assert done.stdout.strip() == str(folder / "index.html")
+        found = pd.read_csv(folder / "scaling.csv", dtype={"gpus_per_node": str})
         return found.sort_values("gpus", kind="stable").reset_index(drop=True)
 
     return report
@@ -64,7 +66,7 @@ def error_of(tmp_path: Path, text: str, *options: str) -> str:
     table.write_text(text, encoding="utf-8")
     done = run_report(str(table), *options)
     assert done.exit_code == 2, done.output
-    assert not (tmp_path / "report").exists()
+    assert not (tmp_path / "t-report").exists()
     lines = [line for line in done.stderr.splitlines() if str(table) in line or line.startswith("error")]
     return "\n".join(lines).replace(str(table), "t.csv")
 
@@ -169,7 +171,7 @@ def test_torchtitan_llama3_8b_weak_scaling(reported: Report, tmp_path: Path) -> 
     # pytorch/torchtitan, benchmarks: tokens/s per GPU, 8 to 128 GPUs.
     found = reported("gpus,tok/s/GPU,mode\n8,5762,weak scaling\n128,5605,weak scaling\n")
     assert found["efficiency"].iloc[1] == pytest.approx(0.973, abs=0.0005)
-    page = (tmp_path / "report" / "index.html").read_text()
+    page = (tmp_path / "table-report" / "index.html").read_text()
     assert '<p class="about">Weak scaling</p>' in page
     # The table does not say that these runs used DDP.
     assert "PyTorch DDP" not in page
@@ -209,9 +211,9 @@ def test_a_time_to_train_of_mlperf_is_not_called_parallel_efficiency(
         "no efficiency: a time to train includes convergence, which changes with the global batch; its "
         "ratio is a speedup, not a parallel efficiency"
     }
-    page = (tmp_path / "report" / "index.html").read_text()
+    page = (tmp_path / "table-report" / "index.html").read_text()
     assert "64 ranks trained 6.40 times as fast as 8 ranks." in page
-    assert not list((tmp_path / "report" / "figures").glob("efficiency-*"))
+    assert not list((tmp_path / "table-report" / "figures").glob("efficiency-*"))
 
 
 def test_vgg16_of_tf_cnn_benchmarks_falls_at_eight(analysed: Report) -> None:
@@ -233,7 +235,7 @@ def test_throughputs_keep_the_unit_of_their_column(reported: Report, tmp_path: P
     assert found["efficiency"].to_list() == pytest.approx([1, 140 / 138])
     # 1,536 samples divided by 70,656 TFLOP/s are not 22 ms.
     assert found["step_time_sec"].isna().all()
-    folder = tmp_path / "report"
+    folder = tmp_path / "table-report"
     for name in ("index.html", "scaling.md", "scaling.tex", "proposal.md", "figures/throughput-weak.svg"):
         text = (folder / name).read_text()
         assert "TFLOP/s" in text
@@ -295,7 +297,7 @@ def test_bert_of_pytorch_17159_by_nodes_and_gpus_per_node(reported: Report, tmp_
     expected = [1, 115 / 122, 111 / 122, 110 / 122, 80 / 122]
     assert found["efficiency"].to_list() == pytest.approx(expected, abs=1e-9)
     assert found["incremental_efficiency"].iloc[-1] == pytest.approx(80 / 110)
-    page = (tmp_path / "report" / "index.html").read_text()
+    page = (tmp_path / "table-report" / "index.html").read_text()
     assert "No law is fitted: there are sizes on one node, but only" in page
 
 
@@ -332,7 +334,7 @@ def test_rows_of_one_size_are_repeats_and_a_remark_says_so(tmp_path: Path) -> No
     table.write_text("gpus,global_batch,time\n1,64,1.0\n1,64,1.1\n2,64,0.5\n")
     done = run_report(str(table))
     assert "Rows of one size and series were taken as repeats of one cell: 2 rows with 1 rank" in done.stderr
-    assert "taken as repeats of one cell" in (tmp_path / "report" / "index.html").read_text()
+    assert "taken as repeats of one cell" in (tmp_path / "t-report" / "index.html").read_text()
 
 
 def test_a_label_that_contradicts_the_batches_is_overruled_with_a_reason(analysed: Report) -> None:
@@ -369,7 +371,7 @@ def test_batches_that_are_neither_strong_nor_weak_have_no_efficiency(
 ) -> None:
     found = reported("gpus,global_batch,time\n1,64,1.0\n2,96,0.5\n4,100,0.5\n", "--proposal")
     for name in ("index.html", "proposal.md"):
-        text = (tmp_path / "report" / name).read_text()
+        text = (tmp_path / "table-report" / name).read_text()
         assert "The measured sizes cannot be compared with each other" in text
         assert "two measured sizes" not in text
     assert found["efficiency"].isna().all()
@@ -389,7 +391,7 @@ def test_strong_and_weak_rows_with_a_mode_are_two_series(analysed: Report) -> No
 
 def test_a_reports_own_scaling_csv_can_be_reported(reported: Report, tmp_path: Path) -> None:
     first = reported("gpus,nodes,global_batch,throughput\n4,1,64,100\n8,2,64,190\n")
-    again = reported((tmp_path / "report" / "scaling.csv").read_text(), name="again")
+    again = reported((tmp_path / "table-report" / "scaling.csv").read_text(), name="again")
     assert again["efficiency"].to_list() == pytest.approx(first["efficiency"].to_list())
     assert again["baseline"].to_list() == ["1x4 (4 ranks)"] * 2
 
@@ -512,24 +514,96 @@ def test_a_missing_table_or_a_binary_file_is_an_error(tmp_path: Path) -> None:
     assert f"{tmp_path}/binary.csv:2: the text is not UTF-8; save it as UTF-8" in done.stderr
 
 
-def test_options_for_tables_are_an_error_for_studies_and_the_report_of_a_study_is_not_replaced(
-    tmp_path: Path,
-) -> None:
+def test_options_for_tables_are_an_error_for_studies() -> None:
     done = run_report("some-study", "--mode", "weak")
     assert done.exit_code == 2
     assert done.stderr.strip() == (
         "error: --mode is for a table measured elsewhere, not for a study; omit --mode, or give a TABLE.csv"
     )
-    (tmp_path / "plan.json").write_text("{}")
-    (tmp_path / "t.csv").write_text("gpus,global_batch,time\n1,64,1\n2,64,0.5\n")
-    done = run_report(str(tmp_path / "t.csv"))
+
+
+def test_two_tables_in_one_folder_have_two_reports_and_none_replaces_another(tmp_path: Path) -> None:
+    text = "gpus,global_batch,time\n1,64,1\n2,64,{}\n"
+    (tmp_path / "sub").mkdir()
+    first, second = tmp_path / "a.csv", tmp_path / "sub" / "a.csv"
+    first.write_text(text.format(0.5))
+    second.write_text(text.format(0.9))
+    target = tmp_path / "else where"
+    done = run_report(str(first), "--output", str(target), "--json")
+    page = target / "a-report" / "index.html"
+    assert json.loads(done.stdout)["report"] == str(page)
+    before = page.read_bytes()
+    done = run_report(str(second), "--output", str(target))
     assert done.exit_code == 2
-    assert done.stderr.strip() == (
-        f"error: {tmp_path} is a study: the report of t.csv would replace the study's report; "
-        "give another folder: --output DIR"
+    assert done.stderr.splitlines()[-1] == (
+        f"error: {page.parent} is the report of {first}; {second} would replace it; "
+        "give another folder with --output DIR, or rename the table or this folder"
     )
-    done = run_report(str(tmp_path / "t.csv"), "--output", str(tmp_path / "else where"), "--json")
-    assert json.loads(done.stdout)["report"] == str(tmp_path / "else where" / "report" / "index.html")
+    assert page.read_bytes() == before
+    first.write_text(text.format(0.6))
+    assert run_report(str(first), "--output", str(target)).exit_code == 0
+    assert page.read_bytes() != before
+
+
+def test_a_folder_that_is_not_a_report_is_not_filled(tmp_path: Path) -> None:
+    table = tmp_path / "mine.csv"
+    table.write_text("gpus,global_batch,time\n1,64,1\n2,64,0.5\n")
+    (tmp_path / "mine-report").mkdir()
+    (tmp_path / "mine-report" / "notes.txt").write_text("keep")
+    done = run_report(str(table))
+    assert done.exit_code == 2
+    assert (
+        f"{tmp_path}/mine-report exists and is not a table's report; {table} would replace it" in done.stderr
+    )
+    assert [path.name for path in (tmp_path / "mine-report").iterdir()] == ["notes.txt"]
+
+
+@pytest.mark.parametrize("repeats", [1, 2])
+def test_a_size_with_another_batch_is_named_and_the_others_are_analysed(tmp_path: Path, repeats: int) -> None:
+    rows = ["1,1024,100", "2,1024,180", "4,1024,300", "8,2048,640", "16,1024,800"]
+    table = tmp_path / "t.csv"
+    table.write_text(
+        "gpus,global_batch,throughput\n" + "\n".join(row for row in rows for _ in range(repeats))
+    )
+    study = study_of_table(read_table(table), mode=None, folder=tmp_path)
+    found = study.scale().sort_values("gpus").set_index("gpus")
+    assert found["efficiency"].to_dict() == pytest.approx(
+        {1: 1, 2: 0.9, 4: 0.75, 8: float("nan"), 16: 0.5}, nan_ok=True
+    )
+    assert found["series"].to_dict()[8] == "t, global batch 2,048"
+    assert found["throughput_samples_per_sec"][8] == pytest.approx(640)
+    lines = "Line 5" if repeats == 1 else "Lines 8 and 9"
+    assert (
+        f"{lines} (8 ranks): the global batch is 2,048, and 1,024 in the rest of the series, "
+        "so this size is not compared with it"
+    ) in study.remarks
+
+
+def test_a_weak_series_with_one_other_batch_per_rank_is_analysed(analysed: Report) -> None:
+    found = analysed("gpus,per_gpu_batch,throughput\n1,32,100\n2,32,190\n4,64,420\n8,32,700\n")
+    assert found["efficiency"].to_list() == pytest.approx([1, 0.95, float("nan"), 0.875], nan_ok=True)
+    assert found["series"].iloc[2] == "table, batch per rank 64"
+
+
+def test_a_label_decides_which_of_three_sizes_has_another_batch(analysed: Report) -> None:
+    text = "gpus,global_batch,time\n1,64,1\n2,64,0.5\n4,128,0.5\n"
+    assert analysed(text)["efficiency"].isna().all()
+    assert analysed(text, mode="strong")["efficiency"].to_list()[:2] == [1, 1]
+    assert analysed(text, mode="weak")["efficiency"].to_list()[1:] == [1, 1]
+
+
+def test_the_summary_names_the_fastest_size_if_it_is_not_the_largest(tmp_path: Path) -> None:
+    rows = "1,512,100\n2,512,140\n4,512,151\n"
+    for largest, sentence in (
+        (147, " The fastest measured size is 4 ranks, with a speedup of 1.51."),
+        (152, ""),
+    ):
+        (tmp_path / "v100.csv").write_text(f"gpus,global_batch,img/s\n{rows}8,512,{largest}\n")
+        study = study_of_table(read_table(tmp_path / "v100.csv"), mode=None, folder=tmp_path)
+        (found,) = find(study.scale(), labels={})
+        assert found.sentences[0] == (
+            f"8 ranks: {largest / 100:.2f} times as fast as 1 rank, an efficiency of {largest / 800:.2f}.{sentence}"
+        )
 
 
 @pytest.mark.parametrize("separator", [";", "\t"])
@@ -553,6 +627,6 @@ def test_hostile_cells_are_text(reported: Report, tmp_path: Path) -> None:
         f'series,gpus,global_batch,time\n"{evil}, =cmd|x",1,64,1\n"{evil}, =cmd|x",2,64,0.5\n', name="a;'b"
     )
     assert len(found) == 2
-    page = (tmp_path / "report" / "index.html").read_text()
+    page = (tmp_path / "a;'b-report" / "index.html").read_text()
     assert evil not in page
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
