@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,15 @@ from analysis.checks.scaling_table import scaling_table
 from analysis.compare.matching import SIZES, settings_of
 from analysis.data.load import Study
 from analysis.stats.columns import SIZE_COLUMNS
-from analysis.stats.estimate import MIN_RUNS, Floats, log_moments
+from analysis.stats.estimate import (
+    MIN_RUNS,
+    Floats,
+    LogMoments,
+    log_moments,
+    ratio_interval,
+    runs_to_decide,
+    welch,
+)
 from analysis.stats.laws.choose import forecasts
 from analysis.stats.measured import Frames, measure
 from analysis.text import clean, one_line
@@ -35,14 +43,17 @@ from bench.study.run_json import read_run
 _FINAL_STATES = (str(RunState.COMPLETED), str(RunState.FAILED))
 
 
-#: Columns of the options, one row per option; times in seconds. Three columns mark one option each: ``first``
-#: (ends first), ``cheapest`` (least hours) and ``safest`` (best lower bound of the success rate).
+#: Columns of the options, one row per option; times in seconds. Options of one ``group`` (from 1) have the
+#: same global batch. Three columns mark one option of each group: ``first`` (ends first), ``cheapest`` (least
+#: hours) and ``safest`` (best lower bound of the success rate). ``distinguishable`` compares the total time
+#: with that of the group's first option; ``runs_needed`` is the number of runs of both that would decide.
 COLUMNS = (
     *("study", "kind", "cell_id", "launcher", "backend", "setting", "nodes", "gpus_per_node", "gpus"),
     *("device", "gpu", "global_batch", "per_gpu_batch", "n", "throughput_samples_per_sec", "step_time_s"),
     *("steps_per_epoch", "checkpoint_s", "epoch_s", "wait_s", "wait_source", "training_s", "training_low_s"),
     *("training_high_s", "total_s", "gpu_hours", "node_hours", "completed", "attempted", "success_rate"),
-    *("success_low", "first", "cheapest", "safest", "batch_differs", "state", "remark"),
+    *("success_low", "group", "first", "cheapest", "safest", "distinguishable", "runs_needed"),
+    *("state", "remark"),
 )
 
 #: Study, number of nodes and ranks per node. Jobs with the same layout have the same queue wait.
@@ -60,7 +71,7 @@ class Wait:
 
 @dataclass(frozen=True)
 class Advice:
-    """The options in the order of their total time, and notes for the reader.
+    """The options in the order of their group and total time, and notes for the reader.
 
     They are for a training of ``epochs`` epochs with ``samples`` samples each.
     """
@@ -70,8 +81,13 @@ class Advice:
     options: pd.DataFrame
     notes: list[str] = field(default_factory=list)
 
+    def groups(self) -> list[Advice]:
+        """Return the advice for each group of options with the same global batch."""
+        parts = self.options.groupby("group", sort=True)
+        return [replace(self, options=own.reset_index(drop=True)) for _, own in parts]
+
     def chosen(self, mark: str) -> dict[str, Any] | None:
-        """Return the option marked ``first``, ``cheapest`` or ``safest``; None if there is none."""
+        """Return the first option marked ``first``, ``cheapest`` or ``safest``; None if there is none."""
         return first_of(self.options[self.options[mark]])
 
 
@@ -109,10 +125,12 @@ def rank(
     epochs: int,
     notes: Iterable[str] = (),
 ) -> Advice:
-    """Return the options with their queue waits, in the order of their total time.
+    """Return the options with their queue waits, in groups, and in the order of their total time.
 
-    Three measured options are marked: the one that ends first, the cheapest one and the safest one. If no
-    wait is known, the total time is the training time.
+    The options of a group have the same global batch: other batches converge differently, so their times do
+    not compare. The group with the option that ends first is group 1. Three measured options of each group
+    are marked: the one that ends first, the cheapest one and the safest one. If no wait is known, the total
+    time is the training time.
     """
     options = options.copy()
     found = [waits.get(layout, Wait(None, "")) for layout in layouts_of(options)]
@@ -127,8 +145,10 @@ def rank(
     elif options["wait_s"].isna().any():
         notes.append("Options with an unknown queue wait have no total and are listed last")
     options["total_s"] = options["training_s"] + (0.0 if none_known else options["wait_s"])
+    options["group"] = _groups(options)
     _mark(options)
-    order = ["total_s", "training_s", "node_hours", "study", "cell_id"]
+    _compare_with_first(options, samples=samples, epochs=epochs)
+    order = ["group", "total_s", "training_s", "node_hours", "study", "cell_id"]
     options = options.sort_values(order, kind="stable", ignore_index=True, na_position="last")
     return Advice(samples, epochs, options[list(COLUMNS)], notes)
 
@@ -161,6 +181,7 @@ def _measured(study: Study, frames: Frames, rows: pd.DataFrame) -> pd.DataFrame:
     options["setting"] = pd.Series(_settings(study)).reindex(options.index).fillna("")
     options["low_s"], options["high_s"] = _further_run(frames, options.index)
     options["checkpoint_s"] = _checkpoints(study, frames).reindex(options.index)
+    options["run_step_times"] = pd.Series(_step_times(frames)).reindex(options.index)
     return options.join(cell_success(study)).reset_index(drop=True)
 
 
@@ -226,6 +247,12 @@ def _further_run(frames: Frames, cells: pd.Index[Any]) -> tuple[Any, Any]:
     return np.exp(moments.mean - half), np.exp(moments.mean + half)
 
 
+def _step_times(frames: Frames) -> dict[str, list[float]]:
+    """Return the time per step of each measured run, by cell."""
+    measured = frames.runs[frames.runs["measured"]]
+    return {str(cell): own.to_list() for cell, own in measured.groupby("cell_id")["step_time_sec"]}
+
+
 def _checkpoints(study: Study, frames: Frames) -> pd.Series:
     """Return the mean seconds per checkpoint by cell, over the epochs of measured runs."""
     counted = set(frames.runs.loc[frames.runs["measured"], "run_id"])
@@ -272,8 +299,16 @@ def _with_times(options: pd.DataFrame, *, samples: int, epochs: int) -> pd.DataF
     return options
 
 
+def _groups(options: pd.DataFrame) -> pd.Series:
+    """Return the number of each option's group: groups are ordered by their shortest total time."""
+    measured = options["total_s"].where(options["kind"] == "measured")
+    shortest = measured.groupby(options["global_batch"]).min()
+    order = shortest.sort_values(kind="stable", na_position="last").index
+    return options["global_batch"].map({batch: place for place, batch in enumerate(order, start=1)})
+
+
 def _mark(options: pd.DataFrame) -> None:
-    """Mark the first, the cheapest and the safest option, and options with another batch than the first."""
+    """Mark the first, the cheapest and the safest option of each group."""
     own = options[(options["kind"] == "measured") & options["total_s"].notna()]
     cost = "gpu_hours" if options["gpu_hours"].notna().all() else "node_hours"
     ranked = {
@@ -283,7 +318,50 @@ def _mark(options: pd.DataFrame) -> None:
     }
     for mark, (keys, ascending) in ranked.items():
         options[mark] = False
-        best = own.sort_values(keys, ascending=ascending, kind="stable").head(1)
+        best = own.sort_values(keys, ascending=ascending, kind="stable").drop_duplicates("group")
         options.loc[best.index, mark] = True
-    batches = options.loc[options["first"], "global_batch"]
-    options["batch_differs"] = (options["global_batch"] != batches.iloc[0]) if len(batches) else False
+
+
+def _compare_with_first(options: pd.DataFrame, *, samples: int, epochs: int) -> None:
+    """Set ``distinguishable`` and ``runs_needed`` of measured options with a total time.
+
+    An option is distinguishable if Welch's 95 % interval of the ratio of its total time to that of the first
+    option of its group excludes 1; a queue wait counts as a constant. It is None below three runs.
+    """
+    options["distinguishable"] = pd.Series([None] * len(options), index=options.index, dtype=object)
+    options["runs_needed"] = np.nan
+    for _, own in options[options["kind"] == "measured"].groupby("group"):
+        first = own.index[own["first"]]
+        others = own.index[~own["first"] & own["total_s"].notna()]
+        if not len(first) or not len(others):
+            continue
+        base = _total_moments(options.loc[first[0]], samples=samples, epochs=epochs)
+        for place in others:
+            other = _total_moments(options.loc[place], samples=samples, epochs=epochs)
+            distinct, needed = _decided(other, base)
+            options.at[place, "distinguishable"] = distinct
+            options.at[place, "runs_needed"] = needed
+
+
+def _total_moments(option: pd.Series, *, samples: int, epochs: int) -> LogMoments:
+    """Return the moments of an option's total time, as each of its runs gives it."""
+    extra = option["checkpoint_s"] if math.isfinite(option["checkpoint_s"]) else 0.0
+    steps = math.ceil(samples / option["global_batch"])
+    training = epochs * (steps * np.array(option["run_step_times"], dtype=float) + extra)
+    totals = training + (option["total_s"] - option["training_s"])
+    return log_moments(totals, groups=np.zeros(len(totals), dtype=np.intp), size=1)
+
+
+def _decided(other: LogMoments, first: LogMoments) -> tuple[bool | None, float]:
+    """Return whether two total times are distinguishable, and the runs of both that would decide if not."""
+    low, high = (float(bound[0]) for bound in ratio_interval(other, first))
+    if not math.isfinite(low):
+        return None, MIN_RUNS
+    if not low <= 1 <= high:
+        return True, math.nan
+    centre, error, _ = (float(value[0]) for value in welch(other, first))
+    fewer = min(other.n[0], first.n[0])
+    if centre == 0:
+        return False, math.inf
+    runs = runs_to_decide(centre, error=error, top_n=other.n[0], bottom_n=first.n[0])
+    return False, max(runs, fewer + 1)

@@ -9,7 +9,8 @@ import pandas as pd
 
 from analysis.advise.options import Advice, first_of
 from analysis.data.names import devices, layout
-from analysis.text import MISSING, count, known, number, whole
+from analysis.stats.estimate import MIN_RUNS, MOST_RUNS
+from analysis.text import MISSING, count, known, listed, number, whole
 
 HEADINGS = (
     *("study", "nodes", "ranks", "batch", "setting", "epoch", "wait", "training", "total", "hours"),
@@ -43,11 +44,13 @@ def _row(row: dict[Any, Any]) -> list[str]:
         remark = f"predicted by {remark}"
     elif row["kind"] == "not measured":
         remark = remark or "not measured"
+    else:
+        remark = "; ".join(filter(None, (remark, _undecided(row))))
     return [
         row["study"],
         layout(row, times="x"),
         str(row["gpus"]),
-        whole(row["global_batch"]) + (" *" if row["batch_differs"] else ""),
+        whole(row["global_batch"]),
         row["setting"],
         about(row["epoch_s"], digits=3),
         "none" if row["wait_s"] == 0 else about(row["wait_s"], digits=3),
@@ -69,21 +72,34 @@ def _with_interval(row: dict[Any, Any]) -> str:
 
 
 def summary(advice: Advice) -> list[str]:
-    """Return the advice as sentences.
+    """Return the advice as sentences; several global batches are separated by lines that name them.
 
-    The sentences describe the option that ends first, the one with the fastest training, the one that ends
-    first in each other study, the cheapest one, the safest one, and a predicted one that may end earlier.
+    For each global batch, the sentences describe the option that ends first, those that may end as early,
+    the one with the fastest training, the one that ends first in each other study, the cheapest one, the
+    safest one, and a predicted one that may end earlier.
     """
+    if advice.chosen("first") is None:
+        return ["No advice: no option has been measured."]
+    groups = [group for group in advice.groups() if group.options["total_s"].notna().any()]
+    texts = []
+    for group in groups:
+        if len(groups) > 1:
+            texts.append(f"With a global batch of {whole(group.options['global_batch'].iloc[0])}:")
+        texts += _summary_of_group(group)
+    return texts
+
+
+def _summary_of_group(advice: Advice) -> list[str]:
     first = advice.chosen("first")
     if first is None:
-        return ["No advice: no option has been measured."]
-    texts = [f"Ends first: {_described(first)}{_as_soon(advice, first)}."]
+        return _unmeasured_prediction(advice)
+    texts = [f"Ends first: {_described(first)}.", *_indistinct(advice)]
     fastest = _fastest(advice, first)
     if fastest is not None:
-        texts.append(f"Faster training: {_described(fastest)}{_other_batch(fastest)}.")
+        texts.append(f"Faster training: {_described(fastest)}.")
     mentioned = {fastest["study"]} if fastest is not None else set()
     texts += [
-        f"Ends first in {option['study']}: {_described(option)}{_other_batch(option)}."
+        f"Ends first in {option['study']}: {_described(option)}."
         for option in _first_of_other_studies(advice, first)
         if option["study"] not in mentioned
     ]
@@ -93,12 +109,12 @@ def summary(advice: Advice) -> list[str]:
         if chosen["cell_id"] == first["cell_id"] and chosen["study"] == first["study"]:
             texts.append(f"{mark.capitalize()}: the option that ends first, {_reason(chosen, mark)}.")
             continue
-        described = f"{config(chosen)}, {_reason(chosen, mark)}; {_duration(chosen)}{_other_batch(chosen)}"
+        described = f"{config(chosen)}, {_reason(chosen, mark)}; {_duration(chosen)}"
         texts.append(f"{mark.capitalize()}: {described}.")
     return texts + _sooner_prediction(advice, first)
 
 
-def config(option: dict[str, Any]) -> str:
+def config(option: dict[Any, Any]) -> str:
     """Describe an option by size, study and varying settings: ``2 nodes x 4 L40S (l40s)``."""
     what = option["gpu"] or ("GPUs" if option["device"] == "cuda" else "ranks")
     details = ", ".join(part for part in (option["study"], option["setting"]) if part)
@@ -127,10 +143,19 @@ def _reason(option: dict[str, Any], mark: str) -> str:
     return f"{number(option['node_hours'], digits=3)} node-hours"
 
 
-def _other_batch(option: dict[str, Any]) -> str:
-    if not option["batch_differs"]:
+def _undecided(option: dict[Any, Any]) -> str:
+    """Return why an option is not distinguishable from the first of its group; empty if it is."""
+    if math.isnan(option["runs_needed"]):
         return ""
-    return f" (different global batch, {whole(option['global_batch'])}: convergence is not comparable)"
+    if option["distinguishable"] is None:
+        return f"not compared with the first: fewer than {MIN_RUNS} runs"
+    return f"not distinguishable from the first: {_needed(option)}"
+
+
+def _needed(option: dict[Any, Any]) -> str:
+    if option["runs_needed"] > MOST_RUNS:
+        return f"more than {MOST_RUNS} runs of both would be needed"
+    return f"about {count(int(option['runs_needed']), 'run')} of both would decide"
 
 
 def _measured(advice: Advice) -> pd.DataFrame:
@@ -153,16 +178,21 @@ def _first_of_other_studies(advice: Advice, first: dict[str, Any]) -> list[dict[
     return [option for option in soonest if option is not None]
 
 
-def _as_soon(advice: Advice, first: dict[str, Any]) -> str:
-    """Return a clause with the number of options that, by their intervals, may end as early as ``first``."""
-    options = _measured(advice)
-    others = options[~options["first"] & options["training_low_s"].notna()]
-    wait = others["total_s"] - others["training_s"]
-    latest = first["total_s"] - first["training_s"] + first["training_high_s"]
-    as_soon = int((others["training_low_s"] + wait <= latest).sum()) if known(latest) else 0
-    if not as_soon:
-        return ""
-    return f"; according to the intervals, {count(as_soon, 'other option')} may end as early"
+def _indistinct(advice: Advice) -> list[str]:
+    """Return sentences about the options that may end as early as the first one."""
+    options = advice.options[advice.options["runs_needed"].notna()]
+    undecided = options["distinguishable"].isna()
+    texts = []
+    same = options[~undecided].to_dict("records")
+    if same:
+        named = listed([f"{config(option)}, {_needed(option)}" for option in same], limit=3)
+        texts.append(
+            "Not distinguishable from it (the 95 % interval of the ratio of total times contains 1): "
+            f"{named}."
+        )
+    if few := int(undecided.sum()):
+        texts.append(f"{count(few, 'other option')} cannot be compared with it: fewer than {MIN_RUNS} runs.")
+    return texts
 
 
 def _sooner_prediction(advice: Advice, first: dict[str, Any]) -> list[str]:
@@ -170,8 +200,13 @@ def _sooner_prediction(advice: Advice, first: dict[str, Any]) -> list[str]:
     best = first_of(options[(options["kind"] == "predicted") & (options["total_s"] < first["total_s"])])
     if best is None:
         return []
-    described = f"{config(best)}, predicted {_with_interval(best)}{_other_batch(best)}"
+    described = f"{config(best)}, predicted {_with_interval(best)}"
     return [f"May end earlier, but was not measured: {described}."]
+
+
+def _unmeasured_prediction(advice: Advice) -> list[str]:
+    best = first_of(advice.options[advice.options["kind"] == "predicted"])
+    return [] if best is None else [f"Not measured: {config(best)}, predicted {_with_interval(best)}."]
 
 
 def remarks(advice: Advice) -> list[str]:
@@ -181,9 +216,9 @@ def remarks(advice: Advice) -> list[str]:
         "measured rate, plus checkpoints if the study wrote them. Start-up and validation are not included. "
         "Brackets: 90 % prediction interval for one further run."
     ]
-    if advice.options["batch_differs"].any():
+    if advice.options["group"].nunique() > 1:
         texts.append(
-            "* The global batch differs from that of the option that ends first: convergence is not "
+            "Options with different global batches are ranked separately: their convergence is not "
             "comparable."
         )
     gpus = set(advice.options["gpu"]) - {""}

@@ -138,7 +138,7 @@ def _speedup_sentence(last: pd.Series, base: pd.Series) -> str:
 
 def _fastest(rows: pd.DataFrame, last: pd.Series) -> str:
     """Return a sentence about the fastest size if it is not the largest, else an empty text."""
-    fastest = rows.loc[rows["speedup"].idxmax()]
+    fastest = rows.sort_values("speedup", kind="stable").iloc[-1]
     if fastest["gpus"] >= last["gpus"]:
         return ""
     times = number(fastest["speedup"], digits=3)

@@ -130,7 +130,10 @@ def _show(advice: Advice, *, everything: bool) -> None:
 
     rows = table_rows(advice)
     shown = rows if everything else rows[:SHOWN_OPTIONS]
-    print_table("Options, shortest total time first", HEADINGS, shown, right=NUMERIC)
+    title = "Options, shortest total time first"
+    if advice.options["group"].nunique() > 1:
+        title = "Options by global batch, shortest total time first"
+    print_table(title, HEADINGS, shown, right=NUMERIC)
     if len(shown) < len(rows):
         print(f"... and {len(rows) - len(shown)} more options (--all lists them)")
     print()

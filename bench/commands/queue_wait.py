@@ -15,7 +15,7 @@ from bench.executors.slurm import longest_limit_s, partitions_of
 from bench.matrix.cell import value_text
 from bench.slurm.client import Slurm, SlurmRefusedError, SlurmUnavailableError
 from bench.study.plan_json import PlannedStudy
-from bench.units import human_duration, parse_duration_s, slurm_time
+from bench.units import count, human_duration, parse_duration_s, slurm_time
 
 if TYPE_CHECKING:
     from analysis.advise.options import Layout, Wait
@@ -95,9 +95,11 @@ class Queue:
             return dict.fromkeys(layouts, Wait(0.0, f"no queue (executor {study.executor})"))
         known = {layout: training_s for layout, training_s in layouts.items() if math.isfinite(training_s)}
         try:
-            return {layout: self._ask(study, layout, training_s) for layout, training_s in known.items()}
+            found = {layout: self._ask(study, layout, training_s) for layout, training_s in known.items()}
         except SlurmUnavailableError as absent:
             return dict.fromkeys(layouts, Wait(None, f"not known: {_one_line(absent.message)}"))
+        own = sum(record.state.active for record in study.records().values())
+        return {layout: _without_own_jobs(wait, own) for layout, wait in found.items()}
 
     def _ask(self, study: PlannedStudy, layout: Layout, training_s: float) -> Wait:
         from analysis.advise.options import Wait
@@ -134,6 +136,22 @@ class Queue:
             partitions = partitions_of(self.slurm, script) if script.is_file() else {}
             self._limits[script] = longest_limit_s(partitions)
         return self._limits[script]
+
+
+def _without_own_jobs(wait: Wait, own: int) -> Wait:
+    """Return an unknown wait if the study's own queued or running jobs may be part of Slurm's estimate.
+
+    Slurm cannot estimate a start without these jobs, and they will have ended when the training is submitted.
+    """
+    from analysis.advise.options import Wait
+
+    if not own or not wait.seconds:
+        return wait
+    remark = (
+        f"Slurm's estimate of {human_duration(math.ceil(wait.seconds))} may include "
+        f"{count(own, 'queued or running job')} of this study, so the wait is not known"
+    )
+    return Wait(None, "", "; ".join(filter(None, (remark, wait.remark))))
 
 
 def _one_line(text: str) -> str:

@@ -172,21 +172,23 @@ def test_wilsons_bound_agrees_with_scipy():
     assert wilson_low(0, 0) == 0.0
 
 
-def test_options_of_another_global_batch_are_marked(tmp_path):
+def test_options_of_different_global_batches_are_ranked_in_groups(tmp_path):
     cells = [*strong(64, sizes=(2, 4)), *weak(32, sizes=(4, 8))]
     found = advise({}, s=load_study(finished(tmp_path / "s", cells)))
-    marked = found.options.set_index("gpus")["batch_differs"].groupby(level=0).any()
-    first = found.options.iloc[0]["global_batch"]
-    assert (found.options["batch_differs"] == (found.options["global_batch"] != first)).all()
-    assert marked.any()
-    rows = table_rows(found)
-    assert any(row[3].endswith(" *") for row in rows)
+    options = found.options
+    assert (options.groupby("group")["global_batch"].nunique() == 1).all()
+    assert options["group"].is_monotonic_increasing
+    for mark in ("first", "cheapest", "safest"):
+        assert (options.groupby("group")[mark].sum() == 1).all()
+    for _, own in options.groupby("group"):
+        assert own.loc[own["first"], "total_s"].iloc[0] == own["total_s"].min()
+    texts = summary(found)
+    batches = options.drop_duplicates("group")["global_batch"]
+    headings = [f"With a global batch of {batch:.0f}:" for batch in batches]
+    assert [text for text in texts if text in headings] == headings
     assert (
-        "* The global batch differs from that of the option that ends first: convergence is not comparable."
+        "Options with different global batches are ranked separately: their convergence is not comparable."
         in remarks(found)
-    )
-    assert any(
-        "(different global batch, 64: convergence is not comparable)" in text for text in summary(found)
     )
 
 
@@ -220,13 +222,48 @@ def test_an_option_with_an_unknown_wait_has_no_total_and_is_last(l40s, h200):
     assert summary(found)[1] == "Ends first in h200: 8 H200 (h200): about 10 h, queue wait unknown."
 
 
-def test_options_with_overlapping_intervals_are_counted(tmp_path):
+def test_options_whose_interval_contains_1_are_not_distinguishable(tmp_path):
     cells = [*strong(sizes=(4,), backend="gloo"), *strong(sizes=(4,), backend="nccl")]
-    found = advise({"s": 0}, s=load_study(finished(tmp_path / "s", cells, noise=0.05)))
-    assert summary(found)[0].endswith(
-        ", can start now; according to the intervals, 1 other option may end as early."
+    study = load_study(finished(tmp_path / "s", cells, noise=0.05))
+    found = advise({"s": 600}, s=study)
+    first, other = found.options.to_dict("records")
+    runs = measure(study).runs
+    steps = {
+        row["cell_id"]: runs.loc[runs["cell_id"] == row["cell_id"], "step_time_sec"].to_numpy(dtype=float)
+        for row in (first, other)
+    }
+    # A wait is a constant: the ratio is that of wait + training.
+    totals = [np.log(600 + 90 * row["steps_per_epoch"] * steps[row["cell_id"]]) for row in (other, first)]
+    bounds = stats.ttest_ind(*totals, equal_var=False).confidence_interval(0.95)
+    assert bounds.low < 0 < bounds.high
+    assert (other["distinguishable"], first["distinguishable"]) == (False, None)
+    needed = other["runs_needed"]
+    assert needed > len(totals[0])
+    said = (
+        f"about {needed:.0f} runs of both would decide"
+        if needed <= 100
+        else "more than 100 runs of both would be needed"
+    )
+    assert table_rows(found)[1][-1] == f"not distinguishable from the first: {said}"
+    assert summary(found)[1] == (
+        "Not distinguishable from it (the 95 % interval of the ratio of total times contains 1): "
+        f"{config(other)}, {said}."
     )
     assert set(found.options["setting"]) == {"backend gloo", "backend nccl"}
+
+
+def test_a_clear_difference_is_distinguishable_and_needs_no_runs(l40s):
+    found = advise({"l40s": 0}, l40s=l40s)
+    assert found.options["distinguishable"].to_list() == [None, True]
+    assert found.options["runs_needed"].isna().all()
+    assert not any("distinguishable" in text for text in summary(found))
+
+
+def test_options_with_fewer_than_three_runs_are_not_compared(tmp_path):
+    found = advise({"s": 0}, s=load_study(finished(tmp_path / "s", strong(sizes=(1, 2)), repeats=2)))
+    assert found.options["distinguishable"].to_list() == [None, None]
+    assert table_rows(found)[1][-1] == "not compared with the first: fewer than 3 runs"
+    assert "1 other option cannot be compared with it: fewer than 3 runs." in summary(found)
 
 
 @pytest.fixture
@@ -244,11 +281,12 @@ def test_a_larger_size_is_predicted_with_an_interval_and_never_chosen(wide):
     assert row["training_low_s"] < row["training_s"] < row["training_high_s"]
     assert (row["attempted"], row["completed"]) == (0, 0)
     assert not row[["first", "cheapest", "safest"]].any()
-    assert summary(found)[-1].startswith(
-        "May end earlier, but was not measured: 32 nodes x 2 ranks (wide), predicted "
-    )
-    assert table_rows(found)[0][-1].startswith("predicted by ")
-    assert table_rows(found)[0][-3] == "untried"
+    # In a weak series, each size has its own global batch, and therefore its own group.
+    heading, sentence = summary(found)[-2:]
+    assert heading == "With a global batch of 1,024:"
+    assert sentence.startswith("Not measured: 32 nodes x 2 ranks (wide), predicted ")
+    assert table_rows(found)[-1][-1].startswith("predicted by ")
+    assert table_rows(found)[-1][-3] == "untried"
 
 
 def test_sizes_beyond_twice_the_largest_are_predicted_only_with_beyond(wide):
