@@ -9,6 +9,7 @@ input and output.
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -40,6 +41,7 @@ from analysis.text import (
     seconds,
     whole,
 )
+from bench.matrix.command import without_secrets
 
 _FORMULAS = {
     "strong": "The global batch is constant. Speedup S(N) = T(N0)/T(N), efficiency E(N) = S(N) N0/N",
@@ -85,10 +87,10 @@ def proposal_context(
         "introduction": _measured_on(frames, environment) if series else no_finding(rows),
         "validity": [(finding.heading, finding.message) for finding in validity],
         "recommendation": _recommendation(series[0], invalid) if series else "",
-        "sections": [_section(one, frames, drawings) for one in series],
+        "sections": [_section(one, frames, drawings, reads_values=_reads_values(study)) for one in series],
         "losses": causes,
         "losses_note": _LOSSES_NOTE if any("%" in text for text in causes) else "",
-        "method": _method(study, rows) if series else [],
+        "method": _method(study, frames, rows) if series else [],
         "settings": _settings(study, str(series[0].rows.iloc[-1]["cell_id"]), environment) if series else [],
         "missing": _missing(rows),
     }
@@ -198,7 +200,9 @@ def _efficiency(row: Row) -> str:
 # -- measurements ---------------------------------------------------------------------
 
 
-def _section(series: _Series, frames: Frames, drawings: Sequence[Drawing]) -> dict[str, Any]:
+def _section(
+    series: _Series, frames: Frames, drawings: Sequence[Drawing], *, reads_values: bool
+) -> dict[str, Any]:
     """Return title, text, table and figures of one series."""
     base = series.base
     text = f"{_FORMULAS[series.mode]}, with T the time per step and N ranks. Baseline N0: {base['baseline']}"
@@ -209,7 +213,7 @@ def _section(series: _Series, frames: Frames, drawings: Sequence[Drawing]) -> di
     return {
         "title": mode_title(series.mode),
         "text": f"{text}.",
-        **_table(series, frames),
+        **_table(series, frames, reads_values=reads_values),
         "figures": [
             {
                 "name": name,
@@ -221,10 +225,12 @@ def _section(series: _Series, frames: Frames, drawings: Sequence[Drawing]) -> di
     }
 
 
-def _table(series: _Series, frames: Frames) -> dict[str, Any]:
+def _table(series: _Series, frames: Frames, *, reads_values: bool) -> dict[str, Any]:
     """Return the table's caption, headings and rows; a column without any value is left out."""
     groups = frames.runs[frames.runs["measured"]].groupby("cell_id", observed=True)
     loops, jobs = groups["window_s"].mean(), groups["wall_s"].mean()
+    if reads_values:
+        loops = loops * math.nan  # values that a command reports do not show how long its main loop took
     rows = [_table_row(row, series, loops, jobs) for row in series.rows.to_dict("records")]
     headings = [name for name in rows[0] if any(row[name] != MISSING for row in rows)]
     texts = [[row[name] for name in headings] for row in rows]
@@ -278,7 +284,7 @@ def _causes(causes: Causes) -> str:
 # -- method, settings, missing cells --------------------------------------------------
 
 
-def _method(study: Study, rows: pd.DataFrame) -> list[str]:
+def _method(study: Study, frames: Frames, rows: pd.DataFrame) -> list[str]:
     """Return paragraphs about windows, runs, intervals, input and output."""
     cells = study.plan.get("cells") or []
     workload = (cells[0].get("workload") or {}) if cells else {}
@@ -288,6 +294,8 @@ def _method(study: Study, rows: pd.DataFrame) -> list[str]:
     )
     if not workload:
         return [f"The values were measured elsewhere and taken from a table. {intervals}"]
+    if workload.get("command"):
+        return [f"{_source_of_command(workload, frames)} Statistics are over runs. {intervals}"]
     windows = ""
     if workload.get("steps_per_epoch") and workload.get("epochs"):
         windows = (
@@ -296,6 +304,42 @@ def _method(study: Study, rows: pd.DataFrame) -> list[str]:
         )
     text = f"{windows}Statistics are over runs, which are executed in a seeded random order. {intervals}"
     return [text, _input_output(workload)]
+
+
+def _reads_values(study: Study) -> bool:
+    """Return whether the values come from the output or a file of a user's command."""
+    cells = study.plan.get("cells") or []
+    metrics = ((cells[0].get("workload") or {}).get("metrics") or {}) if cells else {}
+    return any(name in metrics for name in ("output", "csv", "jsonl"))
+
+
+def _source_of_command(workload: Mapping[str, Any], frames: Frames) -> str:
+    """Return sentences about the source of the values of a user's command, and what was not recorded."""
+    done = frames.runs[frames.runs["measured"]]
+    metrics = workload.get("metrics") or {}
+    file = metrics.get("csv") or metrics.get("jsonl")
+    if "output" not in metrics and not file:
+        windows, steps = (_range(done[name]) for name in ("epochs", "steps"))
+        return (
+            f"The recorder (bench.record) in the command measured {windows} windows with {steps} steps in "
+            "total per run. Input, output and the model were not recorded."
+        )
+    origin = f"its file {one_line(file, limit=120)}" if file else "its output"
+    skip = int(metrics.get("skip") or 0)
+    skipped = f", after {count(skip, 'value')} that {'was' if skip == 1 else 'were'} skipped" if skip else ""
+    return (
+        f"The command reported the values in {origin}: {_range(done['epochs'])} per run{skipped}. "
+        "The batches are those of the matrix; whether the command used them was not recorded, and "
+        "neither were input, output and the model."
+    )
+
+
+def _range(values: pd.Series) -> str:
+    """Return ``3``, or ``3 to 5`` if the values differ."""
+    low, high = values.min(), values.max()
+    if pd.isna(low):
+        return "an unknown number of"
+    return whole(low) if low == high else f"{whole(low)} to {whole(high)}"
 
 
 def _input_output(workload: Mapping[str, Any]) -> str:
@@ -317,8 +361,13 @@ def _settings(study: Study, largest: str, environment: Environment) -> list[tupl
     if cell is None:
         return []
     workload = cell.get("workload") or {}
-    found = [(name, spelled(workload[name])) for name in _SETTINGS if workload.get(name) is not None]
-    found += [("backend", spelled(cell.get("backend"))), ("launcher", spelled(cell.get("launcher")))]
+    words = [str(word) for word in workload.get("command") or []]
+    # A command receives only the options that it names; the others are those of the built-in training.
+    passed = [name for name in (*_SETTINGS, "backend") if not words or f"{{{name}}}" in "".join(words)]
+    values = {**workload, "backend": cell.get("backend")}
+    found = [("command", one_line(shlex.join(without_secrets(words)), limit=300))] if words else []
+    found += [(name, spelled(values[name])) for name in passed if values.get(name) is not None]
+    found += [("launcher", spelled(cell.get("launcher")))]
     found += [(one_line(k, limit=60), one_line(v, limit=80)) for k, v in (cell.get("env") or {}).items()]
     found += [(label, one_line(value, limit=80)) for label, value in environment.facts if label in _FACTS]
     return found

@@ -88,6 +88,24 @@ def command_values(cell: Cell, study: str) -> dict[str, Any]:
     return {**cell.workload, **env, **of_cell, **own}
 
 
+_PRIVATE = "(?:key|token|secret|password)"
+_SECRET_VALUE = re.compile(rf"([\w.-]*{_PRIVATE}[\w.-]*[=:]\s*)[^\s'\"]+", re.IGNORECASE)
+_SECRET_OPTION = re.compile(rf"--?[\w.-]*{_PRIVATE}[\w.-]*", re.IGNORECASE)
+
+
+def without_secrets(words: Sequence[str]) -> list[str]:
+    """Return the words of a command, with ``***`` for values that may be secrets.
+
+    The names of these values contain key, token, secret or password. A value follows its name after ``=`` or
+    ``:``, or it is the word after an option.
+    """
+    found: list[str] = []
+    for word in words:
+        is_value = bool(found) and _SECRET_OPTION.fullmatch(found[-1]) and not word.startswith("-")
+        found.append("***" if is_value else _SECRET_VALUE.sub(r"\1***", word))
+    return found
+
+
 def uses_python(words: Sequence[str]) -> bool:
     """Return whether a command begins with ``python``, which the script replaces by its own interpreter."""
     return words[0] in ("python", "python3")

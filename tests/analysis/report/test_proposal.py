@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from analysis.checks.scaling_table import scaling_table
+from analysis.data.environment import describe_environment
 from analysis.data.load import load_study
+from analysis.report.proposal import proposal_context
 from analysis.report.write import render_proposal, write_report, write_table_report
 from analysis.stats.measured import measure
 from bench.matrix.cell import Cell
@@ -261,3 +263,55 @@ def test_the_section_has_the_same_content_in_both_forms():
         "\\end{figure}\n\n"
         "\\subsection{Causes of the loss}\n\n\\begin{itemize}\n\\item one\n\\item two\\_2\n\\end{itemize}\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("metrics", "said", "main_loop"),
+    [
+        ({"source": "recorder"}, "The recorder (bench.record) in the command measured 3 windows with ", True),
+        (
+            {"output": {"throughput": "rate (.*)"}},
+            "The command reported the values in its output: 3 per run.",
+            False,
+        ),
+        (
+            {"csv": "log.csv", "columns": {"throughput": "rate"}, "skip": 2},
+            "The command reported the values in its file log.csv: 3 per run, after 2 values that were skipped.",
+            False,
+        ),
+    ],
+)
+def test_of_a_command_only_what_is_known_is_said(tmp_path, metrics, said, main_loop):
+    cells = strong(64, sizes=(1, 2))
+    for cell in cells:
+        words = ["python", "train.py", "--batch", "{per_gpu_batch}", "--seq", "{seq_len}", "--api-key", "abc"]
+        options = {
+            "seq_len": 64,
+            "image_size": 224,
+            "optimizer": "sgd",
+            "data": "synthetic",
+            "checkpoint": False,
+        }
+        cell.workload = {
+            **cell.workload,
+            **options,
+            "steps_per_epoch": 50,
+            "epochs": 3,
+            "command": words,
+            "metrics": metrics,
+        }
+    study = load_study(finished(tmp_path / "s", cells))
+    frames = measure(study)
+    rows = scaling_table(frames)
+    context = proposal_context(study, frames, rows, [], describe_environment(study), [])
+    settings = dict(context["settings"])
+    assert settings["command"] == (
+        "python train.py --batch '{per_gpu_batch}' --seq '{seq_len}' --api-key '***'"
+    )
+    assert settings["seq_len"] == "64"
+    assert not settings.keys() & {"image_size", "optimizer", "model", "data", "checkpoint", "backend"}
+    (method,) = context["method"]
+    assert method.startswith(said)
+    assert "synthetic" not in method
+    assert "checkpoint" not in method
+    assert ("Main loop (s)" in context["sections"][0]["headings"]) is main_loop
