@@ -271,7 +271,7 @@ def container_without_gpus(script: Script) -> Iterator[Remark]:
             (word for word in outer if word.text.rpartition("/")[2] in ("singularity", "apptainer")), None
         )
         has_gpus = script.geometry(step).asks_for_gpus or script.job.asks_for_gpus
-        if runs is None or not has_gpus or launch.opaque or script.walk.opaque:
+        if runs is None or not has_gpus or launch.opaque:
             continue
         unknown = [script.unknowns.shown(word) for word in words if MARK.fullmatch(word)]
         if any("cpu" in word.lower() for word in [*words, *unknown]):

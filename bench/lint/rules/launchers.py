@@ -32,12 +32,7 @@ def passes_unknown_options(script: Script, launch: Launch) -> bool:
     """Return whether variables with unknown values may contain further options of a launcher."""
     before_arguments = launch.words[: len(launch.words) - len(launch.arguments)]
     environment = any(name.startswith(("PET_", "ACCELERATE_")) for name in script.walk.exported)
-    return (
-        launch.opaque
-        or script.walk.opaque
-        or environment
-        or any(MARK.fullmatch(word.text) for word in before_arguments)
-    )
+    return launch.opaque or environment or any(MARK.fullmatch(word.text) for word in before_arguments)
 
 
 @rule(Severity.ERROR)
@@ -100,7 +95,7 @@ def unknown_torchrun_option(script: Script) -> Iterator[Remark]:
     """
     for step in script.training:
         launch = step.launch
-        if launch.launcher not in _TORCHRUN or not launch.program or script.walk.opaque:
+        if launch.launcher not in _TORCHRUN or not launch.program:
             continue
         for name, value in launch.options.items():
             known = name in _OPTIONS or any(option.startswith(name) for option in _OPTIONS if len(name) > 1)
