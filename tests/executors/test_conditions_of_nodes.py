@@ -73,3 +73,10 @@ def test_a_busy_process_beside_the_training_is_foreign_and_the_training_is_not(
         foreign_s = foreign_cpu_s(study, run.run_id)
     assert foreign_s["n2"] > 0.1
     assert foreign_s["n1"] < 0.2 * foreign_s["n2"]
+
+
+def test_the_runs_of_a_pack_are_sampled_on_their_own_nodes(cluster: Cluster, tmp_path: Path):
+    planned = plan_study(tmp_path, COMMAND.replace("SECONDS < 4", "SECONDS < 1"), cluster.environment)
+    with submitted(planned, "--pack", "--wait") as study:
+        found = [foreign_cpu_s(study, run.run_id) for run in study.planned.runs]
+    assert [list(foreign_s) for foreign_s in found] == [["n1", "n2"], ["n1", "n2"]]

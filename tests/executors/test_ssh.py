@@ -78,7 +78,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     monkeypatch.chdir(root)
     monkeypatch.setenv("PWD", str(root))
 
-    def plan(body: str = "", *, name: str = "hosts", **values: object) -> Study:
+    def plan(body: str = "", *, name: str = "hosts", matrix: str = MATRIX, **values: object) -> Study:
         usual = {
             "hosts": "[n1, n2]",
             "limit": "5m",
@@ -89,7 +89,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
         }
         usual |= {"steps": "3", "epochs": "1", "repeats": "1"}
         path = root / f"{name}.yaml"
-        path.write_text(MATRIX.format(**usual | values, name=name))
+        path.write_text(matrix.format(**usual | values, name=name))
         study = Study(write_plan(make_plan(path), root / "results").path, {})
         if body:
             for script in (study.folder / "scripts").iterdir():
@@ -256,6 +256,20 @@ def test_an_exit_code_without_an_error_names_the_host(bed, make):
     study = make('[ "$2" = 0 ] || exit 7; sleep 0.1')
     submitted(study)
     assert states(study) == {2: ("failed", "exit code 7 on n2")}
+
+
+def test_each_host_is_sampled_before_and_after_a_command_without_the_recorder(bed, make):
+    head = MATRIX[: MATRIX.index("workload:")]
+    command = "workload: {{device: cpu, metrics: none, command: [sleep, '{steps}.{epochs}']}}\n"
+    matrix = f"{head}{command}repeats: {{repeats}}\n"
+    root = Path(__file__).parents[2]
+    study = make(matrix=matrix, steps="0", env=f"{{PYTHONPATH: {root}}}")
+    submitted(study)
+    assert states(study) == {2: ("completed", "")}
+    folder = only_folder(study)
+    content = json.loads(folder.conditions.read_text())
+    assert [node["node"] for node in content["windows"][0]["nodes"]] == ["n1", "n2"]
+    assert [path.name for path in folder.path.glob("conditions*")] == ["conditions.json"]
 
 
 def test_a_run_that_reaches_its_time_limit_is_ended_on_all_hosts(bed, make):
