@@ -42,6 +42,7 @@ def test_the_study_contains_the_matrix_the_plan_and_one_script_per_cell(tmp_path
         "n1x4-nccl-srun-b8.sbatch",
         "n2x4-nccl-srun-b8.sbatch",
         "pack.sbatch",
+        "preflight.sbatch",
     ]
     content = json.loads(folder.plan_json.read_text())
     assert content["study"] == "s"
@@ -85,6 +86,7 @@ def test_scripts_of_removed_cells_are_removed(tmp_path):
         "n2x4-nccl-srun-b8.sbatch",
         "n4x4-nccl-srun-b8.sbatch",
         "pack.sbatch",
+        "preflight.sbatch",
     ]
 
 
