@@ -90,12 +90,13 @@ workload:
 repeats: 3
 """
 TRAINING = Path(__file__).resolve().parents[1] / "tests/executors/sleeping_training.py"
-#: A process that uses a fraction of a core until it is killed.
+#: A process that uses a fraction of a core until it is killed, even if other processes want the core.
 BURNER = """\
-import sys, time
+import os, sys, time
+os.setpriority(os.PRIO_PROCESS, 0, -15)
 while True:
-    end = time.monotonic() + float(sys.argv[1]) / 10
-    while time.monotonic() < end: pass
+    start = time.process_time()
+    while time.process_time() - start < float(sys.argv[1]) / 10: pass
     time.sleep((1 - float(sys.argv[1])) / 10)
 """
 

@@ -21,8 +21,8 @@ from bench.study.layout import RunFolder
 FOREIGN_CPU_LIMIT = 0.05
 #: Maximum time in which a GPU's temperature lowers its clocks, as a fraction of the window.
 THERMAL_LIMIT = 0.01
-#: Less foreign CPU time than this is never counted, because Linux rounds the time of each process to 0.01 s.
-FOREIGN_CPU_LEAST_S = 0.05
+#: Less foreign CPU time than this is never counted: Linux rounds the times of ended processes to 0.01 s.
+FOREIGN_CPU_LEAST_S = 0.02
 #: Slurm rounds the start and the end of a job down to a whole second.
 _SLURM_ROUNDING = timedelta(seconds=1)
 #: Maximum number of neighbours in run.json, and of job ids in one entry of ``disturbed``.

@@ -78,7 +78,7 @@ def test_foreign_cpu_time_disturbs_above_the_limit_of_the_cores_in_use(tmp_path:
 
 
 def test_a_tick_of_the_clock_in_a_short_window_is_no_disturbance(tmp_path: Path) -> None:
-    assert not found(write(tmp_path, window(0, seconds=0.1, nodes=[{"node": "n1", "foreign_cpu_s": 0.03}])))
+    assert not found(write(tmp_path, window(0, seconds=0.1, nodes=[{"node": "n1", "foreign_cpu_s": 0.01}])))
 
 
 def test_conditions_that_a_run_can_cause_itself_do_not_disturb_it(tmp_path: Path) -> None:
