@@ -90,14 +90,16 @@ workload:
 repeats: 3
 """
 TRAINING = Path(__file__).resolve().parents[1] / "tests/executors/sleeping_training.py"
-#: A process that uses a fraction of a core until it is killed, even if other processes want the core.
+#: A process that uses a fraction of a core until its input ends; it then prints the CPU time that it got.
 BURNER = """\
-import os, sys, time
+import os, select, sys, time
 os.setpriority(os.PRIO_PROCESS, 0, -15)
+load = float(sys.argv[1])
 while True:
     start = time.process_time()
-    while time.process_time() - start < float(sys.argv[1]) / 10: pass
-    time.sleep((1 - float(sys.argv[1])) / 10)
+    while time.process_time() - start < load / 10: pass
+    if select.select([sys.stdin], [], [], (1 - load) / 10)[0]: break
+print(time.process_time())
 """
 
 
@@ -209,15 +211,19 @@ def sleeping_study(
 
 
 @contextmanager
-def burning(cluster: Cluster, node: str, load: float) -> Iterator[None]:
-    """Use a fraction ``load`` of a core of a node, in a process that is not of any job."""
+def burning(cluster: Cluster, node: str, load: float) -> Iterator[list[float]]:
+    """Use a fraction ``load`` of a core of a node, in a process that is not of any job.
+
+    After the block, the yielded list contains its CPU time in seconds: a busy machine may give less.
+    """
     command = cluster.command_on_node(node, [sys.executable, "-c", BURNER, str(load)], cwd=Path("/"))
-    process = subprocess.Popen(command)
+    used: list[float] = []
+    # Killing the command would leave the process on the node, so its input is closed.
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
-        yield
+        yield used
     finally:
-        process.kill()
-        process.wait()
+        used.append(float(process.communicate(timeout=300)[0] or "nan"))
 
 
 @dataclass(frozen=True)
@@ -246,7 +252,7 @@ def draw_foreign(cluster: Cluster, folder: Path, dice: random.Random, number: in
 
     wait_for(lambda: job_is("RUNNING"), what="the run to disturb", timeout_s=1200)
     began = datetime.now(UTC)
-    with burning(cluster, node, load):
+    with burning(cluster, node, load) as used:
         wait_for(lambda: job_is("COMPLETING", "COMPLETED", "FAILED"), what="its end", timeout_s=600)
     ended = datetime.now(UTC)
     submission.communicate(timeout=1200)
@@ -255,7 +261,8 @@ def draw_foreign(cluster: Cluster, folder: Path, dice: random.Random, number: in
     false = sum(bool(run.get("disturbed")) for run in contents[:place] + contents[place + 1 :])
     states = {run["state"] for run in contents}
     said = right[0]["value"] if right else contents[place].get("disturbed")
-    words = f"run {place + 1} of 3 on {node} with {load:.0%} of a core: {said}, {states}"
+    got = used[0] / (ended - began).total_seconds()
+    words = f"run {place + 1} of 3 on {node} with {load:.0%} of a core (it got {got:.0%}): {said}, {states}"
     return Draw(bool(right), false, words)
 
 

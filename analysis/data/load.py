@@ -28,10 +28,11 @@ from bench.study.run_json import read_run
 
 #: Columns of :attr:`Study.runs`: one row per planned run, about its latest attempt. ``allocation`` is ``job``
 #: (the run had its own job) or ``pack`` (the run shared the job ``job_id`` with other runs). ``disturbed`` is
-#: a tuple of :class:`bench.study.conditions.Disturbance`; None if nobody recorded disturbances.
+#: a tuple of :class:`bench.study.conditions.Disturbance`; None if nobody recorded disturbances. ``hosts`` are
+#: the nodes as Slurm lists them (``n[1-4]``); empty if unknown.
 RUNS_COLUMNS = (
     *("run_id", "cell_id", "repeat", "order", "attempt", "state", "reason", "failure_class", "exit_code"),
-    *("job_id", "allocation", "submitted_at", "started_at", "ended_at", "disturbed"),
+    *("job_id", "allocation", "submitted_at", "started_at", "ended_at", "disturbed", "hosts"),
 )
 _TEXTS = ("failure_class", "job_id", "allocation")
 _TIMES = ("submitted_at", "started_at", "ended_at")
@@ -224,7 +225,9 @@ def _record(run_id: str, path: str | None, *, tried: bool) -> tuple[Any, ...]:
     exit_code = content.get("exit_code")
     exit_code = exit_code if isinstance(exit_code, int) and abs(exit_code) < 2**31 else None
     times = (t if isinstance(t := content.get(k), str) else None for k in _TIMES)
-    return (state, reason, failure_class, exit_code, job_id, kind, *times, read_disturbances(content))
+    hosts = allocation.get("hosts") if isinstance(allocation, Mapping) else None
+    hosts = one_line(hosts, limit=80) if isinstance(hosts, str) else ""
+    return (state, reason, failure_class, exit_code, job_id, kind, *times, read_disturbances(content), hosts)
 
 
 def _reason_and_cause(content: Mapping[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -101,20 +102,37 @@ def _with_ddp(study: Study) -> list[bool]:
 
 
 def _reasons(runs: pd.DataFrame, batch: Floats) -> pd.Series:
-    """Return the reason in each run's row; problems found in the run's metrics are appended."""
+    """Return the reason in each run's row; problems of the run's metrics and conditions are appended."""
     reasons = runs["reason"].to_numpy(dtype=object).copy()
     completed = (runs["state"] == RunState.COMPLETED).to_numpy()
-    silent = completed & ~runs["measured"].to_numpy() & (reasons == "")
-    silent &= ~runs["left_out"].to_numpy()
+    silent = completed & ~runs["measured"].to_numpy() & ~runs["left_out"].to_numpy() & (reasons == "")
     reasons[silent] = "metrics.csv has no epoch with samples and a throughput"
+    for place, words in [*_other_work(runs, batch), *_disturbed(runs), *_slow_without_reason(runs)]:
+        reasons[place] = f"{reasons[place]}; {words}" if reasons[place] else words
+    return pd.Series(reasons, index=runs.index, dtype="str")
+
+
+def _other_work(runs: pd.DataFrame, batch: Floats) -> Iterator[tuple[int, str]]:
+    """Yield the places of runs that counted another batch than planned, with a text."""
     per_step = (runs["samples"] / runs["steps"]).to_numpy(dtype=float)
     with np.errstate(invalid="ignore"):
         other_work = runs["measured"].to_numpy() & (np.abs(per_step / batch - 1) > 0.01)
     for place in np.flatnonzero(other_work):
-        odd = f"{number(per_step[place])} samples per step, but the plan's global batch is {batch[place]:.0f}"
-        reasons[place] = f"{reasons[place]}; {odd}" if reasons[place] else odd
-    for own, (disturbances, out) in enumerate(zip(runs["disturbed"], runs["left_out"], strict=True)):
-        if disturbances:
-            words = f"{'left out: ' if out else ''}disturbed by {'; '.join(map(str, disturbances))}"
-            reasons[own] = f"{reasons[own]}; {words}" if reasons[own] else words
-    return pd.Series(reasons, index=runs.index, dtype="str")
+        planned = f"the plan's global batch is {batch[place]:.0f}"
+        yield int(place), f"{number(per_step[place])} samples per step, but {planned}"
+
+
+def _disturbed(runs: pd.DataFrame) -> Iterator[tuple[int, str]]:
+    """Yield the places of disturbed runs with what disturbed them, on which node and when."""
+    for place, (found, out) in enumerate(zip(runs["disturbed"], runs["left_out"], strict=True)):
+        if found:
+            yield place, f"{'left out: ' if out else ''}disturbed by {'; '.join(map(str, found))}"
+
+
+def _slow_without_reason(runs: pd.DataFrame) -> Iterator[tuple[int, str]]:
+    """Yield the places of slow outliers whose conditions were recorded without a disturbance."""
+    median = runs["rate"].where(runs["measured"]).groupby(runs["cell_id"]).transform("median")
+    for place in np.flatnonzero(runs["outlier"] & (runs["rate"] < median)):
+        hosts = runs["hosts"].iloc[place]
+        if runs["disturbed"].iloc[place] == ():
+            yield int(place), f"slow for no recorded reason{f', on {hosts}' if hosts else ''}"

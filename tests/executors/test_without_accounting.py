@@ -153,7 +153,8 @@ def test_wait_and_canary_end_without_accounting(bare, tmp_path):
     assert done.returncode == 1
     assert f"the canary {first} did not pass: nothing else was submitted" in done.stderr
     assert study.run_json(first)["accounting"] == DISABLED
-    assert "  ok    accounting: none: Slurm accounting storage is disabled; the final state comes from" in (
+    words = "none: Slurm accounting storage is disabled; the final state comes from"
+    assert f"  --    accounting: not measured ({words}" in (
         study.bench("verify", first, "--results", str(study.folder.parent)).stdout
     )
     done = study.bench("submit", "STUDY", "--wait")

@@ -105,3 +105,22 @@ def test_the_report_says_which_runs_it_leaves_out_and_can_use_all(tmp_path: Path
 def counted(path: Path) -> dict[str, tuple[str, str]]:
     with (path / "report/scaling.csv").open(newline="") as file:
         return {row["nodes"]: (row["n"], row["n_disturbed"]) for row in csv.DictReader(file)}
+
+
+def test_a_slow_run_without_a_recorded_reason_is_named_with_its_nodes_and_kept(tmp_path: Path) -> None:
+    builder = StudyBuilder(tmp_path / "s", strong(64, sizes=(1, 2)), repeats=6)
+    path = builder.write()
+    (cell,) = (cell.cell_id for cell in builder.cells if cell.nodes == 2)
+    attempt = path / f"runs/{cell}-r4/attempt-1"
+    lines = [line.split(",") for line in (attempt / "metrics.csv").read_text().splitlines()]
+    column = lines[0].index("throughput_samples_per_sec")
+    for line in lines[1:]:
+        line[column] = str(0.5 * float(line[column]))
+    (attempt / "metrics.csv").write_text("".join(f"{','.join(line)}\n" for line in lines))
+    content = json.loads((attempt / "run.json").read_text())
+    recorded = {"disturbed": [], "allocation": {"kind": "job", "nodes": 2, "hosts": "n[3-4]"}}
+    assert "slow" not in " ".join(measure(load_study(path)).runs["reason"])  # nothing was recorded
+    (attempt / "run.json").write_text(json.dumps(content | recorded))
+    runs = measure(load_study(path)).runs.set_index("run_id")
+    assert runs["reason"][f"{cell}-r4"] == "slow for no recorded reason, on n[3-4]"
+    assert runs["measured"].all()
