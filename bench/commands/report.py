@@ -141,7 +141,7 @@ def _print(written: Report, *, study: str, as_json: bool) -> None:
     if not as_json:
         print(page)
         for finding in written.validity:
-            print(finding)
+            say(str(finding))
         return
     files = sorted(str(path) for path in page.parent.rglob("*") if path.is_file())
     validity = [finding.as_json() for finding in written.validity]

@@ -8,6 +8,7 @@ pass takes ``SAMPLE_S`` per sample; the time of the cause is independent of the 
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 
@@ -42,6 +43,8 @@ class Sleeper(nn.Module):
 
 def main(cause: str, batch: int) -> None:
     """Train until the recorder has the requested windows."""
+    # Slurm binds the ranks of all nodes to the same core: here, the nodes are one machine.
+    os.sched_setaffinity(0, range(os.cpu_count() or 1))
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     width = WIDE if cause == "communication" else NARROW

@@ -306,9 +306,9 @@ def test_the_same_findings_stand_in_all_four_places(tmp_path: Path) -> None:
     listed = json.loads(run.stdout)["validity"]
     assert [one["code"] for one in listed] == ["shared-cores", "threads-differ"]
     assert [sorted(one) for one in listed] == [["cells", "code", "message", "severity", "values"]] * 2
-    printed = CliRunner().invoke(app, ["report", str(path), "--proposal"]).stdout.splitlines()
-    assert printed[0].endswith("index.html")
-    assert printed[1:] == [
+    run = CliRunner().invoke(app, ["report", str(path), "--proposal"])
+    assert run.stdout.endswith("index.html\n")
+    assert run.stderr.splitlines()[-2:] == [
         f"{one['severity']}: {CODES[one['code']].heading}. {one['message']} [{one['code']}]" for one in listed
     ]
     folder = StudyFolder(path).report
