@@ -25,8 +25,8 @@ THERMAL_LIMIT = 0.01
 FOREIGN_CPU_LEAST_S = 0.02
 #: Slurm rounds the start and the end of a job down to a whole second.
 _SLURM_ROUNDING = timedelta(seconds=1)
-#: Maximum number of neighbours in run.json, and of job ids in one entry of ``disturbed``.
-MAX_NEIGHBOURS = 100
+#: Maximum number of neighbours in run.json (the first ones), and of job ids in one entry of ``disturbed``.
+MAX_NEIGHBOURS = 20
 _MAX_NAMED = 10
 #: NVML sets this reason with a more specific one; alone, it can mean that the clocks are just changing.
 _UNSPECIFIC_SLOWDOWN = "hw_slowdown"
