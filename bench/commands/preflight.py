@@ -28,6 +28,7 @@ from bench.slurm.client import Slurm, SlurmMissingError, SlurmUnavailableError
 from bench.study.layout import PreflightFolder, StudyFolder
 from bench.study.plan_json import PlannedStudy
 from bench.study.preflight import next_folder, read_result, write_unfit
+from bench.units import count
 
 if TYPE_CHECKING:  # slow to import, and not needed by other commands
     from bench.plan import Plan
@@ -127,7 +128,7 @@ def show_result(result: Mapping[str, Any], *, excluded: str | None) -> None:
         cells = {check["check"]: cell_text(check) for check in node["checks"]}
         rows.append((node["node"], "yes" if node["fit"] else "NO", *(cells.get(name) for name in names)))
     columns = [check_name(name) for name in names]
-    print_table(f"Preflight of {len(rows)} nodes", ["node", "fit", *columns], rows, right=columns)
+    print_table(f"Preflight of {count(len(rows), 'node')}", ["node", "fit", *columns], rows, right=columns)
     for line in findings(result):
         print(line)
     for line in notes(result):
