@@ -83,11 +83,7 @@ def submit_command(
         raise BenchError("--patience requires --wait or --canary", remedy="add --wait or --canary")
     limited = Patience(parse_patience_s(patience))
     planned = open_study(find_study(study, results))
-    if preflight and planned.executor != "slurm":
-        what = f"--preflight checks the nodes of Slurm jobs, but the matrix's executor is {planned.executor}"
-        raise BenchError(what, remedy="omit --preflight")
-    if max_queued is not None:
-        _check_max_queued(planned, pack=pack)
+    _check_options(planned, preflight=preflight, pack=pack, max_queued=max_queued)
     halt = HaltWatch(planned.ledger)
 
     def choose() -> list[Run]:
@@ -101,12 +97,7 @@ def submit_command(
     else:
         check_budget(planned, runs, budget)
     if dry_run:
-        if preflight:
-            say("--preflight: the nodes are checked first, and unfit nodes are excluded")
-        if pack:
-            _show_pack(planned, runs, as_json=as_json, preflight=preflight)
-        else:
-            _show_commands(planned, runs, as_json=as_json)
+        _show(planned, runs, pack=pack, preflight=preflight, as_json=as_json)
         return 0
     if preflight and runs and not pack:
         check_nodes_of(planned, runs, timeout_s=None if wait else DEFAULT_TIMEOUT_S)
@@ -127,8 +118,13 @@ def _has_completed(record: RunRecord, *, since: RunRecord) -> bool:
     return record.state is RunState.COMPLETED and record.attempt > since.attempt
 
 
-def _check_max_queued(planned: PlannedStudy, *, pack: bool) -> None:
-    """Reject --max-queued with --pack; print a line if the executor has no queue."""
+def _check_options(planned: PlannedStudy, *, preflight: bool, pack: bool, max_queued: int | None) -> None:
+    """Reject options that the study's executor or a pack cannot use; print a line if one has no effect."""
+    if preflight and planned.executor != "slurm":
+        what = f"--preflight checks the nodes of Slurm jobs, but the matrix's executor is {planned.executor}"
+        raise BenchError(what, remedy="omit --preflight")
+    if max_queued is None:
+        return
     if pack:
         raise BenchError(
             "--max-queued limits the number of queued jobs, so it has no effect on a pack,"
@@ -189,6 +185,16 @@ def _check_pack_budget(
     cost = f"{pack.gpu_hours:g} GPU-hours" if pack.gpu_hours else f"{pack.node_hours:g} node-hours"
     size = f"{count(pack.nodes, 'node')} for at most {limit}"
     say(f"pack: {count(len(runs), 'run')} in one job of {size}, {cost} at most")
+
+
+def _show(planned: PlannedStudy, runs: Sequence[Run], *, pack: bool, preflight: bool, as_json: bool) -> None:
+    """Print what would be started."""
+    if preflight:
+        say("--preflight: the nodes are checked first, and unfit nodes are excluded")
+    if pack:
+        _show_pack(planned, runs, as_json=as_json, preflight=preflight)
+    else:
+        _show_commands(planned, runs, as_json=as_json)
 
 
 def _show_commands(planned: PlannedStudy, runs: Sequence[Run], *, as_json: bool) -> None:
