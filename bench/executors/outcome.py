@@ -13,6 +13,7 @@ from typing import Any
 from bench.executors.command_metrics import collect_metrics
 from bench.matrix.cell import Cell
 from bench.slurm.job_states import NO_OUTPUT, JobStatus, signal_name
+from bench.slurm.messages import SIGNALS, TASK_EXITED, TASK_KILLED, TASKS_ENDED, search
 from bench.slurm.parsing import AccountingRow
 from bench.study.files import read_json, read_table
 from bench.study.layout import METRICS_COLUMNS, RunFolder
@@ -23,19 +24,6 @@ _NOT_FINITE = ("nan", "inf", "-inf")
 #: Exit code with which a batch script reports that it could not write end.json (EX_IOERR of sysexits.h).
 EXIT_UNWRITABLE = 74
 
-#: Names of signals, by the text that srun prints for a task that the signal ended.
-_SIGNALS = {
-    "Killed": "SIGKILL",
-    "Segmentation fault": "SIGSEGV",
-    "Aborted": "SIGABRT",
-    "Bus error": "SIGBUS",
-    "Illegal instruction": "SIGILL",
-    "Floating point exception": "SIGFPE",
-}
-_SRUN_TASK = re.compile(rf"srun: error: (\S+): tasks? (\S+): ({'|'.join(_SIGNALS)})")
-_SRUN_EXIT = re.compile(r"srun: error: (\S+): tasks? (\S+): Exited with exit code (\d+)")
-#: Lines that srun prints when it ends the other tasks because one has failed.
-_SRUN_ENDS_ALL = re.compile(r"srun: .*Terminating StepId|srun: Job step aborted|srun: Force Terminated")
 _TORCHRUN_RANK = re.compile(r"host +: (\S+)\n *rank +: (\d+) .*\n *exitcode +: -(\d+) ")
 _TORCHRUN_EXIT = re.compile(
     r"Root Cause .*\n.*\n.*\n *host +: (\S+)\n *rank +: (\d+) .*\n *exitcode +: (\d+) "
@@ -227,14 +215,14 @@ def killed_rank(folder: RunFolder, launcher: str) -> str:
     A killed rank logs no error, and sacct does not distinguish killed from aborted ranks.
     """
     text = "\n".join(log_tail(folder.err))
-    before = _SRUN_ENDS_ALL.split(text, maxsplit=1)[0]
+    before = _until_srun_ends_all(text)
     lost = "lost the connection to another rank" in text
-    if found := _SRUN_TASK.search(before) or (_SRUN_TASK.search(text) if lost else None):
+    if found := search(TASK_KILLED, text if lost else before):
         host, tasks, name = found.groups()
         several = re.search(r"[-,]", tasks) is not None
         ranks = f"ranks {tasks} on {host} were" if several else f"rank {tasks} on {host} was"
         who = ranks if launcher == "srun" else f"the torchrun agent on {host} was"
-        return f"{who} killed by {_SIGNALS[name]}"
+        return f"{who} killed by {SIGNALS[name]}"
     for host, rank, number in _TORCHRUN_RANK.findall(text):
         if int(number) != signal.SIGTERM:  # torchrun ends the other ranks with SIGTERM
             return f"rank {rank} on {host} was killed by {signal_name(int(number))}"
@@ -246,13 +234,17 @@ def exited_rank(folder: RunFolder, launcher: str) -> str:
 
     When a rank fails, srun ends the others with SIGTERM, and sacct shows only that signal for the step.
     """
-    before = _SRUN_ENDS_ALL.split("\n".join(log_tail(folder.err)), maxsplit=1)[0]
-    found = _SRUN_EXIT.search(before)
+    found = search(TASK_EXITED, _until_srun_ends_all("\n".join(log_tail(folder.err))))
     if found is None:
         return ""
     host, tasks, code = found.groups()
     ranks = f"rank{'s' if re.search(r'[-,]', tasks) else ''} {tasks}"
     return f"{ranks if launcher == 'srun' else 'the torchrun agent'} on {host} exited with code {code}"
+
+
+def _until_srun_ends_all(text: str) -> str:
+    end = search(TASKS_ENDED, text)
+    return text[: end.start()] if end else text
 
 
 def log_tail(path: Path) -> list[str]:

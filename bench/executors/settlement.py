@@ -9,7 +9,6 @@ adds the values from sacct.
 
 from __future__ import annotations
 
-import re
 import resource
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -45,8 +44,6 @@ GRACE_S = 30.0
 NODE_CLOCK_GRACE_S = 120.0
 #: Seconds after the end of a job during which missing rows are looked up again in sacct.
 MISSING_FOR_S = 24 * 3600.0
-#: Messages of sacct on a cluster without accounting.
-_NO_ACCOUNTING = re.compile(r"accounting storage is disabled|command not found|permission denied")
 
 INCOMPLETE = "has ended; its accounting in sacct is not complete yet"
 
@@ -70,7 +67,7 @@ class Settlement:
         #: Answers of squeue and sacct by job id, and the error message of sacct.
         self._queue: Mapping[str, JobStatus] = {}
         self._rows: dict[str, list[AccountingRow]] = {}
-        self._no_accounting = ""
+        self._no_accounting, self._accounting_may_return = "", False
         self._settled: dict[str, tuple[RunRecord, dict[str, Any]]] = {}
 
     def update(
@@ -112,7 +109,7 @@ class Settlement:
         try:
             rows = self._slurm.accounting([str(job) for job in names])
         except SlurmUnavailableError as error:
-            self._no_accounting = error.output
+            self._no_accounting, self._accounting_may_return = error.output, not error.permanent
             return
         # A controller that lost its state counts job ids from 1 again, so compare names too.
         # The row of a job precedes the rows of its steps.
@@ -266,9 +263,8 @@ class Settlement:
         if self._no_accounting or event == "accounted":
             # This value explains why sacct_summary.txt is missing.
             outcome.details["accounting"] = _absence(self._no_accounting)
-        retry = bool(self._no_accounting) and not _NO_ACCOUNTING.search(self._no_accounting)
         ended_at = as_iso(status.ended) or end.written or now()
-        accounted = complete and not retry
+        accounted = complete and not self._accounting_may_return
         where = occupation(self._study, record, status)
         self._add(
             record, outcome, ended_at=ended_at, event=event, rows=rows, accounted=accounted, where=where

@@ -36,6 +36,7 @@ from bench.slurm.client import (
     SubmissionUncertainError,
 )
 from bench.slurm.job_states import JobStatus, queue_statuses
+from bench.slurm.messages import NOT_NOW, search
 from bench.slurm.parsing import NodeGroup, QueueRow
 from bench.slurm.wait_reasons import is_preliminary
 from bench.study.ledger import FailureClass, RunRecord, RunState, now, submit_lock
@@ -54,9 +55,6 @@ SECOND_LOOK_S = 1.0
 
 _INTERRUPTED = "sbatch was interrupted before Slurm accepted the job"
 
-#: Messages of sbatch --test-only for jobs that can never run, and also for jobs whose nodes are down or
-#: drained. Without --test-only, sbatch accepts both kinds, and the jobs wait. Some sites reject the first.
-_NOT_NOW = re.compile(r"node configuration is not available|[Rr]equired node not available")
 #: States of nodes that run jobs or can start one.
 _IN_SERVICE = {"idle", "mixed", "allocated", "completing", "planned"}
 _EXCLUDE = re.compile(r"^#SBATCH --exclude=(\S+)", re.M)
@@ -336,7 +334,7 @@ class SlurmExecutor:
         try:
             self.slurm.test_only(script, options=options)
         except SlurmRefusedError as refusal:
-            return _NOT_NOW.search(refusal.output) is not None
+            return search(NOT_NOW, refusal.output) is not None
         return False
 
     def _hold_too_large(
@@ -497,7 +495,7 @@ def permanent_refusal(slurm: Slurm, refusal: SlurmRefusedError, *, script: Path,
 
     Slurm prints the same message if the job fits no node and if nodes are down or drained.
     """
-    if not _NOT_NOW.search(refusal.output):
+    if not search(NOT_NOW, refusal.output):
         return refusal.output
     partitions = partitions_of(slurm, script)
     sizes = {name: sum(group.nodes for group in groups) for name, groups in partitions.items()}

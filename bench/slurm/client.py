@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from bench.errors import BenchError
+from bench.slurm import messages
 from bench.slurm.parsing import (
     ACCOUNTING_FIELDS,
     NODES_FORMAT,
@@ -37,26 +38,6 @@ T = TypeVar("T")
 _SACCT = ("sacct", "--noheader", "--parsable2", "--duplicates", f"--format={','.join(ACCOUNTING_FIELDS)}")
 #: Linux limits one argument to 128 KiB; longer lists of job ids are split.
 _MAX_LIST_CHARACTERS = 100_000
-#: Limits on the number of queued jobs; submission works again once jobs have ended.
-_QUEUE_FULL = re.compile(
-    r"(?:Assoc|QOS)\w*(?:Max|Grp)Submit\w*|MaxSubmitJobs\w*|temporarily unable to accept job|MaxJobCount"
-)
-_UNREACHABLE = re.compile(
-    r"Unable to contact slurm controller|Unable to establish controller|Connection refused|connect failure"
-    r"|Could not establish a configuration source|[Uu]nable to (?:read|process) (?:slurm\.conf|configuration)"
-    r"|[Mm]unge encode failed|authentication (?:error|credential)|Slurm backup controller in standby",
-)
-#: After these errors slurmctld may have accepted the job.
-_UNCERTAIN = re.compile(r"timed out|Zero Bytes were transmitted|Unexpected message received|Connection reset")
-#: A line of `sacctmgr show configuration`, which shows slurm.conf and slurmdbd.conf.
-_PRIVATE_JOBS = re.compile(r"^\s*PrivateData\s*=.*\b(?:jobs|all)\b", re.M | re.I)
-_NO_SUCH_JOB = re.compile(r"Invalid job id specified|already completing or completed|Job/step already")
-#: The commands are installed but no cluster is configured, as on a laptop.
-_UNCONFIGURED = re.compile(
-    r"Could not establish a configuration source|[Uu]nable to (?:.*slurm\.conf|process configuration)"
-)
-#: The controller is busy or restarting.
-_TEMPORARY = re.compile(r"[Uu]nable to contact|timed out|Connection (?:refused|reset)")
 _COMMAND_NAME = re.compile(
     r"^(?:sbatch|scancel|squeue|sacct|sacctmgr|sinfo|scontrol): (?:(?:error|fatal): )?", re.M
 )
@@ -89,8 +70,9 @@ class SlurmUnavailableError(SlurmError):
 
     @property
     def permanent(self) -> bool:
-        """True if the command does not exist on this machine, so that retrying is useless."""
-        return self.output in (_NO_COMMAND, _NO_PERMISSION)
+        """True if the command or the cluster's accounting does not exist, so that retrying is useless."""
+        absent = self.output in (_NO_COMMAND, _NO_PERMISSION)
+        return absent or messages.search(messages.NO_ACCOUNTING, self.output) is not None
 
 
 class SlurmMissingError(SlurmUnavailableError):
@@ -121,7 +103,7 @@ class SlurmRefusedError(SlurmError):
     @property
     def queue_is_full(self) -> bool:
         """True if the reason is a limit on queued jobs, so that a later attempt can succeed."""
-        return _QUEUE_FULL.search(self.output) is not None
+        return messages.search(messages.QUEUE_FULL, self.output) is not None
 
 
 class _TimedOutError(SlurmUnavailableError):
@@ -226,7 +208,7 @@ class Slurm:
             return job_id
         if done.returncode < 0:
             raise SubmissionUncertainError(f"killed by signal {-done.returncode}", job_name=job.job_name)
-        if done.returncode == 0 or _UNCERTAIN.search(output):
+        if done.returncode == 0 or messages.search(messages.UNCERTAIN, output):
             raise SubmissionUncertainError(output or "printed no job id", job_name=job.job_name)
         raise _unavailable_or_refused("sbatch", output)
 
@@ -300,7 +282,7 @@ class Slurm:
     def jobs_are_private(self) -> bool:
         """Return True if Slurm or its accounting daemon may hide the jobs of other users."""
         command = ["sacctmgr", "--noheader", "show", "configuration"]
-        return self._query(command, lambda text: _PRIVATE_JOBS.search(text) is not None)
+        return self._query(command, lambda text: messages.search(messages.PRIVATE_JOBS, text) is not None)
 
     def cancel(self, job_ids: Sequence[str]) -> None:
         """Cancel queued or running jobs; jobs that have already ended are ignored.
@@ -310,7 +292,7 @@ class Slurm:
         """
         for ids in _joined(job_ids, separator=" "):
             done = self._run(["scancel", *ids.split()], environment=_for_queries(self._inherited()))
-            lines = [line for line in _messages(done).splitlines() if not _NO_SUCH_JOB.search(line)]
+            lines = [line for line in _messages(done).splitlines() if not _no_such_job(line)]
             if done.returncode and lines:
                 raise _unavailable_or_refused("scancel", "\n".join(lines))
 
@@ -326,7 +308,7 @@ class Slurm:
     def _query(self, command: Sequence[str], parse: Callable[[str], T]) -> T:
         """Run a query and parse its output; an unknown job id yields an empty result."""
         done = self._run(command, environment=_for_queries(self._inherited()))
-        if done.returncode and not _NO_SUCH_JOB.search(done.stderr):
+        if done.returncode and not _no_such_job(done.stderr):
             raise _unavailable(command[0], _messages(done) or f"exit code {done.returncode}")
         try:
             return parse(done.stdout)
@@ -408,21 +390,21 @@ def _joined(job_ids: Sequence[str], *, separator: str = ",") -> Iterator[str]:
 def _messages(done: subprocess.CompletedProcess[str]) -> str:
     """Return the output of a command without the command's name at the start of lines."""
     printed = done.stderr.strip() or done.stdout.strip()
-    return re.sub(
-        r"^(?:sbatch|scancel|squeue|sacct|sacctmgr|sinfo|scontrol): (?:(?:error|fatal): )?",
-        "",
-        printed,
-        flags=re.M,
-    )
+    return _COMMAND_NAME.sub("", printed)
+
+
+def _no_such_job(output: str) -> bool:
+    return messages.search(messages.NO_SUCH_JOB, output) is not None
 
 
 def _unavailable(command: str, output: str) -> SlurmUnavailableError:
-    if _UNCONFIGURED.search(output):
+    if messages.search(messages.UNCONFIGURED, output):
         return SlurmMissingError(command, output)
-    return SlurmUnavailableError(command, output, remedy=_RETRY_REMEDY if _TEMPORARY.search(output) else "")
+    remedy = _RETRY_REMEDY if messages.search(messages.TEMPORARY, output) else ""
+    return SlurmUnavailableError(command, output, remedy=remedy)
 
 
 def _unavailable_or_refused(command: str, output: str) -> SlurmUnavailableError | SlurmRefusedError:
-    if _UNREACHABLE.search(output) or _UNCERTAIN.search(output):
+    if messages.search((*messages.UNREACHABLE, *messages.UNCERTAIN), output):
         return _unavailable(command, output)
     return SlurmRefusedError(command, output or "failed without a message")

@@ -1,7 +1,8 @@
 """Messages of Slurm that are parsed because no command prints their content in a machine-readable form.
 
 Every wording names the releases that print it. Releases in parentheses were not run; their wording is from
-the source code, and the tests quote it.
+the source code, and the tests quote it. Slurm prints most errors of a command as a text of its table of
+errors (common/slurm_errno.c), after the name of the command and sometimes of the failed operation.
 """
 
 from __future__ import annotations
@@ -63,6 +64,57 @@ EXPECTED_START = (
         r"Job \d+ to start at (?P<start>\S+)(?: on cluster \S+)? a using \d+ processors on nodes \S+", _NEWER
     ),
 )
+#: sbatch: a limit on the number of queued jobs is reached. A later attempt succeeds once jobs have ended.
+QUEUE_FULL = (
+    Wording(r"(?:Assoc|QOS)\w*(?:Max|Grp)Submit\w*", _EVERY),
+    Wording(r"Slurm temporarily unable to accept job|Slurm job queue full", _EVERY),
+    Wording(r"MaxJobCount limit reached", "26.05"),
+)
+#: There is no configuration: the commands are installed, but not for a cluster.
+UNCONFIGURED = (
+    Wording(r"Could not establish a configuration source", _EVERY),
+    Wording(r"Unable to process (?:slurm\.conf|configuration) file", _EVERY),
+)
+#: The controller is busy or restarting. The operating system's words follow some messages of 20.11 to 26.05.
+TEMPORARY = (
+    Wording(r"Unable to contact slurm controller|timed out", _EVERY),
+    Wording(r"Connection (?:refused|reset)", _EVERY),
+)
+#: The answer to a request was lost, so slurmctld may have accepted it.
+UNCERTAIN = (
+    Wording(r"timed out|Zero Bytes were transmitted|Unexpected message received", _EVERY),
+    Wording(r"Connection reset", _EVERY),
+)
+#: The request did not reach the controller, or was not authenticated.
+UNREACHABLE = (
+    *UNCONFIGURED,
+    Wording(r"Unable to contact slurm controller|Unable to establish controller|Connection refused", _EVERY),
+    Wording(r"Munge encode failed|authentication (?:error|credential)", _EVERY),
+    Wording(r"Slurm backup controller in standby", _EVERY),
+)
+#: squeue and scancel: the job has ended, and the controller may have forgotten it.
+NO_SUCH_JOB = (Wording(r"Invalid job id specified|Job/step already completing or completed", _EVERY),)
+#: ``sbatch --test-only``: the job can never run, or its nodes are down or drained. Without --test-only,
+#: sbatch accepts both kinds, and the jobs wait. Some sites reject the first.
+NOT_NOW = (Wording(r"Requested node configuration is not available|Required node not available", _EVERY),)
+#: sacct: the cluster has no accounting.
+NO_ACCOUNTING = (Wording(r"Slurm accounting storage is disabled", _EVERY),)
+#: A line of ``sacctmgr show configuration``: users may not see the jobs of others.
+PRIVATE_JOBS = (Wording(r"(?im)^\s*PrivateData\s*=.*\b(?:jobs|all)\b", _EVERY),)
+#: Names of signals, by the text that srun prints for a task that the signal ended.
+SIGNALS = {
+    "Killed": "SIGKILL",
+    "Segmentation fault": "SIGSEGV",
+    "Aborted": "SIGABRT",
+    "Bus error": "SIGBUS",
+    "Illegal instruction": "SIGILL",
+    "Floating point exception": "SIGFPE",
+}
+#: srun: a task exited, or a signal ended it.
+TASK_EXITED = (Wording(r"srun: error: (\S+): tasks? (\S+): Exited with exit code (\d+)", _EVERY),)
+TASK_KILLED = (Wording(rf"srun: error: (\S+): tasks? (\S+): ({'|'.join(SIGNALS)})", _EVERY),)
+#: srun ends the other tasks because one has failed.
+TASKS_ENDED = (Wording(r"srun: .*Terminating StepId|srun: Job step aborted|srun: Force Terminated", _EVERY),)
 
 
 def match_start(wordings: Sequence[Wording], line: str) -> re.Match[str] | None:

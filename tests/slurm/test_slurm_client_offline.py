@@ -131,7 +131,8 @@ def test_a_submission_without_an_answer_is_uncertain(commands):
 @pytest.mark.parametrize(
     ("message", "code", "error", "full"),
     [
-        # Messages of Slurm 22.05.8.
+        # Recorded on 22.05.8; the source code of 20.11 to 26.05, with 23.02, 23.11, 25.05 and 25.11, has the
+        # same texts (common/slurm_errno.c).
         ("Invalid account or account/partition combination specified", 1, SlurmRefusedError, False),
         ("Unable to contact slurm controller (connect failure)", 1, SlurmUnavailableError, False),
         ("Socket timed out on send/recv operation", 1, SubmissionUncertainError, False),
@@ -139,6 +140,12 @@ def test_a_submission_without_an_answer_is_uncertain(commands):
         ("AssocMaxSubmitJobLimit", 1, SlurmRefusedError, True),
         ("QOSMaxSubmitJobPerUserLimit", 1, SlurmRefusedError, True),
         ("QOSMaxWallDurationPerJobLimit", 1, SlurmRefusedError, False),
+        # MaxJobCount, from the source code: the first text is only in 26.05; the second, in sbatch.c of 20.11 to
+        # 26.05, precedes "Unable to create job record, try again".
+        ("MaxJobCount limit reached", 1, SlurmRefusedError, True),
+        ("Slurm job queue full, sleeping and retrying", 1, SlurmRefusedError, True),
+        ("Slurm backup controller in standby mode", 1, SlurmUnavailableError, False),
+        ("Protocol authentication error", 1, SlurmUnavailableError, False),
         ("", 1, SlurmRefusedError, False),
         ("", -9, SubmissionUncertainError, False),
         ("", 0, SubmissionUncertainError, False),
