@@ -10,10 +10,12 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from bench import __version__
 from bench.measure.nvml import pci_address
 from bench.measure.ranks import RankFacts, cores_of_nodes, hosts_of, ranks_outnumber_cores
+from bench.measure.torch_internals import ddp_texts, ddp_times
 
 _KEPT = re.compile(
     r"(NCCL|GLOO|OMP|KMP|MKL|TORCH|PYTORCH|UCX|FI)_[A-Z0-9_]+|CUDA_VISIBLE_DEVICES|BENCH_[A-Z_]+"
@@ -120,6 +122,31 @@ def _gpus_of_nodes(facts: Sequence[RankFacts], gpus: Sequence[Mapping[str, Any]]
             found.append(entry)
         entry["ranks"].append(one.rank)
     return found
+
+
+def ddp_facts(model: DistributedDataParallel) -> dict[str, Any]:
+    """Return the value of ``ddp`` in env.json: what DDP does in each step beside reducing gradients.
+
+    ``unused_parameter_bytes`` is the size of the parameters that the last backward pass did not use; None if
+    DDP did not look for them. On CUDA this function waits for the device.
+    """
+    unused = ddp_times(model).get("unused_parameter_size")
+    return {
+        "find_unused_parameters": model.find_unused_parameters,
+        "unused_parameter_bytes": unused if model.find_unused_parameters else None,
+        "gradient_as_bucket_view": model.gradient_as_bucket_view,
+        "static_graph": model.static_graph,
+        "broadcast_buffers": model.broadcast_buffers,
+        "buffer_bytes": sum(one.numel() * one.element_size() for one in model.buffers()),
+        "bucket_bytes": bucket_bytes(model),
+    }
+
+
+def bucket_bytes(model: DistributedDataParallel) -> list[int]:
+    """Return the sizes of DDP's buckets in bytes, in their order, after DDP has rebuilt them."""
+    logged = ddp_texts(model)
+    sizes = logged.get("rebuilt_bucket_sizes") or logged.get("bucket_sizes") or ""
+    return [int(size) for size in sizes.replace(",", " ").split()]
 
 
 def nccl_version() -> str | None:

@@ -11,6 +11,7 @@ ddp_times, ddp_texts        ``DDP.logger._get_ddp_logging_data``                
 backward_callbacks          ``autograd.Variable._execution_engine``              parts in a user's loop
 group_store                 ``distributed_c10d._get_default_store``              recordings of several ranks
 count_collectives           ``ProcessGroup._get_sequence_number_for_group``      the rank that missed a call
+compilations                ``torch._dynamo.utils.compilation_time_metrics``     recompilations
 collective_timeout_s        ``ProcessGroup._get_backend``, ``options._timeout``  the time-out in messages
 end_loader_workers          ``_MultiProcessingDataLoaderIter._shutdown_workers`` nothing: a faster exit
 import_dynamo               ``torch._dynamo``                                    nothing: a faster start
@@ -22,6 +23,7 @@ import_dynamo               ``torch._dynamo``                                   
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -99,6 +101,21 @@ def count_collectives() -> int | None:
         return int(distributed_c10d._get_default_group()._get_sequence_number_for_group())  # type: ignore[attr-defined]
     except (*_MISSING, *_NO_GROUP):
         return None
+
+
+def compilations() -> tuple[int, float] | None:
+    """Return the number of frames that torch.compile has compiled so far, and the time for it in seconds.
+
+    None if they are unknown. The names of the metric differ between releases of torch.
+    """
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    if dynamo is None:
+        return 0, 0.0
+    with suppress(*_MISSING):
+        metrics = dynamo.compilation_time_metrics.items()
+        seconds = [one for name, times in metrics if name.endswith("compile_inner") for one in times]
+        return len(seconds), sum(seconds)
+    return None
 
 
 def collective_timeout_s(device: torch.device) -> float | None:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 from bench.errors import UnwritableError
-from bench.measure.environment import device_of, shared_environment
+from bench.measure.environment import ddp_facts, device_of, shared_environment
 from bench.measure.exchange import StoreExchange
 from bench.measure.nvml import gpu_facts
 from bench.measure.ranks import RankFacts, core_warnings, own_facts
@@ -55,6 +55,7 @@ class Session:
         self.backend = None if group is None else backend_for(device)
         self.device = device
         self.lengths = lengths
+        self.parameters, self.gradient_bytes = _model_sizes(model)
         self._folder = _make_folder(run_dir) if self.launch.rank == 0 else None
         self._writer = None if self._folder is None else RunWriter(self, self._folder, model)
         facts = own_facts(
@@ -140,8 +141,10 @@ class RunWriter:
         self._device = session.device
         self._backend = session.backend or os.environ.get("BENCH_BACKEND", "none")
         self._transport: Transport | None = None  # None until it has been observed
-        self._sizes = _model_sizes(model)
-        self._has_bare_model = model is not None and find_ddp(model) is None
+        self._sizes = (session.parameters, session.gradient_bytes)
+        self._ddp = find_ddp(model)
+        self._has_bare_model = model is not None and self._ddp is None
+        self._ddp_facts: dict[str, Any] | None = None
         self._facts: list[RankFacts] = []
         self._places: list[RankPlace] = []
         self._gpus: list[dict[str, Any]] = []  # each rank's facts about its GPUs
@@ -188,6 +191,8 @@ class RunWriter:
             )
             if warning:
                 self._print_warning(warning)
+            if self._ddp is not None:  # after the first window, when DDP has rebuilt its buckets
+                self._ddp_facts = ddp_facts(self._ddp)
             self._write_environment()
 
     def _windows_of(self, epoch: int, is_last: bool) -> list[Any] | None:
@@ -263,6 +268,7 @@ class RunWriter:
             "global_batch": round(batch) if batch is not None and batch == round(batch) else None,
             "parameters": parameters,
             "gradient_bytes": gradient_bytes,
+            "ddp": self._ddp_facts,
             "warnings": self._warnings,
         }
         write_json(self._folder.env, content)

@@ -65,7 +65,12 @@ class Windows:
         self._session = session
         # Every rank reads all counters; merge_windows keeps each host's and device's values only once.
         self._meters = Meters(self._device, reads_host=True, reads_device=True)
-        self._conditions = Conditions(self._device, os.environ, reads_node=session.launch.local_rank == 0)
+        self._conditions = Conditions(
+            self._device,
+            os.environ,
+            reads_node=session.launch.local_rank == 0,
+            gradient_bytes=session.gradient_bytes,
+        )
         self.warmup_steps = fewest_warmup_steps(self._lengths.warmup_steps, self._device)
 
     def loss(self, loss: Tensor | float) -> None:
@@ -156,7 +161,8 @@ class Windows:
         assert self._window is not None
         window, self._window = replace(self._window, clock_jumps=self._clock_jumps), None
         if self.phase is Phase.ATTRIBUTION and window.conditions is not None:
-            window.conditions["rank"]["sync_passes"] = self._sync_passes(len(window.step_s))
+            passes = self._sync_passes(len(window.step_s))
+            window.conditions["rank"] |= self._conditions.synchronised(passes)
         self.posted += 1
         self._session.post(self.posted, window)
         self._enter(Phase.BETWEEN)

@@ -24,6 +24,7 @@ from bench.measure.windows import count_dropped_steps, merge_windows
 from bench.workload.data.feed import Feed
 from bench.workload.probes.run import Probes
 from bench.workload.session import Session
+from bench.workload.task import parameters_of
 from bench.workload.training import Trainer
 from bench.workload.windows import Windows
 
@@ -66,7 +67,10 @@ def measure(
     )
     trainer = Trainer(model, feed, options)
     samples = session.request.per_gpu_batch * options.grad_accum
-    conditions = Conditions(session.device, os.environ, reads_node=is_first_on_host)
+    _, gradient_bytes = parameters_of(model)
+    conditions = Conditions(
+        session.device, os.environ, reads_node=is_first_on_host, gradient_bytes=gradient_bytes
+    )
     windows = Windows(
         trainer,
         collectives,

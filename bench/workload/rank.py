@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 
-from bench.measure.environment import Device, device_of
+from bench.measure.environment import Device, ddp_facts, device_of
 from bench.measure.exchange import Collectives
 from bench.measure.nvml import gpu_facts
 from bench.measure.peers import Peers, join_names, symptom_of
@@ -114,7 +114,7 @@ def _train(session: Session, env: dict[str, str]) -> None:
             ideal_s = None if basis is None else basis.ideal_s
             measure(session, collectives, feed, model, devices=devices, ideal_s=ideal_s)
             in_use = _transport_in_use(session, collectives, log, env)
-            session.write_environment(env, sizes, in_use, flops)
+            session.write_environment(env, sizes, in_use, flops, ddp_facts(model) if session.is_first else None)
         finally:
             feed.close()
     finally:

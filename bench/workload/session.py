@@ -48,6 +48,7 @@ class Session:
         sizes: tuple[int, int] | None = None,
         in_use: Mapping[str, str | None] | None = None,
         flops: Mapping[str, Any] | None = None,
+        ddp: Mapping[str, Any] | None = None,
     ) -> None:
         """Write env.json on rank 0.
 
@@ -56,6 +57,7 @@ class Session:
             sizes: the number of parameters and bytes of gradients; None before the model exists.
             in_use: the transport in use; None before any communication.
             flops: the value of ``flops``, the basis of MFU; None before the model exists.
+            ddp: the value of ``ddp``; None before the last epoch.
         """
         if not self.is_first:
             return
@@ -79,6 +81,7 @@ class Session:
             "global_batch": request.per_gpu_batch * self.launch.world_size * options.grad_accum,
             "parameters": parameters,
             "gradient_bytes": gradient_bytes,
+            "ddp": None if ddp is None else dict(ddp),
             "flops": None if flops is None else dict(flops),
             "warnings": self.warnings,
         }

@@ -14,6 +14,8 @@ from torch.utils.data import DataLoader
 
 from bench.errors import BenchError
 from bench.measure import torch_internals
+from bench.measure.conditions import Conditions
+from bench.measure.environment import ddp_facts
 from bench.measure.exchange import StoreExchange
 from bench.measure.step_parts import HostClock, enable_ddp_timing, read_ddp_timing
 from bench.record.attribution import Attribution
@@ -83,6 +85,36 @@ def test_this_release_knows_the_store_the_collectives_and_their_time_out(group):
     assert before is not None
     assert torch_internals.count_collectives() == before + 1
     assert torch_internals.collective_timeout_s(CPU) == 77.0
+
+
+def test_this_release_counts_compilations():
+    conditions = Conditions(CPU, {}, reads_node=False)
+    conditions.start()
+    before = torch_internals.compilations()
+    compiled = torch.compile(lambda x: x + 1, backend="eager")
+    for size in (2, 2, 3):  # the third call compiles again, for any size
+        compiled(torch.ones(size))
+    after = torch_internals.compilations()
+    assert before is not None
+    assert after is not None
+    assert after[0] == before[0] + 2
+    rank = conditions.stop(samples=None, sync_passes=3)["rank"]
+    assert rank["recompilations"] == 2
+    assert rank["compile_s"] == pytest.approx(after[1] - before[1], abs=1e-5) != 0
+    assert (rank["sync_passes"], rank["bytes"]) == (3, None)  # the size of the gradients is unknown
+    conditions.start()
+    torch._dynamo.utils.compilation_time_metrics.clear()
+    assert conditions.stop(samples=None, sync_passes=None)["rank"]["recompilations"] is None
+
+
+def test_this_release_knows_the_parameters_that_a_step_does_not_use(group):
+    parts = torch.nn.ModuleList([torch.nn.Linear(4, 2), torch.nn.Linear(3, 1)])
+    parts.forward = lambda x: parts[0](x)  # type: ignore[method-assign]
+    model = DistributedDataParallel(parts, find_unused_parameters=True)
+    for _ in range(3):
+        train(model)
+    facts = ddp_facts(model)
+    assert (facts["find_unused_parameters"], facts["unused_parameter_bytes"]) == (True, 4 * 4)
 
 
 def test_this_release_ends_the_workers_of_a_loader():

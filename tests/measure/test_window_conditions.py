@@ -15,7 +15,10 @@ from tests.workload.conftest import Finished, run_ranks, server, srun_env
 __all__ = ["run_ranks", "server"]
 
 NODE_KEYS = ["node", "foreign_cpu_s", "throttled_s", "pressure", "freq_mhz", "swap_bytes", "net"]
-RANK_KEYS = ["rank", "cores", "threads", "samples", "collectives", "sync_passes", "clocks"]
+RANK_KEYS = [
+    *("rank", "cores", "threads", "samples", "collectives", "recompilations", "compile_s"),
+    *("allocator_retries", "sync_passes", "bytes", "clocks"),
+]
 
 
 def conditions_of(done: Finished) -> list[dict[str, Any]]:
@@ -31,7 +34,8 @@ def conditions_of(done: Finished) -> list[dict[str, Any]]:
 
 def test_the_built_in_workload_samples_every_window(run_ranks):
     began = now()
-    windows = conditions_of(run_ranks("--epochs", "2", "--grad-accum", "2").succeeded())
+    done = run_ranks("--epochs", "2", "--grad-accum", "2").succeeded()
+    windows = conditions_of(done)
     assert [window["epoch"] for window in windows] == [1, 2]
     times = [datetime.fromisoformat(window[key]) for window in windows for key in ("start", "end")]
     assert times == sorted(times)
@@ -46,8 +50,19 @@ def test_the_built_in_workload_samples_every_window(run_ranks):
         assert (rank["rank"], rank["threads"], rank["cores"]) == (number, 1, len(os.sched_getaffinity(0)))
         # 5 steps of 8 samples and two micro-batches, of which the second synchronises
         assert (rank["samples"], rank["sync_passes"], rank["clocks"]) == (80, 5, None)
-        assert rank["collectives"] % 5 == 0
-        assert rank["collectives"] >= 5
+        assert rank["bytes"] == 5 * done.env["gradient_bytes"]
+        assert (rank["recompilations"], rank["compile_s"], rank["allocator_retries"]) == (0, 0, None)
+        assert rank["collectives"] == 5 * len(done.env["ddp"]["bucket_bytes"])
+    ddp = done.env["ddp"]
+    assert sum(ddp.pop("bucket_bytes")) == done.env["gradient_bytes"]
+    assert ddp == {
+        "find_unused_parameters": False,
+        "unused_parameter_bytes": None,
+        "gradient_as_bucket_view": True,
+        "static_graph": False,
+        "broadcast_buffers": False,
+        "buffer_bytes": 0,
+    }
 
 
 def test_one_rank_per_node_samples_the_node(run_ranks):
@@ -65,6 +80,8 @@ def test_the_recorder_samples_every_window(run_ranks):
         assert [node["node"] for node in window["nodes"]] == [socket.gethostname()]
         assert [rank["samples"] for rank in window["ranks"]] == [40, 40]
         assert [rank["sync_passes"] for rank in window["ranks"]] == [5, 5]
+        assert [rank["bytes"] for rank in window["ranks"]] == [5 * done.env["gradient_bytes"]] * 2
+    assert sum(done.env["ddp"]["bucket_bytes"]) == done.env["gradient_bytes"]
 
 
 def test_the_windows_of_all_ranks_are_combined():

@@ -287,6 +287,7 @@ def test_env_json_says_what_ran(run_ranks):
         "global_batch",
         "parameters",
         "gradient_bytes",
+        "ddp",
         "flops",
         "warnings",
     ]

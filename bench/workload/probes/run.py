@@ -9,9 +9,9 @@ from statistics import fmean
 import psutil
 import torch
 
+from bench.measure.environment import bucket_bytes
 from bench.measure.exchange import Collectives
 from bench.measure.step_parts import clock_for
-from bench.measure.torch_internals import ddp_texts
 from bench.study.files import write_json
 from bench.workload.data.feed import Feed
 from bench.workload.probes.steps import StepProbes, StepReadings
@@ -51,7 +51,7 @@ class Probes:
         if not self._options.probe_steps and not self._options.sweep_time:
             return None
         began = time.perf_counter()
-        buckets = bucket_bytes(self._trainer)
+        buckets = bucket_bytes(self._trainer.model)
         available = self._available_bytes()
         steps, no_steps_reason = self._steps(available)
         steps_s = time.perf_counter() - began
@@ -117,13 +117,6 @@ class Probes:
             host = next(one for one in self._session.joined.hosts if one.host == self._session.me.host)
             free = psutil.virtual_memory().available // len(host.ranks)
         return self._collectives.minima([_SHARE_OF_FREE * free])[0]
-
-
-def bucket_bytes(trainer: Trainer) -> list[int]:
-    """Return the sizes of DDP's buckets in bytes, in their order, after DDP has rebuilt them."""
-    logged = ddp_texts(trainer.model)
-    sizes = logged.get("rebuilt_bucket_sizes") or logged.get("bucket_sizes") or ""
-    return [int(size) for size in sizes.replace(",", " ").split()]
 
 
 def hidden_fraction(
