@@ -114,7 +114,9 @@ def _train(session: Session, env: dict[str, str]) -> None:
             ideal_s = None if basis is None else basis.ideal_s
             measure(session, collectives, feed, model, devices=devices, ideal_s=ideal_s)
             in_use = _transport_in_use(session, collectives, log, env)
-            session.write_environment(env, sizes, in_use, flops, ddp_facts(model) if session.is_first else None)
+            session.write_environment(
+                env, sizes, in_use, flops, ddp_facts(model) if session.is_first else None
+            )
         finally:
             feed.close()
     finally:
