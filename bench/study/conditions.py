@@ -26,7 +26,7 @@ FOREIGN_CPU_LEAST_S = 0.02
 #: Slurm rounds the start and the end of a job down to a whole second.
 _SLURM_ROUNDING = timedelta(seconds=1)
 #: Maximum number of neighbours in run.json (the first ones), and of job ids in one entry of ``disturbed``.
-MAX_NEIGHBOURS = 20
+MAX_NEIGHBOURS = 10
 _MAX_NAMED = 10
 #: NVML sets this reason with a more specific one; alone, it can mean that the clocks are just changing.
 _UNSPECIFIC_SLOWDOWN = "hw_slowdown"
@@ -260,18 +260,16 @@ def assess(
 
 def _by_jobs(jobs: Iterable[Occupation], spans: Sequence[tuple[datetime, datetime]]) -> Iterator[Disturbance]:
     """Yield one disturbance per kind of job and node, for the jobs that ran during one of ``spans``."""
-    found: dict[tuple[Reason, str], list[Disturbance]] = {}
+    found: dict[tuple[Reason, str], list[tuple[datetime, datetime, str]]] = {}
     for job in jobs:
-        shared = [_common(job, *span) for span in spans]
-        times = [span for span in shared if span is not None]
-        if not times:
-            continue
-        reason = Reason.STUDY_RUN if job.of_study else Reason.FOREIGN_JOB
-        for node in job.nodes:
-            one = Disturbance(reason, node, times[0][0], times[-1][1], job.job_id)
-            found.setdefault((reason, node), []).append(one)
-    for entries in found.values():
-        yield _merged(entries)
+        times = [span for span in (_common(job, *span) for span in spans) if span is not None]
+        if times:
+            reason = Reason.STUDY_RUN if job.of_study else Reason.FOREIGN_JOB
+            for node in job.nodes:
+                found.setdefault((reason, node), []).append((times[0][0], times[-1][1], job.job_id))
+    for (reason, node), entries in found.items():
+        starts, ends, ids = zip(*entries, strict=True)
+        yield Disturbance(reason, node, min(starts), max(ends), _named(ids))
 
 
 def _common(job: Occupation, start: datetime, end: datetime) -> tuple[datetime, datetime] | None:
@@ -281,14 +279,11 @@ def _common(job: Occupation, start: datetime, end: datetime) -> tuple[datetime, 
     return (begin, until) if begin < until else None
 
 
-def _merged(entries: Sequence[Disturbance]) -> Disturbance:
-    """Return one disturbance with the ids of all jobs, from the first start to the last end."""
-    starts = [one.start for one in entries if one.start is not None]
-    ends = [one.end for one in entries if one.end is not None]
-    ids = list(dict.fromkeys(f"job {one.value}" for one in entries))
+def _named(job_ids: Iterable[str]) -> str:
+    """Return the ids of jobs as text, the first ones if they are many."""
+    ids = [f"job {job_id}" for job_id in dict.fromkeys(job_ids)]
     more = f" and {len(ids) - _MAX_NAMED} more" if len(ids) > _MAX_NAMED else ""
-    value = ", ".join(ids[:_MAX_NAMED]) + more
-    return replace(entries[0], start=min(starts), end=max(ends), value=value)
+    return ", ".join(ids[:_MAX_NAMED]) + more
 
 
 def _by_conditions(windows: Sequence[Window], folder: RunFolder, cores: int) -> Iterator[Disturbance]:

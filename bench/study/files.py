@@ -6,6 +6,7 @@ import csv
 import fcntl
 import json
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -49,11 +50,24 @@ def write_atomically(path: Path, text: str) -> None:
 
 def write_json(path: Path, content: Any) -> None:
     """Write ``content`` as JSON atomically, keeping the order of keys."""
-    write_atomically(path, _as_json(content))
+    write_atomically(path, json.dumps(content, ensure_ascii=False, indent=1) + "\n")
 
 
-def rewrite_json(path: Path, content: Any) -> None:
-    """Overwrite a JSON file in place if old and new content fit into 4096 bytes.
+def object_text(content: Mapping[str, Any]) -> str:
+    """Return a JSON object as text with one line per key.
+
+    Short and quick to write: Python's encoder for indented text takes six times as long.
+    """
+    lines = (f" {_encoded(key)}: {_encoded(value)}" for key, value in content.items())
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def _encoded(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def rewrite_object(path: Path, content: Mapping[str, Any]) -> None:
+    """Overwrite a JSON object in place if old and new content fit into 4096 bytes.
 
     Longer content is written to a temporary file, which is then renamed. `bench status` may rewrite
     thousands of files, and would spend most of its time creating and deleting temporary files.
@@ -63,7 +77,7 @@ def rewrite_json(path: Path, content: Any) -> None:
     Raises:
         UnwritableError: see :func:`write_atomically`.
     """
-    text = _as_json(content)
+    text = object_text(content)
     if not _overwrite(path, text.encode()):
         write_atomically(path, text)
 
@@ -116,10 +130,6 @@ def read_table(path: Path) -> tuple[list[str], list[dict[str, str]]]:
             return list(reader.fieldnames or []), rows
     except (OSError, csv.Error):
         return [], []
-
-
-def _as_json(content: Any) -> str:
-    return json.dumps(content, ensure_ascii=False, indent=1) + "\n"
 
 
 def _read_bytes(path: str | Path, *, lock: bool = False) -> bytes:

@@ -10,7 +10,7 @@ from typing import Any
 from bench import __version__
 from bench.errors import unwritable
 from bench.matrix.cell import Cell, Run
-from bench.study.files import read_object, rewrite_json, write_json
+from bench.study.files import object_text, read_object, rewrite_object, write_atomically
 from bench.study.layout import RunFolder
 from bench.study.ledger import RunRecord, RunState
 from bench.study.plan_json import PlannedStudy
@@ -26,7 +26,7 @@ def read_run(attempt: str | Path) -> tuple[dict[str, Any] | None, str]:
 
 def write_run(folder: RunFolder, content: Mapping[str, Any]) -> None:
     """Write the run.json of an attempt."""
-    write_json(folder.run_json, content)
+    write_atomically(folder.run_json, object_text(content))
 
 
 def update_run(
@@ -36,7 +36,7 @@ def update_run(
     known = read_run(folder.path)[0]
     content = fallback if known is None else known
     if content is not None and {**content, **changes} != known:
-        rewrite_json(folder.run_json, {**content, **changes})
+        rewrite_object(folder.run_json, {**content, **changes})
 
 
 @dataclass(frozen=True)

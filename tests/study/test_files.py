@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.errors import UnwritableError
-from bench.study.files import read_json, rewrite_json, write_json
+from bench.study.files import read_json, rewrite_object, write_json
 
 texts = st.text(max_size=5000)
 
@@ -22,7 +22,7 @@ def test_rewritten_content_is_read_back_whatever_its_length(
 ) -> None:
     path = tmp_path_factory.mktemp("layout") / "run.json"
     write_json(path, {"text": old})
-    rewrite_json(path, {"text": new})
+    rewrite_object(path, {"text": new})
     assert read_json(path) == {"text": new}
     assert list(path.parent.iterdir()) == [path]
 
@@ -31,22 +31,22 @@ def test_a_small_file_is_overwritten_and_a_large_one_replaced(tmp_path: Path) ->
     path = tmp_path / "run.json"
     write_json(path, {"state": "queued", "reason": "x" * 100})
     first = path.stat().st_ino
-    rewrite_json(path, {"state": "completed"})
+    rewrite_object(path, {"state": "completed"})
     assert path.stat().st_ino == first
     with path.open():  # so that its number is not given to the next file
-        rewrite_json(path, {"state": "completed", "reason": "x" * 5000})
+        rewrite_object(path, {"state": "completed", "reason": "x" * 5000})
         assert path.stat().st_ino != first
 
 
 def test_a_missing_file_is_written(tmp_path: Path) -> None:
-    rewrite_json(tmp_path / "run.json", {"state": "completed"})
+    rewrite_object(tmp_path / "run.json", {"state": "completed"})
     assert read_json(tmp_path / "run.json") == {"state": "completed"}
 
 
 def test_a_missing_folder_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "gone" / "run.json"
     with pytest.raises(UnwritableError) as raised:
-        rewrite_json(path, {})
+        rewrite_object(path, {})
     assert raised.value.message == f"{path}: cannot be written: No such file or directory"
 
 
@@ -55,7 +55,7 @@ def test_a_broken_file_is_read_as_none_and_replaced(tmp_path: Path, broken: byte
     path = tmp_path / "run.json"
     path.write_bytes(broken)
     assert read_json(path) is None
-    rewrite_json(path, {"state": "completed"})
+    rewrite_object(path, {"state": "completed"})
     assert read_json(path) == {"state": "completed"}
 
 
@@ -68,7 +68,7 @@ def test_two_concurrent_rewrites_leave_one_complete_content(tmp_path: Path) -> N
 
         def rewrite(content: dict[str, str], barrier: threading.Barrier = together) -> None:
             barrier.wait()
-            rewrite_json(path, content)
+            rewrite_object(path, content)
 
         writers = [threading.Thread(target=rewrite, args=[content]) for content in contents]
         for writer in writers:
