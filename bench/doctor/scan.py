@@ -116,6 +116,11 @@ def _encoded(text: bytes | str) -> bytes:
     return text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
 
 
+def as_words(text: bytes) -> bytes:
+    """Return text as words in lower case, as the catalogue contains them; lines stay lines."""
+    return text.translate(_SHAPE, _DROPPED)
+
+
 class LineFilter:
     """Select the lines of a log that contain words of the catalogue.
 
@@ -133,7 +138,7 @@ class LineFilter:
 
     def select(self, passage: Passage, begin: int, end: int) -> Iterator[tuple[int, frozenset[bytes]]]:
         """Yield the index and the known words of each selected piece in [begin, end)."""
-        shapes = b"\n".join(passage.pieces[begin:end]).translate(_SHAPE, _DROPPED).split(b"\n")
+        shapes = as_words(b"\n".join(passage.pieces[begin:end])).split(b"\n")
         lines_by_shape, keys, vocabulary = self._lines_by_shape, self._keys, self._vocabulary
         for index, shape in enumerate(shapes, begin):
             count = lines_by_shape.get(shape, 0)
@@ -163,7 +168,7 @@ class LineFilter:
 
     def words_of(self, piece: bytes) -> frozenset[bytes]:
         """Return the known words of a line."""
-        return self._vocabulary.intersection(piece.translate(_SHAPE, _DROPPED).split())
+        return self._vocabulary.intersection(as_words(piece).split())
 
 
 def passages(source: Source) -> Iterator[tuple[Passage, int, int]]:

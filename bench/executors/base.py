@@ -9,7 +9,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
@@ -22,6 +22,9 @@ from bench.study.layout import RunFolder
 from bench.study.ledger import FailureClass, RunRecord, RunState, now, submit_lock
 from bench.study.plan_json import PlannedStudy
 from bench.study.run_json import Attempt, new_attempt, update_run, write_run
+
+if TYPE_CHECKING:
+    from bench.doctor import Cause
 
 
 class QueueFullError(BenchError):
@@ -66,6 +69,7 @@ def settle_run_json(
     """
     folder = study.run_folder(record)
     cause = None if outcome.state is not RunState.FAILED else _find_cause(folder)
+    warnings = {"warnings": _find_warnings(folder)} if outcome.state is RunState.COMPLETED else {}
     record.state, record.reason = outcome.state, outcome.reason
     record.failure_class, record.exit_code = outcome.failure_class, outcome.exit_code
     record.cause = cause["cause"] if cause else None
@@ -85,7 +89,8 @@ def settle_run_json(
     )
     record.disturbed = summary(read_disturbances(conditions) or ())
     if folder.path.is_dir():
-        changes = {**end, "cause": cause, "ended_at": ended_at, **conditions, **outcome.details}
+        ending = {**end, "cause": cause, **warnings, "ended_at": ended_at}
+        changes = {**ending, **conditions, **outcome.details}
         update_run(folder, changes, fallback=identity)
     disturbed = {"disturbed": record.disturbed} if record.disturbed else {}
     return {"event": event, **identity, **end, "cause": record.cause, **disturbed}
@@ -108,10 +113,22 @@ def _find_cause(folder: RunFolder) -> dict[str, Any] | None:
         found = diagnose(logs) if logs else None
     except OSError:
         return None
-    names = ("cause", "path", "line", "evidence", "explanation", "remedy")
     if found is None or found.verdict != "cause":
         return None
-    return {name: getattr(found.causes[0], name) for name in names}
+    return _as_json(found.causes[0])
+
+
+def _find_warnings(folder: RunFolder) -> list[dict[str, Any]]:
+    """Return the warnings in the logs of a run that succeeded, which may explain why it is slow."""
+    from bench.doctor.log_warnings import find_warnings
+
+    return [_as_json(warning) for warning in find_warnings(folder)]
+
+
+def _as_json(cause: Cause) -> dict[str, Any]:
+    """Return a cause as in run.json."""
+    names = ("cause", "path", "line", "evidence", "explanation", "remedy")
+    return {name: getattr(cause, name) for name in names}
 
 
 class HostBusyError(BenchError):

@@ -392,6 +392,19 @@ def _cores_in_use(env: Mapping[str, Any]) -> dict[str, int]:
     return used
 
 
+def idle_cores(folder: RunFolder) -> str:
+    """Describe a node on which all ranks could have one more thread; empty if there is none."""
+    windows, env = read_windows(folder), read_json(folder.env) or {}
+    ranks = windows[-1].ranks if windows else []
+    threads = {rank.get("rank"): rank.get("threads") for rank in ranks}
+    for host in _objects(env.get("hosts")):
+        here = [threads.get(rank) for rank in host.get("ranks") or ()]
+        used, cores = _sum(here), host.get("cores")
+        if used and None not in here and isinstance(cores, int) and cores - used >= len(here):
+            return f"{cores - used} of {cores} cores are idle on {host.get('host')}"
+    return ""
+
+
 def _sum(numbers: Any) -> int | None:
     found = [one for one in numbers if isinstance(one, int)] if isinstance(numbers, list) else []
     return sum(found) or None

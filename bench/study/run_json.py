@@ -39,6 +39,18 @@ def update_run(
         rewrite_object(folder.run_json, {**content, **changes})
 
 
+def read_warnings(run: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+    """Return ``warnings`` in the content of a run.json; None if the logs were not searched for them.
+
+    Each warning has the keys ``cause``, ``path``, ``line``, ``evidence``, ``explanation`` and ``remedy``, like
+    ``cause`` of a run that failed.
+    """
+    found = run.get("warnings")
+    if not isinstance(found, list):
+        return None
+    return [one for one in found if isinstance(one, dict) and isinstance(one.get("cause"), str)]
+
+
 @dataclass(frozen=True)
 class Attempt:
     """One attempt of a run, with its configuration (``cell``), its folder and its job name."""

@@ -17,7 +17,7 @@ from bench.study.conditions import read_disturbances
 from bench.study.files import read_json, read_table
 from bench.study.layout import METRICS_COLUMNS, RunFolder
 from bench.study.ledger import RunRecord
-from bench.study.run_json import read_run
+from bench.study.run_json import read_run, read_warnings
 
 #: Codes of the warnings in env.json that compare the cores and threads of ranks and nodes.
 CORE_WARNINGS = ("shared-cores", "unequal-nodes", "threads-differ")
@@ -60,7 +60,8 @@ class Check:
 class Verification:
     """All checks of one attempt of one run.
 
-    ``warnings`` say what disturbed the run, and name shared or unequal cores and threads; they fail no check.
+    ``warnings`` say what disturbed the run, name shared or unequal cores and threads, and list the warnings
+    in the logs; they fail no check.
     """
 
     run_id: str
@@ -96,7 +97,11 @@ def verify_run(path: Path, *, record: RunRecord | None = None) -> Verification:
         run |= {"state": str(record.state), "reason": record.reason}
     run_id, checks = str(run.get("run_id", path.name)), list(_checks(folder, run))
     disturbed = [f"disturbed: {one}" for one in read_disturbances(run) or ()]
-    return Verification(run_id, path, checks, [*disturbed, *_core_warnings(read_json(folder.env))])
+    logged = [
+        f"{one['cause']} ({one.get('path')}:{one.get('line')}): {one.get('remedy')}"
+        for one in read_warnings(run) or ()
+    ]
+    return Verification(run_id, path, checks, [*disturbed, *_core_warnings(read_json(folder.env)), *logged])
 
 
 def _core_warnings(env: Any) -> list[str]:

@@ -98,7 +98,7 @@ def test_a_command_needs_no_torch_and_gets_its_arguments_literally(study):
 command: [bash, -c, 'printf "%s\\n" "$@" >"$1/words.$RANK"', bash, "{run_dir}", "{cell_id}", "a  'b' $HOME", "{{}}"]
 metrics: none"""
     )
-    assert run_json(done)["state"] == "completed"
+    assert (run_json(done)["state"], run_json(done)["warnings"]) == ("completed", [])
     folder = left(done)
     wanted = [str(folder.path.resolve()), "n1x2-gloo-torchrun-b8", "a  'b' $HOME", "{}"]
     for rank in (0, 1):
@@ -106,9 +106,11 @@ metrics: none"""
     assert verify_run(folder.path).passed
 
 
-def test_the_node_is_sampled_before_and_after_a_command_without_the_recorder(study):
-    done = study("command: [sleep, '0.3']\nmetrics: none")
+def test_the_node_is_sampled_and_the_log_searched_after_a_command_without_the_recorder(study):
+    done = study("command: [bash, -c, 'sleep 0.3; echo Grad strides do not match bucket view strides.']\nmetrics: none")
     folder = left(done)
+    (warning, *_) = run_json(done)["warnings"]
+    assert (warning["cause"], warning["path"], warning["line"]) == ("slow-gradient-strides", "job.out", 1)
     content = json.loads(folder.conditions.read_text())
     (window,) = content["windows"]
     assert (window["epoch"], window["ranks"]) == (None, [])

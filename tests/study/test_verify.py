@@ -99,3 +99,12 @@ def test_warnings_about_cores_and_threads_are_shown_and_fail_no_run(run_folder):
     assert done.stdout.splitlines()[-2] == f"  warn  {shared}"
     content = json.loads(bench("verify", str(run_folder), "--json", cwd=run_folder.parent).stdout)
     assert content["runs"][0]["warnings"] == [shared]
+
+
+def test_warnings_in_the_logs_are_shown_and_fail_no_run(run_folder):
+    run = json.loads((run_folder / "run.json").read_text())
+    logged = {"cause": "slow-gradient-strides", "path": "job.err", "line": 4, "remedy": "Copy the tensor."}
+    (run_folder / "run.json").write_text(json.dumps({**run, "warnings": [logged]}))
+    verified = verify_run(run_folder)
+    assert verified.passed
+    assert verified.warnings == ["slow-gradient-strides (job.err:4): Copy the tensor."]
