@@ -26,7 +26,9 @@ def find_warnings(folder: RunFolder) -> list[Cause]:
     """Return the causes of severity "slow" in a run's logs; logs that cannot be read are left out."""
     logs = {path.name: _Ends.read(path) for path in (folder.err, folder.out)}
     words = [as_words(log.text) for log in logs.values()]
-    found = {name for name, needed in _messages() if any(all(one in text for one in needed) for text in words)}
+    found = {
+        name for name, needed in _messages() if any(all(one in text for one in needed) for text in words)
+    }
     if not found:
         return []
     sources = {name: [log.text] for name, log in logs.items() if log.text}

@@ -107,7 +107,9 @@ metrics: none"""
 
 
 def test_the_node_is_sampled_and_the_log_searched_after_a_command_without_the_recorder(study):
-    done = study("command: [bash, -c, 'sleep 0.3; echo Grad strides do not match bucket view strides.']\nmetrics: none")
+    done = study(
+        "command: [bash, -c, 'sleep 0.3; echo Grad strides do not match bucket view strides.']\nmetrics: none"
+    )
     folder = left(done)
     (warning, *_) = run_json(done)["warnings"]
     assert (warning["cause"], warning["path"], warning["line"]) == ("slow-gradient-strides", "job.out", 1)
