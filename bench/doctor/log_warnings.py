@@ -1,7 +1,7 @@
 """Find the warnings in the logs of a run that succeeded which explain why it is slow.
 
-Almost all logs contain none of them. Therefore only the start and the end of a log are read, and the catalogue
-is applied only if they contain all words of one of its messages about a slow job.
+Almost all logs contain none of them. Therefore only the start and the end of a log are read, and the
+catalogue is applied only if they contain all words of one of its messages about a slow job.
 """
 
 from __future__ import annotations

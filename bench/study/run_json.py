@@ -42,8 +42,8 @@ def update_run(
 def read_warnings(run: Mapping[str, Any]) -> list[dict[str, Any]] | None:
     """Return ``warnings`` in the content of a run.json; None if the logs were not searched for them.
 
-    Each warning has the keys ``cause``, ``path``, ``line``, ``evidence``, ``explanation`` and ``remedy``, like
-    ``cause`` of a run that failed.
+    Each warning has the keys ``cause``, ``path``, ``line``, ``evidence``, ``explanation`` and ``remedy``,
+    like ``cause`` of a run that failed.
     """
     found = run.get("warnings")
     if not isinstance(found, list):
