@@ -4,6 +4,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
+# Where Python may not write bytecode, each of the tests' processes compiles all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help demo test check benchmark gpu campaign campaign-disturbed campaign-links campaign-preflight slow-nodes torch-releases cluster cluster-down releases clean setup setup-tests
 
 help:
