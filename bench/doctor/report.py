@@ -69,7 +69,8 @@ def _wrapped(text: str, indent: str, max_lines: int | None = None) -> str:
 
 def _section(info: CauseInfo) -> str:
     severity = ["", "Severity: slow."] if info.severity == SLOW else []
-    lines = [f"### {info.name}", *severity, "", info.explanation, "", f"**Do:** {info.remedy}"]
+    explanation, remedy = _wrapped(info.explanation, ""), _wrapped(f"**Do:** {info.remedy}", "")
+    lines = [f"### {info.name}", *severity, "", explanation, "", remedy]
     if info.example:
         lines += ["", "```text", *(line.rstrip() for line in info.example.splitlines()), "```"]
     return "\n".join(lines)

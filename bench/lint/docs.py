@@ -7,26 +7,26 @@ from bench.lint.rules import Rule
 
 _HEAD = """# Rules of `bench lint`
 
-`bench lint SCRIPT...` checks sbatch scripts for common mistakes in multi-node jobs before the jobs are
-submitted. If SCRIPT is `-`, the script is read from standard input. `bench lint` never executes a
-script. It reads directives as sbatch does and commands as bash does, including variables, arrays,
+`bench lint SCRIPT...` checks sbatch scripts for common mistakes in multi-node jobs before the jobs
+are submitted. If SCRIPT is `-`, the script is read from standard input. `bench lint` never executes
+a script. It reads directives as sbatch does and commands as bash does, including variables, arrays,
 functions, here-documents, containers and `bash -c`.
 
-Each finding describes the effect of a mistake at run time and the change that fixes it. `--diff` prints
-a patch with all changes that need no decision by the user. `--json` prints
+Each finding describes the effect of a mistake at run time and the change that fixes it. `--diff`
+prints a patch with all changes that need no decision by the user. `--json` prints
 `{"findings": [{path, line, rule, severity, message, remedy}]}`.
 
 A finding has one of three severities:
 
-- **error**: the job fails, hangs, is refused by Slurm or leaves nodes idle that it requests. `bench lint`
-  then exits with code 1.
+- **error**: the job fails, hangs, is rejected by Slurm, or requests nodes that stay idle.
+  `bench lint` then exits with code 1.
 - **warning**: the script is probably wrong, but this depends on something that the script does not
   show, such as the code of the training program.
 - **info**: a hint.
 
 Some mistakes involve two lines. For example, one line requests 8 tasks per node, and another line
-only 4 GPUs per node. Such a mistake is reported at the line to change. The other line gets a finding
-with the severity info.
+only 4 GPUs per node. Such a mistake is reported at the line to change. A second finding, with
+severity info, marks the other line.
 
 `python -m bench.lint.docs > docs/lint.md` generates this page from the docstrings of the rules.
 

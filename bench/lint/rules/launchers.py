@@ -114,8 +114,8 @@ def unknown_torchrun_option(script: Script) -> Iterator[Remark]:
 def mpirun_slots(script: Script) -> Iterator[Remark]:
     """Mpirun starts more processes than the job has tasks.
 
-    Under Slurm, Open MPI takes one slot per task, and fails with "There are not enough slots available".
-    Other versions of mpirun let processes share the CPUs of a task.
+    Under Slurm, Open MPI takes one slot per task. With more processes, it fails with "There are not
+    enough slots available". Other versions of mpirun let processes share the CPUs of a task.
 
     Bad:
         #SBATCH --ntasks=2
