@@ -495,6 +495,8 @@ def permanent_refusal(slurm: Slurm, refusal: SlurmRefusedError, *, script: Path,
 
     Slurm prints the same message if the job fits no node and if nodes are down or drained.
     """
+    if refusal.queue_is_full:
+        return ""
     if not search(NOT_NOW, refusal.output):
         return refusal.output
     partitions = partitions_of(slurm, script)

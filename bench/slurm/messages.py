@@ -67,8 +67,13 @@ EXPECTED_START = (
 #: sbatch: a limit on the number of queued jobs is reached. A later attempt succeeds once jobs have ended.
 QUEUE_FULL = (
     Wording(r"(?:Assoc|QOS)\w*(?:Max|Grp)Submit\w*", _EVERY),
-    Wording(r"Slurm temporarily unable to accept job|Slurm job queue full", _EVERY),
-    Wording(r"MaxJobCount limit reached", "26.05"),
+    # MaxJobCount is reached: the first text is sbatch's, which repeats the request for two minutes, and the
+    # second one that of --test-only.
+    Wording(
+        r"Slurm temporarily unable to accept job|Resource temporarily unavailable",
+        "20.11, 22.05, (23.02, 23.11), 24.11, (25.05, 25.11)",
+    ),
+    Wording(r"Slurm job queue full|MaxJobCount limit reached", "26.05"),
 )
 #: There is no configuration: the commands are installed, but not for a cluster.
 UNCONFIGURED = (

@@ -256,6 +256,19 @@ def test_a_rejected_job_stops_the_submission_and_the_next_continues_with_it(scri
     assert study.jobs_per_run() == dict.fromkeys(order, 1)
 
 
+def test_a_controller_with_its_maximum_number_of_jobs_is_waited_for(running_cluster, scripted):
+    study = scripted(MEASURE)
+    running_cluster.run(["sbatch", "--output=/dev/null", "--wrap=true"])
+    jobs = running_cluster.run(["squeue", "-h", "--states=all", "-o%A"]).stdout.split()
+    with running_cluster.configured(MaxJobCount=str(len(jobs))):
+        submission = study.start("submit", "STUDY", "--wait")
+        said = next(lines(submission.stderr))
+    with submission:
+        last = list(lines(submission.stderr))[-1]
+    assert said.startswith(f"{run_id(1)} is submitted first, because sbatch --test-only says: "), said
+    assert last == "study scripted: 1 completed"
+
+
 def _queued(cluster: Cluster) -> int:
     return len(cluster.run(["squeue", "-h", "-t", "PD,R,CG", "-o", "%A"]).stdout.split())
 

@@ -140,8 +140,10 @@ def test_a_submission_without_an_answer_is_uncertain(commands):
         ("AssocMaxSubmitJobLimit", 1, SlurmRefusedError, True),
         ("QOSMaxSubmitJobPerUserLimit", 1, SlurmRefusedError, True),
         ("QOSMaxWallDurationPerJobLimit", 1, SlurmRefusedError, False),
-        # MaxJobCount, from the source code: the first text is only in 26.05; the second, in sbatch.c of 20.11 to
-        # 26.05, precedes "Unable to create job record, try again".
+        # MaxJobCount: recorded on 20.11; the source code of 22.05 to 25.11 is the same.
+        ("Slurm temporarily unable to accept job, sleeping and retrying", 1, SlurmRefusedError, True),
+        ("Resource temporarily unavailable", 1, SlurmRefusedError, True),
+        # MaxJobCount of 26.05.
         ("MaxJobCount limit reached", 1, SlurmRefusedError, True),
         ("Slurm job queue full, sleeping and retrying", 1, SlurmRefusedError, True),
         ("Slurm backup controller in standby mode", 1, SlurmUnavailableError, False),
