@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,10 @@ import pytest
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 PARTS = ("data_load", "forward", "backward", "optimizer")
 
-pytest.importorskip("lightning", reason="the extra `lightning` is not installed")
+# Only the scripts import it: its import takes a third of the time in which all tests are collected.
+pytestmark = pytest.mark.skipif(
+    find_spec("lightning") is None, reason="the extra `lightning` is not installed"
+)
 
 
 @pytest.fixture
