@@ -28,11 +28,12 @@ help:
 demo: setup
 	$(BIN)/bench run smoke_cpu
 
-# Four at a time, because tests on the cluster often wait. Then the tests that compare times, one by one.
+# First the tests that compare times, one by one: the modules that this compiles need not be compiled by each of
+# the four workers. Then the others, four at a time, because tests on the cluster often wait.
 # (pytest exits with 5 if TESTS contains no test of a kind.)
 test: setup-tests
-	$(BIN)/python -m pytest -n 4 --dist loadscope --no-loadscope-reorder -m "not alone" $(TESTS) || [ $$? = 5 ]
 	$(BIN)/python -m pytest -m alone $(TESTS) || [ $$? = 5 ]
+	$(BIN)/python -m pytest -n 4 --dist loadscope --no-loadscope-reorder -m "not alone" $(TESTS) || [ $$? = 5 ]
 
 check: setup-tests
 	$(BIN)/ruff check .
