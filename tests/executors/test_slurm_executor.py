@@ -260,13 +260,15 @@ def test_a_controller_with_its_maximum_number_of_jobs_is_waited_for(running_clus
     study = scripted(MEASURE)
     running_cluster.run(["sbatch", "--output=/dev/null", "--wrap=true"])
     jobs = running_cluster.run(["squeue", "-h", "--states=all", "-o%A"]).stdout.split()
+    test = ["sbatch", "--test-only", "--wrap=true"]
     with running_cluster.configured(MaxJobCount=str(len(jobs))):
+        wait_for(lambda: running_cluster.run(test, check=False).returncode, what="the maximum number of jobs")
         submission = study.start("submit", "STUDY", "--wait")
-        said = next(lines(submission.stderr))
+        said = [next(lines(submission.stderr))]
     with submission:
-        last = list(lines(submission.stderr))[-1]
-    assert said.startswith(f"{run_id(1)} is submitted first, because sbatch --test-only says: "), said
-    assert last == "study scripted: 1 completed"
+        said += lines(submission.stderr)
+    assert said[0].startswith(f"{run_id(1)} is submitted first, because sbatch --test-only says: "), said
+    assert said[-1] == "study scripted: 1 completed", said
 
 
 def _queued(cluster: Cluster) -> int:
