@@ -33,6 +33,7 @@ from bench.study.run_json import read_run
 RUNS_COLUMNS = (
     *("run_id", "cell_id", "repeat", "order", "attempt", "state", "reason", "failure_class", "exit_code"),
     *("job_id", "allocation", "submitted_at", "started_at", "ended_at", "disturbed", "hosts"),
+    "evidence",
 )
 _TEXTS = ("failure_class", "job_id", "allocation")
 _TIMES = ("submitted_at", "started_at", "ended_at")
@@ -52,7 +53,8 @@ class Study:
             swept`` (dict).
         members: one row per cell and series: ``cell_id, series, mode, batch`` (both as the plan labels the
             series).
-        runs: one row per planned run: :data:`RUNS_COLUMNS`; times are UTC.
+        runs: one row per planned run: :data:`RUNS_COLUMNS`; times are UTC. ``evidence`` contains the lines
+            that `bench doctor` found, each with its cause; None without run.json.
         epochs: the rows of all runs' metrics.csv, with ``run_id`` and ``cell_id`` (categorical).
         remarks: problems of the folder as a whole.
         attempts: the folder of each run's latest attempt, in the order of ``runs``; None without one.
@@ -227,7 +229,8 @@ def _record(run_id: str, path: str | None, *, tried: bool) -> tuple[Any, ...]:
     times = (t if isinstance(t := content.get(k), str) else None for k in _TIMES)
     hosts = allocation.get("hosts") if isinstance(allocation, Mapping) else None
     hosts = one_line(hosts, limit=80) if isinstance(hosts, str) else ""
-    return (state, reason, failure_class, exit_code, job_id, kind, *times, read_disturbances(content), hosts)
+    found = read_disturbances(content), hosts, _evidence(content)
+    return (state, reason, failure_class, exit_code, job_id, kind, *times, *found)
 
 
 def _reason_and_cause(content: Mapping[str, Any]) -> str:
@@ -236,6 +239,19 @@ def _reason_and_cause(content: Mapping[str, Any]) -> str:
     if isinstance(cause, Mapping):
         parts.append(f"cause: {cause.get('cause')} ({cause.get('remedy')})")
     return "; ".join(one_line(part, limit=1000) for part in parts if part)
+
+
+def _evidence(content: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the lines with which `bench doctor` explains a failure or a slow run."""
+    warnings = content.get("warnings")
+    found = [content.get("cause"), *(warnings if isinstance(warnings, list) else [])]
+    texts = []
+    for cause in found:
+        if isinstance(cause, Mapping) and cause.get("evidence"):
+            place = ":".join(str(cause[name]) for name in ("path", "line") if cause.get(name))
+            heading = f"{cause.get('cause')} ({place})" if place else str(cause.get("cause"))
+            texts.append(one_line(f"{heading}: {cause['evidence']}", limit=300))
+    return tuple(texts)
 
 
 def _no_record(state: RunState, reason: str = "") -> tuple[Any, ...]:

@@ -29,6 +29,7 @@ from analysis.report.tables import (
     grid_tables,
     latex,
     node_rows,
+    run_data,
     runs_context,
 )
 from analysis.report.words import WORDS, mode_title
@@ -61,12 +62,15 @@ def page_context(
         "missing": MISSING,
         "validity": validity,
         **_summary(study, frames, rows, labels=titles, invalid=invalid_cells(validity)),
-        "sections": _sections(rows, drawings, axes),
-        "topics": _topics(drawings),
+        "groups": _groups(rows, drawings, axes),
         "nodes": [] if details.ranks is None else node_rows(details.ranks),
         "nodes_left_out": 0 if details.ranks is None else len(details.ranks.by_host[MAX_NODES_LISTED:]),
-        "laws": law_sections(rows, frames, labels=titles, fabrics=details.fabrics),
-        **_table(rows, labels=labels, rate_unit=frames.rate_unit),
+        "laws": [
+            law
+            for law in law_sections(rows, frames, labels=titles, fabrics=details.fabrics)
+            if law.laws or len(law.sentences) > 1
+        ],
+        **_table(rows, frames, labels=labels, folders=not study.plan.get("table")),
         "runs": runs_context(frames.runs),
         "remarks": study.remarks,
         "environment": environment,
@@ -139,47 +143,65 @@ def _summary(
     }
 
 
-def _sections(
-    rows: pd.DataFrame, drawings: Sequence[Drawing], axes: Mapping[str, Selection]
+def _groups(
+    rows: pd.DataFrame, drawings: Iterable[Drawing], axes: Mapping[str, Selection]
 ) -> list[dict[str, Any]]:
-    """Return the words, baselines, figures and tables of each scaling mode."""
-    sections = []
-    for mode in ("strong", "weak", ""):
-        figures = [drawing for drawing in drawings if drawing.topic == "scaling" and drawing.mode == mode]
-        if not figures:
-            continue
-        own = rows[rows["mode"] == mode]
-        names = listed(list(dict.fromkeys(own.loc[own["baseline"] != "", "baseline"])), limit=4)
-        kind = mode or ("to_train" if own["to_train"].all() else "other")
-        tables = grid_tables(axes[mode]) if mode in axes else []
-        sections.append({**WORDS["modes"][kind], "baselines": names, "figures": figures, "axes": tables})
-    return sections
+    """Group the figures that are views of the same cells: the page shows one figure of a group.
 
-
-def _topics(drawings: Iterable[Drawing]) -> dict[str, list[tuple[str, Drawing]]]:
-    """Group figures of some topics, each with its scaling mode, which is written before the heading."""
-    topics: dict[str, list[tuple[str, Drawing]]] = {"time": [], "communication": [], "steps": [], "ranks": []}
+    A group has ``title, note, figures`` and ``axes``, tables of nodes and ranks per node; ``views`` is True
+    if its figures have tabs.
+    """
+    figures: dict[tuple[str, ...], list[Drawing]] = {}
     for drawing in drawings:
-        if drawing.topic in topics:
-            mode = f"{mode_title(drawing.mode)}: " if drawing.mode else ""
-            topics[drawing.topic].append((mode, drawing))
-    return topics
+        mode = "" if drawing.topic == "loss" else drawing.mode
+        key = (drawing.topic, mode, "" if drawing.view else drawing.name)
+        figures.setdefault(key, []).append(drawing)
+    modes = {mode for _, mode, _ in figures if mode}
+    groups = []
+    for (topic, mode, name), own in figures.items():
+        prefix = f"{mode_title(mode)}: " if len(modes) > 1 and mode else ""
+        title = own[0].heading if name else WORDS["headings"].get(topic, "")
+        group = {"title": f"{prefix}{title}", "note": WORDS["group_notes"].get(topic, "")}
+        if topic == "scaling" and not name:
+            group |= _scaling_words(rows[rows["mode"] == mode], mode)
+        tables = grid_tables(axes[mode]) if name.startswith("axes") else []
+        groups.append({**group, "topic": topic, "figures": own, "axes": tables, "views": not name})
+    return groups
 
 
-def _table(rows: pd.DataFrame, *, labels: dict[str, str], rate_unit: str) -> dict[str, Any]:
+def _scaling_words(rows: pd.DataFrame, mode: str) -> dict[str, str]:
+    """Return the title and the note (constant batch, formula, baselines) of the curves of one mode."""
+    words = WORDS["modes"][mode or ("to_train" if rows["to_train"].all() else "other")]
+    names = listed(list(dict.fromkeys(rows.loc[rows["baseline"] != "", "baseline"])), limit=4)
+    constant = f"The {words['constant']} is constant: " if words["constant"] else ""
+    baselines = f" Baseline N₀: {names}." if names else ""
+    return {"title": words["title"], "note": f"{constant}{words['formula']}.{baselines}"}
+
+
+def _table(rows: pd.DataFrame, frames: Frames, *, labels: dict[str, str], folders: bool) -> dict[str, Any]:
     """Return the table of all cells: the first rows for the HTML, and all rows for the page's script."""
     table = cell_rows(rows.head(MAX_ROWS), labels=labels)
     columns = list(WORDS["cell_columns"])
     efficiency, state = columns.index("Efficiency"), columns.index("State")
     return {
-        "columns": cell_columns(rate_unit),
+        "columns": cell_columns(frames.rate_unit),
         "rows": table[:STATIC_ROWS],
         "total_rows": len(table),
         "rows_left_out": max(0, len(rows) - MAX_ROWS),
         "guide": GUIDE,
         "efficiency_column": efficiency,
         "state_column": state,
-        "data": json_for_script({"rows": table, "guide": GUIDE, "efficiency": efficiency, "state": state}),
+        "data": json_for_script(
+            {
+                "rows": table,
+                "guide": GUIDE,
+                "efficiency": efficiency,
+                "state": state,
+                "unit": frames.rate_unit,
+                "folders": folders,
+                **run_data(frames.runs),
+            }
+        ),
     }
 
 

@@ -40,7 +40,14 @@ MAX_RUNS_LISTED = 500
 MAX_NODES_LISTED = 60
 
 #: The columns of the page's table that hold text.
-_TEXT_COLUMNS = {"Cell", "Series", "Mode", "State", "Remark"}
+_TEXT_COLUMNS = {"Cell", "State", "Remark"}
+#: Columns that the page shows at every width, and those that it shows only on request.
+_LEVELS = {
+    "always": {"Cell", "State", "Efficiency", "Remark"},
+    "further": {"Per doubling", "LB", "CommE", "PE", "CompS", "GE", "Node-h"},
+}
+#: Maximum number of characters of the texts about runs in the page's data; runs.csv contains all texts.
+_MAX_RUN_TEXTS = 1_000_000
 
 #: A cell of the page's table: a text, or a text with a second line.
 TableCell = str | tuple[str, str]
@@ -198,12 +205,13 @@ def latex_table(table: pd.DataFrame, *, rate_unit: str = "samples/s") -> str:
 
 
 def cell_columns(rate_unit: str) -> list[dict[str, Any]]:
-    """Return ``name``, ``help`` and ``numeric`` for each column of :func:`cell_rows`."""
+    """Return ``name, help, numeric`` and the class ``level`` for each column of :func:`cell_rows`."""
     return [
         {
             "name": capital(rate_unit) if name == "Samples/s" else name,
             "help": text,
             "numeric": name not in _TEXT_COLUMNS,
+            "level": next((level for level, names in _LEVELS.items() if name in names), "wide"),
         }
         for name, text in WORDS["cell_columns"].items()
     ]
@@ -217,20 +225,20 @@ def cell_rows(rows: pd.DataFrame, *, labels: dict[str, str]) -> list[list[TableC
 def _cell_row(row: dict[Any, Any], labels: dict[str, str]) -> list[TableCell]:
     per_rank, smaller = row["per_gpu_batch"], row["incremental_from"]
     throughput = interval(row["throughput_low"], row["throughput_high"])
+    series = ", ".join(dict.fromkeys(filter(None, (labels[row["series"]], row["mode"]))))
     return [
-        row["cell_id"],
-        labels[row["series"]],
-        row["mode"] or MISSING,
+        _two_lines(row["cell_id"], series),
+        row["state"],
+        _two_lines(fraction(row["efficiency"]), fractions(row["efficiency_low"], row["efficiency_high"])),
+        one_line(row["reason"], limit=240),
         _two_lines(whole(row["gpus"]), layout(row)),
         _two_lines(whole(row["global_batch"]), f"{whole(per_rank)} per rank" if known(per_rank) else ""),
-        row["state"],
         _two_lines(str(row["n"]), f"of {row['runs']}" if row["n"] < row["runs"] else ""),
         _two_lines(number(row["throughput_samples_per_sec"]), throughput),
         number(1000 * row["step_time_sec"]),
         _two_lines(
             number(row["speedup"], digits=3), interval(row["speedup_low"], row["speedup_high"], digits=3)
         ),
-        _two_lines(fraction(row["efficiency"]), fractions(row["efficiency_low"], row["efficiency_high"])),
         _two_lines(
             fraction(row["incremental_efficiency"]), f"from {whole(smaller)}" if known(smaller) else ""
         ),
@@ -240,12 +248,42 @@ def _cell_row(row: dict[Any, Any], labels: dict[str, str]) -> list[TableCell]:
         fraction(row["computational_scalability"]),
         fraction(row["global_efficiency"]),
         number(row["node_hours"], digits=3),
-        one_line(row["reason"], limit=240),
     ]
 
 
 def _two_lines(text: str, below: str) -> TableCell:
     return (text, below) if below else text
+
+
+def run_data(runs: pd.DataFrame) -> dict[str, Any]:
+    """Return ``texts`` and ``runs`` for the page's script, which shows the runs of a cell.
+
+    A run is a list: the number of its cell's text; the characters that its name shares with the cell's, and
+    the rest; the attempt; the numbers of the texts of state, failure class and reason; the throughput; and
+    the numbers of the texts of its evidence.
+    """
+    numbers: dict[str, int] = {}
+    size = 0
+
+    def add(value: Any, limit: int = 300) -> int:
+        nonlocal size
+        text = one_line(value, limit=limit) if isinstance(value, str) else ""
+        if text not in numbers and size > _MAX_RUN_TEXTS:
+            text = "see runs.csv"
+        size += 0 if text in numbers else len(text)
+        return numbers.setdefault(text, len(numbers))
+
+    names = ["run_id", "cell_id", "attempt", "state", "failure_class", "reason", "rate", "evidence"]
+    rows = []
+    for run in runs.head(MAX_ROWS)[names].itertuples(index=False):
+        shared = len(run.cell_id) if run.run_id.startswith(run.cell_id) else 0
+        numbers.setdefault(run.cell_id, len(numbers))
+        attempt = 0 if pd.isna(run.attempt) else int(run.attempt)
+        texts = [add(run.state), add(run.failure_class), add(run.reason, 400)]
+        evidence = [add(text) for text in (run.evidence if isinstance(run.evidence, tuple) else ())]
+        rate = number(run.rate) if known(run.rate) else ""
+        rows.append([numbers[run.cell_id], shared, run.run_id[shared:], attempt, *texts, rate, *evidence])
+    return {"texts": list(numbers), "runs": rows}
 
 
 def runs_context(runs: pd.DataFrame) -> dict[str, Any]:

@@ -60,25 +60,37 @@ def scaling_figures(
         rows = table[(table["mode"] == mode) & (table["n"] > 0)][columns]
         if not len(rows):
             continue
-        for curve in (SPEEDUP, EFFICIENCY, throughput):
+        for curve in (EFFICIENCY, SPEEDUP, throughput):
             drawn = rows[rows[curve.column].notna()].drop(columns=[*PARTS, "exposed"])
             if len(drawn) and (curve is throughput or drawn["gpus"].nunique() > 1):
                 yield curve_figure(curve, select(drawn, mode, parts), runs)
-            if curve is EFFICIENCY and mode in axes:
-                yield grid_figure(axes[mode])
-            if curve is EFFICIENCY and mode in batches:
-                yield batch_figure(batches[mode])
+        if mode in axes:
+            yield grid_figure(axes[mode])
+        if mode in batches:
+            yield batch_figure(batches[mode])
         lost = loss_rows(rows, table)
         if len(lost):
             yield loss_figure(select(lost, mode, parts, bars=True))
         split = split_rows(rows)
         if len(split):
-            yield split_figure(select(split, mode, parts, bars=True))
+            selection = select(split, mode, parts, bars=True)
+            yield split_figure(selection)
+            yield split_figure(selection, shares=True)
 
 
 def all_names() -> list[str]:
     """Return the names of all figures that a report can have."""
-    kinds = (SPEEDUP.kind, EFFICIENCY.kind, "axes", "heat", THROUGHPUT.kind, "loss", "step", "times")
+    kinds = (
+        SPEEDUP.kind,
+        EFFICIENCY.kind,
+        "axes",
+        "heat",
+        THROUGHPUT.kind,
+        "loss",
+        "step",
+        "shares",
+        "times",
+    )
     return [*(f"{kind}-{mode or 'other'}" for kind in kinds for mode in MODES), "bandwidth", "ranks"]
 
 

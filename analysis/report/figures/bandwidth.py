@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
 
 from analysis.checks.fabric import fabric_table, ring_time
 from analysis.data.names import with_layout
-from analysis.report.figures.curves import legend_lines
 from analysis.report.figures.drawing import (
     SERIES_COLOURS,
     SERIES_MARKERS,
     Colour,
     Draft,
     Drawing,
-    add_legend,
+    Tip,
+    Tips,
     evenly_spaced,
     finish,
     log_ticks,
+    series_key,
     set_ticks,
 )
 from analysis.report.words import WORDS
@@ -59,7 +60,7 @@ def bandwidth_figure(sweep: pd.DataFrame, cells: pd.DataFrame) -> Drawing | None
         description=_description(lines, fits, labels),
         caption=WORDS["captions"]["bandwidth"] + _fits_in_caption(labels, fits),
         left_out=left_out,
-        legend_lines=legend_lines(labels),
+        legend=[replace(series_key(label, place), dashes=()) for place, label in enumerate(labels)],
         left_in=0.9,
     )
     return finish(draft, lambda axes: _draw(axes, lines, fits, labels))
@@ -80,39 +81,33 @@ def _names(cells: pd.DataFrame) -> dict[str, str]:
 
 def _draw(
     axes: Axes, lines: pd.DataFrame, fits: Mapping[str, Mapping[Hashable, Any]], labels: Sequence[str]
-) -> dict[str, list[str]]:
-    tips: dict[str, list[str]] = {}
-    handles = []
+) -> Tips:
+    tips: Tips = {}
     for place, label in enumerate(labels):
         colour, marker = SERIES_COLOURS[place], SERIES_MARKERS[place]
         own = lines[lines["cell_id"] == label]
         by_size = own.groupby("bytes")
         points = by_size[["busbw_bytes_per_sec", "time_sec"]].median().reset_index()
         runs = by_size["run_id"].nunique().to_list()
-        _draw_fit(axes, fits[label], points["bytes"], colour)
+        _draw_fit(axes, fits[label], points["bytes"], colour, gid=f"series{place}@fit")
         style: dict[str, Any] = {"marker": marker, "edgecolor": Colour.SURFACE, "linewidth": 0.7, "zorder": 4}
         marks = axes.scatter(points["bytes"], points["busbw_bytes_per_sec"], s=26, color=colour, **style)
-        marks.set_gid(f"bandwidth-{place}")
-        tips[f"bandwidth-{place}"] = [
-            f"{label}\n{_bytes(size)}: {_rate(rate)}\n{seconds(time)}, {count(amount, 'run')}"
+        marks.set_gid(f"series{place}@points")
+        tips[f"series{place}@points"] = [
+            Tip(f"{label}\n{_bytes(size)}: {_rate(rate)}\n{seconds(time)}, {count(amount, 'run')}")
             for size, rate, time, amount in zip(*(points[name] for name in points), runs, strict=True)
         ]
-        handles.append(
-            Line2D([], [], color=colour, marker=marker, linestyle="-", markersize=5, linewidth=1.2)
-        )
     _set_scales(axes, lines)
-    rows = legend_lines(labels)
-    add_legend(axes, handles, labels, columns=-(-len(labels) // rows))
     return tips
 
 
-def _draw_fit(axes: Axes, fit: Mapping[Hashable, Any], sizes: pd.Series, colour: str) -> None:
+def _draw_fit(axes: Axes, fit: Mapping[Hashable, Any], sizes: pd.Series, colour: str, *, gid: str) -> None:
     alpha, beta, ranks = float(fit["alpha_sec"]), float(fit["beta_sec_per_byte"]), int(fit["ranks"])
     if not (known(alpha) and known(beta)):
         return
     size = np.geomspace(float(sizes.min()), float(sizes.max()), 60)
     rate = size * 2 * (ranks - 1) / ranks / ring_time(size, ranks, alpha, beta)
-    axes.plot(size, rate, color=colour, linewidth=1.2, zorder=2)
+    axes.plot(size, rate, color=colour, linewidth=1.2, zorder=2, gid=gid)
 
 
 def _set_scales(axes: Axes, lines: pd.DataFrame) -> None:

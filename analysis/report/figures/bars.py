@@ -4,39 +4,47 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter
 
 from analysis.data.names import ranks, with_layout
-from analysis.report.figures.drawing import HEADING, Colour, Draft, Drawing, Selection, add_legend, finish
+from analysis.report.figures.drawing import (
+    HEADING,
+    PARTS,
+    Colour,
+    Draft,
+    Drawing,
+    Key,
+    Part,
+    Selection,
+    Tip,
+    Tips,
+    finish,
+    part_keys,
+)
 from analysis.report.words import WORDS
 from analysis.stats.losses import LOSSES, SHORT_NAMES, SMALLEST_SHARE, TYPICAL_RANK_COLUMNS, factors
 from analysis.text import count, fraction, percent, seconds
 
-#: The parts of a step in the order of stacking: name, words, colour, hatch.
-STEP_PARTS = (
-    ("data", "data loading", Colour.SKY, ""),
-    ("forward", "forward", Colour.GREEN, ""),
-    ("backward", "backward", Colour.BLUE, ""),
-    ("optimizer", "optimizer", Colour.PURPLE, ""),
-    ("other", "other", Colour.GREY, ""),
-    ("transfer", "exposed communication", Colour.VERMILLION, ""),
-    ("wait", "waiting for the slowest rank", Colour.ORANGE, "////"),
-)
+#: The parts of a bar of the step time in the order of stacking.
+STEP_PARTS = {name: part for name, part in PARTS.items() if name != "compute"}
 
-#: The factors of the efficiency in the order of stacking. A colour is that of the step part causing the loss.
-LOSS_PARTS = (
-    ("comm_efficiency", Colour.VERMILLION, ""),
-    ("load_balance", Colour.ORANGE, "////"),
-    ("data_scalability", Colour.SKY, ""),
-    ("compute_scalability", Colour.BLUE, ""),
-)
+#: The factors of the efficiency in the order of stacking, each drawn like the part of the step causing it.
+LOSS_PARTS = {
+    factor: replace(PARTS[part], words=SHORT_NAMES[factor])
+    for factor, part in {
+        "comm_efficiency": "transfer",
+        "load_balance": "wait",
+        "data_scalability": "data",
+        "compute_scalability": "compute",
+    }.items()
+}
 
 _LOSS_COLUMNS = (
     "load_balance",
@@ -50,12 +58,16 @@ _LOSS_COLUMNS = (
 _LOSS_TICKS = (1.0, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01, 1e-3, 1e-4)
 _MAX_LOSS_TICKS = 7
 
-#: Tooltips of the marks in a figure, by the gid (matplotlib's id) of the artist that draws the marks.
-Tips = dict[str, list[str]]
-
 
 def bars_draft(
-    selection: Selection, *, kind: str, subject: str, topic: str, description: str, legend_lines: int = 0
+    selection: Selection,
+    *,
+    kind: str,
+    subject: str,
+    topic: str,
+    description: str,
+    view: str = "",
+    legend: Sequence[Key] = (),
 ) -> Draft:
     """Return the draft of a figure with one bar per row of a selection."""
     rows = selection.rows
@@ -70,8 +82,9 @@ def bars_draft(
         description=description,
         caption=WORDS["captions"][kind],
         left_out=list(selection.left_out),
-        height_in=0.25 * (len(rows) + headings) + 0.75,
-        legend_lines=legend_lines,
+        height_in=0.28 * (len(rows) + headings) + 0.75,
+        view=view,
+        legend=legend,
         left_in=1.2 if rows.duplicated(["series", "gpus"]).any() else 0.78,
         with_axis=False,
     )
@@ -90,7 +103,7 @@ def draw_rows(
         axes: the panel to draw into. If there are several series, each has a heading.
         rows: ``series, gpus, nodes, gpus_per_node`` and the columns that ``bar`` needs.
         labels: the series in order, with their names.
-        bar: function that draws one row, given its vertical position, the row and its name; returns tooltips.
+        bar: function that draws one row, given its vertical position, the row and its name; returns tips.
     """
     tips: Tips = {}
     names: dict[float, str] = {}
@@ -121,22 +134,16 @@ def draw_part(
     width: float,
     *,
     left: float,
-    colour: str,
-    hatch: str,
+    part: Part,
     gid: str,
     height: float = 0.72,
     edge: float = 0.6,
 ) -> None:
     """Draw one part of a stacked bar."""
-    style: dict[str, Any] = {"color": colour, "hatch": hatch, "edgecolor": Colour.SURFACE, "linewidth": edge}
+    style: dict[str, Any] = {"color": part.colour, "hatch": part.hatch, "linewidth": edge}
+    style["edgecolor"] = Colour.SURFACE
     (bar,) = axes.barh(place, width, left=left, height=height, **style)
     bar.set_gid(gid)
-
-
-def parts_legend(axes: Axes, parts: Sequence[tuple[str, str, str]]) -> None:
-    """Add a legend of the parts (words, colour, hatch) in two columns below the figure."""
-    handles = [Patch(facecolor=colour, hatch=hatch, edgecolor=Colour.SURFACE) for _, colour, hatch in parts]
-    add_legend(axes, handles, [words for words, *_ in parts], columns=2)
 
 
 # -- parts of the step ----------------------------------------------------------------
@@ -150,7 +157,7 @@ def split_rows(rows: pd.DataFrame) -> pd.DataFrame:
     """
     frame = rows.copy()
     frame["transfer"] = frame["transfer"].fillna(frame["exposed"])
-    names = [name for name, *_ in STEP_PARTS]
+    names = list(STEP_PARTS)
     required = [name for name in names if name != "wait"]
     frame = frame[frame[required].notna().all(axis=1)]
     frame[names] = frame[names].clip(lower=0)
@@ -158,48 +165,67 @@ def split_rows(rows: pd.DataFrame) -> pd.DataFrame:
     return frame[frame["total_s"] > 0]
 
 
-def split_figure(selection: Selection) -> Drawing:
-    """Draw the parts of the step; the selection's rows come from :func:`split_rows`."""
+def split_figure(selection: Selection, *, shares: bool = False) -> Drawing:
+    """Draw the parts of the step as times or as shares; the selection's rows come from :func:`split_rows`."""
     rows = selection.rows
     largest = rows.sort_values("gpus", kind="stable").iloc[-1]
     exposed = (largest["transfer"] + np.nan_to_num(largest["wait"])) / largest["total_s"]
     draft = bars_draft(
         selection,
-        kind="step",
-        subject="Parts of the step time",
+        kind="shares" if shares else "step",
+        subject="Shares of the step time" if shares else "Parts of the step time",
         topic="time",
+        view="Shares" if shares else "Step time",
         description=(
             f"Stacked bars of {count(len(rows), 'cell')}. At {ranks(largest)} "
             f"{percent(exposed)} of the step is exposed communication."
         ),
-        legend_lines=4,
+        legend=part_keys({name: part for name, part in STEP_PARTS.items() if (rows[name] > 0).any()}),
     )
-    return finish(draft, lambda axes: _draw_split(axes, rows, labels=selection.labels))
+    return finish(draft, lambda axes: _draw_split(axes, rows, labels=selection.labels, shares=shares))
 
 
-def _draw_split(axes: Axes, rows: pd.DataFrame, *, labels: dict[str, str]) -> Tips:
-    tips = draw_rows(axes, rows, labels=labels, bar=partial(_draw_split_bar, axes))
-    axes.set(xlim=(0, 1.16), xlabel="Share of the step's time")
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: percent(value)))
-    axes.set_xticks([0, 0.25, 0.5, 0.75, 1.0])
-    axes.spines["bottom"].set_bounds(0, 1)
-    parts_legend(axes, [part[1:] for part in STEP_PARTS if (rows[part[0]] > 0).any()])
+def _draw_split(axes: Axes, rows: pd.DataFrame, *, labels: dict[str, str], shares: bool) -> Tips:
+    longest = 1.0 if shares else float(rows["total_s"].max())
+    bar = partial(_draw_split_bar, axes, longest=longest, shares=shares)
+    tips = draw_rows(axes, rows, labels=labels, bar=bar)
+    axes.set(xlim=(0, 1.16 * longest))
+    if shares:
+        axes.set_xlabel("Share of the step's time")
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: percent(value)))
+        axes.set_xticks([0, 0.25, 0.5, 0.75, 1.0])
+        axes.spines["bottom"].set_bounds(0, 1)
+    else:
+        set_time_axis(axes, longest)
     return tips
 
 
-def _draw_split_bar(axes: Axes, place: float, row: dict[Hashable, Any], name: str) -> Tips:
+def set_time_axis(axes: Axes, longest: float) -> None:
+    """Label the horizontal axis of times per step in a unit that suits the longest."""
+    unit, factor = next(
+        (u, f) for u, f in (("s", 1.0), ("ms", 1e3), ("µs", 1e6)) if longest * f >= 1 or u == "µs"
+    )
+    axes.set_xlabel(f"Time per step ({unit})")
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value * factor:.4g}"))
+
+
+def _draw_split_bar(
+    axes: Axes, place: float, row: dict[Hashable, Any], name: str, *, longest: float, shares: bool
+) -> Tips:
     tips = {}
     left, total = 0.0, row["total_s"]
-    for part, words, colour, hatch in STEP_PARTS:
-        value = row[part]
+    unit = total if shares else 1.0
+    for key, part in STEP_PARTS.items():
+        value = row[key]
         if not value > 0:
             continue
-        share = value / total
-        gid = f"part-{part}-{place:.2f}"
-        draw_part(axes, place, share, left=left, colour=colour, hatch=hatch, gid=gid)
-        tips[gid] = [f"{name}, {words}: {seconds(value)}, {percent(share, decimals=1)} of the step"]
-        left += share
-    axes.text(1.015, place, seconds(total), va="center", ha="left", fontsize="small", color=Colour.MUTED)
+        gid = f"{key}@{place:.2f}"
+        draw_part(axes, place, value / unit, left=left, part=part, gid=gid)
+        text = f"{name}, {part.words}: {seconds(value)}, {percent(value / total, decimals=1)} of the step"
+        tips[gid] = [Tip(text, row["cell_id"])]
+        left += value / unit
+    end = left + 0.015 * longest
+    axes.text(end, place, seconds(total), va="center", ha="left", fontsize="small", color=Colour.MUTED)
     return tips
 
 
@@ -228,9 +254,10 @@ def loss_figure(selection: Selection) -> Drawing:
         selection,
         kind="loss",
         subject="Efficiency losses",
-        topic="time",
+        topic="loss",
+        view=selection.mode.capitalize(),
         description=_loss_description(rows),
-        legend_lines=2,
+        legend=part_keys({n: part for n, part in LOSS_PARTS.items() if (rows[n].sub(1).abs() > 1e-9).any()}),
     )
     return finish(draft, lambda axes: _draw_losses(axes, rows, labels=selection.labels))
 
@@ -261,8 +288,6 @@ def _draw_losses(axes: Axes, rows: pd.DataFrame, *, labels: dict[str, str]) -> T
     ticks = _spaced_ticks([tick for tick in _LOSS_TICKS if least <= -math.log(tick) <= 1.1 * longest])
     axes.set_xticks([-math.log(tick) for tick in ticks], [f"{tick:g}" for tick in ticks])
     axes.set_xlabel("Remaining efficiency (logarithmic)")
-    shown = [part for part in LOSS_PARTS if (rows[part[0]].sub(1).abs() > 1e-9).any()]
-    parts_legend(axes, [(SHORT_NAMES[factor], colour, hatch) for factor, colour, hatch in shown])
     return tips
 
 
@@ -286,16 +311,16 @@ def _draw_loss_bar(axes: Axes, place: float, row: dict[Hashable, Any], name: str
     tips = {}
     left = right = 0.0
     total = _loss_extent(row)[1]
-    for factor, colour, hatch in LOSS_PARTS:
+    for factor, part in LOSS_PARTS.items():
         value = float(row[factor])
         lost = -math.log(value)
         if abs(lost) < 1e-9:
             continue
-        gid = f"loss-{factor}-{place:.2f}"
+        gid = f"{factor}@{place:.2f}"
         start = right if lost > 0 else left
-        draw_part(axes, place, lost, left=start, colour=colour, hatch=hatch, gid=gid)
+        draw_part(axes, place, lost, left=start, part=part, gid=gid)
         share = f", {percent(lost / total)} of the loss" if lost > 0 else ", a gain"
-        tips[gid] = [f"{name}, {SHORT_NAMES[factor]}: factor {fraction(value)}{share}"]
+        tips[gid] = [Tip(f"{name}, {part.words}: factor {fraction(value)}{share}", row["cell_id"])]
         right, left = right + max(lost, 0.0), left + min(lost, 0.0)
     axes.plot([0, 0], [place - 0.5, place + 0.5], color=Colour.MUTED, linewidth=0.8)
     text = fraction(row["efficiency"], decimals=2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,6 @@ import numpy as np
 import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
 
 from analysis.data.names import ranks, size_paths, with_layout
 from analysis.report.figures.drawing import (
@@ -21,22 +20,31 @@ from analysis.report.figures.drawing import (
     Colour,
     Draft,
     Drawing,
+    Key,
     Selection,
-    add_legend,
+    Tip,
+    Tips,
     evenly_spaced,
     finish,
     log_ticks,
+    series_key,
     set_ticks,
 )
 from analysis.report.words import WORDS
 from analysis.stats.scaling import GUIDE
-from analysis.text import count, fraction, fractions, interval, known, number
+from analysis.text import count, fraction, fractions, interval, known, listed, number, one_line
 
 MAX_TICKS = 8
 #: If a figure has more runs, its single runs are not drawn.
 MAX_REPEATS = 300
 IDEAL = "ideal, through the baseline"
-_LONG_LABEL = 26
+#: Intervals extend an axis by at most this share of the span of its points.
+_REACH = 0.35
+#: The least extension: an efficiency, or a natural logarithm.
+_LEAST_REACH = 0.1
+#: Maximum number of runs that a tip names.
+_MAX_NAMED = 4
+_DOTTED, _DASHED = (1.0, 2.0), (6.0, 3.0)
 
 
 @dataclass(frozen=True)
@@ -93,11 +101,14 @@ def curve_figure(curve: Curve, selection: Selection, runs: pd.DataFrame) -> Draw
         labels=selection.labels,
         shared=selection.shared,
         description=_description(curve, selection),
-        caption=_caption(curve, selection, with_runs=len(repeats) > 0),
+        caption=_caption(curve, selection, repeats),
         left_out=left_out,
-        legend_lines=legend_lines([*selection.labels.values(), IDEAL]),
+        view=curve.axis.partition(" (")[0],
+        legend=_legend(curve, selection.labels.values()),
         left_in=0.9 if curve.kind == THROUGHPUT.kind and rows[curve.column].max() >= 50_000 else 0.78,
     )
+    names = runs[runs["measured"]].groupby("cell_id")["run_id"].apply(list)
+    rows = rows.assign(run_ids=rows["cell_id"].map(names))
     return finish(draft, lambda axes: _draw(axes, curve, rows, repeats, labels=selection.labels))
 
 
@@ -110,17 +121,20 @@ def _repeats(curve: Curve, rows: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFra
     return frame.assign(value=frame[curve.column] * (frame["rate_run"] / frame["rate"]))
 
 
-def _caption(curve: Curve, selection: Selection, *, with_runs: bool) -> str:
+def _caption(curve: Curve, selection: Selection, repeats: pd.DataFrame) -> str:
     rows = selection.rows
     if rows[curve.low].notna().any():
         texts = [WORDS["captions"]["intervals"]]
+        low, high = _limits(curve, rows, repeats)
+        if (rows[curve.low] < low).any() or (rows[curve.high] > high).any():
+            texts.append(WORDS["captions"]["clipped"])
     else:
         texts = [
             WORDS["captions"]["no_intervals"] + (" and baseline." if (rows["baseline"] != "").any() else ".")
         ]
     if len(size_paths(rows)) > len(selection.labels):
         texts.append(WORDS["captions"]["lines"])
-    if with_runs:
+    if len(repeats):
         texts.append(WORDS["captions"]["runs"])
     return " ".join(texts)
 
@@ -140,85 +154,100 @@ def _description(curve: Curve, selection: Selection) -> str:
 
 def _draw(
     axes: Axes, curve: Curve, rows: pd.DataFrame, repeats: pd.DataFrame, *, labels: dict[str, str]
-) -> dict[str, list[str]]:
-    """Draw one panel; return the tooltips of its marks by the artist's gid. ``repeats`` may be empty."""
+) -> Tips:
+    """Draw one panel and return its tips. ``repeats`` may be empty."""
     axes.grid(axis="y")
-    shown = rows.assign(label=rows["series"].map(labels))
-    tips: dict[str, list[str]] = {}
-    _draw_ideal(axes, curve, shown)
-    _draw_lines(axes, curve, shown, list(labels.values()))
-    span = float(shown["gpus"].max() / shown["gpus"].min())
+    tips: Tips = {}
+    limits = _limits(curve, rows, repeats)
+    _set_scales(axes, curve, rows, limits)
+    _draw_ideal(axes, curve, rows)
+    span = float(rows["gpus"].max() / rows["gpus"].min())
     for place, (series, label) in enumerate(labels.items()):
-        runs, own = repeats[repeats["series"] == series], shown[shown["series"] == series]
+        runs, own = repeats[repeats["series"] == series], rows[rows["series"] == series]
+        _draw_lines(axes, curve, own, place=place)
         if len(runs):
             _draw_runs(axes, runs, span=span, place=place)
-            tips[f"runs-{place}"] = [_run_tip(curve, label, run) for run in runs.to_dict("records")]
-        _draw_intervals(axes, curve, own, SERIES_COLOURS[place])
+            tips[f"series{place}@runs"] = [_run_tip(curve, label, run) for run in runs.to_dict("records")]
+        _draw_intervals(axes, curve, own, limits, place=place)
         _draw_means(axes, own["gpus"], own[curve.column], place=place)
-        tips[f"mean-{place}"] = [_mean_tip(curve, label, row) for row in own.to_dict("records")]
-    _set_scales(axes, curve, shown)
-    _add_curve_legend(axes, curve, list(labels.values()))
+        tips[f"series{place}@mean"] = [_mean_tip(curve, label, row) for row in own.to_dict("records")]
     return tips
 
 
 def _draw_means(axes: Axes, sizes: pd.Series, values: pd.Series, *, place: int) -> None:
     style: dict[str, Any] = {"color": SERIES_COLOURS[place], "marker": SERIES_MARKERS[place]}
     points = axes.scatter(sizes, values, s=30, edgecolor=Colour.SURFACE, linewidth=0.7, zorder=4, **style)
-    points.set_gid(f"mean-{place}")
+    points.set_gid(f"series{place}@mean")
 
 
 def _draw_runs(axes: Axes, runs: pd.DataFrame, *, span: float, place: int) -> None:
     """Draw a dot per run; ``span`` is the largest size over the smallest."""
-    style: dict[str, Any] = {"color": SERIES_COLOURS[place], "alpha": 0.6, "linewidth": 0}
-    dots = axes.scatter(_side_by_side(runs, span=span), runs["value"], s=7, zorder=3, **style)
-    dots.set_gid(f"runs-{place}")
+    style: dict[str, Any] = {
+        "facecolor": Colour.SURFACE,
+        "edgecolor": SERIES_COLOURS[place],
+        "linewidth": 1.0,
+    }
+    dots = axes.scatter(_side_by_side(runs, span=span), runs["value"], s=9, zorder=3, **style)
+    dots.set_gid(f"series{place}@runs")
 
 
 def _side_by_side(runs: pd.DataFrame, *, span: float) -> pd.Series:
-    """Return the sizes of runs, slightly shifted so that dots of one size do not overlap."""
-    groups = runs.groupby("gpus")
+    """Return the places of runs on the axis of sizes: beside their mean, and beside each other."""
+    groups = runs.groupby(["series", "gpus"])
     amount = groups["gpus"].transform("size")
-    place = (groups.cumcount() - (amount - 1) / 2) / amount.clip(lower=2)
-    return runs["gpus"] * max(span, 2.0) ** (place / 22)
+    place = 0.03 + 0.045 * groups.cumcount() / amount.clip(lower=3)
+    return runs["gpus"] * (1.6 * max(span, 1.0)) ** place
 
 
-def _draw_lines(axes: Axes, curve: Curve, rows: pd.DataFrame, labels: Sequence[str]) -> None:
-    joined = pd.concat([part.assign(path=name) for name, part in size_paths(rows)], ignore_index=True)
-    sns.lineplot(
-        data=joined,
-        x="gpus",
-        y=curve.column,
-        hue="label",
-        hue_order=labels,
-        style="label",
-        style_order=labels,
-        units="path",
-        estimator=None,
-        palette=list(SERIES_COLOURS[: len(labels)]),
-        dashes=list(SERIES_DASHES[: len(labels)]),
-        linewidth=1.4,
-        legend=False,
-        ax=axes,
-        zorder=2,
-    )
+def _draw_lines(axes: Axes, curve: Curve, rows: pd.DataFrame, *, place: int) -> None:
+    dashes = SERIES_DASHES[place]
+    style = {"color": SERIES_COLOURS[place], "linestyle": (0, dashes) if dashes else "-", "linewidth": 1.4}
+    for _, part in size_paths(rows):
+        sns.lineplot(
+            data=part, x="gpus", y=curve.column, estimator=None, legend=False, ax=axes, zorder=2, **style
+        )
+        axes.lines[-1].set_gid(f"series{place}@line")
 
 
-def _draw_intervals(axes: Axes, curve: Curve, rows: pd.DataFrame, colour: str) -> None:
+def _draw_intervals(
+    axes: Axes, curve: Curve, rows: pd.DataFrame, limits: tuple[float, float], *, place: int
+) -> None:
+    """Draw the intervals; where one leaves the panel, draw an arrow and the value of its end."""
     bounded = rows[rows[curve.low].notna() & rows[curve.high].notna()]
-    if len(bounded):
-        below = (bounded[curve.column] - bounded[curve.low]).clip(lower=0)
-        above = (bounded[curve.high] - bounded[curve.column]).clip(lower=0)
-        style: dict[str, Any] = {"color": colour, "ecolor": colour, "elinewidth": 1.3, "capsize": 4.5}
-        sizes, values = bounded["gpus"], bounded[curve.column]
-        axes.errorbar(sizes, values, yerr=[below, above], fmt="none", zorder=5, **style)
+    if not len(bounded):
+        return
+    colour, gid = SERIES_COLOURS[place], f"series{place}@interval"
+    sizes, values = bounded["gpus"], bounded[curve.column]
+    ends = [bounded[name].clip(*limits) for name in (curve.low, curve.high)]
+    away = [(values - ends[0]).clip(lower=0), (ends[1] - values).clip(lower=0)]
+    style: dict[str, Any] = {"ecolor": colour, "elinewidth": 1.3, "capsize": 4.5, "zorder": 5}
+    _, caps, bars = axes.errorbar(sizes, values, yerr=away, fmt="none", **style)
+    for artist in (*caps, *bars):
+        artist.set_gid(gid)
+    for name, end, marker, side in ((curve.low, limits[0], "v", 1), (curve.high, limits[1], "^", -1)):
+        clipped = bounded[(bounded[name] - end) * side < 0]
+        for size, value in zip(clipped["gpus"], clipped[name], strict=True):
+            axes.plot(size, end, marker=marker, color=colour, markersize=6, clip_on=False, zorder=6, gid=gid)
+            at_end = size == axes.dataLim.x1
+            text = axes.annotate(
+                curve.text(value),
+                (size, end),
+                xytext=(-6 if at_end else 6, side * (2 + 10 * place)),
+                textcoords="offset points",
+                ha="right" if at_end else "left",
+                va="bottom" if side > 0 else "top",
+                fontsize="small",
+                color=colour,
+            )
+            text.set_gid(gid)
 
 
 def _draw_ideal(axes: Axes, curve: Curve, rows: pd.DataFrame) -> None:
     """Draw perfect scaling through the measured baseline, and the guide of the efficiency."""
-    style: dict[str, Any] = {"color": Colour.MUTED, "linewidth": 1.0, "linestyle": (0, (1, 2)), "zorder": 1}
+    style: dict[str, Any] = {"color": Colour.MUTED, "linewidth": 1.0, "linestyle": (0, _DOTTED), "zorder": 1}
     if curve.kind == "efficiency":
         axes.axhline(1.0, **style)
-        axes.axhline(GUIDE, color=Colour.MUTED, linewidth=1.0, linestyle=(0, (6, 3)), zorder=1)
+        axes.axhline(GUIDE, color=Colour.MUTED, linewidth=1.0, linestyle=(0, _DASHED), zorder=1)
         return
     largest = rows["gpus"].max()
     for base in rows[rows["is_base"]].drop_duplicates(["gpus", curve.column]).itertuples():
@@ -227,19 +256,36 @@ def _draw_ideal(axes: Axes, curve: Curve, rows: pd.DataFrame) -> None:
             axes.plot([start, largest], [value, value * largest / start], **style)
 
 
-def _set_scales(axes: Axes, curve: Curve, rows: pd.DataFrame) -> None:
+def _limits(curve: Curve, rows: pd.DataFrame, repeats: pd.DataFrame) -> tuple[float, float]:
+    """Return the ends of the vertical axis: they follow the points and, up to a bound, the intervals."""
+    points = np.concatenate([rows[curve.column].dropna(), repeats["value"].dropna()])
+    linear = curve.kind == "efficiency"
+    scale, back = (np.positive, np.positive) if linear else (np.log, np.exp)
+    if linear:
+        points = np.append(points, [GUIDE, 1.0])
+    low, high = float(scale(points.min())), float(scale(points.max()))
+    reach = max(_REACH * (high - low), _LEAST_REACH)
+    bounded = rows[[curve.low, curve.high]].dropna()
+    if len(bounded):
+        low = min(low, max(float(scale(bounded[curve.low].min())), low - reach))
+        high = max(high, min(float(scale(bounded[curve.high].max())), high + reach))
+    margin = 0.05 * max(high - low, _LEAST_REACH)
+    if linear and low < 0.3:
+        return 0.0, high + margin
+    return float(back(low - margin)), float(back(high + margin))
+
+
+def _set_scales(axes: Axes, curve: Curve, rows: pd.DataFrame, limits: tuple[float, float]) -> None:
     sizes = sorted(set(rows["gpus"]))
     axes.set_xscale("log", base=2)
     set_ticks(axes.xaxis, _spread_sizes(sizes), lambda value: f"{value:,.0f}")
     axes.set_xlim(sizes[0] / 1.25, sizes[-1] * 1.25)
     axes.set(xlabel="Ranks", ylabel=curve.axis)
-    if curve.kind == "efficiency":
-        # The dot of a run may be above all means, and must be inside the panel.
-        top = max(1.05, float(axes.dataLim.y1) * 1.03)
-        axes.set_ylim(0, top)
-        return
-    axes.set_yscale("log", base=2 if curve.kind == "speedup" else 10)
-    _set_log_ticks(axes, curve)
+    if curve.kind != "efficiency":
+        axes.set_yscale("log", base=2 if curve.kind == "speedup" else 10)
+    axes.set_ylim(*limits)
+    if curve.kind != "efficiency":
+        _set_log_ticks(axes, curve)
 
 
 def _set_log_ticks(axes: Axes, curve: Curve) -> None:
@@ -273,31 +319,26 @@ def _spread_ticks(values: Sequence[float]) -> list[float]:
     return [values[place] for place in evenly_spaced(len(values), MAX_TICKS)]
 
 
-def _add_curve_legend(axes: Axes, curve: Curve, labels: Sequence[str]) -> None:
-    styles = zip(SERIES_COLOURS, SERIES_MARKERS, SERIES_DASHES, strict=True)
-    handles = [
-        Line2D([], [], color=c, marker=m, linestyle=(0, d) if d else "-", markersize=5, linewidth=1.4)
-        for _, (c, m, d) in zip(labels, styles, strict=False)
-    ]
-    guide = curve.kind == "efficiency"
-    dashes = (0, (6, 3) if guide else (1, 2))
-    handles.append(Line2D([], [], color=Colour.MUTED, linewidth=1.0, linestyle=dashes))
-    names = [*labels, f"guide {GUIDE}" if guide else IDEAL]
-    add_legend(axes, handles, names, columns=-(-len(names) // legend_lines(names)), handlelength=2.6)
+def _legend(curve: Curve, labels: Iterable[str]) -> list[Key]:
+    keys = [series_key(label, place) for place, label in enumerate(labels)]
+    if curve.kind == "efficiency":
+        return [*keys, Key(f"guide {GUIDE}", Colour.MUTED, dashes=_DASHED)]
+    return [*keys, Key(IDEAL, Colour.MUTED, dashes=_DOTTED)]
 
 
-def legend_lines(names: Sequence[str]) -> int:
-    """Return the number of lines of a legend, which has two columns, or one if names are long."""
-    longest = max((len(name) for name in names if name != IDEAL), default=0)
-    return len(names) if longest > _LONG_LABEL else -(-len(names) // 2)
-
-
-def _mean_tip(curve: Curve, label: str, row: dict[Hashable, Any]) -> str:
+def _mean_tip(curve: Curve, label: str, row: dict[Hashable, Any]) -> Tip:
     value, low, high = (float(row[name]) for name in (curve.column, curve.low, curve.high))
     words = f"{curve.words(value)} {curve.bounds(low, high)}".strip()
     base = ", the baseline" if row["is_base"] and curve.kind != "throughput" else ""
-    return f"{label}\n{with_layout(row)}: {words}{base}\n{count(int(row['n']), 'run')}"
+    text = f"{label}\n{with_layout(row)}: {words}{base}\n{count(int(row['n']), 'run')}"
+    names = row["run_ids"] if isinstance(row["run_ids"], list) else []
+    if names:
+        text += f": {listed([one_line(name, limit=80) for name in names], limit=_MAX_NAMED)}"
+    return Tip(text, row["cell_id"], names[0] if len(names) == 1 else "")
 
 
-def _run_tip(curve: Curve, label: str, run: dict[Hashable, Any]) -> str:
-    return f"{label}\n{ranks(run)}: {curve.words(float(run['value']))}\nrun {run['run_id']}"
+def _run_tip(curve: Curve, label: str, run: dict[Hashable, Any]) -> Tip:
+    text = (
+        f"{label}\n{ranks(run)}: {curve.words(float(run['value']))}\nrun {one_line(run['run_id'], limit=120)}"
+    )
+    return Tip(text, run["cell_id"], run["run_id"])

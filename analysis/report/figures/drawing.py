@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
 import matplotlib as mpl
@@ -23,17 +23,20 @@ import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
 from analysis.data.names import short_labels
-from analysis.text import count
+from analysis.text import clean, count
 
 
 class Colour(StrEnum):
     """Light colours of the figures. On the page, each becomes a CSS variable and follows the theme.
 
-    The hues are those of Okabe and Ito (https://jfly.uni-koeln.de/color/), which are distinct for people
-    with colour blindness.
+    The hues of the parts of a step are those of Okabe and Ito (https://jfly.uni-koeln.de/color/), those of
+    the series are from Paul Tol (https://sronpersonalpages.nl/~pault/): both are distinct for people with
+    colour blindness. No series has the colour of a part.
     """
 
     INK = "#1f2328"
@@ -41,24 +44,34 @@ class Colour(StrEnum):
     GRID = "#e3e7eb"
     SURFACE = "#fefefe"
     BLUE = "#0072b2"
-    VERMILLION = "#d55e00"
-    GREEN = "#009e73"
-    PURPLE = "#cc79a7"
-    ORANGE = "#e69f00"
+    WINE = "#882255"
+    OLIVE = "#84842b"
+    ROSE = "#cc6677"
+    INDIGO = "#332288"
+    TEAL = "#3a7d74"
     SKY = "#56b4e9"
+    MINT = "#7fcfb9"
+    GREEN = "#009e73"
+    FOREST = "#00694d"
+    PURPLE = "#cc79a7"
     GREY = "#8c959f"
+    VERMILLION = "#d55e00"
+    ORANGE = "#e69f00"
 
 
 #: The CSS variable of each colour.
 CSS_NAMES = {colour.value: f"--{colour.name.lower()}" for colour in Colour}
 
 #: Series also differ in marker and dash, for grayscale prints.
-SERIES_COLOURS = (Colour.BLUE, Colour.VERMILLION, Colour.GREEN, Colour.PURPLE, Colour.ORANGE, Colour.SKY)
+SERIES_COLOURS = (Colour.BLUE, Colour.WINE, Colour.OLIVE, Colour.ROSE, Colour.INDIGO, Colour.TEAL)
 SERIES_MARKERS = ("o", "s", "D", "^", "v", "P")
 SERIES_DASHES = ((), (5, 2), (1.5, 1.5), (6, 2, 1.5, 2), (3, 1.5), (8, 2.5))
 
 WIDTH_IN = 4.5
 _LEGEND_LINE_IN = 0.21
+_LONG_LABEL = 26
+#: The gid of the legend.
+_LEGEND = "legend"
 _PNG_DPI = 200
 
 MAX_SERIES = 6
@@ -103,6 +116,84 @@ def select(
     return Selection(mode, drawn, labels, shared, left_out)
 
 
+@dataclass(frozen=True)
+class Part:
+    """A part of a step, or a loss that it causes: its words, colour and hatch in all figures."""
+
+    words: str
+    colour: Colour
+    hatch: str = ""
+
+
+#: The parts of a step in the order of stacking. ``compute`` is the sum of forward and backward.
+PARTS = {
+    "data": Part("data loading", Colour.SKY, "...."),
+    "compute": Part("forward and backward", Colour.GREEN),
+    "forward": Part("forward", Colour.MINT),
+    "backward": Part("backward", Colour.FOREST),
+    "optimizer": Part("optimizer", Colour.PURPLE, "\\\\\\\\"),
+    "other": Part("other", Colour.GREY),
+    "transfer": Part("exposed communication", Colour.VERMILLION),
+    "wait": Part("waiting for the slowest rank", Colour.ORANGE, "////"),
+}
+
+
+@dataclass(frozen=True)
+class Key:
+    """An entry of a legend: a line with a marker, or a filled box with a hatch.
+
+    ``name`` begins the gid of all artists that the entry explains, before an ``@``: on the page, the entry
+    hides and shows them. Without a name, the entry has no switch.
+    """
+
+    words: str
+    colour: Colour
+    name: str = ""
+    hatch: str | None = None
+    marker: str = ""
+    dashes: tuple[float, ...] = ()
+
+    @property
+    def variable(self) -> str:
+        """The colour on the page, which follows the theme."""
+        return f"var({CSS_NAMES[self.colour]})"
+
+    def handle(self) -> Any:
+        """Return the artist of a legend in a file."""
+        if self.hatch is not None:
+            return Patch(facecolor=self.colour, hatch=self.hatch, edgecolor=Colour.SURFACE)
+        style: dict[str, Any] = {
+            "color": self.colour,
+            "markersize": 5,
+            "linewidth": 1.4 if self.marker else 1.0,
+        }
+        line = (0, self.dashes) if self.dashes else "-"
+        return Line2D([], [], marker=self.marker or None, linestyle=line, **style)
+
+
+def part_keys(parts: Mapping[str, Part]) -> tuple[Key, ...]:
+    """Return the legend of stacked bars whose artists have gids such as ``wait@2.85``."""
+    return tuple(Key(part.words, part.colour, name, hatch=part.hatch) for name, part in parts.items())
+
+
+def series_key(words: str, place: int) -> Key:
+    """Return the legend entry of a series, whose artists have gids such as ``series0@mean``."""
+    style = {"marker": SERIES_MARKERS[place], "dashes": SERIES_DASHES[place]}
+    return Key(words, SERIES_COLOURS[place], f"series{place}", **style)
+
+
+class Tip(NamedTuple):
+    """The text that the page shows for a mark, and the cell and the run that the mark belongs to."""
+
+    text: str
+    cell: str = ""
+    run: str = ""
+
+
+#: The tips of the marks in a figure, by the gid (matplotlib's id) of the artist that draws the marks.
+Tips = dict[str, list[Tip]]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Draft:
     """Texts and measures of a figure.
@@ -117,8 +208,9 @@ class Draft:
         labels: the series in order, with their names.
         shared: words that apply to all series.
         left_out: texts about data that is not drawn.
+        view: name of the figure among those that show the same cells; the page shows one of them.
         height_in, left_in: height without the legend, and left margin, in inches.
-        legend_lines: number of lines of the legend.
+        legend: the entries of the legend.
         with_axis: whether the vertical axis has a line.
     """
 
@@ -131,8 +223,9 @@ class Draft:
     labels: Mapping[str, str] = field(default_factory=dict)
     shared: str = ""
     left_out: list[str] = field(default_factory=list)
+    view: str = ""
     height_in: float = 2.9
-    legend_lines: int = 0
+    legend: Sequence[Key] = ()
     left_in: float = 0.78
     with_axis: bool = True
 
@@ -150,6 +243,12 @@ class Draft:
         words = [next(iter(self.labels.values()))] if len(self.labels) == 1 else []
         words += [self.shared] if self.shared else []
         return f" ({', '.join(words)})" if words else ""
+
+    @property
+    def legend_lines(self) -> int:
+        """The number of lines of the legend, which has two columns, or one if texts are long."""
+        longest = max((len(key.words) for key in self.legend if key.name), default=0)
+        return len(self.legend) if longest > _LONG_LABEL else -(-len(self.legend) // 2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,12 +283,12 @@ def _style() -> Any:
     return mpl.rc_context({**sns.axes_style("ticks"), **own})
 
 
-def finish(draft: Draft, draw: Callable[[Axes], dict[str, list[str]]]) -> Drawing:
+def finish(draft: Draft, draw: Callable[[Axes], Tips]) -> Drawing:
     """Draw a figure with fixed margins, which need no layout pass, and save it as SVG, PNG and PDF.
 
     Args:
         draft: texts and measures.
-        draw: function that draws into the axes and returns the tooltips of the marks by the artist's gid.
+        draw: function that draws into the axes and returns the tips of the marks.
     """
     legend_in = _LEGEND_LINE_IN * draft.legend_lines + 0.08
     total_in = draft.height_in + legend_in
@@ -199,11 +298,13 @@ def finish(draft: Draft, draw: Callable[[Axes], dict[str, list[str]]]) -> Drawin
         left, bottom = draft.left_in / WIDTH_IN, bottom_in / total_in
         axes = figure.add_axes((left, bottom, 1 - left - 0.12 / WIDTH_IN, 1 - bottom - 0.1 / total_in))
         tips = draw(axes)
+        if draft.legend:
+            _add_legend(figure, draft)
         sns.despine(ax=axes, left=not draft.with_axis)
         raw = _saved(figure, "svg", draft.name).decode()
         png, pdf = _saved(figure, "png", draft.name), _saved(figure, "pdf", draft.name)
     tree = _clean_svg(raw, draft, tips=tips)
-    svg, inline_svg = _standalone_svg(tree, draft), _inline_svg(tree)
+    svg, inline_svg = _standalone_svg(tree, draft), _inline_svg(tree, height=72 * draft.height_in - 5)
     return Drawing(**vars(draft), svg=svg, inline_svg=inline_svg, png=png, pdf=pdf)
 
 
@@ -211,12 +312,17 @@ def finish(draft: Draft, draw: Callable[[Axes], dict[str, list[str]]]) -> Drawin
 HEADING: dict[str, Any] = {"va": "center", "fontsize": "small", "fontweight": "bold", "color": Colour.INK}
 
 
-def add_legend(
-    axes: Axes, handles: Sequence[Any], names: Sequence[str], *, columns: int, **options: Any
-) -> None:
-    """Add a legend below the panel."""
-    options |= {"loc": "lower left", "frameon": False, "labelcolor": Colour.INK}
-    axes.figure.legend(handles, names, ncols=columns, **options)
+def _add_legend(figure: Figure, draft: Draft) -> None:
+    """Add the legend below the panel; the page has its own."""
+    handles, names = [key.handle() for key in draft.legend], [key.words for key in draft.legend]
+    columns = -(-len(names) // draft.legend_lines)
+    style: dict[str, Any] = {
+        "loc": "lower left",
+        "frameon": False,
+        "labelcolor": Colour.INK,
+        "handlelength": 2.6,
+    }
+    figure.legend(handles, names, ncols=columns, **style).set_gid(_LEGEND)
 
 
 def set_ticks(axis: Axis, ticks: Sequence[float], text: Callable[[float], str]) -> None:
@@ -277,13 +383,13 @@ _FONT_WEIGHT = re.compile(r"(?:^|\s)(bold|[5-9]00)\s")
 _FONTS = "system-ui, 'Segoe UI', Roboto, 'Helvetica Neue', 'DejaVu Sans', sans-serif"
 
 
-def _clean_svg(raw: str, draft: Draft, *, tips: Mapping[str, Sequence[str]]) -> Element:
+def _clean_svg(raw: str, draft: Draft, *, tips: Tips) -> Element:
     """Return matplotlib's SVG as a tree without namespaces, styles or outside references.
 
     Args:
         raw: matplotlib's SVG.
         draft: gives the prefix of all ids (``name``), and title and description for screen readers.
-        tips: the tooltips of each artist's marks, in drawing order, by the artist's gid.
+        tips: the tips of each artist's marks, in drawing order, by the artist's gid.
     """
     root = ElementTree.fromstring(raw)  # noqa: S314 (matplotlib wrote this text)
     for element in root.iter():
@@ -295,8 +401,14 @@ def _clean_svg(raw: str, draft: Draft, *, tips: Mapping[str, Sequence[str]]) -> 
         _replace_style(element)
         if element.get("transform", "").startswith("rotate(-0 "):
             del element.attrib["transform"]
-    for gid, texts in tips.items():
-        _add_tips(root, gid, texts)
+    for gid, marks in tips.items():
+        _add_tips(root, gid, marks)
+    for element in root.iter("g"):
+        name, switched, _ = element.get("id", "").partition("@")
+        if switched:
+            element.set("data-key", name)
+        elif name == _LEGEND:
+            element.set("class", _LEGEND)
     _rename_ids(root, draft.name)
     root.set("role", "img")
     root.set("aria-label", f"{draft.title}. {draft.description}")
@@ -321,11 +433,18 @@ def _standalone_svg(root: Element, draft: Draft) -> str:
     return f'<?xml version="1.0" encoding="utf-8"?>\n{text}\n'
 
 
-def _inline_svg(root: Element) -> str:
-    """Return the SVG for the page: as wide as its container, with colours as CSS variables."""
+def _inline_svg(root: Element, *, height: float) -> str:
+    """Return the SVG for the page: without legend, as wide as its container, colours as CSS variables.
+
+    ``height`` is the height in points without the legend, which is at the bottom.
+    """
     own = deepcopy(root)
     for name in ("width", "height"):
         own.attrib.pop(name, None)
+    own.set("viewBox", f"0 0 {72 * WIDTH_IN:g} {height:g}")
+    for parent in list(own.iter()):
+        for child in [child for child in parent if child.get("class") == _LEGEND]:
+            parent.remove(child)
     for element in own.iter():
         for name in ("fill", "stroke"):
             colour = element.get(name, "").lower()
@@ -354,17 +473,20 @@ def _replace_style(element: Element) -> None:
             element.set(name, value.removesuffix("px") if name == "font-size" else value)
 
 
-def _add_tips(root: Element, gid: str, texts: Sequence[str]) -> None:
-    """Add a title to each mark of one artist; the page's script shows it when the pointer is on the mark."""
+def _add_tips(root: Element, gid: str, tips: Sequence[Tip]) -> None:
+    """Add the tips to the marks of one artist; the page's script shows them when the pointer is on a mark."""
     group = next((element for element in root.iter("g") if element.get("id") == gid), None)
     assert group is not None, f"no artist has the gid {gid}"
     marks = list(group.iter("use")) or [e for e in group.iter("path") if e.get("d")][:1]
-    assert len(marks) == len(texts), f"{gid}: {len(marks)} marks, {len(texts)} tips"
-    for mark, text in zip(marks, texts, strict=True):
+    assert len(marks) == len(tips), f"{gid}: {len(marks)} marks, {len(tips)} tips"
+    for mark, tip in zip(marks, tips, strict=True):
         title = ElementTree.Element("title")
-        title.text = text
+        title.text = tip.text
         mark.insert(0, title)
         mark.set("class", "mark")
+        for name, value in (("data-cell", tip.cell), ("data-run", tip.run)):
+            if value:
+                mark.set(name, clean(value))
 
 
 def _rename_ids(root: Element, name: str) -> None:

@@ -12,7 +12,17 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
 from analysis.data.names import as_product, layout, ranks, short_labels, state_name
-from analysis.report.figures.drawing import HEADING, Colour, Draft, Drawing, Selection, evenly_spaced, finish
+from analysis.report.figures.drawing import (
+    HEADING,
+    Colour,
+    Draft,
+    Drawing,
+    Selection,
+    Tip,
+    Tips,
+    evenly_spaced,
+    finish,
+)
 from analysis.report.words import WORDS
 from analysis.text import count, fraction, known, listed, number, one_line, whole
 
@@ -35,7 +45,7 @@ class Field:
         efficiency: the colour and the first number; NaN if it is not known.
         below: the second number.
         state: shown instead of an unknown efficiency.
-        tip: text shown when the pointer is on the field.
+        tip: shown when the pointer is on the field.
     """
 
     column: int
@@ -43,7 +53,7 @@ class Field:
     efficiency: float
     below: str
     state: object
-    tip: str
+    tip: Tip
 
 
 @dataclass(frozen=True)
@@ -74,8 +84,8 @@ class Panels:
     def _heading(self) -> float:
         return _HEADING if len(self.panels) > 1 else 0.0
 
-    def _draw(self, axes: Axes) -> dict[str, list[str]]:
-        tips: dict[str, list[str]] = {}
+    def _draw(self, axes: Axes) -> Tips:
+        tips: Tips = {}
         ticks: list[float] = []
         top = 0.0
         for panel_number, panel in enumerate(self.panels):
@@ -176,7 +186,7 @@ def grid_figure(grid: Selection) -> Drawing:
                 efficiency=float(row["efficiency"]),
                 below=f"{number(float(row['speedup']), digits=3)}×",
                 state=row["state"],
-                tip=f"{label}\n{_grid_tip(row)}",
+                tip=Tip(f"{label}\n{_grid_tip(row)}", row.get("cell_id", "")),
             )
             for row in own.to_dict("records")
         ]
@@ -304,7 +314,7 @@ def batch_figure(grid: BatchGrid) -> Drawing:
                 efficiency=float(row["efficiency"]),
                 below=number(float(row["rate"]), digits=3),
                 state=row["state"],
-                tip=f"{label}\n{_batch_tip(row, grid.rate_unit)}",
+                tip=Tip(f"{label}\n{_batch_tip(row, grid.rate_unit)}", row["cell_id"]),
             )
             for row in rows.to_dict("records")
         ]

@@ -3,28 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
 
 from analysis.checks.slow_ranks import LATE_FROM, RankMeans
-from analysis.report.figures.bars import draw_part, parts_legend
-from analysis.report.figures.drawing import HEADING, WIDTH_IN, Colour, Draft, Drawing, finish
+from analysis.report.figures.bars import draw_part, set_time_axis
+from analysis.report.figures.drawing import (
+    HEADING,
+    PARTS,
+    WIDTH_IN,
+    Draft,
+    Drawing,
+    Tip,
+    Tips,
+    finish,
+    part_keys,
+)
 from analysis.report.words import WORDS
 from analysis.text import count, fraction, known, one_line, percent, seconds
 
 MAX_BARS = 40
 _LEFT_IN = 1.2
 
-#: The parts of a bar in the order of stacking: name, words, colour, hatch.
-_PARTS = (
-    ("data", "data loading", Colour.SKY, ""),
-    ("compute", "forward and backward", Colour.BLUE, ""),
-    ("rest", "optimizer, other", Colour.GREY, ""),
-    ("transfer", "exposed communication", Colour.VERMILLION, ""),
-    ("wait", "waiting for the slowest rank", Colour.ORANGE, "////"),
-)
+#: The parts of a bar in the order of stacking.
+_PARTS = {
+    "data": PARTS["data"],
+    "compute": PARTS["compute"],
+    "rest": replace(PARTS["other"], words="optimizer, other"),
+    "transfer": PARTS["transfer"],
+    "wait": PARTS["wait"],
+}
 
 
 def ranks_figure(means: RankMeans, *, balance: Mapping[str, float]) -> Drawing:
@@ -49,7 +60,9 @@ def ranks_figure(means: RankMeans, *, balance: Mapping[str, float]) -> Drawing:
         caption=WORDS["captions"]["ranks"].format(limit=percent(LATE_FROM)),
         left_out=left_out,
         height_in=0.21 * (sum(map(len, panels)) + 1.4 * len(panels)) + 0.75,
-        legend_lines=3,
+        legend=part_keys(
+            {n: part for n, part in _PARTS.items() if any((panel[n] > 0).any() for panel in panels)}
+        ),
         left_in=_LEFT_IN,
         with_axis=False,
     )
@@ -81,8 +94,8 @@ def _rank_name(row: Mapping[Hashable, Any] | pd.Series) -> str:
     return f"rank {int(row['rank'])} on {host}" if "rank" in row and pd.notna(row["rank"]) else host
 
 
-def _draw(axes: Axes, panels: Sequence[pd.DataFrame], balance: Mapping[str, float]) -> dict[str, list[str]]:
-    tips: dict[str, list[str]] = {}
+def _draw(axes: Axes, panels: Sequence[pd.DataFrame], balance: Mapping[str, float]) -> Tips:
+    tips: Tips = {}
     ticks, names = [], []
     place = 0.0
     widest = max(float(panel["step"].max()) for panel in panels)
@@ -102,29 +115,26 @@ def _draw(axes: Axes, panels: Sequence[pd.DataFrame], balance: Mapping[str, floa
             place += 1
         place += 0.45
     axes.set_yticks(ticks, names, fontsize="small")
-    unit, factor = ("s", 1.0) if widest >= 1 else ("ms", 1e3)
-    axes.set(xlim=(0, 1.02 * widest), ylim=(place - 0.5, -0.6), xlabel=f"Time per step ({unit})")
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value * factor:.4g}")
+    axes.set(xlim=(0, 1.02 * widest), ylim=(place - 0.5, -0.6))
+    set_time_axis(axes, widest)
     axes.tick_params(axis="y", length=0)
-    parts_legend(axes, [part[1:] for part in _PARTS if any((panel[part[0]] > 0).any() for panel in panels)])
     return tips
 
 
-def _draw_bar(axes: Axes, place: float, row: dict[Hashable, Any]) -> dict[str, list[str]]:
+def _draw_bar(axes: Axes, place: float, row: dict[Hashable, Any]) -> Tips:
     tips = {}
     left = 0.0
     excess = (
         f"{percent(abs(row['beyond']), decimals=1)} of the step {'more' if row['beyond'] > 0 else 'less'}"
     )
-    for part, words, colour, hatch in _PARTS:
-        value = row[part]
+    for key, part in _PARTS.items():
+        value = row[key]
         if not (known(value) and value > 0):
             continue
-        gid = f"rank-{part}-{place:.2f}"
-        draw_part(axes, place, value, left=left, colour=colour, hatch=hatch, gid=gid, height=0.74, edge=0.4)
-        tips[gid] = [
-            f"{_rank_name(row)}, {words}: {seconds(value)} per step\nuseful time: {seconds(row['useful'])}, "
-            f"{excess} than usual\n{count(int(row['n']), 'run')}"
-        ]
+        gid = f"{key}@{place:.2f}"
+        draw_part(axes, place, value, left=left, part=part, gid=gid, height=0.74, edge=0.4)
+        text = f"{_rank_name(row)}, {part.words}: {seconds(value)} per step\nuseful time: "
+        text += f"{seconds(row['useful'])}, {excess} than usual\n{count(int(row['n']), 'run')}"
+        tips[gid] = [Tip(text, row["cell_id"])]
         left += value
     return tips

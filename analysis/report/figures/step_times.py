@@ -17,6 +17,8 @@ from analysis.report.figures.drawing import (
     Colour,
     Drawing,
     Selection,
+    Tip,
+    Tips,
     evenly_spaced,
     finish,
     log_ticks,
@@ -45,7 +47,16 @@ def step_rows(study: Study, rows: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFr
     steps = steps[np.isfinite(steps["step_time_sec"]) & (steps["step_time_sec"] > 0)]
     groups = steps.groupby(steps["cell_id"].astype("str"), sort=False)
     found = [{"cell_id": cell_id, **_statistics(own)} for cell_id, own in groups if len(own) > 1]
-    columns = ["cell_id", *_QUANTILES, "steps", "runs_read", "slowest", "slowest_at", "over_twice"]
+    columns = [
+        "cell_id",
+        *_QUANTILES,
+        "steps",
+        "runs_read",
+        "slowest",
+        "slowest_run",
+        "slowest_at",
+        "over_twice",
+    ]
     return rows.merge(pd.DataFrame(found, columns=columns), on="cell_id")
 
 
@@ -65,6 +76,7 @@ def _statistics(steps: pd.DataFrame) -> dict[str, Any]:
         "steps": len(times),
         "runs_read": steps["run_id"].nunique(),
         "slowest": float(times.max()),
+        "slowest_run": str(slowest["run_id"]),
         "slowest_at": f"run {one_line(slowest['run_id'], limit=120)}, {place}{by}",
         "over_twice": float((times > 2 * levels["median"]).mean()),
     }
@@ -78,7 +90,8 @@ def steps_figure(selection: Selection) -> Drawing:
         selection,
         kind="times",
         subject="Step time distribution",
-        topic="steps",
+        topic="time",
+        view="Distribution",
         description=(
             f"Box plots of {count(len(rows), 'cell')}. The widest spread is at {ranks(widest)}, where "
             f"the middle 90 % of the steps took {seconds(widest['low'])} to {seconds(widest['high'])}, "
@@ -88,7 +101,7 @@ def steps_figure(selection: Selection) -> Drawing:
     return finish(draft, lambda axes: _draw(axes, rows, selection.labels))
 
 
-def _draw(axes: Axes, rows: pd.DataFrame, labels: dict[str, str]) -> dict[str, list[str]]:
+def _draw(axes: Axes, rows: pd.DataFrame, labels: dict[str, str]) -> Tips:
     axes.set_xscale("log")
     axes.grid(axis="x")
     tips = draw_rows(axes, rows, labels=labels, bar=partial(_draw_box, axes))
@@ -107,18 +120,18 @@ def _short(value: float) -> str:
     return f"{value / 1e-6:.4g} µs"
 
 
-def _draw_box(axes: Axes, place: float, row: dict[Hashable, Any], name: str) -> dict[str, list[str]]:
+def _draw_box(axes: Axes, place: float, row: dict[Hashable, Any], name: str) -> Tips:
     line: dict[str, Any] = {"color": Colour.MUTED, "linewidth": 1.0, "zorder": 2}
     for start, end in (("low", "lower"), ("upper", "high")):
         axes.plot([row[start], row[end]], [place, place], **line)
     for end in ("low", "high"):
         axes.plot([row[end], row[end]], [place - 0.16, place + 0.16], **line)
     width = row["upper"] - row["lower"]
-    style: dict[str, Any] = {"color": Colour.BLUE, "edgecolor": Colour.BLUE}
+    style: dict[str, Any] = {"color": Colour.GRID, "edgecolor": Colour.MUTED}
     (box,) = axes.barh(place, width, left=row["lower"], height=0.6, zorder=3, **style)
     box.set_gid(f"box-{place:.2f}")
     axes.plot([row["median"]] * 2, [place - 0.36, place + 0.36], color=Colour.INK, linewidth=1.4, zorder=4)
-    dot = axes.scatter([row["slowest"]], [place], s=12, color=Colour.VERMILLION, linewidth=0, zorder=4)
+    dot = axes.scatter([row["slowest"]], [place], s=12, color=Colour.INK, linewidth=0, zorder=4)
     dot.set_gid(f"slowest-{place:.2f}")
     slow = (
         f"\n{number(100 * row['over_twice'], digits=2)} % take more than twice the median"
@@ -131,4 +144,5 @@ def _draw_box(axes: Axes, place: float, row: dict[Hashable, Any], name: str) -> 
         f"{count(int(row['steps']), 'step')} of {count(int(row['runs_read']), 'run')}"
     )
     slowest_tip = f"{name}: the slowest step, {seconds(row['slowest'])}\n{row['slowest_at']}"
-    return {f"box-{place:.2f}": [box_tip], f"slowest-{place:.2f}": [slowest_tip]}
+    cell, run = row["cell_id"], row["slowest_run"]
+    return {f"box-{place:.2f}": [Tip(box_tip, cell)], f"slowest-{place:.2f}": [Tip(slowest_tip, cell, run)]}

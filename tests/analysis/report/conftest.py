@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,30 @@ ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking",
 HOSTILE_HOST = "<img src=x onerror=alert(1)>"
 
 
-@pytest.fixture
-def svg_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def without_files(monkeypatch: pytest.MonkeyPatch) -> None:
     """Skip PNG and PDF files of figures, which take most of the time of a report."""
     save = drawing._saved
     monkeypatch.setattr(
         drawing, "_saved", lambda figure, form, name: save(figure, form, name) if form == "svg" else b""
     )
+
+
+@pytest.fixture
+def svg_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Skip PNG and PDF files of figures."""
+    without_files(monkeypatch)
+
+
+@pytest.fixture(scope="session")
+def report_svg() -> Callable[[Path], Path]:
+    """Write a report without PNG and PDF files; return its page."""
+
+    def report(path: Path) -> Path:
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            without_files(monkeypatch)
+            return write_report(path).page
+
+    return report
 
 
 @pytest.fixture(scope="session")
@@ -40,7 +57,7 @@ def demo_study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def grid_study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def grid_study(tmp_path_factory: pytest.TempPathFactory, report_svg: Callable[[Path], Path]) -> Path:
     """A study over nodes and ranks per node whose largest size failed, with its report."""
 
     def state(cell: Cell, repeat: int) -> tuple[str, str, str | None]:
@@ -51,19 +68,19 @@ def grid_study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     cells = [cell for launcher in ("srun", "torchrun") for cell in studies.over_two_axes(launcher=launcher)]
     path = tmp_path_factory.mktemp("reports") / "grid"
     studies.finished(path, cells, epochs=1, ranks_files=False, state=state)
-    write_report(path)
+    report_svg(path)
     return path
 
 
 @pytest.fixture(scope="session")
-def full_study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def full_study(tmp_path_factory: pytest.TempPathFactory, report_svg: Callable[[Path], Path]) -> Path:
     """A study with all parts of a report: batches, a late rank, probes, step times; hostile host names."""
     cells = [cell for batch in (64, 128) for cell in studies.strong(batch, (1, 2, 4), per_node=2)]
     path = tmp_path_factory.mktemp("reports") / "every part"
     studies.finished(path, cells, epochs=1)
     with_probes(path, [cell for cell in cells if cell.world_size > 1])
     write_ranks(path, late=lambda run, rank: 0.004 * (rank == 1), host=lambda rank: f"n{rank}{HOSTILE_HOST}")
-    write_report(path)
+    report_svg(path)
     return path
 
 

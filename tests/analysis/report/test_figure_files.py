@@ -20,6 +20,7 @@ from analysis.report.figures.drawing import (
     CSS_NAMES,
     MAX_SERIES,
     MAX_SIZES,
+    PARTS,
     SERIES_COLOURS,
     SERIES_DASHES,
     SERIES_MARKERS,
@@ -62,7 +63,7 @@ def tips(drawing: Drawing) -> list[str]:
 
 
 def test_each_regime_has_its_figures(demo: dict[str, Drawing]) -> None:
-    kinds = ("speedup", "efficiency", "throughput", "loss", "step")
+    kinds = ("efficiency", "speedup", "throughput", "loss", "step", "shares")
     assert list(demo) == [f"{kind}-{regime}" for regime in ("strong", "weak") for kind in kinds]
     assert set(demo) <= set(all_names())
 
@@ -88,11 +89,14 @@ def test_a_figure_has_a_description(demo: dict[str, Drawing]) -> None:
     )
 
 
-def test_text_stays_text(demo: dict[str, Drawing]) -> None:
-    texts = {
-        element.text for element in ElementTree.fromstring(demo["speedup-strong"].inline_svg).iter("text")
-    }
-    assert {"Ranks", "Speedup", "1", "2", "4", "8", "gloo", "nccl", "ideal, through the baseline"} <= texts
+def test_text_stays_text_and_the_legend_is_that_of_the_page(demo: dict[str, Drawing]) -> None:
+    drawing = demo["speedup-strong"]
+    alone = ElementTree.fromstring(drawing.svg.encode())
+    texts = {element.text for element in alone.iter(f"{SVG}text")}
+    inline = {element.text for element in ElementTree.fromstring(drawing.inline_svg).iter("text")}
+    legend = {"gloo", "nccl", "ideal, through the baseline"}
+    assert {"Ranks", "Speedup", "1", "2", "4", "8"} | legend <= texts
+    assert texts - inline == legend == {key.words for key in drawing.legend}
 
 
 def test_figures_hold_no_script_style_or_outside_reference(demo: dict[str, Drawing]) -> None:
@@ -137,9 +141,12 @@ def test_every_mean_and_every_run_is_a_mark_with_its_values(demo: dict[str, Draw
     found = tips(demo["efficiency-strong"])
     assert len(found) == 2 * 4 + 2 * 4 * 4
     means = [tip for tip in found if "\nrun " not in tip]
-    assert means[0] == "gloo\n1 rank (1 × 1): 1.000 efficiency, the baseline\n4 runs"
+    names = ", ".join(f"n1x1-gloo-srun-b64-r{repeat}" for repeat in (1, 2, 3))
+    assert means[0] == (
+        f"gloo\n1 rank (1 × 1): 1.000 efficiency, the baseline\n4 runs: {names} and n1x1-gloo-srun-b64-r4"
+    )
     assert re.fullmatch(
-        r"gloo\n8 ranks \(8 × 1\): 0\.4\d\d efficiency \[0\.4\d\d, 0\.4\d\d\]\n4 runs", means[3]
+        r"gloo\n8 ranks \(8 × 1\): 0\.4\d\d efficiency \[0\.4\d\d, 0\.4\d\d\]\n4 runs: .*", means[3]
     )
     runs = [tip for tip in found if "\nrun " in tip]
     assert sum("run n8x1-nccl-srun-b8-r2" in tip for tip in runs) == 1
@@ -170,11 +177,62 @@ def test_a_run_above_every_mean_is_drawn_inside_the_panel(tmp_path: Path, svg_on
     assert min(float(u.get("y", 0)) for u in inside) >= 7.2  # the panel's upper edge, in points
 
 
+def test_an_interval_beyond_the_bound_ends_in_an_arrow_with_its_value(tmp_path: Path, svg_only: None) -> None:
+    path = studies.finished(tmp_path / "s", studies.strong(sizes=(1, 2, 4)))
+    for repeat, factor in enumerate((0.5, 1, 2.2), 1):
+        metrics = path / f"runs/n2x1-gloo-srun-b32-r{repeat}/attempt-1/metrics.csv"
+        frame = pd.read_csv(metrics)
+        frame["throughput_samples_per_sec"] *= factor
+        frame.to_csv(metrics, index=False)
+    table = scaling_table(load_study(path)).set_index("gpus")
+    found = figure(path, "efficiency-strong")
+    texts = [element.text for element in ElementTree.fromstring(found.inline_svg).iter("text")]
+    assert table.loc[2, "efficiency_high"] > 4
+    assert f"{table.loc[2, 'efficiency_high']:.3f}" in texts
+    ticks = [float(text) for text in texts if text and re.fullmatch(r"\d\.\d+", text)]
+    assert sorted(ticks)[-2] <= 3, "the axis follows the runs, not the interval"
+    assert "Arrows: the interval ends at the number." in found.caption
+
+
+def test_a_part_of_the_step_has_one_colour_and_hatch_in_all_figures(demo: dict[str, Drawing]) -> None:
+    keys = [key for drawing in demo.values() for key in drawing.legend if key.hatch is not None]
+    step = {key.words: (key.colour, key.hatch) for key in keys}
+    assert all((key.colour, key.hatch) == step[key.words] for key in keys)
+    assert step["communication"] == step["exposed communication"]
+    assert step["load imbalance"] == step["waiting for the slowest rank"]
+    assert len(set(PARTS.values())) == len({part.colour for part in PARTS.values()}) == len(PARTS)
+    assert not {part.colour for part in PARTS.values()} & set(SERIES_COLOURS)
+
+
+def test_times_and_shares_of_the_step_show_the_same_values(demo: dict[str, Drawing]) -> None:
+    assert tips(demo["step-strong"]) == tips(demo["shares-strong"])
+    widths = [_bar_ends(demo[name]) for name in ("step-strong", "shares-strong")]
+    assert max(widths[0]) / min(widths[0]) > 1.5
+    assert max(widths[1]) / min(widths[1]) == pytest.approx(1, abs=0.01)
+
+
+def _bar_ends(drawing: Drawing) -> list[float]:
+    """Return the right end of each stacked bar in points."""
+    ends: dict[str, float] = {}
+    for mark in ElementTree.fromstring(drawing.inline_svg).iter("path"):
+        if mark.get("class") == "mark":
+            x = [float(value) for value in re.findall(r"[ML] ([\d.]+) [\d.]+", mark.get("d", ""))]
+            cell = mark.get("data-cell", "")
+            ends[cell] = max(ends.get(cell, 0.0), *x)
+    left = min(min(map(float, re.findall(r"M ([\d.]+) ", m.get("d", "")))) for m in _marks(drawing))
+    return [end - left for end in ends.values()]
+
+
+def _marks(drawing: Drawing) -> list[Any]:
+    paths = ElementTree.fromstring(drawing.inline_svg).iter("path")
+    return [path for path in paths if path.get("class") == "mark"]
+
+
 def test_the_parts_of_the_step_add_up_to_it(demo: dict[str, Drawing]) -> None:
     found = [tip for tip in tips(demo["step-strong"]) if tip.startswith("nccl\n4 ranks, ")]
     shares = [float(re.search(r"([\d.]+) % of the step", tip)[1]) for tip in found]  # type: ignore[index]
     assert sum(shares) == pytest.approx(100, abs=0.5)
-    assert [tip.split(", ")[1].split(":")[0] for tip in found] == [words for _, words, *_ in STEP_PARTS]
+    assert [tip.split(", ")[1].split(":")[0] for tip in found] == [part.words for part in STEP_PARTS.values()]
 
 
 def test_unknown_waiting_stays_in_the_communication() -> None:
@@ -204,7 +262,7 @@ def test_a_figure_reports_series_sizes_and_runs_that_it_leaves_out(tmp_path: Pat
 
 def test_one_size_alone_has_throughput_and_no_curve(tmp_path: Path) -> None:
     path = studies.finished(tmp_path / "s", studies.strong(sizes=(4,)))
-    assert list(drawings(path)) == ["throughput-strong", "step-strong"]
+    assert list(drawings(path)) == ["throughput-strong", "step-strong", "shares-strong"]
 
 
 def test_nothing_measured_draws_nothing(tmp_path: Path) -> None:

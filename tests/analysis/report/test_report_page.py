@@ -56,6 +56,11 @@ class Page(HTMLParser):
         return re.sub(r"\s+", " ", " ".join(self.texts))
 
     @property
+    def run_texts(self) -> list[str]:
+        texts: list[str] = json.loads(self.data)["texts"]
+        return texts
+
+    @property
     def rows(self) -> list[list[Any]]:
         rows: list[list[Any]] = json.loads(self.data)["rows"]
         return rows
@@ -77,7 +82,7 @@ def test_the_report_has_its_files(demo_study: Path) -> None:
     names = {path.name for path in folder.iterdir()}
     assert names == {"index.html", "scaling.csv", "scaling.md", "scaling.tex", "runs.csv", "figures"}
     figures = {path.name for path in (folder / "figures").iterdir()}
-    kinds = ("speedup", "efficiency", "throughput", "loss", "step", "times")
+    kinds = ("speedup", "efficiency", "throughput", "loss", "step", "shares", "times")
     forms = ("svg", "png", "pdf")
     assert figures == {f"{k}-{m}.{f}" for k in kinds for m in ("strong", "weak") for f in forms}
     assert len(pd.read_csv(folder / "scaling.csv")) == 8
@@ -105,8 +110,8 @@ def test_the_table_holds_every_cell_in_the_page_and_in_its_data(whole: Page) -> 
     assert len(whole.rows) == 8
     assert sum(tag == "tr" for tag, _ in whole.tags) >= 8
     first = whole.rows[0]
-    assert first[0] == "n1x1-gloo-srun-b64"
-    assert first[3] == ["1", "1 × 1"]
+    assert first[0] == ["n1x1-gloo-srun-b64", "batch 64, strong"]
+    assert first[4] == ["1", "1 × 1"]
     for cell in first:
         for text in [cell] if isinstance(cell, str) else cell:
             assert text in whole.text
@@ -180,7 +185,9 @@ def test_everything_from_results_is_shown_as_text(tmp_path: Path) -> None:
     assert "\x1b" not in page.html
     assert "\u202e" not in page.html
     assert "<" not in page.data
-    assert page.rows[0][0].startswith("cell0<script>alert(1)")
+    assert page.rows[0][0][0].startswith("cell0<script>alert(1)")
+    assert set(page.run_texts) >= {"completed", "failed"}
+    assert any("<script>alert(1)</script>" in text for text in page.run_texts)
     assert "bench submit 'results/x'\"'\"'; echo <script>alert(1)</script>" in page.text
     for figure in (path / "report" / "figures").glob("*.svg"):
         assert "<script" not in figure.read_text(encoding="utf-8")
@@ -230,13 +237,11 @@ def test_a_series_without_a_constant_batch_has_throughput_only(tmp_path: Path) -
         cell["global_batch"] += 3 * cell["world_size"] ** 2
     (path / "plan.json").write_text(json.dumps(plan))
     page = report(path)
-    assert (
-        "Neither strong nor weak Neither the global batch nor the batch per rank is constant: no efficiency."
-        in page.text
-    )
+    assert "Neither strong nor weak" in page.text
+    assert "Neither the global batch nor the batch per rank is constant: no efficiency." in page.text
     assert {row[2] for row in page.rows} == {"–"}
     names = {figure.stem for figure in (path / "report" / "figures").iterdir()}
-    assert names == {"throughput-other", "step-other", "times-other"}
+    assert names == {"throughput-other", "step-other", "shares-other", "times-other"}
 
 
 def test_a_plan_without_cells_has_a_page(tmp_path: Path) -> None:
@@ -249,8 +254,8 @@ def test_what_was_not_measured_is_a_dash_and_never_zero(tmp_path: Path) -> None:
         frame = pd.read_csv(metrics)
         frame[["load_balance", "comm_wait_time_sec"]] = math.nan
         frame.to_csv(metrics, index=False)
-    (row,) = (r for r in report(path).rows if r[0].startswith("n2x1"))
-    assert row[12:17] == ["–"] * 5
+    (row,) = (r for r in report(path).rows if r[0][0].startswith("n2x1"))
+    assert row[11:16] == ["–"] * 5
     read = pd.read_csv(path / "report" / "scaling.csv")
     assert read.loc[read["gpus"] == 2, ["load_balance", "global_efficiency"]].isna().all(axis=None)
 
@@ -276,11 +281,20 @@ def test_runs_of_another_batch_than_planned_are_not_compared(tmp_path: Path) -> 
     )
 
 
-def test_many_hosts_are_folded_and_few_are_not(tmp_path: Path) -> None:
-    few = report(studies.finished(tmp_path / "few"))
-    assert "<details open><summary>Hosts</summary>" in few.html
-    many = report(studies.finished(tmp_path / "many", studies.strong(sizes=(1, 16)), repeats=1))
-    assert "<details><summary>Hosts</summary>" in many.html
+def test_the_environment_is_folded_unless_it_is_not_known(tmp_path: Path) -> None:
+    summary = '<summary><h2 id="environment">'
+    path = studies.finished(tmp_path / "s", studies.strong(sizes=(1, 2)), repeats=1)
+    assert f"<details>{summary}" in report(path).html
+    for file in path.glob("runs/*/attempt-1/env.json"):
+        file.unlink()
+    assert f"<details open>{summary}" in report(path).html
+
+
+def test_sections_without_content_are_absent(tmp_path: Path) -> None:
+    page = report(studies.finished(tmp_path / "s", studies.strong(sizes=(2,)), repeats=1))
+    sections = {attributes.get("id") for tag, attributes in page.tags if tag == "h2"}
+    assert {"summary", "figures", "cells", "environment", "reproduce", "terms"} <= sections
+    assert not {"laws", "anomalies", "runs", "warnings"} & sections
 
 
 def test_half_written_files_are_reasons_on_the_page(tmp_path: Path) -> None:
