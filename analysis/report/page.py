@@ -65,11 +65,7 @@ def page_context(
         "groups": _groups(rows, drawings, axes),
         "nodes": [] if details.ranks is None else node_rows(details.ranks),
         "nodes_left_out": 0 if details.ranks is None else len(details.ranks.by_host[MAX_NODES_LISTED:]),
-        "laws": [
-            law
-            for law in law_sections(rows, frames, labels=titles, fabrics=details.fabrics)
-            if law.laws or len(law.sentences) > 1
-        ],
+        "laws": law_sections(rows, frames, labels=titles, fabrics=details.fabrics),
         **_table(rows, frames, labels=labels, folders=not study.plan.get("table")),
         "runs": runs_context(frames.runs),
         "remarks": study.remarks,

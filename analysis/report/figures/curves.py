@@ -202,7 +202,7 @@ def _side_by_side(runs: pd.DataFrame, *, span: float) -> pd.Series:
 def _draw_lines(axes: Axes, curve: Curve, rows: pd.DataFrame, *, place: int) -> None:
     dashes = SERIES_DASHES[place]
     style = {"color": SERIES_COLOURS[place], "linestyle": (0, dashes) if dashes else "-", "linewidth": 1.4}
-    for _, part in size_paths(rows):
+    for part in [part for _, part in size_paths(rows) if len(part)]:
         sns.lineplot(
             data=part, x="gpus", y=curve.column, estimator=None, legend=False, ax=axes, zorder=2, **style
         )
@@ -228,7 +228,7 @@ def _draw_intervals(
         clipped = bounded[(bounded[name] - end) * side < 0]
         for size, value in zip(clipped["gpus"], clipped[name], strict=True):
             axes.plot(size, end, marker=marker, color=colour, markersize=6, clip_on=False, zorder=6, gid=gid)
-            at_end = size == axes.dataLim.x1
+            at_end = size >= axes.get_xticks()[-1]
             text = axes.annotate(
                 curve.text(value),
                 (size, end),
@@ -279,7 +279,8 @@ def _set_scales(axes: Axes, curve: Curve, rows: pd.DataFrame, limits: tuple[floa
     sizes = sorted(set(rows["gpus"]))
     axes.set_xscale("log", base=2)
     set_ticks(axes.xaxis, _spread_sizes(sizes), lambda value: f"{value:,.0f}")
-    axes.set_xlim(sizes[0] / 1.25, sizes[-1] * 1.25)
+    # On the right, there is room for the runs of the largest size, which are beside their mean.
+    axes.set_xlim(sizes[0] / 1.25, sizes[-1] * max(1.25, (1.6 * sizes[-1] / sizes[0]) ** 0.09))
     axes.set(xlabel="Ranks", ylabel=curve.axis)
     if curve.kind != "efficiency":
         axes.set_yscale("log", base=2 if curve.kind == "speedup" else 10)

@@ -22,8 +22,10 @@ EVIDENCE = f"torch.OutOfMemoryError: {HOSTILE}"
 #: axe-core 4.10.3 from the npm registry (MPL-2.0), unchanged.
 AXE = Path(__file__).with_name("axe.min.js")
 AXE_SHA256 = "880970c081707360e64f34cea25ff91892f5bc95675b0776925b9709dd8a68bb"
-#: The maximum height of the page of the demo study, in pixels, by the width of the window.
+#: The maximum height of the page of six cells, in pixels, by the width of the window.
 HIGHEST = {1400: 3900, 390: 5300}
+#: The looks that axe checks; it takes a second or more for each.
+AUDITED = ((1400, "light"), (390, "dark"), (1400, "print"))
 LOOKS = [(width, scheme) for width in (1400, 390) for scheme in ("light", "dark", "print")]
 
 pytestmark = pytest.mark.browser
@@ -202,10 +204,11 @@ def test_every_look_fits_and_can_be_read(
             box = headings.nth(place).bounding_box()
             assert box["x"] >= 0
             assert box["x"] + box["width"] <= width
-    assert hashlib.sha256(AXE.read_bytes()).hexdigest() == AXE_SHA256
-    page.evaluate(AXE.read_text(encoding="utf-8"))
-    found = page.evaluate("axe.run({runOnly: ['wcag2a', 'wcag2aa']})")
-    assert [(v["id"], v["nodes"][0]["html"][:120]) for v in found["violations"]] == []
+    if (width, scheme) in AUDITED:
+        assert hashlib.sha256(AXE.read_bytes()).hexdigest() == AXE_SHA256
+        page.evaluate(AXE.read_text(encoding="utf-8"))
+        found = page.evaluate("axe.run({runOnly: ['wcag2a', 'wcag2aa']})")
+        assert [(v["id"], v["nodes"][0]["html"][:120]) for v in found["violations"]] == []
 
 
 def test_marks_stand_out_in_both_themes(visit: Visit, page_file: Path) -> None:
@@ -235,8 +238,8 @@ def contrast(page: Any, colour: str) -> float:
     return ratio
 
 
-def test_the_first_screen_answers_and_no_figure_is_alone(visit: Visit, demo_study: Path) -> None:
-    file = demo_study / "report/index.html"
+def test_the_first_screen_answers_and_no_figure_is_alone(visit: Visit, full_study: Path) -> None:
+    file = full_study / "report/index.html"
     page = visit.open(file)
     for selector in (".valid, .alert", ".tiles", ".lead", ".first .plot svg"):
         box = page.locator(selector).first.bounding_box()

@@ -172,7 +172,7 @@ def test_torchtitan_llama3_8b_weak_scaling(reported: Report, tmp_path: Path) -> 
     found = reported("gpus,tok/s/GPU,mode\n8,5762,weak scaling\n128,5605,weak scaling\n")
     assert found["efficiency"].iloc[1] == pytest.approx(0.973, abs=0.0005)
     page = (tmp_path / "table-report" / "index.html").read_text()
-    assert '<p class="about">Weak scaling</p>' in page
+    assert '<p class="note">Weak scaling</p>' in page
     # The table does not say that these runs used DDP.
     assert "PyTorch DDP" not in page
     assert "distributed data parallel" not in page
