@@ -2,8 +2,8 @@
 
     python benchmarks/gpu_parts.py machine|mfu|study|tests FILE FOLDER
 
-A part writes its values to FILE as soon as it knows them, so that a part that runs out of time leaves what it
-had. Its exit code is 1 if it failed; the last line of its output then says why. FOLDER is for its files.
+A part writes its values to FILE as soon as it knows them, so that they are kept if the part runs out of
+time. Its exit code is 1 if it failed; the last line of its output then says why. FOLDER is for its files.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ def _superlinear(rows: pd.DataFrame) -> Iterator[Anomaly]:
         yield Anomaly(
             "Efficiency above 1",
             f"{listed(cells)} ({sure}). Either the baseline is slower than it should be (fewer threads, "
-            "another node, a slow first run), or the smaller share of the work fits into a faster memory.",
+            "another node, a slow first run), or the smaller share of the work fits into a cache.",
         )
 
 

@@ -50,9 +50,9 @@ def scaling_table(source: Study | Frames, *, baseline: str | None = None) -> pd.
 
 @dataclass
 class _RunCounts:
-    """Numbers of a cell's runs: all, those that count, those left out as disturbed, the others by outcome.
+    """Number of a cell's runs: in total, those that count (``done``), and those left out as disturbed.
 
-    ``reason`` is that of one of the others.
+    ``kinds`` counts all other runs by their outcome; ``reason`` is the reason of one of them.
     """
 
     total: int = 0
@@ -139,6 +139,6 @@ def _reasons_of_regimes(rows: pd.DataFrame, frames: Frames) -> dict[Hashable, st
 
 
 def _contains_a_series(rows: pd.DataFrame) -> bool:
-    """Return whether some rows share a batch and differ in size: without the others, they are a series."""
+    """Return whether some of the rows have equal batches and different sizes, and so form a series."""
     batches = (rows["global_batch"], batch_per_rank(rows))
     return any(rows["gpus"].groupby(batch).nunique().max() > 1 for batch in batches)

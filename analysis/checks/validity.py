@@ -226,7 +226,7 @@ _OWNED_WARNINGS = (_SHARED, _NOT_STABLE, re.compile(r"^(unequal-nodes|threads-di
 
 
 def other_warnings(environment: Environment) -> list[str]:
-    """Return the warnings of the runs that no finding replaces."""
+    """Return the runs' warnings, except those that findings report more precisely."""
     return [
         text for text in environment.warnings if not any(pattern.search(text) for pattern in _OWNED_WARNINGS)
     ]

@@ -162,7 +162,7 @@ def _notes_on_time(a: Study, b: Study) -> list[str]:
 
 @dataclass(frozen=True)
 class _Runs:
-    """The runs of A or B, with the log of their throughputs and the ids of their shared allocations."""
+    """The runs of A or B, with the logarithm of each throughput and the id of a shared allocation."""
 
     label: str
     study: Study

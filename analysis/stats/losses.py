@@ -216,10 +216,9 @@ def _why_unknown(row: Row, base: Row) -> str:
 
 
 def _typical_rank(row: Row) -> tuple[float, float, float]:
-    """Return three values of the typical rank: relative useful time, useful time, data loading time.
+    """Return the useful time of the typical rank relative to the mean over ranks, and two absolute times.
 
-    The relative useful time is relative to the mean over the ranks. The other two are in seconds per sample,
-    multiplied by the number of ranks.
+    These are the useful time and the data loading time, in seconds per sample times the number of ranks.
     """
     per_sample = float(row["gpus"]) / float(row["global_batch"])
     useful, data = float(row["useful_s"]), float(row["data"])

@@ -113,7 +113,7 @@ def _reasons(runs: pd.DataFrame, batch: Floats) -> pd.Series:
 
 
 def _other_work(runs: pd.DataFrame, batch: Floats) -> Iterator[tuple[int, str]]:
-    """Yield the places of runs that counted another batch than planned, with a text."""
+    """Yield the position of each run whose samples per step differ from the plan, with a text."""
     per_step = (runs["samples"] / runs["steps"]).to_numpy(dtype=float)
     with np.errstate(invalid="ignore"):
         other_work = runs["measured"].to_numpy() & (np.abs(per_step / batch - 1) > 0.01)
@@ -123,14 +123,14 @@ def _other_work(runs: pd.DataFrame, batch: Floats) -> Iterator[tuple[int, str]]:
 
 
 def _disturbed(runs: pd.DataFrame) -> Iterator[tuple[int, str]]:
-    """Yield the places of disturbed runs with what disturbed them, on which node and when."""
+    """Yield the position of each disturbed run, with a text: what disturbed it, on which node and when."""
     for place, (found, out) in enumerate(zip(runs["disturbed"], runs["left_out"], strict=True)):
         if found:
             yield place, f"{'left out: ' if out else ''}disturbed by {'; '.join(map(str, found))}"
 
 
 def _slow_without_reason(runs: pd.DataFrame) -> Iterator[tuple[int, str]]:
-    """Yield the places of slow outliers whose conditions were recorded without a disturbance."""
+    """Yield the position of each slow outlier for which no disturbance was recorded, with a text."""
     median = runs["rate"].where(runs["measured"]).groupby(runs["cell_id"]).transform("median")
     for place in np.flatnonzero(runs["outlier"] & (runs["rate"] < median)):
         hosts = runs["hosts"].iloc[place]

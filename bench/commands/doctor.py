@@ -57,7 +57,7 @@ def _logs(target: str, root: Path) -> list[Path | Literal["-"]]:
 
 
 def _find_run(target: str, root: Path) -> RunFolder | None:
-    """Return the folder of a run's latest attempt, or of an attempt in a job, preferring a failed one."""
+    """Return the folder of the run or job ``target``; of a pack, that of a failed run if there is one."""
     for planned, attempts in find_attempts(target, root):
         records = planned.records()
         begun = [(run_id, attempt) for run_id, attempt in attempts if attempt]

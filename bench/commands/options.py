@@ -57,7 +57,7 @@ RetryDisturbedOption = Annotated[
     bool,
     typer.Option(
         "--retry-disturbed",
-        help="Start runs again that completed but were disturbed, as a new attempt.",
+        help="Start disturbed runs again, as a new attempt.",
     ),
 ]
 BudgetOption = Annotated[

@@ -52,13 +52,15 @@ def preflight_command(
         typer.Option(
             "--nodes",
             min=1,
-            help="Number of nodes; default: up to twice those of the largest run, or all idle nodes.",
+            help="Number of nodes; default: up to twice those of the largest run, else all idle nodes.",
             show_default=False,
         ),
     ] = None,
     threshold: Annotated[
         float,
-        typer.Option("--threshold", min=0.0, max=1.0, help="A node below this part of the median is unfit."),
+        typer.Option(
+            "--threshold", min=0.0, max=1.0, help="A node below this fraction of the median is unfit."
+        ),
     ] = DEFAULT_THRESHOLD,
     timeout: Annotated[
         str,

@@ -45,7 +45,7 @@ ProposalOption = Annotated[
 ]
 IncludeDisturbedOption = Annotated[
     bool,
-    typer.Option("--include-disturbed", help="Use all completed runs, also those that something disturbed."),
+    typer.Option("--include-disturbed", help="Use all completed runs, including disturbed ones."),
 ]
 
 

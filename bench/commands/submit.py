@@ -66,7 +66,8 @@ def submit_command(
     preflight: Annotated[
         bool,
         typer.Option(
-            "--preflight", help="Check nodes first, and exclude the unfit ones; with --pack, within its job."
+            "--preflight",
+            help="Check nodes first, and exclude the unfit ones. With --pack, the job checks its nodes.",
         ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="With --dry-run: print JSON for programs.")] = False,

@@ -196,7 +196,7 @@ class Waiting:
 
 
 def _last_begun(record: RunRecord) -> int:
-    """Return the last attempt that became a job; the number of a rejected attempt is used again."""
+    """Return the number of the last attempt that became a job; a rejected attempt did not."""
     return record.attempt - (record.state is RunState.PLANNED and record.attempt > 0)
 
 

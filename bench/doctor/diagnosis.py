@@ -125,7 +125,7 @@ def diagnose_text(text: str) -> Diagnosis:
 
 
 def _succeeded(scan: Scan, met: Sequence[tuple[Scan, SignatureHits]]) -> bool:
-    """Return whether the log reports success, and no failure that the job did not survive."""
+    """Return whether the log reports success and no failure that ended the job."""
     success, progress = scan.last_line("success"), scan.last_line("progress")
     if not success:
         return False
@@ -135,7 +135,11 @@ def _succeeded(scan: Scan, met: Sequence[tuple[Scan, SignatureHits]]) -> bool:
 
 
 def _contradicts(found: SignatureHits, success: int, progress: int) -> bool:
-    """Return whether hits prove a failure after the success message, or before it after the last progress."""
+    """Return whether hits disprove success.
+
+    They do if they are below the message of success (line ``success``). Hits that certainly show a failure
+    also do if they are below the last line that shows progress.
+    """
     signature = found.signature
     if found.last_line > success:
         return signature.weight >= (ECHO_WEIGHT if signature.is_cause else SIGN_WEIGHT)
@@ -184,7 +188,7 @@ def _is_met(signature: Signature, everything: Sequence[SignatureHits], names: se
 
 
 def _disagreeing(signature: Signature, everything: Sequence[SignatureHits]) -> Hit | None:
-    """Return the first hit that another hit contradicts (or repeats, if ``differ`` is empty), or None."""
+    """Return the first hit that another one contradicts (with an empty ``differ``: repeats), or None."""
     assert signature.disagree
     groups: dict[tuple[str | None, ...], list[Hit]] = {}
     for found in everything:

@@ -172,7 +172,10 @@ class LineFilter:
 
 
 def passages(source: Source) -> Iterator[tuple[Passage, int, int]]:
-    """Yield (passage, begin, end): its pieces in [begin, end) are new and have their full context."""
+    """Yield overlapping passages of a log, each with the range (begin, end) of the pieces to examine.
+
+    Every piece is examined once. Passages overlap, so that the lines around a piece are in its passage.
+    """
     passage, begin, number, rest = Passage(), 0, 1, b""
     for block in blocks(source):
         lines = (rest + block).split(b"\n")
@@ -284,7 +287,7 @@ class SignatureHits:
 
 @dataclass(slots=True)
 class _Candidates:
-    """Signatures for lines with certain words; ``active`` are those that need further hits."""
+    """The signatures for lines with certain words; ``active`` are those that still look for hits."""
 
     signatures: tuple[Signature, ...]
     active: tuple[Signature, ...]

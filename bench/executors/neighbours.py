@@ -29,7 +29,7 @@ class Neighbourhood:
     Args:
         study: the study of the runs.
         slurm: the cluster.
-        ended: what the runs occupied; their nodes and times are the question to sacct.
+        ended: the nodes and times of the runs, for which sacct is asked.
         queue: the status of the study's jobs in squeue.
         no_accounting: the error message of sacct if it is unavailable.
     """
@@ -140,7 +140,7 @@ def beside_in_study(study: PlannedStudy, record: RunRecord, *, ended_at: str) ->
 def occupations(
     study: PlannedStudy, *, queue: Mapping[str, JobStatus] | None = None, since: datetime | None = None
 ) -> Iterator[Occupation]:
-    """Yield what the latest attempts of the study's runs occupied, as far as it is known without sacct.
+    """Yield the nodes and times of each run's latest attempt, if they are known without sacct.
 
     ``queue`` is the status of jobs in squeue. Runs whose end was recorded before ``since`` are left out.
     """

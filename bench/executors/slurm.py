@@ -294,7 +294,7 @@ class SlurmExecutor:
         )
 
     def _exclusion(self, script: Path) -> list[str]:
-        """Return the option that excludes unfit nodes; it replaces the directive, so it repeats its nodes."""
+        """Return the option that excludes unfit nodes, and those of the directive that it overrides."""
         if not self._unfit:
             return []
         named = _EXCLUDE.search(script.read_text(encoding="utf-8"))

@@ -38,7 +38,7 @@ class Conditions:
         self.sample()
 
     def sample(self) -> None:
-        """Take the sample before a window, where no other rank waits for this rank in a measured step."""
+        """Take the sample before a window. It delays this rank, so call it outside of measured steps."""
         self._clocks = self._read_clocks()
         self._before = None if self._node is None else self._node.sample()
         self._began = utc_now()
@@ -107,7 +107,7 @@ def _difference(after: float | None, before: float | None) -> float | None:
 
 
 def window_conditions(epoch: int, of_ranks: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None:
-    """Combine the parts of all ranks to an entry of ``windows`` in conditions.json; None if one lacks."""
+    """Combine all ranks' parts into an entry of ``windows`` in conditions.json; None if one is missing."""
     parts = [part for part in of_ranks if part is not None]
     if len(parts) < len(of_ranks):
         return None

@@ -150,7 +150,7 @@ def open_gpu(device: int) -> Gpu | None:
 
 
 def _names(properties: Any, device: int) -> list[tuple[str, str]]:
-    """Return functions of NVML that find a GPU, and its name for each of them."""
+    """Return ways to find a GPU in NVML: pairs of a function's name and the identifier to pass to it."""
     uuid = getattr(properties, "uuid", None)
     found = [("nvmlDeviceGetHandleByUUID", f"{kind}-{uuid}") for kind in ("GPU", "MIG") if uuid is not None]
     address = pci_address(device)

@@ -248,7 +248,10 @@ def _used_ns(before: Mapping[int, Process], after: Mapping[int, Process]) -> dic
 
 
 def _ns_of_ended(before: Mapping[int, Process], after: Mapping[int, Process]) -> Counter[int]:
-    """Return the CPU time that ended processes had used before, by the nearest ancestor that still runs."""
+    """Return the CPU time that processes used before the first snapshot and that ended before the second.
+
+    The times are summed by the nearest ancestor that still runs.
+    """
     found: Counter[int] = Counter()
 
     def survives(pid: int) -> bool:

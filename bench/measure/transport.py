@@ -333,7 +333,7 @@ class NcclLogFile:
         path = Path(_expand(template))
         if template.endswith(f"/{_RECORDER_LOG}"):
             remedy = "set NCCL_DEBUG=INFO and NCCL_DEBUG_FILE before the start"
-            return cls(path, f"NCCL had started before the recorder was made: {remedy}", is_temporary=True)
+            return cls(path, f"NCCL had started before the recorder was created: {remedy}", is_temporary=True)
         return cls(path, "NCCL has written no log to NCCL_DEBUG_FILE", template.endswith(_SCRIPT_LOG))
 
     def read(self) -> NcclLog:

@@ -66,7 +66,7 @@ Work = Callable[[], object]
 
 
 def _product(device: torch.device, size: int) -> tuple[Work, float]:
-    """Return a matrix product and its number of floating-point operations."""
+    """Return a function that computes a matrix product, and its number of floating-point operations."""
     kind = torch.float32 if device.type == "cpu" else torch.bfloat16
     # A GPU draws less power for constant numbers, which would hide a low power limit or poor cooling.
     a, b, out = (torch.rand(size, size, dtype=kind, device=device) for _ in range(3))
@@ -74,7 +74,7 @@ def _product(device: torch.device, size: int) -> tuple[Work, float]:
 
 
 def _copy(device: torch.device) -> tuple[Work, float]:
-    """Return the copy of the next part of a large memory, and the bytes that it reads and writes."""
+    """Return a function that copies the next part of a large buffer, and the bytes it reads and writes."""
     total, part = _MEMORY_BYTES, _MEMORY_BYTES
     if device.type == "cpu":
         # Small parts: under a CPU quota, a long call would span several periods.

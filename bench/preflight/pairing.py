@@ -125,7 +125,7 @@ class Rates:
 class Verdict:
     """Rates of the nodes, their median, and what is slow: nodes, and links between nodes that are not slow.
 
-    Everything is None or empty for fewer than three nodes: with two, the slow one cannot be told.
+    Everything is None or empty for fewer than three nodes: of two nodes, either could be the slow one.
     """
 
     rates: list[float | None]
@@ -184,7 +184,7 @@ def pairs_again(verdict: Verdict) -> list[Step]:
 
 
 def _steps_of(pairs: Iterable[Pair]) -> list[Step]:
-    """Distribute pairs to as few steps as a greedy choice finds."""
+    """Distribute pairs over few steps, in each of which a node has at most one partner."""
     steps: list[tuple[Step, set[int]]] = []
     for pair in pairs:
         for step, busy in steps:

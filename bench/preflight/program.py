@@ -1,7 +1,7 @@
 """The program of a preflight job: one process per node measures the node, and exchanges messages with others.
 
-Rank 0 announces each task and collects the results. It writes what was measured after each task, so that a
-job that is killed leaves what it had.
+Rank 0 announces each task and collects the results. It writes all values after each task, so that earlier
+values are kept if the job is killed.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Node:
         self.has_ended = False
 
     def end(self, task: dict[str, Any]) -> None:
-        """Note that there are no further tasks."""
+        """Record that there are no further tasks."""
         self.has_ended = True
 
     def facts(self, task: dict[str, Any]) -> dict[str, float]:

@@ -117,7 +117,7 @@ class Session:
             epochs = f"rank {counts.index(most)} has {most}, rank {counts.index(fewest)} has {fewest} epochs"
             writer.warn(f"ranks took different numbers of steps ({epochs}): only common epochs are kept")
         if not writer.epochs:
-            writer.warn(f"no window was recorded: some rank took fewer than {warmup_steps + 1} steps")
+            writer.warn(f"no window was recorded: a rank took fewer than {warmup_steps + 1} steps")
 
 
 def _make_folder(run_dir: str | os.PathLike[str] | None) -> RunFolder:

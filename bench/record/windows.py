@@ -118,7 +118,7 @@ class Windows:
             self._post()
 
     def _prepare_window(self) -> None:
-        """Do what delays this rank; the gradients of the next step synchronise the ranks again."""
+        """Write files and sample conditions, which delays this rank; the next step synchronises the ranks."""
         self._session.write()
         self._conditions.sample()
 

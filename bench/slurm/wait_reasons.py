@@ -109,7 +109,7 @@ _OBSTACLES = (
     ),
     _Obstacle(
         "BadConstraints",
-        "no node of the partition satisfies its constraints",
+        "no node of the partition satisfies the job's constraints",
         "correct cluster.constraint, cluster.gpu_type or cluster.nodelist",
     ),
     _Obstacle(

@@ -60,8 +60,8 @@ class Check:
 class Verification:
     """All checks of one attempt of one run.
 
-    ``warnings`` say what disturbed the run, name shared or unequal cores and threads, and list the warnings
-    in the logs; they fail no check.
+    ``warnings`` contains one line each for what disturbed the run, for shared or unequal cores and threads,
+    and for warnings in the logs. They do not affect ``passed``.
     """
 
     run_id: str

@@ -195,7 +195,7 @@ def test_a_command_that_records_nothing_is_incomplete_unless_metrics_is_none(lef
 
 
 def test_a_recorder_with_too_few_steps_reports_the_required_number(left):
-    words = "no window was recorded: some rank took fewer than 6 steps"
+    words = "no window was recorded: a rank took fewer than 6 steps"
     left.folder.env.write_text(json.dumps({"recorder": {}, "warnings": ["another one", words]}))
     assert left.lack({"source": "recorder"}) == words
 

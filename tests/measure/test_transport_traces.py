@@ -146,7 +146,7 @@ def test_a_recorder_created_before_nccl_starts_requests_its_log(tmp_path, monkey
     assert private.stat().st_mode & 0o777 == 0o700, "no other user can plant a link that NCCL would follow"
     assert env == {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": f"{private}/bench-nccl-%p.log"}
     assert traces_of_nccl(env) == {
-        "why": "NCCL had started before the recorder was made: set NCCL_DEBUG=INFO and NCCL_DEBUG_FILE"
+        "why": "NCCL had started before the recorder was created: set NCCL_DEBUG=INFO and NCCL_DEBUG_FILE"
         " before the start"
     }
     path = private / f"bench-nccl-{os.getpid()}.log"

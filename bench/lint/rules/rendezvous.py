@@ -129,7 +129,10 @@ def loopback_master_addr(script: Script) -> Iterator[Remark]:
 
 
 def _own_name_per_task(script: Script) -> Iterator[Remark]:
-    """Find own host names as the endpoint if the number of nodes is only known at submission."""
+    """Find tasks that use their own host name as the rendezvous address.
+
+    This is a warning for scripts whose number of nodes is only known at submission.
+    """
     if "nodes" in script.job.options and script.job.nodes is not None:
         return
     for step in script.sruns:

@@ -35,7 +35,7 @@ def test_an_efficiency_above_1_is_reported_if_its_interval_is_clear_of_1() -> No
     found = headings_and_texts(points({1: around(100), 2: around(240)}))
     assert found["Efficiency above 1"] == (
         "1.200 at 2 ranks (the interval excludes 1). Either the baseline is slower than it should be (fewer "
-        "threads, another node, a slow first run), or the smaller share of the work fits into a faster memory."
+        "threads, another node, a slow first run), or the smaller share of the work fits into a cache."
     )
     assert headings_and_texts(points({1: around(100, 0.2), 2: around(204, 0.2)})).keys() == {
         "Runs of a cell differ"
