@@ -1,4 +1,4 @@
-"""Connect the nodes of a preflight job, and measure the rates at which pairs of them exchange messages.
+"""Connect the nodes of a preflight job, and distribute tasks to them.
 
 Each node runs one process. Rank 0 announces the tasks in the store, in which all nodes also post their
 results. A node that is lost therefore costs its own results only.
@@ -7,16 +7,13 @@ results. A node that is lost therefore costs its own results only.
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
-from bench.preflight.pairing import Step
 from bench.workload.launch import Launch
 
 #: Time for which rank 0 waits for nodes that have not joined.
@@ -24,10 +21,6 @@ JOIN_S = 60.0
 #: The first exchanges, which show how much to send in the others.
 FIRST_BYTES = 4 * 2**20
 MAX_BYTES = 256 * 2**20
-#: Part of a message that is sent untimed, so that connections are up to speed and shapers have no credit
-#: left.
-_UNTIMED_PART = 8
-_HELLO_BYTES = 64
 
 
 class Meeting:
@@ -106,63 +99,3 @@ def _open_store(launch: Launch) -> Store:
         timeout=timedelta(seconds=JOIN_S),
         wait_for_workers=False,
     )
-
-
-def exchange_steps(
-    steps: Sequence[Step], me: int, device: torch.device, *, count: int, deadline: float
-) -> dict[int, float]:
-    """Exchange ``count`` bytes with this node's partner in each step; return bytes/s received, by partner.
-
-    All nodes must pass the same steps. After ``deadline`` (of :func:`time.monotonic`), no exchange starts:
-    both partners compare their times in the first message of an exchange.
-    """
-    buffers = _Buffers(count, device)
-    rates: dict[int, float] = {}
-    for step in steps:
-        partner = _partner(step, me)
-        if partner is None or partner in rates:
-            continue
-        if not buffers.agree(partner, time.monotonic() < deadline):
-            continue
-        rates[partner] = buffers.rate(partner)
-    return rates
-
-
-def _partner(step: Step, me: int) -> int | None:
-    return next((b if a == me else a for a, b in step if me in (a, b)), None)
-
-
-class _Buffers:
-    """Memory for the messages of one task."""
-
-    def __init__(self, count: int, device: torch.device) -> None:
-        self._device = device
-        self._sent = torch.ones(count, dtype=torch.uint8, device=device)
-        self._received = torch.zeros_like(self._sent)
-        self._untimed = max(1, count // _UNTIMED_PART)
-
-    def agree(self, partner: int, value: bool) -> bool:
-        """Return True if both partners pass True."""
-        mine = torch.full((_HELLO_BYTES,), int(value), dtype=torch.uint8, device=self._device)
-        theirs = torch.zeros_like(mine)
-        self._swap(mine, theirs, partner)
-        return value and bool(theirs[0].item())
-
-    def rate(self, partner: int) -> float:
-        """Send and receive at the same time; return the bytes/s received."""
-        self._swap(self._sent[: self._untimed], self._received[: self._untimed], partner)
-        return self._sent.numel() / self._swap(self._sent, self._received, partner)
-
-    def _swap(self, sent: torch.Tensor, received: torch.Tensor, partner: int) -> float:
-        """Exchange messages; return the seconds until this node's message has arrived."""
-        began = time.perf_counter()
-        works = dist.batch_isend_irecv(
-            [dist.P2POp(dist.irecv, received, partner), dist.P2POp(dist.isend, sent, partner)]
-        )
-        works[0].wait()
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        seconds = time.perf_counter() - began
-        for work in works[1:]:
-            work.wait()
-        return seconds

@@ -20,8 +20,9 @@ import torch
 import torch.distributed as dist
 
 from bench.measure.node import host_name
+from bench.measure.pairs import exchange_steps
 from bench.preflight import checks
-from bench.preflight.exchange import FIRST_BYTES, MAX_BYTES, Meeting, exchange_steps
+from bench.preflight.exchange import FIRST_BYTES, MAX_BYTES, Meeting
 from bench.preflight.pairing import (
     EXCHANGES_S,
     Step,

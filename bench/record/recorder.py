@@ -26,6 +26,7 @@ from bench.record.failures import FailureReporter
 from bench.record.hang_watch import Progress
 from bench.record.session import Session
 from bench.record.settings import Lengths, RecorderError
+from bench.record.step_sample import StepSampler
 from bench.record.windows import Phase, Span, Windows
 
 T = TypeVar("T")
@@ -244,6 +245,7 @@ class Recorder:
 
     def discard_step(self) -> None:
         """Discard a step that ended in an exception."""
+        self._windows.discard_sample()
         self._started_at = None
         self._spans = []
         self._step_samples = self._batch_samples = None
@@ -251,6 +253,7 @@ class Recorder:
 
     def stop_clock(self) -> None:
         """Stop the clock until :meth:`resume_clock` or the next step."""
+        self._windows.discard_sample()
         if self._started_at is None:
             return
         if self._windows.phase is not Phase.ATTRIBUTION:
@@ -269,6 +272,7 @@ class Recorder:
 
     def rest(self) -> None:
         """Stop the clock between two steps, without counting the wait for a batch that never arrived."""
+        self._windows.discard_sample()
         if self._is_mid_step:
             self.stop_clock()
         self._started_at = self._batch_samples = None
@@ -277,7 +281,7 @@ class Recorder:
     def _open(self) -> None:
         session = Session(self._model, run_dir=self._run_dir, device=self._device, lengths=self._lengths)
         self._attribution = Attribution(self._model, self._clock, world_size=session.launch.world_size)
-        self._windows.open(self._attribution, session)
+        self._windows.open(self._attribution, session, StepSampler(self._model))
         self._session = session
         self._process = os.getpid()
         self._failures = FailureReporter(session, self._progress)

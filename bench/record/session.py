@@ -32,6 +32,7 @@ from bench.record.attribution import find_ddp
 from bench.record.settings import Lengths, RecorderError, launch_from, recording_folder
 from bench.study.files import write_json
 from bench.study.layout import RunFolder
+from bench.study.sampled_step import SampledStep
 
 
 class Session:
@@ -84,6 +85,10 @@ class Session:
                 folder=self._folder,
             )
             self.exchange.post("transport", traces)
+
+    def post_sample(self, sample: SampledStep) -> None:
+        """Send this rank's sampled step to the store."""
+        self.exchange.post("sample", asdict(sample))
 
     def write(self, *, is_last: bool = False) -> None:
         """On rank 0, write the epochs that are complete on all ranks.
@@ -151,6 +156,7 @@ class RunWriter:
         self._results: Results | None = None
         self._samples_per_step: float | None = None
         self._warnings: list[str] = []
+        self._has_sample = False
         self._lock = threading.RLock()  # the hang watch writes from its own thread
         self.epochs = 0
 
@@ -194,6 +200,18 @@ class RunWriter:
             if self._ddp is not None:  # after the first window, when DDP has rebuilt its buckets
                 self._ddp_facts = ddp_facts(self._ddp)
             self._write_environment()
+        if not self._has_sample:
+            self._write_sample(is_last)
+
+    def _write_sample(self, is_last: bool) -> None:
+        """Write sampled_step.json when all ranks have posted their sample; at the end, of those that have."""
+        samples = self._exchange.read_all("sample")
+        if samples is None and is_last:
+            found = [self._exchange.read("sample", rank) for rank in range(self._launch.world_size)]
+            samples = [one for one in found if one is not None]
+        if samples:
+            write_json(self._folder.sampled_step, {"schema": 1, "ranks": samples})
+            self._has_sample = True
 
     def _windows_of(self, epoch: int, is_last: bool) -> list[Any] | None:
         """Return the windows of all ranks; None if any is missing."""

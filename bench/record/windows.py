@@ -1,8 +1,9 @@
 """Windows of a recording: a warm-up, then epochs of a throughput window and an attribution window.
 
 The throughput window is measured with a clock only. In the attribution window, hooks time the parts of each
-step. Two steps between epochs are not measured: in the first, rank 0 writes files and falls behind; in the
-second, the exchange of gradients synchronises the ranks again.
+step. Two steps between epochs are not measured: after the first, rank 0 writes files and falls behind; in the
+second, the exchange of gradients synchronises the ranks again. The first one of these steps is sampled in one
+epoch (see :mod:`bench.record.step_sample`).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from bench.measure.windows import Window, fewest_warmup_steps, is_stable
 from bench.record.attribution import Attribution
 from bench.record.session import Session
 from bench.record.settings import Lengths
+from bench.record.step_sample import StepSampler
 
 #: An interval during which the clock ran: its first and last time stamp.
 Span = tuple[Any, Any]
@@ -57,10 +59,12 @@ class Windows:
         self._losses = 0
         self._window: Window | None = None
         self._stable = False
+        self._sampler: StepSampler | None = None  # None before the first step and after the sample
 
-    def open(self, attribution: Attribution, session: Session) -> None:
+    def open(self, attribution: Attribution, session: Session, sampler: StepSampler) -> None:
         """Begin recording at the first step."""
         self._attribution = attribution
+        self._sampler = sampler
         self._attribution.detach()  # by default DDP's logger stamps the first steps
         self._session = session
         # Every rank reads all counters; merge_windows keeps each host's and device's values only once.
@@ -105,6 +109,7 @@ class Windows:
         elif self.phase is Phase.BETWEEN:
             if self._steps > 1:
                 return self._start_window()
+            self._end_sample()
             self._prepare_window()  # every rank sent its record before its gradients of this step
         return now
 
@@ -116,6 +121,18 @@ class Windows:
         elif self.phase is Phase.ATTRIBUTION:
             self._attribution.detach()
             self._post()
+        self.discard_sample()
+
+    def discard_sample(self) -> None:
+        """Discard the sampled step, because the clock stopped in it; the next epoch repeats it."""
+        if self._sampler is not None:
+            self._sampler.discard()
+
+    def _end_sample(self) -> None:
+        sample = None if self._sampler is None else self._sampler.stop(self._session.launch.rank)
+        if sample is not None:
+            self._sampler = None
+            self._session.post_sample(sample)
 
     def _prepare_window(self) -> None:
         """Write files and sample conditions, which delays this rank; the next step synchronises the ranks."""
@@ -166,6 +183,8 @@ class Windows:
         self.posted += 1
         self._session.post(self.posted, window)
         self._enter(Phase.BETWEEN)
+        if self._sampler is not None:
+            self._sampler.start()
 
     def _measured_window(self) -> Window:
         """Return the throughput window that ends now; ``parts`` is filled in later."""

@@ -5,8 +5,8 @@
     results/<study>/  matrix.yaml site.yaml plan.json ledger.jsonl submit.lock unfit.json report/
       scripts/                 <cell>.sbatch (.sh without Slurm) pack.sbatch preflight.sbatch
       runs/<run>/attempt-<n>/  run.json metrics.csv ranks.csv steps.csv probes.json
-                               trace-rank0.json.gz env.json conditions.json end.json
-                               sacct_summary.txt
+                               trace-rank0.json.gz env.json conditions.json sampled_step.json
+                               end.json sacct_summary.txt
                                job.out job.err
       packs/pack-<n>/  pack.json members marks.jsonl <cell>.sbatch job.out job.err preflight/
       preflight/preflight-<n>/ preflight.json preflight.sbatch measured.json result.json unfit
@@ -87,6 +87,7 @@ class RunFolder(JobFolder):
     trace = _Child("trace-rank0.json.gz")  # profiler trace of some steps, if the matrix asks for one
     env = _Child("env.json")  # software, hardware, hosts that took part, and network that was used
     conditions = _Child("conditions.json")  # state of nodes and ranks in each measured window
+    sampled_step = _Child("sampled_step.json")  # slowest calls of one step, see bench.study.sampled_step
     end = _Child("end.json")  # exit code and end time, written by the job itself
     sacct_summary = _Child("sacct_summary.txt")  # rows of the job in sacct, written by bench
 

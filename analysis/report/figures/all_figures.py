@@ -7,7 +7,15 @@ from dataclasses import dataclass, replace
 
 import pandas as pd
 
-from analysis.checks.fabric import fabric_table, fabrics_of, sweep_rows
+from analysis.checks.fabric import (
+    fabric_rows,
+    fabric_table,
+    fabrics_of,
+    neighbour_rows,
+    node_table,
+    read_probes,
+    sweep_rows,
+)
 from analysis.checks.slow_ranks import RankMeans, least_balanced_cells, nodes_table, rank_means
 from analysis.data.csv_files import csv_text
 from analysis.data.load import Study
@@ -116,10 +124,12 @@ def detail_figures(
 ) -> Details:
     """Draw the figures of steps.csv, ranks.csv and probes.json. In a large study, only some are read."""
     files = {}
-    sweep = sweep_rows(study)
+    probes = read_probes(study)
+    sweep = sweep_rows(study, probes)
     fits = fabric_table(sweep)
     if len(sweep):
-        files = {"sweep.csv": _csv(sweep), "fabric.csv": _csv(fits)}
+        links = node_table(neighbour_rows(study, probes))
+        files = {"sweep.csv": _csv(sweep), "fabric.csv": _csv(fabric_rows(fits, links))}
     drawings = [figure for figure in [bandwidth_figure(sweep, study.cells)] if figure is not None]
     drawings += _step_figures(study, frames, rows, parts)
     ranks = rank_means(study, least_balanced_cells(rows), frames.runs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from statistics import fmean
+from typing import Any
 
 import psutil
 import torch
@@ -14,6 +15,7 @@ from bench.measure.exchange import Collectives
 from bench.measure.step_parts import clock_for
 from bench.study.files import write_json
 from bench.workload.data.feed import Feed
+from bench.workload.probes.neighbours import exchange_with_neighbours
 from bench.workload.probes.steps import StepProbes, StepReadings
 from bench.workload.probes.sweep import AllReduceSweep, Sweep, message_sizes
 from bench.workload.session import Session
@@ -24,6 +26,8 @@ from bench.workload.training import STATES_PER_WEIGHT, Trainer, wrap
 SCHEMA = 1
 #: The fraction of the free memory that probes may use.
 _SHARE_OF_FREE = 0.8
+#: The exchange between neighbours takes at most about this fraction of the time of the sweep.
+_NEIGHBOURS_SHARE = 0.3
 _MIB = 2**20
 
 
@@ -56,16 +60,28 @@ class Probes:
         steps, no_steps_reason = self._steps(available)
         steps_s = time.perf_counter() - began
         sweep, no_sweep_reason = self._sweep(buckets, available)
+        sweep_s = time.perf_counter() - began - steps_s
+        neighbours, no_neighbours_reason = self._neighbours(sweep, no_sweep_reason)
         all_s = time.perf_counter() - began
         content = {
             "schema": SCHEMA,
             "world_size": self._collectives.world_size,
             "backend": self._session.request.backend,
-            "seconds": {"steps": steps_s, "all_reduce": all_s - steps_s, "all": all_s},
+            "seconds": {
+                "steps": steps_s,
+                "all_reduce": sweep_s,
+                "neighbours": all_s - steps_s - sweep_s,
+                "all": all_s,
+            },
             "bucket_bytes": buckets,
             "steps": None if steps is None else steps.as_json(),
             "all_reduce": None if sweep is None else sweep.as_json(),
-            "reasons": {"steps": no_steps_reason, "all_reduce": no_sweep_reason},
+            "neighbours": neighbours,
+            "reasons": {
+                "steps": no_steps_reason,
+                "all_reduce": no_sweep_reason,
+                "neighbours": no_neighbours_reason,
+            },
             **hidden_fraction(sweep, buckets, transfer_s),
         }
         if self._session.is_first:
@@ -106,6 +122,25 @@ class Probes:
         sizes = message_sizes(buckets, gradient_bytes=gradient_bytes, largest=largest)
         room = available_bytes / 2
         return sweep.run(sizes, budget_s=options.sweep_time, room_bytes=room, seed=options.seed), None
+
+    def _neighbours(
+        self, sweep: Sweep | None, no_sweep_reason: str | None
+    ) -> tuple[dict[str, Any] | None, str | None]:
+        """Return the value of ``neighbours`` in probes.json, or the reason why it is null."""
+        hosts = self._session.joined.hosts
+        if sweep is None or not sweep.sizes:
+            return None, no_sweep_reason or "the sweep measured no message"
+        if len(hosts) == 1:
+            return None, "one node has no neighbour"
+        on_gpus = self._session.request.backend == "nccl"
+        largest = len(sweep.sizes) - 1
+        return exchange_with_neighbours(
+            self._collectives,
+            {host.ranks[0]: host.host for host in hosts},
+            self._session.device if on_gpus else torch.device("cpu"),
+            bytes_per_s=sweep.sizes[largest].bytes / sweep.time_s(largest),
+            budget_s=self._options.sweep_time * _NEIGHBOURS_SHARE,
+        ), None
 
     def _available_bytes(self) -> float:
         """Return the memory that probes may use on the rank with the least free memory."""
