@@ -228,7 +228,7 @@ def burning(cluster: Cluster, node: str, load: float) -> Iterator[list[float]]:
 
 @dataclass(frozen=True)
 class Draw:
-    """One draw of the part ``foreign``: whether the disturbed run was found, and the number of false ones."""
+    """One draw of the part ``foreign``: was the disturbed run found, and how many other runs were blamed?"""
 
     found: bool
     false: int

@@ -86,7 +86,7 @@ def predicted(mode: str, kind: str, *, n: int, studies: int, seed: int) -> str:
 
 
 def decisions(studies: int, *, seed: int) -> None:
-    """Print the number of runs that should decide about an efficiency, and the share of studies decided."""
+    """Print how many runs should decide whether an efficiency is above 0.8, and how often they do."""
     print("efficiency  run-to-run noise  runs  decided by as many")
     for efficiency, noise in ((0.9, 0.02), (0.85, 0.05), (0.75, 0.05), (0.85, 0.1), (0.95, 0.2)):
         runs, share = decided(efficiency, noise, studies=studies, seed=seed)

@@ -183,14 +183,14 @@ def table(content: Mapping[str, Any]) -> str:
 
 
 def machine_words(values: Mapping[str, Any]) -> str:
-    """Describe the machine in one line."""
+    """Return the machine's GPUs and releases (driver, torch, NCCL, Python) in one line."""
     gpus = ", ".join(gpu["name"] for gpu in values["gpus"])
     driver = f"driver {values['driver']}" if values["driver"] else "driver unknown"
     return f"{gpus}; {driver}; torch {values['torch']}, NCCL {values['nccl']}, Python {values['python']}"
 
 
 def mfu_words(values: Mapping[str, Any]) -> list[str]:
-    """Describe the part ``mfu``."""
+    """Return the results of the part ``mfu`` as texts: the rates of a matrix product and of training."""
     size = f"{values['product_size']:,}"
     words = [f"matrix product {size} x {size} in bf16: {values['product_flops_per_s'] / 1e12:.0f} TFLOP/s"]
     if "flops_per_s" in values:
@@ -202,14 +202,14 @@ def mfu_words(values: Mapping[str, Any]) -> list[str]:
 
 
 def overhead_words(values: Mapping[str, Any]) -> list[str]:
-    """Describe the part ``overhead``."""
+    """Return the result of the part ``overhead`` as a text: the ratio of step times with its interval."""
     interval = f"{values['ratio_low']:.4f} to {values['ratio_high']:.4f}"
     step = f"step of {values['hand_written_step_s'] * 1e3:.2f} ms, {values['pairs']} pairs"
     return [f"harness / hand-written loop {values['ratio']:.4f} (95 % interval {interval}; {step})"]
 
 
 def study_words(values: Mapping[str, Any]) -> list[str]:
-    """Describe the part ``study``."""
+    """Return the results of the part ``study`` as texts: its runs, and the GPU's clocks after each window."""
     runs = values["runs"]
     windows = sum(run["conditions"] for run in runs)
     words = [f"{len(runs)} runs, {windows} windows with conditions"]
@@ -222,7 +222,7 @@ def study_words(values: Mapping[str, Any]) -> list[str]:
 
 
 def tests_words(values: Mapping[str, Any]) -> list[str]:
-    """Describe the part ``tests``."""
+    """Return the result of the part ``tests`` as a text: the numbers of passed, failed and planned tests."""
     counts = [f"{values[kind]} {kind}" for kind in ("passed", "failed", "skipped") if values[kind]]
     return [f"{', '.join(counts) or 'none ended'} of {values['planned']}"]
 

@@ -187,7 +187,7 @@ def utilisation(folder: Path, product_flops_per_s: float) -> Values:
 
 
 def study_matrix(device: str) -> str:
-    """Return the study's matrix; on ``cpu``, a small one that takes the same way."""
+    """Return the matrix of the study; on ``cpu``, a small one."""
     if device == "cuda":
         return STUDY.format(
             device=device, per_node="gpus_per_node", backend="nccl", parameters="50M", seq_len=512

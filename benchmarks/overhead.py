@@ -58,7 +58,7 @@ MOST_SAMPLING_S, SAMPLED = 0.02, 50
 
 @dataclass(frozen=True)
 class Seat:
-    """The rank, device and backend of this process, and the number of ranks (two on a CPU, one on a GPU)."""
+    """The rank of this process, its device and backend, and the number of ranks (CPU: 2, GPU: 1)."""
 
     rank: int
     world_size: int

@@ -150,8 +150,8 @@ def _check_no_code(before: list[str], word: str, name: str) -> None:
     programs = [word for word in before if _INTERPRETER.fullmatch(word.rpartition("/")[2])]
     if programs and re.fullmatch(r"-[a-z]*[ce]", before[-1]):
         raise ValueError(
-            f"{{{name}}} is part of {word!r}, which {programs[-1]} runs as a program: the value would be run "
-            "as code; pass it as a separate word after the program ($1), or put the program into a file"
+            f"{programs[-1]} would execute the value of {{{name}}} as code, because it is part of {word!r}; "
+            "pass it as a separate word after the code ($1), or put the code into a file"
         )
 
 

@@ -76,8 +76,8 @@ def test_without_a_command_a_cell_has_no_command_options(plan):
         ),
         (
             "command: [bash, -ec, 'ls {data}']",
-            "own.yaml:6: workload.command: {data} is part of 'ls {data}', which bash runs as a program: the value "
-            "would be run as code; pass it as a separate word after the program ($1), or put the program into a file",
+            "own.yaml:6: workload.command: bash would execute the value of {data} as code, because it is part of "
+            "'ls {data}'; pass it as a separate word after the code ($1), or put the code into a file",
         ),
         (
             "command: python x.py {parameters} {seed}",
