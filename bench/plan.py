@@ -16,7 +16,7 @@ from typing import Any
 from bench import __version__
 from bench.errors import BenchError
 from bench.findings import Severity
-from bench.matrix.cell import Cell, Run
+from bench.matrix.cell import Cell, Run, value_text
 from bench.matrix.checks import plan_warnings
 from bench.matrix.document import Document
 from bench.matrix.expansion import expand
@@ -334,7 +334,7 @@ def _series(cells: Sequence[Cell]) -> list[dict[str, Any]]:
             if member.series in series:
                 continue
             batch = f"global batch {member.batch}" if member.mode == "strong" else f"{member.batch} per rank"
-            swept = [f"{name.removeprefix('env.')} {value}" for name, value in cell.swept.items()]
+            swept = [f"{name.removeprefix('env.')} {value_text(value)}" for name, value in cell.swept.items()]
             label = ", ".join([f"{member.mode}, {batch}", cell.backend, cell.launcher, *swept])
             series[member.series] = {
                 "series": member.series,

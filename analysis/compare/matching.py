@@ -15,6 +15,7 @@ from analysis.data.environment import FACTS, TRANSPORT, hosts_of, sampled, value
 from analysis.data.load import Study
 from analysis.text import clean, listed, one_line
 from bench.errors import BenchError
+from bench.matrix.cell import value_text
 
 #: Size and batch of a cell.
 SIZES = ("nodes", "tasks_per_node", "world_size", "global_batch", "per_gpu_batch")
@@ -77,6 +78,8 @@ def spelled(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, float):
         return f"{value:g}"
+    if isinstance(value, list) and any(isinstance(word, str) for word in value):
+        return clean(value_text(value))  # a command as typed, without secrets
     if isinstance(value, list):
         # [4, 4], four ranks on each of two nodes, equals 4.
         parts = list(dict.fromkeys(map(str, value)))

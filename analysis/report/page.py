@@ -36,6 +36,7 @@ from analysis.report.words import WORDS, mode_title
 from analysis.stats.measured import Frames
 from analysis.stats.scaling import GUIDE
 from analysis.text import MISSING, clean, count, listed, one_line
+from bench.matrix.secret_values import mask_text, secrets_in
 
 MAX_MATRIX_CHARACTERS = 100_000
 
@@ -205,14 +206,23 @@ def _table(rows: pd.DataFrame, frames: Frames, *, labels: dict[str, str], folder
 
 
 def _matrix(study: Study) -> str:
-    """Return the text of matrix.yaml, or of the table that was measured elsewhere."""
+    """Return the text of matrix.yaml without secrets, or of the table that was measured elsewhere."""
     if table := study.plan.get("table"):
         return _shortened(clean(table["text"]), "the table")
     try:
         text = study.folder.matrix.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
-    return _shortened(clean(text), "matrix.yaml")
+    return _shortened(clean(mask_text(text, _secrets(study))), "matrix.yaml")
+
+
+def _secrets(study: Study) -> set[str]:
+    """Return the secrets in the commands and environment variables of the plan."""
+    cells = study.plan.get("cells") or []
+    commands = {tuple(map(str, (cell.get("workload") or {}).get("command") or ())) for cell in cells}
+    variables = {tuple((k, str(v)) for k, v in (cell.get("env") or {}).items()) for cell in cells}
+    found = {secret for words in commands for secret in secrets_in(words, {})}
+    return found | {secret for env in variables for secret in secrets_in((), dict(env))}
 
 
 def _shortened(text: str, name: str) -> str:

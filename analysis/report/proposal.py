@@ -1,16 +1,14 @@
 """Compute the values of proposal.md.j2 and proposal.tex.j2: the scaling section of a compute time proposal.
 
-Reviewers expect nodes, GPUs, batch, absolute time, throughput, speedup, efficiency, interval and number of
-runs; a log-log plot with the ideal line and an efficiency plot with the guide at 0.8; main-loop and whole-job
-time; node-hours; the recommended size and its reason; causes of the loss; settings as in production, with
-input and output.
+Reviewers expect what was run, the time to solution of the stated work, memory per rank and its headroom, the
+node-hours asked for with their formula, the measurements with speedup, efficiency, interval and number of
+runs, causes of the loss, and warnings beside the numbers. Every number has its source.
 """
 
 from __future__ import annotations
 
 import math
-import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,12 +16,12 @@ import pandas as pd
 
 from analysis.checks.recommendation import Invalid, Recommendation, recommend, valid_causes, what_decides
 from analysis.checks.validity import ValidityFinding, invalid_cells
-from analysis.compare.matching import spelled
-from analysis.data.environment import Environment
+from analysis.data.environment import Environment, hosts_of
 from analysis.data.load import Study
 from analysis.data.names import Row, job_size, nodes_known, widest_series
 from analysis.report.figures.drawing import Drawing
-from analysis.report.summary import certainty, describe_losses, no_finding
+from analysis.report.summary import describe_losses, no_finding
+from analysis.report.what_was_run import MISSING_SOURCE, Executed, Line, what_was_run
 from analysis.report.words import ascii_formula, mode_title
 from analysis.stats.losses import Causes
 from analysis.stats.measured import Frames
@@ -34,25 +32,36 @@ from analysis.text import (
     count,
     fraction,
     fractions,
+    interval,
     known,
     listed,
     number,
     one_line,
+    percent,
     seconds,
     whole,
 )
-from bench.matrix.command import without_secrets
+from bench.units import human_bytes, human_duration
 
 _FORMULAS = {
     "strong": "The global batch is constant. Speedup S(N) = T(N0)/T(N), efficiency E(N) = S(N) N0/N",
     "weak": "The batch per rank is constant. Efficiency E(N) = T(N0)/T(N), scaled speedup S(N) = E(N) N/N0",
 }
-#: Options of the workload that determine the computation.
-_SETTINGS = (
-    *("model", "parameters", "seq_len", "image_size", "precision", "optimizer", "grad_accum"),
-    *("bucket_cap_mb", "activation_checkpointing", "compile", "data", "num_workers", "checkpoint"),
-)
-_FACTS = ("Device", "PyTorch", "CUDA", "NCCL", "Network", "Interface", "Threads per rank")
+#: The work for which time and node-hours are given if none is stated.
+_UNIT_OF_WORK = 1_000_000
+
+
+@dataclass(frozen=True)
+class Work:
+    """The work of one training: ``samples`` per epoch, and ``epochs``."""
+
+    samples: int
+    epochs: int = 1
+
+    @property
+    def total(self) -> int:
+        """The samples of the whole training."""
+        return self.samples * self.epochs
 
 
 @dataclass(frozen=True)
@@ -77,21 +86,30 @@ def proposal_context(
     drawings: Sequence[Drawing],
     environment: Environment,
     validity: Sequence[ValidityFinding],
+    *,
+    work: Work | None = None,
 ) -> dict[str, Any]:
-    """Return the values of proposal.md.j2 and proposal.tex.j2; texts are not escaped."""
+    """Return the values of proposal.md.j2 and proposal.tex.j2; texts are not escaped.
+
+    ``work`` is the training for which time and node-hours are computed; without it, a million samples.
+    """
     series = [found for mode in ("strong", "weak") if (found := _series(rows, mode, frames.rate_unit))]
     invalid = invalid_cells(validity)
     causes = [_loss_item(one, invalid) for one in series]
+    cells = {cell for one in series for cell in (*one.rows["cell_id"], one.base["cell_id"])}
+    executed = Executed(study, frames.runs[frames.runs["measured"] & frames.runs["cell_id"].isin(cells)])
     return {
         "title": f"Scaling of {study.name}",
-        "introduction": _measured_on(frames, environment) if series else no_finding(rows),
+        "introduction": "" if series else no_finding(rows),
+        "run": what_was_run(executed, rows, environment) if series else [],
         "validity": [(finding.heading, finding.message) for finding in validity],
         "recommendation": _recommendation(series[0], invalid) if series else "",
-        "sections": [_section(one, frames, drawings, reads_values=_reads_values(study)) for one in series],
+        "request": _request(series[0], executed, environment, validity, work) if series else [],
+        "sections": [
+            _section(one, executed, validity, drawings if one is series[0] else ()) for one in series
+        ],
         "losses": causes,
         "losses_note": _LOSSES_NOTE if any("%" in text for text in causes) else "",
-        "method": _method(study, frames, rows) if series else [],
-        "settings": _settings(study, str(series[0].rows.iloc[-1]["cell_id"]), environment) if series else [],
         "missing": _missing(rows),
     }
 
@@ -105,18 +123,6 @@ def _series(rows: pd.DataFrame, mode: str, rate_unit: str) -> _Series | None:
     own = measured[measured["series"] == widest[0]].sort_values(["gpus", "nodes"], kind="stable")
     # The baseline may be a cell of another series, such as one rank without DDP.
     return _Series(own, mode, rows.iloc[int(own["base_place"].iloc[-1])], rate_unit)
-
-
-def _measured_on(frames: Frames, environment: Environment) -> str:
-    facts = dict(environment.facts)
-    done = frames.runs[frames.runs["measured"]]
-    where = f" on {facts['Device']}" if "Device" in facts else ""
-    text = f"{count(len(done), 'run').capitalize()}{where}"
-    first, last = done["started_at"].min(), done["ended_at"].max()
-    if not (pd.isna(first) or pd.isna(last)):
-        days = list(dict.fromkeys(f"{time:%Y-%m-%d}" for time in (first, last)))
-        text += f", {'on' if len(days) == 1 else 'between'} {' and '.join(days)}"
-    return f"{text}. A rank is one process, with one GPU on GPU nodes."
 
 
 # -- recommended size -----------------------------------------------------------------
@@ -197,11 +203,103 @@ def _efficiency(row: Row) -> str:
     return f"{fraction(row['efficiency'])} {bounds}".strip()
 
 
+# -- resources asked for --------------------------------------------------------------
+
+
+def _request(
+    series: _Series,
+    executed: Executed,
+    environment: Environment,
+    validity: Sequence[ValidityFinding],
+    work: Work | None,
+) -> list[Line]:
+    """Return job size, time to solution, node-hours, memory and warnings; each with its source or formula."""
+    best = recommend(series.rows, series.base, invalid=invalid_cells(validity)).best
+    row = series.base if best is None else best
+    why = "the baseline: no larger size is recommended" if best is None else "recommended"
+    size = f"{job_size(row)} ({why})"
+    rate = row["throughput_samples_per_sec"]
+    rates = interval(row["throughput_low"], row["throughput_high"])
+    total = _UNIT_OF_WORK if work is None else work.total
+    duration_s = total / rate
+    lines = [
+        Line("Job size", size, "scaling.csv (efficiency, efficiency_low)"),
+        Line(
+            "Throughput", f"{number(rate)} {series.rate_unit} {rates}".strip(), f"scaling.csv, n = {row['n']}"
+        ),
+        Line("Work", *_work_text(work, series.counted)),
+        Line(
+            "Time to solution", human_duration(duration_s), f"work / throughput = {total:,} / {number(rate)}"
+        ),
+    ]
+    if nodes_known(row):
+        hours = row["nodes"] * duration_s / 3600
+        formula = f"nodes x time to solution = {row['nodes']} x {number(duration_s / 3600, digits=3)} h"
+        lines.append(Line("Node-hours", number(hours, digits=3), formula))
+    if not executed.is_table:
+        included = "start-up, validation, checkpoints and queue waits"
+        lines.append(Line("Not included", included, "work / throughput counts training steps only"))
+        lines += _memory(row, executed, environment)
+    return [*lines, Line("Warnings", _warnings(row, validity) or "none", "see Warnings, below")]
+
+
+def _work_text(work: Work | None, counted: str) -> tuple[str, str]:
+    """Return the work as text, and its source."""
+    if work is None:
+        return f"{_UNIT_OF_WORK:,} {counted}", "an example: state the work with --samples and --epochs"
+    text = f"{work.samples:,} {counted} x {count(work.epochs, 'epoch')} = {work.total:,} {counted}"
+    return text, "stated with --samples and --epochs"
+
+
+def _memory(row: Row, executed: Executed, environment: Environment) -> Iterator[Line]:
+    """Yield the largest memory of a rank, and how much of its GPU, or of its share of the host, is left."""
+    runs = executed.runs[executed.runs["cell_id"] == row["cell_id"]]
+    epochs = executed.study.epochs
+    used = epochs.loc[epochs["run_id"].isin(runs["run_id"]), "peak_mem_bytes"].astype(float).max()
+    if not known(used):
+        yield Line("Memory per rank", "not recorded", MISSING_SOURCE)
+        return
+    source = f"metrics.csv (peak_mem_bytes), largest of {count(len(runs), 'run')}"
+    yield Line("Memory per rank", human_bytes(used), source)
+    envs = [env for run_id, env in environment.envs.items() if run_id in set(runs["run_id"])]
+    total, what = _memory_of_rank(envs)
+    if total is None:
+        yield Line("Headroom", "not known: the memory of the device was not recorded", MISSING_SOURCE)
+    else:
+        left = f"{percent(1 - used / total)} of {human_bytes(total)}, {what}"
+        yield Line("Headroom", left, "1 - memory per rank / memory (env.json)")
+
+
+def _memory_of_rank(envs: Iterable[Mapping[str, Any]]) -> tuple[float | None, str]:
+    """Return the smallest memory that a rank can use: that of its GPU, or on a CPU its share of the host."""
+    found = []
+    for env in envs:
+        if env.get("device") == "cuda":
+            found.append((env.get("device_memory_bytes"), "the memory of its GPU"))
+        else:
+            for host in hosts_of(dict(env)):
+                memory, ranks = host.get("memory_bytes"), host.get("ranks_here")
+                share = (
+                    memory / ranks if isinstance(memory, int) and isinstance(ranks, int) and ranks else None
+                )
+                found.append((share, "its share of the host's memory"))
+    sizes = [(size, what) for size, what in found if isinstance(size, int | float)]
+    return min(sizes) if sizes and len(sizes) == len(found) else (None, "")
+
+
+def _warnings(row: Row, validity: Sequence[ValidityFinding]) -> str:
+    """Return the headings of the findings that affect a size, and whether its interval is missing."""
+    found = [finding.heading for finding in validity if row["cell_id"] in finding.cells]
+    if not known(row["throughput_low"]):
+        found.append("no interval")
+    return ", ".join(dict.fromkeys(found))
+
+
 # -- measurements ---------------------------------------------------------------------
 
 
 def _section(
-    series: _Series, frames: Frames, drawings: Sequence[Drawing], *, reads_values: bool
+    series: _Series, executed: Executed, validity: Sequence[ValidityFinding], drawings: Sequence[Drawing]
 ) -> dict[str, Any]:
     """Return title, text, table and figures of one series."""
     base = series.base
@@ -213,7 +311,7 @@ def _section(
     return {
         "title": mode_title(series.mode),
         "text": f"{text}.",
-        **_table(series, frames, reads_values=reads_values),
+        **_table(series, executed, validity),
         "figures": [
             {
                 "name": name,
@@ -225,23 +323,27 @@ def _section(
     }
 
 
-def _table(series: _Series, frames: Frames, *, reads_values: bool) -> dict[str, Any]:
-    """Return the table's caption, headings and rows; a column without any value is left out."""
-    groups = frames.runs[frames.runs["measured"]].groupby("cell_id", observed=True)
+def _table(series: _Series, executed: Executed, validity: Sequence[ValidityFinding]) -> dict[str, Any]:
+    """Return the table's caption with its sources, headings and rows; an empty column is left out."""
+    groups = executed.runs.groupby("cell_id", observed=True)
     loops, jobs = groups["window_s"].mean(), groups["wall_s"].mean()
-    if reads_values:
+    if executed.reads_values:
         loops = loops * math.nan  # values that a command reports do not show how long its main loop took
-    rows = [_table_row(row, series, loops, jobs) for row in series.rows.to_dict("records")]
+    rows = [_table_row(row, series, loops, jobs, validity) for row in series.rows.to_dict("records")]
     headings = [name for name in rows[0] if any(row[name] != MISSING for row in rows)]
     texts = [[row[name] for name in headings] for row in rows]
     caption = f"{mode_title(series.mode)}. n: runs"
     if "Main loop (s)" in headings:
         caption += "; main loop: the timed windows of one run; whole job: from start to end"
     caption += f"; {MISSING}: not measured." if any(MISSING in row for row in texts) else "."
+    if not executed.is_table:
+        caption += " Sources: scaling.csv; means of runs.csv for main loop and whole job."
     return {"caption": caption, "headings": headings, "rows": texts}
 
 
-def _table_row(row: Row, series: _Series, loops: pd.Series, jobs: pd.Series) -> dict[str, str]:
+def _table_row(
+    row: Row, series: _Series, loops: pd.Series, jobs: pd.Series, validity: Sequence[ValidityFinding]
+) -> dict[str, str]:
     cell = row["cell_id"]
     return {
         "Nodes": str(row["nodes"]) if nodes_known(row) else MISSING,
@@ -257,6 +359,7 @@ def _table_row(row: Row, series: _Series, loops: pd.Series, jobs: pd.Series) -> 
         "Whole job (s)": number(jobs.get(cell), digits=3),
         "Node-h per run": number(row["node_hours"], digits=3),
         f"Node-h per 1M {series.counted}": number(_node_hours_per_million(row), digits=3),
+        "Warnings": _warnings(row, validity) or MISSING,
     }
 
 
@@ -281,96 +384,7 @@ def _causes(causes: Causes) -> str:
     return listed(describe_losses(causes, verb="")) or f"not known: {causes.unknown}"
 
 
-# -- method, settings, missing cells --------------------------------------------------
-
-
-def _method(study: Study, frames: Frames, rows: pd.DataFrame) -> list[str]:
-    """Return paragraphs about windows, runs, intervals, input and output."""
-    cells = study.plan.get("cells") or []
-    workload = (cells[0].get("workload") or {}) if cells else {}
-    intervals = (
-        f"{certainty(rows)} Intervals: 95 % confidence, Welch's t on the logarithms of the runs' "
-        "throughputs, given for three or more runs."
-    )
-    if not workload:
-        return [f"The values were measured elsewhere and taken from a table. {intervals}"]
-    if workload.get("command"):
-        return [f"{_source_of_command(workload, frames)} Statistics are over runs. {intervals}"]
-    windows = ""
-    if workload.get("steps_per_epoch") and workload.get("epochs"):
-        windows = (
-            f"Each run measures {count(int(workload['epochs']), 'window')} of "
-            f"{count(int(workload['steps_per_epoch']), 'step')} after a warm-up, without instrumentation. "
-        )
-    text = f"{windows}Statistics are over runs, which are executed in a seeded random order. {intervals}"
-    return [text, _input_output(workload)]
-
-
-def _reads_values(study: Study) -> bool:
-    """Return whether the values come from the output or a file of a user's command."""
-    cells = study.plan.get("cells") or []
-    metrics = ((cells[0].get("workload") or {}).get("metrics") or {}) if cells else {}
-    return any(name in metrics for name in ("output", "csv", "jsonl"))
-
-
-def _source_of_command(workload: Mapping[str, Any], frames: Frames) -> str:
-    """Return sentences about the source of the values of a user's command, and what was not recorded."""
-    done = frames.runs[frames.runs["measured"]]
-    metrics = workload.get("metrics") or {}
-    file = metrics.get("csv") or metrics.get("jsonl")
-    if "output" not in metrics and not file:
-        windows, steps = (_range(done[name]) for name in ("epochs", "steps"))
-        return (
-            f"The recorder (bench.record) in the command measured {windows} windows with {steps} steps in "
-            "total per run. Input, output and the model were not recorded."
-        )
-    origin = f"its file {one_line(file, limit=120)}" if file else "its output"
-    skip = int(metrics.get("skip") or 0)
-    skipped = f", after {count(skip, 'value')} that {'was' if skip == 1 else 'were'} skipped" if skip else ""
-    return (
-        f"The command reported the values in {origin}: {_range(done['epochs'])} per run{skipped}. "
-        "The batches are those of the matrix; whether the command used them was not recorded, and "
-        "neither were input, output and the model."
-    )
-
-
-def _range(values: pd.Series) -> str:
-    """Return ``3``, or ``3 to 5`` if the values differ."""
-    low, high = values.min(), values.max()
-    if pd.isna(low):
-        return "an unknown number of"
-    return whole(low) if low == high else f"{whole(low)} to {whole(high)}"
-
-
-def _input_output(workload: Mapping[str, Any]) -> str:
-    data = workload.get("data")
-    if data in (None, "synthetic"):
-        text = "Input: synthetic batches, drawn anew for each step; reading from storage is not included."
-    else:
-        workers = count(int(workload.get("num_workers") or 0), "loading process", "loading processes")
-        text = f"Input: {one_line(data, limit=120)}, read by {workers} per rank."
-    if workload.get("checkpoint"):
-        return f"{text} Output: a checkpoint after each window, timed separately."
-    return f"{text} Output: no checkpoints were written."
-
-
-def _settings(study: Study, largest: str, environment: Environment) -> list[tuple[str, str]]:
-    """Return the settings of the cell ``largest`` and facts of the environment; nothing for a table."""
-    cells = study.plan.get("cells") or []
-    cell = next((cell for cell in cells if cell["cell_id"] == largest), None)
-    if cell is None:
-        return []
-    workload = cell.get("workload") or {}
-    words = [str(word) for word in workload.get("command") or []]
-    # A command receives only the options that it names; the others are those of the built-in training.
-    passed = [name for name in (*_SETTINGS, "backend") if not words or f"{{{name}}}" in "".join(words)]
-    values = {**workload, "backend": cell.get("backend")}
-    found = [("command", one_line(shlex.join(without_secrets(words)), limit=300))] if words else []
-    found += [(name, spelled(values[name])) for name in passed if values.get(name) is not None]
-    found += [("launcher", spelled(cell.get("launcher")))]
-    found += [(one_line(k, limit=60), one_line(v, limit=80)) for k, v in (cell.get("env") or {}).items()]
-    found += [(label, one_line(value, limit=80)) for label, value in environment.facts if label in _FACTS]
-    return found
+# -- cells without a measurement -----------------------------------------------------
 
 
 def _missing(rows: pd.DataFrame) -> list[str]:

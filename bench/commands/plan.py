@@ -11,6 +11,7 @@ import typer
 from bench.commands.console import print_json, print_table, say
 from bench.commands.options import JsonOption, MatrixArgument, ResultsOption, SiteOption, results_folder
 from bench.matrix.cell import Cell, value_text
+from bench.matrix.secret_values import cell_without_secrets
 from bench.study.layout import StudyFolder
 
 if TYPE_CHECKING:  # slow to import, and not needed by other commands
@@ -97,7 +98,8 @@ def _as_content(plan: Plan, folder: StudyFolder) -> dict[str, Any]:
     cost, site = plan.cost, plan.document.site
     cells = []
     for cell in plan.cells:
-        content = {k: v for k, v in cell.as_json().items() if k not in ("workload", "env")}
+        known = {k: v for k, v in cell.as_json().items() if k not in ("workload", "env")}
+        content = cell_without_secrets(known)
         content["series"] = [member.series for member in cell.series]
         cells.append({**content, "script": str(folder.path / plan.script_name(cell))})
     return {

@@ -13,15 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from bench.errors import BenchError
-from bench.executors.neighbours import beside_in_study
+from bench.errors import BenchError, UnwritableError
+from bench.executors.neighbours import beside_in_study, nodes_of
 from bench.executors.outcome import EndNote, Outcome, missing_results
+from bench.executors.submitted_command import SubmittedCommands
 from bench.matrix.cell import Run
+from bench.measure.command_env import write_environment
 from bench.study.conditions import Neighbours, assess, parse_moment, read_disturbances, summary
 from bench.study.layout import RunFolder
 from bench.study.ledger import FailureClass, RunRecord, RunState, now, submit_lock
 from bench.study.plan_json import PlannedStudy
-from bench.study.run_json import Attempt, new_attempt, update_run, write_run
+from bench.study.run_json import Attempt, new_attempt, read_run, update_run, write_run
 
 if TYPE_CHECKING:
     from bench.doctor import Cause
@@ -92,8 +94,20 @@ def settle_run_json(
         ending = {**end, "cause": cause, **warnings, "ended_at": ended_at}
         changes = {**ending, **conditions, **outcome.details}
         update_run(folder, changes, fallback=identity)
+        _complete_environment(study, folder, outcome)
     disturbed = {"disturbed": record.disturbed} if record.disturbed else {}
     return {"event": event, **identity, **end, "cause": record.cause, **disturbed}
+
+
+def _complete_environment(study: PlannedStudy, folder: RunFolder, outcome: Outcome) -> None:
+    """Write env.json for a run that started and left none, from what is known without its ranks."""
+    started = outcome.state in (RunState.COMPLETED, RunState.FAILED)
+    if not started or outcome.failure_class is FailureClass.NEVER_STARTED or folder.env.is_file():
+        return
+    named = [host for host in nodes_of(read_run(folder.path)[0] or {}) if host != "?"]
+    hosts = [os.uname().nodename] if study.executor == "local" else named
+    with contextlib.suppress(UnwritableError):
+        write_environment(folder, hosts=hosts)
 
 
 def save_states(study: PlannedStudy, records: Mapping[str, RunRecord]) -> None:
@@ -140,6 +154,7 @@ class SerialExecutor(ABC):
 
     def __init__(self, study: PlannedStudy) -> None:
         self.study = study
+        self._commands = SubmittedCommands(study)
 
     @abstractmethod
     def command_line(self, run: Run) -> str:
@@ -225,6 +240,7 @@ class SerialExecutor(ABC):
             submitted_at=started,
             started_at=started,
             pid=os.getpid(),
+            **self._commands.describe(attempt.cell),
             **self._description(attempt),
         )
         record = RunRecord(run.run_id, attempt.number, RunState.RUNNING)

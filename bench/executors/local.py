@@ -64,7 +64,9 @@ class LocalExecutor(SerialExecutor):
             code = self._run_in_server(attempt, limit_s)
         else:
             script = self.study.script(attempt.cell.cell_id)
-            with sampled_node(attempt.folder) if attempt.cell.is_unrecorded else contextlib.nullcontext():
+            env = {**os.environ, **self._environment(attempt.cell)}
+            unrecorded = attempt.cell.is_unrecorded
+            with sampled_node(attempt.folder, env) if unrecorded else contextlib.nullcontext():
                 code = run_script(script, attempt.folder, env={}, limit_s=limit_s)
         if code is None:
             reason = f"the time limit of {human_duration(limit_s)} was reached"
@@ -82,9 +84,13 @@ class LocalExecutor(SerialExecutor):
         }
         return self._server(attempt.cell).run(request, limit_s=limit_s)
 
+    def _environment(self, cell: Cell) -> dict[str, str]:
+        """Return the variables that the harness sets for all runs of a cell."""
+        threads = str(self.study.plan.get("cpus_per_task") or 1)
+        return {**cell.env, "OMP_NUM_THREADS": threads, "BENCH_THREADS_PER_RANK": threads}
+
     def _server(self, cell: Cell) -> ForkServer:
-        threads = self.study.plan.get("cpus_per_task") or 1
-        env = {**cell.env, "OMP_NUM_THREADS": str(threads), "BENCH_THREADS_PER_RANK": str(threads)}
+        env = self._environment(cell)
         key = tuple(sorted(env.items()))
         server = self._servers.pop(key, None)
         if server is None or not server.alive:

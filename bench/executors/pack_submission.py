@@ -131,7 +131,11 @@ class PackExecutor(SlurmExecutor):
         place = self._chains().next_place()  # a pack executes one run at a time
         contents = [
             attempt.describe(
-                self.study, submitted_at=now(), allocation=pack.describe(place), **self._excluded
+                self.study,
+                submitted_at=now(),
+                allocation=pack.describe(place),
+                **self._commands.describe(attempt.cell),
+                **self._excluded,
             )
             for place, attempt in enumerate(pack.attempts, 1)
         ]

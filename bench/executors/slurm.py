@@ -27,6 +27,7 @@ from bench.executors.chain import Chains
 from bench.executors.outcome import EndNote, Outcome
 from bench.executors.pack import is_packed, refuse_part_of_a_pack
 from bench.executors.settlement import Settlement, as_iso, lacks_accounting
+from bench.executors.submitted_command import SubmittedCommands
 from bench.matrix.cell import Run
 from bench.slurm.client import (
     BatchJob,
@@ -74,6 +75,7 @@ class SlurmExecutor:
         self.slurm = slurm or Slurm(environment={**os.environ, **self.variables})
         self._cells = {run.run_id: study.cells[run.cell_id] for run in study.runs}
         self._warned_of_overriding = False
+        self._commands = SubmittedCommands(study)
 
     def submit(
         self, runs: Sequence[Run], *, callbacks: Callbacks, max_queued: int | None = None
@@ -253,7 +255,8 @@ class SlurmExecutor:
     def _submit_one(self, run: Run, record: RunRecord, lock: int, chains: Chains) -> RunRecord:
         attempt, place = new_attempt(self.study, run, record), chains.next_place()
         allocation = {"kind": "job", "nodes": attempt.cell.nodes}
-        content = attempt.describe(self.study, submitted_at=now(), allocation=allocation, **self._excluded)
+        known = {**self._commands.describe(attempt.cell), **self._excluded}
+        content = attempt.describe(self.study, submitted_at=now(), allocation=allocation, **known)
         write_run(attempt.folder, content)
         self.study.ledger.append(
             "intent",

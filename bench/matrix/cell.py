@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from bench.matrix.secret_values import shown_command, without_secrets
+
 Mode = Literal["strong", "weak"]
 
 
@@ -157,12 +159,17 @@ def canonical(value: Any) -> str:
 
 
 def value_text(value: Any) -> str:
-    """Return a value as text: ``true`` for True, ``4+2`` for [4, 2], otherwise ``str(value)``."""
+    """Return a value as text: ``true`` for True, ``4+2`` for [4, 2], otherwise ``str(value)``.
+
+    A command (a list of words) is returned as it is typed in a shell, without secrets.
+    """
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, list):
-        return "+".join(str(number) for number in value)
-    return str(value)
+    if not isinstance(value, list):
+        return str(value)
+    if any(isinstance(word, str) for word in value):
+        return shown_command(value)
+    return "+".join(str(number) for number in value)
 
 
 def name_of(parts: list[str], swept: Mapping[str, Any]) -> str:
@@ -180,10 +187,12 @@ def name_of(parts: list[str], swept: Mapping[str, Any]) -> str:
 
 
 def _safe_text(value: Any) -> str:
-    text = value_text(value)
-    if _SAFE_TEXT.fullmatch(text):
+    is_list = isinstance(value, list)
+    text = "+".join(map(str, value)) if is_list else value_text(value)
+    shown = "+".join(without_secrets(list(map(str, value)))) if is_list else text
+    if shown == text and _SAFE_TEXT.fullmatch(text):
         return text
-    return f"{re.sub(r'[^A-Za-z0-9_.+]', '_', text)[:24]}_{_digest(text)}"
+    return f"{re.sub(r'[^A-Za-z0-9_.+]', '_', shown)[:24]}_{_digest(text)}"
 
 
 def _digest(text: str) -> str:

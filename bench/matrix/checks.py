@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
 
 from bench.matrix.cell import PER_NODE, Cell, Point
-from bench.matrix.command import names_in
+from bench.matrix.command import names_in, uses_python
 from bench.matrix.document import Document, Place
 from bench.matrix.schema import Matrix
 from bench.matrix.sharing import check_node_gpus, sharing_warnings
@@ -180,6 +180,8 @@ _USED_WITHOUT_NAMING = {
     *("grad_accum", "join_timeout"),
 }
 _SHELL_SYNTAX = re.compile(r"\$|`|^(?:&&|\|\|?|;|[0-9]?>>?|<|&)$")
+#: Set-up lines that can put another python on PATH.
+_ACTIVATES = re.compile(r"\bPATH=|^\s*(?:source|\.|module|ml|conda|mamba|micromamba|spack|pyenv|eval|pixi)\s")
 _SHELLS = ("bash", "sh", "zsh", "dash", "ksh")
 #: Keys of `cluster` that every executor uses, and `hosts`, which is checked separately.
 _FOR_ALL_EXECUTORS = {"executor", "hosts", "cpus_per_task", "time_limit", "setup", "env"}
@@ -253,6 +255,8 @@ def _command_warnings(matrix: Matrix, document: Document) -> Iterator[str]:
         return
     for place, words in commands:
         yield from (f"{document.location(place)}: {warning}" for warning in _shell_syntax(words))
+    if any(uses_python(words) for _, words in commands):
+        yield from _changed_python(matrix, document)
     named = {name for _, words in commands for name in names_in(words)}
     if not named & {"per_gpu_batch", "global_batch"}:
         yield (
@@ -267,6 +271,17 @@ def _command_warnings(matrix: Matrix, document: Document) -> Iterator[str]:
     for name in sorted(options & matrix.workload.model_fields_set - named):
         where = document.location(("workload", name))
         yield f"{where}: workload.{name} is ignored: the command does not contain {{{name}}}"
+
+
+def _changed_python(matrix: Matrix, document: Document) -> Iterator[str]:
+    """Yield a warning if set-up lines that activate no environment change the python of a command."""
+    setup = matrix.cluster.setup
+    if setup and not matrix.cluster.container and not any(map(_ACTIVATES.search, setup)):
+        yield (
+            f"{document.location(('cluster', 'setup'))}: with set-up lines, `python` in the command is the "
+            "first one on the job's PATH, not the python that runs bench; activate an environment in "
+            "cluster.setup, or set variables in cluster.env instead"
+        )
 
 
 def _shared_files(matrix: Matrix, document: Document) -> Iterator[str]:

@@ -7,7 +7,6 @@ are literal braces. :func:`shell_word` quotes the words for a script.
 
 from __future__ import annotations
 
-import difflib
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
 from bench.matrix.cell import Cell, value_text
-from bench.matrix.field_types import Section, shell_words
+from bench.matrix.field_types import Section, did_you_mean, shell_words
 from bench.matrix.workload import WorkloadOptions
 
 _TOKEN = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
@@ -34,7 +33,7 @@ CELL_VALUES = (
 #: Placeholders for arbitrary text. In the word after `bash -c`, for example, the text would run as code.
 _FREE_TEXT = ("run_dir", "data")
 _RANK_VALUES = ("rank", "local_rank", "node_rank", "group_rank", "local_world_size")
-_INTERPRETER = re.compile(r"(?:ba|z|da|k|)sh|python[0-9.]*|perl|ruby")
+INTERPRETER = re.compile(r"(?:ba|z|da|k|)sh|python[0-9.]*|perl|ruby")
 #: Stands for the script's variable $python. No matrix can contain this text, because of the NUL.
 PYTHON = "\0python"
 _NUL_OR_LINE_BREAK = re.compile(r"[\x00\r\n]")
@@ -88,22 +87,20 @@ def command_values(cell: Cell, study: str) -> dict[str, Any]:
     return {**cell.workload, **env, **of_cell, **own}
 
 
-_PRIVATE = "(?:key|token|secret|password)"
-_SECRET_VALUE = re.compile(rf"([\w.-]*{_PRIVATE}[\w.-]*[=:]\s*)[^\s'\"]+", re.IGNORECASE)
-_SECRET_OPTION = re.compile(rf"--?[\w.-]*{_PRIVATE}[\w.-]*", re.IGNORECASE)
+def filled_words(words: Sequence[str], values: Mapping[str, Any]) -> list[str]:
+    """Replace the placeholders of a command by their values; those of :data:`RUN_TIME_VALUES` are kept."""
+    return [
+        "".join(
+            text if kind == "text" else f"{{{text}}}" if text in RUN_TIME_VALUES else value_text(values[text])
+            for kind, text in tokens(word)
+        )
+        for word in words
+    ]
 
 
-def without_secrets(words: Sequence[str]) -> list[str]:
-    """Return the words of a command, with ``***`` for values that may be secrets.
-
-    The names of these values contain key, token, secret or password. A value follows its name after ``=`` or
-    ``:``, or it is the word after an option.
-    """
-    found: list[str] = []
-    for word in words:
-        is_value = bool(found) and _SECRET_OPTION.fullmatch(found[-1]) and not word.startswith("-")
-        found.append("***" if is_value else _SECRET_VALUE.sub(r"\1***", word))
-    return found
+def runs_python(word: str) -> bool:
+    """Return whether a word of a command is a Python interpreter, by its name."""
+    return re.fullmatch(r"python[0-9.]*", word.rpartition("/")[2]) is not None
 
 
 def uses_python(words: Sequence[str]) -> bool:
@@ -147,7 +144,7 @@ def _check_command(words: list[str]) -> list[str]:
 
 
 def _check_no_code(before: list[str], word: str, name: str) -> None:
-    programs = [word for word in before if _INTERPRETER.fullmatch(word.rpartition("/")[2])]
+    programs = [word for word in before if INTERPRETER.fullmatch(word.rpartition("/")[2])]
     if programs and re.fullmatch(r"-[a-z]*[ce]", before[-1]):
         raise ValueError(
             f"{programs[-1]} would execute the value of {{{name}}} as code, because it is part of {word!r}; "
@@ -161,9 +158,8 @@ def _check_name(name: str) -> None:
         return
     if name in _RANK_VALUES:
         raise ValueError(f"{{{name}}} differs between ranks; read ${name.upper()} in the command")
-    near = difflib.get_close_matches(name, allowed, n=1, cutoff=0.6)
-    hint = f"did you mean '{near[0]}'? " if near else ""
-    raise ValueError(f"unknown placeholder {{{name}}}; {hint}allowed: {', '.join(allowed)}, env.NAME")
+    hint = did_you_mean(name, allowed, cutoff=0.6)
+    raise ValueError(f"unknown placeholder {{{name}}}; {hint}, env.NAME")
 
 
 #: A command: a list of words, or a text that is split into words.

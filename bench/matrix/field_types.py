@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 import shlex
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
@@ -11,6 +13,9 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 MAX_NODES = 100_000
 MAX_TASKS_PER_NODE = 1_024
 MAX_BATCH = 10**9
+
+#: Words that people write instead of words of the matrix.
+_SYNONYMS = {"gpu": "cuda", "batch_size": "per_gpu_batch", "num_gpus": "gpus_per_node", "num_nodes": "nodes"}
 
 ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -20,6 +25,13 @@ class Section(BaseModel):
     """A section of the matrix. The string below a field is its description in the JSON Schema."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+def did_you_mean(text: str, allowed: Sequence[str], *, cutoff: float) -> str:
+    """Return the allowed words, and first the one that ``text`` most likely means, if there is one."""
+    synonym = _SYNONYMS.get(text.lower())
+    near = [synonym] if synonym in allowed else difflib.get_close_matches(text, allowed, n=1, cutoff=cutoff)
+    return (f"did you mean '{near[0]}'? " if near else "") + f"allowed: {', '.join(allowed)}"
 
 
 def one_line(value: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import difflib
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -13,6 +12,7 @@ from bench.matrix import schema
 from bench.matrix.cluster import Cluster, Container, Host
 from bench.matrix.command import Metrics
 from bench.matrix.document import Document, Place
+from bench.matrix.field_types import did_you_mean
 
 _SECTIONS: dict[str, type[BaseModel]] = {
     "cluster": Cluster,
@@ -60,15 +60,10 @@ def _message(finding: Any, place: Place) -> tuple[str, str]:
     return message(name, value, finding.get("ctx") or {})
 
 
-def _did_you_mean(text: str, allowed: list[str], *, cutoff: float) -> str:
-    near = difflib.get_close_matches(text, allowed, n=1, cutoff=cutoff)
-    return (f"did you mean '{near[0]}'? " if near else "") + f"allowed: {', '.join(allowed)}"
-
-
 def _unknown_key(place: Place) -> tuple[str, str]:
     *section, key = place
     where = _dotted(section) or "the matrix"
-    remedy = _did_you_mean(str(key), _known_keys(tuple(section)), cutoff=0.6)
+    remedy = did_you_mean(str(key), _known_keys(tuple(section)), cutoff=0.6)
     return f"unknown key '{key}' in {where}", remedy
 
 
@@ -88,7 +83,7 @@ def _not_a_list(name: str, value: Any, ctx: Any) -> tuple[str, str]:
 
 def _not_allowed(name: str, value: Any, ctx: Any) -> tuple[str, str]:
     allowed = [word.strip("'") for word in ctx["expected"].replace(" or ", ", ").split(", ")]
-    return f"{name} cannot be {_shown(value)}", _did_you_mean(str(value), allowed, cutoff=0.5)
+    return f"{name} cannot be {_shown(value)}", did_you_mean(str(value), allowed, cutoff=0.5)
 
 
 def _not_text(name: str, value: Any, ctx: Any) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""Sample the nodes before and after a command that does not use the recorder, for its conditions.json.
+"""Sample the nodes before and after a command without the recorder, for its conditions.json and env.json.
 
 ::
 
@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from bench.errors import UnwritableError
+from bench.measure.command_env import note_node, write_environment
 from bench.measure.node import Node, NodeSample
 from bench.study.files import read_json, write_json
 from bench.study.layout import RunFolder
@@ -27,13 +28,14 @@ _BEFORE, _NODE = "conditions-before.{}.json", "conditions-node.{}.json"
 _ERRORS = "conditions.err"
 
 
-def sample_before(folder: RunFolder) -> None:
-    """Sample this node before the command.
+def sample_before(folder: RunFolder, env: Mapping[str, str] = os.environ) -> None:
+    """Sample this node before the command, whose environment is ``env``.
 
     Raises:
         UnwritableError: the folder cannot be written.
     """
-    node = Node(os.environ)
+    note_node(folder, env)
+    node = Node(env)
     write_json(folder.path / _BEFORE.format(node.name), node.sample().as_json())
 
 
@@ -55,7 +57,7 @@ def sample_after(folder: RunFolder) -> None:
 
 
 def merge_nodes(folder: RunFolder) -> None:
-    """Write conditions.json from the files of the nodes, and remove these.
+    """Write conditions.json and env.json from the files of the nodes, and remove these.
 
     If no node was sampled, ``not_sampled_because`` contains the reason.
 
@@ -79,16 +81,20 @@ def merge_nodes(folder: RunFolder) -> None:
         write_json(folder.conditions, {"schema": 1, "windows": [], "not_sampled_because": reason})
     for path in [*paths, *folder.path.glob(_BEFORE.format("*"))]:
         path.unlink(missing_ok=True)
+    write_environment(folder)
     with suppress(OSError):
         if errors.stat().st_size == 0:
             errors.unlink()
 
 
 @contextmanager
-def sampled_node(folder: RunFolder) -> Iterator[None]:
-    """Sample this node before and after a block that runs the command; if this is impossible, do nothing."""
+def sampled_node(folder: RunFolder, env: Mapping[str, str]) -> Iterator[None]:
+    """Sample this node before and after a block that runs the command, whose environment is ``env``.
+
+    If the folder cannot be written, do nothing.
+    """
     with suppress(UnwritableError):
-        sample_before(folder)
+        sample_before(folder, env)
     try:
         yield
     finally:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,15 +15,7 @@ from bench import __version__
 from bench.measure.nvml import pci_address
 from bench.measure.ranks import RankFacts, cores_of_nodes, hosts_of, ranks_outnumber_cores
 from bench.measure.torch_internals import ddp_texts, ddp_times
-
-_KEPT = re.compile(
-    r"(NCCL|GLOO|OMP|KMP|MKL|TORCH|PYTORCH|UCX|FI)_[A-Z0-9_]+|CUDA_VISIBLE_DEVICES|BENCH_[A-Z_]+"
-)
-_SECRET = re.compile(r"TOKEN|SECRET|PASS|KEY|CREDENTIAL|AUTH")
-_SLURM = re.compile(
-    r"SLURM_(CLUSTER_NAME|CPUS_PER_TASK|JOB_(ID|NAME|NODELIST|PARTITION)|NNODES|NTASKS|RESTART_COUNT|STEP_ID"
-    r"|TASKS_PER_NODE)"
-)
+from bench.measure.variables import kept_variables
 
 
 @dataclass(frozen=True)
@@ -105,10 +96,7 @@ def shared_environment(
         "gpus": _gpus_of_nodes(facts, gpus),
         "transport": dict(transport),
         "threads_per_rank": threads,
-        "env": {
-            name: env[name] for name in sorted(env) if _KEPT.fullmatch(name) and not _SECRET.search(name)
-        },
-        "slurm": {name: env[name] for name in sorted(env) if _SLURM.fullmatch(name)},
+        **kept_variables(env),
     }
 
 

@@ -73,15 +73,15 @@ def own_facts(rank: int, local_rank: int, env: Mapping[str, str], *, threads: in
         machine=_machine(),
         core_ids=sorted(os.sched_getaffinity(0)),
         memory_bytes=psutil.virtual_memory().total,
-        cpu_model=_cpu_model(),
+        cpu_model=cpu_model(),
         infiniband=infiniband_devices(),
         node_cores=os.cpu_count(),
         quota=cpu_quota(cpu_groups()),
-        threads=_requested_threads(env) if threads is None else threads,
+        threads=requested_threads(env) if threads is None else threads,
     )
 
 
-def _requested_threads(env: Mapping[str, str]) -> int | None:
+def requested_threads(env: Mapping[str, str]) -> int | None:
     """Return ``BENCH_THREADS_PER_RANK`` if set, else ``OMP_NUM_THREADS``, else None.
 
     torchrun sets ``OMP_NUM_THREADS=1`` for two or more processes, but srun sets nothing. A plan that compares
@@ -258,7 +258,8 @@ def _machine() -> str:
 
 
 @cache
-def _cpu_model() -> str | None:
+def cpu_model() -> str | None:
+    """Return the name of this host's processors; None if the kernel does not report it."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

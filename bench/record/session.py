@@ -32,6 +32,7 @@ from bench.record.attribution import find_ddp
 from bench.record.settings import Lengths, RecorderError, launch_from, recording_folder
 from bench.study.files import write_json
 from bench.study.layout import RunFolder
+from bench.study.run_json import read_run, script_sha256, script_warning
 from bench.study.sampled_step import SampledStep
 
 
@@ -159,6 +160,10 @@ class RunWriter:
         self._has_sample = False
         self._lock = threading.RLock()  # the hang watch writes from its own thread
         self.epochs = 0
+        run = read_run(folder.path)[0] or {}  # the run's folder of `bench submit` describes the command
+        self._script_sha256 = script_sha256(run, os.environ.get("PWD", ""))
+        if warning := script_warning(run, self._script_sha256):
+            self._print_warning(warning)
 
     def write(self, *, is_last: bool = False) -> None:
         """Write complete records without waiting; if writing fails, print a warning and continue."""
@@ -287,6 +292,7 @@ class RunWriter:
             "parameters": parameters,
             "gradient_bytes": gradient_bytes,
             "ddp": self._ddp_facts,
+            "script_sha256": self._script_sha256,
             "warnings": self._warnings,
         }
         write_json(self._folder.env, content)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import fcntl
+import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -15,6 +16,15 @@ from bench.errors import unwritable
 
 #: Every file system writes up to this many bytes in one operation.
 _PAGE_BYTES = 4096
+
+
+def file_sha256(path: Path) -> str | None:
+    """Return the SHA-256 of a file; None if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return None
 
 
 def owner_writable(path: str, flags: int) -> int:

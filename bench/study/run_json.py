@@ -10,7 +10,8 @@ from typing import Any
 from bench import __version__
 from bench.errors import unwritable
 from bench.matrix.cell import Cell, Run
-from bench.study.files import object_text, read_object, rewrite_object, write_atomically
+from bench.matrix.secret_values import cell_without_secrets
+from bench.study.files import file_sha256, object_text, read_object, rewrite_object, write_atomically
 from bench.study.layout import RunFolder
 from bench.study.ledger import RunRecord, RunState
 from bench.study.plan_json import PlannedStudy
@@ -75,7 +76,7 @@ class Attempt:
             "executor": study.executor,
             "job_name": self.job_name,
             "job_id": None,
-            "cell": self.cell.as_json(),
+            "cell": cell_without_secrets(self.cell.as_json()),
             "state": str(RunState.QUEUED),
             "reason": "",
             "failure_class": None,
@@ -85,6 +86,27 @@ class Attempt:
             "ended_at": None,
             **values,
         }
+
+
+def script_warning(run: Mapping[str, Any], found: str | None) -> str:
+    """Return a warning if a command's script, with SHA-256 ``found`` in the job, has changed; else empty."""
+    command = run.get("command") or {}
+    submitted = command.get("script_sha256")
+    if None in (submitted, found) or submitted == found:
+        return ""
+    return (
+        f"script-changed: {command['script']} has changed since the submission: its SHA-256 was "
+        f"{submitted[:12]}, and was {found[:12]} when the run started"
+    )
+
+
+def script_sha256(run: Mapping[str, Any], folder: str | Path) -> str | None:
+    """Return the present SHA-256 of the script of a run's command; None without a readable script.
+
+    ``folder`` is the one in which the command is executed.
+    """
+    script = (run.get("command") or {}).get("script")
+    return file_sha256(Path(folder, script)) if script else None
 
 
 def next_attempt(study: PlannedStudy, run: Run, record: RunRecord) -> Attempt:

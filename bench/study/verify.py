@@ -125,7 +125,9 @@ def _checks(folder: RunFolder, run: dict[str, Any]) -> Iterator[Check]:
     if isinstance(run.get("accounting"), str):
         found = f"{run['accounting']}; the final state comes from squeue and the run's own files"
         yield Check("accounting", None, found, "the final state from sacct")
-    yield from _environment_checks(read_json(folder.env), cell)
+    env = read_json(folder.env)
+    yield from _environment_checks(env, cell)
+    yield from _script_check(env, run.get("command"))
     if _source(cell) != "none":
         yield from _metrics_checks(folder, cell)
 
@@ -145,11 +147,14 @@ def _files(cell: dict[str, Any]) -> tuple[str, ...]:
 def _environment_checks(env: Any, cell: dict[str, Any]) -> Iterator[Check]:
     env = env if isinstance(env, dict) else {}
     expected = cell["world_size"]
-    if not env and _source(cell) in ("none", "readings"):
-        # The command does not use the recorder, so bench does not know its ranks.
+    nodes = len(env["hosts"]) if env.get("hosts") else None
+    if not env.get("backend") and _source(cell) in ("none", "readings"):
+        # The command does not use the recorder, so bench knows its nodes, but not its ranks.
         yield Check("ranks joined", None, "", f"{expected} of {expected}")
-        for name in ("world size", "backend", "nodes", "global batch"):
+        for name in ("world size", "backend"):
             yield Check(name, None, "", str(cell[name.replace(" ", "_")]))
+        yield _same("nodes", nodes, cell["nodes"]) if nodes else Check("nodes", None, "", str(cell["nodes"]))
+        yield Check("global batch", None, "", str(cell["global_batch"]))
         return
     joined = (env.get("joined") or {}).get("ranks")
     hosts = ", ".join(str(host.get("host")) for host in env.get("hosts") or [])
@@ -162,12 +167,23 @@ def _environment_checks(env: Any, cell: dict[str, Any]) -> Iterator[Check]:
     )
     yield _same("world size", env.get("world_size"), expected)
     yield _same("backend", env.get("backend"), cell["backend"])
-    yield _same("nodes", len(env["hosts"]) if env.get("hosts") else None, cell["nodes"])
+    yield _same("nodes", nodes, cell["nodes"])
     if env.get("global_batch") is not None or _source(cell) is None:
         yield _same("global batch", env.get("global_batch"), cell["global_batch"])
     else:
         yield Check("global batch", None, "it differs between steps", str(cell["global_batch"]))
     yield from _transport_check(env.get("transport"), cell)
+
+
+def _script_check(env: Any, command: Any) -> Iterator[Check]:
+    """Compare the script that the run read with the one that was submitted, if both are known."""
+    found = env.get("script_sha256") if isinstance(env, dict) else None
+    submitted = command.get("script_sha256") if isinstance(command, dict) else None
+    if submitted is None:
+        return
+    expected = f"{command['script']} with SHA-256 {submitted[:12]}, as submitted"
+    passed = None if found is None else found == submitted
+    yield Check("script", passed, f"SHA-256 {found[:12]}" if found else "", expected)
 
 
 def _transport_check(transport: Any, cell: dict[str, Any]) -> Iterator[Check]:

@@ -254,6 +254,32 @@ def test_a_training_beyond_the_partitions_limits_has_a_remark(cluster: Cluster, 
     assert two.remark.startswith("Slurm would reject the job: ")
 
 
+SBATCH = """\
+#!/bin/sh
+echo "sbatch: Job 7 to start at $(date -d '+2 hours' +%Y-%m-%dT%H:%M:%S) using 1 processors on nodes n1 in \
+partition l40s" >&2
+"""
+
+
+def test_jobs_of_the_study_itself_are_not_counted_as_waiting_time(tmp_path, monkeypatch):
+    study = measured_study(tmp_path / "l40s", partition="l40s")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/sbatch").write_text(SBATCH)
+    (tmp_path / "bin/sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    waits = asked(study, samples=1000)
+    assert all(7000 < wait.seconds <= 7200 for wait in waits.values()), "Slurm's estimate without own jobs"
+    identity = {"run_id": study.runs[0].run_id, "attempt": 2}
+    study.ledger.append("intent", **identity, job_name="queue.a2", refused=False)
+    study.ledger.append("submitted", **identity, job_id="7")
+    for wait in asked(study, samples=1000).values():
+        assert wait.seconds is None
+        assert wait.remark.startswith("Slurm's estimate of ")
+        assert wait.remark.endswith(
+            "may include 1 queued or running job of this study, so the wait is not known"
+        )
+
+
 def test_without_slurm_the_wait_is_unknown_with_a_reason(tmp_path, monkeypatch):
     study = measured_study(tmp_path / "l40s", partition="l40s")
     monkeypatch.setenv("PATH", str(tmp_path))

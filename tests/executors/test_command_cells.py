@@ -5,12 +5,17 @@ from __future__ import annotations
 import csv
 import json
 import os
+import platform
 import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
+from contextlib import contextmanager
 from datetime import datetime
+from importlib.metadata import version
 from pathlib import Path
+from types import MappingProxyType
 
 import psutil
 import pytest
@@ -41,10 +46,14 @@ workload:
 def study(tmp_path, monkeypatch):
     """Return a function that plans and executes a study of one command in a folder with an awkward name."""
 
-    def study(workload: str, limit: str = "2m") -> PlannedStudy:
+    def study(
+        workload: str, limit: str = "2m", files: Mapping[str, str] = MappingProxyType({})
+    ) -> PlannedStudy:
         root = tmp_path / "it's; a $(folder)"
         root.mkdir()
         monkeypatch.chdir(root)
+        for name, text in files.items():
+            Path(name).write_text(text)
         lines = "".join(f"  {line}\n" for line in workload.splitlines())
         Path("own.yaml").write_text(MATRIX.format(limit=limit) + lines)
         planned = open_study(write_plan(make_plan(Path("own.yaml")), Path("results")))
@@ -133,6 +142,52 @@ def test_a_node_that_cannot_be_sampled_is_stated_and_does_not_fail_the_run(tmp_p
         "windows": [],
         "not_sampled_because": "No module named bench",
     }
+
+
+def test_a_command_without_the_recorder_has_an_environment_and_its_script(study):
+    done = study(
+        """\
+command: [python, train.py, --api-key, hunter2, "{run_dir}"]
+metrics: {output: {throughput: 'rate ([0-9]+)'}}""",
+        files={"train.py": "print('rate 8')\n"},
+    )
+    run, env = run_json(done), json.loads(left(done).env.read_text())
+    assert run["command"]["words"] == ["python", "train.py", "--api-key", "***", "{run_dir}"]
+    assert run["cell"]["workload"]["command"][3] == "***"
+    assert (run["command"]["script"], env["script_sha256"]) == ("train.py", run["command"]["script_sha256"])
+    (host,) = env["hosts"]
+    assert (host["host"], host["ranks_here"]) == (socket.gethostname(), 2)
+    assert host["cores"] == len(os.sched_getaffinity(0))
+    assert (env["threads_per_rank"], env["env"]["OMP_NUM_THREADS"]) == (1, "1")
+    assert (env["python"], env["torch"]) == (platform.python_version(), version("torch"))
+    assert (env["joined"], env["backend"], env["transport"]) == (None, None, None)
+    assert not list(left(done).path.glob("env-node*"))
+    outcomes = {check.name: check.outcome for check in verify_run(left(done).path).checks}
+    assert (outcomes["script"], outcomes["nodes"], outcomes["ranks joined"]) == ("ok", "ok", "not measured")
+
+
+def test_a_script_that_changed_since_the_submission_is_stated(study, monkeypatch):
+    real = local.sampled_node
+
+    @contextmanager
+    def edited_first(folder, env):
+        Path("train.sh").write_text("echo changed\n")
+        with real(folder, env):
+            yield
+
+    monkeypatch.setattr(local, "sampled_node", edited_first)
+    done = study("command: [bash, train.sh]\nmetrics: none", files={"train.sh": "echo submitted\n"})
+    (warning,) = json.loads(left(done).env.read_text())["warnings"]
+    assert warning.startswith("script-changed: train.sh has changed since the submission: its SHA-256 was ")
+    (failure,) = verify_run(left(done).path).failures
+    assert failure.name == "script"
+
+
+def test_a_command_that_fails_before_it_calls_the_recorder_has_an_environment(study):
+    done = study("command: [bash, -c, 'exit 3']\nmetrics: recorder")
+    env = json.loads(left(done).env.read_text())
+    assert env["hosts"] == [{"host": socket.gethostname()}]
+    assert (env["written_by"], env["launcher"], env["torch"]) == ("harness", "torchrun", None)
 
 
 def test_a_failed_command_is_reported_with_its_error(study):

@@ -55,6 +55,11 @@ def test_without_a_command_a_cell_has_no_command_options(plan):
             "own.yaml:6: workload.command: unknown placeholder {sed}; did you mean 'seed'? allowed: study, cell_id, ",
         ),
         (
+            "command: python x.py {batch_size}",
+            "own.yaml:6: workload.command: unknown placeholder {batch_size}; did you mean 'per_gpu_batch'? "
+            "allowed: study, cell_id, ",
+        ),
+        (
             "command:\n  - python\n  - x.py\n  - '{rank}'",
             "own.yaml:6: workload.command: {rank} differs between ranks; read $RANK in the command",
         ),
@@ -153,6 +158,21 @@ def test_bad_commands_and_metrics_are_rejected_with_their_line(plan, workload, w
         plan(workload)
     lines = str(error.value).splitlines()
     assert words in lines or any(line.startswith(words) for line in lines if words.endswith(", "))
+
+
+@pytest.mark.parametrize(
+    ("setup", "warns"),
+    [("export X=1", True), ("module load python", False), ("source .venv/bin/activate", False)],
+)
+def test_a_set_up_line_that_changes_the_python_of_a_command_gives_a_warning(plan, setup, warns):
+    executor = f"local, setup: ['{setup}']"
+    warnings = plan("command: python x.py {per_gpu_batch}", executor).warnings
+    wanted = (
+        "own.yaml:1: with set-up lines, `python` in the command is the first one on the job's PATH, not the "
+        "python that runs bench; activate an environment in cluster.setup, or set variables in cluster.env instead"
+    )
+    assert (wanted in warnings) is warns
+    assert wanted not in plan("command: ./train {per_gpu_batch}", executor).warnings
 
 
 def test_surprising_and_unused_settings_of_a_command_give_warnings(plan):

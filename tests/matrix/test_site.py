@@ -186,7 +186,7 @@ def test_all_problems_of_a_site_file_are_reported_with_their_lines(write):
         f"{site}:6: unknown key 'model' in workload of a site file; allowed: device; "
         "other keys belong in the matrix"
     )
-    assert said[5] == f"{site}:6: workload.device cannot be 'gpu'; did you mean 'cpu'? allowed: cuda, cpu"
+    assert said[5] == f"{site}:6: workload.device cannot be 'gpu'; did you mean 'cuda'? allowed: cuda, cpu"
 
 
 def test_a_site_file_is_a_mapping_or_has_only_comments(write):

@@ -50,6 +50,8 @@ HOMES = {
         "bench.slurm.client",
         "bench.executors.local",
         "bench.executors.ssh_hosts",
+        "bench.executors.submitted_command",
+        "bench.measure.command_env",
     ),
     "typer": ("bench.cli", "bench.commands"),
     "pynvml": ("bench.measure",),

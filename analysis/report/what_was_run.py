@@ -1,0 +1,277 @@
+"""State what the runs of a study executed, each value with its source.
+
+About a user's command, only what was recorded is said: its words, its script, the options that it names as
+placeholders, and the source of its values.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from analysis.compare.matching import spelled
+from analysis.data.environment import Environment, sampled
+from analysis.data.load import Study
+from analysis.report.summary import certainty
+from analysis.text import clean, count, listed, one_line, whole
+from bench.matrix.cell import canonical
+from bench.matrix.command import names_in
+from bench.matrix.secret_values import shown_command, without_secret_variables
+from bench.study.run_json import read_run
+
+#: Options of the built-in training that determine the computation.
+_SETTINGS = (
+    *("model", "parameters", "seq_len", "image_size", "precision", "optimizer", "grad_accum"),
+    *("bucket_cap_mb", "activation_checkpointing", "compile", "num_workers"),
+)
+#: Placeholders whose values are in the tables of the measurements, or differ between runs.
+_IN_TABLES = frozenset(
+    {
+        *("study", "cell_id", "nodes", "tasks_per_node", "gpus_per_node", "world_size", "global_batch"),
+        *("per_gpu_batch", "launcher", "run_dir", "master_addr", "master_port"),
+    }
+)
+_SOFTWARE = ("Python", "PyTorch", "CUDA", "NCCL")
+_WELCH = "Intervals: 95 %, Welch's t on the logarithms of the runs' throughputs, for three or more runs."
+
+
+#: The source of what is not known.
+MISSING_SOURCE = "none"
+
+
+class Line(NamedTuple):
+    """A quantity, its value, and the source of the value."""
+
+    what: str
+    value: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Executed:
+    """The measured runs of a study that a text describes; ``runs`` are rows of the frame of runs."""
+
+    study: Study
+    runs: pd.DataFrame
+
+    @cached_property
+    def cells(self) -> list[Mapping[str, Any]]:
+        """The cells of the runs, as in plan.json."""
+        shown = set(self.runs["cell_id"])
+        return [cell for cell in self.study.plan.get("cells") or [] if clean(cell["cell_id"]) in shown]
+
+    @property
+    def is_table(self) -> bool:
+        """True if the values come from a table that was measured elsewhere."""
+        return not any(cell.get("workload") for cell in self.cells)
+
+    @property
+    def reads_values(self) -> bool:
+        """True if values come from the output or a file of a command, without the recorder."""
+        return any(_reads_values(cell.get("workload") or {}) for cell in self.cells)
+
+    def kinds(self) -> list[list[Mapping[str, Any]]]:
+        """Return the cells in groups with one command and one source of values."""
+        groups: dict[str, list[Mapping[str, Any]]] = {}
+        for cell in self.cells:
+            workload = cell.get("workload") or {}
+            key = canonical([workload.get("command"), workload.get("metrics")])
+            groups.setdefault(key, []).append(cell)
+        return list(groups.values())
+
+    def commands(self, cells: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """Return ``command`` in the run.json of the runs of ``cells``, or of a sample of many runs."""
+        wanted, ids = {clean(cell["cell_id"]) for cell in cells}, set(self.runs["run_id"])
+        runs = self.study.runs
+        places = [
+            place
+            for place, (run_id, cell_id) in enumerate(zip(runs["run_id"], runs["cell_id"], strict=True))
+            if run_id in ids and cell_id in wanted
+        ]
+        attempts = [self.study.attempts[place] for place in sampled(self.study, places)]
+        described = [read_run(Path(attempt))[0] or {} for attempt in attempts if attempt]
+        return [run["command"] for run in described if isinstance(run.get("command"), dict)]
+
+
+def what_was_run(executed: Executed, rows: pd.DataFrame, environment: Environment) -> list[Line]:
+    """Return what the runs executed, where, when and how often; ``rows`` is the scaling table."""
+    lines = [Line("Runs", _runs(executed.runs), "runs.csv")]
+    if executed.is_table:
+        name = one_line((executed.study.plan.get("table") or {}).get("name") or "the table", limit=120)
+        lines = [Line("Values", "measured elsewhere and taken from a table", name)]
+    else:
+        for cells in executed.kinds():
+            lines += _of_kind(executed, cells)
+        lines += _launch(executed.cells)
+        lines += _machine(environment, is_recorded=not executed.reads_values)
+    return [*lines, Line("Statistics", f"{certainty(rows)} {_WELCH}", "scaling.csv")]
+
+
+def _runs(runs: pd.DataFrame) -> str:
+    """Return the number of runs and sizes, and the days of the runs."""
+    text = f"{count(len(runs), 'run')} of {count(runs['cell_id'].nunique(), 'configuration')}"
+    first, last = runs["started_at"].min(), runs["ended_at"].max()
+    if pd.isna(first) or pd.isna(last):
+        return text
+    days = list(dict.fromkeys(f"{time:%Y-%m-%d}" for time in (first, last)))
+    return f"{text}, {'on' if len(days) == 1 else 'between'} {' and '.join(days)} (UTC)"
+
+
+# -- the training ---------------------------------------------------------------------
+
+
+def _of_kind(executed: Executed, cells: Sequence[Mapping[str, Any]]) -> Iterator[Line]:
+    """Yield what cells with one command, or with the built-in training, executed."""
+    workload = cells[0].get("workload") or {}
+    runs = executed.runs[executed.runs["cell_id"].isin([clean(cell["cell_id"]) for cell in cells])]
+    if words := [str(word) for word in workload.get("command") or []]:
+        yield Line("Command", one_line(shown_command(words), limit=400), "matrix.yaml")
+        yield from _scripts(executed.commands(cells))
+        passed = [name for name in _named(words) if not name.startswith("env.")]
+        if options := _options(cells, [name for name in passed if name not in _IN_TABLES]):
+            yield Line("Options passed to it", options, "plan.json")
+        yield from _values_of_command(workload, runs)
+        return
+    options = _options(cells, [*_SETTINGS, "backend"])
+    yield Line("Training", f"the built-in training of ddp-scaling-bench: {options}", "plan.json")
+    yield Line("Input", _distinct(_input(cell["workload"]) for cell in cells), "plan.json")
+    yield Line("Output", _distinct(_output(cell["workload"]) for cell in cells), "plan.json")
+    windows, steps = (_range(runs[name]) for name in ("epochs", "steps"))
+    text = f"{windows} windows with {steps} steps in total per run, after a warm-up, without instrumentation"
+    yield Line("Measured", text, "runs.csv (epochs, steps)")
+
+
+def _named(words: Sequence[str]) -> list[str]:
+    try:
+        return names_in(words)
+    except ValueError:  # a plan of another version
+        return []
+
+
+def _options(cells: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
+    """Return options with their values; of an option that varies, all values."""
+    found = []
+    for name in names:
+        values = [cell.get(name, (cell.get("workload") or {}).get(name)) for cell in cells]
+        texts = list(dict.fromkeys(spelled(value) for value in values if value is not None))
+        if texts:
+            found.append(f"{name} {' or '.join(texts[:8])}")
+    return ", ".join(found)
+
+
+def _scripts(commands: Sequence[Mapping[str, Any]]) -> Iterator[Line]:
+    """Yield the script, its SHA-256 and its commit at the submission, if they were recorded."""
+    found = Counter(_script(command) for command in commands if command.get("script"))
+    if len(found) == 1:
+        yield Line("Script, when submitted", next(iter(found)), "run.json")
+    elif found:
+        texts = [f"{text} ({count(runs, 'run')})" for text, runs in found.most_common()]
+        yield Line("Scripts, when submitted", listed(texts, limit=4), "run.json")
+
+
+def _script(command: Mapping[str, Any]) -> str:
+    text = one_line(command["script"], limit=120)
+    if command.get("script_sha256"):
+        text += f", SHA-256 {one_line(command['script_sha256'], limit=64)[:12]}"
+    if command.get("git_commit"):
+        text += f", git commit {one_line(command['git_commit'], limit=64)[:12]}"
+        state = {True: " with uncommitted changes", False: " without changes"}
+        text += state.get(command.get("git_dirty"), "")  # type: ignore[arg-type]
+    return text
+
+
+def _reads_values(workload: Mapping[str, Any]) -> bool:
+    metrics = workload.get("metrics") or {}
+    return any(name in metrics for name in ("output", "csv", "jsonl"))
+
+
+def _values_of_command(workload: Mapping[str, Any], runs: pd.DataFrame) -> Iterator[Line]:
+    """Yield the source of a command's values, how they are converted, and what was not recorded."""
+    metrics = workload.get("metrics") or {}
+    if not _reads_values(workload):
+        windows, steps = (_range(runs[name]) for name in ("epochs", "steps"))
+        text = f"{windows} windows with {steps} steps in total per run, by the recorder in the command"
+        yield Line("Measured", text, "runs.csv (epochs, steps)")
+        yield Line("Not recorded", "input, output and the model of the command", MISSING_SOURCE)
+        return
+    file = metrics.get("csv") or metrics.get("jsonl")
+    origin = f"its file {one_line(file, limit=120)}" if file else "its output"
+    skip = int(metrics.get("skip") or 0)
+    skipped = f", after {count(skip, 'value')} that {'was' if skip == 1 else 'were'} skipped" if skip else ""
+    read = [
+        name
+        for name in ("throughput", "step_time")
+        if name in (metrics.get("columns") or metrics.get("output"))
+    ]
+    what = " and ".join(name.replace("_", " ") for name in read)
+    text = f"{what}, as the command reported it in {origin}: {_range(runs['epochs'])} per run{skipped}"
+    yield Line("Measured", text, "metrics.csv of the runs")
+    units = metrics.get("units") or {}
+    if units.get("throughput") == "it/s" or "throughput" not in read:
+        yield Line("Samples/s", "computed with the batch of the matrix", "metrics.csv of the runs")
+    elif metrics.get("scope") == "per_gpu":
+        yield Line("Samples/s", "the reported value times the number of ranks", "metrics.csv of the runs")
+    text = "whether the command used the batches of the matrix; its input, output, model and memory"
+    yield Line("Not recorded", text, MISSING_SOURCE)
+
+
+def _range(values: pd.Series) -> str:
+    """Return ``3``, or ``3 to 5`` if the values differ."""
+    low, high = values.min(), values.max()
+    if pd.isna(low):
+        return "an unknown number of"
+    return whole(low) if low == high else f"{whole(low)} to {whole(high)}"
+
+
+def _distinct(texts: Iterator[str]) -> str:
+    return "; or ".join(dict.fromkeys(texts))
+
+
+def _input(workload: Mapping[str, Any]) -> str:
+    data = workload.get("data")
+    if data in (None, "synthetic"):
+        return "synthetic batches, drawn anew for each step; reading from storage is not included"
+    workers = count(int(workload.get("num_workers") or 0), "loading process", "loading processes")
+    return f"{one_line(data, limit=120)}, read by {workers} per rank"
+
+
+def _output(workload: Mapping[str, Any]) -> str:
+    if workload.get("checkpoint"):
+        return "a checkpoint after each window, timed separately"
+    return "no checkpoints were written"
+
+
+# -- launch and machine ---------------------------------------------------------------
+
+
+def _launch(cells: Sequence[Mapping[str, Any]]) -> Iterator[Line]:
+    launchers = listed(list(dict.fromkeys(spelled(cell.get("launcher")) for cell in cells)))
+    yield Line("Launcher", f"{launchers}; a rank is one process, with one GPU on GPU nodes", "plan.json")
+    variables: dict[str, dict[str, None]] = {}
+    for cell in cells:
+        for name, value in without_secret_variables(cell.get("env") or {}).items():
+            variables.setdefault(one_line(name, limit=60), {})[one_line(value, limit=80)] = None
+    texts = [f"{name}={' or '.join(list(values)[:4])}" for name, values in variables.items()]
+    if texts:
+        yield Line("Variables", listed(texts, limit=12), "plan.json")
+
+
+def _machine(environment: Environment, *, is_recorded: bool) -> Iterator[Line]:
+    """Yield device, hosts and software; without the recorder, the harness knows only what is installed."""
+    facts, source = dict(environment.facts), f"env.json of {count(environment.read, 'run')}"
+    hosts = [host.name for host in environment.hosts]
+    number = count(len(hosts) + environment.hosts_left_out, "host")
+    parts = [facts.get("Device"), f"{number}: {listed(hosts, limit=8)}" if hosts else None]
+    if text := "; ".join(filter(None, parts)):
+        yield Line("Machine", text, source)
+    for what, names in (("Software", _SOFTWARE), ("Network", ("Backend", "Network", "Interface"))):
+        if text := ", ".join(f"{name} {facts[name]}" for name in names if facts.get(name)):
+            yield Line(what if is_recorded else f"{what} of the command's python", text, source)
+    if threads := facts.get("Threads per rank"):
+        yield Line("Threads per rank" if is_recorded else "Threads requested per rank", threads, source)

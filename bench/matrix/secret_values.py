@@ -1,0 +1,96 @@
+"""Mask values that may be secrets: those whose names contain key, token, secret or password.
+
+A value follows its name after ``=`` or ``:``, or it is the word after an option. Plain numbers after ``keys``
+and ``tokens`` (``--max_tokens 1024``) are shown, and so are values whose names only begin like these words
+(``tokenizer``). The user and password in a URL are masked, too.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+MASK = "***"
+_PRIVATE = r"(?:(?i:secret|passwd|password)|(?:[Kk]ey|[Tt]oken)s?(?![a-z])|(?:KEY|TOKEN)S?(?![A-Za-z]))"
+_NAME = rf"[\w.-]{{0,100}}{_PRIVATE}[\w.-]{{0,100}}"
+_VALUE = r""""(?:[^"\\\n]|\\.)*"|'[^'\n]*'|[^\s'"]+"""
+_PRIVATE_NAME = re.compile(_NAME)
+_PRIVATE_OPTION = re.compile(rf"--?{_NAME}")
+_NAMED_VALUE = re.compile(rf"(?<![\w.-])({_NAME}[\"']?[ \t]*[=:][ \t]*)({_VALUE})")
+_OPTION_AND_VALUE = re.compile(rf"(?<![\w.-])(--?{_NAME}(?:[ \t]+|[\"']?,[ \t]*))(?!-)({_VALUE})")
+_URL_USER = re.compile(r"(?<=://)[^/@\s'\"]+(?=@)")
+_PLURAL = re.compile(r"(?i:keys|tokens)(?![A-Za-z])")
+_NUMBER = re.compile(r"[0-9][0-9_.,]*[kKMG]?[,\]}]*")
+#: Shorter secrets are not searched for in a text: such words also occur with other meanings.
+_SHORTEST = 4
+
+
+def without_secrets(words: Sequence[str]) -> list[str]:
+    """Return the words of a command, with ``***`` in place of values that may be secrets."""
+    return [
+        MASK if before is not None and _is_secret(before, word) else mask_text(word)
+        for before, word in zip([None, *words], words, strict=False)
+    ]
+
+
+def shown_command(words: Sequence[str]) -> str:
+    """Return a command as it is typed in a shell, with ``***`` in place of values that may be secrets."""
+    shown = without_secrets(words)
+    unmasked = [re.sub(r"[{}]", "x", word.replace(MASK, "x")) for word in shown]  # no shell reads the braces
+    return " ".join(
+        word if shlex.quote(plain) == plain else shlex.quote(word)
+        for word, plain in zip(shown, unmasked, strict=True)
+    )
+
+
+def without_secret_variables(env: Mapping[str, str]) -> dict[str, str]:
+    """Return environment variables, with ``***`` in place of values that may be secrets."""
+    return {
+        name: MASK if _PRIVATE_NAME.fullmatch(name) and not _is_count(name, value) else mask_text(value)
+        for name, value in env.items()
+    }
+
+
+def cell_without_secrets(cell: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a cell as JSON, with ``***`` in place of secrets in its commands and its variables."""
+    shown = dict(cell)
+    if "env" in cell:
+        shown["env"] = without_secret_variables(cell["env"])
+    for section in ("workload", "swept"):
+        if words := cell.get(section, {}).get("command"):
+            shown[section] = {**cell[section], "command": without_secrets(words)}
+    return shown
+
+
+def secrets_in(words: Iterable[str], env: Mapping[str, str]) -> set[str]:
+    """Return the secrets among whole words of a command and values of environment variables."""
+    words = list(words)
+    pairs = [*zip(words, without_secrets(words), strict=True)]
+    pairs += [*zip(env.values(), without_secret_variables(env).values(), strict=True)]
+    return {value for value, shown in pairs if shown == MASK}
+
+
+def mask_text(text: str, secrets: Iterable[str] = ()) -> str:
+    """Return ``text`` with ``***`` in place of values that may be secrets, and of ``secrets``."""
+    for value in sorted(secrets, key=len, reverse=True):
+        if len(value) >= _SHORTEST:
+            text = text.replace(value, MASK)
+    for pattern in (_NAMED_VALUE, _OPTION_AND_VALUE):
+        text = pattern.sub(_masked, text)
+    return _URL_USER.sub(MASK, text)
+
+
+def _masked(found: re.Match[str]) -> str:
+    return found[0] if _is_count(found[1], found[2]) else f"{found[1]}{MASK}"
+
+
+def _is_secret(before: str, word: str) -> bool:
+    """Return whether ``word`` is the value of ``before``, an option whose name is private."""
+    is_private = _PRIVATE_OPTION.fullmatch(before) is not None and not word.startswith("-")
+    return is_private and not _is_count(before, word)
+
+
+def _is_count(name: str, value: str) -> bool:
+    return _PLURAL.search(name) is not None and _NUMBER.fullmatch(value.strip("'\"")) is not None
