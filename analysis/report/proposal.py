@@ -103,7 +103,7 @@ def proposal_context(
         "introduction": "" if series else no_finding(rows),
         "run": what_was_run(executed, rows, environment) if series else [],
         "validity": [(finding.heading, finding.message) for finding in validity],
-        "recommendation": _recommendation(series[0], invalid) if series else "",
+        "recommendation": f"{_recommendation(series[0], invalid)} Source: scaling.csv." if series else "",
         "request": _request(series[0], executed, environment, validity, work) if series else [],
         "sections": [
             _section(one, executed, validity, drawings if one is series[0] else ()) for one in series
@@ -367,7 +367,8 @@ def _table_row(
 
 _LOSSES_NOTE = (
     "Percentages are shares of the logarithm of the efficiency: load balance, communication efficiency and "
-    "computational scalability (POP Centre of Excellence), measured in a separate, instrumented window."
+    "computational scalability (POP Centre of Excellence; scaling.csv), measured in a separate, instrumented "
+    "window."
 )
 
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from analysis.checks.validity import ValidityFinding
     from analysis.data.load import Study
     from analysis.report.figures.drawing import Drawing
+    from analysis.report.proposal import Work
     from analysis.stats.measured import Frames
 
 _TEMPLATES = Path(__file__).resolve().parent / "template"
@@ -46,6 +47,7 @@ def write_report(
     *,
     baseline: str | None = None,
     proposal: bool = False,
+    work: Work | None = None,
     include_disturbed: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> Report:
@@ -60,6 +62,7 @@ def write_report(
         baseline: the size or cell that efficiencies refer to, in the form of
             :func:`analysis.stats.baselines.is_baseline`; by default the smallest measured size.
         proposal: also write proposal.md and proposal.tex.
+        work: the training for which the proposal gives time and node-hours; by default a million samples.
         include_disturbed: do not leave out disturbed runs.
         progress: called before each step with a short description of the step.
 
@@ -76,7 +79,7 @@ def write_report(
     say("computing")
     frames = measure(study, include_disturbed=include_disturbed)
     rows = scaling_table(frames, baseline=baseline)
-    return _report(study, frames, rows, say, folder=study.folder.report, proposal=proposal)
+    return _report(study, frames, rows, say, folder=study.folder.report, proposal=proposal, work=work)
 
 
 def write_table_report(
@@ -86,6 +89,7 @@ def write_table_report(
     mode: str | None = None,
     baseline: str | None = None,
     proposal: bool = False,
+    work: Work | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Report:
     """Write the report of a table measured elsewhere, ``TABLE-report/``.
@@ -96,6 +100,7 @@ def write_table_report(
         mode: ``strong`` or ``weak``, for series without batch columns.
         baseline: as for :func:`write_report`.
         proposal: as for :func:`write_report`.
+        work: as for :func:`write_report`.
         progress: as for :func:`write_report`.
 
     Raises:
@@ -116,7 +121,14 @@ def write_table_report(
     say("computing")
     rows = converted.scale(baseline=baseline)
     return _report(
-        converted.study, converted.shown, rows, say, folder=folder, proposal=proposal, others=source
+        converted.study,
+        converted.shown,
+        rows,
+        say,
+        folder=folder,
+        proposal=proposal,
+        work=work,
+        others=source,
     )
 
 
@@ -149,6 +161,7 @@ def _report(
     *,
     folder: Path,
     proposal: bool,
+    work: Work | None,
     others: dict[str, str] | None = None,
 ) -> Report:
     """Write all files of a report into ``folder``; ``rows`` is the scaling table, ``others`` more files."""
@@ -191,7 +204,8 @@ def _report(
     if proposal:
         from analysis.report.proposal import proposal_context
 
-        files |= render_proposal(proposal_context(study, frames, rows, drawings, environment, found))
+        context = proposal_context(study, frames, rows, drawings, environment, found, work=work)
+        files |= render_proposal(context)
     return Report(_write(folder, files, drawings), found)
 
 

