@@ -36,7 +36,7 @@ from analysis.report.words import WORDS, mode_title
 from analysis.stats.measured import Frames
 from analysis.stats.scaling import GUIDE
 from analysis.text import MISSING, clean, count, listed, one_line
-from bench.matrix.secret_values import mask_text, secrets_in
+from bench.matrix.secret_values import mask_text, secrets_in, without_secret_variables
 
 MAX_MATRIX_CHARACTERS = 100_000
 
@@ -253,6 +253,7 @@ def plan_facts(study: Study) -> list[tuple[str, str]]:
         facts.append(("SHA-256 of matrix.yaml", digest))
     inherited = study.plan.get("inherited")
     if isinstance(inherited, dict) and inherited:
+        inherited = without_secret_variables(inherited)
         taken = [f"{one_line(key, limit=80)} {one_line(value, limit=80)}" for key, value in inherited.items()]
         facts.append(("from the site file", listed(taken, limit=20)))
     return facts

@@ -272,7 +272,7 @@ def _memory(row: Row, executed: Executed, environment: Environment) -> Iterator[
 
 def _memory_of_rank(envs: Iterable[Mapping[str, Any]]) -> tuple[float | None, str]:
     """Return the smallest memory that a rank can use: that of its GPU, or on a CPU its share of the host."""
-    found = []
+    found: list[tuple[Any, str]] = []
     for env in envs:
         if env.get("device") == "cuda":
             found.append((env.get("device_memory_bytes"), "the memory of its GPU"))

@@ -41,6 +41,7 @@ _SOFTWARE = ("Python", "PyTorch", "CUDA", "NCCL")
 _WELCH = "Intervals: 95 %, Welch's t on the logarithms of the runs' throughputs, for three or more runs."
 
 
+_PLAN = "the plan (plan.json)"
 #: The source of what is not known.
 MISSING_SOURCE = "none"
 
@@ -135,13 +136,13 @@ def _of_kind(executed: Executed, cells: Sequence[Mapping[str, Any]]) -> Iterator
         yield from _scripts(executed.commands(cells))
         passed = [name for name in _named(words) if not name.startswith("env.")]
         if options := _options(cells, [name for name in passed if name not in _IN_TABLES]):
-            yield Line("Options passed to it", options, "the plan (plan.json)")
+            yield Line("Options passed to it", options, _PLAN)
         yield from _values_of_command(workload, runs)
         return
     options = _options(cells, [*_SETTINGS, "backend"])
-    yield Line("Training", f"the built-in training of ddp-scaling-bench: {options}", "the plan (plan.json)")
-    yield Line("Input", _distinct(_input(cell["workload"]) for cell in cells), "the plan (plan.json)")
-    yield Line("Output", _distinct(_output(cell["workload"]) for cell in cells), "the plan (plan.json)")
+    yield Line("Training", f"the built-in training of ddp-scaling-bench: {options}", _PLAN)
+    yield Line("Input", _distinct(_input(cell["workload"]) for cell in cells), _PLAN)
+    yield Line("Output", _distinct(_output(cell["workload"]) for cell in cells), _PLAN)
     windows, steps = (_range(runs[name]) for name in ("epochs", "steps"))
     text = f"{windows} windows with {steps} steps in total per run, after a warm-up, without instrumentation"
     yield Line("Measured", text, "runs.csv (epochs, steps)")
@@ -168,8 +169,9 @@ def _options(cells: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
 def _scripts(commands: Sequence[Mapping[str, Any]]) -> Iterator[Line]:
     """Yield the script, its SHA-256 and its commit at the submission, if they were recorded."""
     found = Counter(_script(command) for command in commands if command.get("script"))
+    source = f"run.json of {count(len(commands), 'run')}"
     if len(found) == 1:
-        yield Line("Script, when submitted", next(iter(found)), f"run.json of {count(len(commands), 'run')}")
+        yield Line("Script, when submitted", next(iter(found)), source)
     elif found:
         texts = [f"{text} ({count(runs, 'run')})" for text, runs in found.most_common()]
         yield Line(
@@ -184,7 +186,7 @@ def _script(command: Mapping[str, Any]) -> str:
     if command.get("git_commit"):
         text += f", git commit {one_line(command['git_commit'], limit=64)[:12]}"
         state = {True: " with uncommitted changes", False: " without changes"}
-        text += state.get(command.get("git_dirty"), "")  # type: ignore[arg-type]
+        text += state.get(command.get("git_dirty"), "")
     return text
 
 
@@ -254,16 +256,14 @@ def _output(workload: Mapping[str, Any]) -> str:
 
 def _launch(cells: Sequence[Mapping[str, Any]]) -> Iterator[Line]:
     launchers = listed(list(dict.fromkeys(spelled(cell.get("launcher")) for cell in cells)))
-    yield Line(
-        "Launcher", f"{launchers}; a rank is one process, with one GPU on GPU nodes", "the plan (plan.json)"
-    )
+    yield Line("Launcher", f"{launchers}; a rank is one process, with one GPU on GPU nodes", _PLAN)
     variables: dict[str, dict[str, None]] = {}
     for cell in cells:
         for name, value in without_secret_variables(cell.get("env") or {}).items():
             variables.setdefault(one_line(name, limit=60), {})[one_line(value, limit=80)] = None
     texts = [f"{name}={' or '.join(list(values)[:4])}" for name, values in variables.items()]
     if texts:
-        yield Line("Variables", listed(texts, limit=12), "the plan (plan.json)")
+        yield Line("Variables", listed(texts, limit=12), _PLAN)
 
 
 def _machine(environment: Environment, *, is_recorded: bool) -> Iterator[Line]:

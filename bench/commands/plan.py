@@ -11,7 +11,7 @@ import typer
 from bench.commands.console import print_json, print_table, say
 from bench.commands.options import JsonOption, MatrixArgument, ResultsOption, SiteOption, results_folder
 from bench.matrix.cell import Cell, value_text
-from bench.matrix.secret_values import cell_without_secrets
+from bench.matrix.secret_values import cell_without_secrets, without_secret_variables
 from bench.study.layout import StudyFolder
 
 if TYPE_CHECKING:  # slow to import, and not needed by other commands
@@ -117,6 +117,6 @@ def _as_content(plan: Plan, folder: StudyFolder) -> dict[str, Any]:
         "time_limit_s": plan.matrix.cluster.time_limit,
         "exclusive": plan.exclusive,
         "warnings": plan.warnings,
-        "site": site and {"path": site.path, "inherited": site.values},
+        "site": site and {"path": site.path, "inherited": without_secret_variables(site.values)},
         "cells": cells,
     }

@@ -45,12 +45,17 @@ def shown_command(words: Sequence[str]) -> str:
     )
 
 
-def without_secret_variables(env: Mapping[str, str]) -> dict[str, str]:
-    """Return environment variables, with ``***`` in place of values that may be secrets."""
-    return {
-        name: MASK if _PRIVATE_NAME.fullmatch(name) and not _is_count(name, value) else mask_text(value)
-        for name, value in env.items()
-    }
+def without_secret_variables(env: Mapping[str, Any]) -> dict[str, Any]:
+    """Return environment variables or other settings, with ``***`` in place of values that may be secrets."""
+    return {name: _shown(name, value) for name, value in env.items()}
+
+
+def _shown(name: str, value: Any) -> Any:
+    if _PRIVATE_NAME.fullmatch(name) and not _is_count(name, str(value)):
+        return MASK
+    if isinstance(value, list):
+        return [mask_text(item) if isinstance(item, str) else item for item in value]
+    return mask_text(value) if isinstance(value, str) else value
 
 
 def cell_without_secrets(cell: Mapping[str, Any]) -> dict[str, Any]:

@@ -111,7 +111,7 @@ def _ranks_here(env: Mapping[str, str], run: Mapping[str, Any]) -> int | None:
     per_node = (run.get("cell") or {}).get("tasks_per_node")
     if isinstance(per_node, list):
         place = env.get("SLURM_NODEID", "")
-        return per_node[int(place)] if place.isdigit() and int(place) < len(per_node) else None
+        return int(per_node[int(place)]) if place.isdigit() and int(place) < len(per_node) else None
     return per_node if isinstance(per_node, int) else None
 
 

@@ -92,7 +92,7 @@ def script_warning(run: Mapping[str, Any], found: str | None) -> str:
     """Return a warning if a command's script, with SHA-256 ``found`` in the job, has changed; else empty."""
     command = run.get("command") or {}
     submitted = command.get("script_sha256")
-    if None in (submitted, found) or submitted == found:
+    if submitted is None or found is None or submitted == found:
         return ""
     return (
         f"script-changed: {command['script']} has changed since the submission: its SHA-256 was "

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from bench.matrix.secret_values import mask_text, secrets_in, without_secret_variables, without_secrets
+from bench.matrix.cell import name_of, value_text
+from bench.matrix.secret_values import (
+    cell_without_secrets,
+    mask_text,
+    secrets_in,
+    without_secret_variables,
+    without_secrets,
+)
 
 
 @pytest.mark.parametrize(
@@ -60,3 +67,29 @@ workload:
         assert secret not in shown
     assert "steps_per_epoch: 50" in shown
     assert "NCCL_DEBUG: INFO" in shown
+
+
+def test_a_command_is_shown_as_typed_and_a_cells_name_contains_no_secret():
+    words = ["python", "train.py", "--name", "a b", "--batch", "{per_gpu_batch}", "--token", "s3cret"]
+    assert value_text(words) == "python train.py --name 'a b' --batch {per_gpu_batch} --token ***"
+    assert value_text([4, 2]) == "4+2"
+    names = {name_of(["n1"], {"command": ["x", "--token", secret]}) for secret in ("s3cret", "other")}
+    assert len(names) == 2, "commands that differ in a secret are different cells"
+    assert not any("s3cret" in name or "other" in name for name in names)
+    assert name_of([], {"command": ["python", "train.py"]}) == "command.python+train.py"
+
+
+def test_a_cell_without_secrets_keeps_its_other_settings():
+    cell = {
+        "nodes": 2,
+        "env": {"HF_TOKEN": "abc", "NCCL_DEBUG": "INFO"},
+        "workload": {"device": "cpu", "command": ["x", "--api-key", "abc"]},
+        "swept": {"command": ["x", "--api-key", "abc"], "lr": 1},
+    }
+    assert cell_without_secrets(cell) == {
+        "nodes": 2,
+        "env": {"HF_TOKEN": "***", "NCCL_DEBUG": "INFO"},
+        "workload": {"device": "cpu", "command": ["x", "--api-key", "***"]},
+        "swept": {"command": ["x", "--api-key", "***"], "lr": 1},
+    }
+    assert cell["env"]["HF_TOKEN"] == "abc"
