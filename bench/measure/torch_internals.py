@@ -24,6 +24,7 @@ import_dynamo               ``torch._dynamo``                                   
 from __future__ import annotations
 
 import sys
+import gc
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -135,5 +136,9 @@ def end_loader_workers(batches: object) -> None:
 
 def import_dynamo() -> None:
     """Import the module that DDP imports when it is created, so that forked processes share it."""
-    with suppress(ImportError):
-        import torch._dynamo  # noqa: F401
+    gc.disable()  # collections would take a quarter of the time, and an import leaves little garbage
+    try:
+        with suppress(ImportError):
+            import torch._dynamo  # noqa: F401
+    finally:
+        gc.enable()

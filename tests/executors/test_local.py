@@ -212,11 +212,11 @@ def test_a_stopped_study_continues_with_the_remaining_runs(tmp_path, number):
 
 
 def test_a_run_is_ended_at_its_time_limit_with_the_reason(tmp_path):
-    study = planned(tmp_path, ranks=[2], steps=5000, epochs=1000, limit="6s")
+    study = planned(tmp_path, ranks=[2], steps=5000, epochs=1000, limit="1s")
     submitted(study)
     record = study.records()[study.runs[0].run_id]
     assert (str(record.state), record.failure_class) == ("failed", "time-limit")
-    assert record.reason == "the time limit of 6 s was reached"
+    assert record.reason == "the time limit of 1 s was reached"
 
 
 def test_retry_failed_makes_a_new_attempt_and_keeps_the_old_one(tmp_path):
