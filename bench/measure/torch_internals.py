@@ -23,8 +23,8 @@ import_dynamo               ``torch._dynamo``                                   
 
 from __future__ import annotations
 
-import sys
 import gc
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
