@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
-#: Part of a message that is sent untimed, so that connections are up to speed and shapers have no credit
-#: left.
-_UNTIMED_PART = 8
+#: Part of a message that is sent untimed, and its least size in bytes, so that connections are up to speed
+#: and shapers (which have a credit of some 100 KiB) have none left.
+_UNTIMED_PART, _MIN_UNTIMED = 8, 2**19
 _HELLO_BYTES = 64
 
 
@@ -46,7 +46,7 @@ class _Buffers:
         self._device = device
         self._sent = torch.ones(count, dtype=torch.uint8, device=device)
         self._received = torch.zeros_like(self._sent)
-        self._untimed = max(1, count // _UNTIMED_PART)
+        self._untimed = min(count, max(_MIN_UNTIMED, count // _UNTIMED_PART))
 
     def agree(self, partner: int, value: bool) -> bool:
         """Return True if both partners pass True."""
