@@ -181,7 +181,7 @@ def overlaps_in_sacct(cluster: Cluster, ours: Sequence[str]) -> dict[str, set[st
 
 
 def wrong_cells(study: Study, disturbed: dict[str, bool]) -> list[str]:
-    """Return a text for each cell whose results do not use its undisturbed runs, or all without one."""
+    """Return a text for each cell whose results use other runs than the undisturbed ones (or all)."""
     done = study.bench("report", "STUDY")
     assert done.returncode == 0, done.stderr
     marks: dict[str, list[bool]] = {}

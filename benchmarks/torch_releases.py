@@ -306,7 +306,7 @@ def update_page(rows: Sequence[Row]) -> None:
 def main() -> int:
     """Measure the combinations and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("releases", nargs="*", metavar="RELEASE", help="of torch (default: all)")
+    parser.add_argument("releases", nargs="*", metavar="RELEASE", help="releases of torch (default: all)")
     parser.add_argument("--python", help="only this minor version, such as 3.12")
     parser.add_argument("--write", action="store_true", help=f"update {PAGE.relative_to(ROOT)}")
     options = parser.parse_args()

@@ -197,7 +197,7 @@ def _baseline_names(rows: pd.DataFrame) -> pd.Series:
 
 
 def _other_unit(units: pd.Series, base: pd.Series) -> pd.Series:
-    """Return a mask of the rows whose runs count different units of work, or another than the baseline's."""
+    """Return a mask of the rows whose unit of work varies between runs or differs from the baseline's."""
     with np.errstate(invalid="ignore"):
         apart = np.abs(units.fillna(1.0).to_numpy() / base.fillna(1.0).to_numpy() - 1)
     return pd.Series(~(apart <= SAME_UNIT), index=units.index)

@@ -52,7 +52,8 @@ def preflight_command(
         typer.Option(
             "--nodes",
             min=1,
-            help="Number of nodes; default: up to twice those of the largest run, else all idle nodes.",
+            help="Number of nodes; default: up to twice those of the largest run, "
+            "or without a matrix all idle nodes.",
             show_default=False,
         ),
     ] = None,
@@ -123,7 +124,7 @@ def check_nodes_of(planned: PlannedStudy, runs: Sequence[Run], *, timeout_s: flo
 
 
 def show_result(result: Mapping[str, Any], *, excluded: str | None) -> None:
-    """Print the table of nodes, what is wrong, and the line for the matrix."""
+    """Print the table of nodes, the problems found, and the ``exclude:`` line for the matrix."""
     names = list(dict.fromkeys(check["check"] for node in result["nodes"] for check in node["checks"]))
     rows = []
     for node in result["nodes"]:

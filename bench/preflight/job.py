@@ -228,7 +228,7 @@ class PreflightJob:
 
 
 def nodes_to_check(groups: Sequence[NodeGroup], text: str, *, largest: int | None) -> str:
-    """Return the value of sbatch's --nodes for a script: a range, of which Slurm allocates what is free.
+    """Return the value of sbatch's --nodes for a script: a range; Slurm allocates as many nodes as are free.
 
     ``largest`` is the number of nodes of the largest run. At most twice as many are checked, so that there
     are spare nodes, but a large cluster is not occupied. None means all idle nodes.

@@ -123,7 +123,7 @@ class Rates:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Rates of the nodes, their median, and what is slow: nodes, and links between nodes that are not slow.
+    """Rates of the nodes, their median, the slow nodes, and the slow links between other nodes.
 
     Everything is None or empty for fewer than three nodes: of two nodes, either could be the slow one.
     """
