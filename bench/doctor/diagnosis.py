@@ -15,6 +15,8 @@ TELLING_LINES = 5
 #: Number of last lines reported for logs that show neither a failure nor success.
 LAST_LINES = 3
 HARMLESS = "harmless-retry"
+#: The cause for any exception of the program; another cause that explains the same line is preferred.
+PROGRAM_ERROR = "program-error"
 #: Name of the sign for a launcher's report that a process failed; every failure of the process ends so.
 BOILERPLATE = "boilerplate"
 #: Causes below this weight are symptoms: a process waited in vain for another one that failed.
@@ -228,8 +230,10 @@ def _ranked(hits: Sequence[Hit], order: Mapping[str, int]) -> list[Hit]:
         return ((hit.clock_s or 0.0) if timed else 0.0, order[hit.path], hit.line)
 
     best: dict[str, Hit] = {}
+    explained = {(hit.path, hit.line) for hit in hits if hit.signature.name != PROGRAM_ERROR}
     for hit in sorted(hits, key=lambda hit: (-hit.weight, *position(hit))):
-        best.setdefault(hit.signature.name, hit)
+        if hit.signature.name != PROGRAM_ERROR or (hit.path, hit.line) not in explained:
+            best.setdefault(hit.signature.name, hit)
     return sorted(best.values(), key=lambda hit: (-(hit.weight // 10), *position(hit), -hit.weight))
 
 

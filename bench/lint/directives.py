@@ -27,8 +27,8 @@ from bench.lint.options import (
 )
 
 _TOKEN = re.compile(
-    r"\{\{[^}]*\}\}|\{[ \t]*[A-Za-z_][\w. -]*\}|<[A-Za-z][^<>]*>"
-    r"|(?:[^ \t'\"#{<\\]|\\.?)+|'[^']*'|\"[^\"]*\"|[ \t]+|.",
+    r"\{\{[^}]*\}\}|\{[ \t]*[A-Za-z_][\w. -]*\}|<[A-Za-z][^<>]*>|\[[A-Za-z][^\[\]]*\]|##\w+##"
+    r"|(?:[^ \t'\"#{<[\\]|\\.?)+|'[^']*'|\"[^\"]*\"|[ \t]+|.",
     re.DOTALL,
 )
 _ALMOST_DIRECTIVE = re.compile(
@@ -190,7 +190,7 @@ def _almost_a_directive(text: str, number: int) -> Remark | None:
         message = (
             "this is not a directive but a command: bash runs it, and sbatch stops reading directives here"
         )
-    elif word in ("SBATCH", "sbatch"):
+    elif word in ("SBATCH", "sbatch") or (len(word) > 6 and word.endswith("SBATCH")):
         message = f"`{mark}{word}` is an ordinary comment: sbatch ignores the line"
         remedy += "; to disable the directive on purpose, write ##SBATCH"
         severity = Severity.WARNING
@@ -329,15 +329,16 @@ def _unknown(word: str, written: str, matches: list[str], table: OptionTable, li
     if table.command == "sbatch" and srun_only(written):
         message = f"sbatch refuses `{word}`: --{written} is an option of srun only"
         return _refused(line, message, f"pass it to srun: srun --{written} ...")
-    close = table.closest(written)
+    longer = (name for name in table.long if len(name) > 2 and written.startswith(name))
+    close = table.closest(written) or next(longer, None)  # --memory is meant as --mem
     if close:
         message = f"sbatch refuses `{word}`: it has no option --{written}"
         return _refused(line, message, f"write --{close}", old=f"--{written}", new=f"--{close}")
     return _refused(
         line,
         f"sbatch refuses the script, unless a plugin of the site adds the option --{written}",
-        "check the spelling with `sbatch --help`, or remove the option",
-        Severity.WARNING,
+        f"check the spelling with `{table.command} --help`, or remove the option",
+        Severity.INFO,
     )
 
 

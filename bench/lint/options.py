@@ -16,7 +16,10 @@ from typing import NamedTuple
 _PLACEHOLDER = re.compile(
     r"[<>{}\[\]]|\.\.\.|%%|@\w+@|\A[A-Z][A-Z_:-]*\Z|\A(?i:x+|n+)\Z|(?i:your[-_ ]|change[-_ ]?me|todo)"
 )
-_BRACKETS = re.compile(r"[<>{}]|\.\.\.|%%\w+%%|@[A-Z_]+@")
+_BRACKETS = re.compile(
+    r"[<>{}]|\.\.\.|%%\w+%%|@[A-Z_]+@|##\w+##|%\(\w+\)"
+    r"|(?:\A|=)(?:\[[A-Za-z]|%\w+%\Z|_+[A-Za-z]\w*_\Z|![A-Za-z]\w*\Z)"
+)
 #: A variable or a command substitution, which sbatch does not expand.
 EXPANSION = re.compile(r"\$\{?[A-Za-z_]|\$\(|`")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 
 from bench.lint.syntax import (
+    UNCLOSED_HEREDOC,
     AndOr,
     Assign,
     Background,
@@ -119,7 +120,7 @@ class Parser:
         first, row, start = self.source.line(), self.source.row(), self.source.pos
         end = self._find_delimiter(delimiter, strips=redirect.strips)
         if end is None:
-            message = f"the here-document is never closed: no line consists only of {delimiter!r}"
+            message = f"{UNCLOSED_HEREDOC}: no line consists only of {delimiter!r}"
             raise ShellError(redirect.line, message)
         body = self.source.text[start:end]
         self.source.swallowed.append((row, self.source.row()))
@@ -159,8 +160,8 @@ class Parser:
                 node = Background(node)
             elif self.source.at(";") and not self.source.match(_CASE_END):
                 self.source.pos += 1
-            elif not self._at_end_of_command():
-                raise self._unexpected()
+            elif not self._at_end_of_command() and self._keyword() not in stops:
+                raise self._unexpected()  # a keyword may follow a compound command: if (true) then
             statements.append(node)
 
     def _at_end_of_command(self) -> bool:

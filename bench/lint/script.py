@@ -24,7 +24,9 @@ ANALYSED_SIZE = 512 * 1024
 _SHELL = re.compile(r"#![ \t]*(?:\S*/env[ \t]+(?:-\S+[ \t]+)*)?(?:\S*/)?(?:bash|sh|dash|ksh|zsh)(?:[ \t]|\Z)")
 #: A directive; a comment such as ``#SBATCH: see below`` is none.
 _DIRECTIVE = re.compile(r"#SBATCH[ \t]+(?:[-\u2010-\u2015\u2212]|hetjob|packjob)")
-_ZSH = re.compile(r"#!.*\bzsh\b")
+_OTHER_SHELL = re.compile(r"#!.*\b(?:zsh|ksh)\b")
+#: A line that another program replaces before sbatch reads the script: Jinja, ERB, brew, printf of Python.
+_TEMPLATE = re.compile(r"<%|\{%|\{\{\s*[A-Za-z_][\w.]*\s*[|}]|^[^#]*(?<!%)%\(\w+\)[sdif]|^__\w+\{\{")
 _STARTS_WORKERS = frozenset(
     {"torchrun", "launch", "accelerate", "deepspeed", "composer", "lightning", "fabric", "colossalai"}
 )
@@ -32,7 +34,7 @@ _STARTS_WORKERS = frozenset(
 _MAX_STEPS = 300
 #: Words in a command that suggest that the program itself starts processes on other nodes.
 _REACHES_NODES = re.compile(
-    r"submitit|\bray\b|dask|parsl|hostfile|\bmpi\b|pdsh|--multirun|hydra/launcher|deephyper|\bdeepy\.py",
+    r"submitit|\bray\b|\bscoop\b|\baprun\b|dask|parsl|hostfile|\bmpi\b|pdsh|--multirun|hydra/launcher|deephyper|\bdeepy\.py",
     re.IGNORECASE,
 )
 
@@ -77,6 +79,18 @@ class Script:
         if component is not None:
             return component.step(option for option in options if option.name != "het-group")
         return self.job.step(options)
+
+    @property
+    def placed(self) -> Iterator[tuple[Step, Geometry]]:
+        """Training steps with their geometries: one for each component of the job that srun names."""
+        for step in self.training:
+            group = next((option.value for option in step.launch.srun if option.name == "het-group"), "") or ""
+            numbers = [int(number) for number in group.split(",") if number.isdecimal()]
+            if len(numbers) < 2 or max(numbers) >= len(self.header.components):
+                yield step, self.geometry(step)
+                continue
+            for number in numbers:
+                yield step, Geometry({option.name: option for option in self.header.components[number]})
 
     def _component(self, options: Sequence[Option]) -> Geometry | None:
         """Return the component of a heterogeneous job that a step uses, or None for several ones."""
@@ -197,7 +211,7 @@ def _follow(script: Script) -> None:
     except TooDeepError:
         pass
     except ShellError as error:
-        if script.size <= ANALYSED_SIZE and not _ZSH.match(script.lines[0][:500]):
+        if script.size <= ANALYSED_SIZE and not is_foreign(script.lines):
             script.error = error
     except RecursionError:  # deeply nested functions and loops cannot be analysed
         pass
@@ -205,10 +219,27 @@ def _follow(script: Script) -> None:
 
 
 def ignored_directives(lines: Sequence[str], header: Header) -> Iterator[tuple[int, tuple[Option, ...]]]:
-    """Yield the line number and options of each ``#SBATCH`` line after the first command."""
+    """Yield the line number and options of each ``#SBATCH`` line after the first command.
+
+    A line ``#!`` starts another script, which was pasted below this one or which this one writes.
+    """
+    if is_template(lines):
+        return
     for number, text in enumerate(lines[header.end :], start=header.end + 1):
+        if text.startswith("#!/"):
+            return
         if _DIRECTIVE.match(text):
             yield number, read_line(text, number).options
+
+
+def is_template(lines: Sequence[str]) -> bool:
+    """Return whether another program fills in the script before sbatch reads it."""
+    return any(_TEMPLATE.search(line[:400]) for line in lines)
+
+
+def is_foreign(lines: Sequence[str]) -> bool:
+    """Return whether the script is a template, or for a shell whose grammar differs from bash's."""
+    return is_template(lines) or bool(_OTHER_SHELL.match(lines[0][:500]))
 
 
 def is_shell(lines: Sequence[str]) -> bool:

@@ -32,6 +32,10 @@ _BACKTICKED = re.compile(r"(?:[^`\\]|\\.)*+`", re.DOTALL)
 _ESCAPED_IN_BACKTICKS = re.compile(r"\\([`$\\])")
 
 
+#: Start of the message of a ShellError that bash reports as a warning only.
+UNCLOSED_HEREDOC = "the here-document is never closed"
+
+
 class ShellError(Exception):
     """A syntax error that bash would report.
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from bench.findings import Edit, Remark, Severity
 from bench.lint.expansion import MARK, Value
 from bench.lint.geometry import Geometry
-from bench.lint.launch import Launch
+from bench.lint.launch import Launch, basename
 from bench.lint.rules import rule
 from bench.lint.script import Script, starts_workers
 from bench.lint.shell_state import Step
@@ -26,6 +26,7 @@ _LISTS_CPUS = re.compile(r"(?:map|mask)_(?:cpu|ldom):")
 #: Options of programs whose value is the ordinal of a GPU.
 _ORDINALS = frozenset({"device", "device_id", "gpu", "gpu_id", "cuda_device"})
 _SEES_GPUS = frozenset({"--nv", "--nvccli", "--rocm"})
+_APPTAINER = frozenset({"singularity", "apptainer"})
 _CONTAINER_VARIABLES = frozenset(
     {f"{name}_{kind}" for name in ("SINGULARITY", "APPTAINER") for kind in ("NV", "NVCCLI", "ROCM")}
 )
@@ -267,18 +268,18 @@ def container_without_gpus(script: Script) -> Iterator[Remark]:
         launch = step.launch
         outer = [*launch.words, *(step.place.task.words if step.place.task else ())]
         words = [word.text for word in outer]
-        runs = next(
-            (word for word in outer if word.text.rpartition("/")[2] in ("singularity", "apptainer")), None
-        )
+        start = next((at for at, text in enumerate(words) if basename(text) in _APPTAINER), None)
         has_gpus = script.geometry(step).asks_for_gpus or script.job.asks_for_gpus
-        if runs is None or not has_gpus or launch.opaque:
+        if start is None or not has_gpus or launch.opaque:
             continue
-        unknown = [script.unknowns.shown(word) for word in words if MARK.fullmatch(word)]
+        runs = outer[start]
+        own = [word for word in outer[start:] if word not in (launch.program, *launch.arguments)]
+        unknown = [script.unknowns.shown(word.text) for word in own if MARK.fullmatch(word.text)]
         if any("cpu" in word.lower() for word in [*words, *unknown]):
             continue
         if _SEES_GPUS & set(words) or not all(_IMAGE.search(word) for word in unknown):
             continue  # a variable that is not the image may contain options
-        message = f"{runs.text.rpartition('/')[2]} without --nv hides the GPUs from the program"
+        message = f"{basename(runs.text)} without --nv hides the GPUs from the program"
         fixed = f"{runs.text} exec --nv"
         written = f"{runs.text} exec"
         edit = Edit(runs.line, written, fixed) if written in script.line(runs.line) else None

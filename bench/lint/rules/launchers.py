@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from bench.findings import Edit, Remark, Severity
 from bench.lint.expansion import MARK
-from bench.lint.launch import Launch
+from bench.lint.launch import Launch, basename
 from bench.lint.options import names, whole_number
 from bench.lint.rules import rule
 from bench.lint.script import Script
@@ -30,9 +30,12 @@ _MORE_SLOTS = re.compile(r"oversubscribe|overcommit|hostfile|machinefile|-hosts?
 
 def passes_unknown_options(script: Script, launch: Launch) -> bool:
     """Return whether variables with unknown values may contain further options of a launcher."""
+    values = {value.text for value in launch.options.values()} | {option.value for option in launch.srun}
     before_arguments = launch.words[: len(launch.words) - len(launch.arguments)]
     environment = any(name.startswith(("PET_", "ACCELERATE_")) for name in script.walk.exported)
-    return launch.opaque or environment or any(MARK.fullmatch(word.text) for word in before_arguments)
+    return launch.opaque or environment or any(
+        MARK.fullmatch(word.text) and word.text not in values for word in before_arguments
+    )
 
 
 @rule(Severity.ERROR)
@@ -126,6 +129,9 @@ def mpirun_slots(script: Script) -> Iterator[Remark]:
         mpirun -n 6 python train.py
     """
     slots = script.job.ntasks
+    whole_nodes = {"nodes", "exclusive"} & set(script.job.options)
+    if whole_nodes and not {name for name in script.job.options if "tasks" in name}:
+        return  # sites that allocate whole nodes give each of their cores a slot
     if not slots or script.job.heterogeneous or "overcommit" in script.job.options:
         return
     for step in script.walk.steps:
@@ -144,7 +150,10 @@ def mpirun_slots(script: Script) -> Iterator[Remark]:
 def _mpi_processes(script: Script, step: Step) -> int | None:
     """Return the number of processes in the options of mpirun, or None."""
     words = step.launch.words
-    for word, following in itertools.pairwise(words):
+    start = next((at for at, word in enumerate(words) if basename(word.text).startswith(("mpirun", "mpiexec"))), 0)
+    for word, following in itertools.pairwise(words[start + 1 :]):
+        if word is step.launch.program or ("/" in word.text and not word.text.startswith("-")):
+            return None  # the options of the program begin
         if word.text in _PROCESSES:
             return script.number(following, script.job)
         name, _, value = word.text.partition("=")

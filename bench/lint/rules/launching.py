@@ -26,6 +26,9 @@ _RENDEZVOUS_OPTIONS = names(
 _STARTS_PROCESSES = names("multiprocessing_distributed nproc_per_node gpus_per_node ngpus world_size")
 _GROUP = re.compile(r"lightning|\bddp\b|torch\.?distributed|horovod", re.IGNORECASE)
 
+#: Commands in the foreground that run until the job is ended.
+_KEEPS_RUNNING = frozenset({"sleep", "tail", "srun", "jupyter", "jupyter-notebook", "jupyter-lab", "code-server"})
+
 
 @rule(Severity.ERROR)
 def missing_srun(script: Script) -> Iterator[Remark]:
@@ -311,7 +314,7 @@ def _something_follows(script: Script, step: Step) -> bool:
         return any(other.line > step.line and not other.place.background for other in script.training)
     later = [other for other in script.walk.steps if other.line > step.line and not other.place.background]
     return any(
-        other.launch.is_training or basename(other.launch.words[0].text) in ("sleep", "tail", "srun")
+        other.launch.is_training or basename(other.launch.words[0].text) in _KEEPS_RUNNING
         for other in later
         if other.launch.words
     )
@@ -412,4 +415,4 @@ def _unknown_option(written: str, option: Option) -> Remark | None:
         )
     message = f"srun refuses `{word}`, unless a plugin of the site adds this option"
     remedy = "check the spelling with `srun --help`, or remove the option"
-    return Remark(option.line, message, remedy, Severity.WARNING)
+    return Remark(option.line, message, remedy, Severity.INFO)

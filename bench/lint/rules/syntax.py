@@ -11,12 +11,12 @@ from bench.lint.launch import HELPERS, SHELLS, basename
 from bench.lint.rules import rule
 from bench.lint.script import ANALYSED_SIZE, MAX_SCRIPT_SIZE, Script, ignored_directives
 from bench.lint.shell_state import DECLARATIONS, Step
-from bench.lint.syntax import ShellError, Simple, Word
+from bench.lint.syntax import UNCLOSED_HEREDOC, ShellError, Simple, Word
 
 _OPENS_STRING = re.compile(r"\\\Z|(?:=|-\w*c\s+|echo\s+|<<<\s*|\()[\"']\Z|\S[ \t]+[\"']\Z")
 _MAX_ODD_LINES = 200
 _PROSE = re.compile(r"[A-Z][a-z]+[,:]?\Z")
-_WORD = re.compile(r"[A-Za-z]+[,.:]?\Z")
+_WORD = re.compile(r"[A-Za-z]+(?:[-'][A-Za-z]+)*[,.:]?\Z")
 _STOP_WORDS = frozenset({"the", "a", "an", "of", "and", "with", "this", "is", "are", "to", "from", "on"})
 _NAME = re.compile(r"[A-Za-z_]\w*\Z")
 _PYTHON_KEYWORDS = frozenset({"import", "from", "print", "def", "elif", "class"})
@@ -139,6 +139,9 @@ def _syntax_error(script: Script, error: ShellError) -> Iterator[Remark]:
     if error.opened and error.opened != line:
         yield Remark(error.opened, f"bash cannot parse the command that starts here: {error.message}", remedy)
         yield Remark(line, f"bash stops here: {error.message}", remedy, Severity.INFO)
+    elif error.message.startswith(UNCLOSED_HEREDOC):
+        message = f"bash takes all lines below as text, because {error.message}"
+        yield Remark(line, message, "write the closing word alone in its line, without blanks", Severity.WARNING)
     else:
         yield Remark(line, f"bash cannot parse the script: {error.message}", remedy)
 
@@ -222,8 +225,9 @@ def stray_command(script: Script) -> Iterator[Remark]:
             --data /scratch
         MASTER_PORT=29500
     """
+    end = next((step.line for step in script.walk.steps if _ends_script(step)), len(script.lines))
     for step in script.walk.steps:
-        remark = None if step.place.condition else _stray(script, step)
+        remark = None if step.place.condition or step.line > end else _stray(script, step)
         if remark:
             yield remark
     yield from _never_reached(script)
@@ -288,11 +292,9 @@ def _stray_warning(script: Script, step: Step, bare: str) -> Remark | None:
         return Remark(
             line, message, "if the line is meant as output, put `echo` before it; otherwise remove the line"
         )
-    if len(words) >= 3 and all(word.bare for word in words) and _PROSE.match(bare) and not script.walk.opaque:
-        message = f"bash runs `{bare}` as a command"
-        return Remark(line, message, "if the line is meant as a comment, start it with #", Severity.WARNING)
     texts = [word.bare or "" for word in words]
-    is_prose = len(texts) > 3 and all(_WORD.match(text) for text in texts) and _STOP_WORDS & set(texts)
+    is_prose = len(texts) > 3 and bool(_STOP_WORDS & set(texts)) or (len(texts) > 2 and _PROSE.match(bare))
+    is_prose = is_prose and all(_WORD.match(text) for text in texts)
     if is_prose and bare not in HELPERS and not script.walk.opaque and not step.launch.via:
         message = f"bash runs `{bare}` as a command"
         return Remark(line, message, "if the line is meant as a comment, start it with #", Severity.WARNING)
@@ -338,11 +340,14 @@ def _assigns_to_expansion(word: Word) -> bool:
 def _never_reached(script: Script) -> Iterator[Remark]:
     """Find an unconditional ``exit`` before the start of the training program."""
     last = max((step.line for step in script.training if step.place.task is None), default=0)
-    for step in script.walk.steps:
-        place, words = step.place, step.node.words
-        outermost = not (place.branches or place.loops or place.function or place.substitution or place.piped)
-        if words[0].literal == "exit" and outermost and not place.task and step.line < last:
-            if all(other.line > step.line for other in script.training):
-                message = "the script ends here, and the lines below never run"
-                yield Remark(step.line, message, "remove the line")
-            return
+    step = next((step for step in script.walk.steps if _ends_script(step) and step.line < last), None)
+    if step and all(other.line > step.line for other in script.training):
+        message = "the script ends here, and the lines below never run"
+        yield Remark(step.line, message, "if it ends here by mistake, remove the line", Severity.WARNING)
+
+
+def _ends_script(step: Step) -> bool:
+    """Return whether a step is an ``exit`` that always runs."""
+    place = step.place
+    nested = place.branches or place.loops or place.function or place.substitution or place.piped
+    return step.node.words[0].literal == "exit" and not nested and not place.task

@@ -56,8 +56,8 @@ def task_gpu_mismatch(script: Script) -> Iterator[Remark]:
         #SBATCH --gres=gpu:4
         srun python train.py
     """
-    for step in script.training:
-        launch, geometry = step.launch, script.geometry(step)
+    for step, geometry in script.placed:
+        launch = step.launch
         if launch.opaque or geometry.heterogeneous or _runs_on_cpus(script, launch):
             continue
         if starts_workers(launch):
@@ -238,7 +238,8 @@ def ntasks_conflict(script: Script) -> Iterator[Remark]:
     for step in script.sruns:
         if not step.launch.opaque:
             own = script.job.step(()) if not step.launch.srun else script.geometry(step)
-            if {"ntasks", "ntasks-per-node"} <= {option.name for option in step.launch.srun}:
+            given = {option.name: option.value for option in step.launch.srun}
+            if {"ntasks", "ntasks-per-node"} <= given.keys() and given["ntasks"] != "1":
                 yield from _conflict(script, own, job=False)
             yield from _more_than_the_job(script, step)
 
@@ -319,7 +320,7 @@ def ntasks_not_per_node(script: Script) -> Iterator[Remark]:
         if nodes and nodes > 1 and ntasks > nodes and gpus and not starts_workers(step.launch):
             per_node = ntasks // nodes if ntasks % nodes == 0 else gpus
             message = f"Slurm may distribute the {ntasks} tasks unevenly over the {nodes} nodes"
-        elif nodes is None and gpus and ntasks > gpus and "nodes" not in geometry.options:
+        elif not nodes and gpus and ntasks > gpus and step.launch.via and "nodes" not in geometry.options:
             per_node = gpus
             message = f"Slurm may start more of the {ntasks} tasks on a node than it has GPUs ({gpus})"
         else:

@@ -45,7 +45,7 @@ SLURM_SUBMIT_HOST SLURM_TASKS_PER_NODE SLURM_TASK_PID SLURM_THREADS_PER_CORE SLU
 SLURM_TOPOLOGY_ADDR_PATTERN SLURM_TRES_PER_TASK SLURM_UMASK SLURM_WCKEY SLURM_WORKING_CLUSTER SLURM_WHOLE
 SLURMD_NODENAME SLURM_TMPDIR SLURM_JOB_TMP SLURM_SCRATCH SLURM_JOB_COMMENT SLURM_NODEFILE SLURM_HOSTFILE
 SLURM_TIMELIMIT SLURM_KILL_BAD_EXIT SLURM_WAIT SLURM_UNBUFFEREDIO SLURM_NETWORK SLURM_EXACT SLURM_OVERLAP
-SLURM_SPANK_TASK_ENV SLURMD_TRES_FREQ SLURM_HET_GROUP SLURM_JOB_SCRATCHDIR SLURM_RLIMIT_STACK SLURM_QOS
+SLURM_SPANK_TASK_ENV SLURM_JOBTMP SLURMD_TRES_FREQ SLURM_HET_GROUP SLURM_JOB_SCRATCHDIR SLURM_RLIMIT_STACK SLURM_QOS
 SLURM_PARTITION SLURM_ACCOUNT SLURM_CONTAINER SLURM_JOB_CONSTRAINTS SLURM_TASKS SLURM_USER
 """
 _SLURM_VARIABLES = frozenset(_SLURM_NAMES.split())
@@ -88,6 +88,7 @@ _PADDED_COMMAND = re.compile(
     r"tail\s+(?:-c|--bytes)|cut\s+-c|head\s+-c|\bdate\b[^|+]*\+[\"']?%0?[SMHdmjNyV]|rev\b.*cut|printf[^|]*%0"
 )
 _OCTAL = re.compile(r"(?<![\w.#])0\d*[89]\d*(?![\w.])")
+_SOURCE_OF_DIGITS = re.compile(r"JOB_?ID|TASK_ID|PROCID|STEP|\bdate\b|printf|PORT|hostname", re.I)
 _DIGITS_OF_ID = re.compile(r"JOB_?ID|TASK_ID|PROCID|STEP", re.I)
 
 
@@ -172,7 +173,7 @@ def _caller_sets(script: Script, name: str) -> bool:
 def _undefined_by_slurm(script: Script, use: Use) -> Remark | None:
     """Return a remark if Slurm does not set the variable in this job, or None."""
     name = use.name
-    if name in script.assigned_to:
+    if name in script.assigned_to or _is_tested_above(script, use):
         return None
     if name not in _SLURM_VARIABLES and "_HET_GROUP_" not in name:
         close = difflib.get_close_matches(name, sorted(_SLURM_VARIABLES), n=1, cutoff=0.8)
@@ -187,6 +188,12 @@ def _undefined_by_slurm(script: Script, use: Use) -> Remark | None:
         # Arrays are often requested on the command line only.
         return Remark(use.line, message, remedy, Severity.INFO if options == ("array",) else None)
     return None
+
+
+def _is_tested_above(script: Script, use: Use) -> bool:
+    """Return whether one of the lines above a use asks whether the variable has a value."""
+    test = re.compile(rf"(?:-n\s+|-v\s+)\"?\$?\{{?{use.name}\b|\${{?{use.name}\}}?\"?\s*!=\s*(?:\"\"|'')")
+    return any(test.search(line[:500]) for line in script.lines[max(0, use.line - 6) : use.line])
 
 
 def _missing_in_tasks(script: Script) -> Iterator[Remark]:
@@ -246,5 +253,6 @@ def port_octal_arithmetic(script: Script) -> Iterator[Remark]:
 
 def _may_start_with_zero(unknown: Unknown) -> bool:
     if unknown.kind == "command":
-        return bool(_PADDED_COMMAND.search(unknown.source[:1000]))
+        source = unknown.source[:1000]
+        return bool(_PADDED_COMMAND.search(source)) and bool(_SOURCE_OF_DIGITS.search(source))
     return unknown.op == ":" and bool(_DIGITS_OF_ID.search(unknown.name))
