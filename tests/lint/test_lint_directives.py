@@ -126,9 +126,9 @@ def test_comments_are_comments(line: str) -> None:
     assert read(line).options == ()
 
 
-def test_an_option_that_a_plugin_may_add_gets_a_warning() -> None:
+def test_an_option_that_a_plugin_may_add_gets_a_note() -> None:
     (remark,) = read("#SBATCH --site-specific=1").remarks
-    assert remark.severity is Severity.WARNING
+    assert remark.severity is Severity.INFO
 
 
 def test_several_options_of_one_line_are_all_read() -> None:
