@@ -28,6 +28,27 @@ Some mistakes involve two lines. For example, one line requests 8 tasks per node
 only 4 GPUs per node. Such a mistake is reported at the line to change. A second finding, with
 severity info, marks the other line.
 
+## How often it is right
+
+Measured on 22 November 2026 on public scripts that nobody had read before, counted once per rule and
+script: 278 scripts of 176 repositories, most with several nodes or GPUs, and one script each of 2,500
+other repositories, of which few train a network.
+
+| | errors true / arguable / false | warnings true / arguable / false |
+|---|---|---|
+| first look | 117 / 35 / 26 (66 % true) | 40 / 12 / 21 (55 % true) |
+| after the rules were corrected, same scripts | 117 / 15 / 0 (89 %) | 36 / 8 / 3 (77 %) |
+
+Most false alarms concerned text that sbatch never reads as such: templates, placeholders, further
+scripts in the same file. In the 278 scripts alone, all 21 errors and 4 of 6 warnings are true after the
+corrections. The second row is no blind measurement: the rules were corrected with these scripts. On 88
+further unread scripts of 28 repositories, the corrected rules reported 1 error and 1 warning, both true.
+
+Of 32 mistakes planted in 32 of the 278 scripts, 28 were found at first and all 32 after the corrections,
+3 of them only as a hint. Twelve correct but unusual scripts got neither error nor warning.
+
+## The rules
+
 `python -m bench.lint.docs > docs/lint.md` generates this page from the docstrings of the rules.
 
 | rule | usual severity |
