@@ -84,7 +84,9 @@ class Script:
     def placed(self) -> Iterator[tuple[Step, Geometry]]:
         """Training steps with their geometries: one for each component of the job that srun names."""
         for step in self.training:
-            group = next((option.value for option in step.launch.srun if option.name == "het-group"), "") or ""
+            group = (
+                next((option.value for option in step.launch.srun if option.name == "het-group"), "") or ""
+            )
             numbers = [int(number) for number in group.split(",") if number.isdecimal()]
             if len(numbers) < 2 or max(numbers) >= len(self.header.components):
                 yield step, self.geometry(step)

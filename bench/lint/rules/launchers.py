@@ -33,8 +33,10 @@ def passes_unknown_options(script: Script, launch: Launch) -> bool:
     values = {value.text for value in launch.options.values()} | {option.value for option in launch.srun}
     before_arguments = launch.words[: len(launch.words) - len(launch.arguments)]
     environment = any(name.startswith(("PET_", "ACCELERATE_")) for name in script.walk.exported)
-    return launch.opaque or environment or any(
-        MARK.fullmatch(word.text) and word.text not in values for word in before_arguments
+    return (
+        launch.opaque
+        or environment
+        or any(MARK.fullmatch(word.text) and word.text not in values for word in before_arguments)
     )
 
 
@@ -150,7 +152,9 @@ def mpirun_slots(script: Script) -> Iterator[Remark]:
 def _mpi_processes(script: Script, step: Step) -> int | None:
     """Return the number of processes in the options of mpirun, or None."""
     words = step.launch.words
-    start = next((at for at, word in enumerate(words) if basename(word.text).startswith(("mpirun", "mpiexec"))), 0)
+    start = next(
+        (at for at, word in enumerate(words) if basename(word.text).startswith(("mpirun", "mpiexec"))), 0
+    )
     for word, following in itertools.pairwise(words[start + 1 :]):
         if word is step.launch.program or ("/" in word.text and not word.text.startswith("-")):
             return None  # the options of the program begin

@@ -27,7 +27,9 @@ _STARTS_PROCESSES = names("multiprocessing_distributed nproc_per_node gpus_per_n
 _GROUP = re.compile(r"lightning|\bddp\b|torch\.?distributed|horovod", re.IGNORECASE)
 
 #: Commands in the foreground that run until the job is ended.
-_KEEPS_RUNNING = frozenset({"sleep", "tail", "srun", "jupyter", "jupyter-notebook", "jupyter-lab", "code-server"})
+_KEEPS_RUNNING = frozenset(
+    {"sleep", "tail", "srun", "jupyter", "jupyter-notebook", "jupyter-lab", "code-server"}
+)
 
 
 @rule(Severity.ERROR)

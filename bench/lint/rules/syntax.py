@@ -141,7 +141,9 @@ def _syntax_error(script: Script, error: ShellError) -> Iterator[Remark]:
         yield Remark(line, f"bash stops here: {error.message}", remedy, Severity.INFO)
     elif error.message.startswith(UNCLOSED_HEREDOC):
         message = f"bash takes all lines below as text, because {error.message}"
-        yield Remark(line, message, "write the closing word alone in its line, without blanks", Severity.WARNING)
+        yield Remark(
+            line, message, "write the closing word alone in its line, without blanks", Severity.WARNING
+        )
     else:
         yield Remark(line, f"bash cannot parse the script: {error.message}", remedy)
 
@@ -293,7 +295,7 @@ def _stray_warning(script: Script, step: Step, bare: str) -> Remark | None:
             line, message, "if the line is meant as output, put `echo` before it; otherwise remove the line"
         )
     texts = [word.bare or "" for word in words]
-    is_prose = len(texts) > 3 and bool(_STOP_WORDS & set(texts)) or (len(texts) > 2 and _PROSE.match(bare))
+    is_prose = (len(texts) > 3 and bool(_STOP_WORDS & set(texts))) or (len(texts) > 2 and _PROSE.match(bare))
     is_prose = is_prose and all(_WORD.match(text) for text in texts)
     if is_prose and bare not in HELPERS and not script.walk.opaque and not step.launch.via:
         message = f"bash runs `{bare}` as a command"
