@@ -68,7 +68,8 @@ CONTAINER_CHORES = names(
 REACHES_NODES = names(
     """mpirun mpiexec mpiexec.hydra mpiexec.slurm mpirun_rsh mpirun.openmpi mpiexec.openmpi orterun prterun
     prun oshrun horovodrun ibrun jsrun aprun flux pdsh clush dsh pssh parallel-ssh pbsdsh ssh xargs
-    parallel launcher hyperqueue hq ray dask dask-mpi dask-scheduler dask-worker dask-ssh spark-submit charmrun
+    parallel launcher hyperqueue hq ray dask dask-mpi dask-scheduler dask-worker dask-ssh spark-submit
+    charmrun
     gnu-parallel bcprun ompi-run srun_all"""
 )
 
