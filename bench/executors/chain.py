@@ -21,7 +21,7 @@ from bench.slurm.parsing import QueueRow
 
 @dataclass(frozen=True)
 class Place:
-    """The place of a new job: its chain (None without a limit), and the jobs that must end before."""
+    """The place of a new job: its chain (None without a limit), and the jobs that must end first."""
 
     chain: int | None = None
     after: tuple[str, ...] = ()

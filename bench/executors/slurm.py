@@ -310,7 +310,7 @@ class SlurmExecutor:
 
     @property
     def _excluded(self) -> dict[str, list[str]]:
-        """The key of run.json for excluded nodes; empty without such nodes."""
+        """The entry ``unfit_nodes`` for run.json; empty if no node is excluded."""
         return {"unfit_nodes": self._unfit} if self._unfit else {}
 
     def _split_by_fit_nodes(self, runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:

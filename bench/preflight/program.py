@@ -138,7 +138,7 @@ class Coordinator:
         return [None if result is None else result.get("values") for result in found]
 
     def _add(self, kind: str, task: dict[str, Any]) -> None:
-        """Perform a task whose values are one number per check and node."""
+        """Perform a task that measures checks; add its values to the measured ones, and write the file."""
         found = self._perform(kind, task)
         for check in (*RATES, *FAULTS):
             values = [None if one is None else one.get(check) for one in found]

@@ -271,7 +271,7 @@ class Recorder:
             self._started_at = self._clock.stamp()
 
     def rest(self) -> None:
-        """Stop the clock between two steps, without counting the wait for a batch that never arrived."""
+        """Stop the clock between two steps; a wait for a batch that did not arrive is not counted."""
         self._windows.discard_sample()
         if self._is_mid_step:
             self.stop_clock()

@@ -105,7 +105,7 @@ def verify_run(path: Path, *, record: RunRecord | None = None) -> Verification:
 
 
 def _core_warnings(env: Any) -> list[str]:
-    """Return the warnings in env.json about cores and threads that ranks share or in which they differ."""
+    """Return the warnings in env.json about shared cores, and about unequal cores or threads."""
     warnings = env.get("warnings") if isinstance(env, dict) else None
     return [str(text) for text in warnings or () if str(text).partition(":")[0] in CORE_WARNINGS]
 
