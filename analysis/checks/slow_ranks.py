@@ -43,8 +43,13 @@ _MAX_NAMED = 4
 #: Columns of :func:`stragglers`: one row per run and late rank. ``excess_sec`` is the useful time beyond the
 #: typical one (s per step). ``host_ranks`` counts all ranks of the run on the rank's host, late or not.
 STRAGGLER_COLUMNS = ("run_id", "cell_id", "rank", "host", "host_ranks", "excess_sec", "share_of_step", "part")
-_LONG_NAMES = {"data": "data loading", "optimizer": "the optimizer", "other": "what no timer covered"}
-_PART_NAMES = {column: _LONG_NAMES.get(part, part) for part, column in USEFUL_PARTS.items()}
+#: Words for the parts of useful time, as in the column ``part``.
+PART_WORDS = {part: part for part in USEFUL_PARTS} | {
+    "data": "data loading",
+    "optimizer": "the optimizer",
+    "other": "what no timer covered",
+}
+_PART_NAMES = {column: PART_WORDS[part] for part, column in USEFUL_PARTS.items()}
 #: The columns of report/nodes.csv, one row per cell and host; times are seconds per step.
 NODE_COLUMNS = (
     *("cell_id", "host", "ranks", "n", "useful_sec", "data_sec", "compute_sec", "wait_sec", "transfer_sec"),

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analysis.compare.changes import Change, StepTimes, change_between
 from analysis.compare.matching import Difference, environment_differences, match_studies, match_within
 from analysis.compare.verdicts import (
     MINIMUM_EFFECT,
@@ -41,6 +42,7 @@ _CELL = ("nodes", "gpus_per_node", "gpus", "global_batch", "per_gpu_batch", "lau
 COLUMNS = (
     *("a", "b", "cell_a", "cell_b", *_CELL, "n_a", "n_b", "pairs", "throughput_a", "throughput_b"),
     *("ratio", "low", "high", "p_slower", "p_faster", "verdict", "broken", "remark"),
+    *("part", "part_a_sec", "part_b_sec", "cause"),
 )
 
 
@@ -52,8 +54,10 @@ class Comparison:
         a: name of A.
         b: name of B; within one study, the compared setting with all values other than that of A.
         minimum_effect: a smaller relative change is not called faster or slower.
-        cells: one row per pair of cells, :data:`COLUMNS`. Throughputs are samples/s (harmonic means).
-            ``ratio`` is B over A, ``low`` and ``high`` its 95 % interval. ``pairs`` is the number of
+        cells: one row per pair of cells, :data:`COLUMNS`. Throughputs are samples/s (geometric means over the
+            compared runs). ``ratio`` is B over A of these means, ``low`` and ``high`` its 95 % interval. For
+            cells that are faster or slower, ``part`` is the part of the step that changed most, with its
+            times in A and B, and ``cause`` the cause that did. ``pairs`` is the number of
             interleaved pairs of runs, missing if runs are unpaired. ``broken`` marks cells that completed in
             A and failed in B.
         only_a: unmatched cells of A.
@@ -84,6 +88,11 @@ class Comparison:
         """True if a cell is slower in B, or completed in A and failed in B."""
         return bool((self.cells["verdict"] == Verdict.SLOWER).any() or self.cells["broken"].any())
 
+    @property
+    def undecided(self) -> bool:
+        """True if the data cannot tell for some cell whether it is slower."""
+        return bool((self.cells["verdict"] == Verdict.UNKNOWN).any())
+
 
 def compare_studies(
     a: Study, b: Study, *, minimum_effect: float = MINIMUM_EFFECT, ignore: Collection[str] = ()
@@ -102,6 +111,7 @@ def compare_studies(
     runs_a, runs_b = _Runs.of(a, "A"), _Runs.of(b, "B")
     name_a, name_b = (a.name, b.name) if a.name != b.name else (str(a.folder.path), str(b.folder.path))
     cells = _judged([_compare_runs(runs_a, runs_b, matching.pairs, (name_a, name_b))], minimum_effect)
+    cells = _with_changes(cells, runs_a, runs_b)
     return Comparison(
         a=name_a,
         b=name_b,
@@ -141,7 +151,7 @@ def compare_within(
         a=f"{key} {first}",
         b=f"{key} {values}",
         minimum_effect=minimum_effect,
-        cells=_judged(parts, minimum_effect),
+        cells=_with_changes(_judged(parts, minimum_effect), runs, runs),
         only_a=[cell for cell in unmatched[0] if all(cell in other for other in unmatched[1:])],
         only_b=[cell for _, _, matching in matchings for cell in matching.only_b],
     )
@@ -215,7 +225,8 @@ def _compare_runs(
         log_moments(own[_RATE].to_numpy(dtype=float), groups=own["place"].to_numpy(dtype=np.intp), size=size)
         for own in measured
     ]
-    pair_moments = _pair_moments(*measured, size=size)
+    pairs_of_runs = _pairs_of_runs(*measured)
+    pair_moments = _pair_moments(pairs_of_runs, size=size)
     use_pairs = pair_moments.n >= MIN_RUNS
     both = zip(paired(pair_moments), unpaired(*moments), strict=True)
     ratios = LogRatios(*(np.where(use_pairs, of_pairs, of_runs) for of_pairs, of_runs in both))
@@ -223,22 +234,22 @@ def _compare_runs(
     rows = rows.reset_index(drop=True).assign(a=names[0], b=names[1])
     rows["cell_a"], rows["cell_b"] = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
     rows["pairs"] = pd.array(np.where(use_pairs, pair_moments.n, np.nan), dtype="Int64")
+    for side, own in zip("ab", moments, strict=True):
+        of_pairs = pairs_of_runs.groupby("place")[f"log_{side}"].mean().reindex(range(size))
+        rows[f"throughput_{side}"] = np.exp(np.where(use_pairs, of_pairs, own.mean))
     _add_counts(rows, runs)
     rows["missing"] = _missing_runs(rows, runs, (a.label, b.label))
     return rows, ratios
 
 
 def _add_counts(rows: pd.DataFrame, runs: Sequence[pd.DataFrame]) -> None:
-    """Add the runs and throughput (harmonic mean) of A and B, their outliers, and ``broken`` to ``rows``."""
+    """Add the runs of A and B, their outliers, and ``broken`` to ``rows``."""
     size = len(rows)
     rows["outliers"] = 0
     for side, own in zip("ab", runs, strict=True):
         measured = own[own["measured"]]
         places = measured["place"].to_numpy(dtype=np.intp)
         n = np.bincount(places, minlength=size)
-        seconds = np.bincount(places, weights=1 / measured[_RATE].to_numpy(dtype=float), minlength=size)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            rows[f"throughput_{side}"] = n / seconds
         rows[f"n_{side}"] = n
         rows["outliers"] += np.bincount(places[measured["outlier"].to_numpy()], minlength=size)
     failed = runs[1].loc[runs[1]["state"] == RunState.FAILED, "place"]
@@ -246,11 +257,15 @@ def _add_counts(rows: pd.DataFrame, runs: Sequence[pd.DataFrame]) -> None:
     rows["broken"] = (rows["n_a"] > 0) & (rows["n_b"] == 0) & failed_in_b
 
 
-def _pair_moments(a: pd.DataFrame, b: pd.DataFrame, *, size: int) -> LogMoments:
-    """Return the moments of log(B / A) of paired runs (same allocation and repeat), by pair of cells."""
+def _pairs_of_runs(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
+    """Return the paired runs (same allocation and repeat) as ``place``, ``log_a`` and ``log_b``."""
     keys = ["place", "allocation_id", "repeat"]
     sides = [runs.loc[runs["allocation_id"].notna(), [*keys, "log"]] for runs in (a, b)]
-    both = sides[0].merge(sides[1], on=keys, suffixes=("_a", "_b"))
+    return sides[0].merge(sides[1], on=keys, suffixes=("_a", "_b"))
+
+
+def _pair_moments(both: pd.DataFrame, *, size: int) -> LogMoments:
+    """Return the moments of log(B / A) of paired runs, by pair of cells."""
     ratios = np.exp((both["log_b"] - both["log_a"]).to_numpy(dtype=float))
     return log_moments(ratios, groups=both["place"].to_numpy(dtype=np.intp), size=size)
 
@@ -277,6 +292,22 @@ def _judged(parts: Sequence[tuple[pd.DataFrame, LogRatios]], minimum_effect: flo
     rows["needed"] = runs_needed(ratios, minimum_effect=minimum_effect, n=n)
     tested = int(rows["low"].notna().sum())
     rows["remark"] = [_remark(row, tested, minimum_effect) for row in rows.to_dict("records")]
+    return rows[[name for name in COLUMNS if name in rows]]
+
+
+def _with_changes(rows: pd.DataFrame, a: _Runs, b: _Runs) -> pd.DataFrame:
+    """Add the part of the step and the cause that changed, for the cells that are faster or slower."""
+    changed = rows["verdict"].isin([Verdict.FASTER, Verdict.SLOWER])
+    found = dict.fromkeys(rows.index, Change())
+    if changed.any():
+        first = StepTimes(a.study, a.frame)
+        second = first if a is b else StepTimes(b.study, b.frame)
+        pairs = rows.loc[changed, ["cell_a", "cell_b"]].itertuples()
+        found |= {place: change_between(first, second, one, other) for place, one, other in pairs}
+    columns = ["part", "part_a_sec", "part_b_sec", "cause"]
+    rows = rows.join(pd.DataFrame([*found.values()], index=rows.index).set_axis(columns, axis=1))
+    texts = zip(rows["remark"], found.values(), strict=True)
+    rows["remark"] = ["; ".join(filter(None, (remark, str(change)))) for remark, change in texts]
     return rows[list(COLUMNS)]
 
 

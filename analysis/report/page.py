@@ -11,6 +11,7 @@ from typing import Any
 
 import pandas as pd
 
+from analysis.causes.catalogue import CAUSES
 from analysis.checks.anomalies import anomalies
 from analysis.checks.validity import ValidityFinding, invalid_cells, other_warnings
 from analysis.data.environment import Environment
@@ -32,6 +33,7 @@ from analysis.report.tables import (
     run_data,
     runs_context,
 )
+from analysis.report.why import WhySection
 from analysis.report.words import WORDS, mode_title
 from analysis.stats.measured import Frames
 from analysis.stats.scaling import GUIDE
@@ -50,11 +52,11 @@ def page_context(
     details: Details,
     axes: Mapping[str, Selection],
     validity: Sequence[ValidityFinding],
+    why: Sequence[WhySection] = (),
 ) -> dict[str, Any]:
     """Return the values of page.html.j2; texts are not escaped."""
-    parts = series_parts(study.plan)
-    labels, shared = short_labels(parts, dict.fromkeys(rows["series"]))
-    titles = {series: _with_mode(parts, series, label) for series, label in labels.items()}
+    labels, shared = short_labels(series_parts(study.plan), dict.fromkeys(rows["series"]))
+    titles = series_titles(study, rows)
     return {
         "words": WORDS,
         "name": study.name,
@@ -62,6 +64,8 @@ def page_context(
         "shared": shared,
         "missing": MISSING,
         "validity": validity,
+        "why": why,
+        "causes": [(info.title, info.meaning) for info in CAUSES.values()],
         **_summary(study, frames, rows, labels=titles, invalid=invalid_cells(validity)),
         "groups": _groups(rows, drawings, axes),
         "nodes": [] if details.ranks is None else node_rows(details.ranks),
@@ -97,6 +101,13 @@ def models_of(cells: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 # -- from the top to the tables -------------------------------------------------------
+
+
+def series_titles(study: Study, rows: pd.DataFrame) -> dict[str, str]:
+    """Return a short label with the scaling mode for each series."""
+    parts = series_parts(study.plan)
+    labels, _ = short_labels(parts, dict.fromkeys(rows["series"]))
+    return {series: _with_mode(parts, series, label) for series, label in labels.items()}
 
 
 def _with_mode(parts: dict[str, dict[str, str]], series: str, label: str) -> str:

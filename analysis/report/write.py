@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from analysis.data.load import Study
     from analysis.report.figures.drawing import Drawing
     from analysis.report.proposal import Work
+    from analysis.report.why import WhySection
     from analysis.stats.measured import Frames
 
 _TEMPLATES = Path(__file__).resolve().parent / "template"
@@ -53,9 +54,9 @@ def write_report(
 ) -> Report:
     """Write ``report/`` of a study.
 
-    The files are the page, scaling.csv, scaling.md, scaling.tex, runs.csv, and each figure as SVG, PNG and
-    PDF in figures/; with suitable data also axes.csv, sweep.csv, fabric.csv and nodes.csv. Files of an older
-    report are replaced, except for its proposal if no new one is requested.
+    The files are the page, scaling.csv, scaling.md, scaling.tex, runs.csv, causes.csv, and each figure as
+    SVG, PNG and PDF in figures/; with suitable data also axes.csv, sweep.csv, fabric.csv and nodes.csv. Files
+    of an older report are replaced, except for its proposal if no new one is requested.
 
     Args:
         study_path: the study's folder.
@@ -188,13 +189,17 @@ def _report(
     say("reading the environment")
     environment = describe_environment(study)
     found = validity(study, frames, rows, environment)
+    say("dividing the losses")
+    causes, why = _causes(study, frames, rows, details.fabric)
     say("writing")
-    page = page_context(study, frames, rows, drawings, environment, details, axes, found)
+    page = page_context(study, frames, rows, drawings, environment, details, axes, found, why)
+    drawings += [figure for section in why for figure in section.figures]
     files = {
         "scaling.csv": csv_table(rows),
         "scaling.md": markdown_table(rows, rate_unit=frames.rate_unit),
         "scaling.tex": latex_table(rows, rate_unit=frames.rate_unit),
         "runs.csv": runs_csv(frames.runs),
+        **causes,
         "index.html": render_page(page),
         **details.files,
         **(others or {}),
@@ -207,6 +212,26 @@ def _report(
         context = proposal_context(study, frames, rows, drawings, environment, found, work=work)
         files |= render_proposal(context)
     return Report(_write(folder, files, drawings), found)
+
+
+def _causes(
+    study: Study, frames: Frames, rows: pd.DataFrame, fabric: pd.DataFrame
+) -> tuple[dict[str, str], list[WhySection]]:
+    """Return causes.csv by its name, and the page's sections about it; both are empty without runs."""
+    from analysis.causes.table import causes_frame, divide_study, read_evidence
+    from analysis.data.csv_files import csv_text
+    from analysis.report.page import series_titles
+    from analysis.report.why import why_sections
+
+    if study.plan.get("table"):
+        return {}, []
+    evidence = read_evidence(study, frames, fabric=fabric)
+    divisions = divide_study(frames, rows, evidence)
+    if not divisions:
+        return {}, []
+    labels = series_titles(study, rows)
+    sections = why_sections(study, frames.runs, rows, divisions, labels=labels, rings=evidence.rings)
+    return {"causes.csv": csv_text(causes_frame(rows, divisions), digits=6)}, sections
 
 
 def _templates(*, autoescape: bool, **options: Any) -> jinja2.Environment:
@@ -284,7 +309,7 @@ def _write(folder: Path, files: dict[str, str], drawings: Sequence[Drawing]) -> 
                 (figures / f"{name}.{form}").unlink(missing_ok=True)
         for name, text in files.items():
             write_atomically(folder / name, text)
-        for name in {"axes.csv", *DETAIL_FILES} - set(files):
+        for name in {"axes.csv", "causes.csv", *DETAIL_FILES} - set(files):
             (folder / name).unlink(missing_ok=True)
     except OSError as error:
         raise BenchError(f"{error.filename or folder}: cannot be written: {error.strerror}") from None

@@ -56,6 +56,14 @@ OutputOption = Annotated[
 ]
 
 
+StrictOption = Annotated[
+    bool,
+    typer.Option(
+        "--strict", help="Exit with 3 if no cell is slower, but the data cannot tell for some cell."
+    ),
+]
+
+
 def compare_command(
     a: AArgument,
     b: BArgument = None,
@@ -65,13 +73,14 @@ def compare_command(
     ignore: IgnoreOption = None,
     everything: AllOption = False,
     output: OutputOption = None,
+    strict: StrictOption = False,
     results: ResultsOption = None,
     as_json: JsonOption = False,
 ) -> int:
     """Compare two studies, or the values of one setting within a study, cell by cell.
 
-    The exit code is 1 if a cell is slower in B, or failed in B but completed in A. Example for CI:
-    bench compare results-before/l40s results/l40s
+    The exit code is 1 if a cell is slower in B, or failed in B but completed in A. With --strict it is 3 if
+    the data cannot tell. Example for CI: bench compare results-before/l40s results/l40s
     """
     _check_options(b, by=by, base=base, minimum_effect=minimum_effect, ignore=ignore)
     folders = [settle_study(find_study(name, results)) for name in (a, b) if name is not None]
@@ -90,7 +99,9 @@ def compare_command(
         print_json(as_content(found))
     else:
         _show(found, everything=everything)
-    return 1 if found.regression else 0
+    if found.regression:
+        return 1
+    return 3 if strict and found.undecided else 0
 
 
 def _check_options(

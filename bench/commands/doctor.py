@@ -1,70 +1,159 @@
-"""`bench doctor`: find out from a job's logs why it failed."""
+"""`bench doctor`: find out why a job failed, or why a run is slow."""
 
 from __future__ import annotations
 
 import json as json_format
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from bench.commands.options import JsonOption, ResultsOption, find_attempts, results_folder
 from bench.errors import BenchError, missing_file
-from bench.study.layout import RunFolder
+from bench.study.layout import RunFolder, StudyFolder
 from bench.study.ledger import RunState
+from bench.study.plan_json import open_study
+from bench.study.run_json import read_run
 
 if TYPE_CHECKING:
+    import pandas as pd
+
+    from bench.doctor.diagnosis import Cause, Diagnosis
     from bench.doctor.scan import Source
+
+#: Maximum number of failed runs of a study whose logs are read.
+MAX_FAILED = 20
+_ATTEMPT = re.compile(r"attempt-(\d{1,9})", re.ASCII).fullmatch
+
+
+@dataclass(frozen=True)
+class Target:
+    """What an argument names: logs, an attempt of a run, or a study. ``study`` is None outside of a study."""
+
+    logs: tuple[Path | Literal["-"], ...] = ()
+    study: StudyFolder | None = None
+    run_id: str = ""
+    attempt: int = 0
+
+    @property
+    def folder(self) -> RunFolder | None:
+        """The folder of the attempt; None if the target is not a run of a study."""
+        return self.study.attempt(self.run_id, self.attempt) if self.study and self.run_id else None
+
+    @property
+    def completed(self) -> bool:
+        """True if the target is a run of a study that completed."""
+        content = read_run(self.folder.path)[0] if self.folder else None
+        return content is not None and content.get("state") == RunState.COMPLETED
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the keys of the JSON output that say what was read."""
+        study = str(self.study.path) if self.study else None
+        return {"study": study, "run_id": self.run_id or None, "attempt": self.attempt or None}
+
+    def __str__(self) -> str:
+        if self.study is None:
+            return ""
+        run = f", run {self.run_id}, attempt {self.attempt}" if self.run_id else ""
+        return f"Study {self.study.path}{run}"
 
 
 def doctor_command(
     targets: Annotated[
         list[str],
-        typer.Argument(help="Logs, a run's folder or name, a job id, or - for stdin.", show_default=False),
+        typer.Argument(
+            help="Logs, a study, a run's folder or name, a job id, or - for stdin.", show_default=False
+        ),
     ],
     results: ResultsOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Find out why a job failed: print the first cause, the line that shows it, and the remedy.
+    """Find out why a job failed, or why a run is slow: print each cause with evidence and remedy.
 
-    Several logs are read together. If no known cause matches, it prints "unknown" and the most
-    informative lines. Example: bench doctor slurm-4711.out
+    Several logs are read together. If no known cause explains a failure, it prints "unknown" and the most
+    informative lines. Example: bench doctor results/l40s
     """
-    logs = [log for target in targets for log in _logs(target, results_folder(results))]
-    return run_doctor(logs, json=as_json)
-
-
-def _logs(target: str, root: Path) -> list[Path | Literal["-"]]:
-    """Return the logs of a target: a file, the logs of a run, or standard input."""
-    if target == "-":
-        return ["-"]
-    path = Path(target)
-    if path.is_file():
-        return [path]
-    folder = RunFolder(path) if path.is_dir() else _find_run(target, root)
-    if folder is None:
+    found = [_target(target, results_folder(results)) for target in targets]
+    if len(found) > 1 and any(not target.logs for target in found):
         raise BenchError(
-            f"{target} is not a known log, run or job",
-            remedy="give a log file, a run's name or folder, or the id of a job that a study submitted",
+            "several targets, of which one is a study", remedy="give one study, or only logs and runs"
         )
-    logs = [log for log in (folder.err, folder.out) if log.is_file()]
-    if not logs:
-        what = f"{folder.path}: contains no job.out and no job.err"
-        raise BenchError(what, remedy="give a run's attempt-N folder")
-    return [*logs]
+    if len(found) == 1 and found[0].study is not None:
+        return _print(_of_target(found[0]), json=as_json, target=found[0])
+    return run_doctor([log for target in found for log in target.logs], json=as_json)
 
 
-def _find_run(target: str, root: Path) -> RunFolder | None:
-    """Return the folder of the run or job ``target``; of a pack, that of a failed run if there is one."""
-    for planned, attempts in find_attempts(target, root):
+# -- targets --------------------------------------------------------------------------
+
+
+def _target(name: str, root: Path) -> Target:
+    """Return what an argument names: standard input, a file, a folder, or a study, run or job by its name."""
+    if name == "-":
+        return Target(("-",))
+    path = Path(name)
+    if path.is_file():
+        return Target((path,))
+    if StudyFolder(path).is_planned:
+        return Target(study=StudyFolder(path))
+    if path.is_dir():
+        return _of_folder(path)
+    if StudyFolder(root / name).is_planned:
+        return Target(study=StudyFolder(root / name))
+    return _with_logs(_of_name(name, root))
+
+
+def _of_folder(path: Path) -> Target:
+    """Return the attempt in a folder: the folder itself, or the latest attempt of a run."""
+    attempts = {int(match[1]): entry for entry in path.iterdir() if (match := _ATTEMPT(entry.name))}
+    folder = attempts[max(attempts)] if attempts else path
+    number, run = _ATTEMPT(folder.resolve().name), folder.resolve().parent
+    study = StudyFolder(path.parent.parent if attempts else path.parent.parent.parent)
+    if number and run.parent.name == "runs" and study.is_planned:
+        return _with_logs(Target(study=study, run_id=run.name, attempt=int(number[1])))
+    return Target(_logs(RunFolder(folder)) or _no_logs(folder))
+
+
+def _of_name(name: str, root: Path) -> Target:
+    """Return the latest attempt of a run, or an attempt in a job, preferring a failed one."""
+    found = []
+    for planned, attempts in find_attempts(name, root):
         records = planned.records()
         begun = [(run_id, attempt) for run_id, attempt in attempts if attempt]
         begun.sort(key=lambda one: records[one[0]].state is not RunState.FAILED)
-        if begun:
-            return planned.folder.attempt(*begun[0])
-    return None
+        found += [Target(study=planned.folder, run_id=run_id, attempt=number) for run_id, number in begun[:1]]
+    if not found:
+        raise BenchError(
+            f"{name} is not a known log, study, run or job",
+            remedy="give a log file, a study, a run's name or folder, or the id of a job of a study",
+        )
+    if len(found) > 1:
+        places = [str(target.folder.path) for target in found if target.folder]
+        raise BenchError(
+            f"{name} is in {len(found)} studies: {', '.join(places)}", remedy="give one of these folders"
+        )
+    return found[0]
+
+
+def _with_logs(target: Target) -> Target:
+    """Return a run with its logs; a run that completed needs none."""
+    assert target.folder is not None
+    logs = _logs(target.folder)
+    return replace(target, logs=logs or (() if target.completed else _no_logs(target.folder.path)))
+
+
+def _logs(folder: RunFolder) -> tuple[Path, ...]:
+    return tuple(log for log in (folder.err, folder.out) if log.is_file())
+
+
+def _no_logs(folder: Path) -> tuple[Path, ...]:
+    raise BenchError(f"{folder}: contains no job.out and no job.err", remedy="give a run's attempt-N folder")
+
+
+# -- diagnoses ------------------------------------------------------------------------
 
 
 def run_doctor(targets: Sequence[Path | Literal["-"]], *, json: bool) -> int:
@@ -73,20 +162,103 @@ def run_doctor(targets: Sequence[Path | Literal["-"]], *, json: bool) -> int:
     Returns:
         0 if the logs show that the job succeeded, otherwise 1.
     """
-    from bench.doctor import diagnose
-    from bench.doctor.report import as_text
-
     if not targets:
         raise BenchError("no log to read", remedy="give the job's logs, or - for standard input")
-    logs = dict(_open_log(target) for target in targets)
+    return _print(_diagnose(targets), json=json)
+
+
+def _diagnose(targets: Sequence[Path | Literal["-"]]) -> Diagnosis:
+    from bench.doctor import diagnose
+
     try:
-        diagnosis = diagnose(logs)
+        return diagnose(dict(_open_log(target) for target in targets))
     except OSError as error:
         raise BenchError(f"cannot read {error.filename or 'the log'}: {error.strerror}") from error
-    text = json_format.dumps(diagnosis.as_json(), indent=2) + "\n" if json else as_text(diagnosis)
+
+
+def _of_target(target: Target) -> Diagnosis:
+    """Return the causes of the failures, then those of slow steps."""
+    from bench.doctor.diagnosis import Diagnosis
+
+    assert target.study is not None
+    if target.run_id and not target.completed:
+        return _diagnose(target.logs)
+    if target.run_id:
+        warnings = (
+            [one for one in _diagnose(target.logs).causes if one.severity == "slow"] if target.logs else []
+        )
+        return Diagnosis("ok", False, _slow(target, warnings), [])
+    failures = [_diagnose(logs) for logs in _failed_logs(target.study)]
+    causes: dict[str, Cause] = {}
+    for cause in (cause for one in failures for cause in one.causes if cause.severity == "failure"):
+        causes.setdefault(cause.cause, cause)
+    unexplained = [line for one in failures if one.verdict == "unknown" for line in one.telling_lines]
+    verdict = "cause" if causes else "unknown" if unexplained else "ok"
+    return Diagnosis(verdict, bool(failures), [*causes.values(), *_slow(target, [])], unexplained[:5])
+
+
+def _failed_logs(study: StudyFolder) -> Iterator[tuple[Path, ...]]:
+    """Yield the logs of the failed runs of a study."""
+    planned = open_study(study)
+    failed = [one for one in planned.records().items() if one[1].state is RunState.FAILED and one[1].attempt]
+    for run_id, record in failed[:MAX_FAILED]:
+        if logs := _logs(study.attempt(run_id, record.attempt)):
+            yield logs
+
+
+def _slow(target: Target, warnings: Sequence[Cause]) -> list[Cause]:
+    """Return the causes of slow steps, largest share first; ``warnings`` are those that the logs show."""
+    from analysis.causes.catalogue import OF_WARNINGS, parts_of
+    from analysis.causes.table import named, run_causes, study_causes
+    from analysis.data.load import load_study
+
+    assert target.study is not None
+    study = load_study(target.study.path)
+    rows = named(run_causes(study, target.run_id) if target.run_id else study_causes(study))
+    rows = rows.sort_values("share", ascending=False, na_position="last", kind="stable")
+    rows = rows.drop_duplicates(["cause", "node", "rank"])
+    attempts = dict(zip(study.runs["run_id"], study.attempts, strict=True))
+    found = [_cause(row, str(attempts.get(row["run_id"]) or "")) for _, row in rows.iterrows()]
+    known = {name for cause in found for name in parts_of(cause.cause)}
+    return [*found, *(one for one in warnings if OF_WARNINGS.get(one.cause) not in known)]
+
+
+def _cause(row: pd.Series, path: str) -> Cause:
+    from analysis.causes.catalogue import meaning_of
+    from bench.doctor.diagnosis import Cause
+
+    share = float(row["share"])
+    return Cause(
+        row["cause"],
+        "slow",
+        path,
+        None,
+        row["evidence"],
+        meaning_of(row["cause"]),
+        row["remedy"],
+        None if share != share else round(share, 4),
+    )
+
+
+def _print(diagnosis: Diagnosis, *, json: bool, target: Target | None = None) -> int:
+    from bench.doctor.report import as_text
+
+    if json:
+        content = diagnosis.as_json() | (target.as_json() if target else {})
+        text = json_format.dumps(content, indent=2) + "\n"
+    else:
+        text = f"{target}\n\n{_text_of_study(diagnosis)}" if target else as_text(diagnosis)
     encoding = sys.stdout.encoding or "utf-8"
     sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
     return 0 if diagnosis.verdict == "ok" else 1
+
+
+def _text_of_study(diagnosis: Diagnosis) -> str:
+    from bench.doctor.report import as_text
+
+    if diagnosis.verdict == "ok" and not diagnosis.causes:
+        return "Nothing shows a failure, and no cause of slow steps is known.\n"
+    return as_text(diagnosis)
 
 
 def _open_log(target: Path | Literal["-"]) -> tuple[str, Source]:

@@ -36,18 +36,23 @@ _SOURCE_LINE = re.compile(r"(?:^|\s)raise [\w.]+")
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """A cause found in the logs, with the line that shows it; the fields are keys of the JSON output.
+    """A cause with its evidence; the fields are keys of the JSON output.
 
-    ``severity`` is "failure", or "slow" if the cause makes the job slow but does not end it.
+    Attributes:
+        severity: "failure", or "slow" if the cause makes the job slow but does not end it.
+        path, line: the line of a log that shows the cause. A cause that measurements show has the folder of
+            the run, and no line.
+        share: for measurements, the fraction of the step that the cause takes; None if it is unknown.
     """
 
     cause: str
     severity: str
     path: str
-    line: int
+    line: int | None
     evidence: str
     explanation: str
     remedy: str
+    share: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

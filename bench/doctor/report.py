@@ -51,7 +51,9 @@ def _failures(causes: list[Cause]) -> list[str]:
 
 
 def _cause(cause: Cause) -> str:
-    heading = f"{cause.cause}  {cause.path}:{cause.line}\n{_evidence(cause.evidence)}"
+    share = f"{cause.share:.0%} of the step  " if cause.share is not None else ""
+    place = cause.path if cause.line is None else f"{cause.path}:{cause.line}"
+    heading = f"{cause.cause}  {share}{place}\n{_evidence(cause.evidence)}"
     why, remedy = _wrapped(f"Why: {cause.explanation}", "  "), _wrapped(f"Do:  {cause.remedy}", "  ")
     return f"{heading}\n{why}\n{remedy}"
 

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from bench.cli import app
 from bench.commands.queue_wait import Queue, parse_waits, waits_for
 from bench.errors import BenchError
 from bench.plan import make_plan, write_plan
@@ -44,9 +46,19 @@ def test_compare_prints_the_verdicts_and_a_regression_is_exit_code_1(folder):
         lines[1].split()
         == "cell ranks batch A samples/s B samples/s B/A 95 % interval n verdict remark".split()
     )
-    assert [line.split()[-1] for line in lines[2:4]] == ["slower", "slower"]
+    assert all(" slower " in line for line in lines[2:4])
     assert lines[-1] == "2 cells compared: 2 slower"
     assert bench("compare", "after/s", "before/s", cwd=folder).returncode == 0
+
+
+def test_strict_exits_with_3_if_the_data_cannot_tell(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    for name in ("first", "second"):
+        finished(folder / name / "s", strong(64, sizes=(1,)), repeats=2)
+    arguments = ["compare", "first/s", "second/s"]
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    assert CliRunner().invoke(app, [*arguments, "--strict"]).exit_code == 3
+    assert CliRunner().invoke(app, ["compare", "before/s", "after/s", "--strict"]).exit_code == 1
 
 
 def test_compare_as_json_and_as_markdown(folder, tmp_path):

@@ -46,7 +46,7 @@ def test_the_doctor_reads_a_run_by_its_name_and_by_its_folder(failed):
     assert json.loads(by_name.stdout)["verdict"] == json.loads(by_folder.stdout)["verdict"]
     done = bench("doctor", "no-such-run", cwd=failed)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("error: no-such-run is not a known log, run or job; give a log file")
+    assert done.stderr.startswith("error: no-such-run is not a known log, study, run or job; give a log file")
 
 
 def test_a_run_is_found_despite_a_study_of_another_version_and_an_unstarted_one(failed):

@@ -59,7 +59,7 @@ def test_the_json_lists_the_first_cause_first(folder: Path, capsys: pytest.Captu
     content = json.loads(capsys.readouterr().out)
     first = content["causes"][0]
     assert (first["cause"], first["line"], first["path"]) == ("missing-srun", 2, "job.err")
-    assert set(first) == {"cause", "severity", "path", "line", "evidence", "explanation", "remedy"}
+    assert set(first) == {"cause", "severity", "path", "line", "evidence", "explanation", "remedy", "share"}
 
 
 def test_a_log_of_a_successful_run_shows_no_failure_and_exits_with_zero(

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import typer
 
+from analysis.causes.catalogue import CAUSES, RESTS
+from analysis.causes.table import CAUSE_COLUMNS
 from bench.cli import app
 from bench.matrix import cluster, schema
 from bench.matrix.command import Metrics
@@ -113,3 +115,13 @@ def test_the_readme_teaches_commands_that_exist():
 def test_every_import_of_the_package_is_declared():
     done = subprocess.run([sys.executable, "-m", "pip", "check"], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
+
+
+def test_every_cause_of_a_slow_step_is_documented():
+    text = (DOCS / "why.md").read_text()
+    section = text.partition("\n## The causes\n")[2]
+    assert re.findall(r"^### (\S+)$", section, re.M) == [*CAUSES, *RESTS]
+    for name in CAUSES:
+        entry = section.partition(f"\n### {name}\n")[2].partition("\n### ")[0]
+        assert all(word in entry for word in ("**Looks like**", "**Evidence:**", "**Change:**")), name
+    assert [name for name in CAUSE_COLUMNS if f"`{name}`" not in text] == []

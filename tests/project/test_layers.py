@@ -32,6 +32,7 @@ LAYERS = {
         ["analysis.data"],
         ["analysis.stats"],
         ["analysis.checks"],
+        ["analysis.causes"],
         ["analysis.compare", "analysis.advise", "analysis.tables_in"],
         ["analysis.report"],
     ],

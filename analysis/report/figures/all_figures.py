@@ -26,6 +26,7 @@ from analysis.report.figures.drawing import Drawing, Selection, select
 from analysis.report.figures.heatmaps import batch_figure, batch_grids, grid_figure
 from analysis.report.figures.ranks import ranks_figure
 from analysis.report.figures.step_times import step_rows, steps_figure
+from analysis.report.figures.waterfall import MAX_SERIES
 from analysis.stats.columns import PARTS
 from analysis.stats.laws.forms import Fabric
 from analysis.stats.losses import TYPICAL_RANK_COLUMNS
@@ -99,7 +100,8 @@ def all_names() -> list[str]:
         "shares",
         "times",
     )
-    return [*(f"{kind}-{mode or 'other'}" for kind in kinds for mode in MODES), "bandwidth", "ranks"]
+    why = [f"{kind}-{place}" for kind in ("why", "steps") for place in range(1, MAX_SERIES + 1)]
+    return [*(f"{kind}-{mode or 'other'}" for kind in kinds for mode in MODES), "bandwidth", "ranks", *why]
 
 
 @dataclass(frozen=True)
@@ -111,12 +113,14 @@ class Details:
         ranks: means of the ranks; None if no run has ranks.csv.
         fabrics: the measured all-reduce of each series.
         files: texts by file name, some of :data:`DETAIL_FILES`.
+        fabric: the content of fabric.csv.
     """
 
     drawings: list[Drawing]
     ranks: RankMeans | None
     fabrics: dict[str, Fabric]
     files: dict[str, str]
+    fabric: pd.DataFrame
 
 
 def detail_figures(
@@ -126,10 +130,10 @@ def detail_figures(
     files = {}
     probes = read_probes(study)
     sweep = sweep_rows(study, probes)
-    fits = fabric_table(sweep)
+    fits = fabric = fabric_table(sweep)
     if len(sweep):
-        links = node_table(neighbour_rows(study, probes))
-        files = {"sweep.csv": _csv(sweep), "fabric.csv": _csv(fabric_rows(fits, links))}
+        fabric = fabric_rows(fits, node_table(neighbour_rows(study, probes)))
+        files = {"sweep.csv": _csv(sweep), "fabric.csv": _csv(fabric)}
     drawings = [figure for figure in [bandwidth_figure(sweep, study.cells)] if figure is not None]
     drawings += _step_figures(study, frames, rows, parts)
     ranks = rank_means(study, least_balanced_cells(rows), frames.runs)
@@ -137,7 +141,7 @@ def detail_figures(
         balance = dict(zip(rows["cell_id"], rows["load_balance"].astype(float), strict=True))
         drawings.append(ranks_figure(ranks, balance=balance))
         files["nodes.csv"] = _csv(nodes_table(ranks))
-    return Details(drawings, ranks, fabrics_of(sweep, fits, rows), files)
+    return Details(drawings, ranks, fabrics_of(sweep, fits, rows), files, fabric)
 
 
 def _csv(table: pd.DataFrame) -> str:

@@ -19,6 +19,7 @@ from analysis.data.load import Study, load_study
 from analysis.stats.measured import measure
 from bench.errors import BenchError
 from bench.matrix.cell import Cell
+from tests.analysis.causes.planted import plant
 from tests.analysis.studies import Timing, environment, finished, make_cell, strong, weak
 
 
@@ -64,7 +65,8 @@ def test_ratios_are_b_over_a_with_welchs_interval_of_the_logarithms(tmp_path):
     row = found[found["cell_a"] == "n2x1-gloo-srun-b32"].iloc[0]
     assert row["ratio"] == pytest.approx(math.exp(logs[1].mean() - logs[0].mean()))
     assert (row["low"], row["high"]) == pytest.approx((math.exp(expected.low), math.exp(expected.high)))
-    assert row["throughput_a"] == pytest.approx(stats.hmean(np.exp(logs[0])))
+    assert row["throughput_a"] == pytest.approx(stats.gmean(np.exp(logs[0])))
+    assert row["throughput_b"] / row["throughput_a"] == pytest.approx(row["ratio"])
     assert (row["n_a"], row["n_b"]) == (6, 5)
 
 
@@ -385,3 +387,19 @@ def test_the_first_remark_explains_the_verdicts(tmp_path):
 )
 def test_settings_are_written_as_in_the_matrix(value, text):
     assert spelled(value) == text
+
+
+def test_the_part_and_the_cause_that_changed_are_named(tmp_path):
+    a, b = (load_study(plant(tmp_path / name, more)) for name, more in (("a", {}), ("b", {"data": 0.025})))
+    found = compare_studies(a, b)
+    slower = found.cells[found.cells["verdict"] == "slower"].iloc[0]
+    assert (slower["cell_a"], slower["part"], slower["cause"]) == (
+        "n4x1-gloo-srun-b16",
+        "data",
+        "data-loading",
+    )
+    assert slower["part_b_sec"] - slower["part_a_sec"] == pytest.approx(0.025, rel=0.05)
+    assert slower["remark"].startswith("data loading: ")
+    assert slower["remark"].endswith("; cause: data-loading")
+    same = found.cells[found.cells["verdict"] != "slower"]
+    assert (same["cause"] == "").all()

@@ -80,11 +80,21 @@ def whole(demo_study: Path) -> Page:
 def test_the_report_has_its_files(demo_study: Path) -> None:
     folder = demo_study / "report"
     names = {path.name for path in folder.iterdir()}
-    assert names == {"index.html", "scaling.csv", "scaling.md", "scaling.tex", "runs.csv", "figures"}
+    assert names == {
+        "index.html",
+        "scaling.csv",
+        "scaling.md",
+        "scaling.tex",
+        "runs.csv",
+        "causes.csv",
+        "figures",
+    }
     figures = {path.name for path in (folder / "figures").iterdir()}
     kinds = ("speedup", "efficiency", "throughput", "loss", "step", "shares", "times")
     forms = ("svg", "png", "pdf")
-    assert figures == {f"{k}-{m}.{f}" for k in kinds for m in ("strong", "weak") for f in forms}
+    expected = [f"{kind}-{mode}" for kind in kinds for mode in ("strong", "weak")]
+    expected += [f"{kind}-{place}" for kind in ("why", "steps") for place in (1, 2)]
+    assert figures == {f"{name}.{form}" for name in expected for form in forms}
     assert len(pd.read_csv(folder / "scaling.csv")) == 8
     assert len(pd.read_csv(folder / "runs.csv")) == 28
 
@@ -386,7 +396,8 @@ def test_progress_is_reported_step_by_step(tmp_path: Path) -> None:
     write_report(
         studies.finished(tmp_path / "s", studies.strong(sizes=(1,)), repeats=1), progress=said.append
     )
-    assert said == ["reading the runs", "computing", "drawing", "reading the environment", "writing"]
+    steps = ["reading the runs", "computing", "drawing", "reading the environment", "dividing the losses"]
+    assert said == [*steps, "writing"]
 
 
 def test_a_folder_that_cannot_be_written_is_an_error_with_its_reason(tmp_path: Path) -> None:

@@ -1,0 +1,139 @@
+"""The causes of a slow step: their names, titles and remedies. docs/why.md describes each of them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+#: Rows of a division that are no cause: time that no timer covers, and loss without a known cause.
+OTHER, NOT_EXPLAINED = "other", "not-explained"
+RESTS = (OTHER, NOT_EXPLAINED)
+#: Between two names: the causes cannot be told apart.
+TOGETHER = " or "
+
+
+class Info(NamedTuple):
+    """The title of a cause on the page, what it is, and what to change."""
+
+    title: str
+    meaning: str
+    remedy: str
+
+
+#: All causes by name. The names are those of causes.csv, of `bench doctor --json` and of docs/why.md.
+CAUSES: dict[str, Info] = {
+    "late-rank": Info(
+        "late rank",
+        "One rank does more work in a part of the step, and all others wait for it.",
+        "Give all ranks the same work: equal samples and lengths, and no work on one rank within the step.",
+    ),
+    "late-node": Info(
+        "late node",
+        "All ranks of one node take longer than the others, which wait for them.",
+        "Leave this node out (bench submit, cluster.exclude) or have it checked: bench preflight.",
+    ),
+    "cpu-starved": Info(
+        "too little CPU",
+        "The ranks get less CPU time than they need: they share cores, a quota stops them, or "
+        "foreign processes use their cores.",
+        "Give each rank its own cores (cluster.cpus_per_task, cpu_bind, OMP_NUM_THREADS), use whole nodes "
+        "(exclusive: true), and raise the CPU quota.",
+    ),
+    "clocks": Info(
+        "low clocks",
+        "The clock is lower than at the baseline or on the other ranks.",
+        "Check power limit, temperature and application clocks of this device (nvidia-smi -q).",
+    ),
+    "data-loading": Info(
+        "data loading",
+        "The step waits for the next batch.",
+        "Use more workers (num_workers) and prefetching, cache or decode the data beforehand, and read it "
+        "from a faster file system.",
+    ),
+    "outside-timers": Info(
+        "work outside training",
+        "The script does other work in the step, such as checkpoints, logging or synchronisation "
+        "with the device.",
+        "Do it less often or not on the training's path: checkpoint and log every N steps, call .item() "
+        "rarely, write files in the background.",
+    ),
+    "slow-link": Info(
+        "slow link of a node",
+        "The link of one node is slower than those of the others, and every all-reduce passes it.",
+        "Leave this node out (cluster.exclude) and have its link checked: bench preflight.",
+    ),
+    "slow-fabric": Info(
+        "slow network",
+        "The network is far slower between all nodes than its interfaces are nominally.",
+        "Use the fast interface (NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME, NCCL_IB_HCA), and compare with its "
+        "nominal rate: bench preflight.",
+    ),
+    "extra-communication": Info(
+        "more communication than needed",
+        "The script communicates more often than DDP needs to.",
+        "Accumulate gradients under model.no_sync(), and reduce metrics every N steps instead of every step.",
+    ),
+    "unused-parameters": Info(
+        "search for unused parameters",
+        "DDP searches for unused parameters in every step, and there are none.",
+        "Construct DDP with find_unused_parameters=False.",
+    ),
+    "grad-strides": Info(
+        "copies of gradients",
+        "Gradients and DDP's buckets have different memory layouts, so DDP copies gradients in every step.",
+        "Give parameters and gradients one layout: model.to(memory_format=...) before DDP, .contiguous().",
+    ),
+    "recompilation": Info(
+        "recompilation",
+        "torch.compile compiles again while the training runs.",
+        "Keep shapes constant (drop_last=True, padding) or mark them dynamic; TORCH_LOGS=recompiles names "
+        "the guard that fails.",
+    ),
+    "smaller-share": Info(
+        "less work per rank",
+        "Each rank has fewer samples than at the baseline, so fixed costs of the step count more.",
+        "Use a larger batch per rank, or fewer ranks: fixed costs of a step are spread over fewer samples.",
+    ),
+    "memory-pressure": Info(
+        "memory nearly full",
+        "The GPU's memory is nearly full, so the allocator frees its cache and tries again.",
+        "Lower the batch per rank a little, or set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.",
+    ),
+    "overlap": Info(
+        "other jobs on the nodes",
+        "Another job, or another run of the study, used the nodes at the same time.",
+        "Use whole nodes (exclusive: true) and run one job at a time (concurrent_runs: 1), then run again: "
+        "bench submit --retry-disturbed.",
+    ),
+}
+#: Names of warnings in logs (bench/doctor/catalogue/slow.toml) that are causes here.
+OF_WARNINGS = {
+    "slow-gradient-strides": "grad-strides",
+    "slow-find-unused-parameters": "unused-parameters",
+    "slow-recompilations": "recompilation",
+    "slow-allocator-retries": "memory-pressure",
+    "slow-too-many-workers": "cpu-starved",
+    "slow-one-thread": "cpu-starved",
+    "slow-nccl-socket": "slow-fabric",
+    "slow-no-peer-access": "slow-fabric",
+}
+
+
+def parts_of(name: str) -> list[str]:
+    """Return the causes of a name: one, or several that cannot be told apart."""
+    return name.split(TOGETHER)
+
+
+def title_of(name: str) -> str:
+    """Return the title of a row for the page."""
+    rest = {OTHER: "outside all timers", NOT_EXPLAINED: "not explained"}
+    return rest.get(name) or TOGETHER.join(CAUSES[one].title for one in parts_of(name))
+
+
+def remedy_of(name: str) -> str:
+    """Return what to change; empty for the rests."""
+    return " ".join(CAUSES[one].remedy for one in parts_of(name) if one in CAUSES)
+
+
+def meaning_of(name: str) -> str:
+    """Return what the cause is."""
+    return " ".join(CAUSES[one].meaning for one in parts_of(name) if one in CAUSES)

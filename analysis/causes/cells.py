@@ -1,0 +1,184 @@
+"""Divide the loss of a cell into causes, with intervals over its runs.
+
+The unit is the run: each run is divided on its own (:mod:`analysis.causes.divide`), and a share is the mean
+over the runs of the cell. A cause is named if more than half of the runs show it. If it has a share, the mean
+must be at least 2 % of the step, and from three runs on, the 95 % interval must exclude 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from scipy import special
+
+from analysis.causes.catalogue import RESTS, parts_of
+from analysis.causes.claims import RunEvidence, claims_of
+from analysis.causes.divide import LEAST_SHARE, Claim, Division, Key, Parts, divide
+from analysis.stats.estimate import LEVEL, MIN_RUNS
+
+#: Causes that are only what remains: they are named only with a certain share.
+_BY_REMAINDER = frozenset({"smaller-share"})
+#: Without an interval, such a cause needs a larger share.
+_LEAST_REMAINDER = 0.1
+
+
+@dataclass(frozen=True)
+class CellRun:
+    """One run of a cell: its evidence, and its step time divided by that of the cell."""
+
+    run_id: str
+    evidence: RunEvidence
+    factor: float = 1.0
+
+    @property
+    def parts(self) -> Parts:
+        """The parts of its step, relative to the step time of the cell."""
+        return {part: self.factor * value for part, value in self.evidence.parts.items()}
+
+
+@dataclass(frozen=True)
+class Share:
+    """One row of the division of a cell; ``share`` is NaN if it is not known."""
+
+    key: Key
+    share: float
+    low: float
+    high: float
+    claim: Claim | None = None
+    run_id: str = ""
+    runs: int = 0
+
+
+@dataclass(frozen=True)
+class CellDivision:
+    """The division of a cell: its rows, largest share first and the rests last, and its ideal part."""
+
+    rows: list[Share]
+    ideal: Parts
+    rests: Parts
+
+    @property
+    def loss(self) -> float:
+        """The sum of the known shares."""
+        return sum(row.share for row in self.rows if math.isfinite(row.share))
+
+
+def divide_cell(
+    runs: Sequence[CellRun], *, reference: Parts | None = None, error: float = 0.0
+) -> CellDivision:
+    """Divide the loss of one cell.
+
+    Args:
+        runs: its runs.
+        reference: the ideal part of the baseline's step, relative to the step of this cell; None for a
+            baseline.
+        error: standard error of the efficiency relative to the baseline, as a fraction of it.
+    """
+    claims = {run.run_id: claims_of(run.evidence) for run in runs}
+    shown = Counter(key for own in claims.values() for key in {claim.key for claim in own})
+    named = {key for key, number in shown.items() if 2 * number > len(runs)}
+    spread = error * sum(reference.values()) if reference else 0.0
+    active = set(named)
+    while True:
+        divisions = [_divide_run(run, claims[run.run_id], active, reference) for run in runs]
+        shares = _shares(divisions, spread)
+        weak = {
+            one for share in shares.values() if not _is_certain(share) for one in _keys(share.key, active)
+        }
+        if not weak:
+            break
+        active -= weak
+        named -= {key for key in weak if not _stands_alone(key, claims)}
+    rows = [_with_evidence(share, runs, claims, active) for share in shares.values()]
+    covered = {one for share in shares.values() for one in _keys(share.key, active)}
+    alone = sorted((key for key in named - covered if _stands_alone(key, claims)), key=str)
+    rows += [_without_share(key, runs, claims) for key in alone]
+    rows.sort(key=lambda row: (row.key.cause in RESTS, math.isnan(row.share), -row.share))
+    return CellDivision(
+        rows, _means([one.ideal for one in divisions]), _means([one.rests for one in divisions])
+    )
+
+
+def _divide_run(run: CellRun, claims: Sequence[Claim], active: set[Key], reference: Parts | None) -> Division:
+    return divide(
+        run.parts,
+        [_scaled(claim, run.factor) for claim in claims if claim.key in active],
+        reference=reference,
+    )
+
+
+def _scaled(claim: Claim, factor: float) -> Claim:
+    return claim if claim.share is None else replace(claim, share=claim.share * factor)
+
+
+def _keys(key: Key, named: set[Key]) -> list[Key]:
+    """Return the claimed keys of a row; the row of several causes that cannot be told apart has several."""
+    return [key] if key in named else [one for one in named if one.cause in parts_of(key.cause)]
+
+
+def _is_certain(share: Share) -> bool:
+    """Return whether a share is large enough to be named, and its interval, if it needs one, excludes 0."""
+    if share.key.cause in RESTS:
+        return True
+    least = LEAST_SHARE
+    if math.isnan(share.low) and share.key.cause in _BY_REMAINDER:
+        least = _LEAST_REMAINDER
+    return share.share >= least and not share.low <= 0
+
+
+def _stands_alone(key: Key, claims: Mapping[str, Sequence[Claim]]) -> bool:
+    """Return whether the evidence of a cause says that it is there, but not for how long."""
+    own = [claim for found in claims.values() for claim in found if claim.key == key]
+    return key.cause not in _BY_REMAINDER and any(claim.share is None for claim in own)
+
+
+def _shares(divisions: Sequence[Division], spread: float) -> dict[Key, Share]:
+    keys = dict.fromkeys(key for division in divisions for key in division.shares)
+    n = len(divisions)
+    found = {}
+    for key in keys:
+        values = np.array([division.shares.get(key, 0.0) for division in divisions])
+        half = math.nan
+        if n >= MIN_RUNS:
+            relative = any(key in division.relative for division in divisions)
+            error = math.hypot(float(values.std(ddof=1)) / math.sqrt(n), spread * relative)
+            half = float(special.stdtrit(n - 1, 0.5 + LEVEL / 2)) * error
+        mean = float(values.mean())
+        found[key] = Share(key, mean, mean - half, mean + half)
+    return found
+
+
+def _with_evidence(
+    share: Share, runs: Sequence[CellRun], claims: Mapping[str, Sequence[Claim]], active: set[Key]
+) -> Share:
+    """Return a row with the claims of the first run that shows its cause."""
+    if share.key.cause in RESTS:
+        return share
+    own = _keys(share.key, active)
+    found = [(run.run_id, [one for one in claims[run.run_id] if one.key in own]) for run in runs]
+    found = [(run_id, ones) for run_id, ones in found if ones]
+    run_id, first = found[0]
+    words = "; ".join(dict.fromkeys(claim.evidence for claim in first))
+    nodes = {claim.node for _, ones in found for claim in ones}
+    claim = replace(first[0], evidence=words, node=nodes.pop() if len(nodes) == 1 else "")
+    # The time of a cause whose evidence gives no share is at most what nothing else explains.
+    at_most = all(one.share is None and one.cause not in _BY_REMAINDER for one in first)
+    low = 0.0 if at_most else share.low
+    return replace(share, low=low, claim=claim, run_id=run_id, runs=len(found))
+
+
+def _without_share(key: Key, runs: Sequence[CellRun], claims: Mapping[str, Sequence[Claim]]) -> Share:
+    """Return the row of a cause that is there, but whose time cannot be told from noise."""
+    found = [(run.run_id, one) for run in runs for one in claims[run.run_id] if one.key == key]
+    run_id, claim = found[0]
+    nan = math.nan
+    return Share(key, nan, nan, nan, claim, run_id, len({run_id for run_id, _ in found}))
+
+
+def _means(parts: Sequence[Parts]) -> dict[str, float]:
+    names = dict.fromkeys(name for one in parts for name in one)
+    return {name: float(np.mean([one.get(name, 0.0) for one in parts])) for name in names}

@@ -1,0 +1,387 @@
+"""Claim causes for one run: each rule turns facts of the run into a cause with its evidence.
+
+A rule claims a share of the step only if a measurement says how long the cause takes. Otherwise the claim has
+no share, and :func:`analysis.causes.divide.divide` limits it to what nothing else explains.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from analysis.causes.catalogue import OF_WARNINGS
+from analysis.causes.divide import COMPUTING, LEAST_SHARE, Claim, Parts
+from analysis.causes.evidence import (
+    NodeFacts,
+    RunFacts,
+    calls_outside,
+    collectives_outside,
+    seconds_of,
+)
+from analysis.checks.slow_ranks import PART_WORDS
+from analysis.text import count, number, one_line, percent, seconds
+from bench.study.conditions import Reason, summary
+from bench.study.sampled_step import SlowCall
+
+#: From this fraction of the step on, data loading is a cause.
+MUCH_LOADING = 0.08
+#: Clocks below this fraction of the reference are low.
+LOW_CLOCK = 0.95
+#: The network is slow if its fitted rate is below this fraction of the interface's nominal rate.
+SLOW_FABRIC = 0.3
+#: A node's link is slow if its rate is below this fraction of that of the other nodes.
+SLOW_LINK = 0.7
+#: More collectives or passes per step than this above the need are too many.
+_EXTRA = 0.5
+_MAX_CALLS = 3
+_COMMUNICATION = ("transfer", "wait")
+
+
+@dataclass(frozen=True)
+class LateRank:
+    """A rank that was late in every epoch of the run (see :mod:`analysis.checks.slow_ranks`).
+
+    Attributes:
+        share: its useful time beyond the typical rank, as a fraction of the step.
+        part: name of the part with the largest excess, as in PARTS.
+        alone: the rank is the only one of the run on its node.
+        whole_node: all ranks of the node are late.
+        cause: late-rank, late-node, or both, as far as the study tells them apart.
+        samples: its samples divided by those of the rank with the fewest; 1 if they are equal.
+    """
+
+    rank: int
+    node: str
+    share: float
+    part: str
+    whole_node: bool
+    cause: str
+    samples: float = 1.0
+
+
+@dataclass(frozen=True)
+class RunEvidence:
+    """Everything that the rules know about one run.
+
+    Attributes:
+        parts: fractions of the step by part; their sum is 1.
+        step_s: seconds per step.
+        facts: what the run recorded.
+        late: its late ranks.
+        reference: the facts of a run of the baseline; None for the baseline itself.
+        smaller_batch: the batch per rank divided by that of the baseline; 1 if it is the same.
+        comm_s: total communication per step, hidden or not, in seconds; NaN if unknown.
+        link: node with a slow link, its rate, and the rate of the others (bytes/s).
+        ring_bytes_per_s: fitted rate of the network; NaN if unknown.
+        loading: data loading is a cause in the run's cell.
+    """
+
+    parts: Parts
+    step_s: float
+    facts: RunFacts = field(default_factory=RunFacts)
+    late: Sequence[LateRank] = ()
+    reference: RunFacts | None = None
+    smaller_batch: float = 1.0
+    comm_s: float = math.nan
+    link: tuple[str, float, float] | None = None
+    ring_bytes_per_s: float = math.nan
+    loading: bool = False
+
+
+def claims_of(run: RunEvidence) -> list[Claim]:
+    """Return the causes of one run; those with a share come first, in the order in which they are served."""
+    rules = (_late, _starved, _clocks, _recompilation, _loading, _links, _extra_communication, _outside)
+    found = [claim for rule in rules for claim in rule(run)]
+    found += [claim for rule in (_disturbed, _warned, _fewer_threads, _smaller_share) for claim in rule(run)]
+    return sorted(found, key=lambda claim: claim.share is None)
+
+
+# -- late ranks and nodes -------------------------------------------------------------
+
+
+def _late(run: RunEvidence) -> Iterator[Claim]:
+    """Yield the late ranks or nodes: together they cost the excess of the latest rank."""
+    groups: dict[tuple[str, int | None], LateRank] = {}
+    for late in run.late:
+        key = (late.node, None if late.whole_node and late.cause == "late-node" else late.rank)
+        groups[key] = max(late, groups.get(key, late), key=lambda one: one.share)
+    total = sum(late.share for late in groups.values())
+    worst = max((late.share for late in groups.values()), default=0.0)
+    for (node, rank), late in groups.items():
+        yield _about_late(run, late, node=node, rank=rank, share=late.share / total * worst)
+
+
+def _about_late(run: RunEvidence, late: LateRank, *, node: str, rank: int | None, share: float) -> Claim:
+    cause, why = _why_late(run, late)
+    who = f"rank {rank} on {one_line(node, limit=60)}" if rank is not None else one_line(node, limit=60)
+    part = PART_WORDS.get(late.part, late.part)
+    words = f"{who} takes {seconds(late.share * run.step_s)} per step longer than the others, in {part}"
+    pools = ("wait", late.part, *COMPUTING, "other", "transfer")
+    words += f"; {why}" if why else ""
+    # A node lacks CPU time whichever rank runs on it.
+    rank = None if cause in ("cpu-starved", "overlap") else rank
+    return Claim(cause, words, pools, share, node=node, rank=rank, part=late.part)
+
+
+def _why_late(run: RunEvidence, late: LateRank) -> tuple[str, str]:
+    """Return the cause of a late rank and the evidence for it."""
+    lines = _calls_of_late(run, late)
+    if late.part == "other":
+        return "outside-timers", lines
+    if late.samples > 1.02:
+        times = number(late.samples, digits=2)
+        return "late-rank", f"it processes {times} times the samples of the rank with the fewest"
+    own = run.facts.nodes.get(late.node, NodeFacts())
+    others = [_lost_cpu(node) for name, node in run.facts.nodes.items() if name != late.node]
+    if _lost_cpu(own) and all(_lost_cpu(own) > 1.5 * other for other in others):
+        jobs = [one for one in _jobs(run.facts) if one.node in (late.node, None)]
+        return ("overlap", summary(jobs)) if jobs else ("cpu-starved", "; ".join(own.texts))
+    ratio = _clock_ratio(run.facts, late)
+    if ratio < LOW_CLOCK and late.part in COMPUTING:
+        return "clocks", f"its clock is {percent(ratio)} of that of the others"
+    return late.cause, lines
+
+
+def _lost_cpu(node: NodeFacts) -> float:
+    return max(node.starved, node.foreign)
+
+
+def _clock_ratio(facts: RunFacts, late: LateRank) -> float:
+    """Return the clock of a late rank's GPU or node divided by the median of the others; NaN if unknown."""
+    by_rank = [value for rank, value in facts.clock_mhz.items() if rank != late.rank]
+    by_node = [node.freq_mhz for name, node in facts.nodes.items() if name != late.node]
+    own = facts.clock_mhz.get(late.rank, math.nan)
+    if math.isfinite(own) and by_rank:
+        return own / float(np.median(by_rank))
+    own = facts.nodes.get(late.node, NodeFacts()).freq_mhz
+    return own / float(np.median(by_node)) if math.isfinite(own) and by_node else math.nan
+
+
+def _calls_of_late(run: RunEvidence, late: LateRank) -> str:
+    """Return the call of the late rank that takes longer than on the other ranks by most of the excess."""
+    own: dict[tuple[str, int, str], float] = {}
+    others: dict[tuple[str, int, str], list[float]] = {}
+    for step in run.facts.calls:
+        for call in step.slow_calls:
+            key = (call.path, call.line, call.function)
+            if step.rank == late.rank:
+                own[key] = own.get(key, 0.0) + call.seconds
+            else:
+                others.setdefault(key, []).append(call.seconds)
+    more = {key: spent - float(np.median(others.get(key, [0.0]))) for key, spent in own.items()}
+    key = max(more, key=lambda one: more[one], default=None)
+    if key is None or more[key] < 0.3 * late.share * run.step_s:
+        return ""
+    return f"{key[2]} at {one_line(key[0], limit=120)}:{key[1]} takes {seconds(more[key])} longer there"
+
+
+# -- CPU and clocks -------------------------------------------------------------------
+
+
+def _starved(run: RunEvidence) -> Iterator[Claim]:
+    """Yield too little CPU on all nodes; on some nodes only, it shows as late nodes."""
+    nodes = list(run.facts.nodes.values())
+    least = min((_lost_cpu(node) for node in nodes), default=0.0)
+    if not least or run.late or _jobs(run.facts):
+        return
+    share = min(node.starved for node in nodes) * _computing(run.parts)
+    words = "; ".join(dict.fromkeys(text for node in nodes for text in node.texts[:1]))
+    yield Claim("cpu-starved", one_line(words, limit=300), COMPUTING, share or None)
+
+
+def _clocks(run: RunEvidence) -> Iterator[Claim]:
+    """Yield clocks that are lower than at the baseline, with the share that they explain."""
+    if run.reference is None:
+        return
+    own, base = _mean_clock(run.facts), _mean_clock(run.reference)
+    ratio = own / base if base > 0 else math.nan
+    if ratio < LOW_CLOCK:
+        words = f"clock {own:.0f} MHz, at the baseline {base:.0f} MHz ({percent(ratio)})"
+        yield Claim("clocks", words, COMPUTING, (1 - ratio) * _computing(run.parts))
+
+
+def _mean_clock(facts: RunFacts) -> float:
+    """Return the lowest clock of the GPUs, else the mean of the nodes' cores; NaN if unknown."""
+    if facts.clock_mhz:
+        return min(facts.clock_mhz.values())
+    known = [node.freq_mhz for node in facts.nodes.values() if math.isfinite(node.freq_mhz)]
+    return float(np.mean(known)) if known else math.nan
+
+
+def _computing(parts: Parts) -> float:
+    return sum(parts.get(part, 0.0) for part in COMPUTING)
+
+
+def _fewer_threads(run: RunEvidence) -> Iterator[Claim]:
+    base = run.reference.threads if run.reference else ()
+    if run.facts.threads and base and max(run.facts.threads) < min(base):
+        words = f"{count(run.facts.threads[0], 'thread')} per rank, at the baseline {base[0]}"
+        yield Claim("cpu-starved", words, COMPUTING)
+
+
+def _disturbed(run: RunEvidence) -> Iterator[Claim]:
+    """Yield other jobs on the nodes; their effect is at most what nothing else explains."""
+    late = {late.node for late in run.late}
+    jobs = [one for one in _jobs(run.facts) if one.node not in late]
+    if jobs:
+        node = jobs[0].node if len({one.node for one in jobs}) == 1 else None
+        words = one_line(summary(jobs), limit=200)
+        yield Claim("overlap", words, (*COMPUTING, "wait"), node=node or "")
+
+
+def _jobs(facts: RunFacts) -> list[Any]:
+    return [one for one in facts.disturbed if one.reason in (Reason.STUDY_RUN, Reason.FOREIGN_JOB)]
+
+
+# -- the user's code ------------------------------------------------------------------
+
+
+def _recompilation(run: RunEvidence) -> Iterator[Claim]:
+    facts = run.facts
+    if facts.recompilations <= 0:
+        return
+    words = f"torch.compile compiles {number(facts.recompilations, digits=2)} times per step"
+    if facts.compile_share is not None:
+        words += f", {seconds(facts.compile_share * run.step_s)} per step"
+    yield Claim("recompilation", words, ("forward", "backward", "other"), facts.compile_share)
+
+
+def _loading(run: RunEvidence) -> Iterator[Claim]:
+    if run.loading:
+        share = run.parts.get("data", 0.0)
+        words = f"loading data takes {seconds(share * run.step_s)} per step ({percent(share)})"
+        calls = [call for step in run.facts.calls for call in step.slow_calls if call.part == "data_load"]
+        yield Claim("data-loading", _with_calls(words, calls), ("data",), share, part="data")
+
+
+def _outside(run: RunEvidence) -> Iterator[Claim]:
+    """Yield the calls outside of all timers, with their time in the sampled step."""
+    if any(late.part == "other" for late in run.late):
+        return
+    extra = _extra_collectives(run) > _EXTRA
+    taken = {id(call) for step in run.facts.calls for call in collectives_outside(step, waiting=extra)}
+    found = [
+        (step, [call for call in calls_outside(step) if id(call) not in taken]) for step in run.facts.calls
+    ]
+    shares = [seconds_of(calls) / step.step_s for step, calls in found if step.step_s > 0]
+    share = float(np.mean(shares)) if shares else 0.0
+    if share >= LEAST_SHARE:
+        words = f"calls outside of training take {percent(share)} of a sampled step"
+        calls = max((calls for _, calls in found), key=seconds_of)
+        yield Claim("outside-timers", _with_calls(words, calls), ("other",), share, part="other")
+
+
+def _with_calls(words: str, calls: Iterable[SlowCall]) -> str:
+    """Append the slowest calls with file and line."""
+    slowest = sorted(calls, key=lambda call: -call.seconds)
+    lines = {(call.path, call.line): call for call in reversed(slowest)}
+    shown = sorted(lines.values(), key=lambda call: -call.seconds)[:_MAX_CALLS]
+    texts = [
+        f"{one_line(call.function, limit=60)} at {one_line(call.path, limit=120)}:{call.line} "
+        f"({seconds(call.seconds)})"
+        for call in shown
+    ]
+    return f"{words}: {', '.join(texts)}" if texts else words
+
+
+def _warned(run: RunEvidence) -> Iterator[Claim]:
+    """Yield the causes that only a setting or a warning in the log shows."""
+    facts = run.facts
+    pools = {
+        "grad-strides": ("backward",),
+        "unused-parameters": ("forward", "backward"),
+        "recompilation": ("forward",),
+        "memory-pressure": ("forward", "backward", "other"),
+        "cpu-starved": (*COMPUTING, "data"),
+        "slow-fabric": _COMMUNICATION,
+    }
+    found: dict[str, str] = {}
+    if facts.searches_for_nothing:
+        found["unused-parameters"] = "find_unused_parameters=True, and no parameter is unused"
+    if facts.retries > 0:
+        found["memory-pressure"] = f"{number(facts.retries, digits=2)} retries of the allocator per step"
+    for name, line in facts.warnings.items():
+        if name in OF_WARNINGS:
+            found.setdefault(OF_WARNINGS[name], one_line(line, limit=240))
+    if facts.recompilations > 0:
+        found.pop("recompilation", None)
+    for cause, words in found.items():
+        yield Claim(cause, words, pools[cause])
+
+
+def _smaller_share(run: RunEvidence) -> Iterator[Claim]:
+    if run.smaller_batch < 1:
+        words = f"the batch per rank is {percent(run.smaller_batch)} of that of the baseline"
+        yield Claim("smaller-share", words, COMPUTING)
+
+
+# -- communication --------------------------------------------------------------------
+
+
+def _exposed(run: RunEvidence) -> float:
+    return sum(run.parts.get(part, 0.0) for part in _COMMUNICATION)
+
+
+def _saved(run: RunEvidence, ratio: float) -> float:
+    """Return the exposed communication that a network ``1 / ratio`` times as fast would save.
+
+    All communication becomes shorter, also the part that computation hides, so the exposed part loses more
+    than its own fraction. If the total is not known, the hidden part is taken as 0.
+    """
+    total = run.comm_s / run.step_s if run.comm_s > 0 else 0.0
+    exposed = _exposed(run)
+    return min(exposed, (1 - ratio) * max(total, exposed))
+
+
+def _links(run: RunEvidence) -> Iterator[Claim]:
+    """Yield a node with a slow link, else a network that is slow for all nodes."""
+    if run.link is not None:
+        node, rate, others = run.link
+        rates = f"{_rate(rate)} with its neighbours, the others {_rate(others)}"
+        words = f"{one_line(node, limit=60)} exchanges {rates}"
+        yield Claim(
+            "slow-link", words, _COMMUNICATION, _saved(run, rate / others), node=node, part="transfer"
+        )
+        return
+    nominal, fitted = run.facts.nominal_bytes_per_s, run.ring_bytes_per_s
+    if fitted < SLOW_FABRIC * nominal:
+        words = f"the fitted rate of all-reduces is {_rate(fitted)}, the nominal rate {_rate(nominal)}"
+        yield Claim("slow-fabric", words, _COMMUNICATION, _saved(run, fitted / nominal), part="transfer")
+
+
+def _rate(bytes_per_s: float) -> str:
+    return f"{number(bytes_per_s * 8e-9, digits=3)} Gbit/s"
+
+
+def _extra_collectives(run: RunEvidence) -> float:
+    """Return the collectives per step beyond those that DDP needs; NaN if unknown."""
+    facts = run.facts
+    return facts.collectives - facts.sync_passes * facts.expected_collectives
+
+
+def _extra_communication(run: RunEvidence) -> Iterator[Claim]:
+    """Yield passes that synchronise although one per step is enough, and collectives of the user's code."""
+    facts = run.facts
+    if facts.sync_passes > 1 + _EXTRA:
+        passes = number(facts.sync_passes, digits=2)
+        words = f"{passes} backward passes per step synchronise gradients, one is enough"
+        share = _exposed(run) * (1 - 1 / facts.sync_passes)
+        yield Claim("extra-communication", words, _COMMUNICATION, share, part="transfer")
+    extra = _extra_collectives(run)
+    if not extra > _EXTRA:
+        return
+    needed = facts.sync_passes * facts.expected_collectives
+    words = (
+        f"{number(facts.collectives, digits=2)} collectives per step, DDP needs {number(needed, digits=2)}"
+    )
+    calls = [collectives_outside(step, waiting=True) for step in facts.calls]
+    shares = [seconds_of(own) / step.step_s for own, step in zip(calls, facts.calls, strict=True)]
+    if sum(shares) > 0:
+        words = _with_calls(words, max(calls, key=seconds_of))
+        yield Claim("extra-communication", words, ("other",), float(np.mean(shares)), part="other")
+    else:
+        yield Claim("extra-communication", words, ("other",), part="other")

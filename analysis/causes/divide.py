@@ -1,0 +1,176 @@
+"""Divide the step of a run into its ideal part and the shares of the causes that lengthen it.
+
+The ideal step only computes (forward, backward, optimizer), at the pace of the baseline. Everything else is
+loss: loading data, time outside of all timers, exposed communication, waiting, and computation that takes
+longer per sample than at the baseline. All shares are fractions of the cell's step time, and for every cell::
+
+    loss = sum of the shares,    E(N) = (1 - loss(N)) / (1 - loss(N₀))
+
+exactly, because the ideal step at N takes (1 - loss(N₀)) · E(N) of the step. At the baseline itself, slower
+computation is part of the ideal step unless a cause with a known share explains it.
+
+A part of the step of which no cause takes a share remains ``other`` or ``not-explained``. The latter can be
+negative, if something takes less time per sample than at the baseline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from analysis.causes.catalogue import NOT_EXPLAINED, OTHER, TOGETHER, parts_of
+from analysis.stats.columns import PARTS
+
+#: Parts that are work; a run whose parts are not known has only the part "step".
+COMPUTING = ("forward", "backward", "optimizer")
+WHOLE = "step"
+#: All other parts are lost time at any size.
+LOST = tuple(part for part in PARTS if part not in COMPUTING)
+#: Smaller shares are not attributed to a cause without a share of its own.
+LEAST_SHARE = 0.02
+
+#: Fractions of the step by part.
+Parts = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A cause in one run, with its evidence.
+
+    Attributes:
+        cause: its name, or several joined by ``or`` that the evidence cannot tell apart.
+        evidence: the measured facts, in words.
+        pools: the parts of the step that the cause lengthens, in the order in which its share is taken.
+        share: fraction of the step; None if the evidence does not say how long it takes. Such a cause gets at
+            most what nothing else explains in its pools.
+        node: node at fault; empty if it is not one node.
+        rank: rank at fault; None if it is not one rank.
+        part: the part of the step, in words.
+    """
+
+    cause: str
+    evidence: str
+    pools: tuple[str, ...]
+    share: float | None = None
+    node: str = ""
+    rank: int | None = None
+    part: str = ""
+
+    @property
+    def key(self) -> Key:
+        """The claims of several runs with equal keys are one cause of their cell.
+
+        A rank may run on other nodes in other runs.
+        """
+        return Key(self.cause, self.node if self.rank is None else "", self.rank)
+
+
+@dataclass(frozen=True)
+class Key:
+    """A cause, at one rank or node if it is known which."""
+
+    cause: str
+    node: str = ""
+    rank: int | None = None
+
+
+@dataclass(frozen=True)
+class Division:
+    """The division of one run.
+
+    Attributes:
+        shares: fraction of the step by cause; their sum is the loss.
+        ideal: the ideal part of the step, by part.
+        rests: the remaining fraction by part, of the rows ``other`` and ``not-explained``.
+        relative: the causes whose shares depend on the baseline's step.
+    """
+
+    shares: dict[Key, float]
+    ideal: dict[str, float]
+    rests: dict[str, float]
+    relative: frozenset[Key] = frozenset()
+
+    @property
+    def loss(self) -> float:
+        """The sum of the shares."""
+        return sum(self.shares.values())
+
+
+def divide(parts: Parts, claims: Sequence[Claim], *, reference: Parts | None = None) -> Division:
+    """Divide the step of one run.
+
+    Args:
+        parts: the step by part, relative to the step time of the cell (the sum is 1 for a run that is as
+            fast as its cell).
+        claims: the causes found in the run. Those with a share are served first, in their order.
+        reference: the ideal part of the baseline's step, relative to the step of this cell; None for a
+            baseline.
+    """
+    left, total = _pools(parts, reference)
+    shares: dict[Key, float] = {}
+    relative = {Key(NOT_EXPLAINED)}
+
+    def take(key: Key, part: str, amount: float) -> None:
+        left[part] -= amount
+        shares[key] = shares.get(key, 0.0) + amount
+        relative.update([] if part in LOST else [key])
+
+    for claim in claims:
+        wanted = claim.share or 0.0
+        for part in (*claim.pools, WHOLE):
+            amount = min(wanted, max(left.get(part, 0.0), 0.0))
+            if amount > 0:
+                take(claim.key, part, amount)
+                wanted -= amount
+    known = [*left] if reference is not None else [part for part in left if part in LOST]
+    for key, pools in _without_share(claims, left):
+        for part in known:
+            if part in pools and left[part] > 0:
+                take(key, part, left[part])
+    claimed = sum(shares.values())
+    computing = [part for part in left if part not in LOST]
+    ideal = {part: left.pop(part) for part in computing} if reference is None else dict(reference)
+    rests = {part: amount for part, amount in left.items() if amount}
+    outside = max(rests.pop(OTHER, 0.0), 0.0)
+    shares[Key(OTHER)] = outside
+    shares[Key(NOT_EXPLAINED)] = total - sum(ideal.values()) - claimed - outside
+    return Division(shares, ideal, rests, frozenset(relative))
+
+
+def _pools(parts: Parts, reference: Parts | None) -> tuple[dict[str, float], float]:
+    """Return the fraction of each part that causes can take, and the whole step."""
+    left, total = dict(parts), sum(parts.values())
+    if reference is None:
+        return left, total
+    if WHOLE in parts or WHOLE in reference:
+        return {WHOLE: total - sum(reference.values())}, total
+    growth = {part: parts[part] - reference.get(part, 0.0) for part in COMPUTING}
+    net, positive = sum(growth.values()), sum(max(value, 0.0) for value in growth.values())
+    # What one part gains and another loses is no loss: only the sum of all three parts is divided.
+    for part, value in growth.items():
+        left[part] = max(value, 0.0) * net / positive if net > 0 else net / len(growth)
+    return left, total
+
+
+def _without_share(claims: Sequence[Claim], left: Parts) -> list[tuple[Key, set[str]]]:
+    """Return the causes without a share and their pools; causes with a common pool are joined by ``or``."""
+    groups: list[tuple[list[Key], set[str]]] = []
+    for claim in claims:
+        if claim.share is None:
+            keys, pools = [claim.key], {WHOLE} if WHOLE in left else set(claim.pools)
+            for group in [one for one in groups if one[1] & pools]:
+                groups.remove(group)
+                keys, pools = [*group[0], *keys], pools | group[1]
+            groups.append((keys, pools))
+    return [(_joint(keys), pools) for keys, pools in groups]
+
+
+def _joint(keys: Iterable[Key]) -> Key:
+    """Return the key of causes that cannot be told apart."""
+    found = list(dict.fromkeys(keys))
+    if len(found) == 1:
+        return found[0]
+    names = dict.fromkeys(name for key in found for name in parts_of(key.cause))
+    nodes, ranks = {key.node for key in found}, {key.rank for key in found}
+    node = nodes.pop() if len(nodes) == 1 else ""
+    return Key(TOGETHER.join(names), node, ranks.pop() if len(ranks) == 1 else None)

@@ -1,0 +1,274 @@
+"""Read what a run recorded about itself, as the facts from which its causes are claimed.
+
+The files are conditions.json, env.json, sampled_step.json and run.json of the run; all of them, and each of
+their values, may be missing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.study.conditions import Disturbance, Reason, Window, read_windows
+from bench.study.files import read_json
+from bench.study.layout import RunFolder
+from bench.study.run_json import read_run, read_warnings
+from bench.study.sampled_step import SampledStep, SlowCall, read_sampled_step
+
+#: Calls of torch.distributed in the user's own code communicate, whatever DDP does.
+COLLECTIVES = ("torch.distributed.", "dist.")
+#: Calls that wait for the device, and thereby for the communication that it executes.
+_WAITING_CALLS = ("Tensor.item", "Tensor.cpu", "Tensor.tolist", "Tensor.numpy", "cuda.synchronize")
+
+
+@dataclass(frozen=True)
+class NodeFacts:
+    """CPU of one node in one run.
+
+    Attributes:
+        starved: fraction of the CPU time that the ranks did not get, by a quota or because threads share
+            cores; 0 if nothing shows this.
+        foreign: CPU time of foreign processes as a fraction of the cores in use. The node may have other
+            cores for them, so this is not the time that the ranks lose.
+        texts: the evidence of both.
+        freq_mhz: mean clock of the cores; NaN if unknown.
+    """
+
+    starved: float = 0.0
+    foreign: float = 0.0
+    texts: tuple[str, ...] = ()
+    freq_mhz: float = math.nan
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """The facts of one run; empty, None or NaN if they are not known.
+
+    Attributes:
+        nodes: by node.
+        clock_mhz: clock of each rank's GPU, by rank.
+        threads: torch's threads per rank.
+        per_step: collectives and passes that synchronise gradients per step, of one rank (mean).
+        expected_collectives: collectives per synchronising pass that DDP needs.
+        recompilations: compilations per step, of one rank (mean).
+        compile_share: fraction of the windows that they took.
+        retries: allocator retries per step (the rank with most).
+        searches_for_nothing: DDP searches for unused parameters, and there are none.
+        warnings: the warnings in the log by the doctor's name of the cause, each with path, line and text.
+        calls: the sampled step of each rank.
+        disturbed: what disturbed the run from outside.
+        nominal_bytes_per_s: nominal rate of the slowest node's interface.
+    """
+
+    nodes: dict[str, NodeFacts] = field(default_factory=dict)
+    clock_mhz: dict[int, float] = field(default_factory=dict)
+    threads: tuple[int, ...] = ()
+    collectives: float = math.nan
+    sync_passes: float = math.nan
+    expected_collectives: float = math.nan
+    recompilations: float = 0.0
+    compile_share: float | None = None
+    retries: float = 0.0
+    searches_for_nothing: bool = False
+    warnings: dict[str, str] = field(default_factory=dict)
+    calls: tuple[SampledStep, ...] = ()
+    disturbed: tuple[Disturbance, ...] = ()
+    nominal_bytes_per_s: float = math.nan
+
+
+def read_facts(
+    attempt: str | Path, *, steps: float, disturbed: Iterable[Disturbance] | None = None
+) -> RunFacts:
+    """Read the facts of the run in the folder ``attempt``.
+
+    Args:
+        attempt: the folder.
+        steps: steps of all throughput windows together; NaN if unknown.
+        disturbed: what disturbed the run, as recorded in run.json.
+    """
+    folder = RunFolder(Path(attempt))
+    windows = read_windows(folder) or []
+    env = read_json(folder.env) or {}
+    found = tuple(disturbed or ())
+    ranks = [rank for window in windows for rank in window.ranks]
+    seconds = sum(window.seconds for window in windows)
+    compiled = _sum_by_rank(ranks, "compile_s")
+    own = _dict(env.get("ddp"))
+    return RunFacts(
+        nodes=_nodes(windows, env, found),
+        clock_mhz=_clocks(ranks),
+        threads=tuple(
+            sorted({n for one in _list(env.get("cores")) for n in _numbers(one, "threads_per_rank")})
+        ),
+        collectives=_per_step(ranks, "collectives", steps),
+        sync_passes=_per_step(ranks, "sync_passes", steps),
+        expected_collectives=_expected(own),
+        recompilations=_or_zero(_per_step(ranks, "recompilations", steps)),
+        compile_share=float(np.mean(compiled)) / seconds if compiled and seconds > 0 else None,
+        retries=_or_zero(max(_sum_by_rank(ranks, "allocator_retries"), default=0.0) / steps),
+        searches_for_nothing=own.get("find_unused_parameters") is True
+        and own.get("unused_parameter_bytes") == 0,
+        warnings=_warnings(folder),
+        calls=tuple(read_sampled_step(folder)),
+        disturbed=found,
+        nominal_bytes_per_s=_nominal(windows),
+    )
+
+
+def _warnings(folder: RunFolder) -> dict[str, str]:
+    content = read_run(folder.path)[0] or {}
+    return {
+        str(one["cause"]): f"{one.get('path') or 'log'}:{one.get('line')}: {str(one.get('evidence'))[:160]}"
+        for one in reversed(read_warnings(content) or [])
+    }
+
+
+# -- CPU ------------------------------------------------------------------------------
+
+
+def _nodes(
+    windows: Sequence[Window], env: Mapping[str, Any], disturbed: Sequence[Disturbance]
+) -> dict[str, NodeFacts]:
+    found: dict[str, list[tuple[float, str]]] = {}
+    foreign: dict[str, tuple[float, str]] = {}
+    for one in disturbed:
+        if one.reason is Reason.FOREIGN_CPU and one.node and isinstance(one.value, int | float):
+            words = f"foreign processes used {one.value:.0%} of the cores in use on {one.node}"
+            foreign[one.node] = (float(one.value), words)
+    seconds = sum(window.seconds for window in windows)
+    entries = [node for window in windows for node in window.nodes]
+    throttled: dict[str, float] = {}
+    for node in entries:
+        name = str(node.get("node"))
+        throttled[name] = throttled.get(name, 0.0) + _number(node, "throttled_s")
+    for name, stopped in throttled.items():
+        share = min(stopped / seconds, 1.0) if seconds > 0 else 0.0
+        words = f"a CPU quota stopped the processes on {name} for {share:.0%} of the time"
+        found.setdefault(name, []).append((share, words))
+    for name, ranks, threads, cores in _crowds(env):
+        words = f"{threads} threads of {ranks} ranks share {cores} core{'s' * (cores != 1)} on {name}"
+        found.setdefault(name, []).append((1 - cores / threads, words))
+    clocks = {str(node.get("node")): _number(node, "freq_mhz", math.nan) for node in entries}
+    facts = {}
+    for name in dict.fromkeys([*clocks, *found, *foreign]):
+        known = [(share, words) for share, words in found.get(name, []) if share >= _STARVED_FROM]
+        others = foreign.get(name, (0.0, ""))
+        texts = tuple(words for _, words in [*known, others] if words)
+        share = max((share for share, _ in known), default=0.0)
+        facts[name] = NodeFacts(share, others[0], texts, clocks.get(name, math.nan))
+    return facts
+
+
+#: Less CPU time than this fraction is not missed.
+_STARVED_FROM = 0.05
+
+
+def _crowds(env: Mapping[str, Any]) -> Iterable[tuple[str, int, int, int]]:
+    """Yield node, ranks, threads and cores of each node whose ranks have more threads than cores."""
+    allowed = {str(host.get("host")): host.get("cores") for host in _list(env.get("hosts"))}
+    for one in _list(env.get("cores")):
+        threads, node = _numbers(one, "threads_per_rank"), str(one.get("node"))
+        cores = allowed.get(node) or one.get("cores")
+        if isinstance(cores, int) and 0 < cores < sum(threads):
+            yield node, len(threads), sum(threads), cores
+
+
+# -- ranks ----------------------------------------------------------------------------
+
+
+def _clocks(ranks: Sequence[Mapping[str, Any]]) -> dict[int, float]:
+    """Return the higher one of the clocks before and after each window, as a mean over the windows."""
+    found: dict[int, list[float]] = {}
+    for rank in ranks:
+        samples = [_dict(_dict(rank.get("clocks")).get(name)) for name in ("before", "after")]
+        values = [sample["sm_mhz"] for sample in samples if isinstance(sample.get("sm_mhz"), int | float)]
+        if values and isinstance(rank.get("rank"), int):
+            found.setdefault(rank["rank"], []).append(max(values))
+    return {rank: float(np.mean(values)) for rank, values in found.items()}
+
+
+def _sum_by_rank(ranks: Sequence[Mapping[str, Any]], key: str) -> list[float]:
+    """Return the sum over the windows for each rank that has a value."""
+    sums: dict[Any, float] = {}
+    for rank in ranks:
+        if isinstance(rank.get(key), int | float):
+            sums[rank.get("rank")] = sums.get(rank.get("rank"), 0.0) + rank[key]
+    return list(sums.values())
+
+
+def _per_step(ranks: Sequence[Mapping[str, Any]], key: str, steps: float) -> float:
+    sums = _sum_by_rank(ranks, key)
+    return float(np.mean(sums)) / steps if sums and steps > 0 else math.nan
+
+
+def _expected(ddp: Mapping[str, Any]) -> float:
+    """Return the most collectives that DDP calls in a pass that synchronises gradients; NaN if unknown."""
+    buckets = ddp.get("bucket_bytes")
+    if not isinstance(buckets, list) or not buckets:
+        return math.nan
+    search = 1 if ddp.get("find_unused_parameters") else 0
+    # DDP broadcasts the buffers of each data type together.
+    buffers = 2 if ddp.get("broadcast_buffers") and ddp.get("buffer_bytes") else 0
+    return len(buckets) + search + buffers
+
+
+def _nominal(windows: Sequence[Window]) -> float:
+    rates = [
+        _number(_dict(node.get("net")), "rate_mbit_s", math.nan) * 1e6 / 8
+        for window in windows
+        for node in window.nodes
+    ]
+    known = [rate for rate in rates if rate > 0]
+    return min(known) if known and len(known) == len(rates) else math.nan
+
+
+# -- calls of the user's code ---------------------------------------------------------
+
+
+def calls_outside(step: SampledStep) -> list[SlowCall]:
+    """Return the calls that no timer covers, other than communication; the slowest first."""
+    return [
+        call for call in step.slow_calls if call.part is None and not call.function.startswith(COLLECTIVES)
+    ]
+
+
+def collectives_outside(step: SampledStep, *, waiting: bool) -> list[SlowCall]:
+    """Return the collectives that no timer covers; with ``waiting``, also calls that wait for the device."""
+    names = (*COLLECTIVES, *(_WAITING_CALLS if waiting else ()))
+    calls = [call for call in step.slow_calls if call.part is None]
+    return [call for call in calls if call.function.startswith(names)]
+
+
+def seconds_of(calls: Iterable[SlowCall]) -> float:
+    """Return the sum of the calls' times."""
+    return sum(call.seconds for call in calls)
+
+
+# -- values of JSON -------------------------------------------------------------------
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _list(value: Any) -> list[dict[str, Any]]:
+    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+
+
+def _numbers(entry: Mapping[str, Any], key: str) -> list[int]:
+    values = entry.get(key)
+    return [one for one in values if isinstance(one, int)] if isinstance(values, list) else []
+
+
+def _number(entry: Mapping[str, Any], key: str, default: float = 0.0) -> float:
+    value = entry.get(key)
+    return float(value) if isinstance(value, int | float) else default
+
+
+def _or_zero(value: float) -> float:
+    return value if math.isfinite(value) else 0.0

@@ -1,0 +1,306 @@
+"""Divide the losses of all cells of a study: the content of causes.csv."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis.causes.catalogue import NOT_EXPLAINED, OTHER, RESTS, remedy_of
+from analysis.causes.cells import CellDivision, CellRun, Share, divide_cell
+from analysis.causes.claims import MUCH_LOADING, SLOW_LINK, LateRank, RunEvidence
+from analysis.causes.divide import COMPUTING, WHOLE, Parts
+from analysis.causes.evidence import RunFacts, read_facts
+from analysis.causes.late import late_ranks
+from analysis.checks.fabric import (
+    fabric_rows,
+    fabric_table,
+    neighbour_rows,
+    node_table,
+    read_probes,
+    sweep_rows,
+)
+from analysis.checks.scaling_table import scaling_table
+from analysis.data.load import Study
+from analysis.stats.columns import PARTS
+from analysis.stats.measured import Frames, measure, ranks_sample
+from analysis.text import listed, percent
+
+#: Columns of report/causes.csv. Shares are fractions of the cell's step time; those of a cell add up to its
+#: loss. ``share`` is empty for a cause whose time is not known. ``run_id`` is a run that shows the cause.
+CAUSE_COLUMNS = (
+    *("series", "cell_id", "cause", "share", "share_low", "share_high", "run_id", "node", "rank", "part"),
+    *("evidence", "remedy"),
+)
+_PART_WORDS = {
+    "data": "data loading",
+    "transfer": "exposed communication",
+    "wait": "waiting for other ranks",
+    "step": "the step, whose parts were not measured",
+}
+
+
+@dataclass(frozen=True)
+class StudyEvidence:
+    """What is known about a study beyond its frames.
+
+    Attributes:
+        facts: by run_id, of the runs that were sampled.
+        late: the late ranks by run_id.
+        links: by cell_id, a node with a slow link, its rate and that of the others (bytes/s).
+        rings: by cell_id, the fitted rate of the network (bytes/s).
+        comm_s: by run_id, the total communication per step (s); NaN if it was not measured.
+    """
+
+    facts: Mapping[str, RunFacts]
+    late: Mapping[str, Sequence[LateRank]]
+    links: Mapping[str, tuple[str, float, float]]
+    rings: Mapping[str, float]
+    comm_s: Mapping[str, float]
+
+
+def read_evidence(
+    study: Study, frames: Frames, *, fabric: pd.DataFrame | None = None, runs: Sequence[str] | None = None
+) -> StudyEvidence:
+    """Read the evidence of a study, of at most :data:`analysis.stats.measured.MAX_RANKS_FILES` runs.
+
+    Args:
+        study: the study whose files are read.
+        frames: its frames.
+        fabric: the rows of fabric.csv; by default none.
+        runs: the ``run_id`` of the runs to read; by default a sample of the runs that count.
+    """
+    sample = frames.runs[frames.runs["run_id"].isin(runs)] if runs is not None else ranks_sample(frames.runs)
+    attempts = dict(zip(study.runs["run_id"], study.attempts, strict=True))
+    facts = {
+        row["run_id"]: read_facts(attempt, steps=float(row["steps"]), disturbed=row["disturbed"])
+        for row in sample[["run_id", "steps", "disturbed"]].to_dict("records")
+        if (attempt := attempts.get(row["run_id"]))
+    }
+    ranks = study.ranks_of(sample["run_id"])
+    table = fabric if fabric is not None else pd.DataFrame(columns=["cell_id", "ring_bytes_per_sec"])
+    fitted = table[table["ring_bytes_per_sec"].notna()]
+    rings = dict(zip(fitted["cell_id"], fitted["ring_bytes_per_sec"].astype(float), strict=True))
+    comm_s = study.epochs.groupby(study.epochs["run_id"].astype("str"))["comm_time_sec"].mean()
+    return StudyEvidence(facts, late_ranks(ranks), slow_links(table), rings, comm_s.to_dict())
+
+
+def slow_links(fabric: pd.DataFrame) -> dict[str, tuple[str, float, float]]:
+    """Return the slowest node of each cell, if its link is slow, with its rate and that of the others."""
+    if "node_ratio" not in fabric:
+        return {}
+    slow = fabric[fabric["node_ratio"] < SLOW_LINK].sort_values("node_ratio", kind="stable")
+    return {
+        str(row["cell_id"]): (
+            str(row["node"]),
+            float(row["node_bytes_per_sec"]),
+            float(row["node_bytes_per_sec"] / row["node_ratio"]),
+        )
+        for row in slow.drop_duplicates("cell_id").to_dict("records")
+    }
+
+
+def divide_study(frames: Frames, rows: pd.DataFrame, evidence: StudyEvidence) -> dict[int, CellDivision]:
+    """Divide the loss of each cell in each series.
+
+    Args:
+        frames: the study's frames.
+        rows: the scaling table.
+        evidence: from :func:`read_evidence`.
+
+    Returns:
+        The divisions by index label of ``rows``; rows without a run that counts are absent.
+    """
+    runs = _runs_by_cell(frames, evidence)
+    found: dict[int, CellDivision] = {}
+    bases: dict[str, CellDivision] = {}
+    for place, row in zip(rows.index, rows.to_dict("records"), strict=True):
+        own = runs.get(row["cell_id"])
+        if not own:
+            continue
+        if row["cell_id"] not in bases and (row["is_base"] or not _has_base(row)):
+            bases[row["cell_id"]] = divide_cell(own)
+        if not _has_base(row) or row["is_base"]:
+            found[place] = bases[row["cell_id"]]
+            continue
+        base = rows.loc[row["base_place"]]
+        base_runs = runs[base["cell_id"]]
+        if base["cell_id"] not in bases:
+            bases[base["cell_id"]] = divide_cell(base_runs)
+        found[place] = _divide_larger(own, row, base_runs, base, bases[base["cell_id"]])
+    return found
+
+
+def _has_base(row: Mapping[Any, Any]) -> bool:
+    return math.isfinite(row["efficiency"]) and not pd.isna(row["base_place"])
+
+
+def _divide_larger(
+    runs: Sequence[CellRun],
+    row: Mapping[Any, Any],
+    base_runs: Sequence[CellRun],
+    base: pd.Series,
+    division: CellDivision,
+) -> CellDivision:
+    """Divide a cell relative to its baseline."""
+    efficiency = float(row["efficiency"])
+    reference = {part: efficiency * value for part, value in division.ideal.items()}
+    if any(WHOLE in run.evidence.parts for run in runs):
+        reference = {WHOLE: sum(reference.values())}
+    batch = row["global_batch"] / row["gpus"] / (base["global_batch"] / base["gpus"])
+    facts = base_runs[0].evidence.facts
+    runs = [
+        replace(run, evidence=replace(run.evidence, reference=facts, smaller_batch=float(batch)))
+        for run in runs
+    ]
+    error = float(row["efficiency_error"])
+    return divide_cell(runs, reference=reference, error=error if math.isfinite(error) else 0.0)
+
+
+def _runs_by_cell(frames: Frames, evidence: StudyEvidence) -> dict[str, list[CellRun]]:
+    """Return the runs of each cell. A run whose files were not sampled has the facts of one that was."""
+    counted = frames.runs[frames.runs["measured"] & frames.runs["step_time_sec"].notna()]
+    columns = ["run_id", "cell_id", "step_time_sec", "exposed", "parts_known", *PARTS]
+    grouped: dict[str, list[dict[Any, Any]]] = defaultdict(list)
+    for row in counted[columns].to_dict("records"):
+        grouped[str(row["cell_id"])].append(row)
+    found = {}
+    for cell, own in grouped.items():
+        parts = [_parts(row) for row in own]
+        if any(WHOLE in one for one in parts):
+            parts = [{WHOLE: 1.0}] * len(own)
+        loading = float(np.mean([one.get("data", 0.0) for one in parts])) >= MUCH_LOADING
+        mean_s = float(np.mean([row["step_time_sec"] for row in own]))
+        first = next((row["run_id"] for row in own if row["run_id"] in evidence.facts), own[0]["run_id"])
+        found[cell] = [
+            CellRun(
+                str(row["run_id"]),
+                RunEvidence(
+                    one,
+                    float(row["step_time_sec"]),
+                    evidence.facts.get(row["run_id"]) or evidence.facts.get(first, RunFacts()),
+                    evidence.late.get(row["run_id"] if row["run_id"] in evidence.facts else first, ()),
+                    comm_s=evidence.comm_s.get(row["run_id"], math.nan),
+                    link=evidence.links.get(cell),
+                    ring_bytes_per_s=evidence.rings.get(cell, math.nan),
+                    loading=loading,
+                ),
+                float(row["step_time_sec"]) / mean_s,
+            )
+            for row, one in zip(own, parts, strict=True)
+        ]
+    return found
+
+
+def _parts(row: Mapping[Any, Any]) -> Parts:
+    """Return the fractions of a run's step by part; the whole step if a part is unknown."""
+    values = {part: float(row[part]) for part in PARTS}
+    if math.isnan(values["wait"]):
+        values |= {"wait": 0.0, "transfer": float(row["exposed"])}
+    total = sum(values.values())
+    if not row["parts_known"] or not (math.isfinite(total) and total > 0):
+        return {WHOLE: 1.0}
+    return {part: value / total for part, value in values.items()}
+
+
+def causes_frame(rows: pd.DataFrame, divisions: Mapping[int, CellDivision]) -> pd.DataFrame:
+    """Return the content of causes.csv: the rows of each division, in the order of the scaling table."""
+    lines = []
+    for place, division in divisions.items():
+        row = rows.loc[place]
+        for share in division.rows:
+            claim = share.claim
+            lines.append(
+                {
+                    "series": row["series"],
+                    "cell_id": row["cell_id"],
+                    "cause": share.key.cause,
+                    "share": share.share,
+                    "share_low": share.low,
+                    "share_high": share.high,
+                    "run_id": share.run_id,
+                    "node": claim.node if claim else "",
+                    "rank": share.key.rank,
+                    "part": claim.part if claim else "",
+                    "evidence": evidence_text(share, division, row),
+                    "remedy": remedy_of(share.key.cause),
+                }
+            )
+    frame = pd.DataFrame(lines, columns=list(CAUSE_COLUMNS))
+    return frame.astype({"rank": "Int64", "share": float, "share_low": float, "share_high": float})
+
+
+def evidence_text(share: Share, division: CellDivision, row: Mapping[Any, Any] | pd.Series) -> str:
+    """Return the evidence of a row in one line."""
+    if share.key.cause == OTHER:
+        return f"{percent(share.share, decimals=1)} of the step is in no timer" if share.share > 0 else ""
+    if share.key.cause == NOT_EXPLAINED:
+        return _rest_text(division)
+    assert share.claim is not None
+    n = int(row["n"])
+    runs = f", in {share.runs} of {n} runs" if n > 1 else ""
+    disturbed = "; all runs were disturbed" if row["n_undisturbed"] == 0 else ""
+    return f"{share.claim.evidence}{runs}{disturbed}"
+
+
+def _rest_text(division: CellDivision) -> str:
+    """Return the parts of the remainder, the largest first."""
+    rests = {part: value for part, value in division.rests.items() if part not in COMPUTING}
+    slower = sum(division.rests.get(part, 0.0) for part in COMPUTING)
+    words = {_PART_WORDS.get(part, part): value for part, value in rests.items()}
+    words["slower computation" if slower >= 0 else "faster computation"] = slower
+    shown = sorted(words.items(), key=lambda one: -abs(one[1]))
+    texts = [f"{name} {percent(value, decimals=1)}" for name, value in shown if abs(value) >= 0.0005]
+    return f"of the step: {listed(texts)}" if texts else ""
+
+
+# -- the causes of a study or a run, read from its folder -----------------------------
+
+
+def named(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of causes.csv that name a cause."""
+    return frame[~frame["cause"].isin(RESTS)]
+
+
+def study_causes(study: Study) -> pd.DataFrame:
+    """Return the content of causes.csv of a study."""
+    frames = measure(study)
+    rows = scaling_table(frames)
+    evidence = read_evidence(study, frames, fabric=_fabric(study))
+    return causes_frame(rows, divide_study(frames, rows, evidence))
+
+
+def _fabric(study: Study) -> pd.DataFrame:
+    """Return the content of fabric.csv."""
+    probes = read_probes(study)
+    sweep = sweep_rows(study, probes)
+    fits = fabric_table(sweep)
+    return fabric_rows(fits, node_table(neighbour_rows(study, probes))) if len(sweep) else fits
+
+
+def run_causes(study: Study, run_id: str) -> pd.DataFrame:
+    """Return the causes of one run, in the form of causes.csv, relative to the baseline of its cell.
+
+    The frame is empty if the run has no throughput. Disturbed runs are not left out.
+    """
+    frames = measure(study, include_disturbed=True)
+    rows = scaling_table(frames)
+    own = frames.runs[(frames.runs["run_id"] == run_id) & frames.runs["measured"]]
+    rows = rows[rows["cell_id"].isin(own["cell_id"])].head(1)
+    if not len(rows):
+        return causes_frame(rows, {})
+    row = rows.iloc[0]
+    runs = frames.runs
+    kept = (runs["run_id"] == run_id) | ((runs["cell_id"] == row["base_cell"]) & ~row["is_base"])
+    alone = replace(frames, runs=runs[kept].reset_index(drop=True))
+    table = scaling_table(alone)
+    table = table[table["n"] > 0]
+    evidence = read_evidence(study, alone, fabric=_fabric(study))
+    divisions = divide_study(alone, table, evidence)
+    place = table.index[table["cell_id"] == row["cell_id"]][0]
+    return causes_frame(table, {place: divisions[place]})

@@ -1,0 +1,148 @@
+"""Compose the page's section "Why": for each series, the causes of the loss with evidence and remedy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import pandas as pd
+
+from analysis.causes.catalogue import RESTS, remedy_of, title_of
+from analysis.causes.cells import CellDivision, Share
+from analysis.causes.table import evidence_text
+from analysis.checks.step_series import choose_runs, step_series
+from analysis.data.load import Study
+from analysis.data.names import ranks, widest_series
+from analysis.report.figures.drawing import Drawing
+from analysis.report.figures.waterfall import MAX_SERIES, series_figure, waterfall_figure
+from analysis.text import MISSING, listed, number, percent
+
+#: Rests below this share of the step are not listed.
+_SMALLEST_REST = 0.005
+
+
+@dataclass(frozen=True)
+class WhySection:
+    """The causes of the loss of one series at its largest size.
+
+    Attributes:
+        heading: the series and the size.
+        sentence: the loss and its main causes.
+        figures: the waterfall and, if single steps were recorded, their times.
+        rows: title, share, evidence and remedy of each cause, and the share of the rests.
+    """
+
+    heading: str
+    sentence: str
+    figures: list[Drawing]
+    rows: list[tuple[str, str, str, str]]
+
+
+def why_sections(
+    study: Study,
+    runs: pd.DataFrame,
+    rows: pd.DataFrame,
+    divisions: Mapping[int, CellDivision],
+    *,
+    labels: Mapping[str, str],
+    rings: Mapping[str, float],
+) -> list[WhySection]:
+    """Return a section for each of the series with the most measured sizes, in the plan's order.
+
+    Args:
+        study: the study whose steps.csv files are read.
+        runs: all runs of the study's frames.
+        rows: the scaling table.
+        divisions: from :func:`analysis.causes.table.divide_study`.
+        labels: maps series to their names.
+        rings: fitted rates of the network (bytes/s) by cell_id.
+    """
+    divided = rows[rows.index.isin(list(divisions))]
+    last = [
+        divided[divided["series"] == series].sort_values("gpus", kind="stable").iloc[-1]
+        for series in widest_series(divided, limit=MAX_SERIES)
+    ]
+    cells = list(dict.fromkeys(str(row["cell_id"]) for row in last))
+    shown = runs[runs["measured"] & runs["cell_id"].isin(cells)]
+    steps = step_series(study, choose_runs(shown))
+    return [
+        _section(
+            row,
+            divisions[int(row.name)],
+            steps,
+            place,
+            label=labels.get(str(row["series"]), str(row["series"])),
+            ring=rings.get(str(row["cell_id"])),
+        )
+        for place, row in enumerate(last, 1)
+    ]
+
+
+def _section(
+    row: pd.Series,
+    division: CellDivision,
+    steps: pd.DataFrame,
+    place: int,
+    *,
+    label: str,
+    ring: float | None,
+) -> WhySection:
+    figures = [waterfall_figure(division, row, name=f"why-{place}", label=label)]
+    own = steps[steps["cell_id"].astype("str") == row["cell_id"]]
+    if own.groupby("run_id", observed=True).size().max() > 1:
+        figures.append(series_figure(own, name=f"steps-{place}", label=label))
+    shown = [one for one in division.rows if one.key.cause not in RESTS or abs(one.share) >= _SMALLEST_REST]
+    return WhySection(
+        f"{label}, {ranks(row)}",
+        f"{_sentence(row, division)}{_links(row, ring)}",
+        figures,
+        [
+            (
+                title_of(one.key.cause),
+                _share_text(one),
+                evidence_text(one, division, row),
+                remedy_of(one.key.cause),
+            )
+            for one in shown
+        ],
+    )
+
+
+def _sentence(row: pd.Series, division: CellDivision) -> str:
+    """Return the loss of the cell, the named causes, and how much is not explained."""
+    named = [one for one in division.rows if one.key.cause not in RESTS]
+    texts = [f"{title_of(one.key.cause)} ({_share_text(one)})" for one in named]
+    loss = f"{percent(division.loss)} of the step on {ranks(row)} is lost"
+    rest = division.loss - sum(one.share for one in named if math.isfinite(one.share))
+    if not texts:
+        return f"{loss}. No cause is known: the files of the runs show no evidence for one."
+    return f"{loss}: {listed(texts)}. Without a known cause: {percent(rest)}."
+
+
+def _links(row: pd.Series, ring: float | None) -> str:
+    """Return a sentence about the links between the nodes: their rate, or how to measure it."""
+    if row["nodes"] < 2:
+        return ""
+    if ring is None:
+        return (
+            " The links between the nodes were not measured, because the training has no all-reduce sweep: "
+            "bench preflight measures them."
+        )
+    rate = f" The fitted rate of the all-reduces is {number(ring * 8e-9, digits=3)} Gbit/s"
+    if row["gpus_per_node"] == "1":
+        return f"{rate}, on the link of each node."
+    return (
+        f"{rate}: with {row['gpus_per_node']} ranks per node, this is the rate of a node's link if the ring "
+        "crosses each node once, otherwise an effective rate."
+    )
+
+
+def _share_text(share: Share) -> str:
+    if math.isnan(share.share):
+        return MISSING
+    if share.low == 0 and share.claim is not None:
+        return f"at most {percent(share.share)}"
+    if math.isnan(share.low):
+        return percent(share.share)
+    return f"{percent(share.share)} [{percent(share.low)}, {percent(share.high)}]"

@@ -1,0 +1,134 @@
+"""Made-up studies in whose runs a cause is planted, with all files as the harness writes them."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from analysis.causes.table import study_causes
+from analysis.data.load import load_study
+from bench.matrix.cell import Cell
+from bench.study.layout import RANKS_COLUMNS, RunFolder
+from tests.analysis import studies
+
+#: Seconds of a step of one rank without any loss.
+FORWARD, BACKWARD, OPTIMIZER = 0.03, 0.06, 0.01
+#: Seconds of one throughput window in conditions.json.
+WINDOW_S = 10.0
+
+
+class Planted(studies.Timing):
+    """Weak scaling without loss, except for ``more``: seconds by part, added on more than one node."""
+
+    def __init__(self, more: dict[str, float], *, everywhere: bool = False) -> None:
+        super().__init__()
+        self.more, self.everywhere = more, everywhere
+
+    def parts(self, cell: Cell) -> dict[str, float]:
+        parts = dict.fromkeys(("data", "exposed", "wait", "other"), 0.0)
+        parts |= {"forward": FORWARD, "backward": BACKWARD, "optimizer": OPTIMIZER}
+        if cell.nodes > 1 or self.everywhere:
+            for part, seconds in self.more.items():
+                parts[part] += seconds
+        return parts
+
+
+def step_s(more: dict[str, float]) -> float:
+    """Return the step time of a disturbed cell; waiting is part of the exposed communication."""
+    return FORWARD + BACKWARD + OPTIMIZER + sum(value for part, value in more.items() if part != "wait")
+
+
+def plant(
+    path: Path,
+    more: dict[str, float] | None = None,
+    *,
+    sizes: Sequence[int] = (1, 4),
+    everywhere: bool = False,
+    noise: float = 0.003,
+    repeats: int = 3,
+    env: Callable[[Cell], dict[str, Any]] | None = None,
+) -> Path:
+    """Write a weak series of one rank per node; ``more`` are seconds by part on the larger sizes."""
+    timing = Planted(more or {}, everywhere=everywhere)
+    cells = studies.weak(sizes=sizes)
+    return studies.finished(path, cells, timing=timing, noise=noise, repeats=repeats, env=env)
+
+
+def attempts(path: Path, pattern: str = "n4x1*") -> list[RunFolder]:
+    """Return the attempts of some cells."""
+    return [RunFolder(folder) for folder in sorted(path.glob(f"runs/{pattern}/attempt-1"))]
+
+
+def change_json(file: Path, **values: Any) -> None:
+    """Change values of a JSON file."""
+    content = json.loads(file.read_text()) if file.exists() else {}
+    file.write_text(json.dumps(content | values))
+
+
+def conditions(
+    folder: RunFolder,
+    *,
+    ranks: int,
+    rank: Callable[[int], dict[str, Any]] = lambda rank: {},
+    node: Callable[[str], dict[str, Any]] = lambda node: {},
+) -> None:
+    """Write conditions.json with one window; ``rank`` and ``node`` give values of single ranks and nodes."""
+    window = {
+        "epoch": 1,
+        "start": "2026-01-02T03:05:00.000Z",
+        "end": "2026-01-02T03:05:10.000Z",
+        "nodes": [{"node": f"n{n + 1}", "throttled_s": 0.0, **node(f"n{n + 1}")} for n in range(ranks)],
+        "ranks": [{"rank": one, "cores": 1, "threads": 1, **rank(one)} for one in range(ranks)],
+    }
+    folder.conditions.write_text(json.dumps({"schema": 1, "windows": [window]}))
+
+
+def late(path: Path, rank: int, seconds: float, *, part: str = "backward", ranks: int = 4) -> None:
+    """Write ranks.csv of the larger cells: one rank takes longer in one part, and the others wait."""
+    column = {"data": "data_load_time_sec"}.get(part, f"{part}_time_sec")
+    for folder in attempts(path):
+        with folder.ranks_csv.open("w", newline="", encoding="utf-8") as target:
+            writer = csv.DictWriter(target, RANKS_COLUMNS, restval="")
+            writer.writeheader()
+            for one in range(ranks):
+                more = seconds if one == rank else 0.0
+                times = {"forward_time_sec": FORWARD, "backward_time_sec": BACKWARD}
+                times |= {"optimizer_time_sec": OPTIMIZER, "data_load_time_sec": 0.0, "other_time_sec": 0.0}
+                times[column] += more
+                row = {"epoch": 0, "rank": one, "host": f"n{one + 1}", "steps": 50, "samples": 800}
+                row |= {"step_time_sec": FORWARD + BACKWARD + OPTIMIZER + seconds}
+                row |= {
+                    "comm_exposed_time_sec": seconds - more,
+                    "comm_wait_time_sec": seconds - more,
+                    **times,
+                }
+                writer.writerow(row)
+
+
+def late_parts(seconds: float, *, part: str = "backward", ranks: int = 4) -> dict[str, float]:
+    """Return the means over the ranks for one late rank."""
+    waiting = seconds * (ranks - 1) / ranks
+    return {part: seconds / ranks, "wait": waiting, "exposed": waiting}
+
+
+def sampled_step(
+    folder: RunFolder, step: float, *calls: dict[str, Any], ranks: Sequence[int] = (0, 1, 2, 3)
+) -> None:
+    """Write sampled_step.json: all ``ranks`` make the same calls."""
+    full = [{"path": "/home/me/train.py", "calls": 1, "part": None, "bytes": None, **call} for call in calls]
+    steps = [
+        {"rank": r, "step_s": step, "collectives": None, "slow_calls": full if r in ranks else []}
+        for r in range(4)
+    ]
+    folder.sampled_step.write_text(json.dumps({"schema": 1, "ranks": steps}))
+
+
+def causes(path: Path, cell: str = "n4x1-gloo-srun-b16") -> pd.DataFrame:
+    """Return the rows of causes.csv of one cell."""
+    found = study_causes(load_study(path))
+    return found[found["cell_id"] == cell].reset_index(drop=True)

@@ -1,0 +1,289 @@
+"""Each cause, planted in the files of a study, is the first one named, with its share and evidence."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from analysis.causes.catalogue import CAUSES, RESTS
+from tests.analysis import studies
+from tests.analysis.causes.planted import (
+    attempts,
+    causes,
+    change_json,
+    conditions,
+    late,
+    late_parts,
+    plant,
+    sampled_step,
+    step_s,
+)
+
+#: Seconds per step of a planted cause: 20 % of the step.
+MORE = 0.025
+SHARE = 0.2
+
+
+def named(found: pd.DataFrame) -> list[str]:
+    return [cause for cause in found["cause"] if cause not in RESTS]
+
+
+def first(found: pd.DataFrame, cause: str, *, share: float | None = SHARE) -> dict[str, Any]:
+    """Return the first row, after checking its cause, its share and the only named cause."""
+    assert named(found) == [cause]
+    row = dict(found.iloc[0])
+    assert row["remedy"]
+    if share is None:
+        assert pd.isna(row["share"])
+    else:
+        assert row["share"] == pytest.approx(share, abs=0.01)
+    return row
+
+
+@pytest.mark.parametrize("part", ["forward", "backward"])
+def test_a_late_rank_in_one_part_is_a_late_rank(tmp_path: Path, part: str) -> None:
+    path = plant(tmp_path / "s", late_parts(MORE, part=part), noise=0.0)
+    late(path, 2, MORE, part=part)
+    row = first(causes(path), "late-rank")
+    assert (row["node"], row["rank"], row["part"]) == ("n3", 2, part)
+    assert row["evidence"] == (
+        f"rank 2 on n3 takes 25.0 ms per step longer than the others, in {part}, in 3 of 3 runs"
+    )
+
+
+def test_a_rank_that_loads_data_slowly_is_late_and_the_study_cannot_tell_rank_from_node(
+    tmp_path: Path,
+) -> None:
+    path = plant(tmp_path / "s", late_parts(MORE, part="data"))
+    late(path, 1, MORE, part="data")
+    assert first(causes(path), "late-rank or late-node")["part"] == "data"
+
+
+def test_a_busy_neighbour_on_one_node_is_too_little_cpu(tmp_path: Path) -> None:
+    path = plant(tmp_path / "s", late_parts(MORE))
+    late(path, 2, MORE)
+    entry = {"reason": "foreign-cpu", "node": "n3", "start": None, "end": None, "value": 0.4, "limit": 0.05}
+    for folder in attempts(path):
+        change_json(folder.run_json, disturbed=[entry])
+    row = first(causes(path), "cpu-starved")
+    assert (row["node"], row["part"]) == ("n3", "backward")
+    assert row["evidence"].endswith(
+        "foreign processes used 40% of the cores in use on n3, in 3 of 3 runs; all runs were disturbed"
+    )
+
+
+def test_threads_that_share_cores_are_too_little_cpu(tmp_path: Path) -> None:
+    """Four threads on three cores take a third longer: a quarter of the computation."""
+
+    def env(cell: Any) -> dict[str, Any]:
+        entries = [
+            {"node": f"n{node + 1}", "cores": 3, "threads_per_rank": [4]} for node in range(cell.nodes)
+        ]
+        base = studies.environment(cell, cores=3)
+        return base | ({"cores": entries} if cell.nodes > 1 else {})
+
+    path = plant(tmp_path / "s", {"forward": 0.01, "backward": 0.02, "optimizer": 0.01 / 3}, env=env)
+    row = first(causes(path), "cpu-starved", share=0.25)
+    assert row["evidence"].startswith("4 threads of 1 ranks share 3 cores on n1; 4 threads of 1 ranks")
+
+
+def test_a_quota_is_too_little_cpu(tmp_path: Path) -> None:
+    path = plant(tmp_path / "s", {"backward": MORE})
+    for folder in attempts(path):
+        conditions(folder, ranks=4, node=lambda node: {"throttled_s": 2.5})
+    assert (
+        "a CPU quota stopped the processes on n1 for 25% of the time"
+        in first(causes(path), "cpu-starved")["evidence"]
+    )
+
+
+def test_low_clocks_explain_their_share_of_the_computation(tmp_path: Path) -> None:
+    path = plant(tmp_path / "s", {"forward": 0.3 * MORE, "backward": 0.6 * MORE, "optimizer": 0.1 * MORE})
+    for pattern, ranks, mhz in (("n1x1*", 1, 1500), ("n4x1*", 4, 1200)):
+        for folder in attempts(path, pattern):
+            clocks = {"before": {"sm_mhz": mhz}, "after": {"sm_mhz": mhz}}
+            conditions(folder, ranks=ranks, rank=lambda rank, clocks=clocks: {"clocks": clocks})
+    row = first(causes(path), "clocks")
+    assert row["evidence"] == "clock 1200 MHz, at the baseline 1500 MHz (80 %), in 3 of 3 runs"
+
+
+def test_a_slow_loader_is_named_also_at_the_baseline(tmp_path: Path) -> None:
+    path = plant(tmp_path / "s", {"data": MORE}, everywhere=True, noise=0.0)
+    for cell in ("n1x1-gloo-srun-b16", "n4x1-gloo-srun-b16"):
+        row = first(causes(path, cell), "data-loading")
+        assert row["evidence"].startswith("loading data takes 25.0 ms per step (20 %)")
+
+
+def test_a_checkpoint_in_each_step_is_named_with_its_line(tmp_path: Path) -> None:
+    more = {"other": MORE}
+    path = plant(tmp_path / "s", more)
+    for folder in attempts(path):
+        sampled_step(folder, step_s(more), {"line": 57, "function": "torch.save", "seconds": MORE})
+    row = first(causes(path), "outside-timers")
+    assert row["evidence"] == (
+        "calls outside of training take 20 % of a sampled step: torch.save at /home/me/train.py:57 (25.0 ms), "
+        "in 3 of 3 runs"
+    )
+
+
+def test_a_checkpoint_of_rank_0_is_work_outside_the_timers_of_this_rank(tmp_path: Path) -> None:
+    path = plant(tmp_path / "s", late_parts(MORE, part="other"))
+    late(path, 0, MORE, part="other")
+    for folder in attempts(path):
+        call = {"line": 57, "function": "torch.save", "seconds": MORE}
+        sampled_step(folder, step_s({"other": MORE}), call, ranks=(0,))
+    row = first(causes(path), "outside-timers")
+    assert (row["rank"], row["node"]) == (0, "n1")
+    assert "torch.save at /home/me/train.py:57 takes 25.0 ms longer there" in row["evidence"]
+
+
+def test_time_outside_the_timers_without_a_call_stays_other(tmp_path: Path) -> None:
+    found = causes(plant(tmp_path / "s", {"other": MORE}))
+    assert named(found) == []
+    assert found.loc[found["cause"] == "other", "share"].item() == pytest.approx(SHARE, abs=0.01)
+
+
+def test_passes_that_synchronise_too_often_are_extra_communication(tmp_path: Path) -> None:
+    path = plant(tmp_path / "s", {"exposed": MORE})
+    for folder in attempts(path):
+        conditions(folder, ranks=4, rank=lambda rank: {"collectives": 600, "sync_passes": 600})
+    row = first(causes(path), "extra-communication", share=SHARE * 0.75)
+    assert row["evidence"].startswith("4.0 backward passes per step synchronise gradients, one is enough")
+
+
+def test_an_all_reduce_of_the_script_is_extra_communication_with_its_line(tmp_path: Path) -> None:
+    more = {"other": MORE}
+    path = plant(tmp_path / "s", more)
+    for folder in attempts(path):
+        conditions(folder, ranks=4, rank=lambda rank: {"collectives": 300, "sync_passes": 150})
+        change_json(folder.env, ddp={"bucket_bytes": [1024], "find_unused_parameters": False})
+        calls = [
+            {"line": 55, "function": "torch.distributed.all_reduce", "seconds": 0.02, "bytes": 4},
+            {"line": 56, "function": "Tensor.item", "seconds": 0.005},
+        ]
+        sampled_step(folder, step_s(more), *calls)
+    row = first(causes(path), "extra-communication")
+    assert row["evidence"].startswith(
+        "2.0 collectives per step, DDP needs 1.0: torch.distributed.all_reduce at "
+    )
+
+
+def test_recompilations_take_the_time_that_torch_counts(tmp_path: Path) -> None:
+    path = plant(tmp_path / "s", {"forward": MORE}, everywhere=True, noise=0.0)
+    for pattern, ranks in (("n1x1*", 1), ("n4x1*", 4)):
+        for folder in attempts(path, pattern):
+            conditions(folder, ranks=ranks, rank=lambda rank: {"recompilations": 150, "compile_s": 2.0})
+    for cell in ("n1x1-gloo-srun-b16", "n4x1-gloo-srun-b16"):
+        row = first(causes(path, cell), "recompilation")
+        assert row["evidence"].startswith("torch.compile compiles 1.0 times per step, 25.0 ms per step")
+
+
+@pytest.mark.parametrize(
+    ("cause", "warning", "part"),
+    [
+        ("grad-strides", "slow-gradient-strides", "backward"),
+        ("unused-parameters", "slow-find-unused-parameters", "forward"),
+        ("memory-pressure", "slow-allocator-retries", "forward"),
+    ],
+)
+def test_a_warning_explains_at_most_what_its_part_of_the_step_lost(
+    tmp_path: Path, cause: str, warning: str, part: str
+) -> None:
+    path = plant(tmp_path / "s", {part: MORE})
+    for folder in attempts(path):
+        line = {"cause": warning, "path": "job.err", "line": 14, "evidence": "Warning: text"}
+        change_json(folder.run_json, warnings=[line])
+    row = first(causes(path), cause)
+    assert (row["share_low"], row["evidence"]) == (0.0, "job.err:14: Warning: text, in 3 of 3 runs")
+
+
+def test_a_warning_without_a_loss_is_named_without_a_share(tmp_path: Path) -> None:
+    path = plant(tmp_path / "s")
+    for folder in attempts(path):
+        change_json(folder.env, ddp={"find_unused_parameters": True, "unused_parameter_bytes": 0})
+    first(causes(path), "unused-parameters", share=None)
+
+
+def test_overlapping_runs_explain_at_most_the_slower_computation(tmp_path: Path) -> None:
+    path = plant(tmp_path / "s", {"forward": MORE})
+    entry = {"reason": "study-run", "node": "n2", "start": None, "end": None, "value": "job 7", "limit": None}
+    for folder in attempts(path):
+        change_json(folder.run_json, disturbed=[entry])
+    row = first(causes(path), "overlap")
+    assert row["evidence"] == "another run of the study on n2, in 3 of 3 runs; all runs were disturbed"
+
+
+def test_two_causes_that_the_data_cannot_separate_are_named_together(tmp_path: Path) -> None:
+    path = plant(tmp_path / "s", {"backward": MORE})
+    for folder in attempts(path):
+        names = ("slow-gradient-strides", "slow-find-unused-parameters")
+        lines = [{"cause": name, "path": "job.err", "line": 14, "evidence": name} for name in names]
+        change_json(folder.run_json, warnings=lines)
+    first(causes(path), "unused-parameters or grad-strides")
+
+
+def test_less_work_per_rank_is_slower_computation_per_sample_in_a_strong_series(tmp_path: Path) -> None:
+    timing = studies.Timing(comm_s=0, fixed_s=8e-3, imbalance=0)
+    path = studies.finished(tmp_path / "s", studies.strong(sizes=(1, 4)), timing=timing, noise=0.002)
+    row = first(causes(path), "smaller-share", share=0.24)
+    assert row["evidence"] == "the batch per rank is 25 % of that of the baseline, in 3 of 3 runs"
+
+
+def test_a_network_far_below_its_nominal_rate_is_slow(tmp_path: Path) -> None:
+    more = {"exposed": MORE}
+    path = plant(tmp_path / "s", more)
+    for folder in attempts(path):
+        net = {"net": {"interface": "eth0", "rate_mbit_s": 10000}}
+        conditions(folder, ranks=4, node=lambda node, net=net: net)
+        write_sweep(folder, bytes_per_s=1.25e8)
+    row = first(causes(path), "slow-fabric", share=0.9 * SHARE)
+    assert row["evidence"].startswith(
+        "the fitted rate of all-reduces is 1.00 Gbit/s, the nominal rate 10.0 Gbit/s"
+    )
+
+
+def write_sweep(folder: Any, *, bytes_per_s: float) -> None:
+    sizes = [4096 * 4**power for power in range(8)]
+    times = [6 * 25e-6 + 1.5 * size / bytes_per_s for size in sizes]
+    entries = [
+        {"bytes": size, "buckets": 0, "times_s": [[time]] * 3}
+        for size, time in zip(sizes, times, strict=True)
+    ]
+    content = {"schema": 1, "world_size": 4, "all_reduce": {"sizes": entries}}
+    folder.probes.write_text(json.dumps(content))
+
+
+def test_two_planted_causes_are_both_named_with_their_shares(tmp_path: Path) -> None:
+    more = late_parts(MORE)
+    path = plant(tmp_path / "s", {**more, "data": MORE})
+    late(path, 2, MORE)
+    found = causes(path)
+    assert sorted(named(found)) == ["data-loading", "late-rank"]
+    expected = MORE / (0.1 + 2 * MORE)
+    assert found["share"].head(2).to_list() == pytest.approx([expected, expected], abs=0.03)
+
+
+def test_a_study_without_losses_names_no_cause(tmp_path: Path) -> None:
+    found = causes(plant(tmp_path / "s", noise=0.02))
+    assert named(found) == []
+
+
+def test_a_command_without_parts_of_the_step_has_only_the_rest(tmp_path: Path) -> None:
+    path = plant(tmp_path / "s", {"exposed": MORE})
+    for file in path.glob("runs/*/attempt-1/metrics.csv"):
+        frame = pd.read_csv(file)
+        frame[[name for name in frame if name.endswith("_time_sec") and name != "epoch_time_sec"]] = None
+        frame[["load_balance", "comm_efficiency", "pop_parallel_efficiency"]] = None
+        frame.to_csv(file, index=False)
+    found = causes(path)
+    assert found["cause"].to_list() == ["not-explained", "other"]
+    assert found["share"].to_list() == pytest.approx([SHARE, 0.0], abs=0.01)
+    assert found["evidence"][0].startswith("of the step: the step, whose parts were not measured ")
+
+
+def test_every_cause_has_a_title_and_a_remedy() -> None:
+    assert all(info.title and info.remedy.endswith(".") for info in CAUSES.values())

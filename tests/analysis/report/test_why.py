@@ -1,0 +1,73 @@
+"""The section "Why" of the page: waterfall, causes with evidence and remedy, and step times."""
+
+from __future__ import annotations
+
+import re
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from analysis.causes.cells import CellDivision, Share
+from analysis.causes.divide import Key
+from analysis.checks.step_series import choose_runs, step_series
+from analysis.data.load import load_study
+from analysis.report.figures.all_figures import all_names
+from analysis.report.figures.waterfall import series_figure, waterfall_figure
+from analysis.report.write import write_report
+from tests.analysis import studies
+from tests.analysis.causes.planted import plant
+
+
+@pytest.mark.usefixtures("svg_only")
+def test_the_section_names_the_cause_with_its_share_evidence_and_remedy(tmp_path: Path) -> None:
+    path = plant(tmp_path / "s", {"data": 0.025}, noise=0.0)
+    page = write_report(path).page.read_text(encoding="utf-8")
+    text = " ".join(unescape(re.sub(r"<[^>]+>", " ", page.partition('id="why"')[2])).split())
+    assert "20 % of the step on 4 ranks is lost: data loading (20 % [20 %, 20 %])." in text
+    assert "loading data takes 25.0 ms per step (20 %), in 3 of 3 runs Use more workers" in text
+    assert "The links between the nodes were not measured" in text
+    assert "From the ideal to the measured step, 4 ranks" in text
+    assert "Step time over step number" in text
+    causes = pd.read_csv(path / "report" / "causes.csv")
+    cell = causes[causes["cell_id"] == "n4x1-gloo-srun-b16"]
+    assert cell["cause"].to_list() == ["data-loading", "other", "not-explained"]
+    assert cell["share"].sum() == pytest.approx(0.2, abs=1e-6)
+    figures = {file.stem for file in (path / "report" / "figures").iterdir()}
+    assert {"why-1", "steps-1"} <= figures <= set(all_names())
+
+
+def row(**values: Any) -> dict[str, Any]:
+    return {"step_time_sec": 0.1, "gpus": 4, "nodes": 4, "gpus_per_node": "1", **values}
+
+
+def test_the_bars_of_the_waterfall_lead_from_the_ideal_to_the_measured_step() -> None:
+    shares = [("data-loading", 0.3), ("not-explained", -0.05), ("other", 0.001)]
+    rows = [Share(Key(name), share, share, share) for name, share in shares]
+    drawing = waterfall_figure(CellDivision(rows, {}, {}), row(), name="why-1", label="weak")
+    titles = re.findall(r"<title>([^<]+)</title>", drawing.inline_svg)
+    assert titles == [
+        "ideal step: 74.9 ms, 75 % of the step",
+        "data loading: 30.0 ms, 30 % of the step",
+        "not explained: -5 % of the step",
+        "measured step: 100 ms, 100 % of the step",
+    ]
+
+
+def test_a_slow_step_stays_visible_in_a_thinned_series(tmp_path: Path) -> None:
+    path = studies.finished(tmp_path / "s", studies.strong(sizes=(1, 2)), repeats=2)
+    for file in path.glob("runs/n2x1*/attempt-1/steps.csv"):
+        times = [0.5 if step == 777 else 0.1 for step in range(1000)]
+        frame = pd.DataFrame({"epoch": 1, "step": range(1, 1001), "step_time_sec": times, "slowest_rank": 1})
+        frame.to_csv(file, index=False)
+    study = load_study(path)
+    runs = choose_runs(study.runs[study.runs["cell_id"] == "n2x1-gloo-srun-b32"], limit=1)
+    assert runs == ["n2x1-gloo-srun-b32-r1"]
+    steps = step_series(study, runs)
+    assert len(steps) == 200
+    slowest = steps.loc[steps["step_time_sec"].idxmax()]
+    assert (slowest["number"], slowest["step_time_sec"]) == (778, 0.5)
+    drawing = series_figure(steps, name="steps-1", label="strong")
+    assert "slowest 500 ms at step 778, rank 1" in drawing.inline_svg

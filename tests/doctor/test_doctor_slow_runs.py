@@ -1,0 +1,100 @@
+"""`bench doctor STUDY | RUN`: the causes of slow steps after those of failures, and the ways to name a run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from bench.cli import app
+from bench.study.layout import StudyFolder
+from bench.study.ledger import Ledger
+from tests.analysis.causes.planted import attempts, change_json, plant
+
+RUN = "n4x1-gloo-srun-b16-r2"
+
+
+@pytest.fixture
+def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    plant(tmp_path / "results" / "slow", {"data": 0.025}, noise=0.0)
+    return tmp_path / "results"
+
+
+def doctor(*arguments: str) -> Any:
+    return CliRunner().invoke(app, ["doctor", *arguments])
+
+
+def content(*arguments: str) -> dict[str, Any]:
+    result = doctor(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+@pytest.mark.parametrize("target", [f"results/slow/runs/{RUN}", f"results/slow/runs/{RUN}/attempt-1"])
+def test_a_slow_run_is_named_by_its_folder_and_exits_with_zero(results: Path, target: str) -> None:
+    found = content(target)
+    assert (found["study"], found["run_id"], found["attempt"]) == ("results/slow", RUN, 1)
+    (cause,) = found["causes"]
+    assert (cause["cause"], cause["severity"], cause["line"]) == ("data-loading", "slow", None)
+    assert cause["share"] == pytest.approx(0.2, abs=1e-3)
+    assert cause["path"] == f"results/slow/runs/{RUN}/attempt-1"
+    assert cause["evidence"] == "loading data takes 25.0 ms per step (20 %)"
+
+
+def test_the_causes_of_a_study_are_those_of_all_its_cells(results: Path) -> None:
+    found = content("slow")
+    assert (found["study"], found["run_id"], found["verdict"]) == ("results/slow", None, "ok")
+    assert [cause["cause"] for cause in found["causes"]] == ["data-loading"]
+    text = doctor("results/slow").stdout
+    assert text.startswith("Study results/slow\n\n")
+    assert "data-loading  20% of the step  results/slow/runs/n4x1-gloo-srun-b16-r1/attempt-1\n" in text
+
+
+def test_the_failures_of_a_study_come_first_and_exit_with_one(results: Path) -> None:
+    folder = attempts(results / "slow", RUN)[0]
+    change_json(folder.run_json, state="failed")
+    folder.err.write_text("RuntimeError: Tensors must be CUDA and dense\n")
+    Ledger(results / "slow" / "ledger.jsonl").append_all(
+        [
+            {"event": "submitting", "run_id": RUN, "attempt": 1},
+            {"event": "ended", "run_id": RUN, "attempt": 1, "state": "failed"},
+        ]
+    )
+    result = doctor("slow", "--json")
+    causes = json.loads(result.stdout)["causes"]
+    assert result.exit_code == 1
+    assert [cause["cause"] for cause in causes] == ["backend-device-mismatch", "data-loading"]
+
+
+def test_a_warning_in_the_log_is_reported_once(results: Path) -> None:
+    folder = attempts(results / "slow", RUN)[0]
+    folder.err.write_text("Warning: Grad strides do not match bucket view strides. This may indicate\n")
+    line = {"cause": "slow-gradient-strides", "path": "job.err", "line": 1, "evidence": "Warning"}
+    change_json(folder.run_json, warnings=[line])
+    assert [one["cause"] for one in content(str(folder.path))["causes"]] == ["data-loading", "grad-strides"]
+
+
+def test_a_run_of_several_studies_lists_the_candidates(results: Path) -> None:
+    plant(results / "later", {"data": 0.025}, noise=0.0)
+    for name in ("slow", "later"):
+        Ledger(StudyFolder(results / name).ledger).append("submitting", run_id=RUN, attempt=1)
+    result = doctor(RUN)
+    assert result.exit_code == 2
+    assert f"{RUN} is in 2 studies: " in result.stderr
+    for name in ("slow", "later"):
+        assert f"results/{name}/runs/{RUN}/attempt-1" in result.stderr
+
+
+def test_a_study_without_slow_steps_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    plant(tmp_path / "results" / "fine", noise=0.0)
+    result = doctor("fine")
+    assert result.exit_code == 0
+    assert result.stdout == (
+        "Study results/fine\n\nNothing shows a failure, and no cause of slow steps is known.\n"
+    )
