@@ -33,6 +33,16 @@ def own_cluster(options: Options | None = None) -> Iterator[tuple[Cluster, Path]
         cluster.stop()
 
 
+_WRAPPER = """\
+#!/bin/bash
+start=$EPOCHREALTIME
+{command} "$@"
+code=$?
+echo {name} $start $EPOCHREALTIME >>"{folder}/calls"
+exit $code
+"""
+
+
 @dataclass(frozen=True)
 class Counted:
     """A study whose PATH begins with ``folder``: its wrappers record each call of a Slurm command."""
@@ -46,14 +56,16 @@ class Counted:
         folder.mkdir()
         for name in COMMANDS:
             wrapper = folder / name
-            wrapper.write_text(f'#!/bin/sh\necho {name} >>"{folder}/calls"\nexec {shutil.which(name)} "$@"\n')
+            wrapper.write_text(_WRAPPER.format(name=name, folder=folder, command=shutil.which(name)))
             wrapper.chmod(0o755)
         path = f"{folder}:{os.environ['PATH']}"
         return cls(Study(study.folder, {**study.environment, "PATH": path}), folder)
 
-    def calls(self) -> Counter[str]:
-        """Return the number of calls of each Slurm command since this method was last called."""
+    def calls(self) -> tuple[Counter[str], float]:
+        """Return how often each Slurm command was called since this method was, and their time in seconds."""
         log = self.folder / "calls"
-        found = Counter(log.read_text().split() if log.exists() else [])
+        lines = [line.split() for line in log.read_text().splitlines()] if log.exists() else []
         log.write_text("")
-        return found
+        return Counter(name for name, _, _ in lines), sum(
+            float(end) - float(start) for _, start, end in lines
+        )

@@ -59,10 +59,10 @@ def time_status(counted: Counted, what: str) -> None:
     shown = counted.study.bench_process("status", "STUDY", "--json")
     took = time.perf_counter() - began
     states = json.loads(shown.stdout)["counts"]
-    calls = counted.calls()
+    calls, in_slurm = counted.calls()
     counts = ", ".join(f"{count} {state}" for state, count in states.items() if count)
     said = ", ".join(f"{count} {name}" for name, count in calls.items()) or "none"
-    print(f"{what}: {took:.2f} s; Slurm's commands: {said}; {counts}", flush=True)
+    print(f"{what}: {took:.2f} s, of which Slurm's commands {in_slurm:.2f} s: {said}; {counts}", flush=True)
 
 
 def measure(cluster: Cluster, folder: Path, *, runs: int) -> None:

@@ -54,7 +54,7 @@ def status(study: Study, folder: Path) -> tuple[float, str]:
     assert len(json.loads(shown.stdout)["runs"]) == JOBS
     counted = Counted.of(study, folder)
     counted.study.bench_process("status", "STUDY")
-    return took, ", ".join(f"{number} {name}" for name, number in counted.calls().items()) or "none"
+    return took, ", ".join(f"{number} {name}" for name, number in counted.calls()[0].items()) or "none"
 
 
 def measure(cluster: Cluster, folder: Path) -> None:
