@@ -61,6 +61,7 @@ _OWN_CODE = frozenset({"Threads per rank"})
 _MAX_CELLS = 4
 _MAX_NAMED = 5
 _MAX_RUNS = 3
+_MAX_LATE = 2
 
 
 class ValidityFinding(NamedTuple):
@@ -436,7 +437,7 @@ def _late_and_slow(study: Study, frames: Frames, ranks: pd.DataFrame) -> Iterato
     both = slow["host"].isin(list(late.sentences))
     excess = {str(host): float(value) for host, value in zip(slow["host"], slow["excess"], strict=True)}
     if late.sentences:
-        named = capital(listed(late.texts, limit=_MAX_NAMED))
+        named = capital(listed(late.texts, limit=_MAX_LATE))
         text = f"{named}. The others wait for these ranks; such waiting is not slow communication."
         if both.any():
             text += f" {capital(slow_text)}. {advice}"

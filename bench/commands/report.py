@@ -10,11 +10,9 @@ import typer
 
 from bench.commands.advise import parse_samples
 from bench.commands.console import print_json, say
-from bench.commands.options import JsonOption, ResultsOption, find_study, settled_records
+from bench.commands.options import JsonOption, ResultsOption, find_study, settle_study
 from bench.errors import BenchError
-from bench.executors.base import save_states
 from bench.study.layout import StudyFolder
-from bench.study.plan_json import open_study
 
 if TYPE_CHECKING:
     from analysis.report.proposal import Work
@@ -158,8 +156,7 @@ def write(
     as_json: bool = False,
 ) -> int:
     """Update the records of a study, write its report, and print the path and the validity of the numbers."""
-    planned = open_study(folder)
-    save_states(planned, settled_records(planned))
+    settle_study(folder)
     from analysis.report.write import write_report
 
     written = write_report(

@@ -88,18 +88,32 @@ def test_run_stops_too_and_keeps_the_plan(planned):
     assert (done.returncode, done.stderr.splitlines()[-1]) == (2, f"error: sbatch: command not found; {HINT}")
 
 
-def test_status_of_a_submitted_study_shows_the_last_known_states(planned):
+@pytest.fixture
+def submitted(planned: Path) -> Path:
+    """Record a job of the planned study, as on the machine where it was submitted."""
     ledger = open_study(StudyFolder(planned / "results/elsewhere")).ledger
     run = "n1x1-gloo-srun-b4-r1"
     ledger.append("intent", run_id=run, attempt=1, job_name="name")
     ledger.append("submitted", run_id=run, attempt=1, job_id="7")
-    done = bench("status", "--watch", cwd=planned)
+    return planned
+
+
+def test_status_of_a_submitted_study_shows_the_last_known_states(submitted):
+    done = bench("status", "--watch", cwd=submitted)
     assert done.returncode == 2
     assert done.stdout.splitlines()[-1] == "1 queued"
     assert done.stderr.splitlines() == [
         "Slurm is unreachable: these are the last known states",
         f"error: squeue: command not found; {HINT}",
     ]
+
+
+def test_a_submitted_study_is_reported_with_its_last_known_states(submitted):
+    done = bench("report", cwd=submitted)
+    assert (done.returncode, done.stdout) == (0, "results/elsewhere/report/index.html\n")
+    assert done.stderr.splitlines()[0] == (
+        "results/elsewhere: the states of unfinished runs are not updated: squeue: command not found"
+    )
 
 
 def test_a_controller_that_refuses_connections_is_an_error_without_wait(planned):
