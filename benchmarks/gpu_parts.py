@@ -242,7 +242,7 @@ def read_windows(folder: Path) -> list[Values]:
 
 
 def gpu_test_files() -> list[str]:
-    """Return the files with tests marked ``gpu``, because other files need packages for development."""
+    """Return the files with tests marked ``gpu``; only these are run, and need no further packages."""
     files = sorted(ROOT.glob("tests/**/test_*.py"))
     return [str(file.relative_to(ROOT)) for file in files if "pytest.mark.gpu" in file.read_text("utf-8")]
 

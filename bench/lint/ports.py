@@ -1,4 +1,4 @@
-"""The range of the numbers to which an expression for a port can expand."""
+"""Find the range of port numbers that an expression in a script can give."""
 
 from __future__ import annotations
 
