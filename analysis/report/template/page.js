@@ -113,7 +113,8 @@
     plot.addEventListener("keydown", (event) => {
       const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
       if (event.key === "Escape") say(null);
-      if (event.key === "Enter") open(active);
+      // Else the same key press would close the dialog, whose button has the focus then.
+      if (event.key === "Enter") { event.preventDefault(); open(active); }
       const shown = marks();
       if (!step || !shown.length) return;
       event.preventDefault();
