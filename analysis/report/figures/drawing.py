@@ -118,7 +118,10 @@ def select(
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a step, or a loss that it causes: its words, colour and hatch in all figures."""
+    """A part of a step, or a loss that it causes: its words, colour and hatch in all figures.
+
+    Hatches consist of lines: matplotlib writes a quarter of a megabyte for a hatch of dots.
+    """
 
     words: str
     colour: Colour
@@ -127,7 +130,7 @@ class Part:
 
 #: The parts of a step in the order of stacking. ``compute`` is the sum of forward and backward.
 PARTS = {
-    "data": Part("data loading", Colour.SKY, "...."),
+    "data": Part("data loading", Colour.SKY, "----"),
     "compute": Part("forward and backward", Colour.GREEN),
     "forward": Part("forward", Colour.MINT),
     "backward": Part("backward", Colour.FOREST),
