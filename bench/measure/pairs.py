@@ -59,18 +59,21 @@ class _Buffers:
         """Send and receive at the same time; return the bytes/s received."""
         self._swap(self._sent[: self._untimed], self._received[: self._untimed], partner)
         self.agree(partner, True)  # a fast receiver waits for the slow one, so that both begin together
-        return self._sent.numel() / self._swap(self._sent, self._received, partner)
+        began = time.perf_counter()
+        # The partner sends its message after this one. Therefore the time is never too short, even if this
+        # process is delayed, and the highest of several rates is the best.
+        self.agree(partner, True)
+        return self._sent.numel() / (self._swap(self._sent, self._received, partner) - began)
 
     def _swap(self, sent: torch.Tensor, received: torch.Tensor, partner: int) -> float:
-        """Exchange messages; return the seconds until this rank's message has arrived."""
-        began = time.perf_counter()
+        """Exchange messages; return the time of the performance counter when this rank's has arrived."""
         works = dist.batch_isend_irecv(
             [dist.P2POp(dist.irecv, received, partner), dist.P2POp(dist.isend, sent, partner)]
         )
         works[0].wait()
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-        seconds = time.perf_counter() - began
+        arrived = time.perf_counter()
         for work in works[1:]:
             work.wait()
-        return seconds
+        return arrived
