@@ -109,7 +109,7 @@ def proposal_context(
             _section(one, executed, validity, drawings if one is series[0] else ()) for one in series
         ],
         "losses": causes,
-        "losses_note": _LOSSES_NOTE if any("%" in text for text in causes) else "",
+        "losses_note": _LOSSES_NOTE if any("%" in text for text in causes) and executed.has_parts else "",
         "missing": _missing(rows),
     }
 
@@ -237,8 +237,9 @@ def _request(
         formula = f"nodes x time to solution = {row['nodes']} x {number(duration_s / 3600, digits=3)} h"
         lines.append(Line("Node-hours", number(hours, digits=3), formula))
     if not executed.is_table:
-        included = "start-up, validation, checkpoints and queue waits"
-        lines.append(Line("Not included", included, "work / throughput counts training steps only"))
+        own = "what the values of the command leave out"
+        left_out = own if executed.reads_values else "start-up, validation, checkpoints"
+        lines.append(Line("Not included", f"{left_out}, and queue waits", "the meaning of the throughput"))
         lines += _memory(row, executed, environment)
     return [*lines, Line("Warnings", _warnings(row, validity) or "none", "see Warnings, below")]
 
@@ -337,7 +338,8 @@ def _table(series: _Series, executed: Executed, validity: Sequence[ValidityFindi
         caption += "; main loop: the timed windows of one run; whole job: from start to end"
     caption += f"; {MISSING}: not measured." if any(MISSING in row for row in texts) else "."
     if not executed.is_table:
-        caption += " Sources: scaling.csv; means of runs.csv for main loop and whole job."
+        times = "main loop and whole job" if "Main loop (s)" in headings else "whole job"
+        caption += f" Sources: scaling.csv; means of runs.csv for {times}."
     return {"caption": caption, "headings": headings, "rows": texts}
 
 

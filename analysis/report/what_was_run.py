@@ -77,6 +77,11 @@ class Executed:
         """True if values come from the output or a file of a command, without the recorder."""
         return any(_reads_values(cell.get("workload") or {}) for cell in self.cells)
 
+    @property
+    def has_parts(self) -> bool:
+        """True if the parts of a step were measured."""
+        return not (self.is_table or self.reads_values)
+
     def kinds(self) -> list[list[Mapping[str, Any]]]:
         """Return the cells in groups with one command and one source of values."""
         groups: dict[str, list[Mapping[str, Any]]] = {}
@@ -221,6 +226,8 @@ def _values_of_command(workload: Mapping[str, Any], runs: pd.DataFrame) -> Itera
         yield Line("Samples/s", "computed with the batch of the matrix", "metrics.csv of the runs")
     elif metrics.get("scope") == "per_gpu":
         yield Line("Samples/s", "the reported value times the number of ranks", "metrics.csv of the runs")
+    if "throughput" in read and units.get("throughput") != "it/s":
+        yield Line("Time per step", "computed with the batch of the matrix", "metrics.csv of the runs")
     text = "whether the command used the batches of the matrix; its input, output, model and memory"
     yield Line("Not recorded", text, MISSING_SOURCE)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.matrix.cell import Cell
-from bench.matrix.command import INTERPRETER, command_values, filled_words, runs_python
+from bench.matrix.command import INTERPRETER, command_values, filled_words, runs_python, uses_python
 from bench.matrix.secret_values import without_secrets
 from bench.study.files import file_sha256
 from bench.study.plan_json import PlannedStudy
@@ -32,6 +32,7 @@ class SubmittedCommands:
 
     def __init__(self, study: PlannedStudy) -> None:
         self._name, self._interpreter = study.folder.name, _interpreter(study)
+        self._has_container = bool(study.plan.get("container"))
         self._script_of_word = cache(_is_script)
         self._sha256 = cache(file_sha256)
         self._git = cache(_git_state)
@@ -40,7 +41,8 @@ class SubmittedCommands:
         """Return ``command`` and ``interpreter`` for the run.json of a cell; empty for the built-in training.
 
         ``script`` is the first word that is a file; empty if there is none, as for ``python -m``. Values that
-        are not known are None. Secrets are masked. ``interpreter`` runs in place of a first word ``python``.
+        are not known are None. Secrets are masked. ``interpreter`` is the python with which the command
+        begins, as the job can call it.
         """
         if cell.command is None:
             return {}
@@ -55,8 +57,13 @@ class SubmittedCommands:
                 "git_commit": commit,
                 "git_dirty": is_dirty,
             },
-            "interpreter": self._interpreter,
+            "interpreter": self._interpreter_of(words),
         }
+
+    def _interpreter_of(self, words: Sequence[str]) -> str | None:
+        if self._has_container or not runs_python(words[0]):
+            return None
+        return self._interpreter if uses_python(words) else words[0]
 
     def _script(self, words: Sequence[str]) -> str:
         for at, word in enumerate(words):
@@ -69,10 +76,9 @@ class SubmittedCommands:
 
 def _interpreter(study: PlannedStudy) -> str | None:
     """Return the python of the study's scripts, as a job can call it; None if only the script can."""
-    has_setup, has_container = study.plan.get("setup"), study.plan.get("container")
-    if has_container or (has_setup and study.executor == "local"):
-        return None
-    return "python" if has_setup else sys.executable
+    if not study.plan.get("setup"):
+        return sys.executable
+    return None if study.executor == "local" else "python"
 
 
 def _starts_modules(word: str) -> bool:

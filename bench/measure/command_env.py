@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from bench import __version__
-from bench.matrix.command import runs_python, uses_python
 from bench.measure.cgroup import cpu_groups, cpu_quota
 from bench.measure.node import host_name
 from bench.measure.ranks import cpu_model, requested_threads
@@ -150,8 +149,7 @@ def _gpu_models() -> list[str]:
 
 def _versions(run: Mapping[str, Any]) -> dict[str, Any]:
     """Return the versions of the python with which the command begins; empty if there is none."""
-    words = (run.get("command") or {}).get("words") or [""]
-    python = run.get("interpreter") if uses_python(words) else words[0] if runs_python(words[0]) else None
+    python = run.get("interpreter")
     if python is None or shutil.which(python) is None:
         return {}
     try:

@@ -6,6 +6,7 @@ import hashlib
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -132,3 +133,17 @@ def test_a_script_that_changed_after_the_submission_is_named(planned):
         f"{run['command']['script_sha256'][:12]}, and was {script_sha256(run, '.')[:12]} when the run started"
     )
     assert script_warning({}, None) == script_warning(run, None) == ""
+
+
+@pytest.mark.parametrize(
+    ("command", "interpreter"),
+    [
+        ("python train.py", sys.executable),
+        ("./env/bin/python3.11 train.py", "./env/bin/python3.11"),
+        ("ls", None),
+    ],
+)
+def test_the_python_of_a_command_is_named_as_a_job_can_call_it(planned, command, interpreter):
+    study = planned(command)
+    cell = next(iter(study.cells.values()))
+    assert SubmittedCommands(study).describe(cell)["interpreter"] == interpreter
