@@ -9,7 +9,6 @@ import platform
 import shutil
 import socket
 import subprocess
-import sys
 from collections.abc import Mapping
 from contextlib import contextmanager
 from datetime import datetime
@@ -29,6 +28,7 @@ from bench.study.layout import RunFolder, StudyFolder
 from bench.study.plan_json import PlannedStudy, open_study
 from bench.study.verify import verify_run
 from tests.cluster.containers import wait_for
+from tests.commands import command_line
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 MATRIX = """\
@@ -92,13 +92,7 @@ def run_json(study: PlannedStudy) -> dict:
 
 
 def bench(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "bench", *words],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "BENCH_RESULTS": str(cwd / "results"), "OMP_NUM_THREADS": "1"},
-    )
+    return command_line.bench(*words, cwd=cwd, BENCH_RESULTS=str(cwd / "results"), OMP_NUM_THREADS="1")
 
 
 def test_a_command_needs_no_torch_and_gets_its_arguments_literally(study):
