@@ -50,7 +50,7 @@ COMBINATIONS = [
     ("3.13", "2.15.0"),
 ]
 FOLDERS = ("tests/workload", "tests/record", "tests/measure")
-#: What the tests need beside the project.
+#: Packages that the tests need in addition to the project.
 TEST_PACKAGES = ("pytest", "pytest-timeout", "hypothesis", "lightning")
 #: Packages that releases of torch restrict to versions other than those in constraints.txt.
 FREE = ("torch", "sympy", "fsspec", "setuptools", "typing_extensions", "filelock", "networkx")

@@ -179,7 +179,7 @@ def node_table(rows: pd.DataFrame) -> pd.DataFrame:
 
     A node's rate is that with its best neighbour, so that a slow node does not make its neighbours slow. With
     a neighbour, it is that of the slower direction. ``node_ratio`` is the rate divided by the median rate of
-    the cell's other nodes; with two nodes it is empty, because the slow one cannot be told. All values are
+    the cell's other nodes; it is empty for two nodes, because either could be the slow one. All values are
     medians over runs.
 
     Args:

@@ -31,8 +31,8 @@ from bench.study.conditions import Disturbance, Reason, summary
 class Code(NamedTuple):
     """The severity and the heading of a kind of finding.
 
-    An error means that the values of the named cells do not measure what they are meant to measure. A warning
-    means that they may be affected, or that runs are missing.
+    An error means that the results of the named cells are not valid. A warning means that they may be
+    affected, or that runs are missing.
     """
 
     severity: Literal["error", "warning"]
@@ -56,7 +56,7 @@ CODES: dict[str, Code] = {
     "straggler": Code("warning", "Straggler nodes"),
     "slow-node": Code("warning", "Slow node"),
 }
-#: Facts of the environment that have a code of their own.
+#: Facts of the environment with their own code.
 _OWN_CODE = frozenset({"Threads per rank"})
 _MAX_CELLS = 4
 _MAX_NAMED = 5

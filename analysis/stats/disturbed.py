@@ -1,4 +1,4 @@
-"""Which disturbed runs are left out of the results.
+"""Decide which disturbed runs are left out of the results.
 
 A run is disturbed by something outside its job; :mod:`bench.study.conditions` decides this when the run ends.
 The time of a step is never a reason to leave out a run.

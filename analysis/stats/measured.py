@@ -34,7 +34,7 @@ class Frames:
             outlier``, ``rate`` (the throughput, even if a table does not give its unit), ``unit`` (counted
             divided by planned samples, NaN if unknown), and the columns of
             :func:`analysis.stats.decompose.run_parts`.
-        labelled_by: where the modes of the series come from, for messages: ``the plan`` or ``the table``.
+        labelled_by: the source of the modes of the series, for messages: ``the plan`` or ``the table``.
         regime_remedy: advice in messages about a series that is neither strong nor weak; may be empty.
         to_train: series whose times are those of whole trainings. Such times include convergence, so their
             ratio is no parallel efficiency.

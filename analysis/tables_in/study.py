@@ -1,6 +1,6 @@
 """Convert a table measured elsewhere into the frames of a study: series, cells and runs.
 
-In a series without batch columns, the work of a step is unknown. Then the scaling mode comes from a label,
+In a series without batch columns, the work of a step is unknown. A label then determines the scaling mode,
 and work is counted in arbitrary units: one per step for strong scaling, one per rank and step for weak
 scaling. Ratios do not depend on the unit. :meth:`TableStudy.scale` hides columns with such a unit.
 """

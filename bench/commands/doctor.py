@@ -32,7 +32,7 @@ _ATTEMPT = re.compile(r"attempt-(\d{1,9})", re.ASCII).fullmatch
 
 @dataclass(frozen=True)
 class Target:
-    """What an argument names: logs, an attempt of a run, or a study. ``study`` is None outside of a study."""
+    """The logs, the attempt or the study that an argument names; ``study`` is None for other logs."""
 
     logs: tuple[Path | Literal["-"], ...] = ()
     study: StudyFolder | None = None

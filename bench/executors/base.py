@@ -67,7 +67,7 @@ def settle_run_json(
 ) -> dict[str, Any]:
     """Write how an attempt ended into ``record`` and run.json; return the event for the ledger.
 
-    ``neighbours`` are the other jobs on the run's nodes; None if nobody asked for them.
+    ``neighbours`` are the other jobs on the run's nodes; None if they were not determined.
     """
     folder = study.run_folder(record)
     cause = None if outcome.state is not RunState.FAILED else _find_cause(folder)

@@ -330,7 +330,7 @@ def _unknown(word: str, written: str, matches: list[str], table: OptionTable, li
         message = f"sbatch refuses `{word}`: --{written} is an option of srun only"
         return _refused(line, message, f"pass it to srun: srun --{written} ...")
     longer = (name for name in table.long if len(name) > 2 and written.startswith(name))
-    close = table.closest(written) or next(longer, None)  # --memory is meant as --mem
+    close = table.closest(written) or next(longer, None)  # --memory means --mem
     if close:
         message = f"sbatch refuses `{word}`: it has no option --{written}"
         return _refused(line, message, f"write --{close}", old=f"--{written}", new=f"--{close}")

@@ -42,8 +42,8 @@ without these scripts.
 
 Most false alarms were in files that sbatch cannot read as they are: templates, scripts with
 placeholders, and several scripts in one file. In the 278 scripts alone, all 21 errors and 4 of 6
-warnings are true after the corrections. The second row overestimates the accuracy, because the rules
-were corrected with these scripts. In 88 other scripts of 28 repositories, the corrected rules
+warnings are true after the corrections. The second row overestimates the accuracy, because the
+rules were corrected with these scripts. In 88 other scripts of 28 repositories, the corrected rules
 reported 1 error and 1 warning, both true.
 
 One mistake each was added to 32 of the 278 scripts. Of these mistakes, 28 were found at first, and

@@ -1,7 +1,7 @@
 """Write the env.json of a run whose ranks wrote none: a command without the recorder, or a failed run.
 
 The harness knows the hosts, their cores, the requested threads, and the versions of the python that the
-command begins with. What only the ranks know is null, such as their backend.
+command begins with. Values that only the ranks know, such as their backend, are null.
 """
 
 from __future__ import annotations

@@ -242,7 +242,7 @@ def assess(
         folder: the run's folder with conditions.json and env.json.
         start: start of the run. Without windows, a neighbour between start and end disturbs the run.
         end: end of the run.
-        neighbours: the other jobs on the run's nodes; None if nobody asked for them.
+        neighbours: the other jobs on the run's nodes; None if they were not determined.
         cores: cores that the run uses on each node, for runs whose env.json does not name them.
     """
     windows = read_windows(folder)
