@@ -268,10 +268,10 @@ def container_without_gpus(script: Script) -> Iterator[Remark]:
         launch = step.launch
         outer = [*launch.words, *(step.place.task.words if step.place.task else ())]
         words = [word.text for word in outer]
-        start = next((at for at, text in enumerate(words) if basename(text) in _APPTAINER), None)
+        start = next((at for at, text in enumerate(words) if _runs_container(text, words[at + 1 :])), None)
         has_gpus = script.geometry(step).asks_for_gpus or script.job.asks_for_gpus
-        if start is None or not has_gpus or launch.opaque:
-            continue
+        if start is None or not has_gpus or launch.opaque or any("instance://" in word for word in words):
+            continue  # the options of a running instance were given when it was started
         runs = outer[start]
         own = [word for word in outer[start:] if word not in (launch.program, *launch.arguments)]
         unknown = [script.unknowns.shown(word.text) for word in own if MARK.fullmatch(word.text)]
@@ -284,3 +284,10 @@ def container_without_gpus(script: Script) -> Iterator[Remark]:
         written = f"{runs.text} exec"
         edit = Edit(runs.line, written, fixed) if written in script.line(runs.line) else None
         yield Remark(runs.line, message, "add --nv (NVIDIA) or --rocm (AMD) after exec", edit=edit)
+
+
+def _runs_container(program: str, following: list[str]) -> bool:
+    """Return whether a word is apptainer or singularity with a subcommand that runs a program."""
+    command = next((word for word in following if not word.startswith("-")), "")
+    return basename(program) in _APPTAINER and command in ("exec", "run")
+

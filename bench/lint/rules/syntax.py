@@ -297,7 +297,8 @@ def _stray_warning(script: Script, step: Step, bare: str) -> Remark | None:
     texts = [word.bare or "" for word in words]
     is_prose = (len(texts) > 3 and bool(_STOP_WORDS & set(texts))) or (len(texts) > 2 and _PROSE.match(bare))
     is_prose = is_prose and all(_WORD.match(text) for text in texts)
-    if is_prose and bare not in HELPERS and not script.walk.opaque and not step.launch.via:
+    is_prose = is_prose and bare not in HELPERS and not script.walk.opaque and not step.launch.via
+    if is_prose and not _is_function(script, bare):
         message = f"bash runs `{bare}` as a command"
         return Remark(line, message, "if the line is meant as a comment, start it with #", Severity.WARNING)
     is_shell = basename(words[-1].literal or "") in SHELLS
@@ -305,6 +306,11 @@ def _stray_warning(script: Script, step: Step, bare: str) -> Remark | None:
         message = "srun --pty in a batch script has no terminal, so the interactive shell ends at once"
         return Remark(line, message, "remove the line", Severity.WARNING)
     return None
+
+
+def _is_function(script: Script, name: str) -> bool:
+    """Return whether the script defines a function of this name, before or after its use."""
+    return script.mentions(re.compile(rf"^\s*(?:function\s+{re.escape(name)}\b|{re.escape(name)}\s*\(\))"))
 
 
 def _is_sentence(word: str) -> bool:
