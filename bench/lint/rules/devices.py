@@ -290,4 +290,3 @@ def _runs_container(program: str, following: list[str]) -> bool:
     """Return whether a word is apptainer or singularity with a subcommand that runs a program."""
     command = next((word for word in following if not word.startswith("-")), "")
     return basename(program) in _APPTAINER and command in ("exec", "run")
-
