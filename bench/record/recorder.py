@@ -362,14 +362,14 @@ class Batches(Generic[T]):
 
     def __init__(self, recorder: Recorder, loader: Iterable[T]) -> None:
         self._recorder = recorder
-        self._loader = loader
+        self.loader = loader
 
     def __len__(self) -> int:
-        return len(self._loader)  # type: ignore[arg-type]
+        return len(self.loader)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[T]:
         recorder = self._recorder
-        batches = iter(self._loader)
+        batches = iter(self.loader)
         try:
             while True:
                 recorder.data_begins()

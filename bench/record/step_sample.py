@@ -177,7 +177,7 @@ def _name(frame: FrameType) -> str:
     """Return the public name of a Python function: ``torch.save``, ``Tensor.backward``, ``Net.__call__``."""
     code, module = frame.f_code, str(frame.f_globals.get("__name__", ""))
     if code.co_qualname == "Batches.__iter__":
-        return f"next({type(getattr(frame.f_locals.get('self'), '_loader', None)).__name__})"
+        return f"next({type(getattr(frame.f_locals.get('self'), 'loader', None)).__name__})"
     if code.co_qualname == "Module._wrapped_call_impl":
         return f"{type(frame.f_locals.get('self')).__name__}.__call__"
     wrapped = frame.f_locals.get("func") if code.co_qualname.endswith("<locals>.wrapper") else None
