@@ -237,9 +237,7 @@ def _request(
         formula = f"nodes x time to solution = {row['nodes']} x {number(duration_s / 3600, digits=3)} h"
         lines.append(Line("Node-hours", number(hours, digits=3), formula))
     if not executed.is_table:
-        own = "what the values of the command leave out"
-        left_out = own if executed.reads_values else "start-up, validation, checkpoints"
-        lines.append(Line("Not included", f"{left_out}, and queue waits", "the meaning of the throughput"))
+        lines.append(Line("Not included", _left_out(executed), "the meaning of the throughput"))
         lines += _memory(row, executed, environment)
     return [*lines, Line("Warnings", _warnings(row, validity) or "none", "see Warnings, below")]
 
@@ -250,6 +248,15 @@ def _work_text(work: Work | None, counted: str) -> tuple[str, str]:
         return f"{_UNIT_OF_WORK:,} {counted}", "an example: state the work with --samples and --epochs"
     text = f"{work.samples:,} {counted} x {count(work.epochs, 'epoch')} = {work.total:,} {counted}"
     return text, "stated with --samples and --epochs"
+
+
+def _left_out(executed: Executed) -> str:
+    """Return what a throughput does not contain, as far as that is known."""
+    if executed.reads_values:
+        return "what the values of the command leave out, and queue waits"
+    if executed.has_command:
+        return "start-up, what the command excludes from its steps, and queue waits"
+    return "start-up, validation, checkpoints and queue waits"
 
 
 def _memory(row: Row, executed: Executed, environment: Environment) -> Iterator[Line]:

@@ -78,6 +78,11 @@ class Executed:
         return any(_reads_values(cell.get("workload") or {}) for cell in self.cells)
 
     @property
+    def has_command(self) -> bool:
+        """True if a user's command ran instead of the built-in training."""
+        return any((cell.get("workload") or {}).get("command") for cell in self.cells)
+
+    @property
     def has_parts(self) -> bool:
         """True if the parts of a step were measured."""
         return not (self.is_table or self.reads_values)
@@ -190,8 +195,8 @@ def _script(command: Mapping[str, Any]) -> str:
         text += f", SHA-256 {one_line(command['script_sha256'], limit=64)[:12]}"
     if command.get("git_commit"):
         text += f", git commit {one_line(command['git_commit'], limit=64)[:12]}"
-        state = {True: " with uncommitted changes", False: " without changes"}
-        text += state.get(command.get("git_dirty"), "")
+        state = {"True": " with uncommitted changes", "False": " without changes"}
+        text += state.get(str(command.get("git_dirty")), "")
     return text
 
 
@@ -216,7 +221,7 @@ def _values_of_command(workload: Mapping[str, Any], runs: pd.DataFrame) -> Itera
     read = [
         name
         for name in ("throughput", "step_time")
-        if name in (metrics.get("columns") or metrics.get("output"))
+        if name in (metrics.get("columns") or metrics.get("output") or {})
     ]
     what = " and ".join(name.replace("_", " ") for name in read)
     text = f"{what}, as the command reported it in {origin}: {_range(runs['epochs'])} per run{skipped}"

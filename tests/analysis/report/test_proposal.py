@@ -364,7 +364,8 @@ def test_of_a_command_only_what_is_known_is_said(tmp_path, metrics, said, main_l
     assert not run.keys() & {"Training", "Input", "Output"}
     assert ("separate, instrumented window" in context["losses_note"]) is main_loop
     left_out = {line.what: line.value for line in context["request"]}["Not included"]
-    assert ("validation" in left_out) is main_loop
+    assert ("start-up" in left_out) is main_loop
+    assert "validation" not in left_out
     for word in ("synthetic", "sgd", "224", "mlp", "no checkpoints"):
         assert word not in str(context["run"])
     assert ("Main loop (s)" in context["sections"][0]["headings"]) is main_loop
