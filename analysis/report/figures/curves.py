@@ -220,7 +220,7 @@ def _draw_intervals(
     sizes, values = bounded["gpus"], bounded[curve.column]
     ends = [bounded[name].clip(*limits) for name in (curve.low, curve.high)]
     away = [(values - ends[0]).clip(lower=0), (ends[1] - values).clip(lower=0)]
-    style: dict[str, Any] = {"ecolor": colour, "elinewidth": 1.3, "capsize": 4.5, "zorder": 5}
+    style: dict[str, Any] = {"color": colour, "elinewidth": 1.3, "capsize": 4.5, "zorder": 5}
     _, caps, bars = axes.errorbar(sizes, values, yerr=away, fmt="none", **style)
     for artist in (*caps, *bars):
         artist.set_gid(gid)

@@ -56,6 +56,7 @@
     $("run-list").replaceChildren(...found.slice(0, 100).map(describe));
     $("run").showModal();
   };
+  $("close").addEventListener("click", () => $("run").close());
   const named = (text, cell, run) => {
     const link = make("button", text, "name");
     link.addEventListener("click", () => showRuns(cell, run));
