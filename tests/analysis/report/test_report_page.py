@@ -251,7 +251,8 @@ def test_a_series_without_a_constant_batch_has_throughput_only(tmp_path: Path) -
     assert "Neither the global batch nor the batch per rank is constant: no efficiency." in page.text
     assert {row[2] for row in page.rows} == {"–"}
     names = {figure.stem for figure in (path / "report" / "figures").iterdir()}
-    assert names == {"throughput-other", "step-other", "shares-other", "times-other"}
+    assert {"throughput-other", "step-other", "shares-other", "times-other"} <= names
+    assert not any(name.startswith(("efficiency", "speedup", "loss")) for name in names)
 
 
 def test_a_plan_without_cells_has_a_page(tmp_path: Path) -> None:
@@ -370,7 +371,7 @@ def test_a_large_study_has_a_page_of_few_megabytes_that_says_what_it_leaves_out(
     path = studies.finished(tmp_path / "s", cells, repeats=1, epochs=1, ranks_files=False, state=state)
     page = report(path)
     assert len(page.rows) == 1200
-    table = page.html[page.html.index('<table id="table">') : page.html.index("</table>")]
+    table = page.html.partition('<table id="table">')[2].partition("</table>")[0]
     assert table.count("<tr>") == STATIC_ROWS + 1
     assert len(page.html) < 2_000_000
     assert f"{600 - MAX_RUNS_LISTED} more are in runs.csv" in page.text
