@@ -5,7 +5,7 @@ from __future__ import annotations
 import json as json_format
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -20,8 +20,6 @@ from bench.study.plan_json import open_study
 from bench.study.run_json import read_run
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from bench.doctor.diagnosis import Cause, Diagnosis
     from bench.doctor.scan import Source
 
@@ -218,12 +216,12 @@ def _slow(target: Target, warnings: Sequence[Cause]) -> list[Cause]:
     rows = rows.sort_values("share", ascending=False, na_position="last", kind="stable")
     rows = rows.drop_duplicates(["cause", "node", "rank"])
     attempts = dict(zip(study.runs["run_id"], study.attempts, strict=True))
-    found = [_cause(row, str(attempts.get(row["run_id"]) or "")) for _, row in rows.iterrows()]
+    found = [_cause(row, str(attempts.get(row["run_id"]) or "")) for row in rows.to_dict("records")]
     known = {name for cause in found for name in parts_of(cause.cause)}
     return [*found, *(one for one in warnings if OF_WARNINGS.get(one.cause) not in known)]
 
 
-def _cause(row: pd.Series, path: str) -> Cause:
+def _cause(row: Mapping[Hashable, Any], path: str) -> Cause:
     from analysis.causes.catalogue import meaning_of
     from bench.doctor.diagnosis import Cause
 
