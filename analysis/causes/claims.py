@@ -173,10 +173,11 @@ def _calls_of_late(run: RunEvidence, late: LateRank) -> str:
             else:
                 others.setdefault(key, []).append(call.seconds)
     more = {key: spent - float(np.median(others.get(key, [0.0]))) for key, spent in own.items()}
-    key = max(more, key=lambda one: more[one], default=None)
-    if key is None or more[key] < 0.3 * late.share * run.step_s:
+    slowest = max(more, key=lambda one: more[one], default=None)
+    if slowest is None or more[slowest] < 0.3 * late.share * run.step_s:
         return ""
-    return f"{key[2]} at {one_line(key[0], limit=120)}:{key[1]} takes {seconds(more[key])} longer there"
+    path, line, function = slowest
+    return f"{function} at {one_line(path, limit=120)}:{line} takes {seconds(more[slowest])} longer there"
 
 
 # -- CPU and clocks -------------------------------------------------------------------

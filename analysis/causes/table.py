@@ -86,8 +86,9 @@ def read_evidence(
     table = fabric if fabric is not None else pd.DataFrame(columns=["cell_id", "ring_bytes_per_sec"])
     fitted = table[table["ring_bytes_per_sec"].notna()]
     rings = dict(zip(fitted["cell_id"], fitted["ring_bytes_per_sec"].astype(float), strict=True))
-    comm_s = study.epochs.groupby(study.epochs["run_id"].astype("str"))["comm_time_sec"].mean()
-    return StudyEvidence(facts, late_ranks(ranks), slow_links(table), rings, comm_s.to_dict())
+    by_run = study.epochs.groupby(study.epochs["run_id"].astype("str"))["comm_time_sec"].mean()
+    comm_s = {str(run_id): float(value) for run_id, value in by_run.items()}
+    return StudyEvidence(facts, late_ranks(ranks), slow_links(table), rings, comm_s)
 
 
 def slow_links(fabric: pd.DataFrame) -> dict[str, tuple[str, float, float]]:
@@ -211,8 +212,9 @@ def _parts(row: Mapping[Any, Any]) -> Parts:
 def causes_frame(rows: pd.DataFrame, divisions: Mapping[int, CellDivision]) -> pd.DataFrame:
     """Return the content of causes.csv: the rows of each division, in the order of the scaling table."""
     lines = []
+    records = dict(zip(rows.index, rows.to_dict("records"), strict=True))
     for place, division in divisions.items():
-        row = rows.loc[place]
+        row = records[place]
         for share in division.rows:
             claim = share.claim
             lines.append(

@@ -44,20 +44,24 @@ class StepTimes:
 
     def __init__(self, study: Study, runs: pd.DataFrame) -> None:
         counted = runs[runs["measured"]]
-        self.step_s: Mapping[str, float] = counted.groupby("cell_id")["step_time_sec"].mean().to_dict()
+        self.step_s = _floats(counted.groupby("cell_id")["step_time_sec"].mean())
         known = counted[counted["parts_known"].astype("boolean").fillna(False)]
         self._parts = known.groupby("cell_id")[list(PARTS)].mean()
         self._causes = named(study_causes(study)).drop_duplicates(["cell_id", "cause", "node", "rank"])
 
     def parts(self, cell: str) -> dict[str, float]:
         """Return the time of each part that is known."""
-        return self._parts.loc[cell].dropna().to_dict() if cell in self._parts.index else {}
+        return _floats(self._parts.loc[cell].dropna()) if cell in self._parts.index else {}
 
     def causes(self, cell: str) -> dict[str, float]:
         """Return the time of each cause; 0 if it is not known."""
         own = self._causes[self._causes["cell_id"] == cell]
         times = (own["share"].fillna(0.0) * self.step_s.get(cell, 0.0)).groupby(own["cause"]).sum()
-        return times.to_dict()
+        return _floats(times)
+
+
+def _floats(values: pd.Series) -> dict[str, float]:
+    return {str(name): float(value) for name, value in values.items()}
 
 
 def change_between(a: StepTimes, b: StepTimes, cell_a: str, cell_b: str) -> Change:

@@ -69,7 +69,7 @@ def why_sections(
     return [
         _section(
             row,
-            divisions[int(row.name)],
+            divisions[int(str(row.name))],
             steps,
             place,
             label=labels.get(str(row["series"]), str(row["series"])),

@@ -79,6 +79,7 @@ class _Ends:
 
     def located(self, cause: Cause) -> Cause:
         """Return a cause with its line in the whole log."""
+        assert cause.line is not None, "a cause of a log has a line"
         if not self.omitted or cause.line <= self.text.count(b"\n", 0, self.head) + 1:
             return cause
         with self.path.open("rb") as file:

@@ -105,7 +105,7 @@ def series_figure(steps: pd.DataFrame, *, name: str, label: str, left_out: int =
         left_out: number of further runs that are not drawn.
     """
     runs = list(dict.fromkeys(steps["run_id"]))
-    slowest = steps.loc[steps["step_time_sec"].idxmax()]
+    slowest = steps.iloc[int(steps["step_time_sec"].to_numpy().argmax())]
     draft = Draft(
         name=name,
         subject="Step time over step number",
@@ -130,7 +130,7 @@ def _draw_series(axes: Axes, steps: pd.DataFrame, runs: list[str]) -> Tips:
         colour = SERIES_COLOURS[place % len(SERIES_COLOURS)]
         (line,) = axes.plot(own["number"], own["step_time_sec"], color=colour, linewidth=0.9, alpha=0.8)
         line.set_gid(f"run-{place}")
-        worst = own.loc[own["step_time_sec"].idxmax()]
+        worst = own.iloc[int(own["step_time_sec"].to_numpy().argmax())]
         median = float(own["step_time_sec"].median())
         by = f", rank {int(worst['slowest_rank'])}" if pd.notna(worst["slowest_rank"]) else ""
         text = (
