@@ -51,7 +51,7 @@ class StepTimes:
 
     def parts(self, cell: str) -> dict[str, float]:
         """Return the time of each part that is known."""
-        return _floats(self._parts.loc[cell].dropna()) if cell in self._parts.index else {}
+        return _floats(self._parts.reindex([cell]).iloc[0].dropna())
 
     def causes(self, cell: str) -> dict[str, float]:
         """Return the time of each cause; 0 if it is not known."""
