@@ -32,8 +32,11 @@ demo: setup
 # the four workers. Then the others, four at a time, because tests on the cluster often wait.
 # (pytest exits with 5 if TESTS contains no test of a kind.)
 test: setup-tests
-	$(BIN)/python -m pytest -m alone $(TESTS) || [ $$? = 5 ]
-	$(BIN)/python -m pytest -n 4 --dist loadscope --no-loadscope-reorder -m "not alone" $(TESTS) || [ $$? = 5 ]
+	failed=0; \
+	$(BIN)/python -m pytest -m alone $(TESTS) || [ $$? = 5 ] || failed=1; \
+	$(BIN)/python -m pytest -n 4 --dist loadscope --no-loadscope-reorder -m "not alone" $(TESTS) \
+	  || [ $$? = 5 ] || failed=1; \
+	exit $$failed
 
 check: setup-tests
 	$(BIN)/ruff check .

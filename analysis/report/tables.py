@@ -275,6 +275,7 @@ def run_data(runs: pd.DataFrame) -> dict[str, Any]:
 
     names = ["run_id", "cell_id", "attempt", "state", "failure_class", "reason", "rate", "evidence"]
     rows = []
+    run: Any
     for run in runs.head(MAX_ROWS)[names].itertuples(index=False):
         shared = len(run.cell_id) if run.run_id.startswith(run.cell_id) else 0
         numbers.setdefault(run.cell_id, len(numbers))

@@ -170,8 +170,8 @@ class Key:
             "markersize": 5,
             "linewidth": 1.4 if self.marker else 1.0,
         }
-        line = (0, self.dashes) if self.dashes else "-"
-        return Line2D([], [], marker=self.marker or None, linestyle=line, **style)
+        style["linestyle"] = (0, self.dashes) if self.dashes else "-"
+        return Line2D([], [], marker=self.marker or None, **style)
 
 
 def part_keys(parts: Mapping[str, Part]) -> tuple[Key, ...]:
@@ -181,8 +181,8 @@ def part_keys(parts: Mapping[str, Part]) -> tuple[Key, ...]:
 
 def series_key(words: str, place: int) -> Key:
     """Return the legend entry of a series, whose artists have gids such as ``series0@mean``."""
-    style = {"marker": SERIES_MARKERS[place], "dashes": SERIES_DASHES[place]}
-    return Key(words, SERIES_COLOURS[place], f"series{place}", **style)
+    colour, marker, dashes = SERIES_COLOURS[place], SERIES_MARKERS[place], SERIES_DASHES[place]
+    return Key(words, colour, f"series{place}", marker=marker, dashes=dashes)
 
 
 class Tip(NamedTuple):
