@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 # Where Python may not write bytecode, each of the tests' processes compiles all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test check benchmark gpu campaign campaign-disturbed campaign-links campaign-preflight slow-nodes torch-releases cluster cluster-down releases clean setup setup-tests
+.PHONY: help demo test check benchmark gpu campaign campaign-causes campaign-disturbed campaign-links campaign-preflight slow-nodes torch-releases cluster cluster-down releases clean setup setup-tests
 
 help:
 	@echo "make demo       set up, run a small study on this machine, end with the path of its report"
@@ -17,6 +17,7 @@ help:
 	@echo "make gpu        on a machine with a GPU: its tests and measurements, in at most 8 minutes"
 	@echo "make campaign   kill bench submit 50 times on the test cluster, cause every fault, check intervals by simulation"
 	@echo "make slow-nodes  count false alarms about slow nodes in simulated studies"
+	@echo "make campaign-causes  plant causes of lost time in a script, and check which are named (an hour)"
 	@echo "make campaign-disturbed  disturb runs on the test cluster, and check which runs are called disturbed"
 	@echo "make campaign-links  measure links of random rates on the test cluster with the default settings"
 	@echo "make campaign-preflight  check on the test cluster and by simulation that bench preflight finds slow nodes and links"
@@ -75,6 +76,13 @@ DRAWS ?= 40
 HEALTHY ?= 12
 campaign-disturbed: setup-tests
 	$(BIN)/python benchmarks/campaign_disturbed.py --draws $(DRAWS) --studies $(HEALTHY)
+
+# For a part: make campaign-causes KINDS="checkpoint metrics" SEEDS=1; on the test cluster: CAUSES=--cluster
+KINDS ?=
+SEEDS ?= 3
+CAUSES ?=
+campaign-causes: setup-tests
+	$(BIN)/python benchmarks/campaign_causes.py --seeds $(SEEDS) $(CAUSES) $(KINDS)
 
 # Links of random rates, measured with the default settings: LINKS of a minute each.
 LINKS ?= 5
