@@ -60,7 +60,7 @@ class Network(nn.Module):
         time.sleep(self.forward_s)
         for layer in self.layers:
             inputs = layer(inputs)
-        found: Tensor = Nap.apply(inputs, self.backward_s) + self.wide.sum(0)
+        found: Tensor = Nap.apply(inputs, self.backward_s) + self.wide.sum(0)  # type: ignore[no-untyped-call]
         return found
 
 
@@ -78,7 +78,7 @@ class Convolution(nn.Module):
         images = inputs.sum() + torch.ones(2, 1024, 2, 2)
         if self.strided:
             images = images.contiguous(memory_format=torch.channels_last)
-        found: Tensor = Nap.apply(self.conv(images), self.backward_s)
+        found: Tensor = Nap.apply(self.conv(images), self.backward_s)  # type: ignore[no-untyped-call]
         return found
 
 
@@ -196,15 +196,13 @@ class Training:
     def model(self) -> DistributedDataParallel:
         """Return the model in DDP."""
         forward_s, backward_s = (seconds / self.passes for seconds in self.times())
-        times = {"forward_s": forward_s, "backward_s": backward_s}
         if self.kind == "grad-strides":
-            return DistributedDataParallel(Convolution(**times, strided=self.planted))
-        module = Network(**times)
-        if self.kind == "unused":
-            module = Network(**times, layers=int(self.given))
-        elif self.kind == "no-sync":
-            module = Network(**times, rows=int(self.given * 2**20 / WIDTH / 4))
-        elif self.kind == "one-core":
+            convolution = Convolution(forward_s=forward_s, backward_s=backward_s, strided=self.planted)
+            return DistributedDataParallel(convolution)
+        layers = int(self.given) if self.kind == "unused" else 2
+        rows = int(self.given * 2**20 / WIDTH / 4) if self.kind == "no-sync" else 1
+        module = Network(forward_s=forward_s, backward_s=backward_s, layers=layers, rows=rows)
+        if self.kind == "one-core":
             module.register_forward_pre_hook(lambda *_: burn(self.given))
         elif self.kind == "recompile":
             compiled = torch.compile(lambda inputs: inputs * 2, backend=slow_backend(self.amount))
@@ -234,7 +232,7 @@ class Training:
         for number in range(self.passes):
             with nullcontext() if self.planted or number == self.passes - 1 else model.no_sync():
                 loss: Tensor = model(inputs).sum()
-                loss.backward()
+                loss.backward()  # type: ignore[no-untyped-call]
         return loss
 
     def after(self, model: DistributedDataParallel, loss: Tensor) -> None:
