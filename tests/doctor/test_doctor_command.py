@@ -84,12 +84,12 @@ def test_an_unknown_failure_lists_the_most_informative_lines(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("job.err").write_text(
-        "ValueError: labels out of range: 17\nsrun: error: n1: task 0: Exited with exit code 1\n"
+        "FATAL: labels out of range: 17\nsrun: error: n1: task 0: Exited with exit code 1\n"
     )
     assert run_doctor([Path("job.err")], json=False) == 1
     assert capsys.readouterr().out == (
         "The job failed for an unknown reason. The most informative lines:\n\n"
-        "  job.err:1\n    ValueError: labels out of range: 17\n"
+        "  job.err:1\n    FATAL: labels out of range: 17\n"
         "  job.err:2\n    srun: error: n1: task 0: Exited with exit code 1\n"
     )
 

@@ -115,8 +115,8 @@ def test_an_unknown_error_of_the_program_is_reported_instead_of_its_consequences
 def test_a_symptom_after_an_error_of_the_program_names_that_error_too() -> None:
     timeout = WATCHDOG.format(rank=0, seq=25, op="ALLREDUCE", numel=512)
     found = diagnose_text(f"[rank1]: ValueError: labels out of range: 17\n{timeout}\n")
-    assert names(found) == ["nccl-timeout"]
-    assert [line.text for line in found.telling_lines] == ["[rank1]: ValueError: labels out of range: 17"]
+    assert names(found) == ["program-error", "nccl-timeout"]
+    assert found.causes[0].evidence == "[rank1]: ValueError: labels out of range: 17"
 
 
 def test_an_illegal_memory_access_is_not_called_out_of_memory() -> None:
@@ -271,6 +271,6 @@ def test_a_log_may_be_a_path_an_open_file_lines_or_text(tmp_path: Path) -> None:
 def test_the_json_has_the_promised_keys() -> None:
     content = diagnose_text(f"{OOM}\n").as_json()
     assert list(content) == ["verdict", "failed", "causes", "telling_lines"]
-    keys = ["cause", "severity", "path", "line", "evidence", "explanation", "remedy"]
+    keys = ["cause", "severity", "path", "line", "evidence", "explanation", "remedy", "share"]
     assert list(content["causes"][0]) == keys
     assert content["causes"][0]["evidence"] == OOM

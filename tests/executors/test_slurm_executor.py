@@ -584,7 +584,7 @@ def test_a_failed_canary_holds_the_rest_back(scripted):
     assert done.returncode == 1
     said = done.stderr.splitlines()
     assert said[0] == f"canary: {canary} runs first; 2 runs held back until it has passed"
-    assert "  FAIL  ranks joined: unknown of 1, expected 1 of 1" in said
+    assert "  FAIL  ranks joined: unknown of 1 on n1, expected 1 of 1" in said
     assert said[-1] == f"the canary {canary} did not pass: nothing else was submitted"
     assert sum(study.jobs_per_run().values()) == 1
 

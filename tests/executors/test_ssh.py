@@ -331,7 +331,7 @@ def test_results_of_hosts_without_a_shared_folder_are_copied_and_removed(bed, ma
     assert states(study) == {2: ("completed", "")}
     assert left == {"n1": "", "n2": ""}
     folder = only_folder(study).path
-    usual = {"run.json", "end.json", "job.out", "job.err", "metrics.csv"}
+    usual = {"run.json", "end.json", "job.out", "job.err", "env.json", "metrics.csv"}
     assert {path.name for path in folder.iterdir()} == usual | {"checkpoint.pt", "of 0", "of 1"}
     assert (folder / "of 1").read_text() == "n1,n2\n"
     assert (folder / "checkpoint.pt").stat().st_size == 3_000_000

@@ -29,7 +29,7 @@ def test_there_is_a_recipe_for_each_cluster():
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_names_public_pages_as_its_source(name):
-    source = RECIPES[name][RECIPES[name].index("\nSource: ") :]
+    source = RECIPES[name][RECIPES[name].index("Source:") :]
     assert re.search(r"\]\(https://", source)
 
 

@@ -269,6 +269,7 @@ def test_env_json_says_what_ran(run_ranks):
         "cuda",
         "nccl",
         "device_name",
+        "device_memory_bytes",
         "device",
         "backend",
         "world_size",

@@ -315,8 +315,8 @@ def test_the_same_findings_stand_in_all_four_places(tmp_path: Path) -> None:
     page = unescape((folder / "index.html").read_text(encoding="utf-8"))
     top = page[: page.index('id="summary"')]
     markdown = (folder / "proposal.md").read_text(encoding="utf-8").replace("\\", "")
-    assert "## Validity" in markdown
-    assert r"\subsection{Validity}" in (folder / "proposal.tex").read_text(encoding="utf-8")
+    assert "## Warnings" in markdown
+    assert r"\subsection{Warnings}" in (folder / "proposal.tex").read_text(encoding="utf-8")
     for one in listed:
         assert f"<strong>{CODES[one['code']].heading}.</strong> {one['message']}</p>" in top
         assert page.count(one["message"]) == 1
