@@ -66,7 +66,7 @@ def efficiency_text(row: pd.Series) -> str:
 def what_decides(row: pd.Series, base: pd.Series, *, invalid: Invalid = _NONE) -> str:
     """Return how many runs would decide whether the efficiency of a size is at least :data:`GUIDE`."""
     if reason := _reason(row, base, invalid):
-        return f"see {reason}, above"
+        return f"see the warning {reason}"
     if min(row["n_undisturbed"], base["n_undisturbed"]) < MIN_RUNS:
         return f"{MIN_RUNS} undisturbed runs of this size and of the baseline are needed"
     distance = math.log(row["efficiency"] / GUIDE)
@@ -81,7 +81,7 @@ def what_decides(row: pd.Series, base: pd.Series, *, invalid: Invalid = _NONE) -
 def valid_causes(row: pd.Series, base: pd.Series, *, invalid: Invalid = _NONE) -> Causes:
     """Return the causes of the loss of a size; none if its values or those of the baseline are not valid."""
     if reason := _reason(row, base, invalid):
-        return Causes([], short="cannot tell", unknown=f"see {reason}, above")
+        return Causes([], short="cannot tell", unknown=f"see the warning {reason}")
     return causes_of(row, base)
 
 

@@ -391,7 +391,7 @@ def _loss_item(series: _Series, invalid: Invalid) -> str:
 def _causes(causes: Causes) -> str:
     if causes.hardly_any:
         return "hardly any loss"
-    return listed(describe_losses(causes, verb="")) or f"not known: {causes.unknown}"
+    return listed(describe_losses(causes, verb="")) or f"the cause of a loss is not known: {causes.unknown}"
 
 
 # -- cells without a measurement -----------------------------------------------------

@@ -211,7 +211,9 @@ def _loss_sentence(last: pd.Series, base: pd.Series, causes: Causes) -> str:
 
 
 def describe_losses(causes: Causes, *, verb: str = "is ") -> list[str]:
-    """Return the share and the cause of each certain loss, and the share of the others."""
+    """Return the share and the cause of each certain loss, and the share of the others; empty without one."""
+    if not causes.losses:
+        return []
     texts = [f"{percent(loss.share)} {verb}{LOSSES[loss.factor]}" for loss in causes.losses]
     rest = 1 - sum(loss.share for loss in causes.losses)
     return [*texts, *([f"the cause of {percent(rest)} cannot be told"] if rest >= _LARGE_REST else [])]

@@ -30,6 +30,12 @@ _SETTINGS = (
     *("model", "parameters", "seq_len", "image_size", "precision", "optimizer", "grad_accum"),
     *("bucket_cap_mb", "activation_checkpointing", "compile", "num_workers"),
 )
+#: The models that use an option; the other options concern every model.
+_USED_BY = {
+    "parameters": {"transformer", "mlp"},
+    "seq_len": {"transformer"},
+    "image_size": {"resnet50"},
+}
 #: Placeholders whose values are in the tables of the measurements, or differ between runs.
 _IN_TABLES = frozenset(
     {
@@ -149,12 +155,13 @@ def _of_kind(executed: Executed, cells: Sequence[Mapping[str, Any]]) -> Iterator
             yield Line("Options passed to it", options, _PLAN)
         yield from _values_of_command(workload, runs)
         return
-    options = _options(cells, [*_SETTINGS, "backend"])
+    models = {(cell.get("workload") or {}).get("model") for cell in cells}
+    used = [name for name in _SETTINGS if models & _USED_BY.get(name, models)]
+    options = _options(cells, [*used, "backend"])
     yield Line("Training", f"the built-in training of ddp-scaling-bench: {options}", _PLAN)
     yield Line("Input", _distinct(_input(cell["workload"]) for cell in cells), _PLAN)
     yield Line("Output", _distinct(_output(cell["workload"]) for cell in cells), _PLAN)
-    windows, steps = (_range(runs[name]) for name in ("epochs", "steps"))
-    text = f"{windows} windows with {steps} steps in total per run, after a warm-up, without instrumentation"
+    text = f"{_windows(runs)}, after a warm-up, without instrumentation"
     yield Line("Measured", text, "runs.csv (epochs, steps)")
 
 
@@ -209,8 +216,7 @@ def _values_of_command(workload: Mapping[str, Any], runs: pd.DataFrame) -> Itera
     """Yield the source of a command's values, how they are converted, and what was not recorded."""
     metrics = workload.get("metrics") or {}
     if not _reads_values(workload):
-        windows, steps = (_range(runs[name]) for name in ("epochs", "steps"))
-        text = f"{windows} windows with {steps} steps in total per run, by the recorder in the command"
+        text = f"{_windows(runs)}, by the recorder in the command"
         yield Line("Measured", text, "runs.csv (epochs, steps)")
         yield Line("Not recorded", "input, output and the model of the command", MISSING_SOURCE)
         return
@@ -235,6 +241,13 @@ def _values_of_command(workload: Mapping[str, Any], runs: pd.DataFrame) -> Itera
         yield Line("Time per step", "computed with the batch of the matrix", "metrics.csv of the runs")
     text = "whether the command used the batches of the matrix; its input, output, model and memory"
     yield Line("Not recorded", text, MISSING_SOURCE)
+
+
+def _windows(runs: pd.DataFrame) -> str:
+    """Return the number of throughput windows of a run, and of their steps."""
+    windows, steps = (_range(runs[name]) for name in ("epochs", "steps"))
+    noun = "window" if windows == "1" else "windows"
+    return f"{windows} {noun} with {steps} steps in total per run"
 
 
 def _range(values: pd.Series) -> str:
@@ -268,7 +281,9 @@ def _output(workload: Mapping[str, Any]) -> str:
 
 def _launch(cells: Sequence[Mapping[str, Any]]) -> Iterator[Line]:
     launchers = listed(list(dict.fromkeys(spelled(cell.get("launcher")) for cell in cells)))
-    yield Line("Launcher", f"{launchers}; a rank is one process, with one GPU on GPU nodes", _PLAN)
+    on_gpus = any((cell.get("workload") or {}).get("device") == "cuda" for cell in cells)
+    rank = "one process with one GPU" if on_gpus else "one process"
+    yield Line("Launcher", f"{launchers}; a rank is {rank}", _PLAN)
     variables: dict[str, dict[str, None]] = {}
     for cell in cells:
         for name, value in without_secret_variables(cell.get("env") or {}).items():
@@ -281,7 +296,8 @@ def _launch(cells: Sequence[Mapping[str, Any]]) -> Iterator[Line]:
 def _machine(environment: Environment, *, is_recorded: bool) -> Iterator[Line]:
     """Yield device, hosts and software; without the recorder, the harness knows only what is installed."""
     facts, source = dict(environment.facts), f"env.json of {count(environment.read, 'run')}"
-    hosts = [host.name for host in environment.hosts]
+    # One host has several entries if its cores differ between runs.
+    hosts = list(dict.fromkeys(host.name for host in environment.hosts))
     number = count(len(hosts) + environment.hosts_left_out, "host")
     parts = [facts.get("Device"), f"{number}: {listed(hosts, limit=8)}" if hosts else None]
     if text := "; ".join(filter(None, parts)):

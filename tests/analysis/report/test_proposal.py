@@ -137,6 +137,30 @@ def test_what_was_run_is_stated_with_the_source_of_each_value(written):
     assert run["Machine"][0].startswith("Test CPU @ 2.0 GHz; 8 hosts: n1, n2, ")
 
 
+def test_the_training_has_only_options_that_its_model_uses_and_each_host_is_counted_once(tmp_path):
+    """The cores of n1 and n2 differ between the cells; no rank has a GPU."""
+    cells = strong(64, sizes=(1, 2))
+    options = {"model": "mlp", "parameters": 1000, "seq_len": 128, "image_size": 224, "optimizer": "sgd"}
+    for cell in cells:
+        cell.workload = {**cell.workload, **options, "device": "cpu"}
+    path = finished(tmp_path / "s", cells, repeats=1, epochs=1)
+    for file in path.glob("runs/n1x*/*/env.json"):
+        text = file.read_text()
+        assert text.count('"cores": 8') == 1
+        file.write_text(text.replace('"cores": 8', '"cores": 1'))
+    study = load_study(path)
+    frames = measure(study)
+    context = proposal_context(study, frames, scaling_table(frames), [], describe_environment(study), [])
+    run = {line.what: line.value for line in context["run"]}
+    assert run["Training"].endswith(": model mlp, parameters 1000, optimizer sgd, grad_accum 1, backend gloo")
+    assert run["Machine"] == "Test CPU @ 2.0 GHz; 2 hosts: n1 and n2"
+    assert run["Measured"].startswith("1 window with ")
+    assert run["Launcher"] == "srun; a rank is one process"
+    assert context["losses"][0].endswith(
+        ": the cause of a loss is not known: the efficiency has no interval, which needs 3 runs."
+    )
+
+
 def test_the_resources_asked_for_follow_from_the_stated_work(written):
     path, *_ = written
     study = load_study(path)

@@ -150,12 +150,12 @@ def test_nothing_is_concluded_from_sizes_that_are_not_valid(tmp_path: Path) -> N
     (found,) = find(rows, labels=labels, invalid={"n8x1-gloo-srun-b8": "Shared cores"})
     assert found.best_size == "2 ranks"
     assert (found.main_loss, found.loss_detail) == ("cannot tell", "on 8 ranks")
-    assert found.sentences[2] == "The causes of the loss are not known: see Shared cores, above."
-    assert found.sentences[1].endswith(" For 8 ranks, see Shared cores, above.")
+    assert found.sentences[2] == "The causes of the loss are not known: see the warning Shared cores."
+    assert found.sentences[1].endswith(" For 8 ranks, see the warning Shared cores.")
     (found,) = find(rows, labels=labels, invalid={"n1x1-gloo-srun-b64": "Threads differ"})
     assert found.best_size == "cannot tell"
     assert found.best_detail.startswith("2 ranks: 0.85 [")
-    assert found.best_detail.endswith("]; see Threads differ, above")
+    assert found.best_detail.endswith("]; see the warning Threads differ")
 
 
 def test_fewer_than_3_runs_recommend_nothing_and_name_no_cause(tmp_path: Path) -> None:

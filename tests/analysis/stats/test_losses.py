@@ -166,6 +166,7 @@ def test_uncertain_causes_are_not_named() -> None:
     ]
     none = causes_of(last | {"comm_efficiency": 1.0}, base)
     assert (none.losses, none.unknown) == ([], "the intervals of all factors include 1")
+    assert describe_losses(none) == []
     assert causes_of(last | {"efficiency_high": 1.0}, base).unknown == (
         "the interval of the efficiency includes 1"
     )
