@@ -62,7 +62,10 @@ KINDS = {
     "augmentation": "outside-timers",
     "validation": "outside-timers",
     "gather": "extra-communication",
+    "late-node": "late-node",
 }
+#: Kinds that need the test cluster.
+ON_CLUSTER = ("late-node",)
 #: The range of each amount; for the other kinds it is in seconds, from 12 to 45 % of the step.
 AMOUNTS = {"metrics": (40, 120), "gather": (15, 40), "no-sync": (4, 16), "unused": (200, 600)}
 #: Kinds that do not sleep: what they cost is measured.
@@ -226,17 +229,24 @@ def main() -> int:
     given = parser.parse_args()
     if unknown := sorted(set(given.kinds) - set(KINDS)):
         parser.error(f"unknown kinds: {', '.join(unknown)}; known are {', '.join(KINDS)}")
+    kinds = given.kinds or [kind for kind in KINDS if given.cluster or kind not in ON_CLUSTER]
+    if not given.cluster and (lacking := sorted(set(kinds) & set(ON_CLUSTER))):
+        parser.error(f"{', '.join(lacking)} needs --cluster")
     draws, failures = [], []
     with ExitStack() as stack:
         cluster, folder = None, given.keep
         if given.cluster:
             from clusters import own_cluster
 
+            from tests.cluster.bed import missing
+
+            if lacks := missing():
+                parser.error(lacks)
             cluster, folder = stack.enter_context(own_cluster())
         folder = folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         print("| kind | planted | named | verdict |\n|---|---|---|---|", flush=True)
         for seed in range(given.seed, given.seed + given.seeds):
-            for kind in given.kinds or KINDS:
+            for kind in kinds:
                 dice = random.Random(f"{kind} {seed}")
                 draw = run_draw(folder / f"{kind}{seed}", kind, dice, cluster)
                 if isinstance(draw, str):

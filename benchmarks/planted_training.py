@@ -173,19 +173,22 @@ class Training:
         self.kind, self.planted, self.batch = kind, planted, batch
         self.given, self.amount = amount, amount * planted
         self.rank = dist.get_rank()
-        self.is_last = self.rank == dist.get_world_size() - 1 > 0
+        self.is_late = self.rank == dist.get_world_size() - 1 > 0
+        if kind == "late-node":
+            self.is_late = os.environ.get("SLURMD_NODENAME") == "n2"
         self.passes = ACCUMULATED if kind == "no-sync" else 1
 
     def nap_s(self, *kinds: str) -> float:
         """Return the planted seconds if the kind is one of these; a late rank has them alone."""
-        here = self.kind in kinds and (self.is_last or not self.kind.startswith("late-"))
+        here = self.kind in kinds and (self.is_late or not self.kind.startswith("late-"))
         return self.amount if here else 0.0
 
     def times(self) -> tuple[float, float]:
         """Return the seconds of forward and backward in a step."""
-        forward_s = FORWARD_S + self.nap_s("late-forward")
-        backward_s = BACKWARD_S + self.nap_s("late-backward")
-        if self.kind == "uneven-split" and self.is_last and self.planted:
+        both_s = self.nap_s("late-node") / 2
+        forward_s = FORWARD_S + self.nap_s("late-forward") + both_s
+        backward_s = BACKWARD_S + self.nap_s("late-backward") + both_s
+        if self.kind == "uneven-split" and self.is_late and self.planted:
             more = round(self.batch * (1 + self.amount / (forward_s + backward_s))) / self.batch
             self.batch = round(self.batch * more)
             return forward_s * more, backward_s * more
