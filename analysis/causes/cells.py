@@ -2,7 +2,8 @@
 
 The unit is the run: each run is divided on its own (:mod:`analysis.causes.divide`), and a share is the mean
 over the runs of the cell. A cause is named if more than half of the runs show it. If it has a share, the mean
-must be at least 2 % of the step, and from three runs on, the 95 % interval must exclude 0.
+must be at least 2 % of the step. From three runs on, the 95 % interval must also exclude 0, unless the
+evidence is counted.
 """
 
 from __future__ import annotations
@@ -81,13 +82,17 @@ def divide_cell(
     claims = {run.run_id: claims_of(run.evidence) for run in runs}
     shown = Counter(key for own in claims.values() for key in {claim.key for claim in own})
     named = {key for key, number in shown.items() if 2 * number > len(runs)}
+    counted = {claim.key for own in claims.values() for claim in own if claim.counted}
     spread = error * sum(reference.values()) if reference else 0.0
     active = set(named)
     while True:
         divisions = [_divide_run(run, claims[run.run_id], active, reference) for run in runs]
         shares = _shares(divisions, spread)
         weak = {
-            one for share in shares.values() if not _is_certain(share) for one in _keys(share.key, active)
+            one
+            for share in shares.values()
+            if not _is_certain(share, counted=share.key in counted)
+            for one in _keys(share.key, active)
         }
         if not weak:
             break
@@ -120,14 +125,14 @@ def _keys(key: Key, named: set[Key]) -> list[Key]:
     return [key] if key in named else [one for one in named if one.cause in parts_of(key.cause)]
 
 
-def _is_certain(share: Share) -> bool:
+def _is_certain(share: Share, *, counted: bool) -> bool:
     """Return whether a share is large enough to be named, and its interval, if it needs one, excludes 0."""
     if share.key.cause in RESTS:
         return True
     least = LEAST_SHARE
     if math.isnan(share.low) and share.key.cause in _BY_REMAINDER:
         least = _LEAST_REMAINDER
-    return share.share >= least and not share.low <= 0
+    return share.share >= least and (counted or not share.low <= 0)
 
 
 def _stands_alone(key: Key, claims: Mapping[str, Sequence[Claim]]) -> bool:
@@ -167,7 +172,7 @@ def _with_evidence(
     claim = replace(first[0], evidence=words, node=nodes.pop() if len(nodes) == 1 else "")
     # The time of a cause whose evidence gives no share is at most what nothing else explains.
     at_most = all(one.share is None and one.cause not in _BY_REMAINDER for one in first)
-    low = 0.0 if at_most else share.low
+    low = 0.0 if at_most else max(share.low, 0.0) if first[0].counted else share.low
     return replace(share, low=low, claim=claim, run_id=run_id, runs=len(found))
 
 

@@ -248,7 +248,8 @@ def _recompilation(run: RunEvidence) -> Iterator[Claim]:
     words = f"torch.compile compiles {number(facts.recompilations, digits=2)} times per step"
     if facts.compile_share is not None:
         words += f", {seconds(facts.compile_share * run.step_s)} per step"
-    yield Claim("recompilation", words, ("forward", "backward", "other"), facts.compile_share)
+    pools = ("forward", "backward", "other")
+    yield Claim("recompilation", words, pools, facts.compile_share, counted=True)
 
 
 def _loading(run: RunEvidence) -> Iterator[Claim]:
@@ -265,14 +266,13 @@ def _outside(run: RunEvidence) -> Iterator[Claim]:
         return
     extra = _extra_collectives(run) > _EXTRA
     taken = {id(call) for step in run.facts.calls for call in collectives_outside(step, waiting=extra)}
-    found = [
-        (step, [call for call in calls_outside(step) if id(call) not in taken]) for step in run.facts.calls
-    ]
-    shares = [seconds_of(calls) / step.step_s for step, calls in found if step.step_s > 0]
-    share = float(np.mean(shares)) if shares else 0.0
+    found = [[call for call in calls_outside(step) if id(call) not in taken] for step in run.facts.calls]
+    # The whole sampled step may be slow for other reasons, so its calls are compared with a usual step.
+    spent_s = float(np.mean([seconds_of(calls) for calls in found])) if found else 0.0
+    share = spent_s / run.step_s
     if share >= LEAST_SHARE:
-        words = f"calls outside of training take {percent(share)} of a sampled step"
-        calls = max((calls for _, calls in found), key=seconds_of)
+        words = f"calls outside of training take {seconds(spent_s)} in a sampled step"
+        calls = max(found, key=seconds_of)
         yield Claim("outside-timers", _with_calls(words, calls), ("other",), share, part="other")
 
 
@@ -371,7 +371,7 @@ def _extra_communication(run: RunEvidence) -> Iterator[Claim]:
         passes = number(facts.sync_passes, digits=2)
         words = f"{passes} backward passes per step synchronise gradients, one is enough"
         share = _exposed(run) * (1 - 1 / facts.sync_passes)
-        yield Claim("extra-communication", words, _COMMUNICATION, share, part="transfer")
+        yield Claim("extra-communication", words, _COMMUNICATION, share, part="transfer", counted=True)
     extra = _extra_collectives(run)
     if not extra > _EXTRA:
         return
@@ -380,9 +380,10 @@ def _extra_communication(run: RunEvidence) -> Iterator[Claim]:
         f"{number(facts.collectives, digits=2)} collectives per step, DDP needs {number(needed, digits=2)}"
     )
     calls = [collectives_outside(step, waiting=True) for step in facts.calls]
-    shares = [seconds_of(own) / step.step_s for own, step in zip(calls, facts.calls, strict=True)]
+    shares = [seconds_of(own) / run.step_s for own in calls]
     if sum(shares) > 0:
         words = _with_calls(words, max(calls, key=seconds_of))
-        yield Claim("extra-communication", words, ("other",), float(np.mean(shares)), part="other")
+        share = float(np.mean(shares))
+        yield Claim("extra-communication", words, ("other",), share, part="other", counted=True)
     else:
         yield Claim("extra-communication", words, ("other",), part="other")

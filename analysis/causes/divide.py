@@ -46,6 +46,7 @@ class Claim:
         node: node at fault; empty if it is not one node.
         rank: rank at fault; None if it is not one rank.
         part: the part of the step, in words.
+        counted: the evidence is a number of events per step, so noise of the times does not raise doubts.
     """
 
     cause: str
@@ -55,6 +56,7 @@ class Claim:
     node: str = ""
     rank: int | None = None
     part: str = ""
+    counted: bool = False
 
     @property
     def key(self) -> Key:

@@ -10,6 +10,9 @@ import pandas as pd
 import pytest
 
 from analysis.causes.catalogue import CAUSES, RESTS
+from analysis.causes.cells import CellRun, divide_cell
+from analysis.causes.claims import RunEvidence
+from analysis.causes.evidence import RunFacts
 from tests.analysis import studies
 from tests.analysis.causes.planted import (
     attempts,
@@ -125,9 +128,18 @@ def test_a_checkpoint_in_each_step_is_named_with_its_line(tmp_path: Path) -> Non
         sampled_step(folder, step_s(more), {"line": 57, "function": "torch.save", "seconds": MORE})
     row = first(causes(path), "outside-timers")
     assert row["evidence"] == (
-        "calls outside of training take 20 % of a sampled step: torch.save at /home/me/train.py:57 (25.0 ms), "
+        "calls outside of training take 25.0 ms in a sampled step: torch.save at /home/me/train.py:57 (25.0 ms), "
         "in 3 of 3 runs"
     )
+
+
+def test_a_sampled_step_that_is_slow_for_other_reasons_does_not_hide_its_calls(tmp_path: Path) -> None:
+    more = {"other": MORE}
+    path = plant(tmp_path / "s", more)
+    for slower, folder in zip((5, 1, 1), attempts(path), strict=True):
+        call = {"line": 57, "function": "torch.save", "seconds": MORE}
+        sampled_step(folder, slower * step_s(more), call)
+    first(causes(path), "outside-timers")
 
 
 def test_a_checkpoint_of_rank_0_is_work_outside_the_timers_of_this_rank(tmp_path: Path) -> None:
@@ -153,6 +165,17 @@ def test_passes_that_synchronise_too_often_are_extra_communication(tmp_path: Pat
         conditions(folder, ranks=4, rank=lambda rank: {"collectives": 600, "sync_passes": 600})
     row = first(causes(path), "extra-communication", share=SHARE * 0.75)
     assert row["evidence"].startswith("4.0 backward passes per step synchronise gradients, one is enough")
+
+
+def test_counted_passes_are_named_although_a_slow_run_makes_their_share_uncertain() -> None:
+    facts = RunFacts(sync_passes=4.0, collectives=4.0, expected_collectives=1.0)
+    runs = [
+        CellRun(str(number), RunEvidence({"forward": 1 - share, "transfer": share}, 0.1, facts))
+        for number, share in enumerate((0.04, 0.05, 0.6))
+    ]
+    found = {share.key.cause: share for share in divide_cell(runs).rows}
+    assert found["extra-communication"].share == pytest.approx(0.75 * 0.23)
+    assert found["extra-communication"].low == 0
 
 
 def test_an_all_reduce_of_the_script_is_extra_communication_with_its_line(tmp_path: Path) -> None:
