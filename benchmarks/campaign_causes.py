@@ -8,7 +8,7 @@ is known. For the others, the study also has two ranks without the cause: the sh
 takes longer with it, and without it no cause may be named. The largest named cause of two ranks is compared
 with the planted one. With ``--cluster``, the runs use the nodes of a Slurm test cluster (needs root).
 
-A busy machine is itself a cause, ``cpu-starved``: beside another one, it is printed, and not counted.
+A busy machine is itself a cause, ``cpu-starved``: without a share, it is printed, and not counted.
 Exits with 1 if fewer than 90 % of the draws are right, if more than 3 % name a wrong cause, or if more than
 2 % of the studies name a cause where none was planted.
 """
@@ -120,9 +120,10 @@ class Draw:
 
 
 def is_busy_machine(causes: pd.DataFrame) -> pd.Series:
-    """Return which rows blame foreign processes: other programs of this machine."""
+    """Return which rows only say that other programs of this machine used its cores."""
     words = causes["evidence"].astype(str)
-    return (causes["cause"] == "cpu-starved") & words.str.contains("foreign processes")
+    starved = (causes["cause"] == "cpu-starved") & causes["share"].isna()
+    return starved & words.str.contains("foreign processes")
 
 
 def run_draw(folder: Path, kind: str, dice: random.Random, cluster: Cluster | None) -> Draw | str:

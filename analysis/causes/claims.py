@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis.causes.catalogue import OF_WARNINGS
+from analysis.causes.catalogue import OF_WARNINGS, TOGETHER
 from analysis.causes.divide import COMPUTING, LEAST_SHARE, Claim, Parts
 from analysis.causes.evidence import (
     NodeFacts,
@@ -51,6 +51,7 @@ class LateRank:
         alone: the rank is the only one of the run on its node.
         whole_node: all ranks of the node are late.
         cause: late-rank, late-node, or both, as far as the study tells them apart.
+        one_part: the excess is in one part of the computation only.
         samples: its samples divided by those of the rank with the fewest; 1 if they are equal.
     """
 
@@ -61,6 +62,7 @@ class LateRank:
     whole_node: bool
     cause: str
     samples: float = 1.0
+    one_part: bool = False
 
 
 @dataclass(frozen=True)
@@ -137,12 +139,17 @@ def _why_late(run: RunEvidence, late: LateRank) -> tuple[str, str]:
         return "late-rank", f"it processes {times} times the samples of the rank with the fewest"
     own = run.facts.nodes.get(late.node, NodeFacts())
     others = [_lost_cpu(node) for name, node in run.facts.nodes.items() if name != late.node]
-    if _lost_cpu(own) and all(_lost_cpu(own) > 1.5 * other for other in others):
+    lost = _lost_cpu(own) > 0 and all(_lost_cpu(own) > 1.5 * other for other in others)
+    if lost and late.whole_node:
         jobs = [one for one in _jobs(run.facts) if one.node in (late.node, None)]
         return ("overlap", summary(jobs)) if jobs else ("cpu-starved", "; ".join(own.texts))
     ratio = _clock_ratio(run.facts, late)
     if ratio < LOW_CLOCK and late.part in COMPUTING:
         return "clocks", f"its clock is {percent(ratio)} of that of the others"
+    # The node's other ranks are in time: only one that is slower in all its computation may lack CPU time.
+    if lost and late.part in COMPUTING and not late.one_part:
+        words = [*own.texts, lines] if lines else own.texts
+        return TOGETHER.join((late.cause, "cpu-starved")), "; ".join(words)
     return late.cause, lines
 
 

@@ -58,6 +58,7 @@ def late_ranks(ranks: pd.DataFrame) -> dict[str, list[LateRank]]:
                 bool(row["whole"]),
                 cause,
                 samples.get((run_id, rank), 1.0),
+                (run_id, rank) in one_part,
             )
         )
     return late

@@ -11,8 +11,8 @@ import pytest
 
 from analysis.causes.catalogue import CAUSES, RESTS
 from analysis.causes.cells import CellRun, divide_cell
-from analysis.causes.claims import RunEvidence
-from analysis.causes.evidence import RunFacts
+from analysis.causes.claims import LateRank, RunEvidence, claims_of
+from analysis.causes.evidence import NodeFacts, RunFacts
 from tests.analysis import studies
 from tests.analysis.causes.planted import (
     attempts,
@@ -77,6 +77,17 @@ def test_a_busy_neighbour_on_one_node_is_too_little_cpu(tmp_path: Path) -> None:
     assert row["evidence"].endswith(
         "foreign processes used 40% of the cores in use on n3, in 3 of 3 runs; all runs were disturbed"
     )
+
+
+@pytest.mark.parametrize(("one_part", "cause"), [(True, "late-rank"), (False, "late-rank or cpu-starved")])
+def test_a_busy_node_explains_one_of_its_ranks_only_if_all_its_computation_is_slower(
+    one_part: bool, cause: str
+) -> None:
+    facts = RunFacts(nodes={"n1": NodeFacts(foreign=0.5, texts=("foreign processes",))})
+    late_one = LateRank(1, "n1", 0.3, "forward", whole_node=False, cause="late-rank", one_part=one_part)
+    claims = claims_of(RunEvidence({"forward": 0.7, "wait": 0.3}, 0.1, facts, [late_one]))
+    assert [claim.cause for claim in claims] == [cause]
+    assert (claims[0].rank, claims[0].share) == (1, 0.3)
 
 
 def test_threads_that_share_cores_are_too_little_cpu(tmp_path: Path) -> None:
