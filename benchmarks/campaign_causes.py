@@ -35,7 +35,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from analysis.causes.catalogue import parts_of
 from analysis.causes.table import named, study_causes
 from analysis.data.load import load_study
-from analysis.stats.measured import measure
 from bench.plan import make_plan, write_plan
 
 if TYPE_CHECKING:
@@ -166,8 +165,7 @@ def read_draw(path: Path, kind: str, amount: float) -> Draw:
     study = load_study(path)
     cells = study.cells[study.cells["gpus"] == 2].to_dict("records")
     places = {row["swept"].get("env.PLANTED", "1"): row["cell_id"] for row in cells}
-    runs = measure(study, include_disturbed=True).runs
-    steps = runs[runs["measured"]].groupby("cell_id", observed=True)["step_time_sec"].median()
+    steps = study.epochs.groupby("cell_id", observed=True)["step_time_sec_median"].median()
     step_s = float(steps[places["1"]])
     longer_s = step_s - float(steps[places["0"]]) if "0" in places else amount
     if kind == "strong":  # one rank has the fixed costs as well

@@ -180,7 +180,8 @@ def _name(frame: FrameType) -> str:
         return f"next({type(getattr(frame.f_locals.get('self'), 'loader', None)).__name__})"
     if code.co_qualname == "Module._wrapped_call_impl":
         return f"{type(frame.f_locals.get('self')).__name__}.__call__"
-    wrapped = frame.f_locals.get("func") if code.co_qualname.endswith("<locals>.wrapper") else None
+    # A decorator's inner function holds the function that it wraps.
+    wrapped = frame.f_locals.get("func", frame.f_locals.get("fn")) if "<locals>" in code.co_qualname else None
     if inspect.isfunction(wrapped):
         code, module = wrapped.__code__, wrapped.__module__
     return _public_name(code, module)
