@@ -66,7 +66,7 @@ KINDS = {
 #: Kinds that need the test cluster.
 ON_CLUSTER = ("late-node",)
 #: The range of each amount; for the other kinds it is in seconds, from 12 to 45 % of the step.
-AMOUNTS = {"metrics": (40, 120), "gather": (15, 40), "no-sync": (4, 16), "unused": (200, 600)}
+AMOUNTS = {"metrics": (40, 120), "gather": (15, 40), "no-sync": (4, 16), "unused": (30, 90)}
 #: Kinds that do not sleep: what they cost is measured.
 MEASURED = (*AMOUNTS, "grad-strides", "one-core")
 STEP_S = 0.06

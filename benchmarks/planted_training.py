@@ -192,6 +192,9 @@ class Training:
             more = round(self.batch * (1 + self.amount / (forward_s + backward_s))) / self.batch
             self.batch = round(self.batch * more)
             return forward_s * more, backward_s * more
+        if self.kind in ("unused", "grad-strides"):
+            # What DDP does for them is short, so the rest of the step is short as well.
+            return forward_s / 20, backward_s / 20
         if self.kind == "strong":
             return forward_s * self.batch / 16 + self.amount, backward_s * self.batch / 16
         return forward_s, backward_s

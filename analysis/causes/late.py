@@ -85,9 +85,12 @@ def _in_one_part(ranks: pd.DataFrame) -> set[tuple[str, int]]:
     if not len(means):
         return set()
     typical = lower_median(means.groupby(level=0)).reindex(means.index, level=0)
+    more_s = (means - typical).clip(lower=0)
     excess = (means - typical) / typical.where(typical > 0)
     largest = excess.max(axis=1)
-    # The optimizer is short, so its relative excess is noise: only forward and backward decide.
     both = excess[[USEFUL_PARTS["forward"], USEFUL_PARTS["backward"]]]
     alone = (both.max(axis=1) == largest) & (both.min(axis=1) < _CONCENTRATED * largest) & (largest > 0)
+    # The optimizer is short, so its relative excess is noise unless it is also most of the time.
+    most = more_s[USEFUL_PARTS["optimizer"]] > 0.5 * more_s.sum(axis=1)
+    alone |= most & (both.max(axis=1) < _CONCENTRATED * largest)
     return {(str(run_id), int(rank)) for run_id, rank in means.index[alone]}

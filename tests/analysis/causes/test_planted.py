@@ -47,14 +47,15 @@ def first(found: pd.DataFrame, cause: str, *, share: float | None = SHARE) -> di
     return row
 
 
-@pytest.mark.parametrize("part", ["forward", "backward"])
+@pytest.mark.parametrize("part", ["forward", "backward", "optimizer"])
 def test_a_late_rank_in_one_part_is_a_late_rank(tmp_path: Path, part: str) -> None:
     path = plant(tmp_path / "s", late_parts(MORE, part=part), noise=0.0)
     late(path, 2, MORE, part=part)
     row = first(causes(path), "late-rank")
     assert (row["node"], row["rank"], row["part"]) == ("n3", 2, part)
+    words = "the optimizer" if part == "optimizer" else part
     assert row["evidence"] == (
-        f"rank 2 on n3 takes 25.0 ms per step longer than the others, in {part}, in 3 of 3 runs"
+        f"rank 2 on n3 takes 25.0 ms per step longer than the others, in {words}, in 3 of 3 runs"
     )
 
 
