@@ -158,8 +158,9 @@ def _without_share(claims: Sequence[Claim], left: Parts) -> list[tuple[Key, set[
     """Return the causes without a share and their pools; causes with a common pool are joined by ``or``."""
     groups: list[tuple[list[Key], set[str]]] = []
     for claim in claims:
-        if claim.share is None:
-            keys, pools = [claim.key], {WHOLE} if WHOLE in left else set(claim.pools)
+        # Without the parts of the step, nothing shows that the loss is in the pools of these causes.
+        if claim.share is None and WHOLE not in left:
+            keys, pools = [claim.key], set(claim.pools)
             for group in [one for one in groups if one[1] & pools]:
                 groups.remove(group)
                 keys, pools = [*group[0], *keys], pools | group[1]

@@ -41,7 +41,6 @@ _PART_WORDS = {
     "data": "data loading",
     "transfer": "exposed communication",
     "wait": "waiting for other ranks",
-    "step": "the step, whose parts were not measured",
 }
 
 
@@ -252,6 +251,8 @@ def evidence_text(share: Share, division: CellDivision, row: Mapping[Any, Any] |
 
 def _rest_text(division: CellDivision) -> str:
     """Return the parts of the remainder, the largest first."""
+    if WHOLE in division.rests:
+        return "the parts of the step were not measured"
     rests = {part: value for part, value in division.rests.items() if part not in COMPUTING}
     slower = sum(division.rests.get(part, 0.0) for part in COMPUTING)
     words = {_PART_WORDS.get(part, part): value for part, value in rests.items()}

@@ -155,7 +155,8 @@ def _without_throughput(runs: pd.DataFrame) -> Iterator[ValidityFinding]:
         words = f"None of the {count(len(runs), 'planned run')} has a throughput{counts}."
         yield ValidityFinding("no-throughput", words, cells, values)
     elif len(missing):
-        words = f"{len(missing):,} of {count(len(runs), 'run')} do not count: {state_counts(missing)}."
+        of_all = f"{len(missing):,} of {count(len(runs), 'run')}"
+        words = f"{of_all} without a throughput: {state_counts(missing)}."
         yield ValidityFinding("incomplete", words, cells, values)
 
 

@@ -238,6 +238,9 @@ def _reason_and_cause(content: Mapping[str, Any]) -> str:
     cause = content.get("cause")
     if isinstance(cause, Mapping):
         parts.append(f"cause: {cause.get('cause')} ({cause.get('remedy')})")
+    line = content.get("log_line")
+    if isinstance(line, Mapping):
+        parts.append(f"{line.get('path')}:{line.get('line')}: {line.get('text')}")
     return "; ".join(one_line(part, limit=1000) for part in parts if part)
 
 

@@ -33,12 +33,13 @@ from analysis.report.tables import (
     run_data,
     runs_context,
 )
+from analysis.report.what_was_run import Executed
 from analysis.report.why import WhySection
 from analysis.report.words import WORDS, mode_title
 from analysis.stats.measured import Frames
 from analysis.stats.scaling import GUIDE
 from analysis.text import MISSING, clean, count, listed, one_line
-from bench.matrix.secret_values import mask_text, secrets_in, without_secret_variables
+from bench.matrix.secret_values import mask_text, secrets_in, shown_command, without_secret_variables
 
 MAX_MATRIX_CHARACTERS = 100_000
 
@@ -124,19 +125,31 @@ def _lead(study: Study, frames: Frames, environment: Environment) -> str:
         cells = count(len(study.cells), "cell")
         return f"{cells} from {count(table['rows'], 'row')} of {one_line(table['name'])}, measured elsewhere."
     facts = dict(environment.facts)
-    text = f"{count(len(study.cells), 'cell')}, {int(runs['measured'].sum()):,} of "
-    text += f"{count(len(runs), 'run')} completed"
+    text = f"{count(len(study.cells), 'cell')}; {int(runs['measured'].sum()):,} of "
+    text += f"{count(len(runs), 'run')} counted"
+    if command := _command(study):
+        text += f"; command {command}"
     if models := models_of(study.plan["cells"]):
         text += f"; model {listed(models, limit=3)}"
     if device := facts.get("Device"):
         text += f", on {device}"
-    if torch := facts.get("PyTorch"):
+    # Without the recorder, it is not known whether the command uses the PyTorch that is installed.
+    if (torch := facts.get("PyTorch")) and not Executed(study, runs).reads_values:
         text += f", PyTorch {torch}"
     times = pd.concat([runs["started_at"], runs["ended_at"]]).dropna()
     if len(times):
         first, last = (f"{t:%Y-%m-%d %H:%M}" for t in (times.min(), times.max()))
         text += f"; run between {first} and {last} UTC" if first != last else f"; run at {first} UTC"
     return f"{text}."
+
+
+def _command(study: Study) -> str:
+    """Return the user's command without secrets, or the number of commands; empty without a command."""
+    workloads = [cell.get("workload") or {} for cell in study.plan["cells"]]
+    commands = {tuple(map(str, one["command"])) for one in workloads if one.get("command")}
+    if len(commands) == 1:
+        return one_line(shown_command(list(commands.pop())), limit=160)
+    return f"in {len(commands)} variants" if commands else ""
 
 
 def _summary(

@@ -112,7 +112,8 @@ def _section(
 def _sentence(row: pd.Series, division: CellDivision) -> str:
     """Return the loss of the cell, the named causes, and how much is not explained."""
     named = [one for one in division.rows if one.key.cause not in RESTS]
-    texts = [f"{title_of(one.key.cause)} ({_share_text(one)})" for one in named]
+    shares = [_share_text(one) if math.isfinite(one.share) else "share not known" for one in named]
+    texts = [f"{title_of(one.key.cause)} ({share})" for one, share in zip(named, shares, strict=True)]
     loss = f"{percent(division.loss)} of the step on {ranks(row)} is lost"
     rest = division.loss - sum(one.share for one in named if math.isfinite(one.share))
     if not texts:

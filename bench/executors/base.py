@@ -8,7 +8,7 @@ import signal
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -70,7 +70,8 @@ def settle_run_json(
     ``neighbours`` are the other jobs on the run's nodes; None if they were not determined.
     """
     folder = study.run_folder(record)
-    cause = None if outcome.state is not RunState.FAILED else _find_cause(folder)
+    failure = _explain_failure(folder) if outcome.state is RunState.FAILED else {"cause": None}
+    cause = failure["cause"]
     warnings = {"warnings": _find_warnings(folder)} if outcome.state is RunState.COMPLETED else {}
     record.state, record.reason = outcome.state, outcome.reason
     record.failure_class, record.exit_code = outcome.failure_class, outcome.exit_code
@@ -91,7 +92,7 @@ def settle_run_json(
     )
     record.disturbed = summary(read_disturbances(conditions) or ())
     if folder.path.is_dir():
-        ending = {**end, "cause": cause, **warnings, "ended_at": ended_at}
+        ending = {**end, **failure, **warnings, "ended_at": ended_at}
         changes = {**ending, **conditions, **outcome.details}
         update_run(folder, changes, fallback=identity)
         _complete_environment(study, folder, outcome)
@@ -118,18 +119,23 @@ def save_states(study: PlannedStudy, records: Mapping[str, RunRecord]) -> None:
             update_run(study.run_folder(record), changes)
 
 
-def _find_cause(folder: RunFolder) -> dict[str, Any] | None:
-    """Return the first cause that `bench doctor` finds in the logs of a failed run; None if it finds none."""
+def _explain_failure(folder: RunFolder) -> dict[str, Any]:
+    """Return the first ``cause`` that `bench doctor` finds in the logs of a failed run; None without one.
+
+    Without a cause, ``log_line`` is the most informative line of logs that show a failure.
+    """
     from bench.doctor import diagnose
 
     logs = {str(log.name): log for log in (folder.err, folder.out) if log.is_file()}
     try:
         found = diagnose(logs) if logs else None
     except OSError:
-        return None
-    if found is None or found.verdict != "cause":
-        return None
-    return _as_json(found.causes[0])
+        found = None
+    if found is not None and found.verdict == "cause":
+        return {"cause": _as_json(found.causes[0])}
+    if found is None or not (found.failed and found.telling_lines):
+        return {"cause": None}
+    return {"cause": None, "log_line": asdict(found.telling_lines[0])}
 
 
 def _find_warnings(folder: RunFolder) -> list[dict[str, Any]]:

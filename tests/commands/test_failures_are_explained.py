@@ -91,6 +91,28 @@ def test_a_known_cause_is_stored_with_the_run_and_shown(failed, tmp_path):
     assert "missing-srun" in (failed / "results/fails/report/index.html").read_text()
 
 
+def test_without_a_known_cause_the_page_shows_the_line_of_the_error(failed):
+    from analysis.report.write import write_report
+    from bench.executors.base import settle
+    from bench.executors.outcome import Outcome
+    from bench.study.layout import StudyFolder
+    from bench.study.ledger import RunState, now
+    from bench.study.plan_json import open_study
+
+    study = open_study(StudyFolder(failed / "results" / "fails"))
+    (record,) = study.records().values()
+    folder = study.folder.attempt(record.run_id, 1)
+    error = "RuntimeError: feature store answered 503 for shard 7"
+    folder.err.write_text(
+        f'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\n{error}\n'
+    )
+    settle(study, record, Outcome(RunState.FAILED, "exit code 1", "bad-exit", 1), ended_at=now())
+    content = json.loads(folder.run_json.read_text())
+    assert (content["cause"], content["log_line"]) == (None, {"path": "job.err", "line": 3, "text": error})
+    page = write_report(failed / "results/fails").page.read_text(encoding="utf-8")
+    assert f"exit code 1; job.err:3: {error}" in page
+
+
 def test_lint_and_its_patch_work_on_any_script(tmp_path):
     (tmp_path / "job.sbatch").write_text(
         "#!/bin/bash\n#SBATCH --nodes=4\n#SBATCH --ntasks-per-node=4\n#SBATCH --gpus-per-node=4\n"

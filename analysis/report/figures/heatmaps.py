@@ -24,7 +24,7 @@ from analysis.report.figures.drawing import (
     finish,
 )
 from analysis.report.words import WORDS
-from analysis.text import count, fraction, known, listed, number, one_line, whole
+from analysis.text import MISSING, count, fraction, known, listed, number, one_line, whole
 
 #: Opacity of a field's colour at efficiency 1 and at 0. Text is readable on both, in light and dark themes.
 _STRONGEST, _WEAKEST = 0.5, 0.04
@@ -118,7 +118,9 @@ def _draw_field(axes: Axes, field: Field, *, y: float, gid: str) -> None:
     box.set_gid(gid)
     axes.add_patch(box)
     if not measured:
-        axes.text(x, y, state_name(field.state), va="center", ha="center", fontsize=7, color=Colour.MUTED)
+        has_value = not field.below.startswith(MISSING)
+        text = f"no efficiency\n{field.below}" if has_value else state_name(field.state)
+        axes.text(x, y, text, va="center", ha="center", fontsize=7, color=Colour.MUTED)
         return
     centred: dict[str, Any] = {"va": "center", "ha": "center", "color": Colour.INK}
     axes.text(x, y - 0.17, fraction(efficiency, decimals=2), fontsize=9.5, **centred)

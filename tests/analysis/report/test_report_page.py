@@ -101,7 +101,7 @@ def test_the_report_has_its_files(demo_study: Path) -> None:
 
 def test_the_page_shows_measurements_scaling_and_certainty(whole: Page) -> None:
     assert (
-        "7 cells, 28 of 28 runs completed; model mlp, on Test CPU @ 2.0 GHz, PyTorch 2.13.0+cpu" in whole.text
+        "7 cells; 28 of 28 runs counted; model mlp, on Test CPU @ 2.0 GHz, PyTorch 2.13.0+cpu" in whole.text
     )
     assert "The largest size with an efficiency of at least 0.8 is 2 ranks" in whole.text
     assert "communication that computation does not hide" in whole.text
@@ -236,7 +236,7 @@ def test_a_study_of_one_run_has_no_efficiency_and_no_interval(tmp_path: Path) ->
     page = report(studies.finished(tmp_path / "s", studies.strong(sizes=(2,)), repeats=1))
     assert "No series has two measured sizes, so there is no speedup and no efficiency." in page.text
     assert "1 run per cell: no intervals (they need 3 runs)" in page.text
-    assert "1 of 1 run completed" in page.text
+    assert "1 of 1 run counted" in page.text
     assert "no efficiency: the series has one cell only" in page.text
 
 
@@ -417,6 +417,21 @@ def test_importing_the_report_imports_no_heavy_package() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_the_first_line_shows_the_command_without_secrets_and_no_version_that_it_may_not_use(tmp_path):
+    cells = studies.strong(64, (1, 2))
+    for cell in cells:
+        own = {
+            "command": ["python", "train.py", "--api-key", "abc"],
+            "metrics": {"output": {"step_time": "t (.*)"}},
+        }
+        cell.workload = {**cell.workload, **own}
+    page = report(studies.finished(tmp_path / "s", cells, repeats=1, epochs=1))
+    assert (
+        "2 cells; 2 of 2 runs counted; command python train.py --api-key ***, on Test CPU @ 2.0 GHz; run"
+        in page.text
+    )
 
 
 def test_the_model_of_a_command_is_named_only_if_the_command_contains_it():
