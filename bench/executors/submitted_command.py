@@ -48,7 +48,7 @@ class SubmittedCommands:
             return {}
         words = filled_words(cell.command, command_values(cell, self._name))
         script = self._script(words)
-        commit, is_dirty = self._git(Path(script).parent)
+        commit, is_dirty = self._git(Path(script))
         return {
             "command": {
                 "words": without_secrets(words),
@@ -95,9 +95,16 @@ def _is_script(word: str) -> bool:
         return False
 
 
-def _git_state(folder: Path) -> tuple[str | None, bool | None]:
-    """Return the commit of the repository around ``folder``, and whether tracked files differ from it."""
+def _git_state(script: Path) -> tuple[str | None, bool | None]:
+    """Return the commit of the script's repository, and whether tracked files differ from it.
+
+    A script that the repository does not track is not part of any commit. Without a script, the repository
+    is that of the working folder.
+    """
     deadline = time.monotonic() + GIT_S
+    folder = script.parent
+    if script.name and _git(folder, ["ls-files", "--error-unmatch", "--", script.name], deadline) is None:
+        return None, None
     commit = _git(folder, ["rev-parse", "--verify", "HEAD"], deadline)
     changes = None if commit is None else _git(folder, ["status", "--porcelain", "-uno"], deadline)
     return commit, None if changes is None else bool(changes)

@@ -89,6 +89,10 @@ def test_the_commit_and_changes_of_tracked_files_are_recorded(planned):
     assert (described(study)["git_commit"], described(study)["git_dirty"]) == (None, None)
     git("init", "-q")
     assert (described(study)["git_commit"], described(study)["git_dirty"]) == (None, None)
+    Path("other.py").touch()
+    git("add", "other.py")
+    git("commit", "-qm", "without the script")
+    assert (described(study)["git_commit"], described(study)["git_dirty"]) == (None, None), "not tracked"
     git("add", "train.py")
     git("commit", "-qm", "a")
     commit = git("rev-parse", "HEAD")
@@ -107,6 +111,7 @@ def test_git_and_the_script_are_read_once_for_all_cells(planned, tmp_path, monke
     commands = SubmittedCommands(study)
     first, second = (commands.describe(cell)["command"] for cell in study.cells.values())
     assert (tmp_path / "calls").read_text().splitlines() == [
+        "--no-optional-locks -c core.fsmonitor=false -C . ls-files --error-unmatch -- train.py",
         "--no-optional-locks -c core.fsmonitor=false -C . rev-parse --verify HEAD",
         "--no-optional-locks -c core.fsmonitor=false -C . status --porcelain -uno",
     ]
