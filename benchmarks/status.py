@@ -29,6 +29,8 @@ from tests.executors.slurm_studies import MEASURE, Study, scripted_study
 RUNS = 2000
 #: Script of every tenth run, which fails, so that `bench status` also diagnoses failures.
 FAILING = "echo 'RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB' >&2; exit 1"
+#: The ranks of a run write env.json. For runs without it, `bench status` writes one.
+ENVIRONMENT = """echo '{"schema": 1}' >"$1/env.json"; """
 
 
 def submit_bare(study: Study) -> None:
@@ -67,7 +69,8 @@ def time_status(counted: Counted, what: str) -> None:
 
 def measure(cluster: Cluster, folder: Path, *, runs: int) -> None:
     """Submit ``runs`` jobs, and print the time of `bench status` at each of the three moments."""
-    study = scripted_study(folder, [MEASURE] * 9 + [FAILING], cluster.environment, repeats=runs // 10)
+    bodies = [ENVIRONMENT + body for body in [MEASURE] * 9 + [FAILING]]
+    study = scripted_study(folder, bodies, cluster.environment, repeats=runs // 10)
     began = time.perf_counter()
     submit_bare(study)
     print(f"{runs} jobs submitted in {time.perf_counter() - began:.0f} s")

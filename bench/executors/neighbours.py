@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -100,13 +101,13 @@ class _Jobs:
 
     def beside(self, run: Occupation) -> list[Occupation]:
         """Return the other jobs that shared nodes with ``run``, with the shared nodes, sorted by start."""
-        nodes: dict[Occupation, list[str]] = {}
+        found: dict[int, tuple[Occupation, list[str]]] = {}
         for node in run.nodes:
             for job in self._on(node, run):
-                nodes.setdefault(job, []).append(node)
+                found.setdefault(id(job), (job, []))[1].append(node)
         shared = (
-            Occupation(job.job_id, tuple(names), job.start, job.end, job.of_study)
-            for job, names in nodes.items()
+            job if len(names) == len(job.nodes) else replace(job, nodes=tuple(names))
+            for job, names in found.values()
         )
         return sorted(shared, key=lambda job: job.start)
 

@@ -10,6 +10,7 @@ adds the values from sacct.
 from __future__ import annotations
 
 import resource
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -49,8 +50,9 @@ INCOMPLETE = "has ended; its accounting in sacct is not complete yet"
 
 #: Number of runs that are processed before the speed of the file system is estimated.
 TRIAL_RUNS = 32
-#: If processing one run waits more often than this, the file system is probably shared, and threads are used.
-WAITS_PER_RUN = 2
+#: If processing one run waits more often and longer than this, the file system is probably shared, and
+#: threads are used. On a busy machine with a local disk, it waits as often, but not as long.
+WAITS_PER_RUN, WAITED_S_PER_RUN = 2, 0.004
 THREADS = 8
 
 
@@ -334,14 +336,16 @@ def lacks_accounting(record: RunRecord) -> bool:
 def process_runs(work: Callable[..., None], arguments: Sequence[tuple[Any, ...]]) -> None:
     """Call ``work`` with each tuple of arguments, using threads on slow file systems.
 
-    On a shared file system each of the dozen file operations per run takes milliseconds, and threads
-    can overlap them. On a local disk, threads would be slower. The first exception is raised.
+    On a shared file system each of the two dozen file operations per run takes a millisecond, and threads
+    can overlap them. On a local disk, threads would take three times as long, because they wait for each
+    other. The first exception is raised.
     """
     before = _waits()
     for call in arguments[:TRIAL_RUNS]:
         work(*call)
     rest = arguments[TRIAL_RUNS:]
-    if _waits() - before > WAITS_PER_RUN * TRIAL_RUNS:
+    per_run = [(after - then) / TRIAL_RUNS for after, then in zip(_waits(), before, strict=True)]
+    if per_run[0] > WAITS_PER_RUN and per_run[1] > WAITED_S_PER_RUN:
         with ThreadPoolExecutor(THREADS) as pool:
             list(pool.map(lambda call: work(*call), rest))
         return
@@ -349,9 +353,12 @@ def process_runs(work: Callable[..., None], arguments: Sequence[tuple[Any, ...]]
         work(*call)
 
 
-def _waits() -> int:
-    """Return how often this thread has waited for I/O or a lock (voluntary context switches)."""
-    return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+def _waits() -> tuple[int, float]:
+    """Return how often this thread has waited for I/O or a lock (voluntary context switches).
+
+    The second value is the time, from an arbitrary start, in which this thread did not run, in seconds.
+    """
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw, time.perf_counter() - time.thread_time()
 
 
 def _await_accounting(record: RunRecord) -> None:
