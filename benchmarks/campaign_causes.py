@@ -35,6 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from analysis.causes.catalogue import parts_of
 from analysis.causes.table import named, study_causes
 from analysis.data.load import load_study
+from analysis.stats.measured import measure
 from bench.plan import make_plan, write_plan
 
 if TYPE_CHECKING:
@@ -165,7 +166,9 @@ def read_draw(path: Path, kind: str, amount: float) -> Draw:
     study = load_study(path)
     cells = study.cells[study.cells["gpus"] == 2].to_dict("records")
     places = {row["swept"].get("env.PLANTED", "1"): row["cell_id"] for row in cells}
-    steps = study.epochs.groupby("cell_id", observed=True)["step_time_sec_median"].median()
+    runs = measure(study).runs
+    counted = study.epochs[study.epochs["run_id"].isin(runs.loc[runs["measured"], "run_id"])]
+    steps = counted.groupby("cell_id", observed=True)["step_time_sec_median"].median()
     step_s = float(steps[places["1"]])
     longer_s = step_s - float(steps[places["0"]]) if "0" in places else amount
     if kind == "strong":  # one rank has the fixed costs as well
@@ -229,6 +232,8 @@ def main() -> int:
     if unknown := sorted(set(given.kinds) - set(KINDS)):
         parser.error(f"unknown kinds: {', '.join(unknown)}; known are {', '.join(KINDS)}")
     kinds = given.kinds or [kind for kind in KINDS if given.cluster or kind not in ON_CLUSTER]
+    if given.keep and given.keep.exists():
+        parser.error(f"{given.keep} exists; name a new folder")
     if not given.cluster and (lacking := sorted(set(kinds) & set(ON_CLUSTER))):
         parser.error(f"{', '.join(lacking)} needs --cluster")
     draws, failures = [], []
