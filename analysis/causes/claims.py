@@ -198,7 +198,7 @@ def _starved(run: RunEvidence) -> Iterator[Claim]:
         return
     share = min(node.starved for node in nodes) * _computing(run.parts)
     words = "; ".join(dict.fromkeys(text for node in nodes for text in node.texts[:1]))
-    yield Claim("cpu-starved", one_line(words, limit=300), COMPUTING, share or None)
+    yield Claim("cpu-starved", one_line(words, limit=300), COMPUTING, share or None, counted=share > 0)
 
 
 def _clocks(run: RunEvidence) -> Iterator[Claim]:

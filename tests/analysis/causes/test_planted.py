@@ -190,6 +190,16 @@ def test_counted_passes_are_named_although_a_slow_run_makes_their_share_uncertai
     assert found["extra-communication"].low == 0
 
 
+def test_threads_that_share_cores_are_named_although_one_run_is_far_slower() -> None:
+    facts = RunFacts(nodes={"n1": NodeFacts(starved=0.5, texts=("2 threads of 2 ranks share 1 core",))})
+    parts = {"forward": 0.4, "backward": 0.5, "optimizer": 0.1}
+    evidence = RunEvidence(parts, 0.1, facts)
+    runs = [CellRun(str(number), evidence, factor) for number, factor in enumerate((0.2, 0.2, 2.6))]
+    reference = {part: 0.1 * value for part, value in parts.items()}
+    found = {share.key.cause: share for share in divide_cell(runs, reference=reference).rows}
+    assert found["cpu-starved"].share == pytest.approx((0.1 + 0.1 + 1.3) / 3)
+
+
 def test_an_all_reduce_of_the_script_is_extra_communication_with_its_line(tmp_path: Path) -> None:
     more = {"other": MORE}
     path = plant(tmp_path / "s", more)
