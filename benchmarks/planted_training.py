@@ -9,6 +9,7 @@ a number of layers. With PLANTED 0, the training is the same without the cause.
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import time
@@ -211,8 +212,12 @@ class Training:
         if self.kind == "one-core":
             module.register_forward_pre_hook(lambda *_: burn(self.given))
         elif self.kind == "recompile":
-            compiled = torch.compile(lambda inputs: inputs * 2, backend=slow_backend(self.amount))
-            module.register_forward_pre_hook(lambda _, inputs: (compiled(inputs[0]),))
+            # Lengths that change in every step.
+            torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = 1000
+            backend = slow_backend(self.amount)
+            compiled = torch.compile(lambda inputs: inputs * 2, backend=backend, dynamic=False)
+            lengths = itertools.count(1)
+            module.register_forward_pre_hook(lambda *_: (compiled(torch.ones(next(lengths))), None)[1])
         return DistributedDataParallel(module, find_unused_parameters=self.kind == "unused" and self.planted)
 
     def run(self) -> None:
@@ -233,8 +238,6 @@ class Training:
 
     def gradients(self, model: DistributedDataParallel, inputs: Tensor) -> Tensor:
         """Compute the gradients of a step."""
-        if self.kind == "recompile" and self.planted:
-            torch._dynamo.reset()
         for number in range(self.passes):
             with nullcontext() if self.planted or number == self.passes - 1 else model.no_sync():
                 loss: Tensor = model(inputs).sum()

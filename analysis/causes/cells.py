@@ -85,8 +85,14 @@ def divide_cell(
     counted = {claim.key for own in claims.values() for claim in own if claim.counted}
     spread = error * sum(reference.values()) if reference else 0.0
     active = set(named)
+    # A cause without a share counts in all runs: else it would be joined with others in some of them only.
+    everywhere = {claim.key: claim for own in claims.values() for claim in own if claim.share is None}
+    served = {
+        run_id: [*(claim for claim in own if claim.share is not None), *everywhere.values()]
+        for run_id, own in claims.items()
+    }
     while True:
-        divisions = [_divide_run(run, claims[run.run_id], active, reference) for run in runs]
+        divisions = [_divide_run(run, served[run.run_id], active, reference) for run in runs]
         shares = _shares(divisions, spread)
         weak = {
             one

@@ -200,6 +200,18 @@ def test_threads_that_share_cores_are_named_although_one_run_is_far_slower() -> 
     assert found["cpu-starved"].share == pytest.approx((0.1 + 0.1 + 1.3) / 3)
 
 
+def test_causes_that_cannot_be_separated_are_named_although_one_run_lacks_one_of_them() -> None:
+    foreign = RunFacts(nodes={"n1": NodeFacts(foreign=0.5, texts=("foreign processes",))})
+    parts = {"forward": 0.4, "backward": 0.5, "optimizer": 0.1}
+    runs = [
+        CellRun(str(number), RunEvidence(parts, 0.1, facts, smaller_batch=0.5))
+        for number, facts in enumerate((foreign, foreign, RunFacts()))
+    ]
+    rows = divide_cell(runs, reference={part: 0.8 * value for part, value in parts.items()}).rows
+    assert set(rows[0].key.cause.split(" or ")) == {"cpu-starved", "smaller-share"}
+    assert rows[0].share == pytest.approx(0.2)
+
+
 def test_an_all_reduce_of_the_script_is_extra_communication_with_its_line(tmp_path: Path) -> None:
     more = {"other": MORE}
     path = plant(tmp_path / "s", more)
