@@ -5,7 +5,7 @@ from __future__ import annotations
 import json as json_format
 import re
 import sys
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -43,10 +43,10 @@ class Target:
         return self.study.attempt(self.run_id, self.attempt) if self.study and self.run_id else None
 
     @property
-    def completed(self) -> bool:
-        """True if the target is a run of a study that completed."""
+    def state(self) -> str | None:
+        """The state of the run according to its run.json; None if the target is not a run of a study."""
         content = read_run(self.folder.path)[0] if self.folder else None
-        return content is not None and content.get("state") == RunState.COMPLETED
+        return content.get("state") if content else None
 
     def as_json(self) -> dict[str, Any]:
         """Return the keys of the JSON output that say what was read."""
@@ -137,10 +137,10 @@ def _of_name(name: str, root: Path) -> Target:
 
 
 def _with_logs(target: Target) -> Target:
-    """Return a run with its logs; a run that completed needs none."""
+    """Return a run with its logs; a run that has ended needs none, because run.json has the reason."""
     assert target.folder is not None
-    logs = _logs(target.folder)
-    return replace(target, logs=logs or (() if target.completed else _no_logs(target.folder.path)))
+    logs, ended = _logs(target.folder), target.state in (RunState.COMPLETED, RunState.FAILED)
+    return replace(target, logs=logs or (() if ended else _no_logs(target.folder.path)))
 
 
 def _logs(folder: RunFolder) -> tuple[Path, ...]:
@@ -179,29 +179,51 @@ def _of_target(target: Target) -> Diagnosis:
     from bench.doctor.diagnosis import Diagnosis
 
     assert target.study is not None
-    if target.run_id and not target.completed:
+    if target.folder is None:
+        return _of_study(target)
+    if target.state == RunState.FAILED:
+        return _failure(target.folder)
+    if target.state != RunState.COMPLETED:
         return _diagnose(target.logs)
-    if target.run_id:
-        warnings = (
-            [one for one in _diagnose(target.logs).causes if one.severity == "slow"] if target.logs else []
-        )
-        return Diagnosis("ok", False, _slow(target, warnings), [])
-    failures = [_diagnose(logs) for logs in _failed_logs(target.study)]
+    warnings = [one for one in _diagnose(target.logs).causes if one.severity == "slow"] if target.logs else []
+    return Diagnosis("ok", False, _slow(target, warnings), [])
+
+
+def _of_study(target: Target) -> Diagnosis:
+    """Return the causes of the study's failures and slow steps; without a completed run, nothing is ok."""
+    from bench.doctor.diagnosis import Diagnosis
+
+    assert target.study is not None
+    records = open_study(target.study).records()
+    failed = [one for one in records.items() if one[1].state is RunState.FAILED and one[1].attempt]
+    failures = [_failure(target.study.attempt(name, one.attempt)) for name, one in failed[:MAX_FAILED]]
     causes: dict[str, Cause] = {}
     for cause in (cause for one in failures for cause in one.causes if cause.severity == "failure"):
         causes.setdefault(cause.cause, cause)
-    unexplained = [line for one in failures if one.verdict == "unknown" for line in one.telling_lines]
-    verdict = "cause" if causes else "unknown" if unexplained else "ok"
-    return Diagnosis(verdict, bool(failures), [*causes.values(), *_slow(target, [])], unexplained[:5])
+    lines = [line for one in failures if one.verdict == "unknown" for line in one.telling_lines[:2]]
+    completed = any(record.state is RunState.COMPLETED for record in records.values())
+    verdict = "cause" if causes else "ok" if completed and not failures else "unknown"
+    return Diagnosis(verdict, bool(failures), [*causes.values(), *_slow(target, [])], lines[:5])
 
 
-def _failed_logs(study: StudyFolder) -> Iterator[tuple[Path, ...]]:
-    """Yield the logs of the failed runs of a study."""
-    planned = open_study(study)
-    failed = [one for one in planned.records().items() if one[1].state is RunState.FAILED and one[1].attempt]
-    for run_id, record in failed[:MAX_FAILED]:
-        if logs := _logs(study.attempt(run_id, record.attempt)):
-            yield logs
+def _failure(folder: RunFolder) -> Diagnosis:
+    """Diagnose a failed run: from its logs, or else the reason in run.json is the most informative line."""
+    from bench.doctor.diagnosis import Diagnosis, TellingLine
+
+    logs = _logs(folder)
+    found = _diagnose(logs) if logs else None
+    if found and found.failed:
+        return found
+    reason = str((read_run(folder.path)[0] or {}).get("reason") or "run.json has no reason")
+    line = _line_with(folder.run_json, '"reason"')
+    lines = [TellingLine(str(folder.run_json), line, reason), *(found.telling_lines if found else [])]
+    return Diagnosis("unknown", True, found.causes if found else [], lines)
+
+
+def _line_with(path: Path, words: str) -> int:
+    """Return the number of the first line of a file that contains ``words``; 1 if none does."""
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
+    return next((number for number, line in enumerate(lines, start=1) if words in line), 1)
 
 
 def _slow(target: Target, warnings: Sequence[Cause]) -> list[Cause]:
@@ -256,6 +278,8 @@ def _text_of_study(diagnosis: Diagnosis) -> str:
 
     if diagnosis.verdict == "ok" and not diagnosis.causes:
         return "Nothing shows a failure, and no cause of slow steps is known.\n"
+    if diagnosis.verdict == "unknown" and not diagnosis.failed and not diagnosis.telling_lines:
+        return "No run of the study has completed or failed yet.\n"
     return as_text(diagnosis)
 
 

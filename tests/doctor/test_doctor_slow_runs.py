@@ -20,8 +20,18 @@ RUN = "n4x1-gloo-srun-b16-r2"
 @pytest.fixture
 def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    plant(tmp_path / "results" / "slow", {"data": 0.025}, noise=0.0)
+    record(plant(tmp_path / "results" / "slow", {"data": 0.025}, noise=0.0))
     return tmp_path / "results"
+
+
+def record(study: Path, **changes: str) -> None:
+    """Write the ledger of a planted study, in which the runs named in ``changes`` have another state."""
+    events = []
+    for folder in attempts(study, "*"):
+        run = {"run_id": folder.path.parent.name, "attempt": 1}
+        state = changes.get(run["run_id"].replace("-", "_"), "completed")
+        events += [{"event": "submitting", **run}, {"event": "ended", **run, "state": state}]
+    Ledger(study / "ledger.jsonl").append_all(events)
 
 
 def doctor(*arguments: str) -> Any:
@@ -59,16 +69,42 @@ def test_the_failures_of_a_study_come_first_and_exit_with_one(results: Path) -> 
     folder = attempts(results / "slow", RUN)[0]
     change_json(folder.run_json, state="failed")
     folder.err.write_text("RuntimeError: Tensors must be CUDA and dense\n")
-    Ledger(results / "slow" / "ledger.jsonl").append_all(
-        [
-            {"event": "submitting", "run_id": RUN, "attempt": 1},
-            {"event": "ended", "run_id": RUN, "attempt": 1, "state": "failed"},
-        ]
-    )
+    record(results / "slow", **{RUN.replace("-", "_"): "failed"})
     result = doctor("slow", "--json")
     causes = json.loads(result.stdout)["causes"]
     assert result.exit_code == 1
     assert [cause["cause"] for cause in causes] == ["backend-device-mismatch", "data-loading"]
+
+
+@pytest.mark.parametrize(
+    ("target", "log"),
+    [("slow", None), (RUN, ""), (f"results/slow/runs/{RUN}", "Training finished in 10 s\n")],
+)
+def test_a_failure_that_no_log_shows_has_the_reason_of_run_json(
+    results: Path, target: str, log: str | None
+) -> None:
+    folder = attempts(results / "slow", RUN)[0]
+    change_json(folder.run_json, state="failed", reason="NODE_FAIL: a node of the job failed")
+    if log is not None:
+        folder.err.write_text(log)
+    record(results / "slow", **{RUN.replace("-", "_"): "failed"})
+    result = doctor(target, "--json")
+    found = json.loads(result.stdout)
+    assert (result.exit_code, found["verdict"], found["failed"]) == (1, "unknown", True)
+    line = found["telling_lines"][0]
+    assert line["text"] == "NODE_FAIL: a node of the job failed"
+    assert line["path"].endswith(f"{RUN}/attempt-1/run.json")
+    assert '"reason"' in folder.run_json.read_text().splitlines()[line["line"] - 1]
+    assert "NODE_FAIL: a node of the job failed" in doctor(target).stdout
+
+
+def test_a_study_in_which_nothing_has_run_is_not_ok(results: Path) -> None:
+    (results / "slow" / "ledger.jsonl").unlink()
+    for folder in attempts(results / "slow", "*"):
+        folder.run_json.unlink()
+    result = doctor("slow")
+    assert result.exit_code == 1
+    assert result.stdout == "Study results/slow\n\nNo run of the study has completed or failed yet.\n"
 
 
 def test_a_warning_in_the_log_is_reported_once(results: Path) -> None:
@@ -92,7 +128,7 @@ def test_a_run_of_several_studies_lists_the_candidates(results: Path) -> None:
 
 def test_a_study_without_slow_steps_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    plant(tmp_path / "results" / "fine", noise=0.0)
+    record(plant(tmp_path / "results" / "fine", noise=0.0))
     result = doctor("fine")
     assert result.exit_code == 0
     assert result.stdout == (
