@@ -253,13 +253,19 @@ def _rest_text(division: CellDivision) -> str:
     """Return the parts of the remainder, the largest first."""
     if WHOLE in division.rests:
         return "the parts of the step were not measured"
+    texts = [
+        f"{name} {percent(value, decimals=1)}" for name, value in rest_parts(division) if abs(value) >= 0.0005
+    ]
+    return f"of the step: {listed(texts)}" if texts else ""
+
+
+def rest_parts(division: CellDivision) -> list[tuple[str, float]]:
+    """Return the parts of the loss without a known cause, in words, with their shares; the largest first."""
     rests = {part: value for part, value in division.rests.items() if part not in COMPUTING}
     slower = sum(division.rests.get(part, 0.0) for part in COMPUTING)
     words = {_PART_WORDS.get(part, part): value for part, value in rests.items()}
     words["slower computation" if slower >= 0 else "faster computation"] = slower
-    shown = sorted(words.items(), key=lambda one: -abs(one[1]))
-    texts = [f"{name} {percent(value, decimals=1)}" for name, value in shown if abs(value) >= 0.0005]
-    return f"of the step: {listed(texts)}" if texts else ""
+    return sorted(words.items(), key=lambda one: -abs(one[1]))
 
 
 # -- the causes of a study or a run, read from its folder -----------------------------

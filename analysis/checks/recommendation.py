@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import pandas as pd
 
 from analysis.stats.estimate import MIN_RUNS, MOST_RUNS, runs_to_decide
-from analysis.stats.losses import Causes, causes_of
 from analysis.stats.scaling import GUIDE
 from analysis.text import count, fraction, fractions
 
@@ -65,7 +64,7 @@ def efficiency_text(row: pd.Series) -> str:
 
 def what_decides(row: pd.Series, base: pd.Series, *, invalid: Invalid = _NONE) -> str:
     """Return how many runs would decide whether the efficiency of a size is at least :data:`GUIDE`."""
-    if reason := _reason(row, base, invalid):
+    if reason := invalid_reason(row, base, invalid):
         return f"see the warning {reason}"
     if min(row["n_undisturbed"], base["n_undisturbed"]) < MIN_RUNS:
         return f"{MIN_RUNS} undisturbed runs of this size and of the baseline are needed"
@@ -78,12 +77,6 @@ def what_decides(row: pd.Series, base: pd.Series, *, invalid: Invalid = _NONE) -
     return f"about {count(int(needed), 'run')} of this size and of the baseline would decide"
 
 
-def valid_causes(row: pd.Series, base: pd.Series, *, invalid: Invalid = _NONE) -> Causes:
-    """Return the causes of the loss of a size; none if its values or those of the baseline are not valid."""
-    if reason := _reason(row, base, invalid):
-        return Causes([], short="cannot tell", unknown=f"see the warning {reason}")
-    return causes_of(row, base)
-
-
-def _reason(row: pd.Series, base: pd.Series, invalid: Invalid) -> str:
+def invalid_reason(row: pd.Series, base: pd.Series, invalid: Invalid) -> str:
+    """Return why the values of a size or of its baseline are not valid; empty if they are."""
     return invalid.get(row["cell_id"]) or invalid.get(base["cell_id"], "")

@@ -12,6 +12,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.causes.catalogue import CAUSES
+from analysis.causes.cells import CellDivision
 from analysis.checks.anomalies import anomalies
 from analysis.checks.validity import ValidityFinding, invalid_cells, other_warnings
 from analysis.data.environment import Environment
@@ -53,7 +54,8 @@ def page_context(
     details: Details,
     axes: Mapping[str, Selection],
     validity: Sequence[ValidityFinding],
-    why: Sequence[WhySection] = (),
+    divisions: Mapping[int, CellDivision],
+    why: Sequence[WhySection],
 ) -> dict[str, Any]:
     """Return the values of page.html.j2; texts are not escaped."""
     labels, shared = short_labels(series_parts(study.plan), dict.fromkeys(rows["series"]))
@@ -67,7 +69,7 @@ def page_context(
         "validity": validity,
         "why": why,
         "causes": [(info.title, info.meaning) for info in CAUSES.values()],
-        **_summary(study, frames, rows, labels=titles, invalid=invalid_cells(validity)),
+        **_summary(study, frames, rows, divisions, labels=titles, invalid=invalid_cells(validity)),
         "groups": _groups(rows, drawings, axes),
         "nodes": [] if details.ranks is None else node_rows(details.ranks),
         "nodes_left_out": 0 if details.ranks is None else len(details.ranks.by_host[MAX_NODES_LISTED:]),
@@ -153,11 +155,17 @@ def _command(study: Study) -> str:
 
 
 def _summary(
-    study: Study, frames: Frames, rows: pd.DataFrame, *, labels: dict[str, str], invalid: Mapping[str, str]
+    study: Study,
+    frames: Frames,
+    rows: pd.DataFrame,
+    divisions: Mapping[int, CellDivision],
+    *,
+    labels: dict[str, str],
+    invalid: Mapping[str, str],
 ) -> dict[str, Any]:
     """Return findings and anomalies."""
     return {
-        "findings": find(rows, labels=labels, invalid=invalid),
+        "findings": find(rows, divisions, labels=labels, invalid=invalid),
         "no_finding": no_finding(rows),
         "certainty": certainty(rows) if (rows["n"] > 0).any() else "",
         "anomalies": anomalies(rows, frames, whole_nodes=bool(study.plan.get("exclusive"))),

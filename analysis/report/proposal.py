@@ -14,16 +14,16 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.checks.recommendation import Invalid, Recommendation, recommend, valid_causes, what_decides
+from analysis.causes.cells import CellDivision
+from analysis.checks.recommendation import Invalid, Recommendation, invalid_reason, recommend, what_decides
 from analysis.checks.validity import ValidityFinding, invalid_cells
 from analysis.data.environment import Environment, hosts_of
 from analysis.data.load import Study
-from analysis.data.names import Row, job_size, nodes_known, widest_series
+from analysis.data.names import Row, job_size, nodes_known, ranks, widest_series
 from analysis.report.figures.drawing import Drawing
-from analysis.report.summary import describe_losses, no_finding
+from analysis.report.summary import loss_sentence, no_finding
 from analysis.report.what_was_run import MISSING_SOURCE, Executed, Line, what_was_run
 from analysis.report.words import ascii_formula, mode_title
-from analysis.stats.losses import Causes
 from analysis.stats.measured import Frames
 from analysis.stats.scaling import GUIDE
 from analysis.text import (
@@ -34,7 +34,6 @@ from analysis.text import (
     fractions,
     interval,
     known,
-    listed,
     number,
     one_line,
     percent,
@@ -86,6 +85,7 @@ def proposal_context(
     drawings: Sequence[Drawing],
     environment: Environment,
     validity: Sequence[ValidityFinding],
+    divisions: Mapping[int, CellDivision],
     *,
     work: Work | None = None,
 ) -> dict[str, Any]:
@@ -95,7 +95,7 @@ def proposal_context(
     """
     series = [found for mode in ("strong", "weak") if (found := _series(rows, mode, frames.rate_unit))]
     invalid = invalid_cells(validity)
-    causes = [_loss_item(one, invalid) for one in series]
+    causes = [_loss_item(one, divisions, invalid) for one in series]
     cells = {cell for one in series for cell in (*one.rows["cell_id"], one.base["cell_id"])}
     executed = Executed(study, frames.runs[frames.runs["measured"] & frames.runs["cell_id"].isin(cells)])
     return {
@@ -375,23 +375,18 @@ def _table_row(
 # -- causes of the loss ---------------------------------------------------------------
 
 _LOSSES_NOTE = (
-    "Percentages are shares of the logarithm of the efficiency: load balance, communication efficiency and "
-    "computational scalability (POP Centre of Excellence; scaling.csv), measured in a separate, instrumented "
-    "window."
+    "Percentages are shares of the step time with 95 % intervals over the runs (causes.csv). The parts "
+    "of a step were measured in a separate, instrumented window."
 )
 
 
-def _loss_item(series: _Series, invalid: Invalid) -> str:
-    """Return a sentence about the causes of the loss at the largest size of a series."""
+def _loss_item(series: _Series, divisions: Mapping[int, CellDivision], invalid: Invalid) -> str:
+    """Return sentences about the causes of the loss at the largest size of a series."""
     last = series.rows.iloc[-1]
     name = f"{mode_title(series.mode)}, {job_size(last)}, efficiency {_efficiency(last)}"
-    return f"{name}: {_causes(valid_causes(last, series.base, invalid=invalid))}."
-
-
-def _causes(causes: Causes) -> str:
-    if causes.hardly_any:
-        return "hardly any loss"
-    return listed(describe_losses(causes, verb="")) or f"the cause of a loss is not known: {causes.unknown}"
+    warned = invalid_reason(last, series.base, invalid)
+    text = loss_sentence(divisions.get(int(str(last.name))), last, size=ranks(last))
+    return f"{name}. {text}" + (f" See the warning {warned}." if warned else "")
 
 
 # -- cells without a measurement -----------------------------------------------------

@@ -2,32 +2,37 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pandas as pd
 
+from analysis.causes.catalogue import NOT_EXPLAINED, OTHER, RESTS, title_of
+from analysis.causes.cells import CellDivision, Share
+from analysis.causes.divide import WHOLE
+from analysis.causes.table import rest_parts
 from analysis.checks.recommendation import (
     Invalid,
     Recommendation,
     efficiency_text,
+    invalid_reason,
     recommend,
-    valid_causes,
     what_decides,
 )
 from analysis.data.names import ranks, widest_series, with_layout
-from analysis.stats.losses import LOSSES, SHORT_NAMES, Causes
 from analysis.stats.scaling import GUIDE
-from analysis.text import count, fraction, known, listed, number, percent
+from analysis.text import MISSING, count, fraction, known, listed, number, percent
 
 MAX_SERIES = 4
 #: Maximum number of sizes that the sentence about undecided sizes names.
 _MAX_OPEN = 3
-#: If causes of a larger share of the loss are uncertain, this is reported.
-_LARGE_REST = 0.02
-#: Data loading is reported if it takes at least this share of the step.
-_MUCH_LOADING = 0.1
-#: Attribution and throughput windows agree if their efficiencies differ by at most this share.
-_AGREE = 0.05
+#: A smaller loss, of the step or compared with the baseline, without a named cause would mostly be noise.
+_HARDLY_ANY = 0.03
+#: Smallest lower end of the interval of such an efficiency; below, the loss may be larger.
+_HARDLY_ANY_LOW = 0.9
+#: Losses without a cause below this share of the step are not listed.
+_SMALLEST_REST = 0.005
 
 
 @dataclass(frozen=True)
@@ -46,17 +51,29 @@ class SeriesFinding:
 
 
 def find(
-    rows: pd.DataFrame, *, labels: dict[str, str], invalid: Invalid | None = None
+    rows: pd.DataFrame,
+    divisions: Mapping[int, CellDivision],
+    *,
+    labels: dict[str, str],
+    invalid: Invalid | None = None,
 ) -> list[SeriesFinding]:
     """Return a finding for each of the series with the most measured sizes, in the plan's order.
 
-    ``invalid`` maps cells whose values are not valid to the reason.
+    Args:
+        rows: the scaling table.
+        divisions: from :func:`analysis.causes.table.divide_study`; empty without parts of the step.
+        labels: maps series to their names.
+        invalid: maps cells whose values are not valid to the reason.
     """
     based = rows[rows["efficiency"].notna()].copy()
     based["several"] = based.duplicated(["series", "gpus"], keep=False)
     return [
         _finding(
-            based[based["series"] == series], rows, label=labels.get(series, series), invalid=invalid or {}
+            based[based["series"] == series],
+            rows,
+            divisions,
+            label=labels.get(series, series),
+            invalid=invalid or {},
         )
         for series in widest_series(based, limit=MAX_SERIES)
     ]
@@ -100,12 +117,20 @@ def certainty(rows: pd.DataFrame) -> str:
     return f"{runs} per cell: no intervals (they need 3 runs), so small differences may be chance."
 
 
-def _finding(rows: pd.DataFrame, table: pd.DataFrame, *, label: str, invalid: Invalid) -> SeriesFinding:
+def _finding(
+    rows: pd.DataFrame,
+    table: pd.DataFrame,
+    divisions: Mapping[int, CellDivision],
+    *,
+    label: str,
+    invalid: Invalid,
+) -> SeriesFinding:
     last = rows.iloc[-1]
     base = table.iloc[int(last["base_place"])]
     found = recommend(rows, base, invalid=invalid)
-    causes = valid_causes(last, base, invalid=invalid)
-    main = causes.main
+    division = divisions.get(int(str(last.name)))
+    title, share = main_loss(division, last)
+    warned = invalid_reason(last, base, invalid)
     best_size, best_detail = _best_tile(found, base, invalid)
     return SeriesFinding(
         series=str(last["series"]),
@@ -113,14 +138,15 @@ def _finding(rows: pd.DataFrame, table: pd.DataFrame, *, label: str, invalid: In
         sentences=(
             _speedup_sentence(last, base) + _fastest(rows, last),
             _best_sentence(found, base, invalid),
-            _loss_sentence(last, base, causes),
+            loss_sentence(division, last, size=_size(last))
+            + (f" See the warning {warned}." if warned else ""),
         ),
         best_size=best_size,
         best_detail=best_detail,
         speedup=f"{number(last['speedup'], digits=3)}×",
         speedup_detail=f"on {_size(last)}; ideal {number(last['gpus'] / base['gpus'], digits=3)}×",
-        main_loss=SHORT_NAMES[main.factor] if main else causes.short,
-        loss_detail=f"{percent(main.share)} of the loss on {_size(last)}" if main else f"on {_size(last)}",
+        main_loss=title,
+        loss_detail=f"{percent(share)} of the step on {_size(last)}" if known(share) else f"on {_size(last)}",
     )
 
 
@@ -194,34 +220,73 @@ def _open_sentence(found: Recommendation, base: pd.Series, invalid: Invalid) -> 
     return f" The runs cannot tell whether these sizes reach {GUIDE}: {names}. For {_size(first)}, {need}."
 
 
-def _loss_sentence(last: pd.Series, base: pd.Series, causes: Causes) -> str:
-    if causes.hardly_any:
-        return f"There is hardly any loss to explain on {_size(last)}{_loading(last)}."
-    if not causes.losses:
-        return f"The causes of the loss are not known: {causes.unknown}."
-    text = f"Of the loss on {_size(last)}, {listed(describe_losses(causes))}{_loading(last)}."
-    attributed = last["global_efficiency"] / base["pop_parallel_efficiency"]
-    if abs(attributed / last["efficiency"] - 1) > _AGREE:
-        measured = fraction(attributed, decimals=2)
-        text += (
-            f" The attribution window, which gives these shares, has an efficiency of {measured}: the shares "
-            "are rough."
-        )
-    return text
+# -- the loss and its causes ----------------------------------------------------------
 
 
-def describe_losses(causes: Causes, *, verb: str = "is ") -> list[str]:
-    """Return the share and the cause of each certain loss, and the share of the others; empty without one."""
-    if not causes.losses:
-        return []
-    texts = [f"{percent(loss.share)} {verb}{LOSSES[loss.factor]}" for loss in causes.losses]
-    rest = 1 - sum(loss.share for loss in causes.losses)
-    return [*texts, *([f"the cause of {percent(rest)} cannot be told"] if rest >= _LARGE_REST else [])]
+def main_loss(division: CellDivision | None, row: pd.Series) -> tuple[str, float]:
+    """Return the title and the share of the largest part of a loss: a cause, else a part of the step.
+
+    The share is NaN if the title says that there is hardly any loss, or that it cannot be told.
+    """
+    if division is None or WHOLE in division.rests:
+        return "not known", math.nan
+    if _hardly_any(division, row):
+        return "hardly any", math.nan
+    shares = [(title_of(one.key.cause), one.share) for one in division.rows if one.key.cause != NOT_EXPLAINED]
+    rest = next(one for one in division.rows if one.key.cause == NOT_EXPLAINED)
+    if not rest.low <= 0:
+        shares += rest_parts(division)
+    title, share = max(shares, key=lambda one: one[1] if known(one[1]) else 0.0)
+    return (title, share) if share >= _HARDLY_ANY else ("cannot tell", math.nan)
 
 
-def _loading(row: pd.Series) -> str:
-    """Mention a large share of data loading, which costs no efficiency if it is equal at every size."""
-    share = float(row["data"] / row["useful_s"] * row["pop_parallel_efficiency"])
-    if not known(share) or share < _MUCH_LOADING:
+def loss_sentence(division: CellDivision | None, row: pd.Series, *, size: str) -> str:
+    """Return a sentence about the loss of a cell: its named causes, and what has no known cause.
+
+    Args:
+        division: the division of the cell; None without one.
+        row: the cell's row of the scaling table.
+        size: the size in words.
+    """
+    if division is None:
+        return "The causes of the loss are not known: no instrumented window was measured."
+    if _hardly_any(division, row):
+        return f"There is hardly any loss to explain on {size}."
+    lost = f"{percent(division.loss)} of the step on {size} is lost"
+    named = [one for one in division.rows if one.key.cause not in RESTS]
+    texts = [f"{title_of(one.key.cause)} ({share_text(one, unknown='share not known')})" for one in named]
+    rests = [text for one in division.rows if (text := _rest_text(one, division))]
+    if not named:
+        return f"{lost}, without a known cause: {listed(rests)}."
+    return f"{lost}: {listed(texts)}." + (f" Without a known cause: {listed(rests)}." if rests else "")
+
+
+def _hardly_any(division: CellDivision, row: pd.Series) -> bool:
+    small = division.loss < _HARDLY_ANY
+    small |= row["efficiency"] > 1 - _HARDLY_ANY and row["efficiency_low"] >= _HARDLY_ANY_LOW
+    return small and all(one.key.cause in RESTS for one in division.rows)
+
+
+def _rest_text(row: Share, division: CellDivision) -> str:
+    """Return the share of a row without a cause, and the parts of the step in it; empty if it is small."""
+    if row.key.cause not in RESTS or abs(row.share) < _SMALLEST_REST:
         return ""
-    return f"; data loading takes {percent(share)} of the step"
+    if row.key.cause == OTHER:
+        return f"{share_text(row)} in no timer"
+    if WHOLE in division.rests:
+        return f"{share_text(row)} (the parts of the step were not measured)"
+    parts = [
+        f"{name} {percent(value)}" for name, value in rest_parts(division) if abs(value) >= _SMALLEST_REST
+    ]
+    return f"{share_text(row)} ({listed(parts)})"
+
+
+def share_text(row: Share, *, unknown: str = MISSING) -> str:
+    """Return the share of a row with its interval; ``unknown`` without a share."""
+    if math.isnan(row.share):
+        return unknown
+    if row.low == 0 and row.claim is not None:
+        return f"at most {percent(row.share)}"
+    if math.isnan(row.low):
+        return percent(row.share)
+    return f"{percent(row.share)} [{percent(row.low)}, {percent(row.high)}]"

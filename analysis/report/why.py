@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pandas as pd
 
 from analysis.causes.catalogue import RESTS, remedy_of, title_of
-from analysis.causes.cells import CellDivision, Share
+from analysis.causes.cells import CellDivision
 from analysis.causes.table import evidence_text
 from analysis.checks.step_series import choose_runs, step_series
 from analysis.data.load import Study
 from analysis.data.names import ranks, widest_series
 from analysis.report.figures.drawing import Drawing
 from analysis.report.figures.waterfall import MAX_SERIES, series_figure, waterfall_figure
-from analysis.text import MISSING, listed, number, percent
+from analysis.report.summary import loss_sentence, share_text
+from analysis.text import number
 
 #: Rests below this share of the step are not listed.
 _SMALLEST_REST = 0.005
@@ -95,30 +95,18 @@ def _section(
     shown = [one for one in division.rows if one.key.cause not in RESTS or abs(one.share) >= _SMALLEST_REST]
     return WhySection(
         f"{label}, {ranks(row)}",
-        f"{_sentence(row, division)}{_links(row, ring)}",
+        f"{loss_sentence(division, row, size=ranks(row))}{_links(row, ring)}",
         figures,
         [
             (
                 title_of(one.key.cause),
-                _share_text(one),
+                share_text(one),
                 evidence_text(one, division, row),
                 remedy_of(one.key.cause),
             )
             for one in shown
         ],
     )
-
-
-def _sentence(row: pd.Series, division: CellDivision) -> str:
-    """Return the loss of the cell, the named causes, and how much is not explained."""
-    named = [one for one in division.rows if one.key.cause not in RESTS]
-    shares = [_share_text(one) if math.isfinite(one.share) else "share not known" for one in named]
-    texts = [f"{title_of(one.key.cause)} ({share})" for one, share in zip(named, shares, strict=True)]
-    loss = f"{percent(division.loss)} of the step on {ranks(row)} is lost"
-    rest = division.loss - sum(one.share for one in named if math.isfinite(one.share))
-    if not texts:
-        return f"{loss}. No cause is known: the files of the runs show no evidence for one."
-    return f"{loss}: {listed(texts)}. Without a known cause: {percent(rest)}."
 
 
 def _links(row: pd.Series, ring: float | None) -> str:
@@ -137,13 +125,3 @@ def _links(row: pd.Series, ring: float | None) -> str:
         f"{rate}: with {row['gpus_per_node']} ranks per node, this is the rate of a node's link if the ring "
         "crosses each node once, otherwise an effective rate."
     )
-
-
-def _share_text(share: Share) -> str:
-    if math.isnan(share.share):
-        return MISSING
-    if share.low == 0 and share.claim is not None:
-        return f"at most {percent(share.share)}"
-    if math.isnan(share.low):
-        return percent(share.share)
-    return f"{percent(share.share)} [{percent(share.low)}, {percent(share.high)}]"

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import jinja2
     import pandas as pd
 
+    from analysis.causes.cells import CellDivision
     from analysis.checks.validity import ValidityFinding
     from analysis.data.load import Study
     from analysis.report.figures.drawing import Drawing
@@ -190,9 +191,9 @@ def _report(
     environment = describe_environment(study)
     found = validity(study, frames, rows, environment)
     say("dividing the losses")
-    causes, why = _causes(study, frames, rows, details.fabric)
+    divisions, causes, why = _divided(study, frames, rows, details.fabric)
     say("writing")
-    page = page_context(study, frames, rows, drawings, environment, details, axes, found, why)
+    page = page_context(study, frames, rows, drawings, environment, details, axes, found, divisions, why)
     drawings += [figure for section in why for figure in section.figures]
     files = {
         "scaling.csv": csv_table(rows),
@@ -209,29 +210,32 @@ def _report(
     if proposal:
         from analysis.report.proposal import proposal_context
 
-        context = proposal_context(study, frames, rows, drawings, environment, found, work=work)
+        context = proposal_context(study, frames, rows, drawings, environment, found, divisions, work=work)
         files |= render_proposal(context)
     return Report(_write(folder, files, drawings), found)
 
 
-def _causes(
+def _divided(
     study: Study, frames: Frames, rows: pd.DataFrame, fabric: pd.DataFrame
-) -> tuple[dict[str, str], list[WhySection]]:
-    """Return causes.csv by its name, and the page's sections about it; both are empty without runs."""
+) -> tuple[dict[int, CellDivision], dict[str, str], list[WhySection]]:
+    """Return the divisions of the losses, causes.csv by its name, and the page's sections about them.
+
+    All three are empty for a table, and without runs.
+    """
     from analysis.causes.table import causes_frame, divide_study, read_evidence
     from analysis.data.csv_files import csv_text
     from analysis.report.page import series_titles
     from analysis.report.why import why_sections
 
     if study.plan.get("table"):
-        return {}, []
+        return {}, {}, []
     evidence = read_evidence(study, frames, fabric=fabric)
     divisions = divide_study(frames, rows, evidence)
     if not divisions:
-        return {}, []
+        return {}, {}, []
     labels = series_titles(study, rows)
     sections = why_sections(study, frames.runs, rows, divisions, labels=labels, rings=evidence.rings)
-    return {"causes.csv": csv_text(causes_frame(rows, divisions), digits=6)}, sections
+    return divisions, {"causes.csv": csv_text(causes_frame(rows, divisions), digits=6)}, sections
 
 
 def _templates(*, autoescape: bool, **options: Any) -> jinja2.Environment:

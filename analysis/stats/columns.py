@@ -92,10 +92,6 @@ _INTERNAL = (
     *(Column(part, "float64", f"{part}, mean per step", "s") for part in PARTS),
     Column("exposed", "float64", "exposed communication, mean per step", "s"),
     Column("useful_s", "float64", "useful time, mean over ranks, per step", "s"),
-    Column("load_balance_error", "float64", "standard error of the logarithm of the load balance"),
-    Column("comm_efficiency_error", "float64", "standard error of the logarithm of the comm. efficiency"),
-    Column("data_error", "float64", "standard error of the data loading per step", "s"),
-    Column("compute_error", "float64", "standard error of the other useful time per step", "s"),
     Column("series_place", "int64", "number of the series in the plan"),
     Column("cell_place", "int64", "number of the cell in the plan"),
 )

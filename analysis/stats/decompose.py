@@ -34,9 +34,6 @@ USEFUL_PARTS = {
 }
 #: Seconds per step: mean useful time of the ranks, longest useful time of a rank, and the whole step.
 TIMES = ("useful_s", "most_useful_s", "step_s")
-#: Standard errors over the runs of a cell: of the logarithms of both factors, and of the two parts of the
-#: useful time in seconds per step.
-ERRORS = ("load_balance_error", "comm_efficiency_error", "data_error", "compute_error")
 
 
 def useful_time(ranks: pd.DataFrame) -> pd.Series:
@@ -104,7 +101,7 @@ def cell_parts(runs: pd.DataFrame) -> pd.DataFrame:
 
     Returns:
         A frame indexed by cell_id: :data:`PARTS`, :data:`TIMES`, ``exposed``, ``load_balance,
-        comm_efficiency, pop_parallel_efficiency``, and :data:`ERRORS`.
+        comm_efficiency, pop_parallel_efficiency``.
     """
     known = runs[runs["step_s"].notna()]
     mixed = known["parts_known"].astype(bool).groupby(known["cell_id"], observed=True)
@@ -117,17 +114,7 @@ def cell_parts(runs: pd.DataFrame) -> pd.DataFrame:
     cells["pop_parallel_efficiency"] = cells["useful_s"] / cells["step_s"]
     known_parts = groups["parts_known"].all().astype(bool)
     cells[list(TIMES)] = cells[list(TIMES)].where(known_parts, axis=0)
-    return cells.join(_errors(known))
-
-
-def _errors(runs: pd.DataFrame) -> pd.DataFrame:
-    values = {
-        "load_balance_error": np.log(runs["useful_s"] / runs["most_useful_s"]),
-        "comm_efficiency_error": np.log(runs["most_useful_s"] / runs["step_s"]),
-        "data_error": runs["data"],
-        "compute_error": runs["useful_s"] - runs["data"],
-    }
-    return pd.DataFrame(values).groupby(runs["cell_id"], observed=True).sem()
+    return cells
 
 
 def computational_scalability(

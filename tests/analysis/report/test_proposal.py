@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from analysis.causes.table import divide_study, read_evidence
 from analysis.checks.scaling_table import scaling_table
 from analysis.checks.validity import ValidityFinding
 from analysis.data.environment import describe_environment
@@ -120,7 +121,7 @@ def lines(markdown: str, place: int) -> dict[str, tuple[str, str]]:
 
 def test_what_was_run_is_stated_with_the_source_of_each_value(written):
     _, markdown, _ = written
-    assert "communication that computation does not hide" in markdown.partition("## Causes of the loss")[2]
+    assert "exposed communication" in markdown.partition("## Causes of the loss")[2]
     run = lines(markdown, 0)
     assert all(source for _, source in run.values())
     assert run["Training"] == (
@@ -150,15 +151,12 @@ def test_the_training_has_only_options_that_its_model_uses_and_each_host_is_coun
         file.write_text(text.replace('"cores": 8', '"cores": 1'))
     study = load_study(path)
     frames = measure(study)
-    context = proposal_context(study, frames, scaling_table(frames), [], describe_environment(study), [])
+    context = proposal_context(study, frames, scaling_table(frames), [], describe_environment(study), [], {})
     run = {line.what: line.value for line in context["run"]}
     assert run["Training"].endswith(": model mlp, parameters 1000, optimizer sgd, grad_accum 1, backend gloo")
     assert run["Machine"] == "Test CPU @ 2.0 GHz; 2 hosts: n1 and n2"
     assert run["Measured"].startswith("1 window with ")
     assert run["Launcher"] == "srun; a rank is one process"
-    assert context["losses"][0].endswith(
-        ": the cause of a loss is not known: the efficiency has no interval, which needs 3 runs."
-    )
 
 
 def test_the_resources_asked_for_follow_from_the_stated_work(written):
@@ -167,7 +165,7 @@ def test_the_resources_asked_for_follow_from_the_stated_work(written):
     frames = measure(study)
     rows = scaling_table(frames)
     environment = describe_environment(study)
-    context = proposal_context(study, frames, rows, [], environment, [], work=Work(100_000_000, 2))
+    context = proposal_context(study, frames, rows, [], environment, [], {}, work=Work(100_000_000, 2))
     request = {line.what: line for line in context["request"]}
     best = rows[(rows["mode"] == "strong") & (rows["gpus"] == 2)].iloc[0]
     hours = 2e8 / best["throughput_samples_per_sec"] / 3600
@@ -188,7 +186,7 @@ def test_warnings_stand_beside_the_numbers_that_they_affect(written):
     rows = scaling_table(frames)
     cell = rows[(rows["mode"] == "strong") & (rows["gpus"] == 2)].iloc[0]["cell_id"]
     finding = ValidityFinding("straggler", "n1 is slow", [cell], {})
-    context = proposal_context(study, frames, rows, [], describe_environment(study), [finding])
+    context = proposal_context(study, frames, rows, [], describe_environment(study), [finding], {})
     assert {line.what: line.value for line in context["request"]}["Warnings"] == finding.heading
     (section, _) = context["sections"]
     place = section["headings"].index("Warnings")
@@ -375,7 +373,8 @@ def test_of_a_command_only_what_is_known_is_said(tmp_path, metrics, said, main_l
     study = load_study(path)
     frames = measure(study)
     rows = scaling_table(frames)
-    context = proposal_context(study, frames, rows, [], describe_environment(study), [])
+    divisions = divide_study(frames, rows, read_evidence(study, frames))
+    context = proposal_context(study, frames, rows, [], describe_environment(study), [], divisions)
     run = {line.what: line.value for line in context["run"]}
     assert run["Command"] == "python train.py --batch {per_gpu_batch} --seq {seq_len} --api-key ***"
     assert run["Script, when submitted"] == (

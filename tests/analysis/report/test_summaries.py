@@ -11,12 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from analysis.causes.cells import CellDivision, Share
+from analysis.causes.divide import Key
+from analysis.causes.table import divide_study, read_evidence
 from analysis.checks.scaling_table import scaling_table
 from analysis.data.environment import describe_environment
 from analysis.data.load import load_study
 from analysis.report.proposal import proposal_context
-from analysis.report.summary import certainty, find
-from analysis.stats.losses import losses
+from analysis.report.summary import certainty, find, loss_sentence, main_loss
 from analysis.stats.measured import measure
 from analysis.text import (
     clean,
@@ -35,13 +37,24 @@ from analysis.text import (
 from tests.analysis import studies
 from tests.analysis.points import frames_of_points
 
+#: A size that loses efficiency.
+ROW = pd.Series({"efficiency": 0.8, "efficiency_low": 0.7})
+
 
 def rows_of(path: Path, cells: Any = None, **options: Any) -> pd.DataFrame:
     return scaling_table(load_study(studies.finished(path / "s", cells, **options)))
 
 
-def findings(rows: pd.DataFrame) -> Any:
-    return find(rows, labels={name: name for name in rows["series"]})
+def findings(rows: pd.DataFrame, divisions: Any = None) -> Any:
+    return find(rows, divisions or {}, labels={name: name for name in rows["series"]})
+
+
+def divided(path: Path, cells: Any = None, **options: Any) -> tuple[pd.DataFrame, dict[int, CellDivision]]:
+    """Return the scaling table of a study and the divisions of its losses."""
+    study = load_study(studies.finished(path / "s", cells, **options))
+    frames = measure(study)
+    rows = scaling_table(frames)
+    return rows, divide_study(frames, rows, read_evidence(study, frames))
 
 
 def test_the_best_size_is_the_largest_at_the_guide(tmp_path: Path) -> None:
@@ -59,33 +72,37 @@ def test_the_best_size_is_the_largest_at_the_guide(tmp_path: Path) -> None:
     assert found.speedup_detail == "on 8 ranks; ideal 8.00×"
 
 
-def test_the_main_loss_is_the_greatest_factor_on_a_logarithmic_scale(tmp_path: Path) -> None:
-    rows = rows_of(tmp_path, noise=0.0)
-    (found,) = findings(rows)
-    base, last = rows.iloc[0], rows.iloc[-1]
-    shares = {loss.factor: loss.share for loss in losses(last, base)}
-    total = -math.log(last["efficiency"])
-    assert shares["comm_efficiency"] == pytest.approx(-math.log(last["comm_efficiency"]) / total)
-    assert sum(shares.values()) == pytest.approx(1)
-    assert (found.main_loss, found.loss_detail) == ("communication", "85 % of the loss on 8 ranks")
+def test_the_main_loss_is_the_largest_part_of_the_division(tmp_path: Path) -> None:
+    """Strong scaling of 64 samples: 80 ms of work and 4 ms of fixed costs per step, 10 ms of communication."""
+    rows, divisions = divided(tmp_path, noise=0.0)
+    (found,) = findings(rows, divisions)
+    division = divisions[rows.index[-1]]
+    assert division.loss == pytest.approx(1 - rows["efficiency"].iloc[-1] * (1 - divisions[0].loss))
+    assert (found.main_loss, found.loss_detail) == (
+        "exposed communication",
+        "51 % of the step on 8 ranks",
+    )
     assert found.sentences[2] == (
-        "Of the loss on 8 ranks, 85 % is communication that computation does not hide, "
-        "12 % is computation that takes longer per sample and 2 % is uneven work between ranks."
+        "60 % of the step on 8 ranks is lost: less work per rank (5 % [5 %, 5 %]). Without a known cause: "
+        "53 % [53 %, 53 %] (exposed communication 51 %, data loading 1 % and waiting for other ranks 1 %) "
+        "and 2 % [2 %, 2 %] in no timer."
     )
 
 
-def test_other_causes_lead_to_other_words(tmp_path: Path) -> None:
-    uneven = studies.Timing(comm_s=0, fixed_s=0, imbalance=0.6)
-    (found,) = findings(rows_of(tmp_path / "a", timing=uneven))
-    assert found.main_loss == "load imbalance"
-    slower = studies.Timing(comm_s=0, fixed_s=0.05, imbalance=0)
-    (found,) = findings(rows_of(tmp_path / "b", timing=slower))
-    assert found.main_loss == "slower computation"
-    perfect = studies.Timing(comm_s=0, fixed_s=0, imbalance=0)
-    (found,) = findings(rows_of(tmp_path / "c", timing=perfect, noise=0.0))
-    assert found.main_loss == "hardly any"
-    assert found.best_size == "8 ranks"
-    assert found.sentences[2] == "There is hardly any loss to explain on 8 ranks."
+@pytest.mark.parametrize(
+    ("timing", "main"),
+    [
+        (studies.Timing(comm_s=0, fixed_s=0, imbalance=0.6), "waiting for other ranks"),
+        (studies.Timing(comm_s=0, fixed_s=0.05, imbalance=0), "less work per rank"),
+        (studies.Timing(comm_s=0, fixed_s=0, imbalance=0), "hardly any"),
+    ],
+)
+def test_other_causes_lead_to_other_words(tmp_path: Path, timing: studies.Timing, main: str) -> None:
+    (found,) = findings(*divided(tmp_path, timing=timing, noise=0.0))
+    assert found.main_loss == main
+    if main == "hardly any":
+        assert found.best_size == "8 ranks"
+        assert found.sentences[2] == "There is hardly any loss to explain on 8 ranks."
 
 
 def test_without_a_good_size_it_is_told_what_comes_closest(tmp_path: Path) -> None:
@@ -135,39 +152,47 @@ def test_nothing_is_concluded_from_a_wide_interval(tmp_path: Path) -> None:
     points = [(1, 100), (1, 101), (1, 99), (2, 80), (2, 187), (2, 400)]
     frame = pd.DataFrame(points, columns=["gpus", "throughput"]).assign(global_batch=64)
     (found,) = findings(scaling_table(frames_of_points(frame)))
-    assert (found.best_size, found.main_loss) == ("cannot tell", "cannot tell")
+    assert (found.best_size, found.main_loss) == ("cannot tell", "not known")
     assert found.best_detail.endswith(
         "]; more than 100 runs of this size and of the baseline would be needed"
     )
     assert found.sentences[2] == (
-        "The causes of the loss are not known: the interval of the efficiency includes 1."
+        "The causes of the loss are not known: no instrumented window was measured."
     )
 
 
+def test_a_loss_whose_interval_includes_0_is_no_main_loss() -> None:
+    rows = [Share(Key("other"), 0.01, 0.0, 0.02), Share(Key("not-explained"), 0.2, -0.1, 0.5)]
+    division = CellDivision(rows, {}, {"transfer": 0.2})
+    assert main_loss(division, ROW)[0] == "cannot tell"
+    assert loss_sentence(division, ROW, size="8 ranks") == (
+        "21 % of the step on 8 ranks is lost, without a known cause: 1 % [0 %, 2 %] in no timer and "
+        "20 % [-10 %, 50 %] (exposed communication 20 %)."
+    )
+    certain = CellDivision([rows[0], Share(Key("not-explained"), 0.2, 0.1, 0.3)], {}, {"transfer": 0.2})
+    assert main_loss(certain, ROW) == ("exposed communication", 0.2)
+
+
 def test_nothing_is_concluded_from_sizes_that_are_not_valid(tmp_path: Path) -> None:
-    rows = rows_of(tmp_path, noise=0.001)
+    rows, divisions = divided(tmp_path, noise=0.001)
     labels = {name: name for name in rows["series"]}
-    (found,) = find(rows, labels=labels, invalid={"n8x1-gloo-srun-b8": "Shared cores"})
+    (found,) = find(rows, divisions, labels=labels, invalid={"n8x1-gloo-srun-b8": "Shared cores"})
     assert found.best_size == "2 ranks"
-    assert (found.main_loss, found.loss_detail) == ("cannot tell", "on 8 ranks")
-    assert found.sentences[2] == "The causes of the loss are not known: see the warning Shared cores."
+    assert found.sentences[2].endswith(". See the warning Shared cores.")
     assert found.sentences[1].endswith(" For 8 ranks, see the warning Shared cores.")
-    (found,) = find(rows, labels=labels, invalid={"n1x1-gloo-srun-b64": "Threads differ"})
+    (found,) = find(rows, divisions, labels=labels, invalid={"n1x1-gloo-srun-b64": "Threads differ"})
     assert found.best_size == "cannot tell"
     assert found.best_detail.startswith("2 ranks: 0.85 [")
     assert found.best_detail.endswith("]; see the warning Threads differ")
 
 
-def test_fewer_than_3_runs_recommend_nothing_and_name_no_cause(tmp_path: Path) -> None:
-    (found,) = findings(rows_of(tmp_path, repeats=2))
+def test_fewer_than_3_runs_recommend_nothing_and_have_shares_without_intervals(tmp_path: Path) -> None:
+    (found,) = findings(*divided(tmp_path, repeats=2, noise=0.0))
     assert found.best_size == "cannot tell"
     assert found.best_detail == (
         "2 ranks: 0.85; 3 undisturbed runs of this size and of the baseline are needed"
     )
-    assert found.main_loss == "cannot tell"
-    assert found.sentences[2] == (
-        "The causes of the loss are not known: the efficiency has no interval, which needs 3 runs."
-    )
+    assert "[" not in found.sentences[2]
 
 
 def test_a_dip_below_the_guide_before_the_best_size_is_told(tmp_path: Path) -> None:
@@ -182,48 +207,25 @@ def test_a_dip_below_the_guide_before_the_best_size_is_told(tmp_path: Path) -> N
     )
 
 
-def test_a_disagreeing_attribution_window_makes_the_shares_rough(tmp_path: Path) -> None:
-    rows = rows_of(tmp_path)
-    rows["global_efficiency"] *= 0.8
-    rows.loc[0, "pop_parallel_efficiency"] = 1.0
-    (found,) = findings(rows)
-    assert found.sentences[2].endswith(
-        "The attribution window, which gives these shares, has an efficiency of 0.35: the shares are rough."
+def test_without_parts_of_the_step_the_loss_is_not_known() -> None:
+    rows = [Share(Key("not-explained"), 0.2, 0.1, 0.3)]
+    division = CellDivision(rows, {}, {"step": 0.2})
+    assert main_loss(division, ROW)[0] == "not known"
+    assert loss_sentence(division, ROW, size="8 ranks") == (
+        "20 % of the step on 8 ranks is lost, without a known cause: 20 % [10 %, 30 %] "
+        "(the parts of the step were not measured)."
     )
 
 
-def test_without_an_attribution_window_the_loss_is_not_known(tmp_path: Path) -> None:
-    rows = rows_of(tmp_path)
-    rows[["load_balance", "comm_efficiency", "computational_scalability"]] = math.nan
-    (found,) = findings(rows)
-    assert found.main_loss == "not known"
-    assert found.sentences[2] == "The causes of the loss are not known: no instrumented window was measured."
-
-
-def test_of_a_loss_that_is_not_known_the_reason_is_the_true_one(tmp_path: Path) -> None:
-    rows = rows_of(tmp_path)
-    partly = rows.assign(useful_s=math.nan)
-    assert findings(partly)[0].sentences[2] == (
-        "The causes of the loss are not known: a part of the step was not measured."
-    )
-    same = ["load_balance", "comm_efficiency", "useful_s", "data"]
-    even = rows.assign(**{name: rows[name].iloc[0] for name in same}, global_batch=64 * rows["gpus"])
-    assert findings(even)[0].sentences[2] == (
-        "The causes of the loss are not known: the instrumented window shows no loss."
-    )
-
-
-@pytest.mark.parametrize(("efficiency", "slight"), [(0.971, True), (0.969, False)])
-def test_page_and_proposal_agree_on_hardly_any_loss(tmp_path: Path, efficiency: float, slight: bool) -> None:
+def test_page_and_proposal_have_the_same_words_about_the_loss(tmp_path: Path) -> None:
     study = load_study(studies.finished(tmp_path / "s"))
     frames = measure(study)
     rows = scaling_table(frames)
-    rows.loc[rows["gpus"] == 8, ["efficiency", "efficiency_low", "efficiency_high"]] = [efficiency, 0.9, 1.05]
-    (found,) = findings(rows)
-    context = proposal_context(study, frames, rows, [], describe_environment(study), [])
-    assert ("There is hardly any loss to explain on 8 ranks." in found.sentences) is slight
-    assert (found.main_loss == "hardly any") is slight
-    assert context["losses"][0].endswith("hardly any loss.") is slight
+    divisions = divide_study(frames, rows, read_evidence(study, frames))
+    (found,) = findings(rows, divisions)
+    context = proposal_context(study, frames, rows, [], describe_environment(study), [], divisions)
+    assert "is lost: " in found.sentences[2]
+    assert context["losses"][0].endswith(f". {found.sentences[2]}")
 
 
 def test_certainty_tells_runs_and_intervals(tmp_path: Path) -> None:
