@@ -46,10 +46,13 @@ _COUNTS = names(
     """ntasks ntasks-per-node ntasks-per-core ntasks-per-socket ntasks-per-gpu cpus-per-task cpus-per-gpu
     mincpus cores-per-socket sockets-per-node threads-per-core"""
 )
+_NUMBERS = _COUNTS | names("nodes mem mem-per-cpu mem-per-gpu time time-min")
 _NODES = re.compile(r"\d+[kKmM]?(?:-\d+[kKmM]?)?|\d[\d,:-]*\d")
 _SIZE = re.compile(r"\d+[kKmMgGtT]?[bB]?")
 _TIME = re.compile(r"-1|(?i:infinite|unlimited)|\d+(?::\d+){0,2}|\d+-\d*(?::\d+){0,2}")
 _SIGNAL = re.compile(r"(?:[RB]{1,2}:)?(?:SIG)?[A-Za-z0-9+-]+(?:@\d+)?", re.IGNORECASE)
+#: The start of a value that stands for a number, such as ``NODES``, ``@NODES`` or ``%s``.
+_PLACEHOLDER = re.compile(r"[A-Za-z@%_]")
 _HUMAN_TIME = re.compile(r"(\d{1,5})([dhmsDHMS])")
 _MAIL = re.compile(
     r"(?i)(?:NONE|BEGIN|END|FAIL|REQUEUE|ALL|INVALID_DEPEND|STAGE_OUT|TIME_LIMIT(?:_90|_80|_50)?|ARRAY_TASKS)"
@@ -168,7 +171,7 @@ def _almost_a_directive(text: str, number: int) -> Remark | None:
     if not match:
         return None
     mark, word = match.group(1, 2)
-    if mark.count("#") > 1 or (word.upper() != "SBATCH" and not _is_misspelt(word)):
+    if mark.count("#") > 1 or mark.endswith("! ") or (word.upper() != "SBATCH" and not _is_misspelt(word)):
         return None
     is_command = not mark.startswith("#")
     if is_command and not word.isupper():
@@ -218,6 +221,7 @@ def _directive(text: str, number: int) -> Line:
             options.append(item)
         if remark:
             remarks.append(remark)
+    remarks.sort(key=lambda remark: remark.severity is not Severity.ERROR)
     return Line("directive", tuple(options), tuple(remarks[:1]))
 
 
@@ -309,7 +313,7 @@ def _long(word: str, waiting: list[str], table: OptionTable, line: int) -> Itera
             value = waiting.pop()
             yield Option(canonical(name), value, f"{word} {value}", line)
         else:
-            yield _refused(line, f"sbatch refuses `{word}`: it needs a value", f"write {word}=VALUE")
+            yield _to_be_filled_in(line, word)
     else:
         yield Option(canonical(name), None, word, line)
 
@@ -377,7 +381,7 @@ def _short_value(word: str, position: int, name: str, waiting: list[str], line: 
     if waiting:
         value = waiting.pop()
         return Option(name, value, f"{word} {value}", line)
-    return _refused(line, f"sbatch refuses `{word}`: it needs a value", f"write {word} VALUE")
+    return _to_be_filled_in(line, word)
 
 
 def refused_value(option: Option) -> Remark | None:
@@ -389,22 +393,28 @@ def refused_value(option: Option) -> Remark | None:
         return _unexpanded(option)
     if is_placeholder(value):
         return None
-    allowed, wrong, fixed = "", value, None
+    allowed, fixed = "", None
     if name in _COUNTS:
         if not (value.isascii() and value.isdecimal() and int(value[:18]) > 0):
             allowed = "a number of at least 1"
     elif name == "mail-type":
-        kinds = [kind for kind in value.split(",") if not _MAIL.fullmatch(kind)]
-        if kinds:
-            allowed, wrong = "BEGIN, END, FAIL, ALL or NONE", kinds[0]
+        if not any(_MAIL.fullmatch(kind) for kind in value.split(",")):  # sbatch skips unknown ones
+            allowed = "BEGIN, END, FAIL, ALL or NONE"
     elif name in _FORMS and not _FORMS[name][0].fullmatch(value):
         allowed = _FORMS[name][1]
         fixed = _duration(value) if name == "time" else None
     if not allowed:
         return None
-    message = f"`{option.written}`: sbatch refuses the value {wrong!r}; allowed: {allowed}"
+    if not value or (_PLACEHOLDER.match(value) and name in _NUMBERS):
+        return _to_be_filled_in(option.line, option.written, allowed)
+    message = f"`{option.written}`: sbatch refuses the value {value!r}; allowed: {allowed}"
     new = option.written.replace(value, fixed) if fixed else ""
     return _refused(option.line, message, f"write --{name} as {allowed}", old=option.written, new=new)
+
+
+def _to_be_filled_in(line: int, written: str, allowed: str = "a value") -> Remark:
+    message = f"`{written}` is not complete: sbatch refuses the script until you fill in {allowed}"
+    return Remark(line, message, "fill it in, or remove it, before you submit the script", Severity.WARNING)
 
 
 def _duration(value: str) -> str | None:

@@ -43,7 +43,7 @@ def is_in_brackets(text: str) -> bool:
 
 def is_placeholder(value: str) -> bool:
     """Return whether a value is a placeholder, such as ``<account>``, ``{{ nodes }}`` or ``N``."""
-    return bool(_PLACEHOLDER.search(value))
+    return bool(_PLACEHOLDER.search(value)) or is_in_brackets(value)
 
 
 def whole_number(value: str | None) -> int | None:
@@ -72,7 +72,7 @@ gpus-per-task= gres= gres-flags= help hint= hold input= job-name= kill-on-invali
 mail-type= mail-user= mcs-label= mem= mem-bind= mem-per-cpu= mem-per-gpu= mincpus= network= nice?
 no-kill? nodefile= nodelist= nodes= ntasks= ntasks-per-core= ntasks-per-gpu= ntasks-per-node=
 ntasks-per-socket= ntasks-per-tres= open-mode= output= overcommit oversubscribe partition= power=
-prefer= priority= profile= propagate? qos= quiet reboot requeue reservation= resv-ports? segment=
+prefer= priority= profile= propagate? qos= quiet reboot requeue reservation= segment=
 signal= sockets-per-node= spread-job stepmgr switches= tasks-per-node= thread-spec= threads-per-core=
 time= time-min= tmp= tres-bind= tres-per-task= uid= usage use-min-nodes verbose version wait-all-nodes=
 wckey= consolidate-segments oom-kill-step?
@@ -84,7 +84,8 @@ _SRUN_ONLY = """
 accel-bind= async bcast? bcast-exclude= compress? cpu-bind= cpu_bind= debugger-test disable-status
 epilog= exact het-group= immediate? interactive jobid= kill-on-bad-exit? label max-exit-timeout=
 mem_bind= mpi= msg-timeout= multi-prog no-allocate ntasks-per-node= overlap pack-group= preserve-env
-prolog= pty? quit-on-interrupt relative= send-libs? slurmd-debug= spread-job task-epilog= task-prolog=
+prolog= pty? quit-on-interrupt relative= resv-ports? send-libs? slurmd-debug= spread-job
+task-epilog= task-prolog=
 threads= treewidth= tree-width= unbuffered wait= wait-for-children whole x11?
 """
 _PLUGINS = """

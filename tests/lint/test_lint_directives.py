@@ -22,10 +22,10 @@ ACCEPTED = """
 REFUSED = """
 --nodes=$N | --nodes=1- | -nodes=4 | --node=4 | --ntask=4 | nodes=2 | --nodes=2 foo | --constraints=gpu
 --time=24h | --time=1:2:3:4 | --mem=64 GB | --mem=64GiB | --mem=4.5G | --mem=1P | --gres=gpu 4 | -gres=gpu:4
--time=10:00 | –nodes=2 | --job-name="a b | --ntasks-per-node = 4 | --ntasks-per-node= 4 | --cpus-per-task=
+-time=10:00 | –nodes=2 | --job-name="a b | --ntasks-per-node = 4 | --ntasks-per-node= 4
 --exclusive=foo | --exclusive user | --mail-type=foo | --signal=B:USR1@x | --open-mode=foo | --ntasks=-3
 --ntasks=2.5 | --ntasks=0 | --gpus_per_node=4 | --cpu-bind=none | --mpi=pmix | --label | -l | -N=2 | -t=10:00
---workdir=x | --partition | -J | --nodes=2; | --partition=a, b | --nodes=1 : | - | ---nodes=2 | --ntasks 4 4 | --kill-on-bad-exit
+--workdir=x | --nodes=2; | --partition=a, b | --nodes=1 : | - | ---nodes=2 | --ntasks 4 4 | --kill-on-bad-exit
 """
 
 
@@ -75,6 +75,13 @@ def test_a_comment_that_is_an_alternative_to_an_active_directive_is_disabled_on_
 def test_a_comment_that_shows_how_to_call_sbatch_gets_no_remark() -> None:
     assert header("#   sbatch --nodes=N run.sh", "# sbatch --nodes=2", "#sbatch -N 2 run.sh") == []
     assert header("#SBATCh --nodes=2") == [(2, Severity.ERROR)]
+
+
+@pytest.mark.parametrize("options", ["--cpus-per-task=", "--partition", "-J", "--nodes=@N", "--time=XXt1XX"])
+def test_a_value_that_is_missing_is_to_be_filled_in(options: str) -> None:
+    (remark,) = read(f"#SBATCH {options}").remarks
+    remedy = "fill it in, or remove it, before you submit the script"
+    assert (remark.severity, remark.remedy) == (Severity.WARNING, remedy)
 
 
 @pytest.mark.parametrize("options", listed(REFUSED))

@@ -134,6 +134,8 @@ def mpirun_slots(script: Script) -> Iterator[Remark]:
     whole_nodes = {"nodes", "exclusive"} & set(script.job.options)
     if whole_nodes and not {name for name in script.job.options if "tasks" in name}:
         return  # sites that allocate whole nodes give each of their cores a slot
+    if not {"nodes", "ntasks"} & set(script.job.options):
+        return  # the number of nodes is given on the command line
     if not slots or script.job.heterogeneous or "overcommit" in script.job.options:
         return
     for step in script.walk.steps:
@@ -159,7 +161,7 @@ def _mpi_processes(script: Script, step: Step) -> int | None:
         if word is step.launch.program or ("/" in word.text and not word.text.startswith("-")):
             return None  # the options of the program begin
         if word.text in _PROCESSES:
-            return script.number(following, script.job)
+            return whole_number(following.text)
         name, _, value = word.text.partition("=")
         if name in ("--np", "--n"):
             return whole_number(value)

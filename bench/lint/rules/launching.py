@@ -24,6 +24,7 @@ _RENDEZVOUS_OPTIONS = names(
     nnodes trainer.num_nodes distributed ddp multiprocessing_distributed strategy trainer.strategy"""
 )
 _STARTS_PROCESSES = names("multiprocessing_distributed nproc_per_node gpus_per_node ngpus world_size")
+_LEARNS = re.compile(r"torch|tensorflow|keras|\bjax\b|cuda", re.IGNORECASE)
 _GROUP = re.compile(r"lightning|\bddp\b|torch\.?distributed|horovod", re.IGNORECASE)
 
 #: Commands in the foreground that run until the job is ended.
@@ -58,22 +59,27 @@ def missing_srun(script: Script) -> Iterator[Remark]:
         return
     for step in _started_on_one_node(script):
         waits = waits_for_others(script, step)
-        if not waits and not script.job.several_nodes:
+        few = (script.job.number("ntasks") or 0) in range(1, script.job.nodes or 1)  # see ntasks-conflict
+        if not waits and (few or not script.job.several_nodes):
             continue  # such a number of tasks is usually meant as a number of cores
         message = f"only the first node runs this command: {_processes(script, step)} will start"
         if waits:
             message += " and wait for the others until the rendezvous times out"
         else:
             message += ", and the other nodes stay idle"
-        asked = waits or (script.job.ntasks or 0) > (script.job.nodes or 1)
-        certain = asked and script.job.several_nodes and not _is_uncertain(script, step)
+        certain = waits and script.job.several_nodes and not _is_uncertain(script, step)
         yield Remark(
             step.outer.line,
             message,
             _how_to_srun(script, step) if waits else f"{_how_to_srun(script, step)}, or request one node",
-            Severity.ERROR if certain else Severity.WARNING,
+            Severity.ERROR if certain else Severity.WARNING if waits or _learns(script) else Severity.INFO,
             _insert_srun(script, step),
         )
+
+
+def _learns(script: Script) -> bool:
+    """Return whether the script trains a network; other programs often start MPI processes themselves."""
+    return script.job.asks_for_gpus or script.mentions(_LEARNS)
 
 
 def _one_process_for_all_gpus(script: Script) -> Iterator[Remark]:
@@ -190,12 +196,13 @@ def one_launcher_per_gpu(script: Script) -> Iterator[Remark]:
         if tasks < 2 or _one_worker_per_gpu(script, launch, geometry):
             continue
         workers = script.number(launch.options.get("nproc_per_node"), geometry)
-        total = f", so {tasks * workers} workers run on each node" if workers else ""
-        message = f"srun starts {launch.launcher} {tasks} times on each node{total}"
+        message = f"srun starts {launch.launcher} {tasks} times on each node"
+        several = "ntasks-per-node" in geometry.options and (workers or 0) > 1
+        severity = None if several and "standalone" not in launch.options else Severity.WARNING
         line = geometry.line("ntasks-per-node", "ntasks") or step.line
         remedy = "start the launcher once per node: --ntasks-per-node=1"
         yield Remark(
-            line, f"{message}, and they use the same ports and GPUs", remedy, None, _one_task(geometry)
+            line, f"{message}, and they use the same ports and GPUs", remedy, severity, _one_task(geometry)
         )
         if line != step.line:
             message += f" because of line {line}"
@@ -258,7 +265,8 @@ def sequential_sruns(script: Script) -> Iterator[Remark]:
     if in_background and not script.walk.waits and not _something_follows(script, in_background[-1]):
         line = in_background[-1].launch.srun_line or in_background[-1].line
         message = "the script ends while this srun runs in the background, and Slurm then kills its processes"
-        yield Remark(line, message, "put `wait` after the last srun")
+        later = any(step.line > line and not step.place.background for step in script.walk.steps)
+        yield Remark(line, message, "put `wait` after the last srun", Severity.INFO if later else None)
 
 
 def _blocking(script: Script, steps: list[Step]) -> list[Step]:
@@ -412,9 +420,9 @@ def _unknown_option(written: str, option: Option) -> Remark | None:
     close = table.closest(written)
     if close:
         edit = Edit(option.line, word, f"--{close}")
-        return Remark(
-            option.line, f"srun refuses `{word}`: it has no such option", f"write --{close}", edit=edit
-        )
+        severity = None if written.replace("_", "-") == close else Severity.WARNING  # or a plugin's option
+        message = f"srun refuses `{word}`: it has no such option"
+        return Remark(option.line, message, f"write --{close}", severity, edit)
     message = f"srun refuses `{word}`, unless a plugin of the site adds this option"
     remedy = "check the spelling with `srun --help`, or remove the option"
     return Remark(option.line, message, remedy, Severity.INFO)

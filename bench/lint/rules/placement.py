@@ -201,6 +201,8 @@ def trap_delayed(script: Script) -> Iterator[Remark]:
             continue
         if step.place.piped or line < traps[0].line or step.place.substitution:
             continue
+        if not step.launch.via and step.launch.kind not in ("python", "launcher"):
+            continue  # it may end soon
         text = script.line(step.end).rstrip()
         edit = Edit(step.end, "", f"{text} & wait") if step.end == line and "#" not in text else None
         message = (

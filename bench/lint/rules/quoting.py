@@ -36,7 +36,8 @@ def node_list_in_one_element(script: Script) -> Iterator[Remark]:
         item = assigned.items[0]
         if not _HOST_LIST.search(script.unknowns.shown(item.text)):
             continue
-        single = not script.job.several_nodes and "nodes" in script.job.options
+        indexed = script.mentions(re.compile(rf"\$\{{{assigned.name}\[\d"))
+        single = not indexed or (not script.job.several_nodes and "nodes" in script.job.options)
         message = f"the quotes make one element of all hosts: ${{{assigned.name}[0]}} is the whole list"
         match = _QUOTED_ELEMENT.search(script.line(assigned.line))
         edit = Edit(assigned.line, match.group(), f"({match.group(1)})") if match else None

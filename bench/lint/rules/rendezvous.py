@@ -27,7 +27,7 @@ _HOST = re.compile(
 )
 _ADDRESS_VARIABLE = re.compile(
     r"(?i:(?:pet_)?(?:master|main|head|rank_?0|rdzv|leader|chief|coordinator)_?(?:node_?)?(?:process_?)?"
-    r"(?:addr(?:ess)?|ip|host(?:name)?|endpoint|node|url)?)\Z"
+    r"(?:addr(?:ess)?|ip|host(?:name)?|endpoint|node|url)|master|head)\Z"
 )
 _ADDRESS_OPTIONS = names(
     """master_addr master_address master_ip master_host main_process_ip main_address main_addr
@@ -375,7 +375,7 @@ def _exported_early(script: Script, steps: list[Step]) -> Iterator[Remark]:
             severity = next(filter(None, severities), None)
             if severity is None or not exported:
                 continue
-            if not assigned.in_task and not assigned.name.endswith("VISIBLE_DEVICES"):
+            if not assigned.in_task:
                 severity = Severity.WARNING  # harmless if the program reads Slurm's variables instead
             message = f"the batch shell expands {unknown.source}, so every task gets {assigned.name}=0"
             yield Remark(unknown.line, message, _EXPAND_IN_TASK, severity)

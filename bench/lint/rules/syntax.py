@@ -8,12 +8,16 @@ from collections.abc import Iterator, Sequence
 from bench.findings import Edit, Remark, Severity
 from bench.lint.expansion import MARK, Value
 from bench.lint.launch import HELPERS, SHELLS, basename
+from bench.lint.options import EXPANSION, Option, is_in_brackets
 from bench.lint.rules import rule
-from bench.lint.script import ANALYSED_SIZE, MAX_SCRIPT_SIZE, Script, ignored_directives
+from bench.lint.script import ANALYSED_SIZE, MAX_SCRIPT_SIZE, Script, ignored_directives, is_template
 from bench.lint.shell_state import DECLARATIONS, Step
 from bench.lint.syntax import UNCLOSED_HEREDOC, ShellError, Simple, Word
 
 _OPENS_STRING = re.compile(r"\\\Z|(?:=|-\w*c\s+|echo\s+|<<<\s*|\()[\"']\Z|\S[ \t]+[\"']\Z")
+_EXIT = re.compile(r"exit(?:\s+\d+)?\s*\Z")
+#: A part of a command that is to be filled in, such as ``<path>``.
+_BLANK = re.compile(r"<[A-Za-z. _-]+>")
 _MAX_ODD_LINES = 200
 _PROSE = re.compile(r"[A-Z][a-z]+[,:]?\Z")
 _WORD = re.compile(r"[A-Za-z]+(?:[-'][A-Za-z]+)*[,.:]?\Z")
@@ -42,12 +46,35 @@ def sbatch_after_command(script: Script) -> Iterator[Remark]:
         #SBATCH --nodes=4
         module load cuda
     """
-    for number, _ in ignored_directives(script.lines, script.header):
-        if any(first <= number <= last for first, last in script.swallowed):
-            continue
-        first = script.header.end + 1
+    first = script.header.end + 1
+    ignored = [
+        (number, options)
+        for number, options in ignored_directives(script.lines, script.header)
+        if not any(begin <= number <= end for begin, end in script.swallowed)
+    ]
+    options = [option for _, some in ignored for option in some]
+    severity = Severity.INFO if _is_collection(script, options) else None
+    for number, _ in ignored:
         message = f"sbatch ignores this directive: it stopped reading at the first command, in line {first}"
-        yield Remark(number, message, f"move the line above line {first}")
+        yield Remark(number, message, f"move the line above line {first}", severity)
+
+
+def _is_collection(script: Script, ignored: Sequence[Option]) -> bool:
+    """Return whether the file contains or writes several scripts, or is to be filled in."""
+    given = {option.name for option in script.header.options}
+    repeated = sum(option.name in given for option in ignored)
+    texts = ("\n".join(script.lines[first - 1 : last]) for first, last in script.swallowed)
+    writes = any("#SBATCH" in text for text in texts)
+    filled_in = any(
+        is_in_brackets(option.written) or EXPANSION.search(option.value or "")
+        for option in (*script.header.options, *ignored)
+    )
+    return repeated > 1 or writes or filled_in or _is_fragment(script)
+
+
+def _is_fragment(script: Script) -> bool:
+    """Return whether the file is a collection of commands: sbatch refuses scripts without ``#!``."""
+    return not script.line(1).startswith("#!")
 
 
 @rule(Severity.ERROR)
@@ -67,7 +94,10 @@ def malformed_directive(script: Script) -> Iterator[Remark]:
         #SBATCH --ntasks-per-node=4
         #SBATCH --time=24:00:00
     """
-    yield from script.header.remarks
+    variables = sum(bool(EXPANSION.search(option.value or "")) for option in script.header.options)
+    generated = is_template(script.lines) or variables > 2  # a program fills in the directives
+    for remark in script.header.remarks:
+        yield remark._replace(severity=Severity.INFO) if generated else remark
     if script.size > MAX_SCRIPT_SIZE:
         limit = f"{MAX_SCRIPT_SIZE // 1024**2} MiB"
         yield Remark(
@@ -119,8 +149,14 @@ def shell_syntax(script: Script) -> Iterator[Remark]:
     if script.size > ANALYSED_SIZE:
         message = f"only the first {ANALYSED_SIZE // 1024} KiB of this script were checked"
         yield Remark(1, message, "move the data to a separate file", Severity.INFO)
-    if script.error:
+    if script.error and not _is_fragment(script) and not _is_unfinished(script, script.error):
         yield from _syntax_error(script, script.error)
+
+
+def _is_unfinished(script: Script, error: ShellError) -> bool:
+    """Return whether a line is to be filled in, or the script exits above the line at which bash stops."""
+    above = script.lines[: (error.opened or error.line) - 1]
+    return bool(_BLANK.search(script.line(error.line))) or any(_EXIT.match(line) for line in above)
 
 
 def _syntax_error(script: Script, error: ShellError) -> Iterator[Remark]:
@@ -240,7 +276,8 @@ def _stray(script: Script, step: Step) -> Remark | None:
     first = words[0].literal or ""
     bare = words[0].bare or ""
     start = words[0].parts[0]
-    if start.kind == "text" and not start.quoted and re.match(r"--?[A-Za-z]", start.text):
+    is_option = start.kind == "text" and not start.quoted and bool(re.match(r"--?[A-Za-z]", start.text))
+    if is_option and not step.place.substitution:
         return _broken_off_option(script, start.text, line)
     if bare in DECLARATIONS:
         return Remark(line, f"{bare} does not allow blanks around =", f"write {bare} NAME=VALUE")
@@ -257,7 +294,7 @@ def _stray(script: Script, step: Step) -> Remark | None:
     if first in _CSH_COMMANDS or is_python:
         message = f"`{first}` is not a bash command"
         return Remark(line, message, "write the line in bash, or move it to a script in its own language")
-    if _LEFTOVER.fullmatch(first) or (words[0].bare is None and _is_sentence(first)):
+    if _LEFTOVER.fullmatch(first) or (words[0].bare is None and _is_sentence(script, step)):
         message = f"bash runs `{first[:40]}` as a command, but there is no such command"
         return Remark(line, message, "remove the line")
     comment = _comment_before(script, step)
@@ -281,8 +318,15 @@ def _comment_before(script: Script, step: Step) -> int | None:
     while above > 0 and script.line(above).lstrip().startswith("#"):
         above -= 1
     continued = script.line(above).rstrip().endswith("\\") and above < step.line - 1
-    indented = script.line(step.line)[:1] in (" ", "\t")
-    return above + 1 if continued and indented and step.place.task is None else None
+    start = above
+    while start > 1 and script.line(start - 1).rstrip().endswith("\\"):
+        start -= 1
+    deeper = _indentation(script.line(step.line)) > _indentation(script.line(start))
+    return above + 1 if continued and deeper and step.place.task is None else None
+
+
+def _indentation(line: str) -> int:
+    return len(line) - len(line.lstrip())
 
 
 def _stray_warning(script: Script, step: Step, bare: str) -> Remark | None:
@@ -313,9 +357,11 @@ def _is_function(script: Script, name: str) -> bool:
     return script.mentions(re.compile(rf"^\s*(?:function\s+{re.escape(name)}\b|{re.escape(name)}\s*\(\))"))
 
 
-def _is_sentence(word: str) -> bool:
-    """Return whether a quoted word is a sentence and not the path of a program."""
-    return word != "" and (not word.strip() or (" " in word.strip() and "/" not in word))
+def _is_sentence(script: Script, step: Step) -> bool:
+    """Return whether a line starts with a quoted sentence instead of the path of a program."""
+    word = step.node.words[0].literal or ""
+    sentence = word != "" and (not word.strip() or (" " in word.strip() and "/" not in word))
+    return sentence and script.line(step.line).lstrip()[:1] in ("'", '"')
 
 
 def _broken_off_option(script: Script, option: str, line: int) -> Remark:

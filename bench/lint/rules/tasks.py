@@ -80,13 +80,14 @@ def _tasks(script: Script, step: Step, geometry: Geometry) -> Iterator[Remark]:
     tasks, gpus = geometry.tasks_per_node, geometry.gpus_per_node
     if not tasks or not gpus or tasks == gpus or geometry.gpus_per_task or not _trains(script, step):
         return
+    if "overcommit" in geometry.options:
+        return  # the script shares the devices on purpose
     tasks_line = geometry.line("ntasks-per-node", "ntasks")
     gpus_line = geometry.line(*_GPU_OPTIONS)
     main = tasks_line or gpus_line or step.line
     remedy = f"request as many tasks as GPUs on each node: --ntasks-per-node={gpus}"
-    severity: Severity | None = Severity.WARNING
+    severity = Severity.WARNING
     if tasks > gpus:
-        severity = None
         message = f"{tasks} processes share {_gpus(gpus)} on each node, which NCCL does not support"
         remedy = f"request {tasks} GPUs per node, or --ntasks-per-node={gpus}"
     elif tasks == 1:
@@ -128,7 +129,7 @@ def _program_options(script: Script, step: Step, geometry: Geometry) -> Iterator
         given = script.number(value, geometry)
         if given is None or given < 1:
             continue
-        severity = None if name.startswith("trainer.") else Severity.WARNING
+        severity = Severity.WARNING
         nodes, tasks = geometry.nodes, geometry.tasks_per_node
         if name in _NODE_OPTIONS and nodes and given != nodes and "nodes" in geometry.options:
             message = f"this option says {given} nodes, but srun starts the program on {nodes}"
@@ -175,7 +176,7 @@ def _workers(script: Script, step: Step, geometry: Geometry) -> Iterator[Remark]
         message = (
             f"{step.launch.launcher} starts {workers} workers for {visible} visible GPUs: some GPUs are idle"
         )
-        yield Remark(value.line, message, f"start {visible} workers, or request fewer GPUs", Severity.WARNING)
+        yield Remark(value.line, message, f"start {visible} workers, or request fewer GPUs", Severity.INFO)
 
 
 def _launcher_nodes(script: Script, step: Step, geometry: Geometry) -> Iterator[Remark]:
@@ -194,7 +195,8 @@ def _launcher_nodes(script: Script, step: Step, geometry: Geometry) -> Iterator[
     available = max(nodes, script.job.nodes)
     tasks = (geometry.tasks_per_node or 1) if geometry.isolation else 1
     if expected > available * tasks:
-        given = "nodes" in script.job.options or "nodes" in geometry.options or "ntasks" in geometry.options
+        given = bool({"nodes", "ntasks"} & {*script.job.options, *geometry.options})
+        given = given and "node_rank" not in launch.options  # each of several jobs may get its own rank
         message = f"{launch.launcher} waits for {expected} nodes, but the job has {available}"
         message += ": it fails when its rendezvous times out"
         remedy = f"use --nnodes=$SLURM_NNODES, or request --nodes={expected}"
@@ -239,7 +241,7 @@ def ntasks_conflict(script: Script) -> Iterator[Remark]:
         if not step.launch.opaque:
             own = script.job.step(()) if not step.launch.srun else script.geometry(step)
             given = {option.name: option.value for option in step.launch.srun}
-            if {"ntasks", "ntasks-per-node"} <= given.keys() and given["ntasks"] != "1":
+            if {"nodes", "ntasks", "ntasks-per-node"} <= given.keys() and given["ntasks"] != "1":
                 yield from _conflict(script, own, job=False)
             yield from _more_than_the_job(script, step)
 
@@ -263,7 +265,9 @@ def _conflict(script: Script, geometry: Geometry, *, job: bool) -> Iterator[Rema
         started = not job or any(step.launch.via for step in script.training)
         effect = "too few tasks start" if started else f"the job gets CPUs for {ntasks} tasks only"
         effect = effect if ntasks < total else "Slurm refuses the job"
-        severity = None if started or ntasks > total else Severity.WARNING
+        severity = None if ntasks > total else Severity.WARNING
+        if 1 < ntasks < total and -(-ntasks // per_node) == fixed:
+            severity = Severity.INFO  # the tasks need all nodes
         message = (
             f"--ntasks={ntasks} contradicts {fixed} nodes x {per_node} tasks per node = {total}: {effect}"
         )
@@ -276,7 +280,7 @@ def _conflict(script: Script, geometry: Geometry, *, job: bool) -> Iterator[Rema
             yield Remark(other, message, remedy, Severity.INFO)
     elif per_node and ntasks < per_node and not fixed:
         message = f"--ntasks={ntasks} is less than --ntasks-per-node={per_node}: only {ntasks} tasks start"
-        yield Remark(line, message, "remove --ntasks", Severity.WARNING)
+        yield Remark(line, message, "remove --ntasks", Severity.INFO)
 
 
 def _more_than_the_job(script: Script, step: Step) -> Iterator[Remark]:
