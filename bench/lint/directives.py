@@ -53,6 +53,7 @@ _TIME = re.compile(r"-1|(?i:infinite|unlimited)|\d+(?::\d+){0,2}|\d+-\d*(?::\d+)
 _SIGNAL = re.compile(r"(?:[RB]{1,2}:)?(?:SIG)?[A-Za-z0-9+-]+(?:@\d+)?", re.IGNORECASE)
 #: The start of a value that stands for a number, such as ``NODES``, ``@NODES`` or ``%s``.
 _PLACEHOLDER = re.compile(r"[A-Za-z@%_]")
+_YOURS = re.compile(r"(?i:\byour [a-z]+)")
 _HUMAN_TIME = re.compile(r"(\d{1,5})([dhmsDHMS])")
 _MAIL = re.compile(
     r"(?i)(?:NONE|BEGIN|END|FAIL|REQUEUE|ALL|INVALID_DEPEND|STAGE_OUT|TIME_LIMIT(?:_90|_80|_50)?|ARRAY_TASKS)"
@@ -196,7 +197,7 @@ def _almost_a_directive(text: str, number: int) -> Remark | None:
     elif word in ("SBATCH", "sbatch") or (len(word) > 6 and word.endswith("SBATCH")):
         message = f"`{mark}{word}` is an ordinary comment: sbatch ignores the line"
         remedy += "; to disable the directive on purpose, write ##SBATCH"
-        severity = Severity.WARNING
+        severity = Severity.WARNING if word.upper() == "SBATCH" and "!" not in mark else Severity.INFO
     else:
         message = f"`{mark}{word}` is not #SBATCH: sbatch treats the line as a comment and ignores it"
     return Remark(number, message, remedy, severity, edit)
@@ -214,14 +215,16 @@ def _directive(text: str, number: int) -> Line:
     if words and words[0] in _HETEROGENEOUS:
         return Line("directive", heterogeneous=True)
     options: list[Option] = []
-    remarks = [_placeholder(word, number) for word in words if is_in_brackets(word)]
+    blanks = [*filter(is_in_brackets, words), *_YOURS.findall(text)]
+    remarks = [_placeholder(blank, number) for blank in blanks]
     for item in read_options(words, sbatch_options(), line=number):
         remark = refused_value(item) if isinstance(item, Option) else item
         if isinstance(item, Option):
             options.append(item)
         if remark:
             remarks.append(remark)
-    remarks.sort(key=lambda remark: remark.severity is not Severity.ERROR)
+    if not _YOURS.search(text):
+        remarks.sort(key=lambda remark: remark.severity is not Severity.ERROR)
     return Line("directive", tuple(options), tuple(remarks[:1]))
 
 
@@ -413,7 +416,7 @@ def refused_value(option: Option) -> Remark | None:
 
 
 def _to_be_filled_in(line: int, written: str, allowed: str = "a value") -> Remark:
-    message = f"`{written}` is not complete: sbatch refuses the script until you fill in {allowed}"
+    message = f"sbatch refuses `{written}` until you give it {allowed}"
     return Remark(line, message, "fill it in, or remove it, before you submit the script", Severity.WARNING)
 
 

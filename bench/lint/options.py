@@ -14,10 +14,11 @@ from functools import cache
 from typing import NamedTuple
 
 _PLACEHOLDER = re.compile(
-    r"[<>{}\[\]]|\.\.\.|%%|@\w+@|\A[A-Z][A-Z_:-]*\Z|\A(?i:x+|n+)\Z|(?i:your[-_ ]|change[-_ ]?me|todo)"
+    r"[<>{}\[\]]|\.\.\.|%%|@\w+@|\A[A-Z][A-Z_:-]*\Z|\A(?i:x+|n+)\Z|(?i:your[-_ ]|todo)"
+    r"|(?i:(?:change|fix)[-_ ]?me)"
 )
 _BRACKETS = re.compile(
-    r"[<>{}]|\.\.\.|%%\w+%%|@[A-Z_]+@|##\w+##|%\(\w+\)"
+    r"[<>{}]|\.\.\.|%%\w+%%|@[A-Z_]+@|##\w+##|%\(\w+\)|XX+\w+XX+"
     r"|(?:\A|=)(?:\[[A-Za-z]|%\w+%\Z|_+[A-Za-z]\w*_\Z|![A-Za-z]\w*\Z)"
 )
 #: A variable or a command substitution, which sbatch does not expand.

@@ -27,7 +27,7 @@ _DIRECTIVE = re.compile(r"#SBATCH[ \t]+(?:[-\u2010-\u2015\u2212]|hetjob|packjob)
 _OTHER_SHELL = re.compile(r"#!.*\b(?:zsh|ksh)\b")
 #: A line that another program replaces before sbatch reads the script: Jinja, ERB, brew, printf of Python.
 _TEMPLATE = re.compile(
-    r"<%|\{%|\{\{[=?~]|\{\{\s*[A-Za-z_][\w.]*\s*[|}]|^[^#]*(?<!%)%\(\w+\)[sdif]|^__\w+\{\{|##\w+##"
+    r"<%|\$\$[({]|\{%|\{\{[=?~#/]|\{\{\s*[A-Za-z_][\w.]*\s*[|}]|^[^#]*(?<!%)%\(\w+\)[sdif]|^__\w+\{\{|##\w+##"
 )
 _STARTS_WORKERS = frozenset(
     {"torchrun", "launch", "accelerate", "deepspeed", "composer", "lightning", "fabric", "colossalai"}

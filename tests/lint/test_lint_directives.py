@@ -51,6 +51,8 @@ def test_directives_that_sbatch_accepts_get_no_remark(options: str) -> None:
         "<OPTIONS>",
         "--nodes=%%NODES%%",
         "--mem=@MEM@",
+        "--time=XXXtimeXXX",
+        "--mail-user=your email",
     ],
 )
 def test_a_placeholder_is_to_be_filled_in(options: str) -> None:
@@ -77,7 +79,9 @@ def test_a_comment_that_shows_how_to_call_sbatch_gets_no_remark() -> None:
     assert header("#SBATCh --nodes=2") == [(2, Severity.ERROR)]
 
 
-@pytest.mark.parametrize("options", ["--cpus-per-task=", "--partition", "-J", "--nodes=@N", "--time=XXt1XX"])
+@pytest.mark.parametrize(
+    "options", ["--cpus-per-task=", "--partition", "-J", "--nodes=@N", "--time=g_time_g"]
+)
 def test_a_value_that_is_missing_is_to_be_filled_in(options: str) -> None:
     (remark,) = read(f"#SBATCH {options}").remarks
     remedy = "fill it in, or remove it, before you submit the script"

@@ -25,7 +25,7 @@ _RENDEZVOUS_OPTIONS = names(
 )
 _STARTS_PROCESSES = names("multiprocessing_distributed nproc_per_node gpus_per_node ngpus world_size")
 _LEARNS = re.compile(r"torch|tensorflow|keras|\bjax\b|cuda", re.IGNORECASE)
-_GROUP = re.compile(r"lightning|\bddp\b|torch\.?distributed|horovod", re.IGNORECASE)
+_GROUP = re.compile(r"lightning|\bddp\b|torch\.?distributed", re.IGNORECASE)
 
 #: Commands in the foreground that run until the job is ended.
 _KEEPS_RUNNING = frozenset(

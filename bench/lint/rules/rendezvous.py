@@ -254,12 +254,20 @@ def hardcoded_host(script: Script) -> Iterator[Remark]:
     if script.job.value("nodelist") or any(_has_fixed_hosts(step) for step in script.sruns):
         return
     assigned = [one.value for one in script.walk.assigned if _ADDRESS_VARIABLE.match(one.name) and one.value]
-    for value in [*assigned, *(value for step in script.training for value in _addresses(script, step))]:
+    given = [
+        value for step in script.training if not _uses_etcd(step.launch) for value in _addresses(script, step)
+    ]
+    for value in [*assigned, *given]:
         match = _HOST.match(value.text)
         if not match or _LOOPBACK.match(value.text) or match.group(1) in ("0.0.0.0", "255.255.255.255"):  # noqa: S104
             continue
         message = f"the master address is always {match.group(1)}, but Slurm may run the job on other nodes"
         yield Remark(value.line, message, f"use the first host of the job: {_FIRST_HOST}")
+
+
+def _uses_etcd(launch: Launch) -> bool:
+    """Return whether the endpoint is a server outside the job."""
+    return "rdzv_backend" in launch.options and launch.options["rdzv_backend"].text.startswith("etcd")
 
 
 def _has_fixed_hosts(step: Step) -> bool:

@@ -304,7 +304,7 @@ def _stray(script: Script, step: Step) -> Remark | None:
         )
         return Remark(line, message, "move the comment above the command")
     hashed = next((word for word in step.launch.words[1:] if word.text == "#"), None)
-    if hashed and step.launch.is_training:
+    if hashed and step.launch.is_training and not re.search(r"(['\"])#\1", script.line(step.line)):
         message = (
             "`#` starts no comment within quotes: the program gets it and the words after it as arguments"
         )

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from bench.findings import Edit, Remark, Severity
 from bench.lint.expansion import Unknown
 from bench.lint.rules import rule
-from bench.lint.script import Script
+from bench.lint.script import Script, is_template
 from bench.lint.shell_state import Use
 
 #: Variables that Slurm sets only if one of these options is given (sbatch(1), OUTPUT ENVIRONMENT VARIABLES).
@@ -88,6 +88,7 @@ _PADDED_COMMAND = re.compile(
     r"tail\s+(?:-c|--bytes)|cut\s+-c|head\s+-c|\bdate\b[^|+]*\+[\"']?%0?[SMHdmjNyV]|rev\b.*cut|printf[^|]*%0"
 )
 _OCTAL = re.compile(r"(?<![\w.#])0\d*[89]\d*(?![\w.])")
+_DECIMAL = re.compile(r"\|\s*bc\b")
 _SOURCE_OF_DIGITS = re.compile(r"JOB_?ID|TASK_ID|PROCID|STEP|\bdate\b|printf|PORT|hostname", re.I)
 _DIGITS_OF_ID = re.compile(r"JOB_?ID|TASK_ID|PROCID|STEP", re.I)
 
@@ -110,7 +111,7 @@ def undefined_variable(script: Script) -> Iterator[Remark]:
         #SBATCH --ntasks-per-node=8
         srun python train.py --gpus $SLURM_NTASKS_PER_NODE
     """
-    if script.walk.opaque:
+    if script.walk.opaque or is_template(script.lines):
         return
     given = script.job.value("export") or ""
     reported: set[str] = set()
@@ -233,7 +234,7 @@ def port_octal_arithmetic(script: Script) -> Iterator[Remark]:
     """
     remedy = "write $((10000 + SLURM_JOB_ID % 10000)), or put 10# before the digits"
     for unknown in script.unknowns:
-        if unknown.kind != "arith" or "10#" in unknown.source:
+        if unknown.kind != "arith" or "10#" in unknown.source or script.mentions(_DECIMAL):
             continue
         literal = _OCTAL.search(unknown.source)
         if literal:
