@@ -18,7 +18,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from analysis.compare.verdicts import Verdict, judge, paired, unpaired
+from analysis.compare.comparison import Verdict, judge, paired, unpaired
 from analysis.stats.estimate import LogMoments
 
 #: Noise of each run, relative to its throughput.

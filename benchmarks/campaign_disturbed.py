@@ -38,7 +38,7 @@ from clusters import own_cluster
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bench.slurm.hosts import expand_hosts
+from bench.slurm.parsing import expand_hosts
 from bench.study.layout import METRICS_COLUMNS
 from tests.cluster.bed import Cluster, missing
 from tests.cluster.containers import wait_for

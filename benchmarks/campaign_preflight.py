@@ -23,7 +23,7 @@ from clusters import own_cluster
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bench.preflight.pairing import (
+from bench.preflight.verdict import (
     Pair,
     Rates,
     confirmed,

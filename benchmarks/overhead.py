@@ -43,12 +43,9 @@ from bench.matrix.workload import WorkloadOptions
 from bench.measure.conditions import Conditions
 from bench.measure.exchange import Collectives
 from bench.measure.meters import Meters
-from bench.workload.data.feed import DataShard, open_feed
-from bench.workload.data.synthetic import generator_on, signal_for
+from bench.workload.data import DataShard, generator_on, open_feed, signal_for
 from bench.workload.models import Mlp, mlp_width
-from bench.workload.task import build_task
-from bench.workload.training import Trainer, wrap
-from bench.workload.windows import Windows
+from bench.workload.training import Trainer, Windows, build_task, wrap
 
 RANKS = 2
 MOST_ADDED = {"cpu": 0.01, "cuda": 0.005}

@@ -10,9 +10,8 @@ import pandas as pd
 
 from analysis.data.load import Study
 from analysis.data.names import sizes_of, state_name
-from analysis.stats.baselines import is_baseline
 from analysis.stats.measured import Frames, measure
-from analysis.stats.scaling import batch_per_rank, scale
+from analysis.stats.scaling import batch_per_rank, is_baseline, scale
 from analysis.text import count, listed, one_line
 from bench.study.ledger import RunState
 
@@ -29,7 +28,7 @@ def scaling_table(source: Study | Frames, *, baseline: str | None = None) -> pd.
 
     Args:
         source: a study, or its frames.
-        baseline: a size or cell, as :func:`analysis.stats.baselines.is_baseline` parses it.
+        baseline: a size or cell, as :func:`analysis.stats.scaling.is_baseline` parses it.
 
     Raises:
         BenchError: no series contains the size or cell ``baseline``.

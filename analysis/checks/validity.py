@@ -22,8 +22,7 @@ from analysis.checks.slow_ranks import (
 from analysis.data.environment import Environment, hosts_of
 from analysis.data.load import Study
 from analysis.data.names import state_counts
-from analysis.stats.disturbed import common_reasons
-from analysis.stats.measured import Frames, ranks_sample
+from analysis.stats.measured import Frames, common_reasons, ranks_sample
 from analysis.text import capital, count, listed, number, one_line
 from bench.study.conditions import Disturbance, Reason, summary
 

@@ -1,39 +1,221 @@
 """Compare throughputs cell by cell: of two studies, or of the values of one setting within a study.
 
-:mod:`analysis.compare.matching` selects the cells and :mod:`analysis.compare.verdicts` judges the ratios.
-Ratios are B over A and are never averaged over cells.
+:mod:`analysis.compare.matching` selects the cells. Ratios are B over A and are never averaged over cells. A
+ratio is the geometric mean of the runs of B over that of A. If the runs of A and B are interleaved in one
+allocation, the interval of the ratio is Student's t on the logarithms of the pairwise ratios. Otherwise it is
+Welch's t on the logarithms of the runs (B. L. Welch, Biometrika 34, 1947). Assumptions: pairs, or unpaired
+runs, are independent, and noise is multiplicative.
+
+With many cells, false alarms become likely. Therefore the one-sided p-values of each direction are
+adjusted as described by Benjamini and Hochberg (J. R. Stat. Soc. B 57, 1995), each direction with half
+of the error rate. If no cell is slower, at most 2.5 % of comparisons report a slower cell, for any number
+of cells; likewise for faster.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from itertools import permutations
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from scipy import special
 
-from analysis.compare.changes import Change, StepTimes, change_between
+from analysis.causes.table import named, study_causes
 from analysis.compare.matching import Difference, environment_differences, match_studies, match_within
-from analysis.compare.verdicts import (
-    MINIMUM_EFFECT,
-    LogRatios,
-    Verdict,
-    joined,
-    judge,
-    paired,
-    runs_needed,
-    unpaired,
-)
 from analysis.data.load import Study
 from analysis.data.names import state_counts
-from analysis.stats.estimate import MIN_RUNS, Floats, LogMoments, log_moments
+from analysis.stats.columns import PARTS
+from analysis.stats.estimate import LEVEL, MIN_RUNS, Floats, LogMoments, log_moments, welch
 from analysis.stats.measured import measure
-from analysis.text import count, short_percent
+from analysis.text import count, seconds, short_percent
 from bench.errors import BenchError
 from bench.study.ledger import RunState
+
+#: A smaller relative change of the throughput is not called faster or slower.
+MINIMUM_EFFECT = 0.02
+
+
+class Verdict(StrEnum):
+    """Verdict on B relative to A."""
+
+    FASTER = "faster"
+    SLOWER = "slower"
+    SAME = "same"
+    UNKNOWN = "cannot tell"
+
+
+class LogRatios(NamedTuple):
+    """Ratios B / A of all cells as means of log B - log A, with standard errors and degrees of freedom."""
+
+    centre: Floats
+    error: Floats
+    freedom: Floats
+
+
+def unpaired(a: LogMoments, b: LogMoments) -> LogRatios:
+    """Return the ratios of independent runs; errors are NaN below 3 runs in A or B."""
+    centre, error, freedom = welch(b, a)
+    enough = (a.n >= MIN_RUNS) & (b.n >= MIN_RUNS)
+    return LogRatios(centre, np.where(enough, error, np.nan), np.where(enough, freedom, np.nan))
+
+
+def paired(differences: LogMoments) -> LogRatios:
+    """Return the ratios of paired runs from the moments of the pairs; errors are NaN below 3 pairs."""
+    enough = differences.n >= MIN_RUNS
+    with np.errstate(divide="ignore", invalid="ignore"):
+        error = np.sqrt(differences.variance / differences.n)
+    freedom = np.where(enough, differences.n - 1, np.nan)
+    return LogRatios(differences.mean, np.where(enough, error, np.nan), freedom)
+
+
+def joined(parts: Sequence[LogRatios]) -> LogRatios:
+    """Concatenate ratios, so that :func:`judge` adjusts the p-values over all of them."""
+    return LogRatios(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+
+
+def judge(ratios: LogRatios, *, minimum_effect: float = MINIMUM_EFFECT, level: float = LEVEL) -> pd.DataFrame:
+    """Return one row per ratio: ``ratio, low, high, p_slower, p_faster, verdict``.
+
+    ``low`` and ``high`` are the 95 % interval of the single ratio. ``p_slower`` and ``p_faster`` are
+    one-sided and adjusted over all rows. With δ = log(1 + minimum effect), the verdicts are:
+
+    - faster, slower: the adjusted p-value is at most 2.5 %, and the logarithm of the ratio is beyond ±δ.
+    - same: the interval of the logarithm is within ±δ.
+    - cannot tell: all other cases, and always below 3 runs.
+    """
+    centre = ratios.centre
+    low, high = bounds(ratios)
+    not_faster = _p_not_faster(ratios)
+    slower, faster = (benjamini_hochberg(p) for p in (1 - not_faster, not_faster))
+    delta, threshold = math.log1p(minimum_effect), (1 - LEVEL) / 2 + 1e-12
+    with np.errstate(invalid="ignore"):
+        conditions = [
+            (faster <= threshold) & (centre >= delta),
+            (slower <= threshold) & (centre <= -delta),
+            (low >= -delta) & (high <= delta),
+        ]
+    verdicts = np.select(conditions, [Verdict.FASTER, Verdict.SLOWER, Verdict.SAME], Verdict.UNKNOWN)
+    rows = pd.DataFrame({"ratio": np.exp(centre), "low": np.exp(low), "high": np.exp(high)})
+    return rows.assign(p_slower=slower, p_faster=faster, verdict=[str(verdict) for verdict in verdicts])
+
+
+def bounds(ratios: LogRatios) -> tuple[Floats, Floats]:
+    """Return the lower and upper ends of the 95 % interval of each difference of logarithms."""
+    freedom = np.where(ratios.freedom > 0, ratios.freedom, np.nan)
+    half = special.stdtrit(freedom, 0.5 + LEVEL / 2) * ratios.error
+    half = np.where(ratios.error == 0, 0.0, half)
+    return ratios.centre - half, ratios.centre + half
+
+
+def _p_not_faster(ratios: LogRatios) -> Floats:
+    """Return one-sided p-values: the probability of a larger t if B is not faster."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        t = ratios.centre / ratios.error
+    p = special.stdtr(ratios.freedom, -t)
+    without_noise = np.where(ratios.centre > 0, 0.0, np.where(ratios.centre < 0, 1.0, 0.5))
+    return np.asarray(np.where(ratios.error == 0, without_noise, p), dtype=float)
+
+
+def benjamini_hochberg(p: Floats) -> Floats:
+    """Return adjusted p-values; NaN values remain and do not count as tests."""
+    known = np.flatnonzero(~np.isnan(p))
+    order = known[np.argsort(p[known], kind="stable")]
+    ranked = p[order] * len(order) / np.arange(1, len(order) + 1)
+    adjusted = np.full(len(p), np.nan)
+    adjusted[order] = np.minimum(np.minimum.accumulate(ranked[::-1])[::-1], 1.0)
+    return adjusted
+
+
+def runs_needed(ratios: LogRatios, *, minimum_effect: float = MINIMUM_EFFECT, n: Floats) -> Floats:
+    """Estimate the runs per side for which half of the interval is as wide as the minimum effect.
+
+    The estimate assumes the observed noise. It is at least one more than ``n``, the observed runs per side,
+    and NaN for a ratio without an interval.
+    """
+    low, high = bounds(ratios)
+    with np.errstate(invalid="ignore"):
+        factor = ((high - low) / 2 / math.log1p(minimum_effect)) ** 2
+        return np.asarray(np.maximum(np.ceil(n * factor), n + 1), dtype=float)
+
+
+#: Words for the parts of a step.
+_PART_WORDS = {
+    "data": "data loading",
+    "other": "what no timer covers",
+    "transfer": "exposed communication",
+    "wait": "waiting for other ranks",
+}
+
+
+class Change(NamedTuple):
+    """The largest change between two cells: a part of the step with its times (s), and a cause.
+
+    Both texts are empty if they are not known.
+    """
+
+    part: str = ""
+    part_a_s: float = math.nan
+    part_b_s: float = math.nan
+    cause: str = ""
+
+    def __str__(self) -> str:
+        words = _PART_WORDS.get(self.part, self.part)
+        times = f"{words}: {seconds(self.part_a_s)} in A, {seconds(self.part_b_s)} in B" if self.part else ""
+        return "; ".join(filter(None, (times, f"cause: {self.cause}" if self.cause else "")))
+
+
+class StepTimes:
+    """The times of the parts of a step and of the causes, by cell of one study (s per step)."""
+
+    def __init__(self, study: Study, runs: pd.DataFrame) -> None:
+        counted = runs[runs["measured"]]
+        self.step_s = _floats(counted.groupby("cell_id")["step_time_sec"].mean())
+        known = counted[counted["parts_known"].astype("boolean").fillna(False)]
+        self._parts = known.groupby("cell_id")[list(PARTS)].mean()
+        self._causes = named(study_causes(study)).drop_duplicates(["cell_id", "cause", "node", "rank"])
+
+    def parts(self, cell: str) -> dict[str, float]:
+        """Return the time of each part that is known."""
+        return _floats(self._parts.reindex([cell]).iloc[0].dropna())
+
+    def causes(self, cell: str) -> dict[str, float]:
+        """Return the time of each cause; 0 if it is not known."""
+        own = self._causes[self._causes["cell_id"] == cell]
+        times = (own["share"].fillna(0.0) * self.step_s.get(cell, 0.0)).groupby(own["cause"]).sum()
+        return _floats(times)
+
+
+def _floats(values: pd.Series) -> dict[str, float]:
+    return {str(name): float(value) for name, value in values.items()}
+
+
+def change_between(a: StepTimes, b: StepTimes, cell_a: str, cell_b: str) -> Change:
+    """Return the part and the cause whose times changed most in the direction of the step time."""
+    slower = b.step_s[cell_b] > a.step_s[cell_a]
+    before, after = a.parts(cell_a), b.parts(cell_b)
+    part = _largest({name: after[name] - before[name] for name in before.keys() & after.keys()}, slower)
+    times = (before[part], after[part]) if part else (math.nan, math.nan)
+    old, new = a.causes(cell_a), b.causes(cell_b)
+    differences = {name: new.get(name, 0.0) - old.get(name, 0.0) for name in [*new, *old]}
+    cause = _largest(differences, slower)
+    if not cause:
+        # A cause without a known time that only the slower one has.
+        only = [name for name in (new if slower else old) if name not in (old if slower else new)]
+        cause = only[0] if only else ""
+    return Change(part, *times, cause)
+
+
+def _largest(differences: Mapping[str, float], slower: bool) -> str:
+    """Return the name with the largest increase, or with the largest decrease if B is not slower."""
+    signed = {name: value if slower else -value for name, value in differences.items()}
+    name = max(signed, key=lambda one: signed[one], default="")
+    return name if name and signed[name] > 0 else ""
+
 
 _RATE = "throughput_samples_per_sec"
 #: Columns of :attr:`Comparison.cells`, taken from the cell of A.

@@ -8,9 +8,8 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.compare.comparison import Comparison
+from analysis.compare.comparison import Comparison, Verdict
 from analysis.compare.matching import Difference
-from analysis.compare.verdicts import Verdict
 from analysis.data.names import layout
 from analysis.text import (
     MISSING,

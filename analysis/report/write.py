@@ -62,7 +62,7 @@ def write_report(
     Args:
         study_path: the study's folder.
         baseline: the size or cell that efficiencies refer to, in the form of
-            :func:`analysis.stats.baselines.is_baseline`; by default the smallest measured size.
+            :func:`analysis.stats.scaling.is_baseline`; by default the smallest measured size.
         proposal: also write proposal.md and proposal.tex.
         work: the training for which the proposal gives time and node-hours; by default a million samples.
         include_disturbed: do not leave out disturbed runs.

@@ -1,4 +1,8 @@
-"""The runs of a study with their measurements: the frames that all analyses start from."""
+"""The runs of a study with their measurements: the frames that all analyses start from.
+
+A run is disturbed by something outside its job; :mod:`bench.study.conditions` decides this when the run ends.
+The time of a step is never a reason to leave out a run.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +14,55 @@ import pandas as pd
 
 from analysis.data.load import Study
 from analysis.stats.decompose import run_parts
-from analysis.stats.disturbed import left_out
 from analysis.stats.estimate import Floats, outliers, run_rates
 from analysis.text import number
+from bench.study.conditions import Reason
 from bench.study.ledger import RunState
+
+
+def left_out(runs: pd.DataFrame) -> pd.Series:
+    """Return a mask of the disturbed runs that are left out.
+
+    A reason that disturbed all runs of a cell is a property of the study, and leaves out none of them. The
+    other disturbed runs are left out if their cell has a run that is not.
+
+    Args:
+        runs: ``cell_id`` and ``disturbed`` of the runs that completed with a throughput.
+    """
+    own = _reasons_of_run(runs)
+    if not own.map(bool).any():
+        return pd.Series(False, index=runs.index)
+    common = runs["cell_id"].map(common_reasons(runs))
+    out = pd.Series([bool(a - b) for a, b in zip(own, common, strict=True)], index=runs.index, dtype=bool)
+    return out & ~out.groupby(runs["cell_id"]).transform("all")
+
+
+def common_reasons(runs: pd.DataFrame) -> dict[str, frozenset[Reason]]:
+    """Return, by cell_id, the reasons that disturbed every run of the cell.
+
+    Args:
+        runs: ``cell_id`` and ``disturbed`` of the runs that completed with a throughput.
+    """
+    found: dict[str, frozenset[Reason]] = {}
+    for cell_id, own in zip(runs["cell_id"], _reasons_of_run(runs), strict=True):
+        found[cell_id] = found.get(cell_id, own) & own
+    return found
+
+
+def count_disturbed(runs: pd.DataFrame) -> pd.Series:
+    """Return the number of disturbed runs by cell_id; missing if it was recorded for no run of the cell.
+
+    Args:
+        runs: ``cell_id`` and ``disturbed`` of the runs that completed with a throughput.
+    """
+    known = runs[runs["disturbed"].notna()]
+    return known["disturbed"].map(bool).groupby(known["cell_id"]).sum().astype("Int64")
+
+
+def _reasons_of_run(runs: pd.DataFrame) -> pd.Series:
+    values = [frozenset(one.reason for one in found or ()) for found in runs["disturbed"]]
+    return pd.Series(values, index=runs.index, dtype=object)
+
 
 #: Maximum number of runs whose ranks.csv an analysis reads.
 MAX_RANKS_FILES = 500
@@ -59,7 +108,7 @@ def measure(study: Study, *, include_disturbed: bool = False) -> Frames:
     """Compute the frames of a study.
 
     A run counts if it completed with a throughput. A disturbed run is left out (see
-    :func:`analysis.stats.disturbed.left_out`), unless ``include_disturbed``. ``step_time_sec`` is the time
+    :func:`analysis.stats.measured.left_out`), unless ``include_disturbed``. ``step_time_sec`` is the time
     per global batch: the plan's global batch over the throughput.
     """
     runs = study.runs.set_index("run_id", drop=False)

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from bench.commands.console import print_json, print_table, say
 from bench.commands.options import JsonOption, ResultsOption, find_study, settle_study
-from bench.commands.queue_wait import parse_waits, waits_for
 from bench.errors import BenchError
+from bench.executors.slurm import longest_limit_s, partitions_of
+from bench.matrix.cell import value_text
+from bench.slurm.client import Slurm, SlurmRefusedError, SlurmUnavailableError
 from bench.study.layout import StudyFolder
-from bench.study.plan_json import open_study
-from bench.units import parse_count
+from bench.study.plan_json import PlannedStudy, open_study
+from bench.units import count, human_duration, parse_count, parse_duration_s, slurm_time
 
 if TYPE_CHECKING:
-    from analysis.advise.options import Advice
+    from analysis.advise.options import Advice, Layout, Wait
+
 
 SHOWN_OPTIONS = 30
 
@@ -142,3 +150,147 @@ def _show(advice: Advice, *, everything: bool) -> None:
         print(text)
     for text in remarks(advice):
         say(text)
+
+
+#: The requested time limit divided by the expected time of the training.
+_LIMIT_FACTOR = 1.1
+_SHORTEST_LIMIT_S = 600
+_NO_WAIT = re.compile(r"0+(?:\.0*)?[smhd]?|none|now")
+
+
+def parse_waits(texts: Sequence[str], *, studies: Sequence[str]) -> dict[str, float]:
+    """Parse values of --wait: ``6.5h`` (all studies) or ``l40s=0`` (one study) into seconds by study.
+
+    If two values are for the same study, the later one is used.
+
+    Raises:
+        BenchError: a text is not a duration, or names an unknown study.
+    """
+    found: dict[str, float] = {}
+    for text in texts:
+        name, equals, duration = text.rpartition("=")
+        if equals and name not in studies:
+            remedy = f"the studies are: {', '.join(studies)}"
+            raise BenchError(f"--wait {text}: no study {name!r} is given", remedy=remedy)
+        try:
+            seconds = 0 if _NO_WAIT.fullmatch(duration.strip()) else parse_duration_s(duration)
+        except ValueError as wrong:
+            raise BenchError(f"--wait {text}: {wrong}", remedy="for no wait, write 0") from None
+        found |= dict.fromkeys([name] if equals else studies, float(seconds))
+    return found
+
+
+def waits_for(
+    layouts: Mapping[Layout, float],
+    planned: Mapping[str, PlannedStudy],
+    *,
+    given: Mapping[str, float],
+    ask: bool,
+) -> dict[Layout, Wait]:
+    """Return the queue wait of each layout (study and size), as given or as estimated by Slurm.
+
+    Args:
+        layouts: the duration in seconds of the fastest training with each layout.
+        planned: the studies by name.
+        given: the queue wait in seconds by study, as given by the user.
+        ask: whether to ask Slurm about the studies that are not in ``given``.
+    """
+    from analysis.advise.options import Wait
+
+    queue = Queue()
+    found: dict[Layout, Wait] = {}
+    for name, study in planned.items():
+        own = {layout: training_s for layout, training_s in layouts.items() if layout[0] == name}
+        if name in given:
+            found |= dict.fromkeys(own, Wait(given[name], "as given (--wait)"))
+        elif ask:
+            found |= queue.waits(study, own)
+    return found
+
+
+@dataclass
+class Queue:
+    """Estimate queue waits with Slurm's test submissions (``sbatch --test-only``) of a study's scripts."""
+
+    slurm: Slurm = field(default_factory=Slurm)
+    _limits: dict[Path, int | None] = field(default_factory=dict)
+
+    def waits(self, study: PlannedStudy, layouts: Mapping[Layout, float]) -> dict[Layout, Wait]:
+        """Return the queue wait of each layout; ``layouts`` maps it to the seconds of its fastest training.
+
+        The test uses the training's time limit, because long jobs wait longer than the benchmark's
+        short ones. Layouts with an unknown training time are left out.
+        """
+        from analysis.advise.options import Wait
+
+        if study.executor != "slurm":
+            return dict.fromkeys(layouts, Wait(0.0, f"no queue (executor {study.executor})"))
+        known = {layout: training_s for layout, training_s in layouts.items() if math.isfinite(training_s)}
+        try:
+            found = {layout: self._ask(study, layout, training_s) for layout, training_s in known.items()}
+        except SlurmUnavailableError as absent:
+            return dict.fromkeys(layouts, Wait(None, f"not known: {_one_line(absent.message)}"))
+        own = sum(record.state.active for record in study.records().values())
+        return {layout: _without_own_jobs(wait, own) for layout, wait in found.items()}
+
+    def _ask(self, study: PlannedStudy, layout: Layout, training_s: float) -> Wait:
+        from analysis.advise.options import Wait
+
+        _, nodes, per_node = layout
+        script = study.script(_similar_cell(study, nodes, per_node))
+        wanted_s = max(_SHORTEST_LIMIT_S, math.ceil(_LIMIT_FACTOR * training_s))
+        limit_s = self._limit_of(script)
+        jobs = 1 if limit_s is None else math.ceil(wanted_s / limit_s)
+        asked_s = wanted_s if limit_s is None else min(wanted_s, limit_s)
+        remark = ""
+        if jobs > 1 and limit_s is not None:
+            limit = human_duration(limit_s)
+            remark = (
+                f"{jobs} consecutive jobs: the partition's limit is {limit}; only the first wait is counted"
+            )
+        # The options override the script's own directives; a predicted size has no script of its own.
+        options = [f"--nodes={nodes}", f"--time={slurm_time(asked_s)}"]
+        now = datetime.now(UTC)
+        try:
+            starts = self.slurm.test_only(script, options=options)
+        except SlurmRefusedError as refusal:
+            return Wait(None, "", f"Slurm would reject the job: {_one_line(refusal.output)}")
+        if starts is None:
+            return Wait(None, "", f"Slurm cannot estimate the start{'; ' if remark else ''}{remark}")
+        seconds = max(0.0, (starts - now).total_seconds())
+        # Slurm rounds to seconds, so that an immediate start can appear to be one second away.
+        seconds = 0.0 if seconds < 2 else seconds
+        return Wait(seconds, f"Slurm's estimate at {now:%Y-%m-%d %H:%M} UTC (sbatch --test-only)", remark)
+
+    def _limit_of(self, script: Path) -> int | None:
+        """Return the time limit in seconds of the script's partitions, or None if unlimited or unknown."""
+        if script not in self._limits:
+            partitions = partitions_of(self.slurm, script) if script.is_file() else {}
+            self._limits[script] = longest_limit_s(partitions)
+        return self._limits[script]
+
+
+def _without_own_jobs(wait: Wait, own: int) -> Wait:
+    """Return an unknown wait if the study's own queued or running jobs may be part of Slurm's estimate.
+
+    Slurm cannot estimate a start without these jobs, and they will have ended when the training is submitted.
+    """
+    from analysis.advise.options import Wait
+
+    if not own or not wait.seconds:
+        return wait
+    remark = (
+        f"Slurm's estimate of {human_duration(math.ceil(wait.seconds))} may include "
+        f"{count(own, 'queued or running job')} of this study, so the wait is not known"
+    )
+    return Wait(None, "", "; ".join(filter(None, (remark, wait.remark))))
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())[:300]
+
+
+def _similar_cell(study: PlannedStudy, nodes: int, per_node: str) -> str:
+    """Return the id of the cell of this size, or of the largest cell with the same ranks per node."""
+    cells = [cell for cell in study.cells.values() if value_text(cell.tasks_per_node) == per_node]
+    return min(cells, key=lambda cell: (cell.nodes != nodes, -cell.nodes, cell.cell_id)).cell_id

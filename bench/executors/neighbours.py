@@ -14,8 +14,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from bench.slurm.client import Slurm, SlurmUnavailableError
-from bench.slurm.hosts import expand_hosts
 from bench.slurm.job_states import JobStatus
+from bench.slurm.parsing import expand_hosts
 from bench.study.conditions import Neighbours, Occupation, parse_moment, read_windows
 from bench.study.ledger import RunRecord
 from bench.study.plan_json import PlannedStudy

@@ -30,9 +30,8 @@ from bench.executors.outcome import (
 )
 from bench.executors.pack import Packs, is_packed, own_rows
 from bench.slurm.client import Slurm, SlurmUnavailableError
-from bench.slurm.hosts import expand_hosts
 from bench.slurm.job_states import JobStatus, SlurmState, classify, queue_statuses, state_from_notices
-from bench.slurm.parsing import AccountingRow, QueueRow, accounting_table
+from bench.slurm.parsing import AccountingRow, QueueRow, accounting_table, expand_hosts
 from bench.study.conditions import Occupation
 from bench.study.files import write_atomically
 from bench.study.ledger import FailureClass, RunRecord, RunState, now

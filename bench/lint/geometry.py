@@ -16,7 +16,7 @@ from functools import cached_property
 
 from bench.lint.expansion import MARK, Unknown, Unknowns
 from bench.lint.options import EXPANSION, Option, is_placeholder, whole_number
-from bench.slurm.hosts import expand_hosts
+from bench.slurm.parsing import expand_hosts
 
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 _GPU_OPTIONS = ("gres", "gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket", "tres-per-task")

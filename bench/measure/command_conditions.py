@@ -1,4 +1,4 @@
-"""Sample the nodes before and after a command without the recorder, for its conditions.json and env.json.
+"""Sample the nodes of a run without rank measurements, and write its conditions.json and env.json.
 
 ::
 
@@ -8,23 +8,35 @@
 
 Until the end, each node keeps its values in a file of its own in the run's folder. The window of
 conditions.json is the whole command. Its epoch is null. It has no ranks, because bench does not know them.
+
+A run whose ranks wrote no env.json is a command without the recorder, or a failed run. The harness knows its
+hosts, their cores, the requested threads, and the versions of the python that the command begins with. Values
+that only the ranks know, such as their backend, are null.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
+import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
+from bench import __version__
 from bench.errors import UnwritableError
-from bench.measure.command_env import note_node, write_environment
-from bench.measure.node import Node, NodeSample
+from bench.measure.cgroup import cpu_groups, cpu_quota
+from bench.measure.node import Node, NodeSample, host_name
+from bench.measure.ranks import cpu_model, requested_threads
+from bench.measure.variables import kept_variables
 from bench.study.files import read_json, write_json
 from bench.study.layout import RunFolder
+from bench.study.run_json import read_run, script_sha256, script_warning
 
-_BEFORE, _NODE = "conditions-before.{}.json", "conditions-node.{}.json"
+_BEFORE, _AFTER = "conditions-before.{}.json", "conditions-node.{}.json"
 _ERRORS = "conditions.err"
 
 
@@ -52,7 +64,7 @@ def sample_after(folder: RunFolder) -> None:
         return
     before, after = NodeSample.from_json(content), node.sample()
     entry = {"start": before.time, "end": after.time, "node": node.conditions(before, after)}
-    write_json(folder.path / _NODE.format(node.name), entry)
+    write_json(folder.path / _AFTER.format(node.name), entry)
     earlier.unlink()
 
 
@@ -64,7 +76,7 @@ def merge_nodes(folder: RunFolder) -> None:
     Raises:
         UnwritableError: the folder cannot be written.
     """
-    paths = sorted(folder.path.glob(_NODE.format("*")))
+    paths = sorted(folder.path.glob(_AFTER.format("*")))
     entries = [entry for path in paths if (entry := read_json(path)) is not None]
     errors = folder.path / _ERRORS
     if entries:
@@ -121,3 +133,146 @@ def main() -> int:
 
 if __name__ == "__main__":
     sys.exit(main())
+
+
+_ENV_NODE = "env-node.{}.json"
+#: Time limit for a Python interpreter to report its versions.
+PYTHON_S = 20.0
+# torch/version.py is read without importing torch, which would take seconds.
+_VERSIONS = """
+import importlib.util, json, os, platform, runpy
+spec = importlib.util.find_spec("torch")
+path = spec and spec.origin and os.path.join(os.path.dirname(spec.origin), "version.py")
+torch = runpy.run_path(path) if path else {}
+found = {"torch": torch.get("__version__"), "python": platform.python_version(), "cuda": torch.get("cuda")}
+print(json.dumps(found, default=str))
+"""
+
+
+def note_node(folder: RunFolder, env: Mapping[str, str]) -> None:
+    """Write the facts of this node to a file of its own, before the command; ``env`` is that of the command.
+
+    Raises:
+        UnwritableError: the folder cannot be written.
+    """
+    run = read_run(folder.path)[0] or {}
+    name, is_first = host_name(env), env.get("SLURM_NODEID", "0") == "0"
+    facts: dict[str, Any] = {"host": _host(name, env, run), "cores": _cores(name, env, run)}
+    if is_first:
+        facts |= {"gpus": _gpu_models(), "variables": kept_variables(env)}
+        facts |= {"versions": _versions(run), "threads_per_rank": requested_threads(env)}
+        facts["script_sha256"] = script_sha256(run, Path.cwd())
+    write_json(folder.path / _ENV_NODE.format(name), facts)
+
+
+def write_environment(folder: RunFolder, *, hosts: Sequence[str] = ()) -> None:
+    """Write env.json from the files of the nodes, and remove these; no effect if there is an env.json.
+
+    Without such files, env.json contains only the names of ``hosts``.
+
+    Raises:
+        UnwritableError: the folder cannot be written.
+    """
+    paths = sorted(folder.path.glob(_ENV_NODE.format("*")))
+    nodes = [node for path in paths if (node := read_json(path)) is not None]
+    run = read_run(folder.path)[0]
+    if run is not None and not folder.env.is_file():
+        write_json(folder.env, _environment(run, nodes, hosts))
+    for path in paths:
+        path.unlink(missing_ok=True)
+
+
+def _environment(
+    run: Mapping[str, Any], nodes: Sequence[dict[str, Any]], hosts: Sequence[str]
+) -> dict[str, Any]:
+    cell = run.get("cell") or {}
+    first = next((node for node in nodes if "versions" in node), {})
+    versions, sha256 = first.get("versions") or {}, first.get("script_sha256")
+    device = (cell.get("workload") or {}).get("device")
+    named = [node["host"] for node in nodes] or [{"host": host} for host in hosts]
+    models = first.get("gpus") if device == "cuda" else [host.get("cpu_model") for host in named]
+    warning = script_warning(run, sha256)
+    return {
+        "schema": 1,
+        "written_by": "harness",
+        "bench_version": __version__,
+        "torch": versions.get("torch"),
+        "python": versions.get("python"),
+        "cuda": versions.get("cuda"),
+        "nccl": None,
+        "device_name": _only(models or []),
+        "device": device,
+        "backend": None,
+        "world_size": None,
+        "launcher": cell.get("launcher"),
+        "joined": None,
+        "hosts": named,
+        "cores": [node["cores"] for node in nodes],
+        "transport": None,
+        "threads_per_rank": first.get("threads_per_rank"),
+        "script_sha256": sha256,
+        "warnings": [warning] if warning else [],
+        **(first.get("variables") or {"env": {}, "slurm": {}}),
+    }
+
+
+def _ranks_here(env: Mapping[str, str], run: Mapping[str, Any]) -> int | None:
+    """Return the number of ranks that the launcher starts on this node; None if it is unknown."""
+    per_node = (run.get("cell") or {}).get("tasks_per_node")
+    if isinstance(per_node, list):
+        place = env.get("SLURM_NODEID", "")
+        return int(per_node[int(place)]) if place.isdigit() and int(place) < len(per_node) else None
+    return per_node if isinstance(per_node, int) else None
+
+
+def _host(name: str, env: Mapping[str, str], run: Mapping[str, Any]) -> dict[str, Any]:
+    ranks, cores = _ranks_here(env, run), len(os.sched_getaffinity(0))
+    if ranks and (run.get("cell") or {}).get("launcher") == "srun":
+        cores *= ranks  # this process has the cores of one task
+    return {
+        "host": name,
+        "cores": min(cores, os.cpu_count() or cores),
+        "cpu_model": cpu_model(),
+        "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        "ranks_here": ranks,
+    }
+
+
+def _cores(name: str, env: Mapping[str, str], run: Mapping[str, Any]) -> dict[str, Any]:
+    threads, ranks = requested_threads(env), _ranks_here(env, run)
+    return {
+        "node": name,
+        "cores": os.cpu_count(),
+        "quota": cpu_quota(cpu_groups()),
+        "threads_per_rank": [threads] * (ranks or 0),
+    }
+
+
+def _gpu_models() -> list[str]:
+    """Return the model of each GPU of this node, from the driver's files; empty if there are none."""
+    found = []
+    for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
+        with suppress(OSError):
+            lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+            found += [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]
+    return found
+
+
+def _versions(run: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the versions of the python with which the command begins; empty if there is none."""
+    python = run.get("interpreter")
+    if python is None or shutil.which(python) is None:
+        return {}
+    try:
+        done = subprocess.run(
+            [python, "-c", _VERSIONS], stdin=subprocess.DEVNULL, capture_output=True, timeout=PYTHON_S
+        )
+        versions = json.loads(done.stdout)
+    except (OSError, ValueError, subprocess.TimeoutExpired):
+        return {}
+    return versions if isinstance(versions, dict) else {}
+
+
+def _only(values: Sequence[str | None]) -> str | None:
+    """Return the common value; None if the values differ or there are none."""
+    return values[0] if values and len(set(values)) == 1 else None

@@ -23,16 +23,21 @@ from bench.measure.node import host_name
 from bench.measure.pairs import exchange_steps
 from bench.preflight import checks
 from bench.preflight.exchange import FIRST_BYTES, MAX_BYTES, Meeting
-from bench.preflight.pairing import (
+from bench.preflight.verdict import (
     EXCHANGES_S,
+    FAULTS,
+    RATES,
+    Measured,
     Step,
+    assess,
     exchange_s,
+    failing,
     halving_rounds,
     judge,
     most_steps,
     pairs_again,
+    uneven_directions,
 )
-from bench.preflight.verdict import FAULTS, RATES, Measured, assess, failing, uneven_directions
 from bench.study.layout import PreflightFolder
 from bench.study.preflight import write_measured, write_result
 from bench.workload.failures import WorkloadError

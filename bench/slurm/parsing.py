@@ -1,4 +1,4 @@
-"""Parse the output of Slurm's commands (releases 20.11 to 26.05) into rows.
+"""Parse the output of Slurm's commands (releases 20.11 to 26.05) into rows, and expand its host lists.
 
 The client requests times in UTC and formats with the job's name as last column, because the name is
 the only column that may contain the separator.
@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 
 from bench.slurm.messages import EXPECTED_START, search
 
@@ -364,3 +365,43 @@ def _cells(row: AccountingRow) -> tuple[str, ...]:
 
 def _clock(time: datetime | None) -> str:
     return "-" if time is None else time.replace(tzinfo=None).isoformat(" ", "seconds")
+
+
+#: Longer lists are not expanded: they are mistakes in a script rather than clusters.
+_MAX_HOSTS = 20_000
+
+
+@lru_cache(maxsize=256)
+def expand_hosts(text: str) -> tuple[str, ...]:
+    """Return the hosts in a Slurm host list such as ``n[01-04,7],login``, or no hosts if it is invalid."""
+    hosts: list[str] = []
+    if text.count("[") != text.count("]"):
+        return ()
+    for item in _split_hosts(text):
+        expanded = [""]
+        for piece in re.split(r"(\[[^\]]*\])", item):
+            choices = _numbers(piece[1:-1]) if piece.startswith("[") else [piece]
+            if not choices or len(expanded) * len(choices) > _MAX_HOSTS:
+                return ()
+            expanded = [start + choice for start in expanded for choice in choices]
+        hosts.extend(expanded)
+        if len(hosts) > _MAX_HOSTS or "$" in item or "<" in item or "{" in item:
+            return ()
+    return tuple(host for host in hosts if host)
+
+
+def _split_hosts(text: str) -> list[str]:
+    return re.findall(r"(?:[^,\[]++|\[[^\]]*+\])++", text[:10_000])
+
+
+def _numbers(ranges: str) -> list[str]:
+    numbers: list[str] = []
+    for item in ranges.split(","):
+        match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", item.strip())
+        if not match:
+            return []
+        low, high = match.group(1), match.group(2) or match.group(1)
+        if int(high) - int(low) >= _MAX_HOSTS:
+            return []
+        numbers += [str(number).zfill(len(low)) for number in range(int(low), int(high) + 1)]
+    return numbers

@@ -21,12 +21,10 @@ from bench.measure.exchange import Collectives
 from bench.measure.meters import Meters
 from bench.measure.results import EpochRecord, RankPlace, Results, Validation, progress_line
 from bench.measure.windows import count_dropped_steps, merge_windows
-from bench.workload.data.feed import Feed
+from bench.workload.data import Feed
 from bench.workload.probes.run import Probes
 from bench.workload.session import Session
-from bench.workload.task import parameters_of
-from bench.workload.training import Trainer
-from bench.workload.windows import Windows
+from bench.workload.training import Trainer, Windows, parameters_of
 
 _CLOCK_WAS_SET = (
     "the clock of a host was set during {steps} attribution step(s), which are left out because DDP's logger"

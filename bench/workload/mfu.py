@@ -24,7 +24,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from bench.matrix.workload import WorkloadOptions
 from bench.workload.models import DataShape
-from bench.workload.task import Task, build_task
+from bench.workload.training import Task, build_task
 
 
 @dataclass(frozen=True)

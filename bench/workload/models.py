@@ -1,7 +1,7 @@
 """The networks that the workload trains, from mlp (much communication per computation) to convnet (little).
 
 To add a model, add its class, its builder in :data:`BUILDERS`, its entry in :data:`KINDS`, its synthetic
-sample in :mod:`bench.workload.data.synthetic`, and its name in ``WorkloadOptions.model``.
+sample in :mod:`bench.workload.data`, and its name in ``WorkloadOptions.model``.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from bench.measure.transport import (
 )
 from bench.units import human_bytes
 from bench.workload.arguments import Request
-from bench.workload.data.feed import DataShard, Feed, open_feed
+from bench.workload.data import DataShard, Feed, open_feed
 from bench.workload.epochs import measure
 from bench.workload.failures import (
     BrokenError,
@@ -39,8 +39,7 @@ from bench.workload.mfu import MfuBasis, count_step, mfu_basis, precisions_in_us
 from bench.workload.models import DataShape
 from bench.workload.rendezvous import join, joined_message
 from bench.workload.session import Session
-from bench.workload.task import Task, build_task, parameters_of
-from bench.workload.training import STATES_PER_WEIGHT, wrap
+from bench.workload.training import STATES_PER_WEIGHT, Task, build_task, parameters_of, wrap
 
 #: Keeps the process group until the process ends. Its destructor holds the GIL and waits for its threads, one
 #: of which may need the GIL to free its last tensor (seen with torch 2.4.1, and with DDP's reducer in 2.13).

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from bench.cli import app
-from bench.commands.queue_wait import Queue, parse_waits, waits_for
+from bench.commands.advise import Queue, parse_waits, waits_for
 from bench.errors import BenchError
 from bench.plan import make_plan, write_plan
 from bench.study.layout import StudyFolder

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from bench.executors.chain import Chains, Place
+from bench.executors.slurm import Chains, Place
 from bench.slurm.parsing import JobKey, QueueRow
 from tests.cluster.bed import Cluster
 from tests.cluster.containers import wait_for

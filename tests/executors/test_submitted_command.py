@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.executors import submitted_command
-from bench.executors.submitted_command import SubmittedCommands
+from bench.executors import base
+from bench.executors.base import SubmittedCommands
 from bench.plan import make_plan, write_plan
 from bench.study.plan_json import PlannedStudy, open_study
 from bench.study.run_json import script_sha256, script_warning
@@ -125,7 +125,7 @@ def test_a_git_that_does_not_answer_is_ended(planned, tmp_path, monkeypatch):
     fake.write_text("#!/bin/sh\nexec sleep 60\n")
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr(submitted_command, "GIT_S", 0.2)
+    monkeypatch.setattr(base, "GIT_S", 0.2)
     assert described(study)["git_commit"] is None
 
 

@@ -7,7 +7,7 @@ from itertools import combinations
 
 import pytest
 
-from bench.preflight.pairing import (
+from bench.preflight.verdict import (
     Pair,
     Rates,
     Step,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import combinations
 from typing import Any
 
-from bench.preflight.text import findings, notes
+from bench.commands.preflight import findings, notes
 from bench.preflight.verdict import Measured, assess
 
 

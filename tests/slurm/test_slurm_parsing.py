@@ -6,10 +6,10 @@ from datetime import UTC, datetime
 
 import pytest
 
-from bench.slurm.hosts import expand_hosts
 from bench.slurm.parsing import (
     JobKey,
     UnreadableOutputError,
+    expand_hosts,
     parse_accounting,
     parse_exit,
     parse_expected_start,

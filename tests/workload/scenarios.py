@@ -23,11 +23,10 @@ from bench.workload import mfu
 from bench.workload import rank as rank_module
 from bench.workload.__main__ import main
 from bench.workload.arguments import parse_arguments
-from bench.workload.data.feed import SyntheticFeed
+from bench.workload.data import SyntheticFeed
 from bench.workload.launch import launch_from
 from bench.workload.models import DataShape, Mlp
-from bench.workload.task import Task, build_task
-from bench.workload.training import Trainer, wrap
+from bench.workload.training import Task, Trainer, build_task, wrap
 
 NAP_S = 0.04
 #: The variable with the time of a :class:`Link` per bucket.

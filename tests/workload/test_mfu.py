@@ -9,10 +9,10 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from bench.matrix.workload import WorkloadOptions
-from bench.workload.data.synthetic import generator_on, signal_for, synthetic_shape
+from bench.workload.data import generator_on, signal_for, synthetic_shape
 from bench.workload.mfu import Precisions, StepFlops, count_step, mfu_basis, peaks, precisions_in_use
 from bench.workload.models import DataShape
-from bench.workload.task import build_task
+from bench.workload.training import build_task
 
 PRECISE = Precisions("bf16", "bf16")
 STEP = StepFlops(matmul=3 * 10**12, convolution=10**12, samples=8)

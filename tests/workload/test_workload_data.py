@@ -12,8 +12,7 @@ import torch
 
 from bench.errors import BenchError
 from bench.matrix.workload import WorkloadOptions
-from bench.workload.data.arrays import load_arrays
-from bench.workload.data.feed import DataShard, open_feed
+from bench.workload.data import DataShard, load_arrays, open_feed
 
 
 def load(folder: Path, model: str = "mlp", *, seq_len: int = 4, hold_out: bool = True):

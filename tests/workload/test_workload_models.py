@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.matrix.workload import WorkloadOptions
-from bench.workload.data.synthetic import generator_on, signal_for, synthetic_shape
+from bench.workload.data import generator_on, signal_for, synthetic_shape
 from bench.workload.models import KINDS, DataShape, Mlp, Transformer, decoder_shape, mlp_width
-from bench.workload.task import build_task, parameters_of
+from bench.workload.training import build_task, parameters_of
 
 
 @pytest.fixture(autouse=True)

@@ -14,13 +14,12 @@ from bench.measure.environment import bucket_bytes
 from bench.measure.exchange import Collectives
 from bench.measure.step_parts import clock_for
 from bench.study.files import write_json
-from bench.workload.data.feed import Feed
+from bench.workload.data import Feed
 from bench.workload.probes.neighbours import exchange_with_neighbours
 from bench.workload.probes.steps import StepProbes, StepReadings
 from bench.workload.probes.sweep import AllReduceSweep, Sweep, message_sizes
 from bench.workload.session import Session
-from bench.workload.task import parameters_of
-from bench.workload.training import STATES_PER_WEIGHT, Trainer, wrap
+from bench.workload.training import STATES_PER_WEIGHT, Trainer, parameters_of, wrap
 
 #: The schema version of probes.json; files with an unknown version are rejected.
 SCHEMA = 1

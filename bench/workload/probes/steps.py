@@ -26,8 +26,7 @@ import torch.distributed as dist
 
 from bench.measure.exchange import Collectives
 from bench.measure.step_parts import DDP_ALWAYS_SAMPLED, Clock, disable_ddp_timing
-from bench.workload.training import Trainer
-from bench.workload.windows import step_times
+from bench.workload.training import Trainer, step_times
 
 KINDS = ("plain", "timed", "noop", "no_sync", "no_sync_barrier")
 _MAX_ROUNDS = 3

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from analysis.compare.verdicts import (
+from analysis.compare.comparison import (
     LogRatios,
     Verdict,
     benjamini_hochberg,

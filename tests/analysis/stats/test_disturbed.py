@@ -13,8 +13,7 @@ import pytest
 
 from analysis.checks.scaling_table import scaling_table
 from analysis.data.load import load_study
-from analysis.stats.disturbed import common_reasons
-from analysis.stats.measured import measure
+from analysis.stats.measured import common_reasons, measure
 from bench.study.conditions import Reason
 from tests.analysis.studies import StudyBuilder, strong
 from tests.commands.command_line import bench

@@ -1,0 +1,506 @@
+"""Training data of a rank: synthetic batches or a user's files, as endless streams of batches.
+
+Synthetic batches contain a pattern, so that the model can learn and the loss falls. A user's folder contains
+.npy arrays (memory-mapped) or MNIST's IDX files.
+"""
+
+from __future__ import annotations
+
+import gzip
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, get_worker_info
+
+from bench.matrix.workload import WorkloadOptions
+from bench.measure.torch_internals import end_loader_workers
+from bench.workload.failures import SetupError
+from bench.workload.models import DEFAULT_PARAMETERS, KINDS, DataShape, Kind, decoder_shape
+
+Array = NDArray[Any]
+
+_PAIRS = (("inputs.npy", "targets.npy"), ("x.npy", "y.npy"))
+_VALIDATION_PAIRS = (("val_inputs.npy", "val_targets.npy"), ("x_val.npy", "y_val.npy"))
+_IDX_FOLDERS = ("", "raw", "MNIST/raw")
+#: The (big-endian) element type of an IDX file by its third byte (http://yann.lecun.com/exdb/mnist).
+_IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+#: Without validation arrays, 1 / _HELD_OUT of the samples is held out for validation.
+_HELD_OUT = 10
+
+
+class ArrayDataset(Dataset[tuple[Tensor, Tensor]]):
+    """Samples ``start`` to ``stop`` of an inputs array and a targets array, read one batch at a time."""
+
+    def __init__(
+        self, inputs: Array, targets: Array, *, kind: Kind, start: int = 0, stop: int | None = None
+    ) -> None:
+        self._inputs, self._targets = inputs, targets
+        self._kind = kind
+        self._start = start
+        self._stop = len(inputs) if stop is None else stop
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return self._stop - self._start
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        """Return one sample."""
+        inputs, targets = self.__getitems__([index])
+        return inputs[0], targets[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Return a batch with one read per array, which is much faster than one read per sample."""
+        rows = np.asarray(indices) + self._start
+        inputs, targets = np.asarray(self._inputs[rows]), np.asarray(self._targets[rows])
+        if self._kind == "tokens":
+            return torch.from_numpy(inputs.astype(np.int64)), torch.from_numpy(targets.astype(np.int64))
+        values = torch.from_numpy(inputs.astype(np.float32))
+        if inputs.dtype == np.uint8:
+            values /= 255
+        kind = np.float32 if self._kind == "values" else np.int64
+        return values, torch.from_numpy(targets.astype(kind))
+
+
+def batch_as_is(batch: Any) -> Any:
+    """Return the batch unchanged: :meth:`ArrayDataset.__getitems__` has already collated it."""
+    return batch
+
+
+@dataclass(frozen=True)
+class Arrays:
+    """The training and validation samples of a folder, and the shape of one sample."""
+
+    training: ArrayDataset
+    validation: ArrayDataset
+    shape: DataShape
+
+
+def load_arrays(folder: Path, *, model: str, seq_len: int, hold_out: bool) -> Arrays:
+    """Open the arrays of ``folder`` for a model.
+
+    Args:
+        folder: contains ``inputs.npy`` and ``targets.npy`` (or ``x.npy`` and ``y.npy``), and for
+            validation ``val_inputs.npy`` and ``val_targets.npy`` (or ``x_val.npy`` and
+            ``y_val.npy``); or MNIST's four IDX files, plain or gzipped. For tokens, targets are optional if
+            the inputs are a stream [tokens] or rows [samples, time + 1].
+        model: the model that is trained on the samples.
+        seq_len: the number of tokens per sample; a stream of tokens is cut into samples of this length.
+        hold_out: whether to hold out samples for validation if the folder has no validation arrays.
+
+    Raises:
+        SetupError: files are missing, or the arrays do not match each other or the model.
+    """
+    kind = KINDS[model]
+    if not folder.is_dir():
+        raise SetupError(
+            f"data folder {folder} {'is a file' if folder.exists() else 'does not exist'} on this host"
+        )
+    training = _find_pair(folder, _PAIRS, kind, seq_len) or _find_idx(folder, "train")
+    if training is None:
+        raise SetupError(
+            f"data folder {folder} has neither inputs.npy and targets.npy (or x.npy and y.npy)"
+            " nor MNIST's train-images-idx3-ubyte and train-labels-idx1-ubyte"
+        )
+    validation = _find_pair(folder, _VALIDATION_PAIRS, kind, seq_len) or _find_idx(folder, "t10k")
+    inputs, targets = _check_arrays(*training, model=model, kind=kind)
+    size = len(inputs)
+    if validation is not None:
+        held = _check_arrays(*validation, model=model, kind=kind)
+        shape, held_shape = _shape(inputs, targets, kind), _shape(*held, kind)
+        if (shape.inputs, shape.targets) != (held_shape.inputs, held_shape.targets):
+            raise SetupError(
+                f"validation samples have shape {held_shape.inputs}, training samples {shape.inputs}"
+            )
+        if shape.classes is not None and held_shape.classes is not None:
+            shape = replace(shape, classes=max(shape.classes, held_shape.classes))
+        return Arrays(ArrayDataset(inputs, targets, kind=kind), ArrayDataset(*held, kind=kind), shape)
+    kept = size - (math.ceil(size / _HELD_OUT) if hold_out and size > 1 else 0)
+    return Arrays(
+        ArrayDataset(inputs, targets, kind=kind, stop=kept),
+        ArrayDataset(inputs, targets, kind=kind, start=kept),
+        _shape(inputs, targets, kind),
+    )
+
+
+def _find_pair(
+    folder: Path, names: Sequence[tuple[str, str]], kind: Kind, seq_len: int
+) -> tuple[Array, Array] | None:
+    for inputs_name, targets_name in names:
+        if not (folder / inputs_name).is_file():
+            continue
+        inputs = _open_npy(folder / inputs_name)
+        if (folder / targets_name).is_file():
+            return inputs, _open_npy(folder / targets_name)
+        if kind == "tokens":
+            return _next_tokens(inputs, seq_len, folder / inputs_name)
+        raise SetupError(f"{folder / inputs_name} exists, but {targets_name} does not")
+    return None
+
+
+def _open_npy(path: Path) -> Array:
+    try:
+        array: Array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise SetupError(f"{path} cannot be read as an array: {error}") from None
+    if array.dtype.kind not in "biuf":
+        raise SetupError(f"{path} contains elements of type {array.dtype}, not numbers")
+    return array
+
+
+def _next_tokens(tokens: Array, seq_len: int, path: Path) -> tuple[Array, Array]:
+    """Return inputs and targets as views of one array of tokens; targets are shifted by one token."""
+    if tokens.ndim == 2 and tokens.shape[1] > 1:
+        return tokens[:, :-1], tokens[:, 1:]
+    rows = (len(tokens) - 1) // seq_len if tokens.ndim == 1 else 0
+    if rows < 1:
+        wanted = f"at least {seq_len + 1} tokens in a row, or samples [samples, time + 1]"
+        raise SetupError(f"{path} has shape {list(tokens.shape)}; without targets it must have {wanted}")
+    end = rows * seq_len
+    return tokens[:end].reshape(rows, seq_len), tokens[1 : end + 1].reshape(rows, seq_len)
+
+
+def _find_idx(folder: Path, part: str) -> tuple[Array, Array] | None:
+    images, labels = _idx_file(folder, f"{part}-images", 3), _idx_file(folder, f"{part}-labels", 1)
+    if images is None or labels is None:
+        return None
+    return _open_idx(images), _open_idx(labels)
+
+
+def _idx_file(folder: Path, stem: str, dimensions: int) -> Path | None:
+    for below in _IDX_FOLDERS:
+        for dot in "-.":
+            for ending in ("", ".gz"):
+                path = folder / below / f"{stem}{dot}idx{dimensions}-ubyte{ending}"
+                if path.is_file():
+                    return path
+    return None
+
+
+def _open_idx(path: Path) -> Array:
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            head = file.read(4)
+            if len(head) < 4 or head[:2] != b"\0\0" or head[2] not in _IDX_TYPES:
+                raise SetupError(f"{path} is not an IDX file: it begins with {head.hex(' ')}")
+            sizes = np.frombuffer(file.read(4 * head[3]), dtype=">u4").astype(np.int64)
+            elements = np.frombuffer(file.read(), dtype=_IDX_TYPES[head[2]])
+    except (OSError, EOFError, ValueError) as error:
+        raise SetupError(f"{path} cannot be read: {error}") from None
+    if len(sizes) != head[3] or elements.size != sizes.prod():
+        stated = " x ".join(str(size) for size in sizes)
+        raise SetupError(f"{path} is truncated: it has {elements.size} of {stated} elements")
+    return elements.astype(elements.dtype.newbyteorder("=")).reshape(sizes)
+
+
+def _check_arrays(inputs: Array, targets: Array, *, model: str, kind: Kind) -> tuple[Array, Array]:
+    """Arrange the axes of the arrays as the model expects, or raise a SetupError."""
+    if len(inputs) != len(targets):
+        raise SetupError(f"the data has {len(inputs)} inputs but {len(targets)} targets")
+    if len(inputs) == 0:
+        raise SetupError("the data has no samples")
+    if kind == "values":
+        return _sensors_first(inputs, targets)
+    if targets.dtype.kind == "f":
+        raise SetupError(f"model {model} learns {kind}: its targets must be integers, not {targets.dtype}")
+    if kind == "tokens" and inputs.dtype.kind == "f":
+        raise SetupError(f"model {model} reads tokens: its inputs must be integers, not {inputs.dtype}")
+    if kind == "classes" and targets.ndim == 2 and targets.shape[1] == 1:
+        targets = targets[:, 0]
+    if kind == "classes" and targets.ndim != 1:
+        raise SetupError(
+            f"model {model} learns one class per sample; the targets have shape {list(targets.shape)}"
+        )
+    if model in ("convnet", "resnet50") and inputs.ndim == 3:
+        inputs = inputs[:, None]
+    return inputs, targets
+
+
+def _sensors_first(inputs: Array, targets: Array) -> tuple[Array, Array]:
+    """Arrange traffic data as [samples, sensors, time].
+
+    Accepts that layout, [samples, time, sensors], or [samples, time, sensors, features] as in the files of
+    METR-LA and PEMS-BAY. In the last layout, the first feature is forecast.
+    """
+    if inputs.ndim == targets.ndim == 4:
+        return inputs[..., 0].swapaxes(1, 2), targets[..., 0].swapaxes(1, 2)
+    shapes = inputs.shape, targets.shape
+    time_first = (
+        inputs.ndim == targets.ndim == 3 and shapes[0][1] != shapes[1][1] and shapes[0][2] == shapes[1][2]
+    )
+    return (inputs.swapaxes(1, 2), targets.swapaxes(1, 2)) if time_first else (inputs, targets)
+
+
+def _shape(inputs: Array, targets: Array, kind: Kind) -> DataShape:
+    if kind == "values":
+        return DataShape(inputs.shape[1:], targets.shape[1:], None)
+    labels = (inputs, targets) if kind == "tokens" else (targets,)
+    least, most = min(int(a.min()) for a in labels), max(int(a.max()) for a in labels)
+    if least < 0:
+        raise SetupError(f"classes and tokens are numbered from 0; the data contains {least}")
+    return DataShape(inputs.shape[1:], targets.shape[1:], most + 1)
+
+
+Batch = tuple[Tensor, Tensor]
+
+#: Seeds of three independent streams of random numbers: for the pattern, training and validation.
+SIGNAL, TRAINING, VALIDATION = 0, 1, 2
+
+#: The shape of a synthetic sample for each model.
+_IMAGE_MNIST, _CLASSES_MNIST = (1, 28, 28), 10
+_CLASSES_IMAGENET = 1_000
+_FEATURES, _FEATURES_TINY, _TINY_PARAMETERS = 784, 16, 200_000
+_SENSORS, _HISTORY, _HORIZON, _SAMPLES_PER_DAY = 207, 12, 12, 288
+_NOISE = 0.1
+#: Amplitude of a class's pattern in noise of [-1, 1], such that learning takes an epoch or two.
+_PATTERN_SCALE_IMAGE, _PATTERN_SCALE = 0.1, 0.3
+#: The share of random tokens.
+_RANDOM_TOKENS = 0.1
+
+
+def seed_of(*numbers: int) -> int:
+    """Derive a seed of 63 bits from ``numbers``; different numbers give unrelated seeds."""
+    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> 1)
+
+
+def generator_on(device: torch.device | str, *numbers: int) -> torch.Generator:
+    """Return a generator of random numbers on ``device``, seeded with :func:`seed_of` ``numbers``."""
+    return torch.Generator(device).manual_seed(seed_of(*numbers))
+
+
+def synthetic_shape(options: WorkloadOptions) -> DataShape:
+    """Return the shape of one synthetic sample."""
+    if options.model == "transformer":
+        tokens = decoder_shape(options.parameters or DEFAULT_PARAMETERS["transformer"]).vocabulary
+        return DataShape((options.seq_len,), (options.seq_len,), tokens)
+    if options.model == "traffic":
+        return DataShape((_SENSORS, _HISTORY), (_SENSORS, _HORIZON), None)
+    if options.model == "resnet50":
+        return DataShape((3, options.image_size, options.image_size), (), _CLASSES_IMAGENET)
+    if options.model == "convnet":
+        return DataShape(_IMAGE_MNIST, (), _CLASSES_MNIST)
+    tiny = (options.parameters or DEFAULT_PARAMETERS["mlp"]) < _TINY_PARAMETERS
+    return DataShape((_FEATURES_TINY if tiny else _FEATURES,), (), _CLASSES_MNIST)
+
+
+class ClassSignal:
+    """Noise in [-1, 1] plus a pattern per class (one value per channel and image row, or per feature)."""
+
+    def __init__(self, shape: DataShape, *, seed: int, device: torch.device) -> None:
+        self._shape = shape.inputs
+        self._classes = shape.classes or 0
+        is_image = len(shape.inputs) == 3
+        pattern = (*shape.inputs[:-1], 1) if is_image else shape.inputs
+        source = generator_on("cpu", seed, SIGNAL)
+        scale = _PATTERN_SCALE_IMAGE if is_image else _PATTERN_SCALE
+        self._patterns = (scale * torch.randn((self._classes, *pattern), generator=source)).to(device)
+
+    def draw(self, samples: int, generator: torch.Generator) -> Batch:
+        """Return inputs [samples, ...] and classes [samples]."""
+        device = generator.device
+        labels = torch.randint(self._classes, (samples,), generator=generator, device=device)
+        inputs = torch.empty((samples, *self._shape), device=device).uniform_(-1, 1, generator=generator)
+        return inputs.add_(self._patterns[labels]), labels
+
+
+class TokenSignal:
+    """Tokens that count up from a random start, modulo the vocabulary size; a tenth of them is random."""
+
+    def __init__(self, shape: DataShape, *, device: torch.device) -> None:
+        self._tokens = shape.classes or 0
+        self._time = torch.arange(shape.inputs[0] + 1, device=device)
+
+    def draw(self, samples: int, generator: torch.Generator) -> Batch:
+        """Return tokens [samples, time] and the token that follows each of them, in the same shape."""
+        device, size = generator.device, (samples, len(self._time))
+        start = torch.randint(self._tokens, (samples, 1), generator=generator, device=device)
+        random_tokens = torch.randint(self._tokens, size, generator=generator, device=device)
+        is_random = torch.empty(size, device=device).uniform_(generator=generator) < _RANDOM_TOKENS
+        tokens = torch.where(is_random, random_tokens, (start + self._time) % self._tokens)
+        return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+
+class TrafficSignal:
+    """A noisy daily wave with a different phase for each sensor, sampled at random times of the day."""
+
+    def __init__(self, shape: DataShape, *, seed: int, device: torch.device) -> None:
+        sensors, self._history = shape.inputs
+        self._time = torch.arange(self._history + shape.targets[1], device=device)
+        source = generator_on("cpu", seed, SIGNAL)
+        self._phases = (torch.rand((sensors, 1), generator=source) * 2 * math.pi).to(device)
+
+    def draw(self, samples: int, generator: torch.Generator) -> Batch:
+        """Return past readings [samples, sensors, history] and future ones [samples, sensors, horizon]."""
+        device = generator.device
+        begin = torch.rand((samples, 1, 1), generator=generator, device=device) * _SAMPLES_PER_DAY
+        angle = (begin + self._time) * (2 * math.pi / _SAMPLES_PER_DAY) + self._phases
+        noise = torch.empty(angle.shape, device=device).uniform_(-_NOISE, _NOISE, generator=generator)
+        readings = torch.sin(angle) + noise
+        return readings[..., : self._history].contiguous(), readings[..., self._history :].contiguous()
+
+
+#: A synthetic signal. All ranks share its pattern, and each rank draws its own samples.
+Signal = ClassSignal | TokenSignal | TrafficSignal
+
+
+def signal_for(options: WorkloadOptions, shape: DataShape, device: torch.device) -> Signal:
+    """Return the signal for ``options.model``; its samples are drawn on ``device``."""
+    kind = KINDS[options.model]
+    if kind == "tokens":
+        return TokenSignal(shape, device=device)
+    if kind == "values":
+        return TrafficSignal(shape, seed=options.seed, device=device)
+    return ClassSignal(shape, seed=options.seed, device=device)
+
+
+class SyntheticBatches(IterableDataset[Batch]):
+    """An endless stream of batches for a DataLoader; each worker draws its own random numbers."""
+
+    def __init__(self, signal: Signal, *, batch: int, seed: int, rank: int) -> None:
+        self._signal = signal
+        self._batch = batch
+        self._seeds = (seed, TRAINING, rank)
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Yield batches without end."""
+        info = get_worker_info()
+        generator = generator_on("cpu", *self._seeds, info.id if info else 0)
+        while True:
+            yield self._signal.draw(self._batch, generator)
+
+
+@dataclass(frozen=True)
+class DataShard:
+    """The rank and world size that select a share of the data, and the device for its batches."""
+
+    rank: int
+    world_size: int
+    device: torch.device
+
+
+class SyntheticFeed:
+    """Random batches, drawn anew each time on the device, or by a DataLoader if ``num_workers`` is not 0."""
+
+    def __init__(self, options: WorkloadOptions, per_gpu_batch: int, shard: DataShard) -> None:
+        self.shape = synthetic_shape(options)
+        self._options = options
+        self._batch = per_gpu_batch
+        self._shard = shard
+        self._generator = generator_on(shard.device, options.seed, TRAINING, shard.rank)
+        self._signal = signal_for(options, self.shape, shard.device)
+        self._loaded: Iterator[Batch] | None = None
+        if options.num_workers:
+            host_signal = signal_for(options, self.shape, torch.device("cpu"))
+            stream = SyntheticBatches(host_signal, batch=per_gpu_batch, seed=options.seed, rank=shard.rank)
+            self._loaded = iter(DataLoader(stream, batch_size=None, **_loader_settings(options)))
+
+    def next(self) -> Batch:
+        """Return a new batch."""
+        if self._loaded is None:
+            return self._signal.draw(self._batch, self._generator)
+        return _to_device(next(self._loaded), self._shard.device, pinned=self._options.pin_memory)
+
+    def validation(self) -> Iterator[Batch]:
+        """Yield ``val_steps`` batches, which are the same in each call."""
+        generator = generator_on(self._shard.device, self._options.seed, VALIDATION, self._shard.rank)
+        for _ in range(self._options.val_steps):
+            yield self._signal.draw(self._batch, generator)
+
+    def close(self) -> None:
+        """End the loader's workers."""
+        end_loader_workers(self._loaded)
+        self._loaded = None
+
+
+class FolderFeed:
+    """Batches of a user's arrays from a DataLoader with DistributedSampler, repeating the data as needed."""
+
+    def __init__(self, options: WorkloadOptions, per_gpu_batch: int, shard: DataShard) -> None:
+        folder, hold_out = Path(options.data), options.val_steps > 0
+        arrays = load_arrays(folder, model=options.model, seq_len=options.seq_len, hold_out=hold_out)
+        needed = shard.world_size * per_gpu_batch
+        if len(arrays.training) < needed:
+            raise SetupError(
+                f"data set smaller than one step: {len(arrays.training)} training samples for"
+                f" {shard.world_size} ranks x {per_gpu_batch} = {needed}",
+                remedy="use fewer ranks, a smaller batch or more data",
+            )
+        self.shape = arrays.shape
+        self._options = options
+        self._shard = shard
+        self._sampler: DistributedSampler[Batch] = DistributedSampler(
+            arrays.training, shard.world_size, shard.rank, shuffle=True, seed=options.seed, drop_last=True
+        )
+        self._loader = DataLoader(
+            arrays.training, per_gpu_batch, sampler=self._sampler, drop_last=True, **_loader_settings(options)
+        )
+        self._validation = _validation_loader(arrays.validation, per_gpu_batch, shard)
+        self._pass = 0
+        self._batches = iter(self._loader)
+
+    def next(self) -> Batch:
+        """Return the next batch; after the last one, start another pass over reshuffled data."""
+        try:
+            batch = next(self._batches)
+        except StopIteration:
+            self._pass += 1
+            self._sampler.set_epoch(self._pass)
+            self._batches = iter(self._loader)
+            batch = next(self._batches)
+        return _to_device(batch, self._shard.device, pinned=self._options.pin_memory)
+
+    def validation(self) -> Iterator[Batch]:
+        """Yield up to ``val_steps`` batches of this rank's validation samples."""
+        for batch in islice(self._validation or (), self._options.val_steps):
+            yield _to_device(batch, self._shard.device, pinned=False)
+
+    def close(self) -> None:
+        """End the loader's workers."""
+        end_loader_workers(self._batches)
+
+
+Feed = SyntheticFeed | FolderFeed
+
+
+def open_feed(options: WorkloadOptions, per_gpu_batch: int, shard: DataShard) -> Feed:
+    """Return the feed for ``options.data``.
+
+    Raises:
+        SetupError: the data is missing, malformed, or too small for one batch per rank.
+    """
+    if options.data != "synthetic":
+        return FolderFeed(options, per_gpu_batch, shard)
+    return SyntheticFeed(options, per_gpu_batch, shard)
+
+
+def _loader_settings(options: WorkloadOptions) -> dict[str, Any]:
+    return {
+        "num_workers": options.num_workers,
+        "pin_memory": options.pin_memory,
+        "persistent_workers": options.num_workers > 0,
+        "collate_fn": batch_as_is,
+    }
+
+
+def _validation_loader(
+    dataset: ArrayDataset, per_gpu_batch: int, shard: DataShard
+) -> DataLoader[tuple[Tensor, Tensor]] | None:
+    """Return a loader for this rank's share of the validation samples, without repeating any sample."""
+    samples = range(shard.rank, len(dataset), shard.world_size)
+    if not samples:
+        return None
+    return DataLoader(dataset, per_gpu_batch, sampler=samples, collate_fn=batch_as_is)
+
+
+def _to_device(batch: Batch, device: torch.device, *, pinned: bool) -> Batch:
+    if device.type == "cpu":
+        return batch
+    inputs, targets = batch
+    return inputs.to(device, non_blocking=pinned), targets.to(device, non_blocking=pinned)

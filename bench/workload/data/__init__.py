@@ -1,1 +1,0 @@
-"""Training and validation batches, either synthetic or from a user's folder."""
