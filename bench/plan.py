@@ -17,12 +17,11 @@ from bench import __version__
 from bench.errors import BenchError
 from bench.findings import Severity
 from bench.matrix.cell import Cell, Run, value_text
-from bench.matrix.checks import plan_warnings
+from bench.matrix.checks import idle_gpus, plan_warnings
 from bench.matrix.document import Document
 from bench.matrix.expansion import expand
 from bench.matrix.load import load_matrix
 from bench.matrix.schema import Matrix
-from bench.matrix.sharing import idle_gpus
 from bench.render import Renderer, gpu_option
 from bench.study.files import owner_writable, write_atomically
 from bench.study.layout import StudyFolder

@@ -40,9 +40,8 @@ from torch.nn.parallel import DistributedDataParallel
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.matrix.workload import WorkloadOptions
-from bench.measure.conditions import Conditions
+from bench.measure.conditions import Conditions, Meters
 from bench.measure.exchange import Collectives
-from bench.measure.meters import Meters
 from bench.workload.data import DataShard, generator_on, open_feed, signal_for
 from bench.workload.models import Mlp, mlp_width
 from bench.workload.training import Trainer, Windows, build_task, wrap

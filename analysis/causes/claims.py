@@ -25,7 +25,7 @@ from analysis.causes.evidence import (
 from analysis.checks.slow_ranks import PART_WORDS
 from analysis.text import count, number, one_line, percent, seconds
 from bench.study.conditions import Reason, summary
-from bench.study.sampled_step import SlowCall
+from bench.study.run_json import SlowCall
 
 #: From this fraction of the step on, data loading is a cause.
 MUCH_LOADING = 0.08

@@ -17,8 +17,7 @@ import numpy as np
 from bench.study.conditions import Disturbance, Reason, Window, read_windows
 from bench.study.files import read_json
 from bench.study.layout import RunFolder
-from bench.study.run_json import read_run, read_warnings
-from bench.study.sampled_step import SampledStep, SlowCall, read_sampled_step
+from bench.study.run_json import SampledStep, SlowCall, read_run, read_sampled_step, read_warnings
 
 #: Calls of torch.distributed in the user's own code communicate, whatever DDP does.
 COLLECTIVES = ("torch.distributed.", "dist.")

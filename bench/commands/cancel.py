@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from bench.commands.console import say
-from bench.commands.options import OnlyOption, ResultsOption, StudyArgument, find_study
+from bench.commands.options import OnlyOption, ResultsOption, StudyArgument, find_study, only
 from bench.errors import UnwritableError
 from bench.executors import executor_for
 from bench.study.plan_json import open_study
-from bench.study.selection import only
 from bench.units import count
 
 

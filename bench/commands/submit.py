@@ -18,7 +18,9 @@ from bench.commands.options import (
     RetryOption,
     StudyArgument,
     find_study,
+    only,
     parse_patience_s,
+    pending,
 )
 from bench.commands.preflight import DEFAULT_TIMEOUT_S, check_nodes_of
 from bench.commands.waiting import HaltedError, Patience, Waiting, canary_passes, say_stuck, start_runs
@@ -30,7 +32,6 @@ from bench.matrix.cell import Run
 from bench.slurm.client import SlurmUnavailableError
 from bench.study.ledger import HaltWatch, RunRecord, RunState
 from bench.study.plan_json import PlannedStudy, open_study
-from bench.study.selection import only, pending
 from bench.units import count, human_duration
 
 

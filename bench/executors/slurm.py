@@ -41,10 +41,9 @@ from bench.slurm.client import (
     SlurmUnavailableError,
     SubmissionUncertainError,
 )
-from bench.slurm.job_states import JobStatus, queue_statuses, read_state
+from bench.slurm.job_states import JobStatus, is_preliminary, queue_statuses, read_state
 from bench.slurm.messages import NOT_NOW, search
 from bench.slurm.parsing import NodeGroup, QueueRow
-from bench.slurm.wait_reasons import is_preliminary
 from bench.study.ledger import FailureClass, RunRecord, RunState, now, submit_lock
 from bench.study.plan_json import PlannedStudy
 from bench.study.preflight import unfit_nodes

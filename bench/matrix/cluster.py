@@ -7,14 +7,18 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
-from bench.matrix.field_types import MAX_TASKS_PER_NODE, EnvName, EnvValue, Line, Section
-from bench.matrix.slurm_options import (
+from bench.matrix.field_types import (
+    MAX_TASKS_PER_NODE,
     Binding,
     CpuBind,
     DirectiveLine,
     DirectiveValue,
     Distribution,
+    EnvName,
+    EnvValue,
     GpuBind,
+    Line,
+    Section,
     SrunWord,
     Switches,
     key_of_word,

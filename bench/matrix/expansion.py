@@ -12,10 +12,16 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from bench.matrix.cell import PER_NODE, Cell, Membership, Mode, Point, canonical, name_of, value_text
-from bench.matrix.checks import check_commands, check_device, check_hosts, check_srun_options, runnable_points
+from bench.matrix.checks import (
+    check_commands,
+    check_dependency,
+    check_device,
+    check_hosts,
+    check_srun_options,
+    runnable_points,
+)
 from bench.matrix.document import Document, Place
 from bench.matrix.schema import Matrix
-from bench.matrix.sharing import check_dependency
 
 MAX_CELLS = 100_000
 MAX_RUNS = 1_000_000

@@ -1,12 +1,12 @@
-"""Field types that several sections of a matrix share, with their checks and limits."""
+"""Types of the fields of a matrix, with their checks and limits: names, numbers, and options of Slurm."""
 
 from __future__ import annotations
 
 import difflib
 import re
 import shlex
-from collections.abc import Sequence
-from typing import Annotated, Any
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
@@ -129,3 +129,246 @@ RanksPerNode = Annotated[
     WithJsonSchema({"anyOf": [_PER_NODE, {"type": "array", "items": _PER_NODE, "minItems": 2}]}),
 ]
 Batch = Annotated[int, Field(strict=True, ge=1, le=MAX_BATCH)]
+
+
+#: Values allowed in an #SBATCH directive. Without spaces, quotes, backslashes, $, ;, # and backticks,
+#: a value can neither end its directive nor be run by a shell.
+DIRECTIVE_VALUE = re.compile(r"[A-Za-z0-9_.,:@+=/\[\]|&*!()%-]+")
+#: Words allowed in a launch line. The scripts quote them, so that a shell expands neither * nor [.
+_SRUN_WORD = re.compile(r"--?[A-Za-z][A-Za-z0-9_.,:@+=/\[\]*%-]*")
+#: One-letter options without a value; another option can follow in the same word (-Hn2).
+_SBATCH_FLAGS = "HhIkOQsVv"
+_SRUN_FLAGS = "EHhkKlOQsuVvXZ"
+
+#: Options that the scripts set themselves, and the key to use instead.
+_SIZES = {
+    "nodes N": "use axes.nodes",
+    "ntasks n ntasks-per-node tasks-per-node": "use axes.tasks_per_node or axes.gpus_per_node",
+    "ntasks-per-gpu ntasks-per-tres": "use axes.gpus_per_node",
+    "gres gpus G gpus-per-node gpus-per-task gpus-per-socket": "use axes.gpus_per_node and cluster.gpu_type",
+    "cpus-per-task c": "use cluster.cpus_per_task",
+}
+_KEYS_OF_THE_JOB = {
+    "time t time-min": "use cluster.time_limit",
+    "partition p": "use cluster.partition",
+    "account A": "use cluster.account",
+    "qos q": "use cluster.qos",
+    "reservation": "use cluster.reservation",
+    "constraint C": "use cluster.constraint",
+    "nodelist w nodefile F": "use cluster.nodelist",
+    "exclude x": "use cluster.exclude",
+    "switches switch": "use cluster.switches",
+    "export": "use cluster.env",
+}
+_OWN_DIRECTIVES = {
+    **_SIZES,
+    **_KEYS_OF_THE_JOB,
+    "mem": "use cluster.mem",
+    "exclusive": "use cluster.exclusive",
+    "gpu-bind": "use cluster.gpu_bind",
+    "distribution m": "use cluster.distribution",
+    "hint": "use cluster.hint",
+    "output o error e job-name J chdir D parsable": "bench submit sets it for each run",
+    "clusters cluster M": "bench tracks jobs of one cluster only: run bench on that cluster's login node",
+    "array a hetjob wrap requeue no-requeue test-only wait W": "every run is one job that starts once",
+}
+_OWN_SRUN_OPTIONS = {
+    **_SIZES,
+    **_KEYS_OF_THE_JOB,
+    "relative r jobid het-group pack-group": "the plan chooses the job and the nodes of each run",
+    "kill-on-bad-exit K": "the end of one rank ends all others",
+    "output o error e input i job-name J": "bench submit sets it for each run",
+    "multi-prog pty": "use workload.command for another program",
+    "container-image container-mounts": "use cluster.container with runtime: pyxis",
+    "help h usage version V test-only no-allocate Z": "srun would not start the ranks",
+}
+
+
+def _own_option(word: str, table: Mapping[str, str], flags: str) -> str | None:
+    """Return the remedy if ``word`` is an option in ``table``, otherwise None.
+
+    Slurm accepts unique prefixes of options, and ``-Hn2`` for ``-H -n2``.
+    """
+    found = re.match(rf"--([A-Za-z][A-Za-z_-]*)|-[{flags}]*([A-Za-z])", word)
+    if found is None:
+        return None
+    long, letter = (found[1] or "").replace("_", "-"), found[2]
+    for names, remedy in table.items():
+        if letter in names.split() or (long and any(name.startswith(long) for name in names.split())):
+            return remedy
+    return None
+
+
+def _check_directive_value(value: str) -> str:
+    if not DIRECTIVE_VALUE.fullmatch(value) or value.startswith("-"):
+        raise ValueError(
+            f"{value!r} cannot be used in an #SBATCH line; "
+            "allowed: letters, digits and _ . , : @ + = / [ ] | & * ! ( ) % -"
+        )
+    return value
+
+
+def _check_directive_line(value: str) -> str:
+    """Reject a line that does not begin with an option, or contains an option that the scripts set."""
+    words = split_line(value, kind="a complete line of #SBATCH options")
+    if not re.match(r"--?[A-Za-z]", value):
+        raise ValueError(f"{value!r} is not an option of sbatch; write it as --name=value")
+    for word in words:
+        remedy = _own_option(word, _OWN_DIRECTIVES, _SBATCH_FLAGS) if word.startswith("-") else None
+        if remedy:
+            raise ValueError(f"{value!r} would override a setting of the plan; {remedy}")
+    return value
+
+
+def split_line(value: str, *, kind: str) -> list[str]:
+    """Split a line into words as a shell does; errors say that an entry must be ``kind``."""
+    one_line(value)
+    try:
+        return shell_words(value, comments=True)
+    except ValueError as error:
+        raise ValueError(f"{error}; each entry must be {kind}") from None
+
+
+class _Form(NamedTuple):
+    """The values that an option of srun accepts: as a pattern, and in words for messages."""
+
+    option: str
+    pattern: re.Pattern[str]
+    allowed: str
+
+    def check(self, value: str) -> str:
+        """Return ``value``; raise ValueError if srun would reject it."""
+        if not self.pattern.fullmatch(value):
+            raise ValueError(f"{value!r} is not a value of srun --{self.option}; allowed: {self.allowed}")
+        return value
+
+    @property
+    def json_schema(self) -> WithJsonSchema:
+        """The pattern for editors."""
+        return WithJsonSchema({"type": "string", "pattern": f"^(?:{self.pattern.pattern})$"})
+
+
+def _list_of(item: str) -> str:
+    return rf"{item}(?:\*[1-9]\d*)?(?:,{item}(?:\*[1-9]\d*)?)*"
+
+
+_IDS = _list_of(r"(?:0x[0-9A-Fa-f]+|\d+)")
+_MASKS = _list_of(r"(?:0x)?[0-9A-Fa-f]+")
+_CPU_BIND = _Form(
+    "cpu-bind",
+    re.compile(
+        r"(?:quiet|verbose)|(?:(?:quiet|verbose),)?"
+        rf"(?:none|rank|rank_ldom|sockets|cores|threads|ldoms|map_(?:cpu|ldom):{_IDS}|mask_(?:cpu|ldom):{_MASKS})"
+    ),
+    "none, rank, rank_ldom, sockets, cores, threads, ldoms, map_cpu:LIST, mask_cpu:LIST, map_ldom:LIST, "
+    "mask_ldom:LIST, optionally after 'quiet,' or 'verbose,'; a LIST is such as 0,2 or 0x0f*4,0xf0*4",
+)
+_GPU_BIND = _Form(
+    "gpu-bind",
+    re.compile(
+        rf"(?:verbose,)?(?:none|closest|map(?:_gpu)?:{_IDS}|mask(?:_gpu)?:{_MASKS}|(?:per_task|single):[1-9]\d*)"
+    ),
+    "none, closest, map_gpu:LIST, mask_gpu:LIST, per_task:N, single:N, optionally after 'verbose,'",
+)
+_LEVEL = r"(?:\*|block|cyclic|fcyclic)"
+_DISTRIBUTION = _Form(
+    "distribution",
+    re.compile(
+        rf"(?:(?:\*|block|cyclic)(?::{_LEVEL}(?::{_LEVEL})?)?|plane=[1-9]\d*)(?:,(?:No)?Pack)?",
+        re.IGNORECASE,
+    ),
+    "block, cyclic or * for nodes, then :block, :cyclic, :fcyclic or :* for sockets and for cores; plane=N",
+)
+_HINT = _Form(
+    "hint",
+    re.compile("compute_bound|memory_bound|multithread|nomultithread"),
+    "compute_bound, memory_bound, multithread, nomultithread",
+)
+_SWITCHES = re.compile(r"[1-9]\d*(?:@(?:\d+-)?\d+(?::\d+){0,2})?")
+
+#: Keys of `cluster` with an option of srun, in the order of the launch line.
+SRUN_KEYS = {"cpu_bind": _CPU_BIND, "gpu_bind": _GPU_BIND, "distribution": _DISTRIBUTION, "hint": _HINT}
+
+
+def key_of_word(word: str) -> tuple[str, str] | None:
+    """Return the key of `cluster` that sets the same option as a word of srun, and the word's value."""
+    if word.startswith("-m"):
+        return "distribution", word[2:].removeprefix("=")
+    name, _, value = word.removeprefix("--").partition("=")
+    name = name.replace("_", "-")
+    for key, form in SRUN_KEYS.items():
+        if len(name) > 2 and form.option.startswith(name):
+            return key, value
+    return None
+
+
+def _check_srun_word(word: str) -> str:
+    if not word.startswith("-"):
+        raise ValueError(f"{word!r} is not an option of srun; write options and values as --name=value")
+    if not _SRUN_WORD.fullmatch(word):
+        raise ValueError(
+            f"{word!r} cannot be used as a word of srun; "
+            "allowed: an option with letters, digits and _ . , : @ + = / [ ] * % -"
+        )
+    remedy = _own_option(word, _OWN_SRUN_OPTIONS, _SRUN_FLAGS)
+    if remedy:
+        raise ValueError(f"{word!r} would override a setting of the plan; {remedy}")
+    binding = key_of_word(word)
+    if binding is not None:
+        SRUN_KEYS[binding[0]].check(binding[1])
+    return word
+
+
+class Binding(NamedTuple):
+    """A value of cpu_bind or gpu_bind: ``mask_cpu:0x1*2,0x2`` has kind ``mask_cpu`` and three entries."""
+
+    kind: str
+    entries: list[str]
+
+    @property
+    def explicit(self) -> bool:
+        """True if srun rejects or ignores this binding unless the step has all CPUs of its nodes."""
+        return self.kind.startswith(("map_", "mask_", "rank"))
+
+    @property
+    def differs_per_task(self) -> bool:
+        """True if the list contains several values."""
+        return len(set(self.entries)) > 1
+
+
+def parse_binding(text: str) -> Binding:
+    """Split a valid value of cpu_bind or gpu_bind into its kind and the entries of its list."""
+    kind, _, items = text.rpartition("verbose,")[2].rpartition("quiet,")[2].partition(":")
+    entries: list[str] = []
+    for item in filter(None, items.split(",")):
+        value, _, times = item.partition("*")
+        entries += [value] * int(times or 1)
+    return Binding(kind, entries)
+
+
+def _switches(value: Any) -> Any:
+    """Convert a number to text."""
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def _check_switches(value: str) -> str:
+    if not _SWITCHES.fullmatch(value):
+        raise ValueError(
+            f"{value!r} is not a value of sbatch --switches; allowed: COUNT, or COUNT@TIME with the "
+            "longest wait, such as 1@2:00:00"
+        )
+    return value
+
+
+DirectiveValue = Annotated[str, AfterValidator(_check_directive_value)]
+DirectiveLine = Annotated[str, AfterValidator(_check_directive_line)]
+SrunWord = Annotated[str, AfterValidator(_check_srun_word)]
+CpuBind = Annotated[str, AfterValidator(_CPU_BIND.check), _CPU_BIND.json_schema]
+GpuBind = Annotated[str, AfterValidator(_GPU_BIND.check), _GPU_BIND.json_schema]
+Distribution = Annotated[str, AfterValidator(_DISTRIBUTION.check)]
+Switches = Annotated[
+    str,
+    BeforeValidator(_switches),
+    AfterValidator(_check_switches),
+    WithJsonSchema({"type": ["string", "integer"], "examples": [1, "1@2:00:00"]}),
+]

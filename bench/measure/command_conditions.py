@@ -28,10 +28,8 @@ from typing import Any
 
 from bench import __version__
 from bench.errors import UnwritableError
-from bench.measure.cgroup import cpu_groups, cpu_quota
-from bench.measure.node import Node, NodeSample, host_name
-from bench.measure.ranks import cpu_model, requested_threads
-from bench.measure.variables import kept_variables
+from bench.measure.node import Node, NodeSample, cpu_groups, cpu_quota, host_name
+from bench.measure.ranks import cpu_model, kept_variables, requested_threads
 from bench.study.files import read_json, write_json
 from bench.study.layout import RunFolder
 from bench.study.run_json import read_run, script_sha256, script_warning

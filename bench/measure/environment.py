@@ -13,9 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bench import __version__
 from bench.measure.nvml import pci_address
-from bench.measure.ranks import RankFacts, cores_of_nodes, hosts_of, ranks_outnumber_cores
+from bench.measure.ranks import RankFacts, cores_of_nodes, hosts_of, kept_variables, ranks_outnumber_cores
 from bench.measure.torch_internals import ddp_texts, ddp_times
-from bench.measure.variables import kept_variables
 
 
 @dataclass(frozen=True)

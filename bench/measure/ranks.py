@@ -1,8 +1,9 @@
-"""The ranks of a run: their hosts, cores, quotas and threads, and how these differ."""
+"""The ranks of a run: their hosts, cores, quotas, threads and environment variables, and how these differ."""
 
 from __future__ import annotations
 
 import os
+import re
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -12,8 +13,7 @@ from typing import Any
 
 import psutil
 
-from bench.measure.cgroup import cpu_groups, cpu_quota
-from bench.measure.node import host_name
+from bench.measure.node import cpu_groups, cpu_quota, host_name
 from bench.units import count, number_ranges
 
 
@@ -266,3 +266,19 @@ def cpu_model() -> str | None:
         return None
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(names, None)
+
+
+_KEPT = re.compile(
+    r"(NCCL|GLOO|OMP|KMP|MKL|TORCH|PYTORCH|UCX|FI)_[A-Z0-9_]+|CUDA_VISIBLE_DEVICES|BENCH_[A-Z_]+"
+)
+_SECRET = re.compile(r"TOKEN|SECRET|PASS|KEY|CREDENTIAL|AUTH")
+_SLURM = re.compile(
+    r"SLURM_(CLUSTER_NAME|CPUS_PER_TASK|JOB_(ID|NAME|NODELIST|PARTITION)|NNODES|NTASKS|RESTART_COUNT|STEP_ID"
+    r"|TASKS_PER_NODE)"
+)
+
+
+def kept_variables(env: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """Return ``env`` and ``slurm`` of env.json: variables with known names or prefixes, and no secrets."""
+    kept = {name: env[name] for name in sorted(env) if _KEPT.fullmatch(name) and not _SECRET.search(name)}
+    return {"env": kept, "slurm": {name: env[name] for name in sorted(env) if _SLURM.fullmatch(name)}}

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from bench.record.recorder import Recorder
-from bench.record.settings import RecorderError
+from bench.record.session import RecorderError
 
 __all__ = ["Recorder", "RecorderError"]

@@ -12,7 +12,7 @@ from typing import Any
 
 from bench.record.attribution import find_ddp
 from bench.record.recorder import Recorder
-from bench.record.settings import RecorderError
+from bench.record.session import RecorderError
 
 
 def _callback_class() -> Any:

@@ -22,12 +22,9 @@ from bench.measure.environment import device_for
 from bench.measure.step_parts import Clock, clock_for
 from bench.measure.transport import request_nccl_log
 from bench.record.attribution import Attribution
-from bench.record.failures import FailureReporter
-from bench.record.hang_watch import Progress
-from bench.record.session import Session
-from bench.record.settings import Lengths, RecorderError
-from bench.record.step_sample import StepSampler
-from bench.record.windows import Phase, Span, Windows
+from bench.record.failures import FailureReporter, Progress
+from bench.record.session import Lengths, RecorderError, Session
+from bench.record.windows import Phase, Span, StepSampler, Windows
 
 T = TypeVar("T")
 

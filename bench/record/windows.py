@@ -2,28 +2,239 @@
 
 The throughput window is measured with a clock only. In the attribution window, hooks time the parts of each
 step. Two steps between epochs are not measured: after the first, rank 0 writes files and falls behind; in the
-second, the exchange of gradients synchronises the ranks again. The first one of these steps is sampled in one
-epoch (see :mod:`bench.record.step_sample`).
+second, the exchange of gradients synchronises the ranks again.
+
+The first one of these steps is sampled in one epoch, to find its slowest calls, with the lines of the user's
+code that make them. The sample is taken with :func:`sys.setprofile` outside all windows, because it slows the
+step down. It covers the calls from files of the user into anything, but not the files of Python, of installed
+packages and of bench. The time of a call excludes other such calls within it.
 """
 
 from __future__ import annotations
 
 import enum
+import inspect
 import os
+import site
+import sys
+import sysconfig
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from bench.measure.conditions import Conditions
-from bench.measure.meters import Meters, peak_memory_bytes
+import bench
+from bench.measure.conditions import Conditions, Meters, peak_memory_bytes
+from bench.measure.results import Window, fewest_warmup_steps, is_stable
 from bench.measure.step_parts import Clock, StepParts
-from bench.measure.windows import Window, fewest_warmup_steps, is_stable
+from bench.measure.torch_internals import count_collectives
 from bench.record.attribution import Attribution
-from bench.record.session import Session
-from bench.record.settings import Lengths
-from bench.record.step_sample import StepSampler
+from bench.record.session import Lengths, Session
+from bench.study.run_json import SampledStep, SlowCall
+
+#: Calls of each part that are kept: the slowest ones.
+_KEPT = 5
+#: Code objects (by qualified name) during which the timers of a step run, and the name of their part.
+_PARTS = {
+    "Batches.__iter__": "data_load",
+    "Module._wrapped_call_impl": "forward",
+    "Tensor.backward": "backward",
+    "Optimizer.profile_hook_step.<locals>.wrapper": "optimizer",
+}
+_BENCH = f"{Path(bench.__file__).parent}{os.sep}"
+
+#: A line of the user's code, the function that it calls, and the part of the step.
+_Key = tuple[str, int, str, str | None]
+
+
+class StepSampler:
+    """Samples one step of this thread. ``model`` is the module whose forward pass the recorder times."""
+
+    def __init__(self, model: nn.Module | None) -> None:
+        self._model = model
+        self.is_active = False
+        os.register_at_fork(after_in_child=self.discard)  # workers of a DataLoader are not sampled
+
+    def start(self) -> None:
+        """Begin to sample, unless a profiler of the user is active."""
+        if sys.getprofile() is not None:
+            return
+        self._open: list[_Call] = []
+        self._seconds: defaultdict[_Key, float] = defaultdict(float)
+        self._calls: Counter[_Key] = Counter()
+        self._bytes: Counter[_Key] = Counter()
+        self._part: str | None = None
+        self._part_frame: FrameType | None = None
+        self._collectives = count_collectives()
+        self.is_active = True
+        self._began = time.perf_counter()
+        observe: Any = self._observe
+        if "torch._dynamo" in sys.modules:  # in a compiled region, it would compile this module, too
+            observe = torch.compiler.disable(observe)  # type: ignore[no-untyped-call]
+        sys.setprofile(observe)
+
+    def discard(self) -> None:
+        """End the sample without a result."""
+        if self.is_active:
+            sys.setprofile(None)
+            self.is_active = False
+
+    def stop(self, rank: int) -> SampledStep | None:
+        """End the sample and return it; None if there is none."""
+        if not self.is_active:
+            return None
+        self.discard()
+        seconds, called = time.perf_counter() - self._began, count_collectives()
+        known = called is not None and self._collectives is not None
+        collectives = (called or 0) - (self._collectives or 0) if known else None
+        return SampledStep(rank, round(seconds, 6), collectives, list(self._slow_calls()))
+
+    def _slow_calls(self) -> Iterator[SlowCall]:
+        kept: Counter[str | None] = Counter()
+        for key, seconds in sorted(self._seconds.items(), key=lambda one: -one[1]):
+            path, line, function, part = key
+            kept[part] += 1
+            if kept[part] <= _KEPT or key in self._bytes:
+                yield SlowCall(
+                    path, line, function, self._calls[key], round(seconds, 6), part, self._bytes.get(key)
+                )
+
+    def _observe(self, frame: FrameType, event: str, argument: Any) -> None:
+        """Handle an event of :func:`sys.setprofile`."""
+        if event == "call":
+            if frame.f_code.co_qualname in _PARTS:
+                self._begin_part(frame)
+            caller = frame.f_back
+            if caller is not None and is_users(caller.f_code.co_filename):
+                self._begin(frame, caller, None)
+        elif event == "return":
+            if self._open and self._open[-1].frame is frame and not self._open[-1].is_builtin:
+                self._end()
+            if frame is self._part_frame:
+                self._end_part()
+        elif event == "c_call":
+            if is_users(frame.f_code.co_filename):
+                self._begin(frame, frame, argument)
+        elif self._open and self._open[-1].frame is frame and self._open[-1].is_builtin:
+            self._end()
+
+    def _begin(self, frame: FrameType, caller: FrameType, builtin: Any) -> None:
+        code = frame.f_code
+        if builtin is None and code.co_filename.startswith(_BENCH) and code.co_qualname not in _PARTS:
+            return
+        name = _name(frame) if builtin is None else _name_of_builtin(builtin)
+        key = (caller.f_code.co_filename, caller.f_lineno, name, self._part)
+        self._calls[key] += 1
+        if name.startswith("torch.distributed.") and (size := _bytes_passed(frame)):
+            self._bytes[key] += size
+        self._open.append(_Call(frame, key, is_builtin=builtin is not None))
+
+    def _end(self) -> None:
+        call = self._open.pop()
+        seconds = time.perf_counter() - call.began
+        self._seconds[call.key] += seconds - call.inner_s
+        if self._open:
+            self._open[-1].inner_s += seconds
+
+    def _begin_part(self, frame: FrameType) -> None:
+        part = _PARTS[frame.f_code.co_qualname]
+        if part == "forward" and frame.f_locals.get("self") is not self._model:
+            return
+        if self._part_frame is None:
+            self._part, self._part_frame = part, frame
+
+    def _end_part(self) -> None:
+        # The timers count all time between the forward and the backward pass as backward.
+        self._part = "backward" if self._part == "forward" else None
+        self._part_frame = None
+
+
+class _Call:
+    """An open call. ``inner_s`` is the time of other calls from the user's code within it."""
+
+    __slots__ = ("began", "frame", "inner_s", "is_builtin", "key")
+
+    def __init__(self, frame: FrameType, key: _Key, *, is_builtin: bool) -> None:
+        self.frame, self.key, self.is_builtin = frame, key, is_builtin
+        self.inner_s = 0.0
+        self.began = time.perf_counter()
+
+
+@cache
+def is_users(path: str) -> bool:
+    """Return whether a source file is the user's own: not of Python, an installed package, or bench."""
+    if path.startswith(("<", _BENCH)):
+        return False
+    main = getattr(sys.modules.get("__main__"), "__file__", None)
+    if main and _is_installed(main):  # python -m PACKAGE
+        return path.startswith(f"{Path(main).parent}{os.sep}") or not _is_installed(path)
+    return not _is_installed(path)
+
+
+def _is_installed(path: str) -> bool:
+    names = ("stdlib", "platstdlib", "purelib", "platlib")
+    folders = [*map(sysconfig.get_path, names), site.getusersitepackages(), str(Path(torch.__file__).parent)]
+    inside = any(folder and path.startswith(folder + os.sep) for folder in folders)
+    return inside or bool({"site-packages", "dist-packages"}.intersection(Path(path).parts))
+
+
+def _name(frame: FrameType) -> str:
+    """Return the public name of a Python function: ``torch.save``, ``Tensor.backward``, ``Net.__call__``."""
+    code, module = frame.f_code, str(frame.f_globals.get("__name__", ""))
+    if code.co_qualname == "Batches.__iter__":
+        return f"next({type(getattr(frame.f_locals.get('self'), 'loader', None)).__name__})"
+    if code.co_qualname == "Module._wrapped_call_impl":
+        return f"{type(frame.f_locals.get('self')).__name__}.__call__"
+    # A decorator's inner function holds the function that it wraps.
+    wrapped = frame.f_locals.get("func", frame.f_locals.get("fn")) if "<locals>" in code.co_qualname else None
+    if inspect.isfunction(wrapped):
+        code, module = wrapped.__code__, wrapped.__module__
+    return _public_name(code, module)
+
+
+@cache
+def _public_name(code: CodeType, module: str) -> str:
+    name = code.co_qualname
+    if "." in name and "<locals>" not in name:
+        return name  # a method
+    parts = module.split(".")
+    for length in range(1, len(parts)):
+        package = ".".join(parts[:length])
+        found = getattr(sys.modules.get(package), name, None)
+        if getattr(inspect.unwrap(found) if callable(found) else None, "__code__", None) is code:
+            return f"{package}.{name}"
+    return name if module in ("__main__", "") else f"{module}.{name}"
+
+
+def _name_of_builtin(function: Any) -> str:
+    """Return the name of a function that is written in C: ``time.sleep``, ``Tensor.item``, ``print``."""
+    owner = getattr(function, "__self__", None)
+    if isinstance(owner, Tensor):
+        return f"Tensor.{function.__name__}"
+    name = str(getattr(function, "__qualname__", "?"))
+    module = getattr(function, "__module__", None) or (owner.__name__ if inspect.ismodule(owner) else "")
+    return name if module in ("", "builtins") or "." in name else f"{module}.{name}"
+
+
+def _bytes_passed(frame: FrameType) -> int:
+    """Return the size of the largest argument of a function: a tensor, or a list of tensors."""
+    values = list(frame.f_locals.values())
+    values += [*frame.f_locals.get("args", ()), *frame.f_locals.get("kwargs", {}).values()]
+    return max(map(_size, values), default=0)
+
+
+def _size(value: Any) -> int:
+    if isinstance(value, Tensor):
+        return value.numel() * value.element_size()
+    return sum(map(_size, value)) if isinstance(value, list) else 0
+
 
 #: An interval during which the clock ran: its first and last time stamp.
 Span = tuple[Any, Any]

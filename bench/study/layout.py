@@ -87,7 +87,7 @@ class RunFolder(JobFolder):
     trace = _Child("trace-rank0.json.gz")  # profiler trace of some steps, if the matrix asks for one
     env = _Child("env.json")  # software, hardware, hosts that took part, and network that was used
     conditions = _Child("conditions.json")  # state of nodes and ranks in each measured window
-    sampled_step = _Child("sampled_step.json")  # slowest calls of one step, see bench.study.sampled_step
+    sampled_step = _Child("sampled_step.json")  # slowest calls of one step, see bench.study.run_json
     end = _Child("end.json")  # exit code and end time, written by the job itself
     sacct_summary = _Child("sacct_summary.txt")  # rows of the job in sacct, written by bench
 

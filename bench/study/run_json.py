@@ -1,9 +1,9 @@
-"""Read and write run.json: the description and the state of one attempt of a run."""
+"""Read and write run.json, the record of one attempt of a run; read sampled_step.json beside it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,14 @@ from bench import __version__
 from bench.errors import unwritable
 from bench.matrix.cell import Cell, Run
 from bench.matrix.secret_values import cell_without_secrets
-from bench.study.files import file_sha256, object_text, read_object, rewrite_object, write_atomically
+from bench.study.files import (
+    file_sha256,
+    object_text,
+    read_json,
+    read_object,
+    rewrite_object,
+    write_atomically,
+)
 from bench.study.layout import RunFolder
 from bench.study.ledger import RunRecord, RunState
 from bench.study.plan_json import PlannedStudy
@@ -128,3 +135,53 @@ def new_attempt(study: PlannedStudy, run: Run, record: RunRecord) -> Attempt:
     except OSError as error:
         raise unwritable(attempt.folder.path, error) from None
     return attempt
+
+
+@dataclass(frozen=True)
+class SlowCall:
+    """All calls of one function from one line of the user's code.
+
+    Attributes:
+        path: the user's source file.
+        line: its line.
+        function: the function that the line calls.
+        calls: number of calls in the step.
+        seconds: time of these calls together, without the time of other calls that the user's code makes
+            within them.
+        part: the part of the step whose timer covers the call; None if no timer does.
+        bytes: size of the tensors that are passed to a function of torch.distributed.
+    """
+
+    path: str
+    line: int
+    function: str
+    calls: int
+    seconds: float
+    part: str | None = None
+    bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class SampledStep:
+    """The sampled step of one rank: its duration, its collectives (None if unknown) and its slowest calls."""
+
+    rank: int
+    step_s: float
+    collectives: int | None
+    slow_calls: list[SlowCall]
+
+
+def read_sampled_step(folder: RunFolder) -> list[SampledStep]:
+    """Return the sampled step of each rank; empty without the file. Malformed entries are left out."""
+    content = read_json(folder.sampled_step)
+    return list(_steps(content)) if content is not None and content.get("schema") == 1 else []
+
+
+def _steps(content: Mapping[str, Any]) -> Iterator[SampledStep]:
+    names = [field.name for field in fields(SlowCall)]
+    for rank in content.get("ranks") or ():
+        try:
+            calls = [SlowCall(**{name: call[name] for name in names}) for call in rank["slow_calls"]]
+            yield SampledStep(int(rank["rank"]), float(rank["step_s"]), rank["collectives"], calls)
+        except (KeyError, TypeError, ValueError):
+            continue

@@ -16,10 +16,10 @@ import torch.distributed as dist
 from bench.errors import BenchError
 from bench.measure.node import host_name
 from bench.measure.torch_internals import import_dynamo
-from bench.workload.arguments import parse_arguments
 from bench.workload.failures import CollectiveError, WorkloadError, describe_error, known_reason
 from bench.workload.rank import run
 from bench.workload.rendezvous import JoinError, OtherRankError
+from bench.workload.session import parse_arguments
 
 import_dynamo()
 

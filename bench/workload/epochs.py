@@ -15,14 +15,20 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from bench.errors import unwritable
-from bench.measure.conditions import Conditions
+from bench.measure.conditions import Conditions, Meters
 from bench.measure.environment import Device
 from bench.measure.exchange import Collectives
-from bench.measure.meters import Meters
-from bench.measure.results import EpochRecord, RankPlace, Results, Validation, progress_line
-from bench.measure.windows import count_dropped_steps, merge_windows
+from bench.measure.results import (
+    EpochRecord,
+    RankPlace,
+    Results,
+    Validation,
+    count_dropped_steps,
+    merge_windows,
+    progress_line,
+)
 from bench.workload.data import Feed
-from bench.workload.probes.run import Probes
+from bench.workload.probes import Probes
 from bench.workload.session import Session
 from bench.workload.training import Trainer, Windows, parameters_of
 

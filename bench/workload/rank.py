@@ -23,7 +23,6 @@ from bench.measure.transport import (
     open_connections,
 )
 from bench.units import human_bytes
-from bench.workload.arguments import Request
 from bench.workload.data import DataShard, Feed, open_feed
 from bench.workload.epochs import measure
 from bench.workload.failures import (
@@ -34,11 +33,10 @@ from bench.workload.failures import (
     describe_error,
     known_reason,
 )
-from bench.workload.launch import Launch, launch_from
 from bench.workload.mfu import MfuBasis, count_step, mfu_basis, precisions_in_use
 from bench.workload.models import DataShape
-from bench.workload.rendezvous import join, joined_message
-from bench.workload.session import Session
+from bench.workload.rendezvous import Launch, join, joined_message, launch_from
+from bench.workload.session import Request, Session
 from bench.workload.training import STATES_PER_WEIGHT, Task, build_task, parameters_of, wrap
 
 #: Keeps the process group until the process ends. Its destructor holds the GIL and waits for its threads, one

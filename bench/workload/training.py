@@ -22,10 +22,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from bench.matrix.workload import WorkloadOptions
-from bench.measure.conditions import Conditions
+from bench.measure.conditions import Conditions, Meters, peak_memory_bytes
 from bench.measure.exchange import Collectives
-from bench.measure.meters import Meters, peak_memory_bytes
-from bench.measure.results import Validation
+from bench.measure.results import Validation, Window, fewest_warmup_steps, is_stable
 from bench.measure.step_parts import (
     Clock,
     StepParts,
@@ -35,7 +34,6 @@ from bench.measure.step_parts import (
     enable_ddp_timing,
     read_ddp_timing,
 )
-from bench.measure.windows import Window, fewest_warmup_steps, is_stable
 from bench.workload.data import Feed
 from bench.workload.failures import CollectiveError
 from bench.workload.models import BUILDERS, KINDS, DataShape, Kind

@@ -14,13 +14,13 @@ from pathlib import Path
 import psutil
 import pytest
 
+from bench.commands.options import pending
 from bench.errors import BenchError
 from bench.executors.base import Callbacks
 from bench.executors.local import LocalExecutor
 from bench.plan import make_plan, write_plan
 from bench.study.layout import METRICS_COLUMNS, RANKS_COLUMNS, STEPS_COLUMNS, StudyFolder
 from bench.study.plan_json import PlannedStudy, open_study
-from bench.study.selection import pending
 from bench.study.verify import verify_run
 
 MATRIX = """\

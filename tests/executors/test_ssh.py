@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.commands.options import pending
 from bench.errors import BenchError
 from bench.executors import ssh
 from bench.executors.base import Callbacks
@@ -22,7 +23,6 @@ from bench.executors.ssh import SshExecutor
 from bench.plan import make_plan, write_plan
 from bench.study.layout import METRICS_COLUMNS, RunFolder
 from bench.study.plan_json import PlannedStudy, open_study
-from bench.study.selection import pending
 from tests.cluster.bed import Cluster
 from tests.cluster.containers import wait_for
 from tests.executors.slurm_studies import Command, Study

@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from bench.errors import BenchError
+from bench.matrix.field_types import parse_binding
 from bench.matrix.schema import json_schema
-from bench.matrix.slurm_options import parse_binding
 from bench.plan import Plan, make_plan, pack_script, scripts
 
 

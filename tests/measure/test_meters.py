@@ -9,8 +9,8 @@ import psutil
 import pytest
 import torch
 
-from bench.measure import meters
-from bench.measure.meters import Meters, Usage
+from bench.measure import conditions
+from bench.measure.conditions import Meters, Usage
 
 CPU = torch.device("cpu")
 RANGE_UJ = 262_143_328_850
@@ -18,7 +18,7 @@ RANGE_UJ = 262_143_328_850
 
 @pytest.fixture
 def powercap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(meters, "_POWERCAP", tmp_path)
+    monkeypatch.setattr(conditions, "_POWERCAP", tmp_path)
     return tmp_path
 
 

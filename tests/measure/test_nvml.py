@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from bench.measure import nvml
+from bench.measure.conditions import Meters, Usage
 from bench.measure.environment import device_of
-from bench.measure.meters import Meters, Usage
 
 H100 = "3f2504e0-4f89-11d3-9a0c-0305e82c3301"
 A100 = "11111111-2222-3333-4444-555555555555"

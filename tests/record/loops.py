@@ -25,8 +25,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bench.measure.exchange import StoreExchange
 from bench.measure.step_parts import DDP_ALWAYS_SAMPLED
-from bench.record import Recorder, failures, hang_watch
-from bench.record.hang_watch import Progress
+from bench.record import Recorder, failures
+from bench.record.failures import Progress
 
 NAP_S = 0.03
 BATCH = 8
@@ -302,7 +302,7 @@ HANGS_AFTER = 3 + 11 + 5 + 2
 
 def hangs(argv: list[str]) -> int:
     """Train until the step in which rank 1 does what the last argument says, with an impatient watch."""
-    hang_watch.INTERVAL_S, hang_watch.PATIENCE_S = 0.5, 3.0
+    failures.INTERVAL_S, failures.PATIENCE_S = 0.5, 3.0
     rank, action = join(), argv[-1]
     model, optimizer = trained(DistributedDataParallel(network()))
     terminated: list[int] = []
@@ -347,12 +347,12 @@ def misbehave(action: str, argv: list[str], recorder: Recorder) -> None:
 
 def has_a_deadline(argv: list[str]) -> int:
     """Rank 1 is late for a collective; the rank that waits for it is about to be ended in five seconds."""
-    hang_watch.INTERVAL_S, hang_watch.PATIENCE_S = 0.5, 2.0
+    failures.INTERVAL_S, failures.PATIENCE_S = 0.5, 2.0
     rank = join()
     exchange = StoreExchange()
     exchange.post("facts", {"facts": {"host": "n1"}})
     still = Progress(7, counting=True, paused=False)
-    hang_watch.HangWatch(
+    failures.HangWatch(
         lambda: still,
         exchange.clone(),
         on_stall=lambda message, surprising: print(f"stalled {surprising}: {message}", flush=True),

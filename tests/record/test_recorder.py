@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 
 from bench.record import Recorder, RecorderError
 from bench.record.recorder import batch_size
-from bench.record.settings import Launch, launch_from, recording_folder
+from bench.record.session import Launch, launch_from, recording_folder
 from bench.study.layout import METRICS_COLUMNS, RANKS_COLUMNS, STEPS_COLUMNS
 from tests.record import loops
 from tests.workload.conftest import Finished, torchrun_env

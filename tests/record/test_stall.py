@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
-from bench.record.hang_watch import State, describe_stall, find_stall, line_of
+from bench.record.failures import State, describe_stall, find_stall, line_of
 
 HOSTS = ["n1", "n1", "n2"]
 

@@ -18,10 +18,10 @@ import torch.distributed as dist
 from torch import nn
 
 from bench.record.recorder import Batches
-from bench.record.step_sample import StepSampler, is_users
+from bench.record.windows import StepSampler, is_users
 from bench.study.files import write_json
 from bench.study.layout import RunFolder
-from bench.study.sampled_step import SampledStep, SlowCall, read_sampled_step
+from bench.study.run_json import SampledStep, SlowCall, read_sampled_step
 from tests.workload.conftest import run_ranks, server
 
 __all__ = ["run_ranks", "server"]

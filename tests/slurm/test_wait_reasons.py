@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.slurm.wait_reasons import describe_wait, will_not_start
+from bench.slurm.job_states import describe_wait, will_not_start
 
 RESOURCES = ("BB", "Billing", "Energy", "GRES", "License", "Unknown")
 

@@ -22,10 +22,10 @@ from bench.measure.step_parts import StepTimer, enable_ddp_timing, read_ddp_timi
 from bench.workload import mfu
 from bench.workload import rank as rank_module
 from bench.workload.__main__ import main
-from bench.workload.arguments import parse_arguments
 from bench.workload.data import SyntheticFeed
-from bench.workload.launch import launch_from
 from bench.workload.models import DataShape, Mlp
+from bench.workload.rendezvous import launch_from
+from bench.workload.session import parse_arguments
 from bench.workload.training import Task, Trainer, build_task, wrap
 
 NAP_S = 0.04

@@ -8,11 +8,10 @@ from statistics import mean, median
 import pytest
 import torch
 
+from bench.measure.pairs import neighbour_steps
 from bench.measure.step_parts import HostClock
-from bench.workload.probes.neighbours import neighbour_steps
-from bench.workload.probes.run import hidden_fraction
-from bench.workload.probes.steps import KINDS, Block, BucketSpan, summary, unhidden_tail_s, union_s
-from bench.workload.probes.sweep import AllReduceSweep, Size, Sweep, message_sizes
+from bench.workload.probes import AllReduceSweep, Size, Sweep, hidden_fraction, message_sizes
+from bench.workload.step_probes import KINDS, Block, BucketSpan, summary, unhidden_tail_s, union_s
 from tests.workload.conftest import srun_env, torchrun_env
 
 MIB = 2**20

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.matrix.workload import WorkloadOptions, to_arguments
-from bench.workload.arguments import parse_arguments
+from bench.workload.session import parse_arguments
 
 HEAD = ["--run-dir", "a run", "--backend", "gloo", "--per-gpu-batch", "22"]
 

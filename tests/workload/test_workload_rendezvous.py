@@ -23,8 +23,7 @@ from bench.measure.ranks import (
     ranks_outnumber_cores,
     threads_per_rank,
 )
-from bench.workload.launch import launch_from
-from bench.workload.rendezvous import Joined, joined_message, missing_ranks_message
+from bench.workload.rendezvous import Joined, joined_message, launch_from, missing_ranks_message
 from tests.workload.conftest import QUICK, ROOT, srun_env, torchrun_env
 
 

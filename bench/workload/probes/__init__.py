@@ -1,1 +1,0 @@
-"""Probes: measurements of the cost of communication after the training."""
