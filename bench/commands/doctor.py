@@ -17,7 +17,7 @@ from bench.errors import BenchError, missing_file
 from bench.study.layout import RunFolder, StudyFolder
 from bench.study.ledger import RunState
 from bench.study.plan_json import open_study
-from bench.study.run_json import read_run
+from bench.study.run_json import find_reason, read_run
 
 if TYPE_CHECKING:
     from bench.doctor.diagnosis import Cause, Diagnosis
@@ -214,16 +214,8 @@ def _failure(folder: RunFolder) -> Diagnosis:
     found = _diagnose(logs) if logs else None
     if found and found.failed:
         return found
-    reason = str((read_run(folder.path)[0] or {}).get("reason") or "run.json has no reason")
-    line = _line_with(folder.run_json, '"reason"')
-    lines = [TellingLine(str(folder.run_json), line, reason), *(found.telling_lines if found else [])]
+    lines = [TellingLine(*find_reason(folder)), *(found.telling_lines if found else [])]
     return Diagnosis("unknown", True, found.causes if found else [], lines)
-
-
-def _line_with(path: Path, words: str) -> int:
-    """Return the number of the first line of a file that contains ``words``; 1 if none does."""
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
-    return next((number for number, line in enumerate(lines, start=1) if words in line), 1)
 
 
 def _slow(target: Target, warnings: Sequence[Cause]) -> list[Cause]:

@@ -47,6 +47,14 @@ def update_run(
         rewrite_object(folder.run_json, {**content, **changes})
 
 
+def find_reason(folder: RunFolder) -> tuple[str, int, str]:
+    """Return the path of run.json, the line of ``reason`` in it (1 if there is none), and the reason."""
+    path = folder.run_json
+    reason = str((read_run(folder.path)[0] or {}).get("reason") or "run.json has no reason")
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
+    return str(path), next((at for at, line in enumerate(lines, start=1) if '"reason"' in line), 1), reason
+
+
 def read_warnings(run: Mapping[str, Any]) -> list[dict[str, Any]] | None:
     """Return ``warnings`` in the content of a run.json; None if the logs were not searched for them.
 
