@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -238,7 +238,7 @@ def _check_script(plan: Plan, text: str, *, name: str, what: str) -> None:
         raise BenchError(lines, remedy="correct cluster.setup, cluster.directives or cluster.srun_options")
 
 
-def write_plan(plan: Plan, root: Path, *, progress: Callable[[int], None] | None = None) -> StudyFolder:
+def write_plan(plan: Plan, root: Path) -> StudyFolder:
     """Write the matrix, scripts and plan.json of a study below ``root``; return the study's folder.
 
     Planning again is safe: a study can grow (more sizes, more repeats), but a cell that has results
@@ -256,10 +256,8 @@ def write_plan(plan: Plan, root: Path, *, progress: Callable[[int], None] | None
     inherited = plan.document.site if plan.document.site and plan.document.site.values else None
     try:
         folder.scripts.mkdir(mode=0o755, parents=True, exist_ok=True)  # only the owner may replace scripts
-        for done, (cell, text) in enumerate(scripts(plan), 1):
+        for cell, text in scripts(plan):
             _write_script(f"{folder.path}/{plan.script_name(cell)}", text.encode())
-            if progress is not None:
-                progress(done)
         if plan.matrix.cluster.executor == "slurm":
             _write_script(str(folder.pack_script), pack_script(plan).encode())
             _write_script(str(folder.preflight_script), preflight_script(plan).encode())

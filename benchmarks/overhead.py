@@ -174,8 +174,8 @@ def measure(
     return pairs, sampling_s(here.device) if given.conditions and rank == 0 else (0.0, 0.0)
 
 
-def main() -> int:
-    """Print the ratio with its interval; return 1 if the whole interval is above the limit."""
+def _arguments() -> argparse.Namespace:
+    """Parse the command line; ``parameters`` is a number."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -204,6 +204,12 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result to this file")
     given = parser.parse_args()
     given.parameters = WorkloadOptions(parameters=given.parameters).parameters
+    return given
+
+
+def main() -> int:
+    """Print the ratio with its interval; return 1 if the whole interval is above the limit."""
+    given = _arguments()
     ranks = RANKS if given.device == "cpu" else 1
     pairs, (wall_s, cpu_s) = in_ranks(partial(measure, given=given), ranks=ranks)
     names = (
@@ -218,17 +224,11 @@ def main() -> int:
     found = ratio(pairs)
     print(f"ratio {names[1]} / {names[0]}: {found}")
     if given.json is not None:
+        size = {name: vars(given)[name] for name in ("parameters", "batch", "pairs", "steps")}
         seconds = {"hand_written_step_s": hand_s, "harness_step_s": harness_s}
         ratios = {"ratio": found.value, "ratio_low": found.low, "ratio_high": found.high}
-        size = {
-            "parameters": given.parameters,
-            "batch": given.batch,
-            "pairs": given.pairs,
-            "steps": given.steps,
-        }
-        given.json.write_text(
-            json.dumps({**size, **seconds, **ratios, "limit": 1 + MOST_ADDED[given.device]})
-        )
+        content = {**size, **seconds, **ratios, "limit": 1 + MOST_ADDED[given.device]}
+        given.json.write_text(json.dumps(content))
     failed = found.adds_more_than(MOST_ADDED[given.device], who="the harness")
     if given.conditions:
         processes = sum(path.name.isdigit() for path in Path("/proc").iterdir())

@@ -78,7 +78,7 @@ def joined(parts: Sequence[LogRatios]) -> LogRatios:
     return LogRatios(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
 
-def judge(ratios: LogRatios, *, minimum_effect: float = MINIMUM_EFFECT, level: float = LEVEL) -> pd.DataFrame:
+def judge(ratios: LogRatios, *, minimum_effect: float = MINIMUM_EFFECT) -> pd.DataFrame:
     """Return one row per ratio: ``ratio, low, high, p_slower, p_faster, verdict``.
 
     ``low`` and ``high`` are the 95 % interval of the single ratio. ``p_slower`` and ``p_faster`` are

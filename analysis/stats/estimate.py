@@ -97,7 +97,7 @@ def mean_interval(moments: LogMoments, *, level: float = LEVEL) -> tuple[Floats,
     return np.where(enough, low, np.nan), np.where(enough, high, np.nan)
 
 
-def ratio_interval(top: LogMoments, bottom: LogMoments, *, level: float = LEVEL) -> tuple[Floats, Floats]:
+def ratio_interval(top: LogMoments, bottom: LogMoments) -> tuple[Floats, Floats]:
     """Return the ends of the interval of top / bottom for unpaired runs: Welch's t on the logarithms.
 
     They are NaN if either group has fewer than 3 runs. Degrees of freedom by Welch and Satterthwaite
@@ -106,7 +106,7 @@ def ratio_interval(top: LogMoments, bottom: LogMoments, *, level: float = LEVEL)
     enough = (top.n >= MIN_RUNS) & (bottom.n >= MIN_RUNS)
     centre, error, freedom = welch(top, bottom)
     with np.errstate(invalid="ignore"):
-        half = np.where(error > 0, _t_quantile(freedom, level) * error, 0.0)
+        half = np.where(error > 0, _t_quantile(freedom, LEVEL) * error, 0.0)
         low, high = np.exp(centre - half), np.exp(centre + half)
     return np.where(enough, low, np.nan), np.where(enough, high, np.nan)
 

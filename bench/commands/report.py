@@ -101,24 +101,20 @@ def report_command(
     """
     work = _work(samples, epochs, proposal=proposal)
     if source is not None and source.lower().endswith(TABLE_SUFFIXES) and not Path(source).is_dir():
-        table = Path(source)
-        folder = output if output is not None else table.parent
         if include_disturbed:
             raise BenchError("--include-disturbed is for a study, not for a table", remedy="omit it")
         from analysis.report.write import write_table_report
 
-        scaling = mode.value if mode else None
         written = write_table_report(
-            table,
-            output=folder,
-            mode=scaling,
+            Path(source),
+            output=output or Path(source).parent,
+            mode=mode.value if mode else None,
             baseline=baseline,
             proposal=proposal,
             work=work,
             progress=say,
         )
-        _print(written, study=table.stem, as_json=as_json)
-        return 0
+        return _print(written, study=Path(source).stem, as_json=as_json)
     for given, option in ((mode, "--mode"), (output, "--output")):
         if given is not None:
             what = f"{option} is for a table measured elsewhere, not for a study"
@@ -167,17 +163,18 @@ def write(
         include_disturbed=include_disturbed,
         progress=say,
     )
-    _print(written, study=folder.name, as_json=as_json)
-    return 0
+    return _print(written, study=folder.name, as_json=as_json)
 
 
-def _print(written: Report, *, study: str, as_json: bool) -> None:
+def _print(written: Report, *, study: str, as_json: bool) -> int:
+    """Print the path of the page and the validity of the numbers; return the exit code."""
     page = written.page
     if not as_json:
         print(page)
         for finding in written.validity:
             say(str(finding))
-        return
+        return 0
     files = sorted(str(path) for path in page.parent.rglob("*") if path.is_file())
     validity = [finding.as_json() for finding in written.validity]
     print_json({"study": study, "report": str(page), "files": files, "validity": validity})
+    return 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from bench.commands.console import say
 from bench.commands.options import (
     BudgetOption,
@@ -41,11 +43,10 @@ def run_command(
     say(f"study {plan.matrix.study}: {plan.cost}")
     say_warnings(plan)
     study = open_study(folder)
-    runs = limited.until_answered(
-        lambda: runs_to_start(
-            study, filters=filters or [], retry_failed=retry_failed, retry_disturbed=retry_disturbed
-        )
+    choose = partial(
+        runs_to_start, study, filters or [], retry_failed=retry_failed, retry_disturbed=retry_disturbed
     )
+    runs = limited.until_answered(choose)
     check_budget(study, runs, budget)
     code = start(study, runs, patience=limited)
     write(folder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -79,20 +80,14 @@ def submit_command(
     are. Failed and disturbed runs are started again only with --retry-failed and --retry-disturbed.
     Executors local and ssh start one run after another; Ctrl-C stops them, and the next call continues.
     """
-    if as_json and not dry_run:
-        raise BenchError("--json requires --dry-run", remedy="`bench status --json` shows the states of runs")
-    if patience is not None and not (wait or canary):
-        raise BenchError("--patience requires --wait or --canary", remedy="add --wait or --canary")
+    _check_combinations(as_json=as_json, dry_run=dry_run, patience=patience, waits=wait or canary)
     limited = Patience(parse_patience_s(patience))
     planned = open_study(find_study(study, results))
     _check_options(planned, preflight=preflight, pack=pack, max_queued=max_queued)
     halt = HaltWatch(planned.ledger)
-
-    def choose() -> list[Run]:
-        return runs_to_start(
-            planned, filters=filters or [], retry_failed=retry_failed, retry_disturbed=retry_disturbed
-        )
-
+    choose = partial(
+        runs_to_start, planned, filters or [], retry_failed=retry_failed, retry_disturbed=retry_disturbed
+    )
     runs = limited.until_answered(choose) if wait or canary else choose()
     if pack:
         _check_pack_budget(planned, runs, budget, preflight=preflight)
@@ -107,17 +102,32 @@ def submit_command(
         before = planned.records()
         if not canary_passes(planned, runs, halt=halt, patience=limited, pack=pack):
             return 1
-        records = planned.records()
-        runs = [run for run in runs if not _has_completed(records[run.run_id], since=before[run.run_id])]
+        runs = _without_completed(planned, runs, since=before)
     patient = limited if wait else None
     return start(
         planned, runs, max_queued=max_queued, patience=patient, pack=pack, preflight=preflight, halt=halt
     )
 
 
-def _has_completed(record: RunRecord, *, since: RunRecord) -> bool:
-    """Return True if a run has completed with an attempt that is newer than ``since``."""
-    return record.state is RunState.COMPLETED and record.attempt > since.attempt
+def _check_combinations(*, as_json: bool, dry_run: bool, patience: str | None, waits: bool) -> None:
+    """Reject options that require another option."""
+    if as_json and not dry_run:
+        raise BenchError("--json requires --dry-run", remedy="`bench status --json` shows the states of runs")
+    if patience is not None and not waits:
+        raise BenchError("--patience requires --wait or --canary", remedy="add --wait or --canary")
+
+
+def _without_completed(
+    planned: PlannedStudy, runs: Sequence[Run], *, since: Mapping[str, RunRecord]
+) -> list[Run]:
+    """Return ``runs`` without those that completed an attempt after the records ``since``."""
+    records = planned.records()
+    return [
+        run
+        for run in runs
+        if records[run.run_id].state is not RunState.COMPLETED
+        or records[run.run_id].attempt <= since[run.run_id].attempt
+    ]
 
 
 def _check_options(planned: PlannedStudy, *, preflight: bool, pack: bool, max_queued: int | None) -> None:
@@ -138,7 +148,7 @@ def _check_options(planned: PlannedStudy, *, preflight: bool, pack: bool, max_qu
 
 
 def runs_to_start(
-    planned: PlannedStudy, *, filters: Sequence[str], retry_failed: bool, retry_disturbed: bool = False
+    planned: PlannedStudy, filters: Sequence[str], *, retry_failed: bool, retry_disturbed: bool
 ) -> list[Run]:
     """Return the runs that a submission starts, in the planned order."""
     records = executor_for(planned).refresh()

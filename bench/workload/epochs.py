@@ -61,32 +61,15 @@ def measure(
         CollectiveError: the loss is NaN or infinite.
     """
     options = session.request.options
-    identities = [device.identity for device in devices]
-    rank = session.launch.rank
-    is_first_on_host = rank in {host.ranks[0] for host in session.joined.hosts}
-    meters = Meters(
-        session.device,
-        reads_host=is_first_on_host,
-        reads_device=rank == identities.index(identities[rank]),
-    )
     trainer = Trainer(model, feed, options)
-    samples = session.request.per_gpu_batch * options.grad_accum
-    _, gradient_bytes = parameters_of(model)
-    conditions = Conditions(
-        session.device, os.environ, reads_node=is_first_on_host, gradient_bytes=gradient_bytes
-    )
-    windows = Windows(
-        trainer,
-        collectives,
-        meters,
-        session.device,
-        samples_per_step=samples,
-        conditions=conditions,
-    )
+    windows = _windows(session, collectives, trainer, devices)
     warmup_steps, stable = windows.warm_up(options.warmup_steps)
     if not stable:
         session.warnings.append(f"the step time was not yet stable after {warmup_steps} warm-up steps")
-    places = _places(session, devices)
+    places = [
+        RankPlace(rank.rank, rank.local_rank, rank.host, device.name, device.identity)
+        for rank, device in zip(session.joined.facts, devices, strict=True)
+    ]
     results = Results(session.folder, places) if session.is_first else None
     record: EpochRecord | None = None
     dropped_steps = 0
@@ -107,18 +90,32 @@ def measure(
         _trace(session, trainer, options.trace_steps)
 
 
+def _windows(
+    session: Session, collectives: Collectives, trainer: Trainer, devices: Sequence[Device]
+) -> Windows:
+    """Return the windows of this rank; the first rank of a host or device samples it for the others."""
+    identities = [device.identity for device in devices]
+    rank, request = session.launch.rank, session.request
+    is_first_on_host = rank in {host.ranks[0] for host in session.joined.hosts}
+    is_first_on_device = rank == identities.index(identities[rank])
+    _, gradient_bytes = parameters_of(trainer.model)
+    return Windows(
+        trainer,
+        collectives,
+        Meters(session.device, reads_host=is_first_on_host, reads_device=is_first_on_device),
+        session.device,
+        samples_per_step=request.per_gpu_batch * request.options.grad_accum,
+        conditions=Conditions(
+            session.device, os.environ, reads_node=is_first_on_host, gradient_bytes=gradient_bytes
+        ),
+    )
+
+
 def _transfer_s(record: EpochRecord | None) -> float | None:
     """Return exposed communication minus wait in seconds per step, averaged over ranks."""
     ranks = [] if record is None else record.ranks
     known = [(rank.parts.exposed_s, rank.wait_s) for rank in ranks if rank.parts and rank.wait_s is not None]
     return fmean(e for e, _ in known) - fmean(w for _, w in known) if known else None
-
-
-def _places(session: Session, devices: Sequence[Device]) -> list[RankPlace]:
-    return [
-        RankPlace(rank.rank, rank.local_rank, rank.host, device.name, device.identity)
-        for rank, device in zip(session.joined.facts, devices, strict=True)
-    ]
 
 
 def _epoch(

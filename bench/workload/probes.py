@@ -17,6 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from statistics import fmean, median
 from typing import Any
 
@@ -228,34 +229,29 @@ class Probes:
         """
         if not self._options.probe_steps and not self._options.sweep_time:
             return None
-        began = time.perf_counter()
-        buckets = bucket_bytes(self._trainer.model)
-        available = self._available_bytes()
+        times = [time.perf_counter()]
+        buckets, available = bucket_bytes(self._trainer.model), self._available_bytes()
         steps, no_steps_reason = self._steps(available)
-        steps_s = time.perf_counter() - began
+        times.append(time.perf_counter())
         sweep, no_sweep_reason = self._sweep(buckets, available)
-        sweep_s = time.perf_counter() - began - steps_s
+        times.append(time.perf_counter())
         neighbours, no_neighbours_reason = self._neighbours(sweep, no_sweep_reason)
-        all_s = time.perf_counter() - began
+        times.append(time.perf_counter())
+        names = ("steps", "all_reduce", "neighbours")
+        seconds = {name: end - begin for name, (begin, end) in zip(names, pairwise(times), strict=True)}
+        all_s = times[-1] - times[0]
         content = {
             "schema": SCHEMA,
             "world_size": self._collectives.world_size,
             "backend": self._session.request.backend,
-            "seconds": {
-                "steps": steps_s,
-                "all_reduce": sweep_s,
-                "neighbours": all_s - steps_s - sweep_s,
-                "all": all_s,
-            },
+            "seconds": {**seconds, "all": all_s},
             "bucket_bytes": buckets,
             "steps": None if steps is None else steps.as_json(),
             "all_reduce": None if sweep is None else sweep.as_json(),
             "neighbours": neighbours,
-            "reasons": {
-                "steps": no_steps_reason,
-                "all_reduce": no_sweep_reason,
-                "neighbours": no_neighbours_reason,
-            },
+            "reasons": dict(
+                zip(names, (no_steps_reason, no_sweep_reason, no_neighbours_reason), strict=True)
+            ),
             **hidden_fraction(sweep, buckets, transfer_s),
         }
         if self._session.is_first:
