@@ -17,11 +17,9 @@ from typing import Any, NamedTuple
 import jinja2
 
 from bench.matrix.cell import Cell
-from bench.matrix.cluster import Cluster, Container
-from bench.matrix.command import command_values, quote, shell_word, task_words, torchrun_words
 from bench.matrix.field_types import SRUN_KEYS, key_of_word
-from bench.matrix.schema import Matrix
-from bench.matrix.workload import to_arguments
+from bench.matrix.schema import Cluster, Container, Matrix
+from bench.matrix.workload import command_values, quote, shell_word, task_words, to_arguments, torchrun_words
 from bench.shipped import shipped
 from bench.units import slurm_time
 

@@ -21,8 +21,8 @@ from analysis.data.load import Study
 from analysis.report.summary import certainty
 from analysis.text import clean, count, listed, one_line, whole
 from bench.matrix.cell import canonical
-from bench.matrix.command import names_in
 from bench.matrix.secret_values import shown_command, without_secret_variables
+from bench.matrix.workload import names_in
 from bench.study.run_json import read_run
 
 #: Options of the built-in training that determine the computation.

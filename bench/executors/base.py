@@ -26,8 +26,8 @@ from bench.errors import BenchError, UnwritableError
 from bench.executors.neighbours import beside_in_study, nodes_of
 from bench.executors.outcome import EndNote, Outcome, missing_results
 from bench.matrix.cell import Cell, Run
-from bench.matrix.command import INTERPRETER, command_values, filled_words, runs_python, uses_python
 from bench.matrix.secret_values import without_secrets
+from bench.matrix.workload import INTERPRETER, command_values, filled_words, runs_python, uses_python
 from bench.measure.command_conditions import write_environment
 from bench.study.conditions import Neighbours, assess, parse_moment, read_disturbances, summary
 from bench.study.files import file_sha256

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.matrix.cell import Cell
-from bench.matrix.command import UNITS
+from bench.matrix.workload import UNITS
 from bench.study.files import write_atomically
 from bench.study.layout import METRICS_COLUMNS, RunFolder
 from bench.study.run_json import read_run

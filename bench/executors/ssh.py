@@ -25,7 +25,7 @@ from bench.executors.base import Callbacks, HostBusyError, SerialExecutor
 from bench.executors.outcome import Outcome, error_line, killed_rank, process_outcome, with_workload_error
 from bench.executors.ssh_hosts import Connection, HostError, HostGroup
 from bench.matrix.cell import Cell, Run
-from bench.matrix.cluster import HOST_ADDRESS, Host
+from bench.matrix.schema import HOST_ADDRESS, Host
 from bench.measure.command_conditions import merge_nodes
 from bench.study.files import write_json
 from bench.study.ledger import FailureClass, RunState, now

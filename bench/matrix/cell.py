@@ -108,7 +108,7 @@ class Cell:
 
     @property
     def metrics(self) -> dict[str, Any]:
-        """The settings of a command's :class:`bench.matrix.command.Metrics` that differ from the defaults."""
+        """The settings of a command's metrics that differ from the defaults."""
         return self.workload.get("metrics") or {}
 
     @property

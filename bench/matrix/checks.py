@@ -8,11 +8,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
 
 from bench.matrix.cell import PER_NODE, Cell, Point
-from bench.matrix.command import names_in, uses_python
 from bench.matrix.document import Document, Place
 from bench.matrix.field_types import key_of_word
 from bench.matrix.schema import Matrix
-from bench.matrix.workload import WorkloadOptions
+from bench.matrix.workload import WorkloadOptions, names_in, uses_python
 from bench.units import count
 
 #: Number of cells that a warning names.

@@ -17,11 +17,10 @@ from pydantic import BaseModel, ValidationError
 
 from bench.errors import BenchError, InputError, Problem, missing_file
 from bench.matrix import schema
-from bench.matrix.cluster import Cluster, Container, Host
-from bench.matrix.command import Metrics
 from bench.matrix.document import Document, Inheritance, Place, read_document
 from bench.matrix.field_types import Section, did_you_mean
-from bench.matrix.schema import STUDY_NAME, STUDY_NAME_RULE, Matrix
+from bench.matrix.schema import STUDY_NAME, STUDY_NAME_RULE, Cluster, Container, Host, Matrix
+from bench.matrix.workload import Metrics
 
 _SECTIONS: dict[str, type[BaseModel]] = {
     "cluster": Cluster,

@@ -1,17 +1,24 @@
-"""The options of the built-in training, and the command line that passes them to a job.
+"""The `workload` section of a matrix: options of the built-in training, or a command in its place.
 
-One model validates the matrix, writes the launch line of a script, and parses it in the
+One model of the options validates the matrix, writes the launch line of a script, and parses it in the
 job. Each option can also be an axis of the matrix.
+
+A command is a list of words, never shell code. A string is split at spaces and quotes as in a
+shell, but nothing is expanded. ``{name}`` is replaced by a value of the cell; ``{{`` and ``}}``
+are literal braces. :func:`shell_word` quotes the words for a script.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
-from bench.matrix.field_types import Section
+from bench.matrix.cell import Cell, value_text
+from bench.matrix.field_types import Section, did_you_mean, shell_words
 from bench.units import parse_count, parse_duration_s
 
 Count = Annotated[int, Field(strict=True, ge=1)]
@@ -103,3 +110,272 @@ def to_arguments(options: Mapping[str, Any]) -> list[str]:
         # A value that starts with a dash would be read as the next option.
         words += [f"{flag}={text}"] if text.startswith("-") else [flag, text]
     return words
+
+
+_TOKEN = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
+#: Placeholders whose values become known when the script runs, with the quoted shell variable of each.
+RUN_TIME_VALUES = {
+    "run_dir": '"$run_dir"',
+    "master_addr": '"$MASTER_ADDR"',
+    "master_port": '"$MASTER_PORT"',
+}
+#: Placeholders for values of a cell that are not workload options.
+CELL_VALUES = (
+    *("study", "cell_id", "nodes", "tasks_per_node", "gpus_per_node", "world_size"),
+    *("global_batch", "per_gpu_batch", "backend", "launcher"),
+)
+#: Placeholders for arbitrary text. In the word after `bash -c`, for example, the text would run as code.
+_FREE_TEXT = ("run_dir", "data")
+_RANK_VALUES = ("rank", "local_rank", "node_rank", "group_rank", "local_world_size")
+INTERPRETER = re.compile(r"(?:ba|z|da|k|)sh|python[0-9.]*|perl|ruby")
+#: Stands for the script's variable $python. No matrix can contain this text, because of the NUL.
+PYTHON = "\0python"
+_NUL_OR_LINE_BREAK = re.compile(r"[\x00\r\n]")
+
+
+def tokens(word: str) -> Iterator[tuple[str, str]]:
+    """Split a word at its placeholders; yield ``("text", literal)`` and ``("value", name)`` pairs."""
+    at = 0
+    for match in _TOKEN.finditer(word):
+        if match.start() > at:
+            yield "text", word[at : match.start()]
+        at = match.end()
+        if match[0] in ("{{", "}}"):
+            yield "text", match[0][0]
+        elif match[1] is not None:
+            yield "value", match[1]
+        else:
+            raise ValueError(f"{word!r} has a single {match[0]!r}; write it twice for a literal brace")
+    if at < len(word):
+        yield "text", word[at:]
+
+
+def names_in(words: Sequence[str]) -> list[str]:
+    """Return the distinct placeholder names in a command, in order of first use."""
+    return list(dict.fromkeys(text for word in words for kind, text in tokens(word) if kind == "value"))
+
+
+def quote(text: str) -> str:
+    r"""Quote a text for bash; a carriage return becomes ``\r``, because sbatch refuses CR LF in a script."""
+    return shlex.quote(text).replace("\r", "'$'\\r''")
+
+
+def shell_word(word: str, values: Mapping[str, Any]) -> str:
+    """Replace the placeholders of a word by their values, and quote it for a shell script."""
+    pieces = []
+    for kind, text in tokens(word):
+        if kind == "value" and text in RUN_TIME_VALUES:
+            pieces.append(RUN_TIME_VALUES[text])
+        elif text == PYTHON:
+            pieces.append('"$python"')
+        else:
+            pieces.append(quote(value_text(values[text]) if kind == "value" else text))
+    return "".join(pieces) or "''"
+
+
+def command_values(cell: Cell, study: str) -> dict[str, Any]:
+    """Return the values of all placeholders for a cell's command, except :data:`RUN_TIME_VALUES`."""
+    own = {"gpus_per_node": cell.tasks_per_node, "study": study}
+    of_cell = {name: getattr(cell, name) for name in CELL_VALUES if name not in own}
+    env = {f"env.{name}": value for name, value in cell.env.items()}
+    return {**cell.workload, **env, **of_cell, **own}
+
+
+def filled_words(words: Sequence[str], values: Mapping[str, Any]) -> list[str]:
+    """Replace the placeholders of a command by their values; those of :data:`RUN_TIME_VALUES` are kept."""
+    return [
+        "".join(
+            text if kind == "text" else f"{{{text}}}" if text in RUN_TIME_VALUES else value_text(values[text])
+            for kind, text in tokens(word)
+        )
+        for word in words
+    ]
+
+
+def runs_python(word: str) -> bool:
+    """Return whether a word of a command is a Python interpreter, by its name."""
+    return re.fullmatch(r"python[0-9.]*", word.rpartition("/")[2]) is not None
+
+
+def uses_python(words: Sequence[str]) -> bool:
+    """Return whether a command begins with ``python``, which the script replaces by its own interpreter."""
+    return words[0] in ("python", "python3")
+
+
+def torchrun_words(words: Sequence[str]) -> list[str]:
+    """Convert a command to torchrun's arguments: a script, ``-m MODULE``, or ``--no-python COMMAND``.
+
+    The words ``python`` and ``-u`` are dropped: torchrun starts scripts with its own python, unbuffered.
+    """
+    if uses_python(words):
+        rest = list(words[2:]) if words[1:2] == ["-u"] else list(words[1:])
+        if rest and (not rest[0].startswith("-") or (rest[0] == "-m" and len(rest) > 1)):
+            return rest
+    return ["--no-python", *task_words(words)]
+
+
+def task_words(words: Sequence[str]) -> list[str]:
+    """Return the command of an srun task, with :data:`PYTHON` in place of a leading ``python``."""
+    return [PYTHON, *words[1:]] if uses_python(words) else list(words)
+
+
+def _split(value: Any) -> Any:
+    return shell_words(value) if isinstance(value, str) else value
+
+
+def _check_command(words: list[str]) -> list[str]:
+    if not words or not words[0]:
+        raise ValueError("the command is empty; write a command such as `python train.py`")
+    for at, word in enumerate(words):
+        if _NUL_OR_LINE_BREAK.search(word):
+            raise ValueError(f"{word!r} contains a line break or NUL; put a longer program into a file")
+        for kind, name in tokens(word):
+            if kind == "value":
+                _check_name(name)
+                if name in _FREE_TEXT or name.startswith("env."):
+                    _check_no_code(words[:at], word, name)
+    return words
+
+
+def _check_no_code(before: list[str], word: str, name: str) -> None:
+    programs = [word for word in before if INTERPRETER.fullmatch(word.rpartition("/")[2])]
+    if programs and re.fullmatch(r"-[a-z]*[ce]", before[-1]):
+        raise ValueError(
+            f"{programs[-1]} would execute the value of {{{name}}} as code, because it is part of {word!r}; "
+            "pass it as a separate word after the code ($1), or put the code into a file"
+        )
+
+
+def _check_name(name: str) -> None:
+    allowed = [*CELL_VALUES, *RUN_TIME_VALUES, *WorkloadOptions.model_fields]
+    if name in allowed or name.startswith("env."):
+        return
+    if name in _RANK_VALUES:
+        raise ValueError(f"{{{name}}} differs between ranks; read ${name.upper()} in the command")
+    hint = did_you_mean(name, allowed, cutoff=0.6)
+    raise ValueError(f"unknown placeholder {{{name}}}; {hint}, env.NAME")
+
+
+#: A command: a list of words, or a text that is split into words.
+Command = Annotated[
+    list[Annotated[str, Field(strict=True)]],
+    BeforeValidator(_split),
+    AfterValidator(_check_command),
+    WithJsonSchema(
+        {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]}
+    ),
+]
+
+
+Quantity = Literal["throughput", "step_time", "loss"]
+#: The allowed units of each quantity; the first is the default.
+UNITS: dict[str, tuple[str, ...]] = {
+    "throughput": ("samples/s", "it/s"),
+    "step_time": ("s", "ms", "us"),
+}
+
+
+def _check_pattern(text: str) -> str:
+    try:
+        groups = re.compile(text).groups
+    except re.error as error:
+        raise ValueError(f"{text!r} is not a regular expression: {error}") from None
+    if groups != 1:
+        raise ValueError(
+            f"{text!r} has {groups} groups; put ( ) around the number, and use (?: ) for other groups"
+        )
+    return text
+
+
+def _check_path(text: str) -> str:
+    if "\0" in text or "\n" in text:
+        raise ValueError(f"{text!r} is not a path")
+    return text
+
+
+Pattern = Annotated[str, AfterValidator(_check_pattern)]
+Path = Annotated[str, Field(min_length=1), AfterValidator(_check_path)]
+
+
+class Metrics(Section):
+    """The source of a command's metrics, and their units."""
+
+    source: Literal["recorder", "none"] | None = None
+    """recorder: the command uses bench.record. none: nothing is measured."""
+    csv: Path | None = None
+    """A CSV file with a header, written by the command; relative to the run's folder."""
+    jsonl: Path | None = None
+    """A file with one JSON object per line; relative to the run's folder."""
+    columns: dict[Quantity, Annotated[str, Field(min_length=1)]] | None = None
+    """The columns of csv, or keys of jsonl, that contain throughput, step_time and loss."""
+    output: dict[Quantity, Pattern] | None = None
+    """Regular expressions with one group, searched for in each line of the command's output."""
+    units: dict[Literal["throughput", "step_time"], str] = Field(default={})
+    """throughput: samples/s or it/s; step_time: s, ms or us."""
+    scope: Literal["global", "per_gpu"] = "global"
+    """Whether samples/s are the sum of all ranks (global) or those of one rank (per_gpu)."""
+    skip: Annotated[int, Field(strict=True, ge=0, le=10**9)] = 0
+    """The number of values to ignore at the beginning (warm-up)."""
+
+    @model_validator(mode="after")
+    def _check_sources(self) -> Metrics:
+        given = [name for name in ("source", "csv", "jsonl", "output") if getattr(self, name) is not None]
+        if len(given) != 1:
+            named = " and ".join(given) or "nothing"
+            raise ValueError(f"give exactly one of source, csv, jsonl and output; given: {named}")
+        is_file = self.csv is not None or self.jsonl is not None
+        if is_file != (self.columns is not None):
+            raise ValueError(
+                "csv and jsonl need columns; add columns: {throughput: NAME}"
+                if is_file
+                else "columns is only used with csv and jsonl; remove it"
+            )
+        named_quantities = self.columns or self.output
+        if named_quantities is not None and not {"throughput", "step_time"} & set(named_quantities):
+            raise ValueError(
+                "neither throughput nor step_time is given; add the one that the command reports"
+            )
+        for quantity, unit in self.units.items():
+            if unit not in UNITS[quantity]:
+                raise ValueError(
+                    f"units.{quantity} cannot be {unit!r}; allowed: {', '.join(UNITS[quantity])}"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _check_effects(self) -> Metrics:
+        read = self.columns or self.output or {}
+        for quantity in self.units.keys() - read.keys():
+            raise ValueError(
+                f"units.{quantity} has no effect: {quantity} is not read; add it to workload.metrics, "
+                "or remove its unit"
+            )
+        rate_is_read = "throughput" in read and self.units.get("throughput") != "it/s"
+        if self.scope == "per_gpu" and not rate_is_read:
+            raise ValueError("scope per_gpu has no effect: no throughput in samples/s is read; remove it")
+        if self.skip and not read:
+            raise ValueError(
+                "skip has no effect: no values are read; remove it (for the recorder, set warmup_steps)"
+            )
+        return self
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the settings that differ from the defaults, for plan.json and run.json."""
+        return self.model_dump(exclude_none=True, exclude_defaults=True)
+
+
+def _source_from_text(value: Any) -> Any:
+    if isinstance(value, str):
+        if value not in ("recorder", "none"):
+            raise ValueError(f"{value!r} is not a source of metrics; allowed: recorder, none, or a mapping")
+        return {"source": value}
+    return value
+
+
+#: The type of `workload.metrics`: ``recorder``, ``none``, or a mapping.
+MetricsOption = Annotated[
+    Metrics,
+    BeforeValidator(_source_from_text),
+    WithJsonSchema({"anyOf": [{"enum": ["recorder", "none"]}, Metrics.model_json_schema()]}),
+]
+RECORDER = Metrics(source="recorder")

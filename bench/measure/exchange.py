@@ -1,17 +1,26 @@
-"""Exchange of values between ranks: by collectives in the built-in workload, else through torch's store.
+"""Exchange of values and errors between ranks, by collectives or through torch's store.
 
-In a user's loop, ranks may take different numbers of steps. An additional collective could then hang the run.
-The store cannot hang it: each rank writes its own keys, and rank 0 reads the records that all ranks wrote.
+The built-in workload uses collectives. In a user's loop, ranks may take different numbers of steps. An
+additional collective could then hang the run. The store cannot hang it: each rank writes its own keys, and
+rank 0 reads the records that all ranks wrote.
+
+When one rank ends, is killed or hangs, communication breaks on all other ranks. The store usually answers for
+a moment longer. Every failing rank reports its error there. Ranks that only lost a connection read which rank
+failed first, or which ranks reported nothing.
 """
 
 from __future__ import annotations
 
 import copy
+import enum
 import itertools
 import json
 import os
+import re
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,6 +29,7 @@ from torch import Tensor
 from torch.distributed import HashStore, PrefixStore, Store  # type: ignore[attr-defined]
 
 from bench.errors import BenchError
+from bench.measure.ranks import RankFacts
 from bench.measure.torch_internals import group_store
 
 _POLL_S = 0.05
@@ -150,3 +160,139 @@ def _store_of_group() -> Store:
             remedy="use a release of torch from the table in docs/measuring.md",
         )
     return store
+
+
+_PEER_LOST = re.compile(
+    r"connection (closed|reset|was closed) by (remote )?peer|remote process exited|socket closed|broken pipe"
+    r"|failed to recv, got 0 bytes|\[.*gloo/transport/.*\].*(read|write)(v)? error|Connection refused",
+    re.IGNORECASE,
+)
+_TIMED_OUT = re.compile(r"timed? ?out", re.IGNORECASE)
+# "Application timeout caused pair closure" is also a message of gloo, although it does not name gloo.
+_GLOO_OR_NCCL = re.compile(r"gloo|nccl|c10d|store|pair closure", re.IGNORECASE)
+
+#: Time that a failing rank waits for the reports of other ranks, which probably fail at the same time.
+REPORTS_TIMEOUT_S = 2.0
+#: The maximum number of ranks that a message names.
+_MAX_NAMED = 8
+
+
+class Symptom(enum.Enum):
+    """The error that a rank sees when communication breaks; it seldom names the cause."""
+
+    LOST = enum.auto()
+    TIMED_OUT = enum.auto()
+
+
+def symptom_of(error: BaseException) -> Symptom | None:
+    """Classify an error of broken communication; return None for any other error."""
+    text = str(error)
+    if isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and _GLOO_OR_NCCL.search(text)):
+        if _PEER_LOST.search(text):
+            return Symptom.LOST
+        if _TIMED_OUT.search(text):
+            return Symptom.TIMED_OUT
+    return None
+
+
+def error_line(error: BaseException) -> str:
+    """Format an error in one line: its type and the first line of its message."""
+    text = str(error).strip()
+    return f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__
+
+
+def join_names(names: Sequence[str]) -> str:
+    """Join names by commas; after the first eight, only the number of the remaining names is given."""
+    more = len(names) - _MAX_NAMED
+    return ", ".join(names[:_MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+@dataclass
+class _Reports:
+    """The first failure that another rank reported; ``silent`` lists the ranks that reported nothing."""
+
+    cause: str = ""
+    silent: list[int] = field(default_factory=list)
+    store_is_lost: bool = False
+
+
+class Peers:
+    """The other ranks of a run, reached through the store in which all ranks met.
+
+    ``rank_0_serves`` is true if rank 0 serves the store; the store then ends with rank 0. Otherwise
+    torchrun's agent serves the store.
+    """
+
+    def __init__(self, store: Store, rank: int, facts: Sequence[RankFacts], *, rank_0_serves: bool) -> None:
+        self._store = PrefixStore("failed", store)
+        self._rank = rank
+        self._facts = facts
+        self._rank_0_serves = rank_0_serves
+
+    def report(self, cause: str) -> None:
+        """Report to the other ranks why this rank fails."""
+        content = json.dumps(f"{self.name_of(self._rank)} failed first: {cause}") + "\n"
+        self._with_timeout(lambda _: self._store.append("causes", content))  # type: ignore[attr-defined]
+
+    def explain(self, symptom: Symptom, *, timeout_s: float | None, remedy: str) -> str | None:
+        """Return a message with the cause of broken communication; None if no rank knows the cause.
+
+        ``timeout_s`` is the time-out of collectives; None if it is unknown. ``remedy`` is the advice on how
+        to raise that time-out.
+        """
+        reports = self._with_timeout(self._collect)
+        is_lost = symptom is Symptom.LOST
+        limit = "its time-out" if timeout_s is None else f"{timeout_s:g} s"
+        late = f"a collective did not complete in {limit}"
+        effect = "lost the connection to another rank" if is_lost else late
+        if reports.cause:
+            return f"{effect}: {reports.cause}"
+        if reports.store_is_lost and self._rank_0_serves:
+            return f"{effect}: {self.name_of(0)} has ended, and its own message says why"
+        if not reports.silent:
+            return None
+        named = join_names([self.name_of(rank) for rank in reports.silent])
+        if is_lost:
+            return f"{effect}: nothing was heard from {named}; killed, or its host was lost?"
+        return f"{effect}: {named} did not come; find out where it hangs, or {remedy}"
+
+    def name_of(self, rank: int) -> str:
+        """Return the rank with its host, such as ``rank 1 on n2``."""
+        return f"rank {rank} on {self._facts[rank].host}"
+
+    def _with_timeout(self, use_store: Callable[[_Reports], object]) -> _Reports:
+        """Run ``use_store`` in a thread with a time limit, because the store's host may hang as well."""
+        reports = _Reports()
+
+        def target() -> None:
+            try:
+                use_store(reports)
+            except (dist.DistError, RuntimeError):
+                reports.store_is_lost = True
+
+        thread = threading.Thread(target=target, daemon=True)
+        thread.start()
+        thread.join(2 * REPORTS_TIMEOUT_S)
+        return reports
+
+    def _collect(self, reports: _Reports) -> None:
+        store, world_size = self._store, len(self._facts)
+        store.append("came", f"{self._rank}\n")  # type: ignore[attr-defined]
+        count = store.add("count", 1)
+        deadline = time.monotonic() + REPORTS_TIMEOUT_S
+        while count < world_size and not store.check(["causes"]) and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+            count = store.add("count", 0)
+        if store.check(["causes"]):
+            reports.cause = json.loads(store.get("causes").splitlines()[0])
+        present = {int(line) for line in store.get("came").split()}
+        reports.silent = [one.rank for one in self._facts if one.rank not in present]
+        self._wait_for_readers()
+
+    def _wait_for_readers(self) -> None:
+        """Keep rank 0 (which may serve the store) alive until the other failing ranks have read the store."""
+        read = self._store.add("read", 1)
+        deadline = time.monotonic() + REPORTS_TIMEOUT_S / 2
+        while self._rank == 0 and read < self._store.add("count", 0) and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+            read = self._store.add("read", 0)

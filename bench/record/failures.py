@@ -24,8 +24,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
-from bench.measure.exchange import StoreExchange
-from bench.measure.peers import Peers, Symptom, error_line, join_names, symptom_of
+from bench.measure.exchange import Peers, StoreExchange, Symptom, error_line, join_names, symptom_of
 from bench.measure.ranks import RankFacts
 from bench.measure.torch_internals import collective_timeout_s, count_collectives
 from bench.record.session import Session

@@ -7,7 +7,7 @@ import re
 import torch
 
 from bench.errors import BenchError
-from bench.measure.peers import Symptom, error_line, symptom_of
+from bench.measure.exchange import Symptom, error_line, symptom_of
 
 _ALLOCATOR = re.compile(r"can't allocate memory|out of memory|ENOMEM|Cannot allocate memory", re.IGNORECASE)
 

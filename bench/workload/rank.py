@@ -12,9 +12,8 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 
 from bench.measure.environment import Device, ddp_facts, device_of
-from bench.measure.exchange import Collectives
+from bench.measure.exchange import Collectives, Peers, join_names, symptom_of
 from bench.measure.nvml import gpu_facts
-from bench.measure.peers import Peers, join_names, symptom_of
 from bench.measure.ranks import core_warnings, own_facts, threads_per_rank
 from bench.measure.transport import (
     NcclLogFile,

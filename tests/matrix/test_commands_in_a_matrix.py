@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.errors import InputError
-from bench.matrix.command import Metrics, names_in, shell_word, tokens, torchrun_words
+from bench.matrix.workload import Metrics, names_in, shell_word, tokens, torchrun_words
 from bench.plan import make_plan
 
 HEAD = """\

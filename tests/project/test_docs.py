@@ -13,8 +13,8 @@ import typer
 from analysis.causes.catalogue import CAUSES, RESTS
 from analysis.causes.table import CAUSE_COLUMNS
 from bench.cli import app
-from bench.matrix import cluster, schema
-from bench.matrix.command import Metrics
+from bench.matrix import schema
+from bench.matrix.workload import Metrics
 from bench.study.layout import METRICS_COLUMNS, RANKS_COLUMNS, STEPS_COLUMNS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -54,9 +54,9 @@ def test_no_command_is_documented_that_is_not_there():
     ("model", "prefix"),
     [
         (schema.Matrix, ""),
-        (cluster.Cluster, "cluster."),
-        (cluster.Container, "container."),
-        (cluster.Host, "hosts."),
+        (schema.Cluster, "cluster."),
+        (schema.Container, "container."),
+        (schema.Host, "hosts."),
         (schema.Scaling, "scaling."),
         (schema.Workload, "workload."),
         (Metrics, "workload.metrics."),
