@@ -25,7 +25,7 @@ IDLE_CORES = "idle-cores"
 def find_warnings(folder: RunFolder) -> list[Cause]:
     """Return the causes of severity "slow" in a run's logs; logs that cannot be read are left out."""
     logs = {path.name: _Ends.read(path) for path in (folder.err, folder.out)}
-    words = [as_words(log.text) for log in logs.values()]
+    words = [as_words(log.text) for log in logs.values() if log.text]
     found = {
         name for name, needed in _messages() if any(all(one in text for one in needed) for text in words)
     }
@@ -68,8 +68,10 @@ class _Ends:
     @classmethod
     def read(cls, path: Path) -> _Ends:
         try:
-            with path.open("rb") as file:
+            with open(path, "rb", buffering=0) as file:
                 text = file.read(HEAD_BYTES)
+                if len(text) < HEAD_BYTES:  # the whole log, as almost always
+                    return cls(path, text, len(text), 0)
                 head, size = len(text), file.seek(0, 2)
                 omitted = max(0, size - head - TAIL_BYTES)
                 file.seek(head + omitted)

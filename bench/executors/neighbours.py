@@ -7,7 +7,7 @@ the study are known: from squeue, their run.json and their conditions.json.
 from __future__ import annotations
 
 import threading
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -96,29 +96,33 @@ class _Jobs:
             for node in job.nodes:
                 self._by_node.setdefault(node, []).append(job)
         self._starts = {node: [job.start for job in own] for node, own in self._by_node.items()}
-        # The latest end of the jobs up to each place: a search backwards may stop where all have ended.
+        # The latest end of the jobs up to each place; it never decreases, so it can be searched.
         self._ends = {node: list(_latest_ends(own)) for node, own in self._by_node.items()}
 
     def beside(self, run: Occupation) -> list[Occupation]:
         """Return the other jobs that shared nodes with ``run``, with the shared nodes, sorted by start."""
+        if len(run.nodes) == 1:
+            return [_only_on(job, run.nodes) for job in self._on(run.nodes[0], run)]
         found: dict[int, tuple[Occupation, list[str]]] = {}
         for node in run.nodes:
             for job in self._on(node, run):
                 found.setdefault(id(job), (job, []))[1].append(node)
-        shared = (
-            job if len(names) == len(job.nodes) else replace(job, nodes=tuple(names))
-            for job, names in found.values()
-        )
-        return sorted(shared, key=lambda job: job.start)
+        return sorted((_only_on(job, nodes) for job, nodes in found.values()), key=lambda job: job.start)
 
-    def _on(self, node: str, run: Occupation) -> Iterator[Occupation]:
-        jobs, ends = self._by_node.get(node, []), self._ends.get(node, [])
-        until = run.end or datetime.max.replace(tzinfo=UTC)
-        for place in reversed(range(bisect_left(self._starts.get(node, []), until))):
-            if ends[place] <= run.start:
-                return
-            if jobs[place].job_id != run.job_id and jobs[place].overlaps(run.start, until):
-                yield jobs[place]
+    def _on(self, node: str, run: Occupation) -> list[Occupation]:
+        """Return the other jobs that certainly ran on a node while ``run`` did: Slurm rounds times down."""
+        jobs = self._by_node.get(node)
+        if not jobs:
+            return []
+        start, until = run.start, run.end or datetime.max.replace(tzinfo=UTC)
+        first, end = bisect_right(self._ends[node], start), bisect_left(self._starts[node], until)
+        own = run.job_id
+        return [job for job in jobs[first:end] if job.job_id != own and (job.end is None or job.end > start)]
+
+
+def _only_on(job: Occupation, nodes: Sequence[str]) -> Occupation:
+    """Return a job with only those of its nodes that it shared."""
+    return job if len(nodes) == len(job.nodes) else replace(job, nodes=tuple(nodes))
 
 
 def _latest_ends(jobs: Sequence[Occupation]) -> Iterator[datetime]:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
+from statistics import median
 from typing import Any
 
 from bench.errors import UnwritableError
@@ -339,12 +340,16 @@ def process_runs(work: Callable[..., None], arguments: Sequence[tuple[Any, ...]]
     can overlap them. On a local disk, threads would take three times as long, because they wait for each
     other. The first exception is raised.
     """
-    before = _waits()
+    counts, seconds = [], []
     for call in arguments[:TRIAL_RUNS]:
+        count, second = _waits()
         work(*call)
+        after = _waits()
+        counts.append(after[0] - count)
+        seconds.append(after[1] - second)
     rest = arguments[TRIAL_RUNS:]
-    per_run = [(after - then) / TRIAL_RUNS for after, then in zip(_waits(), before, strict=True)]
-    if per_run[0] > WAITS_PER_RUN and per_run[1] > WAITED_S_PER_RUN:
+    # Medians, because the first run waits for sacct.
+    if rest and median(counts) > WAITS_PER_RUN and median(seconds) > WAITED_S_PER_RUN:
         with ThreadPoolExecutor(THREADS) as pool:
             list(pool.map(lambda call: work(*call), rest))
         return

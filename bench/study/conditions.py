@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+from functools import cached_property
 from typing import Any
 
 from bench.study.files import read_json
@@ -152,12 +153,14 @@ class Occupation:
     end: datetime | None
     of_study: bool = False
 
-    def overlaps(self, start: datetime, end: datetime) -> bool:
-        """Return True if the job certainly ran between two times that Slurm rounded, too."""
-        return self.start < end and (self.end is None or self.end > start)
+    @cached_property
+    def certain_end(self) -> datetime:
+        """The time at which the job has certainly ended: Slurm rounds times down."""
+        return datetime.max.replace(tzinfo=UTC) if self.end is None else self.end + _SLURM_ROUNDING
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the entry of ``neighbours`` in run.json. It names no user, account or job."""
+    @cached_property  # a job may be the neighbour of hundreds of runs
+    def entry(self) -> dict[str, Any]:
+        """The entry of ``neighbours`` in run.json. It names no user, account or job."""
         times = {"start": _as_text(self.start), "end": _as_text(self.end)}
         return {"job_id": self.job_id, **times, "nodes": list(self.nodes)}
 
@@ -173,7 +176,7 @@ class Neighbours:
         """Return the value of ``neighbours`` in run.json: a list, or ``unknown: REASON``."""
         if self.unknown:
             return f"unknown: {self.unknown}"
-        return [job.as_json() for job in self.jobs[:MAX_NEIGHBOURS]]
+        return [job.entry for job in self.jobs[:MAX_NEIGHBOURS]]
 
 
 @dataclass(frozen=True)
@@ -262,21 +265,16 @@ def _by_jobs(jobs: Iterable[Occupation], spans: Sequence[tuple[datetime, datetim
     """Yield one disturbance per kind of job and node, for the jobs that ran during one of ``spans``."""
     found: dict[tuple[Reason, str], list[tuple[datetime, datetime, str]]] = {}
     for job in jobs:
-        times = [span for span in (_common(job, *span) for span in spans) if span is not None]
-        if times:
+        last = job.certain_end
+        common = [span for span in spans if job.start < span[1] and span[0] < last]
+        if common:
+            entry = (max(job.start, common[0][0]), min(last, common[-1][1]), job.job_id)
             reason = Reason.STUDY_RUN if job.of_study else Reason.FOREIGN_JOB
             for node in job.nodes:
-                found.setdefault((reason, node), []).append((times[0][0], times[-1][1], job.job_id))
+                found.setdefault((reason, node), []).append(entry)
     for (reason, node), entries in found.items():
         starts, ends, ids = zip(*entries, strict=True)
         yield Disturbance(reason, node, min(starts), max(ends), _named(ids))
-
-
-def _common(job: Occupation, start: datetime, end: datetime) -> tuple[datetime, datetime] | None:
-    """Return the time that a job and a window have in common; None if there is none."""
-    last = end if job.end is None else job.end + _SLURM_ROUNDING
-    begin, until = max(job.start, start), min(last, end)
-    return (begin, until) if begin < until else None
 
 
 def _named(job_ids: Iterable[str]) -> str:

@@ -9,6 +9,7 @@ import json
 import os
 from collections.abc import Mapping
 from contextlib import suppress
+from json.encoder import encode_basestring
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from bench.errors import unwritable
 #: Every file system writes up to this many bytes in one operation.
 _PAGE_BYTES = 4096
 
+_HOST = os.uname().nodename
 _encode = json.JSONEncoder(ensure_ascii=False).encode
 
 
@@ -45,7 +47,7 @@ def write_atomically(path: Path, text: str) -> None:
             content of ``path`` is kept.
     """
     # Include the host name: on a shared file system, processes of two nodes may have the same id.
-    temporary = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{_HOST}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb", buffering=0, opener=owner_writable) as file:
             left = memoryview(text.encode())
@@ -70,7 +72,7 @@ def object_text(content: Mapping[str, Any]) -> str:
 
     Short and quick to write: Python's encoder for indented text takes six times as long.
     """
-    lines = (f" {_encode(key)}: {_encode(value)}" for key, value in content.items())
+    lines = (f" {encode_basestring(key)}: {_encode(value)}" for key, value in content.items())
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 

@@ -167,7 +167,7 @@ class StudyFolder:
 
     def attempt(self, run_id: str, attempt: int) -> RunFolder:
         """Return the folder of an attempt of a run; ``attempt`` counts from 1."""
-        return RunFolder(self.runs.joinpath(run_id, f"attempt-{attempt}"))
+        return RunFolder(Path(f"{self.path}/runs/{run_id}/attempt-{attempt}"))
 
 
 def results_root() -> Path:
