@@ -10,19 +10,8 @@ import torch
 
 from bench.measure.pairs import neighbour_steps
 from bench.measure.step_parts import HostClock
-from bench.workload.probes import (
-    KINDS,
-    AllReduceSweep,
-    Block,
-    BucketSpan,
-    Size,
-    Sweep,
-    hidden_fraction,
-    message_sizes,
-    summary,
-    unhidden_tail_s,
-    union_s,
-)
+from bench.workload.probes import AllReduceSweep, Size, Sweep, hidden_fraction, message_sizes
+from bench.workload.step_probes import KINDS, Block, BucketSpan, summary, unhidden_tail_s, union_s
 from tests.workload.conftest import srun_env, torchrun_env
 
 MIB = 2**20
