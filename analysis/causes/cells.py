@@ -2,8 +2,8 @@
 
 The unit is the run: each run is divided on its own (:mod:`analysis.causes.divide`), and a share is the mean
 over the runs of the cell. A cause is named if more than half of the runs show it. If it has a share, the mean
-must be at least 2 % of the step. From three runs on, the 95 % interval must also exclude 0, unless the
-evidence is counted.
+must be at least 2 % of the step, and from three runs on, its 95 % interval must exclude 0. A cause whose
+evidence is a count, or only says that the cause is there, is otherwise named without a share.
 """
 
 from __future__ import annotations
@@ -82,7 +82,6 @@ def divide_cell(
     claims = {run.run_id: claims_of(run.evidence) for run in runs}
     shown = Counter(key for own in claims.values() for key in {claim.key for claim in own})
     named = {key for key, number in shown.items() if 2 * number > len(runs)}
-    counted = {claim.key for own in claims.values() for claim in own if claim.counted}
     spread = error * sum(reference.values()) if reference else 0.0
     active = set(named)
     # A cause without a share counts in all runs: else it would be joined with others in some of them only.
@@ -95,10 +94,7 @@ def divide_cell(
         divisions = [_divide_run(run, served[run.run_id], active, reference) for run in runs]
         shares = _shares(divisions, spread)
         weak = {
-            one
-            for share in shares.values()
-            if not _is_certain(share, counted=share.key in counted)
-            for one in _keys(share.key, active)
+            one for share in shares.values() if not _is_certain(share) for one in _keys(share.key, active)
         }
         if not weak:
             break
@@ -131,20 +127,20 @@ def _keys(key: Key, named: set[Key]) -> list[Key]:
     return [key] if key in named else [one for one in named if one.cause in parts_of(key.cause)]
 
 
-def _is_certain(share: Share, *, counted: bool) -> bool:
-    """Return whether a share is large enough to be named, and its interval, if it needs one, excludes 0."""
+def _is_certain(share: Share) -> bool:
+    """Return whether a share is large enough to be named, and its interval, if there is one, excludes 0."""
     if share.key.cause in RESTS:
         return True
     least = LEAST_SHARE
     if math.isnan(share.low) and share.key.cause in _BY_REMAINDER:
         least = _LEAST_REMAINDER
-    return share.share >= least and (counted or not share.low <= 0)
+    return share.share >= least and not share.low <= 0
 
 
 def _stands_alone(key: Key, claims: Mapping[str, Sequence[Claim]]) -> bool:
     """Return whether the evidence of a cause says that it is there, but not for how long."""
     own = [claim for found in claims.values() for claim in found if claim.key == key]
-    return key.cause not in _BY_REMAINDER and any(claim.share is None for claim in own)
+    return key.cause not in _BY_REMAINDER and any(one.share is None or one.counted for one in own)
 
 
 def _shares(divisions: Sequence[Division], spread: float) -> dict[Key, Share]:
@@ -159,7 +155,7 @@ def _shares(divisions: Sequence[Division], spread: float) -> dict[Key, Share]:
             error = math.hypot(float(values.std(ddof=1)) / math.sqrt(n), spread * relative)
             half = float(special.stdtrit(n - 1, 0.5 + LEVEL / 2)) * error
         mean = float(values.mean())
-        found[key] = Share(key, mean, mean - half, mean + half)
+        found[key] = Share(key, mean, mean - half, min(mean + half, 1.0))
     return found
 
 
@@ -178,8 +174,7 @@ def _with_evidence(
     claim = replace(first[0], evidence=words, node=nodes.pop() if len(nodes) == 1 else "")
     # The time of a cause whose evidence gives no share is at most what nothing else explains.
     at_most = all(one.share is None and one.cause not in _BY_REMAINDER for one in first)
-    low = 0.0 if at_most else max(share.low, 0.0) if first[0].counted else share.low
-    return replace(share, low=low, claim=claim, run_id=run_id, runs=len(found))
+    return replace(share, low=0.0 if at_most else share.low, claim=claim, run_id=run_id, runs=len(found))
 
 
 def _without_share(key: Key, runs: Sequence[CellRun], claims: Mapping[str, Sequence[Claim]]) -> Share:

@@ -47,6 +47,7 @@ class LateRank:
 
     Attributes:
         share: its useful time beyond the typical rank, as a fraction of the step.
+        excess_s: the same time in seconds, as a mean over the runs of the cell.
         part: name of the part with the largest excess, as in PARTS.
         alone: the rank is the only one of the run on its node.
         whole_node: all ranks of the node are late.
@@ -58,6 +59,7 @@ class LateRank:
     rank: int
     node: str
     share: float
+    excess_s: float
     part: str
     whole_node: bool
     cause: str
@@ -121,7 +123,7 @@ def _about_late(run: RunEvidence, late: LateRank, *, node: str, rank: int | None
     cause, why = _why_late(run, late)
     who = f"rank {rank} on {one_line(node, limit=60)}" if rank is not None else one_line(node, limit=60)
     part = PART_WORDS.get(late.part, late.part)
-    words = f"{who} takes {seconds(late.share * run.step_s)} per step longer than the others, in {part}"
+    words = f"{who} takes {seconds(late.excess_s)} per step longer than the others, in {part}"
     pools = ("wait", late.part, *COMPUTING, "other", "transfer")
     words += f"; {why}" if why else ""
     # A node lacks CPU time whichever rank runs on it.

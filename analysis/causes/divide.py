@@ -46,8 +46,8 @@ class Claim:
         node: node at fault; empty if it is not one node.
         rank: rank at fault; None if it is not one rank.
         part: the part of the step, in words.
-        counted: the evidence is a count, such as events per step or threads per core, so noise of the times
-            does not raise doubts.
+        counted: the evidence is a count, such as events per step or threads per core, so the cause is there
+            even if noise hides its share.
     """
 
     cause: str

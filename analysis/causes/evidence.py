@@ -146,12 +146,16 @@ def _nodes(
         name = str(node.get("node"))
         throttled[name] = throttled.get(name, 0.0) + _number(node, "throttled_s")
     for name, stopped in throttled.items():
-        share = min(stopped / seconds, 1.0) if seconds > 0 else 0.0
+        share = _part_of(stopped, seconds)
         words = f"a CPU quota stopped the processes on {name} for {share:.0%} of the time"
         found.setdefault(name, []).append((share, words))
     for name, ranks, threads, cores in _crowds(env):
         words = f"{threads} threads of {ranks} ranks share {cores} core{'s' * (cores != 1)} on {name}"
-        found.setdefault(name, []).append((1 - cores / threads, words))
+        share = 1 - cores / threads
+        # Threads that sleep or wait for the GPU do not compete.
+        if waited := [s for node in entries if node.get("node") == name for s in _waited_s(node)]:
+            share = min(share, _part_of(sum(waited), seconds))
+        found.setdefault(name, []).append((share, words))
     clocks = {str(node.get("node")): _number(node, "freq_mhz", math.nan) for node in entries}
     facts = {}
     for name in dict.fromkeys([*clocks, *found, *foreign]):
@@ -161,6 +165,16 @@ def _nodes(
         share = max((share for share, _ in known), default=0.0)
         facts[name] = NodeFacts(share, others[0], texts, clocks.get(name, math.nan))
     return facts
+
+
+def _part_of(spent_s: float, seconds: float) -> float:
+    return min(spent_s / seconds, 1.0) if seconds > 0 else 0.0
+
+
+def _waited_s(node: Mapping[str, Any]) -> list[float]:
+    """Return the time in which a process waited for a core (PSI), in a list; empty if it is unknown."""
+    value = _dict(node.get("pressure")).get("cpu_some_s")
+    return [float(value)] if isinstance(value, int | float) else []
 
 
 #: Less CPU time than this fraction is not missed.

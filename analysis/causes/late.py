@@ -38,6 +38,7 @@ def late_ranks(ranks: pd.DataFrame) -> dict[str, list[LateRank]]:
     }
     late_here = found.groupby(["run_id", "host"])["rank"].transform("size")
     found["whole"] = late_here == found["host_ranks"]
+    found["excess_sec"] = found.groupby(["cell_id", "rank", "host"])["excess_sec"].transform("mean")
     one_part = _in_one_part(ranks)
     moves = _moves(found)
     late: dict[str, list[LateRank]] = defaultdict(list)
@@ -54,6 +55,7 @@ def late_ranks(ranks: pd.DataFrame) -> dict[str, list[LateRank]]:
                 rank,
                 host,
                 float(row["share_of_step"]),
+                float(row["excess_sec"]),
                 _PART_OF_WORDS.get(row["part"], row["part"]),
                 bool(row["whole"]),
                 cause,

@@ -18,13 +18,24 @@ from bench.measure.exchange import Collectives
 #: Part of a message that is sent untimed, and its least size in bytes, so that connections are up to speed
 #: and shapers (which have a credit of some 100 KiB) have none left.
 _UNTIMED_PART, _MIN_UNTIMED = 8, 2**19
-_HELLO_BYTES = 64
+#: Least size of a message whose size follows from the rate: the credit of a shaper must not count.
+_MIN_BYTES = 2**20
+_HELLO_WORDS = 8
 
 
 def exchange_steps(
-    steps: Sequence[Sequence[tuple[int, int]]], me: int, device: torch.device, *, count: int, deadline: float
+    steps: Sequence[Sequence[tuple[int, int]]],
+    me: int,
+    device: torch.device,
+    *,
+    count: int,
+    deadline: float,
+    seconds: float | None = None,
 ) -> dict[int, float]:
     """Exchange ``count`` bytes with this rank's partner in each step; return bytes/s received, by partner.
+
+    With ``seconds``, a message is shorter if the pair exchanges it in this time: a delay of a process then
+    counts equally on fast and on slow links.
 
     A step contains the pairs of ranks that exchange at the same time; every rank is in at most one of them.
     All these ranks must pass the same steps. After ``deadline`` (of :func:`time.monotonic`), no exchange
@@ -38,7 +49,7 @@ def exchange_steps(
             continue
         if not buffers.agree(partner, time.monotonic() < deadline):
             continue
-        rates[partner] = buffers.rate(partner)
+        rates[partner] = buffers.rate(partner, seconds)
     return rates
 
 
@@ -51,26 +62,38 @@ class _Buffers:
 
     def __init__(self, count: int, device: torch.device) -> None:
         self._device = device
-        self._sent = torch.ones(count, dtype=torch.uint8, device=device)
-        self._received = torch.zeros_like(self._sent)
-        self._untimed = min(count, max(_MIN_UNTIMED, count // _UNTIMED_PART))
+        self._sent = torch.empty(count, dtype=torch.uint8, device=device)
+        self._received = torch.empty_like(self._sent)
 
     def agree(self, partner: int, value: bool) -> bool:
         """Return True if both partners pass True."""
-        mine = torch.full((_HELLO_BYTES,), int(value), dtype=torch.uint8, device=self._device)
+        return bool(self._least(partner, int(value)))
+
+    def _least(self, partner: int, value: int) -> int:
+        """Return the lower one of both partners' values."""
+        mine = torch.full((_HELLO_WORDS,), value, dtype=torch.int64, device=self._device)
         theirs = torch.zeros_like(mine)
         self._swap(mine, theirs, partner)
-        return value and bool(theirs[0].item())
+        return min(value, int(theirs[0].item()))
 
-    def rate(self, partner: int) -> float:
+    def rate(self, partner: int, seconds: float | None) -> float:
         """Send and receive at the same time; return the bytes/s received."""
-        self._swap(self._sent[: self._untimed], self._received[: self._untimed], partner)
+        count = self._sent.numel()
+        if seconds is not None:
+            rate = self._received_per_s(partner, min(count, _MIN_UNTIMED))
+            count = self._least(partner, min(count, max(_MIN_BYTES, round(seconds * rate))))
+        self._received_per_s(partner, min(count, max(_MIN_UNTIMED, count // _UNTIMED_PART)))
         self.agree(partner, True)  # a fast receiver waits for the slow one, so that both begin together
         began = time.perf_counter()
         # The partner sends its message after this one. Therefore the time is never too short, even if this
         # process is delayed, and the highest of several rates is the best.
         self.agree(partner, True)
-        return self._sent.numel() / (self._swap(self._sent, self._received, partner) - began)
+        return self._received_per_s(partner, count, began)
+
+    def _received_per_s(self, partner: int, count: int, began: float | None = None) -> float:
+        """Exchange ``count`` bytes; return the bytes/s received since ``began`` (by default this call)."""
+        began = time.perf_counter() if began is None else began
+        return count / (self._swap(self._sent[:count], self._received[:count], partner) - began)
 
     def _swap(self, sent: torch.Tensor, received: torch.Tensor, partner: int) -> float:
         """Exchange messages; return the time of the performance counter when this rank's has arrived."""
@@ -87,10 +110,9 @@ class _Buffers:
 
 
 _REPEATS = 3
-#: Time of one exchange on the slowest link, and bounds of the message: a smaller one would measure the credit
-#: of a traffic shaper.
-_EXCHANGE_S = 0.1
-_MIN_BYTES, _MAX_BYTES = 2**20, 64 * 2**20
+#: Time of one exchange, and the largest message.
+_EXCHANGE_S = 0.2
+_MAX_BYTES = 64 * 2**20
 
 
 def neighbour_steps(ranks: Sequence[int]) -> list[list[tuple[int, int]]]:
@@ -108,7 +130,6 @@ def exchange_with_neighbours(
     nodes: Mapping[int, str],
     device: torch.device,
     *,
-    bytes_per_s: float,
     budget_s: float,
 ) -> dict[str, Any]:
     """Return the value of ``neighbours`` in probes.json; all ranks must call this function.
@@ -117,17 +138,23 @@ def exchange_with_neighbours(
         collectives: exchanges the results.
         nodes: the name of each node by its first rank, which exchanges the messages.
         device: the device of the messages.
-        bytes_per_s: the expected rate of the slowest link.
         budget_s: the time after which no exchange begins.
     """
     began = time.monotonic()
-    size = max(_MIN_BYTES, min(_MAX_BYTES, round(bytes_per_s * _EXCHANGE_S)))
     own: list[dict[int, float]] = []
     if collectives.rank in nodes:
         steps = neighbour_steps(sorted(nodes))
-        for _ in range(_REPEATS):
-            deadline = began + budget_s
-            own.append(exchange_steps(steps, collectives.rank, device, count=size, deadline=deadline))
+        own = [
+            exchange_steps(
+                steps,
+                collectives.rank,
+                device,
+                count=_MAX_BYTES,
+                deadline=began + budget_s,
+                seconds=_EXCHANGE_S,
+            )
+            for _ in range(_REPEATS)
+        ]
     rates: dict[tuple[str, str], list[float]] = {}
     for receiver, repeats in enumerate(collectives.objects(own)):
         for sender, rate in (pair for received in repeats for pair in received.items()):
@@ -136,4 +163,4 @@ def exchange_with_neighbours(
         {"sender": sender, "receiver": receiver, "bytes_per_s": found}
         for (sender, receiver), found in rates.items()
     ]
-    return {"bytes": size, "seconds": time.monotonic() - began, "pairs": pairs}
+    return {"bytes": _MAX_BYTES, "seconds": time.monotonic() - began, "pairs": pairs}

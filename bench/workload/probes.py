@@ -303,12 +303,10 @@ class Probes:
         if len(hosts) == 1:
             return None, "one node has no neighbour"
         on_gpus = self._session.request.backend == "nccl"
-        largest = len(sweep.sizes) - 1
         return exchange_with_neighbours(
             self._collectives,
             {host.ranks[0]: host.host for host in hosts},
             self._session.device if on_gpus else torch.device("cpu"),
-            bytes_per_s=sweep.sizes[largest].bytes / sweep.time_s(largest),
             budget_s=self._options.sweep_time * _NEIGHBOURS_SHARE,
         ), None
 
