@@ -25,15 +25,12 @@ ionice -c -n --class --classdata
 sudo -u -g
 numactl -N -m -C -i -p --cpunodebind --membind --physcpubind --interleave --preferred
 strace -o -e -s -p
-ltrace -o -e
 perf -o -e -F
 nsys -o -t -s -c -w -f -d -y --output --trace --sample --capture-range --force-overwrite --stats \
 --capture-range-end --delay --duration --gpu-metrics-device --cuda-memory-usage --cudabacktrace
 ncu -o -k -c -s --export --kernel-name --launch-count --launch-skip --set --section --metrics
 rocprof -o -i
-rocprofv3 -o -d
 py-spy -o --output -r --rate -f --format
-memray -o
 conda -n --name -p --prefix --cwd
 mamba -n --name -p --prefix --cwd
 micromamba -n --name -p --prefix --cwd
@@ -41,9 +38,6 @@ uv --with --python -p --extra --group --project --directory --env-file --package
 poetry -C -P --directory --project
 pixi -e --environment --manifest-path
 pdm -p --project
-hatch -e -p
-systemd-cat -t
-tini -s
 """
 WRAPPERS: dict[str, frozenset[str]] = dict.fromkeys(
     names(
@@ -69,8 +63,7 @@ REACHES_NODES = names(
     """mpirun mpiexec mpiexec.hydra mpiexec.slurm mpirun_rsh mpirun.openmpi mpiexec.openmpi orterun prterun
     prun oshrun horovodrun ibrun jsrun aprun flux pdsh clush dsh pssh parallel-ssh pbsdsh ssh xargs
     parallel launcher hyperqueue hq ray dask dask-mpi dask-scheduler dask-worker dask-ssh spark-submit
-    charmrun
-    gnu-parallel bcprun ompi-run srun_all"""
+    charmrun"""
 )
 
 #: Launchers that start several workers on their own node, each with its options that take no value.
@@ -127,13 +120,13 @@ HELPERS = names(
     rocminfo nvtop dcgmi gpustat hwloc-ls which whereis whoami id uptime ps pkill kill killall nproc
     lsof sync test [ [[ : cd pushd popd pwd export set unset source . eval trap wait exit return shift
     read local declare typeset readonly let alias unalias type hash ulimit umask shopt getent host dig
-    nslookup ping nc ncat ss netstat python-config conda-activate deactivate stat dd df lfs beegfs-ctl
+    nslookup ping nc ncat ss netstat python-config deactivate stat dd df lfs beegfs-ctl
     md5sum sha256sum sha1sum diff cmp basename dirname realpath readlink mktemp seq shuf expr bc jq yq
     tmux screen watch make cmake ninja gcc g++ mount umount fusermount squashfuse dask-ssh wandb
     huggingface-cli hf aws gsutil gcloud azcopy rclone globus uname lsmem dmesg ulimit numastat numad
-    limit mail mailx sendmail tensorboard nvidia-modprobe modprobe sysctl taskset-show sshfs logger yes
-    timeout-wait xdd strings file python-version jupyter jupyter-lab jupyter-notebook ssh-keygen
-    ssh-agent ssh-add keychain awk mawk nl vmstat iostat iotop top htop mpstat sar busybox perl-version
+    limit mail mailx sendmail tensorboard nvidia-modprobe modprobe sysctl sshfs logger yes
+    jupyter jupyter-lab jupyter-notebook ssh-keygen
+    ssh-agent ssh-add keychain awk mawk nl vmstat iostat iotop top htop mpstat sar busybox
     chronyc ntpdate tree column paste fold split rev nvidia-persistenced dcgmproftester12
     all_reduce_perf all_gather_perf reduce_scatter_perf ib_write_bw iperf3 rapidsmi continue break fg bg
     jobs disown printf getopts mapfile readarray"""
@@ -195,6 +188,12 @@ class Launch:
     def is_training(self) -> bool:
         """True if this may be the training program."""
         return self.kind in ("python", "launcher", "script", "unknown")
+
+    @property
+    def node_count(self) -> Value | None:
+        """The number of nodes in the options of a launcher, or None."""
+        counts = (self.options.get(name) for name in ("nnodes", "num_machines", "num_nodes"))
+        return next(filter(None, counts), None)
 
 
 def basename(text: str) -> str:

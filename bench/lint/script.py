@@ -13,9 +13,8 @@ from bench.lint.geometry import Geometry, evaluate
 from bench.lint.launch import CHORES, TRAINS, Launch, basename
 from bench.lint.options import Option, sbatch_options
 from bench.lint.parser import parse_source
-from bench.lint.shell_state import Step, Walk
 from bench.lint.syntax import ShellError, Source, TooDeepError
-from bench.lint.walk import walk
+from bench.lint.walk import Step, Walk, walk
 
 #: Slurm refuses larger scripts; this is the default of max_script_size in slurm.conf.
 MAX_SCRIPT_SIZE = 4 * 1024 * 1024

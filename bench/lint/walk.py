@@ -1,16 +1,28 @@
-"""Follow a script in execution order and collect what it sets, uses and starts."""
+"""Follow a script in execution order and collect what it sets, uses and starts.
+
+:class:`ShellState` contains the variables and the position in the script. :class:`Walker` follows the
+statements and records in a :class:`Walk` everything that rules need to know about the script.
+"""
 
 from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
-from bench.lint.expansion import Assigned, Value
+from bench.lint.expansion import (
+    MAX_VALUE,
+    Assigned,
+    Branches,
+    Environment,
+    Expander,
+    Unknown,
+    Unknowns,
+    Value,
+)
 from bench.lint.launch import SHELLS, Launch, basename, read_command
-from bench.lint.parser import parse_shell
-from bench.lint.shell_state import DECLARATIONS, Place, ShellState, Step, Walk
+from bench.lint.parser import assignment_in, parse_shell
 from bench.lint.syntax import (
     AndOr,
     Assign,
@@ -21,14 +33,29 @@ from bench.lint.syntax import (
     If,
     Loop,
     Node,
+    Part,
     Pipeline,
     Redirect,
     ShellError,
     Simple,
     Test,
     TooDeepError,
+    Word,
 )
 
+#: Builtins that declare variables.
+DECLARATIONS = frozenset({"export", "declare", "local", "typeset", "readonly"})
+_TESTS = frozenset({"[", "[[", "test"})
+_SET_IN_ARITHMETIC = re.compile(r"([A-Za-z_]\w*)\s*(?:\+\+|--|[-+*/%]?=(?!=))|(?:\+\+|--)([A-Za-z_]\w*)")
+_NAME = re.compile(r"[A-Za-z_]\w*\Z")
+#: Files that activate an environment and set no variables that scripts use by name.
+_ACTIVATES = re.compile(
+    r"(?:^|/)(?:activate(?:\.\w+)?|conda\.sh|mamba\.sh|micromamba\.sh|\.?bashrc|\.?bash_profile|\.?profile|\.zshrc"
+    r"|\.bash_aliases|\.cargo/env|setup-env\.sh|lmod\.sh|modules?\.sh|init/(?:bash|sh|profile)|bash|z00_lmod\.sh"
+    r"|setvars\.sh|lmod/lmod/init/\w+|00-modulepath\.sh|zsh|profile\.d/.*)\Z"
+)
+#: Maximum number of recorded uses, assignments and tests (each), which keeps the rules fast.
+_MAX_RECORDS = 2_000
 #: Limits for following calls of functions and inner scripts.
 _MAX_CALLS = 200
 _MAX_NESTING = 6
@@ -37,6 +64,260 @@ _MAX_STEPS = 10_000
 _SETS_UP_SHELL = re.compile(
     r"conda|mamba|modulecmd|module |ssh-agent|hook|pyenv|direnv|spack|lmod|shellenv|register-python"
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The context of a command: branches, loops, pipelines and the task that executes it.
+
+    ``task`` is the srun that starts the shell of the command; None means the batch shell.
+    ``origin`` is the command of the script that starts an inner shell, such as ``bash -c``.
+    """
+
+    branches: Branches = ()
+    loops: tuple[int, ...] = ()
+    background: bool = False
+    substitution: bool = False
+    condition: bool = False
+    piped: bool = False
+    function: str = ""
+    task: Launch | None = None
+    origin: Simple | None = None
+    nesting: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """One expansion of a variable.
+
+    ``guarded`` is True for expansions that allow an unset variable, such as ``${name:-}``.
+    ``known`` is True if the script has set the variable before.
+    """
+
+    name: str
+    line: int
+    place: Place
+    guarded: bool
+    known: bool
+    command: str
+
+
+@dataclass(slots=True)
+class Step:
+    """One simple command that the script executes, and the program that it starts."""
+
+    launch: Launch
+    place: Place
+    line: int
+    end: int
+    prefix: dict[str, Value]
+    node: Simple
+
+    @property
+    def outer(self) -> Simple:
+        """The command in the script itself that starts this one, directly or through an inner shell."""
+        return self.place.origin or self.node
+
+
+@dataclass(slots=True)
+class Walk:
+    """The commands, variables and tests of a script, recorded in execution order.
+
+    ``expected`` contains the names of variables that the script allows to be unset. ``broken`` contains
+    pairs: a text that is passed to a shell, and the syntax error in it. ``opaque`` is True if variables
+    may be set outside the script, such as by a sourced file. ``waits`` is True if the script calls
+    ``wait``.
+    """
+
+    unknowns: Unknowns = field(default_factory=Unknowns)
+    steps: list[Step] = field(default_factory=list)
+    uses: list[Use] = field(default_factory=list)
+    assigned: list[Assigned] = field(default_factory=list)
+    expected: set[str] = field(default_factory=set)
+    exported: set[str] = field(default_factory=set)
+    broken: list[tuple[Value, ShellError]] = field(default_factory=list)
+    tests: list[tuple[str, Place]] = field(default_factory=list)
+    opaque: bool = False
+    waits: bool = False
+
+
+class ShellState:
+    """The simulated shell: its variables and the current place in the script.
+
+    ``run`` is called with the commands of each command substitution. ``command`` is the name of the
+    current command.
+    """
+
+    def __init__(self, run: Callable[[tuple[Node, ...]], None]) -> None:
+        self.walk = Walk()
+        self.environment = Environment()
+        self.expander = Expander(self.environment, self.walk.unknowns, self._record_use, run)
+        self.place = Place()
+        self.command = ""
+
+    def enter(self, place: Place) -> None:
+        """Continue at another place of the script."""
+        self.place = place
+        self.expander.branches = place.branches
+        self.expander.in_task = place.task is not None
+
+    def use(self, environment: Environment) -> Environment:
+        """Replace the current environment and return the previous one."""
+        previous = self.environment
+        self.environment = self.expander.environment = environment
+        return previous
+
+    def environment_of_tasks(self, prefix: dict[str, Value]) -> Environment:
+        """Return the environment of a child process: exported variables and those in ``prefix``."""
+        inside = Environment()
+        for name, history in self.environment.variables.items():
+            if self.environment.exported(name):
+                inside.variables[name] = list(history)
+        for name, value in prefix.items():
+            inside.variables[name] = [Assigned(name, value.line, value, exported=True)]
+        return inside
+
+    def assign(self, assigned: Assigned) -> None:
+        """Execute and record an assignment."""
+        if self.place.task is not None:
+            assigned = replace(assigned, in_task=True, exported=True)
+        self.environment.assign(assigned)
+        if len(self.walk.assigned) < _MAX_RECORDS:
+            self.walk.assigned.append(assigned)
+        if assigned.exported:
+            self.walk.exported.add(assigned.name)
+
+    def record_test(self, text: str) -> None:
+        """Record the text of a test such as ``[ ... ]``."""
+        if len(self.walk.tests) < _MAX_RECORDS:
+            self.walk.tests.append((self.walk.unknowns.shown(text), self.place))
+
+    def _record_use(self, part: Part, name: str, guarded: bool) -> None:
+        if guarded or self.command in _TESTS:
+            self.walk.expected.add(name)
+        known = name in self.environment.variables
+        if len(self.walk.uses) < _MAX_RECORDS:
+            self.walk.uses.append(Use(name, part.line, self.place, guarded, known, self.command))
+
+    def evaluate(self, assign: Assign, *, exported: bool = False) -> Assigned:
+        """Expand the value of an assignment without executing the assignment."""
+        branches = self.place.branches
+        unknown = Assigned(assign.name, assign.line, branches=branches, exported=exported)
+        earlier = self.environment.candidates(assign.name, branches) if assign.append else []
+        if assign.subscript:
+            self.expander.value(assign.value)
+            return unknown
+        if assign.value.parts and assign.value.parts[0].kind == "array":
+            items = self.expander.items(assign.value)
+            before = earlier[0].items or () if earlier else ()
+            quoted = not before and _is_one_quoted(assign.value.parts[0].words)
+            return replace(unknown, items=(*before, *items)[:2000], quoted=quoted and len(items) == 1)
+        value = self.expander.value(assign.value)
+        value = Value(value.text, value.lines if value.text else (assign.line,))
+        if earlier and earlier[0].value is not None and len(earlier[0].value.text) <= MAX_VALUE:
+            value = _joined(earlier[0].value, value)
+        elif earlier:
+            return unknown
+        return replace(unknown, value=value)
+
+    def declare(self, command: str, words: Sequence[Word]) -> None:
+        """Execute ``export``, ``declare`` or another builtin in :data:`DECLARATIONS`."""
+        exported = command == "export"
+        for word in words:
+            text = word.literal
+            if text is not None and text.startswith("-"):
+                exported = exported or (command in ("declare", "typeset") and "x" in text)
+                continue
+            assign = assignment_in(word)
+            if assign:
+                self.assign(self.evaluate(assign, exported=exported))
+                continue
+            name = self.expander.value(word).text
+            if _NAME.match(name):
+                self._declare_name(name, word.line, exported=exported)
+
+    def _declare_name(self, name: str, line: int, *, exported: bool) -> None:
+        known = self.environment.candidates(name, self.place.branches)
+        if known and exported:
+            self.assign(replace(known[0], exported=True, looped=False, in_task=False))
+        elif not exported:
+            self.assign(Assigned(name, line, Value("", (line,)), branches=self.place.branches))
+
+    def run_builtin(self, name: str, arguments: list[Value], body: Value | None) -> bool:
+        """Simulate a builtin; return False if ``name`` is not a supported builtin.
+
+        ``body`` is the text of the builtin's here-document.
+        """
+        words = [argument.text for argument in arguments[1:]]
+        line = arguments[0].line
+        if name in ("source", "."):
+            self._source(words)
+        elif name == "read" and body is not None and "-d" in words and _NAME.match(words[-1]):
+            self.assign(Assigned(words[-1], line, body, branches=self.place.branches))
+        elif name in ("read", "mapfile", "readarray", "printf", "getopts", "unset", "let"):
+            self._set_names(name, words, line)
+        elif name == "set":
+            self._set_options(words)
+        elif name in ("wait", "fg"):
+            self.walk.waits = True
+        elif name in ("[", "test"):
+            self.record_test(" ".join(words))
+        else:
+            return False
+        return True
+
+    def _set_options(self, words: list[str]) -> None:
+        for word, following in zip(words, [*words[1:], ""], strict=False):
+            exports_all = "a" in word or (word.endswith("o") and following == "allexport")
+            if word.startswith("-") and not word.startswith("--") and exports_all:
+                self.walk.opaque = True
+
+    def _set_names(self, command: str, words: list[str], line: int) -> None:
+        names = [word for word in words if _NAME.match(word)]
+        if command == "printf":
+            names = words[1:2] if words[:1] == ["-v"] else []
+        elif command == "getopts":
+            names = [*words[1:2], "OPTARG", "OPTIND"]
+        elif command == "let":
+            self.arithmetic(" ".join(words), line)
+            return
+        elif command == "unset":
+            return
+        elif command == "read" and not names:
+            names = ["REPLY"]
+        elif command in ("mapfile", "readarray") and not names:
+            names = ["MAPFILE"]
+        for name in names:
+            self.assign(Assigned(name, line, branches=self.place.branches))
+
+    def arithmetic(self, text: str, line: int) -> None:
+        """Record an arithmetic expression and the variables that it sets."""
+        self.walk.unknowns.mark(Unknown("arith", "", self.walk.unknowns.shown(text), line, default=text))
+        for match in _SET_IN_ARITHMETIC.finditer(text[:2000]):
+            self.assign(Assigned(match.group(1) or match.group(2), line, branches=self.place.branches))
+
+    def _source(self, words: list[str]) -> None:
+        if words and not _ACTIVATES.search(self.walk.unknowns.shown(words[0])):
+            self.walk.opaque = True
+
+
+def _is_one_quoted(words: Sequence[Word]) -> bool:
+    """Return whether the elements of an array are a single quoted expansion."""
+    if len(words) != 1 or len(words[0].parts) != 1:
+        return False
+    part = words[0].parts[0]
+    return part.quoted and part.kind in ("param", "command") and "@" not in part.text
+
+
+def _joined(first: Value, second: Value) -> Value:
+    """Concatenate two values. A row that contains text of both keeps its line in ``first``."""
+    rows = second.lines[1:] if first.text and not first.text.endswith("\n") else second.lines
+    text = first.text + second.text
+    if not first.text:
+        return second
+    if first.text.endswith("\n"):
+        return Value(text, (*first.lines[:-1], *second.lines))
+    return Value(text, (*first.lines, *rows))
 
 
 def walk(nodes: Sequence[Node]) -> Walk:

@@ -11,9 +11,8 @@ import pytest
 
 from bench.lint.launch import Launch
 from bench.lint.parser import parse_shell
-from bench.lint.shell_state import Walk
 from bench.lint.syntax import ShellError, TooDeepError
-from bench.lint.walk import walk
+from bench.lint.walk import Walk, walk
 
 FIXTURES = Path(__file__).parent / "fixtures"
 SCRIPTS = sorted(path for path in FIXTURES.glob("*/*.sbatch") if "crlf" not in path.name)

@@ -11,7 +11,7 @@ from bench.lint.geometry import Geometry
 from bench.lint.launch import Launch, basename
 from bench.lint.rules import rule
 from bench.lint.script import Script, starts_workers
-from bench.lint.shell_state import Step
+from bench.lint.walk import Step
 
 _GPU_PARTITION = re.compile(
     r"gpu|a100|v100|h100|h200|a40|l40|rtx|dgx|volta|ampere|hopper|mi2\d0|p100|k80", re.I
@@ -186,9 +186,6 @@ def _mismatch(script: Script, step: Step, backend: Value) -> Iterator[Remark]:
         if device == "cpu":
             message = "this program runs on CPUs, but nccl only supports tensors on GPUs"
             yield Remark(backend.line, message, "use gloo on CPUs and nccl on GPUs")
-        elif not has_gpus and not step.launch.opaque and not device:
-            message = "nccl needs GPUs, but the job requests none"
-            yield Remark(backend.line, message, "request --gpus-per-node, or use gloo", Severity.INFO)
     elif device != "cpu" and (has_gpus or device):
         message = "gloo copies tensors on GPUs through host memory, which is much slower than nccl"
         remedy = "use nccl on GPUs, unless you want to measure gloo"

@@ -13,7 +13,7 @@ from bench.lint.launch import Launch, basename
 from bench.lint.options import names, whole_number
 from bench.lint.rules import rule
 from bench.lint.script import Script
-from bench.lint.shell_state import Step
+from bench.lint.walk import Step
 
 #: Options of torchrun up to torch 2.10 (torch/distributed/run.py), without those of torch.distributed.launch.
 _OPTIONS = names(

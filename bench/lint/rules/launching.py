@@ -11,11 +11,10 @@ from bench.lint.launch import TRAINS, Launch, basename
 from bench.lint.options import Option, canonical, names, sbatch_options, srun_options
 from bench.lint.rules import rule
 from bench.lint.script import Script, is_chore, starts_workers
-from bench.lint.shell_state import Step
+from bench.lint.walk import Step
 
 _LIGHTNING = re.compile(r"lightning|\blit_|_lit\b|\bpl_", re.IGNORECASE)
 _MENTIONS = re.compile(r"lightning", re.IGNORECASE)
-_NODE_COUNTS = ("nnodes", "num_machines", "num_nodes")
 _NODE_RANKS = ("node_rank", "machine_rank")
 #: Signs that processes form one group: variables, options of programs, and words in the script.
 _RENDEZVOUS = frozenset({"MASTER_ADDR", "WORLD_SIZE", "RANK", "NODE_RANK", "MASTER_PORT"})
@@ -23,7 +22,7 @@ _RENDEZVOUS_OPTIONS = names(
     """world_size dist_url init_method dist_backend distributed_backend master_addr rank node_rank num_nodes
     nnodes trainer.num_nodes distributed ddp multiprocessing_distributed strategy trainer.strategy"""
 )
-_STARTS_PROCESSES = names("multiprocessing_distributed nproc_per_node gpus_per_node ngpus world_size")
+STARTS_PROCESSES = names("multiprocessing_distributed nproc_per_node gpus_per_node ngpus world_size")
 _LEARNS = re.compile(r"torch|tensorflow|keras|\bjax\b|cuda", re.IGNORECASE)
 _GROUP = re.compile(r"lightning|\bddp\b|torch\.?distributed", re.IGNORECASE)
 
@@ -89,7 +88,7 @@ def _one_process_for_all_gpus(script: Script) -> Iterator[Remark]:
         if ntasks < 2 or gpus < 2 or ntasks != gpus or step.launch.kind != "python":
             continue
         given = {name for name, _ in script.options_of_program(step.launch)}
-        waits = bool({"MASTER_ADDR", "WORLD_SIZE"} & script.walk.exported) and not given & _STARTS_PROCESSES
+        waits = bool({"MASTER_ADDR", "WORLD_SIZE"} & script.walk.exported) and not given & STARTS_PROCESSES
         message = f"python without srun starts 1 process, but the job requests {ntasks} tasks for {gpus} GPUs"
         remedy = "put srun before the command, unless the program starts the other processes itself"
         severity = Severity.WARNING if waits else Severity.INFO
@@ -116,9 +115,7 @@ def waits_for_others(script: Script, step: Step) -> bool:
     rendezvous. Without them, the process may just as well compute alone.
     """
     if starts_workers(step.launch):
-        value = next(
-            (step.launch.options[name] for name in _NODE_COUNTS if name in step.launch.options), None
-        )
+        value = step.launch.node_count
         return value is not None and script.number(value, script.job) != 1
     given = {name for name, _ in script.options_of_program(step.launch)}
     return bool(

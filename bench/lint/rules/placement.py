@@ -11,7 +11,7 @@ from bench.lint.launch import basename
 from bench.lint.options import names
 from bench.lint.rules import rule
 from bench.lint.script import Script, is_chore, starts_workers
-from bench.lint.shell_state import Step
+from bench.lint.walk import Step
 
 _GROUPS = re.compile(r"(\d+)(?:-(\d+))?")
 #: Commands that write files, and where: in their last argument, or after one of these options.

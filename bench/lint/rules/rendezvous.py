@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 
 from bench.findings import Edit, Remark, Severity
-from bench.lint.expansion import MARK, Assigned, Unknown, Value
+from bench.lint.expansion import MARK, Assigned, Unknown, Unknowns, Value
 from bench.lint.geometry import Geometry
 from bench.lint.launch import Launch
 from bench.lint.options import names
-from bench.lint.ports import PRIVILEGED, possible_ports
 from bench.lint.rules import rule
 from bench.lint.script import Script, starts_workers
-from bench.lint.shell_state import Step
+from bench.lint.walk import Step
 
 _LOOPBACK = re.compile(
     r"(?:tcp://)?(?:localhost(?:\.localdomain)?|127\.\d+\.\d+\.\d+|\[?::1\]?|ip6-localhost)(?::|/|\Z)", re.I
 )
 #: A command that prints the local host if another command fails.
 _FALLS_BACK = re.compile(r"\|\|\s*(?:echo\s+[\"']?(?:localhost|127\.0\.0\.1)|hostname)")
-_NODE_COUNTS = frozenset({"nnodes", "num_machines", "num_nodes"})
 _NODES_OF_SLURM = frozenset({"SLURM_NNODES", "SLURM_JOB_NUM_NODES"})
 _HOST = re.compile(
     r"(?:tcp://)?((?:\d{1,3}\.){3}\d{1,3}|(?=[A-Za-z0-9.-]*[0-9.-])[A-Za-z][A-Za-z0-9-]*(?:\.[A-Za-z0-9-]+)*)(?::(?:\d+|[^:]*))?\Z"
@@ -51,6 +50,17 @@ _FIRST_HOST = '$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
 _EXPAND_IN_TASK = (
     "expand the variable in the task: srun bash -c '... $SLURM_NODEID ...', or \\$ within double quotes"
 )
+#: Ports that only root may use, and those for outgoing connections.
+_ROOT_ONLY = range(1024)
+_EPHEMERAL = (32768, 60999)
+#: $RANDOM is at most 32767; IDs of jobs and processes have no useful limit.
+_RANDOM = (0, 32767)
+_ANY = (0, 2**31)
+_SHUFFLED = re.compile(r"shuf\s+(?:-n\s*1\s+)?(?:-i\s*|--input-range=)(\d+)-(\d+)")
+_LAST_DIGITS = re.compile(r"tail\s+-c\s*(\d)|cut\s+-c\s*\d+-(\d)")
+_IDS = re.compile(r"JOB_?ID|TASK_ID|\bUID\b|\bPPID\b|SECONDS|\A\$\Z")
+
+_Range = tuple[int, int]
 
 
 def _spans_nodes(script: Script, step: Step) -> bool:
@@ -68,10 +78,9 @@ def _spans_nodes(script: Script, step: Step) -> bool:
 
 def _expected_nodes(script: Script, launch: Launch) -> int | None:
     """Return the number of nodes in a launcher's options; the default of torchrun is 1."""
-    for name in ("nnodes", "num_machines", "num_nodes"):
-        if name in launch.options:
-            text = launch.options[name].text.rpartition(":")[2]
-            return script.number(Value(text, launch.options[name].lines), script.job)
+    count = launch.node_count
+    if count:
+        return script.number(Value(count.text.rpartition(":")[2], count.lines), script.job)
     return 1 if launch.launcher in ("torchrun", "launch") else None
 
 
@@ -136,7 +145,7 @@ def _own_name_per_task(script: Script) -> Iterator[Remark]:
     if "nodes" in script.job.options and script.job.nodes is not None:
         return
     for step in script.sruns:
-        count = next((value for name, value in step.launch.options.items() if name in _NODE_COUNTS), None)
+        count = step.launch.node_count
         used = script.unknowns.within(count.text) if count else []
         if step.place.task is not None and any(unknown.name in _NODES_OF_SLURM for unknown in used):
             for value in _addresses(script, step):
@@ -404,20 +413,17 @@ def port_range(script: Script) -> Iterator[Remark]:
     """
     remedy = "compute the port from the job ID: $((10000 + SLURM_JOB_ID % 20000))"
     for assigned in script.walk.assigned:
-        ports = possible_ports(assigned.value.text, script.unknowns) if assigned.value else None
+        ports = _possible_ports(assigned.value.text, script.unknowns) if assigned.value else None
         if not ports or not _PORT_VARIABLE.match(assigned.name) or "MASTER" not in assigned.name.upper():
             continue
         low, high = ports
         span = f"the port is {low}" if low == high else f"the port may be any number from {low} to {high}"
-        if low in PRIVILEGED or high > 65535:
-            limit = "only root may use ports below 1024" if low in PRIVILEGED else "the highest port is 65535"
+        if low in _ROOT_ONLY or high > 65535:
+            limit = "only root may use ports below 1024" if low in _ROOT_ONLY else "the highest port is 65535"
             yield Remark(assigned.line, f"{span}, but {limit}", remedy)
         elif high >= _EPHEMERAL[0] and low <= _EPHEMERAL[1]:
             message = f"{span}, and other programs may already use a port from 32768 to 60999"
             yield Remark(assigned.line, message, remedy, Severity.INFO)
-
-
-_EPHEMERAL = (32768, 60999)
 
 
 @rule(Severity.WARNING)
@@ -440,3 +446,70 @@ def gloo_interface_excluded(script: Script) -> Iterator[Remark]:
             yield Remark(
                 assigned.line, message, "write the name of one interface, such as ib0, or remove the line"
             )
+
+
+def _possible_ports(text: str, unknowns: Unknowns) -> _Range | None:
+    """Return the lowest and highest number of an expression, or None if it is unknown."""
+    if text.isascii() and text.isdecimal() and len(text) < 6:
+        return int(text), int(text)
+    found = unknowns.of(text)
+    return _of_unknown(found[0], unknowns) if len(found) == 1 and MARK.fullmatch(text) else None
+
+
+def _of_unknown(unknown: Unknown, unknowns: Unknowns) -> _Range | None:
+    if unknown.kind == "arith":
+        return _of_expression(unknown.default or "", unknowns)
+    if unknown.kind == "command":
+        shuffled = _SHUFFLED.search(unknown.source)
+        return (int(shuffled[1]), int(shuffled[2])) if shuffled else _of_digits(unknown.source)
+    if unknown.op == ":":
+        digits = re.search(r"-(\d)\)?\}\Z", unknown.source)
+        return (0, 10 ** int(digits[1]) - 1) if digits else None
+    if unknown.name in ("RANDOM", "SRANDOM"):
+        return _RANDOM if unknown.name == "RANDOM" else _ANY
+    return _ANY if _IDS.search(unknown.name) and not unknown.op else None
+
+
+def _of_digits(source: str) -> _Range | None:
+    """Return the range of the last digits of a job ID, such as ``$(echo $SLURM_JOB_ID | tail -c 4)``."""
+    match = _LAST_DIGITS.search(source)
+    if not match or "expr " in source or not _IDS.search(source):
+        return None
+    # tail counts the end of the line as a character
+    return 0, 10 ** (int(match[1]) - 1 if match[1] else int(match[2])) - 1
+
+
+def _of_expression(text: str, unknowns: Unknowns) -> _Range | None:
+    """Return the range of an arithmetic expression."""
+    ranges = {f"_{number}_": _of_unknown(one, unknowns) for number, one in enumerate(unknowns.of(text))}
+    numbered = iter(ranges)
+    plain = MARK.sub(lambda _: next(numbered), text.replace("10#", ""))
+    try:
+        return _of_node(ast.parse(" ".join(plain.split()), mode="eval").body, ranges)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def _of_node(node: ast.expr, ranges: dict[str, _Range | None]) -> _Range | None:
+    match node:
+        case ast.Constant(value=int(value)):
+            return value, value
+        case ast.Name(id=name):
+            return ranges.get(name)
+        case ast.BinOp(left=left, op=op, right=right):
+            first, second = _of_node(left, ranges), _of_node(right, ranges)
+            return _combined(op, first, second) if first and second else None
+    return None
+
+
+def _combined(op: ast.operator, first: _Range, second: _Range) -> _Range | None:
+    match op:
+        case ast.Add():
+            return first[0] + second[0], first[1] + second[1]
+        case ast.Sub():
+            return first[0] - second[1], first[1] - second[0]
+        case ast.Mult():
+            return first[0] * second[0], first[1] * second[1]
+        case ast.Mod() if second[0] == second[1] > 0:
+            return (0, min(second[0] - 1, first[1])) if first[1] >= second[0] else first
+    return None

@@ -11,8 +11,8 @@ from bench.lint.launch import HELPERS, SHELLS, basename
 from bench.lint.options import EXPANSION, Option, is_in_brackets
 from bench.lint.rules import rule
 from bench.lint.script import ANALYSED_SIZE, MAX_SCRIPT_SIZE, Script, ignored_directives, is_template
-from bench.lint.shell_state import DECLARATIONS, Step
 from bench.lint.syntax import UNCLOSED_HEREDOC, ShellError, Simple, Word
+from bench.lint.walk import DECLARATIONS, Step
 
 _OPENS_STRING = re.compile(r"\\\Z|(?:=|-\w*c\s+|echo\s+|<<<\s*|\()[\"']\Z|\S[ \t]+[\"']\Z")
 _EXIT = re.compile(r"exit(?:\s+\d+)?\s*\Z")
@@ -198,31 +198,24 @@ def _unpaired_quote(lines: Sequence[str], quote: str, *, upto: int) -> tuple[int
     """Return (number of the line with an unclosed quote, quote character), or None.
 
     A string that spans several lines has an odd number of quotes in its first and its last line, so
-    lines with an odd number come in pairs. If one such line is left over, the result is the line
-    whose removal leaves the most plausible pairs. If the character ``quote`` is empty (unknown), only
-    lines up to ``upto`` are examined, and all pairs must be plausible.
+    lines with an odd number come in pairs. The result is the first such line that does not look like
+    the start of a string. If the character ``quote`` is empty (unknown), only lines up to ``upto`` are
+    examined.
     """
     for kind in (quote,) if quote else ('"', "'"):
         counts = [_count_quotes(line, kind) for line in lines[: None if quote else upto]]
         odd = [index for index, count in enumerate(counts) if count % 2]
         if not odd or len(odd) > _MAX_ODD_LINES or (not quote and len(odd) % 2 == 0):
             continue
-        if len(odd) % 2 == 0:
-            return odd[0] + 1, kind
-        wrong = max(range(0, len(odd), 2), key=lambda index: _plausible_pairs(lines, counts, odd, index))
-        if quote or _plausible_pairs(lines, counts, odd, wrong) * 2 == len(odd) - 1:
-            return odd[wrong] + 1, kind
+        pairs = zip(odd[::2], odd[1::2], strict=False)
+        wrong = (first for first, last in pairs if not _is_string(lines, counts, first, last))
+        return next(wrong, odd[-1] if len(odd) % 2 else odd[0]) + 1, kind
     return None
 
 
-def _plausible_pairs(lines: Sequence[str], counts: Sequence[int], odd: Sequence[int], without: int) -> int:
-    """Count the pairs of ``odd`` lines that look like multi-line strings, leaving out ``odd[without]``."""
-    rest = [*odd[:without], *odd[without + 1 :]]
-    pairs = zip(rest[::2], rest[1::2], strict=True)
-    return sum(
-        bool(_OPENS_STRING.search(lines[first].rstrip())) and not any(counts[first + 1 : last])
-        for first, last in pairs
-    )
+def _is_string(lines: Sequence[str], counts: Sequence[int], first: int, last: int) -> bool:
+    """Return whether two lines with an odd number of quotes look like a string of several lines."""
+    return bool(_OPENS_STRING.search(lines[first].rstrip())) and not any(counts[first + 1 : last])
 
 
 def _count_quotes(line: str, kind: str) -> int:

@@ -11,17 +11,17 @@ from bench.lint.launch import TRAINS, Launch, basename
 from bench.lint.options import names
 from bench.lint.rules import rule
 from bench.lint.rules.launchers import passes_unknown_options
+from bench.lint.rules.launching import STARTS_PROCESSES
 from bench.lint.script import Script, starts_workers
-from bench.lint.shell_state import Step
+from bench.lint.walk import Step
 
 _CPU = re.compile(r"gloo|\bcpu\b|mpi\b", re.IGNORECASE)
 #: Options with which a program selects the device or the backend.
 _SELECTS_DEVICE = re.compile(r"backend|device|accelerator|strategy|dist|launch|cpu|trainer|proc|node")
 _GPU_OPTIONS = ("gpus-per-node", "gres", "gpus", "gpus-per-task", "tres-per-task")
 #: Options of training programs that start a process for each GPU without a launcher.
-_STARTS_PROCESSES = names(
-    """multiprocessing_distributed dist_url nproc_per_node gpus_per_node ngpus tensor_parallel_size
-    pipeline_parallel_size tensor_parallel tp_size"""
+_STARTS_PROCESSES = STARTS_PROCESSES | names(
+    "dist_url tensor_parallel_size pipeline_parallel_size tensor_parallel tp_size"
 )
 _NOT_A_TRAINING = re.compile(
     r"eval|infer|predict|test|score|valid|serve|generat|vllm|sglang|\bray\b|preflight", re.I
@@ -184,9 +184,7 @@ def _launcher_nodes(script: Script, step: Step, geometry: Geometry) -> Iterator[
     launch = step.launch
     if launch.via != "srun" and not (script.job.nodes == 1 and not script.reaches_nodes):
         return
-    value = (
-        launch.options.get("nnodes") or launch.options.get("num_machines") or launch.options.get("num_nodes")
-    )
+    value = launch.node_count
     expected, nodes = script.number(value, geometry), geometry.nodes
     if value is None and nodes and nodes > 1 and not passes_unknown_options(script, launch):
         yield from _without_nnodes(step, nodes)

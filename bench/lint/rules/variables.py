@@ -1,16 +1,17 @@
-"""Rules about variables: undefined ones, and digits that bash reads as octal."""
+"""Rules about expansions: undefined variables, digits read as octal, and quotes that form other words."""
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from bench.findings import Edit, Remark, Severity
 from bench.lint.expansion import Unknown
 from bench.lint.rules import rule
 from bench.lint.script import Script, is_template
-from bench.lint.shell_state import Use
+from bench.lint.syntax import Part, Word
+from bench.lint.walk import Use
 
 #: Variables that Slurm sets only if one of these options is given (sbatch(1), OUTPUT ENVIRONMENT VARIABLES).
 _NEEDED_OPTIONS: dict[str, tuple[str, ...]] = {
@@ -91,6 +92,9 @@ _OCTAL = re.compile(r"(?<![\w.#])0\d*[89]\d*(?![\w.])")
 _DECIMAL = re.compile(r"\|\s*bc\b")
 _SOURCE_OF_DIGITS = re.compile(r"JOB_?ID|TASK_ID|PROCID|STEP|\bdate\b|printf|PORT|hostname", re.I)
 _DIGITS_OF_ID = re.compile(r"JOB_?ID|TASK_ID|PROCID|STEP", re.I)
+_HOST_LIST = re.compile(r"scontrol show host")
+_QUOTED_ELEMENT = re.compile(r"\(\"(\$\w+|\$\{\w+\})\"\)")
+_RUNS_TEXT = re.compile(r"-[a-z]*c\Z")
 
 
 @rule(Severity.WARNING)
@@ -149,14 +153,9 @@ def _undefined(script: Script, use: Use) -> Remark | None:
     if _caller_sets(script, name):
         return None
     unless = "unless the submitting shell exports it"
-    if assigned and all(one.line == line for one in assigned):
-        message = f"${name} is only set to its own value, so it stays empty {unless}"
-        return Remark(line, message, f"set {name} to a value before this line", Severity.INFO)
     if assigned:
-        message = (
-            f"${name} is used here, but only set later, in line {assigned[0].line}: it is empty {unless}"
-        )
-        return Remark(line, message, "set it before this line", Severity.INFO)
+        message = f"${name} is only set in line {assigned[0].line}, so it is empty here {unless}"
+        return Remark(line, message, f"set {name} to a value before this line", Severity.INFO)
     close = difflib.get_close_matches(name, script.assigned_to, n=1, cutoff=0.8)
     meant = f"; did you mean ${close[0]}?" if close else ""
     remedy = (
@@ -257,3 +256,87 @@ def _may_start_with_zero(unknown: Unknown) -> bool:
         source = unknown.source[:1000]
         return bool(_PADDED_COMMAND.search(source)) and bool(_SOURCE_OF_DIGITS.search(source))
     return unknown.op == ":" and bool(_DIGITS_OF_ID.search(unknown.name))
+
+
+@rule(Severity.ERROR)
+def node_list_in_one_element(script: Script) -> Iterator[Remark]:
+    """An array of the job's hosts has a single element, because the list is quoted.
+
+    bash splits an unquoted expansion into words, and ``("$nodes")`` makes one element of all hosts.
+    ``${nodes_array[0]}`` is then the whole list, and ``${nodes_array[1]}`` is empty.
+
+    Bad:
+        nodes=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
+        nodes_array=("$nodes")
+
+    Good:
+        nodes=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
+        nodes_array=($nodes)
+    """
+    for assigned in script.walk.assigned:
+        if not assigned.quoted or assigned.items is None:
+            continue
+        item = assigned.items[0]
+        if not _HOST_LIST.search(script.unknowns.shown(item.text)):
+            continue
+        indexed = script.mentions(re.compile(rf"\$\{{{assigned.name}\[\d"))
+        single = not indexed or (not script.job.several_nodes and "nodes" in script.job.options)
+        message = f"the quotes make one element of all hosts: ${{{assigned.name}[0]}} is the whole list"
+        match = _QUOTED_ELEMENT.search(script.line(assigned.line))
+        edit = Edit(assigned.line, match.group(), f"({match.group(1)})") if match else None
+        yield Remark(assigned.line, message, "remove the quotes", Severity.INFO if single else None, edit)
+
+
+@rule(Severity.WARNING)
+def arguments_split(script: Script) -> Iterator[Remark]:
+    """``"$@"`` within a text for ``bash -c`` passes only the first argument.
+
+    bash splits ``bash -c "train.sh $@"`` into several words: the text up to the first argument is the
+    command, and the other arguments become $0, $1 and so on of that command, which does not use them.
+
+    Bad:
+        srun bash -c "python train.py $@"
+
+    Good:
+        srun bash -c 'python train.py "$@"' bash "$@"
+    """
+    for step in script.walk.steps + [step for step in script.training if step.place.origin]:
+        for before, word in zip(step.outer.words, step.outer.words[1:], strict=False):
+            if _RUNS_TEXT.match(before.literal or "") and _splits(word):
+                message = "bash -c gets only the first argument: $@ within a text becomes several words"
+                remedy = 'write $* instead of $@, or: bash -c \'... "$@"\' bash "$@"'
+                edit = Edit(word.line, "$@", "$*") if "$@" in script.line(word.line) else None
+                yield Remark(_line_of(word.parts, word.line), message, remedy, edit=edit)
+
+
+def _splits(word: Word) -> bool:
+    return len(word.parts) > 1 and any(_is_arguments(part) for part in word.parts)
+
+
+def _is_arguments(part: Part) -> bool:
+    return part.kind == "param" and part.text == "@" and part.quoted
+
+
+def _line_of(parts: Sequence[Part], line: int) -> int:
+    return next((part.line for part in parts if _is_arguments(part)), line)
+
+
+@rule(Severity.ERROR)
+def brace_in_default(script: Script) -> Iterator[Remark]:
+    """The default ``{}`` in ``${name:-{}}`` ends at its first brace.
+
+    bash takes ``{`` as the default, and the second brace as text after the expansion. If the variable
+    is set, its value is followed by a stray brace.
+
+    Bad:
+        CONFIG="${2:-{}}"
+
+    Good:
+        EMPTY='{}'
+        CONFIG="${2:-$EMPTY}"
+    """
+    for unknown in script.unknowns:
+        if unknown.kind == "param" and unknown.op in (":-", "-") and unknown.default == "{":
+            message = f"if {unknown.name or 'the argument'} is set, a stray }} follows its value"
+            remedy = "put the braces in a variable: EMPTY='{}', and then ${...:-$EMPTY}"
+            yield Remark(unknown.line, f"{message}: the default ends at the first }}", remedy)
