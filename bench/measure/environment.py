@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from bench import __version__
 from bench.measure.nvml import pci_address
 from bench.measure.ranks import RankFacts, cores_of_nodes, hosts_of, kept_variables, ranks_outnumber_cores
-from bench.measure.torch_internals import ddp_texts, ddp_times
+from bench.measure.torch_internals import ddp_texts, unused_parameter_bytes
 
 
 @dataclass(frozen=True)
@@ -120,13 +120,11 @@ def _gpus_of_nodes(facts: Sequence[RankFacts], gpus: Sequence[Mapping[str, Any]]
 def ddp_facts(model: DistributedDataParallel) -> dict[str, Any]:
     """Return the value of ``ddp`` in env.json: what DDP does in each step beside reducing gradients.
 
-    ``unused_parameter_bytes`` is the size of the parameters that the last backward pass did not use; None if
-    DDP did not look for them. On CUDA this function waits for the device.
+    On CUDA this function waits for the device.
     """
-    unused = ddp_times(model).get("unused_parameter_size")
     return {
         "find_unused_parameters": model.find_unused_parameters,
-        "unused_parameter_bytes": unused if model.find_unused_parameters else None,
+        "unused_parameter_bytes": unused_parameter_bytes(model),
         "gradient_as_bucket_view": model.gradient_as_bucket_view,
         "static_graph": model.static_graph,
         "broadcast_buffers": model.broadcast_buffers,

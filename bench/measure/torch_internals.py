@@ -8,6 +8,7 @@ function                    interface of torch                                  
 =========================== ==================================================== ============================
 set_ddp_sample_rate         ``DDP._set_ddp_runtime_logging_sample_rate``         all parts of a step
 ddp_times, ddp_texts        ``DDP.logger._get_ddp_logging_data``                 all parts of a step; buckets
+unused_parameter_bytes      the same                                             unused parameters
 backward_callbacks          ``autograd.Variable._execution_engine``              parts in a user's loop
 group_store                 ``distributed_c10d._get_default_store``              recordings of several ranks
 count_collectives           ``ProcessGroup._get_sequence_number_for_group``      the rank that missed a call
@@ -65,6 +66,15 @@ def ddp_texts(model: DistributedDataParallel) -> Mapping[str, str]:
             texts: Mapping[str, str] = log.strs_map
             return texts
     return {}
+
+
+def unused_parameter_bytes(model: DistributedDataParallel) -> int | None:
+    """Return the size of the parameters that the last backward pass did not use; None if it is unknown.
+
+    torch 2.4 and 2.7 add up the sizes of all steps, and 2.10 does not. Before 2.10, only 0 is certain.
+    """
+    found = ddp_times(model).get("unused_parameter_size") if model.find_unused_parameters else None
+    return found if not found or torch.__version__ >= (2, 10) else None
 
 
 def _ddp_log(model: DistributedDataParallel) -> Any | None:

@@ -114,7 +114,8 @@ def test_this_release_knows_the_parameters_that_a_step_does_not_use(group):
     for _ in range(3):
         train(model)
     facts = ddp_facts(model)
-    assert (facts["find_unused_parameters"], facts["unused_parameter_bytes"]) == (True, 4 * 4)
+    known = 4 * 4 if torch.__version__ >= (2, 10) else None  # older releases add up the sizes of all steps
+    assert (facts["find_unused_parameters"], facts["unused_parameter_bytes"]) == (True, known)
 
 
 def test_this_release_ends_the_workers_of_a_loader():
