@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -271,8 +272,12 @@ class Peers:
                 reports.store_is_lost = True
 
         thread = threading.Thread(target=target, daemon=True)
-        thread.start()
-        thread.join(2 * REPORTS_TIMEOUT_S)
+        try:
+            thread.start()
+            thread.join(2 * REPORTS_TIMEOUT_S)
+        except RuntimeError:  # at exit, Python 3.12 starts no thread; the store then limits each operation
+            self._store.set_timeout(timedelta(seconds=REPORTS_TIMEOUT_S))
+            target()
         return reports
 
     def _collect(self, reports: _Reports) -> None:

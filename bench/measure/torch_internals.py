@@ -34,6 +34,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import Store, distributed_c10d  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
+from torch.torch_version import TorchVersion
 
 #: Errors of a call to an interface that is missing or has other arguments.
 _MISSING = (AttributeError, TypeError)
@@ -74,7 +75,7 @@ def unused_parameter_bytes(model: DistributedDataParallel) -> int | None:
     torch 2.4 and 2.7 add up the sizes of all steps, and 2.10 does not. Before 2.10, only 0 is certain.
     """
     found = ddp_times(model).get("unused_parameter_size") if model.find_unused_parameters else None
-    return found if not found or torch.__version__ >= (2, 10) else None
+    return found if not found or TorchVersion(torch.__version__) >= "2.10" else None
 
 
 def _ddp_log(model: DistributedDataParallel) -> Any | None:
