@@ -123,10 +123,9 @@ HELPERS = names(
     nslookup ping nc ncat ss netstat python-config deactivate stat dd df lfs beegfs-ctl
     md5sum sha256sum sha1sum diff cmp basename dirname realpath readlink mktemp seq shuf expr bc jq yq
     tmux screen watch make cmake ninja gcc g++ mount umount fusermount squashfuse dask-ssh wandb
-    huggingface-cli hf aws gsutil gcloud azcopy rclone globus uname lsmem dmesg ulimit numastat numad
-    limit mail mailx sendmail tensorboard nvidia-modprobe modprobe sysctl sshfs logger yes
-    jupyter jupyter-lab jupyter-notebook ssh-keygen
-    ssh-agent ssh-add keychain awk mawk nl vmstat iostat iotop top htop mpstat sar busybox
+    huggingface-cli hf lsb_release aws gsutil gcloud azcopy rclone globus uname lsmem dmesg
+    numastat numad limit mail mailx sendmail tensorboard nvidia-modprobe modprobe sysctl sshfs logger yes
+    jupyter jupyter-lab jupyter-notebook ssh-keygen ssh-agent ssh-add keychain awk mawk nl vmstat iostat iotop top htop mpstat sar busybox
     chronyc ntpdate tree column paste fold split rev nvidia-persistenced dcgmproftester12
     all_reduce_perf all_gather_perf reduce_scatter_perf ib_write_bw iperf3 rapidsmi continue break fg bg
     jobs disown printf getopts mapfile readarray"""

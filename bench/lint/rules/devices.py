@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from bench.findings import Edit, Remark, Severity
 from bench.lint.expansion import MARK, Value
 from bench.lint.geometry import Geometry
-from bench.lint.launch import Launch, basename
+from bench.lint.launch import HELPERS, Launch, basename
 from bench.lint.rules import rule
 from bench.lint.script import Script, starts_workers
 from bench.lint.walk import Step
@@ -272,7 +272,8 @@ def container_without_gpus(script: Script) -> Iterator[Remark]:
         runs = outer[start]
         own = [word for word in outer[start:] if word not in (launch.program, *launch.arguments)]
         unknown = [script.unknowns.shown(word.text) for word in own if MARK.fullmatch(word.text)]
-        if any("cpu" in word.lower() for word in [*words, *unknown]):
+        inspects = launch.kind != "python" and any(basename(word) in HELPERS for word in words[start + 2 :])
+        if inspects or any("cpu" in word.lower() for word in [*words, *unknown]):
             continue
         if _SEES_GPUS & set(words) or not all(_IMAGE.search(word) for word in unknown):
             continue  # a variable that is not the image may contain options

@@ -195,11 +195,8 @@ def world_size_mismatch(script: Script) -> Iterator[Remark]:
             size, ntasks = script.number(assigned.value, geometry), geometry.ntasks
             if size and ntasks and geometry.tasks_per_node != 1 and size != ntasks and not step.launch.opaque:
                 message = f"WORLD_SIZE is {size}, but srun starts {ntasks} processes"
-                edit = Edit(assigned.line, "$SLURM_NTASKS_PER_NODE", "$SLURM_NTASKS")
-                fits = edit.old in script.line(assigned.line) and f"{edit.old} *" not in script.line(
-                    assigned.line
-                )
-                yield Remark(
-                    assigned.line, message, "write WORLD_SIZE=$SLURM_NTASKS", edit=edit if fits else None
-                )
+                remedy = "write WORLD_SIZE=$SLURM_NTASKS"
+                edit = Edit(assigned.line, "=$SLURM_NTASKS_PER_NODE", "=$SLURM_NTASKS")
+                fits = script.line(assigned.line).endswith(edit.old)
+                yield Remark(assigned.line, message, remedy, edit=edit if fits else None)
                 break
