@@ -113,22 +113,21 @@ HELPER_MODULES = names(
 #: Programs that inspect the nodes, copy data or wait: they are not the training program.
 HELPERS = names(
     """hostname echo printf mkdir rm rmdir cp mv ls cat tar rsync scp sleep true false date env printenv
-    ulimit nvcc module ml pip pip3 ip ifconfig ibstat ibstatus ibv_devinfo lscpu lstopo lspci free df du
-    touch chmod chown ln find sed awk gawk grep egrep head tail sort uniq wc tr cut tee xz gzip gunzip
-    zip unzip 7z zstd pigz wget curl aria2c git scontrol squeue sinfo sacct sacctmgr scancel sbatch
-    salloc sbcast sattach sstat sprio sview strigger nvidia-smi nvidia-cuda-mps-control rocm-smi amd-smi
-    rocminfo nvtop dcgmi gpustat hwloc-ls which whereis whoami id uptime ps pkill kill killall nproc
-    lsof sync test [ [[ : cd pushd popd pwd export set unset source . eval trap wait exit return shift
-    read local declare typeset readonly let alias unalias type hash ulimit umask shopt getent host dig
-    nslookup ping nc ncat ss netstat python-config deactivate stat dd df lfs beegfs-ctl
-    md5sum sha256sum sha1sum diff cmp basename dirname realpath readlink mktemp seq shuf expr bc jq yq
-    tmux screen watch make cmake ninja gcc g++ mount umount fusermount squashfuse dask-ssh wandb
-    huggingface-cli hf lsb_release aws gsutil gcloud azcopy rclone globus uname lsmem dmesg
-    numastat numad limit mail mailx sendmail tensorboard nvidia-modprobe modprobe sysctl sshfs logger yes
-    jupyter jupyter-lab jupyter-notebook ssh-keygen ssh-agent ssh-add keychain awk mawk nl vmstat iostat iotop top htop mpstat sar busybox
-    chronyc ntpdate tree column paste fold split rev nvidia-persistenced dcgmproftester12
-    all_reduce_perf all_gather_perf reduce_scatter_perf ib_write_bw iperf3 rapidsmi continue break fg bg
-    jobs disown printf getopts mapfile readarray"""
+    ulimit nvcc module ml pip pip3 ip ifconfig ibstat ibstatus ibv_devinfo lscpu lstopo lspci free df du touch
+    chmod chown ln find sed awk gawk grep egrep head tail sort uniq wc tr cut tee xz gzip gunzip zip unzip
+    7z zstd pigz wget curl aria2c git scontrol squeue sinfo sacct sacctmgr scancel sbatch salloc sbcast
+    sattach sstat sprio sview strigger nvidia-smi nvidia-cuda-mps-control rocm-smi amd-smi rocminfo nvtop
+    dcgmi gpustat hwloc-ls which whereis whoami id uptime ps pkill kill killall nproc lsof sync test [ [[ :
+    cd pushd popd pwd export set unset source . eval trap wait exit return shift read local declare typeset
+    readonly let alias unalias type hash umask shopt getent host dig nslookup ping nc ncat ss netstat
+    python-config deactivate stat dd lfs beegfs-ctl md5sum sha256sum sha1sum diff cmp basename dirname
+    realpath readlink mktemp seq shuf expr bc jq yq tmux screen watch make cmake ninja gcc g++ mount umount
+    fusermount squashfuse dask-ssh wandb huggingface-cli hf lsb_release aws gsutil gcloud azcopy rclone
+    globus uname lsmem dmesg numastat numad limit mail mailx sendmail tensorboard nvidia-modprobe modprobe
+    sysctl sshfs logger yes jupyter jupyter-lab jupyter-notebook ssh-keygen ssh-agent ssh-add keychain mawk
+    nl vmstat iostat iotop top htop mpstat sar busybox chronyc ntpdate tree column paste fold split rev
+    nvidia-persistenced dcgmproftester12 all_reduce_perf all_gather_perf reduce_scatter_perf ib_write_bw
+    iperf3 rapidsmi continue break fg bg jobs disown getopts mapfile readarray"""
 )
 
 #: Names of Python programs that prepare data or inspect the system instead of training.
