@@ -1,20 +1,26 @@
-"""A user's training script with one planted cause of lost time, for campaign_causes.py.
+"""A user's training script with planted causes of lost time, for campaign_causes.py.
 
-    python planted_training.py KIND AMOUNT PLANTED BATCH_PER_RANK
+    python planted_training.py KIND[+KIND] AMOUNT[+AMOUNT] PLANTED BATCH_PER_RANK
 
 The training mostly sleeps, so that ranks do not compete for cores. AMOUNT is in seconds per step; for
 ``metrics`` and ``gather`` it is a number of collectives, for ``no-sync`` the gradients in MiB, for ``unused``
-a number of layers. With PLANTED 0, the training is the same without the cause.
+a number of layers, for ``grad-strides`` the width of a layer. With PLANTED 0, the training is the same
+without the causes.
+
+Each rank writes ``planted<rank>.json``: the median time of a step and of each cause in it, in seconds, on its
+own clock. A sleep takes longer than asked for on a busy machine, so the amount alone is not the truth.
 """
 
 from __future__ import annotations
 
 import itertools
+import json
 import os
+import statistics
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +33,7 @@ from bench.record import Recorder
 
 #: Seconds of forward and backward of a rank, and steps of the training (more than the recorder needs).
 FORWARD_S, BACKWARD_S = 0.02, 0.03
-STEPS, ACCUMULATED = 60, 4
+STEPS, WARM_UP, ACCUMULATED = 45, 5, 4
 WIDTH = 32
 
 
@@ -65,22 +71,24 @@ class Network(nn.Module):
         return found
 
 
-class Convolution(nn.Module):
-    """A convolution of one pixel in channels_last, whose gradients have other strides than DDP's buckets."""
+class Wide(nn.Module):
+    """One layer with a large weight."""
 
-    def __init__(self, *, forward_s: float, backward_s: float, strided: bool) -> None:
+    def __init__(self, *, forward_s: float, backward_s: float, width: int) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(1024, 1024, 1, bias=False)
-        self.forward_s, self.backward_s, self.strided = forward_s, backward_s, strided
+        self.layer = nn.Linear(width, width, bias=False)
+        self.width, self.forward_s, self.backward_s = width, forward_s, backward_s
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Sleep, then return the output."""
         time.sleep(self.forward_s)
-        images = inputs.sum() + torch.ones(2, 1024, 2, 2)
-        if self.strided:
-            images = images.contiguous(memory_format=torch.channels_last)
-        found: Tensor = Nap.apply(self.conv(images), self.backward_s)  # type: ignore[no-untyped-call]
+        rows = inputs.sum() + torch.ones(1, self.width)
+        found: Tensor = Nap.apply(self.layer(rows), self.backward_s)  # type: ignore[no-untyped-call]
         return found
+
+    def transpose(self) -> None:
+        """Give the weight other strides, which its gradients will have as well."""
+        self.layer.weight.data = self.layer.weight.data.t().contiguous().t()
 
 
 class SlowSgd(torch.optim.SGD):
@@ -92,13 +100,6 @@ class SlowSgd(torch.optim.SGD):
         """Sleep, then update."""
         time.sleep(self.nap_s)
         return super().step(closure)
-
-
-def batches(nap_s: float) -> Iterator[Tensor]:
-    """Yield batches, each after ``nap_s`` seconds."""
-    for _ in range(STEPS):
-        time.sleep(nap_s)
-        yield torch.ones(4, WIDTH)
 
 
 def save_checkpoint(model: nn.Module, nap_s: float) -> None:
@@ -154,71 +155,102 @@ def slow_backend(nap_s: float) -> Any:
     return compile_graph
 
 
-def burn(seconds: float) -> None:
-    """Use ``seconds`` of CPU time."""
-    end = time.process_time() + seconds
+def burn(seconds: float) -> float:
+    """Use ``seconds`` of CPU time; return for how long this process waited for a core."""
+    began, end = time.perf_counter(), time.process_time() + seconds
     while time.process_time() < end:
         pass
+    return time.perf_counter() - began - seconds
 
 
 class Training:
     """The training of one rank.
 
     Attributes:
-        kind: name of the planted cause.
-        amount: seconds per step, or a number; 0 if nothing is planted.
+        amounts: by planted cause, seconds per step or a number; 0 if it is not planted.
+        given: the same, also if nothing is planted.
         batch: samples per step of this rank.
+        spent_s: by planted cause, its time in each step.
     """
 
-    def __init__(self, kind: str, amount: float, *, planted: bool, batch: int) -> None:
-        self.kind, self.planted, self.batch = kind, planted, batch
-        self.given, self.amount = amount, amount * planted
+    def __init__(self, given: dict[str, float], *, planted: bool, batch: int) -> None:
+        self.given, self.planted, self.batch = given, planted, batch
+        self.amounts = {kind: amount * planted for kind, amount in given.items()}
         self.rank = dist.get_rank()
         self.is_late = self.rank == dist.get_world_size() - 1 > 0
-        if kind == "late-node":
+        if "late-node" in given:
             self.is_late = os.environ.get("SLURMD_NODENAME") == "n2"
-        self.passes = ACCUMULATED if kind == "no-sync" else 1
+        self.passes = ACCUMULATED if "no-sync" in given else 1
+        self.spent_s: dict[str, list[float]] = {kind: [] for kind in given}
 
     def nap_s(self, *kinds: str) -> float:
-        """Return the planted seconds if the kind is one of these; a late rank has them alone."""
-        here = self.kind in kinds and (self.is_late or not self.kind.startswith("late-"))
-        return self.amount if here else 0.0
+        """Return the planted seconds of these causes; a late rank has them alone."""
+        own = [kind for kind in kinds if self.is_late or not kind.startswith("late-")]
+        return sum(self.amounts.get(kind, 0.0) for kind in own)
+
+    @contextmanager
+    def timed(self, kind: str) -> Iterator[None]:
+        """Record the time of a planted cause."""
+        began = time.perf_counter()
+        yield
+        self.spent_s[kind].append(time.perf_counter() - began)
 
     def times(self) -> tuple[float, float]:
         """Return the seconds of forward and backward in a step."""
         both_s = self.nap_s("late-node") / 2
         forward_s = FORWARD_S + self.nap_s("late-forward") + both_s
         backward_s = BACKWARD_S + self.nap_s("late-backward") + both_s
-        if self.kind == "uneven-split" and self.is_late and self.planted:
-            more = round(self.batch * (1 + self.amount / (forward_s + backward_s))) / self.batch
+        if self.amounts.get("uneven-split") and self.is_late:
+            more = self.batch * (1 + self.amounts["uneven-split"] / (forward_s + backward_s))
+            more = round(more) / self.batch
             self.batch = round(self.batch * more)
             return forward_s * more, backward_s * more
-        if self.kind in ("unused", "grad-strides"):
+        if {"unused", "grad-strides"} & self.given.keys():
             # What DDP does for them is short, so the rest of the step is short as well.
-            return forward_s / 20, backward_s / 20
-        if self.kind == "strong":
-            return forward_s * self.batch / 16 + self.amount, backward_s * self.batch / 16
+            return 0.0, 0.0
+        if "strong" in self.given:
+            return forward_s * self.batch / 16 + self.amounts["strong"], backward_s * self.batch / 16
         return forward_s, backward_s
 
     def model(self) -> DistributedDataParallel:
         """Return the model in DDP."""
         forward_s, backward_s = (seconds / self.passes for seconds in self.times())
-        if self.kind == "grad-strides":
-            convolution = Convolution(forward_s=forward_s, backward_s=backward_s, strided=self.planted)
-            return DistributedDataParallel(convolution)
-        layers = int(self.given) if self.kind == "unused" else 2
-        rows = int(self.given * 2**20 / WIDTH / 4) if self.kind == "no-sync" else 1
+        if "grad-strides" in self.given:
+            wide = Wide(forward_s=forward_s, backward_s=backward_s, width=int(self.given["grad-strides"]))
+            model = DistributedDataParallel(wide)
+            if self.planted:
+                wide.transpose()
+            return model
+        layers = int(self.given.get("unused", 2))
+        rows = int(self.given.get("no-sync", 0) * 2**20 / WIDTH / 4) or 1
         module = Network(forward_s=forward_s, backward_s=backward_s, layers=layers, rows=rows)
-        if self.kind == "one-core":
-            module.register_forward_pre_hook(lambda *_: burn(self.given))
-        elif self.kind == "recompile":
+        for kind in {"one-core", "overlap"} & self.given.keys():
+            module.register_forward_pre_hook(lambda *_, kind=kind: self.burn(kind))
+        if "recompile" in self.given:
             # Lengths that change in every step.
             torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = 1000
-            backend = slow_backend(self.amount)
-            compiled = torch.compile(lambda inputs: inputs * 2, backend=backend, dynamic=False)
-            lengths = itertools.count(1)
-            module.register_forward_pre_hook(lambda *_: (compiled(torch.ones(next(lengths))), None)[1])
-        return DistributedDataParallel(module, find_unused_parameters=self.kind == "unused" and self.planted)
+            backend = slow_backend(self.amounts["recompile"])
+            self.compiled = torch.compile(lambda inputs: inputs * 2, backend=backend, dynamic=False)
+            self.lengths = itertools.count(1)
+            module.register_forward_pre_hook(lambda *_: self.recompile())
+        searches = "unused" in self.given and self.planted
+        return DistributedDataParallel(module, find_unused_parameters=searches)
+
+    def burn(self, kind: str) -> None:
+        """Use CPU time, and record for how long this rank waited for a core."""
+        self.spent_s[kind].append(burn(self.given[kind]))
+
+    def recompile(self) -> None:
+        """Call a compiled function with a new length."""
+        with self.timed("recompile"):
+            self.compiled(torch.ones(next(self.lengths) if self.planted else 1))
+
+    def batches(self) -> Iterator[Tensor]:
+        """Yield batches, each after the planted time."""
+        for _ in range(STEPS):
+            with self.timed("loader") if self.amounts.get("loader") else nullcontext():
+                time.sleep(self.nap_s("loader", "late-loader"))
+            yield torch.ones(4, WIDTH)
 
     def run(self) -> None:
         """Train until the recorder has the requested windows."""
@@ -226,15 +258,26 @@ class Training:
         optimizer = SlowSgd(model.parameters(), lr=1e-6)
         optimizer.nap_s = self.nap_s("late-optimizer")
         recorder = Recorder(model)
-        for inputs in recorder.batches(batches(self.nap_s("loader", "late-loader"))):
+        starts = []
+        for inputs in recorder.batches(self.batches()):
             with recorder.step(samples=self.batch):
+                starts.append(time.perf_counter())
                 optimizer.zero_grad()
-                if self.nap_s("augmentation"):
-                    inputs = augment(inputs, self.amount)
+                if self.amounts.get("augmentation"):
+                    with self.timed("augmentation"):
+                        inputs = augment(inputs, self.amounts["augmentation"])
                 loss = self.gradients(model, inputs)
                 optimizer.step()
                 self.after(model, loss)
         recorder.close()
+        self.write(starts)
+
+    def write(self, starts: Sequence[float]) -> None:
+        """Write the median times of a step."""
+        steps = [after - before for before, after in itertools.pairwise(starts[WARM_UP:])]
+        spent = {kind: statistics.median(one[WARM_UP:]) for kind, one in self.spent_s.items() if one}
+        content = {"step_s": statistics.median(steps), "spent_s": spent}
+        Path(os.environ["BENCH_RUN_DIR"], f"planted{self.rank}.json").write_text(json.dumps(content))
 
     def gradients(self, model: DistributedDataParallel, inputs: Tensor) -> Tensor:
         """Compute the gradients of a step."""
@@ -246,27 +289,27 @@ class Training:
 
     def after(self, model: DistributedDataParallel, loss: Tensor) -> None:
         """Do what follows the optimizer in a step."""
-        if not self.planted:
-            return
-        if self.kind == "checkpoint" and self.rank == 0:
-            save_checkpoint(model, self.amount)
-        elif self.kind == "logging":
-            log(loss, self.amount)
-        elif self.kind == "metrics":
-            reduce_metrics(loss, int(self.amount))
-        elif self.kind == "gather":
-            gather_losses(loss, int(self.amount))
-        elif self.kind == "validation" and self.rank == 0:
-            validate(model.module, self.amount)
+        actions: dict[str, Callable[[float], object]] = {
+            "logging": lambda amount: log(loss, amount),
+            "checkpoint": lambda amount: save_checkpoint(model, amount),
+            "validation": lambda amount: validate(model.module, amount),
+            "metrics": lambda amount: reduce_metrics(loss, int(amount)),
+            "gather": lambda amount: gather_losses(loss, int(amount)),
+        }
+        for kind, action in actions.items():
+            if self.amounts.get(kind) and (self.rank == 0 or kind not in ("checkpoint", "validation")):
+                with self.timed(kind):
+                    action(self.amounts[kind])
 
 
 def main() -> None:
     """Train with the words of the command line."""
-    kind, amount, planted, batch = sys.argv[1:]
-    if kind == "one-core" and planted == "1":
+    kinds, amounts, planted, batch = sys.argv[1:]
+    given = dict(zip(kinds.split("+"), map(float, amounts.split("+")), strict=True))
+    if "one-core" in given and planted == "1":
         os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
     dist.init_process_group("gloo")
-    Training(kind, float(amount), planted=planted == "1", batch=int(batch)).run()
+    Training(given, planted=planted == "1", batch=int(batch)).run()
     dist.destroy_process_group()
 
 
