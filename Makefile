@@ -17,7 +17,7 @@ help:
 	@echo "make gpu        on a machine with a GPU: its tests and measurements, in at most 8 minutes"
 	@echo "make campaign   kill bench submit 50 times on the test cluster, cause every fault, check intervals by simulation"
 	@echo "make slow-nodes  count false alarms about slow nodes in simulated studies"
-	@echo "make campaign-causes  plant causes of lost time in a script, and check which are named (an hour)"
+	@echo "make campaign-causes  plant causes of lost time in a script, and check which are named (25 minutes)"
 	@echo "make campaign-disturbed  disturb runs on the test cluster, and check which runs are called disturbed"
 	@echo "make campaign-links  measure links of random rates on the test cluster with the default settings"
 	@echo "make campaign-preflight  check on the test cluster and by simulation that bench preflight finds slow nodes and links"

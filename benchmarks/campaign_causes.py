@@ -139,7 +139,7 @@ axes: {nodes: [4], tasks_per_node: [1], backend: [gloo]}
 scaling: [{mode: weak, per_gpu_batch: [4]}]
 workload:
   {device: cpu, model: mlp, parameters: 250k, steps_per_epoch: 5, attribution_steps: 4, epochs: 1,
-   warmup_steps: 3, probe_steps: 0, sweep_time: 4}
+   warmup_steps: 3, probe_steps: 0, sweep_time: 5}
 repeats: 1
 """
 #: A job of someone else on the nodes of the study.

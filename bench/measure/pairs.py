@@ -109,7 +109,7 @@ class _Buffers:
         return arrived
 
 
-_REPEATS = 3
+_REPEATS = 5
 #: Time of one exchange, and the largest message.
 _EXCHANGE_S = 0.2
 _MAX_BYTES = 64 * 2**20

@@ -203,7 +203,7 @@ SCHEMA = 1
 #: The fraction of the free memory that probes may use.
 _SHARE_OF_FREE = 0.8
 #: The exchange between neighbours takes at most about this fraction of the time of the sweep.
-_NEIGHBOURS_SHARE = 0.3
+_NEIGHBOURS_SHARE = 0.5
 
 
 class Probes:

@@ -69,7 +69,7 @@ def test_adjacent_nodes_exchange_messages_in_both_directions(run_ranks):
         (a, b) for a in ("n1", "n2", "n3") for b in ("n1", "n2", "n3") if a != b
     }
     for pair in found["pairs"]:
-        assert 1 <= len(pair["bytes_per_s"]) <= 3
+        assert 1 <= len(pair["bytes_per_s"]) <= 5
         assert min(pair["bytes_per_s"]) > 0
     assert found["bytes"] >= 2**20
     assert found["seconds"] > 0
