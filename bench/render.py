@@ -117,8 +117,11 @@ class Renderer:
         """Return a shape's script as a list of pieces: literal text and names of values alternate."""
         matrix, cluster = self.matrix, self.matrix.cluster
         submitted, binding = cluster.executor == "slurm", cluster.binding("cpu_bind")
-        template = self._environment.get_template(_template_name(cluster, shape))
+        name = f"{shape.launcher}.sbatch.j2" if submitted else f"{cluster.executor}.sh.j2"
+        template = self._environment.get_template(name)
         marked = {name: f"{_MARK}{name}{_MARK}" for name in _VALUES}
+        # The cores of a step with one task per node; the job's tasks have as many.
+        node_task_cpus = marked["cpus_per_node"] if shape.launcher == "torchrun" else str(self._cores)
         text = template.render(
             marked,
             title=f"Study {matrix.study}: one cell of its matrix.",
@@ -132,7 +135,7 @@ class Renderer:
             command=shape.command,
             records=shape.records,
             samples=shape.command and not shape.records,
-            node_task_cpus=_node_task_cpus(shape, self._cores),
+            node_task_cpus=node_task_cpus,
             program=_program(shape),
             step_gpus=f" {gpu_option(cluster)}{_MARK}ranks_per_node_max{_MARK}" * (shape.device == "cuda"),
             cpus=self._cores,
@@ -239,15 +242,6 @@ def _program(shape: _Shape) -> str:
         return '"${command[@]}"' if shape.launcher == "torchrun" else _WITH_RANK_VARIABLES
     program = '-m bench.workload "${workload[@]}"'
     return program if shape.launcher == "torchrun" else f'"$python" {program}'
-
-
-def _node_task_cpus(shape: _Shape, cores: int) -> str:
-    """Return the cores of a step with one task per node; the job's tasks have as many."""
-    return f"{_MARK}cpus_per_node{_MARK}" if shape.launcher == "torchrun" else str(cores)
-
-
-def _template_name(cluster: Cluster, shape: _Shape) -> str:
-    return f"{shape.launcher}.sbatch.j2" if cluster.executor == "slurm" else f"{cluster.executor}.sh.j2"
 
 
 #: Workload options that also control the recorder in a command.

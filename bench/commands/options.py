@@ -16,7 +16,7 @@ from bench.executors import executor_for
 from bench.executors.base import save_states
 from bench.matrix.cell import Cell, Run, value_text
 from bench.slurm.client import SlurmUnavailableError
-from bench.study.layout import StudyFolder, latest_first, results_root, studies
+from bench.study.layout import StudyFolder, latest_first, studies
 from bench.study.ledger import RunRecord, RunState
 from bench.study.plan_json import PlannedStudy, open_study
 from bench.units import parse_duration_s
@@ -92,7 +92,7 @@ def parse_duration_option(option: str, text: str) -> int:
 
 def results_folder(results: Path | None) -> Path:
     """Return the folder of all studies."""
-    return results if results is not None else results_root()
+    return results if results is not None else Path("results")
 
 
 def find_study(name: str | None, results: Path | None) -> StudyFolder:

@@ -17,7 +17,7 @@ from bench.matrix.cell import Run
 from bench.slurm.client import SlurmMissingError, SlurmUnavailableError
 from bench.study.ledger import HaltWatch, RunRecord, RunState
 from bench.study.plan_json import PlannedStudy
-from bench.study.verify import Verification, verify_run
+from bench.study.verify import verify_run
 from bench.units import count, human_duration
 
 T = TypeVar("T")
@@ -233,7 +233,9 @@ def canary_passes(
     record = _wait_for_end(executor, canary, patience)
     verdict = verify_run(planned.folder.attempt(record.run_id, record.attempt).path)
     if not verdict.passed:
-        _show_failure(verdict, canary)
+        for check in verdict.failures:
+            say(f"  {check}")
+        say(f"the canary {canary.run_id} did not pass: nothing else was submitted")
     return verdict.passed
 
 
@@ -255,9 +257,3 @@ def _wait_for_end(executor: Executor, run: Run, patience: Patience) -> RunRecord
             return record
         say_stuck(said, [record])
         time.sleep(POLL_S)
-
-
-def _show_failure(verdict: Verification, canary: Run) -> None:
-    for check in verdict.failures:
-        say(f"  {check}")
-    say(f"the canary {canary.run_id} did not pass: nothing else was submitted")

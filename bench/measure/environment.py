@@ -80,7 +80,9 @@ def shared_environment(
         "cuda": torch.version.cuda,
         "nccl": nccl_version(),
         "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else facts[0].cpu_model,
-        "device_memory_bytes": _memory_bytes(device),
+        "device_memory_bytes": (
+            int(torch.cuda.get_device_properties(device).total_memory) if device.type == "cuda" else None
+        ),
         "device": device.type,
         "backend": backend,
         "world_size": world_size,
@@ -98,11 +100,6 @@ def shared_environment(
         "threads_per_rank": threads,
         **kept_variables(env),
     }
-
-
-def _memory_bytes(device: torch.device) -> int | None:
-    """Return the memory of a GPU; None for a CPU, whose memory belongs to the host."""
-    return int(torch.cuda.get_device_properties(device).total_memory) if device.type == "cuda" else None
 
 
 def _gpus_of_nodes(facts: Sequence[RankFacts], gpus: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

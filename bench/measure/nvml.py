@@ -122,7 +122,8 @@ def gpu_facts() -> dict[str, Any]:
     over NVLink. ``numa_node`` and ``local_cpus`` are the NUMA node and the cores next to the GPU. UUIDs are
     not included.
     """
-    gpus = {index: open_gpu(index) for index in range(_device_count())}
+    devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    gpus = {index: open_gpu(index) for index in range(devices)}
     return {
         "driver": _driver_version(),
         "gpus": [_facts(index, gpu, gpus) for index, gpu in gpus.items()],
@@ -202,10 +203,6 @@ def _driver_version() -> str | None:
         with suppress(library.NVMLError):
             return str(library.nvmlSystemGetDriverVersion())
     return None
-
-
-def _device_count() -> int:
-    return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 def _read(gpu: Gpu | None, name: str, *arguments: Any) -> Any | None:

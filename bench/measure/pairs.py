@@ -44,17 +44,13 @@ def exchange_steps(
     buffers = _Buffers(count, device)
     rates: dict[int, float] = {}
     for step in steps:
-        partner = _partner(step, me)
+        partner = next((b if a == me else a for a, b in step if me in (a, b)), None)
         if partner is None or partner in rates:
             continue
         if not buffers.agree(partner, time.monotonic() < deadline):
             continue
         rates[partner] = buffers.rate(partner, seconds)
     return rates
-
-
-def _partner(step: Sequence[tuple[int, int]], me: int) -> int | None:
-    return next((b if a == me else a for a, b in step if me in (a, b)), None)
 
 
 class _Buffers:

@@ -43,7 +43,7 @@ from bench.measure.transport import (
 from bench.record.attribution import find_ddp
 from bench.study.files import write_json
 from bench.study.layout import RunFolder
-from bench.study.run_json import SampledStep, read_run, script_sha256, script_warning
+from bench.study.run_json import read_run, script_sha256, script_warning
 
 _MINIMA = {"warmup_steps": 3, "steps_per_epoch": 1, "attribution_steps": 0, "epochs": 1}
 _TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
@@ -201,10 +201,6 @@ class Session:
                 folder=self._folder,
             )
             self.exchange.post("transport", traces)
-
-    def post_sample(self, sample: SampledStep) -> None:
-        """Send this rank's sampled step to the store."""
-        self.exchange.post("sample", asdict(sample))
 
     def write(self, *, is_last: bool = False) -> None:
         """On rank 0, write the epochs that are complete on all ranks.

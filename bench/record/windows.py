@@ -21,7 +21,7 @@ import sysconfig
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType
@@ -343,7 +343,7 @@ class Windows:
         sample = None if self._sampler is None else self._sampler.stop(self._session.launch.rank)
         if sample is not None:
             self._sampler = None
-            self._session.post_sample(sample)
+            self._session.exchange.post("sample", asdict(sample))
 
     def _prepare_window(self) -> None:
         """Write files and sample conditions, which delays this rank; the next step synchronises the ranks."""

@@ -383,7 +383,7 @@ def classify(rows: Sequence[AccountingRow]) -> JobStatus | None:
         signal=signal_name(number) if number else None,
         submitted=_earliest(a.job.submitted for a in last),
         started=_earliest(a.started for a in last),
-        ended=_latest(a.job.ended for a in last) if state.ended else None,
+        ended=max(filter(None, (a.job.ended for a in last)), default=None) if state.ended else None,
         hosts=",".join(a.job.hosts for a in last if a.job.hosts),
         restarts=restarts,
         stuck=state is RunState.QUEUED and will_not_start(gravest.job.reason),
@@ -546,7 +546,3 @@ def _exit_code(job: AccountingRow, steps: Sequence[AccountingRow]) -> int | None
 
 def _earliest(times: Iterable[datetime | None]) -> datetime | None:
     return min((time for time in times if time is not None), default=None)
-
-
-def _latest(times: Iterable[datetime | None]) -> datetime | None:
-    return max((time for time in times if time is not None), default=None)

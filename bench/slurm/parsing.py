@@ -377,7 +377,7 @@ def expand_hosts(text: str) -> tuple[str, ...]:
     hosts: list[str] = []
     if text.count("[") != text.count("]"):
         return ()
-    for item in _split_hosts(text):
+    for item in re.findall(r"(?:[^,\[]++|\[[^\]]*+\])++", text[:10_000]):
         expanded = [""]
         for piece in re.split(r"(\[[^\]]*\])", item):
             choices = _numbers(piece[1:-1]) if piece.startswith("[") else [piece]
@@ -388,10 +388,6 @@ def expand_hosts(text: str) -> tuple[str, ...]:
         if len(hosts) > _MAX_HOSTS or "$" in item or "<" in item or "{" in item:
             return ()
     return tuple(host for host in hosts if host)
-
-
-def _split_hosts(text: str) -> list[str]:
-    return re.findall(r"(?:[^,\[]++|\[[^\]]*+\])++", text[:10_000])
 
 
 def _numbers(ranges: str) -> list[str]:

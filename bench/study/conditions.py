@@ -111,11 +111,8 @@ def read_disturbances(run: Mapping[str, Any]) -> tuple[Disturbance, ...] | None:
     found = run.get("disturbed")
     if not isinstance(found, list):
         return None
-    return tuple(_disturbance(entry) for entry in found if _is_known(entry))
-
-
-def _is_known(entry: Any) -> bool:
-    return isinstance(entry, dict) and entry.get("reason") in list(Reason)
+    known = (one for one in found if isinstance(one, dict) and one.get("reason") in list(Reason))
+    return tuple(map(_disturbance, known))
 
 
 def _disturbance(entry: Mapping[str, Any]) -> Disturbance:

@@ -17,7 +17,6 @@ A run is described by its ``run.json``; its properties are never parsed from fol
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -168,11 +167,6 @@ class StudyFolder:
     def attempt(self, run_id: str, attempt: int) -> RunFolder:
         """Return the folder of an attempt of a run; ``attempt`` counts from 1."""
         return RunFolder(Path(f"{self.path}/runs/{run_id}/attempt-{attempt}"))
-
-
-def results_root() -> Path:
-    """Return the folder that contains all studies: ``$BENCH_RESULTS``, by default ``results``."""
-    return Path(os.environ.get("BENCH_RESULTS") or "results")
 
 
 def studies(root: Path) -> Iterator[StudyFolder]:

@@ -226,7 +226,8 @@ def _metrics_checks(folder: RunFolder, cell: dict[str, Any]) -> Iterator[Check]:
 
 
 def _throughput_check(rows: list[dict[str, str]]) -> Check:
-    bad = _epochs(row for row in rows if not _is_positive(row.get("throughput_samples_per_sec")))
+    rates = ((row, row.get("throughput_samples_per_sec")) for row in rows)
+    bad = _epochs(row for row, rate in rates if not (_is_finite(rate) and float(rate or 0) > 0))
     found = f"not a positive number in epoch {bad}" if bad else "positive in every epoch"
     return Check("throughput", not bad, found, "a positive number in every epoch")
 
@@ -253,7 +254,3 @@ def _is_finite(text: Any) -> bool:
         return math.isfinite(float(text))
     except (TypeError, ValueError):
         return False
-
-
-def _is_positive(text: Any) -> bool:
-    return _is_finite(text) and float(text) > 0

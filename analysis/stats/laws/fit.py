@@ -143,10 +143,6 @@ class Points:
         """Number of runs."""
         return int(self.n.sum())
 
-    def without_last(self) -> Points:
-        """Return the points without the largest size."""
-        return Points(self.ranks[:-1], self.n[:-1], self.mean[:-1], self.scatter, self.spare)
-
 
 @dataclass(frozen=True)
 class Fitted:
@@ -310,7 +306,8 @@ def _aicc(squares: float, *, runs: int, parameters: int) -> float:
 
 def _leave_last_error(law: Law, points: Points) -> float:
     """Return predicted / measured - 1 at the largest size, for the law fitted to all other sizes."""
-    theta = _solve(law, points.without_last())
+    smaller = Points(points.ranks[:-1], points.n[:-1], points.mean[:-1], points.scatter, points.spare)
+    theta = _solve(law, smaller)
     if theta is None:
         return math.nan
     predicted = float(law.curve(theta, points.ranks[-1:])[0])
