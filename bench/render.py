@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import jinja2
 
 from bench.matrix.cell import Cell
-from bench.matrix.field_types import SRUN_KEYS, key_of_word
+from bench.matrix.field_types import SRUN_KEYS, key_of_word, srun_option
 from bench.matrix.schema import Cluster, Container, Matrix
 from bench.matrix.workload import command_values, quote, shell_word, task_words, to_arguments, torchrun_words
 from bench.shipped import shipped
@@ -306,7 +306,7 @@ def gpu_option(cluster: Cluster) -> str:
 
 def _matrix_options(cluster: Cluster, *, device: str) -> list[str]:
     """Return the options that the matrix adds to srun."""
-    keys = [(key, form.option, getattr(cluster, key)) for key, form in SRUN_KEYS.items()]
+    keys = [(key, srun_option(key), getattr(cluster, key)) for key in SRUN_KEYS]
     given = [(key, option, value) for key, option, value in keys if value is not None]
     words = [f"--{option}={value}" for key, option, value in given if key != "gpu_bind" or device == "cuda"]
     return [quote(word) for word in [*words, *cluster.srun_options]]
@@ -322,7 +322,7 @@ def _container_options(container: Container | None) -> list[str]:
 
 
 def _lines(words: Sequence[str]) -> str:
-    """Return the words of a command, each on a line of its own in the script."""
+    """Return the words of a command, with one word per line of the script."""
     return "".join(f" \\\n  {word}" for word in words)
 
 

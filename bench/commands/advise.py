@@ -248,7 +248,7 @@ class Queue:
             remark = (
                 f"{jobs} consecutive jobs: the partition's limit is {limit}; only the first wait is counted"
             )
-        # The options override the script's own directives; a predicted size has no script of its own.
+        # The options override the directives of the script; a predicted size has no script.
         options = [f"--nodes={nodes}", f"--time={slurm_time(asked_s)}"]
         now = datetime.now(UTC)
         try:

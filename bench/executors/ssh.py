@@ -224,7 +224,11 @@ class SshExecutor(SerialExecutor):
         if host.host not in self._addresses:
             self._addresses[host.host] = host.address or ssh_hosts.address_of(host.host)
         address = self._addresses[host.host]
-        if not HOST_ADDRESS.fullmatch(address) or address == "localhost" or address.startswith("127."):
+        if (
+            not HOST_ADDRESS.pattern.fullmatch(address)
+            or address == "localhost"
+            or address.startswith("127.")
+        ):
             what = f"{host.host} has the address {address}, which other hosts cannot reach"
             entry = f"{{host: {host.host}, address: ADDRESS}}"
             raise HostError(host.host, what, remedy=f"use {entry} in cluster.hosts")
@@ -259,7 +263,7 @@ def _outcome(
 def _host_name(connection: Connection) -> str:
     """Return the host name that the ranks of a host report; the configured name if it is not valid."""
     name = connection.ready[2] if connection.ready else ""
-    return name if HOST_ADDRESS.fullmatch(name) else connection.host.rpartition("@")[2]
+    return name if HOST_ADDRESS.pattern.fullmatch(name) else connection.host.rpartition("@")[2]
 
 
 def _user() -> str:

@@ -229,17 +229,17 @@ def split_line(value: str, *, kind: str) -> list[str]:
         raise ValueError(f"{error}; each entry must be {kind}") from None
 
 
-class _Form(NamedTuple):
-    """The values that an option of srun accepts: as a pattern, and in words for messages."""
+class Form(NamedTuple):
+    """The allowed texts of a value: as a pattern, and in words for messages."""
 
-    option: str
+    what: str
     pattern: re.Pattern[str]
     allowed: str
 
     def check(self, value: str) -> str:
-        """Return ``value``; raise ValueError if srun would reject it."""
+        """Return ``value``; raise ValueError if it does not match the pattern."""
         if not self.pattern.fullmatch(value):
-            raise ValueError(f"{value!r} is not a value of srun --{self.option}; allowed: {self.allowed}")
+            raise ValueError(f"{value!r} is not {self.what}; allowed: {self.allowed}")
         return value
 
     @property
@@ -254,8 +254,8 @@ def _list_of(item: str) -> str:
 
 _IDS = _list_of(r"(?:0x[0-9A-Fa-f]+|\d+)")
 _MASKS = _list_of(r"(?:0x)?[0-9A-Fa-f]+")
-_CPU_BIND = _Form(
-    "cpu-bind",
+_CPU_BIND = Form(
+    "a value of srun --cpu-bind",
     re.compile(
         r"(?:quiet|verbose)|(?:(?:quiet|verbose),)?"
         rf"(?:none|rank|rank_ldom|sockets|cores|threads|ldoms|map_(?:cpu|ldom):{_IDS}|mask_(?:cpu|ldom):{_MASKS})"
@@ -263,31 +263,40 @@ _CPU_BIND = _Form(
     "none, rank, rank_ldom, sockets, cores, threads, ldoms, map_cpu:LIST, mask_cpu:LIST, map_ldom:LIST, "
     "mask_ldom:LIST, optionally after 'quiet,' or 'verbose,'; a LIST is such as 0,2 or 0x0f*4,0xf0*4",
 )
-_GPU_BIND = _Form(
-    "gpu-bind",
+_GPU_BIND = Form(
+    "a value of srun --gpu-bind",
     re.compile(
         rf"(?:verbose,)?(?:none|closest|map(?:_gpu)?:{_IDS}|mask(?:_gpu)?:{_MASKS}|(?:per_task|single):[1-9]\d*)"
     ),
     "none, closest, map_gpu:LIST, mask_gpu:LIST, per_task:N, single:N, optionally after 'verbose,'",
 )
 _LEVEL = r"(?:\*|block|cyclic|fcyclic)"
-_DISTRIBUTION = _Form(
-    "distribution",
+_DISTRIBUTION = Form(
+    "a value of srun --distribution",
     re.compile(
         rf"(?:(?:\*|block|cyclic)(?::{_LEVEL}(?::{_LEVEL})?)?|plane=[1-9]\d*)(?:,(?:No)?Pack)?",
         re.IGNORECASE,
     ),
     "block, cyclic or * for nodes, then :block, :cyclic, :fcyclic or :* for sockets and for cores; plane=N",
 )
-_HINT = _Form(
-    "hint",
+_HINT = Form(
+    "a value of srun --hint",
     re.compile("compute_bound|memory_bound|multithread|nomultithread"),
     "compute_bound, memory_bound, multithread, nomultithread",
 )
-_SWITCHES = re.compile(r"[1-9]\d*(?:@(?:\d+-)?\d+(?::\d+){0,2})?")
+_SWITCHES = Form(
+    "a value of sbatch --switches",
+    re.compile(r"[1-9]\d*(?:@(?:\d+-)?\d+(?::\d+){0,2})?"),
+    "COUNT, or COUNT@TIME with the longest wait, such as 1@2:00:00",
+)
 
 #: Keys of `cluster` with an option of srun, in the order of the launch line.
 SRUN_KEYS = {"cpu_bind": _CPU_BIND, "gpu_bind": _GPU_BIND, "distribution": _DISTRIBUTION, "hint": _HINT}
+
+
+def srun_option(key: str) -> str:
+    """Return the option of srun that a key of `cluster` sets, without dashes at its beginning."""
+    return key.replace("_", "-")
 
 
 def key_of_word(word: str) -> tuple[str, str] | None:
@@ -296,8 +305,8 @@ def key_of_word(word: str) -> tuple[str, str] | None:
         return "distribution", word[2:].removeprefix("=")
     name, _, value = word.removeprefix("--").partition("=")
     name = name.replace("_", "-")
-    for key, form in SRUN_KEYS.items():
-        if len(name) > 2 and form.option.startswith(name):
+    for key in SRUN_KEYS:
+        if len(name) > 2 and srun_option(key).startswith(name):
             return key, value
     return None
 
@@ -351,15 +360,6 @@ def _switches(value: Any) -> Any:
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
-def _check_switches(value: str) -> str:
-    if not _SWITCHES.fullmatch(value):
-        raise ValueError(
-            f"{value!r} is not a value of sbatch --switches; allowed: COUNT, or COUNT@TIME with the "
-            "longest wait, such as 1@2:00:00"
-        )
-    return value
-
-
 DirectiveValue = Annotated[str, AfterValidator(_check_directive_value)]
 DirectiveLine = Annotated[str, AfterValidator(_check_directive_line)]
 SrunWord = Annotated[str, AfterValidator(_check_srun_word)]
@@ -369,6 +369,6 @@ Distribution = Annotated[str, AfterValidator(_DISTRIBUTION.check)]
 Switches = Annotated[
     str,
     BeforeValidator(_switches),
-    AfterValidator(_check_switches),
+    AfterValidator(_SWITCHES.check),
     WithJsonSchema({"type": ["string", "integer"], "examples": [1, "1@2:00:00"]}),
 ]

@@ -32,6 +32,7 @@ from bench.matrix.field_types import (
     Distribution,
     EnvName,
     EnvValue,
+    Form,
     GpuBind,
     Line,
     Nodes,
@@ -48,32 +49,23 @@ from bench.matrix.workload import RECORDER, Command, MetricsOption, WorkloadOpti
 from bench.units import DURATION_FORMS, parse_duration_s
 
 #: Host names that ssh accepts and that cannot be mistaken for options or shell code.
-HOST_NAME = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.-]*@)?[A-Za-z0-9_][A-Za-z0-9_.-]*")
-HOST_ADDRESS = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+_HOST_NAME = Form(
+    "a host name",
+    re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.-]*@)?[A-Za-z0-9_][A-Za-z0-9_.-]*"),
+    "NAME or USER@NAME with letters, digits, '.', '_' and '-' (set ports, keys and jump hosts in "
+    "~/.ssh/config)",
+)
+HOST_ADDRESS = Form(
+    "an address",
+    re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*"),
+    "a name or an IPv4 address, with letters, digits, '.', '_' and '-'",
+)
 
 
 def _check_setup_line(value: str) -> str:
     """Reject a set-up line that would continue on the next line (open quote or final backslash)."""
     split_line(value, kind="a complete shell line")
     return value
-
-
-def _check_host_name(name: str) -> str:
-    if not HOST_NAME.fullmatch(name):
-        raise ValueError(
-            f"{name!r} is not a host name; allowed: NAME or USER@NAME with letters, digits, '.', '_' "
-            "and '-' (set ports, keys and jump hosts in ~/.ssh/config)"
-        )
-    return name
-
-
-def _check_host_address(address: str) -> str:
-    if not HOST_ADDRESS.fullmatch(address):
-        raise ValueError(
-            f"{address!r} is not an address; allowed: a name or an IPv4 address, "
-            "with letters, digits, '.', '_' and '-'"
-        )
-    return address
 
 
 def _host_entry(value: Any) -> Any:
@@ -126,11 +118,11 @@ class Container(Section):
 class Host(Section):
     """A host of executor ssh."""
 
-    host: Annotated[str, Field(min_length=1), AfterValidator(_check_host_name)]
+    host: Annotated[str, Field(min_length=1), AfterValidator(_HOST_NAME.check)]
     """The name for ssh: NAME, USER@NAME, or an alias in ~/.ssh/config."""
     processes: Annotated[int, Field(strict=True, ge=1, le=MAX_TASKS_PER_NODE)] | None = None
     """The maximum number of ranks on this host; if the axes set no number of ranks, this number."""
-    address: Annotated[str, Field(min_length=1), AfterValidator(_check_host_address)] | None = None
+    address: Annotated[str, Field(min_length=1), AfterValidator(HOST_ADDRESS.check)] | None = None
     """The address at which the other hosts reach this host; default: the HostName that ssh uses."""
 
 

@@ -6,7 +6,7 @@
     python -m bench.measure.command_conditions after RUN_FOLDER     # on each node
     python -m bench.measure.command_conditions merge RUN_FOLDER     # once, after all nodes
 
-Until the end, each node keeps its values in a file of its own in the run's folder. The window of
+Until the end, each node keeps its values in its own file in the run's folder. The window of
 conditions.json is the whole command. Its epoch is null. It has no ranks, because bench does not know them.
 
 A run whose ranks wrote no env.json is a command without the recorder, or a failed run. The harness knows its
@@ -148,7 +148,7 @@ print(json.dumps(found, default=str))
 
 
 def note_node(folder: RunFolder, env: Mapping[str, str]) -> None:
-    """Write the facts of this node to a file of its own, before the command; ``env`` is that of the command.
+    """Write the facts of this node to a file, before the command; ``env`` is that of the command.
 
     Raises:
         UnwritableError: the folder cannot be written.

@@ -1,6 +1,6 @@
 """One rank's part of a recording: each rank posts its records to the store, and rank 0 writes the files.
 
-Settings come from the harness's environment variables, else from the script, else they have their defaults.
+The harness's environment variables take precedence over the settings of the script, and these over defaults.
 """
 
 from __future__ import annotations
