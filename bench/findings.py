@@ -34,14 +34,7 @@ class Finding:
 
     def as_json(self) -> dict[str, object]:
         """Return the finding as a dictionary for the JSON output, without ``replacement``."""
-        return {
-            "path": self.path,
-            "line": self.line,
-            "rule": self.rule,
-            "severity": str(self.severity),
-            "message": self.message,
-            "remedy": self.remedy,
-        }
+        return {name: value for name, value in vars(self).items() if name != "replacement"}
 
     def __str__(self) -> str:
         return f"{self.path}:{self.line}: {self.severity}: {self.message} [{self.rule}]\n    {self.remedy}"
