@@ -155,12 +155,10 @@ def test_other_words_are_accepted(tmp_path):
     assert given[first : first + len(words)] == words
 
 
-def test_a_misspelt_word_is_an_error_of_the_plan(tmp_path):
+def test_a_word_that_srun_refuses_is_an_error_of_the_plan(tmp_path):
     with pytest.raises(BenchError) as caught:
-        list(scripts(plan_of(tmp_path, {"srun_options": ["--mem_bind=local"]})))
-    assert "error: srun refuses `--mem_bind`: it has no such option [unknown-srun-option]" in str(
-        caught.value
-    )
+        list(scripts(plan_of(tmp_path, {"srun_options": ["--me=local"]})))
+    assert "error: srun refuses `--me`, because it is ambiguous: --mem, --mem-bind" in str(caught.value)
     assert str(caught.value).endswith("correct cluster.setup, cluster.directives or cluster.srun_options")
 
 
