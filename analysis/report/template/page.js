@@ -1,32 +1,28 @@
-
 "use strict";
 (function () {
   const $ = (id) => document.getElementById(id);
   const all = (selector, within = document) => [...within.querySelectorAll(selector)];
-  const make = (tag, text = "", className = "") => {
-    const element = document.createElement(tag);
-    element.textContent = text;
-    if (className) element.className = className;
-    if (tag === "button") element.type = "button";
-    return element;
+  const make = (tag, text = "", className = "") => Object.assign(document.createElement(tag), { textContent: text, className });
+  const makeButton = (text, className, act) => {
+    const button = Object.assign(make("button", text, className), { type: "button" });
+    button.addEventListener("click", act);
+    return button;
   };
   const root = document.documentElement;
   const data = JSON.parse($("data").textContent);
   root.classList.add("js");
 
   // Theme: the system's, until the reader chooses.
-  const button = $("theme");
-  const system = window.matchMedia("(prefers-color-scheme: dark)");
-  const isDark = () => (root.dataset.theme ? root.dataset.theme === "dark" : system.matches);
-  const nameTheme = () => { button.textContent = isDark() ? "Light" : "Dark"; button.setAttribute("aria-label", "Use the " + (isDark() ? "light" : "dark") + " theme"); };
-  button.addEventListener("click", () => { root.dataset.theme = isDark() ? "light" : "dark"; nameTheme(); });
-  system.addEventListener("change", nameTheme);
-  nameTheme();
+  const system = matchMedia("(prefers-color-scheme: dark)");
+  $("theme").addEventListener("click", () => {
+    root.dataset.theme = (root.dataset.theme ?? (system.matches ? "dark" : "light")) === "dark" ? "light" : "dark";
+  });
 
-  // What is folded is unfolded on paper.
+  // Warnings are folded on narrow screens. Everything is unfolded on paper.
+  if (matchMedia("(max-width: 46rem)").matches) all(".alert details").forEach((fold) => { fold.open = false; });
   let folded = [];
-  addEventListener("beforeprint", () => { folded = all("details:not([open])"); folded.forEach((d) => { d.open = true; }); });
-  addEventListener("afterprint", () => { folded.forEach((d) => { d.open = false; }); });
+  addEventListener("beforeprint", () => { folded = all("details:not([open])"); folded.forEach((fold) => { fold.open = true; }); });
+  addEventListener("afterprint", () => folded.forEach((fold) => { fold.open = false; }));
 
   // The runs of a cell, or one run: state, reason, evidence and folder.
   const runs = data.runs.map(([cell, shared, rest, attempt, state, failure, reason, rate, ...evidence]) => {
@@ -34,19 +30,14 @@
     return { cell: name, run: name.slice(0, shared) + rest, attempt, texts, rate, evidence: evidence.map((place) => data.texts[place]) };
   });
   const describe = ({ run, attempt, texts: [state, failure, reason], rate, evidence }) => {
-    const list = make("dl");
-    const add = (name, value) => { if (value) list.append(make("dt", name), make("dd", value)); };
-    add("Run", run);
-    add("State", failure ? state + " (" + failure + ")" : state);
-    add("Throughput", rate && rate + " " + data.unit);
-    add("Reason", reason);
-    evidence.forEach((line) => add("Evidence", line));
-    if (attempt && data.folders) {
-      const link = make("a", "runs/" + run + "/attempt-" + attempt);
-      link.href = "../runs/" + encodeURIComponent(run) + "/attempt-" + attempt + "/";
-      list.append(make("dt", "Folder"), make("dd"));
-      list.lastChild.append(link);
-    }
+    const list = make("dl"), path = attempt && data.folders && `/attempt-${attempt}`;
+    const folder = path && Object.assign(make("a", `runs/${run}${path}`), { href: `../runs/${encodeURIComponent(run)}${path}/` });
+    const lines = [["Run", run], ["State", failure ? `${state} (${failure})` : state], ["Throughput", rate && `${rate} ${data.unit}`],
+      ["Reason", reason], ...evidence.map((line) => ["Evidence", line]), ["Folder", folder]];
+    lines.filter(([, value]) => value).forEach(([name, value]) => {
+      list.append(make("dt", name), make("dd"));
+      list.lastChild.append(value);
+    });
     return list;
   };
   const showRuns = (cell, run) => {
@@ -57,11 +48,7 @@
     $("run").showModal();
   };
   $("close").addEventListener("click", () => $("run").close());
-  const named = (text, cell, run) => {
-    const link = make("button", text, "name");
-    link.addEventListener("click", () => showRuns(cell, run));
-    return link;
-  };
+  const named = (text, cell, run) => makeButton(text, "name", () => showRuns(cell, run));
   all(".runs tbody td:first-child").forEach((td) => td.replaceChildren(named(td.textContent, "", td.textContent)));
 
   // Texts of the figures' marks: one tip for pointer and keyboard instead of the browser's own.
@@ -77,46 +64,40 @@
   };
   const place = () => {
     if (!active) return;
-    const box = active.getBoundingClientRect();
-    const own = tip.getBoundingClientRect();
-    const left = Math.min(Math.max(8, box.left + box.width / 2 - own.width / 2), root.clientWidth - own.width - 8);
+    const box = active.getBoundingClientRect(), own = tip.getBoundingClientRect();
+    const left = Math.min(box.left + box.width / 2 - own.width / 2, root.clientWidth - own.width - 8);
     const above = box.top - own.height - 10;
-    tip.style.left = Math.max(8, left) + "px";
-    tip.style.top = (above < 8 ? box.bottom + 10 : above) + "px";
-  };
-  const distance = (mark, x, y) => {
-    const box = mark.getBoundingClientRect();
-    return Math.hypot(Math.max(box.left - x, 0, x - box.right), Math.max(box.top - y, 0, y - box.bottom));
+    Object.assign(tip.style, { left: `${Math.max(8, left)}px`, top: `${above < 8 ? box.bottom + 10 : above}px` });
   };
   const open = (mark) => { if (mark?.dataset.cell) { say(null); showRuns(mark.dataset.cell, mark.dataset.run); } };
   all(".plot").forEach((plot) => {
     const every = all(".mark", plot);
     const marks = () => every.filter((mark) => !mark.closest("[hidden]"));
     every.forEach((mark) => {
-      const title = mark.querySelector("title");
-      mark.dataset.tip = title.textContent;
-      title.remove();
+      mark.dataset.tip = mark.querySelector("title").textContent;
+      mark.querySelector("title").remove();
     });
     if (!every.length) return plot.removeAttribute("tabindex");
     // Later marks lie on top: of two equally near ones the last is meant.
     const nearest = (event) => {
       let best = null, least = event.pointerType === "mouse" ? 14 : 26;
-      marks().forEach((mark) => { const d = distance(mark, event.clientX, event.clientY); if (d <= least) { best = mark; least = d; } });
+      marks().forEach((mark) => {
+        const box = mark.getBoundingClientRect(), { clientX: x, clientY: y } = event;
+        const far = Math.hypot(Math.max(box.left - x, 0, x - box.right), Math.max(box.top - y, 0, y - box.bottom));
+        if (far <= least) [best, least] = [mark, far];
+      });
       return best;
     };
-    plot.addEventListener("pointermove", (event) => say(nearest(event)));
-    plot.addEventListener("pointerdown", (event) => say(nearest(event)));
-    plot.addEventListener("pointerleave", () => say(null));
+    for (const kind of ["pointermove", "pointerdown"]) plot.addEventListener(kind, (event) => say(nearest(event)));
+    for (const kind of ["pointerleave", "blur"]) plot.addEventListener(kind, () => say(null));
     plot.addEventListener("click", (event) => open(nearest(event)));
-    let at = -1;
-    plot.addEventListener("focus", () => { if (plot.matches(":focus-visible")) { at = Math.max(at, 0); say(marks()[at] || null); } });
-    plot.addEventListener("blur", () => say(null));
+    let at = 0;
+    plot.addEventListener("focus", () => { if (plot.matches(":focus-visible")) say(marks()[at] || null); });
     plot.addEventListener("keydown", (event) => {
-      const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
+      const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key], shown = marks();
       if (event.key === "Escape") say(null);
       // Else the same key press would close the dialog, whose button has the focus then.
       if (event.key === "Enter") { event.preventDefault(); open(active); }
-      const shown = marks();
       if (!step || !shown.length) return;
       event.preventDefault();
       at = (at + step + shown.length) % shown.length;
@@ -127,34 +108,21 @@
   addEventListener("resize", place);
 
   // Views of one group, and legends that hide and show what they explain.
-  all(".views").forEach((group) => {
-    const figures = all("figure", group);
-    figures[0].classList.add("shown");
-    if (figures.length === 1) return;
-    const tabs = make("div", "", "tabs");
-    tabs.setAttribute("role", "group");
-    tabs.setAttribute("aria-label", "Values shown");
-    const buttons = figures.map((figure) => make("button", figure.dataset.view, "quiet"));
-    const choose = (chosen) => {
-      figures.forEach((figure, at) => figure.classList.toggle("shown", at === chosen));
-      buttons.forEach((tab, at) => tab.setAttribute("aria-pressed", at === chosen));
-    };
-    buttons.forEach((tab, at) => tab.addEventListener("click", () => choose(at)));
-    choose(0);
-    tabs.append(...buttons);
-    group.querySelector(".group-head").append(tabs);
+  all(".tabs").forEach((tabs) => {
+    const figures = all("figure", tabs.closest(".views")), buttons = all("button", tabs);
+    buttons.forEach((button, chosen) => button.addEventListener("click", () => figures.forEach((figure, at) => {
+      figure.classList.toggle("shown", at === chosen);
+      buttons[at].setAttribute("aria-pressed", at === chosen);
+    })));
   });
-  all(".legend li[data-key]").forEach((entry) => {
-    const parts = all(".plot [data-key]", entry.closest("figure")).filter((part) => part.dataset.key === entry.dataset.key);
-    const toggle = make("button");
-    toggle.append(...entry.childNodes);
-    toggle.setAttribute("aria-pressed", "true");
-    toggle.addEventListener("click", () => {
-      const shown = toggle.getAttribute("aria-pressed") === "false";
-      toggle.setAttribute("aria-pressed", shown);
+  all(".legend button").forEach((button) => {
+    const parts = all(".plot [data-key]", button.closest("figure")).filter((part) => part.dataset.key === button.dataset.switches);
+    button.disabled = false;
+    button.addEventListener("click", () => {
+      const shown = button.getAttribute("aria-pressed") === "false";
+      button.setAttribute("aria-pressed", shown);
       parts.forEach((part) => part.toggleAttribute("hidden", !shown));
     });
-    entry.replaceChildren(toggle);
   });
 
   // The table: all rows are in the data block; a page of them is in the document.
@@ -165,27 +133,19 @@
   const main = (cell) => (typeof cell === "string" ? cell : cell[0]);
   const headings = [...table.tHead.rows[0].cells];
   const numeric = headings.map((heading) => heading.classList.contains("number"));
-  const classes = headings.map((heading, column) => (numeric[column] ? "" : "text ") + heading.className);
-  const rows = data.rows.map((row) => ({ row, text: row.map((cell) => (typeof cell === "string" ? cell : cell.join(" "))).join(" ").toLowerCase() }));
+  const rows = data.rows.map((row) => ({ row, text: row.flat().join(" ").toLowerCase() }));
+  const cellOfRun = new Map(runs.map((one) => [one.run, one.cell]));
   let view = rows, sorted = -1, descending = false, page = 0;
-
-  const key = (entry, column) => {
-    const text = main(entry.row[column]);
-    return numeric[column] ? parseFloat(text.replace(/,/g, "")) : text;
-  };
   const compare = (a, b) => {
-    const x = key(a, sorted), y = key(b, sorted);
-    if (numeric[sorted]) {
-      // What was not measured stands last, whichever way.
-      if (Number.isNaN(x) || Number.isNaN(y)) return Number.isNaN(x) - Number.isNaN(y);
-      return descending ? y - x : x - y;
-    }
-    const order = x.localeCompare(y, "en", { numeric: true });
-    return descending ? -order : order;
+    const [x, y] = [a, b].map((entry) => main(entry.row[sorted]));
+    if (!numeric[sorted]) return (descending ? -1 : 1) * x.localeCompare(y, "en", { numeric: true });
+    const [p, q] = [x, y].map((text) => parseFloat(text.replace(/,/g, "")));
+    // What was not measured stands last, whichever way.
+    return Number.isNaN(p) || Number.isNaN(q) ? Number.isNaN(p) - Number.isNaN(q) : descending ? q - p : p - q;
   };
   const cellOf = (cell, column) => {
     const text = main(cell);
-    const td = make("td", column ? text : "", classes[column]);
+    const td = make("td", column ? text : "", (numeric[column] ? "" : "text ") + headings[column].className);
     if (!column) td.append(named(text, text));
     if (column === data.efficiency && !Number.isNaN(parseFloat(text))) td.classList.add(parseFloat(text) >= data.guide ? "good" : "low");
     if (column === data.state) td.classList.add("state", text === "completed" ? "done" : "open");
@@ -193,18 +153,17 @@
     return td;
   };
   const show = () => {
-    const pages = Math.max(1, Math.ceil(view.length / PAGE));
-    page = Math.min(Math.max(page, 0), pages - 1);
-    const shown = view.slice(page * PAGE, (page + 1) * PAGE).map((entry) => {
+    const pages = Math.max(1, Math.ceil(view.length / PAGE)), first = page * PAGE;
+    const shown = view.slice(first, first + PAGE).map((entry) => {
       const tr = make("tr");
       tr.append(...entry.row.map(cellOf));
       return tr;
     });
     table.tBodies[0].replaceChildren(...shown);
     const text = (amount) => amount.toLocaleString("en");
-    const of = view.length === rows.length ? "" : " of " + text(rows.length);
-    const part = pages > 1 ? "rows " + text(page * PAGE + 1) + "–" + text(page * PAGE + shown.length) + " of " : "";
-    $("shown").textContent = part + text(view.length) + of + (rows.length === 1 ? " row" : " rows");
+    const part = pages > 1 ? `rows ${text(first + 1)}–${text(first + shown.length)} of ` : "";
+    const of = view.length === rows.length ? "" : ` of ${text(rows.length)}`;
+    $("shown").textContent = `${part}${text(view.length)}${of} ${rows.length === 1 ? "row" : "rows"}`;
     $("pages").hidden = pages === 1;
     $("previous").disabled = page === 0;
     $("next").disabled = page === pages - 1;
@@ -212,15 +171,15 @@
   // Fades the marks of cells that the filter leaves out, and hides their runs.
   const fade = (matches) => {
     all(".plot").forEach((plot) => {
-      const marks = all(".mark[data-cell]", plot);
-      marks.forEach((mark) => mark.classList.toggle("faded", !matches(mark.dataset.cell, mark.dataset.run)));
-      all("[data-key]", plot).filter((part) => !part.querySelector(".mark")).forEach((part) => {
-        const own = marks.filter((mark) => mark.closest("[data-key]")?.dataset.key === part.dataset.key);
-        part.classList.toggle("faded", own.length > 0 && own.every((mark) => mark.classList.contains("faded")));
+      const left = new Map();
+      all(".mark[data-cell]", plot).forEach((mark) => {
+        const matched = matches(mark.dataset.cell, mark.dataset.run), key = mark.closest("[data-key]")?.dataset.key;
+        mark.classList.toggle("faded", !matched);
+        left.set(key, left.get(key) || matched);
       });
+      all("[data-key]", plot).filter((part) => !part.querySelector(".mark")).forEach((part) => part.classList.toggle("faded", left.get(part.dataset.key) === false));
     });
-    const cells = new Map(runs.map((one) => [one.run, one.cell]));
-    all(".runs tbody tr").forEach((tr) => { tr.hidden = !matches(cells.get(tr.cells[0].textContent), tr.cells[0].textContent); });
+    all(".runs tbody tr").forEach((tr) => { tr.hidden = !matches(cellOfRun.get(tr.cells[0].textContent), tr.cells[0].textContent); });
   };
   const update = () => {
     const terms = $("filter").value.toLowerCase().split(/\s+/).filter(Boolean);
@@ -228,18 +187,14 @@
     page = 0;
     const cells = new Set(view.map((entry) => main(entry.row[0])));
     fade((cell, run) => !terms.length || cells.has(cell) || (run && terms.every((term) => run.toLowerCase().includes(term))));
-    if (sorted >= 0) view = [...view].sort(compare);
+    if (sorted >= 0) view.sort(compare);
     headings.forEach((heading, column) => heading.setAttribute("aria-sort", column !== sorted ? "none" : descending ? "descending" : "ascending"));
     show();
   };
-  headings.forEach((heading, column) => {
-    const sort = make("button", heading.textContent);
-    heading.replaceChildren(sort);
-    sort.addEventListener("click", () => { descending = sorted === column && !descending; sorted = column; update(); });
-  });
+  const sortBy = (column) => { descending = sorted === column && !descending; sorted = column; update(); };
+  headings.forEach((heading, column) => heading.replaceChildren(makeButton(heading.textContent, "", () => sortBy(column))));
   $("filter").addEventListener("input", update);
   $("previous").addEventListener("click", () => { page -= 1; show(); });
   $("next").addEventListener("click", () => { page += 1; show(); });
   update();
 })();
-

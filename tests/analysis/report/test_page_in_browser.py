@@ -240,19 +240,36 @@ def contrast(page: Any, colour: str) -> float:
 
 def test_the_first_screen_answers_and_no_figure_is_alone(visit: Visit, full_study: Path) -> None:
     file = full_study / "report/index.html"
-    page = visit.open(file)
-    for selector in (".valid, .alert", ".tiles", ".lead", ".first .plot svg"):
-        box = page.locator(selector).first.bounding_box()
-        assert box["y"] + box["height"] <= 900, selector
+    for width in (390, 1400):
+        page = visit.open(file, width=width)
+        tops = []
+        for selector in (".lead", ".valid, .alert", ".tiles", ".first .plot svg"):
+            box = page.locator(selector).first.bounding_box()
+            assert box["y"] + box["height"] <= 900, (width, selector)
+            tops.append(box["y"])
+        assert width == 1400 or tops == sorted(tops)
     tops = page.evaluate(
         "[...document.querySelectorAll('.figures > .group')].map(g => Math.round(g.getBoundingClientRect().top))"
     )
     assert len(tops) > 1
     assert all(tops.count(top) > 1 for top in tops)
-    assert page.locator("details[open]").count() == 0
+    assert page.locator("details[open]:not(.alert details)").count() == 0
     for width, highest in HIGHEST.items():
         height = visit.open(file, width=width).evaluate("document.documentElement.scrollHeight")
         assert height <= highest
+
+
+def test_warnings_are_folded_on_a_phone_and_counted(visit: Visit, page_file: Path) -> None:
+    messages = visit.open(page_file).locator(".alert p")
+    assert messages.first.is_visible()
+    page = visit.open(page_file, width=390)
+    assert not messages.first.is_visible()
+    headings = [text.removesuffix(".") for text in page.locator(".alert p strong").all_text_contents()]
+    warnings = f"{len(headings)} warning{'s' if len(headings) > 1 else ''}: {', '.join(headings)}"
+    assert page.inner_text(".alert summary") == warnings
+    page.locator(".alert summary").focus()
+    page.keyboard.press("Enter")
+    assert messages.first.is_visible()
 
 
 def test_the_theme_follows_the_system_until_the_reader_chooses(visit: Visit, page_file: Path) -> None:
