@@ -119,7 +119,8 @@ def divide_study(frames: Frames, rows: pd.DataFrame, evidence: StudyEvidence) ->
     runs = _runs_by_cell(frames, evidence)
     found: dict[int, CellDivision] = {}
     bases: dict[str, CellDivision] = {}
-    for place, row in zip(rows.index, rows.to_dict("records"), strict=True):
+    records = dict(zip(rows.index, rows.to_dict("records"), strict=True))
+    for place, row in records.items():
         own = runs.get(row["cell_id"])
         if not own:
             continue
@@ -128,7 +129,7 @@ def divide_study(frames: Frames, rows: pd.DataFrame, evidence: StudyEvidence) ->
         if not _has_base(row) or row["is_base"]:
             found[place] = bases[row["cell_id"]]
             continue
-        base = rows.loc[row["base_place"]]
+        base = records[int(row["base_place"])]
         base_runs = runs[base["cell_id"]]
         if base["cell_id"] not in bases:
             bases[base["cell_id"]] = divide_cell(base_runs)
@@ -144,7 +145,7 @@ def _divide_larger(
     runs: Sequence[CellRun],
     row: Mapping[Any, Any],
     base_runs: Sequence[CellRun],
-    base: pd.Series,
+    base: Mapping[Any, Any],
     division: CellDivision,
 ) -> CellDivision:
     """Divide a cell relative to its baseline."""

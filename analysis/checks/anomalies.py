@@ -25,7 +25,10 @@ UNSTABLE = 0.05
 #: Significance level of a drift, and its minimum relative change over the study.
 DRIFT_LEVEL = 0.01
 DRIFT_LEAST = 0.01
-_PATH_COLUMNS = ["gpus", "efficiency", "efficiency_low", "efficiency_high"]
+_PATH_COLUMNS = [
+    *("series", "nodes", "gpus_per_node", "gpus"),
+    *("efficiency", "efficiency_low", "efficiency_high"),
+]
 
 
 class Anomaly(NamedTuple):
@@ -82,9 +85,9 @@ def _superlinear(rows: pd.DataFrame) -> Iterator[Anomaly]:
 def _recoveries(rows: pd.DataFrame) -> Iterator[Anomaly]:
     """Yield the sizes with a lower efficiency than the next smaller and the next larger size."""
     found = []
-    measured = rows[rows["efficiency"].notna() & rows["ddp"]]
+    measured = rows.loc[rows["efficiency"].notna() & rows["ddp"], _PATH_COLUMNS]
     for _, own in size_paths(measured):
-        path = own[_PATH_COLUMNS].to_dict("records")
+        path = own.to_dict("records")
         for before, low, after in zip(path, path[1:], path[2:], strict=False):
             if low["efficiency"] < before["efficiency"] and _clearly_above(after, low):
                 three = (before, low, after)

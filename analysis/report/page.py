@@ -34,7 +34,7 @@ from analysis.report.tables import (
     run_data,
     runs_context,
 )
-from analysis.report.what_was_run import Executed
+from analysis.report.what_was_run import Executed, constant_batch
 from analysis.report.why import WhySection
 from analysis.report.words import WORDS, mode_title
 from analysis.stats.measured import Frames
@@ -70,7 +70,7 @@ def page_context(
         "why": why,
         "causes": [(info.title, info.meaning) for info in CAUSES.values()],
         **_summary(study, frames, rows, divisions, labels=titles, invalid=invalid_cells(validity)),
-        "groups": _groups(rows, drawings, axes),
+        "groups": _groups(rows, drawings, axes, Executed(study, frames.runs)),
         "nodes": [] if details.ranks is None else node_rows(details.ranks),
         "nodes_left_out": 0 if details.ranks is None else len(details.ranks.by_host[MAX_NODES_LISTED:]),
         "laws": law_sections(rows, frames, labels=titles, fabrics=details.fabrics),
@@ -173,7 +173,7 @@ def _summary(
 
 
 def _groups(
-    rows: pd.DataFrame, drawings: Iterable[Drawing], axes: Mapping[str, Selection]
+    rows: pd.DataFrame, drawings: Iterable[Drawing], axes: Mapping[str, Selection], executed: Executed
 ) -> list[dict[str, Any]]:
     """Group the figures that are views of the same cells: the page shows one figure of a group.
 
@@ -192,17 +192,18 @@ def _groups(
         title = own[0].heading if name else WORDS["headings"].get(topic, "")
         group = {"title": f"{prefix}{title}", "note": WORDS["group_notes"].get(topic, "")}
         if topic == "scaling" and not name:
-            group |= _scaling_words(rows[rows["mode"] == mode], mode)
+            group |= _scaling_words(rows[rows["mode"] == mode], mode, executed)
         tables = grid_tables(axes[mode]) if name.startswith("axes") else []
         groups.append({**group, "topic": topic, "figures": own, "axes": tables, "views": not name})
     return groups
 
 
-def _scaling_words(rows: pd.DataFrame, mode: str) -> dict[str, str]:
+def _scaling_words(rows: pd.DataFrame, mode: str, executed: Executed) -> dict[str, str]:
     """Return the title and the note (constant batch, formula, baselines) of the curves of one mode."""
-    words = WORDS["modes"][mode or ("to_train" if rows["to_train"].all() else "other")]
+    name = mode or ("to_train" if rows["to_train"].all() else "other")
+    words, batch = WORDS["modes"][name], constant_batch(name, executed)
     names = listed(list(dict.fromkeys(rows.loc[rows["baseline"] != "", "baseline"])), limit=4)
-    constant = f"The {words['constant']} is constant: " if words["constant"] else ""
+    constant = f"The {batch} is constant: " if batch else ""
     baselines = f" Baseline N₀: {names}." if names else ""
     return {"title": words["title"], "note": f"{constant}{words['formula']}.{baselines}"}
 

@@ -22,7 +22,7 @@ from analysis.data.load import Study
 from analysis.data.names import Row, job_size, nodes_known, ranks, widest_series
 from analysis.report.figures.drawing import Drawing
 from analysis.report.summary import loss_sentence, no_finding
-from analysis.report.what_was_run import MISSING_SOURCE, Executed, Line, what_was_run
+from analysis.report.what_was_run import MISSING_SOURCE, Executed, Line, constant_batch, what_was_run
 from analysis.report.words import ascii_formula, mode_title
 from analysis.stats.measured import Frames
 from analysis.stats.scaling import GUIDE
@@ -43,8 +43,8 @@ from analysis.text import (
 from bench.units import human_bytes, human_duration
 
 _FORMULAS = {
-    "strong": "The global batch is constant. Speedup S(N) = T(N0)/T(N), efficiency E(N) = S(N) N0/N",
-    "weak": "The batch per rank is constant. Efficiency E(N) = T(N0)/T(N), scaled speedup S(N) = E(N) N/N0",
+    "strong": "Speedup S(N) = T(N0)/T(N), efficiency E(N) = S(N) N0/N",
+    "weak": "Efficiency E(N) = T(N0)/T(N), scaled speedup S(N) = E(N) N/N0",
 }
 #: The work for which time and node-hours are given if none is stated.
 _UNIT_OF_WORK = 1_000_000
@@ -96,12 +96,15 @@ def proposal_context(
     series = [found for mode in ("strong", "weak") if (found := _series(rows, mode, frames.rate_unit))]
     invalid = invalid_cells(validity)
     causes = [_loss_item(one, divisions, invalid) for one in series]
-    cells = {cell for one in series for cell in (*one.rows["cell_id"], one.base["cell_id"])}
-    executed = Executed(study, frames.runs[frames.runs["measured"] & frames.runs["cell_id"].isin(cells)])
+    runs = frames.runs[frames.runs["measured"]] if frames.runs["measured"].any() else frames.runs
+    if series:
+        cells = {cell for one in series for cell in (*one.rows["cell_id"], one.base["cell_id"])}
+        runs = runs[runs["cell_id"].isin(cells)]
+    executed = Executed(study, runs)
     return {
         "title": f"Scaling of {study.name}",
         "introduction": "" if series else no_finding(rows),
-        "run": what_was_run(executed, rows, environment) if series else [],
+        "run": what_was_run(executed, rows, environment),
         "validity": [(finding.heading, finding.message) for finding in validity],
         "recommendation": f"{_recommendation(series[0], invalid)} Source: scaling.csv." if series else "",
         "request": _request(series[0], executed, environment, validity, work) if series else [],
@@ -311,7 +314,8 @@ def _section(
 ) -> dict[str, Any]:
     """Return title, text, table and figures of one series."""
     base = series.base
-    text = f"{_FORMULAS[series.mode]}, with T the time per step and N ranks. Baseline N0: {base['baseline']}"
+    text = f"The {constant_batch(series.mode, executed)} is constant. {_FORMULAS[series.mode]}, with T the "
+    text += f"time per step and N ranks. Baseline N0: {base['baseline']}"
     if known(base["step_time_sec"]):
         text += f", T(N0) = {seconds(base['step_time_sec'], digits=4)}"
     by_name = {drawing.name: drawing for drawing in drawings}
@@ -343,6 +347,8 @@ def _table(series: _Series, executed: Executed, validity: Sequence[ValidityFindi
     caption = f"{mode_title(series.mode)}. n: runs"
     if "Main loop (s)" in headings:
         caption += "; main loop: the timed windows of one run; whole job: from start to end"
+    if "Warnings" in headings:
+        caption += "; warnings: numbers in the list of warnings"
     caption += f"; {MISSING}: not measured." if any(MISSING in row for row in texts) else "."
     if not executed.is_table:
         times = "main loop and whole job" if "Main loop (s)" in headings else "whole job"
@@ -368,7 +374,7 @@ def _table_row(
         "Whole job (s)": number(jobs.get(cell), digits=3),
         "Node-h per run": number(row["node_hours"], digits=3),
         f"Node-h per 1M {series.counted}": number(_node_hours_per_million(row), digits=3),
-        "Warnings": _warnings(row, validity) or MISSING,
+        "Warnings": ", ".join(str(n) for n, one in enumerate(validity, 1) if cell in one.cells) or MISSING,
     }
 
 
@@ -396,7 +402,7 @@ def _missing(rows: pd.DataFrame) -> list[str]:
     """Return the planned cells without a measurement, with their reasons."""
     lacking = rows[rows["n"] == 0].drop_duplicates("cell_id")
     items = [
-        f"{row['cell_id']} ({job_size(row)}): {one_line(row['reason'], limit=160) or row['state']}."
+        f"{row['cell_id']} ({job_size(row)}): {one_line(row['reason'], limit=400) or row['state']}."
         for row in lacking.head(20).to_dict("records")
     ]
     if len(lacking) > len(items):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -76,9 +77,10 @@ _LATEX = {letter: f"\\{letter}" for letter in "&%$#_{}"} | {
 
 def latex(text: str, *, limit: int = 300) -> str:
     """Return a text that LaTeX prints as it is; characters that pdfLaTeX's fonts lack become ``?``."""
-    return "".join(
-        _LATEX.get(letter, letter if _printable(letter) else "?") for letter in one_line(text, limit=limit)
-    )
+    letters = one_line(text, limit=limit)
+    escaped = "".join(_LATEX.get(letter, letter if _printable(letter) else "?") for letter in letters)
+    # Else LaTeX joins the hyphens of an option to a dash.
+    return re.sub(r"-(?=-)", "-{}", escaped)
 
 
 def _printable(letter: str) -> bool:

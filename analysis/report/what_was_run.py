@@ -19,6 +19,7 @@ from analysis.compare.matching import spelled
 from analysis.data.environment import Environment, sampled
 from analysis.data.load import Study
 from analysis.report.summary import certainty
+from analysis.report.words import WORDS
 from analysis.text import clean, count, listed, one_line, whole
 from bench.matrix.cell import canonical
 from bench.matrix.secret_values import shown_command, without_secret_variables
@@ -44,7 +45,7 @@ _IN_TABLES = frozenset(
     }
 )
 _SOFTWARE = ("Python", "PyTorch", "CUDA", "NCCL")
-_WELCH = "Intervals: 95 %, Welch's t on the logarithms of the runs' throughputs, for three or more runs."
+_WELCH = " Intervals: 95 %, Welch's t on the logarithms of the runs' throughputs, for three or more runs."
 
 
 _PLAN = "the plan (plan.json)"
@@ -127,12 +128,20 @@ def what_was_run(executed: Executed, rows: pd.DataFrame, environment: Environmen
             lines += _of_kind(executed, cells)
         lines += _launch(executed.cells)
         lines += _machine(environment, is_recorded=not executed.reads_values)
-    return [*lines, Line("Statistics", f"{certainty(rows)} {_WELCH}", "scaling.csv")]
+    welch = _WELCH if rows["throughput_low"].notna().any() else ""
+    return [*lines, Line("Statistics", f"{certainty(rows)}{welch}", "scaling.csv")]
+
+
+def constant_batch(mode: str, executed: Executed) -> str:
+    """Return the name of the batch that a scaling mode keeps constant; that of a command is not known."""
+    batch = str(WORDS["modes"][mode]["constant"])
+    return f"{batch} in the matrix" if batch and executed.reads_values else batch
 
 
 def _runs(runs: pd.DataFrame) -> str:
     """Return the number of runs and sizes, and the days of the runs."""
     text = f"{count(len(runs), 'run')} of {count(runs['cell_id'].nunique(), 'configuration')}"
+    text += "" if runs["measured"].any() else ", none with a throughput"
     first, last = runs["started_at"].min(), runs["ended_at"].max()
     if pd.isna(first) or pd.isna(last):
         return text
@@ -153,7 +162,8 @@ def _of_kind(executed: Executed, cells: Sequence[Mapping[str, Any]]) -> Iterator
         passed = [name for name in _named(words) if not name.startswith("env.")]
         if options := _options(cells, [name for name in passed if name not in _IN_TABLES]):
             yield Line("Options passed to it", options, _PLAN)
-        yield from _values_of_command(workload, runs)
+        if runs["measured"].any():
+            yield from _values_of_command(workload, runs)
         return
     models = {(cell.get("workload") or {}).get("model") for cell in cells}
     used = [name for name in _SETTINGS if models & _USED_BY.get(name, models)]
@@ -161,8 +171,9 @@ def _of_kind(executed: Executed, cells: Sequence[Mapping[str, Any]]) -> Iterator
     yield Line("Training", f"the built-in training of ddp-scaling-bench: {options}", _PLAN)
     yield Line("Input", _distinct(_input(cell["workload"]) for cell in cells), _PLAN)
     yield Line("Output", _distinct(_output(cell["workload"]) for cell in cells), _PLAN)
-    text = f"{_windows(runs)}, after a warm-up, without instrumentation"
-    yield Line("Measured", text, "runs.csv (epochs, steps)")
+    if runs["measured"].any():
+        text = f"{_windows(runs)}, after a warm-up, without instrumentation"
+        yield Line("Measured", text, "runs.csv (epochs, steps)")
 
 
 def _named(words: Sequence[str]) -> list[str]:
@@ -191,9 +202,7 @@ def _scripts(commands: Sequence[Mapping[str, Any]]) -> Iterator[Line]:
         yield Line("Script, when submitted", next(iter(found)), source)
     elif found:
         texts = [f"{text} ({count(runs, 'run')})" for text, runs in found.most_common()]
-        yield Line(
-            "Scripts, when submitted", listed(texts, limit=4), f"run.json of {count(len(commands), 'run')}"
-        )
+        yield Line("Scripts, when submitted", listed(texts, limit=4), source)
 
 
 def _script(command: Mapping[str, Any]) -> str:

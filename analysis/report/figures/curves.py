@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import seaborn as sns
 from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
 
 from analysis.data.names import ranks, size_paths, with_layout
 from analysis.report.figures.drawing import (
@@ -107,7 +107,8 @@ def curve_figure(curve: Curve, selection: Selection, runs: pd.DataFrame) -> Draw
         legend=_legend(curve, selection.labels.values()),
         left_in=0.9 if curve.kind == THROUGHPUT.kind and rows[curve.column].max() >= 50_000 else 0.78,
     )
-    names = runs[runs["measured"]].groupby("cell_id")["run_id"].apply(list)
+    counted = runs[runs["measured"] & runs["cell_id"].isin(rows["cell_id"])]
+    names = counted.groupby("cell_id")["run_id"].apply(list)
     rows = rows.assign(run_ids=rows["cell_id"].map(names))
     return finish(draft, lambda axes: _draw(axes, curve, rows, repeats, labels=selection.labels))
 
@@ -203,10 +204,7 @@ def _draw_lines(axes: Axes, curve: Curve, rows: pd.DataFrame, *, place: int) -> 
     dashes = SERIES_DASHES[place]
     style = {"color": SERIES_COLOURS[place], "linestyle": (0, dashes) if dashes else "-", "linewidth": 1.4}
     for part in [part for _, part in size_paths(rows) if len(part)]:
-        sns.lineplot(
-            data=part, x="gpus", y=curve.column, estimator=None, legend=False, ax=axes, zorder=2, **style
-        )
-        axes.lines[-1].set_gid(f"series{place}@line")
+        axes.plot(part["gpus"], part[curve.column], zorder=2, gid=f"series{place}@line", **style)
 
 
 def _draw_intervals(
@@ -291,12 +289,12 @@ def _set_scales(axes: Axes, curve: Curve, rows: pd.DataFrame, limits: tuple[floa
 
 def _set_log_ticks(axes: Axes, curve: Curve) -> None:
     low, high = axes.get_ylim()
+    ticks = log_ticks(low, high, (1.0, 2.0, 5.0))
     if curve.kind == "speedup":
         powers = range(math.floor(math.log2(low)), math.ceil(math.log2(high)) + 1)
-        ticks = _spread_ticks([2.0**power for power in powers if low <= 2.0**power <= high])
-    else:
-        ticks = log_ticks(low, high, (1.0, 2.0, 5.0))
-        ticks = ticks if len(ticks) > 1 else list(np.linspace(low, high, 4)[1:-1])
+        ticks = [2.0**power for power in powers if low <= 2.0**power <= high]
+    if len(ticks) < 2:
+        ticks = [float(tick) for tick in MaxNLocator(4).tick_values(low, high) if low <= tick <= high]
     set_ticks(axes.yaxis, _spread_ticks(ticks), _tick)
 
 

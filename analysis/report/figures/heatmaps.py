@@ -274,17 +274,18 @@ def _panel_name(parts: Mapping[str, str], per_node: str) -> str:
 
 def _batch_grid(mode: str, rows: pd.DataFrame, axis: str, rate_unit: str) -> BatchGrid | None:
     panels, left_out = {}, []
-    for name, own in rows.groupby("panel", sort=False):
-        measured = own[own["n"] > 0]
-        if measured["batch"].nunique() > 1 and measured["size"].nunique() > 1:
-            # If several cells have equal size and batch, the first measured one is drawn.
-            first = own.assign(unmeasured=own["n"] == 0).sort_values("unmeasured", kind="stable")
-            panels[str(name)] = first.drop_duplicates(["size", "batch"])
-    if not panels:
+    values = rows[rows["n"] > 0].groupby("panel", sort=False)[["batch", "size"]].nunique()
+    varied = set(values.index[(values > 1).all(axis=1)])
+    names = [name for name in dict.fromkeys(rows["panel"]) if name in varied]
+    if not names:
         return None
-    if len(panels) > MAX_PANELS:
-        left_out.append(f"{MAX_PANELS} of {len(panels)} panels drawn")
-        panels = dict(list(panels.items())[:MAX_PANELS])
+    if len(names) > MAX_PANELS:
+        left_out.append(f"{MAX_PANELS} of {len(names)} panels drawn")
+    for name in names[:MAX_PANELS]:
+        own = rows[rows["panel"] == name]
+        # If several cells have equal size and batch, the first measured one is drawn.
+        first = own.assign(unmeasured=own["n"] == 0).sort_values("unmeasured", kind="stable")
+        panels[str(name)] = first.drop_duplicates(["size", "batch"])
     limits = {"size": MAX_SIZES, "batch": MAX_BATCHES}
     shown = {name: _spread_rows(own, limits) for name, own in panels.items()}
     drawn, all_of = (sum(map(len, some.values())) for some in (shown, panels))
