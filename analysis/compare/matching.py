@@ -29,12 +29,13 @@ _DEPENDENT = {
     "per_gpu_batch": ("global_batch",),
     "grad_accum": ("per_gpu_batch",),
 }
-#: Environment variables that differ between any two runs, so they are not compared.
+#: Environment variables that differ between any two runs, or repeat settings: they are not compared.
 _PER_RUN = (
     *("SLURM_JOB_ID", "SLURM_JOB_NAME", "SLURM_JOB_NODELIST", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"),
-    *("SLURM_NNODES", "SLURM_NTASKS", "SLURM_TASKS_PER_NODE", "BENCH_PYTHON", "BENCH_EXPECTED_WORLD_SIZE"),
+    *("SLURM_NNODES", "SLURM_NTASKS", "SLURM_TASKS_PER_NODE"),
 )
-_PER_RUN_PREFIXES = ("TORCHELASTIC_", "BENCH_STEP_", "BENCH_RUN_")
+#: The variables of bench repeat the matrix, or describe one run.
+_PER_RUN_PREFIXES = ("TORCHELASTIC_", "BENCH_")
 NOT_SET = "not set"
 _NOT_KNOWN = "not known"
 

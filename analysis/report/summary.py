@@ -109,8 +109,10 @@ def certainty(rows: pd.DataFrame) -> str:
     relative = (cells["throughput_high"] / cells["throughput_low"]) ** 0.5 - 1
     if relative.notna().any():
         typical = float(relative.median())
-        width = percent(typical, decimals=1 if typical < 0.1 else 0)
-        text = f"{runs} per cell; the 95 % interval of a throughput is ±{width} (median over cells)"
+        width = f"is ±{percent(typical, decimals=1 if typical < 0.1 else 0)}"
+        if typical > 1:
+            width = f"extends by a factor of {number(1 + typical, digits=2)} up and down"
+        text = f"{runs} per cell; the 95 % interval of a throughput {width} (median over cells)"
         if without := int(relative.isna().sum()):
             text += f"; no interval for {count(without, 'cell')} with fewer than 3 runs"
         return f"{text}."

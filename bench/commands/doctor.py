@@ -101,6 +101,11 @@ def _target(name: str, root: Path) -> Target:
         return _of_folder(path)
     if StudyFolder(root / name).is_planned:
         return Target(study=StudyFolder(root / name))
+    # A line of `bench submit` or `bench status` separates the study and its run by a tab.
+    study, _, run = name.replace("\t", "/").rpartition("/")
+    for found in (StudyFolder(Path(study)), StudyFolder(root / study)):
+        if study and run and found.is_planned and (found.runs / run).is_dir():
+            return _of_folder(found.runs / run)
     return _with_logs(_of_name(name, root))
 
 

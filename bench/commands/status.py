@@ -17,6 +17,7 @@ from bench.executors import executor_for
 from bench.slurm.client import SlurmMissingError, SlurmUnavailableError
 from bench.study.ledger import RunRecord, RunState
 from bench.study.plan_json import PlannedStudy, open_study
+from bench.study.run_json import read_run
 from bench.units import count
 
 SHOWN_RUNS = 60
@@ -111,6 +112,14 @@ def _remark(record: RunRecord) -> str:
     return f"{record.reason} [{record.cause}]" if record.cause else record.reason
 
 
+def _log_line(planned: PlannedStudy, record: RunRecord) -> dict[str, Any] | None:
+    """Return the most informative line of the logs of a failed run without a cause, from its run.json."""
+    if record.state is not RunState.FAILED or record.cause:
+        return None
+    line = (read_run(planned.folder.attempt(record.run_id, record.attempt).path)[0] or {}).get("log_line")
+    return line if isinstance(line, dict) else None
+
+
 def _as_content(planned: PlannedStudy, records: Mapping[str, RunRecord]) -> dict[str, Any]:
     """Return the output of `bench status --json`."""
     counts = Counter(str(record.state) for record in records.values())
@@ -126,6 +135,7 @@ def _as_content(planned: PlannedStudy, records: Mapping[str, RunRecord]) -> dict
                 "cell_id": runs[record.run_id].cell_id,
                 "repeat": runs[record.run_id].repeat,
                 **{name: getattr(record, name) for name in names},
+                "log_line": _log_line(planned, record),
                 "will_not_start": bool(record.details.get("stuck")),
             }
             for record in records.values()

@@ -1,4 +1,4 @@
-"""Mask values that may be secrets: those whose names contain key, token, secret or password.
+"""Mask values that may be secrets, by words in their names: key, token, secret, password, credential, auth.
 
 A value follows its name after ``=`` or ``:``, or it is the word after an option. Plain numbers after ``keys``
 and ``tokens`` (``--max_tokens 1024``) are shown, and so are values whose names only begin like these words
@@ -13,7 +13,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 MASK = "***"
-_PRIVATE = r"(?:(?i:secret|passwd|password)|(?:[Kk]ey|[Tt]oken)s?(?![a-z])|(?:KEY|TOKEN)S?(?![A-Za-z]))"
+_PRIVATE = (
+    r"(?:(?i:secret|passw|passphrase|credential)|(?:[Kk]ey|[Tt]oken)s?(?![a-z])|(?:KEY|TOKEN)S?(?![A-Za-z])"
+    r"|(?:[Aa]uth|AUTH|_PASS)(?![A-Za-z]))"
+)
 _NAME = rf"[\w.-]{{0,100}}{_PRIVATE}[\w.-]{{0,100}}"
 _VALUE = r""""(?:[^"\\\n]|\\.)*"|'[^'\n]*'|[^\s'"]+"""
 _PRIVATE_NAME = re.compile(_NAME)
@@ -45,13 +48,18 @@ def shown_command(words: Sequence[str]) -> str:
     )
 
 
+def is_private(name: str) -> bool:
+    """Return whether the value of a variable or an option with this name may be a secret."""
+    return _PRIVATE_NAME.fullmatch(name) is not None
+
+
 def without_secret_variables(env: Mapping[str, Any]) -> dict[str, Any]:
     """Return environment variables or other settings, with ``***`` in place of values that may be secrets."""
     return {name: _shown(name, value) for name, value in env.items()}
 
 
 def _shown(name: str, value: Any) -> Any:
-    if _PRIVATE_NAME.fullmatch(name) and not _is_count(name, str(value)):
+    if is_private(name) and not _is_count(name, str(value)):
         return MASK
     if isinstance(value, list):
         return [mask_text(item) if isinstance(item, str) else item for item in value]

@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 
+from bench.matrix.secret_values import is_private
 from bench.measure.node import cpu_groups, cpu_quota, host_name
 from bench.units import count, number_ranges
 
@@ -271,7 +272,6 @@ def cpu_model() -> str | None:
 _KEPT = re.compile(
     r"(NCCL|GLOO|OMP|KMP|MKL|TORCH|PYTORCH|UCX|FI)_[A-Z0-9_]+|CUDA_VISIBLE_DEVICES|BENCH_[A-Z_]+"
 )
-_SECRET = re.compile(r"TOKEN|SECRET|PASS|KEY|CREDENTIAL|AUTH")
 _SLURM = re.compile(
     r"SLURM_(CLUSTER_NAME|CPUS_PER_TASK|JOB_(ID|NAME|NODELIST|PARTITION)|NNODES|NTASKS|RESTART_COUNT|STEP_ID"
     r"|TASKS_PER_NODE)"
@@ -280,5 +280,5 @@ _SLURM = re.compile(
 
 def kept_variables(env: Mapping[str, str]) -> dict[str, dict[str, str]]:
     """Return ``env`` and ``slurm`` of env.json: variables with known names or prefixes, and no secrets."""
-    kept = {name: env[name] for name in sorted(env) if _KEPT.fullmatch(name) and not _SECRET.search(name)}
+    kept = {name: env[name] for name in sorted(env) if _KEPT.fullmatch(name) and not is_private(name)}
     return {"env": kept, "slurm": {name: env[name] for name in sorted(env) if _SLURM.fullmatch(name)}}

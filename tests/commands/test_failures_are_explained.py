@@ -109,6 +109,8 @@ def test_without_a_known_cause_the_page_shows_the_line_of_the_error(failed):
     settle(study, record, Outcome(RunState.FAILED, "exit code 1", "bad-exit", 1), ended_at=now())
     content = json.loads(folder.run_json.read_text())
     assert (content["cause"], content["log_line"]) == (None, {"path": "job.err", "line": 3, "text": error})
+    (run,) = json.loads(bench("status", "--json", cwd=failed).stdout)["runs"]
+    assert run["log_line"] == content["log_line"]
     page = write_report(failed / "results/fails").page.read_text(encoding="utf-8")
     assert f"exit code 1; job.err:3: {error}" in page
 

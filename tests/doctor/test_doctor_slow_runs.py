@@ -45,7 +45,10 @@ def content(*arguments: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("target", [f"results/slow/runs/{RUN}", f"results/slow/runs/{RUN}/attempt-1"])
+@pytest.mark.parametrize(
+    "target",
+    [f"results/slow/runs/{RUN}", f"results/slow/runs/{RUN}/attempt-1", f"slow/{RUN}", f"slow\t{RUN}"],
+)
 def test_a_slow_run_is_named_by_its_folder_and_exits_with_zero(results: Path, target: str) -> None:
     found = content(target)
     assert (found["study"], found["run_id"], found["attempt"]) == ("results/slow", RUN, 1)

@@ -23,6 +23,10 @@ from bench.matrix.secret_values import (
         ("--password hunter2 --dbpassword=x", "--password *** --dbpassword=***"),
         ("--auth-tokens a,b --keys k", "--auth-tokens *** --keys ***"),
         ("--key --verbose", "--key --verbose"),
+        (
+            "--auth a --author me DB_PASS=x --bypass y CREDENTIALS=z",
+            "--auth *** --author me DB_PASS=*** --bypass y CREDENTIALS=***",
+        ),
         ("--max_tokens 4096 n_tokens=64k", "--max_tokens 4096 n_tokens=64k"),
         ("--tokenizer gpt2 TOKENIZERS_PARALLELISM=false --keyframes=3", None),
         ("https://user:pw@host/x https://host/x@1", "https://***@host/x https://host/x@1"),

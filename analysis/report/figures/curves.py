@@ -202,7 +202,8 @@ def _side_by_side(runs: pd.DataFrame, *, span: float) -> pd.Series:
 
 def _draw_lines(axes: Axes, curve: Curve, rows: pd.DataFrame, *, place: int) -> None:
     dashes = SERIES_DASHES[place]
-    style = {"color": SERIES_COLOURS[place], "linestyle": (0, dashes) if dashes else "-", "linewidth": 1.4}
+    style: dict[str, Any] = {"color": SERIES_COLOURS[place], "linewidth": 1.4}
+    style["linestyle"] = (0, dashes) if dashes else "-"
     for part in [part for _, part in size_paths(rows) if len(part)]:
         axes.plot(part["gpus"], part[curve.column], zorder=2, gid=f"series{place}@line", **style)
 
