@@ -77,10 +77,9 @@ _LATEX = {letter: f"\\{letter}" for letter in "&%$#_{}"} | {
 
 def latex(text: str, *, limit: int = 300) -> str:
     """Return a text that LaTeX prints as it is; characters that pdfLaTeX's fonts lack become ``?``."""
-    letters = one_line(text, limit=limit)
-    escaped = "".join(_LATEX.get(letter, letter if _printable(letter) else "?") for letter in letters)
-    # Else LaTeX joins the hyphens of an option to a dash.
-    return re.sub(r"-(?=-)", "-{}", escaped)
+    # LaTeX joins two hyphens to a dash.
+    parts = re.split(r"(?<=-)(?=-)", one_line(text, limit=limit))
+    return "{}".join("".join(_LATEX.get(x, x if _printable(x) else "?") for x in part) for part in parts)
 
 
 def _printable(letter: str) -> bool:
