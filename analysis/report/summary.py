@@ -291,4 +291,6 @@ def share_text(row: Share, *, unknown: str = MISSING) -> str:
         return f"at most {percent(row.share)}"
     if math.isnan(row.low):
         return percent(row.share)
+    if row.high - row.low > 1:
+        return f"{percent(row.share)}, not certain"
     return f"{percent(row.share)} [{percent(row.low)}, {percent(row.high)}]"

@@ -18,7 +18,7 @@ from analysis.checks.scaling_table import scaling_table
 from analysis.data.environment import describe_environment
 from analysis.data.load import load_study
 from analysis.report.proposal import proposal_context
-from analysis.report.summary import certainty, find, loss_sentence, main_loss
+from analysis.report.summary import certainty, find, loss_sentence, main_loss, share_text
 from analysis.stats.measured import measure
 from analysis.text import (
     clean,
@@ -169,6 +169,7 @@ def test_a_loss_whose_interval_includes_0_is_no_main_loss() -> None:
         "21 % of the step on 8 ranks is lost, without a known cause: 1 % [0 %, 2 %] in no timer and "
         "20 % [-10 %, 50 %] (exposed communication 20 %)."
     )
+    assert share_text(Share(Key("not-explained"), 0.85, -2.82, 1.0)) == "85 %, not certain"
     certain = CellDivision([rows[0], Share(Key("not-explained"), 0.2, 0.1, 0.3)], {}, {"transfer": 0.2})
     assert main_loss(certain, ROW) == ("exposed communication", 0.2)
 
