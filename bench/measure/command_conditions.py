@@ -36,6 +36,18 @@ from bench.study.run_json import read_run, script_sha256, script_warning
 
 _BEFORE, _AFTER = "conditions-before.{}.json", "conditions-node.{}.json"
 _ERRORS = "conditions.err"
+_ENV_NODE = "env-node.{}.json"
+#: Time limit for a Python interpreter to report its versions.
+PYTHON_S = 20.0
+# torch/version.py is read without importing torch, which would take seconds.
+_VERSIONS = """
+import importlib.util, json, os, platform, runpy
+spec = importlib.util.find_spec("torch")
+path = spec and spec.origin and os.path.join(os.path.dirname(spec.origin), "version.py")
+torch = runpy.run_path(path) if path else {}
+found = {"torch": torch.get("__version__"), "python": platform.python_version(), "cuda": torch.get("cuda")}
+print(json.dumps(found, default=str))
+"""
 
 
 def sample_before(folder: RunFolder, env: Mapping[str, str] = os.environ) -> None:
@@ -119,32 +131,6 @@ def _last_line(path: Path) -> str:
     except OSError:
         return ""
     return next((line.strip() for line in reversed(lines) if line.strip()), "")
-
-
-def main() -> int:
-    """Run the function that the first argument names."""
-    functions = {"before": sample_before, "after": sample_after, "merge": merge_nodes}
-    moment, folder = sys.argv[1:]
-    functions[moment](RunFolder(Path(folder)))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
-
-
-_ENV_NODE = "env-node.{}.json"
-#: Time limit for a Python interpreter to report its versions.
-PYTHON_S = 20.0
-# torch/version.py is read without importing torch, which would take seconds.
-_VERSIONS = """
-import importlib.util, json, os, platform, runpy
-spec = importlib.util.find_spec("torch")
-path = spec and spec.origin and os.path.join(os.path.dirname(spec.origin), "version.py")
-torch = runpy.run_path(path) if path else {}
-found = {"torch": torch.get("__version__"), "python": platform.python_version(), "cuda": torch.get("cuda")}
-print(json.dumps(found, default=str))
-"""
 
 
 def note_node(folder: RunFolder, env: Mapping[str, str]) -> None:
@@ -274,3 +260,15 @@ def _versions(run: Mapping[str, Any]) -> dict[str, Any]:
 def _only(values: Sequence[str | None]) -> str | None:
     """Return the common value; None if the values differ or there are none."""
     return values[0] if values and len(set(values)) == 1 else None
+
+
+def main() -> int:
+    """Run the function that the first argument names."""
+    functions = {"before": sample_before, "after": sample_after, "merge": merge_nodes}
+    moment, folder = sys.argv[1:]
+    functions[moment](RunFolder(Path(folder)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
