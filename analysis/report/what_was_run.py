@@ -32,11 +32,7 @@ _SETTINGS = (
     *("bucket_cap_mb", "activation_checkpointing", "compile", "num_workers"),
 )
 #: The models that use an option; the other options concern every model.
-_USED_BY = {
-    "parameters": {"transformer", "mlp"},
-    "seq_len": {"transformer"},
-    "image_size": {"resnet50"},
-}
+_USED_BY = {"parameters": {"transformer", "mlp"}, "seq_len": {"transformer"}, "image_size": {"resnet50"}}
 #: Placeholders whose values are in the tables of the measurements, or differ between runs.
 _IN_TABLES = frozenset(
     {

@@ -80,13 +80,7 @@ def why_sections(
 
 
 def _section(
-    row: pd.Series,
-    division: CellDivision,
-    steps: pd.DataFrame,
-    place: int,
-    *,
-    label: str,
-    ring: float | None,
+    row: pd.Series, division: CellDivision, steps: pd.DataFrame, place: int, *, label: str, ring: float | None
 ) -> WhySection:
     figures = [waterfall_figure(division, row, name=f"why-{place}", label=label)]
     own = steps[steps["cell_id"].astype("str") == row["cell_id"]]

@@ -250,9 +250,7 @@ def _split(text: str, problems: TableProblems) -> tuple[list[tuple[int, list[str
         if len(values) != len(names):
             message = f"{count(len(values), 'value')} instead of {len(names)}"
             problems.add(
-                at,
-                message,
-                "give one value per column; enclose values that contain commas in double quotes",
+                at, message, "give one value per column; enclose values that contain commas in double quotes"
             )
     return rows[1:], read_header([one_line(name, limit=80) for name in names])
 

@@ -296,7 +296,7 @@ def _set_log_ticks(axes: Axes, curve: Curve) -> None:
         ticks = [2.0**power for power in powers if low <= 2.0**power <= high]
     if len(ticks) < 2:
         ticks = [float(tick) for tick in MaxNLocator(4).tick_values(low, high) if low <= tick <= high]
-    set_ticks(axes.yaxis, _spread_ticks(ticks), _tick)
+    set_ticks(axes.yaxis, [ticks[place] for place in evenly_spaced(len(ticks), MAX_TICKS)], _tick)
 
 
 def _tick(value: float) -> str:
@@ -312,11 +312,6 @@ def _spread_sizes(sizes: Sequence[int]) -> list[int]:
         if size >= kept[-1] * room:
             kept.append(size)
     return kept
-
-
-def _spread_ticks(values: Sequence[float]) -> list[float]:
-    """Return at most :data:`MAX_TICKS` values, evenly spread, with the first and the last."""
-    return [values[place] for place in evenly_spaced(len(values), MAX_TICKS)]
 
 
 def _legend(curve: Curve, labels: Iterable[str]) -> list[Key]:

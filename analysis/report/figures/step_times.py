@@ -47,16 +47,8 @@ def step_rows(study: Study, rows: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFr
     steps = steps[np.isfinite(steps["step_time_sec"]) & (steps["step_time_sec"] > 0)]
     groups = steps.groupby(steps["cell_id"].astype("str"), sort=False)
     found = [{"cell_id": cell_id, **_statistics(own)} for cell_id, own in groups if len(own) > 1]
-    columns = [
-        "cell_id",
-        *_QUANTILES,
-        "steps",
-        "runs_read",
-        "slowest",
-        "slowest_run",
-        "slowest_at",
-        "over_twice",
-    ]
+    further = ("steps", "runs_read", "slowest", "slowest_run", "slowest_at", "over_twice")
+    columns = ["cell_id", *_QUANTILES, *further]
     return rows.merge(pd.DataFrame(found, columns=columns), on="cell_id")
 
 

@@ -13,16 +13,7 @@ from analysis.causes.catalogue import NOT_EXPLAINED, OTHER, title_of
 from analysis.causes.cells import CellDivision
 from analysis.data.names import ranks
 from analysis.report.figures.bars import draw_part
-from analysis.report.figures.drawing import (
-    SERIES_COLOURS,
-    Colour,
-    Draft,
-    Drawing,
-    Part,
-    Tip,
-    Tips,
-    finish,
-)
+from analysis.report.figures.drawing import SERIES_COLOURS, Colour, Draft, Drawing, Part, Tip, Tips, finish
 from analysis.report.words import WORDS
 from analysis.text import one_line, percent, seconds
 
