@@ -126,7 +126,7 @@ def read_header(lines: Sequence[str]) -> Header:
 def _without_disabled(
     remarks: Sequence[Remark], options: Sequence[Option], lines: Sequence[str]
 ) -> tuple[Remark, ...]:
-    """Leave out the lines ``# SBATCH`` that are alternatives to active directives."""
+    """Leave out the remarks on lines ``# SBATCH`` that are alternatives to active directives."""
     active = {_kind(option.name) for option in options if lines[option.line - 1].startswith("#SBATCH")}
     kept = []
     for remark in remarks:

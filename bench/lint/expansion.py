@@ -51,7 +51,7 @@ class Unknown(NamedTuple):
 
 
 class Value(NamedTuple):
-    """A text; ``lines`` contains, for each row of it, the number of the script line it comes from."""
+    """A text; ``lines`` contains the script line number of each row of the text."""
 
     text: str
     lines: tuple[int, ...]
@@ -304,9 +304,9 @@ class Expander:
         return _element(candidates[0], subscript.group(2) if subscript else None)
 
     def _differs(self, candidates: list[Assigned]) -> bool:
-        """Return whether a branch that may not have run sets a variable to another plain word.
+        """Return whether the value depends on which branches run: ``candidates`` contain different words.
 
-        A text of several words or options, such as the arguments of a launcher, is assumed to be set.
+        The newest value is assumed if it is an option or several words, such as the arguments of a launcher.
         """
         here = {identity for identity, _ in self.branches}
         newest = candidates[0]

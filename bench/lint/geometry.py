@@ -95,13 +95,13 @@ class Geometry:
             return None
         nodes, ntasks, per_node = self.nodes, self.number("ntasks"), self.number("ntasks-per-node")
         if per_node and not (ntasks and "nodes" not in self.options and ntasks < per_node):
-            return per_node  # also if --ntasks contradicts it: this is probably the intended number
+            return per_node  # probably the intended number, even if --ntasks contradicts it
         if ntasks and nodes:
             return ntasks // nodes if ntasks % nodes == 0 else None
         if {"ntasks", "ntasks-per-node"} & set(self.options):
             return None
         each, on_node = self.gpus_per_task, gpus_of_list(self.value("gpus-per-node"))
-        if each and on_node:  # Slurm starts as many tasks as the GPUs of a node suffice for
+        if each and on_node:  # Slurm starts as many tasks as a node has GPUs for
             return on_node // each
         by_gpu = self.number("ntasks-per-gpu") or self.number("ntasks-per-tres")
         if by_gpu:

@@ -155,7 +155,7 @@ _SCRIPT_ENDINGS = (".sh", ".bash", ".slurm", ".sbatch", ".csh", ".zsh")
 class Launch:
     """A program that a command starts, with the launchers and wrappers before it.
 
-    ``via`` says what starts the program on the nodes: ``srun``, ``remote`` (another such launcher, as
+    ``via`` says what starts the program on the nodes: ``srun``, ``remote`` (another launcher, such as
     mpirun), ``unknown`` (a variable that may contain a launcher), or an empty string (nothing).
 
     ``kind`` says what the program is: ``python`` (a Python program), ``launcher`` (torchrun or similar),

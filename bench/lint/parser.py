@@ -1,7 +1,7 @@
 """A parser for bash scripts: from text to statements, without executing anything.
 
-The parser accepts the scripts that ``bash -n`` accepts and rejects those that it rejects. The only
-exception is placeholders such as ``<account>``, which are common in documentation.
+The parser accepts exactly the scripts that ``bash -n`` accepts. The only exception is placeholders
+such as ``<account>``, which are common in documentation.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _CLOSERS = frozenset({"then", "elif", "else", "fi", "do", "done", "esac", "}"})
 
 
 def parse_shell(text: str, *, lines: tuple[int, ...] = ()) -> tuple[Node, ...]:
-    """Return the statements in ``text``; ``lines`` contains the script line number of each row of it.
+    """Return the statements in ``text``; ``lines`` contains the script line number of each row.
 
     Raises:
         ShellError: bash would report a syntax error.

@@ -21,7 +21,7 @@ MAX_SCRIPT_SIZE = 4 * 1024 * 1024
 #: Number of characters that are analysed; the rest of a larger script is usually data.
 ANALYSED_SIZE = 512 * 1024
 _SHELL = re.compile(r"#![ \t]*(?:\S*/env[ \t]+(?:-\S+[ \t]+)*)?(?:\S*/)?(?:bash|sh|dash|ksh|zsh)(?:[ \t]|\Z)")
-#: A directive; a comment such as ``#SBATCH: see below`` is none.
+#: A directive, but not a comment such as ``#SBATCH: see below``.
 _DIRECTIVE = re.compile(r"#SBATCH[ \t]+(?:[-\u2010-\u2015\u2212]|hetjob|packjob)")
 _OTHER_SHELL = re.compile(r"#!.*\b(?:zsh|ksh)\b")
 #: A line that another program replaces before sbatch reads the script: Jinja, ERB, brew, printf of Python.
@@ -96,7 +96,7 @@ class Script:
                 yield step, Geometry({option.name: option for option in self.header.components[number]})
 
     def _component(self, options: Sequence[Option]) -> Geometry | None:
-        """Return the component of a heterogeneous job that a step uses, or None for several ones."""
+        """Return the component of a heterogeneous job that a step uses, or None if it uses several."""
         group = next((option.value for option in options if option.name == "het-group"), "0") or ""
         if (
             not self.header.heterogeneous
@@ -241,7 +241,7 @@ def is_template(lines: Sequence[str]) -> bool:
 
 
 def is_foreign(lines: Sequence[str]) -> bool:
-    """Return whether the script is a template, or for a shell whose grammar differs from bash's."""
+    """Return whether the script is a template, or is for a shell with another grammar than bash's."""
     return is_template(lines) or bool(_OTHER_SHELL.match(lines[0][:500]))
 
 

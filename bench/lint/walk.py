@@ -60,7 +60,7 @@ _MAX_RECORDS = 2_000
 _MAX_CALLS = 200
 _MAX_NESTING = 6
 _MAX_STEPS = 10_000
-#: Output of these tools is passed to ``eval`` to set up the shell, not to start a program.
+#: Tools whose output is passed to ``eval`` to set up the shell, not to start a program.
 _SETS_UP_SHELL = re.compile(
     r"conda|mamba|modulecmd|module |ssh-agent|hook|pyenv|direnv|spack|lmod|shellenv|register-python"
 )
@@ -449,7 +449,7 @@ class Walker:
         walk, place = self.state.walk, self.state.place
         launch = read_command(arguments, walk.unknowns)
         if arguments[0].text.startswith("--") and walk.steps:
-            walk.steps[-1].launch.opaque = True  # this line probably continues that step, see stray-command
+            walk.steps[-1].launch.opaque = True  # probably continues the previous step, see stray-command
         outer = place.task
         if outer is not None and not launch.via:
             launch.via, launch.srun, launch.srun_line = outer.via, outer.srun, outer.srun_line

@@ -40,8 +40,8 @@ def gpu_per_task_isolation(script: Script) -> Iterator[Remark]:
     """Each task sees only its own GPU as device 0, so that no other ordinal exists in the task.
 
     ``--gpus-per-task`` and ``--gpu-bind`` hide the other GPUs of the node from a task. A command that
-    asks for another ordinal fails with "invalid device ordinal". This is a note if the command does
-    not show the ordinal: a program that uses device 0, ``current_device()`` or
+    asks for another ordinal fails with "invalid device ordinal". The finding is a note if the command
+    does not show the ordinal: a program that uses device 0, ``current_device()`` or
     ``rank % device_count()`` works. srun sets CUDA_VISIBLE_DEVICES for each task, so that an export in
     the script does not help. ``--gres-flags=allow-task-sharing`` (Slurm 24.05) lets the tasks of a
     node access each other's GPUs.
@@ -62,14 +62,14 @@ def gpu_per_task_isolation(script: Script) -> Iterator[Remark]:
         if hides is None or geometry.heterogeneous or starts_workers(launch) or _tasks(geometry) < 2:
             continue
         if any(word.text == "bench.workload" for word in launch.words):
-            continue  # it counts the visible devices
+            continue  # the built-in training counts the visible devices
         seen = geometry.gpus_per_task or 1
         asks = _line_that_asks_for_another_gpu(script, step, seen)
         only = f"only {seen} GPU{'s' if seen > 1 else ''}"
         message = f"with `{hides.written}`, each task sees {only}, numbered from 0"
         if asks:
             message += (
-                f', but line {asks} asks for another one: the program fails with "invalid device ordinal"'
+                f', but line {asks} asks for another GPU: the program fails with "invalid device ordinal"'
             )
         else:
             message += ": a program that selects device LOCAL_RANK fails in all tasks but the first"
@@ -249,7 +249,7 @@ def container_without_gpus(script: Script) -> Iterator[Remark]:
     """Apptainer or Singularity starts a program without ``--nv`` in a job with GPUs.
 
     The container then contains neither the driver's libraries nor, at many sites, the devices:
-    ``torch.cuda.is_available()`` is False. AMD GPUs need ``--rocm``. Sites may set ``always use nv``.
+    ``torch.cuda.is_available()`` is False. AMD GPUs need ``--rocm``. Some sites set ``always use nv``.
 
     Bad:
         #SBATCH --gpus-per-node=4

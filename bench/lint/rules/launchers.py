@@ -44,9 +44,9 @@ def passes_unknown_options(script: Script, launch: Launch) -> bool:
 def missing_node_rank(script: Script) -> Iterator[Remark]:
     """A launcher with a static rendezvous gets no node rank, so that every node has rank 0.
 
-    Without ``--rdzv_backend=c10d``, torchrun does not agree on ranks: it takes ``--node_rank``, whose
-    default is 0. ``accelerate launch`` takes ``--machine_rank`` in the same way. All nodes then claim
-    the same ranks, and the job fails or hangs.
+    Without ``--rdzv_backend=c10d``, torchrun takes the rank of its node from ``--node_rank``, whose
+    default is 0. ``accelerate launch`` uses ``--machine_rank`` in the same way. Without the option, all
+    nodes have the same ranks, and the job fails or hangs.
 
     Bad:
         #SBATCH --nodes=2
@@ -133,7 +133,7 @@ def mpirun_slots(script: Script) -> Iterator[Remark]:
     slots = script.job.ntasks
     whole_nodes = {"nodes", "exclusive"} & set(script.job.options)
     if whole_nodes and not {name for name in script.job.options if "tasks" in name}:
-        return  # sites that allocate whole nodes give each of their cores a slot
+        return  # sites that allocate whole nodes give each core a slot
     if not {"nodes", "ntasks"} & set(script.job.options):
         return  # the number of nodes is given on the command line
     if not slots or script.job.heterogeneous or "overcommit" in script.job.options:
@@ -172,8 +172,9 @@ def _mpi_processes(script: Script, step: Step) -> int | None:
 def world_size_mismatch(script: Script) -> Iterator[Remark]:
     """WORLD_SIZE is not the number of processes that srun starts.
 
-    A program that reads WORLD_SIZE waits for that many processes. With the tasks of one node only,
-    the ranks of the other nodes are out of range. torchrun and similar launchers set it themselves.
+    A program that reads WORLD_SIZE waits for that many processes. If WORLD_SIZE is the number of tasks of
+    one node, the ranks of the other nodes are out of range. torchrun and similar launchers set WORLD_SIZE
+    themselves.
 
     Bad:
         #SBATCH --nodes=2

@@ -26,7 +26,7 @@ STARTS_PROCESSES = names("multiprocessing_distributed nproc_per_node gpus_per_no
 _LEARNS = re.compile(r"torch|tensorflow|keras|\bjax\b|cuda", re.IGNORECASE)
 _GROUP = re.compile(r"lightning|\bddp\b|torch\.?distributed", re.IGNORECASE)
 
-#: Commands in the foreground that run until the job is ended.
+#: Commands that keep a script running if they are in the foreground.
 _KEEPS_RUNNING = frozenset(
     {"sleep", "tail", "srun", "jupyter", "jupyter-notebook", "jupyter-lab", "code-server"}
 )
@@ -37,7 +37,7 @@ def missing_srun(script: Script) -> Iterator[Remark]:
     """A job has several nodes, but only the batch shell starts the program.
 
     The batch script runs once, on the first node. Only srun, mpirun or a similar launcher starts
-    processes on the other nodes. Without one, the processes on the first node wait for the others
+    processes on the other nodes. Otherwise the processes on the first node wait for the others
     until the rendezvous times out, and the job fails. A program whose processes do not wait for each
     other leaves the other nodes idle.
 
@@ -112,7 +112,7 @@ def waits_for_others(script: Script, step: Step) -> bool:
     """Return whether the script shows that the processes of a program form one group.
 
     The signs are a launcher that expects several nodes, Lightning, and the variables or options of a
-    rendezvous. Without them, the process may just as well compute alone.
+    rendezvous. Without these signs, the process possibly computes alone.
     """
     if starts_workers(step.launch):
         value = step.launch.node_count
@@ -199,7 +199,7 @@ def one_launcher_per_gpu(script: Script) -> Iterator[Remark]:
         line = geometry.line("ntasks-per-node", "ntasks") or step.line
         remedy = "start the launcher once per node: --ntasks-per-node=1"
         yield Remark(
-            line, f"{message}, and they use the same ports and GPUs", remedy, severity, _one_task(geometry)
+            line, f"{message}, and all use the same ports and GPUs", remedy, severity, _one_task(geometry)
         )
         if line != step.line:
             message += f" because of line {line}"

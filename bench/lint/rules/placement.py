@@ -14,7 +14,7 @@ from bench.lint.script import Script, is_chore, starts_workers
 from bench.lint.walk import Step
 
 _GROUPS = re.compile(r"(\d+)(?:-(\d+))?")
-#: Commands that write files, and where: in their last argument, or after one of these options.
+#: Commands that write files to the path in their last argument or in an option.
 _COPIES = names("cp rsync tar unzip mkdir mv wget curl unsquashfs git")
 _MAKES_ENVIRONMENT = names("virtualenv venv")
 _NODE_LOCAL = re.compile(
@@ -78,8 +78,8 @@ def _numbers(groups: str) -> list[int]:
 def first_node_only(script: Script) -> Iterator[Remark]:
     """The batch shell prepares node-local storage on the first node, but the tasks run on all nodes.
 
-    $SLURM_TMPDIR, /tmp and similar folders are different on each node. A virtual environment, or data
-    that the batch shell copies there, does not exist on the other nodes, where the program fails.
+    $SLURM_TMPDIR, /tmp and similar folders are different on each node. If the batch shell puts a virtual
+    environment or data in such a folder, they do not exist on the other nodes, where the program fails.
 
     Bad:
         #SBATCH --nodes=2
@@ -108,7 +108,7 @@ def first_node_only(script: Script) -> Iterator[Remark]:
         if local and name != "mkdir":
             what = "makes an environment" if _MAKES_ENVIRONMENT & set(words[:3]) else "writes files"
             message = f"the batch shell {what} in {target[:50]}, which exists on the first node only"
-            remedy = "start it on each node: srun --ntasks=$SLURM_NNODES --ntasks-per-node=1 COMMAND"
+            remedy = "run the command on each node: srun --ntasks=$SLURM_NNODES --ntasks-per-node=1 COMMAND"
             yield Remark(step.line, message, remedy)
 
 
@@ -126,9 +126,9 @@ def _made_by_srun(script: Script) -> list[str]:
 def one_core_per_task(script: Script) -> Iterator[Remark]:
     """A task with data loaders gets one core, because the script requests no ``--cpus-per-task``.
 
-    Slurm's default is one CPU per task. A training process and its data loaders then share it, and the
-    GPU waits for data. Some sites give more CPUs for each GPU. This is a warning if the command asks
-    for several data loaders.
+    Slurm's default is one CPU per task. A training process and its data loaders then share this CPU, and
+    the GPU waits for data. Some sites give more CPUs for each GPU. The finding is a warning if the command
+    asks for several data loaders.
 
     Bad:
         #SBATCH --ntasks-per-node=4
@@ -202,11 +202,11 @@ def trap_delayed(script: Script) -> Iterator[Remark]:
         if step.place.piped or line < traps[0].line or step.place.substitution:
             continue
         if not step.launch.via and step.launch.kind not in ("python", "launcher"):
-            continue  # it may end soon
+            continue  # the command possibly ends soon
         text = script.line(step.end).rstrip()
         edit = Edit(step.end, "", f"{text} & wait") if step.end == line and "#" not in text else None
         message = (
-            f"bash runs the trap of line {traps[0].line} only after this command ends, not at the signal"
+            f"bash runs the trap of line {traps[0].line} after this command ends, not when signalled"
         )
         remedy = "start the command in the background and wait for it: srun ... & wait"
         yield Remark(line, message, remedy, edit=edit)

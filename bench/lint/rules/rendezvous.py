@@ -50,7 +50,7 @@ _FIRST_HOST = '$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
 _EXPAND_IN_TASK = (
     "expand the variable in the task: srun bash -c '... $SLURM_NODEID ...', or \\$ within double quotes"
 )
-#: Ports that only root may use, and those for outgoing connections.
+#: Ports that only root may use, and ephemeral ports, which Linux gives to outgoing connections.
 _ROOT_ONLY = range(1024)
 _EPHEMERAL = (32768, 60999)
 #: $RANDOM is at most 32767; IDs of jobs and processes have no useful limit.
@@ -193,8 +193,8 @@ def _loopback(script: Script, value: Value, *, in_task: bool) -> Iterator[Remark
             message = f"each task expands {unknown.source[:40]} on its own node, so the nodes never connect"
             yield Remark(unknown.line, message, remedy)
         elif unknown.kind == "command" and _FALLS_BACK.search(unknown.source):
-            message = "if the command fails, its result is this host, and the nodes never connect"
-            remedy = "leave out the alternative, so that the job stops with a clear error: set -euo pipefail"
+            message = "if the command fails, the address is this host, and the nodes never connect"
+            remedy = "remove the alternative; with `set -euo pipefail`, the job stops with a clear error"
             yield Remark(unknown.line, message, remedy, Severity.WARNING)
         elif _LOOPBACK.match(unknown.default or "") and not _is_set_elsewhere(script, unknown):
             message = f"if {unknown.name} is not set, each node uses {unknown.default} as the master"
@@ -400,10 +400,10 @@ def _exported_early(script: Script, steps: list[Step]) -> Iterator[Remark]:
 
 @rule(Severity.WARNING)
 def port_range(script: Script) -> Iterator[Remark]:
-    """The rendezvous port may be below 1024, above 65535, or one of the ephemeral ports.
+    """The rendezvous port is possibly below 1024, above 65535, or one of the ephemeral ports.
 
-    Only root may listen on ports below 1024. Linux gives the ephemeral ports (32768 to 60999) to
-    outgoing connections, so that such a port may already be in use when the job starts; this is a note.
+    Only root may listen on ports below 1024. Linux gives the ephemeral ports (32768 to 60999) to outgoing
+    connections, so that such a port can already be in use when the job starts: then the finding is a note.
 
     Bad:
         export MASTER_PORT=$RANDOM
@@ -417,7 +417,7 @@ def port_range(script: Script) -> Iterator[Remark]:
         if not ports or not _PORT_VARIABLE.match(assigned.name) or "MASTER" not in assigned.name.upper():
             continue
         low, high = ports
-        span = f"the port is {low}" if low == high else f"the port may be any number from {low} to {high}"
+        span = f"the port is {low}" if low == high else f"the port can be any number from {low} to {high}"
         if low in _ROOT_ONLY or high > 65535:
             limit = "only root may use ports below 1024" if low in _ROOT_ONLY else "the highest port is 65535"
             yield Remark(assigned.line, f"{span}, but {limit}", remedy)

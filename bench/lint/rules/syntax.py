@@ -390,7 +390,7 @@ def _never_reached(script: Script) -> Iterator[Remark]:
     step = next((step for step in script.walk.steps if _ends_script(step) and step.line < last), None)
     if step and all(other.line > step.line for other in script.training):
         message = "the script ends here, and the lines below never run"
-        yield Remark(step.line, message, "if it ends here by mistake, remove the line", Severity.WARNING)
+        yield Remark(step.line, message, "if that is a mistake, remove the line", Severity.WARNING)
 
 
 def _ends_script(step: Step) -> bool:

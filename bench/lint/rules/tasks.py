@@ -42,8 +42,8 @@ def task_gpu_mismatch(script: Script) -> Iterator[Remark]:
     """The numbers of tasks, GPUs and nodes do not match each other or the options of the launcher.
 
     With one process per GPU, tasks per node must equal GPUs per node. A launcher must not start more
-    workers than there are GPUs, and it must expect the nodes of the job. Otherwise processes share a
-    GPU ("Duplicate GPU detected", "invalid device ordinal"), or the launcher waits for missing nodes
+    workers than there are GPUs, and its number of nodes must be that of the job. Otherwise processes share
+    a GPU ("Duplicate GPU detected", "invalid device ordinal"), or the launcher waits for missing nodes
     until its rendezvous times out.
 
     Bad:
@@ -318,13 +318,13 @@ def ntasks_not_per_node(script: Script) -> Iterator[Remark]:
         program = step.launch.program.text if step.launch.program else ""
         is_binary = step.launch.kind != "python" and not program.endswith(".sh")
         if "exclusive" in script.job.options or is_binary:
-            continue  # on whole nodes, srun distributes the tasks evenly; MPI programs need no even numbers
+            continue  # on whole nodes, srun distributes tasks evenly; MPI programs need no even distribution
         if nodes and nodes > 1 and ntasks > nodes and gpus and not starts_workers(step.launch):
             per_node = ntasks // nodes if ntasks % nodes == 0 else gpus
             message = f"Slurm may distribute the {ntasks} tasks unevenly over the {nodes} nodes"
         elif not nodes and gpus and ntasks > gpus and step.launch.via and "nodes" not in geometry.options:
             per_node = gpus
-            message = f"Slurm may start more of the {ntasks} tasks on a node than it has GPUs ({gpus})"
+            message = f"Slurm may start more of the {ntasks} tasks on a node than the node has GPUs ({gpus})"
         else:
             continue
         option = geometry.options["ntasks"]

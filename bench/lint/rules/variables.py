@@ -13,7 +13,7 @@ from bench.lint.script import Script, is_template
 from bench.lint.syntax import Part, Word
 from bench.lint.walk import Use
 
-#: Variables that Slurm sets only if one of these options is given (sbatch(1), OUTPUT ENVIRONMENT VARIABLES).
+#: Variables that Slurm sets only if a certain option is given (sbatch(1), OUTPUT ENVIRONMENT VARIABLES).
 _NEEDED_OPTIONS: dict[str, tuple[str, ...]] = {
     "SLURM_CPUS_PER_TASK": ("cpus-per-task",),
     "SLURM_NTASKS_PER_NODE": ("ntasks-per-node",),
@@ -72,7 +72,7 @@ _COMMON_VARIABLE = re.compile(
 _HARMLESS = frozenset(
     {"echo", "printf", "[", "test", "[[", "cat", "unset", "logger", ":", "mkdir", "ls", "cd"}
 )
-#: Variables that launchers set for their workers, and what they mean in terms of Slurm's variables.
+#: Variables that launchers set for their workers, with equivalent expressions of Slurm's variables.
 _OF_LAUNCHER = {
     "MASTER_ADDR": '$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
     "MASTER_PORT": "$((10000 + SLURM_JOB_ID % 20000))",
@@ -99,11 +99,11 @@ _RUNS_TEXT = re.compile(r"-[a-z]*c\Z")
 
 @rule(Severity.WARNING)
 def undefined_variable(script: Script) -> Iterator[Remark]:
-    """A variable is used, but nothing sets it or exports it to the tasks.
+    """A variable is used that is not set, or that is set but not exported to the tasks.
 
-    Such a variable expands to an empty string, so that an option has no value, or an address no host.
+    Such a variable expands to an empty string, so that an option has no value, or an address has no host.
     sbatch passes the environment of the submitting shell to the job, so that only a variable of Slurm
-    or of a launcher is certainly empty. Any other variable gets a note, unless a comment, a test or a
+    or of a launcher is certainly empty. Any other is reported as a note, unless a comment, a test or a
     default in the script shows that the caller sets it. The rule does not apply to scripts that source
     a file, because that file may set the variable.
 
@@ -191,7 +191,7 @@ def _undefined_by_slurm(script: Script, use: Use) -> Remark | None:
 
 
 def _is_tested_above(script: Script, use: Use) -> bool:
-    """Return whether one of the lines above a use asks whether the variable has a value."""
+    """Return whether one of the lines above a use tests whether the variable has a value."""
     test = re.compile(rf"(?:-n\s+|-v\s+)\"?\$?\{{?{use.name}\b|\${{?{use.name}\}}?\"?\s*!=\s*(?:\"\"|'')")
     return any(test.search(line[:500]) for line in script.lines[max(0, use.line - 6) : use.line])
 
@@ -220,7 +220,7 @@ def _missing_in_tasks(script: Script) -> Iterator[Remark]:
 
 @rule(Severity.WARNING)
 def port_octal_arithmetic(script: Script) -> Iterator[Remark]:
-    """A number in an arithmetic expression may start with 0, and bash then reads it as octal.
+    """A number in an arithmetic expression possibly starts with 0; bash then reads it as octal.
 
     If the last digits of the job ID are 0899, bash stops with "value too great for base". If they
     are 0123, bash reads them as 83.
@@ -244,7 +244,7 @@ def port_octal_arithmetic(script: Script) -> Iterator[Remark]:
         inner = next(filter(_may_start_with_zero, script.unknowns.of(unknown.default or "")), None)
         if inner:
             message = (
-                f"{inner.source[:60]} may start with 0: bash then reads it as octal, and 0899 is an error"
+                f"{inner.source[:60]} can start with 0: bash then reads it as octal, and 0899 is an error"
             )
             in_line = inner.source in unknown.source
             edit = Edit(unknown.line, inner.source, f"10#{inner.source}") if in_line else None
@@ -262,7 +262,7 @@ def _may_start_with_zero(unknown: Unknown) -> bool:
 def node_list_in_one_element(script: Script) -> Iterator[Remark]:
     """An array of the job's hosts has a single element, because the list is quoted.
 
-    bash splits an unquoted expansion into words, and ``("$nodes")`` makes one element of all hosts.
+    bash splits only unquoted expansions into words, so ``("$nodes")`` is an array with one element.
     ``${nodes_array[0]}`` is then the whole list, and ``${nodes_array[1]}`` is empty.
 
     Bad:
