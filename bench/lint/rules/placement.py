@@ -205,9 +205,7 @@ def trap_delayed(script: Script) -> Iterator[Remark]:
             continue  # the command possibly ends soon
         text = script.line(step.end).rstrip()
         edit = Edit(step.end, "", f"{text} & wait") if step.end == line and "#" not in text else None
-        message = (
-            f"bash runs the trap of line {traps[0].line} after this command ends, not when signalled"
-        )
+        message = f"bash runs the trap of line {traps[0].line} after this command ends, not when signalled"
         remedy = "start the command in the background and wait for it: srun ... & wait"
         yield Remark(line, message, remedy, edit=edit)
         return
