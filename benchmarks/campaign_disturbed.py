@@ -161,7 +161,7 @@ def overlaps_in_sacct(cluster: Cluster, ours: Sequence[str]) -> dict[str, set[st
         lambda: (
             not {"Unknown"} & set(re.split(r"[|\n]", cluster.run([*command, "-j", ",".join(ours)]).stdout))
         ),
-        what="the ends of the study's jobs in sacct",
+        what="the end times of the study's jobs in sacct",
     )
     jobs = {}
     for line in cluster.run(command).stdout.splitlines():
@@ -285,7 +285,8 @@ def run_foreign(cluster: Cluster, folder: Path, dice: random.Random, draws: int)
         draw = draw_foreign(cluster, folder / f"draw{number}", dice, number)
         found, false = found + draw.found, false + draw.false
         print(f"foreign {number}: {'found' if draw.found else 'MISSED'}: {draw.words}", flush=True)
-    print(f"foreign: {found} of {draws} found; {false} of {2 * draws} other runs disturbed", flush=True)
+    others = 2 * draws
+    print(f"foreign: {found} of {draws} found; {false} of {others} other runs wrongly reported", flush=True)
     return [f"foreign: only {found} of {draws} found"] if found * OF_DRAWS < FOUND * draws else []
 
 

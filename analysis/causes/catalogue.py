@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-#: Rows of a division that are no cause: time that no timer covers, and loss without a known cause.
+#: Rows of a division that are not causes: time that no timer covers, and loss without a known cause.
 OTHER, NOT_EXPLAINED = "other", "not-explained"
 RESTS = (OTHER, NOT_EXPLAINED)
-#: Between two names: the causes cannot be told apart.
+#: Separates the names of causes that cannot be told apart.
 TOGETHER = " or "
 
 
@@ -53,7 +53,7 @@ CAUSES: dict[str, Info] = {
         "work outside training",
         "The script does other work in the step, such as checkpoints, logging or synchronisation "
         "with the device.",
-        "Do it less often or not on the training's path: checkpoint and log every N steps, call .item() "
+        "Do such work less often or outside of the step: checkpoint and log every N steps, call .item() "
         "rarely, write files in the background.",
     ),
     "slow-link": Info(
@@ -119,7 +119,7 @@ OF_WARNINGS = {
 
 
 def parts_of(name: str) -> list[str]:
-    """Return the causes of a name: one, or several that cannot be told apart."""
+    """Split the name of a row into its causes: one, or several that cannot be told apart."""
     return name.split(TOGETHER)
 
 
@@ -130,7 +130,7 @@ def title_of(name: str) -> str:
 
 
 def remedy_of(name: str) -> str:
-    """Return what to change; empty for the rests."""
+    """Return what to change; empty for a row that is not a cause."""
     return " ".join(CAUSES[one].remedy for one in parts_of(name) if one in CAUSES)
 
 

@@ -21,7 +21,7 @@ from analysis.causes.claims import RunEvidence, claims_of
 from analysis.causes.divide import LEAST_SHARE, Claim, Division, Key, Parts, divide
 from analysis.stats.estimate import LEVEL, MIN_RUNS
 
-#: Causes that are only what remains: they are named only with a certain share.
+#: Causes without direct evidence: they are named only if :func:`_is_certain` accepts their share.
 _BY_REMAINDER = frozenset({"smaller-share"})
 #: Without an interval, such a cause needs a larger share.
 _LEAST_REMAINDER = 0.1

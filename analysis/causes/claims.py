@@ -35,7 +35,7 @@ LOW_CLOCK = 0.95
 SLOW_FABRIC = 0.3
 #: A node's link is slow if its rate is below this fraction of that of the other nodes.
 SLOW_LINK = 0.7
-#: More collectives or passes per step than this above the need are too many.
+#: More collectives or passes per step than needed are reported if the surplus exceeds this number.
 _EXTRA = 0.5
 _MAX_CALLS = 3
 _COMMUNICATION = ("transfer", "wait")
@@ -51,7 +51,7 @@ class LateRank:
         part: name of the part with the largest excess, as in PARTS.
         alone: the rank is the only one of the run on its node.
         whole_node: all ranks of the node are late.
-        cause: late-rank, late-node, or both, as far as the study tells them apart.
+        cause: late-rank or late-node; both if the study does not tell them apart.
         one_part: the excess is in one part of the computation only.
         samples: its samples divided by those of the rank with the fewest; 1 if they are equal.
     """
@@ -81,7 +81,7 @@ class RunEvidence:
         comm_s: total communication per step, hidden or not, in seconds; NaN if unknown.
         link: node with a slow link, its rate, and the rate of the others (bytes/s).
         ring_bytes_per_s: fitted rate of the network; NaN if unknown.
-        loading: data loading is a cause in the run's cell.
+        loading: true if data loading is one of the causes of the run's cell.
     """
 
     parts: Parts
@@ -97,7 +97,7 @@ class RunEvidence:
 
 
 def claims_of(run: RunEvidence) -> list[Claim]:
-    """Return the causes of one run; those with a share come first, in the order in which they are served."""
+    """Return the causes of one run; those with a share come first, in the order that ``divide`` expects."""
     rules = (_late, _starved, _clocks, _recompilation, _loading, _links, _extra_communication, _outside)
     found = [claim for rule in rules for claim in rule(run)]
     found += [claim for rule in (_disturbed, _warned, _fewer_threads, _smaller_share) for claim in rule(run)]
@@ -108,7 +108,7 @@ def claims_of(run: RunEvidence) -> list[Claim]:
 
 
 def _late(run: RunEvidence) -> Iterator[Claim]:
-    """Yield the late ranks or nodes: together they cost the excess of the latest rank."""
+    """Yield the late ranks or nodes; their shares of the step add up to the largest one of them."""
     groups: dict[tuple[str, int | None], LateRank] = {}
     for late in run.late:
         key = (late.node, None if late.whole_node and late.cause == "late-node" else late.rank)
@@ -171,7 +171,7 @@ def _clock_ratio(facts: RunFacts, late: LateRank) -> float:
 
 
 def _calls_of_late(run: RunEvidence, late: LateRank) -> str:
-    """Return the call of the late rank that takes longer than on the other ranks by most of the excess."""
+    """Return the late rank's call whose extra time, compared with the other ranks, is most of the excess."""
     own: dict[tuple[str, int, str], float] = {}
     others: dict[tuple[str, int, str], list[float]] = {}
     for step in run.facts.calls:
@@ -193,7 +193,7 @@ def _calls_of_late(run: RunEvidence, late: LateRank) -> str:
 
 
 def _starved(run: RunEvidence) -> Iterator[Claim]:
-    """Yield too little CPU on all nodes; on some nodes only, it shows as late nodes."""
+    """Yield the cause if all nodes have too little CPU; if only some have, these nodes are late."""
     nodes = list(run.facts.nodes.values())
     least = min((_lost_cpu(node) for node in nodes), default=0.0)
     if not least or run.late or _jobs(run.facts):

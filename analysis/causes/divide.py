@@ -105,7 +105,7 @@ def divide(parts: Parts, claims: Sequence[Claim], *, reference: Parts | None = N
     Args:
         parts: the step by part, relative to the step time of the cell (the sum is 1 for a run that is as
             fast as its cell).
-        claims: the causes found in the run. Those with a share are served first, in their order.
+        claims: the causes found in the run. Those with a share get their part of the step first, in order.
         reference: the ideal part of the baseline's step, relative to the step of this cell; None for a
             baseline.
     """

@@ -34,7 +34,7 @@ class NodeFacts:
             cores; 0 if nothing shows this.
         foreign: CPU time of foreign processes as a fraction of the cores in use. The node may have other
             cores for them, so this is not the time that the ranks lose.
-        texts: the evidence of both.
+        texts: the evidence for ``starved`` and ``foreign``.
         freq_mhz: mean clock of the cores; NaN if unknown.
     """
 
@@ -55,8 +55,8 @@ class RunFacts:
         per_step: collectives and passes that synchronise gradients per step, of one rank (mean).
         expected_collectives: collectives per synchronising pass that DDP needs.
         recompilations: compilations per step, of one rank (mean).
-        compile_share: fraction of the windows that they took.
-        retries: allocator retries per step (the rank with most).
+        compile_share: fraction of the windows' time that the recompilations took.
+        retries: allocator retries per step, of the rank with the most.
         searches_for_nothing: DDP searches for unused parameters, and there are none.
         warnings: the warnings in the log by the doctor's name of the cause, each with path, line and text.
         calls: the sampled step of each rank.
@@ -177,7 +177,7 @@ def _waited_s(node: Mapping[str, Any]) -> list[float]:
     return [float(value)] if isinstance(value, int | float) else []
 
 
-#: Less CPU time than this fraction is not missed.
+#: A smaller missing fraction of the CPU time is ignored.
 _STARVED_FROM = 0.05
 
 
@@ -220,7 +220,7 @@ def _per_step(ranks: Sequence[Mapping[str, Any]], key: str, steps: float) -> flo
 
 
 def _expected(ddp: Mapping[str, Any]) -> float:
-    """Return the most collectives that DDP calls in a pass that synchronises gradients; NaN if unknown."""
+    """Return DDP's maximum number of collectives in a pass that synchronises gradients; NaN if unknown."""
     buckets = ddp.get("bucket_bytes")
     if not isinstance(buckets, list) or not buckets:
         return math.nan

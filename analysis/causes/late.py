@@ -92,7 +92,7 @@ def _in_one_part(ranks: pd.DataFrame) -> set[tuple[str, int]]:
     largest = excess.max(axis=1)
     both = excess[[USEFUL_PARTS["forward"], USEFUL_PARTS["backward"]]]
     alone = (both.max(axis=1) == largest) & (both.min(axis=1) < _CONCENTRATED * largest) & (largest > 0)
-    # The optimizer is short, so its relative excess is noise unless it is also most of the time.
+    # The optimizer is short, so its relative excess is noise unless it also is most of the excess in seconds.
     most = more_s[USEFUL_PARTS["optimizer"]] > 0.5 * more_s.sum(axis=1)
     alone |= most & (both.max(axis=1) < _CONCENTRATED * largest)
     return {(str(run_id), int(rank)) for run_id, rank in means.index[alone]}

@@ -164,7 +164,7 @@ def _divide_larger(
 
 
 def _runs_by_cell(frames: Frames, evidence: StudyEvidence) -> dict[str, list[CellRun]]:
-    """Return the runs of each cell. A run whose files were not sampled has the facts of one that was."""
+    """Return the runs of each cell. A run whose files were not read gets the facts of one with read files."""
     counted = frames.runs[frames.runs["measured"] & frames.runs["step_time_sec"].notna()]
     columns = ["run_id", "cell_id", "step_time_sec", "exposed", "parts_known", *PARTS]
     grouped: dict[str, list[dict[Any, Any]]] = defaultdict(list)

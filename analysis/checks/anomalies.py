@@ -151,6 +151,6 @@ def _drift(frames: Frames) -> Iterator[Anomaly]:
         f"The throughput of repeats of the same cell {direction} by "
         f"{percent(abs(math.expm1(slope * span)), decimals=1)} "
         f"[{percent(low, decimals=1)}, {percent(high, decimals=1)}] over the {span:.1f} h of the study "
-        f"(p = {p_value:.2g}). Repeats are spread over the study, so a drift widens intervals more than it "
-        "shifts ratios. Check temperatures, other users and disk space.",
+        f"(p = {p_value:.2g}). Repeats are spread over the study, so a drift mainly widens confidence "
+        "intervals and changes efficiencies less. Check temperatures, other users and disk space.",
     )

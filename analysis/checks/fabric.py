@@ -47,8 +47,8 @@ FABRIC_COLUMNS = (
 )
 #: Columns of :func:`neighbour_rows`: one row per run and direction between two adjacent nodes.
 NEIGHBOUR_COLUMNS = ("run_id", "cell_id", "ranks", "sender", "receiver", "bytes_per_sec")
-#: Columns of :func:`node_table`: one row per cell and node. ``n`` counts the runs. They follow
-#: :data:`FABRIC_COLUMNS` in fabric.csv.
+#: Columns of :func:`node_table`: one row per cell and node. ``n`` counts the runs. In fabric.csv, these
+#: columns follow :data:`FABRIC_COLUMNS`.
 NODE_COLUMNS = (
     *("cell_id", "ranks", "n", "node", "node_bytes_per_sec", "send_bytes_per_sec"),
     *("receive_bytes_per_sec", "node_ratio"),
@@ -67,7 +67,7 @@ class RingFit:
         alpha_s: seconds per step of the ring.
         beta_s_per_byte: seconds per byte on a rank's link.
         ranks: number of ranks.
-        left_out: by message size, the relative error of its time when predicted from the other sizes; a size
+        left_out: by message size, the relative error of the time as predicted from the other sizes; a size
             is absent if the other sizes have no fit.
     """
 
@@ -104,7 +104,7 @@ def fit_ring(sizes: Sequence[float], times_s: Sequence[float], *, ranks: int) ->
         ranks: number of ranks.
     """
     if ranks < 2:
-        return NoFit("one rank does not communicate")
+        return NoFit("a single rank does not communicate")
     given = np.asarray(sizes, dtype=float), np.asarray(times_s, dtype=float)
     usable = np.isfinite(given).all(axis=0) & (np.minimum(*given) > 0)
     size, places = np.unique(given[0][usable], return_inverse=True)
@@ -177,10 +177,10 @@ def _pairs(content: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
 def node_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the rates of each node with its neighbours, one row per cell and node (:data:`NODE_COLUMNS`).
 
-    A node's rate is that with its best neighbour, so that a slow node does not make its neighbours slow. With
-    a neighbour, it is that of the slower direction. ``node_ratio`` is the rate divided by the median rate of
-    the cell's other nodes; it is empty for two nodes, because either could be the slow one. All values are
-    medians over runs.
+    A node's rate is its rate with the best neighbour, so that a slow node does not make its neighbours slow.
+    The rate with a neighbour is that of the slower direction. ``node_ratio`` is the rate divided by the
+    median rate of the cell's other nodes; it is empty for two nodes, because either could be the slow one.
+    All values are medians over runs.
 
     Args:
         rows: from :func:`neighbour_rows`.

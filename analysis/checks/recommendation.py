@@ -19,11 +19,11 @@ _NONE: Invalid = {}
 
 @dataclass(frozen=True)
 class Recommendation:
-    """The sizes of a series above its baseline, by what their intervals say about :data:`GUIDE`.
+    """The sizes of a series above its baseline, grouped by whether their intervals reach :data:`GUIDE`.
 
     Attributes:
         best: the largest size whose interval is at or above the guide; None without one.
-        open: the sizes above ``best`` for which the runs cannot tell, the smallest first.
+        open: the sizes above ``best`` for which the runs decide neither, the smallest first.
         below: the sizes whose interval is below the guide, the smallest first.
     """
 

@@ -29,7 +29,7 @@ from analysis.text import MISSING, clean, count, one_line, percent, seconds
 
 #: A rank is late if its useful time exceeds the typical one by this share of the step, in every epoch.
 LATE_FROM = 0.05
-#: Least ratio of a slow node's useful time to that of the other nodes.
+#: Minimum ratio of a slow node's useful time to that of the other nodes.
 SLOW_NODE = 1.03
 #: Probability that a study without a slow node has one reported, if the noise is as in
 #: benchmarks/campaign_slow_nodes.py. The limit is 1 %; the rest is a reserve for noise with heavier tails.
@@ -239,7 +239,7 @@ def unequal_samples(ranks: pd.DataFrame) -> pd.DataFrame:
 
 
 def _log_ratios(ranks: pd.DataFrame) -> pd.DataFrame:
-    """Return, by run and host, the logarithm of the host's useful time over that of the run's other hosts.
+    """Return, by run and host, the logarithm of: the host's useful time divided by that of the other hosts.
 
     ``independent`` is the share of these ratios that are independent: (k - 1) / k of k hosts. Only hosts with
     the same number of ranks are compared.

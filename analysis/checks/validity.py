@@ -450,7 +450,7 @@ def _advice(study: Study, ranks: pd.DataFrame, slow: Sequence[str]) -> str:
     """Return advice about slow nodes that does not contradict the matrix."""
     plan = study.plan
     if plan.get("executor") != "slurm" or plan.get("nodelist"):
-        return "Have it checked: the matrix names the nodes."
+        return "Have it checked. It cannot be left out, because the matrix names the nodes."
     largest = int(study.cells["nodes"].max())
     if ranks["host"].nunique() - len(slow) < largest:
         others = count(largest, "other node")

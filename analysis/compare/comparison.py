@@ -204,7 +204,7 @@ def change_between(a: StepTimes, b: StepTimes, cell_a: str, cell_b: str) -> Chan
     differences = {name: new.get(name, 0.0) - old.get(name, 0.0) for name in [*new, *old]}
     cause = _largest(differences, slower)
     if not cause:
-        # A cause without a known time that only the slower one has.
+        # A cause without a known time that only the slower cell has.
         only = [name for name in (new if slower else old) if name not in (old if slower else new)]
         cause = only[0] if only else ""
     return Change(part, *times, cause)
@@ -239,7 +239,7 @@ class Comparison:
         cells: one row per pair of cells, :data:`COLUMNS`. Throughputs are samples/s (geometric means over the
             compared runs). ``ratio`` is B over A of these means, ``low`` and ``high`` its 95 % interval. For
             cells that are faster or slower, ``part`` is the part of the step that changed most, with its
-            times in A and B, and ``cause`` the cause that did. ``pairs`` is the number of
+            times in A and B, and ``cause`` is the cause that changed most. ``pairs`` is the number of
             interleaved pairs of runs, missing if runs are unpaired. ``broken`` marks cells that completed in
             A and failed in B.
         only_a: unmatched cells of A.

@@ -31,7 +31,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 @dataclass
 class Loaded:
-    """The rows of many files. ``file`` (a column) and the keys of ``problems`` are positions of the paths."""
+    """The rows of many files. The column ``file`` and the keys of ``problems`` are indexes of the paths."""
 
     rows: pd.DataFrame
     problems: dict[int, str] = field(default_factory=dict)

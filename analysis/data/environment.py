@@ -157,7 +157,7 @@ def _with_counts(counts: Counter[str]) -> str:
 
 
 def _add_variables(found: Environment, envs: list[dict[str, Any]]) -> None:
-    """Add the variables of all runs; of a variable with many values (a job's id) only their number."""
+    """Add the variables of all runs; if a variable has many values (a job's id), add only their number."""
     values: dict[str, Counter[str]] = {}
     for env in envs:
         for section in ("env", "slurm"):

@@ -28,8 +28,8 @@ from bench.study.run_json import read_run
 
 #: Columns of :attr:`Study.runs`: one row per planned run, about its latest attempt. ``allocation`` is ``job``
 #: (the run had its own job) or ``pack`` (the run shared the job ``job_id`` with other runs). ``disturbed`` is
-#: a tuple of :class:`bench.study.conditions.Disturbance`; None if nobody recorded disturbances. ``hosts`` are
-#: the nodes as Slurm lists them (``n[1-4]``); empty if unknown.
+#: a tuple of :class:`bench.study.conditions.Disturbance`; None if disturbances were not recorded. ``hosts``
+#: are the nodes as Slurm lists them (``n[1-4]``); empty if unknown.
 RUNS_COLUMNS = (
     *("run_id", "cell_id", "repeat", "order", "attempt", "state", "reason", "failure_class", "exit_code"),
     *("job_id", "allocation", "submitted_at", "started_at", "ended_at", "disturbed", "hosts"),
@@ -51,8 +51,8 @@ class Study:
         cells: one row per cell: ``cell_id, launcher, backend, nodes, gpus_per_node`` (text,
             ``4+2`` if nodes differ), ``gpus`` (ranks), ``global_batch, per_gpu_batch, device,
             swept`` (dict).
-        members: one row per cell and series: ``cell_id, series, mode, batch`` (both as the plan labels the
-            series).
+        members: one row per cell and series: ``cell_id, series, mode, batch``; ``mode`` and ``batch`` are
+            the plan's labels of the series.
         runs: one row per planned run: :data:`RUNS_COLUMNS`; times are UTC. ``evidence`` contains the lines
             that `bench doctor` found, each with its cause; None without run.json.
         epochs: the rows of all runs' metrics.csv, with ``run_id`` and ``cell_id`` (categorical).
@@ -306,7 +306,7 @@ def _with_ids(loaded: Loaded, runs: pd.DataFrame, places: Sequence[int]) -> pd.D
 
 
 def _append_reasons(runs: pd.DataFrame, problems: dict[int, str]) -> None:
-    """Append the problems of a run's files to the reason in its row."""
+    """Append the problems of a run's files to the column ``reason``."""
     if not problems:
         return
     reasons = runs["reason"].to_list()

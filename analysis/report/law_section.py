@@ -134,7 +134,7 @@ def _why_no_prediction(own: pd.DataFrame) -> str:
 
 
 def _prediction_rows(own: pd.DataFrame, fit: LawFit, *, in_seconds: bool) -> list[tuple[str, ...]]:
-    """Return the row predicted at twice the largest size; efficiencies refer to the law at the baseline."""
+    """Predict the row of twice the largest size; efficiencies are relative to the law's baseline value."""
     base = own[own["is_base"]]
     if not len(base):
         return []

@@ -151,7 +151,7 @@ def _with_ddp(study: Study) -> list[bool]:
 
 
 def _reasons(runs: pd.DataFrame, batch: Floats) -> pd.Series:
-    """Return the reason in each run's row; problems of the run's metrics and conditions are appended."""
+    """Return the column ``reason`` of the runs, with problems of metrics and conditions appended."""
     reasons = runs["reason"].to_numpy(dtype=object).copy()
     completed = (runs["state"] == RunState.COMPLETED).to_numpy()
     silent = completed & ~runs["measured"].to_numpy() & ~runs["left_out"].to_numpy() & (reasons == "")

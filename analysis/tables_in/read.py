@@ -90,8 +90,8 @@ _UNITS = {
 _PARTS_OF_SAMPLES = ("tokens/s", "words/s")
 _MEASURES = ("throughput", "throughput_per_gpu", "time", "time_ms", "steps_per_sec", "time_to_train")
 _MEASURE_REMEDY = (
-    "rename one of them to throughput (samples/s of all ranks), throughput_per_gpu, time (s per step), "
-    "time_ms, steps_per_sec or time_to_train"
+    "rename one of these columns to throughput (samples/s of all ranks), throughput_per_gpu, "
+    "time (s per step), time_ms, steps_per_sec or time_to_train"
 )
 
 _MAX_BYTES = 50_000_000
@@ -313,7 +313,7 @@ def _check_header(header: Header, problems: TableProblems) -> None:
         problems.add(1, f"no column contains a throughput or a time (columns: {names})", _MEASURE_REMEDY)
     if "gpus" not in header.places and "nodes" not in header.places:
         message = f"no column contains ranks or nodes (columns: {names})"
-        problems.add(1, message, "rename one of them to gpus or nodes")
+        problems.add(1, message, "rename one of these columns to gpus or nodes")
     times = [header.names[name] for name in ("time", "time_ms", "steps_per_sec") if name in header.places]
     if len(times) > 1:
         problems.add(1, f"the columns {listed(times)} all contain the time per step", "keep one of them")

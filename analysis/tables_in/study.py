@@ -131,7 +131,7 @@ def _cell_key(row: dict[Any, Any]) -> tuple[Any, ...]:
 
 
 def _assign_series(rows: pd.DataFrame, table: Table, problems: TableProblems) -> list[str]:
-    """Fill in the series of each row and check repeats; return remarks on what was assumed and ignored."""
+    """Set each row's series and check for duplicate repeats; return remarks on assumptions made."""
     remarks, used = [], _name_series(rows, table)
     if used:
         remarks.append(f"Series were distinguished by {listed(used)}")

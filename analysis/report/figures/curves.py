@@ -305,7 +305,7 @@ def _tick(value: float) -> str:
 
 
 def _spread_sizes(sizes: Sequence[int]) -> list[int]:
-    """Return the smallest size, and further sizes with room for their number on a logarithmic axis."""
+    """Return the sizes, from the smallest on, whose labels do not overlap on a logarithmic axis."""
     room = (sizes[-1] / sizes[0]) ** (1 / (1.2 * MAX_TICKS))
     kept = [sizes[0]]
     for size in sizes[1:]:

@@ -238,11 +238,11 @@ def _refusal_texts(refusals: dict[str, list[str]]) -> list[str]:
     texts = []
     for reason, names in ranked[:_MAX_REASONS]:
         which = names[0] if len(names) == 1 else count(len(names), "series", "series")
-        texts.append(f"no size is predicted for {which}: {reason}")
+        texts.append(f"no prediction for {which}: {reason}")
     rest = sum(len(names) for _, names in ranked[_MAX_REASONS:])
     if rest:
         more = count(rest, "more series", "more series")
-        texts.append(f"no size is predicted for {more}, for similar reasons")
+        texts.append(f"no prediction for {more}, for similar reasons")
     return texts
 
 

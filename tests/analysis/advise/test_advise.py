@@ -298,10 +298,10 @@ def test_sizes_beyond_twice_the_largest_are_predicted_only_with_beyond(wide):
 def test_the_notes_say_why_a_size_is_not_predicted(l40s, h200):
     notes = advise({}, l40s=l40s, h200=h200).notes
     assert notes[0].startswith(
-        "l40s: no size is predicted for strong-352-nccl-srun: 2 sizes measured, and a law needs 5"
+        "l40s: no prediction for strong-352-nccl-srun: 2 sizes measured, and a law needs 5"
     )
     assert notes[1] == (
-        "h200: no size is predicted for strong-352-nccl-srun: larger sizes need more nodes, but the largest "
+        "h200: no prediction for strong-352-nccl-srun: larger sizes need more nodes, but the largest "
         "measured size has no two nodes with equal ranks"
     )
 

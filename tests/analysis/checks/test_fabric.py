@@ -87,7 +87,7 @@ def test_the_prediction_of_any_size_follows_the_ring():
     ("sizes", "times", "ranks", "reason"),
     [
         ([4096, 65536], [1e-4, 2e-4], 2, "2 message sizes; a fit needs 3"),
-        (SIZES, [1.0] * len(SIZES), 1, "one rank does not communicate"),
+        (SIZES, [1.0] * len(SIZES), 1, "a single rank does not communicate"),
         ([2**20, 2**22, 2**24], [0.01, 0.04, 0.16], 2, "no message is small enough to show the latency"),
         ([2**20, 2**22, float("nan")], [0.01, float("nan"), 1.0], 2, "1 message sizes; a fit needs 3"),
     ],

@@ -291,9 +291,9 @@ def test_advice_about_a_slow_node_fits_the_matrix(tmp_path: Path) -> None:
         file.write_text(file.read_text().replace("n1", "n3"))
     assert advice() == "Leave it out (exclude) or have it checked."
     set_in_plan(path, nodelist="n[1-3]")
-    assert advice() == "Have it checked: the matrix names the nodes."
+    assert advice() == "Have it checked. It cannot be left out, because the matrix names the nodes."
     set_in_plan(path, nodelist=None, executor="ssh")
-    assert advice() == "Have it checked: the matrix names the nodes."
+    assert advice() == "Have it checked. It cannot be left out, because the matrix names the nodes."
 
 
 def test_the_same_findings_stand_in_all_four_places(tmp_path: Path) -> None:

@@ -433,13 +433,13 @@ def test_a_baseline_that_is_not_in_the_table_is_an_error(tmp_path: Path) -> None
         ),
         (
             "gpus,loss\n1,2\n",
-            "t.csv:1: no column contains a throughput or a time (columns: gpus and loss); rename one of them to "
+            "t.csv:1: no column contains a throughput or a time (columns: gpus and loss); rename one of these columns to "
             "throughput (samples/s of all ranks), throughput_per_gpu, time (s per step), time_ms, steps_per_sec or "
             "time_to_train",
         ),
         (
             "batch,time\n1,2\n",
-            "t.csv:1: no column contains ranks or nodes (columns: time and batch); rename one of them to gpus or nodes\n"
+            "t.csv:1: no column contains ranks or nodes (columns: time and batch); rename one of these columns to gpus or nodes\n"
             "t.csv:1: the column 'batch' could be the batch of all ranks or of one; rename it to global_batch or "
             "per_gpu_batch",
         ),
