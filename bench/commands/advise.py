@@ -71,7 +71,7 @@ def advise_command(
 ) -> int:
     """Show which configuration of a training would finish first, cost least, and fail least often.
 
-    It lists queue wait, time per epoch, total time, GPU-hours and success rate of every measured
+    The table lists queue wait, time per epoch, total time, GPU-hours and success rate of every measured
     configuration and of larger sizes, which are predicted by a scaling law. Example:
     bench advise l40s h200 --samples 1.3M --epochs 90 --wait l40s=0 --wait h200=6.5h
     """

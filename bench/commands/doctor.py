@@ -30,7 +30,7 @@ _ATTEMPT = re.compile(r"attempt-(\d{1,9})", re.ASCII).fullmatch
 
 @dataclass(frozen=True)
 class Target:
-    """The logs, the attempt or the study that an argument names; ``study`` is None for other logs."""
+    """The logs, the attempt or the study that an argument names; ``study`` is None for logs of other jobs."""
 
     logs: tuple[Path | Literal["-"], ...] = ()
     study: StudyFolder | None = None
@@ -72,7 +72,7 @@ def doctor_command(
 ) -> int:
     """Find out why a job failed, or why a run is slow: print each cause with evidence and remedy.
 
-    Several logs are read together. If no known cause explains a failure, it prints "unknown" and the most
+    Several logs are read together. If no known cause explains a failure, the output is "unknown" and the most
     informative lines. Example: bench doctor results/l40s
     """
     found = [_target(target, results_folder(results)) for target in targets]
@@ -195,7 +195,7 @@ def _of_target(target: Target) -> Diagnosis:
 
 
 def _of_study(target: Target) -> Diagnosis:
-    """Return the causes of the study's failures and slow steps; without a completed run, nothing is ok."""
+    """Return the causes of the study's failures and slow steps; ``ok`` requires a completed run."""
     from bench.doctor.diagnosis import Diagnosis
 
     assert target.study is not None

@@ -125,7 +125,7 @@ class Partition:
 
 
 def partitions(groups: Sequence[NodeGroup]) -> list[Partition]:
-    """Return the partitions in service: those with GPUs first, then the default one, then large ones."""
+    """Return the partitions in service: first those with GPUs, then the default partition, then by size."""
     by_name: dict[str, list[NodeGroup]] = {}
     for group in groups:
         if group.available and group.in_service and group.nodes:

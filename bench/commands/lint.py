@@ -28,7 +28,7 @@ def lint_command(
 ) -> int:
     """Find known multi-node mistakes in sbatch scripts before they wait in the queue.
 
-    It works on any sbatch script and executes nothing. The exit code is 1 if there is an error.
+    The command works on any sbatch script and executes nothing. The exit code is 1 if there is an error.
     Example: bench lint job.sbatch
     """
     return run_lint(scripts, json=as_json, diff=diff)

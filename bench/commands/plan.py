@@ -33,7 +33,7 @@ def plan_command(
 ) -> int:
     """Check a matrix, write one script per cell, and print the maximum cost.
 
-    It needs no Slurm and submits nothing. Planning again is safe: a study can grow, but a cell that
+    The command needs no Slurm and submits nothing. Planning again is safe: a study can grow, but a cell that
     has results cannot change. Example: bench plan matrices/l40s.yaml
     """
     plan, folder = plan_study(matrix, site=site, results=results)

@@ -174,7 +174,7 @@ def _own_matrix() -> Path:
 
 
 def _root(plan: Plan, results: Path | None) -> Path:
-    """Return the folder of a planned study's preflights; for other matrices, a folder of the current one."""
+    """Return the folder of a planned study's preflights, or of those without a planned study."""
     study = StudyFolder(results_folder(results) / plan.matrix.study)
     return study.preflights if study.is_planned else OWN_FOLDER
 
@@ -274,11 +274,11 @@ def findings(result: Mapping[str, Any]) -> Iterator[str]:
         if len(result["nodes"]) == 2:
             other = _with_unit(link["median"], "B/s")
             what = f"{a} and {b} exchange {rate} in one direction, and {other} in the other"
-            yield f"{what}; check a third node together with them to find out which one is slow"
+            yield f"{what}; check a third node together with them to find out which node is slow"
         else:
             normal = _with_unit(link["median"], "B/s")
             what = f"the link between {a} and {b} is slow: {rate}, the median is {normal}"
-            yield f"{what}; avoid one of the two"
+            yield f"{what}; avoid one of the two nodes"
 
 
 def _failure(check: Mapping[str, Any]) -> str:
@@ -301,4 +301,4 @@ def notes(result: Mapping[str, Any]) -> Iterator[str]:
     pairs = count * (count - 1) // 2
     if count > 2 and result["pairs"] < pairs:
         known = f"{result['pairs']} of {pairs} pairs of nodes exchanged messages"
-        yield f"{known}; links between the others are unknown"
+        yield f"{known}; the links between the other pairs are unknown"

@@ -42,7 +42,7 @@ def status_command(
 ) -> int:
     """Show the state of each run, and why a failed run failed.
 
-    It first updates the records of runs that have ended. A run that was killed before it could
+    The command first updates the records of runs that have ended. A run that was killed before it could
     write its result is shown as failed, with that reason. The exit code is 1 if a run is failed
     or unknown (Slurm has forgotten its job).
     """

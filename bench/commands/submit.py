@@ -120,7 +120,7 @@ def _check_combinations(*, as_json: bool, dry_run: bool, patience: str | None, w
 def _without_completed(
     planned: PlannedStudy, runs: Sequence[Run], *, since: Mapping[str, RunRecord]
 ) -> list[Run]:
-    """Return ``runs`` without those that completed an attempt after the records ``since``."""
+    """Return ``runs`` without those that completed an attempt after the records ``since`` were read."""
     records = planned.records()
     return [
         run
@@ -233,7 +233,7 @@ def _show_commands(planned: PlannedStudy, runs: Sequence[Run], *, as_json: bool)
 
 
 def _show_pack(planned: PlannedStudy, runs: Sequence[Run], *, as_json: bool, preflight: bool) -> None:
-    """Print the command that would start ``runs`` in one job, and their order in it."""
+    """Print the command that would start ``runs`` in one job, and their order in the job."""
     command, order = pack_executor(planned, preflight=preflight).describe(runs) if runs else ("", [])
     if as_json:
         shown = [{"run_id": run_id, "nodes": nodes} for run_id, nodes in order]
@@ -309,7 +309,7 @@ def _start_now(
     except QueueFullError as full:
         if patience is None:
             raise
-        say(f"{full.message}: waiting for room in the queue")
+        say(f"{full.message}: waiting until the queue accepts jobs")
         remaining = full.left
     except SlurmUnavailableError as absent:
         if patience is None:

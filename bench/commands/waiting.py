@@ -1,4 +1,4 @@
-"""Start runs, and wait for room in the queue, for Slurm, for a canary run, or for the end of all runs."""
+"""Start runs, and wait for a place in the queue, for Slurm, for a canary run, or for the end of all runs."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class Patience:
 
 
 class Waiting:
-    """Wait for the end of all runs of a study, and start the remaining runs when there is room.
+    """Wait for the end of all runs of a study, and start the remaining runs when the queue accepts them.
 
     If Slurm is unreachable, waiting continues as long as ``patience`` allows. Runs that Slurm does not
     know are given up after :data:`UNKNOWN_WAIT_S`.
@@ -183,7 +183,7 @@ class Waiting:
         try:
             start_runs(self._executor, remaining, halt=self._halt, max_queued=self._max_queued)
         except QueueFullError as full:
-            say_once(self._said, f"{full.message}: waiting for room in the queue")
+            say_once(self._said, f"{full.message}: waiting until the queue accepts jobs")
             self._active_when_full, self._retry_at = active, time.monotonic() + FULL_WAIT_S
         except HaltedError:
             pass  # the next iteration of the loop detects the cancellation, too

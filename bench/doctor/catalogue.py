@@ -94,7 +94,7 @@ class Signature:
         not_near: an expression that must not match in that range.
         not_here: an expression that must not match in the line itself.
         needs: at least one of these causes or facts must be found in the job's logs.
-        unless: none of these causes or facts may be found in the job's logs.
+        unless: ignore the line if one of these causes or facts is found in the job's logs.
         where: a comparison of two numbers in the line: left, operator, right.
         disagree: two lines must contradict each other, see :class:`Disagreement`.
         times: the number of matching lines required.

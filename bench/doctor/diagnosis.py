@@ -17,7 +17,7 @@ LAST_LINES = 3
 HARMLESS = "harmless-retry"
 #: The cause for any exception of the program; another cause that explains the same line is preferred.
 PROGRAM_ERROR = "program-error"
-#: Name of the sign for a launcher's report that a process failed; every failure of the process ends so.
+#: Name of the sign for a launcher's report that a process failed, which follows every failure of the process.
 BOILERPLATE = "boilerplate"
 #: Causes below this weight are symptoms: a process waited in vain for another one that failed.
 SYMPTOM_WEIGHT = 60
@@ -40,8 +40,8 @@ class Cause:
 
     Attributes:
         severity: "failure", or "slow" if the cause makes the job slow but does not end it.
-        path, line: the line of a log that shows the cause. A cause that measurements show has the folder of
-            the run, and no line.
+        path, line: the line of a log that shows the cause. For a cause that measurements show, the folder of
+            the run and None.
         share: for measurements, the fraction of the step that the cause takes; None if it is unknown.
     """
 
@@ -144,8 +144,8 @@ def _succeeded(scan: Scan, met: Sequence[tuple[Scan, SignatureHits]]) -> bool:
 def _contradicts(found: SignatureHits, success: int, progress: int) -> bool:
     """Return whether hits disprove success.
 
-    They do if they are below the message of success (line ``success``). Hits that certainly show a failure
-    also do if they are below the last line that shows progress.
+    Hits below the message of success (line ``success``) disprove it. Hits that certainly show a failure also
+    disprove it if they are below the last line that shows progress (line ``progress``).
     """
     signature = found.signature
     if found.last_line > success:
@@ -195,7 +195,7 @@ def _is_met(signature: Signature, everything: Sequence[SignatureHits], names: se
 
 
 def _disagreeing(signature: Signature, everything: Sequence[SignatureHits]) -> Hit | None:
-    """Return the first hit that another one contradicts (with an empty ``differ``: repeats), or None."""
+    """Return the first hit that another hit contradicts (or repeats, if ``differ`` is empty), or None."""
     assert signature.disagree
     groups: dict[tuple[str | None, ...], list[Hit]] = {}
     for found in everything:

@@ -1,7 +1,7 @@
-"""Find the warnings in the logs of a run that succeeded which explain why it is slow.
+"""Find warnings that explain why a successful run is slow.
 
-Almost all logs contain none of them. Therefore only the start and the end of a log are read, and the
-catalogue is applied only if they contain all words of one of its messages about a slow job.
+Almost all logs contain no such warning. Therefore only the start and the end of a log are read, and the
+catalogue is applied only if these parts contain all words of a message about a slow job.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ OVERLAP_BYTES = 1024
 #: Numbers of lines above and below a line that are available as its context.
 ABOVE = 12
 BELOW = 64
-#: Number of lines of one shape that are matched. Of the further lines of that shape, only the last is.
+#: Number of lines of one shape that are matched. Of the further ones, only the last is matched.
 LINES_PER_SHAPE = 64
 #: Number of lines that are matched unconditionally. Later lines are matched only if their words have
 #: been rare so far. Logs of real jobs repeat their shapes and stay far below this limit.
@@ -117,7 +117,7 @@ def _encoded(text: bytes | str) -> bytes:
 
 
 def as_words(text: bytes) -> bytes:
-    """Return text as words in lower case, as the catalogue contains them; lines stay lines."""
+    """Return text as words in lower case, as in the catalogue; line breaks are kept."""
     return text.translate(_SHAPE, _DROPPED)
 
 
@@ -161,7 +161,7 @@ class LineFilter:
             lines_by_shape.clear()
 
     def _within_limits(self, known: frozenset[bytes]) -> bool:
-        """Return whether to match another line with these words; the limits bound the work on large logs."""
+        """Return whether to match one more line whose known words are ``known``; large logs have too many."""
         self._checked += 1
         self._lines_by_words[known] = self._lines_by_words.get(known, 0) + 1
         return self._checked <= UNCONDITIONAL_LINES or self._lines_by_words[known] <= RARE_COUNT

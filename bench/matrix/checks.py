@@ -71,7 +71,7 @@ def sharing_warnings(matrix: Matrix, document: Document, cells: Sequence[Cell]) 
 
 
 def _shared_nodes(matrix: Matrix, document: Document, cells: Sequence[Cell]) -> str:
-    """Return the warning about `exclusive: false`, which names the cells whose runs can meet on a node."""
+    """Return the warning about `exclusive: false`, which names the cells whose runs can share a node."""
     key = ("cluster", "exclusive")
     where, remedy = document.location(key), "remove this line for whole nodes"
     if document.site is not None and document.inherited("cluster.exclusive"):
@@ -87,7 +87,7 @@ def _shared_nodes(matrix: Matrix, document: Document, cells: Sequence[Cell]) -> 
     if len(meeting) > NAMED_CELLS:
         names += f" and {len(meeting) - NAMED_CELLS} more"
     remedy = f"{remedy}, or use `bench submit --pack` or cluster.concurrent_runs: 1"
-    return f"{what}. Runs of these cells can also meet on a node: {names}; {remedy}"
+    return f"{what}. Runs of these cells can also share a node: {names}; {remedy}"
 
 
 def _cells_that_meet(matrix: Matrix, cells: Sequence[Cell]) -> list[Cell]:
@@ -96,7 +96,7 @@ def _cells_that_meet(matrix: Matrix, cells: Sequence[Cell]) -> list[Cell]:
     Only GPUs are counted, because the plan does not know the cores and the memory of a node.
     """
     node_gpus = matrix.cluster.node_gpus
-    # The two runs with the fewest GPUs per node: a run with few GPUs cannot meet itself.
+    # The two runs with the fewest GPUs per node: a run cannot share a node with itself.
     runs = [cell for cell in cells for _ in range(min(matrix.repeats, 2))]
     fewest = sorted(runs, key=lambda cell: cell.requested_gpus)[:2]
     if len(fewest) < 2:
@@ -154,7 +154,7 @@ def check_one_task_per_node(point: Point, matrix: Matrix, document: Document) ->
     if cpus is not None and cpus.differs_per_task:
         what = (
             f"cpu_bind {cpus.kind} lists {len(cpus.entries)} values, one per task, but launcher torchrun "
-            "starts one task per node, whose ranks would all get the first"
+            "starts one task per node, whose ranks would all get the first value"
         )
         remedy = "use launcher [srun], or one value for all ranks of a node"
         document.add_problem(_place_of("cpu_bind", matrix), what, remedy)
@@ -309,7 +309,7 @@ def _check_division(point: Point, matrix: Matrix, document: Document, *, every_s
     what = f"global_batch {batch} is not divisible by {ranks} ranks ({size})"
     if accumulation > 1:
         what += f" x grad_accum {accumulation}"
-    if every_size <= 100 * batch:  # otherwise no batch near this one divides at every size
+    if every_size <= 100 * batch:  # otherwise no batch near this one is divisible at every size
         step = every_size
     below = batch // step * step
     document.add_problem(point.place, what, f"try {below} or {below + step}" if below else f"try {step}")

@@ -39,7 +39,7 @@ def expand(matrix: Matrix, document: Document) -> list[Cell]:
     Warnings are added to the document.
 
     Raises:
-        InputError: all problems of the document: duplicate values, batches that do not divide,
+        InputError: all problems of the document: duplicate values, indivisible batches,
             combinations that cannot run, too many cells or none.
     """
     check_commands(matrix, document)

@@ -329,7 +329,7 @@ def _check_srun_word(word: str) -> str:
 
 
 class Binding(NamedTuple):
-    """A value of cpu_bind or gpu_bind: ``mask_cpu:0x1*2,0x2`` has kind ``mask_cpu`` and three entries."""
+    """A value of cpu_bind or gpu_bind: ``mask_cpu:0x1*2,0x2`` is kind ``mask_cpu``, entries 0x1, 0x1, 0x2."""
 
     kind: str
     entries: list[str]

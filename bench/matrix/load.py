@@ -309,7 +309,7 @@ def inherit(content: dict[str, Any], site: Document) -> tuple[dict[str, Any], In
     """Add the defaults of a site file to a matrix's content; also return the inherited values.
 
     Keys of the matrix take precedence. A list is replaced as a whole, because the order of set-up
-    lines matters and a matrix must be able to drop one. Only ``env`` is merged by name. The
+    lines matters and a matrix must be able to drop a line. Only ``env`` is merged by name. The
     defaults apply to the executor that the site file names (default: slurm); a matrix with another
     executor inherits nothing.
     """

@@ -121,7 +121,7 @@ class Host(Section):
     host: Annotated[str, Field(min_length=1), AfterValidator(_HOST_NAME.check)]
     """The name for ssh: NAME, USER@NAME, or an alias in ~/.ssh/config."""
     processes: Annotated[int, Field(strict=True, ge=1, le=MAX_TASKS_PER_NODE)] | None = None
-    """The maximum number of ranks on this host; if the axes set no number of ranks, this number."""
+    """The maximum number of ranks on this host, and the default number if the axes set none."""
     address: Annotated[str, Field(min_length=1), AfterValidator(HOST_ADDRESS.check)] | None = None
     """The address at which the other hosts reach this host; default: the HostName that ssh uses."""
 

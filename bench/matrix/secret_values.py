@@ -1,7 +1,7 @@
 """Mask values that may be secrets, by words in their names: key, token, secret, password, credential, auth.
 
 A value follows its name after ``=`` or ``:``, or it is the word after an option. Plain numbers after ``keys``
-and ``tokens`` (``--max_tokens 1024``) are shown, and so are values whose names only begin like these words
+and ``tokens`` (``--max_tokens 1024``) are shown, and so are values whose names only begin with such a word
 (``tokenizer``). The user and password in a URL are masked, too.
 """
 
@@ -100,7 +100,7 @@ def _masked(found: re.Match[str]) -> str:
 
 
 def _is_secret(before: str, word: str) -> bool:
-    """Return whether ``word`` is the value of ``before``, an option whose name is private."""
+    """Return whether ``word`` is a secret: the value of ``before``, an option such as ``--token``."""
     is_private = _PRIVATE_OPTION.fullmatch(before) is not None and not word.startswith("-")
     return is_private and not _is_count(before, word)
 

@@ -39,7 +39,7 @@ class WorkloadOptions(Section):
     device: Literal["cuda", "cpu"] = "cuda"
     """The device of the tensors; nccl needs cuda. A command has no default: set the device that it uses."""
     model: Model = "transformer"
-    """The network. transformer and mlp take their size from `parameters`."""
+    """The neural network; `transformer` and `mlp` take their size from `parameters`."""
     parameters: Annotated[int, BeforeValidator(_count), Field(strict=True, ge=1_000, le=10**12)] | None = None
     """Approximate number of parameters of transformer and mlp (10M, 1.5B); default 10M and 8M."""
     seq_len: Annotated[int, Field(strict=True, ge=2, le=1_000_000)] = 128

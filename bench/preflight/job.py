@@ -45,7 +45,7 @@ from bench.units import human_duration
 _POLL_S = 1.0
 #: The files of a job may appear on this machine some seconds after the job has left the queue.
 _FILES_WAIT_S = 10.0
-#: Time after its limit at which a job has certainly ended.
+#: Time after a job's time limit at which the job has certainly ended.
 _END_WAIT_S = 90.0
 #: A job whose submission was not confirmed appears in squeue within this time.
 _UNCERTAIN_WAIT_S = 10.0
@@ -83,7 +83,7 @@ class PreflightJob:
     ) -> tuple[PreflightFolder, dict[str, Any]]:
         """Submit the job unless one is in progress, wait for it, and return its folder and result.
 
-        ``record`` is called with the result. After a kill before this call, the next call finds the result.
+        ``record`` is called with the result. If this process is killed before, the next one finds the result.
 
         Raises:
             PreflightError: the nodes could not be checked; the message contains the reason.

@@ -1,7 +1,7 @@
 """The program of a preflight job: one process per node measures the node, and exchanges messages with others.
 
-Rank 0 announces each task in the store, in which all nodes also post their results. A node that is lost
-therefore costs its own results only. Rank 0 writes all values after each task, so that earlier values are
+Rank 0 announces each task in the store, in which all nodes also post their results. If a node is lost,
+only its own results are missing. Rank 0 writes all values after each task, so that earlier values are
 kept if the job is killed.
 """
 
@@ -48,11 +48,11 @@ from bench.study.preflight import write_measured, write_result
 from bench.workload.failures import WorkloadError
 from bench.workload.rendezvous import Launch, launch_from
 
-#: Windows per check, whose median is the result; more if a check failed and is made again.
+#: Windows per check, whose median is the result; more if a check failed and is repeated.
 WINDOWS, WINDOWS_AGAIN = 5, 9
 #: Duration of a window. A CPU quota is enforced in periods of 100 ms: a window must contain many of them.
 WINDOW_S = 2.0
-#: A single product takes at least this time, so that its start costs nothing in comparison.
+#: A single product takes at least this time, so that the time of its start is negligible.
 _PRODUCT_S = 0.004
 _MIN_SIZE, _MAX_SIZE = 256, 8192
 #: Size of the memory that is copied, larger than caches, and of the part that one call copies.
@@ -90,7 +90,7 @@ def product_rate(on: Sequence[torch.device], size: int, *, windows: int) -> floa
 
 
 def memory_rate(on: Sequence[torch.device], *, windows: int) -> float:
-    """Return the bytes/s that a large copy reads and writes, of the slowest device."""
+    """Return the bytes/s that a large copy reads and writes on the slowest device."""
     return _slowest_rate(on, _copy, windows)
 
 
@@ -188,7 +188,7 @@ def use_all_cores() -> int:
 
 
 def gpu_state(on: Sequence[torch.device], size: int) -> dict[str, float | None]:
-    """Return what NVML reports of this node's GPUs while they work: the worst value of each kind.
+    """Return what NVML reports about this node's GPUs while they work: the worst value of each kind.
 
     ``gpu-clock`` is in Hz. ``gpu-slowdown`` counts GPUs whose clocks are lowered because of their temperature
     or hardware. ``gpu-errors`` counts uncorrected memory errors and failed repairs of memory rows. Empty
@@ -242,7 +242,7 @@ def _total(values: Iterable[float | None]) -> float | None:
 
 #: Time for which rank 0 waits for nodes that have not joined.
 JOIN_S = 60.0
-#: The first exchanges, which show how much to send in the others.
+#: The first exchanges, which show how much to send in the later ones.
 FIRST_BYTES = 4 * 2**20
 MAX_BYTES = 256 * 2**20
 
@@ -327,7 +327,7 @@ def _open_store(launch: Launch) -> Store:
 
 #: Time after the start of the job at which no further task begins; the job's time limit is 180 s.
 END_S = 165.0
-#: Time of the checks of a node that are made again.
+#: Time of the repeated checks of a node.
 _CHECKS_AGAIN_S = 2 * WINDOWS_AGAIN * WINDOW_S
 
 
@@ -425,7 +425,7 @@ class Coordinator:
         return [None if result is None else result.get("values") for result in found]
 
     def _add(self, kind: str, task: dict[str, Any]) -> None:
-        """Perform a task that measures checks; add its values to the measured ones, and write the file."""
+        """Perform a task that measures checks; add its values to the measured ones, and write them all."""
         found = self._perform(kind, task)
         for check in (*RATES, *FAULTS):
             values = [None if one is None else one.get(check) for one in found]

@@ -214,7 +214,7 @@ RATES = {
     "pcie-width": "lanes",
     "exchange": "B/s",
 }
-#: Checks that count what a fit node does not have.
+#: Checks that count faults, of which a fit node has none.
 FAULTS = ("gpu-slowdown", "gpu-errors")
 #: The check of nodes that did not start, or stopped answering.
 ANSWERED = "answered"
@@ -286,7 +286,7 @@ def assess(measured: Measured, *, threshold: float) -> dict[str, Any]:
     """Return the nodes with their checks, the slow links, and the nodes to exclude, as a JSON object.
 
     ``check``, ``value`` and ``median`` of a node are those of its first failed check, else of the check in
-    which it is lowest.
+    which the node is lowest.
     """
     made = {check: passes for check, passes in measured.passes.items() if check != "gpus" or _best(passes)[1]}
     columns = {check: _best(passes) for check, passes in made.items()}

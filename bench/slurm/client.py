@@ -273,7 +273,7 @@ class Slurm:
 
         If job data are private (:meth:`jobs_are_private`), jobs of other users are missing.
         """
-        # The longest list of a single argument holds the nodes of any cluster. Without --state, sacct also
+        # A single argument is long enough for the nodes of any cluster. Without --state, sacct also
         # lists jobs that were suspended or that lost a node; pending jobs have no nodes.
         times = (f"--starttime={_utc(start)}", f"--endtime={_utc(end)}")
         nodelist = f"--nodelist={','.join(dict.fromkeys(nodes))}"
@@ -361,7 +361,7 @@ def _utc(moment: datetime) -> str:
 
 
 def _check_configuration(command: str, environment: Mapping[str, str]) -> None:
-    """Raise SlurmMissingError if SLURM_CONF names no file: Slurm would search it for a minute."""
+    """Raise SlurmMissingError if SLURM_CONF names no file: Slurm would search for the file for a minute."""
     path = environment.get("SLURM_CONF")
     if path and not Path(path).exists():
         raise SlurmMissingError(command, f"SLURM_CONF={path}: the file does not exist")

@@ -209,7 +209,7 @@ _STATES = (
     SlurmState("TIMEOUT", "TO", _FAILED, FailureClass.TIME_LIMIT, "reached its time limit"),
     SlurmState("OUT_OF_MEMORY", "OOM", _FAILED, FailureClass.OUT_OF_MEMORY, "ran out of memory"),
     SlurmState("NODE_FAIL", "NF", _FAILED, FailureClass.NODE_FAILURE, "lost a node"),
-    SlurmState("PREEMPTED", "PR", _FAILED, FailureClass.PREEMPTED, "had to make room for another job"),
+    SlurmState("PREEMPTED", "PR", _FAILED, FailureClass.PREEMPTED, "was stopped for another job"),
     SlurmState("BOOT_FAIL", "BF", _FAILED, FailureClass.NEVER_STARTED, "its nodes did not boot"),
     SlurmState("LAUNCH_FAILED", None, _FAILED, FailureClass.NEVER_STARTED, "could not be launched"),
     SlurmState(
@@ -279,7 +279,7 @@ _PROVISIONAL_NAME = "allocation"
 #: Values in the signal field of an exit code that are not signals: out of memory, and slurmstepd
 #: could not open the job's output (its folder does not exist on the node).
 _OOM_MARK, _NO_OUTPUT_MARK = 125, 53
-#: squeue of 24.11 and later shows this reason for the signal; 22.05 shows only NonZeroExitCode.
+#: squeue of 24.11 and later shows this reason for 53; 22.05 shows only NonZeroExitCode.
 _NO_OUTPUT_REASON = f"RaisedSignal:{_NO_OUTPUT_MARK}("
 #: Explanation of a job whose output could not be opened.
 NO_OUTPUT = "Slurm could not open the job's output; its folder must exist on the nodes and be writable"

@@ -168,7 +168,7 @@ def test_a_preempted_run_fails_as_preempted_everywhere(cluster, tmp_path):
     push_out(study, cluster)
     wait_for(lambda: study.status()[run_id(1)]["state"] == "failed", what="its end")
     run = study.status()[run_id(1)]
-    reason = "PREEMPTED: had to make room for another job"
+    reason = "PREEMPTED: was stopped for another job"
     assert (run["failure_class"], run["reason"]) == ("preempted", reason)
     assert (
         study.bench("verify", "STUDY").stdout.splitlines()[1].startswith(f"  FAIL  state: failed ({reason})")
@@ -191,7 +191,7 @@ def test_a_preempted_and_requeued_job_is_queued_with_the_reason(cluster, tmp_pat
     run = study.status()[run_id(1)]
     assert run["job_id"] == study.run_json(run_id(1))["job_id"]
     # squeue of 24.11 gives no reason for this wait, earlier releases give BeginTime.
-    assert run["reason"].startswith("PREEMPTED: had to make room for another job; waits to start")
+    assert run["reason"].startswith("PREEMPTED: was stopped for another job; waits to start")
     dry = study.bench("submit", "STUDY", "--dry-run").stdout
     assert dry == "0 of 1 runs would be started\n"
     assert study.bench("cancel", "STUDY").stdout == "1 run cancelled\n"

@@ -55,7 +55,7 @@ def test_whole_nodes_are_the_default_and_need_no_warning(warnings):
 def test_shared_nodes_give_a_warning_that_names_the_cells_that_meet(warnings, cluster, repeats, meeting):
     names = ", ".join(meeting)
     assert warnings(cluster, repeats=repeats)[0] == (
-        f"{IS_FALSE}. Runs of these cells can also meet on a node: {names}; {REMEDY}"
+        f"{IS_FALSE}. Runs of these cells can also share a node: {names}; {REMEDY}"
     )
 
 

@@ -199,7 +199,7 @@ def test_several_masks_under_torchrun_are_one_error(tmp_path, given):
     cluster = {k: v.format(masks) if isinstance(v, str) else [v[0].format(masks)] for k, v in given.items()}
     assert problems(tmp_path, cluster, launcher=["srun", "torchrun"], nodes=[1, 2, 3]) == [
         "cpu_bind mask_cpu lists 2 values, one per task, but launcher torchrun starts one task per node, whose "
-        "ranks would all get the first; use launcher [srun], or one value for all ranks of a node"
+        "ranks would all get the first value; use launcher [srun], or one value for all ranks of a node"
     ]
     assert plan_of(tmp_path, {"cpu_bind": "mask_cpu:0x3*2"}, launcher=["torchrun"]).warnings
 

@@ -38,7 +38,7 @@ def test_a_node_that_was_slow_only_once_is_fit():
     excluded, lines = said(measured(matrix_product=[slow, fine]))
     assert (excluded, lines) == (
         [],
-        ["0 of 6 pairs of nodes exchanged messages; links between the others are unknown"],
+        ["0 of 6 pairs of nodes exchanged messages; the links between the other pairs are unknown"],
     )
 
 
@@ -94,7 +94,7 @@ def test_a_slow_link_blames_neither_of_its_nodes():
     assert result["exclude"] == []
     assert result["links"] == [{"nodes": ["n1", "n2"], "fit": False, "value": 0.55e9, "median": 1e9}]
     assert list(findings(result)) == [
-        "the link between n1 and n2 is slow: 550 MB/s, the median is 1 GB/s; avoid one of the two"
+        "the link between n1 and n2 is slow: 550 MB/s, the median is 1 GB/s; avoid one of the two nodes"
     ]
 
 
@@ -105,7 +105,7 @@ def test_two_nodes_cannot_tell_which_of_them_sends_slowly():
     assert excluded == []
     assert lines == [
         "n1 and n2 exchange 800 MB/s in one direction, and 1 GB/s in the other; check a third node together"
-        " with them to find out which one is slow",
+        " with them to find out which node is slow",
         "two nodes: the rate of their exchange cannot be compared with that of other pairs",
     ]
 
