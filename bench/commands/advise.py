@@ -95,7 +95,7 @@ def advise_command(
 
 
 def parse_samples(text: str) -> int:
-    """Parse the value of --samples; raise BenchError if it is no positive number."""
+    """Parse the value of --samples; raise BenchError if the value is not a positive number."""
     if not text:
         raise BenchError("--samples is missing", remedy="give the samples per epoch: --samples 1.3M")
     try:
@@ -291,6 +291,6 @@ def _one_line(text: str) -> str:
 
 
 def _similar_cell(study: PlannedStudy, nodes: int, per_node: str) -> str:
-    """Return the id of the cell of this size, or of the largest cell with the same ranks per node."""
+    """Return the id of the cell with ``nodes``, or of the largest cell with the same ranks per node."""
     cells = [cell for cell in study.cells.values() if value_text(cell.tasks_per_node) == per_node]
     return min(cells, key=lambda cell: (cell.nodes != nodes, -cell.nodes, cell.cell_id)).cell_id

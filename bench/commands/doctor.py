@@ -110,7 +110,7 @@ def _target(name: str, root: Path) -> Target:
 
 
 def _of_folder(path: Path) -> Target:
-    """Return the attempt in a folder: the folder itself, or the latest attempt of a run."""
+    """Return the attempt in a folder: the folder itself, or the last attempt of a run."""
     attempts = {int(match[1]): entry for entry in path.iterdir() if (match := _ATTEMPT(entry.name))}
     folder = attempts[max(attempts)] if attempts else path
     number, run = _ATTEMPT(folder.resolve().name), folder.resolve().parent
@@ -121,7 +121,7 @@ def _of_folder(path: Path) -> Target:
 
 
 def _of_name(name: str, root: Path) -> Target:
-    """Return the latest attempt of a run, or an attempt in a job, preferring a failed one."""
+    """Return the last attempt of a run, or an attempt in a job, preferring a failed one."""
     found = []
     for planned, attempts in find_attempts(name, root):
         records = planned.records()

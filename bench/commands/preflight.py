@@ -142,7 +142,7 @@ def show_result(result: Mapping[str, Any], *, excluded: str | None) -> None:
 
 
 def _plan(matrix: str | None, site: str | None) -> Plan:
-    """Return the plan of a matrix, by default of one for the default partition or for this machine."""
+    """Return the plan of a matrix, by default of a matrix for the default partition or this machine."""
     from bench.matrix.load import find_site
     from bench.plan import make_plan
     from bench.shipped import find_matrix

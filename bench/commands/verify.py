@@ -86,7 +86,7 @@ def _verdicts(target: str | None, results: Path | None) -> list[Verification]:
 
 
 def _record_of(path: Path) -> RunRecord | None:
-    """Return the record of a run if ``path`` is the folder of the run's latest attempt, otherwise None."""
+    """Return the record of a run if ``path`` is the folder of the last attempt of the run, otherwise None."""
     parents = path.resolve().parents
     if len(parents) < 3 or not StudyFolder(parents[2]).is_planned:
         return None

@@ -80,7 +80,7 @@ class _Ends:
             return cls(path, b"", 0, 0)
 
     def located(self, cause: Cause) -> Cause:
-        """Return a cause with its line in the whole log."""
+        """Return a cause with its line number in the whole log."""
         assert cause.line is not None, "a cause of a log has a line"
         if not self.omitted or cause.line <= self.text.count(b"\n", 0, self.head) + 1:
             return cause

@@ -287,7 +287,7 @@ class SignatureHits:
 
 @dataclass(slots=True)
 class _Candidates:
-    """The signatures for lines with certain words; ``active`` are those that still look for hits."""
+    """The signatures for lines with certain words; ``active`` are those that are still matched."""
 
     signatures: tuple[Signature, ...]
     active: tuple[Signature, ...]

@@ -251,7 +251,7 @@ def _reason(folder: PreflightFolder) -> str:
 
 
 def _conclude(folder: PreflightFolder) -> None:
-    """Record that a preflight has ended and its result was read, or that it has no job."""
+    """Record that a preflight has ended and its result was read, or that the preflight has no job."""
     content = read_preflight(folder)
     with suppress(UnwritableError):
         write_preflight(folder, {**content, "concluded_at": now()})
