@@ -7,8 +7,8 @@
 Each draw is a study of planted_training.py with the recorder: three runs of two ranks with the planted
 cause, whose size is drawn at random. The largest named cause is compared with the planted one. Each rank
 measures the time of its planted cause on its own clock; the share is this time divided by that of a step. For
-DDP's own work, the study also has two ranks without the cause: the share is the time that the step takes
-longer with it, and without it no cause may be named. Some kinds use the nodes of a Slurm test cluster, which
+DDP's own work, the study also has two ranks without the cause: the share is the extra time of the step with
+the cause; without it, any named cause is a false alarm. Some kinds use the nodes of a Slurm test cluster, which
 needs root (``--local`` leaves them out).
 
 ``--pairs`` plants two causes at once, each pair twice. ``--links`` limits the link of one of four nodes to 10
@@ -17,7 +17,7 @@ to 60 % of that of the others, and trains the built-in model; ten draws for each
 A busy machine is itself a cause, ``cpu-starved``: without a share, it is printed, and not counted.
 Exits with 1 if fewer than 90 % of the draws are right, if more than 3 % name a wrong cause, or if more than
 2 % of the studies name a cause where none was planted; of 20 pairs, both causes of 16 must be named with
-shares within 10 points; of 30 links, 28 must be named with a rate within 10 %.
+shares within 10 percentage points; of 30 links, 28 must be named with a rate within 10 %.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from tests.cluster.bed import Cluster
 
 TRAINING, WARM_START = (Path(__file__).with_name(name) for name in ("planted_training.py", "warm_start.py"))
-#: The planted kinds with the names that are right for them.
+#: The planted kinds, each with the names of causes that are right for it.
 KINDS = {
     "checkpoint": "outside-timers",
     "metrics": "extra-communication",
@@ -163,7 +163,7 @@ class Draw:
         kind: the planted kinds, joined by ``+``.
         planted: the share of each in the step; NaN if it is not known.
         causes: the named causes of two ranks (four with links).
-        clean: those without the planted cause.
+        clean: the named causes of two ranks without the planted cause.
         node: the node with the limited link.
         rate: the measured rate of its link, divided by the planted one; NaN if it is not measured.
     """
@@ -367,7 +367,7 @@ def print_draw(draw: Draw) -> None:
         print(f"    {row['cause']}: {row['evidence']}", file=sys.stderr, flush=True)
     for row in draw.clean.to_dict("records"):
         text = f"{row['cause']} {_percent(row['share'])}: {row['evidence']}"
-        print(f"    without the plant: {text}", file=sys.stderr, flush=True)
+        print(f"    without the planted cause: {text}", file=sys.stderr, flush=True)
 
 
 def _percent(share: float) -> str:

@@ -11,7 +11,7 @@ disturbed.
 ``foreign``: three runs of a training that sleeps instead of computing; during one of them, a process that is
 not of the job uses a fifth to all of a core of one node. The run, the node and the time must be named.
 
-``healthy``: studies of nine such runs that nothing disturbs.
+``healthy``: studies of nine runs of this training that nothing disturbs.
 
 Exits with 1 if an overlap is missed or invented, if fewer than 37 of 40 foreign processes are found, or if
 more than 2 of 108 healthy runs are called disturbed (in proportion, for other numbers).
@@ -106,7 +106,7 @@ print(time.process_time())
 
 
 def overlapping_study(folder: Path, cluster: Cluster, *, exclusive: bool, cells: int) -> Study:
-    """Plan a study of short scripts; each cell runs on one node, and with ``exclusive`` alone."""
+    """Plan a study of short scripts; each cell runs on one node, which it has alone with ``exclusive``."""
     batches = ", ".join(str(batch) for batch in range(1, cells + 1))
     matrix = OVERLAPPING.format(
         exclusive=str(exclusive).lower(), concurrent=4 if exclusive else 2, batches=batches

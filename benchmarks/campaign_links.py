@@ -83,8 +83,8 @@ def main() -> int:
     )
     parser.add_argument("--draws", type=int, default=5)
     parser.add_argument("--seed", type=int, help="seed of the random rates (default: a new one in each call)")
-    parser.add_argument("--lowest", type=int, default=100, help="rate in Mbit/s (default 100)")
-    parser.add_argument("--highest", type=int, default=600, help="rate in Mbit/s (default 600)")
+    parser.add_argument("--lowest", type=int, default=100, help="lowest rate in Mbit/s (default 100)")
+    parser.add_argument("--highest", type=int, default=600, help="highest rate in Mbit/s (default 600)")
     given = parser.parse_args()
     if lacking := missing():
         print(f"not run: {lacking}")

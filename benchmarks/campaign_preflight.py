@@ -3,8 +3,8 @@
 Needs root to start a test cluster, with control groups of version 1. All nodes have a quota of 20 % of a
 core and a link of 283 Mbit/s; a bad node has 16 % or 226 Mbit/s, drawn at random. Simulated nodes and links
 have 80 % of the normal rate when they are bad; the rates of healthy nodes, and each measurement, vary by 2
-% (standard deviation). Exits with 1 if a limit is exceeded: of 30 cases 28 must be found, a healthy node
-may be blamed in one.
+% (standard deviation). Exits with 1 if a limit is exceeded: of 30 cases, at least 28 must be
+found, and at most one may blame a healthy node.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ scaling: [{{mode: weak, per_gpu_batch: [8]}}]
 workload: {{device: cpu, model: mlp, epochs: 1}}
 """
 THRESHOLD = 0.9
-#: Noise of healthy nodes and of a measurement, and the rate of what is bad.
+#: Noise of healthy nodes and of a measurement, and the relative rate of bad nodes and links.
 NOISE, BAD = 0.02, 0.8
 
 
@@ -109,7 +109,7 @@ class Simulation:
         self._noise = [dice.gauss(1, NOISE) for _ in range(1_000_003)]
 
     def case(self, nodes: int, kind: str) -> tuple[bool, bool, bool]:
-        """Return whether the fault was found, something healthy was blamed, and rounds were too many."""
+        """Return whether the fault was found, something healthy blamed, and the number of rounds too high."""
         dice = self._dice
         speeds = [dice.gauss(1, NOISE) for _ in range(nodes)]
         bad = set(dice.sample(range(nodes), {"node": 1, "two nodes": 2}.get(kind, 0)))

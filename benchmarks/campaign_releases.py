@@ -76,7 +76,7 @@ def run_release(suite: str, release: Release, tests: Sequence[str], *, processes
 
 
 def _run_faults(release: Release) -> str:
-    """Run the fault campaign; return the number of faults with the expected end of all faults."""
+    """Run the fault campaign; return how many of all faults ended as expected."""
     command = [sys.executable, "benchmarks/campaign_faults.py", f"--slurm={release.name}"]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
     print(done.stdout, flush=True)

@@ -64,7 +64,7 @@ def predictions(studies: int, *, seed: int) -> None:
 
 
 def predicted(mode: str, kind: str, *, n: int, studies: int, seed: int) -> str:
-    """Simulate ``n`` runs per size in each study, and format a row of the second table."""
+    """Simulate ``n`` runs per size in each study, and format a row of the third table."""
     draw = np.random.default_rng(seed)
     target = 2 * int(SIZES[-1])
     held, alone, widths = 0, 0, []

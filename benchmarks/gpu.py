@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs/gpu.md"
 BEGIN, END = "<!-- begin: make gpu -->\n", "<!-- end: make gpu -->\n"
 SCHEMA = 1
-#: Seconds for a part to end after SIGTERM; part of its budget.
+#: Seconds for a part to end after SIGTERM; they are included in its budget.
 GRACE_S = 5.0
 #: Lines of a failed part's output that are shown.
 SHOWN_LINES = 30
@@ -38,7 +38,7 @@ SHOWN_LINES = 30
 
 @dataclass(frozen=True)
 class Part:
-    """One part: a command that writes its values to a JSON file. ``budget_s`` includes its end."""
+    """One part: a command that writes its values to a JSON file. ``budget_s`` includes the time to end it."""
 
     name: str
     title: str

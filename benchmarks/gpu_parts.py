@@ -28,7 +28,7 @@ sys.path.insert(0, str(ROOT))
 Values = dict[str, Any]
 Write = Callable[[Values], None]
 
-#: The modules of packages that are called otherwise.
+#: The modules of packages whose module has another name.
 MODULES = {"pyyaml": "yaml", "nvidia-ml-py": "pynvml", "pytest-timeout": "pytest_timeout"}
 TEST_PACKAGES = ("pytest", "pytest-timeout")
 #: The oldest torch with which the measurements on a GPU are compared.
@@ -214,7 +214,7 @@ def study(write: Write, folder: Path, device: str = "cuda") -> None:
     if unread:
         raise PartError(f"{len(unread)} of {len(folders)} runs have no conditions: {unread[0]}")
     if device == "cuda" and not all(one["clocks"] for one in values["runs"]):
-        raise PartError("conditions.json holds no clocks of the GPU")
+        raise PartError("conditions.json contains no clocks of the GPU")
 
 
 def summary(folder: Path) -> Values:
@@ -242,7 +242,7 @@ def read_windows(folder: Path) -> list[Values]:
 
 
 def gpu_test_files() -> list[str]:
-    """Return the files with tests marked ``gpu``; only these are run, and need no further packages."""
+    """Return the files with tests marked ``gpu``; other files, which need further packages, are not run."""
     files = sorted(ROOT.glob("tests/**/test_*.py"))
     return [str(file.relative_to(ROOT)) for file in files if "pytest.mark.gpu" in file.read_text("utf-8")]
 

@@ -8,7 +8,7 @@ a number of layers, for ``grad-strides`` the width of a layer. With PLANTED 0, t
 without the causes.
 
 Each rank writes ``planted<rank>.json``: the median time of a step and of each cause in it, in seconds, on its
-own clock. A sleep takes longer than asked for on a busy machine, so the amount alone is not the truth.
+own clock. A sleep takes longer than asked for on a busy machine, so the amount is not the true time.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ class Training:
 
     Attributes:
         amounts: by planted cause, seconds per step or a number; 0 if it is not planted.
-        given: the same, also if nothing is planted.
+        given: the same amounts, even with PLANTED 0.
         batch: samples per step of this rank.
         spent_s: by planted cause, its time in each step.
     """
@@ -206,7 +206,7 @@ class Training:
             self.batch = round(self.batch * more)
             return forward_s * more, backward_s * more
         if {"unused", "grad-strides"} & self.given.keys():
-            # What DDP does for them is short, so the rest of the step is short as well.
+            # DDP's work for these causes is short, so the rest of the step is short, too.
             return 0.0, 0.0
         if "strong" in self.given:
             return forward_s * self.batch / 16 + self.amounts["strong"], backward_s * self.batch / 16

@@ -1,6 +1,6 @@
 """Divide the step of a run into its ideal part and the shares of the causes that lengthen it.
 
-The ideal step only computes (forward, backward, optimizer), at the pace of the baseline. Everything else is
+The ideal step only computes (forward, backward, optimizer), at the speed of the baseline. Everything else is
 loss: loading data, time outside of all timers, exposed communication, waiting, and computation that takes
 longer per sample than at the baseline. All shares are fractions of the cell's step time, and for every cell::
 

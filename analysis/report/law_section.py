@@ -169,7 +169,7 @@ def serial_fraction_trend(own: pd.DataFrame) -> str:
 def _trend(first: tuple[float, float], last: tuple[float, float], *, values: pd.Series) -> str:
     """Return what the intervals of the serial fraction at the first and the last size say."""
     if not all(known(bound) for bound in (*first, *last)):
-        return "Without intervals, which need 3 runs, a trend cannot be told."
+        return "A trend is not stated without intervals, which need 3 runs."
     if last[0] > first[1]:
         return (
             "It grows with the size: additional ranks cause the loss (communication, imbalance), not a fixed "
@@ -178,7 +178,7 @@ def _trend(first: tuple[float, float], last: tuple[float, float], *, values: pd.
     if last[1] < first[0]:
         return "It falls with the size: the smallest sizes have a loss that larger ones do not have."
     if max(first[1], last[1]) <= 0:
-        return "There is none: the speedup is at least ideal."
+        return "It is not above 0: the speedup is at least ideal."
     centres, halves = ([(high + sign * low) / 2 for low, high in (first, last)] for sign in (1, -1))
     largest_change = abs(centres[1] - centres[0]) + math.hypot(*halves)
     if largest_change <= _FLAT * abs(float(values.mean())):

@@ -97,7 +97,7 @@ def json_for_script(content: Any) -> str:
 
 
 def models_of(cells: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the models of the cells; that of a user's command only if it contains ``{model}``."""
+    """Return the models of the cells; a user's command has a model only if it contains ``{model}``."""
     workloads = [cell.get("workload") or {} for cell in cells]
     known = [one for one in workloads if not one.get("command") or "{model}" in str(one["command"])]
     return sorted({one_line(one.get("model"), limit=40) for one in known} - {""})

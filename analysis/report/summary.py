@@ -1,4 +1,4 @@
-"""Describe in sentences how far each series scales, why it loses efficiency, and how certain this is."""
+"""Describe in sentences how far each series scales, why it loses efficiency, and how certain that is."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from analysis.text import MISSING, count, fraction, known, listed, number, perce
 MAX_SERIES = 4
 #: Maximum number of sizes that the sentence about undecided sizes names.
 _MAX_OPEN = 3
-#: A smaller loss, of the step or compared with the baseline, without a named cause would mostly be noise.
+#: A smaller loss without a named cause, of the step or compared with the baseline, is mostly noise.
 _HARDLY_ANY = 0.03
-#: Smallest lower end of the interval of such an efficiency; below, the loss may be larger.
+#: The loss may be larger than that if the interval of the efficiency begins below this value.
 _HARDLY_ANY_LOW = 0.9
 #: Losses without a cause below this share of the step are not listed.
 _SMALLEST_REST = 0.005
@@ -228,7 +228,7 @@ def _open_sentence(found: Recommendation, base: pd.Series, invalid: Invalid) -> 
 def main_loss(division: CellDivision | None, row: pd.Series) -> tuple[str, float]:
     """Return the title and the share of the largest part of a loss: a cause, else a part of the step.
 
-    The share is NaN if the title says that there is hardly any loss, or that it cannot be told.
+    The share is NaN if the title says that there is hardly any loss, or that its cause is not known.
     """
     if division is None or WHOLE in division.rests:
         return "not known", math.nan

@@ -259,9 +259,9 @@ def _two_lines(text: str, below: str) -> TableCell:
 def run_data(runs: pd.DataFrame) -> dict[str, Any]:
     """Return ``texts`` and ``runs`` for the page's script, which shows the runs of a cell.
 
-    A run is a list: the number of its cell's text; the characters that its name shares with the cell's, and
-    the rest; the attempt; the numbers of the texts of state, failure class and reason; the throughput; and
-    the numbers of the texts of its evidence.
+    A run is a list, in which texts are given by their positions in ``texts``: the cell's name; the number of
+    characters that the run's name shares with it, and the other characters; the attempt; state, failure class
+    and reason; the throughput; and the texts of its evidence.
     """
     numbers: dict[str, int] = {}
     size = 0

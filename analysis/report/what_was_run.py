@@ -1,6 +1,6 @@
 """State what the runs of a study executed, each value with its source.
 
-About a user's command, only what was recorded is said: its words, its script, the options that it names as
+Of a user's command, only recorded facts are stated: its words, its script, the options that it names as
 placeholders, and the source of its values.
 """
 

@@ -18,7 +18,7 @@ from analysis.report.figures.waterfall import MAX_SERIES, series_figure, waterfa
 from analysis.report.summary import loss_sentence, share_text
 from analysis.text import number
 
-#: Rests below this share of the step are not listed.
+#: Time outside all timers, and loss without a cause, are not listed below this share of the step.
 _SMALLEST_REST = 0.005
 
 

@@ -31,7 +31,7 @@ _PUBLISHED = (
     Column(
         "mode",
         "str",
-        "strong if the global batch is constant in the series, weak if that per rank is; else empty",
+        "strong if the global batch is constant in the series, weak if the batch per rank is; else empty",
     ),
     Column("launcher", "str", "srun or torchrun"),
     Column("backend", "str", "nccl or gloo"),

@@ -135,7 +135,7 @@ def runs_to_decide(distance: float, *, error: float, top_n: float, bottom_n: flo
     instead of normal quantiles: J. Cohen, *Statistical Power Analysis for the Behavioral Sciences*, 1988.)
 
     Args:
-        distance: of the ratio from the threshold, on logarithms.
+        distance: difference between the logarithms of the ratio and of the threshold.
         error: standard error of the logarithm of the measured ratio; half of its interval's width divided by
             the quantile of t.
         top_n: runs of the cell that were measured.

@@ -143,7 +143,7 @@ def ranks_sample(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _with_ddp(study: Study) -> list[bool]:
-    """Return for each cell whether it uses DDP; a cell of one rank may not (``ddp: false``)."""
+    """Return for each cell whether it uses DDP; with ``ddp: false``, a cell of one rank does not."""
     options = [cell.get("workload") for cell in study.plan.get("cells") or []]
     if len(options) != len(study.cells):
         return [True] * len(study.cells)

@@ -66,7 +66,7 @@ _COMPILED = {field: re.compile(pattern) for field, pattern in _PATTERNS.items()}
 #: Patterns for ambiguous names, each with a text about the two meanings and the name to use instead.
 _AMBIGUOUS = {
     "batch(?:_size)?|bs|minibatch(?:_size)?|batchsize": (
-        "could be the batch of all ranks or of one",
+        "could be the batch of all ranks or of one rank",
         "rename it to global_batch or per_gpu_batch",
     ),
     "(?:epoch|training|train|total|wall|run|elapsed|job)_?time(?:_[a-z]+)?|runtime(?:_[a-z]+)?|time_avg|"
@@ -302,7 +302,7 @@ def read_header(columns: list[str]) -> Header:
 def _check_header(header: Header, problems: TableProblems) -> None:
     for field, first, second in header.duplicates:
         message = f"the columns {first!r} and {second!r} both mean {field}"
-        problems.add(1, message, "rename or remove one")
+        problems.add(1, message, "rename or remove one of them")
     names = listed([*header.names.values(), *header.unknown], limit=30)
     found = [measure for measure in _MEASURES if measure in header.places]
     if not found:
@@ -337,7 +337,7 @@ def _remarks(header: Header) -> list[str]:
 
 
 class _Row:
-    """Parses one row of a table."""
+    """Parser of one row of a table."""
 
     def __init__(self, problems: TableProblems, header: Header, line: int, values: list[str]) -> None:
         self._problems, self._header, self._line, self._values = problems, header, line, values

@@ -270,7 +270,7 @@ def _complete_series(
     has_batch = own["global_batch"].notna()
     line = int(own["line"].iloc[0])
     if label and mode and label != mode and not has_batch.any():
-        problems.add(line, f"the row says {label}, but --mode says {mode}", "remove one of the two")
+        problems.add(line, f"the row says {label}, but --mode says {mode}", "correct the row or omit --mode")
     label = label or mode
     rows.loc[own.index, "mode"] = label or ""
     if label == "time to train" or own["time_to_train"].notna().any():

@@ -40,7 +40,7 @@ MAX_REPEATS = 300
 IDEAL = "ideal, through the baseline"
 #: Intervals extend an axis by at most this share of the span of its points.
 _REACH = 0.35
-#: The least extension: an efficiency, or a natural logarithm.
+#: Minimum extension of an axis: an efficiency, or a natural logarithm.
 _LEAST_REACH = 0.1
 #: Maximum number of runs that a tip names.
 _MAX_NAMED = 4
@@ -93,7 +93,7 @@ def curve_figure(curve: Curve, selection: Selection, runs: pd.DataFrame) -> Draw
         left_out.append(f"the {len(repeats):,} individual runs are not drawn")
         repeats = repeats.iloc[:0]
     elif len(repeats) == len(rows):
-        repeats = repeats.iloc[:0]  # one run each: the mean is the run
+        repeats = repeats.iloc[:0]  # with one run per cell, the mean is that run
     draft = Draft(
         name=f"{curve.kind}-{selection.mode or 'other'}",
         subject=curve.axis.partition(" (")[0],
@@ -211,7 +211,7 @@ def _draw_lines(axes: Axes, curve: Curve, rows: pd.DataFrame, *, place: int) -> 
 def _draw_intervals(
     axes: Axes, curve: Curve, rows: pd.DataFrame, limits: tuple[float, float], *, place: int
 ) -> None:
-    """Draw the intervals; where one leaves the panel, draw an arrow and the value of its end."""
+    """Draw the intervals; if one leaves the panel, draw an arrow and the value of its end."""
     bounded = rows[rows[curve.low].notna() & rows[curve.high].notna()]
     if not len(bounded):
         return
@@ -278,7 +278,7 @@ def _set_scales(axes: Axes, curve: Curve, rows: pd.DataFrame, limits: tuple[floa
     sizes = sorted(set(rows["gpus"]))
     axes.set_xscale("log", base=2)
     set_ticks(axes.xaxis, _spread_sizes(sizes), lambda value: f"{value:,.0f}")
-    # On the right, there is room for the runs of the largest size, which are beside their mean.
+    # The axis is longer on the right, because the runs of the largest size are drawn beside their mean.
     axes.set_xlim(sizes[0] / 1.25, sizes[-1] * max(1.25, (1.6 * sizes[-1] / sizes[0]) ** 0.09))
     axes.set(xlabel="Ranks", ylabel=curve.axis)
     if curve.kind != "efficiency":

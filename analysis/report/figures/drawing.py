@@ -199,7 +199,7 @@ Tips = dict[str, list[Tip]]
 
 @dataclass(frozen=True, kw_only=True)
 class Draft:
-    """Texts and measures of a figure.
+    """Texts and dimensions of a figure.
 
     Attributes:
         name: file name without suffix.
@@ -290,7 +290,7 @@ def finish(draft: Draft, draw: Callable[[Axes], Tips]) -> Drawing:
     """Draw a figure with fixed margins, which need no layout pass, and save it as SVG, PNG and PDF.
 
     Args:
-        draft: texts and measures.
+        draft: texts and dimensions.
         draw: function that draws into the axes and returns the tips of the marks.
     """
     legend_in = _LEGEND_LINE_IN * draft.legend_lines + 0.08

@@ -83,7 +83,7 @@ def _panels(means: RankMeans) -> tuple[list[pd.DataFrame], list[str]]:
             left_out.append(f"{count(len(panel), 'rank')} of {one_line(cell_id, limit=60)} drawn by node")
             panel = means.by_host[means.by_host["cell_id"] == cell_id]
         if len(panel) > room:
-            left_out.append(f"the {room} latest of {count(len(panel), 'node')} drawn")
+            left_out.append(f"the {room} slowest of {count(len(panel), 'node')} drawn")
             panel = panel.sort_values("beyond", ascending=False, kind="stable").head(room)
         panels.append(panel)
     return panels, left_out

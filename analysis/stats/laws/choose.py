@@ -25,10 +25,10 @@ from bench.errors import BenchError
 LEVEL = 0.90
 #: Predictions beyond this multiple of the largest measured size must be requested.
 REACH = 2.0
-#: Laws whose AICc exceeds the best one by at most this are plausible, too: the interval spans theirs
+#: Laws whose AICc exceeds the lowest one by at most this are plausible: the interval spans theirs, too
 #: (K. P. Burnham and D. R. Anderson, Model Selection and Multimodel Inference, 2002: up to 7).
 PLAUSIBLE_AICC = 6.0
-#: Without AICc, laws are plausible if their leave-last-out error is at most this factor times the least one.
+#: Without AICc, laws are plausible if their leave-last-out error is at most this multiple of the smallest.
 _PLAUSIBLE_ERROR = 3.0
 #: Smaller leave-last-out errors do not distinguish laws.
 _ERROR_FLOOR = 0.03
@@ -88,7 +88,7 @@ class LawFit:
 
     @property
     def plausible(self) -> tuple[Fitted, ...]:
-        """The chosen law, and the laws that the runs support nearly as well."""
+        """The chosen law, and the laws that the runs support nearly as much."""
         return tuple(fitted for fitted in self.laws if self._is_plausible(fitted))
 
     def predict(self, gpus: Sequence[int], level: float = LEVEL, *, beyond: bool = False) -> pd.DataFrame:

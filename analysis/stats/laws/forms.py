@@ -324,7 +324,7 @@ class _ProbedStep:
 
 
 def _communication_laws(mode: str, fabric: Fabric) -> tuple[Law, ...]:
-    """Return the communication model's forms: hidden is all but the last bucket, nothing, or up to ωC."""
+    """Return the communication model's forms: hidden are all buckets but the last, none, or up to ωC."""
     step = _ProbedStep(fabric, mode == "strong")
     work = (_FIXED, _WORK) if step.strong else (_FIXED,)
     compute = "C = c + w/N" if step.strong else "C = c"

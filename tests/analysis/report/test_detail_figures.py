@@ -193,7 +193,7 @@ def test_many_ranks_are_drawn_by_node_and_many_nodes_are_bounded(tmp_path: Path)
     figure = details_of(path)[1]["ranks"]
     assert (
         "; ".join(figure.left_out)
-        == f"128 ranks of n64x2-gloo-srun-b8 drawn by node; the {MAX_BARS} latest of 64 nodes drawn"
+        == f"128 ranks of n64x2-gloo-srun-b8 drawn by node; the {MAX_BARS} slowest of 64 nodes drawn"
     )
     names = [text for text in texts(figure) if re.match(r"node\d", text)]
     assert names[0] == "node45 ◀"

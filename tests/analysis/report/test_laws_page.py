@@ -64,7 +64,7 @@ def test_a_short_series_has_the_refusal_and_the_trend() -> None:
 @pytest.mark.parametrize(
     ("times", "words"),
     [
-        ({1: 1.0, 2: 0.47, 4: 0.22}, "There is none: the speedup is at least ideal."),
+        ({1: 1.0, 2: 0.47, 4: 0.22}, "It is not above 0: the speedup is at least ideal."),
         ({1: 1.0, 2: 0.5, 4: 0.252}, "Whether it changes with the size cannot be told from these intervals."),
         ({1: 1.0, 2: 0.6, 4: 0.3, 8: 0.15}, "It falls with the size: the smallest sizes have a loss"),
     ],
@@ -72,7 +72,7 @@ def test_a_short_series_has_the_refusal_and_the_trend() -> None:
 def test_other_trends_of_the_serial_fraction_have_their_words(times: dict[int, float], words: str) -> None:
     assert words in serial_fraction_trend(scaling_table(strong(times)))
     text = serial_fraction_trend(scaling_table(strong(times, repeats=2)))
-    assert text.endswith("Without intervals, which need 3 runs, a trend cannot be told.")
+    assert text.endswith("A trend is not stated without intervals, which need 3 runs.")
 
 
 def test_without_a_batch_there_are_no_seconds_but_an_efficiency() -> None:

@@ -479,7 +479,7 @@ def test_a_baseline_that_is_not_in_the_table_is_an_error(tmp_path: Path) -> None
         ),
         (
             "gpus,world size,time\n1,1,1\n",
-            "t.csv:1: the columns 'gpus' and 'world size' both mean gpus; rename or remove one",
+            "t.csv:1: the columns 'gpus' and 'world size' both mean gpus; rename or remove one of them",
         ),
         (
             "gpus,global_batch,time,mode\n1,64,1,string\n",
