@@ -8,8 +8,8 @@ Each draw is a study of planted_training.py with the recorder: three runs of two
 cause, whose size is drawn at random. The largest named cause is compared with the planted one. Each rank
 measures the time of its planted cause on its own clock; the share is this time divided by that of a step. For
 DDP's own work, the study also has two ranks without the cause: the share is the extra time of the step with
-the cause; without it, any named cause is a false alarm. Some kinds use the nodes of a Slurm test cluster, which
-needs root (``--local`` leaves them out).
+the cause; without it, any named cause is a false alarm. Some kinds use the nodes of a Slurm test cluster,
+which needs root (``--local`` leaves them out).
 
 ``--pairs`` plants two causes at once, each pair twice. ``--links`` limits the link of one of four nodes to 10
 to 60 % of that of the others, and trains the built-in model; ten draws for each seed.
