@@ -62,7 +62,7 @@ class Counted:
         return cls(Study(study.folder, {**study.environment, "PATH": path}), folder)
 
     def calls(self) -> tuple[Counter[str], float]:
-        """Return each Slurm command's number of calls since this method was last called, and their seconds."""
+        """Return how often each Slurm command was called since the last call of this, and their seconds."""
         log = self.folder / "calls"
         lines = [line.split() for line in log.read_text().splitlines()] if log.exists() else []
         log.write_text("")
