@@ -1,12 +1,12 @@
 """Exchange of values and errors between ranks, by collectives or through torch's store.
 
-The built-in workload uses collectives. In a user's loop, ranks may take different numbers of steps. An
-additional collective could then hang the run. The store cannot hang it: each rank writes its own keys, and
-rank 0 reads the records that all ranks wrote.
+The built-in workload uses collectives. In a user's loop, ranks can take different numbers of steps, and an
+additional collective could then hang the run. The store cannot hang the run: each rank writes its own keys,
+and rank 0 reads the records that all ranks wrote.
 
 When one rank ends, is killed or hangs, communication breaks on all other ranks. The store usually answers for
-a moment longer. Every failing rank reports its error there. Ranks that only lost a connection read which rank
-failed first, or which ranks reported nothing.
+a moment longer. Every failing rank reports its error in the store. Ranks that only lost a connection read
+which rank failed first, or which ranks reported nothing.
 """
 
 from __future__ import annotations
@@ -107,7 +107,8 @@ class StoreExchange:
             self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         else:
             store, self.rank, self.world_size = HashStore(), 0, 1
-        # The store of torchrun's agent outlives a restart of the ranks, and a program can have two recorders.
+        # Separate keys: the store of torchrun's agent outlives a restart of the ranks, and a program can have
+        # two recorders.
         restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         self.store = PrefixStore(f"bench-recorder/{restart}/{next(_exchanges)}", store)
         while hasattr(store, "underlying_store"):
@@ -122,7 +123,7 @@ class StoreExchange:
         return other
 
     def post(self, name: str, content: Any) -> bool:
-        """Write this rank's record; return False if the store can no longer be reached."""
+        """Write this rank's record ``name``; return False if the store can no longer be reached."""
         try:
             self.store.set(f"{name}/{self.rank}", json.dumps(content))
         except (dist.DistError, RuntimeError):
@@ -130,12 +131,12 @@ class StoreExchange:
         return True
 
     def read(self, name: str, rank: int) -> Any | None:
-        """Return one rank's record; None if it is missing."""
+        """Return the record ``name`` of one rank; None if it is missing."""
         found = self._get([f"{name}/{rank}"])
         return None if found is None else found[0]
 
     def read_all(self, name: str) -> list[Any] | None:
-        """Return every rank's record in the order of the ranks; None if one is missing."""
+        """Return the record ``name`` of every rank in the order of the ranks; None if one is missing."""
         return self._get([f"{name}/{rank}" for rank in range(self.world_size)])
 
     def _get(self, keys: list[str]) -> list[Any] | None:
@@ -169,7 +170,7 @@ _PEER_LOST = re.compile(
     re.IGNORECASE,
 )
 _TIMED_OUT = re.compile(r"timed? ?out", re.IGNORECASE)
-# "Application timeout caused pair closure" is also a message of gloo, although it does not name gloo.
+# "Application timeout caused pair closure" is also a message of gloo, although the text does not name gloo.
 _GLOO_OR_NCCL = re.compile(r"gloo|nccl|c10d|store|pair closure", re.IGNORECASE)
 
 #: Time that a failing rank waits for the reports of other ranks, which probably fail at the same time.
@@ -179,7 +180,7 @@ _MAX_NAMED = 8
 
 
 class Symptom(enum.Enum):
-    """The error that a rank sees when communication breaks; it seldom names the cause."""
+    """The error that a rank sees when communication breaks; such an error seldom names the cause."""
 
     LOST = enum.auto()
     TIMED_OUT = enum.auto()
@@ -262,7 +263,7 @@ class Peers:
         return f"rank {rank} on {self._facts[rank].host}"
 
     def _with_timeout(self, use_store: Callable[[_Reports], object]) -> _Reports:
-        """Run ``use_store`` in a thread with a time limit, because the store's host may hang as well."""
+        """Run ``use_store`` in a thread with a time limit, because the store's server can hang."""
         reports = _Reports()
 
         def target() -> None:
@@ -295,7 +296,7 @@ class Peers:
         self._wait_for_readers()
 
     def _wait_for_readers(self) -> None:
-        """Keep rank 0 (which may serve the store) alive until the other failing ranks have read the store."""
+        """Keep rank 0 (often the store's server) alive until the other failing ranks have read the store."""
         read = self._store.add("read", 1)
         deadline = time.monotonic() + REPORTS_TIMEOUT_S / 2
         while self._rank == 0 and read < self._store.add("count", 0) and time.monotonic() < deadline:

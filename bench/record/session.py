@@ -127,7 +127,7 @@ def launch_from(env: Mapping[str, str], group: tuple[int, int] | None) -> Launch
         if expected.isdigit() and int(expected) != group[1]:
             raise RecorderError(
                 f"the process group has {group[1]} processes, but the cell has {expected}",
-                remedy="let the script take its size from the launcher's variables",
+                remedy="let the script take the number of processes from the launcher's variables",
             )
         return Launch(launcher, group[0], local_rank, group[1])
     if processes > 1:

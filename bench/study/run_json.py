@@ -28,7 +28,7 @@ _NAME = RunFolder(Path()).run_json.name
 
 
 def read_run(attempt: str | Path) -> tuple[dict[str, Any] | None, str]:
-    """Return (content of run.json in the folder ``attempt``, ``""``), or (None, the problem)."""
+    """Return (content of run.json in folder ``attempt``, ``""``), or (None, why it cannot be read)."""
     return read_object(f"{attempt}/{_NAME}")
 
 
@@ -151,7 +151,7 @@ class SlowCall:
 
     Attributes:
         path: the user's source file.
-        line: its line.
+        line: number of the line in this file.
         function: the function that the line calls.
         calls: number of calls in the step.
         seconds: time of these calls together, without the time of other calls that the user's code makes
@@ -180,7 +180,7 @@ class SampledStep:
 
 
 def read_sampled_step(folder: RunFolder) -> list[SampledStep]:
-    """Return the sampled step of each rank; empty without the file. Malformed entries are left out."""
+    """Return each rank's sampled step; empty without a sampled_step.json. Malformed entries are left out."""
     content = read_json(folder.sampled_step)
     return list(_steps(content)) if content is not None and content.get("schema") == 1 else []
 

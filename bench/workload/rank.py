@@ -38,8 +38,9 @@ from bench.workload.rendezvous import Launch, join, joined_message, launch_from
 from bench.workload.session import Request, Session
 from bench.workload.training import STATES_PER_WEIGHT, Task, build_task, parameters_of, wrap
 
-#: Keeps the process group until the process ends. Its destructor holds the GIL and waits for its threads, one
-#: of which may need the GIL to free its last tensor (seen with torch 2.4.1, and with DDP's reducer in 2.13).
+#: Keeps the process group until the process ends. The group's destructor holds the GIL and waits for the
+#: group's threads, one of which can need the GIL to free its last tensor (seen with torch 2.4.1, and with
+#: DDP's reducer in 2.13).
 _KEPT_GROUPS: list[object] = []
 
 
@@ -118,7 +119,7 @@ def _train(session: Session, env: dict[str, str]) -> None:
     finally:
         if log is not None:
             log.remove()
-    # Rank 0 may serve the store, so it must not end before the others are done.
+    # Rank 0 must not end before the other ranks are done, because its process can host the store.
     collectives.barrier()
     dist.destroy_process_group()
 
@@ -126,7 +127,7 @@ def _train(session: Session, env: dict[str, str]) -> None:
 def _mfu_basis(
     session: Session, shape: DataShape, devices: Sequence[Device], env: Mapping[str, str]
 ) -> MfuBasis | None:
-    """Return the quantities from which rank 0 computes MFU; None on other ranks."""
+    """Return the quantities from which MFU is computed, on rank 0; None on other ranks."""
     if not session.is_first:
         return None
     options = session.request.options
@@ -165,7 +166,7 @@ def _device(kind: str, launch: Launch) -> torch.device:
             f"rank {launch.rank}: no CUDA device is visible",
             remedy="request GPUs for the job, or set --device cpu",
         )
-    # If a task sees only one GPU, this is device 0, whatever the local rank.
+    # If a task sees only one GPU, this GPU is device 0, whatever the local rank.
     device = torch.device("cuda", launch.local_rank % count)
     torch.cuda.set_device(device)
     return device
@@ -192,11 +193,11 @@ def _warnings(request: Request, launch: Launch) -> list[str]:
     if request.launcher and request.launcher != launch.launcher:
         found.append(f"the plan says launcher {request.launcher}, but {launch.launcher} started the ranks")
     if options.pin_memory and options.device == "cpu":
-        found.append("pin_memory has no effect on a CPU device")
+        found.append("option 'pin_memory' has no effect on a CPU device")
     if options.parameters and options.model not in ("transformer", "mlp"):
-        found.append(f"parameters has no effect on model {options.model}, whose size is fixed")
+        found.append(f"option 'parameters' has no effect on model {options.model}, whose size is fixed")
     if options.data != "synthetic" and options.model == "resnet50":
-        found.append("image_size has no effect on a folder's images")
+        found.append("option 'image_size' has no effect on a folder's images")
     return found
 
 

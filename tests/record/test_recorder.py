@@ -486,7 +486,7 @@ def test_a_group_of_another_size_than_the_cells_is_refused():
         launch_from(env, (0, 2))
     assert str(error.value) == (
         "the process group has 2 processes, but the cell has 4;"
-        " let the script take its size from the launcher's variables"
+        " let the script take the number of processes from the launcher's variables"
     )
     assert launch_from({**env, "BENCH_EXPECTED_WORLD_SIZE": "2"}, (0, 2)).world_size == 2
 
