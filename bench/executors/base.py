@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from bench.doctor import Cause
 
 
-#: Larger files, such as container images, are no scripts.
+#: Larger files, such as container images, are not scripts.
 _MAX_SCRIPT_BYTES = 16 * 2**20
 #: Time limit of all calls of git for one folder.
 GIT_S = 5.0
@@ -61,9 +61,9 @@ class SubmittedCommands:
     def describe(self, cell: Cell) -> dict[str, Any]:
         """Return ``command`` and ``interpreter`` for the run.json of a cell; empty for the built-in training.
 
-        ``script`` is the first word that is a file; empty if there is none, as for ``python -m``. Values that
-        are not known are None. Secrets are masked. ``interpreter`` is the python with which the command
-        begins, as the job can call it.
+        ``script`` is the first word that is a file; empty if no word is a file, as for ``python -m``. Unknown
+        values are None. Secrets are masked. ``interpreter`` is the python with which the command begins, in a
+        form that the job can call.
         """
         if cell.command is None:
             return {}
@@ -96,7 +96,7 @@ class SubmittedCommands:
 
 
 def _interpreter(study: PlannedStudy) -> str | None:
-    """Return the python of the study's scripts, as a job can call it; None if only the script can."""
+    """Return the python of the study's scripts as a job calls it; None if only the script can call it."""
     if not study.plan.get("setup"):
         return sys.executable
     return None if study.executor == "local" else "python"
@@ -117,10 +117,10 @@ def _is_script(word: str) -> bool:
 
 
 def _git_state(script: Path) -> tuple[str | None, bool | None]:
-    """Return the commit of the script's repository, and whether tracked files differ from it.
+    """Return the commit of the script's repository, and whether tracked files differ from this commit.
 
-    A script that the repository does not track is not part of any commit. Without a script, the repository
-    is that of the working folder.
+    A script that the repository does not track is not part of any commit. Without a script, the repository of
+    the working folder is used.
     """
     deadline = time.monotonic() + GIT_S
     folder = script.parent
@@ -219,7 +219,7 @@ def settle_run_json(
 
 
 def _complete_environment(study: PlannedStudy, folder: RunFolder, outcome: Outcome) -> None:
-    """Write env.json for a run that started and left none, from what is known without its ranks."""
+    """Write env.json for a run that started but left no env.json, from what is known without its ranks."""
     started = outcome.state in (RunState.COMPLETED, RunState.FAILED)
     if not started or outcome.failure_class is FailureClass.NEVER_STARTED or folder.env.is_file():
         return
@@ -238,7 +238,7 @@ def save_states(study: PlannedStudy, records: Mapping[str, RunRecord]) -> None:
 
 
 def _explain_failure(folder: RunFolder) -> dict[str, Any]:
-    """Return the first ``cause`` that `bench doctor` finds in the logs of a failed run; None without one.
+    """Return the first ``cause`` that `bench doctor` finds in a failed run's logs; None if it finds none.
 
     Without a cause, ``log_line`` is the most informative line of logs that show a failure.
     """
@@ -257,14 +257,14 @@ def _explain_failure(folder: RunFolder) -> dict[str, Any]:
 
 
 def _find_warnings(folder: RunFolder) -> list[dict[str, Any]]:
-    """Return the warnings in the logs of a run that succeeded, which may explain why it is slow."""
+    """Return the warnings in the logs of a run that succeeded; they can explain why the run is slow."""
     from bench.doctor.log_warnings import find_warnings
 
     return [_as_json(warning) for warning in find_warnings(folder)]
 
 
 def _as_json(cause: Cause) -> dict[str, Any]:
-    """Return a cause as in run.json."""
+    """Return the form of a cause in run.json."""
     names = ("cause", "path", "line", "evidence", "explanation", "remedy")
     return {name: getattr(cause, name) for name in names}
 
@@ -297,7 +297,7 @@ class SerialExecutor(ABC):
         """Do nothing. With a scheduler, executors test whether the scheduler accepts the largest run."""
 
     def stuck_runs(self, runs: Sequence[Run]) -> list[RunRecord]:
-        """Return an empty list; with a scheduler, those of ``runs`` that it will not start."""
+        """Return an empty list; with a scheduler, the ``runs`` that the scheduler will not start."""
         return []
 
     def submit(
@@ -319,7 +319,7 @@ class SerialExecutor(ABC):
         return []
 
     def refresh(self) -> dict[str, RunRecord]:
-        """Return the records of all runs, after updating those whose `bench submit` process was killed."""
+        """Return the records of all runs, after updating those runs whose `bench submit` was killed."""
         records = self.study.records()
         for record in records.values():
             if record.state.active and _is_orphan(record):
@@ -337,7 +337,7 @@ class SerialExecutor(ABC):
                     f"{record.run_id}: the `bench submit` that executes this run is process {pid} on {host}"
                 )
                 raise BenchError(what, remedy=f"run `bench cancel` on {host}")
-            os.kill(int(pid), signal.SIGTERM)  # background processes of a shell may ignore SIGINT
+            os.kill(int(pid), signal.SIGTERM)  # background processes of a shell often ignore SIGINT
         return len(active)
 
     def _may_start(self, run: Run) -> bool:
@@ -355,7 +355,7 @@ class SerialExecutor(ABC):
         """Release resources that are shared by several runs."""
 
     def _run(self, run: Run, record: RunRecord, callbacks: Callbacks) -> RunRecord:
-        callbacks.on_start(run)  # may raise; no file of the run exists yet
+        callbacks.on_start(run)  # can raise an error; no file of the run exists yet
         attempt = new_attempt(self.study, run, record)
         started = now()
         content = attempt.describe(

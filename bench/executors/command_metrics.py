@@ -185,7 +185,7 @@ def _row(number: int, reading: Reading, cell: Cell, source: str) -> dict[str, An
 
 
 def _throughput(reading: Reading, cell: Cell) -> float | None:
-    """Return a reading's throughput in samples per second over all ranks; None if it contains none."""
+    """Return a reading's throughput in samples per second over all ranks; None if the reading has none."""
     if "throughput" not in reading:
         return None
     if _unit(cell, "throughput") == "it/s":

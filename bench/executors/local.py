@@ -1,9 +1,9 @@
 """Execute runs on this machine, one after another.
 
-The built-in training runs in a fork server (``bench.workload.fork_server``), a process that has loaded
-torch and starts ranks as torchrun would. Runs with different environment variables use different
-servers, because libraries read the variables when they are loaded. A command that the matrix defines is
-executed by its script, without the server.
+The built-in training runs in a fork server (``bench.workload.fork_server``), a process that has loaded torch
+and starts ranks as torchrun would. Runs with different environment variables use different servers, because
+libraries read the variables at import. A command that the matrix defines is executed by its script, without
+the server.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from bench.units import human_duration
 
 #: Maximum time in which the ranks of the built-in training must end after a signal.
 RANKS_END_S = 7.0
-#: Maximum time in which a command must end after SIGTERM. torchrun waits for its ranks most of this time.
+#: Maximum time in which a command must end after SIGTERM. torchrun spends most of it waiting for ranks.
 COMMAND_END_S = 10.0
 MAX_SERVERS = 2
 _LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -97,7 +97,7 @@ class LocalExecutor(SerialExecutor):
             while len(self._servers) >= MAX_SERVERS:
                 self._servers.pop(next(iter(self._servers))).close()
             server = ForkServer(env, setup=self.study.plan.get("setup") or [])
-        self._servers[key] = server  # the least recently used server is the first key
+        self._servers[key] = server  # the first key is the server that has been unused for the longest time
         return server
 
     def _close(self) -> None:

@@ -80,7 +80,7 @@ class Neighbourhood:
         ]
 
     def _privacy(self) -> str:
-        """Return why jobs of other users may be missing; empty if they are not."""
+        """Return why jobs of other users are possibly missing; empty if all jobs are visible."""
         try:
             return _PRIVATE if self._slurm.jobs_are_private() else ""
         except SlurmUnavailableError as error:
@@ -96,11 +96,11 @@ class _Jobs:
             for node in job.nodes:
                 self._by_node.setdefault(node, []).append(job)
         self._starts = {node: [job.start for job in own] for node, own in self._by_node.items()}
-        # The latest end of the jobs up to each place; it never decreases, so it can be searched.
+        # For each job, the last end of it and the jobs before it: these times are sorted, as bisect needs.
         self._ends = {node: list(_latest_ends(own)) for node, own in self._by_node.items()}
 
     def beside(self, run: Occupation) -> list[Occupation]:
-        """Return the other jobs that shared nodes with ``run``, with the shared nodes, sorted by start."""
+        """Return the other jobs on nodes of ``run``, with only the shared nodes, sorted by start."""
         if len(run.nodes) == 1:
             return [_only_on(job, run.nodes) for job in self._on(run.nodes[0], run)]
         found: dict[int, tuple[Occupation, list[str]]] = {}
@@ -121,7 +121,7 @@ class _Jobs:
 
 
 def _only_on(job: Occupation, nodes: Sequence[str]) -> Occupation:
-    """Return a job with only those of its nodes that it shared."""
+    """Return a job with only the nodes that are in ``nodes``."""
     return job if len(nodes) == len(job.nodes) else replace(job, nodes=tuple(nodes))
 
 
@@ -178,7 +178,7 @@ def occupation(study: PlannedStudy, record: RunRecord, status: JobStatus | None)
 
 
 def nodes_of(run: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the nodes of a run according to its run.json; empty if it does not name them."""
+    """Return the nodes of a run according to its run.json; empty if run.json does not name them."""
     allocation = run.get("allocation")
     hosts = allocation.get("hosts") if isinstance(allocation, Mapping) else run.get("hosts")
     if isinstance(hosts, str):

@@ -30,13 +30,13 @@ _TORCHRUN_EXIT = re.compile(
 )
 _WRONG_COLUMNS = "metrics.csv does not have the expected columns"
 _WORKLOAD_ERROR = "bench: error: "
-#: torchrun raises this error after its ranks have printed theirs, so it is never the cause.
+#: torchrun raises this error after its ranks have printed their own errors, so it is never the cause.
 _TORCHRUN_ERROR = "ChildFailedError"
 
 
 @dataclass
 class Outcome:
-    """Final state of one attempt of a run, with the reason. ``details`` contains more values for run.json."""
+    """Final state of one attempt of a run, with the reason. ``details`` has further values for run.json."""
 
     state: RunState
     reason: str = ""
@@ -116,7 +116,7 @@ def job_outcome(
 def _lacks_output(folder: RunFolder, status: JobStatus, end: EndNote) -> bool:
     """Return True if a failed job has no output files, which Slurm creates before it starts the script.
 
-    Slurm 20.11 reports exit code 1 if it cannot create them; squeue reports no exit code.
+    Slurm 20.11 reports exit code 1 if it cannot create these files; squeue reports no exit code.
     """
     if end.exit_code is not None or status.exit_code not in (1, None):
         return False
@@ -176,7 +176,7 @@ def _metrics_rows(folder: RunFolder) -> list[dict[str, str]] | None:
 
 
 def error_line(folder: RunFolder) -> str:
-    """Return the workload's first error message, or else the last one in the logs, or else torchrun's."""
+    """Return the workload's first error message, else the last error in the logs, else torchrun's error."""
     last, of_torchrun = "", ""
     for path in (folder.err, folder.out):
         lines = log_tail(path)
@@ -197,7 +197,7 @@ def _workload_error(folder: RunFolder) -> str:
 
 
 def with_workload_error(folder: RunFolder, reason: str) -> str:
-    """Append the workload's error message to ``reason``. After a time-out, it may name the missing rank."""
+    """Append the workload's error message to ``reason``. After a time-out, it can name the missing rank."""
     return _joined(reason, _workload_error(folder))
 
 
@@ -210,7 +210,7 @@ def _unwritable_folder(end: EndNote, rows: Sequence[AccountingRow]) -> str:
 
 
 def killed_rank(folder: RunFolder, launcher: str) -> str:
-    """Describe the rank that was killed by a signal, from the launcher's messages in job.err; empty if none.
+    """Describe the rank that a signal killed, from the launcher's messages in job.err; empty without one.
 
     A killed rank logs no error, and sacct does not distinguish killed from aborted ranks.
     """
@@ -232,7 +232,7 @@ def killed_rank(folder: RunFolder, launcher: str) -> str:
 def exited_rank(folder: RunFolder, launcher: str) -> str:
     """Describe the rank that exited first, from srun's messages in job.err; empty if there are none.
 
-    When a rank fails, srun ends the others with SIGTERM, and sacct shows only that signal for the step.
+    When a rank fails, srun ends the others with SIGTERM, and sacct shows only SIGTERM for the step.
     """
     found = search(TASK_EXITED, _until_srun_ends_all("\n".join(log_tail(folder.err))))
     if found is None:

@@ -4,8 +4,8 @@
 writes them to a file for the job's script (``slurm_templates/pack.sbatch.j2``). The script records in
 ``marks.jsonl`` when each run starts and ends.
 
-The status of a run is determined as follows. If the run ended before the job, its status is determined by
-``marks.jsonl`` and the run's Slurm steps. If the run was active when the job ended, it has the job's
+The status of a run is determined as follows. If the run ended before the job, the run's status is determined
+by ``marks.jsonl`` and the run's Slurm steps. If the run was active when the job ended, the run gets the job's
 status. If the run had not started, it becomes ``planned`` again, and the next submission includes it.
 """
 
@@ -42,8 +42,8 @@ _OWN_ENDS = ("exit", "limit")
 class Allocation:
     """Resources of a pack's job: the maximum that any of its runs needs.
 
-    ``limit_s`` is the sum of the runs' time limits. ``gpus_per_node`` is 0 if no run uses GPUs.
-    ``node_gpus`` is the number of GPUs of a node if the job has whole nodes and the number is known.
+    ``limit_s`` is the sum of the runs' time limits. ``gpus_per_node`` is 0 if no run uses GPUs. ``node_gpus``
+    is the number of GPUs of a node if the job has whole nodes and this number is known.
     """
 
     nodes: int
@@ -151,7 +151,7 @@ def job_name(study: PlannedStudy, number: int) -> str:
 
 
 def write_pack(study: PlannedStudy, pack: Pack) -> None:
-    """Create a pack's folder. It contains copies of the scripts, so that `bench plan` cannot change them."""
+    """Create a pack's folder. The scripts are copied into it, so that `bench plan` cannot change them."""
     try:
         pack.folder.path.mkdir(mode=0o755, parents=True)  # only the owner may replace scripts
         for cell_id in {attempt.cell.cell_id for attempt in pack.attempts}:
@@ -209,7 +209,7 @@ class Mark:
 class Marks:
     """Content of a pack's marks.jsonl; ``over`` is True when the pack is finished.
 
-    ``skipped`` contains the reasons of runs that were not started because too few nodes are fit.
+    ``skipped`` contains the runs that were not started because too few nodes are fit, with the reasons.
     """
 
     runs: dict[str, Mark] = field(default_factory=dict)
@@ -255,7 +255,7 @@ class Packs:
     _marks: dict[int, Marks] = field(default_factory=dict)
 
     def marks(self, record: RunRecord) -> Marks:
-        """Return the start and end marks of all runs in the pack of ``record``."""
+        """Return the marks of all runs in the pack of ``record``."""
         number = _pack_number(record)
         assert number is not None, f"{record.run_id} has a job of its own"
         if number not in self._marks:
@@ -263,7 +263,7 @@ class Packs:
         return self._marks[number]
 
     def mark(self, record: RunRecord) -> Mark | None:
-        """Return the start and end mark of a run, or None if the run has not started."""
+        """Return the mark of a run (start and end), or None if the run has not started."""
         return self.marks(record).runs.get(record.run_id)
 
     def has_ended(self, record: RunRecord) -> bool:
@@ -318,7 +318,7 @@ class Packs:
         if status is None:
             return None
         if record.state is RunState.CANCELLED and (status.state is RunState.CANCELLED or never_started):
-            # The reason that `bench cancel` recorded is more specific than Slurm's.
+            # The reason that `bench cancel` recorded is more specific than Slurm's reason.
             ours = JobStatus(record.state, FailureClass.CANCELLED, record.reason)
             status = replace(ours, started=status.started, ended=status.ended, settled=status.settled)
         has_job_row = not any(row.key.step is None and row.name != record.job_name for row in rows)

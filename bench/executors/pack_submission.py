@@ -40,7 +40,7 @@ class PackExecutor(SlurmExecutor):
         super().__init__(study, slurm=slurm)
         self._preflight = preflight
         if preflight:
-            preflight_script(study)  # raises if there is none
+            preflight_script(study)  # raises an error if there is no such script
 
     def submit(
         self, runs: Sequence[Run], *, callbacks: Callbacks, max_queued: int | None = None
@@ -58,7 +58,7 @@ class PackExecutor(SlurmExecutor):
             self._test(trial, callbacks)
             self._warn_of_limit(trial, callbacks)
             for run in todo:
-                callbacks.on_start(run)  # may raise; nothing has been submitted yet
+                callbacks.on_start(run)  # can raise an error; nothing has been submitted yet
             pack = self._pack([new_attempt(self.study, run, records[run.run_id]) for run in todo])
             for run, record in zip(todo, self._submit_pack(pack, lock), strict=True):
                 callbacks.on_end(run, record)
@@ -117,7 +117,7 @@ class PackExecutor(SlurmExecutor):
             )
 
     def _warn_of_limit(self, pack: Pack, callbacks: Callbacks) -> None:
-        """Warn if the partition's time limit is too short: Slurm may accept such a job but never start it."""
+        """Warn if the partition's time limit is too short: Slurm can accept such a job but never start it."""
         pack_s = pack.allocation.limit_s
         partitions = partitions_of(self.slurm, pack_script(self.study))
         limit_s = longest_limit_s(partitions)

@@ -1,10 +1,10 @@
 """Determine how a study's Slurm jobs ended, and record it ("settle" the runs).
 
-Jobs are looked up in squeue, then in sacct, and then in their run folders. A run is settled when the
-job's rows in sacct are complete. The rows arrive one by one over some seconds, and the last one may
-contain the cause of a failure. Without accounting, a run is settled from squeue (which remembers a job
-for some minutes) and its run folder. If accounting was only temporarily unavailable, a later refresh
-adds the values from sacct.
+Jobs are looked up in squeue, then in sacct, and then in their run folders. A run is settled when the job's
+rows in sacct are complete. The rows arrive one by one over some seconds, and the last row can contain the
+cause of a failure. Without accounting, a run is settled from squeue (which remembers a job for some minutes)
+and its run folder. If accounting was only temporarily unavailable, a later refresh adds the values from
+sacct.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from bench.study.run_json import update_run
 
 #: Seconds after the end of a job until its rows in sacct are considered complete.
 GRACE_S = 30.0
-#: The same limit for end times from the clock of a node, which may be wrong.
+#: The same limit for end times from the clock of a node, which can be wrong.
 NODE_CLOCK_GRACE_S = 120.0
 #: Seconds after the end of a job during which missing rows are looked up again in sacct.
 MISSING_FOR_S = 24 * 3600.0
@@ -51,7 +51,7 @@ INCOMPLETE = "has ended; its accounting in sacct is not complete yet"
 #: Number of runs that are processed before the speed of the file system is estimated.
 TRIAL_RUNS = 32
 #: If processing one run waits more often and longer than this, the file system is probably shared, and
-#: threads are used. On a busy machine with a local disk, it waits as often, but not as long.
+#: threads are used. On a busy machine with a local disk, processing waits as often, but not as long.
 WAITS_PER_RUN, WAITED_S_PER_RUN = 2, 0.004
 THREADS = 8
 
@@ -59,8 +59,8 @@ THREADS = 8
 class Settlement:
     """Update the records of a study's runs, and record the end of runs whose jobs have ended.
 
-    Several threads may process different runs. All events are appended to the ledger in one operation,
-    because syncing the file after each event would be slow.
+    Several threads can process different runs at once. All events are appended to the ledger in one
+    operation, because syncing the file after each event would be slow.
     """
 
     def __init__(self, study: PlannedStudy, slurm: Slurm) -> None:
@@ -162,7 +162,7 @@ class Settlement:
             return
         requeued = record.state is RunState.CANCELLED and status.failure_class is FailureClass.PREEMPTED
         if requeued and not self._is_old(record, status):
-            return  # sacct lacks the row of the job after its preemption, which was cancelled
+            return  # sacct lacks the row of the requeued job, which was cancelled after its preemption
         if "bench cancel" in record.reason and record.state is status.state is RunState.CANCELLED:
             status = replace(status, reason=record.reason)  # this reason is more specific than Slurm's
         self._settle(record, status, event="accounted")
@@ -240,7 +240,7 @@ class Settlement:
         return replace(status, failure_class=found.failure_class, reason=reason)
 
     def _add_earlier_end(self, record: RunRecord) -> None:
-        """Add to the reason of a requeued job why Slurm stopped it, because squeue does not show that."""
+        """Add to the reason of a requeued job why Slurm stopped it, which squeue does not show."""
         found = self._state_by_notices(record) if record.state is RunState.QUEUED else None
         if found is not None:
             record.reason = f"{found.word}: {found.meaning}; {record.reason}"
@@ -253,7 +253,7 @@ class Settlement:
     def _settle(
         self, record: RunRecord, status: JobStatus, *, event: str = "ended", complete: bool = True
     ) -> None:
-        """Record the end of an attempt; ``complete`` means that sacct has all rows of the attempt's job."""
+        """Record the end of an attempt; ``complete``: sacct has all rows of its job."""
         folder, cell = self._study.run_folder(record), self._cells[record.run_id]
         rows, end = self._rows_of(record), end_of_last_start(folder, status)
         status = status if rows else self._with_cause_from_notices(record, status)
@@ -285,7 +285,7 @@ class Settlement:
     ) -> None:
         """Write run.json and sacct_summary.txt of an attempt, and collect its event for the ledger.
 
-        ``where`` are the nodes and times of the attempt; None if they are unknown.
+        ``where`` is the attempt's nodes and times; None if they are unknown.
         """
         folder = self._study.run_folder(record)
         neighbours = self._neighbourhood.of(where) if where else None
@@ -336,9 +336,9 @@ def lacks_accounting(record: RunRecord) -> bool:
 def process_runs(work: Callable[..., None], arguments: Sequence[tuple[Any, ...]]) -> None:
     """Call ``work`` with each tuple of arguments, using threads on slow file systems.
 
-    On a shared file system each of the two dozen file operations per run takes a millisecond, and threads
-    can overlap them. On a local disk, threads would take three times as long, because they wait for each
-    other. The first exception is raised.
+    On a shared file system each of the two dozen file operations per run takes a millisecond, and threads can
+    execute several at once. On a local disk, threads would take three times as long, because they wait for
+    each other. If calls raise exceptions, the first one is raised.
     """
     counts, seconds = [], []
     for call in arguments[:TRIAL_RUNS]:
@@ -348,7 +348,7 @@ def process_runs(work: Callable[..., None], arguments: Sequence[tuple[Any, ...]]
         counts.append(after[0] - count)
         seconds.append(after[1] - second)
     rest = arguments[TRIAL_RUNS:]
-    # Medians, because the first run waits for sacct.
+    # Medians are used, because the first run waits for sacct.
     if rest and median(counts) > WAITS_PER_RUN and median(seconds) > WAITED_S_PER_RUN:
         with ThreadPoolExecutor(THREADS) as pool:
             list(pool.map(lambda call: work(*call), rest))

@@ -1,11 +1,11 @@
 """Submit each run as a Slurm job. A crash neither loses a job nor submits a run twice.
 
-Before sbatch is called, an ``intent`` event with a unique job name is synced to the ledger; the job id
-is written after sbatch returns. After a crash, the next call finds an intent without a job id and asks
-Slurm for a job with this name. sbatch inherits the study's lock, which therefore stays held as long as
-an sbatch process that outlived `bench submit` may still submit its job.
+Before sbatch is called, an ``intent`` event with a unique job name is synced to the ledger; the job id is
+written after sbatch returns. After a crash, the next call finds an intent without a job id and asks Slurm for
+a job with this name. sbatch inherits the study's lock. The lock therefore stays held while an sbatch process
+that outlived `bench submit` can still submit its job.
 
-A limit of runs that execute at once is kept by chains of job dependencies: as many chains as runs may
+Chains of job dependencies limit the number of runs that execute at once: there are as many chains as runs may
 execute. Each job depends on all jobs of its chain that have not ended (``--dependency=afterany``). A
 dependency on the preceding job alone is not enough: if that job is cancelled while it waits, Slurm would
 start its successor although an earlier job of the chain still executes. The ledger contains the chain of each
@@ -52,7 +52,7 @@ from bench.study.run_json import Attempt, new_attempt, next_attempt, update_run,
 
 @dataclass(frozen=True)
 class Place:
-    """The place of a new job: its chain (None without a limit), and the jobs that must end first."""
+    """The place of a new job: its chain (None without a limit), and the jobs that must end before it."""
 
     chain: int | None = None
     after: tuple[str, ...] = ()
@@ -106,13 +106,13 @@ class Chains:
             self._jobs[place.chain].append(job_id)
 
 
-#: An sbatch process that outlived `bench submit` may wait this long for a busy controller.
+#: An sbatch process that outlived `bench submit` waits at most this long for a busy controller.
 LOCK_WAIT_S = 200.0
 #: A job whose submission was not confirmed appears in squeue within this time.
 UNCERTAIN_WAIT_S = 10.0
-#: Unless the cluster is very busy, the scheduler considers a new job within this time.
+#: Unless the cluster is very busy, Slurm's scheduler considers a new job within this time.
 SCHEDULED_S = 4.0
-#: Pause before squeue is called again: a busy controller may answer squeue just before it creates the job.
+#: Pause before squeue is called again: a busy controller can answer squeue just before it creates the job.
 SECOND_LOOK_S = 1.0
 
 _INTERRUPTED = "sbatch was interrupted before Slurm accepted the job"
@@ -130,8 +130,9 @@ class SlurmExecutor:
         self.study = study
         provides_python = study.plan.get("setup") or study.plan.get("container")
         samples = any(cell.is_unrecorded for cell in study.cells.values())
-        #: Variables for sbatch. Without cluster.setup or a container, jobs use this Python interpreter.
-        #: It also samples the nodes of commands without the recorder, whose own Python may lack bench.
+        #: Variables for sbatch. Without cluster.setup or a container, jobs use this Python interpreter. This
+        #: interpreter also samples the nodes of commands without the recorder, whose own Python can lack
+        #: bench.
         self.variables = {} if provides_python and not samples else {"BENCH_PYTHON": sys.executable}
         self.slurm = slurm or Slurm(environment={**os.environ, **self.variables})
         self._cells = {run.run_id: study.cells[run.cell_id] for run in study.runs}
@@ -196,7 +197,7 @@ class SlurmExecutor:
         """Return those of the submitted ``runs`` that Slurm will not start unless somebody acts.
 
         Slurm accepts some jobs that it never starts, and does not report this before its scheduler has
-        considered the job. Wait for that for at most :data:`SCHEDULED_S` seconds.
+        considered the job. This method waits at most :data:`SCHEDULED_S` seconds for the scheduler.
         """
         records, stuck = self.study.records(), []
         submitted = [record for run in runs if (record := records[run.run_id]).state.active and record.job_id]
@@ -257,7 +258,7 @@ class SlurmExecutor:
 
     @contextmanager
     def _lock(self, callbacks: Callbacks) -> Iterator[int]:
-        """Hold the study's lock. If another submission holds it, print a message and wait."""
+        """Hold the study's lock. If another submission holds the lock, print a message and wait."""
         with ExitStack() as held:
             try:
                 lock = held.enter_context(submit_lock(self.study.folder.lock, wait_s=0.5))
@@ -358,7 +359,7 @@ class SlurmExecutor:
         )
 
     def _exclusion(self, script: Path) -> list[str]:
-        """Return the option that excludes unfit nodes, and those of the directive that it overrides."""
+        """Return the option that excludes unfit nodes, and also those of the directive that it overrides."""
         if not self._unfit:
             return []
         named = _EXCLUDE.search(script.read_text(encoding="utf-8"))
@@ -366,7 +367,7 @@ class SlurmExecutor:
 
     @property
     def _unfit(self) -> list[str]:
-        """The nodes that a preflight of this study found unfit; a pack can add some at any time."""
+        """The nodes that a preflight of this study found unfit; a pack can add nodes at any time."""
         return unfit_nodes(self.study.folder)
 
     @property
@@ -378,7 +379,7 @@ class SlurmExecutor:
         """Return the runs for which there are enough fit nodes, and the others."""
         if not self._unfit:
             return list(runs), []
-        # Cells of a size request the same nodes.
+        # Cells of one size have the same requirements on nodes.
         sizes = {self._cells[run.run_id].nodes: run.cell_id for run in runs}
         too_large = {size for size, cell_id in sizes.items() if self._lacks_nodes(cell_id, size)}
         small = [run for run in runs if self._cells[run.run_id].nodes not in too_large]
@@ -391,7 +392,7 @@ class SlurmExecutor:
             return False
         partitions = partitions_of(self.slurm, script).values()
         total = max((sum(group.nodes for group in groups) for groups in partitions), default=0)
-        # Otherwise nodes are down, or the partition is too small, which the submission reports.
+        # Otherwise nodes are down, or the partition is too small; the submission reports these cases.
         return not self._is_refused(script, []) or total - len(self._unfit) < nodes <= total
 
     def _is_refused(self, script: Path, options: Sequence[str]) -> bool:
@@ -464,7 +465,7 @@ class SlurmExecutor:
         return records
 
     def _reconcile(self, intents: Sequence[RunRecord], queue: list[QueueRow]) -> list[QueueRow]:
-        """Find the jobs of ``intents``, and withdraw intents without a job; return the latest squeue rows."""
+        """Find the jobs of ``intents``, and withdraw intents without a job; return the current squeue rows."""
         names: dict[str, str | None] = {row.name: row.key.job for row in queue}
         if any(record.job_name not in names for record in intents):
             time.sleep(SECOND_LOOK_S)
@@ -555,7 +556,7 @@ def longest_limit_s(partitions: Mapping[str, Sequence[NodeGroup]]) -> int | None
 
 
 def permanent_refusal(slurm: Slurm, refusal: SlurmRefusedError, *, script: Path, nodes: int) -> str:
-    """Return why Slurm can never start a job on ``nodes`` nodes; empty if it may start later.
+    """Return why Slurm can never start a job on ``nodes`` nodes; empty if the job can start later.
 
     Slurm prints the same message if the job fits no node and if nodes are down or drained.
     """

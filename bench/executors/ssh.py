@@ -1,8 +1,8 @@
 """Execute runs one after another on several hosts without Slurm, by starting torchrun on each over ssh.
 
-The ranks rendezvous at the first host. If the study's folder is on a file system that all hosts share,
-rank 0 writes into it, as with Slurm. Otherwise each host writes to a local folder, and its files are
-copied to this machine after the run.
+The ranks rendezvous at the first host. If the study's folder is on a file system that all hosts share, rank 0
+writes into it, as with Slurm. Otherwise each host writes to a local folder, and the host's files are copied
+to this machine after the run.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from bench.units import human_duration
 
 #: Maximum time in which hosts must end a run after its `bench submit` process has died.
 BUSY_S = 20.0
-#: After the first failure, wait this long for errors of the other hosts.
+#: After the first failure, `bench submit` waits this long for errors of the other hosts.
 ERRORS_S = 5.0
-#: Maximum time in which a host must end a run; it sends SIGKILL to the ranks after 10 s.
+#: Maximum time in which a host must end a run; the host sends SIGKILL to the ranks after 10 s.
 STOP_S = 25.0
 
 
@@ -118,7 +118,7 @@ class SshExecutor(SerialExecutor):
         return outcome
 
     def _prepared(self, attempt: Attempt, mark: str) -> HostGroup:
-        """Connect to the hosts of an attempt and wait until all are ready; retry while one is busy."""
+        """Connect to the hosts of an attempt and wait until all are ready; retry while a host is busy."""
         deadline = time.monotonic() + BUSY_S
         while True:
             try:
@@ -261,7 +261,7 @@ def _outcome(
 
 
 def _host_name(connection: Connection) -> str:
-    """Return the host name that the ranks of a host report; the configured name if it is not valid."""
+    """Return the host name that the ranks of a host report; the configured name if that is invalid."""
     name = connection.ready[2] if connection.ready else ""
     return name if HOST_ADDRESS.pattern.fullmatch(name) else connection.host.rpartition("@")[2]
 

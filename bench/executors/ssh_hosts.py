@@ -31,7 +31,7 @@ PATIENCE_S = 90
 READY_S = 60.0
 
 #: No password prompts, no terminal, no forwarding (two connections would use the same port). A lost
-#: network is detected within a minute. An existing master connection is used, but none is created.
+#: network is detected within a minute. An existing master connection is used, but a new one is not created.
 OPTIONS = shlex.split(
     "-T -x -a -o BatchMode=yes -o ConnectTimeout=15 -o ServerAliveInterval=15 -o ServerAliveCountMax=4"
     " -o ClearAllForwardings=yes -o ControlMaster=no -o RemoteCommand=none -o PermitLocalCommand=no"
@@ -109,7 +109,7 @@ class Connection:
     Attributes:
         ready: three texts: ``shared`` or ``apart`` (whether the host and this machine share the run's
             folder), a free port, and the host's name; None until the host is ready.
-        refusal: reason why the host cannot execute the run, and its message; None if it can.
+        refusal: reason why the host cannot execute the run, and the host's message; None if it can.
         code: exit code of the cell's script; None until the script has ended.
         lost: True if the connection ended before the script.
     """
@@ -275,7 +275,7 @@ class HostGroup:
 
     @property
     def answered(self) -> bool:
-        """True if all hosts are ready, or one cannot become ready."""
+        """True if all hosts are ready, or if a host cannot become ready."""
         return all(c.ready for c in self.connections) or any(c.refused for c in self.connections)
 
     @property

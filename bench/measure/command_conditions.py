@@ -6,8 +6,8 @@
     python -m bench.measure.command_conditions after RUN_FOLDER     # on each node
     python -m bench.measure.command_conditions merge RUN_FOLDER     # once, after all nodes
 
-Until the end, each node keeps its values in its own file in the run's folder. The window of
-conditions.json is the whole command. Its epoch is null. It has no ranks, because bench does not know them.
+Until the end, each node keeps its values in its own file in the run's folder. conditions.json has one window,
+the whole command. The window's epoch is null, and it has no ranks, because bench does not know the ranks.
 
 A run whose ranks wrote no env.json is a command without the recorder, or a failed run. The harness knows its
 hosts, their cores, the requested threads, and the versions of the python that the command begins with. Values
@@ -62,7 +62,7 @@ def sample_before(folder: RunFolder, env: Mapping[str, str] = os.environ) -> Non
 
 
 def sample_after(folder: RunFolder) -> None:
-    """Sample this node after the command; no effect without a sample before it.
+    """Sample this node after the command; no effect if this node was not sampled before the command.
 
     Raises:
         UnwritableError: the folder cannot be written.
@@ -79,7 +79,7 @@ def sample_after(folder: RunFolder) -> None:
 
 
 def merge_nodes(folder: RunFolder) -> None:
-    """Write conditions.json and env.json from the files of the nodes, and remove these.
+    """Write conditions.json and env.json from the nodes' files, and remove the nodes' files.
 
     If no node was sampled, ``not_sampled_because`` contains the reason.
 
@@ -134,7 +134,7 @@ def _last_line(path: Path) -> str:
 
 
 def note_node(folder: RunFolder, env: Mapping[str, str]) -> None:
-    """Write the facts of this node to a file, before the command; ``env`` is that of the command.
+    """Write this node's facts to a file, before the command; ``env`` is the command's environment.
 
     Raises:
         UnwritableError: the folder cannot be written.
@@ -150,9 +150,9 @@ def note_node(folder: RunFolder, env: Mapping[str, str]) -> None:
 
 
 def write_environment(folder: RunFolder, *, hosts: Sequence[str] = ()) -> None:
-    """Write env.json from the files of the nodes, and remove these; no effect if there is an env.json.
+    """Write env.json from the nodes' files, and remove them; no effect if env.json already exists.
 
-    Without such files, env.json contains only the names of ``hosts``.
+    If no node has written a file, env.json contains only the names of ``hosts``.
 
     Raises:
         UnwritableError: the folder cannot be written.
@@ -243,7 +243,7 @@ def _gpu_models() -> list[str]:
 
 
 def _versions(run: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the versions of the python with which the command begins; empty if there is none."""
+    """Return the versions of the python with which the command begins; empty if unknown."""
     python = run.get("interpreter")
     if python is None or shutil.which(python) is None:
         return {}

@@ -26,8 +26,8 @@ from bench.measure.torch_internals import compilations, count_collectives
 class Conditions:
     """Samples the conditions of one rank; ``reads_node`` is true on one rank per node.
 
-    The first sample is taken at once, because it takes longest. ``gradient_bytes`` is the size of the model's
-    gradients; None if it is unknown.
+    The constructor takes the first sample, because the first one takes longest. ``gradient_bytes`` is the
+    size of the model's gradients; None if it is unknown.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Conditions:
         self.sample()
 
     def sample(self) -> None:
-        """Take the sample before a window. It delays this rank, so call it outside of measured steps."""
+        """Take the sample before a window. This delays the rank, so call it outside of measured steps."""
         self._clocks = self._read_clocks()
         self._before = None if self._node is None else self._node.sample()
         self._began = utc_now()
@@ -54,10 +54,10 @@ class Conditions:
         self._counters = self._read_counters()
 
     def stop(self, *, samples: float | None, sync_passes: int | None) -> dict[str, Any]:
-        """End the window, take the sample after it, and return this rank's part of conditions.json.
+        """End the window, take a second sample, and return this rank's part of conditions.json.
 
         ``start`` and ``end`` are the times of the samples, which enclose the window. ``samples`` and
-        ``sync_passes`` are the samples that the rank trained on and its backward passes that
+        ``sync_passes`` are the numbers of samples that the rank trained on, and of its backward passes that
         synchronised gradients; None if unknown.
         """
         counters, ended = self._read_counters(), utc_now()
@@ -80,7 +80,7 @@ class Conditions:
         }
 
     def synchronised(self, passes: int | None) -> dict[str, int | None]:
-        """Return the values of ``passes`` backward passes that synchronised gradients (None if unknown)."""
+        """Return ``sync_passes`` and ``bytes`` of conditions.json; ``passes`` synchronised gradients."""
         known = passes is not None and self._gradient_bytes is not None
         return {
             "sync_passes": passes,
@@ -106,14 +106,14 @@ class Conditions:
 
 
 def _difference(after: float | None, before: float | None) -> float | None:
-    """Return the change of a counter; None if it is unknown, or was reset in between."""
+    """Return the change of a counter; None if a value is unknown or the counter was reset."""
     if after is None or before is None or after < before:
         return None
     return round(after - before, 6)
 
 
 def window_conditions(epoch: int, of_ranks: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None:
-    """Combine all ranks' parts into an entry of ``windows`` in conditions.json; None if one is missing."""
+    """Combine all ranks' parts into an entry of ``windows`` in conditions.json; None if a part is missing."""
     parts = [part for part in of_ranks if part is not None]
     if len(parts) < len(of_ranks):
         return None
@@ -186,7 +186,7 @@ class _Powercap:
 
     @classmethod
     def open(cls) -> _Powercap | None:
-        """Return the counters of all packages; None if this process may not read all of them."""
+        """Return the counters of all packages; None if this process has no permission to read one of them."""
         zones = sorted(_POWERCAP.glob("intel-rapl:[0-9]*"))
         # A zone below a package is part of that package. The zone psys covers the whole machine.
         packages = [zone for zone in zones if zone.name.count(":") == 1 and _is_package(zone)]

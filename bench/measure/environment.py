@@ -31,7 +31,7 @@ class Device:
 
 
 def device_of(device: torch.device, host: str) -> Device:
-    """Describe torch's ``device`` (with its index) on ``host``; all CPUs of a host count as one device."""
+    """Describe torch's ``device`` (its index is set) on ``host``; all CPUs of a host count as one device."""
     if device.type == "cpu":
         return Device("cpu", host, None)
     properties = torch.cuda.get_device_properties(device)
@@ -67,9 +67,9 @@ def shared_environment(
 ) -> dict[str, Any]:
     """Return the part of env.json that is the same for the built-in workload and the recorder.
 
-    Unknown values are null. ``env``, ``device`` and ``threads`` belong to rank 0. Only environment variables
-    with known names or prefixes are included, and no secrets. ``join_s`` is the time in seconds that the
-    ranks took to join; None if it was not measured. ``gpus`` contains each rank's
+    Unknown values are null. ``env``, ``device`` and ``threads`` are those of rank 0. Only environment
+    variables with known names or prefixes are included, and no secrets. ``join_s`` is the time in seconds
+    that the ranks took to join; None if it was not measured. ``gpus`` contains each rank's
     :func:`bench.measure.nvml.gpu_facts`; it is empty on a CPU device.
     """
     return {

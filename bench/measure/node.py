@@ -3,8 +3,8 @@
 This module imports neither torch nor psutil, so that it starts quickly beside a command. Sources: the
 kernel's Documentation/ABI/testing/sysfs-class-net-statistics, sysfs-class-infiniband; proc(5);
 Documentation/admin-guide/cgroup-v2.rst, and scheduler/sched-bwc.rst for version 1. Slurm, container runtimes
-and systemd can set a CPU quota on any control group above a process. All apply, so every group from the
-process's own up to the mount is read.
+and systemd can set a CPU quota on any control group above a process. All these quotas apply, so every group
+from the process's own up to the mount is read.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ def cpu_groups(proc: Path = _PROC) -> list[Path]:
         root = Path(mounted.replace("\\040", " "))
         controller = "cpu" if is_v1 else ""
         names = [path for _, controllers, path in entries if controller in controllers.split(",")]
-        # In a container, the path can be one that its mount does not show.
+        # In a container, the path can be one that the container's mount does not show.
         own = root / names[0].lstrip("/") if names and ".." not in names[0] else root
         groups += [group for group in (own, *own.parents) if group.is_relative_to(root) and group.is_dir()]
     return groups
 
 
 def cpu_quota(groups: list[Path]) -> float | None:
-    """Return the smallest quota of the groups in cores; None if there is none."""
+    """Return the smallest quota of the groups in cores; None if no group has a quota."""
     quotas = [quota for group in groups if (quota := _quota(group)) is not None]
     return min(quotas, default=None)
 
@@ -72,7 +72,7 @@ def throttled_s(groups: list[Path]) -> dict[str, float]:
     return found
 
 
-#: Number of interfaces whose files in /sys are read: those that have moved most bytes.
+#: Number of interfaces whose files in /sys are read: the ones that have moved the largest numbers of bytes.
 _MOST_INTERFACES = 8
 #: Names of the columns of /proc/net/dev that are kept; its other columns are details of them.
 _DEV_COLUMNS = {
@@ -120,7 +120,8 @@ class Network:
     def change(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
         """Return the changes between two samples, for the interface in use.
 
-        This is the interface that gloo's or NCCL's variable names, else the one that moved most bytes.
+        The interface in use is the one that gloo's or NCCL's variable names, else the one that moved the
+        largest number of bytes.
         """
         changes = {
             name: _change(before["interfaces"].get(name, {}), counters)
@@ -169,7 +170,7 @@ class Network:
         return found
 
     def _is_own(self, names: list[str]) -> bool:
-        """Return whether /sys shows this network namespace; it can be the mount of another one."""
+        """Return whether /sys shows this network namespace, and is not the mount of another namespace."""
         try:
             return {path.name for path in self._links.iterdir() if path.is_dir()} == set(names)
         except OSError:
@@ -278,7 +279,7 @@ class NodeSample:
 
 
 class Node:
-    """Samples the node that this process runs on; the job is the one that this process belongs to."""
+    """Samples the node that this process runs on; "the job" is the one to which this process belongs."""
 
     def __init__(
         self, env: Mapping[str, str], *, proc: Path = PROC, sys: Path = _SYS, pid: int | None = None
@@ -303,7 +304,8 @@ class Node:
     def conditions(self, before: NodeSample, after: NodeSample) -> dict[str, Any]:
         """Return the node's entry in conditions.json: changes between two samples, and the state now.
 
-        ``throttled_s`` is that of the group with the largest time. A value that cannot be read is None.
+        ``throttled_s`` is the throttled time of the group that has the largest one. A value that cannot be
+        read is None.
         """
         throttled = [
             after.throttled_s[group] - since
@@ -338,7 +340,7 @@ class Node:
         return found
 
     def _clock_mhz(self) -> float | None:
-        """Return the mean clock of this process's cores, or of the first ones if reading takes long."""
+        """Return the mean clock of this process's cores, or of the first few cores if reading takes long."""
         deadline = time.monotonic() + _CLOCKS_S
         found = []
         for core in sorted(os.sched_getaffinity(0)):

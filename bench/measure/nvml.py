@@ -1,7 +1,8 @@
 """The state of NVIDIA GPUs, read through NVML: clocks, power, temperature, errors and links.
 
 Source: NVIDIA's NVML API Reference, and nvidia-ml-py's pynvml.py. A value that cannot be read is None: many
-are not supported by consumer cards or MIG devices, need permissions, or are unknown to an older driver.
+values are not supported by consumer cards or MIG devices, need permissions, or are unknown to an older
+driver.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from typing import Any
 
 import torch
 
-#: Reasons for lower clocks: the bit in NVML's mask, the cause that it belongs to, and NVML's name.
-#: NVML sets ``hw_slowdown`` with ``hw_thermal_slowdown`` and ``hw_power_brake``. Alone, it can also mean that
-#: the clocks are just changing.
+#: Reasons for lower clocks: the bit in NVML's mask, the cause that it belongs to, and NVML's name. NVML sets
+#: ``hw_slowdown`` with ``hw_thermal_slowdown`` and ``hw_power_brake``. Alone, ``hw_slowdown`` can also mean
+#: that the clocks are just changing.
 _REASONS = {
     0x001: ("other", "gpu_idle"),
     0x002: ("other", "applications_clocks_setting"),
@@ -58,8 +59,8 @@ _PCI_DEVICES = Path("/sys/bus/pci/devices")
 class Gpu:
     """One GPU in NVML.
 
-    ``mig`` is true if torch uses a part of the GPU. ``handle`` is then that of the whole GPU, because clocks,
-    power, errors and links belong to it.
+    ``mig`` is true if torch uses a part of the GPU. ``handle`` is then the handle of the whole GPU, because
+    clocks, power, errors and links belong to the whole GPU.
     """
 
     library: Any
@@ -76,7 +77,7 @@ class Gpu:
         return None
 
     def energy_joules(self) -> float | None:
-        """Return the energy used since the driver was loaded; None for a part of a GPU."""
+        """Return the energy used since the driver was loaded (J); None for a part of a GPU."""
         return None if self.mig else _thousandth(self.read("nvmlDeviceGetTotalEnergyConsumption"))
 
     def busy_percent(self, since_us: int) -> float | None:
@@ -95,7 +96,7 @@ def clocks(device: int) -> dict[str, Any]:
     ``temperature_c`` in °C. ``reasons`` lists NVML's reasons for lower clocks by their cause: ``hardware``,
     ``thermal``, ``power_cap`` and ``other``. ``power_cap_s`` and ``thermal_s`` are the seconds below the
     requested clocks since the driver was loaded, and ``ecc_corrected`` and ``ecc_uncorrected`` the memory
-    errors since then. The differences between two samples thus include what happened between them.
+    errors since then. The differences between two samples thus include all changes between the samples.
     """
     gpu = open_gpu(device)
     power_cap_s, thermal_s = _limited_seconds(gpu)
@@ -116,11 +117,11 @@ def clocks(device: int) -> dict[str, Any]:
 def gpu_facts() -> dict[str, Any]:
     """Return the driver's version, and the health and links of each CUDA device that this process sees.
 
-    ``index`` is torch's. ``remapped_rows`` counts rows of memory that the GPU replaced because of errors.
-    ``pcie`` contains the generation and width of the link; an idle GPU may use a lower generation than under
-    load. ``p2p`` gives the other visible GPUs by index: whether this GPU can read their memory, and whether
-    over NVLink. ``numa_node`` and ``local_cpus`` are the NUMA node and the cores next to the GPU. UUIDs are
-    not included.
+    ``index`` is torch's device index. ``remapped_rows`` counts rows of memory that the GPU replaced because
+    of errors. ``pcie`` contains the generation and width of the link; an idle GPU can use a lower generation
+    than under load. ``p2p`` states for each other visible GPU, by index, whether this GPU can read its
+    memory, and whether it reads over NVLink. ``numa_node`` and ``local_cpus`` are the NUMA node and the cores
+    next to the GPU. UUIDs are not included.
     """
     devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
     gpus = {index: open_gpu(index) for index in range(devices)}
@@ -134,8 +135,9 @@ def gpu_facts() -> dict[str, Any]:
 def open_gpu(device: int) -> Gpu | None:
     """Return the GPU behind torch's CUDA device ``device``; None if NVML or the GPU is not available.
 
-    CUDA_VISIBLE_DEVICES can reorder and hide devices, so torch's index is not NVML's. The UUID is the same in
-    both, and so is the PCI address. On a MIG device torch returns the UUID of the GPU or of the MIG device.
+    CUDA_VISIBLE_DEVICES can reorder and hide devices, so torch's index differs from NVML's. The UUID is the
+    same in torch and NVML, and so is the PCI address. On a MIG device torch returns the UUID of the GPU or of
+    the MIG device.
     """
     library = _library()
     if library is None:
@@ -178,7 +180,8 @@ def pci_address(device: int) -> str | None:
 def _whole_gpu(library: Any, handle: Any) -> Gpu:
     with suppress(library.NVMLError, AttributeError):
         return Gpu(library, library.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle), mig=True)
-    # The handle is not that of a MIG device. If the GPU is divided, torch uses one of its parts.
+    # The handle belongs to the whole GPU, not to a MIG device. If the GPU is divided, torch uses one of its
+    # parts.
     mode = Gpu(library, handle).read("nvmlDeviceGetMigMode")
     return Gpu(library, handle, mig=bool(mode and mode[0]))
 
@@ -220,7 +223,7 @@ def _temperature(gpu: Gpu | None) -> int | None:
 
 
 def _reasons(gpu: Gpu | None) -> dict[str, list[str]] | None:
-    # Driver 535 renamed "throttle" to "event". nvidia-ml-py or the driver may know only one of the names.
+    # Driver 535 renamed "throttle" to "event". nvidia-ml-py or the driver can lack one of the two names.
     mask = _read(gpu, "nvmlDeviceGetCurrentClocksEventReasons")
     if mask is None:
         mask = _read(gpu, "nvmlDeviceGetCurrentClocksThrottleReasons")
@@ -274,7 +277,7 @@ def _bus_id(gpu: Gpu | None) -> str | None:
 
 
 def _nvlink(gpu: Gpu | None) -> dict[str, int | None]:
-    """Return the numbers of the GPU's NVLinks and of the active ones, and the version of NVLink."""
+    """Return the number of the GPU's NVLinks, the number of active NVLinks, and the version of NVLink."""
     if gpu is None:
         return {"links": None, "active": None, "version": None}
     states = [gpu.read("nvmlDeviceGetNvLinkState", link) for link in range(gpu.library.NVML_NVLINK_MAX_LINKS)]
@@ -297,12 +300,13 @@ def _peer(gpu: Gpu | None, index: int, peer: Gpu | None) -> dict[str, Any]:
 def _numa(bus: str | None) -> dict[str, Any]:
     """Return the NUMA node and the cores next to the PCI device ``bus``, as Linux knows them.
 
-    NVML's own NUMA node is that of memory on a coherent GPU, such as a GH200's.
+    NVML's function for the NUMA node is not used: it returns the node of the GPU's own memory, on coherent
+    GPUs such as a GH200.
     """
     node, cpus = (
         _text(_PCI_DEVICES / bus / name) if bus else None for name in ("numa_node", "local_cpulist")
     )
-    # Linux writes -1 if the firmware does not say.
+    # Linux writes -1 if the firmware does not state the NUMA node.
     return {"numa_node": int(node) if node and node.isdigit() else None, "local_cpus": cpus or None}
 
 

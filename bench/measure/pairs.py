@@ -1,7 +1,7 @@
 """Measure the rates at which pairs of ranks, or the first ranks of adjacent nodes, exchange messages.
 
-An all-reduce over a ring is as fast as its slowest link, and does not show which one that is. Exchanges
-between adjacent nodes, in both directions at once, show one slow node or link.
+An all-reduce over a ring is as fast as its slowest link, and does not show which link is the slowest.
+Exchanges between adjacent nodes, in both directions at once, show a single slow node or link.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import torch.distributed as dist
 
 from bench.measure.exchange import Collectives
 
-#: Part of a message that is sent untimed, and its least size in bytes, so that connections are up to speed
-#: and shapers (which have a credit of some 100 KiB) have none left.
+#: Part of a message that is sent untimed, and its least size in bytes, so that connections reach full speed
+#: and traffic shapers have used up their credit of some 100 KiB.
 _UNTIMED_PART, _MIN_UNTIMED = 8, 2**19
-#: Least size of a message whose size follows from the rate: the credit of a shaper must not count.
+#: Least size of a message whose size is computed from the rate, so that a shaper's credit does not matter.
 _MIN_BYTES = 2**20
 _HELLO_WORDS = 8
 
@@ -34,12 +34,12 @@ def exchange_steps(
 ) -> dict[int, float]:
     """Exchange ``count`` bytes with this rank's partner in each step; return bytes/s received, by partner.
 
-    With ``seconds``, a message is shorter if the pair exchanges it in this time: a delay of a process then
-    counts equally on fast and on slow links.
+    With ``seconds``, a message is so much shorter that the pair exchanges it in about this time: a delay of a
+    process then counts equally on fast and on slow links.
 
     A step contains the pairs of ranks that exchange at the same time; every rank is in at most one of them.
     All these ranks must pass the same steps. After ``deadline`` (of :func:`time.monotonic`), no exchange
-    starts: both partners compare their times in the first message of an exchange.
+    starts: the partners agree on this in the first message of an exchange.
     """
     buffers = _Buffers(count, device)
     rates: dict[int, float] = {}
@@ -54,7 +54,7 @@ def exchange_steps(
 
 
 class _Buffers:
-    """Memory for the messages of one task."""
+    """Memory for the messages of one rank."""
 
     def __init__(self, count: int, device: torch.device) -> None:
         self._device = device
@@ -66,7 +66,7 @@ class _Buffers:
         return bool(self._least(partner, int(value)))
 
     def _least(self, partner: int, value: int) -> int:
-        """Return the lower one of both partners' values."""
+        """Return the lower value of the two partners."""
         mine = torch.full((_HELLO_WORDS,), value, dtype=torch.int64, device=self._device)
         theirs = torch.zeros_like(mine)
         self._swap(mine, theirs, partner)
@@ -82,7 +82,7 @@ class _Buffers:
         self.agree(partner, True)  # a fast receiver waits for the slow one, so that both begin together
         began = time.perf_counter()
         # The partner sends its message after this one. Therefore the time is never too short, even if this
-        # process is delayed, and the highest of several rates is the best.
+        # process is delayed, and the highest of several rates is the most accurate one.
         self.agree(partner, True)
         return self._received_per_s(partner, count, began)
 
@@ -92,7 +92,7 @@ class _Buffers:
         return count / (self._swap(self._sent[:count], self._received[:count], partner) - began)
 
     def _swap(self, sent: torch.Tensor, received: torch.Tensor, partner: int) -> float:
-        """Exchange messages; return the time of the performance counter when this rank's has arrived."""
+        """Exchange messages; return the time (performance counter) of this rank's message's arrival."""
         works = dist.batch_isend_irecv(
             [dist.P2POp(dist.irecv, received, partner), dist.P2POp(dist.isend, sent, partner)]
         )
@@ -134,7 +134,7 @@ def exchange_with_neighbours(
         collectives: exchanges the results.
         nodes: the name of each node by its first rank, which exchanges the messages.
         device: the device of the messages.
-        budget_s: the time after which no exchange begins.
+        budget_s: the number of seconds after which no exchange begins.
     """
     began = time.monotonic()
     own: list[dict[int, float]] = []

@@ -1,9 +1,9 @@
 """The CPU time that processes of a node used between two moments, without those of the job.
 
-A process that ended in between is counted if its parent is still there and has waited for it: /proc/PID/stat
-contains the time of ended children, in ticks of usually 10 ms. Process 1 and Slurm's daemons inherit the
-processes of any job, so the times of their ended children are not counted. Kernel threads are not counted
-either, because they may work for the job, for example for its network.
+A process that ended in between is counted if its parent still runs and has waited for the process: the
+parent's /proc/PID/stat contains the time of ended children, in ticks of usually 10 ms. Process 1 and Slurm's
+daemons inherit the processes of any job, so the times of their ended children are not counted. Kernel threads
+are not counted either, because they can work for the job, for example for its network.
 
 Source: proc(5), and the kernel's Documentation/filesystems/proc.rst.
 """
@@ -31,7 +31,7 @@ _JOB_VARIABLES = ("SLURM_JOB_ID", "BENCH_SSH_JOB")
 
 
 class Process(NamedTuple):
-    """One process: its start in ticks since boot, its CPU time, and that of its ended children."""
+    """One process: its start in ticks since boot, its CPU time, and the CPU time of its ended children."""
 
     started: int
     parent: int
@@ -44,7 +44,7 @@ class Process(NamedTuple):
 class Snapshot(NamedTuple):
     """The visible processes by id, and the CPU time of all processes of the machine; None if unknown.
 
-    ``is_complete`` is false if this process may not see all others (mount option hidepid).
+    ``is_complete`` is false if this process cannot see all other processes (mount option hidepid).
     """
 
     processes: dict[int, Process]
@@ -53,7 +53,7 @@ class Snapshot(NamedTuple):
 
 
 def cpu_clock_ns(pid: int) -> int | None:
-    """Return the CPU clock of a process; None if it has ended. Any process may read it.
+    """Return the CPU clock of a process; None if the process has ended. Any process may read the clock.
 
     Source: the encoding of clockid_t in the kernel's include/linux/posix-timers_types.h.
     """
@@ -128,7 +128,7 @@ class ProcessTable:
 
 
 def _parse_stat(content: bytes, *, own_ns: int | None) -> Process:
-    """Parse /proc/PID/stat. ``own_ns`` replaces the file's time in ticks, which is less precise.
+    """Parse /proc/PID/stat. ``own_ns`` is the time of the CPU clock; the file's time is less precise.
 
     The name in parentheses can contain spaces and parentheses.
     """
@@ -187,7 +187,7 @@ class Job:
         return above[0] if above and self._is_launched else self._pid
 
     def waiting(self, processes: Mapping[int, Process]) -> set[int]:
-        """Return the processes above the job, such as a shell and `bench submit`, which wait for its end."""
+        """Return the processes above the job that wait for its end, such as a shell and `bench submit`."""
         return set(ancestors(self._pid, processes))
 
 
@@ -205,8 +205,8 @@ def ancestors(pid: int, processes: Mapping[int, Process]) -> list[int]:
 def foreign_cpu_s(before: Snapshot, after: Snapshot, job: Job) -> float | None:
     """Return the CPU time in seconds of processes outside of the job between two snapshots.
 
-    If not all processes are visible, this is the machine's time without that of the job, which then includes
-    kernel threads. None if the machine's time is unknown as well.
+    If not all processes are visible, the result is the machine's CPU time without the job's; it then includes
+    kernel threads. The result is None if the machine's time is unknown, too.
     """
     processes = after.processes
     used = _used_ns(before.processes, processes)
@@ -226,7 +226,7 @@ def foreign_cpu_s(before: Snapshot, after: Snapshot, job: Job) -> float | None:
 
 
 def _used_ns(before: Mapping[int, Process], after: Mapping[int, Process]) -> dict[int, tuple[int, int]]:
-    """Return the CPU time of each process and of its children that ended; without idle processes.
+    """Return the CPU time of each process and of its ended children; idle processes are left out.
 
     A child's whole time is added to its parent's when the parent waits for it. The part before the first
     snapshot is subtracted.
@@ -248,7 +248,7 @@ def _used_ns(before: Mapping[int, Process], after: Mapping[int, Process]) -> dic
 
 
 def _ns_of_ended(before: Mapping[int, Process], after: Mapping[int, Process]) -> Counter[int]:
-    """Return the CPU time that processes used before the first snapshot and that ended before the second.
+    """Return the CPU time before the first snapshot of processes that ended before the second one.
 
     The times are summed by the nearest ancestor that still runs.
     """

@@ -1,4 +1,4 @@
-"""The ranks of a run: their hosts, cores, quotas, threads and environment variables, and how these differ."""
+"""The ranks of a run: their hosts, cores, quotas, threads, variables, and the differences between ranks."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from bench.units import count, number_ranges
 class RankFacts:
     """One rank, its host, and the cores that it may run on.
 
-    ``machine`` identifies the running kernel. Several hosts of a test cluster can share one machine, and its
-    cores must not be counted twice. ``infiniband`` lists the InfiniBand devices with an active port.
-    ``node_cores`` is the number of cores of the host, and ``quota`` the smallest quota of the rank's control
-    groups in cores; None if there is none. ``threads`` is the number of compute threads that is set for the
-    rank; None for an equal share of the cores.
+    ``machine`` identifies the running kernel. Several hosts of a test cluster can share one machine, and the
+    machine's cores must not be counted twice. ``infiniband`` lists the InfiniBand devices with an active
+    port. ``node_cores`` is the number of cores of the host, and ``quota`` the smallest quota of the rank's
+    control groups in cores; None without a quota. ``threads`` is the number of compute threads that is set
+    for the rank; None for an equal share of the cores.
     """
 
     rank: int
@@ -117,7 +117,7 @@ def _core_ids(facts: Sequence[RankFacts]) -> list[int]:
 def threads_per_rank(me: RankFacts, facts: Sequence[RankFacts]) -> int:
     """Return the number of compute threads of a rank, by default an equal share of its host's cores.
 
-    The cores are those that the host's ranks may use. The rule is the same under every launcher.
+    Only the cores that the host's ranks may use are shared. The rule is the same under every launcher.
     """
     if me.threads is not None:
         return me.threads

@@ -1,7 +1,7 @@
 """Combine the windows of all ranks, and write the tables of a run: metrics.csv, ranks.csv and steps.csv.
 
-The built-in workload and the recorder both produce one :class:`Window` per rank and epoch. They differ only
-in how ranks exchange the windows.
+The built-in workload and the recorder both produce one :class:`Window` per rank and epoch, and differ only in
+how ranks exchange the windows.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ class PopEfficiencies:
 def pop_efficiencies(step_totals_s: Sequence[float], exposed_totals_s: Sequence[float]) -> PopEfficiencies:
     """Compute the POP efficiencies from each rank's total step time and exposed communication (s).
 
-    U_r is the sum of (step - exposed) of rank r, and T is the largest sum of step times of any rank. (Summing
-    the maximum of each step would exceed the wall time.) Load balance is mean U / max U, communication
-    efficiency is max U / T, and parallel efficiency is their product, mean U / T.
+    U_r is the sum of (step - exposed) of rank r, and T is the largest total step time of any rank. (The sum
+    of the longest time of each step would exceed the wall time.) Load balance is mean U / max U,
+    communication efficiency is max U / T, and parallel efficiency is their product, mean U / T.
 
     Source: the POP Centre of Excellence's multiplicative model (https://pop-coe.eu/node/69), with DDP's
-    exposed communication as the time outside of computation.
+    exposed communication as the only time that is not useful.
     """
     useful = [step - exposed for step, exposed in zip(step_totals_s, exposed_totals_s, strict=True)]
     longest, most_useful = max(step_totals_s), max(useful)
@@ -66,7 +66,7 @@ def pop_efficiencies(step_totals_s: Sequence[float], exposed_totals_s: Sequence[
 class Validation:
     """Sums over validation samples, which can be added over batches and ranks.
 
-    ``labels`` is the number of predicted classes, and ``values`` the number of predicted real values.
+    ``labels`` is the number of predictions of a class, and ``values`` the number of predicted real values.
     """
 
     samples: float = 0.0
@@ -110,10 +110,10 @@ class RankRecord:
 class EpochRecord:
     """One epoch over all ranks.
 
-    ``energy_counters`` is the number of counters that must be read to know the total energy.
-    ``ideal_step_s`` is the time of a step if all devices ran at their stated peak FLOP/s. ``samples`` is None
-    if samples were not counted; the throughput is then empty. ``conditions`` is the window's entry in
-    conditions.json; None if they were not sampled.
+    ``energy_counters`` is the number of counters that must be read to know the total energy. ``ideal_step_s``
+    is the time of a step if all devices ran at their stated peak FLOP/s. ``samples`` is None if samples were
+    not counted; the throughput is then empty. ``conditions`` is the window's entry in conditions.json; None
+    if no conditions were sampled.
     """
 
     epoch: int
@@ -135,7 +135,7 @@ class EpochRecord:
 
 
 class Results:
-    """Writes the tables and conditions.json; each epoch replaces them, so a killed run leaves whole files."""
+    """Writes the tables and conditions.json anew after each epoch; a killed run keeps complete files."""
 
     def __init__(self, folder: RunFolder, places: Sequence[RankPlace]) -> None:
         self._folder = folder
@@ -257,13 +257,13 @@ def _validation_columns(sums: Validation | None) -> Row:
 
 
 def _energy(epoch: EpochRecord) -> float | None:
-    """Return the energy of all GPUs, or of all hosts' processors; None if any counter was not read."""
+    """Return the energy of all GPUs or, on a CPU, of all processors; None if any counter was not read."""
     known = [rank.usage.energy_joules for rank in epoch.ranks if rank.usage.energy_joules is not None]
     return sum(known) if len(known) == epoch.energy_counters else None
 
 
 def _loss(ranks: Sequence[RankRecord]) -> object:
-    """Return the mean loss: None if unknown, text if not finite (a float NaN would become an empty cell)."""
+    """Return the mean loss: None if unknown, text if not finite (as a float, NaN becomes an empty cell)."""
     known = [rank.loss for rank in ranks if rank.loss is not None]
     if len(known) < len(ranks):
         return None
@@ -310,7 +310,7 @@ def is_stable(step_s: Sequence[float]) -> bool:
 
 
 def fewest_warmup_steps(steps: int, device: torch.device) -> int:
-    """Return ``steps``, or on CUDA at least the number of iterations that DDP's logger always samples."""
+    """Return ``steps``; on CUDA at least the number of iterations that DDP's logger always samples."""
     return max(steps, DDP_ALWAYS_SAMPLED + 1) if device.type == "cuda" else steps
 
 
@@ -319,7 +319,7 @@ class Window:
     """One rank's throughput window and the attribution window after it.
 
     ``step_s`` and ``samples`` have one entry per step of the throughput window. ``parts`` has one entry per
-    step of the attribution window; None for a step that does not count. ``loss`` is the mean of the known
+    step of the attribution window; None for a step that is left out. ``loss`` is the mean of the known
     losses. ``stable`` is true if the step time was stable after the warm-up. ``clock_jumps`` is the number of
     steps of the attribution window during which the wall clock was set. ``window_s`` is the duration of the
     throughput window; None means the sum of its steps. ``conditions`` is the result of
@@ -402,7 +402,8 @@ def _attributed(windows: Sequence[Window]) -> list[list[StepParts]]:
 
 def _rank_record(window: Window, steps: int, parts: list[StepParts], least: Sequence[float]) -> RankRecord:
     samples = [count for count in window.samples[:steps] if count is not None]
-    # The wait is computed for each step before averaging: the rank that waits least can change at each step.
+    # The wait is computed for each step before averaging, because the rank that waits least can change at
+    # each step.
     waits = [own.exposed_s - low for own, low in zip(parts, least, strict=True)]
     return RankRecord(
         window_s=sum(window.step_s[:steps]) if window.window_s is None else window.window_s,

@@ -3,8 +3,8 @@
 Time stamps are taken during a step and read after it, because reading a CUDA event waits for the device.
 
 On each rank, DDP's logger stamps the start and end of backward's computation and of its communication.
-``backward_comm_time`` is the span from the first bucket to the last, and includes computation. The step waits
-only for the part of this span after the end of the computation:
+``backward_comm_time`` is the span from the first bucket's start to the last bucket's end, and includes
+computation. The step waits only for the part of this span after the end of the computation:
 
     exposed = backward_comm_time - backward_compute_comm_overlap_time
 
@@ -44,8 +44,8 @@ class HostClock:
 class CudaClock:
     """A clock of events on the current CUDA stream, for calls that return before the work is complete.
 
-    An idle device stamps an event when the event arrives. Time that the host waits, for example for data, is
-    therefore measured as well, provided that the device was idle before.
+    An idle device stamps an event when the event arrives. Time in which the host waits, for example for data,
+    is therefore measured, too, if the device was idle before.
     """
 
     is_host = False
@@ -76,18 +76,19 @@ def clock_for(device: torch.device) -> Clock:
     return CudaClock(device) if device.type == "cuda" else HostClock()
 
 
-#: A sample rate so large that DDP's logger samples no iteration after the tenth.
+#: An interval between samples so large that DDP's logger samples no iteration after the tenth.
 _NEVER = 2**31 - 1
-#: DDP samples its first iterations regardless of the rate.
+#: DDP samples its first iterations regardless of this interval.
 DDP_ALWAYS_SAMPLED = 10
 _SECONDS_PER_TICK = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
 class BackwardReading:
-    """One rank's backward pass: the computation, and the communication that the rank then waits for (s).
+    """One rank's backward pass: the time of the computation, and of the wait for communication after it (s).
 
-    ``began_ns`` is the wall-clock time at which DDP's logger starts backward, which is the end of forward.
+    ``began_ns`` is the wall-clock time at which DDP's logger starts backward, which is also the end of
+    forward.
     """
 
     compute_s: float
@@ -106,7 +107,7 @@ def disable_ddp_timing(model: DistributedDataParallel) -> None:
 
 
 def read_ddp_timing(model: DistributedDataParallel) -> BackwardReading | None:
-    """Return the logger's times of the backward pass that just ended; None if DDP stamped nothing.
+    """Return the logger's times of the backward pass that just ended; None if the logger took no time stamps.
 
     Normally the logger computes its values when the next forward begins. This function makes the logger
     compute them immediately, which waits for the device on CUDA. Under ``no_sync`` the logger is inactive, so
@@ -127,8 +128,8 @@ def read_ddp_timing(model: DistributedDataParallel) -> BackwardReading | None:
 class StepParts:
     """The durations of the parts of one step on one rank, in seconds.
 
-    ``other_s`` is the step minus all other parts. It shows how complete the timers are, and can be slightly
-    negative.
+    ``other_s`` is the step minus all other parts. This rest shows how complete the timers are, and can be
+    slightly negative.
     """
 
     step_s: float
@@ -167,7 +168,7 @@ def _wall_clock_offset_ns() -> int:
 
 
 class StepTimer:
-    """Times the parts of one training step, which may have several micro-batches.
+    """Times the parts of one training step, which can have several micro-batches.
 
     The micro-batch that synchronises is the one whose backward pass exchanges gradients with other ranks.
 
@@ -195,7 +196,8 @@ class StepTimer:
         self._forwards_ns: list[tuple[int, int]] = []  # on the wall clock, like the logger's stamps
         self._forward_began_ns = 0
         self._is_in_backward = False
-        #: Spans that the logger counts as backward, in earlier passes and in the last pass.
+        #: Spans that the logger counts as backward: in earlier passes of the step, and in the most recent
+        #: pass.
         self._in_backward: list[tuple[Any, Any]] = []
         self._in_last_backward: list[tuple[Any, Any]] = []
         self._step_begin: Any = None
@@ -241,7 +243,7 @@ class StepTimer:
         self.open_part = None
 
     def end(self) -> None:
-        """End the part that was begun last."""
+        """End the open part."""
         part, begin = self.open_part, self._part_begin
         assert part is not None, "no part is open"
         end = self._clock.stamp()
@@ -261,7 +263,7 @@ class StepTimer:
         self.clock_jumped = drift_ns > _MAX_DRIFT_NS
 
     def parts(self, reading: BackwardReading | None) -> StepParts | None:
-        """Return the parts of the stopped step; None if DDP's logger has no reading or a wrong one."""
+        """Return the parts of the stopped step; None if DDP's logger has no times or wrong ones."""
         if reading is None or self.clock_jumped:
             return None
         total = dict.fromkeys(("data_load", "forward", "backward", "optimizer"), 0.0)

@@ -18,8 +18,8 @@ end_loader_workers          ``_MultiProcessingDataLoaderIter._shutdown_workers``
 import_dynamo               ``torch._dynamo``                                    nothing: a faster start
 =========================== ==================================================== ============================
 
-``tests/measure/test_torch_internals.py`` checks that all of them exist. It passed with torch 2.4.1, 2.7.1,
-2.10.0, 2.13.0 and 2.15.0 (``make torch-releases``).
+``tests/measure/test_torch_internals.py`` checks that all these interfaces exist. The test passed with torch
+2.4.1, 2.7.1, 2.10.0, 2.13.0 and 2.15.0 (``make torch-releases``).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from torch.distributed import Store, distributed_c10d  # type: ignore[attr-defin
 from torch.nn.parallel import DistributedDataParallel
 from torch.torch_version import TorchVersion
 
-#: Errors of a call to an interface that is missing or has other arguments.
+#: Errors of a call to an interface that is missing or takes other arguments.
 _MISSING = (AttributeError, TypeError)
 #: Errors of a call without a process group, or of a call that the group's backend does not support.
 _NO_GROUP = (dist.DistError, RuntimeError, ValueError)
@@ -51,7 +51,8 @@ def set_ddp_sample_rate(model: DistributedDataParallel, steps: int) -> None:
 def ddp_times(model: DistributedDataParallel) -> Mapping[str, int]:
     """Return the numbers of DDP's logger; times are in nanoseconds.
 
-    Empty if the sample rate cannot be set, because the times could then be those of an earlier step.
+    The result is empty if the sample rate cannot be set, because the times could then be those of an earlier
+    step.
     """
     with suppress(*_MISSING):
         if (log := _ddp_log(model)) is not None:
@@ -72,7 +73,7 @@ def ddp_texts(model: DistributedDataParallel) -> Mapping[str, str]:
 def unused_parameter_bytes(model: DistributedDataParallel) -> int | None:
     """Return the size of the parameters that the last backward pass did not use; None if it is unknown.
 
-    torch 2.4 and 2.7 add up the sizes of all steps, and 2.10 does not. Before 2.10, only 0 is certain.
+    torch 2.4 and 2.7 add up the sizes of all steps; 2.10 does not. Before 2.10, only the value 0 is reliable.
     """
     found = ddp_times(model).get("unused_parameter_size") if model.find_unused_parameters else None
     return found if not found or TorchVersion(torch.__version__) >= "2.10" else None
@@ -91,7 +92,7 @@ def backward_callbacks() -> Callable[[Callable[[], None]], None] | None:
     """Return torch's function ``queue(callback)``, or None if this release of torch lacks it.
 
     The current backward pass calls the queued callbacks at its end, in the order in which they were queued.
-    If a callback queues another one, that one is called last.
+    If a callback queues another callback, the new callback is called last.
     """
     engine: Any = getattr(torch.autograd.Variable, "_execution_engine", None)
     queue: Callable[[Callable[[], None]], None] | None = getattr(engine, "queue_callback", None)
@@ -116,9 +117,9 @@ def count_collectives() -> int | None:
 
 
 def compilations() -> tuple[int, float] | None:
-    """Return the number of frames that torch.compile has compiled so far, and the time for it in seconds.
+    """Return the number of frames that torch.compile has compiled so far, and the seconds that this took.
 
-    None if they are unknown. The names of the metric differ between releases of torch.
+    None if these values are unknown. The names of the metric differ between releases of torch.
     """
     dynamo = sys.modules.get("torch._dynamo.utils")
     if dynamo is None:
@@ -140,7 +141,7 @@ def collective_timeout_s(device: torch.device) -> float | None:
 
 
 def end_loader_workers(batches: object) -> None:
-    """Stop a DataLoader's persistent workers, whose end would otherwise delay the end of the process."""
+    """Stop a DataLoader's persistent workers, which would otherwise delay the end of the process."""
     with suppress(*_MISSING):
         batches._shutdown_workers()  # type: ignore[attr-defined]
 

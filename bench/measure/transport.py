@@ -133,7 +133,7 @@ def _gloo_interface() -> str | None:
 
 # -- NCCL ------------------------------------------------------------------------------------------
 
-#: The suffix of NCCL_DEBUG_FILE if a job's script or the recorder set the variable for the recorder.
+#: The suffix of NCCL_DEBUG_FILE if a job's script or the recorder has set this variable for the recorder.
 _SCRIPT_LOG = "/nccl.%h.%p.log"
 _RECORDER_LOG = "bench-nccl-%p.log"
 _PRIVATE_PREFIX = "bench-nccl-"
@@ -155,7 +155,7 @@ _CHOSEN = re.compile(r"NCCL INFO AllReduce: (\d+) Bytes -> Algo (\w+) proto (\w+
 
 @dataclass
 class NcclLog:
-    """The contents of the NCCL logs of one or more ranks; ``ways`` counts channels by kind of connection."""
+    """The contents of the NCCL logs of one or more ranks; ``ways`` has the number of channels by kind."""
 
     version: str | None = None
     chosen: set[str] = field(default_factory=set)
@@ -213,7 +213,7 @@ def read_nccl_log(lines: Iterable[str]) -> NcclLog:
 def nccl_transport(log: NcclLog, *, hosts: int, env: Mapping[str, str]) -> Transport:
     """Return the value of ``transport`` in env.json from the logs of all ranks; unknown values are null.
 
-    On one host ``network`` is null, even if the log names one, because no network is used.
+    On one host ``network`` is null, even if the log names a network, because no network is used.
     """
     matches = [(match, count) for way, count in log.ways.items() if (match := _NET.match(way))]
     networks = sorted({match["name"] for match, _ in matches})
@@ -242,7 +242,7 @@ def _connection_kind(way: str) -> str:
 
 
 def _interfaces(log: NcclLog, networks: Sequence[str]) -> list[str]:
-    """Return the devices of the networks in use, without devices that NCCL detected but does not use."""
+    """Return the devices of the networks in use, without other devices that NCCL detected."""
     found: list[str] = []
     for network in networks:
         key = "Socket" if network == "Socket" else "IB" if network.startswith("IB") else "OFI"
@@ -296,7 +296,7 @@ def combine_nccl_logs(
 class NcclLogFile:
     """The file to which NCCL writes this rank's log.
 
-    ``path`` is None if NCCL writes no such file with the user's settings. ``missing_because`` is the reason
+    ``path`` is None if NCCL writes no log file with the user's settings. ``missing_because`` is the reason
     for a missing log. ``is_temporary`` is true if the file can be removed after it has been read.
     """
 
@@ -324,7 +324,7 @@ class NcclLogFile:
 
     @classmethod
     def from_env(cls, env: Mapping[str, str], output: Path | None) -> NcclLogFile:
-        """Return the log file that NCCL's variables name; ``output`` is standard output's file, if known."""
+        """Return the log file that NCCL's variables name; ``output``: standard output's file, if known."""
         level, template = env.get("NCCL_DEBUG", ""), env.get("NCCL_DEBUG_FILE", "")
         if level.upper() not in ("INFO", "TRACE"):
             return cls(None, f"NCCL_DEBUG is {level or 'not set'}, and NCCL names its network at INFO only")
@@ -400,7 +400,7 @@ def request_nccl_log(env: MutableMapping[str, str]) -> None:
 
 
 def users_variables(env: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment variables without those that were set only for the recorder."""
+    """Return the environment variables, except those that were set only for the recorder."""
     is_ours = env.get("NCCL_DEBUG_FILE", "").endswith((_SCRIPT_LOG, f"/{_RECORDER_LOG}"))
     return {name: text for name, text in env.items() if not (is_ours and name.startswith("NCCL_DEBUG"))}
 

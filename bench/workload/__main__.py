@@ -23,7 +23,7 @@ from bench.workload.session import parse_arguments
 
 import_dynamo()
 
-#: Keeps errors alive, because their frames hold the process group, whose destructor may wait for a lost rank.
+#: Keeps errors alive, because their frames hold the process group, whose destructor can wait for a lost rank.
 _KEPT_ERRORS: list[BaseException] = []
 
 
@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the workload and return its exit code: 0, 1 (the run failed) or 2 (bad arguments).
 
     An expected failure prints one line to stderr that begins with ``bench: error:``. Other failures print a
-    traceback first. After a failure, a collective that never completes may still be pending, so the caller
+    traceback first. After a failure, a collective that never completes can still be pending, so the caller
     should end the process with :func:`os._exit`.
     """
     try:
@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _print_error(text: str) -> None:
-    """Print every line of ``text`` as an error, in one call so that the lines of ranks do not mix."""
+    """Print every line of ``text`` as an error; one call, so that lines of different ranks do not mix."""
     sys.stderr.write("".join(f"bench: error: {line}\n" for line in text.splitlines()))
     sys.stderr.flush()
 

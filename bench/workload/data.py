@@ -1,7 +1,7 @@
 """Training data of a rank: synthetic batches or a user's files, as endless streams of batches.
 
 Synthetic batches contain a pattern, so that the model can learn and the loss falls. A user's folder contains
-.npy arrays (memory-mapped) or MNIST's IDX files.
+.npy arrays, which are memory-mapped, or MNIST's IDX files.
 """
 
 from __future__ import annotations
@@ -259,9 +259,9 @@ _CLASSES_IMAGENET = 1_000
 _FEATURES, _FEATURES_TINY, _TINY_PARAMETERS = 784, 16, 200_000
 _SENSORS, _HISTORY, _HORIZON, _SAMPLES_PER_DAY = 207, 12, 12, 288
 _NOISE = 0.1
-#: Amplitude of a class's pattern in noise of [-1, 1], such that learning takes an epoch or two.
+#: Amplitude of a class's pattern in noise of [-1, 1], chosen so that learning takes an epoch or two.
 _PATTERN_SCALE_IMAGE, _PATTERN_SCALE = 0.1, 0.3
-#: The share of random tokens.
+#: The share of random tokens in synthetic text.
 _RANDOM_TOKENS = 0.1
 
 
@@ -386,7 +386,7 @@ class DataShard:
 
 
 class SyntheticFeed:
-    """Random batches, drawn anew each time on the device, or by a DataLoader if ``num_workers`` is not 0."""
+    """New random batches for each step, from the device, or from a DataLoader if ``num_workers`` > 0."""
 
     def __init__(self, options: WorkloadOptions, per_gpu_batch: int, shard: DataShard) -> None:
         self.shape = synthetic_shape(options)
@@ -420,7 +420,7 @@ class SyntheticFeed:
 
 
 class FolderFeed:
-    """Batches of a user's arrays from a DataLoader with DistributedSampler, repeating the data as needed."""
+    """Batches of a user's arrays from a DataLoader with DistributedSampler; the data repeats as needed."""
 
     def __init__(self, options: WorkloadOptions, per_gpu_batch: int, shard: DataShard) -> None:
         folder, hold_out = Path(options.data), options.val_steps > 0
@@ -446,7 +446,7 @@ class FolderFeed:
         self._batches = iter(self._loader)
 
     def next(self) -> Batch:
-        """Return the next batch; after the last one, start another pass over reshuffled data."""
+        """Return the next batch; after the last batch of the data, start again with reshuffled data."""
         try:
             batch = next(self._batches)
         except StopIteration:

@@ -47,7 +47,7 @@ def measure(
     devices: Sequence[Device],
     ideal_s: float | None,
 ) -> None:
-    """Warm up, measure all epochs, then run probes and trace; rank 0 writes the tables after each epoch.
+    """Warm up, measure all epochs, then run the probes and the trace; rank 0 writes the tables each epoch.
 
     Args:
         session: the state of this rank.
@@ -93,7 +93,7 @@ def measure(
 def _windows(
     session: Session, collectives: Collectives, trainer: Trainer, devices: Sequence[Device]
 ) -> Windows:
-    """Return the windows of this rank; the first rank of a host or device samples it for the others."""
+    """Return the windows of this rank; the first rank on a host or device samples the host or device."""
     identities = [device.identity for device in devices]
     rank, request = session.launch.rank, session.request
     is_first_on_host = rank in {host.ranks[0] for host in session.joined.hosts}

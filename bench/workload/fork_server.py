@@ -35,9 +35,9 @@ from bench.study.files import write_json
 from bench.study.layout import RunFolder
 from bench.workload.__main__ import main as workload_main
 
-#: Time that ranks have to end after SIGTERM, before SIGKILL.
+#: Time between SIGTERM and SIGKILL, in which ranks can end.
 GRACE_S = 5.0
-#: Time that the other ranks have to report their own errors after the first failure.
+#: Time after the first failure in which the other ranks can report their own errors.
 REPORT_S = 3.0
 _PR_SET_PDEATHSIG = 1
 
@@ -184,7 +184,7 @@ def _free_port() -> int:
 def _die_with_parent(parent: int) -> None:
     """Ask the kernel to kill this process when its parent dies."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # the parent died before the kernel was asked
+    if os.getppid() != parent:  # the parent died before the call of prctl
         os._exit(137)
 
 

@@ -1,4 +1,4 @@
-"""Model FLOPs utilisation (MFU): the share of the devices' stated peak that a training step uses.
+"""Model FLOPs utilisation (MFU): the share of the devices' stated peak rate that a training step reaches.
 
     MFU = FLOPs of the step / (step time x peak FLOP/s)
 
@@ -7,7 +7,8 @@ Source: Chowdhery et al., "PaLM", 2022, appendix B.
 docs/measuring.md lists the counted operations. torch counts them in one step on the meta device, whose
 tensors have no data, so counting takes no memory or time on the real device. ``peaks.toml`` contains the
 vendors' dense rates by precision. Matrix products and convolutions can use different precisions, because by
-default torch allows TF32 in cuDNN's convolutions only. The step's time at peak is the sum of their times.
+default torch allows TF32 in cuDNN's convolutions only. The step's time at peak is the sum of the times of
+both kinds.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ class Peak:
     source: str
 
     def rate(self, precision: str) -> float | None:
-        """Return a precision's rate, None if unknown; devices without TF32 use the rate of fp32 for tf32."""
+        """Return a precision's rate; None if unknown. On devices without TF32, tf32 has fp32's rate."""
         if precision == "tf32" and "tf32" not in self.rates:
             precision = "fp32"
         return self.rates.get(precision)
@@ -112,7 +113,8 @@ def precisions_in_use(precision: str, env: Mapping[str, str]) -> Precisions:
     """Return the precisions that this process uses for the option ``precision``."""
     if precision != "fp32":
         return Precisions(precision, precision)
-    if env.get("NVIDIA_TF32_OVERRIDE") == "0":  # NVIDIA's libraries give it precedence over torch's settings
+    if env.get("NVIDIA_TF32_OVERRIDE") == "0":  # NVIDIA's libraries give this variable precedence over
+    torch's settings
         return Precisions("fp32", "fp32")
     matmul = "fp32" if torch.get_float32_matmul_precision() == "highest" else "tf32"
     return Precisions(matmul, "tf32" if torch.backends.cudnn.allow_tf32 else "fp32")

@@ -1,4 +1,4 @@
-"""The networks that the workload trains, from mlp (much communication per computation) to convnet (little).
+"""The networks of the workload, from mlp (much communication per computation) to convnet (little of it).
 
 To add a model, add its class, its builder in :data:`BUILDERS`, its entry in :data:`KINDS`, its synthetic
 sample in :mod:`bench.workload.data`, and its name in ``WorkloadOptions.model``.
@@ -60,7 +60,7 @@ class Blocks(nn.Sequential):
 
 
 class Mlp(nn.Module):
-    """A perceptron with eight equal hidden layers: large gradients, but little computation."""
+    """A perceptron with eight hidden layers of equal width: large gradients, but little computation."""
 
     #: Number of hidden layers. At the default size, each layer fills one DDP bucket of 4 MiB.
     HIDDEN_LAYERS = 8

@@ -1,7 +1,7 @@
 """Run all probes after the last epoch, and write probes.json on rank 0 (see docs/measuring.md).
 
-One of them times all-reduces of many sizes without training, to measure the speed of the network. For S bytes
-on N ranks in t seconds, nccl-tests (doc/PERFORMANCE.md) defines:
+One probe, the sweep, times all-reduces of many sizes without training, to measure the network's speed. For S
+bytes on N ranks in t seconds, nccl-tests (doc/PERFORMANCE.md) defines:
 
     algbw = S / t          busbw = algbw · 2(N − 1)/N
 
@@ -37,16 +37,16 @@ from bench.workload.training import STATES_PER_WEIGHT, Trainer, parameters_of, w
 
 _KIB, _MIB = 2**10, 2**20
 _SMALLEST = 4 * _KIB
-#: Bounds of the largest size, which is otherwise the size of the gradients.
+#: Limits of the sweep's largest size, which within these limits is the size of the gradients.
 _MIN_TOP, _MAX_TOP = 16 * _MIB, 64 * _MIB
 #: Maximum number of distinct bucket sizes in the sweep; a network of equal blocks has few.
 _MAX_BUCKET_SIZES = 16
 #: Repeats of a size: at least _REPEATS, and up to _MAX_REPEATS if they fit into _TIME_PER_SIZE_S. If the time
-#: budget is short, slow sizes have _MIN_REPEATS.
+#: budget is short, slow sizes are repeated _MIN_REPEATS times.
 _REPEATS, _MAX_REPEATS, _MIN_REPEATS = 5, 20, 3
 _TIME_PER_SIZE_S = 0.02
 #: Bytes sent untimed before a large message. An idle link passes some bytes faster than its rate, because of
-#: buffers or a traffic shaper's credit of some 100 KiB. The untimed bytes use up this advantage.
+#: buffers or a traffic shaper's credit of some 100 KiB. The untimed bytes use up this credit.
 _BURST = 512 * _KIB
 
 
@@ -60,7 +60,7 @@ class Size:
 
 @dataclass
 class Sweep:
-    """``times_s`` contains times by size, repeat and rank; ``dropped`` lists omitted sizes and reasons."""
+    """``times_s`` contains times by size, repeat and rank; ``dropped`` lists omitted sizes with reasons."""
 
     world_size: int
     dtype: str
@@ -130,7 +130,7 @@ class AllReduceSweep:
         self._dtype = dtype
 
     def run(self, sizes: Sequence[Size], *, budget_s: float, room_bytes: float, seed: int) -> Sweep:
-        """Time every size that the time budget and memory allow.
+        """Time all sizes for which the time budget and the memory suffice.
 
         Args:
             sizes: the message sizes in ascending order.
@@ -202,7 +202,7 @@ class AllReduceSweep:
 SCHEMA = 1
 #: The fraction of the free memory that probes may use.
 _SHARE_OF_FREE = 0.8
-#: The exchange between neighbours takes at most about this fraction of the time of the sweep.
+#: The exchange between neighbours takes at most about this fraction of the sweep's time budget.
 _NEIGHBOURS_SHARE = 0.5
 
 

@@ -29,9 +29,9 @@ _TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 class Launch:
     """The rank of this process, and the address at which all ranks meet.
 
-    The store is at ``address``:``port``. It is served by torchrun's agent if ``agent_store`` is true, and
-    otherwise by rank 0. ``expected_hosts`` contains the host of each rank if the launcher assigns hosts in
-    advance. ``job_hosts`` contains the hosts of the job if they are known.
+    The store is at ``address``:``port``. torchrun's agent serves the store if ``agent_store`` is true;
+    otherwise rank 0 serves it. ``expected_hosts`` contains the host of each rank if the launcher assigns
+    hosts in advance. ``job_hosts`` contains the hosts of the job if they are known.
     """
 
     launcher: str
@@ -52,7 +52,7 @@ class Launch:
 
 
 def launch_from(env: Mapping[str, str]) -> Launch:
-    """Read torchrun's variables, else Slurm's; with neither, return a launch of a single process.
+    """Read torchrun's variables, else Slurm's; if neither are set, return a launch of a single process.
 
     Raises:
         WorkloadError: the variables contradict each other, or the number of processes differs from
@@ -279,7 +279,7 @@ def _read_result(store: Store, launch: Launch, left_s: float, timeout_s: float) 
 
 
 def _no_result(store: Store, launch: Launch, timeout_s: float) -> WorkloadError:
-    """Return the error for a missing result: rank 0 has ended, or never joined the store of the agent."""
+    """Return the error for a missing result: rank 0 has ended, or never joined the agent's store."""
     try:
         facts = _facts_so_far(store, launch)
     except (dist.DistError, RuntimeError):

@@ -13,7 +13,8 @@ are registered on a copy of the model. Blocks of all kinds alternate in a seeded
 changes of the machine's speed affect all kinds alike.
 """
 
-# `from __future__ import annotations` must not be used: DDP compares the annotations of a hook with types.
+# `from __future__ import annotations` must not be used: DDP compares the annotations of a hook with types,
+# not with strings.
 
 import random
 from collections.abc import Callable, Sequence
@@ -107,7 +108,7 @@ def union_s(spans: Sequence[BucketSpan]) -> float:
 
 
 def unhidden_tail_s(spans: Sequence[BucketSpan]) -> float:
-    """Return the seconds that computation cannot hide: from the last bucket's start to the end of all."""
+    """Return the seconds that computation cannot hide: from the last bucket's start to all buckets' end."""
     return max(span.end_s for span in spans) - max(span.begin_s for span in spans) if spans else 0.0
 
 

@@ -1,7 +1,7 @@
 """The training task, its steps, and the windows that measure the steps.
 
 Steps with and without timers run the same operations in the same order. An epoch consists of a throughput
-window without instruments, then an attribution window.
+window without timers, then an attribution window with timers.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def wrap(task: Task, options: WorkloadOptions) -> DistributedDataParallel:
     return DistributedDataParallel(
         task,
         device_ids=[device.index] if device.type == "cuda" else None,
-        bucket_cap_mb=options.bucket_cap_mb,  # a fraction of a MiB is fine
+        bucket_cap_mb=options.bucket_cap_mb,  # torch accepts a fraction of a MiB
         gradient_as_bucket_view=True,
         **buffers,
     )
@@ -190,14 +190,14 @@ class Trainer:
         return timer.parts(read_ddp_timing(self.model))
 
     def take_loss(self) -> float:
-        """Return the mean loss since the last call; on CUDA this waits for the device."""
+        """Return the mean loss since the previous call; on CUDA this waits for the device."""
         mean = float(self.loss_sum) / max(1, self.micro_batches)
         self.loss_sum.zero_()
         self.micro_batches = 0
         return mean
 
     def _sync_context(self, micro: int) -> AbstractContextManager[None]:
-        """Return the context of a micro-batch; all but the last use ``no_sync``."""
+        """Return the context of a micro-batch: ``no_sync`` for all micro-batches except the last."""
         return nullcontext() if micro == self._last_micro_batch else self.model.no_sync()
 
     def _backward(self, loss: Tensor) -> None:
@@ -304,10 +304,10 @@ class Windows:
         )
 
     def attribution(self, window: Window, steps: int) -> Window:
-        """Train ``steps`` steps with a timer on each part and add their parts to ``window``.
+        """Train ``steps`` steps with a timer on each part of a step, and add the parts to ``window``.
 
-        One more step runs first and is not measured. The parts of a step are None if this rank's wall clock
-        was set during the step. If DDP's logger lacks the times of any other step, all parts are None.
+        One more step runs first and is not measured. A step's parts are None if this rank's wall clock was
+        set during the step. If DDP's logger lacks the times of any other step, ``parts`` is empty.
         """
         model, timer = self._trainer.model, StepTimer(clock_for(self._device))
         enable_ddp_timing(model)
