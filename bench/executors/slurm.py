@@ -465,7 +465,7 @@ class SlurmExecutor:
         return records
 
     def _reconcile(self, intents: Sequence[RunRecord], queue: list[QueueRow]) -> list[QueueRow]:
-        """Find the jobs of ``intents``, and withdraw intents without a job; return the current squeue rows."""
+        """Find the jobs of ``intents``; withdraw intents without a job; return the current squeue rows."""
         names: dict[str, str | None] = {row.name: row.key.job for row in queue}
         if any(record.job_name not in names for record in intents):
             time.sleep(SECOND_LOOK_S)

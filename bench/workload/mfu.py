@@ -113,8 +113,7 @@ def precisions_in_use(precision: str, env: Mapping[str, str]) -> Precisions:
     """Return the precisions that this process uses for the option ``precision``."""
     if precision != "fp32":
         return Precisions(precision, precision)
-    if env.get("NVIDIA_TF32_OVERRIDE") == "0":  # NVIDIA's libraries give this variable precedence over
-    torch's settings
+    if env.get("NVIDIA_TF32_OVERRIDE") == "0":  # takes precedence over torch's settings
         return Precisions("fp32", "fp32")
     matmul = "fp32" if torch.get_float32_matmul_precision() == "highest" else "tf32"
     return Precisions(matmul, "tf32" if torch.backends.cudnn.allow_tf32 else "fp32")
