@@ -16,7 +16,7 @@ from pathlib import Path
 class BenchError(Exception):
     """An error that the user can fix; it is printed without a traceback."""
 
-    #: The exit code of `bench`; 2 means bad input.
+    #: The exit code that `bench` returns for this error; 2 means bad input.
     exit_code = 2
 
     def __init__(self, message: str, *, remedy: str = "") -> None:

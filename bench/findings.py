@@ -41,7 +41,7 @@ class Finding:
 
 
 class Edit(NamedTuple):
-    """A change of one line: the first ``old`` in it (or all of it, if ``old`` is empty) becomes ``new``."""
+    """A change of one line: the first ``old`` (the whole line if ``old`` is empty) becomes ``new``."""
 
     line: int
     old: str

@@ -35,8 +35,8 @@ class Cost:
 
     ``gpu_hours_max`` counts the GPUs that no other job can use: with whole nodes, all GPUs of a node. If
     their number is unknown, ``gpu_hours_exact`` is False and ``gpu_hours_max`` is a lower bound.
-    ``gpu_hours_without_exclusive`` counts only GPUs that the jobs request. ``idle_gpus`` maps cells to
-    the number of GPUs that each of their runs reserves but does not use.
+    ``gpu_hours_without_exclusive`` counts only GPUs that the jobs request. ``idle_gpus`` maps cells to the
+    number of GPUs that each of their runs reserves but does not use.
     """
 
     cells: int
@@ -137,10 +137,10 @@ def _warnings(matrix: Matrix, document: Document, cells: Sequence[Cell]) -> list
 
 
 def continue_study(plan: Plan, root: Path) -> Plan:
-    """Return the plan with the value of `exclusive` with which the study below ``root`` has begun, if any.
+    """Return the plan with the value of `exclusive` of the study's existing plan below ``root``, if any.
 
-    Runs on shared nodes and runs on whole nodes cannot be compared, so that a study has one value. It
-    applies unless the matrix or its site file sets the key.
+    Runs on shared nodes and runs on whole nodes cannot be compared, so that a study has one value. The
+    existing value applies unless the matrix or its site file sets the key.
 
     Raises:
         BenchError: the matrix or its site file sets another value.
@@ -311,7 +311,7 @@ def plan_content(plan: Plan) -> dict[str, Any]:
         "setup": plan.matrix.cluster.setup,
         "container": plan.matrix.cluster.container is not None,
         "gpu_option": gpu_option(plan.matrix.cluster) if plan.matrix.workload.device == "cuda" else None,
-        # The values that the site file sets; the whole file is stored as site.yaml.
+        # The settings that come from the site file; the whole file is stored as site.yaml.
         "inherited": plan.document.site.values if plan.document.site else {},
         "cost": {name: getattr(cost, name) for name in cost.__dataclass_fields__},
         "warnings": plan.warnings,

@@ -25,12 +25,12 @@ from bench.units import slurm_time
 
 #: Time limit of a preflight's job.
 PREFLIGHT_LIMIT_S = 180
-#: Delimits the name of a value in a rendered shape. The schema rejects NUL in a matrix.
+#: The mark on both sides of a value's name in a rendered shape. The schema rejects NUL in a matrix.
 _MARK = "\0"
 
 
 class _Shape(NamedTuple):
-    """The properties of a cell that decide which lines its script contains, whatever their values."""
+    """The properties of a cell that decide which lines its script contains."""
 
     launcher: str
     device: str
@@ -120,7 +120,7 @@ class Renderer:
         name = f"{shape.launcher}.sbatch.j2" if submitted else f"{cluster.executor}.sh.j2"
         template = self._environment.get_template(name)
         marked = {name: f"{_MARK}{name}{_MARK}" for name in _VALUES}
-        # The cores of a step with one task per node; the job's tasks have as many.
+        # A step with one task per node gets as many cores per task as the job's tasks have.
         node_task_cpus = marked["cpus_per_node"] if shape.launcher == "torchrun" else str(self._cores)
         text = template.render(
             marked,
@@ -151,7 +151,7 @@ class Renderer:
     def render_pack(self, cells: Sequence[Cell], *, runs: int) -> str:
         """Return the script of a pack: one allocation in which many runs are executed.
 
-        Its directives request the size of the largest of ``cells``, and time for all ``runs`` of the
+        The directives request the resources of the largest of ``cells``, and time for all ``runs`` of the
         study. For fewer runs, `bench submit` passes a size and a time limit to sbatch as options, which
         override the directives.
         """
@@ -200,7 +200,7 @@ class Renderer:
 
     @property
     def _python(self) -> str:
-        """The python of a script: without set-up lines and a container, that of `bench submit`."""
+        """The python of a script: that of `bench submit` if there are no set-up lines and no container."""
         cluster = self.matrix.cluster
         return "python" if cluster.setup or cluster.container else '"${BENCH_PYTHON:-python}"'
 

@@ -261,7 +261,7 @@ def _outcome(
 
 
 def _host_name(connection: Connection) -> str:
-    """Return the host name that the ranks of a host report; the configured name if that is invalid."""
+    """Return the host name that a host's ranks report; the configured name if the reported one is invalid."""
     name = connection.ready[2] if connection.ready else ""
     return name if HOST_ADDRESS.pattern.fullmatch(name) else connection.host.rpartition("@")[2]
 

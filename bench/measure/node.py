@@ -304,7 +304,7 @@ class Node:
     def conditions(self, before: NodeSample, after: NodeSample) -> dict[str, Any]:
         """Return the node's entry in conditions.json: changes between two samples, and the state now.
 
-        ``throttled_s`` is the throttled time of the group that has the largest one. A value that cannot be
+        ``throttled_s`` is the largest throttled time of any group. A value that cannot be
         read is None.
         """
         throttled = [

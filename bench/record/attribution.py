@@ -48,9 +48,9 @@ class Attribution:
         self._at_end_of_backward = backward_callbacks()
         self._expects_backward = False  # whether a backward pass that synchronises is to follow
         self._handles: list[RemovableHandle] = []
-        #: True if the model was called in an instrumented step.
+        #: True if the model has been called in a step with hooks.
         self.was_called = False
-        #: Number of backward passes that synchronised gradients since ``attach``, in complete steps.
+        #: Number of backward passes in complete steps since ``attach`` that synchronised gradients.
         self.sync_passes = 0
         self._reset()
 
@@ -109,7 +109,7 @@ class Attribution:
         """Record the start of a call of the model."""
         self.was_called = True
         if not self._expects_backward:
-            # The logger keeps only one pass, which the next pass would overwrite.
+            # The logger keeps the times of only one pass, which the next pass would overwrite.
             self._take_reading()
         self._end("optimizer")  # the optimizer's step calls a closure that runs the model
         self._suspend_backward()
@@ -132,7 +132,8 @@ class Attribution:
             self._awaits_reading = self._expects_backward = True
         else:
             self._timer.begin("backward")
-        # DDP queues its callback, which waits for communication, later. Ours must run after DDP's callback.
+        # DDP queues its callback, which waits for communication, later. This module's callback must run after
+        # it.
         tensor.register_hook(  # type: ignore[no-untyped-call]
             lambda _: at_end(lambda: at_end(self._backward_ended))
         )
@@ -161,7 +162,7 @@ class Attribution:
         self._optimizer_depth = 0  # above 1 if one optimizer calls another
 
     def _sum_readings(self) -> BackwardReading | None:
-        """Add the logger's times of all synchronising passes in this step; None if any of them is missing."""
+        """Return the logger's times, summed over the step's synchronising passes; None if a pass lacks times."""
         self._take_reading()
         readings = [reading for reading in self._readings if reading is not None]
         if len(readings) < len(self._readings):

@@ -2,8 +2,8 @@
 
 Every few seconds each rank posts its state to the store. If nothing has moved for a while, the first rank
 that is alive compares the states of all ranks, and names the ranks that the others wait for, with their
-current line of code. A stall causes a warning, because the training may only be slow. If the process then
-ends, the same message is printed as the cause.
+current line of code. A stall first causes only a warning, because the training is possibly just slow. If the
+process later ends during the stall, the same message is printed as the cause.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from bench.record.session import Session
 
 #: Interval at which a rank posts its state.
 INTERVAL_S = 5.0
-#: Time without progress after which a stall is examined. The time doubles whenever the loop moves again.
+#: Time without progress after which a stall is examined. This time doubles when the loop moves again.
 PATIENCE_S = 30.0
 #: Number of missed intervals after which a rank counts as silent.
 _MAX_MISSED = 3
-#: The maximum length of a line of code in a message.
+#: The maximum number of characters of a line of code in a message.
 _MAX_CODE = 80
 _LIBRARIES = tuple(
     {f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "platstdlib", "purelib", "platlib")}
@@ -44,7 +44,7 @@ _BENCH = f"{Path(__file__).resolve().parents[1]}{os.sep}"
 
 
 class Progress(NamedTuple):
-    """The progress of a loop: its complete steps, whether steps are still counted, and whether it pauses."""
+    """A loop's progress: complete steps, whether steps are still counted, and whether the loop pauses."""
 
     steps: int
     counting: bool
@@ -73,8 +73,8 @@ class Stall:
     """A stall: the ranks that are behind the others, and the ranks that no longer post their state.
 
     ``by_collectives`` is true if the ranks in ``behind`` have called fewer collectives than the others, and
-    false if they have taken fewer steps. ``step`` is the current step of the ranks ahead, counted from 1;
-    None if they no longer count steps.
+    false if these ranks have taken fewer steps. ``step`` is the current step of the ranks ahead, counted from
+    1; None if the ranks ahead no longer count steps.
     """
 
     behind: list[int]
@@ -84,7 +84,7 @@ class Stall:
 
     @property
     def late(self) -> list[int]:
-        """All ranks that the others may be waiting for."""
+        """All ranks for which the others are possibly waiting."""
         return sorted(self.behind + self.silent)
 
 
@@ -150,7 +150,7 @@ def line_of(thread: int) -> str:
 
 
 class _LastState(NamedTuple):
-    """A rank's last state, the time when this rank first read it, and whether its beat has ever increased."""
+    """A rank's last state, the time at which it was first read, and whether the beat ever increased."""
 
     state: State | None
     since: float
@@ -164,7 +164,7 @@ class HangWatch:
         progress: a function that returns the loop's progress.
         exchange: the store, used by the background thread only.
         on_stall: called on the first rank that is alive, with a description of the stall and whether the
-            stall is surprising. It is not surprising if the late ranks are in a pause.
+        stall is surprising. A stall is not surprising if no rank is late or all late ranks are in a pause.
         on_deadline: called with the description of the stall shortly before ``deadline_s``.
         deadline_s: the time-out of collectives if reaching it aborts the process without a message.
     """
@@ -298,13 +298,13 @@ class FailureReporter:
         self._handler.remove()
 
     def _warn_of_stall(self, message: str, is_surprising: bool) -> None:
-        """Write complete windows and print a warning, because the training may only be slow."""
+        """Write complete windows and print a warning; the training is possibly only slow."""
         self._session.write()
         if is_surprising:
             self._session.warn(message)
 
     def explain(self, error: BaseException) -> None:
-        """Print why the program fails, and report the cause to the other ranks or read it from them."""
+        """Print why the program fails; report the cause to the other ranks, or read it from their reports."""
         contents = self._exchange.read_all("facts") or []
         if len(contents) < 2:
             return
@@ -445,7 +445,7 @@ class SigtermHandler:
             _die_of(signal.SIGTERM)
 
     def _call_back(self) -> None:
-        """Run the callback with a time limit, because it may hang as well."""
+        """Run the callback with a time limit, because the callback can hang."""
         thread = threading.Thread(target=self._callback, daemon=True)
         thread.start()
         thread.join(GRACE_S)

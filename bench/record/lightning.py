@@ -1,7 +1,7 @@
 """The recorder as a callback of Lightning: ``Trainer(callbacks=[BenchCallback()])``.
 
 Lightning is an optional extra: ``pip install ddp-scaling-bench[lightning]``. The older package
-``pytorch_lightning`` works as well.
+``pytorch_lightning`` is supported, too.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Callback: Any = _callback_class()
 class BenchCallback(Callback):  # type: ignore[misc]
     """Measures ``Trainer.fit``, without validation and the checkpoints between epochs.
 
-    The time between two batches counts as data loading, including Lightning's own work between them. The
+    The time between two batches, including Lightning's own work, counts as data loading. The
     arguments are the same as for :class:`bench.record.Recorder`.
     """
 

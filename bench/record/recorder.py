@@ -45,9 +45,9 @@ class Recorder:
                 ...
         recorder.close()
 
-    A step is one optimizer step. Its duration is the time since the end of the previous step and includes
-    everything that the loop does in between. The clock stops in ``with recorder.pause():`` and between two
-    loops over ``batches``. Every rank creates a recorder, and rank 0 writes the files.
+    A step is one optimizer step. The duration of a step is the time since the end of the previous step and
+    includes everything that the loop does in between. The clock stops in ``with recorder.pause():`` and
+    between two loops over ``batches``. Every rank creates a recorder, and rank 0 writes the files.
 
     Args:
         model: the model that the loop calls, with or without DDP. If omitted, the times of forward, backward
@@ -136,7 +136,7 @@ class Recorder:
                 self.resume_clock()
 
     def end_epoch(self) -> None:
-        """End the throughput window if it has a step; the next window is a new row of metrics.csv."""
+        """End the throughput window if it contains a step; the next window is a new row of metrics.csv."""
         self._started_at, self._spans = None, []
         self._windows.leave()
 
@@ -148,7 +148,7 @@ class Recorder:
     def give_up(self) -> None:
         """Write the remaining records after an exception, without waiting for other ranks.
 
-        If the exception later ends the process, the cause of the exception is printed then.
+        If the exception ends the process, the exception's cause is printed at that time.
         """
         self._close(0.0)
 
@@ -268,7 +268,7 @@ class Recorder:
             self._started_at = self._clock.stamp()
 
     def rest(self) -> None:
-        """Stop the clock between two steps; a wait for a batch that did not arrive is not counted."""
+        """Stop the clock between two steps; the wait for a batch that has not arrived is not counted."""
         self._windows.discard_sample()
         if self._is_mid_step:
             self.stop_clock()
@@ -298,7 +298,7 @@ class Recorder:
 
 
 class Step:
-    """The context manager of a step; one object is reused, because creating one takes time in every step."""
+    """The context manager of a step; one object is reused, because creating objects takes time."""
 
     __slots__ = ("_is_open", "_is_prepared", "_recorder", "_samples", "_update")
 

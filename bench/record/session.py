@@ -1,6 +1,7 @@
 """One rank's part of a recording: each rank posts its records to the store, and rank 0 writes the files.
 
-The harness's environment variables take precedence over the settings of the script, and these over defaults.
+The harness's environment variables override the script's settings, and the script's settings override
+defaults.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ class Lengths:
     """Lengths of the windows in optimizer steps, and the number of epochs (rows of metrics.csv).
 
     An epoch here is one throughput window and one attribution window. The epochs of the training loop do not
-    matter. After the last epoch the recorder is idle. If ``epochs`` is None, it records until the end.
+    matter. After the last epoch the recorder is idle. If ``epochs`` is None, the recorder records until the
+    end of the training.
     """
 
     warmup_steps: int
@@ -106,7 +108,7 @@ def recording_folder(given: str | os.PathLike[str] | None, env: Mapping[str, str
 
 @dataclass(frozen=True)
 class Launch:
-    """The launcher of this process, its ranks and the world size."""
+    """The launcher of this process, the process's rank and local rank, and the world size."""
 
     launcher: str
     rank: int
@@ -115,7 +117,7 @@ class Launch:
 
 
 def launch_from(env: Mapping[str, str], group: tuple[int, int] | None) -> Launch:
-    """Detect how this process was launched; ``group`` is (rank, world size) of its process group, if any.
+    """Detect how this process was launched; ``group`` is (rank, world size) in the process group, if any.
 
     Raises:
         RecorderError: several processes were started without a process group, or the group's size differs
@@ -285,7 +287,7 @@ class RunWriter:
                 self._print_warning(f"measurements are lost: {error}")
 
     def warn(self, warning: str) -> None:
-        """Print a warning and add it to env.json, unless the same warning was already given."""
+        """Print a warning and add it to env.json, unless the same warning has been printed before."""
         with self._lock:
             if warning in self._warnings:
                 return
@@ -320,7 +322,7 @@ class RunWriter:
             self._write_sample(is_last)
 
     def _write_sample(self, is_last: bool) -> None:
-        """Write sampled_step.json when all ranks have posted their sample; at the end, of those that have."""
+        """Write sampled_step.json when all ranks have posted a sample; at the end, write those that exist."""
         samples = self._exchange.read_all("sample")
         if samples is None and is_last:
             found = [self._exchange.read("sample", rank) for rank in range(self._launch.world_size)]
@@ -330,7 +332,7 @@ class RunWriter:
             self._has_sample = True
 
     def _windows_of(self, epoch: int, is_last: bool) -> list[Any] | None:
-        """Return the windows of all ranks; None if any is missing."""
+        """Return the windows of all ranks; None if any window is missing."""
         contents = self._exchange.read_all(f"window/{epoch}")
         if contents is not None or not is_last:
             return contents

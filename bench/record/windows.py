@@ -4,10 +4,10 @@ The throughput window is measured with a clock only. In the attribution window, 
 step. Two steps between epochs are not measured: after the first, rank 0 writes files and falls behind; in the
 second, the exchange of gradients synchronises the ranks again.
 
-The first one of these steps is sampled in one epoch, to find its slowest calls, with the lines of the user's
+The first of these two steps is sampled in one epoch, to find its slowest calls, with the lines of the user's
 code that make them. The sample is taken with :func:`sys.setprofile` outside all windows, because it slows the
-step down. It covers the calls from files of the user into anything, but not the files of Python, of installed
-packages and of bench. The time of a call excludes other such calls within it.
+step down. The sample contains the calls of any function from the user's files, but not calls from the files
+of Python, of installed packages and of bench. The time of a call excludes other sampled calls within it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from bench.record.attribution import Attribution
 from bench.record.session import Lengths, Session
 from bench.study.run_json import SampledStep, SlowCall
 
-#: Calls of each part that are kept: the slowest ones.
+#: Number of calls per part that are kept; these are the slowest ones.
 _KEPT = 5
 #: Code objects (by qualified name) during which the timers of a step run, and the name of their part.
 _PARTS = {
@@ -87,7 +87,7 @@ class StepSampler:
             self.is_active = False
 
     def stop(self, rank: int) -> SampledStep | None:
-        """End the sample and return it; None if there is none."""
+        """End the sample and return it; None if no step was sampled."""
         if not self.is_active:
             return None
         self.discard()
@@ -169,7 +169,7 @@ class _Call:
 
 @cache
 def is_users(path: str) -> bool:
-    """Return whether a source file is the user's own: not of Python, an installed package, or bench."""
+    """Return whether a source file is the user's own, and does not belong to Python, a package or bench."""
     if path.startswith(("<", _BENCH)):
         return False
     main = getattr(sys.modules.get("__main__"), "__file__", None)
@@ -224,7 +224,7 @@ def _name_of_builtin(function: Any) -> str:
 
 
 def _bytes_passed(frame: FrameType) -> int:
-    """Return the size of the largest argument of a function: a tensor, or a list of tensors."""
+    """Return the size in bytes of a function's largest argument that is a tensor or a list of tensors."""
     values = list(frame.f_locals.values())
     values += [*frame.f_locals.get("args", ()), *frame.f_locals.get("kwargs", {}).values()]
     return max(map(_size, values), default=0)
@@ -278,7 +278,7 @@ class Windows:
         self._sampler = sampler
         self._attribution.detach()  # by default DDP's logger stamps the first steps
         self._session = session
-        # Every rank reads all counters; merge_windows keeps each host's and device's values only once.
+        # Every rank reads all counters; merge_windows keeps the values of each host and device only once.
         self._meters = Meters(self._device, reads_host=True, reads_device=True)
         self._conditions = Conditions(
             self._device,
@@ -298,7 +298,7 @@ class Windows:
         self._losses += 1
 
     def count(self, spans: list[Span], samples: float | None, now: Any) -> Any:
-        """Count a complete step, and change the phase after the last step of its window.
+        """Count a complete step, and change the phase after the final step of a window.
 
         Returns the time stamp from which the clock continues; None if the clock stops.
         """
@@ -335,7 +335,7 @@ class Windows:
         self.discard_sample()
 
     def discard_sample(self) -> None:
-        """Discard the sampled step, because the clock stopped in it; the next epoch repeats it."""
+        """Discard the sampled step, because the clock stopped in it; the next epoch repeats the sample."""
         if self._sampler is not None:
             self._sampler.discard()
 
@@ -416,7 +416,7 @@ class Windows:
         )
 
     def _sync_passes(self, steps: int) -> int | None:
-        """Return the synchronising passes of ``steps`` steps, at the rate of the attribution window."""
+        """Return the synchronising passes of ``steps`` steps, estimated from the attribution window."""
         if not self._steps or not self._attribution.sees_sync_passes:
             return None
         return round(self._attribution.sync_passes / self._steps * steps)

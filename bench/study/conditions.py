@@ -1,9 +1,9 @@
 """Read conditions.json, and find what disturbed a run from outside its job.
 
 A run is disturbed by another job (or another run of the study) on its nodes, by the CPU time of foreign
-processes, by a slowdown of a GPU that its hardware or temperature causes, and by errors of the link. All
-other conditions are recorded and shown, but they never disturb a run: they may be effects of the run itself.
-Its step times are never used, because excluding slow runs would make results look better than they are.
+processes, by a slowdown that a GPU's hardware or temperature causes, and by errors of the network link. All
+other conditions are recorded and shown, but they never disturb a run: they can be effects of the run itself.
+The run's step times are never used, because excluding slow runs would make results look better than they are.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ THERMAL_LIMIT = 0.01
 FOREIGN_CPU_LEAST_S = 0.02
 #: Slurm rounds the start and the end of a job down to a whole second.
 _SLURM_ROUNDING = timedelta(seconds=1)
-#: Maximum number of neighbours in run.json (the first ones), and of job ids in one entry of ``disturbed``.
+#: Maximum number of neighbours in run.json, and of job ids in one entry of ``disturbed``.
 MAX_NEIGHBOURS = 10
 _MAX_NAMED = 10
-#: NVML sets this reason with a more specific one; alone, it can mean that the clocks are just changing.
+#: NVML sets this reason with a more specific one; alone, this reason can mean that clocks are just changing.
 _UNSPECIFIC_SLOWDOWN = "hw_slowdown"
-#: Counters of a link that count damaged packets. A link that drops packets may only be busy.
+#: Counters of a link that count damaged packets. Dropped packets are not counted: a link that drops packets
+#: is possibly only busy.
 _LINK_ERRORS = ("crc", "symbol")
 
 
@@ -61,7 +62,7 @@ _MEANINGS = {
 
 @dataclass(frozen=True)
 class Disturbance:
-    """Something outside a run's job that disturbed it on one node.
+    """Something outside of a run's job that disturbed the run on one node.
 
     ``start`` and ``end`` enclose the disturbed time. ``value`` names the jobs (for ``study-run`` and
     ``foreign-job``) or the GPU's reasons (``gpu-slowdown``). For ``foreign-cpu`` it is the largest fraction
@@ -107,7 +108,7 @@ def _between(start: datetime | None, end: datetime | None) -> str:
 
 
 def read_disturbances(run: Mapping[str, Any]) -> tuple[Disturbance, ...] | None:
-    """Return the disturbances in the content of a run.json; None if they were not recorded."""
+    """Return the disturbances in the content of a run.json; None if disturbances were not determined."""
     found = run.get("disturbed")
     if not isinstance(found, list):
         return None
@@ -142,7 +143,7 @@ def summary(disturbances: Sequence[Disturbance]) -> str:
 
 @dataclass(frozen=True)
 class Occupation:
-    """Nodes that a job used for some time. ``end`` is None if the job has not ended."""
+    """The nodes of a job, with its start and end. ``end`` is None if the job has not ended."""
 
     job_id: str
     nodes: tuple[str, ...]
@@ -155,7 +156,7 @@ class Occupation:
         """The time at which the job has certainly ended: Slurm rounds times down."""
         return datetime.max.replace(tzinfo=UTC) if self.end is None else self.end + _SLURM_ROUNDING
 
-    @cached_property  # a job may be the neighbour of hundreds of runs
+    @cached_property  # a job can be the neighbour of hundreds of runs
     def entry(self) -> dict[str, Any]:
         """The entry of ``neighbours`` in run.json. It names no user, account or job."""
         times = {"start": _as_text(self.start), "end": _as_text(self.end)}
@@ -164,7 +165,7 @@ class Occupation:
 
 @dataclass(frozen=True)
 class Neighbours:
-    """The other jobs on the nodes of a run while it ran; ``unknown`` is the reason if not all are known."""
+    """The other jobs on a run's nodes during the run; ``unknown`` is the reason if not all jobs are known."""
 
     jobs: Sequence[Occupation] = ()
     unknown: str = ""
@@ -211,7 +212,7 @@ def _objects(entries: Any) -> list[dict[str, Any]]:
 
 
 def parse_moment(value: Any) -> datetime | None:
-    """Return a time that is given as ISO 8601 or in seconds since 1970; None if it is neither."""
+    """Return a time that is given as ISO 8601 or in seconds since 1970; None for any other value."""
     try:
         if isinstance(value, int | float):
             return datetime.fromtimestamp(value, UTC)
@@ -236,14 +237,14 @@ def assess(
     neighbours: Neighbours | None,
     cores: int = 1,
 ) -> dict[str, Any]:
-    """Return ``disturbed`` and ``neighbours`` of run.json, as far as something is known about them.
+    """Return ``disturbed`` and ``neighbours`` of run.json; a value about which nothing is known is left out.
 
     Args:
         folder: the run's folder with conditions.json and env.json.
         start: start of the run. Without windows, a neighbour between start and end disturbs the run.
         end: end of the run.
         neighbours: the other jobs on the run's nodes; None if they were not determined.
-        cores: cores that the run uses on each node, for runs whose env.json does not name them.
+        cores: number of cores that the run uses on each node, if env.json does not contain this number.
     """
     windows = read_windows(folder)
     content = {} if neighbours is None else {"neighbours": neighbours.as_json()}
@@ -275,7 +276,7 @@ def _by_jobs(jobs: Iterable[Occupation], spans: Sequence[tuple[datetime, datetim
 
 
 def _named(job_ids: Iterable[str]) -> str:
-    """Return the ids of jobs as text, the first ones if they are many."""
+    """Return the ids of jobs as text; if there are many, only the first ids."""
     ids = [f"job {job_id}" for job_id in dict.fromkeys(job_ids)]
     more = f" and {len(ids) - _MAX_NAMED} more" if len(ids) > _MAX_NAMED else ""
     return ", ".join(ids[:_MAX_NAMED]) + more
@@ -309,7 +310,8 @@ def _by_window(
             yield Disturbance(Reason.LINK_ERRORS, name, *times, errors, 0)
     for rank in window.ranks:
         reasons = sorted(set(_slowdowns(rank.get("clocks"))) - {_UNSPECIFIC_SLOWDOWN})
-        # The reasons are those at both ends of the window. The counter also knows the time between them.
+        # The reasons were sampled at the start and end of the window. The counter also includes the time
+        # between.
         if not reasons and _thermal_s(rank.get("clocks")) > THERMAL_LIMIT * window.seconds:
             reasons = ["thermal_slowdown"]
         if reasons:
@@ -318,7 +320,7 @@ def _by_window(
 
 
 def _extended(earlier: Disturbance, later: Disturbance) -> Disturbance:
-    """Return a disturbance from the start of ``earlier`` to the end of ``later``, with both their values."""
+    """Return a disturbance from the start of ``earlier`` to the end of ``later``, with the values of both."""
     value: str | float | None = earlier.value
     if isinstance(value, str) and isinstance(later.value, str):
         value = ", ".join(dict.fromkeys([*value.split(", "), *later.value.split(", ")]))
@@ -374,7 +376,7 @@ def _host_of_rank(env: Mapping[str, Any]) -> dict[int, str]:
 def _cores_in_use(env: Mapping[str, Any]) -> dict[str, int]:
     """Return the number of cores that the ranks use on each node, at least 1.
 
-    A rank uses as many cores as it has threads, and all ranks of a node together no more than they may use.
+    A rank uses one core per thread; all ranks of a node together use at most the cores that they may use.
     """
     threads = {
         str(node.get("node")): _sum(node.get("threads_per_rank")) for node in _objects(env.get("cores"))
@@ -388,7 +390,7 @@ def _cores_in_use(env: Mapping[str, Any]) -> dict[str, int]:
 
 
 def idle_cores(folder: RunFolder) -> str:
-    """Describe a node on which all ranks could have one more thread; empty if there is none."""
+    """Describe a node with enough idle cores for one more thread per rank; empty if there is no such node."""
     windows, env = read_windows(folder), read_json(folder.env) or {}
     ranks = windows[-1].ranks if windows else []
     threads = {rank.get("rank"): rank.get("threads") for rank in ranks}

@@ -1,4 +1,4 @@
-"""Read and write JSON and CSV files that several processes may access at the same time."""
+"""Read and write JSON and CSV files that several processes can access at the same time."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def file_sha256(path: Path) -> str | None:
 
 
 def owner_writable(path: str, flags: int) -> int:
-    """Open a file for ``open(..., opener=...)``; if it is created, only its owner may change it.
+    """Open a file for ``open(..., opener=...)``; a new file can be changed only by its owner.
 
     Users with umask 002 share a group, whose members could otherwise change scripts that run as this user.
     """
@@ -46,7 +46,7 @@ def write_atomically(path: Path, text: str) -> None:
         UnwritableError: the disk is full or read-only, or the folder does not exist; the previous
             content of ``path`` is kept.
     """
-    # Include the host name: on a shared file system, processes of two nodes may have the same id.
+    # Include the host name: on a shared file system, processes of two nodes can have the same id.
     temporary = path.with_name(f".{path.name}.{_HOST}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb", buffering=0, opener=owner_writable) as file:
@@ -70,19 +70,19 @@ def write_json(path: Path, content: Any) -> None:
 def object_text(content: Mapping[str, Any]) -> str:
     """Return a JSON object as text with one line per key.
 
-    Short and quick to write: Python's encoder for indented text takes six times as long.
+    This format is short and quick to write: Python's encoder for indented text takes six times as long.
     """
     lines = (f" {encode_basestring(key)}: {_encode(value)}" for key, value in content.items())
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
 def rewrite_object(path: Path, content: Mapping[str, Any]) -> None:
-    """Overwrite a JSON object in place if old and new content fit into 4096 bytes.
+    """Overwrite a file that contains a JSON object in place if old and new content fit into 4096 bytes.
 
-    Longer content is written to a temporary file, which is then renamed. `bench status` may rewrite
-    thousands of files, and would spend most of its time creating and deleting temporary files.
-    Overwriting needs no disk space and only one write call. :func:`read_object` reads a file again if
-    the file is only partly written.
+    Longer content is written to a temporary file, which is then renamed. `bench status` can rewrite thousands
+    of files, and would otherwise spend most of its time on creating and deleting temporary files. Overwriting
+    needs no disk space and only one write call. :func:`read_object` reads a file again if the file is only
+    partly written.
 
     Raises:
         UnwritableError: see :func:`write_atomically`.
@@ -96,7 +96,7 @@ def _overwrite(path: Path, data: bytes) -> bool:
     """Overwrite a file in place; return False if that was not possible."""
     try:
         with open(path, "r+b", buffering=0) as file:
-            fcntl.flock(file, fcntl.LOCK_EX)  # another process may rewrite the same file
+            fcntl.flock(file, fcntl.LOCK_EX)  # another process can rewrite the same file
             old_bytes = os.fstat(file.fileno()).st_size
             if not 0 < max(old_bytes, len(data)) <= _PAGE_BYTES:
                 return False

@@ -83,7 +83,7 @@ class RunFolder(JobFolder):
     ranks_csv = _Child("ranks.csv")  # RANKS_COLUMNS
     steps_csv = _Child("steps.csv")  # STEPS_COLUMNS
     probes = _Child("probes.json")
-    trace = _Child("trace-rank0.json.gz")  # profiler trace of some steps, if the matrix asks for one
+    trace = _Child("trace-rank0.json.gz")  # profiler trace of some steps, if the matrix sets trace_steps
     env = _Child("env.json")  # software, hardware, hosts that took part, and network that was used
     conditions = _Child("conditions.json")  # state of nodes and ranks in each measured window
     sampled_step = _Child("sampled_step.json")  # slowest calls of one step, see bench.study.run_json
@@ -178,5 +178,5 @@ def studies(root: Path) -> Iterator[StudyFolder]:
 
 
 def latest_first(root: Path) -> list[StudyFolder]:
-    """Return the studies in ``root``, ordered from the most to the least recently planned."""
+    """Return the studies in ``root``, the most recently planned one first."""
     return sorted(studies(root), key=lambda study: study.plan_json.stat().st_mtime_ns, reverse=True)

@@ -2,7 +2,7 @@
 
 Each event except ``halted`` names a run and an attempt (a run that is started again gets a new attempt).
 The state of a run follows from its events in order. Nothing is lost if a process dies between two
-events: the next command finds an attempt without an ``ended`` event and determines how that attempt ended.
+events: the next command finds an attempt without an ``ended`` event and determines how this attempt ended.
 
 Events:
     ``intent``: the attempt is about to be submitted with a unique job name (``job_name``), and with
@@ -13,7 +13,7 @@ Events:
     The event contains ``"accounted": false`` if sacct did not yet have the job's rows.
     ``accounted``: sacct now has the rows. The values of this event replace those of ``ended``.
     ``withdrawn``: the attempt was not started; the run is ``planned`` again.
-    ``held``: fewer nodes are fit than the run needs, so that it stays ``planned`` (``reason``).
+    ``held``: fewer nodes are fit than the run needs, so that the run stays ``planned`` (``reason``).
     ``halted``: the whole study was cancelled. A `bench submit` that is still running stops.
 """
 
@@ -57,7 +57,7 @@ class RunState(StrEnum):
 
 
 class FailureClass(StrEnum):
-    """Reason category of a run that failed or was cancelled."""
+    """The category of the reason for which a run failed or was cancelled."""
 
     TIME_LIMIT = "time-limit"
     OUT_OF_MEMORY = "out-of-memory"
@@ -74,7 +74,7 @@ class FailureClass(StrEnum):
 class RunRecord:
     """State of a run's latest attempt according to the ledger; ``attempt`` is 0 before the first one.
 
-    ``disturbed`` says what disturbed the attempt from outside its job; it is empty if nothing is known to.
+    ``disturbed`` names what disturbed the attempt from outside of its job; empty if no disturbance is known.
     """
 
     run_id: str

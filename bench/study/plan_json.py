@@ -39,7 +39,7 @@ class PlannedStudy:
 
     @property
     def exclusive(self) -> bool:
-        """True if the runs have whole nodes."""
+        """True if each run has whole nodes, which it shares with no other job."""
         return bool(self.plan.get("exclusive"))
 
     @property
@@ -112,7 +112,7 @@ def find_plan(folder: StudyFolder) -> dict[str, Any] | None:
 
 
 def invalid_plan(folder: StudyFolder, problem: str | Exception) -> BenchError:
-    """Return the error for a broken plan.json; ``problem`` says why it cannot be used."""
+    """Return the error for a broken plan.json; ``problem`` is the reason why the file cannot be used."""
     if isinstance(problem, Exception):
         why = " ".join(f"{type(problem).__name__}: {problem}".split())
         problem = f"is not a plan that this version can read ({why})"

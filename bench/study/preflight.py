@@ -23,7 +23,7 @@ def next_folder(root: Path) -> PreflightFolder:
 
 
 def last_folder(root: Path) -> PreflightFolder | None:
-    """Return the folder of the latest preflight below ``root``; None if there is none."""
+    """Return the folder of the most recent preflight below ``root``; None if there is no preflight."""
     found = max(_numbered(root), key=lambda one: one[0], default=None)
     return None if found is None else PreflightFolder(found[1])
 
@@ -45,7 +45,7 @@ def read_preflight(folder: PreflightFolder) -> dict[str, Any]:
 
 
 def write_measured(folder: PreflightFolder, content: Mapping[str, Any]) -> None:
-    """Write what has been measured so far."""
+    """Write measured.json, the values measured so far."""
     write_json(folder.measured, content)
 
 
@@ -56,12 +56,12 @@ def write_result(folder: PreflightFolder, result: Mapping[str, Any]) -> None:
 
 
 def read_result(folder: PreflightFolder) -> dict[str, Any] | None:
-    """Return the result of a preflight; None if it has none (yet)."""
+    """Return the result of a preflight; None if there is no result (yet)."""
     return read_json(folder.result)
 
 
 def write_unfit(study: StudyFolder, *, nodes: Sequence[str], job_id: str | None) -> None:
-    """Record the nodes that submissions of a study exclude; they replace those of an earlier preflight."""
+    """Record the nodes that submissions of a study exclude; nodes of an earlier preflight are forgotten."""
     write_json(study.unfit, {"schema": 1, "nodes": list(nodes), "job_id": job_id})
 
 

@@ -48,7 +48,7 @@ def update_run(
 
 
 def find_reason(folder: RunFolder) -> tuple[str, int, str]:
-    """Return the path of run.json, the line of ``reason`` in it (1 if there is none), and the reason."""
+    """Return the path of run.json, the number of the line with ``reason`` (1 without one), and the reason."""
     path = folder.run_json
     reason = str((read_run(folder.path)[0] or {}).get("reason") or "run.json has no reason")
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
@@ -104,7 +104,7 @@ class Attempt:
 
 
 def script_warning(run: Mapping[str, Any], found: str | None) -> str:
-    """Return a warning if a command's script, with SHA-256 ``found`` in the job, has changed; else empty."""
+    """Return a warning if a command's script has changed (``found``: its SHA-256 in the job); else empty."""
     command = run.get("command") or {}
     submitted = command.get("script_sha256")
     if submitted is None or found is None or submitted == found:
@@ -118,7 +118,7 @@ def script_warning(run: Mapping[str, Any], found: str | None) -> str:
 def script_sha256(run: Mapping[str, Any], folder: str | Path) -> str | None:
     """Return the present SHA-256 of the script of a run's command; None without a readable script.
 
-    ``folder`` is the one in which the command is executed.
+    ``folder`` is the folder in which the command is executed.
     """
     script = (run.get("command") or {}).get("script")
     return file_sha256(Path(folder, script)) if script else None

@@ -1,7 +1,7 @@
 """Verify that a run was executed as planned.
 
-Each check compares a recorded value with the expected one. A run passes if no check fails: a value that
-was not measured is neither right nor wrong.
+Each check compares a recorded value with the expected one. A run passes if no check fails. A check of a value
+that was not measured neither passes nor fails.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _FILES = ("run.json", "metrics.csv", "ranks.csv", "steps.csv", "env.json")
 class Check:
     """Result of one check: the value that was found and the value that was expected.
 
-    ``passed`` is None if the value was not measured; ``found`` is then empty or says why.
+    ``passed`` is None if the value was not measured; ``found`` is then empty or contains the reason.
     """
 
     name: str
@@ -60,8 +60,8 @@ class Check:
 class Verification:
     """All checks of one attempt of one run.
 
-    ``warnings`` contains one line each for what disturbed the run, for shared or unequal cores and threads,
-    and for warnings in the logs. They do not affect ``passed``.
+    ``warnings`` has one line for each disturbance of the run, for each problem of cores and threads (shared
+    or unequal), and for each warning in the logs. Warnings do not affect ``passed``.
     """
 
     run_id: str
@@ -176,7 +176,7 @@ def _environment_checks(env: Any, cell: dict[str, Any]) -> Iterator[Check]:
 
 
 def _script_check(env: Any, command: Any) -> Iterator[Check]:
-    """Compare the script that the run read with the one that was submitted, if both are known."""
+    """Compare the script that the run read with the submitted script, if both are known."""
     found = env.get("script_sha256") if isinstance(env, dict) else None
     submitted = command.get("script_sha256") if isinstance(command, dict) else None
     if submitted is None:
@@ -233,7 +233,7 @@ def _throughput_check(rows: list[dict[str, str]]) -> Check:
 
 
 def _loss_check(rows: list[dict[str, str]]) -> Check:
-    """Check that all losses are finite. Without rows it is not measured: a command need not report losses."""
+    """Check that all losses are finite; "not measured" without losses, which a command need not report."""
     bad = _epochs(row for row in rows if not _is_finite(row.get("train_loss")))
     found = f"not finite in epoch {bad}" if bad else "finite in every epoch" if rows else ""
     return Check("loss", not bad if rows else None, found, "a finite number in every epoch")
