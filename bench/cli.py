@@ -99,7 +99,7 @@ def _root(
 
 
 def _help(command: Callable[..., int]) -> str:
-    """Return a docstring with one line per paragraph, which the terminal wraps; examples keep their lines."""
+    """Return a docstring with one line per paragraph, which the terminal wraps; examples keep line breaks."""
     return re.sub(r"(?<!\n)\n(?!\n|Example|bench )", " ", inspect.getdoc(command) or "")
 
 

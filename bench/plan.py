@@ -34,7 +34,7 @@ class Cost:
     """The maximum cost of a plan, reached if every run uses its whole time limit.
 
     ``gpu_hours_max`` counts the GPUs that no other job can use: with whole nodes, all GPUs of a node. If
-    their number is unknown, ``gpu_hours_exact`` is False and ``gpu_hours_max`` is a lower bound.
+    this number is unknown, ``gpu_hours_exact`` is False and ``gpu_hours_max`` is a lower bound.
     ``gpu_hours_without_exclusive`` counts only GPUs that the jobs request. ``idle_gpus`` maps cells to the
     number of GPUs that each of their runs reserves but does not use.
     """
@@ -276,8 +276,8 @@ def write_plan(plan: Plan, root: Path) -> StudyFolder:
 def _write_script(path: str, data: bytes) -> None:
     """Write a script, unless the file already has this content.
 
-    Writing 10,000 scripts takes most of a plan's time. Files are unbuffered and never overwritten
-    in place, because journalling file systems flush an overwritten file immediately.
+    With 10,000 cells, writing the scripts takes most of the planning time. Files are unbuffered and never
+    overwritten in place, because journalling file systems flush an overwritten file immediately.
     """
     try:
         with open(path, "xb", buffering=0, opener=owner_writable) as file:

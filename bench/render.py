@@ -50,7 +50,7 @@ class Script:
 
     Scripts with the same ``kind`` differ only in names, in workload options and in sizes above 1.
     The sizes have the same relations in all of them (tasks = GPUs = ranks of a node, cores = cores
-    of a rank x ranks), so that it is enough to lint one script of each kind.
+    of a rank x ranks), so that linting one script of each kind is sufficient.
     """
 
     text: str

@@ -16,7 +16,7 @@ def shipped(folder: str) -> Path:
 
 
 def find_matrix(name: str) -> Path:
-    """Return the path of a matrix file, given by its path or by the name of a shipped example.
+    """Return the path of a matrix file, given by the file's path or by the name of a shipped example.
 
     An existing file takes precedence over an example of the same name.
 

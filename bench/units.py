@@ -27,7 +27,7 @@ def parse_duration_s(text: str | int | float) -> int:
     A number without a unit is rejected: Slurm reads it as minutes, but people often mean seconds.
 
     Raises:
-        ValueError: the text is not a duration, or it is too short or too long.
+        ValueError: the text is not a duration, or the duration is too short or too long.
     """
     written = str(text).strip()
     match = _DURATION.fullmatch(written)
@@ -102,6 +102,6 @@ def human_bytes(count: float) -> str:
 
 
 def number_ranges(numbers: Iterable[int]) -> str:
-    """Return numbers in ascending order as ranges: ``0-2,5`` for 0, 1, 2 and 5."""
+    """Sort numbers and format them as ranges: ``0-2,5`` for 0, 1, 2 and 5."""
     runs = [[n for _, n in group] for _, group in groupby(enumerate(sorted(numbers)), lambda p: p[1] - p[0])]
     return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

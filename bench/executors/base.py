@@ -49,7 +49,7 @@ _GIT = ("git", "--no-optional-locks", "-c", "core.fsmonitor=false", "-C")
 
 
 class SubmittedCommands:
-    """Describes the commands of one submission; files and repositories are read once."""
+    """Describes the commands of one submission; each file and repository is read once."""
 
     def __init__(self, study: PlannedStudy) -> None:
         self._name, self._interpreter = study.folder.name, _interpreter(study)
@@ -185,7 +185,7 @@ def settle_run_json(
 ) -> dict[str, Any]:
     """Write how an attempt ended into ``record`` and run.json; return the event for the ledger.
 
-    ``neighbours`` are the other jobs on the run's nodes; None if they were not determined.
+    ``neighbours`` describes the other jobs on the run's nodes; None if these jobs were not determined.
     """
     folder = study.run_folder(record)
     failure = _explain_failure(folder) if outcome.state is RunState.FAILED else {"cause": None}
@@ -341,7 +341,7 @@ class SerialExecutor(ABC):
         return len(active)
 
     def _may_start(self, run: Run) -> bool:
-        """Return False if an earlier failure prevents the start of ``run``."""
+        """Return whether ``run`` may start; False if an earlier failure prevents it."""
         return True
 
     def _description(self, attempt: Attempt) -> dict[str, Any]:

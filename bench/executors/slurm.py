@@ -9,8 +9,8 @@ Chains of job dependencies limit the number of runs that execute at once: there 
 execute. Each job depends on all jobs of its chain that have not ended (``--dependency=afterany``). A
 dependency on the preceding job alone is not enough: if that job is cancelled while it waits, Slurm would
 start its successor although an earlier job of the chain still executes. The ledger contains the chain of each
-job, and squeue shows which jobs have not ended. Nothing else is remembered, so that a killed submission
-cannot break a chain.
+job, and squeue shows which jobs have not ended. A submission keeps no other state, so that a killed
+submission cannot break a chain.
 """
 
 from __future__ import annotations
@@ -347,7 +347,7 @@ class SlurmExecutor:
         self._add_job_id(records, job_id)
 
     def _job(self, attempt: Attempt) -> BatchJob:
-        """Return the batch job of an attempt; its script receives the absolute path of the run's folder."""
+        """Return the batch job of an attempt; the script receives the absolute path of the run's folder."""
         folder = attempt.folder
         return BatchJob(
             script=self.study.script(attempt.cell.cell_id),

@@ -1,4 +1,4 @@
-"""Private interfaces of torch, which any release may change or remove.
+"""Private interfaces of torch, which any release can change or remove.
 
 No other module uses such an interface. If a release lacks an interface, the function for it returns an empty
 value, and the values in the last column stay empty:
@@ -147,7 +147,7 @@ def end_loader_workers(batches: object) -> None:
 
 
 def import_dynamo() -> None:
-    """Import the module that DDP imports when it is created, so that forked processes share it."""
+    """Import the module that DDP imports when it is created, so that forked processes share this module."""
     gc.disable()  # collections would take a quarter of the time, and an import leaves little garbage
     try:
         with suppress(ImportError):

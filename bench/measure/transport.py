@@ -1,7 +1,7 @@
 """Detect the network transport that carries the gradients, from gloo's connections or NCCL's log.
 
 At level INFO, NCCL's log names the network in use. NCCL writes these lines to NCCL_DEBUG_FILE at start-up, so
-nothing is written during a window. The parser knows the line formats of NCCL 2.4 to 2.30 (transport/net.cc,
+NCCL writes nothing during a window. The parser knows the line formats of NCCL 2.4 to 2.30 (transport/net.cc,
 graph/topo.cc, net.cc, init.cc, enqueue.cc). NCCL logs the algorithm of a collective only if the subsystem
 TUNING is enabled, once per collective.
 """

@@ -162,7 +162,7 @@ class Attribution:
         self._optimizer_depth = 0  # above 1 if one optimizer calls another
 
     def _sum_readings(self) -> BackwardReading | None:
-        """Return the logger's times, summed over the step's synchronising passes; None if a pass lacks times."""
+        """Return the logger's times, summed over the step's synchronising passes; None if one lacks times."""
         self._take_reading()
         readings = [reading for reading in self._readings if reading is not None]
         if len(readings) < len(self._readings):

@@ -19,7 +19,7 @@ class WorkloadError(BenchError):
 
 
 class SetupError(WorkloadError):
-    """This rank lacks data, memory or a device that it needs; other ranks may have the same problem."""
+    """This rank lacks data, memory or a device; other ranks can have the same problem."""
 
 
 class BrokenError(WorkloadError):

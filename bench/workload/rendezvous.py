@@ -31,7 +31,7 @@ class Launch:
 
     The store is at ``address``:``port``. torchrun's agent serves the store if ``agent_store`` is true;
     otherwise rank 0 serves it. ``expected_hosts`` contains the host of each rank if the launcher assigns
-    hosts in advance. ``job_hosts`` contains the hosts of the job if they are known.
+    hosts in advance. ``job_hosts`` contains the hosts of the job if these hosts are known.
     """
 
     launcher: str
@@ -175,7 +175,7 @@ class Joined:
 
 
 class JoinError(WorkloadError):
-    """Ranks are missing; the message contains their number and names."""
+    """Ranks are missing; the message contains the number of missing ranks and their names."""
 
 
 class OtherRankError(WorkloadError):
