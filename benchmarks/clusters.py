@@ -62,7 +62,7 @@ class Counted:
         return cls(Study(study.folder, {**study.environment, "PATH": path}), folder)
 
     def calls(self) -> tuple[Counter[str], float]:
-        """Return how often each Slurm command was called since the last call of this, and their seconds."""
+        """Return the calls of each Slurm command since the previous ``calls()``, and their seconds."""
         log = self.folder / "calls"
         lines = [line.split() for line in log.read_text().splitlines()] if log.exists() else []
         log.write_text("")
