@@ -440,7 +440,7 @@ def test_a_baseline_that_is_not_in_the_table_is_an_error(tmp_path: Path) -> None
         (
             "batch,time\n1,2\n",
             "t.csv:1: no column contains ranks or nodes (columns: time and batch); rename one of these columns to gpus or nodes\n"
-            "t.csv:1: the column 'batch' could be the batch of all ranks or of one; rename it to global_batch or "
+            "t.csv:1: the column 'batch' could be the batch of all ranks or of one rank; rename it to global_batch or "
             "per_gpu_batch",
         ),
         (
@@ -600,7 +600,7 @@ def test_the_summary_names_the_fastest_size_if_it_is_not_the_largest(tmp_path: P
     ):
         (tmp_path / "v100.csv").write_text(f"gpus,global_batch,img/s\n{rows}8,512,{largest}\n")
         study = study_of_table(read_table(tmp_path / "v100.csv"), mode=None, folder=tmp_path)
-        (found,) = find(study.scale(), labels={})
+        (found,) = find(study.scale(), {}, labels={})
         assert found.sentences[0] == (
             f"8 ranks: {largest / 100:.2f} times as fast as 1 rank, an efficiency of {largest / 800:.2f}.{sentence}"
         )
