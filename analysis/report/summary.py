@@ -215,11 +215,19 @@ def _open_sentence(found: Recommendation, base: pd.Series, invalid: Invalid) -> 
     if not len(found.open):
         return ""
     first = found.open.iloc[0]
-    shown = [f"{_size(row)}, with {efficiency_text(row)}" for _, row in found.open.head(_MAX_OPEN).iterrows()]
+    shown = [_open_size(row, base, invalid) for _, row in found.open.head(_MAX_OPEN).iterrows()]
     more = len(found.open) - len(shown)
     names = "; ".join([*shown, *([f"{more} more"] if more else [])])
-    need = what_decides(first, base, invalid=invalid)
-    return f" The runs cannot tell whether these sizes reach {GUIDE}: {names}. For {_size(first)}, {need}."
+    text = f" The runs cannot tell whether these sizes reach {GUIDE}: {names}."
+    if invalid_reason(first, base, invalid):
+        return text
+    return f"{text} For {_size(first)}, {what_decides(first, base, invalid=invalid)}."
+
+
+def _open_size(row: pd.Series, base: pd.Series, invalid: Invalid) -> str:
+    """Return a size with its efficiency, and the warning because of which nothing is concluded from it."""
+    reason = invalid_reason(row, base, invalid)
+    return f"{_size(row)}, with {efficiency_text(row)}" + (f" (see the warning {reason})" if reason else "")
 
 
 # -- the loss and its causes ----------------------------------------------------------

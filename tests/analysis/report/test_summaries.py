@@ -180,7 +180,7 @@ def test_nothing_is_concluded_from_sizes_that_are_not_valid(tmp_path: Path) -> N
     (found,) = find(rows, divisions, labels=labels, invalid={"n8x1-gloo-srun-b8": "Shared cores"})
     assert found.best_size == "2 ranks"
     assert found.sentences[2].endswith(". See the warning Shared cores.")
-    assert found.sentences[1].endswith(" For 8 ranks, see the warning Shared cores.")
+    assert found.sentences[1].endswith(" 8 ranks, with 0.44 [0.44, 0.44] (see the warning Shared cores).")
     (found,) = find(rows, divisions, labels=labels, invalid={"n1x1-gloo-srun-b64": "Threads differ"})
     assert found.best_size == "cannot tell"
     assert found.best_detail.startswith("2 ranks: 0.85 [")
