@@ -24,6 +24,9 @@ COLLECTIVES = ("torch.distributed.", "dist.")
 #: Calls that wait for the device, and thereby for the communication that it executes.
 _WAITING_CALLS = ("Tensor.item", "Tensor.cpu", "Tensor.tolist", "Tensor.numpy", "cuda.synchronize")
 
+#: Calls of every training loop, which no timer covers: they are not a cause of lost time.
+_OF_TRAINING = ("Optimizer.zero_grad", "Module.zero_grad")
+
 
 @dataclass(frozen=True)
 class NodeFacts:
@@ -244,10 +247,9 @@ def _nominal(windows: Sequence[Window]) -> float:
 
 
 def calls_outside(step: SampledStep) -> list[SlowCall]:
-    """Return the calls that no timer covers, other than communication; the slowest first."""
-    return [
-        call for call in step.slow_calls if call.part is None and not call.function.startswith(COLLECTIVES)
-    ]
+    """Return the calls that no timer covers, without communication and zero_grad; the slowest first."""
+    usual = (*COLLECTIVES, *_OF_TRAINING)
+    return [call for call in step.slow_calls if call.part is None and not call.function.startswith(usual)]
 
 
 def collectives_outside(step: SampledStep, *, waiting: bool) -> list[SlowCall]:

@@ -155,6 +155,14 @@ def test_a_sampled_step_that_is_slow_for_other_reasons_does_not_hide_its_calls(t
     first(causes(path), "outside-timers")
 
 
+def test_clearing_the_gradients_is_no_cause_because_every_training_does_it(tmp_path: Path) -> None:
+    more = {"other": MORE}
+    path = plant(tmp_path / "s", more)
+    for folder in attempts(path):
+        sampled_step(folder, step_s(more), {"line": 9, "function": "Optimizer.zero_grad", "seconds": MORE})
+    assert "outside-timers" not in set(causes(path)["cause"])
+
+
 def test_a_checkpoint_of_rank_0_is_work_outside_the_timers_of_this_rank(tmp_path: Path) -> None:
     path = plant(tmp_path / "s", late_parts(MORE, part="other"))
     late(path, 0, MORE, part="other")
