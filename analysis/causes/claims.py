@@ -37,6 +37,8 @@ SLOW_FABRIC = 0.3
 SLOW_LINK = 0.7
 #: More collectives or passes per step than needed are reported if the surplus exceeds this number.
 _EXTRA = 0.5
+#: Less time in the calls of a sampled step may be that of the profiler, which takes 0.1 to 0.2 ms.
+_LEAST_SAMPLED_S = 0.001
 _MAX_CALLS = 3
 _COMMUNICATION = ("transfer", "wait")
 
@@ -279,7 +281,7 @@ def _outside(run: RunEvidence) -> Iterator[Claim]:
     # The whole sampled step may be slow for other reasons, so its calls are compared with a usual step.
     spent_s = float(np.mean([seconds_of(calls) for calls in found])) if found else 0.0
     share = spent_s / run.step_s
-    if share >= LEAST_SHARE:
+    if share >= LEAST_SHARE and spent_s >= _LEAST_SAMPLED_S:
         words = f"calls outside of training take {seconds(spent_s)} in a sampled step"
         calls = max(found, key=seconds_of)
         yield Claim("outside-timers", _with_calls(words, calls), ("other",), share, part="other")

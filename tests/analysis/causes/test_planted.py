@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from analysis.causes import claims
 from analysis.causes.catalogue import CAUSES, RESTS
 from analysis.causes.cells import CellRun, divide_cell
 from analysis.causes.claims import LateRank, RunEvidence, claims_of
@@ -155,11 +156,17 @@ def test_a_sampled_step_that_is_slow_for_other_reasons_does_not_hide_its_calls(t
     first(causes(path), "outside-timers")
 
 
-def test_clearing_the_gradients_is_no_cause_because_every_training_does_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("function", "profiler_s"), [("Optimizer.zero_grad", 0.001), ("torch.save", 2 * MORE)]
+)
+def test_neither_clearing_the_gradients_nor_the_time_of_the_profiler_is_a_cause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str, profiler_s: float
+) -> None:
+    monkeypatch.setattr(claims, "_LEAST_SAMPLED_S", profiler_s)
     more = {"other": MORE}
     path = plant(tmp_path / "s", more)
     for folder in attempts(path):
-        sampled_step(folder, step_s(more), {"line": 9, "function": "Optimizer.zero_grad", "seconds": MORE})
+        sampled_step(folder, step_s(more), {"line": 9, "function": function, "seconds": MORE})
     assert "outside-timers" not in set(causes(path)["cause"])
 
 
