@@ -264,18 +264,18 @@ def _print(diagnosis: Diagnosis, *, json: bool, target: Target | None = None) ->
         content = diagnosis.as_json() | (target.as_json() if target else {})
         text = json_format.dumps(content, indent=2) + "\n"
     else:
-        text = f"{target}\n\n{_text_of_study(diagnosis)}" if target else as_text(diagnosis)
+        text = f"{target}\n\n{_text_of(target, diagnosis)}" if target else as_text(diagnosis)
     encoding = sys.stdout.encoding or "utf-8"
     sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
     return 0 if diagnosis.verdict == "ok" else 1
 
 
-def _text_of_study(diagnosis: Diagnosis) -> str:
+def _text_of(target: Target, diagnosis: Diagnosis) -> str:
     from bench.doctor.report import as_text
 
     if diagnosis.verdict == "ok" and not diagnosis.causes:
         return "Nothing shows a failure, and no cause of slow steps is known.\n"
-    if diagnosis.verdict == "unknown" and not diagnosis.failed and not diagnosis.telling_lines:
+    if target.folder is None and diagnosis.verdict == "unknown" and not diagnosis.failed:
         return "No run of the study has completed or failed yet.\n"
     return as_text(diagnosis)
 

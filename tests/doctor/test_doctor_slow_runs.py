@@ -101,6 +101,15 @@ def test_a_failure_that_no_log_shows_has_the_reason_of_run_json(
     assert "NODE_FAIL: a node of the job failed" in doctor(target).stdout
 
 
+def test_a_running_run_with_empty_logs_is_neither_ok_nor_a_statement_about_its_study(results: Path) -> None:
+    folder = attempts(results / "slow", RUN)[0]
+    change_json(folder.run_json, state="running")
+    folder.err.write_text("")
+    result = doctor(str(folder.path))
+    assert result.exit_code == 1
+    assert "The logs show neither a failure nor that the job succeeded." in result.stdout
+
+
 def test_a_study_in_which_nothing_has_run_is_not_ok(results: Path) -> None:
     (results / "slow" / "ledger.jsonl").unlink()
     for folder in attempts(results / "slow", "*"):
