@@ -198,9 +198,8 @@ def one_launcher_per_gpu(script: Script) -> Iterator[Remark]:
         severity = None if several and "standalone" not in launch.options else Severity.WARNING
         line = geometry.line("ntasks-per-node", "ntasks") or step.line
         remedy = "start the launcher once per node: --ntasks-per-node=1"
-        yield Remark(
-            line, f"{message}, and all use the same ports and GPUs", remedy, severity, _one_task(geometry)
-        )
+        shared = "GPUs" if "standalone" in launch.options else "ports and GPUs"
+        yield Remark(line, f"{message}, and all use the same {shared}", remedy, severity, _one_task(geometry))
         if line != step.line:
             message += f" because of line {line}"
             yield Remark(step.line, message, "start the launcher once per node", Severity.INFO)

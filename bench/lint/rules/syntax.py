@@ -17,7 +17,7 @@ from bench.lint.walk import DECLARATIONS, Step
 _OPENS_STRING = re.compile(r"\\\Z|(?:=|-\w*c\s+|echo\s+|<<<\s*|\()[\"']\Z|\S[ \t]+[\"']\Z")
 _EXIT = re.compile(r"exit(?:\s+\d+)?\s*\Z")
 #: A part of a command that is to be filled in, such as ``<path>``.
-_BLANK = re.compile(r"<[A-Za-z. _-]+>")
+_BLANK = re.compile(r"<[A-Za-z.][^<>|;()$`\"']*(?<!\s)>")
 _MAX_ODD_LINES = 200
 _PROSE = re.compile(r"[A-Z][a-z]+[,:]?\Z")
 _WORD = re.compile(r"[A-Za-z]+(?:[-'][A-Za-z]+)*[,.:]?\Z")
@@ -149,17 +149,21 @@ def shell_syntax(script: Script) -> Iterator[Remark]:
     if script.size > ANALYSED_SIZE:
         message = f"only the first {ANALYSED_SIZE // 1024} KiB of this script were checked"
         yield Remark(1, message, "move the data to a separate file", Severity.INFO)
-    if script.error and not _is_fragment(script) and not _is_unfinished(script, script.error):
+    if script.error and not _is_fragment(script) and not _exits_above(script, script.error):
         yield from _syntax_error(script, script.error)
 
 
-def _is_unfinished(script: Script, error: ShellError) -> bool:
-    """Return whether a line is to be filled in, or the script exits above the line at which bash stops."""
-    above = script.lines[: (error.opened or error.line) - 1]
-    return bool(_BLANK.search(script.line(error.line))) or any(_EXIT.match(line) for line in above)
+def _exits_above(script: Script, error: ShellError) -> bool:
+    """Return whether the script exits above the line at which bash stops."""
+    return any(_EXIT.match(line) for line in script.lines[: (error.opened or error.line) - 1])
 
 
 def _syntax_error(script: Script, error: ShellError) -> Iterator[Remark]:
+    blank = _BLANK.search(script.line(error.line))
+    if blank:
+        message = f"bash cannot parse the script until `{blank.group()[:40]}` is filled in"
+        yield Remark(error.line, message, "write the value in its place", Severity.INFO)
+        return
     quote = error.quote if error.quote in ("'", '"') else ""
     unpaired = _unpaired_quote(script.lines, quote, upto=error.line)
     if unpaired:
@@ -287,6 +291,9 @@ def _stray(script: Script, step: Step) -> Remark | None:
     if first in _CSH_COMMANDS or is_python:
         message = f"`{first}` is not a bash command"
         return Remark(line, message, "write the line in bash, or move it to a script in its own language")
+    if first.isdecimal() and step.place.substitution:
+        message = f"bash runs `{first}` as a command here, so the expansion is empty"
+        return Remark(line, message, "put `echo` before it", Severity.INFO if step.place.branches else None)
     if _LEFTOVER.fullmatch(first) or (words[0].bare is None and _is_sentence(script, step)):
         message = f"bash runs `{first[:40]}` as a command, but there is no such command"
         return Remark(line, message, "remove the line")
