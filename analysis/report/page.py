@@ -269,9 +269,11 @@ def _commands(study: Study) -> list[str]:
     if table := study.plan.get("table"):
         mode = f" --mode {table['mode']}" if table.get("mode") else ""
         return [f"bench report {shlex.quote(one_line(table['name'], limit=200))}{mode}"]
-    folder = shlex.quote(f"results/{study.name}")
+    name = shlex.quote(one_line(study.name, limit=200))
     site = " --site site.yaml" if study.plan.get("inherited") else ""
-    return [f"bench plan matrix.yaml{site}", f"bench submit {folder}", f"bench report {folder}"]
+    # A study without the key `study` has the name of the file from which it was planned.
+    save = f"# save the matrix as {name}.yaml"
+    return [save, f"bench plan {name}.yaml{site}", f"bench submit {name}", f"bench report {name}"]
 
 
 def plan_facts(study: Study) -> list[tuple[str, str]]:

@@ -20,6 +20,8 @@ from bench.study.layout import METRICS_COLUMNS, RunFolder
 from bench.study.ledger import FailureClass, RunState
 
 _TAIL_BYTES = 20_000
+#: The first error is at the start of a log: torch prints 5 kB for each rank that then loses its connection.
+_HEAD_BYTES = 1_000_000
 _NOT_FINITE = ("nan", "inf", "-inf")
 #: Exit code with which a batch script reports that it could not write end.json (EX_IOERR of sysexits.h).
 EXIT_UNWRITABLE = 74
@@ -191,7 +193,7 @@ def error_line(folder: RunFolder) -> str:
 
 def _workload_error(folder: RunFolder) -> str:
     """Return the first error that the workload or the recorder logged; empty if there is none."""
-    lines = (line for path in (folder.err, folder.out) for line in log_tail(path))
+    lines = (line for path in (folder.err, folder.out) for line in log_tail(path, head=_HEAD_BYTES))
     found = (line.partition(_WORKLOAD_ERROR)[2].strip() for line in lines if _WORKLOAD_ERROR in line)
     return next(found, "")
 
@@ -247,13 +249,13 @@ def _until_srun_ends_all(text: str) -> str:
     return text[: end.start()] if end else text
 
 
-def log_tail(path: Path) -> list[str]:
-    """Return the last lines of a log file; an empty list if the file cannot be read."""
+def log_tail(path: Path, *, head: int = 0) -> list[str]:
+    """Return the lines in the first ``head`` and the last bytes of a log; an empty list if it cannot be read."""
     try:
         with open(path, "rb") as file:
-            file.seek(0, 2)
-            file.seek(max(0, file.tell() - _TAIL_BYTES))
-            return file.read().decode("utf-8", "replace").splitlines()
+            begin = file.read(head)
+            file.seek(max(len(begin), file.seek(0, 2) - _TAIL_BYTES))
+            return (begin + file.read()).decode("utf-8", "replace").splitlines()
     except OSError:
         return []
 

@@ -92,6 +92,16 @@ def test_errors_of_a_rank_take_precedence_over_torchruns(tmp_path, own, said):
     assert error_line(RunFolder(tmp_path)) == said
 
 
+def test_the_first_error_is_the_reason_however_much_the_other_ranks_print(tmp_path):
+    frames = "frame #0: c10d::TCPStore::get(std::__cxx11::basic_string<char>)\n" * 1000
+    others = [f"{frames}bench: error: rank {rank}: the store stopped answering\n" for rank in range(1, 8)]
+    first = "bench: error: rank 0: no CUDA device is visible\n"
+    (tmp_path / "job.err").write_text(first + "".join(others))
+    assert error_line(RunFolder(tmp_path)) == "rank 0: no CUDA device is visible"
+    (tmp_path / "job.err").write_text("step\n" * 300_000 + "bench: error: the loss is NaN\n")
+    assert error_line(RunFolder(tmp_path)) == "the loss is NaN"
+
+
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", "null", '{"exit_code": "3"}', '{"exit_code": true, "time": 3}']
 )
