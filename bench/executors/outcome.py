@@ -250,7 +250,7 @@ def _until_srun_ends_all(text: str) -> str:
 
 
 def log_tail(path: Path, *, head: int = 0) -> list[str]:
-    """Return the lines in the first ``head`` and the last bytes of a log; an empty list if it cannot be read."""
+    """Return the lines in the first ``head`` bytes and at the end of a log; an empty list without a log."""
     try:
         with open(path, "rb") as file:
             begin = file.read(head)

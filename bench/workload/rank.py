@@ -162,7 +162,11 @@ def _device(kind: str, launch: Launch) -> torch.device:
         return torch.device("cpu")
     count = torch.cuda.device_count()
     if not count:
-        build = "" if torch.version.cuda or torch.version.hip else f", and torch {torch.__version__} is a build without CUDA"
+        build = (
+            ""
+            if torch.version.cuda or torch.version.hip
+            else f", and torch {torch.__version__} is a build without CUDA"
+        )
         raise WorkloadError(
             f"rank {launch.rank}: no CUDA device is visible{build}",
             remedy="request GPUs for the job, install torch with CUDA, or set the device to cpu",

@@ -228,7 +228,11 @@ def test_a_device_that_is_not_there_is_named(run_ranks):
         pytest.skip("this machine has a CUDA device")
     finished = run_ranks("--device", "cuda", environments=[{}])
     assert finished.codes == [1]
-    build = "" if torch.version.cuda or torch.version.hip else f", and torch {torch.__version__} is a build without CUDA"
+    build = (
+        ""
+        if torch.version.cuda or torch.version.hip
+        else f", and torch {torch.__version__} is a build without CUDA"
+    )
     assert finished.err == [
         f"bench: error: rank 0: no CUDA device is visible{build}; request GPUs for the job, install torch with CUDA, "
         "or set the device to cpu\n"

@@ -112,7 +112,12 @@ def test_the_page_shows_measurements_scaling_and_certainty(whole: Page) -> None:
     assert 'id="runs"' not in whole.html, "there is no section about failed runs without such runs"
     assert "at most 4 sizes per series" in whole.text
     assert "scaling: - {mode: strong, global_batch: [64]}" in whole.text
-    for line in ("# save the matrix as demo.yaml", "bench plan demo.yaml", "bench submit demo", "bench report demo"):
+    for line in (
+        "# save the matrix as demo.yaml",
+        "bench plan demo.yaml",
+        "bench submit demo",
+        "bench report demo",
+    ):
         assert line in whole.text
     assert "Ranks outnumber cores" not in whole.text
 
