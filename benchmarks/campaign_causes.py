@@ -10,6 +10,7 @@ measures the time of its planted cause on its own clock; the share is this time 
 DDP's own work, the study also has two ranks without the cause: the share is the extra time of the step with
 the cause; without it, any named cause is a false alarm. Some kinds use the nodes of a Slurm test cluster,
 which needs root (``--local`` leaves them out).
+The kernel does not know a nominal rate of their links, so ``slow-fabric`` writes one to conditions.json.
 
 ``--pairs`` plants two causes at once, each pair twice. ``--links`` limits the link of one of four nodes to 10
 to 60 % of that of the others, and trains the built-in model; ten draws for each seed.
@@ -142,6 +143,8 @@ workload:
    warmup_steps: 3, probe_steps: 0, sweep_time: 5}
 repeats: 1
 """
+#: Nominal rate of all links with slow-fabric: the kernel does not know one for those of the test cluster.
+NOMINAL_MBIT_S = 2500
 #: A job of someone else on the nodes of the study.
 NEIGHBOUR = "while :; do :; done"
 
@@ -343,12 +346,24 @@ def run_link_draw(cluster: Cluster, folder: Path, kind: str, dice: random.Random
             cluster.link(f"{rate:.0f}mbit", nodes=[node])
         if failed := submit(study, cluster):
             return failed
+    if kind == "slow-fabric":
+        write_nominal_rate(study)
     loaded = load_study(study)
     nodes = node_table(neighbour_rows(loaded)).set_index("node")["node_bytes_per_sec"]
     ratio = float(nodes.get(node, math.nan)) * 8e-6 / rate
     print(f"    {node} {rate:.0f} of {others} Mbit/s: {(nodes * 8e-6).round().to_dict()}", file=sys.stderr)
     causes = named_causes(study, str(loaded.cells["cell_id"].iloc[0]))
     return Draw(kind, {kind: math.nan}, causes, node=node if kind == "slow-link" else "", rate=ratio)
+
+
+def write_nominal_rate(study: Path) -> None:
+    """Write the nominal rate of the links to conditions.json of all runs."""
+    for path in study.glob("runs/*/attempt-*/conditions.json"):
+        content = json.loads(path.read_text())
+        for window in content["windows"]:
+            for node in window["nodes"]:
+                node["net"]["rate_mbit_s"] = NOMINAL_MBIT_S
+        path.write_text(json.dumps(content))
 
 
 # -- results --------------------------------------------------------------------------

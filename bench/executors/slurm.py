@@ -48,6 +48,7 @@ from bench.study.ledger import FailureClass, RunRecord, RunState, now, submit_lo
 from bench.study.plan_json import PlannedStudy
 from bench.study.preflight import unfit_nodes
 from bench.study.run_json import Attempt, new_attempt, next_attempt, update_run, write_run
+from bench.units import count
 
 
 @dataclass(frozen=True)
@@ -555,6 +556,20 @@ def longest_limit_s(partitions: Mapping[str, Sequence[NodeGroup]]) -> int | None
     return max(known) if known and len(known) == len(limits) else None
 
 
+def too_many_nodes(partitions: Mapping[str, Sequence[NodeGroup]], nodes: int) -> str:
+    """Return why no partition can run a job on ``nodes`` nodes; empty if one can, or if none is known."""
+    reasons = []
+    for name, groups in partitions.items():
+        size, limit = sum(group.nodes for group in groups), groups[0].max_nodes
+        if nodes > size:
+            reasons.append(f"partition {name} has {count(size, 'node')}")
+        elif limit is not None and nodes > limit:
+            reasons.append(f"partition {name} allows {count(limit, 'node')} per job")
+        else:
+            return ""
+    return f"{' and '.join(reasons)}, and the job needs {nodes}" if reasons else ""
+
+
 def permanent_refusal(slurm: Slurm, refusal: SlurmRefusedError, *, script: Path, nodes: int) -> str:
     """Return why Slurm can never start a job on ``nodes`` nodes; empty if the job can start later.
 
@@ -565,10 +580,8 @@ def permanent_refusal(slurm: Slurm, refusal: SlurmRefusedError, *, script: Path,
     if not search(NOT_NOW, refusal.output):
         return refusal.output
     partitions = partitions_of(slurm, script)
-    sizes = {name: sum(group.nodes for group in groups) for name, groups in partitions.items()}
-    if sizes and max(sizes.values()) < nodes:
-        has = " and ".join(f"partition {name} has {count} nodes" for name, count in sizes.items())
-        return f"{refusal.output} ({has}, and the job needs {nodes})"
+    if reason := too_many_nodes(partitions, nodes):
+        return f"{refusal.output} ({reason})"
     groups = [group for groups in partitions.values() for group in groups]
     all_in_service = bool(groups) and all(group.state in _IN_SERVICE for group in groups)
     return refusal.output if all_in_service else ""

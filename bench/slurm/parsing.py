@@ -233,8 +233,8 @@ def parse_expected_start(text: str, *, now: datetime) -> datetime | None:
 
 
 #: Format of ``sinfo -o``: partition (* marks the default), availability, limit, nodes, state, CPUs, MB, GRES,
-#: features, hosts. One row per group of identical nodes in one state.
-NODES_FORMAT = "%P|%a|%l|%D|%T|%c|%m|%G|%f|%N"
+#: nodes per job (``1-infinite``), hosts. One row per group of identical nodes in one state.
+NODES_FORMAT = "%P|%a|%l|%D|%T|%c|%m|%G|%s|%N"
 
 #: Suffixes of sinfo's states: * not responding, ~ # ! % power saving, $ maintenance, @ ^ reboot,
 #: - planned for a larger job, + mixed group.
@@ -258,7 +258,10 @@ class Gres:
 
 @dataclass(frozen=True)
 class NodeGroup:
-    """Identical nodes of a partition in one state. ``time_limit_s`` is None if there is no limit."""
+    """Identical nodes of a partition in one state.
+
+    ``time_limit_s`` and ``max_nodes``, the nodes that one job can have, are None if there is no limit.
+    """
 
     partition: str
     default: bool
@@ -269,6 +272,7 @@ class NodeGroup:
     cpus: int
     gres: tuple[Gres, ...]
     hosts: str
+    max_nodes: int | None = None
 
     @property
     def in_service(self) -> bool:
@@ -294,7 +298,7 @@ def _node_group(line: str) -> NodeGroup:
     cells = [cell.strip() for cell in line.split("|")]
     if len(cells) != 10:
         raise UnreadableOutputError(f"expected 10 columns, got {line!r}")
-    partition, available, limit, nodes, state, cpus, _memory, gres, _features, hosts = cells
+    partition, available, limit, nodes, state, cpus, _memory, gres, per_job, hosts = cells
     return NodeGroup(
         partition=partition.removesuffix("*"),
         default=partition.endswith("*"),
@@ -305,6 +309,7 @@ def _node_group(line: str) -> NodeGroup:
         cpus=_number(cpus),
         gres=parse_gres(gres),
         hosts=hosts,
+        max_nodes=_number(most) if (most := per_job.rpartition("-")[2])[:1].isdigit() else None,
     )
 
 

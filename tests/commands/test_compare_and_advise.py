@@ -263,7 +263,8 @@ def test_a_training_beyond_the_partitions_limits_has_a_remark(cluster: Cluster, 
     )
     assert int(one.remark.split()[0]) > 10
     assert two.seconds is None
-    assert two.remark.startswith("Slurm would reject the job: ")
+    limit = "partition short allows 1 node per job, and the job needs 2"
+    assert two.remark == f"Slurm would not start the job: {limit}"
 
 
 SBATCH = """\

@@ -8,12 +8,12 @@ from bench.slurm.parsing import Gres, UnreadableOutputError, parse_gres, parse_n
 
 # The first three lines are from Slurm 22.05.8; the others follow sinfo(1) of 20.11 to 25.05.
 SINFO = """\
-l40s*|up|infinite|3|idle|8|32000|gpu:l40s:4|(null)|n[2-4]
-l40s*|up|infinite|1|down*|8|32000|gpu:l40s:4|(null)|n1
-short|up|5:00|1|mixed|8|32000|gpu:l40s:4|(null)|n1
-big|down|2-00:00:00|120|allocated+|128+|515000+|gpu:a100:8(S:0-7),shard:32|ib,nvme|g[001-120]
-saving|up|1-00:00:00|4|idle~|64|257000|(null)|(null)|c[1-4]
-broken|up|1-00:00:00|2|drained|64|257000|gpu:2|(null)|d[1-2]
+l40s*|up|infinite|3|idle|8|32000|gpu:l40s:4|1-infinite|n[2-4]
+l40s*|up|infinite|1|down*|8|32000|gpu:l40s:4|1-infinite|n1
+short|up|5:00|1|mixed|8|32000|gpu:l40s:4|1|n1
+big|down|2-00:00:00|120|allocated+|128+|515000+|gpu:a100:8(S:0-7),shard:32|1-16|g[001-120]
+saving|up|1-00:00:00|4|idle~|64|257000|(null)|1-infinite|c[1-4]
+broken|up|1-00:00:00|2|drained|64|257000|gpu:2|1-infinite|d[1-2]
 """
 
 # States in sinfo(1), "NODE STATE CODES", of 21.08 to 25.05, in which a node can run jobs now or later.
@@ -52,6 +52,7 @@ def test_partitions_nodes_and_gpus_are_read():
     assert [g.in_service for g in groups] == [True, False, True, True, True, False]
     assert [g.gpus for g in groups[3:]] == [(Gres("gpu", "a100", 8),), (), (Gres("gpu", None, 2),)]
     assert groups[3].cpus == 128
+    assert [g.max_nodes for g in groups] == [None, None, 1, 16, None, None]
 
 
 @pytest.mark.parametrize(
