@@ -21,7 +21,7 @@ import pandas as pd
 # The tests define the simulated studies.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from analysis.stats.laws.choose import LawFit, fit_laws
+from analysis.stats.law_fit import LawFit, fit_laws
 from tests.analysis.stats.test_coverage_simulated import TRUTH, decided, simulated
 from tests.analysis.stats.test_laws_simulated import SIZES, ring_truth
 

@@ -33,7 +33,7 @@ from analysis.stats.estimate import (
     runs_to_decide,
     welch,
 )
-from analysis.stats.laws.choose import forecasts
+from analysis.stats.law_fit import forecasts
 from analysis.stats.measured import Frames, measure
 from analysis.text import clean, one_line
 from bench.study.ledger import RunState

@@ -1,4 +1,4 @@
-"""Divide the losses of all cells of a study: the content of causes.csv."""
+"""Divide the losses of all cells of a study: the content of causes.csv. Late ranks are found in all runs."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.causes.catalogue import NOT_EXPLAINED, OTHER, RESTS, remedy_of
+from analysis.causes.catalogue import NOT_EXPLAINED, OTHER, RESTS, TOGETHER, remedy_of
 from analysis.causes.cells import CellDivision, CellRun, Share, divide_cell
 from analysis.causes.claims import MUCH_LOADING, SLOW_LINK, LateRank, RunEvidence
 from analysis.causes.divide import COMPUTING, WHOLE, Parts
 from analysis.causes.evidence import RunFacts, read_facts
-from analysis.causes.late import late_ranks
 from analysis.checks.fabric import (
     fabric_rows,
     fabric_table,
@@ -26,11 +25,19 @@ from analysis.checks.fabric import (
     sweep_rows,
 )
 from analysis.checks.scaling_table import scaling_table
+from analysis.checks.slow_ranks import PART_WORDS, stragglers, unequal_samples
 from analysis.data.load import Study
 from analysis.stats.columns import PARTS
+from analysis.stats.decompose import USEFUL_PARTS
+from analysis.stats.estimate import lower_median
 from analysis.stats.measured import Frames, measure, ranks_sample
 from analysis.text import listed, percent
 
+_PART_OF_WORDS = {words: part for part, words in PART_WORDS.items()}
+#: If the other parts of computation exceed the typical ones by less than this fraction of the largest excess,
+#: the excess is in one part only.
+_CONCENTRATED = 0.25
+_BOTH = TOGETHER.join(("late-rank", "late-node"))
 #: Columns of report/causes.csv. Shares are fractions of the cell's step time; those of a cell add up to its
 #: loss. ``share`` is empty for a cause whose time is not known. ``run_id`` is a run that shows the cause.
 CAUSE_COLUMNS = (
@@ -42,6 +49,84 @@ _PART_WORDS = {
     "transfer": "exposed communication",
     "wait": "waiting for other ranks",
 }
+
+
+def late_ranks(ranks: pd.DataFrame) -> dict[str, list[LateRank]]:
+    """Return the late ranks by run.
+
+    If a node has several ranks and all of them are late, the node is late; if some are not, the ranks are. A
+    rank that is alone on its node is told apart by the other runs (the rank stays late on other nodes, or the
+    node with other ranks), or because a slow node slows all parts of the computation, not only one.
+
+    Args:
+        ranks: rows of ranks.csv with ``run_id`` and ``cell_id``.
+    """
+    found = stragglers(ranks)
+    if not len(found):
+        return {}
+    samples = {
+        (row["run_id"], row["most"]): float(row["ratio"]) for row in unequal_samples(ranks).to_dict("records")
+    }
+    late_here = found.groupby(["run_id", "host"])["rank"].transform("size")
+    found["whole"] = late_here == found["host_ranks"]
+    found["excess_sec"] = found.groupby(["cell_id", "rank", "host"])["excess_sec"].transform("mean")
+    one_part = _in_one_part(ranks)
+    moves = _moves(found)
+    late: dict[str, list[LateRank]] = defaultdict(list)
+    for row in found.to_dict("records"):
+        run_id, rank, host = str(row["run_id"]), int(row["rank"]), str(row["host"])
+        if row["host_ranks"] > 1:
+            cause = "late-node" if row["whole"] else "late-rank"
+        elif (run_id, rank) in one_part:
+            cause = "late-rank"
+        else:
+            cause = moves.get((rank, host), _BOTH)
+        late[run_id].append(
+            LateRank(
+                rank,
+                host,
+                float(row["share_of_step"]),
+                float(row["excess_sec"]),
+                _PART_OF_WORDS.get(row["part"], row["part"]),
+                bool(row["whole"]),
+                cause,
+                samples.get((run_id, rank), 1.0),
+                (run_id, rank) in one_part,
+            )
+        )
+    return late
+
+
+def _moves(found: pd.DataFrame) -> dict[tuple[int, str], str]:
+    """Return late-rank for a rank that is late on several nodes, late-node for a node with several."""
+    names = {}
+    alone = found[found["host_ranks"] == 1]
+    for rank, host in alone[["rank", "host"]].drop_duplicates().itertuples(index=False):
+        nodes = alone.loc[alone["rank"] == rank, "host"].nunique()
+        ranks = alone.loc[alone["host"] == host, "rank"].nunique()
+        if (nodes > 1) != (ranks > 1):
+            names[(int(rank), str(host))] = "late-rank" if nodes > 1 else "late-node"
+    return names
+
+
+def _in_one_part(ranks: pd.DataFrame) -> set[tuple[str, int]]:
+    """Return (run, rank) of the ranks whose excess is in one part of the computation only."""
+    columns = [USEFUL_PARTS[part] for part in COMPUTING]
+    frame = ranks[ranks[columns].notna().all(axis=1)]
+    keys = [frame["run_id"].astype("str"), frame["rank"].astype("int64")]
+    means = frame.groupby(keys)[columns].mean()
+    if not len(means):
+        return set()
+    typical = lower_median(means.groupby(level=0)).reindex(means.index, level=0)
+    more_s = (means - typical).clip(lower=0)
+    excess = (means - typical) / typical.where(typical > 0)
+    largest = excess.max(axis=1)
+    both = excess[[USEFUL_PARTS["forward"], USEFUL_PARTS["backward"]]]
+    alone = (both.max(axis=1) == largest) & (both.min(axis=1) < _CONCENTRATED * largest) & (largest > 0)
+    # The optimizer is short, so its relative excess is noise unless it also is most of the excess in seconds.
+    most = more_s[USEFUL_PARTS["optimizer"]] > 0.5 * more_s.sum(axis=1)
+    alone |= most & (both.max(axis=1) < _CONCENTRATED * largest)
+    return {(str(run_id), int(rank)) for run_id, rank in means.index[alone]}
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ import pandas as pd
 
 from analysis.data.load import Study
 from analysis.stats.estimate import MIN_RUNS, Floats, log_moments, mean_interval
-from analysis.stats.laws.forms import Fabric
+from analysis.stats.law_forms import Fabric
 from analysis.text import count
 from bench.study.files import read_json
 from bench.study.layout import RunFolder

@@ -15,7 +15,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.causes.cells import CellDivision
-from analysis.checks.recommendation import Invalid, Recommendation, invalid_reason, recommend, what_decides
+from analysis.checks.scaling_table import Invalid, Recommendation, invalid_reason, recommend, what_decides
 from analysis.checks.validity import ValidityFinding, invalid_cells
 from analysis.data.environment import Environment, hosts_of
 from analysis.data.load import Study

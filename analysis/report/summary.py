@@ -12,7 +12,7 @@ from analysis.causes.catalogue import NOT_EXPLAINED, OTHER, RESTS, title_of
 from analysis.causes.cells import CellDivision, Share
 from analysis.causes.divide import WHOLE
 from analysis.causes.table import rest_parts
-from analysis.checks.recommendation import (
+from analysis.checks.scaling_table import (
     Invalid,
     Recommendation,
     efficiency_text,

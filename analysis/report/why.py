@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import pandas as pd
 
 from analysis.causes.catalogue import RESTS, remedy_of, title_of
 from analysis.causes.cells import CellDivision
 from analysis.causes.table import evidence_text
-from analysis.checks.step_series import choose_runs, step_series
 from analysis.data.load import Study
 from analysis.data.names import ranks, widest_series
 from analysis.report.figures.drawing import Drawing
@@ -18,6 +18,10 @@ from analysis.report.figures.waterfall import MAX_SERIES, series_figure, waterfa
 from analysis.report.summary import loss_sentence, share_text
 from analysis.text import number
 
+#: Limits of a figure: runs, and points per run.
+MAX_RUNS, MAX_POINTS = 60, 200
+#: Columns of :func:`step_series`. ``number`` counts the steps of all windows of a run from 1.
+SERIES_COLUMNS = ("run_id", "cell_id", "number", "epoch", "step", "step_time_sec", "slowest_rank")
 #: Time outside all timers, and loss without a cause, are not listed below this share of the step.
 _SMALLEST_REST = 0.005
 
@@ -119,3 +123,33 @@ def _links(row: pd.Series, ring: float | None) -> str:
         f"{rate}: with {row['gpus_per_node']} ranks per node, this is the rate of a node's link if the ring "
         "crosses each node once, otherwise an effective rate."
     )
+
+
+def choose_runs(runs: pd.DataFrame, *, limit: int = MAX_RUNS) -> list[str]:
+    """Return the ids of at most ``limit`` runs: the first repeats of all cells, then the second ones, ...
+
+    Args:
+        runs: runs with ``run_id`` and ``cell_id``, in the order in which they are preferred.
+        limit: maximum number of runs.
+    """
+    turn = runs.groupby("cell_id", sort=False, observed=True).cumcount().to_numpy()
+    chosen = np.sort(np.argsort(turn, kind="stable")[:limit])
+    return [str(run_id) for run_id in runs["run_id"].iloc[chosen]]
+
+
+def step_series(study: Study, run_ids: Sequence[str], *, points: int = MAX_POINTS) -> pd.DataFrame:
+    """Return the step times of some runs (:data:`SERIES_COLUMNS`), at most ``points`` rows per run.
+
+    If a run has more steps, each row is the slowest one of a group of consecutive steps. Steps outside of
+    the throughput windows were not timed and do not count.
+    """
+    steps = study.steps_of(run_ids)
+    steps = steps[np.isfinite(steps["step_time_sec"])].astype({"run_id": "str", "cell_id": "str"})
+    steps = steps.sort_values(["run_id", "epoch", "step"], kind="stable").reset_index(drop=True)
+    runs = steps.groupby("run_id", sort=False)["step"]
+    steps["number"] = runs.cumcount() + 1
+    per_group = np.ceil(runs.transform("size") / points)
+    groups = (steps["number"] - 1) // per_group
+    slowest = steps.groupby([steps["run_id"], groups], sort=False)["step_time_sec"].idxmax()
+    found: pd.DataFrame = steps.loc[slowest.to_numpy(dtype=int), list(SERIES_COLUMNS)]
+    return found.reset_index(drop=True)

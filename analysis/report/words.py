@@ -1,7 +1,7 @@
 """Fixed words of the report's page, read from template/words.toml.
 
 Sentences about one study are composed in :mod:`analysis.report.summary`,
-:mod:`analysis.report.law_section` and :mod:`analysis.checks`.
+:mod:`analysis.report.page` and :mod:`analysis.checks`.
 """
 
 from __future__ import annotations

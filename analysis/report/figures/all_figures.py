@@ -19,16 +19,21 @@ from analysis.checks.fabric import (
 from analysis.checks.slow_ranks import RankMeans, least_balanced_cells, nodes_table, rank_means
 from analysis.data.csv_files import csv_text
 from analysis.data.load import Study
-from analysis.report.figures.bandwidth import bandwidth_figure
-from analysis.report.figures.bars import loss_figure, loss_rows, split_figure, split_rows
-from analysis.report.figures.curves import EFFICIENCY, SPEEDUP, THROUGHPUT, curve_figure, throughput_in
+from analysis.report.figures.bars import loss_figure, loss_rows, ranks_figure, split_figure, split_rows
+from analysis.report.figures.curves import (
+    EFFICIENCY,
+    SPEEDUP,
+    THROUGHPUT,
+    bandwidth_figure,
+    curve_figure,
+    throughput_in,
+)
 from analysis.report.figures.drawing import Drawing, Selection, select
 from analysis.report.figures.heatmaps import batch_figure, batch_grids, grid_figure
-from analysis.report.figures.ranks import ranks_figure
 from analysis.report.figures.step_times import step_rows, steps_figure
 from analysis.report.figures.waterfall import MAX_SERIES
 from analysis.stats.columns import PARTS
-from analysis.stats.laws.forms import Fabric
+from analysis.stats.law_forms import Fabric
 from analysis.stats.losses import TYPICAL_RANK_COLUMNS
 from analysis.stats.measured import Frames
 

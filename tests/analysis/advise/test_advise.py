@@ -18,7 +18,7 @@ from analysis.advise.text import about, config, remarks, summary, table_rows
 from analysis.checks.fabric import fabrics
 from analysis.checks.scaling_table import scaling_table
 from analysis.data.load import Study, load_study
-from analysis.report.law_section import law_sections
+from analysis.report.page import law_sections
 from analysis.stats.measured import measure
 from bench.matrix.cell import Cell
 from tests.analysis.closer_studies import with_probes

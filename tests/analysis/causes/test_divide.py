@@ -14,7 +14,7 @@ from analysis.causes.catalogue import CAUSES, RESTS
 from analysis.causes.cells import CellRun, divide_cell
 from analysis.causes.claims import RunEvidence
 from analysis.causes.divide import Claim, divide
-from analysis.causes.late import late_ranks
+from analysis.causes.table import late_ranks
 from analysis.stats.columns import PARTS
 from analysis.stats.decompose import USEFUL_PARTS
 

@@ -12,8 +12,7 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
-from analysis.checks.recommendation import recommend
-from analysis.checks.scaling_table import scaling_table
+from analysis.checks.scaling_table import recommend, scaling_table
 from analysis.checks.validity import CODES, ValidityFinding, other_warnings, validity
 from analysis.data.environment import describe_environment
 from analysis.data.load import load_study

@@ -16,9 +16,9 @@ from analysis.checks.scaling_table import scaling_table
 from analysis.data.load import load_study
 from analysis.data.names import series_parts
 from analysis.report.figures.all_figures import Details, all_names, detail_figures
+from analysis.report.figures.bars import MAX_BARS
 from analysis.report.figures.drawing import Drawing
 from analysis.report.figures.heatmaps import batch_figure, batch_grids
-from analysis.report.figures.ranks import MAX_BARS
 from analysis.report.figures.step_times import MAX_RUNS
 from analysis.report.write import write_report
 from analysis.stats.measured import measure

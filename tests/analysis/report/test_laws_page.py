@@ -11,7 +11,7 @@ import pytest
 from analysis.checks.fabric import fabrics
 from analysis.checks.scaling_table import scaling_table
 from analysis.data.load import Study, load_study
-from analysis.report.law_section import LawSection, law_sections, serial_fraction_trend
+from analysis.report.page import LawSection, law_sections, serial_fraction_trend
 from analysis.report.write import write_report
 from analysis.stats.measured import Frames, measure
 from bench.study.layout import StudyFolder

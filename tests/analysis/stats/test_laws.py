@@ -11,10 +11,9 @@ import pandas as pd
 import pytest
 from scipy import optimize
 
-from analysis.report.law_section import choice_text
-from analysis.stats.laws.choose import PREDICTION_COLUMNS, LawFit, fit_laws
-from analysis.stats.laws.fit import Refusal
-from analysis.stats.laws.forms import Fabric, laws_of
+from analysis.report.page import choice_text
+from analysis.stats.law_fit import PREDICTION_COLUMNS, LawFit, Refusal, fit_laws
+from analysis.stats.law_forms import Fabric, laws_of
 from bench.errors import BenchError
 
 SIZES = (1, 2, 4, 8, 16)

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.stats.laws.choose import LawFit, fit_laws
+from analysis.stats.law_fit import LawFit, fit_laws
 
 SIZES = np.array([1, 2, 4, 8, 16])
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from analysis.checks.step_series import SERIES_COLUMNS, choose_runs, step_series
 from analysis.data.load import Study, load_study
+from analysis.report.why import SERIES_COLUMNS, choose_runs, step_series
 from tests.analysis import studies
 
 SLOW_S = 9.0
