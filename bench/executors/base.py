@@ -258,7 +258,7 @@ def _explain_failure(folder: RunFolder) -> dict[str, Any]:
 
 def _find_warnings(folder: RunFolder) -> list[dict[str, Any]]:
     """Return the warnings in the logs of a run that succeeded; they can explain why the run is slow."""
-    from bench.doctor.log_warnings import find_warnings
+    from bench.doctor.diagnosis import find_warnings
 
     return [_as_json(warning) for warning in find_warnings(folder)]
 

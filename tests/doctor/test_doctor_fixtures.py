@@ -13,7 +13,7 @@ import pytest
 
 from bench.doctor import diagnose
 from bench.doctor.catalogue import FAILURE, SLOW, load
-from bench.doctor.log_warnings import IDLE_CORES
+from bench.doctor.diagnosis import IDLE_CORES
 
 FIXTURES = sorted(Path(__file__).parent.glob("fixtures/*.txt"))
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from bench.doctor import log_warnings
+from bench.doctor import diagnosis
 from bench.doctor.catalogue import SLOW, load
-from bench.doctor.log_warnings import HEAD_BYTES, TAIL_BYTES, find_warnings
+from bench.doctor.diagnosis import HEAD_BYTES, TAIL_BYTES, find_warnings
 from bench.study.layout import RunFolder
 
 EXAMPLES = {one.name: one.example for one in load().signatures if one.severity == SLOW}
@@ -34,7 +34,7 @@ def test_every_warning_of_the_catalogue_is_found(folder, name):
 
 
 def test_logs_without_a_warning_are_not_searched_for_causes(folder, monkeypatch):
-    monkeypatch.setattr(log_warnings, "diagnose", None)
+    monkeypatch.setattr(diagnosis, "diagnose", None)
     assert find_warnings(folder) == []  # there is no job.err
     folder.err.write_text("the config of the network: socket, DataLoader, strides\n")
     assert find_warnings(folder) == []

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.measure.processes import Job, ProcessTable, ancestors, foreign_cpu_s
+from bench.measure.node import Job, ProcessTable, ancestors, foreign_cpu_s
 
 #: A process burns this much CPU time and then waits for its input to close.
 BURNT_S = 0.2

@@ -50,7 +50,7 @@ HOMES = {
     "subprocess": (
         "bench.slurm.client",
         "bench.executors.local",
-        "bench.executors.ssh_hosts",
+        "bench.executors.ssh",
         "bench.executors.base",
         "bench.measure.command_conditions",
     ),
