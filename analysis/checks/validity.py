@@ -2,15 +2,20 @@
 
 `bench report` shows the list in its JSON output, at the top of the page, at the end of its own output and in
 the proposal. Every code is described in docs/analysis.md, with its remedy.
+
+:func:`anomalies` describes unexpected results; no run is dropped because of them. Thresholds are chosen so
+that noise is rarely reported. If a value has an interval, the whole interval must be beyond the threshold.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import pandas as pd
+from scipy import special
 
 from analysis.checks.slow_ranks import (
     excess_texts,
@@ -21,10 +26,36 @@ from analysis.checks.slow_ranks import (
 )
 from analysis.data.environment import Environment, hosts_of
 from analysis.data.load import Study
-from analysis.data.names import state_counts
+from analysis.data.names import ranks, size_paths, state_counts
+from analysis.stats.estimate import LEVEL, MIN_RUNS
 from analysis.stats.measured import Frames, common_reasons, ranks_sample
-from analysis.text import capital, count, listed, number, one_line
+from analysis.text import capital, count, fraction, known, listed, number, one_line, percent
 from bench.study.conditions import Disturbance, Reason, summary
+
+#: Facts of the environment with their own code.
+_OWN_CODE = frozenset({"Threads per rank"})
+_MAX_CELLS = 4
+_MAX_NAMED = 5
+_MAX_RUNS = 3
+_MAX_LATE = 2
+#: The env.json of each run, with the run's cell.
+_Environments = Sequence[tuple[str, dict[str, Any]]]
+_SHARED = re.compile(r"(?:([0-9]+) threads of )?([0-9]+) ranks? share ([0-9]+) cores?")
+_NOT_STABLE = re.compile(r"the step time was not yet stable")
+_UNEQUAL = "unequal-nodes: "
+#: Warnings in env.json that a finding replaces.
+_OWNED_WARNINGS = (_SHARED, _NOT_STABLE, re.compile(r"^(unequal-nodes|threads-differ): "))
+#: Without intervals, an efficiency must exceed 1, or the efficiency of the previous size, by this much.
+MARGIN = 0.05
+#: A cell is unstable if the standard deviation of its runs' log throughput is above this.
+UNSTABLE = 0.05
+#: Significance level of a drift, and its minimum relative change over the study.
+DRIFT_LEVEL = 0.01
+DRIFT_LEAST = 0.01
+_PATH_COLUMNS = [
+    *("series", "nodes", "gpus_per_node", "gpus"),
+    *("efficiency", "efficiency_low", "efficiency_high"),
+]
 
 
 class Code(NamedTuple):
@@ -55,12 +86,6 @@ CODES: dict[str, Code] = {
     "straggler": Code("warning", "Straggler nodes"),
     "slow-node": Code("warning", "Slow node"),
 }
-#: Facts of the environment with their own code.
-_OWN_CODE = frozenset({"Threads per rank"})
-_MAX_CELLS = 4
-_MAX_NAMED = 5
-_MAX_RUNS = 3
-_MAX_LATE = 2
 
 
 class ValidityFinding(NamedTuple):
@@ -130,10 +155,6 @@ def invalid_cells(found: Sequence[ValidityFinding]) -> dict[str, str]:
         for cell in finding.cells if finding.severity == "error" else ():
             cells.setdefault(cell, finding.heading)
     return cells
-
-
-#: The env.json of each run, with the run's cell.
-_Environments = Sequence[tuple[str, dict[str, Any]]]
 
 
 def _by_cell(study: Study, environment: Environment) -> _Environments:
@@ -218,12 +239,6 @@ def _disturbed_runs(
 
 
 # -- cores, threads and nodes, from env.json ------------------------------------------
-
-_SHARED = re.compile(r"(?:([0-9]+) threads of )?([0-9]+) ranks? share ([0-9]+) cores?")
-_NOT_STABLE = re.compile(r"the step time was not yet stable")
-_UNEQUAL = "unequal-nodes: "
-#: Warnings in env.json that a finding replaces.
-_OWNED_WARNINGS = (_SHARED, _NOT_STABLE, re.compile(r"^(unequal-nodes|threads-differ): "))
 
 
 def other_warnings(environment: Environment) -> list[str]:
@@ -456,3 +471,128 @@ def _advice(study: Study, ranks: pd.DataFrame, slow: Sequence[str]) -> str:
         others = count(largest, "other node")
         return f"Have it checked. Leave it out (exclude) only if {others} remain for the largest cell."
     return "Leave it out (exclude) or have it checked."
+
+
+class Anomaly(NamedTuple):
+    """An anomaly: a heading of a few words, and one or more sentences."""
+
+    heading: str
+    words: str
+
+
+def anomalies(rows: pd.DataFrame, frames: Frames, *, whole_nodes: bool = False) -> list[Anomaly]:
+    """Return the anomalies of a study; those that affect most numbers come first.
+
+    Args:
+        rows: the scaling table.
+        frames: the study's frames.
+        whole_nodes: True if the runs have whole nodes, so that no other job can share them.
+    """
+    return [
+        *_baselines_with_outliers(rows, frames),
+        *_drift(frames),
+        *_superlinear(rows),
+        *_recoveries(rows),
+        *_unstable(frames, whole_nodes=whole_nodes),
+    ]
+
+
+def _baselines_with_outliers(rows: pd.DataFrame, frames: Frames) -> Iterator[Anomaly]:
+    bases = set(rows["base_cell"].dropna())
+    odd = frames.runs[frames.runs["outlier"] & frames.runs["cell_id"].isin(bases)]
+    if len(odd):
+        cells = [one_line(cell, limit=60) for cell in dict.fromkeys(odd["cell_id"])]
+        yield Anomaly(
+            "Baseline with an outlier",
+            f"{listed(cells)}: {count(len(odd), 'run')} far from the baseline's other runs. "
+            "This affects every efficiency relative to this baseline: run the baseline again.",
+        )
+
+
+def _superlinear(rows: pd.DataFrame) -> Iterator[Anomaly]:
+    beyond = rows[(rows["gpus"] > rows["base_gpus"]) & rows["ddp"] & (rows["mode"] != "")]
+    clear = beyond[beyond["efficiency_low"] > 1]
+    apart = beyond[beyond["efficiency_low"].isna() & (beyond["efficiency"] > 1 + MARGIN)]
+    found = pd.concat([clear, apart])
+    if len(found):
+        cells = [f"{fraction(row['efficiency'])} at {ranks(row)}" for row in found.to_dict("records")]
+        sure = "the interval excludes 1" if len(apart) == 0 else "no interval: fewer than 3 runs"
+        yield Anomaly(
+            "Efficiency above 1",
+            f"{listed(cells)} ({sure}). Either the baseline is slower than it should be (fewer threads, "
+            "another node, a slow first run), or the smaller share of the work fits into a cache.",
+        )
+
+
+def _recoveries(rows: pd.DataFrame) -> Iterator[Anomaly]:
+    """Yield the sizes with a lower efficiency than the next smaller and the next larger size."""
+    found = []
+    measured = rows.loc[rows["efficiency"].notna() & rows["ddp"], _PATH_COLUMNS]
+    for _, own in size_paths(measured):
+        path = own.to_dict("records")
+        for before, low, after in zip(path, path[1:], path[2:], strict=False):
+            if low["efficiency"] < before["efficiency"] and _clearly_above(after, low):
+                three = (before, low, after)
+                values = ", ".join(fraction(row["efficiency"]) for row in three)
+                found.append(f"{values} at {', '.join(str(row['gpus']) for row in three)} ranks")
+    if found:
+        yield Anomaly(
+            "Efficiency falls, then rises again",
+            f"{listed(list(dict.fromkeys(found)))}. A loss should not disappear at larger sizes: check "
+            "the nodes, the order of the runs and the batch per rank of the middle size.",
+        )
+
+
+def _clearly_above(upper: dict[Hashable, Any], lower: dict[Hashable, Any]) -> bool:
+    if known(upper["efficiency_low"]) and known(lower["efficiency_high"]):
+        return bool(upper["efficiency_low"] > lower["efficiency_high"])
+    return bool(upper["efficiency"] > lower["efficiency"] * (1 + MARGIN))
+
+
+def _unstable(frames: Frames, *, whole_nodes: bool) -> Iterator[Anomaly]:
+    runs = frames.runs[frames.runs["measured"]]
+    logs = runs["rate"].astype(float).map(math.log).groupby(runs["cell_id"])
+    spread = logs.std()[logs.size() >= MIN_RUNS].sort_values(ascending=False)
+    wide = spread[spread > UNSTABLE]
+    if len(wide):
+        cells = [f"{one_line(cell, limit=60)} by {percent(value)}" for cell, value in wide.items()]
+        shared, advice = "shared nodes, ", "Use more repeats, or whole nodes (exclusive: true)."
+        if whole_nodes:
+            shared, advice = "", "Use more repeats."
+        yield Anomaly(
+            "Runs of a cell differ",
+            f"{listed(cells)} (standard deviation between runs). Possible causes: {shared}a shared network "
+            f"or file system, changing clock rates. {advice}",
+        )
+
+
+def _drift(frames: Frames) -> Iterator[Anomaly]:
+    """Yield a trend of the throughput over time, from a regression with a separate level for each cell."""
+    runs = frames.runs[frames.runs["measured"]]
+    if "started_at" not in runs or runs["started_at"].isna().any() or not len(runs):
+        return
+    hours = (runs["started_at"] - runs["started_at"].min()).dt.total_seconds() / 3600
+    logs = runs["rate"].astype(float).map(math.log)
+    time = hours - hours.groupby(runs["cell_id"]).transform("mean")
+    change = logs - logs.groupby(runs["cell_id"]).transform("mean")
+    freedom = len(runs) - runs["cell_id"].nunique() - 1
+    spread = float((time**2).sum())
+    if freedom < MIN_RUNS or spread <= 0:
+        return
+    slope = float((time * change).sum()) / spread
+    error = math.sqrt(float(((change - slope * time) ** 2).sum()) / freedom / spread)
+    span = float(hours.max())
+    p_value = 2 * float(special.stdtr(freedom, -abs(slope) / error)) if error > 0 else 0.0
+    if p_value > DRIFT_LEVEL or abs(slope * span) < DRIFT_LEAST:
+        return
+    half = float(special.stdtrit(freedom, 0.5 + LEVEL / 2)) * error
+    low, high = sorted(abs(math.expm1(bound * span)) for bound in (slope - half, slope + half))
+    direction = "falls" if slope < 0 else "rises"
+    yield Anomaly(
+        "Drift",
+        f"The throughput of repeats of the same cell {direction} by "
+        f"{percent(abs(math.expm1(slope * span)), decimals=1)} "
+        f"[{percent(low, decimals=1)}, {percent(high, decimals=1)}] over the {span:.1f} h of the study "
+        f"(p = {p_value:.2g}). Repeats are spread over the study, so a drift mainly widens confidence "
+        "intervals and changes efficiencies less. Check temperatures, other users and disk space.",
+    )

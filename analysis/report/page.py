@@ -15,8 +15,7 @@ import pandas as pd
 
 from analysis.causes.catalogue import CAUSES
 from analysis.causes.cells import CellDivision
-from analysis.checks.anomalies import anomalies
-from analysis.checks.validity import ValidityFinding, invalid_cells, other_warnings
+from analysis.checks.validity import ValidityFinding, anomalies, invalid_cells, other_warnings
 from analysis.data.environment import Environment
 from analysis.data.load import Study
 from analysis.data.names import series_parts, short_labels, widest_series

@@ -14,7 +14,7 @@ from analysis.causes.table import evidence_text
 from analysis.data.load import Study
 from analysis.data.names import ranks, widest_series
 from analysis.report.figures.drawing import Drawing
-from analysis.report.figures.waterfall import MAX_SERIES, series_figure, waterfall_figure
+from analysis.report.figures.step_times import MAX_SERIES, series_figure, waterfall_figure
 from analysis.report.summary import loss_sentence, share_text
 from analysis.text import number
 

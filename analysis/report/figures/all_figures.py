@@ -30,8 +30,7 @@ from analysis.report.figures.curves import (
 )
 from analysis.report.figures.drawing import Drawing, Selection, select
 from analysis.report.figures.heatmaps import batch_figure, batch_grids, grid_figure
-from analysis.report.figures.step_times import step_rows, steps_figure
-from analysis.report.figures.waterfall import MAX_SERIES
+from analysis.report.figures.step_times import MAX_SERIES, step_rows, steps_figure
 from analysis.stats.columns import PARTS
 from analysis.stats.law_forms import Fabric
 from analysis.stats.losses import TYPICAL_RANK_COLUMNS

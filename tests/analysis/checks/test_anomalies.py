@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.checks.anomalies import anomalies
 from analysis.checks.scaling_table import scaling_table
+from analysis.checks.validity import anomalies
 from analysis.stats.measured import Frames
 from tests.analysis.points import frames_of_points
 

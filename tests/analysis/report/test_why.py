@@ -14,7 +14,7 @@ from analysis.causes.cells import CellDivision, Share
 from analysis.causes.divide import Key
 from analysis.data.load import load_study
 from analysis.report.figures.all_figures import all_names
-from analysis.report.figures.waterfall import series_figure, waterfall_figure
+from analysis.report.figures.step_times import series_figure, waterfall_figure
 from analysis.report.why import choose_runs, step_series
 from analysis.report.write import write_report
 from tests.analysis import studies
