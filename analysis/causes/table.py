@@ -148,18 +148,15 @@ class StudyEvidence:
     comm_s: Mapping[str, float]
 
 
-def read_evidence(
-    study: Study, frames: Frames, *, fabric: pd.DataFrame | None = None, runs: Sequence[str] | None = None
-) -> StudyEvidence:
+def read_evidence(study: Study, frames: Frames, *, fabric: pd.DataFrame | None = None) -> StudyEvidence:
     """Read the evidence of a study, of at most :data:`analysis.stats.measured.MAX_RANKS_FILES` runs.
 
     Args:
         study: the study whose files are read.
         frames: its frames.
         fabric: the rows of fabric.csv; by default none.
-        runs: the ``run_id`` of the runs to read; by default a sample of the runs that count.
     """
-    sample = frames.runs[frames.runs["run_id"].isin(runs)] if runs is not None else ranks_sample(frames.runs)
+    sample = ranks_sample(frames.runs)
     attempts = dict(zip(study.runs["run_id"], study.attempts, strict=True))
     facts = {
         row["run_id"]: read_facts(attempt, steps=float(row["steps"]), disturbed=row["disturbed"])

@@ -173,7 +173,6 @@ def _report(
     from analysis.report.figures.all_figures import detail_figures, scaling_figures
     from analysis.report.figures.heatmaps import grids
     from analysis.report.page import page_context
-    from analysis.report.tables import axes_csv, csv_table, latex_table, markdown_table, runs_csv
     from analysis.stats.losses import add_typical_rank
     from analysis.stats.scaling import two_axes
 
@@ -195,24 +194,26 @@ def _report(
     say("writing")
     page = page_context(study, frames, rows, drawings, environment, details, axes, found, divisions, why)
     drawings += [figure for section in why for figure in section.figures]
-    files = {
-        "scaling.csv": csv_table(rows),
-        "scaling.md": markdown_table(rows, rate_unit=frames.rate_unit),
-        "scaling.tex": latex_table(rows, rate_unit=frames.rate_unit),
-        "runs.csv": runs_csv(frames.runs),
-        **causes,
-        "index.html": render_page(page),
-        **details.files,
-        **(others or {}),
-    }
-    if len(sizes):
-        files["axes.csv"] = axes_csv(sizes)
+    files = _tables(frames, rows, sizes) | causes | {"index.html": render_page(page)}
+    files |= details.files | (others or {})
     if proposal:
         from analysis.report.proposal import proposal_context
 
         context = proposal_context(study, frames, rows, drawings, environment, found, divisions, work=work)
         files |= render_proposal(context)
     return Report(_write(folder, files, drawings), found)
+
+
+def _tables(frames: Frames, rows: pd.DataFrame, sizes: pd.DataFrame) -> dict[str, str]:
+    from analysis.report.tables import axes_csv, csv_table, latex_table, markdown_table, runs_csv
+
+    tables = {
+        "scaling.csv": csv_table(rows),
+        "scaling.md": markdown_table(rows, rate_unit=frames.rate_unit),
+        "scaling.tex": latex_table(rows, rate_unit=frames.rate_unit),
+        "runs.csv": runs_csv(frames.runs),
+    }
+    return tables | ({"axes.csv": axes_csv(sizes)} if len(sizes) else {})
 
 
 def _divided(

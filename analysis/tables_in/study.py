@@ -100,20 +100,10 @@ def study_of_table(table: Table, *, mode: str | None, folder: Path) -> TableStud
         unit = "samples/s"
     labelled_by = "--mode" if mode and "mode" not in table.header.places else "the table"
     frames = _frames(rows, labelled_by=labelled_by, rate_unit=unit)
-    named = rows.drop_duplicates("series")
-    plan = {
-        "study": one_line(table.path.stem, limit=120),
-        "series": [
-            {"series": series, "mode": mode, "batch": None, "label": series}
-            for series, mode in zip(named["series"], named["mode"], strict=True)
-        ],
-        "cells": [],
-        "table": {"name": clean(table.path.name), "text": table.text, "rows": len(rows), "mode": mode},
-    }
     source = f"{count(len(rows), 'row')} of {one_line(table.path.name)}, measured elsewhere"
     study = Study(
         folder=StudyFolder(folder),
-        plan=plan,
+        plan=_plan(table, rows, mode=mode),
         cells=frames.cells,
         members=frames.members,
         runs=frames.runs,
@@ -122,6 +112,19 @@ def study_of_table(table: Table, *, mode: str | None, folder: Path) -> TableStud
         attempts=[None] * len(rows),
     )
     return TableStudy(study, frames, hidden, remarks)
+
+
+def _plan(table: Table, rows: pd.DataFrame, *, mode: str | None) -> dict[str, Any]:
+    named = rows.drop_duplicates("series")
+    return {
+        "study": one_line(table.path.stem, limit=120),
+        "series": [
+            {"series": series, "mode": own_mode, "batch": None, "label": series}
+            for series, own_mode in zip(named["series"], named["mode"], strict=True)
+        ],
+        "cells": [],
+        "table": {"name": clean(table.path.name), "text": table.text, "rows": len(rows), "mode": mode},
+    }
 
 
 def _cell_key(row: dict[Any, Any]) -> tuple[Any, ...]:

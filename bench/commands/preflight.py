@@ -38,35 +38,21 @@ OWN_FOLDER = Path(".bench-preflight")
 DEFAULT_TIMEOUT = "30m"
 DEFAULT_TIMEOUT_S = 1800.0
 
+_MATRIX = "A matrix file, whose cluster section is used; default: the default partition."
+OptionalMatrixArgument = Annotated[str | None, typer.Argument(help=_MATRIX, show_default=False)]
+_NODES = "Number of nodes; default: up to twice those of the largest run, or without a matrix all idle nodes."
+NodesOption = Annotated[int | None, typer.Option("--nodes", min=1, help=_NODES, show_default=False)]
+_THRESHOLD = "A node below this fraction of the median is unfit."
+ThresholdOption = Annotated[float, typer.Option("--threshold", min=0.0, max=1.0, help=_THRESHOLD)]
+_TIMEOUT = "How long to wait for the start of the job."
+TimeoutOption = Annotated[str, typer.Option("--timeout", metavar="DURATION", help=_TIMEOUT)]
+
 
 def preflight_command(
-    matrix: Annotated[
-        str | None,
-        typer.Argument(
-            help="A matrix file, whose cluster section is used; default: the default partition.",
-            show_default=False,
-        ),
-    ] = None,
-    nodes: Annotated[
-        int | None,
-        typer.Option(
-            "--nodes",
-            min=1,
-            help="Number of nodes; default: up to twice those of the largest run, "
-            "or without a matrix all idle nodes.",
-            show_default=False,
-        ),
-    ] = None,
-    threshold: Annotated[
-        float,
-        typer.Option(
-            "--threshold", min=0.0, max=1.0, help="A node below this fraction of the median is unfit."
-        ),
-    ] = DEFAULT_THRESHOLD,
-    timeout: Annotated[
-        str,
-        typer.Option("--timeout", metavar="DURATION", help="How long to wait for the start of the job."),
-    ] = DEFAULT_TIMEOUT,
+    matrix: OptionalMatrixArgument = None,
+    nodes: NodesOption = None,
+    threshold: ThresholdOption = DEFAULT_THRESHOLD,
+    timeout: TimeoutOption = DEFAULT_TIMEOUT,
     results: ResultsOption = None,
     site: SiteOption = None,
     as_json: JsonOption = False,

@@ -59,34 +59,27 @@ IncludeDisturbedOption = Annotated[
     typer.Option("--include-disturbed", help="Use all completed runs, including disturbed ones."),
 ]
 
+SourceArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[STUDY|TABLE.csv]",
+        help="A study's name or folder (default: the study planned last), or a table measured elsewhere.",
+        show_default=False,
+    ),
+]
+_MODE = "The scaling mode (strong or weak) of a table without batch columns."
+ModeOption = Annotated[Mode | None, typer.Option("--mode", help=_MODE, show_default=False)]
+_OUTPUT = "The folder in which TABLE-report/ is created; default: the table's folder."
+OutputOption = Annotated[
+    Path | None, typer.Option("--output", metavar="DIR", help=_OUTPUT, show_default=False)
+]
+
 
 def report_command(
-    source: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[STUDY|TABLE.csv]",
-            help="A study's name or folder (default: the study planned last), or a table measured elsewhere.",
-            show_default=False,
-        ),
-    ] = None,
+    source: SourceArgument = None,
     baseline: BaselineOption = None,
-    mode: Annotated[
-        Mode | None,
-        typer.Option(
-            "--mode",
-            help="The scaling mode (strong or weak) of a table without batch columns.",
-            show_default=False,
-        ),
-    ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            metavar="DIR",
-            help="The folder in which TABLE-report/ is created; default: the table's folder.",
-            show_default=False,
-        ),
-    ] = None,
+    mode: ModeOption = None,
+    output: OutputOption = None,
     proposal: ProposalOption = False,
     samples: SamplesOption = None,
     epochs: EpochsOption = 1,

@@ -35,44 +35,39 @@ from bench.study.ledger import HaltWatch, RunRecord, RunState
 from bench.study.plan_json import PlannedStudy, open_study
 from bench.units import count, human_duration
 
+DryRunOption = Annotated[
+    bool, typer.Option("--dry-run", help="Show which runs would be started; start nothing.")
+]
+MaxQueuedOption = Annotated[
+    int | None, typer.Option("--max-queued", min=1, help="Maximum number of queued jobs of the study.")
+]
+WaitOption = Annotated[bool, typer.Option("--wait", help="Wait until every run has ended.")]
+CanaryOption = Annotated[
+    bool,
+    typer.Option("--canary", help="Run the smallest multi-node run first; start the others if it passes."),
+]
+_PACK = "Submit one job that executes all runs in turn, with the nodes of the largest run."
+PackOption = Annotated[bool, typer.Option("--pack", help=_PACK)]
+_PREFLIGHT = "Check nodes first, and exclude the unfit ones. With --pack, the job checks its nodes."
+PreflightOption = Annotated[bool, typer.Option("--preflight", help=_PREFLIGHT)]
+DryRunJsonOption = Annotated[bool, typer.Option("--json", help="With --dry-run: print JSON for programs.")]
+
 
 def submit_command(
     study: StudyArgument = None,
     results: ResultsOption = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show which runs would be started; start nothing.")
-    ] = False,
+    dry_run: DryRunOption = False,
     filters: OnlyOption = None,
     retry_failed: RetryOption = False,
     retry_disturbed: RetryDisturbedOption = False,
     budget: BudgetOption = None,
-    max_queued: Annotated[
-        int | None,
-        typer.Option("--max-queued", min=1, help="Maximum number of queued jobs of the study."),
-    ] = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait until every run has ended.")] = False,
+    max_queued: MaxQueuedOption = None,
+    wait: WaitOption = False,
     patience: PatienceOption = None,
-    canary: Annotated[
-        bool,
-        typer.Option(
-            "--canary", help="Run the smallest multi-node run first; start the others if it passes."
-        ),
-    ] = False,
-    pack: Annotated[
-        bool,
-        typer.Option(
-            "--pack",
-            help="Submit one job that executes all runs in turn, with the nodes of the largest run.",
-        ),
-    ] = False,
-    preflight: Annotated[
-        bool,
-        typer.Option(
-            "--preflight",
-            help="Check nodes first, and exclude the unfit ones. With --pack, the job checks its nodes.",
-        ),
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="With --dry-run: print JSON for programs.")] = False,
+    canary: CanaryOption = False,
+    pack: PackOption = False,
+    preflight: PreflightOption = False,
+    as_json: DryRunJsonOption = False,
 ) -> int:
     """Start the runs of a study that are neither completed nor in progress.
 

@@ -399,7 +399,7 @@ def _clean_svg(raw: str, draft: Draft, *, tips: Tips) -> Element:
         element.tag = element.tag.rpartition("}")[2]
         if _XLINK_HREF in element.attrib:
             element.set("href", element.attrib.pop(_XLINK_HREF))
-    _remove(root, {"metadata", "style"})
+    _remove_metadata(root)
     for element in root.iter():
         _replace_style(element)
         if element.get("transform", "").startswith("rotate(-0 "):
@@ -456,7 +456,8 @@ def _inline_svg(root: Element, *, height: float) -> str:
     return ElementTree.tostring(own, encoding="unicode")
 
 
-def _remove(root: Element, tags: set[str]) -> None:
+def _remove_metadata(root: Element) -> None:
+    tags = {"metadata", "style"}
     for parent in list(root.iter()):
         for child in list(parent):
             if child.tag in tags or (child.tag == "defs" and all(c.tag in tags for c in child)):

@@ -214,14 +214,13 @@ def _draw_waterfall(
     return tips
 
 
-def series_figure(steps: pd.DataFrame, *, name: str, label: str, left_out: int = 0) -> Drawing:
+def series_figure(steps: pd.DataFrame, *, name: str, label: str) -> Drawing:
     """Draw the step times of some runs over the number of the step.
 
     Args:
         steps: ``run_id, number, step_time_sec, slowest_rank``.
         name: file name without suffix.
         label: the cell.
-        left_out: number of further runs that are not drawn.
     """
     runs = list(dict.fromkeys(steps["run_id"]))
     slowest = steps.iloc[int(steps["step_time_sec"].to_numpy().argmax())]
@@ -235,7 +234,6 @@ def series_figure(steps: pd.DataFrame, *, name: str, label: str, left_out: int =
             f"(step {int(slowest['number'])} of {one_line(slowest['run_id'], limit=80)})."
         ),
         caption=WORDS["captions"]["series"],
-        left_out=[f"{left_out} more runs"] if left_out else [],
         height_in=2.2,
     )
     return finish(draft, lambda axes: _draw_series(axes, steps, runs))
