@@ -88,10 +88,7 @@ def read_facts(
 ) -> RunFacts:
     """Read the facts of the run in the folder ``attempt``.
 
-    Args:
-        attempt: the folder.
-        steps: steps of all throughput windows together; NaN if unknown.
-        disturbed: what disturbed the run, as recorded in run.json.
+    ``steps`` are those of all throughput windows together; NaN if unknown.
     """
     folder = RunFolder(Path(attempt))
     windows = read_windows(folder) or []

@@ -56,10 +56,8 @@ def late_ranks(ranks: pd.DataFrame) -> dict[str, list[LateRank]]:
 
     If a node has several ranks and all of them are late, the node is late; if some are not, the ranks are. A
     rank that is alone on its node is told apart by the other runs (the rank stays late on other nodes, or the
-    node with other ranks), or because a slow node slows all parts of the computation, not only one.
-
-    Args:
-        ranks: rows of ranks.csv with ``run_id`` and ``cell_id``.
+    node with other ranks), or because a slow node slows all parts of the computation, not only one. ``ranks``
+    are rows of ranks.csv with ``run_id`` and ``cell_id``.
     """
     found = stragglers(ranks)
     if not len(found):
@@ -149,13 +147,7 @@ class StudyEvidence:
 
 
 def read_evidence(study: Study, frames: Frames, *, fabric: pd.DataFrame | None = None) -> StudyEvidence:
-    """Read the evidence of a study, of at most :data:`analysis.stats.measured.MAX_RANKS_FILES` runs.
-
-    Args:
-        study: the study whose files are read.
-        frames: its frames.
-        fabric: the rows of fabric.csv; by default none.
-    """
+    """Read the evidence of a study, of at most :data:`analysis.stats.measured.MAX_RANKS_FILES` runs."""
     sample = ranks_sample(frames.runs)
     attempts = dict(zip(study.runs["run_id"], study.attempts, strict=True))
     facts = {
@@ -189,11 +181,6 @@ def slow_links(fabric: pd.DataFrame) -> dict[str, tuple[str, float, float]]:
 
 def divide_study(frames: Frames, rows: pd.DataFrame, evidence: StudyEvidence) -> dict[int, CellDivision]:
     """Divide the loss of each cell in each series.
-
-    Args:
-        frames: the study's frames.
-        rows: the scaling table.
-        evidence: from :func:`read_evidence`.
 
     Returns:
         The divisions by index label of ``rows``; rows without a run that counts are absent.

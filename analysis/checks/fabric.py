@@ -98,10 +98,7 @@ def ring_time(size: Any, ranks: Any, alpha_s: Any, beta_s_per_byte: Any) -> Any:
 def fit_ring(sizes: Sequence[float], times_s: Sequence[float], *, ranks: int) -> RingFit | NoFit:
     """Fit latency α and inverse bandwidth β to all-reduces of several sizes, or return why this fails.
 
-    Args:
-        sizes: bytes of each message.
-        times_s: time of each message in seconds.
-        ranks: number of ranks.
+    ``sizes`` are the bytes of each message.
     """
     if ranks < 2:
         return NoFit("a single rank does not communicate")
@@ -180,10 +177,7 @@ def node_table(rows: pd.DataFrame) -> pd.DataFrame:
     A node's rate is its rate with the best neighbour, so that a slow node does not make its neighbours slow.
     The rate with a neighbour is that of the slower direction. ``node_ratio`` is the rate divided by the
     median rate of the cell's other nodes; it is empty for two nodes, because either could be the slow one.
-    All values are medians over runs.
-
-    Args:
-        rows: from :func:`neighbour_rows`.
+    All values are medians over runs. ``rows`` are from :func:`neighbour_rows`.
     """
     keys = ["cell_id", "ranks", "run_id"]
     sent = rows.rename(columns={"sender": "node", "receiver": "other", "bytes_per_sec": "send"})
@@ -210,12 +204,7 @@ def _ratios(rates: pd.Series) -> Floats:
 
 
 def fabric_rows(fits: pd.DataFrame, nodes: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of fabric.csv: those of the cells, then those of the nodes.
-
-    Args:
-        fits: from :func:`fabric_table`.
-        nodes: from :func:`node_table`.
-    """
+    """Return the rows of fabric.csv: those of the cells, then those of the nodes."""
     columns = list(dict.fromkeys((*FABRIC_COLUMNS, *NODE_COLUMNS)))
     tables = [table.reindex(columns=columns) for table in (fits, nodes) if len(table)]
     return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=columns)
@@ -279,13 +268,10 @@ def _size(entry: Mapping[str, Any], ranks: int) -> dict[str, Any]:
 def fabric_table(sweep: pd.DataFrame) -> pd.DataFrame:
     """Fit latency α and inverse bandwidth β of each cell; return one row per cell (:data:`FABRIC_COLUMNS`).
 
-    α and β are geometric means over runs; their 95 % intervals are Student's t on the logarithms, from
-    three runs. ``ring_bytes_per_sec`` is 1/β: the rate on a rank's link. ``left_out_error`` is the largest
-    relative error of a size predicted from the other sizes, median over runs; ``left_out_error_large`` is
-    the same for messages of 4 MB or more.
-
-    Args:
-        sweep: from :func:`sweep_rows`.
+    α and β are geometric means over runs; their 95 % intervals are Student's t on the logarithms, from three
+    runs. ``ring_bytes_per_sec`` is 1/β: the rate on a rank's link. ``left_out_error`` is the largest relative
+    error of a size predicted from the other sizes, median over runs; ``left_out_error_large`` is the same for
+    messages of 4 MB or more. ``sweep`` is from :func:`sweep_rows`.
     """
     rows = [_cell(str(cell_id), runs) for cell_id, runs in sweep.groupby("cell_id", sort=False)]
     return pd.DataFrame(rows, columns=list(FABRIC_COLUMNS))
@@ -340,11 +326,6 @@ def fabrics_of(sweep: pd.DataFrame, fits: pd.DataFrame, rows: pd.DataFrame) -> d
 
     The ring of the largest size is most similar to the rings of even larger sizes. The probes do not identify
     the bucket that is ready last, so it is assumed to have the mean size of all buckets.
-
-    Args:
-        sweep: from :func:`sweep_rows`.
-        fits: from :func:`fabric_table`.
-        rows: the scaling table.
     """
     table = fits.set_index("cell_id")
     known = table[(table["alpha_sec"] >= 0) & (table["beta_sec_per_byte"] > 0)]

@@ -31,9 +31,7 @@ _NONE: Invalid = {}
 def scaling_table(source: Study | Frames, *, baseline: str | None = None) -> pd.DataFrame:
     """Return the scaling table of :func:`analysis.stats.scaling.scale`, with the column ``reason`` filled in.
 
-    Args:
-        source: a study, or its frames.
-        baseline: a size or cell, as :func:`analysis.stats.scaling.is_baseline` parses it.
+    ``baseline`` is as :func:`analysis.stats.scaling.is_baseline` parses it.
 
     Raises:
         BenchError: no series contains the size or cell ``baseline``.

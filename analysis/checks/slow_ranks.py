@@ -120,9 +120,7 @@ class LateNodes:
 def late_nodes_of(found: pd.DataFrame, cells: Iterable[str]) -> LateNodes:
     """Describe the late nodes, longest wait first, each in the cell in which it causes the longest wait.
 
-    Args:
-        found: from :func:`stragglers`.
-        cells: the ``cell_id`` of each run whose ranks.csv was read.
+    ``found`` is from :func:`stragglers`, and ``cells`` is the ``cell_id`` of each run that was read.
     """
     if not len(found):
         return LateNodes({})
@@ -174,10 +172,8 @@ def slow_nodes_of(ranks: pd.DataFrame) -> pd.DataFrame:
     all nodes, whichever is larger: three values alone do not determine it.
 
     A run is left out if its ranks process different numbers of samples, and nodes with different numbers of
-    ranks are not compared with each other: their times differ by design.
-
-    Args:
-        ranks: rows of ranks.csv with ``run_id``.
+    ranks are not compared with each other: their times differ by design. ``ranks`` are rows of ranks.csv with
+    ``run_id``.
 
     Returns:
         A frame with ``host, runs, excess``.
@@ -213,8 +209,7 @@ def _with_equal_samples(ranks: pd.DataFrame) -> pd.DataFrame:
 def unequal_samples(ranks: pd.DataFrame) -> pd.DataFrame:
     """Return the runs in which one rank processes more samples than another, by more than 2 %.
 
-    Args:
-        ranks: rows of ranks.csv with ``run_id`` and ``cell_id``.
+    ``ranks`` are rows of ranks.csv with ``run_id`` and ``cell_id``.
 
     Returns:
         A frame with ``run_id, cell_id, most`` (rank with the most samples), ``least``, ``ratio``.
@@ -289,10 +284,7 @@ def least_balanced_cells(rows: pd.DataFrame) -> list[str]:
 def rank_means(study: Study, cells: Sequence[str], runs: pd.DataFrame) -> RankMeans | None:
     """Return the mean times of ranks and nodes over epochs and runs; None if no run has ranks.csv.
 
-    Args:
-        study: the study whose ranks.csv files are read.
-        cells: each ``cell_id`` to include, in the order of the result.
-        runs: all runs of the study's frames.
+    ``cells`` are the ids in the order of the result.
     """
     sample = ranks_sample(runs[runs["cell_id"].isin(cells)])
     read = _with_useful_time(study.ranks_of(sample["run_id"]))

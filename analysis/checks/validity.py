@@ -122,14 +122,7 @@ class ValidityFinding(NamedTuple):
 def validity(
     study: Study, frames: Frames, rows: pd.DataFrame, environment: Environment
 ) -> list[ValidityFinding]:
-    """Return the findings of a study, errors first.
-
-    Args:
-        study: the study.
-        frames: its frames.
-        rows: its scaling table.
-        environment: the runs' environment.
-    """
+    """Return the findings of a study, errors first."""
     envs = _by_cell(study, environment)
     ranks = study.ranks_of(ranks_sample(frames.runs)["run_id"])
     found = [
@@ -483,10 +476,7 @@ class Anomaly(NamedTuple):
 def anomalies(rows: pd.DataFrame, frames: Frames, *, whole_nodes: bool = False) -> list[Anomaly]:
     """Return the anomalies of a study; those that affect most numbers come first.
 
-    Args:
-        rows: the scaling table.
-        frames: the study's frames.
-        whole_nodes: True if the runs have whole nodes, so that no other job can share them.
+    With ``whole_nodes``, no other job can share the nodes of the runs.
     """
     return [
         *_baselines_with_outliers(rows, frames),

@@ -190,9 +190,7 @@ def _number(value: str, name: str, line: int, remarks: list[str]) -> float:
 def csv_text(frame: pd.DataFrame, *, digits: int = 12) -> str:
     """Return a frame as CSV: missing values are empty cells, and no text is a formula for a spreadsheet.
 
-    Args:
-        frame: any frame; its texts are cleaned.
-        digits: significant digits of a number.
+    ``digits`` is the number of significant digits.
     """
     safe = frame.copy()
     for name in frame.columns:

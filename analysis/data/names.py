@@ -63,10 +63,7 @@ def job_size(row: Row) -> str:
 def devices(row: Row, kind: str, *, counted: bool) -> str:
     """Return ``2 nodes x 4 GPUs``, or ``8 GPUs`` on one node.
 
-    Args:
-        row: the size.
-        kind: name of the devices, in the plural.
-        counted: True if ``kind`` is a plural such as ``GPUs``, False if it is a model such as ``L40S``.
+    ``counted`` is True if ``kind`` is a plural such as ``GPUs``, False if it is a model such as ``L40S``.
     """
     nodes = int(row["nodes"])
     amount = row["gpus"] if nodes == 1 else row["gpus_per_node"]
@@ -130,9 +127,7 @@ def series_parts(plan: dict[str, Any]) -> dict[str, dict[str, str]]:
 def widest_series(rows: pd.DataFrame, *, limit: int) -> list[str]:
     """Return the series with the most sizes, in the plan's order. A series of one size is never returned.
 
-    Args:
-        rows: ``series, gpus``, in the plan's order.
-        limit: maximum number of series. In a tie, series that are earlier in the plan are returned.
+    ``rows`` have ``series`` and ``gpus``. In a tie, series that are earlier in the plan are returned.
     """
     sizes = rows.groupby("series", sort=False)["gpus"].nunique()
     chosen = sizes[sizes > 1].sort_values(ascending=False, kind="stable").head(limit)

@@ -59,11 +59,7 @@ def find(
 ) -> list[SeriesFinding]:
     """Return a finding for each of the series with the most measured sizes, in the plan's order.
 
-    Args:
-        rows: the scaling table.
-        divisions: from :func:`analysis.causes.table.divide_study`; empty without parts of the step.
-        labels: maps series to their names.
-        invalid: maps cells whose values are not valid to the reason.
+    ``labels`` maps series to their names, ``invalid`` cells whose values are not valid to the reason.
     """
     based = rows[rows["efficiency"].notna()].copy()
     based["several"] = based.duplicated(["series", "gpus"], keep=False)
@@ -251,13 +247,7 @@ def main_loss(division: CellDivision | None, row: pd.Series) -> tuple[str, float
 
 
 def loss_sentence(division: CellDivision | None, row: pd.Series, *, size: str) -> str:
-    """Return a sentence about the loss of a cell: its named causes, and what has no known cause.
-
-    Args:
-        division: the division of the cell; None without one.
-        row: the cell's row of the scaling table.
-        size: the size in words.
-    """
+    """Return a sentence about the loss of a cell: its named causes, and what has no known cause."""
     if division is None:
         return "The causes of the loss are not known: no instrumented window was measured."
     if _hardly_any(division, row):

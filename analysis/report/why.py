@@ -54,13 +54,7 @@ def why_sections(
 ) -> list[WhySection]:
     """Return a section for each of the series with the most measured sizes, in the plan's order.
 
-    Args:
-        study: the study whose steps.csv files are read.
-        runs: all runs of the study's frames.
-        rows: the scaling table.
-        divisions: from :func:`analysis.causes.table.divide_study`.
-        labels: maps series to their names.
-        rings: fitted rates of the network (bytes/s) by cell_id.
+    ``labels`` maps series to their names, ``rings`` cells to the fitted rate of the network (bytes/s).
     """
     divided = rows[rows.index.isin(list(divisions))]
     last = [
@@ -126,12 +120,7 @@ def _links(row: pd.Series, ring: float | None) -> str:
 
 
 def choose_runs(runs: pd.DataFrame, *, limit: int = MAX_RUNS) -> list[str]:
-    """Return the ids of at most ``limit`` runs: the first repeats of all cells, then the second ones, ...
-
-    Args:
-        runs: runs with ``run_id`` and ``cell_id``, in the order in which they are preferred.
-        limit: maximum number of runs.
-    """
+    """Return the ids of at most ``limit`` runs: the first repeats of all cells, then the second ones, ..."""
     turn = runs.groupby("cell_id", sort=False, observed=True).cumcount().to_numpy()
     chosen = np.sort(np.argsort(turn, kind="stable")[:limit])
     return [str(run_id) for run_id in runs["run_id"].iloc[chosen]]

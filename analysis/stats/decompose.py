@@ -47,10 +47,7 @@ def run_parts(epochs: pd.DataFrame) -> pd.DataFrame:
 
     If a part was not measured in some epoch, the useful time is unknown. ``useful_s`` is then set to 1 and
     ``parts_known`` to False: the factors remain valid, because they are ratios, but the computational
-    scalability is unknown.
-
-    Args:
-        epochs: rows of metrics.csv with ``run_id``.
+    scalability is unknown. ``epochs`` are rows of metrics.csv with ``run_id``.
 
     Returns:
         A frame indexed by run_id with :data:`PARTS`, ``exposed``, :data:`TIMES` and ``parts_known``: means

@@ -30,11 +30,9 @@ OUTLIER_MIN_RUNS = 5
 def run_rates(epochs: pd.DataFrame) -> pd.DataFrame:
     """Return the throughput of each run that has a usable epoch: its samples divided by their time.
 
-    This is the harmonic mean of the epochs' rates weighted by samples, because each epoch's time is
-    samples / rate. Epochs without samples or without a positive finite rate are ignored.
-
-    Args:
-        epochs: rows of metrics.csv with ``run_id``.
+    This is the harmonic mean of the epochs' rates weighted by samples, because each epoch's time is samples /
+    rate. Epochs without samples or without a positive finite rate are ignored. ``epochs`` are rows of
+    metrics.csv with ``run_id``.
 
     Returns:
         A frame indexed by run_id: ``epochs`` (number used), ``samples``, ``steps``, ``window_s``,

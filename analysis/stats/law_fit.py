@@ -93,12 +93,7 @@ class SizePath:
 
 
 def runs_of(rows: pd.DataFrame, frames: Frames) -> pd.DataFrame:
-    """Return the runs of one series in the form that :func:`analysis.stats.law_fit.fit_laws` takes.
-
-    Args:
-        rows: the rows of the series that are measured and use DDP.
-        frames: the study's frames. Times of a table without batches have an arbitrary unit.
-    """
+    """Return the runs of one series in the form that :func:`analysis.stats.law_fit.fit_laws` takes."""
     runs = frames.runs[frames.runs["measured"]]
     cells = rows[["cell_id", "gpus", "nodes", "gpus_per_node"]].drop_duplicates("cell_id")
     found = cells.merge(runs[["cell_id", "rate"]], on="cell_id")
@@ -233,8 +228,7 @@ class Fitted:
 def points_of(runs: pd.DataFrame) -> Points:
     """Group the runs by size.
 
-    Args:
-        runs: one row per run with ``gpus`` and ``step_time_sec`` (positive).
+    ``runs`` have ``gpus`` and ``step_time_sec`` (positive).
     """
     logs = np.log(runs["step_time_sec"].to_numpy(dtype=float))
     ranks, places = np.unique(runs["gpus"].to_numpy(dtype=float), return_inverse=True)
@@ -531,13 +525,8 @@ def forecasts(
 
     Predictions are for twice the largest measured size and, with ``beyond``, for 4 and 8 times this size, all
     with the same ranks per node. The largest size must span several nodes, because sizes on one node do not
-    show the cost of communication between nodes.
-
-    Args:
-        frames: the study's frames.
-        rows: the scaling table; cells without DDP are ignored.
-        fabrics: the measured all-reduce of each series, for the communication model.
-        beyond: predict beyond twice the largest measured size.
+    show the cost of communication between nodes. Cells without DDP are ignored. With ``beyond``, sizes beyond
+    twice the largest measured one are predicted.
 
     Returns:
         A frame with one row per predicted size, and sentences about series without a prediction. ``like`` is

@@ -108,21 +108,14 @@ class Fabric:
 def laws_of(mode: str, *, fabric: Fabric | None = None) -> list[Law]:
     """Return the laws for ``strong`` or ``weak`` scaling, the simplest first.
 
-    Args:
-        mode: ``strong`` or ``weak``.
-        fabric: the measured all-reduce; if given, the communication model is added.
+    ``fabric`` is the measured all-reduce; if given, the communication model is added.
     """
     laws = _STRONG if mode == "strong" else _WEAK
     return [*laws, *(_communication_laws(mode, fabric) if fabric else ())]
 
 
 def with_crossing(law: Law, *, largest_within: int) -> Law:
-    """Return the law with a term for the cost of leaving the node.
-
-    Args:
-        law: a law without this term.
-        largest_within: the largest number of ranks within one node.
-    """
+    """Return the law with a term for the cost of leaving the node."""
     added = Parameter("d", "added to every step over several nodes", "s")
 
     def curve(theta: Floats, ranks: Floats) -> Floats:

@@ -52,13 +52,7 @@ _BALANCED = 0.98
 
 
 def add_typical_rank(study: Study, frames: Frames, rows: pd.DataFrame) -> pd.DataFrame:
-    """Add :data:`TYPICAL_RANK_COLUMNS`; NaN for balanced cells and for cells without ranks.csv.
-
-    Args:
-        study: the study whose ranks.csv files are read.
-        frames: the study's frames.
-        rows: the scaling table.
-    """
+    """Add :data:`TYPICAL_RANK_COLUMNS`; NaN for balanced cells and for cells without ranks.csv."""
     wide = rows[(rows["n"] > 0) & (rows["gpus"] > 1) & (rows["load_balance"] < _BALANCED)]
     runs = frames.runs[frames.runs["cell_id"].isin(wide["cell_id"])]
     shares = _typical_shares(study.ranks_of(ranks_sample(runs)["run_id"]))
@@ -81,12 +75,7 @@ def _typical_shares(ranks: pd.DataFrame) -> pd.DataFrame:
 
 
 def factors(row: Row, base: Row) -> dict[str, float]:
-    """Return the four factors of a size relative to its baseline by name; empty if one is unknown.
-
-    Args:
-        row: a row of the scaling table, with :data:`TYPICAL_RANK_COLUMNS` if known.
-        base: the row of the baseline.
-    """
+    """Return the four factors of a size relative to its baseline by name; empty if one is unknown."""
     share, useful, data = _typical_rank(row)
     share_base, useful_base, data_base = _typical_rank(base)
     found = {

@@ -24,10 +24,8 @@ def left_out(runs: pd.DataFrame) -> pd.Series:
     """Return a mask of the disturbed runs that are left out.
 
     A reason that disturbed all runs of a cell is a property of the study, and leaves out none of them. The
-    other disturbed runs are left out if their cell has a run that is not.
-
-    Args:
-        runs: ``cell_id`` and ``disturbed`` of the runs that completed with a throughput.
+    other disturbed runs are left out if their cell has a run that is not. ``runs`` have ``cell_id`` and
+    ``disturbed``, and completed with a throughput.
     """
     own = _reasons_of_run(runs)
     if not own.map(bool).any():
@@ -40,8 +38,7 @@ def left_out(runs: pd.DataFrame) -> pd.Series:
 def common_reasons(runs: pd.DataFrame) -> dict[str, frozenset[Reason]]:
     """Return, by cell_id, the reasons that disturbed every run of the cell.
 
-    Args:
-        runs: ``cell_id`` and ``disturbed`` of the runs that completed with a throughput.
+    ``runs`` are as for :func:`left_out`.
     """
     found: dict[str, frozenset[Reason]] = {}
     for cell_id, own in zip(runs["cell_id"], _reasons_of_run(runs), strict=True):
@@ -52,8 +49,7 @@ def common_reasons(runs: pd.DataFrame) -> dict[str, frozenset[Reason]]:
 def count_disturbed(runs: pd.DataFrame) -> pd.Series:
     """Return the number of disturbed runs by cell_id; missing if it was recorded for no run of the cell.
 
-    Args:
-        runs: ``cell_id`` and ``disturbed`` of the runs that completed with a throughput.
+    ``runs`` are as for :func:`left_out`.
     """
     known = runs[runs["disturbed"].notna()]
     return known["disturbed"].map(bool).groupby(known["cell_id"]).sum().astype("Int64")
@@ -134,8 +130,7 @@ def measure(study: Study, *, include_disturbed: bool = False) -> Frames:
 def ranks_sample(runs: pd.DataFrame) -> pd.DataFrame:
     """Select the runs whose ranks.csv is read: all runs that count or, in a large study, the first repeats.
 
-    Args:
-        runs: ``run_id, cell_id, measured``.
+    ``runs`` have ``run_id, cell_id, measured``.
     """
     runs = runs[runs["measured"]]
     repeat = runs.groupby("cell_id").cumcount()

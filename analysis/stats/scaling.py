@@ -395,9 +395,6 @@ def two_axes(rows: pd.DataFrame) -> pd.DataFrame:
     with unequal nodes and series without a baseline are left out. If several cells of a series have one size,
     the first measured one is used.
 
-    Args:
-        rows: the scaling table.
-
     Returns:
         A frame with :data:`AXES_COLUMNS` and ``per_node``, the ranks per node as an integer.
     """

@@ -73,10 +73,7 @@ class TableStudy:
 def study_of_table(table: Table, *, mode: str | None, folder: Path) -> TableStudy:
     """Convert a table into a study.
 
-    Args:
-        table: the parsed table.
-        mode: ``strong`` or ``weak``, for series whose columns do not determine the mode.
-        folder: the folder of the report.
+    ``mode`` is for series whose columns do not determine the mode.
 
     Raises:
         InputError: series, batches or repeats of the rows are inconsistent.

@@ -190,11 +190,8 @@ def waits_for(
 ) -> dict[Layout, Wait]:
     """Return the queue wait of each layout (study and size), as given or as estimated by Slurm.
 
-    Args:
-        layouts: the duration in seconds of the fastest training with each layout.
-        planned: the studies by name.
-        given: the queue wait in seconds by study, as given by the user.
-        ask: whether to ask Slurm about the studies that are not in ``given``.
+    ``layouts`` maps a layout to the seconds of its fastest training, ``given`` a study to a wait in seconds.
+    With ``ask``, Slurm is asked about the other studies.
     """
     from analysis.advise.options import Wait
 

@@ -25,15 +25,7 @@ _PRIVATE = "job data of other users are private (PrivateData)"
 
 
 class Neighbourhood:
-    """The jobs on the nodes of some runs. Slurm is asked when the first run needs to know.
-
-    Args:
-        study: the study of the runs.
-        slurm: the cluster.
-        ended: the nodes and times of the runs, for which sacct is asked.
-        queue: the status of the study's jobs in squeue.
-        no_accounting: the error message of sacct if it is unavailable.
-    """
+    """The jobs on the nodes of some runs. Slurm is asked when the first run needs to know."""
 
     def __init__(
         self,

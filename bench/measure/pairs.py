@@ -130,11 +130,7 @@ def exchange_with_neighbours(
 ) -> dict[str, Any]:
     """Return the value of ``neighbours`` in probes.json; all ranks must call this function.
 
-    Args:
-        collectives: exchanges the results.
-        nodes: the name of each node by its first rank, which exchanges the messages.
-        device: the device of the messages.
-        budget_s: the number of seconds after which no exchange begins.
+    ``nodes`` is the name of each node by its first rank. No exchange begins after ``budget_s``.
     """
     began = time.monotonic()
     own: list[dict[int, float]] = []

@@ -149,11 +149,7 @@ def mfu_basis(
 ) -> MfuBasis:
     """Compute the time of a step if every device ran at its stated peak, as the basis of MFU.
 
-    Args:
-        flops: the FLOPs of a step on one rank.
-        precise: the precisions in use.
-        devices: the name of each distinct device (ranks may share one); None for a CPU.
-        ranks: the number of ranks.
+    ``devices`` are the names of the distinct devices (ranks may share one); None for a CPU.
     """
     known = {name: peaks()[name] for name in dict.fromkeys(devices) if name is not None and name in peaks()}
     parts = [(flops.matmul, precise.matmul), (flops.convolution, precise.convolution)]

@@ -303,13 +303,7 @@ def measure(
 ) -> None:
     """Warm up, measure all epochs, then run the probes and the trace; rank 0 writes the tables each epoch.
 
-    Args:
-        session: the state of this rank.
-        collectives: exchanges values between ranks.
-        feed: this rank's batches.
-        model: the model to train.
-        devices: the devices of all ranks.
-        ideal_s: the time of a step if all devices ran at their stated peak FLOP/s; None if unknown.
+    ``ideal_s`` is the time of a step if all devices ran at their stated peak FLOP/s; None if unknown.
 
     Raises:
         CollectiveError: the loss is NaN or infinite.

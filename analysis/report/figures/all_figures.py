@@ -57,15 +57,7 @@ def scaling_figures(
     axes: Mapping[str, Selection],
     rate_unit: str = "samples/s",
 ) -> Iterator[Drawing]:
-    """Yield the figures of the scaling table: curves, heat maps, losses and step times of each mode.
-
-    Args:
-        table: from :func:`analysis.checks.scaling_table.scaling_table`.
-        runs: from :func:`analysis.stats.measured.measure`.
-        parts: from :func:`analysis.data.names.series_parts`.
-        axes: from :func:`analysis.report.figures.heatmaps.grids`.
-        rate_unit: unit of a throughput.
-    """
+    """Yield the figures of the scaling table: curves, heat maps, losses and step times of each mode."""
     throughput = throughput_in(rate_unit)
     batches = batch_grids(table, parts, rate_unit=rate_unit)
     columns = [name for name in _COLUMNS if name in table]

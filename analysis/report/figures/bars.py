@@ -246,12 +246,7 @@ def _draw_split_bar(
 
 
 def loss_rows(rows: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows whose loss factors are known, except for baselines, and add a column per factor.
-
-    Args:
-        rows: some rows of ``table``.
-        table: from :func:`analysis.checks.scaling_table.scaling_table`.
-    """
+    """Return the rows whose loss factors are known, except for baselines, and add a column per factor."""
     beyond = rows[rows["base_place"].notna() & ~rows["is_base"] & rows["efficiency"].notna()]
     needed = [name for name in _LOSS_COLUMNS if name in table]
     bases = table.loc[beyond["base_place"].astype("int64"), needed].to_dict("records")
@@ -342,12 +337,7 @@ def _draw_loss_bar(axes: Axes, place: float, row: dict[Hashable, Any], name: str
 
 
 def ranks_figure(means: RankMeans, *, balance: Mapping[str, float]) -> Drawing:
-    """Draw work and waiting: a bar per rank, or per node if there are too many ranks.
-
-    Args:
-        means: from :func:`analysis.checks.slow_ranks.rank_means`.
-        balance: the load balance of each cell.
-    """
+    """Draw work and waiting: a bar per rank, or per node if there are too many ranks."""
     panels, left_out = _panels(means)
     late = pd.concat(panels).loc[lambda rows: rows["beyond"] >= LATE_FROM].sort_values("beyond")
     longest = f"{_rank_name(late.iloc[-1])} works longest" if len(late) else "no rank is late"

@@ -346,9 +346,7 @@ def _run_tip(curve: Curve, label: str, run: dict[Hashable, Any]) -> Tip:
 def bandwidth_figure(sweep: pd.DataFrame, cells: pd.DataFrame) -> Drawing | None:
     """Draw the all-reduce bandwidth by message size; return None if no run has timed all-reduces.
 
-    Args:
-        sweep: from :func:`analysis.checks.fabric.sweep_rows`.
-        cells: a study's ``cell_id, nodes, gpus_per_node, gpus, backend, swept``.
+    ``sweep`` is from :func:`analysis.checks.fabric.sweep_rows`; ``cells`` are those of the study.
     """
     if not len(sweep):
         return None

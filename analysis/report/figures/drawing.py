@@ -287,12 +287,7 @@ def _style() -> Any:
 
 
 def finish(draft: Draft, draw: Callable[[Axes], Tips]) -> Drawing:
-    """Draw a figure with fixed margins, which need no layout pass, and save it as SVG, PNG and PDF.
-
-    Args:
-        draft: texts and dimensions.
-        draw: function that draws into the axes and returns the tips of the marks.
-    """
+    """Draw a figure with fixed margins, which need no layout pass, and save it as SVG, PNG and PDF."""
     legend_in = _LEGEND_LINE_IN * draft.legend_lines + 0.08
     total_in = draft.height_in + legend_in
     bottom_in = legend_in + 0.54

@@ -46,13 +46,7 @@ _COLOURS = {OTHER: Colour.GREY, NOT_EXPLAINED: Colour.OLIVE}
 
 
 def step_rows(study: Study, rows: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of cells that have step times; add quantiles of these times and the slowest step.
-
-    Args:
-        study: the study whose steps.csv files are read.
-        rows: a few rows of the scaling table.
-        runs: from :func:`analysis.stats.measured.measure`.
-    """
+    """Return the rows of cells that have step times; add quantiles of these times and the slowest step."""
     wanted = runs[runs["measured"] & runs["cell_id"].isin(rows["cell_id"])]
     sample = wanted.groupby("cell_id", sort=False)["run_id"].apply(_sample).explode()
     steps = study.steps_of(sample.to_list())
@@ -155,14 +149,7 @@ def _draw_box(axes: Axes, place: float, row: dict[Hashable, Any], name: str) -> 
 def waterfall_figure(
     division: CellDivision, row: Mapping[Any, Any] | pd.Series, *, name: str, label: str
 ) -> Drawing:
-    """Draw the time of a step from the ideal part over each cause to the measured time.
-
-    Args:
-        division: the division of the cell.
-        row: the cell's row of the scaling table.
-        name: file name without suffix.
-        label: the series.
-    """
+    """Draw the time of a step from the ideal part over each cause to the measured time."""
     bars = [
         (Part(title_of(one.key.cause), _COLOURS.get(one.key.cause, Colour.WINE)), one.share)
         for one in division.rows
@@ -217,10 +204,7 @@ def _draw_waterfall(
 def series_figure(steps: pd.DataFrame, *, name: str, label: str) -> Drawing:
     """Draw the step times of some runs over the number of the step.
 
-    Args:
-        steps: ``run_id, number, step_time_sec, slowest_rank``.
-        name: file name without suffix.
-        label: the cell.
+    ``steps`` have ``run_id, number, step_time_sec, slowest_rank``.
     """
     runs = list(dict.fromkeys(steps["run_id"]))
     slowest = steps.iloc[int(steps["step_time_sec"].to_numpy().argmax())]
