@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.study.conditions import Disturbance, Reason, Window, read_windows
+from bench.study.conditions import Disturbance, Reason, Window, objects, read_windows
 from bench.study.files import read_json
 from bench.study.layout import RunFolder
 from bench.study.run_json import SampledStep, SlowCall, read_run, read_sampled_step, read_warnings
@@ -102,7 +102,7 @@ def read_facts(
         nodes=_nodes(windows, env, found),
         clock_mhz=_clocks(ranks),
         threads=tuple(
-            sorted({n for one in _list(env.get("cores")) for n in _numbers(one, "threads_per_rank")})
+            sorted({n for one in objects(env.get("cores")) for n in _numbers(one, "threads_per_rank")})
         ),
         collectives=_per_step(ranks, "collectives", steps),
         sync_passes=_per_step(ranks, "sync_passes", steps),
@@ -183,8 +183,8 @@ _STARVED_FROM = 0.05
 
 def _crowds(env: Mapping[str, Any]) -> Iterable[tuple[str, int, int, int]]:
     """Yield node, ranks, threads and cores of each node whose ranks have more threads than cores."""
-    allowed = {str(host.get("host")): host.get("cores") for host in _list(env.get("hosts"))}
-    for one in _list(env.get("cores")):
+    allowed = {str(host.get("host")): host.get("cores") for host in objects(env.get("hosts"))}
+    for one in objects(env.get("cores")):
         threads, node = _numbers(one, "threads_per_rank"), str(one.get("node"))
         cores = allowed.get(node) or one.get("cores")
         if isinstance(cores, int) and 0 < cores < sum(threads):
@@ -266,10 +266,6 @@ def seconds_of(calls: Iterable[SlowCall]) -> float:
 
 def _dict(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
-
-
-def _list(value: Any) -> list[dict[str, Any]]:
-    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
 
 
 def _numbers(entry: Mapping[str, Any], key: str) -> list[int]:

@@ -31,7 +31,7 @@ from bench.study.layout import PackFolder, StudyFolder
 from bench.study.ledger import FailureClass, RunRecord, RunState, now
 from bench.study.plan_json import REPLAN, PlannedStudy
 from bench.study.run_json import Attempt
-from bench.units import slurm_time
+from bench.units import count, slurm_time
 
 _SAFE_WORD = re.compile(r"[A-Za-z0-9_.+/-]+")
 #: Values of ``Mark.by`` for a run that ended before the job of its pack.
@@ -282,8 +282,7 @@ class Packs:
         if self.mark(record) is not None:
             return replace(job, reason="")
         before = max(1, int(record.details["allocation"]["place"]) - max(1, self.marks(record).last_place))
-        count = "1 run" if before == 1 else f"{before} runs"
-        reason = f"waits for {count} before it in its pack (job {record.job_id})"
+        reason = f"waits for {count(before, 'run')} before it in its pack (job {record.job_id})"
         if not self.marks(record).runs:
             checks = ", which checks its nodes first" if self._has_preflight(record) else ""
             reason = f"waits for its pack (job {record.job_id}{checks}) to start its first run"

@@ -27,7 +27,7 @@ from bench.slurm.client import BatchJob, Slurm, SlurmRefusedError
 from bench.study.ledger import RunRecord, RunState, now
 from bench.study.plan_json import PlannedStudy
 from bench.study.run_json import Attempt, new_attempt, next_attempt, write_run
-from bench.units import human_duration
+from bench.units import count, human_duration
 
 _FULL = "run `bench submit --pack` again when some jobs have ended, or use --wait"
 _REMEDY = "choose fewer runs with --only, lower cluster.time_limit, or submit without --pack"
@@ -160,8 +160,7 @@ def _intent(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def _refused(pack: Pack, words: str, *, queue_is_full: bool) -> BenchError:
-    runs, nodes = len(pack.attempts), pack.allocation.nodes
-    size = f"{runs} run{'s' * (runs > 1)} on {nodes} node{'s' * (nodes > 1)}"
+    size = f"{count(len(pack.attempts), 'run')} on {count(pack.allocation.nodes, 'node')}"
     limit = human_duration(pack.allocation.limit_s)
     what = f"Slurm does not accept a pack of {size} for {limit}: {words}"
     if queue_is_full:

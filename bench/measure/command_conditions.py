@@ -51,22 +51,14 @@ print(json.dumps(found, default=str))
 
 
 def sample_before(folder: RunFolder, env: Mapping[str, str] = os.environ) -> None:
-    """Sample this node before the command, whose environment is ``env``.
-
-    Raises:
-        UnwritableError: the folder cannot be written.
-    """
+    """Sample this node before the command, whose environment is ``env``."""
     note_node(folder, env)
     node = Node(env)
     write_json(folder.path / _BEFORE.format(node.name), node.sample().as_json())
 
 
 def sample_after(folder: RunFolder) -> None:
-    """Sample this node after the command; no effect if this node was not sampled before the command.
-
-    Raises:
-        UnwritableError: the folder cannot be written.
-    """
+    """Sample this node after the command; no effect if this node was not sampled before the command."""
     node = Node(os.environ)
     earlier = folder.path / _BEFORE.format(node.name)
     content = read_json(earlier)
@@ -82,9 +74,6 @@ def merge_nodes(folder: RunFolder) -> None:
     """Write conditions.json and env.json from the nodes' files, and remove the nodes' files.
 
     If no node was sampled, ``not_sampled_because`` contains the reason.
-
-    Raises:
-        UnwritableError: the folder cannot be written.
     """
     paths = sorted(folder.path.glob(_AFTER.format("*")))
     entries = [entry for path in paths if (entry := read_json(path)) is not None]
@@ -134,11 +123,7 @@ def _last_line(path: Path) -> str:
 
 
 def note_node(folder: RunFolder, env: Mapping[str, str]) -> None:
-    """Write this node's facts to a file, before the command; ``env`` is the command's environment.
-
-    Raises:
-        UnwritableError: the folder cannot be written.
-    """
+    """Write this node's facts to a file, before the command; ``env`` is the command's environment."""
     run = read_run(folder.path)[0] or {}
     name, is_first = host_name(env), env.get("SLURM_NODEID", "0") == "0"
     facts: dict[str, Any] = {"host": _host(name, env, run), "cores": _cores(name, env, run)}
@@ -153,9 +138,6 @@ def write_environment(folder: RunFolder, *, hosts: Sequence[str] = ()) -> None:
     """Write env.json from the nodes' files, and remove them; no effect if env.json already exists.
 
     If no node has written a file, env.json contains only the names of ``hosts``.
-
-    Raises:
-        UnwritableError: the folder cannot be written.
     """
     paths = sorted(folder.path.glob(_ENV_NODE.format("*")))
     nodes = [node for path in paths if (node := read_json(path)) is not None]

@@ -344,15 +344,6 @@ class _Attempt:
         return self.job.started if self.job.hosts else None
 
 
-def job_statuses(rows: Sequence[AccountingRow]) -> dict[str, JobStatus]:
-    """Return the status of each job by job id, from the rows of ``sacct --duplicates``."""
-    jobs: dict[str, list[AccountingRow]] = {}
-    for row in rows:
-        jobs.setdefault(row.key.job, []).append(row)
-    found = {job: classify(its_rows) for job, its_rows in jobs.items()}
-    return {job: status for job, status in found.items() if status is not None}
-
-
 def queue_statuses(rows: Sequence[QueueRow]) -> dict[str, JobStatus]:
     """Return the status of each job by job id, from the rows of squeue."""
     jobs: dict[str, list[QueueRow]] = {}

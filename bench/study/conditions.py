@@ -201,13 +201,14 @@ def read_windows(folder: RunFolder) -> list[Window] | None:
 
 
 def _windows(entries: Any) -> Iterator[Window]:
-    for entry in _objects(entries):
+    for entry in objects(entries):
         start, end = parse_moment(entry.get("start")), parse_moment(entry.get("end"))
         if start is not None and end is not None and start <= end:
-            yield Window(start, end, _objects(entry.get("nodes")), _objects(entry.get("ranks")))
+            yield Window(start, end, objects(entry.get("nodes")), objects(entry.get("ranks")))
 
 
-def _objects(entries: Any) -> list[dict[str, Any]]:
+def objects(entries: Any) -> list[dict[str, Any]]:
+    """Return the dicts of a list; empty if ``entries`` is not a list."""
     return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
 
 
@@ -367,7 +368,7 @@ def _thermal_s(clocks: Any) -> float:
 def _host_of_rank(env: Mapping[str, Any]) -> dict[int, str]:
     return {
         rank: str(host.get("host"))
-        for host in _objects(env.get("hosts"))
+        for host in objects(env.get("hosts"))
         for rank in host.get("ranks") or []
         if isinstance(rank, int)
     }
@@ -379,10 +380,10 @@ def _cores_in_use(env: Mapping[str, Any]) -> dict[str, int]:
     A rank uses one core per thread; all ranks of a node together use at most the cores that they may use.
     """
     threads = {
-        str(node.get("node")): _sum(node.get("threads_per_rank")) for node in _objects(env.get("cores"))
+        str(node.get("node")): _sum(node.get("threads_per_rank")) for node in objects(env.get("cores"))
     }
     used = {}
-    for host in _objects(env.get("hosts")):
+    for host in objects(env.get("hosts")):
         allowed, wanted = host.get("cores"), threads.get(str(host.get("host")))
         known = [number for number in (allowed, wanted) if isinstance(number, int)]
         used[str(host.get("host"))] = max(1, min(known, default=1))
@@ -394,7 +395,7 @@ def idle_cores(folder: RunFolder) -> str:
     windows, env = read_windows(folder), read_json(folder.env) or {}
     ranks = windows[-1].ranks if windows else []
     threads = {rank.get("rank"): rank.get("threads") for rank in ranks}
-    for host in _objects(env.get("hosts")):
+    for host in objects(env.get("hosts")):
         here = [threads.get(rank) for rank in host.get("ranks") or ()]
         used, cores = _sum(here), host.get("cores")
         if used and None not in here and isinstance(cores, int) and cores - used >= len(here):
