@@ -10,8 +10,7 @@ from bench.lint.geometry import Geometry
 from bench.lint.launch import TRAINS, Launch, basename
 from bench.lint.options import names
 from bench.lint.rules import rule
-from bench.lint.rules.launchers import passes_unknown_options
-from bench.lint.rules.launching import STARTS_PROCESSES
+from bench.lint.rules.launching import STARTS_PROCESSES, passes_unknown_options
 from bench.lint.script import Script, starts_workers
 from bench.lint.walk import Step
 
