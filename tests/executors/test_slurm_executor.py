@@ -16,12 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from bench.slurm.job_states import job_statuses
 from bench.study.layout import RunFolder
 from bench.study.ledger import submit_lock
 from tests.cluster.bed import Cluster
 from tests.cluster.containers import wait_for
 from tests.executors.slurm_studies import MEASURE, Study, lines, plan_study, run_id, scripted_study, submitted
+from tests.slurm.statuses import job_statuses
 
 DDP = """\
 study: ddp

@@ -19,11 +19,12 @@ from bench.slurm.client import (
     SlurmUnavailableError,
     SubmissionUncertainError,
 )
-from bench.slurm.job_states import JobStatus, job_statuses, queue_statuses, state_from_notices
+from bench.slurm.job_states import JobStatus, queue_statuses, state_from_notices
 from bench.slurm.parsing import Gres
 from bench.study.ledger import FailureClass, RunState
 from tests.cluster.bed import Cluster
 from tests.cluster.containers import wait_for
+from tests.slurm.statuses import job_statuses
 
 
 @pytest.fixture

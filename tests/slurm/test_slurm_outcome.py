@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from bench.slurm.job_states import JobStatus, classify, queue_statuses
-from bench.slurm.parsing import AccountingRow, accounting_table, parse_accounting, parse_queue
+from bench.slurm.parsing import accounting_table, parse_accounting, parse_queue
 from bench.study.ledger import FailureClass, RunState
+from tests.slurm.statuses import job_statuses
 
 FIXTURES = sorted((Path(__file__).parent / "fixtures/accounting").glob("*.txt"))
 KEYS = (
@@ -45,12 +46,6 @@ def shown(outcome: JobStatus) -> dict[str, str]:
         for key, value in values.items()
         if value is not None and value is not False and value != ""
     }
-
-
-def job_statuses(rows: list[AccountingRow]) -> dict[str, JobStatus]:
-    """Return the status of each job that has a row of its own."""
-    found = {job: classify([row for row in rows if row.key.job == job]) for job in {r.key.job for r in rows}}
-    return {job: status for job, status in found.items() if status is not None}
 
 
 @pytest.mark.parametrize("path", FIXTURES, ids=lambda path: path.stem)
