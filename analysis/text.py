@@ -23,7 +23,7 @@ _UNSAFE = re.compile(
 
 
 def clean(value: Any) -> str:
-    """Return ``value`` as text; each control character and the like becomes a replacement character."""
+    """Return ``value`` as text; each unsafe character becomes a replacement character."""
     if value is None:
         return ""
     text = value if isinstance(value, str) else str(value)

@@ -1,10 +1,10 @@
 """List the configurations that can run a training, with their times, costs and success rates.
 
-Options are measured cells and larger sizes predicted by scaling laws. The time per epoch is
-ceil(samples / global batch) x the time per step, plus a checkpoint if the study wrote one. Start-up and
-validation are not included. Intervals (90 %) are those of one further run, because a training is one job:
-Student's t on the logarithms of the runs with sqrt(1 + 1/n) for measured cells, and those of the scaling
-law for predicted sizes.
+Options are measured cells and larger sizes predicted by scaling laws. The time per epoch is ceil(samples /
+global batch) x the time per step, plus a checkpoint if the study wrote one. Start-up and validation are not
+included. Intervals (90 %) are those of one further run, because a training is one job: Student's t on the
+logarithms of the runs with sqrt(1 + 1/n) for measured cells, and the intervals of the scaling law for
+predicted sizes.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Wait:
 class Advice:
     """The options in the order of their group and total time, and notes for the reader.
 
-    They are for a training of ``epochs`` epochs with ``samples`` samples each.
+    The options are for a training of ``epochs`` epochs with ``samples`` samples each.
     """
 
     samples: int
@@ -326,7 +326,8 @@ def _compare_with_first(options: pd.DataFrame, *, samples: int, epochs: int) -> 
     """Set ``distinguishable`` and ``runs_needed`` of measured options with a total time.
 
     An option is distinguishable if Welch's 95 % interval of the ratio of its total time to that of the first
-    option of its group excludes 1; a queue wait counts as a constant. It is None below three runs.
+    option of its group excludes 1; a queue wait counts as a constant. ``distinguishable`` is None below three
+    runs.
     """
     options["distinguishable"] = pd.Series([None] * len(options), index=options.index, dtype=object)
     options["runs_needed"] = np.nan
@@ -344,7 +345,7 @@ def _compare_with_first(options: pd.DataFrame, *, samples: int, epochs: int) -> 
 
 
 def _total_moments(option: pd.Series, *, samples: int, epochs: int) -> LogMoments:
-    """Return the moments of an option's total time, as each of its runs gives it."""
+    """Return the moments of an option's total time over its runs."""
     extra = option["checkpoint_s"] if math.isfinite(option["checkpoint_s"]) else 0.0
     steps = math.ceil(samples / option["global_batch"])
     training = epochs * (steps * np.array(option["run_step_times"], dtype=float) + extra)
@@ -353,7 +354,7 @@ def _total_moments(option: pd.Series, *, samples: int, epochs: int) -> LogMoment
 
 
 def _decided(other: LogMoments, first: LogMoments) -> tuple[bool | None, float]:
-    """Return whether two total times are distinguishable, and the runs of both that would decide if not."""
+    """Return whether two total times are distinguishable and, if not, the runs of both that would decide."""
     low, high = (float(bound[0]) for bound in ratio_interval(other, first))
     if not math.isfinite(low):
         return None, MIN_RUNS

@@ -128,7 +128,7 @@ def _described(option: dict[str, Any]) -> str:
 def _duration(option: dict[str, Any]) -> str:
     training, wait = f"about {about(option['training_s'])}", option["wait_s"]
     if not known(wait):
-        # If no wait is known at all, totals are training times.
+        # If no queue wait is known, totals are training times.
         return training if known(option["total_s"]) else f"{training}, queue wait unknown"
     if wait == 0:
         return f"{training}, can start now"
@@ -187,11 +187,13 @@ def _indistinct(advice: Advice) -> list[str]:
     if same:
         named = listed([f"{config(option)}, {_needed(option)}" for option in same], limit=3)
         texts.append(
-            "Not distinguishable from it (the 95 % interval of the ratio of total times contains 1): "
-            f"{named}."
+            "Not distinguishable from this option (the 95 % interval of the ratio of total times contains "
+            f"1): {named}."
         )
     if few := int(undecided.sum()):
-        texts.append(f"{count(few, 'other option')} cannot be compared with it: fewer than {MIN_RUNS} runs.")
+        texts.append(
+            f"{count(few, 'other option')} cannot be compared with this option: fewer than {MIN_RUNS} runs."
+        )
     return texts
 
 

@@ -58,14 +58,14 @@ CAUSES: dict[str, Info] = {
     ),
     "slow-link": Info(
         "slow link of a node",
-        "The link of one node is slower than those of the others, and every all-reduce passes it.",
+        "The link of one node is slower than those of the other nodes, and every all-reduce uses it.",
         "Leave this node out (cluster.exclude) and have its link checked: bench preflight.",
     ),
     "slow-fabric": Info(
         "slow network",
-        "The network is far slower between all nodes than its interfaces are nominally.",
-        "Use the fast interface (NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME, NCCL_IB_HCA), and compare with its "
-        "nominal rate: bench preflight.",
+        "The network between the nodes is far slower than the nominal rate of their interfaces.",
+        "Use the fast interface (NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME, NCCL_IB_HCA), and compare the "
+        "measured rate with its nominal rate: bench preflight.",
     ),
     "extra-communication": Info(
         "more communication than needed",
@@ -74,7 +74,7 @@ CAUSES: dict[str, Info] = {
     ),
     "unused-parameters": Info(
         "search for unused parameters",
-        "DDP searches for unused parameters in every step, and there are none.",
+        "DDP searches for unused parameters in every step, although all parameters are used.",
         "Construct DDP with find_unused_parameters=False.",
     ),
     "grad-strides": Info(

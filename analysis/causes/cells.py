@@ -1,9 +1,10 @@
 """Divide the loss of a cell into causes, with intervals over its runs.
 
 The unit is the run: each run is divided on its own (:mod:`analysis.causes.divide`), and a share is the mean
-over the runs of the cell. A cause is named if more than half of the runs show it. If it has a share, the mean
-must be at least 2 % of the step, and from three runs on, its 95 % interval must exclude 0. A cause whose
-evidence is a count, or only says that the cause is there, is otherwise named without a share.
+over the runs of the cell. A cause is named if more than half of the runs show it. If the cause has a share,
+the mean share must be at least 2 % of the step; with three or more runs, its 95 % interval must exclude 0. A
+cause that fails this test is named without a share if its evidence is a count or shows that the cause is
+present.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from analysis.stats.estimate import LEVEL, MIN_RUNS
 
 #: Causes without direct evidence: they are named only if :func:`_is_certain` accepts their share.
 _BY_REMAINDER = frozenset({"smaller-share"})
-#: Without an interval, such a cause needs a larger share.
+#: Minimum share of such a cause if there is no interval.
 _LEAST_REMAINDER = 0.1
 
 
@@ -37,7 +38,7 @@ class CellRun:
 
     @property
     def parts(self) -> Parts:
-        """The parts of its step, relative to the step time of the cell."""
+        """The parts of the run's step, relative to the step time of the cell."""
         return {part: self.factor * value for part, value in self.evidence.parts.items()}
 
 
@@ -56,7 +57,13 @@ class Share:
 
 @dataclass(frozen=True)
 class CellDivision:
-    """The division of a cell: its rows, largest share first and the rests last, and its ideal part."""
+    """The division of a cell.
+
+    Attributes:
+        rows: the shares, the largest first; ``other`` and ``not-explained`` are last.
+        ideal: the ideal part of the step, by part (mean over the runs).
+        rests: the time without a known cause, by part (mean over the runs).
+    """
 
     rows: list[Share]
     ideal: Parts
@@ -74,7 +81,7 @@ def divide_cell(
     """Divide the loss of one cell.
 
     Args:
-        runs: its runs.
+        runs: the cell's runs.
         reference: the ideal part of the baseline's step, relative to the step of this cell; None for a
             baseline.
         error: standard error of the efficiency relative to the baseline, as a fraction of it.
@@ -84,7 +91,7 @@ def divide_cell(
     named = {key for key, number in shown.items() if 2 * number > len(runs)}
     spread = error * sum(reference.values()) if reference else 0.0
     active = set(named)
-    # A cause without a share counts in all runs: else it would be joined with others in some of them only.
+    # A cause without a share counts in all runs. Otherwise, only some runs would join it with other causes.
     everywhere = {claim.key: claim for own in claims.values() for claim in own if claim.share is None}
     served = {
         run_id: [*(claim for claim in own if claim.share is not None), *everywhere.values()]
@@ -123,12 +130,12 @@ def _scaled(claim: Claim, factor: float) -> Claim:
 
 
 def _keys(key: Key, named: set[Key]) -> list[Key]:
-    """Return the claimed keys of a row; the row of several causes that cannot be told apart has several."""
+    """Return the claimed keys of a row: one, or several if the row's causes cannot be told apart."""
     return [key] if key in named else [one for one in named if one.cause in parts_of(key.cause)]
 
 
 def _is_certain(share: Share) -> bool:
-    """Return whether a share is large enough to be named, and its interval, if there is one, excludes 0."""
+    """Return whether a share is large enough to be named, and whether its interval (if any) excludes 0."""
     if share.key.cause in RESTS:
         return True
     least = LEAST_SHARE
@@ -138,7 +145,7 @@ def _is_certain(share: Share) -> bool:
 
 
 def _stands_alone(key: Key, claims: Mapping[str, Sequence[Claim]]) -> bool:
-    """Return whether the evidence of a cause says that it is there, but not for how long."""
+    """Return whether the evidence shows that a cause is present even if its share is unknown."""
     own = [claim for found in claims.values() for claim in found if claim.key == key]
     return key.cause not in _BY_REMAINDER and any(one.share is None or one.counted for one in own)
 
@@ -172,13 +179,13 @@ def _with_evidence(
     words = "; ".join(dict.fromkeys(claim.evidence for claim in first))
     nodes = {claim.node for _, ones in found for claim in ones}
     claim = replace(first[0], evidence=words, node=nodes.pop() if len(nodes) == 1 else "")
-    # The time of a cause whose evidence gives no share is at most what nothing else explains.
+    # A cause whose evidence gives no share takes at most the time that no other cause explains.
     at_most = all(one.share is None and one.cause not in _BY_REMAINDER for one in first)
     return replace(share, low=0.0 if at_most else share.low, claim=claim, run_id=run_id, runs=len(found))
 
 
 def _without_share(key: Key, runs: Sequence[CellRun], claims: Mapping[str, Sequence[Claim]]) -> Share:
-    """Return the row of a cause that is there, but whose time cannot be told from noise."""
+    """Return the row of a cause that is present, but whose time cannot be distinguished from noise."""
     found = [(run.run_id, one) for run in runs for one in claims[run.run_id] if one.key == key]
     run_id, claim = found[0]
     nan = math.nan

@@ -1,7 +1,7 @@
 """Claim causes for one run: each rule turns facts of the run into a cause with its evidence.
 
 A rule claims a share of the step only if a measurement says how long the cause takes. Otherwise the claim has
-no share, and :func:`analysis.causes.divide.divide` limits it to what nothing else explains.
+no share, and :func:`analysis.causes.divide.divide` gives it at most the time that no other cause explains.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from analysis.text import count, number, one_line, percent, seconds
 from bench.study.conditions import Reason, summary
 from bench.study.run_json import SlowCall
 
-#: From this fraction of the step on, data loading is a cause.
+#: Data loading is a cause if it takes at least this fraction of the step.
 MUCH_LOADING = 0.08
 #: Clocks below this fraction of the reference are low.
 LOW_CLOCK = 0.95
@@ -37,7 +37,7 @@ SLOW_FABRIC = 0.3
 SLOW_LINK = 0.7
 #: More collectives or passes per step than needed are reported if the surplus exceeds this number.
 _EXTRA = 0.5
-#: Less time in the calls of a sampled step may be that of the profiler, which takes 0.1 to 0.2 ms.
+#: A shorter time in the calls of a sampled step may be the profiler's own time (0.1 to 0.2 ms).
 _LEAST_SAMPLED_S = 0.001
 _MAX_CALLS = 3
 _COMMUNICATION = ("transfer", "wait")
@@ -48,14 +48,13 @@ class LateRank:
     """A rank that was late in every epoch of the run (see :mod:`analysis.checks.slow_ranks`).
 
     Attributes:
-        share: its useful time beyond the typical rank, as a fraction of the step.
+                share: its useful time beyond the typical rank, as a fraction of the step.
         excess_s: the same time in seconds, as a mean over the runs of the cell.
-        part: name of the part with the largest excess, as in PARTS.
-        alone: the rank is the only one of the run on its node.
-        whole_node: all ranks of the node are late.
-        cause: late-rank or late-node; both if the study does not tell them apart.
-        one_part: the excess is in one part of the computation only.
-        samples: its samples divided by those of the rank with the fewest; 1 if they are equal.
+        part: name of the part of the step with the largest excess, as in PARTS.
+        whole_node: true if all ranks of the node are late.
+        cause: late-rank or late-node; both names if the study does not distinguish them.
+        samples: its samples divided by those of the rank with the fewest; 1 if all are equal.
+        one_part: true if the excess is in one part of the computation only.
     """
 
     rank: int
@@ -74,14 +73,15 @@ class RunEvidence:
     """Everything that the rules know about one run.
 
     Attributes:
-        parts: fractions of the step by part; their sum is 1.
+        parts: each part's fraction of the step; their sum is 1.
         step_s: seconds per step.
         facts: what the run recorded.
-        late: its late ranks.
+        late: the run's late ranks.
         reference: the facts of a run of the baseline; None for the baseline itself.
         smaller_batch: the batch per rank divided by that of the baseline; 1 if it is the same.
         comm_s: total communication per step, hidden or not, in seconds; NaN if unknown.
-        link: node with a slow link, its rate, and the rate of the others (bytes/s).
+        link: a node with a slow link, its rate and the rate of the other nodes (bytes/s); None without a slow
+            link.
         ring_bytes_per_s: fitted rate of the network; NaN if unknown.
         loading: true if data loading is one of the causes of the run's cell.
     """
@@ -110,7 +110,7 @@ def claims_of(run: RunEvidence) -> list[Claim]:
 
 
 def _late(run: RunEvidence) -> Iterator[Claim]:
-    """Yield the late ranks or nodes; their shares of the step add up to the largest one of them."""
+    """Yield the late ranks or nodes. Their delays overlap, so their shares add up to the largest one."""
     groups: dict[tuple[str, int | None], LateRank] = {}
     for late in run.late:
         key = (late.node, None if late.whole_node and late.cause == "late-node" else late.rank)
@@ -150,7 +150,7 @@ def _why_late(run: RunEvidence, late: LateRank) -> tuple[str, str]:
     ratio = _clock_ratio(run.facts, late)
     if ratio < LOW_CLOCK and late.part in COMPUTING:
         return "clocks", f"its clock is {percent(ratio)} of that of the others"
-    # The node's other ranks are in time: only one that is slower in all its computation may lack CPU time.
+    # The node's other ranks are not late, so only a rank that computes slower in all parts may lack CPU time.
     if lost and late.part in COMPUTING and not late.one_part:
         words = [*own.texts, lines] if lines else own.texts
         return TOGETHER.join((late.cause, "cpu-starved")), "; ".join(words)
@@ -173,7 +173,7 @@ def _clock_ratio(facts: RunFacts, late: LateRank) -> float:
 
 
 def _calls_of_late(run: RunEvidence, late: LateRank) -> str:
-    """Return the late rank's call whose extra time, compared with the other ranks, is most of the excess."""
+    """Describe the late rank's call with the most extra time; empty if that is below 30 % of the excess."""
     own: dict[tuple[str, int, str], float] = {}
     others: dict[tuple[str, int, str], list[float]] = {}
     for step in run.facts.calls:
@@ -195,7 +195,7 @@ def _calls_of_late(run: RunEvidence, late: LateRank) -> str:
 
 
 def _starved(run: RunEvidence) -> Iterator[Claim]:
-    """Yield the cause if all nodes have too little CPU; if only some have, these nodes are late."""
+    """Yield the cause if all nodes have too little CPU time; if only some have, :func:`_late` yields them."""
     nodes = list(run.facts.nodes.values())
     least = min((_lost_cpu(node) for node in nodes), default=0.0)
     if not least or run.late or _jobs(run.facts):
@@ -236,7 +236,7 @@ def _fewer_threads(run: RunEvidence) -> Iterator[Claim]:
 
 
 def _disturbed(run: RunEvidence) -> Iterator[Claim]:
-    """Yield other jobs on the nodes; their effect is at most what nothing else explains."""
+    """Yield other jobs on the nodes; their share is at most the time that no other cause explains."""
     late = {late.node for late in run.late}
     jobs = [one for one in _jobs(run.facts) if one.node not in late]
     if jobs:
@@ -313,7 +313,7 @@ def _warned(run: RunEvidence) -> Iterator[Claim]:
     }
     found: dict[str, str] = {}
     if facts.searches_for_nothing:
-        found["unused-parameters"] = "find_unused_parameters=True, and no parameter is unused"
+        found["unused-parameters"] = "find_unused_parameters=True, but no parameter is unused"
     if facts.retries > 0:
         found["memory-pressure"] = f"{number(facts.retries, digits=2)} retries of the allocator per step"
     for name, line in facts.warnings.items():
@@ -341,8 +341,8 @@ def _exposed(run: RunEvidence) -> float:
 def _saved(run: RunEvidence, ratio: float) -> float:
     """Return the exposed communication that a network ``1 / ratio`` times as fast would save.
 
-    All communication becomes shorter, also the part that computation hides, so the exposed part loses more
-    than its own fraction. If the total is not known, the hidden part is taken as 0.
+    All communication becomes shorter, including the part that computation hides, so the exposed part loses
+    more than its own fraction. If the total is unknown, the hidden part is assumed to be 0.
     """
     total = run.comm_s / run.step_s if run.comm_s > 0 else 0.0
     exposed = _exposed(run)
@@ -376,20 +376,19 @@ def _extra_collectives(run: RunEvidence) -> float:
 
 
 def _extra_communication(run: RunEvidence) -> Iterator[Claim]:
-    """Yield passes that synchronise although one per step is enough, and collectives of the user's code."""
+    """Yield synchronising passes beyond the one needed per step, and collectives of the user's code."""
     facts = run.facts
     if facts.sync_passes > 1 + _EXTRA:
         passes = number(facts.sync_passes, digits=2)
-        words = f"{passes} backward passes per step synchronise gradients, one is enough"
+        words = f"{passes} backward passes per step synchronise gradients, but one is enough"
         share = _exposed(run) * (1 - 1 / facts.sync_passes)
         yield Claim("extra-communication", words, _COMMUNICATION, share, part="transfer", counted=True)
     extra = _extra_collectives(run)
     if not extra > _EXTRA:
         return
     needed = facts.sync_passes * facts.expected_collectives
-    words = (
-        f"{number(facts.collectives, digits=2)} collectives per step, DDP needs {number(needed, digits=2)}"
-    )
+    words = f"{number(facts.collectives, digits=2)} collectives per step"
+    words += f", but DDP needs {number(needed, digits=2)}"
     calls = [collectives_outside(step, waiting=True) for step in facts.calls]
     shares = [seconds_of(own) / run.step_s for own in calls]
     if sum(shares) > 0:

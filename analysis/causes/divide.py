@@ -21,15 +21,15 @@ from dataclasses import dataclass
 from analysis.causes.catalogue import NOT_EXPLAINED, OTHER, TOGETHER, parts_of
 from analysis.stats.columns import PARTS
 
-#: Parts that are work; a run whose parts are not known has only the part "step".
+#: Parts that are work. A run whose parts are unknown has the single part ``step``.
 COMPUTING = ("forward", "backward", "optimizer")
 WHOLE = "step"
 #: All other parts are lost time at any size.
 LOST = tuple(part for part in PARTS if part not in COMPUTING)
-#: Smaller shares are not attributed to a cause without a share of its own.
+#: Minimum share of a named cause.
 LEAST_SHARE = 0.02
 
-#: Fractions of the step by part.
+#: The fraction of the step that each part takes, by the part's name.
 Parts = Mapping[str, float]
 
 
@@ -38,16 +38,16 @@ class Claim:
     """A cause in one run, with its evidence.
 
     Attributes:
-        cause: its name, or several joined by ``or`` that the evidence cannot tell apart.
+        cause: name of the cause, or several names joined by ``or`` if the evidence does not distinguish them.
         evidence: the measured facts, in words.
         pools: the parts of the step that the cause lengthens, in the order in which its share is taken.
-        share: fraction of the step; None if the evidence does not say how long it takes. Such a cause gets at
-            most what nothing else explains in its pools.
-        node: node at fault; empty if it is not one node.
-        rank: rank at fault; None if it is not one rank.
+        share: fraction of the step; None if the evidence does not show how long the cause takes. Such a cause
+            gets at most the time in its pools that no other cause explains.
+        node: node at fault; empty if no single node is.
+        rank: rank at fault; None if no single rank is.
         part: the part of the step, in words.
-        counted: the evidence is a count, such as events per step or threads per core, so the cause is there
-            even if noise hides its share.
+        counted: true if the evidence is a count, such as events per step or threads per core. The cause is
+            then present even if noise hides its share.
     """
 
     cause: str
@@ -61,16 +61,16 @@ class Claim:
 
     @property
     def key(self) -> Key:
-        """The claims of several runs with equal keys are one cause of their cell.
+        """Key of the cause in its cell: claims of several runs with equal keys are one cause.
 
-        A rank may run on other nodes in other runs.
+        The key of a rank contains no node, because the rank may run on other nodes in other runs.
         """
         return Key(self.cause, self.node if self.rank is None else "", self.rank)
 
 
 @dataclass(frozen=True)
 class Key:
-    """A cause, at one rank or node if it is known which."""
+    """A cause, with the rank or node at fault if it is known."""
 
     cause: str
     node: str = ""
@@ -82,9 +82,9 @@ class Division:
     """The division of one run.
 
     Attributes:
-        shares: fraction of the step by cause; their sum is the loss.
+        shares: each cause's fraction of the step; their sum is the loss.
         ideal: the ideal part of the step, by part.
-        rests: the remaining fraction by part, of the rows ``other`` and ``not-explained``.
+        rests: the fraction of each part that no cause takes; the rows ``other`` and ``not-explained``.
         relative: the causes whose shares depend on the baseline's step.
     """
 
@@ -103,8 +103,8 @@ def divide(parts: Parts, claims: Sequence[Claim], *, reference: Parts | None = N
     """Divide the step of one run.
 
     Args:
-        parts: the step by part, relative to the step time of the cell (the sum is 1 for a run that is as
-            fast as its cell).
+        parts: the parts of the step, relative to the cell's mean step time. Their sum is 1 if the run is as
+            fast as the mean.
         claims: the causes found in the run. Those with a share get their part of the step first, in order.
         reference: the ideal part of the baseline's step, relative to the step of this cell; None for a
             baseline.
@@ -149,7 +149,7 @@ def _pools(parts: Parts, reference: Parts | None) -> tuple[dict[str, float], flo
         return {WHOLE: total - sum(reference.values())}, total
     growth = {part: parts[part] - reference.get(part, 0.0) for part in COMPUTING}
     net, positive = sum(growth.values()), sum(max(value, 0.0) for value in growth.values())
-    # What one part gains and another loses is no loss: only the sum of all three parts is divided.
+    # Time that moves from one part to another is no loss: only the sum of all three parts is divided.
     for part, value in growth.items():
         left[part] = max(value, 0.0) * net / positive if net > 0 else net / len(growth)
     return left, total

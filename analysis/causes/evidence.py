@@ -1,7 +1,7 @@
-"""Read what a run recorded about itself, as the facts from which its causes are claimed.
+"""Read the facts that a run recorded about itself; its causes of lost time are derived from them.
 
-The files are conditions.json, env.json, sampled_step.json and run.json of the run; all of them, and each of
-their values, may be missing.
+The files are conditions.json, env.json, sampled_step.json and run.json of the run. Each file, and each value
+in it, may be missing.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from bench.study.files import read_json
 from bench.study.layout import RunFolder
 from bench.study.run_json import SampledStep, SlowCall, read_run, read_sampled_step, read_warnings
 
-#: Calls of torch.distributed in the user's own code communicate, whatever DDP does.
+#: Prefixes of calls of torch.distributed in the user's code, which communicate in addition to DDP.
 COLLECTIVES = ("torch.distributed.", "dist.")
 #: Calls that wait for the device, and thereby for the communication that it executes.
 _WAITING_CALLS = ("Tensor.item", "Tensor.cpu", "Tensor.tolist", "Tensor.numpy", "cuda.synchronize")
 
-#: Calls of every training loop, which no timer covers: they are not a cause of lost time.
+#: Calls that every training loop makes outside of the timers: they are not a cause of lost time.
 _OF_TRAINING = ("Optimizer.zero_grad", "Module.zero_grad")
 
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """CPU of one node in one run.
+    """CPU facts of one node in one run.
 
     Attributes:
-        starved: fraction of the CPU time that the ranks did not get, by a quota or because threads share
-            cores; 0 if nothing shows this.
+        starved: fraction of the CPU time that the ranks did not get, because of a quota or because threads
+            share cores; 0 without evidence.
         foreign: CPU time of foreign processes as a fraction of the cores in use. The node may have other
-            cores for them, so this is not the time that the ranks lose.
+            cores for these processes, so this is not the time that the ranks lose.
         texts: the evidence for ``starved`` and ``foreign``.
         freq_mhz: mean clock of the cores; NaN if unknown.
     """
@@ -52,17 +52,18 @@ class RunFacts:
     """The facts of one run; empty, None or NaN if they are not known.
 
     Attributes:
-        nodes: by node.
+                nodes: the CPU facts of each node, by node name.
         clock_mhz: clock of each rank's GPU, by rank.
-        threads: torch's threads per rank.
-        per_step: collectives and passes that synchronise gradients per step, of one rank (mean).
-        expected_collectives: collectives per synchronising pass that DDP needs.
-        recompilations: compilations per step, of one rank (mean).
+        threads: the different numbers of torch threads that ranks have.
+        collectives: collectives per step of a rank (mean over the ranks).
+        sync_passes: backward passes per step that synchronise gradients (mean over the ranks).
+        expected_collectives: maximum number of collectives that DDP needs in such a pass.
+        recompilations: compilations per step of a rank (mean over the ranks).
         compile_share: fraction of the windows' time that the recompilations took.
-        retries: allocator retries per step, of the rank with the most.
-        searches_for_nothing: DDP searches for unused parameters, and there are none.
-        warnings: the warnings in the log by the doctor's name of the cause, each with path, line and text.
-        calls: the sampled step of each rank.
+        retries: allocator retries per step of the rank with the most retries.
+        searches_for_nothing: true if DDP searches for unused parameters and all parameters are used.
+        warnings: the log's first warning of each cause (named as by `bench doctor`): path, line and text.
+        calls: the sampled step of each rank, with its slow calls.
         disturbed: what disturbed the run from outside.
         nominal_bytes_per_s: nominal rate of the slowest node's interface.
     """
@@ -152,7 +153,7 @@ def _nodes(
     for name, ranks, threads, cores in _crowds(env):
         words = f"{threads} threads of {ranks} ranks share {cores} core{'s' * (cores != 1)} on {name}"
         share = 1 - cores / threads
-        # Threads that sleep or wait for the GPU do not compete.
+        # Threads that sleep or wait for the GPU do not compete for cores.
         if waited := [s for node in entries if node.get("node") == name for s in _waited_s(node)]:
             share = min(share, _part_of(sum(waited), seconds))
         found.setdefault(name, []).append((share, words))
@@ -172,12 +173,12 @@ def _part_of(spent_s: float, seconds: float) -> float:
 
 
 def _waited_s(node: Mapping[str, Any]) -> list[float]:
-    """Return the time in which a process waited for a core (PSI), in a list; empty if it is unknown."""
+    """Return a list with the time (s) that processes waited for a core (PSI); empty if unknown."""
     value = _dict(node.get("pressure")).get("cpu_some_s")
     return [float(value)] if isinstance(value, int | float) else []
 
 
-#: A smaller missing fraction of the CPU time is ignored.
+#: Smaller fractions of missing CPU time are ignored.
 _STARVED_FROM = 0.05
 
 
@@ -195,7 +196,7 @@ def _crowds(env: Mapping[str, Any]) -> Iterable[tuple[str, int, int, int]]:
 
 
 def _clocks(ranks: Sequence[Mapping[str, Any]]) -> dict[int, float]:
-    """Return the higher one of the clocks before and after each window, as a mean over the windows."""
+    """Return each rank's clock, by rank: the higher one before or after a window, averaged over windows."""
     found: dict[int, list[float]] = {}
     for rank in ranks:
         samples = [_dict(_dict(rank.get("clocks")).get(name)) for name in ("before", "after")]

@@ -54,10 +54,11 @@ _PART_WORDS = {
 def late_ranks(ranks: pd.DataFrame) -> dict[str, list[LateRank]]:
     """Return the late ranks by run.
 
-    If a node has several ranks and all of them are late, the node is late; if some are not, the ranks are. A
-    rank that is alone on its node is told apart by the other runs (the rank stays late on other nodes, or the
-    node with other ranks), or because a slow node slows all parts of the computation, not only one. ``ranks``
-    are rows of ranks.csv with ``run_id`` and ``cell_id``.
+    If all ranks of a node with several ranks are late, the cause is the node; if only some are late, the
+    cause is these ranks. If a rank is alone on its node, an excess in only one part of the computation means
+    a late rank, because a slow node slows all parts. Otherwise, other runs decide: either the rank is also
+    late on other nodes, or other ranks are late on this node. ``ranks`` are rows of ranks.csv with ``run_id``
+    and ``cell_id``.
     """
     found = stragglers(ranks)
     if not len(found):
@@ -96,7 +97,10 @@ def late_ranks(ranks: pd.DataFrame) -> dict[str, list[LateRank]]:
 
 
 def _moves(found: pd.DataFrame) -> dict[tuple[int, str], str]:
-    """Return late-rank for a rank that is late on several nodes, late-node for a node with several."""
+    """Return the cause by (rank, host), for ranks that are alone on their hosts.
+
+    A rank that is late on several hosts is a late-rank. A host with several late ranks is a late-node.
+    """
     names = {}
     alone = found[found["host_ranks"] == 1]
     for rank, host in alone[["rank", "host"]].drop_duplicates().itertuples(index=False):
@@ -129,14 +133,14 @@ def _in_one_part(ranks: pd.DataFrame) -> set[tuple[str, int]]:
 
 @dataclass(frozen=True)
 class StudyEvidence:
-    """What is known about a study beyond its frames.
+    """The evidence for causes in a study.
 
     Attributes:
-        facts: by run_id, of the runs that were sampled.
-        late: the late ranks by run_id.
-        links: by cell_id, a node with a slow link, its rate and that of the others (bytes/s).
-        rings: by cell_id, the fitted rate of the network (bytes/s).
-        comm_s: by run_id, the total communication per step (s); NaN if it was not measured.
+        facts: the facts of each run that was read, by run_id.
+        late: the late ranks of each run, by run_id.
+        links: a node with a slow link, its rate and that of the other nodes (bytes/s), by cell_id.
+        rings: the fitted rate of the network (bytes/s), by cell_id.
+        comm_s: the total communication per step (s), by run_id; NaN if it was not measured.
     """
 
     facts: Mapping[str, RunFacts]
@@ -165,7 +169,7 @@ def read_evidence(study: Study, frames: Frames, *, fabric: pd.DataFrame | None =
 
 
 def slow_links(fabric: pd.DataFrame) -> dict[str, tuple[str, float, float]]:
-    """Return the slowest node of each cell, if its link is slow, with its rate and that of the others."""
+    """Return each cell's slowest node if its link is slow, with its rate and that of the other nodes."""
     if "node_ratio" not in fabric:
         return {}
     slow = fabric[fabric["node_ratio"] < SLOW_LINK].sort_values("node_ratio", kind="stable")
@@ -233,7 +237,7 @@ def _divide_larger(
 
 
 def _runs_by_cell(frames: Frames, evidence: StudyEvidence) -> dict[str, list[CellRun]]:
-    """Return the runs of each cell. A run whose files were not read gets the facts of one with read files."""
+    """Return the runs of each cell. If a run's files were not read, it gets the facts of another run."""
     counted = frames.runs[frames.runs["measured"] & frames.runs["step_time_sec"].notna()]
     columns = ["run_id", "cell_id", "step_time_sec", "exposed", "parts_known", *PARTS]
     grouped: dict[str, list[dict[Any, Any]]] = defaultdict(list)
@@ -268,7 +272,7 @@ def _runs_by_cell(frames: Frames, evidence: StudyEvidence) -> dict[str, list[Cel
 
 
 def _parts(row: Mapping[Any, Any]) -> Parts:
-    """Return the fractions of a run's step by part; the whole step if a part is unknown."""
+    """Return each part's fraction of the run's step. If any part is unknown, the whole step is one part."""
     values = {part: float(row[part]) for part in PARTS}
     if math.isnan(values["wait"]):
         values |= {"wait": 0.0, "transfer": float(row["exposed"])}
@@ -320,7 +324,7 @@ def evidence_text(share: Share, division: CellDivision, row: Mapping[Any, Any] |
 
 
 def _rest_text(division: CellDivision) -> str:
-    """Return the parts of the remainder, the largest first."""
+    """Describe the parts of the loss without a known cause, the largest first."""
     if WHOLE in division.rests:
         return "the parts of the step were not measured"
     texts = [

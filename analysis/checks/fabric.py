@@ -196,7 +196,7 @@ def node_table(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _ratios(rates: pd.Series) -> Floats:
-    """Return each rate divided by the median of the others; NaN for fewer than three nodes."""
+    """Return each rate divided by the median of the other rates; NaN for fewer than three nodes."""
     values = rates.to_numpy(dtype=float)
     if len(values) < 3:
         return np.full(len(values), np.nan)
@@ -288,7 +288,7 @@ def _cell(cell_id: str, rows: pd.DataFrame) -> dict[str, Any]:
     alpha = _with_interval([fit.alpha_s for fit in fits])
     beta = _with_interval([fit.beta_s_per_byte for fit in fits])
     if 0 < len(fits) < MIN_RUNS:
-        reasons[f"{count(len(fits), 'run')}: no interval (it needs {MIN_RUNS})"] = None
+        reasons[f"{count(len(fits), 'run')}, but an interval needs {MIN_RUNS}"] = None
     return {
         "cell_id": cell_id,
         "ranks": ranks,
@@ -303,7 +303,7 @@ def _cell(cell_id: str, rows: pd.DataFrame) -> dict[str, Any]:
 
 
 def _with_interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """Return the geometric mean of ``values`` and both ends of its 95 % interval; NaN if there is none."""
+    """Return the geometric mean of ``values`` and both ends of its 95 % interval; unknown values are NaN."""
     one_group = np.zeros(len(values), dtype=np.intp)
     moments = log_moments(np.asarray(values, dtype=float), groups=one_group, size=1)
     (low,), (high,) = mean_interval(moments)

@@ -18,8 +18,8 @@ from analysis.text import count, fraction, fractions, listed, one_line
 from bench.study.ledger import RunState
 
 _TO_TRAIN = (
-    "no efficiency: a time to train includes convergence, which changes with the global batch; its ratio is "
-    "a speedup, not a parallel efficiency"
+    "no efficiency: a time to train includes convergence, which changes with the global batch; the ratio of "
+    "such times is a speedup, not a parallel efficiency"
 )
 _OTHER_BATCH = "no efficiency: the runs of this cell or of its baseline process another batch than planned"
 _NO_REGIME = "no efficiency: neither the global batch nor the batch per rank is constant over the series"
@@ -52,7 +52,7 @@ def scaling_table(source: Study | Frames, *, baseline: str | None = None) -> pd.
 
 @dataclass
 class _RunCounts:
-    """Number of a cell's runs: in total, those that count (``done``), and those left out as disturbed.
+    """Numbers of a cell's runs: all (``total``), those that count (``done``), those left out as disturbed.
 
     ``kinds`` counts all other runs by their outcome; ``reason`` is the reason of one of them.
     """
@@ -135,7 +135,8 @@ def _reasons_of_regimes(rows: pd.DataFrame, frames: Frames) -> dict[Hashable, st
         elif mode != label:
             constant = "global batch" if mode == "strong" else "batch per rank"
             reasons[place] = (
-                f"called {label} by {frames.labelled_by}, but its {constant} is constant: {mode} scaling"
+                f"the series is called {label} by {frames.labelled_by}, but its {constant} is constant: "
+                f"{mode} scaling"
             )
     return reasons
 
@@ -151,8 +152,8 @@ class Recommendation:
     """The sizes of a series above its baseline, grouped by whether their intervals reach :data:`GUIDE`.
 
     Attributes:
-        best: the largest size whose interval is at or above the guide; None without one.
-        open: the sizes above ``best`` for which the runs decide neither, the smallest first.
+        best: the largest size whose interval is at or above the guide; None if there is none.
+        open: the sizes above ``best`` that are neither recommended nor below the guide, the smallest first.
         below: the sizes whose interval is below the guide, the smallest first.
     """
 
@@ -192,7 +193,7 @@ def efficiency_text(row: pd.Series) -> str:
 
 
 def what_decides(row: pd.Series, base: pd.Series, *, invalid: Invalid = _NONE) -> str:
-    """Return how many runs would decide whether the efficiency of a size is at least :data:`GUIDE`."""
+    """Return the number of runs that would decide whether a size's efficiency is at least :data:`GUIDE`."""
     if reason := invalid_reason(row, base, invalid):
         return f"see the warning {reason}"
     if min(row["n_undisturbed"], base["n_undisturbed"]) < MIN_RUNS:
@@ -207,5 +208,5 @@ def what_decides(row: pd.Series, base: pd.Series, *, invalid: Invalid = _NONE) -
 
 
 def invalid_reason(row: pd.Series, base: pd.Series, invalid: Invalid) -> str:
-    """Return why the values of a size or of its baseline are not valid; empty if they are."""
+    """Return the reason why the values of a size or of its baseline are not valid; empty if they are."""
     return invalid.get(row["cell_id"]) or invalid.get(base["cell_id"], "")

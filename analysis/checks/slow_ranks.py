@@ -31,10 +31,10 @@ from analysis.text import MISSING, clean, count, one_line, percent, seconds
 LATE_FROM = 0.05
 #: Minimum ratio of a slow node's useful time to that of the other nodes.
 SLOW_NODE = 1.03
-#: Probability that a study without a slow node has one reported, if the noise is as in
+#: Probability of reporting a slow node in a study without one, if the noise is as in
 #: benchmarks/campaign_slow_nodes.py. The limit is 1 %; the rest is a reserve for noise with heavier tails.
 SLOW_NODE_LEVEL = 0.005
-#: Numbers of samples are equal if they differ by this at most.
+#: Numbers of samples count as equal if they differ by at most this fraction.
 SAMPLES_APART = 0.02
 #: Maximum number of cells that :func:`least_balanced_cells` returns.
 MAX_CELLS = 2
@@ -47,7 +47,7 @@ STRAGGLER_COLUMNS = ("run_id", "cell_id", "rank", "host", "host_ranks", "excess_
 PART_WORDS = {part: part for part in USEFUL_PARTS} | {
     "data": "data loading",
     "optimizer": "the optimizer",
-    "other": "what no timer covered",
+    "other": "time outside all timers",
 }
 _PART_NAMES = {column: PART_WORDS[part] for part, column in USEFUL_PARTS.items()}
 #: The columns of report/nodes.csv, one row per cell and host; times are seconds per step.
@@ -106,7 +106,7 @@ def stragglers(ranks: pd.DataFrame) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class LateNodes:
-    """The nodes that cause the longest waits: a sentence by host; ``more`` counts late nodes without one."""
+    """A sentence about each node with the longest waits, by host; ``more`` counts the other late nodes."""
 
     sentences: dict[str, str]
     more: int = 0
@@ -118,7 +118,7 @@ class LateNodes:
 
 
 def late_nodes_of(found: pd.DataFrame, cells: Iterable[str]) -> LateNodes:
-    """Describe the late nodes, longest wait first, each in the cell in which it causes the longest wait.
+    """Describe the late nodes, longest wait first, each for the cell in which it causes the longest wait.
 
     ``found`` is from :func:`stragglers`, and ``cells`` is the ``cell_id`` of each run that was read.
     """
@@ -142,7 +142,7 @@ def late_nodes_of(found: pd.DataFrame, cells: Iterable[str]) -> LateNodes:
 
 
 def _about_node(host: str, late: pd.DataFrame) -> str:
-    """Return a sentence about the late ranks of one node, in one or more cells, sorted by their excess."""
+    """Return a sentence about a node from its late ranks in all cells, which are sorted by their excess."""
     worst = late[late["cell_id"] == late["cell_id"].iloc[0]]
     first = worst.iloc[0]
     host = one_line(host, limit=80)
@@ -169,11 +169,11 @@ def slow_nodes_of(ranks: pd.DataFrame) -> pd.DataFrame:
     this time to the median of the run's other nodes, minus 1. A node is slow if it took part in three runs or
     more, its mean excess is above 3 %, and Student's t of its mean log ratio is significant at
     :data:`SLOW_NODE_LEVEL`, divided by the number of nodes. The standard deviation is that of the node or of
-    all nodes, whichever is larger: three values alone do not determine it.
+    all nodes, whichever is larger: three runs do not determine a standard deviation.
 
-    A run is left out if its ranks process different numbers of samples, and nodes with different numbers of
-    ranks are not compared with each other: their times differ by design. ``ranks`` are rows of ranks.csv with
-    ``run_id``.
+    Runs whose ranks process different numbers of samples are left out. Nodes with different numbers of ranks
+    are not compared with each other, because their times differ by design. ``ranks`` are rows of ranks.csv
+    with ``run_id``.
 
     Returns:
         A frame with ``host, runs, excess``.
@@ -234,7 +234,7 @@ def unequal_samples(ranks: pd.DataFrame) -> pd.DataFrame:
 
 
 def _log_ratios(ranks: pd.DataFrame) -> pd.DataFrame:
-    """Return, by run and host, the logarithm of: the host's useful time divided by that of the other hosts.
+    """Return one row per run and host: the log of the host's useful time over the other hosts' median.
 
     ``independent`` is the share of these ratios that are independent: (k - 1) / k of k hosts. Only hosts with
     the same number of ranks are compared.

@@ -32,7 +32,7 @@ from analysis.stats.measured import Frames, common_reasons, ranks_sample
 from analysis.text import capital, count, fraction, known, listed, number, one_line, percent
 from bench.study.conditions import Disturbance, Reason, summary
 
-#: Facts of the environment with their own code.
+#: Facts of the environment that ``runs-differ`` leaves out, because another code reports them.
 _OWN_CODE = frozenset({"Threads per rank"})
 _MAX_CELLS = 4
 _MAX_NAMED = 5
@@ -142,7 +142,7 @@ def validity(
 
 
 def invalid_cells(found: Sequence[ValidityFinding]) -> dict[str, str]:
-    """Return the cells with an error, each with the heading of the first one."""
+    """Return the cells with an error, each with the heading of its first error."""
     cells: dict[str, str] = {}
     for finding in found:
         for cell in finding.cells if finding.severity == "error" else ():
@@ -291,7 +291,7 @@ def _threads_of(env: dict[str, Any]) -> set[int]:
 
 
 def _threads(envs: _Environments, rows: pd.DataFrame) -> Iterator[ValidityFinding]:
-    """Yield the cells whose ranks differ in threads from each other or from those of the baseline."""
+    """Yield the cells whose ranks have different numbers of threads, or another number than the baseline."""
     threads: dict[str, set[int]] = {}
     for cell, env in envs:
         threads.setdefault(cell, set()).update(_threads_of(env))
@@ -304,7 +304,7 @@ def _threads(envs: _Environments, rows: pd.DataFrame) -> Iterator[ValidityFindin
             texts.append(f"{_named([cell])} has ranks with {listed([str(value) for value in sorted(own)])}")
         elif own and own != reference:
             texts.append(
-                f"{_named([cell])} has {_values(own)} per rank, its baseline {_named([pairs[cell]])} "
+                f"{_named([cell])} has {_values(own)} per rank, but its baseline {_named([pairs[cell]])} has "
                 f"{_values(reference)}"
             )
         else:
@@ -415,8 +415,8 @@ def _batches(rows: pd.DataFrame) -> Iterator[ValidityFinding]:
     ]
     yield ValidityFinding(
         "other-batch",
-        f"Samples per step: {listed(shown, limit=_MAX_CELLS)}. No efficiency, because these runs or those of "
-        "their baseline do other work than planned.",
+        f"Samples per step: {listed(shown, limit=_MAX_CELLS)}. These cells have no efficiency, because their "
+        "runs or those of their baseline do other work than planned.",
         cells,
         {"samples_per_step": samples},
     )
@@ -457,13 +457,14 @@ def _late_and_slow(study: Study, frames: Frames, ranks: pd.DataFrame) -> Iterato
 def _advice(study: Study, ranks: pd.DataFrame, slow: Sequence[str]) -> str:
     """Return advice about slow nodes that does not contradict the matrix."""
     plan = study.plan
+    which, it = ("this node", "it") if len(slow) == 1 else ("these nodes", "them")
     if plan.get("executor") != "slurm" or plan.get("nodelist"):
-        return "Have it checked. It cannot be left out, because the matrix names the nodes."
+        return f"Have {which} checked. The matrix names the nodes, so {it} cannot be left out."
     largest = int(study.cells["nodes"].max())
     if ranks["host"].nunique() - len(slow) < largest:
         others = count(largest, "other node")
-        return f"Have it checked. Leave it out (exclude) only if {others} remain for the largest cell."
-    return "Leave it out (exclude) or have it checked."
+        return f"Have {which} checked. Leave {it} out (exclude) only if {others} remain for the largest cell."
+    return f"Leave {which} out (exclude) or have {it} checked."
 
 
 class Anomaly(NamedTuple):
@@ -494,8 +495,9 @@ def _baselines_with_outliers(rows: pd.DataFrame, frames: Frames) -> Iterator[Ano
         cells = [one_line(cell, limit=60) for cell in dict.fromkeys(odd["cell_id"])]
         yield Anomaly(
             "Baseline with an outlier",
-            f"{listed(cells)}: {count(len(odd), 'run')} far from the baseline's other runs. "
-            "This affects every efficiency relative to this baseline: run the baseline again.",
+            f"{listed(cells)}: {count(len(odd), 'run')} {'is' if len(odd) == 1 else 'are'} far from the "
+            "baseline's other runs. This affects every efficiency relative to this baseline: run the "
+            "baseline again.",
         )
 
 

@@ -146,16 +146,16 @@ def runs_needed(ratios: LogRatios, *, minimum_effect: float = MINIMUM_EFFECT, n:
 #: Words for the parts of a step.
 _PART_WORDS = {
     "data": "data loading",
-    "other": "what no timer covers",
+    "other": "time outside all timers",
     "transfer": "exposed communication",
     "wait": "waiting for other ranks",
 }
 
 
 class Change(NamedTuple):
-    """The largest change between two cells: a part of the step with its times (s), and a cause.
+    """The largest changes between two cells: a part of the step with its times (s), and a cause.
 
-    Both texts are empty if they are not known.
+    A text is empty if it is not known.
     """
 
     part: str = ""
@@ -170,7 +170,7 @@ class Change(NamedTuple):
 
 
 class StepTimes:
-    """The times of the parts of a step and of the causes, by cell of one study (s per step)."""
+    """The times (s) of the parts of a step and of its causes, for each cell of a study."""
 
     def __init__(self, study: Study, runs: pd.DataFrame) -> None:
         counted = runs[runs["measured"]]
@@ -237,11 +237,11 @@ class Comparison:
         b: name of B; within one study, the compared setting with all values other than that of A.
         minimum_effect: a smaller relative change is not called faster or slower.
         cells: one row per pair of cells, :data:`COLUMNS`. Throughputs are samples/s (geometric means over the
-            compared runs). ``ratio`` is B over A of these means, ``low`` and ``high`` its 95 % interval. For
-            cells that are faster or slower, ``part`` is the part of the step that changed most, with its
-            times in A and B, and ``cause`` is the cause that changed most. ``pairs`` is the number of
-            interleaved pairs of runs, missing if runs are unpaired. ``broken`` marks cells that completed in
-            A and failed in B.
+            compared runs). ``ratio`` is the throughput of B divided by that of A, ``low`` and ``high`` are
+            the ratio's 95 % interval. For cells that are faster or slower, ``part`` is the part of the step
+            that changed most, with its times in A and B, and ``cause`` is the cause that changed most.
+            ``pairs`` is the number of interleaved pairs of runs, missing if runs are unpaired. ``broken``
+            marks cells that completed in A and failed in B.
         only_a: unmatched cells of A.
         only_b: unmatched cells of B.
         settings: settings that differ between A and B as a whole.
@@ -272,7 +272,7 @@ class Comparison:
 
     @property
     def undecided(self) -> bool:
-        """True if the data cannot tell for some cell whether it is slower."""
+        """True if the verdict of some cell is ``cannot tell``."""
         return bool((self.cells["verdict"] == Verdict.UNKNOWN).any())
 
 

@@ -29,7 +29,7 @@ _DEPENDENT = {
     "per_gpu_batch": ("global_batch",),
     "grad_accum": ("per_gpu_batch",),
 }
-#: Environment variables that differ between any two runs, or repeat settings: they are not compared.
+#: Environment variables that are not compared, because they always differ between runs or repeat settings.
 _PER_RUN = (
     *("SLURM_JOB_ID", "SLURM_JOB_NAME", "SLURM_JOB_NODELIST", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"),
     *("SLURM_NNODES", "SLURM_NTASKS", "SLURM_TASKS_PER_NODE"),
@@ -53,7 +53,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Matching:
-    """Matching cells (A, B) and unmatched cells by ``cell_id``; ``changes`` are settings that differ in B."""
+    """Matching cells (A, B) and unmatched cells by ``cell_id``; ``changes`` are differing settings."""
 
     pairs: list[tuple[str, str]]
     only_a: list[str]
@@ -116,7 +116,7 @@ def match_within(study: Study, *, key: str, base: str | None = None) -> list[tup
     """Match the cells of one study that differ only in ``key``, such as ``backend`` or ``env.NCCL_ALGO``.
 
     Cells with the value ``base`` (by default the first value in the plan) are matched with the cells of every
-    other value. Returns a tuple (base, other value, matching) for each of these.
+    other value. The result contains a tuple (base, other value, matching) for each other value.
 
     Raises:
         BenchError: the setting does not vary or is a size, or no cell has the base.
@@ -163,7 +163,7 @@ def _settings(study: Study) -> dict[str, Settings]:
 def _compared_settings(
     a: Mapping[str, Settings], b: Mapping[str, Settings], names: Iterable[str], ignored: Collection[str]
 ) -> tuple[list[str], list[Difference]]:
-    """Return the settings that must be equal in matching cells, and the others that differ in B."""
+    """Return the settings that must be equal in matching cells, and the other settings that differ."""
     compared, changes = [], []
     for name in names:
         values_a, values_b = _values(a, name), _values(b, name)

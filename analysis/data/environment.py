@@ -14,7 +14,7 @@ from analysis.data.load import Study
 from analysis.text import count, listed, one_line, whole
 from bench.units import human_bytes
 
-#: Maximum number of env.json files that are read: those of all runs or, with more runs, of a sample of them.
+#: Maximum number of env.json files that are read. If more runs have started, those of a sample are read.
 MAX_READ = 500
 _MAX_VALUES = 4
 _MAX_HOSTS = 64
@@ -54,7 +54,7 @@ class Environment:
         asked: number of runs whose env.json was to be read: all started runs or a sample of them.
         started: number of started runs.
         facts: label and value; values that differ between runs are listed with their number of runs.
-        variables: environment variables: name and value, in the same form.
+        variables: name and value of each environment variable, in the form of ``facts``.
         hosts, hosts_left_out: the first hosts, and the number of further hosts.
         warnings: warnings of the runs.
         differing: labels of the facts that differ between runs.
@@ -157,7 +157,7 @@ def _with_counts(counts: Counter[str]) -> str:
 
 
 def _add_variables(found: Environment, envs: list[dict[str, Any]]) -> None:
-    """Add the variables of all runs; if a variable has many values (a job's id), add only their number."""
+    """Add the variables of all runs. If one has many values, such as job ids, add only their number."""
     values: dict[str, Counter[str]] = {}
     for env in envs:
         for section in ("env", "slurm"):

@@ -1,4 +1,4 @@
-"""Load a study's folder as frames: all planned cells and runs, with the results so far.
+"""Load a study's folder as DataFrames: all planned cells and runs, with the results so far.
 
 Loading starts from the plan, and no run is ever dropped. A run that never started is a row with the state
 ``planned``. If a file in a run's folder is missing or broken, loading continues, and the column ``reason`` of
@@ -43,7 +43,7 @@ _ATTEMPT = re.compile(r"attempt-([0-9]{1,9})", re.ASCII).fullmatch
 
 @dataclass
 class Study:
-    """One study as frames.
+    """One study as DataFrames.
 
     Attributes:
         folder: the study's folder.
@@ -53,11 +53,12 @@ class Study:
             swept`` (dict).
         members: one row per cell and series: ``cell_id, series, mode, batch``; ``mode`` and ``batch`` are
             the plan's labels of the series.
-        runs: one row per planned run: :data:`RUNS_COLUMNS`; times are UTC. ``evidence`` contains the lines
-            that `bench doctor` found, each with its cause; None without run.json.
+        runs: one row per planned run: :data:`RUNS_COLUMNS`; times are UTC. ``evidence`` contains the log
+            lines that `bench doctor` found, each with its cause; None without run.json.
         epochs: the rows of all runs' metrics.csv, with ``run_id`` and ``cell_id`` (categorical).
         remarks: problems of the folder as a whole.
-        attempts: the folder of each run's latest attempt, in the order of ``runs``; None without one.
+        attempts: the folder of each run's latest attempt, in the order of ``runs``; None if the run has no
+            attempt.
     """
 
     folder: StudyFolder
@@ -168,7 +169,7 @@ def _per_node(value: Any) -> str:
 def _read_runs(
     folder: StudyFolder, planned: list[tuple[str, str, int, int]]
 ) -> tuple[pd.DataFrame, list[str | None], list[str]]:
-    """Return one row per planned run, the path of its latest attempt's folder, and remarks."""
+    """Return the runs DataFrame, the folder of each run's latest attempt, and remarks."""
     present = _visible_names(str(folder.runs))
     records, attempts = [], []
     for run_id, cell_id, repeat, order in planned:
@@ -277,7 +278,7 @@ def _runs_frame(records: list[tuple[Any, ...]]) -> pd.DataFrame:
 def _epochs(
     runs: pd.DataFrame, attempts: Sequence[str | None], *, without_metrics: Collection[str]
 ) -> tuple[pd.DataFrame, dict[int, str]]:
-    """Return the rows of all runs' metrics.csv, and the files' problems by the run's position in ``runs``."""
+    """Return the rows of all runs' metrics.csv, and each file's problem by the run's position in ``runs``."""
     file = RunFolder(Path()).metrics_csv.name
     places = [place for place, attempt in enumerate(attempts) if attempt]
     loaded = read_csvs([f"{attempts[place]}/{file}" for place in places], columns=METRICS_COLUMNS)

@@ -36,7 +36,7 @@ def ranks(row: Row) -> str:
 
 
 def layout(row: Row, *, times: str = "×") -> str:
-    """Return ``2 × 4`` for two nodes of four ranks; empty if the nodes are unknown."""
+    """Return ``2 × 4`` for two nodes of four ranks; empty if the number of nodes is unknown."""
     return f"{row['nodes']} {times} {row['gpus_per_node']}" if nodes_known(row) else ""
 
 

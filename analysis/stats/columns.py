@@ -21,7 +21,7 @@ class Column(NamedTuple):
 PARTS = ("data", "forward", "backward", "optimizer", "other", "transfer", "wait")
 #: Size of a cell. ``gpus_per_node`` is empty if a table measured elsewhere does not give the nodes.
 SIZE_COLUMNS = ("nodes", "gpus_per_node", "gpus", "global_batch", "per_gpu_batch")
-#: Incremental efficiency of a size relative to the next smaller one.
+#: Columns about the incremental efficiency, that of a size relative to the next smaller size.
 INCREMENT_COLUMNS = ("incremental_from", "incremental_efficiency", "incremental_low", "incremental_high")
 
 _PUBLISHED = (
@@ -42,35 +42,35 @@ _PUBLISHED = (
     Column("per_gpu_batch", "int64", "samples per rank and micro-batch"),
     Column("n", "int64", "runs that count: they completed with a throughput and were not left out"),
     Column("throughput_samples_per_sec", "float64", "harmonic mean over runs", "samples/s"),
-    Column("throughput_low", "float64", "lower end of its 95 % interval", "samples/s"),
-    Column("throughput_high", "float64", "upper end of its 95 % interval", "samples/s"),
+    Column("throughput_low", "float64", "lower end of the throughput's 95 % interval", "samples/s"),
+    Column("throughput_high", "float64", "upper end of the throughput's 95 % interval", "samples/s"),
     Column("step_time_sec", "float64", "mean time per global batch", "s"),
     Column("speedup", "float64", "speedup; for weak scaling the scaled speedup"),
     Column("efficiency", "float64", "parallel efficiency"),
-    Column("efficiency_low", "float64", "lower end of its 95 % interval"),
-    Column("efficiency_high", "float64", "upper end of its 95 % interval"),
-    Column("load_balance", "float64", "mean useful time of the ranks divided by the longest one"),
+    Column("efficiency_low", "float64", "lower end of the efficiency's 95 % interval"),
+    Column("efficiency_high", "float64", "upper end of the efficiency's 95 % interval"),
+    Column("load_balance", "float64", "mean useful time of the ranks divided by the longest useful time"),
     Column("comm_efficiency", "float64", "longest useful time of a rank divided by the step time"),
     Column("pop_parallel_efficiency", "float64", "load balance times communication efficiency"),
     Column("computational_scalability", "float64", "useful time per sample at the baseline / at this size"),
     Column("global_efficiency", "float64", "parallel efficiency times computational scalability"),
-    Column("node_hours", "float64", "cost of one run, as a mean over the runs", "node-hours"),
+    Column("node_hours", "float64", "mean cost of a run", "node-hours"),
     Column("state", "str", "state of the cell's runs"),
     Column(
         "reason",
         "str",
-        "remarks: missing runs, replaced baseline, neither strong nor weak scaling; empty if there is none",
+        "remarks: missing runs, replaced baseline, neither strong nor weak scaling; empty without remarks",
     ),
 )
 _PUBLISHED_LATER = (
     Column("incremental_from", "float64", "next smaller measured size", "ranks"),
-    Column("incremental_efficiency", "float64", "efficiency per doubling from this smaller size"),
-    Column("incremental_low", "float64", "lower end of its 95 % interval"),
-    Column("incremental_high", "float64", "upper end of its 95 % interval"),
+    Column("incremental_efficiency", "float64", "efficiency per doubling from the next smaller size"),
+    Column("incremental_low", "float64", "lower end of the incremental efficiency's 95 % interval"),
+    Column("incremental_high", "float64", "upper end of the incremental efficiency's 95 % interval"),
     Column("karp_flatt", "float64", "serial fraction, for strong scaling"),
-    Column("n_disturbed", "Int64", "runs that were disturbed from outside their job, also if they count"),
-    Column("throughput_all", "float64", "throughput over all runs, also those left out", "samples/s"),
-    Column("efficiency_all", "float64", "parallel efficiency over all runs, also those left out"),
+    Column("n_disturbed", "Int64", "runs disturbed from outside their job, including those that count"),
+    Column("throughput_all", "float64", "throughput over all runs, including those left out", "samples/s"),
+    Column("efficiency_all", "float64", "parallel efficiency over all runs, including those left out"),
 )
 _INTERNAL = (
     Column("runs", "int64", "planned runs"),
@@ -84,7 +84,7 @@ _INTERNAL = (
     Column("efficiency_error", "float64", "standard error of the logarithm of the efficiency"),
     Column("n_undisturbed", "int64", "runs that count and were not disturbed, as far as this was recorded"),
     Column("ddp", "bool", "False for one rank that runs without DDP"),
-    Column("variant", "str", "swept options other than ddp"),
+    Column("variant", "str", "swept options without ddp; cells of one variant do the same work"),
     Column("to_train", "bool", "times are those of whole trainings"),
     Column("unit", "float64", "samples counted by the runs divided by samples planned"),
     Column("other_unit", "bool", "unit differs from the baseline's, so there is no efficiency"),

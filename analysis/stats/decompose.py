@@ -102,7 +102,7 @@ def cell_parts(runs: pd.DataFrame) -> pd.DataFrame:
     """
     known = runs[runs["step_s"].notna()]
     mixed = known["parts_known"].astype(bool).groupby(known["cell_id"], observed=True)
-    # Runs with known parts (useful time in s) and without (useful time set to 1) cannot be averaged.
+    # Runs with known parts (useful time in s) and runs without (useful time 1) have no common mean.
     known = known[known["parts_known"].astype(bool) | ~mixed.transform("any")]
     groups = known.groupby("cell_id", observed=True, sort=False)
     cells = groups[[*PARTS, "exposed", *TIMES]].mean()

@@ -28,7 +28,7 @@ OUTLIER_MIN_RUNS = 5
 
 
 def run_rates(epochs: pd.DataFrame) -> pd.DataFrame:
-    """Return the throughput of each run that has a usable epoch: its samples divided by their time.
+    """Return the throughput of each run that has a usable epoch: the run's samples divided by their time.
 
     This is the harmonic mean of the epochs' rates weighted by samples, because each epoch's time is samples /
     rate. Epochs without samples or without a positive finite rate are ignored. ``epochs`` are rows of
@@ -53,7 +53,7 @@ def run_rates(epochs: pd.DataFrame) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class LogMoments:
-    """For each group of values: their number, and the mean and variance of their logarithms."""
+    """Moments of groups of values: the number of values, the mean and the variance of their logarithms."""
 
     n: Floats
     mean: Floats
@@ -98,8 +98,8 @@ def mean_interval(moments: LogMoments, *, level: float = LEVEL) -> tuple[Floats,
 def ratio_interval(top: LogMoments, bottom: LogMoments) -> tuple[Floats, Floats]:
     """Return the ends of the interval of top / bottom for unpaired runs: Welch's t on the logarithms.
 
-    They are NaN if either group has fewer than 3 runs. Degrees of freedom by Welch and Satterthwaite
-    (B. L. Welch, Biometrika 34, 1947).
+    The ends are NaN if either group has fewer than 3 runs. The degrees of freedom are those of Welch and
+    Satterthwaite (B. L. Welch, Biometrika 34, 1947).
     """
     enough = (top.n >= MIN_RUNS) & (bottom.n >= MIN_RUNS)
     centre, error, freedom = welch(top, bottom)
@@ -110,14 +110,14 @@ def ratio_interval(top: LogMoments, bottom: LogMoments) -> tuple[Floats, Floats]
 
 
 def welch(top: LogMoments, bottom: LogMoments) -> tuple[Floats, Floats, Floats]:
-    """Return the differences of mean logarithms, top - bottom, with standard errors, degrees of freedom."""
+    """Return top - bottom of the mean logarithms, with the standard error and the degrees of freedom."""
     with np.errstate(divide="ignore", invalid="ignore"):
         a, b = top.variance / top.n, bottom.variance / bottom.n
         freedom = (a + b) ** 2 / (a**2 / (top.n - 1) + b**2 / (bottom.n - 1))
     return top.mean - bottom.mean, np.sqrt(a + b), freedom
 
 
-#: Probability with which :func:`runs_to_decide` runs decide.
+#: Probability that as many runs as :func:`runs_to_decide` returns are enough.
 DECISION_POWER = 0.8
 #: :func:`runs_to_decide` returns infinity beyond this number of runs.
 MOST_RUNS = 100
@@ -134,10 +134,10 @@ def runs_to_decide(distance: float, *, error: float, top_n: float, bottom_n: flo
 
     Args:
         distance: difference between the logarithms of the ratio and of the threshold.
-        error: standard error of the logarithm of the measured ratio; half of its interval's width divided by
-            the quantile of t.
-        top_n: runs of the cell that were measured.
-        bottom_n: runs of its baseline that were measured.
+        error: standard error of the logarithm of the measured ratio, which is half the width of the
+            logarithm's interval divided by the quantile of t.
+        top_n: number of measured runs of the cell.
+        bottom_n: number of measured runs of the cell's baseline.
     """
     spread = error / np.sqrt(1 / top_n + 1 / bottom_n)
     runs = np.arange(MIN_RUNS, MOST_RUNS + 1)

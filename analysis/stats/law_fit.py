@@ -44,7 +44,7 @@ _MAX_HALF_WIDTH = 20.0
 LEVEL = 0.90
 #: Predictions beyond this multiple of the largest measured size must be requested.
 REACH = 2.0
-#: Laws whose AICc exceeds the lowest one by at most this are plausible: the interval spans theirs, too
+#: Laws whose AICc exceeds the lowest one by at most this are plausible: predictions span their intervals
 #: (K. P. Burnham and D. R. Anderson, Model Selection and Multimodel Inference, 2002: up to 7).
 PLAUSIBLE_AICC = 6.0
 #: Without AICc, laws are plausible if their leave-last-out error is at most this multiple of the smallest.
@@ -83,8 +83,8 @@ class SizePath:
     Attributes:
         runs: the runs; all runs of one size have the same layout.
         name: description of the sizes.
-        largest_within: the largest size within one node, in ranks, if other sizes span several nodes; 0 if
-            laws need no term for leaving the node.
+        largest_within: ranks of the largest size within one node, if other sizes span several nodes;
+            otherwise 0, because laws need no term for leaving the node.
     """
 
     runs: pd.DataFrame
@@ -151,10 +151,11 @@ def _most_within(runs: pd.DataFrame) -> int:
 
 @dataclass(frozen=True)
 class Points:
-    """The runs of a series by size: ranks (ascending), number ``n`` of runs, ``mean`` of the log times.
+    """The runs of a series, grouped by size.
 
-    ``scatter`` is the sum of the squared deviations of the runs from the mean of their size, ``spare`` its
-    degrees of freedom.
+    ``ranks`` are the sizes (ascending), ``n`` is the number of runs of each size, and ``mean`` the mean of
+    their log times. ``scatter`` is the sum of the squared deviations of the runs from the mean of their size,
+    ``spare`` its degrees of freedom.
     """
 
     ranks: Floats
@@ -183,7 +184,7 @@ class Fitted:
         noise: relative standard deviation of a run around the curve.
         freedom: residual degrees of freedom, over runs.
         refused: reason why the law must not be chosen; empty if it may be chosen.
-        misfit: whether the law deviates from the sizes' means by more than the noise of the runs explains.
+        misfit: True if the law deviates from the sizes' means by more than the noise of the runs explains.
         covariance: covariance of the parameters, for runs of unit variance.
         scale: residual variance for the intervals of the parameters: the larger one of the variances over the
             runs and over the sizes.
@@ -239,7 +240,7 @@ def points_of(runs: pd.DataFrame) -> Points:
 
 
 def fit_law(law: Law, points: Points) -> Fitted | None:
-    """Fit the law to all points; return None if they leave no degree of freedom or the fit fails.
+    """Fit the law to all points; return None if there are too few sizes or the fit fails.
 
     The fit minimises the deviations of the curve from the sizes' means; the runs' scatter does not matter.
     """
@@ -375,7 +376,7 @@ class LawFit:
         chosen: the law for predictions.
         laws: all fitted laws, the chosen one first; a law with a reason in ``refused`` is never chosen.
         left_out: laws that could not be fitted, with the reason.
-        by_aicc: whether the laws were compared by AICc or by the leave-last-out error alone.
+        by_aicc: True if the laws were compared by AICc; False if only by the leave-last-out error.
         path: description of the sizes that the laws are fitted to.
         runs: number of runs.
         largest, smallest: sizes in ranks.
@@ -410,11 +411,11 @@ class LawFit:
         return tuple(fitted for fitted in self.laws if self._is_plausible(fitted))
 
     def predict(self, gpus: Sequence[int], level: float = LEVEL, *, beyond: bool = False) -> pd.DataFrame:
-        """Return the time per step at the given sizes, with prediction intervals of a further run.
+        """Return the time per step at the given sizes, with the prediction interval of one further run.
 
-        The prediction is that of the chosen law. The interval spans the intervals of all plausible laws, even
-        of laws refused for a parameter at its bound: a term that is invisible at the measured sizes may
-        matter at larger ones.
+        The chosen law predicts the time. The interval spans the intervals of all plausible laws, even of laws
+        refused for a parameter at its bound: a term that is invisible at the measured sizes may matter at
+        larger ones.
 
         Returns:
             A frame with :data:`PREDICTION_COLUMNS`: ``step_time_sec`` (per global batch), with its interval

@@ -317,7 +317,7 @@ class _ProbedStep:
 
 
 def _communication_laws(mode: str, fabric: Fabric) -> tuple[Law, ...]:
-    """Return the communication model's forms: hidden are all buckets but the last, none, or up to ωC."""
+    """Return the communication model's forms: all buckets but the last are hidden, none is, or up to ωC s."""
     step = _ProbedStep(fabric, mode == "strong")
     work = (_FIXED, _WORK) if step.strong else (_FIXED,)
     compute = "C = c + w/N" if step.strong else "C = c"

@@ -75,7 +75,7 @@ def _typical_shares(ranks: pd.DataFrame) -> pd.DataFrame:
 
 
 def factors(row: Row, base: Row) -> dict[str, float]:
-    """Return the four factors of a size relative to its baseline by name; empty if one is unknown."""
+    """Return the size's four factors relative to the baseline, by name; empty if a factor is unknown."""
     share, useful, data = _typical_rank(row)
     share_base, useful_base, data_base = _typical_rank(base)
     found = {
@@ -93,9 +93,9 @@ def factors(row: Row, base: Row) -> dict[str, float]:
 
 
 def _typical_rank(row: Row) -> tuple[float, float, float]:
-    """Return the useful time of the typical rank relative to the mean over ranks, and two absolute times.
+    """Return the typical rank's useful time relative to the ranks' mean, its useful time and loading time.
 
-    These are the useful time and the data loading time, in seconds per sample times the number of ranks.
+    The last two values are in seconds per sample, times the number of ranks.
     """
     per_sample = float(row["gpus"]) / float(row["global_batch"])
     useful, data = float(row["useful_s"]), float(row["data"])

@@ -1,4 +1,4 @@
-"""The runs of a study with their measurements: the frames that all analyses start from.
+"""The runs of a study with their measurements: the DataFrames that all analyses start from.
 
 A run is disturbed by something outside its job; :mod:`bench.study.conditions` decides this when the run ends.
 The time of a step is never a reason to leave out a run.
@@ -23,9 +23,9 @@ from bench.study.ledger import RunState
 def left_out(runs: pd.DataFrame) -> pd.Series:
     """Return a mask of the disturbed runs that are left out.
 
-    A reason that disturbed all runs of a cell is a property of the study, and leaves out none of them. The
-    other disturbed runs are left out if their cell has a run that is not. ``runs`` have ``cell_id`` and
-    ``disturbed``, and completed with a throughput.
+    A reason that disturbed all runs of a cell is a property of the study; no run is left out because of it.
+    Runs that were disturbed for another reason are left out, unless this applies to all runs of their cell.
+    ``runs`` have ``cell_id`` and ``disturbed``, and completed with a throughput.
     """
     own = _reasons_of_run(runs)
     if not own.map(bool).any():
@@ -47,7 +47,7 @@ def common_reasons(runs: pd.DataFrame) -> dict[str, frozenset[Reason]]:
 
 
 def count_disturbed(runs: pd.DataFrame) -> pd.Series:
-    """Return the number of disturbed runs by cell_id; missing if it was recorded for no run of the cell.
+    """Return the number of disturbed runs by cell_id; missing if no run of the cell recorded disturbances.
 
     ``runs`` are as for :func:`left_out`.
     """
@@ -66,7 +66,7 @@ MAX_RANKS_FILES = 500
 
 @dataclass(frozen=True)
 class Frames:
-    """The frames of a study: planned cells, their series, and all runs with their measurements.
+    """The DataFrames of a study: planned cells, their series, and all runs with their measurements.
 
     Attributes:
         cells: one row per cell: ``cell_id, launcher, backend``, the size columns; optionally ``ddp``, False
@@ -104,8 +104,8 @@ def measure(study: Study, *, include_disturbed: bool = False) -> Frames:
     """Compute the frames of a study.
 
     A run counts if it completed with a throughput. A disturbed run is left out (see
-    :func:`analysis.stats.measured.left_out`), unless ``include_disturbed``. ``step_time_sec`` is the time
-    per global batch: the plan's global batch over the throughput.
+    :func:`analysis.stats.measured.left_out`), unless ``include_disturbed``. ``step_time_sec`` is the time per
+    global batch: the plan's global batch divided by the throughput.
     """
     runs = study.runs.set_index("run_id", drop=False)
     runs = runs.join(run_rates(study.epochs)).join(run_parts(study.epochs))
@@ -128,7 +128,7 @@ def measure(study: Study, *, include_disturbed: bool = False) -> Frames:
 
 
 def ranks_sample(runs: pd.DataFrame) -> pd.DataFrame:
-    """Select the runs whose ranks.csv is read: all runs that count or, in a large study, the first repeats.
+    """Select the runs whose ranks.csv is read: all that count; in large studies each cell's first repeats.
 
     ``runs`` have ``run_id, cell_id, measured``.
     """
@@ -146,7 +146,7 @@ def _with_ddp(study: Study) -> list[bool]:
 
 
 def _reasons(runs: pd.DataFrame, batch: Floats) -> pd.Series:
-    """Return the column ``reason`` of the runs, with problems of metrics and conditions appended."""
+    """Return each run's ``reason`` with the problems of its metrics and conditions appended."""
     reasons = runs["reason"].to_numpy(dtype=object).copy()
     completed = (runs["state"] == RunState.COMPLETED).to_numpy()
     silent = completed & ~runs["measured"].to_numpy() & ~runs["left_out"].to_numpy() & (reasons == "")

@@ -146,9 +146,9 @@ def _same_work(candidates: pd.DataFrame, series: pd.DataFrame) -> pd.DataFrame:
 
 #: Efficiency that POP's guidelines call good scaling (https://pop-coe.eu/node/69).
 GUIDE = 0.8
-#: Runs count the same unit of work if their ratios of counted to planned samples differ by this at most.
+#: Runs count the same unit of work if their ratios of counted to planned samples differ by at most this.
 SAME_UNIT = 0.01
-#: The state of a cell without a run that counts is the first of these states that one of its runs has.
+#: If no run of a cell counts, the state of the cell is the first of these states that any of its runs has.
 _STATE_ORDER = (
     *(RunState.RUNNING, RunState.QUEUED, RunState.FAILED, RunState.UNKNOWN, RunState.CANCELLED),
     *(RunState.COMPLETED, RunState.PLANNED),
@@ -215,7 +215,7 @@ def _measured_rows(frames: Frames, moments: LogMoments) -> pd.DataFrame:
     cells["step_time_sec"] = groups["step_time_sec"].mean()
     cells["throughput_samples_per_sec"] = cells["global_batch"] / cells["step_time_sec"]
     units = groups["unit"]
-    # If runs of one cell count different units, the cell gets the unit infinity: it differs from all others.
+    # If runs of one cell count different units, the cell gets the unit infinity, unequal to all others.
     cells["unit"] = (
         units.median().where(units.max() <= (1 + SAME_UNIT) * units.min(), np.inf).where(units.count() > 0)
     )
@@ -233,7 +233,10 @@ def _measured_rows(frames: Frames, moments: LogMoments) -> pd.DataFrame:
 
 
 def _variants(cells: pd.DataFrame) -> list[str]:
-    """Return the swept options of each cell except ``ddp``: cells of one variant do the same work."""
+    """Return the variant of each cell: its swept options without ``ddp``.
+
+    Cells of the same variant do the same work.
+    """
     if "swept" not in cells:
         return [""] * len(cells)
     return [repr(sorted((k, v) for k, v in swept.items() if k != "ddp")) for swept in cells["swept"]]
@@ -289,7 +292,7 @@ def _add_baselines(rows: pd.DataFrame, baseline: str | None) -> None:
 
 
 def _baseline_names(rows: pd.DataFrame) -> pd.Series:
-    """Return the text that names each row in the column ``baseline``: size, and cell_id if ambiguous."""
+    """Return each row's name for the column ``baseline``: its size and, if that is ambiguous, its cell_id."""
     named = pd.Series(baseline_names(rows), index=rows.index, dtype="str")
     named = named.where(rows["ddp"], named + " without DDP")
     same_size = rows[rows["n"] > 0].groupby(["series_place", "nodes", "gpus_per_node", "gpus", "ddp"])
@@ -392,8 +395,8 @@ def two_axes(rows: pd.DataFrame) -> pd.DataFrame:
     """Split the efficiency into a factor within one node and a factor over nodes.
 
     The result contains the series that have several node counts and several values of ranks per node. Sizes
-    with unequal nodes and series without a baseline are left out. If several cells of a series have one size,
-    the first measured one is used.
+    with unequal nodes and series without a baseline are left out. If several cells of a series have the same
+    size, the first measured one is used.
 
     Returns:
         A frame with :data:`AXES_COLUMNS` and ``per_node``, the ranks per node as an integer.

@@ -1,8 +1,8 @@
 """Read a CSV table of runs that were measured elsewhere; each row is a run.
 
 The name of a column determines its meaning (its field). Names are compared in lower case with everything
-except letters and digits replaced by underscores: ``Throughput (img/s)`` is ``throughput_img_s``. If a needed
-column has an ambiguous name, this is an error. Unknown columns are ignored with a remark. All problems of a
+except letters and digits replaced by underscores: ``Throughput (img/s)`` is ``throughput_img_s``. An
+ambiguous name of a needed column is an error. Unknown columns are ignored with a remark. All problems of a
 table are reported together, each with its line.
 """
 

@@ -1,4 +1,4 @@
-"""Convert a table measured elsewhere into the frames of a study: series, cells and runs.
+"""Convert a table measured elsewhere into the DataFrames of a study: series, cells and runs.
 
 In a series without batch columns, the work of a step is unknown. A label then determines the scaling mode,
 and work is counted in arbitrary units: one per step for strong scaling, one per rank and step for weak
@@ -243,7 +243,7 @@ def _separate_other_batches(rows: pd.DataFrame, *, mode: str | None) -> list[str
 def _other_batch(own: pd.DataFrame, *, label: str | None) -> tuple[pd.DataFrame, str, float, float] | None:
     """Return the rows of the size with another batch, the name of this batch, its value and the usual value.
 
-    Return None if the batches are consistent, if several sizes differ, or if it is not clear which.
+    Return None if the batches are consistent, if several sizes differ, or if it is unclear which size does.
     """
     per_rank = own["global_batch"].astype(float) / own["gpus"].astype(float)
     batches = {"strong": own["global_batch"].astype(float), "weak": per_rank.round(6)}

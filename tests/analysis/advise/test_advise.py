@@ -246,7 +246,7 @@ def test_options_whose_interval_contains_1_are_not_distinguishable(tmp_path):
     )
     assert table_rows(found)[1][-1] == f"not distinguishable from the first: {said}"
     assert summary(found)[1] == (
-        "Not distinguishable from it (the 95 % interval of the ratio of total times contains 1): "
+        "Not distinguishable from this option (the 95 % interval of the ratio of total times contains 1): "
         f"{config(other)}, {said}."
     )
     assert set(found.options["setting"]) == {"backend gloo", "backend nccl"}
@@ -263,7 +263,7 @@ def test_options_with_fewer_than_three_runs_are_not_compared(tmp_path):
     found = advise({"s": 0}, s=load_study(finished(tmp_path / "s", strong(sizes=(1, 2)), repeats=2)))
     assert found.options["distinguishable"].to_list() == [None, None]
     assert table_rows(found)[1][-1] == "not compared with the first: fewer than 3 runs"
-    assert "1 other option cannot be compared with it: fewer than 3 runs." in summary(found)
+    assert "1 other option cannot be compared with this option: fewer than 3 runs." in summary(found)
 
 
 @pytest.fixture

@@ -192,7 +192,7 @@ def test_passes_that_synchronise_too_often_are_extra_communication(tmp_path: Pat
     for folder in attempts(path):
         conditions(folder, ranks=4, rank=lambda rank: {"collectives": 600, "sync_passes": 600})
     row = first(causes(path), "extra-communication", share=SHARE * 0.75)
-    assert row["evidence"].startswith("4.0 backward passes per step synchronise gradients, one is enough")
+    assert row["evidence"].startswith("4.0 backward passes per step synchronise gradients, but one is enough")
 
 
 def test_counted_passes_are_named_without_a_share_if_a_slow_run_makes_it_uncertain() -> None:
@@ -254,7 +254,7 @@ def test_an_all_reduce_of_the_script_is_extra_communication_with_its_line(tmp_pa
         sampled_step(folder, step_s(more), *calls)
     row = first(causes(path), "extra-communication")
     assert row["evidence"].startswith(
-        "2.0 collectives per step, DDP needs 1.0: torch.distributed.all_reduce at "
+        "2.0 collectives per step, but DDP needs 1.0: torch.distributed.all_reduce at "
     )
 
 

@@ -64,7 +64,7 @@ def test_runs_that_differ_widely_are_reported_with_their_cell() -> None:
 def test_an_outlier_in_the_baseline_is_reported() -> None:
     found = headings_and_texts(points({1: [100, 100.1, 99.9, 100.2, 99.8, 60], 2: around(190)}))
     assert found["Baseline with an outlier"] == (
-        "points-1x1-b64.0: 1 run far from the baseline's other runs. This affects every efficiency relative "
+        "points-1x1-b64.0: 1 run is far from the baseline's other runs. This affects every efficiency relative "
         "to this baseline: run the baseline again."
     )
 

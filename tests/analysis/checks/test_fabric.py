@@ -125,7 +125,7 @@ def test_two_runs_have_no_interval():
     assert row["beta_sec_per_byte"] == pytest.approx(2 * BETA, rel=1e-3)
     assert row["ring_bytes_per_sec"] == pytest.approx(1 / (2 * BETA), rel=1e-3)
     assert np.isnan([row[name] for name in ("alpha_low", "alpha_high", "beta_low", "beta_high")]).all()
-    assert row["reason"] == "2 runs: no interval (it needs 3)"
+    assert row["reason"] == "2 runs, but an interval needs 3"
 
 
 def test_a_cell_without_a_fit_has_a_row_with_a_reason():

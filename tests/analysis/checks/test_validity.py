@@ -79,8 +79,8 @@ def test_threads_that_differ_from_the_baseline_are_named(tmp_path: Path) -> None
     found = findings(studies.finished(tmp_path / "s", studies.strong(sizes=(1, 2, 4)), env=env))
     assert list(found) == ["threads-differ"]
     assert found["threads-differ"].message == (
-        "Threads: n2x1-gloo-srun-b32 has 4 per rank, its baseline n1x1-gloo-srun-b64 8; n4x1-gloo-srun-b16 has 2 "
-        "per rank, its baseline n1x1-gloo-srun-b64 8."
+        "Threads: n2x1-gloo-srun-b32 has 4 per rank, but its baseline n1x1-gloo-srun-b64 has 8; "
+        "n4x1-gloo-srun-b16 has 2 per rank, but its baseline n1x1-gloo-srun-b64 has 8."
     )
     assert found["threads-differ"].values["threads_per_rank"]["n4x1-gloo-srun-b16"] == [2]
 
@@ -211,8 +211,8 @@ def test_a_batch_that_differs_from_the_plan_is_called_that(tmp_path: Path) -> No
         frame.to_csv(metrics, index=False)
     found = findings(path)["other-batch"]
     assert found.message == (
-        "Samples per step: n2x1-gloo-srun-b32 (measured 128.0, planned 64). No efficiency, because these runs "
-        "or those of their baseline do other work than planned."
+        "Samples per step: n2x1-gloo-srun-b32 (measured 128.0, planned 64). These cells have no "
+        "efficiency, because their runs or those of their baseline do other work than planned."
     )
     assert found.values == {"samples_per_step": {"n2x1-gloo-srun-b32": {"planned": 64, "measured": 128.0}}}
 
@@ -264,7 +264,7 @@ def test_a_node_that_is_late_and_slow_is_reported_once_with_both_facts(tmp_path:
         "Both ranks on n2 take 5.00 ms per step longer than the others (29 % of the step, in backward), in 3 of "
         "3 runs of n2x2-gloo-srun-b16, and likewise in 1 more cell. The others wait for these ranks; such "
         "waiting is not slow communication. Slower than the other nodes of the same runs: n2 by 50 % in 6 "
-        "runs. Have it checked. Leave it out (exclude) only if 4 other nodes remain for the largest cell."
+        "runs. Have this node checked. Leave it out (exclude) only if 4 other nodes remain for the largest cell."
     )
     assert found["straggler"].values["excess"]["n2"] == pytest.approx(0.5, abs=0.1)
 
@@ -273,7 +273,7 @@ def test_a_node_that_is_slow_but_not_late_is_a_finding_of_its_own(tmp_path: Path
     found = findings(slow_study(tmp_path / "s", 0.0005))
     assert list(found) == ["slow-node"]
     assert found["slow-node"].message.startswith(
-        "Slower than the other nodes of the same runs: n2 by 5 % in 6 runs. Have it checked."
+        "Slower than the other nodes of the same runs: n2 by 5 % in 6 runs. Have this node checked."
     )
 
 
@@ -284,15 +284,15 @@ def test_advice_about_a_slow_node_fits_the_matrix(tmp_path: Path) -> None:
         return findings(path)["slow-node"].message.partition(" runs. ")[2]
 
     assert advice() == (
-        "Have it checked. Leave it out (exclude) only if 2 other nodes remain for the largest cell."
+        "Have this node checked. Leave it out (exclude) only if 2 other nodes remain for the largest cell."
     )
     for file in path.glob("runs/n1x2*-r1/attempt-1/ranks.csv"):
         file.write_text(file.read_text().replace("n1", "n3"))
-    assert advice() == "Leave it out (exclude) or have it checked."
+    assert advice() == "Leave this node out (exclude) or have it checked."
     set_in_plan(path, nodelist="n[1-3]")
-    assert advice() == "Have it checked. It cannot be left out, because the matrix names the nodes."
+    assert advice() == "Have this node checked. The matrix names the nodes, so it cannot be left out."
     set_in_plan(path, nodelist=None, executor="ssh")
-    assert advice() == "Have it checked. It cannot be left out, because the matrix names the nodes."
+    assert advice() == "Have this node checked. The matrix names the nodes, so it cannot be left out."
 
 
 def test_the_same_findings_stand_in_all_four_places(tmp_path: Path) -> None:

@@ -298,7 +298,7 @@ def test_the_regime_follows_from_the_batches_not_from_the_label(tmp_path: Path) 
     found = table(path)
     assert set(found["mode"]) == {"strong"}
     assert set(found["reason"]) == {
-        "called weak by the plan, but its global batch is constant: strong scaling"
+        "the series is called weak by the plan, but its global batch is constant: strong scaling"
     }
     assert found["efficiency"].to_list() == pytest.approx(
         (found["step_time_sec"].iloc[0] / found["step_time_sec"] / found["gpus"]).to_list()

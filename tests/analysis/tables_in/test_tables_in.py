@@ -208,8 +208,8 @@ def test_a_time_to_train_of_mlperf_is_not_called_parallel_efficiency(
     assert found["efficiency"].isna().all()
     assert found["mode"].isna().all()
     assert set(found["reason"]) == {
-        "no efficiency: a time to train includes convergence, which changes with the global batch; its "
-        "ratio is a speedup, not a parallel efficiency"
+        "no efficiency: a time to train includes convergence, which changes with the global batch; the "
+        "ratio of such times is a speedup, not a parallel efficiency"
     }
     page = (tmp_path / "table-report" / "index.html").read_text()
     assert "64 ranks trained 6.40 times as fast as 8 ranks." in page
@@ -341,12 +341,12 @@ def test_a_label_that_contradicts_the_batches_is_overruled_with_a_reason(analyse
     found = analysed("gpus,global_batch,time,mode\n1,64,1.0,weak\n2,64,0.5,weak\n")
     assert set(found["mode"]) == {"strong"}
     assert set(found["reason"]) == {
-        "called weak by the table, but its global batch is constant: strong scaling"
+        "the series is called weak by the table, but its global batch is constant: strong scaling"
     }
     found = analysed("gpus,per_gpu_batch,time\n1,64,1.0\n2,64,1.5\n", mode="strong")
     assert set(found["mode"]) == {"weak"}
     assert set(found["reason"]) == {
-        "called strong by --mode, but its batch per rank is constant: weak scaling"
+        "the series is called strong by --mode, but its batch per rank is constant: weak scaling"
     }
 
 
