@@ -162,7 +162,7 @@ def continue_study(plan: Plan, root: Path) -> Plan:
 
 
 def _began_exclusive(folder: StudyFolder, old: dict[str, Any]) -> bool:
-    """Return `exclusive` of a plan.json; plans of older versions lack the key, but not their scripts."""
+    """Return `exclusive` of a plan.json, or of a script if an older version wrote the plan."""
     if "exclusive" in old:
         return bool(old["exclusive"])
     try:

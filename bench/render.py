@@ -58,7 +58,7 @@ class Script:
 
 
 class Renderer:
-    """Renders the cells of one matrix."""
+    """Render the cells of one matrix."""
 
     def __init__(self, matrix: Matrix) -> None:
         self.matrix = matrix
@@ -313,7 +313,7 @@ def _matrix_options(cluster: Cluster, *, device: str) -> list[str]:
 
 
 def _container_options(container: Container | None) -> list[str]:
-    """Return the options of srun that start the container with pyxis; empty for other containers."""
+    """Return the options of srun that start the container with pyxis, or ``[]`` for other containers."""
     if container is None or container.runtime != "pyxis":
         return []
     mounts = ",".join(['"$run_dir:$run_dir"', *(quote(mount) for mount in container.mounts)])

@@ -249,7 +249,7 @@ class Queue:
             remark = (
                 f"{jobs} consecutive jobs: the partition's limit is {limit}; only the first wait is counted"
             )
-        # The options override the directives of the script; a predicted size has no script.
+        # A predicted size has no script. These options override the directives of a similar cell's script.
         options = [f"--nodes={nodes}", f"--time={slurm_time(asked_s)}"]
         now = datetime.now(UTC)
         try:

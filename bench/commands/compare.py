@@ -79,8 +79,9 @@ def compare_command(
 ) -> int:
     """Compare two studies, or the values of one setting within a study, cell by cell.
 
-    The exit code is 1 if a cell is slower in B, or failed in B but completed in A. With --strict it is 3 if
-    the data cannot tell. Example for CI: bench compare results-before/l40s results/l40s
+    The exit code is 1 if a cell is slower in B, or failed in B but completed in A. With --strict, it is
+    3 if the data are too few to judge a cell. Example for CI: bench compare results-before/l40s
+    results/l40s
     """
     _check_options(b, by=by, base=base, minimum_effect=minimum_effect, ignore=ignore)
     folders = [settle_study(find_study(name, results)) for name in (a, b) if name is not None]

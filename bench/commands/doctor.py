@@ -39,12 +39,12 @@ class Target:
 
     @property
     def folder(self) -> RunFolder | None:
-        """The folder of the attempt; None if the target is not a run of a study."""
+        """The folder of the attempt, or None if the target is not a run of a study."""
         return self.study.attempt(self.run_id, self.attempt) if self.study and self.run_id else None
 
     @property
     def state(self) -> str | None:
-        """The state of the run according to its run.json; None if the target is not a run of a study."""
+        """The state of the run according to its run.json, or None if the target is not a run of a study."""
         content = read_run(self.folder.path)[0] if self.folder else None
         return content.get("state") if content else None
 
@@ -121,7 +121,7 @@ def _of_folder(path: Path) -> Target:
 
 
 def _of_name(name: str, root: Path) -> Target:
-    """Return the last attempt of a run, or an attempt in a job, preferring a failed one."""
+    """Return the last attempt of a run, or an attempt that ran in a job, preferably a failed attempt."""
     found = []
     for planned, attempts in find_attempts(name, root):
         records = planned.records()
@@ -142,7 +142,7 @@ def _of_name(name: str, root: Path) -> Target:
 
 
 def _with_logs(target: Target) -> Target:
-    """Return a run with its logs; a run that has ended needs none, because run.json has the reason."""
+    """Return ``target`` with its logs; raise BenchError if a run that has not ended has no logs."""
     assert target.folder is not None
     logs, ended = _logs(target.folder), target.state in (RunState.COMPLETED, RunState.FAILED)
     return replace(target, logs=logs or (() if ended else _no_logs(target.folder.path)))
@@ -212,7 +212,7 @@ def _of_study(target: Target) -> Diagnosis:
 
 
 def _failure(folder: RunFolder) -> Diagnosis:
-    """Diagnose a failed run: from its logs, or else the reason in run.json is the most informative line."""
+    """Diagnose a failed run from its logs. If these show no failure, report the reason in run.json."""
     from bench.doctor.diagnosis import Diagnosis, TellingLine
 
     logs = _logs(folder)

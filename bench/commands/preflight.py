@@ -278,7 +278,7 @@ def _failure(check: Mapping[str, Any]) -> str:
 
 
 def notes(result: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what limits the result: too few nodes, or pairs that did not exchange."""
+    """Yield the limits of the result: too few nodes, or pairs of nodes that did not exchange messages."""
     count = len([node for node in result["nodes"] if node["check"] != "answered"])
     if count == 1:
         yield "one node: there is nothing to compare it with"

@@ -123,7 +123,7 @@ def report_command(
 
 
 def _work(samples: str | None, epochs: int, *, proposal: bool) -> Work | None:
-    """Return the training that the proposal asks time for; None if none is stated."""
+    """Return the training that the proposal asks time for, or None if none is stated."""
     if samples is None:
         if epochs > 1:
             raise BenchError("--epochs requires --samples", remedy="add --samples, the samples per epoch")

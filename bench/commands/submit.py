@@ -310,7 +310,7 @@ def _start_now(
         if patience is None:
             raise
         patience.wait(absent)
-        return list(runs)  # Waiting determines which of them were submitted
+        return list(runs)  # the wait that follows finds out which runs were submitted
     if remaining:
         until = "until other runs end" if patience else "until the next `bench submit` (or use --wait)"
         say(f"{count(len(remaining), 'run')} held back {until}")

@@ -66,10 +66,10 @@ def start_runs(
 class Patience:
     """Wait while Slurm is unreachable.
 
-    If an outage lasts longer than ``limit_s`` seconds (None: no limit), :meth:`wait` raises its error. If
-    Slurm's commands are missing, :meth:`wait` raises the error at once. A missing configuration also counts
-    as permanent, but only until Slurm has answered: on some clusters, the controller provides the
-    configuration, which is then missing while the controller is down.
+    :meth:`wait` raises Slurm's error if an outage lasts longer than ``limit_s`` seconds (None: no
+    limit), and at once if Slurm's commands are missing. It also raises the error at once if Slurm's
+    configuration is missing, unless Slurm has answered before. On some clusters, the controller
+    provides the configuration, which is then missing while the controller is down.
     """
 
     def __init__(self, limit_s: float | None = None) -> None:
@@ -107,7 +107,7 @@ class Patience:
             except SlurmUnavailableError as absent:
                 self.wait(absent)
             else:
-                if self._outage_began is not None:  # otherwise the request may not have needed Slurm
+                if self._outage_began is not None:  # without an outage, the request may not have called Slurm
                     self.answered()
                 return result
 

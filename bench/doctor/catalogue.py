@@ -40,7 +40,7 @@ _SIGNATURE_KEYS = {
 
 @dataclass(frozen=True, slots=True)
 class CauseInfo:
-    """A cause of the catalogue, with its general explanation and remedy; ``severity`` is failure or slow."""
+    """A known cause with its general explanation and remedy; ``severity`` is "failure" or "slow"."""
 
     name: str
     explanation: str
@@ -95,7 +95,7 @@ class Signature:
         not_here: an expression that must not match in the line itself.
         needs: at least one of these causes or facts must be found in the job's logs.
         unless: ignore the line if one of these causes or facts is found in the job's logs.
-        where: a comparison of two numbers in the line: left, operator, right.
+        where: a comparison that must hold between two numbers in the line, as (left, operator, right).
         disagree: two lines must contradict each other, see :class:`Disagreement`.
         times: the number of matching lines required.
         retried: ignore the line if a later line shows that the job continued.
@@ -131,7 +131,7 @@ class Signature:
 
     @property
     def conditional(self) -> bool:
-        """True if the signature counts only together with (or without) other lines of the job's logs."""
+        """True if the signature has conditions on other lines of the job's logs."""
         return bool(self.needs or self.unless or self.disagree or self.times > 1)
 
 

@@ -26,18 +26,19 @@ LAST_LINES = 3
 HARMLESS = "harmless-retry"
 #: The cause for any exception of the program; another cause that explains the same line is preferred.
 PROGRAM_ERROR = "program-error"
-#: Name of the sign for a launcher's report that a process failed, which follows every failure of the process.
+#: Name of the sign that recognizes a launcher's report of a failed process. Every failure leads to this
+#: report.
 BOILERPLATE = "boilerplate"
-#: Causes below this weight are symptoms: a process waited in vain for another one that failed.
+#: Causes below this weight are symptoms: a process waited in vain for another process, which had failed.
 SYMPTOM_WEIGHT = 60
-#: Signs from this weight on are errors of the program itself: an exception or a crash.
+#: Signs (lines that show a failure without its cause) from this weight on are exceptions or crashes.
 OWN_ERROR_WEIGHT = 58
 #: Causes below this weight are consequences of another failure, or warnings.
 ECHO_WEIGHT = 28
 #: Signs from this weight on prove a failure if they follow the success message.
 SIGN_WEIGHT = 20
-#: Signs from this weight on prove a failure also before the success message, which scripts often print
-#: whether their program succeeded or not.
+#: Signs from this weight on prove a failure even if the success message follows them: many scripts print
+#: this message although their program failed.
 PROOF_WEIGHT = 30
 
 _SOURCE_LINE = re.compile(r"(?:^|\s)raise [\w.]+")
@@ -55,7 +56,7 @@ class Cause:
         severity: "failure", or "slow" if the cause makes the job slow but does not end it.
         path, line: the line of a log that shows the cause. For a cause that measurements show, the folder of
             the run and None.
-        share: for measurements, the fraction of the step that the cause takes; None if it is unknown.
+        share: for measurements, the fraction of the step that the cause takes, or None if it is unknown.
     """
 
     cause: str
@@ -157,8 +158,9 @@ def _succeeded(scan: Scan, met: Sequence[tuple[Scan, SignatureHits]]) -> bool:
 def _contradicts(found: SignatureHits, success: int, progress: int) -> bool:
     """Return whether hits disprove success.
 
-    Hits below the message of success (line ``success``) disprove it. Hits that certainly show a failure also
-    disprove it if they are below the last line that shows progress (line ``progress``).
+    Hits disprove success if they are below the success message (line ``success``). Hits that certainly
+    show a failure also disprove success if they are below the last line that shows progress (line
+    ``progress``).
     """
     signature = found.signature
     if found.last_line > success:
@@ -222,7 +224,7 @@ def _disagreeing(signature: Signature, everything: Sequence[SignatureHits]) -> H
 
 
 def _continued(scan: Scan, found: SignatureHits, scans: Sequence[Scan]) -> bool:
-    """Return whether the log of ``found`` (for warnings: any log) shows that the job continued later."""
+    """Return whether the job continued after ``found``, according to its log (warnings: to any log)."""
     if max(scan.last_line("progress"), scan.last_line("success")) > found.last_line:
         return True
     others = (other for other in scans if other is not scan)
@@ -237,9 +239,8 @@ def _best_line(hits: Sequence[Hit]) -> Hit:
 def _ranked(hits: Sequence[Hit], order: Mapping[str, int]) -> list[Hit]:
     """Return one hit per cause, sorted by weight, then by time, then by position.
 
-    Weights in the same decade, such as 70 to 79, count as equal. Times are compared only between
-    different logs, because within one log the position is more reliable, and only if all hits of the
-    decade have a time.
+    Weights in the same decade, such as 70 to 79, count as equal. Times order the hits if there are
+    several logs and all hits of the decade have a time. Otherwise, positions order them.
     """
     untimed = {hit.weight // 10 for hit in hits if hit.clock_s is None}
 
@@ -256,14 +257,14 @@ def _ranked(hits: Sequence[Hit], order: Mapping[str, int]) -> list[Hit]:
 
 
 def _without_harmless(ranked: list[Hit]) -> list[Hit]:
-    """Remove harmless warnings; if such a warning ranks first, return only that one."""
+    """Remove harmless warnings; if such a warning ranks first, return only this warning."""
     if ranked and ranked[0].signature.name == HARMLESS:
         return ranked[:1]
     return [hit for hit in ranked if hit.signature.name != HARMLESS]
 
 
 def _unexplained_signs(scans: Sequence[Scan], met: Sequence[tuple[Scan, SignatureHits]]) -> list[Hit]:
-    """Return the signs of failure that no cause explains; weak signs only if no progress follows them.
+    """Return the signs of failure that no cause explains, except weak signs that are followed by progress.
 
     The launcher's reports are left out if a program's own error is known.
     """
@@ -287,7 +288,7 @@ def _unexplained_signs(scans: Sequence[Scan], met: Sequence[tuple[Scan, Signatur
 
 
 def _prove_failure(signs: Sequence[Hit], scans: Sequence[Scan]) -> bool:
-    """Return whether one of the signs is strong, or stands at the end of its log."""
+    """Return whether one of the signs is strong, or is among the last lines of its log."""
     end = {(scan.path, number) for scan in scans for number, _ in scan.last_lines}
     return any(sign.weight >= PROOF_WEIGHT or (sign.path, sign.line) in end for sign in signs)
 
@@ -304,7 +305,7 @@ def _preceding_errors(first: Hit, signs: Sequence[Hit]) -> list[Hit]:
 
 
 def _telling_lines(signs: Sequence[Hit], order: Mapping[str, int]) -> list[TellingLine]:
-    """Return the heaviest signs without repeated texts, in the order of the logs."""
+    """Return the log lines with the highest weight, each text once, in the order of the logs."""
     texts: dict[str, Hit] = {}
     for hit in sorted(signs, key=lambda hit: (-hit.weight, order[hit.path], hit.line)):
         texts.setdefault(hit.evidence.lstrip("[]:0123456789 rank"), hit)

@@ -258,8 +258,8 @@ class Line:
 class Hit:
     """A line that a signature matched.
 
-    ``line`` counts from 1. ``clock_s`` is the line's time in seconds since the start of the year, which
-    orders lines of different logs; None if neither the line nor one above it contains a time.
+    ``line`` counts from 1. ``clock_s`` orders lines of different logs. It is the line's time in seconds since
+    the start of the year, or None if neither the line nor one above it contains a time.
     """
 
     signature: Signature
@@ -300,7 +300,7 @@ class Scan:
     def __init__(self, path: str, catalogue: Catalogue) -> None:
         self.path = path
         self.catalogue = catalogue
-        #: Numbers and texts of the last lines that are not blank.
+        #: Line numbers and texts of the last lines that are not blank.
         self.last_lines: list[tuple[int, str]] = []
         self._hits: dict[int, SignatureHits] = {}
         self._candidates: dict[frozenset[bytes], _Candidates] = {}
@@ -333,7 +333,7 @@ class Scan:
         return max((found.last_line for found in self.hits() if found.signature.name == fact), default=0)
 
     def _match_line(self, passage: Passage, index: int, words: frozenset[bytes]) -> None:
-        """Match a line against the active signatures; if others are inactive, keep the line for the end."""
+        """Match a line against the active signatures. Keep the line if all are to be tried at the end."""
         candidates = self._candidates_for(words)
         candidates.lines += 1
         if candidates.lines % CANDIDATE_REFRESH == 0:
@@ -371,7 +371,7 @@ class Scan:
     def _add(self, hit: Hit) -> None:
         found = self._hits.setdefault(id(hit.signature), SignatureHits(hit.signature))
         if any(kept.line == hit.line for kept in found.hits):
-            return  # Pieces of a long line overlap, and the last lines are matched twice.
+            return  # pieces of a long line overlap, and the last lines are matched twice
         found.count += 1
         found.last_line = max(found.last_line, hit.line)
         if len(found.hits) < HITS_KEPT:

@@ -49,7 +49,7 @@ _GIT = ("git", "--no-optional-locks", "-c", "core.fsmonitor=false", "-C")
 
 
 class SubmittedCommands:
-    """Describes the commands of one submission; each file and repository is read once."""
+    """Describe the commands of one submission; each file and repository is read once."""
 
     def __init__(self, study: PlannedStudy) -> None:
         self._name, self._interpreter = study.folder.name, _interpreter(study)
@@ -59,11 +59,11 @@ class SubmittedCommands:
         self._git = cache(_git_state)
 
     def describe(self, cell: Cell) -> dict[str, Any]:
-        """Return ``command`` and ``interpreter`` for the run.json of a cell; empty for the built-in training.
+        """Return ``command`` and ``interpreter`` for a cell's run.json, or ``{}`` for the built-in training.
 
-        ``script`` is the first word that is a file; empty if no word is a file, as for ``python -m``. Unknown
-        values are None. Secrets are masked. ``interpreter`` is the python with which the command begins, in a
-        form that the job can call.
+        ``script`` is the first word that is a file, or ``""`` if no word is a file, as for ``python -m``.
+        Unknown values are None. Secrets are masked. ``interpreter`` is the Python interpreter with which the
+        command begins, in a form that the job can call.
         """
         if cell.command is None:
             return {}
@@ -96,7 +96,7 @@ class SubmittedCommands:
 
 
 def _interpreter(study: PlannedStudy) -> str | None:
-    """Return the python of the study's scripts as a job calls it; None if only the script can call it."""
+    """Return the Python interpreter that jobs of the study can call, or None if it is unknown."""
     if not study.plan.get("setup"):
         return sys.executable
     return None if study.executor == "local" else "python"
@@ -119,8 +119,8 @@ def _is_script(word: str) -> bool:
 def _git_state(script: Path) -> tuple[str | None, bool | None]:
     """Return the commit of the script's repository, and whether tracked files differ from this commit.
 
-    A script that the repository does not track is not part of any commit. Without a script, the repository of
-    the working folder is used.
+    Both values are None if the repository does not track the script. Without a script, the repository
+    of the working folder is used.
     """
     deadline = time.monotonic() + GIT_S
     folder = script.parent
@@ -132,7 +132,7 @@ def _git_state(script: Path) -> tuple[str | None, bool | None]:
 
 
 def _git(folder: Path, words: Sequence[str], deadline: float) -> str | None:
-    """Return the output of git; None if it fails or does not end before ``deadline``."""
+    """Return the output of git, or None if it fails or does not end before ``deadline``."""
     try:
         done = subprocess.run(
             [*_GIT, str(folder), *words],
@@ -185,7 +185,7 @@ def settle_run_json(
 ) -> dict[str, Any]:
     """Write how an attempt ended into ``record`` and run.json; return the event for the ledger.
 
-    ``neighbours`` describes the other jobs on the run's nodes; None if these jobs were not determined.
+    ``neighbours`` describes the other jobs on the run's nodes, or None if these jobs were not determined.
     """
     folder = study.run_folder(record)
     failure = _explain_failure(folder) if outcome.state is RunState.FAILED else {"cause": None}
@@ -238,7 +238,7 @@ def save_states(study: PlannedStudy, records: Mapping[str, RunRecord]) -> None:
 
 
 def _explain_failure(folder: RunFolder) -> dict[str, Any]:
-    """Return the first ``cause`` that `bench doctor` finds in a failed run's logs; None if it finds none.
+    """Return the first ``cause`` that `bench doctor` finds in a failed run's logs, or None if it finds none.
 
     Without a cause, ``log_line`` is the most informative line of logs that show a failure.
     """
@@ -264,7 +264,7 @@ def _find_warnings(folder: RunFolder) -> list[dict[str, Any]]:
 
 
 def _as_json(cause: Cause) -> dict[str, Any]:
-    """Return the form of a cause in run.json."""
+    """Return the entry of a cause in run.json."""
     names = ("cause", "path", "line", "evidence", "explanation", "remedy")
     return {name: getattr(cause, name) for name in names}
 
@@ -341,7 +341,7 @@ class SerialExecutor(ABC):
         return len(active)
 
     def _may_start(self, run: Run) -> bool:
-        """Return whether ``run`` may start; False if an earlier failure prevents it."""
+        """Return whether ``run`` may start; an earlier failure can prevent it."""
         return True
 
     def _description(self, attempt: Attempt) -> dict[str, Any]:

@@ -186,7 +186,7 @@ class ForkServer:
         self._process.kill()
 
     def _answer(self, *, deadline: float | None) -> dict[str, Any]:
-        """Return the server's next answer; an empty dict if none arrives before the deadline."""
+        """Return the server's next answer, or an empty dict if none arrives before the deadline."""
         assert self._process.stdout is not None
         pipe = self._process.stdout.fileno()
         while b"\n" not in self._pending:

@@ -25,7 +25,7 @@ _PRIVATE = "job data of other users are private (PrivateData)"
 
 
 class Neighbourhood:
-    """The jobs on the nodes of some runs. Slurm is asked when the first run needs to know."""
+    """The jobs on the nodes of some runs. Slurm is asked once, by the first call of :meth:`of`."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Neighbourhood:
         ]
 
     def _privacy(self) -> str:
-        """Return why jobs of other users are possibly missing; empty if all jobs are visible."""
+        """Return why jobs of other users are possibly missing, or ``""`` if all jobs are visible."""
         try:
             return _PRIVATE if self._slurm.jobs_are_private() else ""
         except SlurmUnavailableError as error:
@@ -88,7 +88,7 @@ class _Jobs:
             for node in job.nodes:
                 self._by_node.setdefault(node, []).append(job)
         self._starts = {node: [job.start for job in own] for node, own in self._by_node.items()}
-        # For each job, the last end of it and the jobs before it: these times are sorted, as bisect needs.
+        # For each job, the latest end among this job and the jobs before it. These are sorted.
         self._ends = {node: list(_latest_ends(own)) for node, own in self._by_node.items()}
 
     def beside(self, run: Occupation) -> list[Occupation]:
@@ -102,7 +102,7 @@ class _Jobs:
         return sorted((_only_on(job, nodes) for job, nodes in found.values()), key=lambda job: job.start)
 
     def _on(self, node: str, run: Occupation) -> list[Occupation]:
-        """Return the other jobs that certainly ran on a node while ``run`` did: Slurm rounds times down."""
+        """Return the other jobs that certainly ran on a node at the same time as ``run``."""
         jobs = self._by_node.get(node)
         if not jobs:
             return []
@@ -170,7 +170,7 @@ def occupation(study: PlannedStudy, record: RunRecord, status: JobStatus | None)
 
 
 def nodes_of(run: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the nodes of a run according to its run.json; empty if run.json does not name them."""
+    """Return the nodes of a run according to its run.json, or ``()`` if run.json does not name them."""
     allocation = run.get("allocation")
     hosts = allocation.get("hosts") if isinstance(allocation, Mapping) else run.get("hosts")
     if isinstance(hosts, str):

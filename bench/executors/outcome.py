@@ -1,8 +1,9 @@
 """Determine how a run ended from its files and, with Slurm, from the status of its job.
 
 The metrics of a user's command (without ``bench.record``) are read from what it prints or writes to a file.
-Each reading becomes one row of metrics.csv. It counts as one training step with the configured global
-batch, because bench does not know over how many steps the command averages. All other columns stay empty.
+A reading is a set of values that the command reports together. It becomes one row of metrics.csv. The row
+counts as one training step with the configured global batch, because bench does not know over how many steps
+the command averages. All other columns stay empty.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class EndNote:
 
     @property
     def time(self) -> datetime | None:
-        """End time of the job; None if it is missing or invalid."""
+        """End time of the job, or None if it is missing or invalid."""
         try:
             moment = datetime.fromisoformat(self.written or "")
         except ValueError:
@@ -143,7 +144,7 @@ def _lacks_output(folder: RunFolder, status: JobStatus, end: EndNote) -> bool:
 
 
 def end_of_last_start(folder: RunFolder, status: JobStatus) -> EndNote:
-    """Return the content of end.json; an empty note if the file is from before Slurm requeued the job."""
+    """Return the content of end.json, or an empty note if the file is from before Slurm requeued the job."""
     end = EndNote.read(folder)
     if status.restarts and status.started and end.time and end.time <= status.started:
         return EndNote()
@@ -153,7 +154,7 @@ def end_of_last_start(folder: RunFolder, status: JobStatus) -> EndNote:
 def missing_results(folder: RunFolder, cell: Cell) -> str:
     """Name the results that a run with exit code 0 did not produce; return "" if none is missing.
 
-    For a command that does not use the recorder, this also writes metrics.csv from the command's output.
+    For a command without the recorder, this function also writes metrics.csv from the command's output.
     """
     if cell.command is not None:
         return _missing_of_command(folder, cell)
@@ -185,7 +186,7 @@ def _missing_of_command(folder: RunFolder, cell: Cell) -> str:
 
 
 def _metrics_rows(folder: RunFolder) -> list[dict[str, str]] | None:
-    """Return the complete rows of metrics.csv; None if the file is missing or has unexpected columns."""
+    """Return the complete rows of metrics.csv, or None if the file is missing or has unexpected columns."""
     columns, rows = read_table(folder.metrics_csv)
     return rows if tuple(columns) == METRICS_COLUMNS else None
 
@@ -205,7 +206,7 @@ def error_line(folder: RunFolder) -> str:
 
 
 def _workload_error(folder: RunFolder) -> str:
-    """Return the first error that the workload or the recorder logged; empty if there is none."""
+    """Return the first error that the workload or the recorder logged, or ``""`` if there is none."""
     lines = (line for path in (folder.err, folder.out) for line in log_tail(path, head=_HEAD_BYTES))
     found = (line.partition(_WORKLOAD_ERROR)[2].strip() for line in lines if _WORKLOAD_ERROR in line)
     return next(found, "")
@@ -217,7 +218,7 @@ def with_workload_error(folder: RunFolder, reason: str) -> str:
 
 
 def _unwritable_folder(end: EndNote, rows: Sequence[AccountingRow]) -> str:
-    """Return a reason if the job's exit code shows that it could not write end.json; empty otherwise."""
+    """Return a reason if the job's exit code shows that it could not write end.json, or ``""`` otherwise."""
     codes = [row.exit_code for row in rows if row.key.step is None]
     if end.exit_code is None and EXIT_UNWRITABLE in codes[-1:]:
         return "the run's folder could not be written when the job ended: the disk is full or read-only"
@@ -225,7 +226,7 @@ def _unwritable_folder(end: EndNote, rows: Sequence[AccountingRow]) -> str:
 
 
 def killed_rank(folder: RunFolder, launcher: str) -> str:
-    """Describe the rank that a signal killed, from the launcher's messages in job.err; empty without one.
+    """Describe the rank that a signal killed, from the launcher's messages in job.err, or ``""`` without one.
 
     A killed rank logs no error, and sacct does not distinguish killed from aborted ranks.
     """
@@ -245,7 +246,7 @@ def killed_rank(folder: RunFolder, launcher: str) -> str:
 
 
 def exited_rank(folder: RunFolder, launcher: str) -> str:
-    """Describe the rank that exited first, from srun's messages in job.err; empty if there are none.
+    """Describe the rank that exited first, from srun's messages in job.err, or ``""`` if there are none.
 
     When a rank fails, srun ends the others with SIGTERM, and sacct shows only SIGTERM for the step.
     """
@@ -434,7 +435,7 @@ def _row(number: int, reading: Reading, cell: Cell, source: str) -> dict[str, An
 
 
 def _throughput(reading: Reading, cell: Cell) -> float | None:
-    """Return a reading's throughput in samples per second over all ranks; None if the reading has none."""
+    """Return a reading's throughput in samples per second over all ranks, or None if the reading has none."""
     if "throughput" not in reading:
         return None
     if _unit(cell, "throughput") == "it/s":

@@ -192,7 +192,7 @@ def _planned_script(path: Path) -> Path:
 
 @dataclass(frozen=True)
 class Mark:
-    """Start and end of one run of a pack; ``exit_code``, ``by`` and ``ended`` are set when it has ended.
+    """Start and end of one run of a pack; ``exit_code``, ``by`` and ``ended`` are set when the run has ended.
 
     ``by`` says why the run ended: ``exit`` (on its own), ``limit`` (at its time limit) or ``stop`` (with
     the whole job).
@@ -299,7 +299,7 @@ class Packs:
     def final_status(
         self, record: RunRecord, rows: Sequence[AccountingRow], queued: JobStatus | None
     ) -> JobStatus | None:
-        """Return the status of a run that has ended, or whose job has ended; None if it is unknown.
+        """Return the status of a run that has ended or whose job has ended, or None if it is unknown.
 
         The state is ``planned`` if the run certainly never started. ``rows`` are the run's own rows in
         sacct. ``queued`` is the status of the job in squeue.
@@ -326,7 +326,7 @@ class Packs:
     def status(
         self, record: RunRecord, job: JobStatus | None, rows: Sequence[AccountingRow]
     ) -> JobStatus | None:
-        """Return the status of a run that has started, from its own rows in sacct; None if it is unknown."""
+        """Return the status of a run that has started, from its own rows in sacct, or None if unknown."""
         mark, end = self.mark(record), self._end_note(record)
         if mark is not None and mark.by in _OWN_ENDS:
             return classify([_as_job(record, mark, end, rows), *_steps(rows)])

@@ -1,4 +1,4 @@
-"""Determine how a study's Slurm jobs ended, and record it ("settle" the runs).
+"""Settle the runs of a study: determine and record how their Slurm jobs ended.
 
 Jobs are looked up in squeue, then in sacct, and then in their run folders. A run is settled when the job's
 rows in sacct are complete. The rows arrive one by one over some seconds, and the last row can contain the
@@ -41,7 +41,7 @@ from bench.study.run_json import update_run
 
 #: Seconds after the end of a job until its rows in sacct are considered complete.
 GRACE_S = 30.0
-#: The same limit for end times from the clock of a node, which can be wrong.
+#: This limit for end times that come from the clock of a node, which can be wrong.
 NODE_CLOCK_GRACE_S = 120.0
 #: Seconds after the end of a job during which missing rows are looked up again in sacct.
 MISSING_FOR_S = 24 * 3600.0
@@ -240,20 +240,20 @@ class Settlement:
         return replace(status, failure_class=found.failure_class, reason=reason)
 
     def _add_earlier_end(self, record: RunRecord) -> None:
-        """Add to the reason of a requeued job why Slurm stopped it, which squeue does not show."""
+        """Add the reason why Slurm stopped a requeued job, which squeue does not show."""
         found = self._state_by_notices(record) if record.state is RunState.QUEUED else None
         if found is not None:
             record.reason = f"{found.word}: {found.meaning}; {record.reason}"
 
     def _state_by_notices(self, record: RunRecord) -> SlurmState | None:
-        """Return the state in which Slurm ended the job, according to job.err; None without a message."""
+        """Return the state in which Slurm ended the job, according to job.err, or None without a message."""
         lines = log_tail(self._study.run_folder(record).err)
         return state_from_notices("\n".join(lines), job_id=str(record.job_id))
 
     def _settle(
         self, record: RunRecord, status: JobStatus, *, event: str = "ended", complete: bool = True
     ) -> None:
-        """Record the end of an attempt; ``complete``: sacct has all rows of its job."""
+        """Record the end of an attempt; ``complete`` is True if sacct has all rows of its job."""
         folder, cell = self._study.run_folder(record), self._cells[record.run_id]
         rows, end = self._rows_of(record), end_of_last_start(folder, status)
         status = status if rows else self._with_cause_from_notices(record, status)
@@ -285,7 +285,7 @@ class Settlement:
     ) -> None:
         """Write run.json and sacct_summary.txt of an attempt, and collect its event for the ledger.
 
-        ``where`` is the attempt's nodes and times; None if they are unknown.
+        ``where`` is the attempt's nodes and times, or None if they are unknown.
         """
         folder = self._study.run_folder(record)
         neighbours = self._neighbourhood.of(where) if where else None

@@ -80,8 +80,8 @@ class Chains:
     def of_queue(cls, limit: int, queue: Iterable[QueueRow], events: Iterable[Mapping[str, Any]]) -> Chains:
         """Return the chains of the jobs in squeue, according to the events of the ledger.
 
-        A job without a chain, or of a chain above the limit, was submitted with another limit. New jobs
-        wait for its end in every chain.
+        A job without a chain, or of a chain above the limit, was submitted with another limit. In every
+        chain, new jobs wait until that job has ended.
         """
         chains = cls(limit)
         chain_of = {event["job_name"]: event.get("chain") for event in events if event["event"] == "intent"}
@@ -131,8 +131,8 @@ class SlurmExecutor:
         self.study = study
         provides_python = study.plan.get("setup") or study.plan.get("container")
         samples = any(cell.is_unrecorded for cell in study.cells.values())
-        #: Variables for sbatch. Without cluster.setup or a container, jobs use this Python interpreter. This
-        #: interpreter also samples the nodes of commands without the recorder, whose own Python can lack
+        #: Variables for sbatch. Without cluster.setup or a container, jobs use this Python interpreter. It
+        #: also samples the conditions on the nodes for commands without the recorder, whose Python can lack
         #: bench.
         self.variables = {} if provides_python and not samples else {"BENCH_PYTHON": sys.executable}
         self.slurm = slurm or Slurm(environment={**os.environ, **self.variables})
@@ -360,7 +360,7 @@ class SlurmExecutor:
         )
 
     def _exclusion(self, script: Path) -> list[str]:
-        """Return the option that excludes unfit nodes, and also those of the directive that it overrides."""
+        """Return the --exclude option for the unfit nodes and those of the directive that it overrides."""
         if not self._unfit:
             return []
         named = _EXCLUDE.search(script.read_text(encoding="utf-8"))
@@ -373,7 +373,7 @@ class SlurmExecutor:
 
     @property
     def _excluded(self) -> dict[str, list[str]]:
-        """The entry ``unfit_nodes`` for run.json; empty if no node is excluded."""
+        """The entry ``unfit_nodes`` for run.json, or ``{}`` if no node is excluded."""
         return {"unfit_nodes": self._unfit} if self._unfit else {}
 
     def _split_by_fit_nodes(self, runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
@@ -533,7 +533,7 @@ def _raise_refused(refusal: SlurmRefusedError, todo: Sequence[Run], done: int) -
 
 
 def partitions_of(slurm: Slurm, script: Path) -> dict[str, list[NodeGroup]]:
-    """Return the node groups of each partition that a script requests; empty if one is unknown."""
+    """Return the node groups of each partition that a script requests, or ``{}`` if one is unknown."""
     try:
         groups = slurm.nodes()
     except SlurmUnavailableError:
@@ -542,7 +542,7 @@ def partitions_of(slurm: Slurm, script: Path) -> dict[str, list[NodeGroup]]:
 
 
 def requested_partitions(groups: Sequence[NodeGroup], text: str) -> dict[str, list[NodeGroup]]:
-    """Return the groups of each partition that the text of a script requests; empty if one is unknown."""
+    """Return the groups of each partition that the text of a script requests, or ``{}`` if one is unknown."""
     named = _PARTITION.search(text)
     names = named[1].split(",") if named else [group.partition for group in groups if group.default]
     found = {name: [group for group in groups if group.partition == name] for name in names}
@@ -550,14 +550,14 @@ def requested_partitions(groups: Sequence[NodeGroup], text: str) -> dict[str, li
 
 
 def longest_limit_s(partitions: Mapping[str, Sequence[NodeGroup]]) -> int | None:
-    """Return the longest time limit of ``partitions`` in seconds; None if one is unlimited or unknown."""
+    """Return the longest time limit of ``partitions`` in seconds, or None if one is unlimited or unknown."""
     limits = {group.time_limit_s for groups in partitions.values() for group in groups}
     known = [limit for limit in limits if limit is not None]
     return max(known) if known and len(known) == len(limits) else None
 
 
 def too_many_nodes(partitions: Mapping[str, Sequence[NodeGroup]], nodes: int) -> str:
-    """Return why no partition can run a job on ``nodes`` nodes; empty if one can, or if none is known."""
+    """Return why no partition can run a job on ``nodes`` nodes, or ``""`` if one can, or if none is known."""
     reasons = []
     for name, groups in partitions.items():
         size, limit = sum(group.nodes for group in groups), groups[0].max_nodes
@@ -571,7 +571,7 @@ def too_many_nodes(partitions: Mapping[str, Sequence[NodeGroup]], nodes: int) ->
 
 
 def permanent_refusal(slurm: Slurm, refusal: SlurmRefusedError, *, script: Path, nodes: int) -> str:
-    """Return why Slurm can never start a job on ``nodes`` nodes; empty if the job can start later.
+    """Return why Slurm can never start a job on ``nodes`` nodes, or ``""`` if the job can start later.
 
     Slurm prints the same message if the job fits no node and if nodes are down or drained.
     """

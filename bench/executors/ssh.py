@@ -255,7 +255,7 @@ class SshExecutor(SerialExecutor):
 
     @property
     def _python(self) -> str:
-        """Path of this Python interpreter; empty if cluster.setup or a container provides another."""
+        """Path of this Python interpreter, or ``""`` if cluster.setup or a container provides another one."""
         return "" if self.study.plan.get("setup") or self.study.plan.get("container") else sys.executable
 
     def _address(self, host: Host, hosts: Sequence[Host]) -> str:
@@ -370,9 +370,9 @@ class Connection:
 
     Attributes:
         ready: three texts: ``shared`` or ``apart`` (whether the host and this machine share the run's
-            folder), a free port, and the host's name; None until the host is ready.
-        refusal: reason why the host cannot execute the run, and the host's message; None if it can.
-        code: exit code of the cell's script; None until the script has ended.
+            folder), a free port, and the host's name, or None until the host is ready.
+        refusal: reason why the host cannot execute the run, and the host's message, or None if it can.
+        code: exit code of the cell's script, or None until the script has ended.
         lost: True if the connection ended before the script.
     """
 

@@ -126,7 +126,7 @@ def read_header(lines: Sequence[str]) -> Header:
 def _without_disabled(
     remarks: Sequence[Remark], options: Sequence[Option], lines: Sequence[str]
 ) -> tuple[Remark, ...]:
-    """Leave out the remarks on lines ``# SBATCH`` that are alternatives to active directives."""
+    """Omit the findings on lines ``# SBATCH`` that are alternatives to active directives."""
     active = {_kind(option.name) for option in options if lines[option.line - 1].startswith("#SBATCH")}
     kept = []
     for remark in remarks:
@@ -166,7 +166,7 @@ def read_line(text: str, number: int) -> Line:
 
 
 def _almost_a_directive(text: str, number: int) -> Remark | None:
-    """Return a remark on a line that looks like a directive but that sbatch does not read as one."""
+    """Return a finding for a line that looks like a directive but that sbatch treats as something else."""
     stripped = text.strip(" \t")
     match = _ALMOST_DIRECTIVE.match(stripped)
     if not match:
@@ -257,7 +257,7 @@ def _split(rest: str) -> tuple[list[str], Remark | None]:
 
 
 def read_options(words: Sequence[str], table: OptionTable, *, line: int = 0) -> Iterator[Option | Remark]:
-    """Parse options and their values like getopt; yield a remark for each word that getopt refuses."""
+    """Parse options and their values like getopt; yield a finding for each word that getopt refuses."""
     waiting = list(reversed(words))
     while waiting:
         word = waiting.pop()
@@ -274,7 +274,7 @@ def read_options(words: Sequence[str], table: OptionTable, *, line: int = 0) -> 
 def _refused(
     line: int, message: str, remedy: str, severity: Severity = Severity.ERROR, old: str = "", new: str = ""
 ) -> Remark:
-    """Return a remark on a line that sbatch refuses. Its correction replaces ``old`` (if any) by ``new``."""
+    """Return a finding for a line that sbatch refuses. Its correction replaces ``old`` by ``new``."""
     return Remark(line, message, remedy, severity, Edit(line, old, new) if new else None)
 
 
@@ -388,7 +388,7 @@ def _short_value(word: str, position: int, name: str, waiting: list[str], line: 
 
 
 def refused_value(option: Option) -> Remark | None:
-    """Return a remark if sbatch refuses the option's value, or if the value contains a variable."""
+    """Return a finding if sbatch refuses the option's value, or if the value contains a variable."""
     name, value = option.name, option.value
     if value is None:
         return None
@@ -416,7 +416,7 @@ def refused_value(option: Option) -> Remark | None:
 
 
 def _without_value(line: int, written: str) -> Remark:
-    """Return the remark on an option without a value: getopt reads all directives as one list of words."""
+    """Return a finding for an option without a value, for which getopt takes the next option as the value."""
     message = f"`{written}` has no value: sbatch takes the next option as its value, or refuses the script"
     return Remark(line, message, "fill it in, or remove it, before you submit the script", Severity.WARNING)
 

@@ -112,7 +112,7 @@ class Geometry:
 
     @property
     def tasks_on_a_node(self) -> int:
-        """The largest number of tasks on a node; 1 if it is unknown."""
+        """The largest number of tasks on a node, or 1 if it is unknown."""
         if self.tasks_per_node:
             return self.tasks_per_node
         ntasks = self.number("ntasks")

@@ -31,7 +31,7 @@ _TEMPLATE = re.compile(
 _STARTS_WORKERS = frozenset(
     {"torchrun", "launch", "accelerate", "deepspeed", "composer", "lightning", "fabric", "colossalai"}
 )
-#: Maximum number of checked steps that may start the training program; real scripts have fewer.
+#: Maximum number of steps that are checked as possible starts of the training program.
 _MAX_STEPS = 300
 #: Words in a command that suggest that the program itself starts processes on other nodes.
 _REACHES_NODES = re.compile(
@@ -83,7 +83,7 @@ class Script:
 
     @property
     def placed(self) -> Iterator[tuple[Step, Geometry]]:
-        """Training steps with their geometries: one for each component of the job that srun names."""
+        """Training steps with their geometries; a step on several job components occurs once for each."""
         for step in self.training:
             group = (
                 next((option.value for option in step.launch.srun if option.name == "het-group"), "") or ""
@@ -224,7 +224,8 @@ def _follow(script: Script) -> None:
 def ignored_directives(lines: Sequence[str], header: Header) -> Iterator[tuple[int, tuple[Option, ...]]]:
     """Yield the line number and options of each ``#SBATCH`` line after the first command.
 
-    A line ``#!`` starts another script, which was pasted below this one or which this one writes.
+    The search stops at a later ``#!`` line. There another script begins: either one pasted below this
+    one, or one in a here-document.
     """
     if is_template(lines):
         return

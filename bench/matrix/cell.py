@@ -91,7 +91,7 @@ class Cell:
 
     @property
     def requested_gpus(self) -> int:
-        """The number of GPUs that a run requests on each node; 0 on device cpu."""
+        """The number of GPUs that a run requests on each node, or 0 on device cpu."""
         return max(self.ranks_per_node) if self.device == "cuda" else 0
 
     def reserved_gpus(self, *, node_gpus: int | None) -> int:

@@ -217,7 +217,7 @@ def check_device(matrix: Matrix, document: Document) -> None:
 
 def runnable_points(points: Sequence[Point], matrix: Matrix, document: Document) -> list[Point]:
     """Return the points that can run; record a problem for each other point."""
-    multiples: dict[int, int] = {}  # by global batch: every multiple of this number fits all sizes
+    multiples: dict[int, int] = {}  # by global batch: the least common multiple of all ranks
     for point in points:
         if point.mode == "strong":
             divisor = point.ranks * _accumulation(point, matrix)
@@ -373,7 +373,7 @@ _MODELS_OF_OPTION = {
 
 
 def plan_warnings(matrix: Matrix, document: Document, cells: Sequence[Cell]) -> list[str]:
-    """Return warnings: first unanswerable questions, then surprising settings and settings without effect."""
+    """Return warnings about questions that the study cannot answer, and about surprising settings."""
     return [
         *_missing_answers(matrix, cells),
         *_surprising_settings(matrix, document, cells),

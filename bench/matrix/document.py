@@ -1,7 +1,7 @@
 """Read a YAML file with the line of every key and value, by the strict rules of YAML 1.2.
 
 ``on`` and ``no`` are strings, ``20:00`` is not the number 1200, and ``010`` is not 8.
-Duplicate keys, exploding aliases, tabs and binary data are rejected with their line.
+Duplicate keys, aliases that expand to too many values, tabs and binary data are rejected with their line.
 """
 
 from __future__ import annotations

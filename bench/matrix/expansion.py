@@ -60,7 +60,7 @@ def _batch_key(mode: Mode) -> str:
 
 
 class _Enumeration:
-    """Enumerates the points of a matrix; problems and warnings are added to the document."""
+    """Enumerate the points of a matrix; add problems and warnings to the document."""
 
     def __init__(self, matrix: Matrix, document: Document) -> None:
         self.matrix = matrix
@@ -275,7 +275,7 @@ def _swept_names(points: Sequence[Point], matrix: Matrix) -> list[str]:
 
 
 class _Settings:
-    """Computes the workload options and environment of points; equal results share one object."""
+    """Compute the workload options and environment of points; equal results share one object."""
 
     def __init__(self, matrix: Matrix) -> None:
         self._options = matrix.workload

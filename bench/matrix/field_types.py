@@ -28,7 +28,7 @@ class Section(BaseModel):
 
 
 def did_you_mean(text: str, allowed: Sequence[str], *, cutoff: float) -> str:
-    """Return the allowed words, and first the one that ``text`` most likely means, if there is one."""
+    """Return a hint: the word that ``text`` probably means, if there is one, and all allowed words."""
     synonym = _SYNONYMS.get(text.lower())
     near = [synonym] if synonym in allowed else difflib.get_close_matches(text, allowed, n=1, cutoff=cutoff)
     return (f"did you mean '{near[0]}'? " if near else "") + f"allowed: {', '.join(allowed)}"

@@ -183,7 +183,7 @@ def _environment(
 
 
 def _ranks_here(env: Mapping[str, str], run: Mapping[str, Any]) -> int | None:
-    """Return the number of ranks that the launcher starts on this node; None if it is unknown."""
+    """Return the number of ranks that the launcher starts on this node, or None if it is unknown."""
     per_node = (run.get("cell") or {}).get("tasks_per_node")
     if isinstance(per_node, list):
         place = env.get("SLURM_NODEID", "")
@@ -215,7 +215,7 @@ def _cores(name: str, env: Mapping[str, str], run: Mapping[str, Any]) -> dict[st
 
 
 def _gpu_models() -> list[str]:
-    """Return the model of each GPU of this node, from the driver's files; empty if there are none."""
+    """Return the model of each GPU of this node, from the driver's files, or ``[]`` if there are none."""
     found = []
     for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
         with suppress(OSError):
@@ -225,7 +225,7 @@ def _gpu_models() -> list[str]:
 
 
 def _versions(run: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the versions of the python with which the command begins; empty if unknown."""
+    """Return the versions of the python with which the command begins, or ``{}`` if unknown."""
     python = run.get("interpreter")
     if python is None or shutil.which(python) is None:
         return {}
@@ -240,7 +240,7 @@ def _versions(run: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _only(values: Sequence[str | None]) -> str | None:
-    """Return the common value; None if the values differ or there are none."""
+    """Return the common value, or None if the values differ or there are none."""
     return values[0] if values and len(set(values)) == 1 else None
 
 

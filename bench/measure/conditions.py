@@ -24,10 +24,10 @@ from bench.measure.torch_internals import compilations, count_collectives
 
 
 class Conditions:
-    """Samples the conditions of one rank; ``reads_node`` is true on one rank per node.
+    """Sample the conditions of one rank; ``reads_node`` is true on one rank per node.
 
-    The constructor takes the first sample, because the first one takes longest. ``gradient_bytes`` is the
-    size of the model's gradients; None if it is unknown.
+    The constructor takes the first sample, because this sample takes longest. ``gradient_bytes`` is the
+    size of the model's gradients, or None if it is unknown.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Conditions:
         self._began = utc_now()
 
     def start(self) -> None:
-        """Note torch's counters, immediately before the first step of a window."""
+        """Read torch's counters, immediately before the first step of a window."""
         self._counters = self._read_counters()
 
     def stop(self, *, samples: float | None, sync_passes: int | None) -> dict[str, Any]:
@@ -58,7 +58,7 @@ class Conditions:
 
         ``start`` and ``end`` are the times of the samples, which enclose the window. ``samples`` and
         ``sync_passes`` are the numbers of samples that the rank trained on, and of its backward passes that
-        synchronised gradients; None if unknown.
+        synchronised gradients, or None if unknown.
         """
         counters, ended = self._read_counters(), utc_now()
         clocks = self._read_clocks()
@@ -80,7 +80,7 @@ class Conditions:
         }
 
     def synchronised(self, passes: int | None) -> dict[str, int | None]:
-        """Return ``sync_passes`` and ``bytes`` of conditions.json; ``passes`` synchronised gradients."""
+        """Return ``sync_passes`` and ``bytes`` for conditions.json after ``passes`` synchronising passes."""
         known = passes is not None and self._gradient_bytes is not None
         return {
             "sync_passes": passes,
@@ -88,7 +88,7 @@ class Conditions:
         }
 
     def _read_counters(self) -> dict[str, float | None]:
-        """Return the rank's counters of collectives, compilations and retries so far; None if unknown."""
+        """Return the rank's counters of collectives, compilations and retries so far, or None if unknown."""
         compiled = compilations()
         retries = None
         if self._device.type == "cuda":
@@ -101,19 +101,19 @@ class Conditions:
         }
 
     def _read_clocks(self) -> dict[str, Any] | None:
-        """Return the clocks of the rank's GPU; None on a CPU."""
+        """Return the clocks of the rank's GPU, or None on a CPU."""
         return nvml.clocks(self._device.index) if self._device.type == "cuda" else None
 
 
 def _difference(after: float | None, before: float | None) -> float | None:
-    """Return the change of a counter; None if a value is unknown or the counter was reset."""
+    """Return the change of a counter, or None if a value is unknown or the counter was reset."""
     if after is None or before is None or after < before:
         return None
     return round(after - before, 6)
 
 
 def window_conditions(epoch: int, of_ranks: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None:
-    """Combine all ranks' parts into an entry of ``windows`` in conditions.json; None if a part is missing."""
+    """Combine all ranks' parts into an entry of ``windows`` in conditions.json, or None if any is missing."""
     parts = [part for part in of_ranks if part is not None]
     if len(parts) < len(of_ranks):
         return None
@@ -186,7 +186,7 @@ class _Powercap:
 
     @classmethod
     def open(cls) -> _Powercap | None:
-        """Return the counters of all packages; None if this process has no permission to read one of them."""
+        """Return the counters of all packages, or None if this process may not read one of these counters."""
         zones = sorted(_POWERCAP.glob("intel-rapl:[0-9]*"))
         # A zone below a package is part of that package. The zone psys covers the whole machine.
         packages = [zone for zone in zones if zone.name.count(":") == 1 and _is_package(zone)]
@@ -197,7 +197,10 @@ class _Powercap:
         self._before = [_microjoules(zone / "energy_uj") for zone in self._zones]
 
     def joules(self) -> float | None:
-        """Return the energy in joules since :meth:`reset`; each counter may have wrapped around once."""
+        """Return the energy in joules since :meth:`reset`.
+
+        A counter that wrapped around once is corrected.
+        """
         total = 0
         for zone, span, before in zip(self._zones, self._ranges, self._before, strict=True):
             now = _microjoules(zone / "energy_uj")
@@ -231,7 +234,7 @@ class _GpuCounters:
 
     @classmethod
     def open(cls, device: torch.device) -> _GpuCounters | None:
-        """Return the device's counters; None if nvidia-ml-py or the driver's library is missing."""
+        """Return the device's counters, or None if nvidia-ml-py or the driver's library is missing."""
         gpu = open_gpu(torch.cuda.current_device() if device.index is None else device.index)
         return None if gpu is None else cls(gpu)
 
@@ -245,5 +248,5 @@ class _GpuCounters:
         return None if now is None or self._joules is None else now - self._joules
 
     def busy_percent(self) -> float | None:
-        """Return the mean utilisation since :meth:`reset`; None if the driver took no sample in that time."""
+        """Return the mean utilisation since :meth:`reset`, or None if the driver took no sample."""
         return self._gpu.busy_percent(self._began_us)

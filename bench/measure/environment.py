@@ -22,7 +22,7 @@ class Device:
     """The device of a rank.
 
     ``name`` is torch's name, such as ``cuda:0``. ``identity`` is unique per physical device, which several
-    ranks can share. ``model`` is the product name; None for a CPU.
+    ranks can share. ``model`` is the product name, or None for a CPU.
     """
 
     name: str
@@ -69,7 +69,7 @@ def shared_environment(
 
     Unknown values are null. ``env``, ``device`` and ``threads`` are those of rank 0. Only environment
     variables with known names or prefixes are included, and no secrets. ``join_s`` is the time in seconds
-    that the ranks took to join; None if it was not measured. ``gpus`` contains each rank's
+    that the ranks took to join, or None if it was not measured. ``gpus`` contains each rank's
     :func:`bench.measure.nvml.gpu_facts`; it is empty on a CPU device.
     """
     return {

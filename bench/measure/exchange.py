@@ -92,10 +92,10 @@ class Collectives:
 
 
 class StoreExchange:
-    """Reads and writes records, by name and rank, in the store of the default process group.
+    """Read and write records, by name and rank, in the store of the default process group.
 
-    Without a process group, the store is local to this process. ``port`` is the store's TCP port; None if the
-    store does not use TCP.
+    Without a process group, the store is local to this process. ``port`` is the store's TCP port, or
+    None if the store does not use TCP.
 
     Raises:
         BenchError: this release of torch does not give access to the store.
@@ -131,12 +131,12 @@ class StoreExchange:
         return True
 
     def read(self, name: str, rank: int) -> Any | None:
-        """Return the record ``name`` of one rank; None if it is missing."""
+        """Return the record ``name`` of one rank, or None if it is missing."""
         found = self._get([f"{name}/{rank}"])
         return None if found is None else found[0]
 
     def read_all(self, name: str) -> list[Any] | None:
-        """Return the record ``name`` of every rank in the order of the ranks; None if one is missing."""
+        """Return the record ``name`` of every rank in the order of the ranks, or None if one is missing."""
         return self._get([f"{name}/{rank}" for rank in range(self.world_size)])
 
     def _get(self, keys: list[str]) -> list[Any] | None:
@@ -204,7 +204,7 @@ def error_line(error: BaseException) -> str:
 
 
 def join_names(names: Sequence[str]) -> str:
-    """Join names by commas; after the first eight, only the number of the remaining names is given."""
+    """Join up to eight names by commas; add the number of the remaining names."""
     more = len(names) - _MAX_NAMED
     return ", ".join(names[:_MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
 
@@ -237,10 +237,10 @@ class Peers:
         self._with_timeout(lambda _: self._store.append("causes", content))  # type: ignore[attr-defined]
 
     def explain(self, symptom: Symptom, *, timeout_s: float | None, remedy: str) -> str | None:
-        """Return a message with the cause of broken communication; None if no rank knows the cause.
+        """Return a message with the cause of broken communication, or None if no rank knows the cause.
 
-        ``timeout_s`` is the time-out of collectives; None if it is unknown. ``remedy`` is the advice on how
-        to raise that time-out.
+        ``timeout_s`` is the time-out of collectives, or None if it is unknown. ``remedy`` is the advice
+        on how to raise that time-out.
         """
         reports = self._with_timeout(self._collect)
         is_lost = symptom is Symptom.LOST

@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 PROC = Path("/proc")
-#: Number of interfaces whose files in /sys are read: the ones that have moved the largest numbers of bytes.
+#: Maximum number of interfaces whose files in /sys are read. Those that moved the most bytes are chosen.
 _MOST_INTERFACES = 8
-#: Names of the columns of /proc/net/dev that are kept; its other columns are details of them.
+#: Names for the columns of /proc/net/dev that are kept. The other columns give details of these counts.
 _DEV_COLUMNS = {
     0: "rx_bytes",
     2: "rx_errors",
@@ -79,14 +79,14 @@ def cpu_groups(proc: Path = PROC) -> list[Path]:
         root = Path(mounted.replace("\\040", " "))
         controller = "cpu" if is_v1 else ""
         names = [path for _, controllers, path in entries if controller in controllers.split(",")]
-        # In a container, the path can be one that the container's mount does not show.
+        # In a container, the container's mount possibly does not contain this path.
         own = root / names[0].lstrip("/") if names and ".." not in names[0] else root
         groups += [group for group in (own, *own.parents) if group.is_relative_to(root) and group.is_dir()]
     return groups
 
 
 def cpu_quota(groups: list[Path]) -> float | None:
-    """Return the smallest quota of the groups in cores; None if no group has a quota."""
+    """Return the smallest quota of the groups in cores, or None if no group has a quota."""
     quotas = [quota for group in groups if (quota := _quota(group)) is not None]
     return min(quotas, default=None)
 
@@ -102,7 +102,7 @@ def _quota(group: Path) -> float | None:
 
 
 def throttled_s(groups: list[Path]) -> dict[str, float]:
-    """Return the seconds for which each group has been throttled, by its path; only groups that report it."""
+    """Return, by path, the seconds for which each group has been throttled, if the group reports them."""
     found = {}
     for group in groups:
         for line in _text(group / "cpu.stat").splitlines():
@@ -114,7 +114,7 @@ def throttled_s(groups: list[Path]) -> dict[str, float]:
 
 
 class Network:
-    """Reads the counters of one node; ``sys`` and ``proc`` are the mounts of sysfs and procfs."""
+    """Read the counters of one node; ``sys`` and ``proc`` are the mounts of sysfs and procfs."""
 
     def __init__(self, env: Mapping[str, str], *, proc: Path, sys: Path) -> None:
         self._proc = proc
@@ -223,7 +223,7 @@ class Network:
 
 
 def _change(before: Mapping[str, int | None], after: Mapping[str, int | None]) -> dict[str, int | None]:
-    """Return the increase of each counter; None if a value is missing or the counter was reset."""
+    """Return the increase of each counter, or None if a value is missing or the counter was reset."""
     found: dict[str, int | None] = {}
     for name, now in after.items():
         then = before.get(name)
@@ -289,7 +289,7 @@ class NodeSample:
 
 
 class Node:
-    """Samples the node that this process runs on; "the job" is the one to which this process belongs."""
+    """Sample the node on which this process runs. "The job" is the job to which this process belongs."""
 
     def __init__(
         self, env: Mapping[str, str], *, proc: Path = PROC, sys: Path = _SYS, pid: int | None = None
@@ -396,7 +396,7 @@ class Process(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """The visible processes by id, and the CPU time of all processes of the machine; None if unknown.
+    """The visible processes by id, and the CPU time of all processes of the machine (None if unknown).
 
     ``is_complete`` is false if this process cannot see all other processes (mount option hidepid).
     """
@@ -407,7 +407,7 @@ class Snapshot(NamedTuple):
 
 
 def cpu_clock_ns(pid: int) -> int | None:
-    """Return the CPU clock of a process; None if the process has ended. Any process may read the clock.
+    """Return the CPU clock of a process, or None if the process has ended. Any process may read the clock.
 
     Source: the encoding of clockid_t in the kernel's include/linux/posix-timers_types.h.
     """
@@ -418,7 +418,7 @@ def cpu_clock_ns(pid: int) -> int | None:
 
 
 class ProcessTable:
-    """Takes snapshots of all processes.
+    """Take snapshots of all processes.
 
     Reading the CPU clock of a process is much faster than reading its stat file. The file is read again only
     if the clock has changed, because a process that has not run has not waited for children either.
@@ -452,7 +452,7 @@ class ProcessTable:
         return Snapshot(processes, is_complete and _INIT in processes, self._machine_ns())
 
     def text(self, name: str) -> bytes:
-        """Return the content of a file below /proc; empty if it cannot be read."""
+        """Return the content of a file below /proc, or ``b""`` if it cannot be read."""
         try:
             return self._read(name)
         except OSError:
@@ -602,7 +602,7 @@ def _used_ns(before: Mapping[int, Process], after: Mapping[int, Process]) -> dic
 
 
 def _ns_of_ended(before: Mapping[int, Process], after: Mapping[int, Process]) -> Counter[int]:
-    """Return the CPU time before the first snapshot of processes that ended before the second one.
+    """Return the CPU time in the first snapshot of the processes that ended before the second snapshot.
 
     The times are summed by the nearest ancestor that still runs.
     """

@@ -68,7 +68,7 @@ class Gpu:
     mig: bool = False
 
     def read(self, name: str, *arguments: Any) -> Any | None:
-        """Return the result of NVML's function ``name``; None if it does not exist or fails."""
+        """Return the result of NVML's function ``name``, or None if it does not exist or fails."""
         function = getattr(self.library, name, None)
         if function is None:
             return None
@@ -77,11 +77,11 @@ class Gpu:
         return None
 
     def energy_joules(self) -> float | None:
-        """Return the energy used since the driver was loaded (J); None for a part of a GPU."""
+        """Return the energy used since the driver was loaded (J), or None for a part of a GPU."""
         return None if self.mig else _thousandth(self.read("nvmlDeviceGetTotalEnergyConsumption"))
 
     def busy_percent(self, since_us: int) -> float | None:
-        """Return the mean utilisation since a time in µs since 1970; None if the driver took no sample."""
+        """Return the mean utilisation since a time in µs since 1970, or None if the driver took no sample."""
         found = self.read("nvmlDeviceGetSamples", _GPU_UTILIZATION_SAMPLES, since_us)
         if self.mig or found is None:
             return None
@@ -133,7 +133,7 @@ def gpu_facts() -> dict[str, Any]:
 
 @cache
 def open_gpu(device: int) -> Gpu | None:
-    """Return the GPU behind torch's CUDA device ``device``; None if NVML or the GPU is not available.
+    """Return the GPU behind torch's CUDA device ``device``, or None if NVML or the GPU is not available.
 
     CUDA_VISIBLE_DEVICES can reorder and hide devices, so torch's index differs from NVML's. The UUID is the
     same in torch and NVML, and so is the PCI address. On a MIG device torch returns the UUID of the GPU or of
@@ -161,7 +161,7 @@ def _names(properties: Any, device: int) -> list[tuple[str, str]]:
 
 
 def pci_address(device: int) -> str | None:
-    """Return the PCI address of torch's CUDA device ``device`` from the CUDA driver; None without a driver.
+    """Return the PCI address of torch's CUDA device ``device``, or None without a CUDA driver.
 
     torch has a GPU's UUID since 2.5, and its PCI address since 2.10.
     """
@@ -188,7 +188,7 @@ def _whole_gpu(library: Any, handle: Any) -> Gpu:
 
 @cache
 def _library() -> Any | None:
-    """Return nvidia-ml-py's module, ready for use; None if the package or the driver's library is missing."""
+    """Return nvidia-ml-py's module, ready for use, or None if the package or the driver is missing."""
     try:
         import pynvml
     except ImportError:

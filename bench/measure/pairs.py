@@ -15,8 +15,8 @@ import torch.distributed as dist
 
 from bench.measure.exchange import Collectives
 
-#: Part of a message that is sent untimed, and its least size in bytes, so that connections reach full speed
-#: and traffic shapers have used up their credit of some 100 KiB.
+#: Fraction of a message that is sent untimed first, and its minimum size in bytes. Connections then reach
+#: full speed, and traffic shapers use up their credit of some 100 KiB.
 _UNTIMED_PART, _MIN_UNTIMED = 8, 2**19
 #: Least size of a message whose size is computed from the rate, so that a shaper's credit does not matter.
 _MIN_BYTES = 2**20
@@ -34,12 +34,12 @@ def exchange_steps(
 ) -> dict[int, float]:
     """Exchange ``count`` bytes with this rank's partner in each step; return bytes/s received, by partner.
 
-    With ``seconds``, a message is so much shorter that the pair exchanges it in about this time: a delay of a
-    process then counts equally on fast and on slow links.
+    With ``seconds``, the messages are shortened so that an exchange takes about this time. A delay of a
+    process then has the same effect on the rates of fast and slow links.
 
-    A step contains the pairs of ranks that exchange at the same time; every rank is in at most one of them.
-    All these ranks must pass the same steps. After ``deadline`` (of :func:`time.monotonic`), no exchange
-    starts: the partners agree on this in the first message of an exchange.
+    A step contains the pairs of ranks that exchange messages at the same time; a rank is in at most one
+    pair. All ranks must pass the same steps. After ``deadline`` (of :func:`time.monotonic`), no
+    exchange starts. The partners decide this together, with the first message of an exchange.
     """
     buffers = _Buffers(count, device)
     rates: dict[int, float] = {}
@@ -92,7 +92,7 @@ class _Buffers:
         return count / (self._swap(self._sent[:count], self._received[:count], partner) - began)
 
     def _swap(self, sent: torch.Tensor, received: torch.Tensor, partner: int) -> float:
-        """Exchange messages; return the time (performance counter) of this rank's message's arrival."""
+        """Exchange messages; return the time (of the performance counter) at which ``received`` arrived."""
         works = dist.batch_isend_irecv(
             [dist.P2POp(dist.irecv, received, partner), dist.P2POp(dist.isend, sent, partner)]
         )

@@ -25,8 +25,8 @@ class RankFacts:
     ``machine`` identifies the running kernel. Several hosts of a test cluster can share one machine, and the
     machine's cores must not be counted twice. ``infiniband`` lists the InfiniBand devices with an active
     port. ``node_cores`` is the number of cores of the host, and ``quota`` the smallest quota of the rank's
-    control groups in cores; None without a quota. ``threads`` is the number of compute threads that is set
-    for the rank; None for an equal share of the cores.
+    control groups in cores, or None without a quota. ``threads`` is the number of compute threads that is set
+    for the rank, or None for an equal share of the cores.
     """
 
     rank: int
@@ -63,7 +63,7 @@ class Host:
 
 
 def own_facts(rank: int, local_rank: int, env: Mapping[str, str], *, threads: int | None = None) -> RankFacts:
-    """Collect the rank, host, cores, quota and memory of this process.
+    """Return the facts of this process, such as its rank, host, cores and quota.
 
     ``threads`` is the number of threads in use; by default, the number that ``env`` requests.
     """
@@ -260,7 +260,7 @@ def _machine() -> str:
 
 @cache
 def cpu_model() -> str | None:
-    """Return the name of this host's processors; None if the kernel does not report it."""
+    """Return the name of this host's processors, or None if the kernel does not report it."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

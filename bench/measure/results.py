@@ -38,7 +38,7 @@ _PART_COLUMNS = {
 
 @dataclass(frozen=True, slots=True)
 class PopEfficiencies:
-    """Efficiencies of one window (POP model): parallel efficiency is the product of the other two."""
+    """POP efficiencies of one window. The parallel efficiency is the product of the other two."""
 
     load_balance: float
     comm_efficiency: float
@@ -93,8 +93,8 @@ class RankPlace:
 class RankRecord:
     """The measurements of one rank in one epoch.
 
-    ``parts`` contains the mean duration of each part of a step in the attribution window; None if the epoch
-    has no such window. ``samples`` and ``loss`` are None if they are unknown.
+    ``parts`` contains the mean duration of each part of a step in the attribution window, or is None if
+    the epoch has no such window. ``samples`` and ``loss`` are None if they are unknown.
     """
 
     window_s: float
@@ -110,10 +110,10 @@ class RankRecord:
 class EpochRecord:
     """One epoch over all ranks.
 
-    ``energy_counters`` is the number of counters that must be read to know the total energy. ``ideal_step_s``
-    is the time of a step if all devices ran at their stated peak FLOP/s. ``samples`` is None if samples were
-    not counted; the throughput is then empty. ``conditions`` is the window's entry in conditions.json; None
-    if no conditions were sampled.
+    ``energy_counters`` is the number of energy counters (one per GPU or processor) in the run.
+    ``ideal_step_s`` is the time of a step if all devices ran at their stated peak FLOP/s. ``samples``
+    is None if samples were not counted; the throughput is then empty. ``conditions`` is the window's
+    entry in conditions.json, or None if no conditions were sampled.
     """
 
     epoch: int
@@ -135,7 +135,7 @@ class EpochRecord:
 
 
 class Results:
-    """Writes the tables and conditions.json anew after each epoch; a killed run keeps complete files."""
+    """Rewrite the tables and conditions.json after each epoch, so that a killed run leaves complete files."""
 
     def __init__(self, folder: RunFolder, places: Sequence[RankPlace]) -> None:
         self._folder = folder
@@ -227,7 +227,7 @@ def rank_rows(epoch: EpochRecord, places: Sequence[RankPlace]) -> list[Row]:
 
 
 def _split_columns(epoch: EpochRecord) -> Row:
-    """Return the parts of a step as means over ranks, and the POP efficiencies of the same window."""
+    """Return the mean parts of a step in the attribution window, and the window's POP efficiencies."""
     parts = [rank.parts for rank in epoch.ranks if rank.parts is not None]
     waits = [rank.wait_s for rank in epoch.ranks if rank.wait_s is not None]
     if not parts:
@@ -257,7 +257,7 @@ def _validation_columns(sums: Validation | None) -> Row:
 
 
 def _energy(epoch: EpochRecord) -> float | None:
-    """Return the energy of all GPUs or, on a CPU, of all processors; None if any counter was not read."""
+    """Return the energy of all GPUs or, on a CPU, of all processors, or None if any counter was not read."""
     known = [rank.usage.energy_joules for rank in epoch.ranks if rank.usage.energy_joules is not None]
     return sum(known) if len(known) == epoch.energy_counters else None
 
@@ -300,7 +300,7 @@ _STABLE_WITHIN = 0.10
 
 
 def is_stable(step_s: Sequence[float]) -> bool:
-    """Return whether the step time is stable: without steps 1 and 2, the medians of both halves agree."""
+    """Return whether the medians of both halves agree, after the first two steps are left out."""
     kept = step_s[_UNREPRESENTATIVE_STEPS:]
     half = len(kept) // 2
     if half < 1:
@@ -319,7 +319,7 @@ class Window:
     """One rank's throughput window and the attribution window after it.
 
     ``step_s`` and ``samples`` have one entry per step of the throughput window. ``parts`` has one entry per
-    step of the attribution window; None for a step that is left out. ``loss`` is the mean of the known
+    step of the attribution window, or None for a step that is left out. ``loss`` is the mean of the known
     losses. ``stable`` is true if the step time was stable after the warm-up. ``clock_jumps`` is the number of
     steps of the attribution window during which the wall clock was set. ``window_s`` is the duration of the
     throughput window; None means the sum of its steps. ``conditions`` is the result of
@@ -402,8 +402,8 @@ def _attributed(windows: Sequence[Window]) -> list[list[StepParts]]:
 
 def _rank_record(window: Window, steps: int, parts: list[StepParts], least: Sequence[float]) -> RankRecord:
     samples = [count for count in window.samples[:steps] if count is not None]
-    # The wait is computed for each step before averaging, because the rank that waits least can change at
-    # each step.
+    # The wait is computed for each step before averaging, because a different rank can wait least in each
+    # step.
     waits = [own.exposed_s - low for own, low in zip(parts, least, strict=True)]
     return RankRecord(
         window_s=sum(window.step_s[:steps]) if window.window_s is None else window.window_s,

@@ -2,7 +2,7 @@
 
 Time stamps are taken during a step and read after it, because reading a CUDA event waits for the device.
 
-On each rank, DDP's logger stamps the start and end of backward's computation and of its communication.
+On each rank, DDP's logger records the start and end of backward's computation and of its communication.
 ``backward_comm_time`` is the span from the first bucket's start to the last bucket's end, and includes
 computation. The step waits only for the part of this span after the end of the computation:
 
@@ -44,8 +44,8 @@ class HostClock:
 class CudaClock:
     """A clock of events on the current CUDA stream, for calls that return before the work is complete.
 
-    An idle device stamps an event when the event arrives. Time in which the host waits, for example for data,
-    is therefore measured, too, if the device was idle before.
+    An idle device records an event's time when the event arrives. If the device is idle, the clock
+    therefore also measures the time in which the host waits, for example for data.
     """
 
     is_host = False
@@ -97,17 +97,17 @@ class BackwardReading:
 
 
 def enable_ddp_timing(model: DistributedDataParallel) -> None:
-    """Make DDP's logger stamp every step."""
+    """Make DDP's logger record times in every step."""
     set_ddp_sample_rate(model, 1)
 
 
 def disable_ddp_timing(model: DistributedDataParallel) -> None:
-    """Disable the stamps of DDP's logger, because on CUDA they cost a synchronisation per step."""
+    """Stop DDP's logger from recording times, because on CUDA this costs a synchronisation per step."""
     set_ddp_sample_rate(model, _NEVER)
 
 
 def read_ddp_timing(model: DistributedDataParallel) -> BackwardReading | None:
-    """Return the logger's times of the backward pass that just ended; None if the logger took no time stamps.
+    """Return the logger's times of the backward pass that just ended, or None if the logger has no times.
 
     Normally the logger computes its values when the next forward begins. This function makes the logger
     compute them immediately, which waits for the device on CUDA. Under ``no_sync`` the logger is inactive, so
@@ -154,7 +154,8 @@ def mean_parts(steps: list[StepParts]) -> StepParts:
     return StepParts(*(sum(column) / len(steps) for column in columns))
 
 
-#: Largest accepted drift between the two clocks in a step; parts are accurate to a millisecond at best.
+#: Largest accepted difference between the wall clock and the monotonic clock in a step. Parts are accurate
+#: to a millisecond at best.
 _MAX_DRIFT_NS = 1_000_000
 
 
@@ -168,7 +169,7 @@ def _wall_clock_offset_ns() -> int:
 
 
 class StepTimer:
-    """Times the parts of one training step, which can have several micro-batches.
+    """Time the parts of one training step, which can have several micro-batches.
 
     The micro-batch that synchronises is the one whose backward pass exchanges gradients with other ranks.
 
@@ -182,9 +183,9 @@ class StepTimer:
     Do not use a ``backward`` timer for the micro-batch that synchronises: DDP's logger measures its
     computation and its wait for communication separately.
 
-    DDP's logger uses the wall clock, this timer a monotonic clock. If the two disagree about the length of a
-    step, the wall clock was set (by NTP, an administrator, a moved virtual machine), and the logger's values
-    are wrong. Gradual adjustment (slewing) changes both clocks alike.
+    DDP's logger uses the wall clock, and this timer uses a monotonic clock. If the clocks disagree
+    about the length of a step, the wall clock was set (by NTP, an administrator or a moved virtual
+    machine), and the logger's values are wrong. Gradual adjustment (slewing) changes both clocks alike.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -263,7 +264,7 @@ class StepTimer:
         self.clock_jumped = drift_ns > _MAX_DRIFT_NS
 
     def parts(self, reading: BackwardReading | None) -> StepParts | None:
-        """Return the parts of the stopped step; None if DDP's logger has no times or wrong ones."""
+        """Return the parts of the stopped step, or None if DDP's logger has no times or wrong times."""
         if reading is None or self.clock_jumped:
             return None
         total = dict.fromkeys(("data_load", "forward", "backward", "optimizer"), 0.0)

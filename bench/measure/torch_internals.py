@@ -43,7 +43,7 @@ _NO_GROUP = (dist.DistError, RuntimeError, ValueError)
 
 
 def set_ddp_sample_rate(model: DistributedDataParallel, steps: int) -> None:
-    """Make DDP's logger stamp one of every ``steps`` steps; it stamps the first ten steps regardless."""
+    """Make DDP's logger record times in one of every ``steps`` steps, besides the first ten steps."""
     with suppress(*_MISSING):
         model._set_ddp_runtime_logging_sample_rate(steps)  # type: ignore[no-untyped-call]
 
@@ -71,7 +71,7 @@ def ddp_texts(model: DistributedDataParallel) -> Mapping[str, str]:
 
 
 def unused_parameter_bytes(model: DistributedDataParallel) -> int | None:
-    """Return the size of the parameters that the last backward pass did not use; None if it is unknown.
+    """Return the size of the parameters that the last backward pass did not use, or None if it is unknown.
 
     torch 2.4 and 2.7 add up the sizes of all steps; 2.10 does not. Before 2.10, only the value 0 is reliable.
     """
@@ -100,7 +100,7 @@ def backward_callbacks() -> Callable[[Callable[[], None]], None] | None:
 
 
 def group_store() -> Store | None:
-    """Return the store of the default process group; None if it is unknown."""
+    """Return the store of the default process group, or None if it is unknown."""
     try:
         store: Store = distributed_c10d._get_default_store()
     except (*_MISSING, *_NO_GROUP):
@@ -109,7 +109,7 @@ def group_store() -> Store | None:
 
 
 def count_collectives() -> int | None:
-    """Return the number of collectives called on the default group; None if it is unknown."""
+    """Return the number of collectives called on the default group, or None if it is unknown."""
     try:
         return int(distributed_c10d._get_default_group()._get_sequence_number_for_group())  # type: ignore[attr-defined]
     except (*_MISSING, *_NO_GROUP):
@@ -132,7 +132,7 @@ def compilations() -> tuple[int, float] | None:
 
 
 def collective_timeout_s(device: torch.device) -> float | None:
-    """Return the time-out of the collectives that serve ``device``; None if it is unknown."""
+    """Return the time-out of the collectives that serve ``device``, or None if it is unknown."""
     try:
         backend = distributed_c10d._get_default_group()._get_backend(device)
         return float(backend.options._timeout.total_seconds())

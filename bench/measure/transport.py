@@ -155,7 +155,7 @@ _CHOSEN = re.compile(r"NCCL INFO AllReduce: (\d+) Bytes -> Algo (\w+) proto (\w+
 
 @dataclass
 class NcclLog:
-    """The contents of the NCCL logs of one or more ranks; ``ways`` has the number of channels by kind."""
+    """The contents of the NCCL logs of one or more ranks; ``ways`` counts channels by kind of connection."""
 
     version: str | None = None
     chosen: set[str] = field(default_factory=set)
@@ -324,7 +324,7 @@ class NcclLogFile:
 
     @classmethod
     def from_env(cls, env: Mapping[str, str], output: Path | None) -> NcclLogFile:
-        """Return the log file that NCCL's variables name; ``output``: standard output's file, if known."""
+        """Return the log file that NCCL's variables name; ``output`` is standard output's file, if known."""
         level, template = env.get("NCCL_DEBUG", ""), env.get("NCCL_DEBUG_FILE", "")
         if level.upper() not in ("INFO", "TRACE"):
             return cls(None, f"NCCL_DEBUG is {level or 'not set'}, and NCCL names its network at INFO only")
@@ -417,7 +417,7 @@ def read_traces(
     """Read this rank's open connections (gloo) or log (NCCL), for :func:`combine_traces`.
 
     Call this function after the first communication. ``folder`` is the run's folder, in which rank 0 keeps
-    its NCCL log; None on other ranks.
+    its NCCL log, or None on other ranks.
     """
     if backend == "gloo":
         return {"connections": open_connections(store_port=store_port)}

@@ -83,7 +83,8 @@ class PreflightJob:
     ) -> tuple[PreflightFolder, dict[str, Any]]:
         """Submit the job unless one is in progress, wait for it, and return its folder and result.
 
-        ``record`` is called with the result. If this process is killed before, the next one finds the result.
+        ``record`` is called with the result. If this process is killed before this call, the next
+        process finds the result.
 
         Raises:
             PreflightError: the nodes could not be checked; the message contains the reason.
@@ -198,7 +199,10 @@ class PreflightJob:
             time.sleep(_POLL_S)
 
     def _status(self, job_id: str) -> JobStatus | None:
-        """Return the state of a job; None if Slurm no longer knows it. While Slurm is unreachable, wait."""
+        """Return the state of a job, or None if Slurm no longer knows the job.
+
+        Wait for Slurm if necessary.
+        """
         while True:
             try:
                 return queue_statuses(self.slurm.queue([job_id])).get(job_id)
@@ -228,7 +232,7 @@ class PreflightJob:
 
 
 def nodes_to_check(groups: Sequence[NodeGroup], text: str, *, largest: int | None) -> str:
-    """Return the value of sbatch's --nodes for a script: a range; Slurm allocates as many nodes as are free.
+    """Return a range of node counts for sbatch's --nodes, from which Slurm takes as many nodes as are free.
 
     ``largest`` is the number of nodes of the largest run. At most twice as many are checked, so that there
     are spare nodes, but a large cluster is not occupied. None means all idle nodes.
@@ -244,7 +248,7 @@ def nodes_to_check(groups: Sequence[NodeGroup], text: str, *, largest: int | Non
 
 
 def _reason(folder: PreflightFolder) -> str:
-    """Return the line of job.err that says why a job failed; empty if there is none."""
+    """Return the line of job.err that says why a job failed, or ``""`` if there is none."""
     lines = [line.strip() for line in log_tail(RunFolder(folder.path).err) if line.strip()]
     ours = [line.partition("bench: error: ")[2] for line in lines if "bench: error: " in line]
     return (ours or lines or [""])[-1 if not ours else 0]

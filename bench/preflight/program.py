@@ -48,14 +48,14 @@ from bench.study.preflight import write_measured, write_result
 from bench.workload.failures import WorkloadError
 from bench.workload.rendezvous import Launch, launch_from
 
-#: Windows per check, whose median is the result; more if a check failed and is repeated.
+#: Number of windows per check, whose median is the result, and their number if a failed check is repeated.
 WINDOWS, WINDOWS_AGAIN = 5, 9
 #: Duration of a window. A CPU quota is enforced in periods of 100 ms: a window must contain many of them.
 WINDOW_S = 2.0
-#: A single product takes at least this time, so that the time of its start is negligible.
+#: A single matrix product takes at least this time, so that the time to start the product is negligible.
 _PRODUCT_S = 0.004
 _MIN_SIZE, _MAX_SIZE = 256, 8192
-#: Size of the memory that is copied, larger than caches, and of the part that one call copies.
+#: Size of the memory that is copied (larger than caches), and size of the part that one call copies.
 _MEMORY_BYTES = 256 * 2**20
 _CPU_PART_BYTES = 8 * 2**20
 #: GPUs work this long before their clocks are read, with this many further products in their queues.
@@ -188,11 +188,11 @@ def use_all_cores() -> int:
 
 
 def gpu_state(on: Sequence[torch.device], size: int) -> dict[str, float | None]:
-    """Return what NVML reports about this node's GPUs while they work: the worst value of each kind.
+    """Return the worst value of each kind that NVML reports about this node's GPUs while they work.
 
-    ``gpu-clock`` is in Hz. ``gpu-slowdown`` counts GPUs whose clocks are lowered because of their temperature
-    or hardware. ``gpu-errors`` counts uncorrected memory errors and failed repairs of memory rows. Empty
-    without GPUs.
+    ``gpu-clock`` is in Hz. ``gpu-slowdown`` counts GPUs whose clocks are lowered because of their
+    temperature or hardware. ``gpu-errors`` counts uncorrected memory errors and failed repairs of
+    memory rows. The result is empty without GPUs.
     """
     indices = [device.index for device in on if device.type == "cuda"]
     if not indices:
@@ -287,7 +287,7 @@ class Meeting:
         )
 
     def announce(self, task: Mapping[str, Any]) -> None:
-        """Let all nodes perform a task (rank 0)."""
+        """Let all nodes perform a task; called on rank 0."""
         self._store.set(f"task/{self._tasks + 1}", json.dumps(task))
 
     def next_task(self, *, timeout_s: float) -> dict[str, Any]:
@@ -303,7 +303,7 @@ class Meeting:
         self._store.set(f"result/{self._tasks}/{self.rank}", json.dumps(result))
 
     def results(self, *, timeout_s: float) -> list[Any | None]:
-        """Return the results of the current task by node; None for a node that posted none (rank 0)."""
+        """Return the results of the current task by node, or None for a node that posted none (rank 0)."""
         keys = [f"result/{self._tasks}/{rank}" for rank in self.ranks]
         try:
             self._store.wait(keys, timedelta(seconds=timeout_s))
@@ -332,7 +332,7 @@ _CHECKS_AGAIN_S = 2 * WINDOWS_AGAIN * WINDOW_S
 
 
 class Node:
-    """The process of one node: performs tasks."""
+    """The process of one node, which performs the tasks that rank 0 announces."""
 
     def __init__(self, meeting: Meeting) -> None:
         use_all_cores()
@@ -380,7 +380,7 @@ class Node:
 
 
 class Coordinator:
-    """Rank 0: decides what is measured, and writes the results."""
+    """Decide on rank 0 what is measured, and write the results."""
 
     def __init__(
         self, node: Node, meeting: Meeting, folder: PreflightFolder, *, threshold: float, end: float
@@ -406,7 +406,7 @@ class Coordinator:
         if self._failing_checks() and self._left_s > _CHECKS_AGAIN_S:
             self._add("checks", {"size": size, "windows": WINDOWS_AGAIN})
         write_result(self._folder, self.result())
-        self._perform("end", {})  # the store ends with this process: wait until the others need it no longer
+        self._perform("end", {})  # the store ends with this process: wait for the other processes
 
     def result(self) -> dict[str, Any]:
         """Return the content of result.json."""

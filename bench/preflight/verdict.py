@@ -5,10 +5,10 @@ errors. Checks that fail are measured again, and only a node that fails both tim
 number of nodes, the median is the higher of the two middle values, because a fault only makes a node
 slower.
 
-For the exchanges, every group of nodes is halved in each round, and each node of one half exchanges with the
-nodes of the other half, one after another (recursive halving). The first round halves the whole set, the
-second round halves its halves, and so on. After ceil(log2(N)) rounds, every two nodes have met once. Pairs
-that were slow are then paired again, slow nodes with fast partners, in one more round. The total is at most 2
+For the exchanges, every group of nodes is halved in each round, and each node of one half exchanges
+with the nodes of the other half, one after another (recursive halving). The first round halves the
+whole set, the second round halves its halves, and so on. After ceil(log2(N)) rounds, every two nodes
+have met once. One more round then measures slow nodes again, with fast partners. The total is at most 2
 log2(N) rounds.
 
 An exchange is as fast as the slower of its two nodes. A node that is slow with its best partners is a slow
@@ -30,14 +30,14 @@ Pair = tuple[int, int]
 #: Pairs that exchange at the same time: every node is in at most one of them.
 Step = list[Pair]
 
-#: Maximum time of all exchanges, and the time of one of them: shorter with many nodes.
+#: Maximum time of all exchanges; time of a single exchange, and its minimum with many nodes.
 EXCHANGES_S = 60.0
 _EXCHANGE_S, _MIN_EXCHANGE_S = 0.3, 0.1
-#: An exchange also needs time for its first messages.
+#: Total duration of an exchange as a multiple of its measured part; the first messages are not measured.
 _OVERHEAD = 1.4
 #: Partners of a slow node in the round that measures slow pairs again.
 PARTNERS_AGAIN = 3
-#: Maximum number of steps in that round.
+#: Maximum number of steps in the round that measures slow pairs again.
 STEPS_AGAIN = 12
 
 
@@ -111,7 +111,7 @@ class Rates:
         return max(self.first.get(pair, 0.0), self.again.get(pair, 0.0))
 
     def of_nodes(self) -> list[float | None]:
-        """Return the rate of each node with its best partners; None for a node that exchanged with none.
+        """Return the rate of each node with its best partners, or None for a node that exchanged with none.
 
         A second measurement replaces the first one if it is higher.
         """
@@ -142,10 +142,10 @@ class Verdict:
 
 
 def judge(rates: Rates, *, threshold: float) -> Verdict:
-    """Return the nodes below ``threshold`` x median, and the links below ``threshold`` x both their nodes.
+    """Return the rates of the nodes, their median, and the slow nodes and links.
 
-    With an even number of nodes, the median is the higher of the two middle values: half of the nodes may
-    be slow.
+    A node is slow below ``threshold`` x median, and a link is slow below ``threshold`` x the rates of both of
+    its nodes. The median is the higher of the two middle values, because half of the nodes may be slow.
     """
     of_nodes = rates.of_nodes()
     known = [rate for rate in of_nodes if rate is not None]
@@ -226,9 +226,10 @@ Values = Sequence[float | None]
 class Measured:
     """The values of all nodes, as far as they were measured.
 
-    ``hosts`` are the nodes that joined. ``passes`` contains, for each time a check was made, its values by
-    node. ``silent`` are nodes that did not join or stopped answering. ``exchange`` and ``again`` map
-    (receiver, sender) to bytes/s. ``rounds`` is the number of rounds of exchanges.
+    ``hosts`` are the nodes that joined. ``passes`` contains, for each check, one list of values by node
+    for each time the check was made. ``silent`` are nodes that did not join or stopped answering.
+    ``exchange`` and ``again`` map (receiver, sender) to bytes/s. ``rounds`` is the number of rounds of
+    exchanges.
     """
 
     hosts: list[str]
@@ -240,7 +241,7 @@ class Measured:
 
     @property
     def rates(self) -> Rates:
-        """The rates of the pairs: those of their slower directions."""
+        """The rate of each pair, in the slower of its two directions."""
         return Rates(len(self.hosts), slower_directions(self.exchange), slower_directions(self.again))
 
     def as_json(self) -> dict[str, Any]:
@@ -253,7 +254,7 @@ class Measured:
 
 
 def slower_directions(directed: Mapping[Pair, float]) -> dict[Pair, float]:
-    """Return the rate of each pair from those of its two directions: the lower one."""
+    """Return the rate of each pair: the lower one of the rates of its two directions."""
     rates: dict[Pair, float] = {}
     for (a, b), rate in directed.items():
         pair = (min(a, b), max(a, b))
@@ -285,8 +286,8 @@ def _median(values: Values) -> float | None:
 def assess(measured: Measured, *, threshold: float) -> dict[str, Any]:
     """Return the nodes with their checks, the slow links, and the nodes to exclude, as a JSON object.
 
-    ``check``, ``value`` and ``median`` of a node are those of its first failed check, else of the check in
-    which the node is lowest.
+    ``check``, ``value`` and ``median`` of a node come from the check with its lowest value relative to the
+    median, among the failed checks if there are any.
     """
     made = {check: passes for check, passes in measured.passes.items() if check != "gpus" or _best(passes)[1]}
     columns = {check: _best(passes) for check, passes in made.items()}

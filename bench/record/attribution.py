@@ -38,7 +38,7 @@ _NO_COMMUNICATION = BackwardReading(0.0, 0.0, 0)
 
 
 class Attribution:
-    """Times the parts of steps: call ``attach``, then ``start`` and ``stop`` per step, then ``detach``."""
+    """Time the parts of steps: call ``attach``, then ``start`` and ``stop`` per step, then ``detach``."""
 
     def __init__(self, model: nn.Module | None, clock: Clock, *, world_size: int) -> None:
         self._model = model
@@ -139,7 +139,7 @@ class Attribution:
         )
 
     def stop(self) -> StepParts | None:
-        """End the step and return its parts; None if the step was discarded or DDP's logger has no times."""
+        """End the step and return its parts, or None if it was discarded or DDP's logger has no times."""
         self._timer.discard()
         self._timer.stop()
         reading = self._sum_readings()
@@ -162,7 +162,7 @@ class Attribution:
         self._optimizer_depth = 0  # above 1 if one optimizer calls another
 
     def _sum_readings(self) -> BackwardReading | None:
-        """Return the logger's times, summed over the step's synchronising passes; None if one lacks times."""
+        """Return the logger's times, summed over all synchronising passes, or None if any is missing."""
         self._take_reading()
         readings = [reading for reading in self._readings if reading is not None]
         if len(readings) < len(self._readings):
@@ -215,7 +215,7 @@ class Attribution:
 
 
 def find_ddp(model: nn.Module | None) -> DistributedDataParallel | None:
-    """Return the first DDP module in ``model``, which can be ``model`` itself; None if there is none."""
+    """Return the first DDP module in ``model``, which can be ``model`` itself, or None if there is none."""
     if model is None:
         return None
     return next((part for part in model.modules() if isinstance(part, DistributedDataParallel)), None)

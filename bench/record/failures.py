@@ -31,7 +31,7 @@ from bench.record.session import Session
 
 #: Interval at which a rank posts its state.
 INTERVAL_S = 5.0
-#: Time without progress after which a stall is examined. This time doubles when the loop moves again.
+#: Time without progress after which a stall is examined. It doubles when the loop makes progress again.
 PATIENCE_S = 30.0
 #: Number of missed intervals after which a rank counts as silent.
 _MAX_MISSED = 3
@@ -55,9 +55,10 @@ class Progress(NamedTuple):
 class State:
     """The state of a rank, as posted to the store.
 
-    ``beat`` increases as long as the process is alive. ``collectives`` is the number of collectives called on
-    the default process group; None if unknown. ``where`` is the current line of code; empty while the loop
-    moves. ``counting`` is false after the last window, when steps are no longer counted.
+    ``beat`` increases as long as the process is alive. ``collectives`` is the number of collectives
+    called on the default process group, or None if unknown. ``where`` is the current line of code, or
+    ``""`` while the loop makes progress. ``counting`` is false after the last window, when steps are no
+    longer counted.
     """
 
     beat: int
@@ -74,7 +75,7 @@ class Stall:
 
     ``by_collectives`` is true if the ranks in ``behind`` have called fewer collectives than the others, and
     false if these ranks have taken fewer steps. ``step`` is the current step of the ranks ahead, counted from
-    1; None if the ranks ahead no longer count steps.
+    1, or None if the ranks ahead no longer count steps.
     """
 
     behind: list[int]
@@ -158,7 +159,7 @@ class _LastState(NamedTuple):
 
 
 class HangWatch:
-    """Watches, from a background thread, the training loop of the thread that creates the object.
+    """Watch, from a background thread, the training loop of the thread that creates the object.
 
     Args:
         progress: a function that returns the loop's progress.
@@ -166,7 +167,8 @@ class HangWatch:
         on_stall: called on the first rank that is alive, with a description of the stall and whether the
         stall is surprising. A stall is not surprising if no rank is late or all late ranks are in a pause.
         on_deadline: called with the description of the stall shortly before ``deadline_s``.
-        deadline_s: the time-out of collectives if reaching it aborts the process without a message.
+        deadline_s: the time-out of collectives, given only if the time-out aborts the process without a
+            message.
     """
 
     def __init__(
@@ -191,7 +193,7 @@ class HangWatch:
         self._deadline_s = None if deadline_s is None else deadline_s - 2 * INTERVAL_S
         self._has_warned = False
         self._stop = threading.Event()
-        #: The description of the current stall; None while the loop moves.
+        #: The description of the current stall, or None while the loop moves.
         self.reason: str | None = None
         threading.Thread(target=self._run, name="bench-hang-watch", daemon=True).start()
 
@@ -212,7 +214,7 @@ class HangWatch:
         if is_moving:
             self._moved_at = time.monotonic()
             if self._has_warned:
-                self._patience_s *= 2  # the training was only slow
+                self._patience_s *= 2  # this was not a stall: the training was only slow
             self.reason, self._has_warned = None, False
             self._last_states.clear()
         where = "" if is_moving else line_of(self._thread)
@@ -250,7 +252,7 @@ class HangWatch:
             self._on_deadline(self.reason)
 
     def _is_alive(self, rank: int) -> bool | None:
-        """Return whether a rank's beat has increased recently; None if it is too early to know."""
+        """Return whether a rank's beat has increased recently, or None if it is too early to know."""
         if rank == self._exchange.rank:
             self._last_states[rank] = _LastState(self._state, 0.0, True)
             return True
@@ -272,7 +274,7 @@ _QUIT = b"\0"
 
 
 class FailureReporter:
-    """Reports hangs and failures of the training loop on one rank, from its first step to its end."""
+    """Report hangs and failures of the training loop on one rank, from its first step to its end."""
 
     def __init__(self, session: Session, progress: Callable[[], Progress]) -> None:
         self._session = session
@@ -338,7 +340,7 @@ class FailureReporter:
 
 
 class SigtermHandler:
-    """Calls ``callback`` once on SIGTERM (sent by time limits and scancel), even if a collective hangs.
+    """Call ``callback`` once on SIGTERM (sent by time limits and scancel), even if a collective hangs.
 
     Python cannot run signal handlers while a collective hangs in C++. However, Python's C code still writes
     the signal's number to the wake-up descriptor (:func:`signal.set_wakeup_fd`). A thread reads it, calls

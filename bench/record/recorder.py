@@ -30,12 +30,12 @@ T = TypeVar("T")
 
 #: Maximum time that ``close`` waits for the last records of the other ranks.
 CLOSE_TIMEOUT_S = 60.0
-#: The same limit if the process ends without a call of ``close``.
+#: Maximum time for this wait if the process ends without a call of ``close``.
 _EXIT_TIMEOUT_S = 5.0
 
 
 class Recorder:
-    """Measures a training loop and writes metrics.csv, ranks.csv, steps.csv and env.json.
+    """Measure a training loop and write metrics.csv, ranks.csv, steps.csv and env.json.
 
     ::
 
@@ -85,7 +85,7 @@ class Recorder:
         self._windows = Windows(self._clock, device=self._device, lengths=self._lengths)
         self._session: Session | None = None  # from the first step on
         self._failures: FailureReporter | None = None
-        self._started_at: Any = None  # the time at which the clock was started; None while it is stopped
+        self._started_at: Any = None  # the time at which the clock was started, or None while it is stopped
         self._spans: list[Span] = []  # of the current step so far
         self._step_samples: float | None = None
         self._batch_samples: float | None = None
@@ -381,7 +381,7 @@ class Batches(Generic[T]):
 
 
 def batch_size(batch: Any) -> float | None:
-    """Return the size of the first dimension of the first tensor in a batch; None if there is no tensor."""
+    """Return the length of the first tensor in a batch, or None if the batch contains no tensor."""
     if isinstance(batch, Tensor):
         return float(batch.shape[0]) if batch.dim() else None
     parts: Iterable[Any] = ()

@@ -250,7 +250,7 @@ def _make_folder(run_dir: str | os.PathLike[str] | None) -> RunFolder:
 
 
 class RunWriter:
-    """Writes env.json and the tables on rank 0 as the ranks' records become complete."""
+    """Write env.json and the tables on rank 0 as the ranks' records become complete."""
 
     def __init__(self, session: Session, folder: RunFolder, model: nn.Module | None) -> None:
         self._folder = folder
@@ -332,7 +332,7 @@ class RunWriter:
             self._has_sample = True
 
     def _windows_of(self, epoch: int, is_last: bool) -> list[Any] | None:
-        """Return the windows of all ranks; None if any window is missing."""
+        """Return the windows of all ranks, or None if any window is missing."""
         contents = self._exchange.read_all(f"window/{epoch}")
         if contents is not None or not is_last:
             return contents
@@ -412,7 +412,7 @@ class RunWriter:
 
 
 def _model_sizes(model: nn.Module | None) -> tuple[int | None, int | None]:
-    """Return the number of parameters and the size of their gradients in bytes; None without a model."""
+    """Return the number of parameters and the size of their gradients in bytes, or None without a model."""
     if model is None:
         return None, None
     trained = [p for p in model.parameters() if p.requires_grad]

@@ -55,7 +55,7 @@ _Key = tuple[str, int, str, str | None]
 
 
 class StepSampler:
-    """Samples one step of this thread. ``model`` is the module whose forward pass the recorder times."""
+    """Sample one step of this thread. ``model`` is the module whose forward pass the recorder times."""
 
     def __init__(self, model: nn.Module | None) -> None:
         self._model = model
@@ -87,7 +87,7 @@ class StepSampler:
             self.is_active = False
 
     def stop(self, rank: int) -> SampledStep | None:
-        """End the sample and return it; None if no step was sampled."""
+        """End the sample and return it, or None if no step was sampled."""
         if not self.is_active:
             return None
         self.discard()
@@ -251,7 +251,7 @@ class Phase(enum.Enum):
 
 
 class Windows:
-    """Groups one rank's steps into windows, and sends every complete window to rank 0."""
+    """Group one rank's steps into windows, and send every complete window to rank 0."""
 
     def __init__(self, clock: Clock, *, device: torch.device, lengths: Lengths) -> None:
         self._clock = clock
@@ -300,7 +300,7 @@ class Windows:
     def count(self, spans: list[Span], samples: float | None, now: Any) -> Any:
         """Count a complete step, and change the phase after the final step of a window.
 
-        Returns the time stamp from which the clock continues; None if the clock stops.
+        Returns the time stamp from which the clock continues, or None if the clock stops.
         """
         self.total += 1
         self._steps += 1

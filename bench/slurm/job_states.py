@@ -292,7 +292,7 @@ class JobStatus:
     Attributes:
         state: state of the run.
         failure_class: class of the cause if the run did not complete, else None.
-        reason: explanation of the state; empty if there is nothing to explain.
+        reason: explanation of the state, or ``""`` if there is nothing to explain.
         exit_code: highest exit code of the steps, else the script's, else 128 + ``signal``. sacct shows
             codes above 128 reduced by 128 (137 as 9), so prefer the code in end.json.
         signal: name of the signal that ended the job.
@@ -340,7 +340,7 @@ class _Attempt:
 
     @property
     def started(self) -> datetime | None:
-        """Start time; None if the job got no nodes, because sacct may then show the time of cancellation."""
+        """Start time. None if the job got no nodes: sacct may then show the time of the cancellation."""
         return self.job.started if self.job.hosts else None
 
 
@@ -353,7 +353,7 @@ def queue_statuses(rows: Sequence[QueueRow]) -> dict[str, JobStatus]:
 
 
 def classify(rows: Sequence[AccountingRow]) -> JobStatus | None:
-    """Return the status of one job from ``sacct --duplicates``; None if the job's own row is missing."""
+    """Return the status of one job from ``sacct --duplicates``, or None if the job's own row is missing."""
     assert len({row.key.job for row in rows}) <= 1, "rows of several jobs"
     attempts = _attempts(rows)
     if not attempts:
@@ -485,7 +485,7 @@ def _cancellation(attempt: _Attempt) -> str:
 
 
 def _bad_steps(steps: Sequence[AccountingRow]) -> str:
-    """Describe the failed steps of a completed job; empty if there are none."""
+    """Describe the failed steps of a completed job, or ``""`` if there are none."""
     states = [(step, read_state(step.state)) for step in steps]
     bad = [
         f"step {_name(step)} says {state.word}" for step, state in states if state.state is RunState.FAILED
@@ -507,7 +507,7 @@ def _signal(job: AccountingRow, steps: Sequence[AccountingRow]) -> int | None:
 
 
 def _worst_rank(job: AccountingRow, steps: Sequence[AccountingRow]) -> int:
-    """Return the highest exit code of the steps that srun started; 0 if all succeeded.
+    """Return the highest exit code of the steps that srun started, or 0 if all succeeded.
 
     DerivedExitCode of sacct stays 0 if the record of the step arrived after that of the job.
     """

@@ -133,6 +133,6 @@ def search(wordings: Sequence[Wording], text: str) -> re.Match[str] | None:
 
 
 def step_daemon_message(line: str) -> str:
-    """Return the message in a line of slurmstepd without the prefix; empty for any other line."""
+    """Return the message in a line of slurmstepd without the prefix, or ``""`` for any other line."""
     start = match_start(STEP_DAEMON, line)
     return line[start.end() :] if start else ""

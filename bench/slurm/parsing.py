@@ -211,7 +211,7 @@ def parse_exit(text: str) -> tuple[int | None, int | None]:
 
 
 def parse_submission(text: str) -> str | None:
-    """Return the job id in the output of ``sbatch --parsable``; None if there is none.
+    """Return the job id in the output of ``sbatch --parsable``, or None if there is none.
 
     Site wrappers of sbatch may print further lines, or a sentence instead of the bare id.
     """
@@ -223,7 +223,7 @@ def parse_submission(text: str) -> str | None:
 
 
 def parse_expected_start(text: str, *, now: datetime) -> datetime | None:
-    """Return the start in the output of ``sbatch --test-only``; None if Slurm cannot estimate it.
+    """Return the start in the output of ``sbatch --test-only``, or None if Slurm cannot estimate it.
 
     Slurm prints a date centuries ahead for a job that waits for a job that can never start.
     """

@@ -29,7 +29,7 @@ _SLURM_ROUNDING = timedelta(seconds=1)
 #: Maximum number of neighbours in run.json, and of job ids in one entry of ``disturbed``.
 MAX_NEIGHBOURS = 10
 _MAX_NAMED = 10
-#: NVML sets this reason with a more specific one; alone, this reason can mean that clocks are just changing.
+#: NVML sets this reason together with a more specific one. Alone, it can mean that clocks are changing.
 _UNSPECIFIC_SLOWDOWN = "hw_slowdown"
 #: Counters of a link that count damaged packets. Dropped packets are not counted: a link that drops packets
 #: is possibly only busy.
@@ -108,7 +108,7 @@ def _between(start: datetime | None, end: datetime | None) -> str:
 
 
 def read_disturbances(run: Mapping[str, Any]) -> tuple[Disturbance, ...] | None:
-    """Return the disturbances in the content of a run.json; None if disturbances were not determined."""
+    """Return the disturbances in the content of a run.json, or None if disturbances were not determined."""
     found = run.get("disturbed")
     if not isinstance(found, list):
         return None
@@ -153,7 +153,7 @@ class Occupation:
 
     @cached_property
     def certain_end(self) -> datetime:
-        """The time at which the job has certainly ended: Slurm rounds times down."""
+        """The time at which the job has certainly ended, because Slurm rounds its end down."""
         return datetime.max.replace(tzinfo=UTC) if self.end is None else self.end + _SLURM_ROUNDING
 
     @cached_property  # a job can be the neighbour of hundreds of runs
@@ -193,7 +193,7 @@ class Window:
 
 
 def read_windows(folder: RunFolder) -> list[Window] | None:
-    """Return the windows in conditions.json that have times; None if the run has no such file."""
+    """Return the windows in conditions.json that have times, or None if the run has no such file."""
     content = read_json(folder.conditions)
     if content is None:
         return None
@@ -208,12 +208,12 @@ def _windows(entries: Any) -> Iterator[Window]:
 
 
 def objects(entries: Any) -> list[dict[str, Any]]:
-    """Return the dicts of a list; empty if ``entries`` is not a list."""
+    """Return the dicts of a list, or ``[]`` if ``entries`` is not a list."""
     return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
 
 
 def parse_moment(value: Any) -> datetime | None:
-    """Return a time that is given as ISO 8601 or in seconds since 1970; None for any other value."""
+    """Return a time that is given as ISO 8601 or in seconds since 1970, or None for any other value."""
     try:
         if isinstance(value, int | float):
             return datetime.fromtimestamp(value, UTC)
@@ -244,7 +244,7 @@ def assess(
         folder: the run's folder with conditions.json and env.json.
         start: start of the run. Without windows, a neighbour between start and end disturbs the run.
         end: end of the run.
-        neighbours: the other jobs on the run's nodes; None if they were not determined.
+        neighbours: the other jobs on the run's nodes, or None if they were not determined.
         cores: number of cores that the run uses on each node, if env.json does not contain this number.
     """
     windows = read_windows(folder)
@@ -391,7 +391,7 @@ def _cores_in_use(env: Mapping[str, Any]) -> dict[str, int]:
 
 
 def idle_cores(folder: RunFolder) -> str:
-    """Describe a node with enough idle cores for one more thread per rank; empty if there is no such node."""
+    """Describe a node with enough idle cores for one more thread per rank, or return ``""``."""
     windows, env = read_windows(folder), read_json(folder.env) or {}
     ranks = windows[-1].ranks if windows else []
     threads = {rank.get("rank"): rank.get("threads") for rank in ranks}

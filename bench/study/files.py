@@ -23,7 +23,7 @@ _encode = json.JSONEncoder(ensure_ascii=False).encode
 
 
 def file_sha256(path: Path) -> str | None:
-    """Return the SHA-256 of a file; None if it cannot be read."""
+    """Return the SHA-256 of a file, or None if it cannot be read."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()

@@ -74,7 +74,7 @@ class FailureClass(StrEnum):
 class RunRecord:
     """State of a run's latest attempt according to the ledger; ``attempt`` is 0 before the first one.
 
-    ``disturbed`` names what disturbed the attempt from outside of its job; empty if no disturbance is known.
+    ``disturbed`` names what disturbed the attempt from outside of its job, or is empty if nothing is known.
     """
 
     run_id: str

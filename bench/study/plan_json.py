@@ -49,7 +49,7 @@ class PlannedStudy:
 
     @property
     def concurrent_runs(self) -> int | None:
-        """Maximum number of runs that execute at once; None if there is no limit."""
+        """Maximum number of runs that execute at once, or None if there is no limit."""
         return self.plan.get("concurrent_runs")
 
     def records(self) -> dict[str, RunRecord]:
@@ -107,7 +107,7 @@ def read_plan(folder: StudyFolder) -> dict[str, Any]:
 
 
 def find_plan(folder: StudyFolder) -> dict[str, Any] | None:
-    """Return the content of plan.json; None if it is missing or broken."""
+    """Return the content of plan.json, or None if it is missing or broken."""
     return read_json(folder.plan_json)
 
 

@@ -1,4 +1,7 @@
-"""Read and write the files of preflights, and the nodes that a study excludes because of one."""
+"""Read and write the result files of preflights, and the list of nodes that a study excludes.
+
+A study excludes the nodes that a preflight found faulty.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ def next_folder(root: Path) -> PreflightFolder:
 
 
 def last_folder(root: Path) -> PreflightFolder | None:
-    """Return the folder of the most recent preflight below ``root``; None if there is no preflight."""
+    """Return the folder of the most recent preflight below ``root``, or None if there is no preflight."""
     found = max(_numbered(root), key=lambda one: one[0], default=None)
     return None if found is None else PreflightFolder(found[1])
 
@@ -40,7 +43,7 @@ def write_preflight(folder: PreflightFolder, content: Mapping[str, Any]) -> None
 
 
 def read_preflight(folder: PreflightFolder) -> dict[str, Any]:
-    """Return the content of preflight.json; empty if the file is missing or broken."""
+    """Return the content of preflight.json, or ``{}`` if the file is missing or broken."""
     return read_json(folder.preflight_json) or {}
 
 
@@ -56,7 +59,7 @@ def write_result(folder: PreflightFolder, result: Mapping[str, Any]) -> None:
 
 
 def read_result(folder: PreflightFolder) -> dict[str, Any] | None:
-    """Return the result of a preflight; None if there is no result (yet)."""
+    """Return the result of a preflight, or None if there is no result (yet)."""
     return read_json(folder.result)
 
 

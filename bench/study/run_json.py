@@ -56,7 +56,7 @@ def find_reason(folder: RunFolder) -> tuple[str, int, str]:
 
 
 def read_warnings(run: Mapping[str, Any]) -> list[dict[str, Any]] | None:
-    """Return ``warnings`` in the content of a run.json; None if the logs were not searched for them.
+    """Return ``warnings`` in the content of a run.json, or None if the logs were not searched for them.
 
     Each warning has the keys ``cause``, ``path``, ``line``, ``evidence``, ``explanation`` and ``remedy``,
     like ``cause`` of a run that failed.
@@ -116,7 +116,7 @@ def script_warning(run: Mapping[str, Any], found: str | None) -> str:
 
 
 def script_sha256(run: Mapping[str, Any], folder: str | Path) -> str | None:
-    """Return the present SHA-256 of the script of a run's command; None without a readable script.
+    """Return the present SHA-256 of the script of a run's command, or None without a readable script.
 
     ``folder`` is the folder in which the command is executed.
     """
@@ -156,7 +156,7 @@ class SlowCall:
         calls: number of calls in the step.
         seconds: time of these calls together, without the time of other calls that the user's code makes
             within them.
-        part: the part of the step whose timer covers the call; None if no timer does.
+        part: the part of the step whose timer covers the call, or None if no timer does.
         bytes: size of the tensors that are passed to a function of torch.distributed.
     """
 
@@ -180,7 +180,7 @@ class SampledStep:
 
 
 def read_sampled_step(folder: RunFolder) -> list[SampledStep]:
-    """Return each rank's sampled step; empty without a sampled_step.json. Malformed entries are left out."""
+    """Return each rank's sampled step, if any. Malformed entries of sampled_step.json are left out."""
     content = read_json(folder.sampled_step)
     return list(_steps(content)) if content is not None and content.get("schema") == 1 else []
 

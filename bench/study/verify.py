@@ -133,7 +133,7 @@ def _checks(folder: RunFolder, run: dict[str, Any]) -> Iterator[Check]:
 
 
 def _source(cell: dict[str, Any]) -> str | None:
-    """Return the source of a command's metrics, such as ``recorder``; None for the built-in training."""
+    """Return the source of a command's metrics, such as ``recorder``, or None for the built-in training."""
     metrics = cell["workload"].get("metrics") or {}
     return metrics.get("source", "readings") if cell["workload"].get("command") else None
 

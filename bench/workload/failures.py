@@ -36,7 +36,7 @@ def describe_error(error: BaseException, *, timeout_s: float) -> str:
 
 
 def known_reason(error: BaseException, *, timeout_s: float) -> str | None:
-    """Return the reason of an expected failure in one line; None for any other error."""
+    """Return the reason of an expected failure in one line, or None for any other error."""
     if isinstance(error, BenchError):
         return str(error)
     text = str(error)

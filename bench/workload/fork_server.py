@@ -60,7 +60,7 @@ class _LineReader:
         self._pending = b""
 
     def next(self) -> bytes | None:
-        """Return the next line; None after the pipe has closed."""
+        """Return the next line, or None after the pipe has closed."""
         while b"\n" not in self._pending:
             block = os.read(self.descriptor, 65536)
             if not block:

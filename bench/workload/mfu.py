@@ -84,7 +84,7 @@ class Peak:
     source: str
 
     def rate(self, precision: str) -> float | None:
-        """Return a precision's rate; None if unknown. On devices without TF32, tf32 has fp32's rate."""
+        """Return a precision's rate, or None if unknown. On devices without TF32, tf32 has fp32's rate."""
         if precision == "tf32" and "tf32" not in self.rates:
             precision = "fp32"
         return self.rates.get(precision)
@@ -149,7 +149,7 @@ def mfu_basis(
 ) -> MfuBasis:
     """Compute the time of a step if every device ran at its stated peak, as the basis of MFU.
 
-    ``devices`` are the names of the distinct devices (ranks may share one); None for a CPU.
+    ``devices`` are the names of the distinct devices (ranks may share one), or None for a CPU.
     """
     known = {name: peaks()[name] for name in dict.fromkeys(devices) if name is not None and name in peaks()}
     parts = [(flops.matmul, precise.matmul), (flops.convolution, precise.convolution)]

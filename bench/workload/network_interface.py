@@ -13,7 +13,7 @@ import psutil
 
 
 def interface_to(host: str) -> str:
-    """Return the interface that sends packets to ``host``; an empty string for the loopback.
+    """Return the interface that sends packets to ``host``, or an empty string for the loopback.
 
     Raises:
         OSError: the host name is unknown, or there is no route.

@@ -37,7 +37,7 @@ from bench.workload.training import STATES_PER_WEIGHT, Trainer, parameters_of, w
 
 _KIB, _MIB = 2**10, 2**20
 _SMALLEST = 4 * _KIB
-#: Limits of the sweep's largest size, which within these limits is the size of the gradients.
+#: Limits of the sweep's largest size. Within these limits, the largest size is the size of the gradients.
 _MIN_TOP, _MAX_TOP = 16 * _MIB, 64 * _MIB
 #: Maximum number of distinct bucket sizes in the sweep; a network of equal blocks has few.
 _MAX_BUCKET_SIZES = 16
@@ -60,7 +60,7 @@ class Size:
 
 @dataclass
 class Sweep:
-    """``times_s`` contains times by size, repeat and rank; ``dropped`` lists omitted sizes with reasons."""
+    """The times of all-reduces by size, repeat and rank; ``dropped`` lists omitted sizes with reasons."""
 
     world_size: int
     dtype: str
@@ -69,11 +69,11 @@ class Sweep:
     dropped: list[dict[str, Any]] = field(default_factory=list)
 
     def time_s(self, index: int) -> float:
-        """Return the time of a size (s): the time of the slowest rank, as the median over the repeats."""
+        """Return the median over the repeats of the slowest rank's time (s) for the size at ``index``."""
         return median(max(ranks) for ranks in self.times_s[index])
 
     def standalone_s(self, buckets: Sequence[int]) -> float | None:
-        """Return the total time of the model's buckets (s); None if a bucket's size was not measured."""
+        """Return the total time of the model's buckets (s), or None if a bucket's size was not measured."""
         times = {size.bytes: self.time_s(index) for index, size in enumerate(self.sizes)}
         found = [times.get(size) for size in buckets]
         return None if None in found or not found else math.fsum(time for time in found if time is not None)
@@ -119,7 +119,7 @@ def message_sizes(buckets: Sequence[int], *, gradient_bytes: int, largest: int |
 
 
 class AllReduceSweep:
-    """Runs the sweep on one rank; decisions depend only on values that are the same on all ranks."""
+    """Run the sweep on one rank; decisions depend only on values that are the same on all ranks."""
 
     def __init__(
         self, *, collectives: Collectives, clock: Clock, device: torch.device, dtype: torch.dtype
@@ -207,7 +207,7 @@ _NEIGHBOURS_SHARE = 0.5
 
 
 class Probes:
-    """Runs all probes on one rank, after the training."""
+    """Run all probes on one rank, after the training."""
 
     def __init__(self, session: Session, collectives: Collectives, trainer: Trainer, feed: Feed) -> None:
         self._session = session

@@ -151,7 +151,7 @@ def _train(session: Session, env: dict[str, str]) -> None:
 def _mfu_basis(
     session: Session, shape: DataShape, devices: Sequence[Device], env: Mapping[str, str]
 ) -> MfuBasis | None:
-    """Return the quantities from which MFU is computed, on rank 0; None on other ranks."""
+    """Return the quantities from which MFU is computed, on rank 0, or None on other ranks."""
     if not session.is_first:
         return None
     options = session.request.options
@@ -303,7 +303,7 @@ def measure(
 ) -> None:
     """Warm up, measure all epochs, then run the probes and the trace; rank 0 writes the tables each epoch.
 
-    ``ideal_s`` is the time of a step if all devices ran at their stated peak FLOP/s; None if unknown.
+    ``ideal_s`` is the time of a step if all devices ran at their stated peak FLOP/s, or None if unknown.
 
     Raises:
         CollectiveError: the loss is NaN or infinite.
@@ -409,7 +409,7 @@ def _validate(trainer: Trainer, feed: Feed, collectives: Collectives) -> Validat
 
 
 def _checkpoint(session: Session, trainer: Trainer, epoch: int) -> float | None:
-    """Write the checkpoint on rank 0 and return the duration in seconds; None on other ranks."""
+    """Write the checkpoint on rank 0 and return the duration in seconds, or None on other ranks."""
     if not session.is_first:
         return None
     began = time.perf_counter()

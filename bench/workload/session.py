@@ -113,7 +113,7 @@ class Session:
     device: torch.device
     threads: int
     warnings: list[str]
-    #: Each rank's facts about its GPUs; empty until the ranks have exchanged these facts.
+    #: Each rank's facts about its GPUs. The list is empty until the ranks have exchanged these facts.
     gpus: list[dict[str, Any]] = field(default_factory=list)
 
     @property
@@ -138,10 +138,10 @@ class Session:
 
         Args:
             env: the environment variables of rank 0.
-            sizes: the number of parameters and bytes of gradients; None before the model exists.
-            in_use: the transport in use; None before any communication.
-            flops: the value of ``flops``, the basis of MFU; None before the model exists.
-            ddp: the value of ``ddp``; None until the last epoch has ended.
+            sizes: the number of parameters and bytes of gradients, or None before the model exists.
+            in_use: the transport in use, or None before any communication.
+            flops: the value of ``flops``, the basis of MFU, or None before the model exists.
+            ddp: the value of ``ddp``, or None until the last epoch has ended.
         """
         if not self.is_first:
             return

@@ -37,7 +37,7 @@ _WARM_UP_STEPS = 3
 
 @dataclass(frozen=True, slots=True)
 class BucketSpan:
-    """One bucket's all-reduce, which begins when its gradients are ready (s after the step's start)."""
+    """Begin and end of one bucket's all-reduce, in seconds after the step's start."""
 
     index: int
     bytes: int
@@ -108,7 +108,7 @@ def union_s(spans: Sequence[BucketSpan]) -> float:
 
 
 def unhidden_tail_s(spans: Sequence[BucketSpan]) -> float:
-    """Return the seconds that computation cannot hide: from the last bucket's start to all buckets' end."""
+    """Return the seconds from the last bucket's start to all buckets' end, which nothing can hide."""
     return max(span.end_s for span in spans) - max(span.begin_s for span in spans) if spans else 0.0
 
 
@@ -156,7 +156,7 @@ class StepReadings:
 
 
 class StepProbes:
-    """Runs the blocks on one rank; ``plain`` trains the model itself, and ``hooked`` a copy with the hook."""
+    """Run the blocks on one rank; ``plain`` trains the model itself, and ``hooked`` a copy with the hook."""
 
     def __init__(self, plain: Trainer, hooked: Trainer, *, collectives: Collectives, clock: Clock) -> None:
         self._plain = plain

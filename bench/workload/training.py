@@ -144,7 +144,7 @@ def wrap(task: Task, options: WorkloadOptions) -> DistributedDataParallel:
 
 
 class Trainer:
-    """Runs the training steps of one rank, and sums the losses of micro-batches on the device."""
+    """Run the training steps of one rank, and sum the losses of micro-batches on the device."""
 
     def __init__(self, model: DistributedDataParallel, feed: Feed, options: WorkloadOptions) -> None:
         self.model = model
@@ -167,7 +167,7 @@ class Trainer:
         self._update()
 
     def timed_step(self, timer: StepTimer) -> StepParts | None:
-        """Train on one global batch and return the parts of the step; None if DDP's logger has no times."""
+        """Train on one global batch and return the step's parts, or None if DDP's logger has no times."""
         timer.start()
         for micro in range(self._last_micro_batch + 1):
             timer.begin("data_load")
@@ -229,9 +229,10 @@ _MAX_ROUNDS = 3
 
 
 class Windows:
-    """Runs the windows of one rank.
+    """Run the windows of one rank.
 
-    ``samples_per_step`` is this rank's number of samples per step. Without ``conditions``, none are sampled.
+    ``samples_per_step`` is this rank's number of samples per step. Without ``conditions``, no
+    conditions are sampled.
     """
 
     def __init__(

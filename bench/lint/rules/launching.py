@@ -45,7 +45,7 @@ _TORCHRUN_OPTIONS = names(
 _TORCHRUN = frozenset({"torchrun", "launch"})
 _PROCESSES = frozenset({"-n", "-np", "--np", "-c"})
 _MORE_SLOTS = re.compile(r"oversubscribe|overcommit|hostfile|machinefile|-hosts?\b|hwthread|-H\Z|-f\Z", re.I)
-#: Launchers that do not assign the node ranks themselves: names of the options for the rank and the nodes.
+#: Names of the options for the node rank and the number of nodes, by launcher that assigns no node ranks.
 _STATIC_RANKS = {
     "torchrun": ("node_rank", "nnodes"),
     "launch": ("node_rank", "nnodes"),

@@ -181,7 +181,7 @@ def _is_read(script: Script, name: str, spanning: list[Step]) -> bool:
 
 
 def _loopback(script: Script, value: Value, *, in_task: bool) -> Iterator[Remark]:
-    """Yield a remark if an address is, or may become, the local host."""
+    """Yield a finding if an address is, or may become, the local host."""
     remedy = f"use the first host of the job: {_FIRST_HOST}"
     if _LOOPBACK.match(value.text):
         message = f"{script.unknowns.shown(value.text)[:60]} refers to a different host on every node: "
@@ -402,8 +402,9 @@ def _exported_early(script: Script, steps: list[Step]) -> Iterator[Remark]:
 def port_range(script: Script) -> Iterator[Remark]:
     """The rendezvous port is possibly below 1024, above 65535, or one of the ephemeral ports.
 
-    Only root may listen on ports below 1024. Linux gives the ephemeral ports (32768 to 60999) to outgoing
-    connections, so that such a port can already be in use when the job starts: then the finding is a note.
+    Only root may listen on ports below 1024. Linux gives the ephemeral ports (32768 to 60999) to
+    outgoing connections, so that such a port can already be in use when the job starts. For these
+    ports, the finding has severity note.
 
     Bad:
         export MASTER_PORT=$RANDOM
@@ -428,10 +429,10 @@ def port_range(script: Script) -> Iterator[Remark]:
 
 @rule(Severity.WARNING)
 def gloo_interface_excluded(script: Script) -> Iterator[Remark]:
-    """GLOO_SOCKET_IFNAME is written like NCCL_SOCKET_IFNAME, but gloo does not exclude interfaces.
+    """GLOO_SOCKET_IFNAME contains a pattern, which only NCCL_SOCKET_IFNAME supports.
 
-    gloo takes exact names of interfaces. It finds no interface named ``^lo``, and processes that use
-    gloo stop with "Unable to find address for: ^lo". Only NCCL understands ``^`` and prefixes.
+    gloo expects exact names of interfaces. It finds no interface named ``^lo``, and processes that use
+    gloo stop with "Unable to find address for: ^lo".
 
     Bad:
         export GLOO_SOCKET_IFNAME=^lo,docker

@@ -73,7 +73,7 @@ def _is_collection(script: Script, ignored: Sequence[Option]) -> bool:
 
 
 def _is_fragment(script: Script) -> bool:
-    """Return whether the file is a collection of commands: sbatch refuses scripts without ``#!``."""
+    """Return whether the file has no ``#!`` line: sbatch would refuse it, so it only lists commands."""
     return not script.line(1).startswith("#!")
 
 
@@ -189,7 +189,7 @@ def _syntax_error(script: Script, error: ShellError) -> Iterator[Remark]:
 
 
 def _error_in_text(text: Value, error: ShellError) -> Remark:
-    """Return the remark on a syntax error in text for a shell, such as the argument of ``bash -c``."""
+    """Return the finding for a syntax error in text for a shell, such as the argument of ``bash -c``."""
     quote = error.quote if error.quote in ("'", '"') else ""
     unpaired = _unpaired_quote(text.text.split("\n"), quote, upto=10_000)
     line = text.lines[min(unpaired[0], len(text.lines)) - 1] if unpaired else error.opened or error.line
@@ -330,7 +330,7 @@ def _indentation(line: str) -> int:
 
 
 def _stray_warning(script: Script, step: Step, bare: str) -> Remark | None:
-    """Return a remark on a line that is probably not meant as a command."""
+    """Return a finding for a line that is probably not meant as a command."""
     words, line = step.node.words, step.line
     start = words[0].parts[0]
     if len(words) == 1 and start.kind == "param" and start.text.startswith("SLURM"):

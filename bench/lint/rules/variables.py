@@ -101,11 +101,11 @@ _RUNS_TEXT = re.compile(r"-[a-z]*c\Z")
 def undefined_variable(script: Script) -> Iterator[Remark]:
     """A variable is used that is not set, or that is set but not exported to the tasks.
 
-    Such a variable expands to an empty string, so that an option has no value, or an address has no host.
-    sbatch passes the environment of the submitting shell to the job, so that only a variable of Slurm
-    or of a launcher is certainly empty. Any other is reported as a note, unless a comment, a test or a
-    default in the script shows that the caller sets it. The rule does not apply to scripts that source
-    a file, because that file may set the variable.
+    Such a variable expands to an empty string, so that an option has no value, or an address has no
+    host. sbatch passes the environment of the submitting shell to the job, so that only a variable of
+    Slurm or of a launcher is certainly empty. Any other variable causes a finding with severity note,
+    unless a comment, a test or a default in the script shows that the caller sets it. The rule does not
+    apply to scripts that source a file, because that file may set the variable.
 
     Bad:
         #SBATCH --ntasks=8
@@ -130,7 +130,7 @@ def undefined_variable(script: Script) -> Iterator[Remark]:
 
 
 def _undefined(script: Script, use: Use) -> Remark | None:
-    """Return a remark if a used variable is undefined, or None."""
+    """Return a finding if a used variable is undefined, or None."""
     name, line = use.name, use.line
     if script.line(line).lstrip().startswith(f"${name}="):
         return None  # an assignment with a $ before the name, which stray-command reports
@@ -171,7 +171,7 @@ def _caller_sets(script: Script, name: str) -> bool:
 
 
 def _undefined_by_slurm(script: Script, use: Use) -> Remark | None:
-    """Return a remark if Slurm does not set the variable in this job, or None."""
+    """Return a finding if Slurm does not set the variable in this job, or None."""
     name = use.name
     if name in script.assigned_to or _is_tested_above(script, use):
         return None
