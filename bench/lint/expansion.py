@@ -299,7 +299,8 @@ class Expander:
         if op in (":=", "=") and not candidates:
             default = self.text(part.operand, part.line)
             self.environment.assign(Assigned(base, part.line, default, branches=self.branches))
-        if not candidates or (op and op not in _DEFAULTING) or self._differs(candidates):
+        is_brace = op in (":-", "-") and [piece.text for piece in part.operand] == ["{"]
+        if not candidates or (op and op not in _DEFAULTING) or is_brace or self._differs(candidates):
             return None
         return _element(candidates[0], subscript.group(2) if subscript else None)
 
@@ -360,7 +361,7 @@ def _element(assigned: Assigned, subscript: str | None) -> list[Value] | None:
     """Return the values of ``$name`` or ``${name[subscript]}``, or None if they are unknown."""
     if assigned.items is not None:
         items = list(assigned.items)
-        if subscript in ("@", "*"):
+        if subscript in ("@", "*") or assigned.name == "@":
             return items
         position = int(subscript) if subscript and subscript.isdecimal() and len(subscript) < 6 else 0
         if subscript is not None and not subscript.isdecimal():

@@ -123,7 +123,7 @@ class Parser:
             message = f"{UNCLOSED_HEREDOC}: no line consists only of {delimiter!r}"
             raise ShellError(redirect.line, message)
         body = self.source.text[start:end]
-        self.source.swallowed.append((row, self.source.row()))
+        self.source.swallowed.append((row, self.source.row() - 1))
         if redirect.verbatim:
             parts: tuple[Part, ...] = (Part("text", body, first, quoted=True),)
         else:

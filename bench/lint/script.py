@@ -23,6 +23,7 @@ ANALYSED_SIZE = 512 * 1024
 _SHELL = re.compile(r"#![ \t]*(?:\S*/env[ \t]+(?:-\S+[ \t]+)*)?(?:\S*/)?(?:bash|sh|dash|ksh|zsh)(?:[ \t]|\Z)")
 #: A directive, but not a comment such as ``#SBATCH: see below``.
 _DIRECTIVE = re.compile(r"#SBATCH[ \t]+(?:[-\u2010-\u2015\u2212]|hetjob|packjob)")
+_HERE_DOCUMENT = re.compile(r"(?<!<)<<-?[ \t]*[\"'\\]?([A-Za-z_]\w*)")
 _OTHER_SHELL = re.compile(r"#!.*\b(?:zsh|ksh)\b")
 #: A line that another program replaces before sbatch reads the script: Jinja, ERB, brew, printf of Python.
 _TEMPLATE = re.compile(
@@ -224,12 +225,17 @@ def _follow(script: Script) -> None:
 def ignored_directives(lines: Sequence[str], header: Header) -> Iterator[tuple[int, tuple[Option, ...]]]:
     """Yield the line number and options of each ``#SBATCH`` line after the first command.
 
-    The search stops at a later ``#!`` line. There another script begins: either one pasted below this
-    one, or one in a here-document.
+    The search stops at a later ``#!`` line, where another script begins that was pasted below this one.
+    Here-documents are left out.
     """
     if is_template(lines):
         return
+    end = ""
     for number, text in enumerate(lines[header.end :], start=header.end + 1):
+        opened = None if end else _HERE_DOCUMENT.search(text)
+        if end or opened:
+            end = opened.group(1) if opened else end if text.strip() != end else ""
+            continue
         if text.startswith("#!/"):
             return
         if _DIRECTIVE.match(text):

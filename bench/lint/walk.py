@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from bench.lint.expansion import (
+    MARK,
     MAX_VALUE,
     Assigned,
     Branches,
@@ -243,6 +244,28 @@ class ShellState:
         elif not exported:
             self.assign(Assigned(name, line, Value("", (line,)), branches=self.place.branches))
 
+    def set_parameters(self, values: tuple[Value, ...] | None) -> tuple[Value, ...] | None:
+        """Set $1, $2 and so on, and $@; return the previous values. None means unknown values."""
+        variables = self.environment.variables
+        before = variables["@"][0].items if "@" in variables else None
+        for name in [name for name in variables if not _NAME.match(name)]:
+            del variables[name]
+        if values is not None:
+            line, branches = (values[0].line if values else 0), self.place.branches
+            for name in "@*":
+                variables[name] = [Assigned("@", line, items=values, branches=branches)]
+            for number, value in enumerate(values, start=1):
+                variables[str(number)] = [Assigned(str(number), value.line, value)]
+                if MARK.fullmatch(value.text):
+                    break  # possibly several words, so the numbers of the following ones are unknown
+        return before
+
+    def _shift(self, words: list[str]) -> None:
+        parameters = self.environment.variables.get("@")
+        count = int(words[0]) if words and words[0].isdecimal() else 1
+        certain = parameters and parameters[0].branches == self.place.branches and not self.place.loops
+        self.set_parameters((parameters[0].items or ())[count:] if parameters and certain else None)
+
     def run_builtin(self, name: str, arguments: list[Value], body: Value | None) -> bool:
         """Simulate a builtin; return False if ``name`` is not a supported builtin.
 
@@ -256,6 +279,8 @@ class ShellState:
             self.assign(Assigned(words[-1], line, body, branches=self.place.branches))
         elif name in ("read", "mapfile", "readarray", "printf", "getopts", "unset", "let"):
             self._set_names(name, words, line)
+        elif name == "shift":
+            self._shift(words)
         elif name == "set":
             self._set_options(words)
         elif name in ("wait", "fg"):
@@ -434,7 +459,9 @@ class Walker:
             return
         elif name in self.functions and place.nesting < _MAX_NESTING and self._may_call():
             inside = replace(place, function=name, nesting=place.nesting + 1)
+            parameters = self.state.set_parameters(tuple(arguments[1:]))
             self.statements((self.functions[name].body,), inside)
+            self.state.set_parameters(parameters)
         else:
             self._start(node, arguments, prefix, body)
 
@@ -543,8 +570,10 @@ class Walker:
         ]
         if basename(arguments[0].text) == "tee":
             written += [argument.text for argument in arguments[1:]]
+        appends = any(redirect.operator.endswith(">>") for redirect in node.redirects)
         for path in written[:3]:
-            self.files[basename(path)] = body
+            before = self.files.get(basename(path)) if appends else None
+            self.files[basename(path)] = _joined(before, body) if before else body
 
 
 def _exported_by_srun(launch: Launch) -> dict[str, Value]:

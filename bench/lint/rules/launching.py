@@ -472,7 +472,8 @@ def missing_node_rank(script: Script) -> Iterator[Remark]:
     """
     for step in script.sruns:
         launch, options = step.launch, step.launch.options
-        nodes = script.geometry(step).nodes or (2 if script.job.several_nodes else 1)
+        alone = script.geometry(step).nodes == 1 and not step.place.loops
+        nodes = 1 if alone else script.job.nodes or (2 if script.job.several_nodes else 1)
         if nodes < 2 or launch.launcher not in _STATIC_RANKS or passes_unknown_options(script, launch):
             continue
         rank, count = _STATIC_RANKS[launch.launcher]
@@ -596,16 +597,19 @@ def world_size_mismatch(script: Script) -> Iterator[Remark]:
         export WORLD_SIZE=$SLURM_NTASKS
         srun python train.py
     """
-    steps = [step for step in script.sruns if step.launch.kind in ("python", "script")]
-    for assigned in script.assigned_to.get("WORLD_SIZE", ()):
-        exported = assigned.exported or assigned.name in script.walk.exported
-        for step in steps if exported and assigned.value and not assigned.branches else ():
-            geometry = script.geometry(step)
-            size, ntasks = script.number(assigned.value, geometry), geometry.ntasks
-            if size and ntasks and geometry.tasks_per_node != 1 and size != ntasks and not step.launch.opaque:
+    assigned = [
+        one.value
+        for one in script.assigned_to.get("WORLD_SIZE", ())
+        if one.value and not one.branches and (one.exported or "WORLD_SIZE" in script.walk.exported)
+    ]
+    for step in script.sruns:
+        if step.launch.kind not in ("python", "script") or step.launch.opaque:
+            continue
+        geometry = script.geometry(step)
+        for value in [step.prefix["WORLD_SIZE"]] if "WORLD_SIZE" in step.prefix else assigned:
+            size, ntasks = script.number(value, geometry), geometry.ntasks
+            if size and ntasks and geometry.tasks_per_node != 1 and size != ntasks:
                 message = f"WORLD_SIZE is {size}, but srun starts {ntasks} processes"
-                remedy = "write WORLD_SIZE=$SLURM_NTASKS"
-                edit = Edit(assigned.line, "=$SLURM_NTASKS_PER_NODE", "=$SLURM_NTASKS")
-                fits = script.line(assigned.line).endswith(edit.old)
-                yield Remark(assigned.line, message, remedy, edit=edit if fits else None)
-                break
+                edit = Edit(value.line, "=$SLURM_NTASKS_PER_NODE", "=$SLURM_NTASKS")
+                fitting = edit if script.line(value.line).endswith(edit.old) else None
+                yield Remark(value.line, message, "write WORLD_SIZE=$SLURM_NTASKS", edit=fitting)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from bench.findings import Edit, Remark, Severity
 from bench.lint.geometry import Geometry
-from bench.lint.launch import basename
+from bench.lint.launch import Launch, basename
 from bench.lint.options import names
 from bench.lint.rules import rule
 from bench.lint.script import Script, is_chore, starts_workers
@@ -91,7 +91,12 @@ def first_node_only(script: Script) -> Iterator[Remark]:
         srun --ntasks=$SLURM_NNODES --ntasks-per-node=1 virtualenv $SLURM_TMPDIR/env
         srun $SLURM_TMPDIR/env/bin/python train.py
     """
-    spread = [step for step in script.sruns if (script.geometry(step).nodes or 1) > 1]
+    spread = [
+        step
+        for step in script.training
+        if (step.launch.via == "srun" or (step.launch.kind == "python" and _by_mpi(step.launch)))
+        and (script.geometry(step).nodes or 1) > 1
+    ]
     if not spread:
         return
     prepared = _made_by_srun(script)
@@ -110,6 +115,10 @@ def first_node_only(script: Script) -> Iterator[Remark]:
             message = f"the batch shell {what} in {target[:50]}, which exists on the first node only"
             remedy = "run the command on each node: srun --ntasks=$SLURM_NNODES --ntasks-per-node=1 COMMAND"
             yield Remark(step.line, message, remedy)
+
+
+def _by_mpi(launch: Launch) -> bool:
+    return any(wrapper.startswith(("mpirun", "mpiexec")) for wrapper in launch.wrappers)
 
 
 def _made_by_srun(script: Script) -> list[str]:

@@ -154,10 +154,8 @@ def _own_name_per_task(script: Script) -> Iterator[Remark]:
 
 
 def _has_several_nodes(script: Script) -> bool:
-    job = script.job
-    if job.heterogeneous:
-        return False
-    return job.several_nodes or any((script.geometry(step).nodes or 1) > 1 for step in script.sruns)
+    steps = [script.geometry(step) for step in script.sruns]
+    return script.job.several_nodes or any((one.nodes or 1) > 1 and not one.heterogeneous for one in steps)
 
 
 def _is_final(script: Script, assigned: Assigned) -> bool:
@@ -413,18 +411,30 @@ def port_range(script: Script) -> Iterator[Remark]:
         export MASTER_PORT=$((10000 + SLURM_JOB_ID % 20000))
     """
     remedy = "compute the port from the job ID: $((10000 + SLURM_JOB_ID % 20000))"
-    for assigned in script.walk.assigned:
-        ports = _possible_ports(assigned.value.text, script.unknowns) if assigned.value else None
-        if not ports or not _PORT_VARIABLE.match(assigned.name) or "MASTER" not in assigned.name.upper():
+    for line, text in _rendezvous_ports(script):
+        ports = _possible_ports(text, script.unknowns)
+        if not ports:
             continue
         low, high = ports
         span = f"the port is {low}" if low == high else f"the port can be any number from {low} to {high}"
         if low in _ROOT_ONLY or high > 65535:
             limit = "only root may use ports below 1024" if low in _ROOT_ONLY else "the highest port is 65535"
-            yield Remark(assigned.line, f"{span}, but {limit}", remedy)
+            yield Remark(line, f"{span}, but {limit}", remedy)
         elif high >= _EPHEMERAL[0] and low <= _EPHEMERAL[1]:
             message = f"{span}, and other programs may already use a port from 32768 to 60999"
-            yield Remark(assigned.line, message, remedy, Severity.INFO)
+            yield Remark(line, message, remedy, Severity.INFO)
+
+
+def _rendezvous_ports(script: Script) -> Iterator[tuple[int, str]]:
+    """Yield (line, text) of each port in a variable such as MASTER_PORT, or computed in an option."""
+    for assigned in script.walk.assigned:
+        if assigned.value and _PORT_VARIABLE.match(assigned.name) and "MASTER" in assigned.name.upper():
+            yield assigned.line, assigned.value.text
+    for step in script.training:
+        for name, value in [*step.launch.options.items(), *script.options_of_program(step.launch)]:
+            _, colon, port = value.text.rpartition(":")
+            if name in _PORT_OPTIONS and name != "port" and (colon or name not in _ADDRESS_OPTIONS):
+                yield from ((unknown.line, port) for unknown in script.unknowns.of(port)[:1])
 
 
 @rule(Severity.WARNING)

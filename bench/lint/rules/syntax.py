@@ -284,6 +284,9 @@ def _stray(script: Script, step: Step) -> Remark | None:
     if _assigns_to_expansion(words[0]):
         message = "bash runs this line as a command, because there is a $ before the variable's name"
         return Remark(line, message, "remove the $")
+    if script.line(line).lstrip().startswith(("'''", '"""')):
+        message = "bash has no block comments: it runs the text between the quotes as a command"
+        return Remark(line, message, "put # at the start of each line")
     if re.match(r"!?#?!?SBATCH\b|!#|!/", first) or first == "#SBATCH":
         message = f"bash runs `{first}` as a command, but there is no such command"
         return Remark(line, message, "put # at the start of the line")
