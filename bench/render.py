@@ -48,9 +48,9 @@ class _Shape(NamedTuple):
 class Script:
     """The script of a cell.
 
-    Scripts with the same ``kind`` differ only in names, in workload options and in sizes above 1.
-    The sizes have the same relations in all of them (tasks = GPUs = ranks of a node, cores = cores
-    of a rank x ranks), so that linting one script of each kind is sufficient.
+    Scripts with the same ``kind`` differ only in names, in workload options and in sizes above 1. In all of
+    these scripts, the sizes have the same relations (tasks = GPUs = ranks of a node, cores = cores of a rank
+    x ranks). Linting one script of each kind is therefore sufficient.
     """
 
     text: str
@@ -200,7 +200,7 @@ class Renderer:
 
     @property
     def _python(self) -> str:
-        """The python of a script: that of `bench submit` if there are no set-up lines and no container."""
+        """The Python of a script: the Python of `bench submit` unless cluster.setup or a container is set."""
         cluster = self.matrix.cluster
         return "python" if cluster.setup or cluster.container else '"${BENCH_PYTHON:-python}"'
 

@@ -72,9 +72,9 @@ def advise_command(
 ) -> int:
     """Show which configuration of a training would finish first, cost least, and fail least often.
 
-    The table lists queue wait, time per epoch, total time, GPU-hours and success rate of every measured
-    configuration and of larger sizes, which are predicted by a scaling law. Example:
-    bench advise l40s h200 --samples 1.3M --epochs 90 --wait l40s=0 --wait h200=6.5h
+    For every measured configuration, the table lists queue wait, time per epoch, total time, GPU-hours and
+    success rate. A scaling law predicts these values for larger sizes. Example: bench advise l40s h200
+    --samples 1.3M --epochs 90 --wait l40s=0 --wait h200=6.5h
     """
     amount = parse_samples(samples)
     names: Sequence[str | None] = studies or [None]
@@ -214,7 +214,7 @@ class Queue:
     _partitions: dict[Path, dict[str, list[NodeGroup]]] = field(default_factory=dict)
 
     def waits(self, study: PlannedStudy, layouts: Mapping[Layout, float]) -> dict[Layout, Wait]:
-        """Return the queue wait of each layout; ``layouts`` maps it to the seconds of its fastest training.
+        """Return the queue wait of each layout; ``layouts`` maps a layout to its shortest training (s).
 
         The test uses the training's time limit, because long jobs wait longer than the benchmark's
         short ones. Layouts with an unknown training time are left out.

@@ -180,7 +180,7 @@ def _diagnose(targets: Sequence[Path | Literal["-"]]) -> Diagnosis:
 
 
 def _of_target(target: Target) -> Diagnosis:
-    """Return the causes of the failures, then those of slow steps."""
+    """Return the causes of the failures, followed by the causes of slow steps."""
     from bench.doctor.diagnosis import Diagnosis
 
     assert target.study is not None
@@ -195,7 +195,7 @@ def _of_target(target: Target) -> Diagnosis:
 
 
 def _of_study(target: Target) -> Diagnosis:
-    """Return the causes of the study's failures and slow steps; ``ok`` requires a completed run."""
+    """Return the causes of the study's failures and slow steps; verdict ``ok`` requires a completed run."""
     from bench.doctor.diagnosis import Diagnosis
 
     assert target.study is not None
@@ -224,7 +224,7 @@ def _failure(folder: RunFolder) -> Diagnosis:
 
 
 def _slow(target: Target, warnings: Sequence[Cause]) -> list[Cause]:
-    """Return the causes of slow steps, largest share first; ``warnings`` are those that the logs show."""
+    """Return the causes of slow steps, largest share first, including the ``warnings`` from the logs."""
     from analysis.causes.catalogue import OF_WARNINGS, parts_of
     from analysis.causes.table import named, run_causes, study_causes
     from analysis.data.load import load_study

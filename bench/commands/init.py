@@ -44,7 +44,7 @@ def init_command(
             )
         return _write(path or Path("local.yaml"), local_matrix(os.cpu_count() or 1))
     defaults = _site_defaults()
-    # The sort is stable: the site's partition comes first, the others stay in order.
+    # The sort is stable: the site's partition comes first, and the others stay in order.
     found.sort(key=lambda one: one.name != defaults.get("partition"))
     chosen = _choose(found, partition, ask=not yes and sys.stdin.isatty())
     return _write(path or Path(f"{chosen.name}.yaml"), cluster_matrix(chosen, inherited=defaults))

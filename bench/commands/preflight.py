@@ -59,7 +59,7 @@ def preflight_command(
 ) -> int:
     """Find nodes and links that are slow or unfit, with one job of at most three minutes.
 
-    The job measures each node, and exchanges messages between all of them. The command prints the
+    The job measures each node, and exchanges messages between all nodes. The command prints the
     exclude: line for the matrix. The exit code is 1 if a node is unfit or a link is slow, and 2 if the
     nodes could not be checked.
     """
@@ -229,7 +229,7 @@ def check_name(check: str) -> str:
 
 
 def value_text(check: Mapping[str, Any]) -> str:
-    """Format the value of a check: ``13.3 GFLOP/s``; a dash if it was not measured."""
+    """Format the value of a check, such as ``13.3 GFLOP/s``, or a dash if there is no value."""
     return "-" if check["value"] is None else _with_unit(check["value"], check["unit"])
 
 
@@ -241,7 +241,7 @@ def _with_unit(value: float, unit: str) -> str:
 
 
 def cell_text(check: Mapping[str, Any]) -> str:
-    """Format a check for a table: ``13.3 GFLOP/s (99 %)``, in per cent of the median."""
+    """Format a check for a table, with its percentage of the median: ``13.3 GFLOP/s (99 %)``."""
     text = value_text(check)
     if check["value"] is None or not check["median"]:
         return text

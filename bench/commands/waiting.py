@@ -132,7 +132,7 @@ class Waiting:
         """``before`` contains the records from before the submission began."""
         self._executor, self._halt, self._max_queued = executor, halt, max_queued
         self._patience = patience
-        # Includes runs that may have been submitted; those without a job are started again.
+        # Includes runs that may have been submitted. Runs that have no job are started again.
         self._wanted = list(remaining)
         self._attempts = {run_id: _last_begun(record) for run_id, record in before.items()}
         self._active_when_full, self._retry_at = math.inf, 0.0
@@ -196,7 +196,7 @@ class Waiting:
 
 
 def _last_begun(record: RunRecord) -> int:
-    """Return the number of the last attempt that became a job; a rejected attempt did not."""
+    """Return the number of the last attempt that became a job, ignoring rejected attempts."""
     return record.attempt - (record.state is RunState.PLANNED and record.attempt > 0)
 
 

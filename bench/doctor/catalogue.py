@@ -12,7 +12,7 @@ An entry of a file::
     weight = 80
     example = "..."
 
-The ``explanation`` or ``remedy`` of a signature, if any, replaces that of the cause. Placeholders
+The ``explanation`` or ``remedy`` of a signature, if any, replaces the cause's text. Placeholders
 such as ``{port}`` are filled from the named groups of the pattern. ``severity = "slow"`` marks a cause
 that makes a job slow but does not end it. A signature under ``fact`` recognizes a fact other than a
 cause, such as "the training makes progress". A signature under ``sign`` recognizes a line that shows a
@@ -91,7 +91,7 @@ class Signature:
         example: a log that the signature matches.
         explanation, remedy: if not empty, these texts replace the explanation or remedy of the cause.
         near: an expression that must match somewhere between 12 lines above and 4 lines below the line.
-        not_near: an expression that must not match in that range.
+        not_near: an expression that must not match in the range of ``near``.
         not_here: an expression that must not match in the line itself.
         needs: at least one of these causes or facts must be found in the job's logs.
         unless: ignore the line if one of these causes or facts is found in the job's logs.

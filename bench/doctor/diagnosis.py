@@ -50,7 +50,7 @@ IDLE_CORES = "idle-cores"
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """A cause with its evidence; the fields are keys of the JSON output.
+    """A cause with its evidence; the attributes are keys of the JSON output.
 
     Attributes:
         severity: "failure", or "slow" if the cause makes the job slow but does not end it.
@@ -84,7 +84,7 @@ class Diagnosis:
 
     ``verdict`` is one of:
 
-    - ``cause``: ``causes`` lists the causes found; fix the first one first.
+    - ``cause``: ``causes`` lists the causes found; fix the first cause first.
     - ``unknown``: no known cause explains the failure, or the logs show neither a failure nor success;
       see ``telling_lines``.
     - ``harmless``: the logs contain only warnings about operations that are retried.
@@ -337,7 +337,7 @@ def _cause(hit: Hit, catalogue: Catalogue) -> Cause:
 
 
 def _filled(text: str, groups: Mapping[str, str]) -> str:
-    """Fill the ``{name}`` placeholders of a text; return an empty text if one has no value."""
+    """Fill the ``{name}`` placeholders of a text; return ``""`` if a placeholder has no value."""
     try:
         return string.Template(text.replace("$", "$$").replace("{", "${")).substitute(groups)
     except (KeyError, ValueError):
@@ -380,7 +380,7 @@ def _needing_idle_cores() -> frozenset[str]:
 
 @dataclass(frozen=True)
 class _Ends:
-    """The start and the end of a log; ``omitted`` is the number of bytes in between, after ``head`` bytes."""
+    """The first ``head`` bytes and the end of a log; ``omitted`` is the number of bytes between them."""
 
     path: Path
     text: bytes

@@ -161,7 +161,7 @@ class LineFilter:
             lines_by_shape.clear()
 
     def _within_limits(self, known: frozenset[bytes]) -> bool:
-        """Return whether to match one more line whose known words are ``known``; large logs have too many."""
+        """Return whether to match one more line with the words ``known``; a log can contain too many."""
         self._checked += 1
         self._lines_by_words[known] = self._lines_by_words.get(known, 0) + 1
         return self._checked <= UNCONDITIONAL_LINES or self._lines_by_words[known] <= RARE_COUNT
@@ -287,7 +287,7 @@ class SignatureHits:
 
 @dataclass(slots=True)
 class _Candidates:
-    """The signatures for lines with certain words; ``active`` are those that are still matched."""
+    """The signatures for lines with certain words; ``active`` contains the signatures still in use."""
 
     signatures: tuple[Signature, ...]
     active: tuple[Signature, ...]

@@ -294,10 +294,10 @@ class SerialExecutor(ABC):
         """
 
     def check_largest(self, runs: Sequence[Run]) -> None:  # noqa: B027 (nothing to check)
-        """Do nothing. With a scheduler, executors test whether the scheduler accepts the largest run."""
+        """Do nothing. Executors with a scheduler test whether it accepts the largest run."""
 
     def stuck_runs(self, runs: Sequence[Run]) -> list[RunRecord]:
-        """Return an empty list; with a scheduler, the ``runs`` that the scheduler will not start."""
+        """Return an empty list. Executors with a scheduler return the ``runs`` that it will not start."""
         return []
 
     def submit(
@@ -319,7 +319,7 @@ class SerialExecutor(ABC):
         return []
 
     def refresh(self) -> dict[str, RunRecord]:
-        """Return the records of all runs, after updating those runs whose `bench submit` was killed."""
+        """Update the runs whose `bench submit` was killed, and return the records of all runs."""
         records = self.study.records()
         for record in records.values():
             if record.state.active and _is_orphan(record):

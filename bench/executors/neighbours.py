@@ -1,7 +1,7 @@
 """Find the other jobs on the nodes of runs that have ended.
 
-With Slurm's accounting, sacct is asked once for all jobs on these nodes. Without it, only the other runs of
-the study are known: from squeue, their run.json and their conditions.json.
+With Slurm's accounting, sacct is asked once for all jobs on these nodes. Without accounting, only the other
+runs of the study are known, from squeue, run.json and conditions.json.
 """
 
 from __future__ import annotations

@@ -248,7 +248,7 @@ def killed_rank(folder: RunFolder, launcher: str) -> str:
 def exited_rank(folder: RunFolder, launcher: str) -> str:
     """Describe the rank that exited first, from srun's messages in job.err, or ``""`` if there are none.
 
-    When a rank fails, srun ends the others with SIGTERM, and sacct shows only SIGTERM for the step.
+    When a rank fails, srun ends the other ranks with SIGTERM, and sacct shows only SIGTERM for the step.
     """
     found = search(TASK_EXITED, _until_srun_ends_all("\n".join(log_tail(folder.err))))
     if found is None:
@@ -264,7 +264,7 @@ def _until_srun_ends_all(text: str) -> str:
 
 
 def log_tail(path: Path, *, head: int = 0) -> list[str]:
-    """Return the lines in the first ``head`` bytes and at the end of a log; an empty list without a log."""
+    """Return the lines in the first ``head`` bytes and at the end of a log, or ``[]`` without a log."""
     try:
         with open(path, "rb") as file:
             begin = file.read(head)

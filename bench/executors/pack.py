@@ -360,7 +360,7 @@ def not_started(record: RunRecord, job: JobStatus | None) -> str:
 
 
 def own_rows(record: RunRecord, rows: Sequence[AccountingRow]) -> list[AccountingRow]:
-    """Return the rows of sacct for one run of a pack: the job's row and those of the run's steps."""
+    """Return the rows of sacct for one run of a pack: the job's row and the rows of the run's steps."""
     return [row for row in rows if row.key.step is None or row.name == record.run_id]
 
 

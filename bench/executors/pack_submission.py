@@ -104,7 +104,7 @@ class PackExecutor(SlurmExecutor):
         )
 
     def _test(self, pack: Pack, callbacks: Callbacks) -> None:
-        """Raise BenchError if Slurm can never start the pack; warn if it cannot at present."""
+        """Raise BenchError if Slurm can never start the pack; warn if Slurm cannot start it now."""
         job = self._pack_job(pack)
         try:
             self.slurm.test_only(job.script, options=job.options)

@@ -338,7 +338,7 @@ def process_runs(work: Callable[..., None], arguments: Sequence[tuple[Any, ...]]
 
     On a shared file system each of the two dozen file operations per run takes a millisecond, and threads can
     execute several at once. On a local disk, threads would take three times as long, because they wait for
-    each other. If calls raise exceptions, the first one is raised.
+    each other. If calls raise exceptions, the first exception is raised.
     """
     counts, seconds = [], []
     for call in arguments[:TRIAL_RUNS]:

@@ -195,7 +195,7 @@ class SlurmExecutor:
         return self._refreshed(reconcile=False)
 
     def stuck_runs(self, runs: Sequence[Run]) -> list[RunRecord]:
-        """Return those of the submitted ``runs`` that Slurm will not start unless somebody acts.
+        """Return the submitted ``runs`` that Slurm will not start unless somebody acts.
 
         Slurm accepts some jobs that it never starts, and does not report this before its scheduler has
         considered the job. This method waits at most :data:`SCHEDULED_S` seconds for the scheduler.
@@ -360,7 +360,7 @@ class SlurmExecutor:
         )
 
     def _exclusion(self, script: Path) -> list[str]:
-        """Return the --exclude option for the unfit nodes and those of the directive that it overrides."""
+        """Return the --exclude option for the unfit nodes and for the nodes that the script excludes."""
         if not self._unfit:
             return []
         named = _EXCLUDE.search(script.read_text(encoding="utf-8"))
@@ -377,7 +377,7 @@ class SlurmExecutor:
         return {"unfit_nodes": self._unfit} if self._unfit else {}
 
     def _split_by_fit_nodes(self, runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
-        """Return the runs for which there are enough fit nodes, and the others."""
+        """Return the runs for which there are enough fit nodes, and the other runs."""
         if not self._unfit:
             return list(runs), []
         # Cells of one size have the same requirements on nodes.
@@ -406,7 +406,7 @@ class SlurmExecutor:
     def _hold_too_large(
         self, runs: Sequence[Run], records: Mapping[str, RunRecord], callbacks: Callbacks
     ) -> list[Run]:
-        """Return the runs for which there are enough fit nodes; record why the others stay planned."""
+        """Return the runs for which there are enough fit nodes; record why the other runs stay planned."""
         small, held = self._split_by_fit_nodes(runs)
         if self._unfit and runs:
             callbacks.on_message(f"unfit nodes are excluded: {', '.join(self._unfit)}")
@@ -486,7 +486,7 @@ class SlurmExecutor:
         return queue
 
     def _withdraw(self, record: RunRecord, reason: str, *, refused: bool = False) -> None:
-        """Record that an attempt was not submitted; if ``refused``, Slurm certainly has no job for it."""
+        """Record that an attempt was not submitted; if ``refused``, Slurm certainly did not create a job."""
         self.study.ledger.append(
             "withdrawn", run_id=record.run_id, attempt=record.attempt, reason=reason, refused=refused
         )
@@ -533,7 +533,7 @@ def _raise_refused(refusal: SlurmRefusedError, todo: Sequence[Run], done: int) -
 
 
 def partitions_of(slurm: Slurm, script: Path) -> dict[str, list[NodeGroup]]:
-    """Return the node groups of each partition that a script requests, or ``{}`` if one is unknown."""
+    """Return the node groups of each partition that a script requests, or ``{}`` if any is unknown."""
     try:
         groups = slurm.nodes()
     except SlurmUnavailableError:
@@ -542,7 +542,7 @@ def partitions_of(slurm: Slurm, script: Path) -> dict[str, list[NodeGroup]]:
 
 
 def requested_partitions(groups: Sequence[NodeGroup], text: str) -> dict[str, list[NodeGroup]]:
-    """Return the groups of each partition that the text of a script requests, or ``{}`` if one is unknown."""
+    """Return the groups of each partition that the text of a script requests, or ``{}`` if any is unknown."""
     named = _PARTITION.search(text)
     names = named[1].split(",") if named else [group.partition for group in groups if group.default]
     found = {name: [group for group in groups if group.partition == name] for name in names}
@@ -550,14 +550,14 @@ def requested_partitions(groups: Sequence[NodeGroup], text: str) -> dict[str, li
 
 
 def longest_limit_s(partitions: Mapping[str, Sequence[NodeGroup]]) -> int | None:
-    """Return the longest time limit of ``partitions`` in seconds, or None if one is unlimited or unknown."""
+    """Return the longest time limit of ``partitions`` in seconds, or None if any is unlimited or unknown."""
     limits = {group.time_limit_s for groups in partitions.values() for group in groups}
     known = [limit for limit in limits if limit is not None]
     return max(known) if known and len(known) == len(limits) else None
 
 
 def too_many_nodes(partitions: Mapping[str, Sequence[NodeGroup]], nodes: int) -> str:
-    """Return why no partition can run a job on ``nodes`` nodes, or ``""`` if one can, or if none is known."""
+    """Return why no partition can run a job on ``nodes`` nodes, or ``""`` if one can or none is known."""
     reasons = []
     for name, groups in partitions.items():
         size, limit = sum(group.nodes for group in groups), groups[0].max_nodes

@@ -52,8 +52,8 @@ HEARTBEAT_S = 10.0
 PATIENCE_S = 90
 #: Maximum time from the connection until a host is ready.
 READY_S = 60.0
-#: No password prompts, no terminal, no forwarding (two connections would use the same port). A lost
-#: network is detected within a minute. An existing master connection is used, but a new one is not created.
+#: No password prompts, no terminal, no forwarding (two connections would use the same port). A lost network
+#: is detected within a minute. An existing master connection is used, but no master connection is created.
 OPTIONS = shlex.split(
     "-T -x -a -o BatchMode=yes -o ConnectTimeout=15 -o ServerAliveInterval=15 -o ServerAliveCountMax=4"
     " -o ClearAllForwardings=yes -o ControlMaster=no -o RemoteCommand=none -o PermitLocalCommand=no"
@@ -96,7 +96,7 @@ class SshExecutor(SerialExecutor):
     def submit(
         self, runs: Sequence[Run], *, callbacks: Callbacks, max_queued: int | None = None
     ) -> list[Run]:
-        """Execute ``runs`` one after another; raise BenchError if some need a host that cannot be used."""
+        """Execute ``runs`` one after another; raise BenchError if a run needs a host that cannot be used."""
         left = super().submit(runs, callbacks=callbacks, max_queued=max_queued)
         if self._waiting:
             reasons = "\n".join(error.message for error in self._failed_hosts.values())
@@ -302,7 +302,7 @@ def _outcome(
 
 
 def _host_name(connection: Connection) -> str:
-    """Return the host name that a host's ranks report; the configured name if the reported one is invalid."""
+    """Return the host name that a host's ranks report, or the configured name if that is invalid."""
     name = connection.ready[2] if connection.ready else ""
     return name if HOST_ADDRESS.pattern.fullmatch(name) else connection.host.rpartition("@")[2]
 
@@ -369,9 +369,9 @@ class Connection:
     """Connection to one host of a run, with the answers of ssh_host.sh on that host.
 
     Attributes:
-        ready: three texts: ``shared`` or ``apart`` (whether the host and this machine share the run's
-            folder), a free port, and the host's name, or None until the host is ready.
-        refusal: reason why the host cannot execute the run, and the host's message, or None if it can.
+        ready: None until the host is ready, then three texts: ``shared`` or ``apart`` (whether the host
+            shares the run's folder with this machine), a free port, and the host's name.
+        refusal: None, or the reason why the host cannot execute the run, and the host's message.
         code: exit code of the cell's script, or None until the script has ended.
         lost: True if the connection ended before the script.
     """
@@ -562,7 +562,7 @@ class HostGroup:
         return True
 
     def _step(self, wait_s: float) -> None:
-        """Read available output and send pending input, with a heartbeat if one is due."""
+        """Read available output and send pending input; also send a heartbeat when it is due."""
         with selectors.DefaultSelector() as selector:
             for connection in self.connections:
                 for name, stream in connection.streams().items():

@@ -1,4 +1,4 @@
-"""Read ``#SBATCH`` lines the way sbatch does.
+"""Read ``#SBATCH`` lines as sbatch does.
 
 sbatch stops at the first line that is neither blank nor a comment. It splits the text after
 ``#SBATCH`` at blanks (quotes group words, ``#`` starts a comment) and parses the words with
@@ -150,7 +150,7 @@ def _kind(name: str) -> str:
 
 
 def read_line(text: str, number: int) -> Line:
-    """Read one line of a script the way sbatch does."""
+    """Read one line of a script as sbatch does."""
     if text.startswith("#SBATCH"):
         return _directive(text, number)
     stripped = text.strip(" \t\r\f\v")

@@ -305,7 +305,7 @@ class Expander:
         return _element(candidates[0], subscript.group(2) if subscript else None)
 
     def _differs(self, candidates: list[Assigned]) -> bool:
-        """Return whether the value depends on which branches run: ``candidates`` contain different words.
+        """Return whether ``candidates`` contain different words: the value then depends on the branches.
 
         The newest value is assumed if it is an option or several words, such as the arguments of a launcher.
         """

@@ -1,6 +1,6 @@
 """The number of nodes, tasks and GPUs of a job and its steps, and numbers computed from them.
 
-The rules are those of sbatch(1) and srun(1). The default is one node and one task per node.
+The rules follow sbatch(1) and srun(1). The default is one node and one task per node.
 ``--ntasks`` and ``--ntasks-per-node`` together determine the number of nodes. A step inherits the
 options of the job, and options of srun override them.
 """
@@ -43,7 +43,7 @@ class Geometry:
         return option.value if option else None
 
     def line(self, *names: str) -> int | None:
-        """Return the script line of an option: the first one in ``names`` that is given, or None."""
+        """Return the script line of the first option in ``names`` that is given, or None."""
         return next((self.options[name].line for name in names if name in self.options), None)
 
     def number(self, name: str) -> int | None:

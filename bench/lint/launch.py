@@ -162,9 +162,9 @@ class Launch:
     ``script`` (a file with unknown content), ``inner`` (``bash -c``), ``helper`` (a program that does
     not train) or ``unknown``.
 
-    The field ``launcher`` contains the name of the launcher, and the field ``inner`` the commands
-    for ``bash -c``. ``opaque`` is True if srun gets options from a variable with an unknown value.
-    ``srun_certain`` is the number of options before that variable; later ones may be the program's.
+    ``launcher`` is the name of the launcher, and ``inner`` contains the commands for ``bash -c``. ``opaque``
+    is True if srun gets options from a variable with an unknown value. ``srun_certain`` is the number of
+    options before that variable. Later options may belong to the program.
     """
 
     line: int

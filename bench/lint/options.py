@@ -1,8 +1,7 @@
 """The options of sbatch and srun.
 
-Names and arguments are from the manual pages of Slurm 22.05 to 25.05 and from ``sbatch --help``.
-The options of plugins are those of pyxis, Shifter, the CSCS container engine, SageMaker HyperPod and
-common sites.
+Names and arguments are from the manual pages of Slurm 22.05 to 25.05 and from ``sbatch --help``. The options
+of plugins come from pyxis, Shifter, the CSCS container engine, SageMaker HyperPod and common sites.
 """
 
 from __future__ import annotations

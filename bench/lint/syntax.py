@@ -56,9 +56,9 @@ class TooDeepError(ShellError):
 
 
 class Part(NamedTuple):
-    """One piece of a word. The content of its fields depends on ``kind``.
+    """One piece of a word. The content of its attributes depends on ``kind``.
 
-    - ``"text"``: literal characters, in the field ``text``.
+    - ``"text"``: literal characters, which are in ``text``.
     - ``"param"``: a variable. Its name is in ``text``, the rest of ``${...}`` in ``op`` and ``operand``.
     - ``"command"``: ``$(...)``. The commands are in ``body``, and their source in ``text``.
     - ``"arith"``: ``$((...))``. The parts of the expression are in ``operand``.
@@ -274,7 +274,7 @@ class Source:
         return Source(text, first_row=row, depth=self.depth + 1, lines=self.lines)
 
     def closing_parenthesis(self, start: int) -> int:
-        """Return the position after the parenthesis that closes the one at ``start``, or the end."""
+        """Return the position after the parenthesis that closes the parenthesis at ``start``, or the end."""
         depth, text = 0, self.text
         pos = start
         while match := _BALANCE.search(text, pos):
@@ -295,8 +295,8 @@ class Source:
 class WordReader:
     """Read the words of a source.
 
-    ``parse`` parses the commands inside a substitution: up to and including a closing character, or
-    up to the end of the source if the closing character is an empty string.
+    ``parse`` parses the commands inside a substitution, up to and including a closing character. If this
+    character is an empty string, ``parse`` continues to the end of the source.
     """
 
     def __init__(self, source: Source, parse: Callable[[Source, str], tuple[Node, ...]]) -> None:
@@ -545,7 +545,7 @@ class WordReader:
 
 
 def _never_below_zero(source: str) -> bool:
-    """Return whether every closing parenthesis in ``source`` has an opening one before it."""
+    """Return whether no beginning of ``source`` has more closing than opening parentheses."""
     depth = 0
     for char in _PARENTHESIS.findall(source):
         depth += 1 if char == "(" else -1

@@ -116,7 +116,7 @@ class Step:
 
     @property
     def outer(self) -> Simple:
-        """The command in the script itself that starts this one, directly or through an inner shell."""
+        """The command in the script itself that starts this command, directly or through an inner shell."""
         return self.place.origin or self.node
 
 

@@ -18,7 +18,7 @@ Mode = Literal["strong", "weak"]
 class Membership:
     """The membership of a cell in a series (a set of cells that differ in size only).
 
-    ``batch`` is the global batch of a strong series and the per-GPU batch of a weak one.
+    ``batch`` is the global batch of a strong series and the per-GPU batch of a weak series.
     """
 
     series: str

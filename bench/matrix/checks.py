@@ -76,7 +76,7 @@ def _shared_nodes(matrix: Matrix, document: Document, cells: Sequence[Cell]) -> 
     where, remedy = document.location(key), "remove this line for whole nodes"
     if document.site is not None and document.inherited("cluster.exclusive"):
         where = document.site.path
-    elif key not in document.lines:  # the value is that of the study's plan.json
+    elif key not in document.lines:  # the value comes from the study's plan.json
         remedy = "give the matrix another `study:` name for whole nodes"
     what = f"{where}: cluster.exclusive is false: other jobs can run on the same nodes and disturb a run"
     limit = matrix.cluster.concurrent_runs
@@ -309,7 +309,7 @@ def _check_division(point: Point, matrix: Matrix, document: Document, *, every_s
     what = f"global_batch {batch} is not divisible by {ranks} ranks ({size})"
     if accumulation > 1:
         what += f" x grad_accum {accumulation}"
-    if every_size <= 100 * batch:  # otherwise no batch near this one is divisible at every size
+    if every_size <= 100 * batch:  # otherwise no nearby batch is divisible at every size
         step = every_size
     below = batch // step * step
     document.add_problem(point.place, what, f"try {below} or {below + step}" if below else f"try {step}")

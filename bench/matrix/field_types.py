@@ -1,4 +1,4 @@
-"""Types of the fields of a matrix, with their checks and limits: names, numbers, and options of Slurm."""
+"""Types of the values in a matrix, with their checks and limits: names, numbers, and options of Slurm."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 class Section(BaseModel):
-    """A section of the matrix. The string below a field is its description in the JSON Schema."""
+    """A section of the matrix. The string below an attribute is its description in the JSON Schema."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 

@@ -295,7 +295,7 @@ def read_site(path: Path) -> Document:
 def _known_keys_only(
     document: Document, section: dict[str, Any], place: tuple[str, ...], model: type[BaseModel]
 ) -> dict[str, Any]:
-    """Return a section without keys that are unknown to ``model``; record a problem for each of them."""
+    """Return a section without keys that are unknown to ``model``; record a problem for each unknown key."""
     allowed = list(model.model_fields)
     where = f"{place[0]} of a site file" if place else "a site file"
     for key in section:

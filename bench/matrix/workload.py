@@ -182,7 +182,7 @@ def command_values(cell: Cell, study: str) -> dict[str, Any]:
 
 
 def filled_words(words: Sequence[str], values: Mapping[str, Any]) -> list[str]:
-    """Replace the placeholders of a command by their values; those of :data:`RUN_TIME_VALUES` are kept."""
+    """Replace the placeholders of a command by their values, except those in :data:`RUN_TIME_VALUES`."""
     return [
         "".join(
             text if kind == "text" else f"{{{text}}}" if text in RUN_TIME_VALUES else value_text(values[text])

@@ -58,7 +58,7 @@ def sample_before(folder: RunFolder, env: Mapping[str, str] = os.environ) -> Non
 
 
 def sample_after(folder: RunFolder) -> None:
-    """Sample this node after the command; no effect if this node was not sampled before the command."""
+    """Sample this node after the command, if this node was also sampled before the command."""
     node = Node(os.environ)
     earlier = folder.path / _BEFORE.format(node.name)
     content = read_json(earlier)
@@ -135,7 +135,7 @@ def note_node(folder: RunFolder, env: Mapping[str, str]) -> None:
 
 
 def write_environment(folder: RunFolder, *, hosts: Sequence[str] = ()) -> None:
-    """Write env.json from the nodes' files, and remove them; no effect if env.json already exists.
+    """Write env.json from the nodes' files, unless it already exists, and remove these files.
 
     If no node has written a file, env.json contains only the names of ``hosts``.
     """

@@ -67,7 +67,7 @@ def shared_environment(
 ) -> dict[str, Any]:
     """Return the part of env.json that is the same for the built-in workload and the recorder.
 
-    Unknown values are null. ``env``, ``device`` and ``threads`` are those of rank 0. Only environment
+    Unknown values are null. ``env``, ``device`` and ``threads`` describe rank 0. Only environment
     variables with known names or prefixes are included, and no secrets. ``join_s`` is the time in seconds
     that the ranks took to join, or None if it was not measured. ``gpus`` contains each rank's
     :func:`bench.measure.nvml.gpu_facts`; it is empty on a CPU device.

@@ -6,10 +6,10 @@ Documentation/admin-guide/cgroup-v2.rst, and scheduler/sched-bwc.rst for version
 and systemd can set a CPU quota on any control group above a process. All these quotas apply, so every group
 from the process's own up to the mount is read.
 
-A process that ended during a window is counted if its parent still runs and has waited for the process: the
-parent's /proc/PID/stat contains the time of ended children, in ticks of usually 10 ms. Process 1 and Slurm's
-daemons inherit the processes of any job, so the times of their ended children are not counted. Kernel threads
-are not counted either, because they can work for the job, for example for its network.
+A process that ended during a window is counted if its parent still runs and has waited for it. The parent's
+/proc/PID/stat then contains the child's time, in ticks of usually 10 ms. Process 1 and Slurm's daemons
+inherit the processes of any job, so the times of their ended children are not counted. Kernel threads are
+not counted either, because they can work for the job, for example for its network.
 """
 
 from __future__ import annotations
@@ -136,8 +136,8 @@ class Network:
     def change(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
         """Return the changes between two samples, for the interface in use.
 
-        The interface in use is the one that gloo's or NCCL's variable names, else the one that moved the
-        largest number of bytes.
+        The interface in use is the interface that gloo's or NCCL's variable names, else the interface that
+        moved the most bytes.
         """
         changes = {
             name: _change(before["interfaces"].get(name, {}), counters)
@@ -281,7 +281,7 @@ class NodeSample:
         """Create a sample from JSON with the content of :meth:`as_json`.
 
         Raises:
-            KeyError, TypeError, ValueError: the content is not that of a sample.
+            KeyError, TypeError, ValueError: the content is not a sample.
         """
         processes, is_complete, machine_ns = content["snapshot"]
         known = {int(pid): Process(*values) for pid, values in processes.items()}

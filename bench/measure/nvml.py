@@ -153,7 +153,7 @@ def open_gpu(device: int) -> Gpu | None:
 
 
 def _names(properties: Any, device: int) -> list[tuple[str, str]]:
-    """Return ways to find a GPU in NVML: pairs of a function's name and the identifier to pass to it."""
+    """Return the possible ways to find a GPU in NVML, as pairs of a function's name and its argument."""
     uuid = getattr(properties, "uuid", None)
     found = [("nvmlDeviceGetHandleByUUID", f"{kind}-{uuid}") for kind in ("GPU", "MIG") if uuid is not None]
     address = pci_address(device)
@@ -223,7 +223,7 @@ def _temperature(gpu: Gpu | None) -> int | None:
 
 
 def _reasons(gpu: Gpu | None) -> dict[str, list[str]] | None:
-    # Driver 535 renamed "throttle" to "event". nvidia-ml-py or the driver can lack one of the two names.
+    # Driver 535 renamed "throttle" to "event". nvidia-ml-py or the driver can lack one of these names.
     mask = _read(gpu, "nvmlDeviceGetCurrentClocksEventReasons")
     if mask is None:
         mask = _read(gpu, "nvmlDeviceGetCurrentClocksThrottleReasons")

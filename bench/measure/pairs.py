@@ -81,8 +81,8 @@ class _Buffers:
         self._received_per_s(partner, min(count, max(_MIN_UNTIMED, count // _UNTIMED_PART)))
         self.agree(partner, True)  # a fast receiver waits for the slow one, so that both begin together
         began = time.perf_counter()
-        # The partner sends its message after this one. Therefore the time is never too short, even if this
-        # process is delayed, and the highest of several rates is the most accurate one.
+        # The partner sends its message after this agreement. Therefore the time is never too short, even if
+        # this process is delayed, and the highest of several rates is the most accurate.
         self.agree(partner, True)
         return self._received_per_s(partner, count, began)
 
@@ -112,7 +112,7 @@ _MAX_BYTES = 64 * 2**20
 
 
 def neighbour_steps(ranks: Sequence[int]) -> list[list[tuple[int, int]]]:
-    """Pair each rank with the next one, and the last with the first one; a rank is in one pair per step."""
+    """Pair each rank with the next rank, and the last rank with the first; a rank is in one pair per step."""
     count = len(ranks)
     pairs = [(ranks[place], ranks[(place + 1) % count]) for place in range(count if count > 2 else count - 1)]
     steps = [pairs[0::2], pairs[1::2]]

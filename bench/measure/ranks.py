@@ -65,7 +65,7 @@ class Host:
 def own_facts(rank: int, local_rank: int, env: Mapping[str, str], *, threads: int | None = None) -> RankFacts:
     """Return the facts of this process, such as its rank, host, cores and quota.
 
-    ``threads`` is the number of threads in use; by default, the number that ``env`` requests.
+    ``threads`` is the number of threads in use, by default the number that ``env`` requests.
     """
     return RankFacts(
         rank=rank,

@@ -176,7 +176,7 @@ class Results:
 
 
 def progress_line(record: EpochRecord, epochs: int | None) -> str:
-    """Return the line that rank 0 prints after an epoch; ``epochs`` is the total, None if unknown."""
+    """Return the line that rank 0 prints after an epoch; ``epochs`` is the total number, or None."""
     rate = "" if record.samples is None else f", {record.samples / record.window_s:.1f} samples/s"
     total = "" if epochs is None else f"/{epochs}"
     return f"bench: epoch {record.epoch}{total}: {len(record.step_s)} steps in {record.window_s:.3f} s{rate}"
@@ -263,7 +263,7 @@ def _energy(epoch: EpochRecord) -> float | None:
 
 
 def _loss(ranks: Sequence[RankRecord]) -> object:
-    """Return the mean loss: None if unknown, text if not finite (as a float, NaN becomes an empty cell)."""
+    """Return the mean loss, None if unknown, or text for NaN, because a float NaN becomes an empty cell."""
     known = [rank.loss for rank in ranks if rank.loss is not None]
     if len(known) < len(ranks):
         return None
@@ -310,7 +310,7 @@ def is_stable(step_s: Sequence[float]) -> bool:
 
 
 def fewest_warmup_steps(steps: int, device: torch.device) -> int:
-    """Return ``steps``; on CUDA at least the number of iterations that DDP's logger always samples."""
+    """Return ``steps``, but on CUDA at least the number of iterations that DDP's logger always samples."""
     return max(steps, DDP_ALWAYS_SAMPLED + 1) if device.type == "cuda" else steps
 
 

@@ -171,7 +171,7 @@ def _wall_clock_offset_ns() -> int:
 class StepTimer:
     """Time the parts of one training step, which can have several micro-batches.
 
-    The micro-batch that synchronises is the one whose backward pass exchanges gradients with other ranks.
+    In the micro-batch that synchronises, the backward pass exchanges gradients with other ranks.
 
     Example::
 

@@ -51,7 +51,7 @@ def set_ddp_sample_rate(model: DistributedDataParallel, steps: int) -> None:
 def ddp_times(model: DistributedDataParallel) -> Mapping[str, int]:
     """Return the numbers of DDP's logger; times are in nanoseconds.
 
-    The result is empty if the sample rate cannot be set, because the times could then be those of an earlier
+    The result is empty if the sample rate cannot be set, because the times could then belong to an earlier
     step.
     """
     with suppress(*_MISSING):

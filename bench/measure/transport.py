@@ -117,7 +117,7 @@ def gloo_transport(interfaces: Mapping[str, Sequence[str]]) -> Transport:
 
 
 def _gloo_interface() -> str | None:
-    """Return gloo's default interface: the one with the host name's address, else the loopback."""
+    """Return gloo's default: the interface with the host name's address, else the loopback."""
     try:
         infos = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
     except OSError:
@@ -392,7 +392,7 @@ def configured_transport(backend: str, env: Mapping[str, str]) -> Transport:
 
 
 def request_nccl_log(env: MutableMapping[str, str]) -> None:
-    """Request NCCL's log without overriding the user's settings; no effect if NCCL has already started."""
+    """Request NCCL's log without overriding the user's settings, unless NCCL has already started."""
     if not env.get("NCCL_DEBUG") and not env.get("NCCL_DEBUG_FILE"):
         with suppress(OSError):  # without a temporary folder, the log is not requested
             folder = str(_private_folder()).replace("%", "%%")

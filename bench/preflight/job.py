@@ -1,7 +1,7 @@
 """Submit the job of a preflight, wait for it, and return its result.
 
 Before sbatch is called, preflight.json contains the job's unique name. A later call finds the job of a call
-that was killed, and waits for it instead of submitting another one.
+that was killed, and waits for it instead of submitting another job.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class PreflightJob:
         return folder, result
 
     def _begin(self) -> tuple[PreflightFolder, str]:
-        """Return the folder and the job id of the preflight in progress, else of a new one."""
+        """Return the folder and the job id of the preflight in progress, else of a new preflight."""
         try:
             self.root.mkdir(parents=True, exist_ok=True)
         except OSError as error:

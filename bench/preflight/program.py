@@ -50,7 +50,7 @@ from bench.workload.rendezvous import Launch, launch_from
 
 #: Number of windows per check, whose median is the result, and their number if a failed check is repeated.
 WINDOWS, WINDOWS_AGAIN = 5, 9
-#: Duration of a window. A CPU quota is enforced in periods of 100 ms: a window must contain many of them.
+#: Duration of a window. A CPU quota is enforced in periods of 100 ms, so a window must contain many periods.
 WINDOW_S = 2.0
 #: A single matrix product takes at least this time, so that the time to start the product is negligible.
 _PRODUCT_S = 0.004
@@ -84,7 +84,7 @@ def product_size(device: torch.device) -> int:
 def product_rate(on: Sequence[torch.device], size: int, *, windows: int) -> float:
     """Return the FLOP/s of a matrix product: float32 on the CPU, bfloat16 on GPUs.
 
-    All devices work at the same time, as in training. The result is that of the slowest device.
+    All devices work at the same time, as in training. The result is the rate of the slowest device.
     """
     return _slowest_rate(on, lambda device: _product(device, size), windows)
 
@@ -146,7 +146,7 @@ def _cpu_rate(work: Work, amount: float) -> float:
 
 
 def _gpu_rates(works: Sequence[Work], amount: float, on: Sequence[torch.device]) -> list[float]:
-    """Return the rate of each GPU in a window in which all of them work."""
+    """Return the rate of each GPU in a window in which all GPUs work."""
     once = _timed(works[0], on)
     repeats = max(1, math.ceil(WINDOW_S / max(once, 1e-6) / 2))
     events = []

@@ -54,7 +54,7 @@ class Recorder:
             and exposed communication are empty.
         run_dir: the folder for the files, by default a new folder below ``bench-record``. The environment
             variable ``BENCH_RUN_DIR`` takes precedence.
-        device: the device of the computation, by default that of the model.
+        device: the device of the computation, by default the model's device.
         lengths: ``warmup_steps``, ``steps_per_epoch``, ``attribution_steps`` and ``epochs`` (None records to
             the end), as in the matrix. Environment variables set by the harness take precedence.
 

@@ -1,13 +1,14 @@
 """Windows of a recording: a warm-up, then epochs of a throughput window and an attribution window.
 
 The throughput window is measured with a clock only. In the attribution window, hooks time the parts of each
-step. Two steps between epochs are not measured: after the first, rank 0 writes files and falls behind; in the
-second, the exchange of gradients synchronises the ranks again.
+step. Two steps between epochs are not measured. After the first step, rank 0 writes files and falls behind.
+In the second step, the exchange of gradients synchronises the ranks again.
 
-The first of these two steps is sampled in one epoch, to find its slowest calls, with the lines of the user's
-code that make them. The sample is taken with :func:`sys.setprofile` outside all windows, because it slows the
-step down. The sample contains the calls of any function from the user's files, but not calls from the files
-of Python, of installed packages and of bench. The time of a call excludes other sampled calls within it.
+In one epoch, the first of these steps is sampled, to find its slowest calls and the lines of the user's code
+that make these calls. The sample is taken with :func:`sys.setprofile` outside all windows, because it slows
+the step down. The sample contains the calls of any function from the user's files, but not calls from the
+files of Python, of installed packages and of bench. The time of a call excludes other sampled calls within
+it.
 """
 
 from __future__ import annotations

@@ -185,8 +185,8 @@ class Slurm:
 
         Args:
             job: the script and its options.
-            pass_fds: file descriptors that sbatch inherits. If one of them is a lock, it stays held
-                while sbatch runs, even if this process dies.
+            pass_fds: file descriptors that sbatch inherits. A lock among them stays held while sbatch runs,
+                even if this process dies.
 
         Raises:
             SlurmRefusedError: Slurm rejected the job.
@@ -374,7 +374,7 @@ def _for_queries(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _joined(job_ids: Sequence[str], *, separator: str = ",") -> Iterator[str]:
-    """Join the distinct job ids; yield several texts if a single one would be too long."""
+    """Join the distinct job ids; yield several texts if a single text would be too long."""
     chunk: list[str] = []
     length = 0
     for job_id in dict.fromkeys(job_ids):

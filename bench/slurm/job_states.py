@@ -185,7 +185,7 @@ _STATES = (
     SlurmState("REQUEUE_FED", "RF", _QUEUED, FailureClass.REQUEUED, "is queued again by the federation"),
     SlurmState("EXPEDITING", None, _QUEUED, FailureClass.REQUEUED, "is queued again, before all others"),
     SlurmState("RESV_DEL_HOLD", "RD", _QUEUED, None, "held: its reservation was deleted"),
-    # A job in one of these two states waits for a person, so a command that waits for it would never end.
+    # A job in one of the next two states waits for a person. Waiting for the job would never end.
     SlurmState("REQUEUE_HOLD", "RH", _FAILED, FailureClass.REQUEUED, _HELD),
     SlurmState("SPECIAL_EXIT", "SE", _FAILED, FailureClass.REQUEUED, _HELD),
     SlurmState("CONFIGURING", "CF", _RUNNING, None, "has nodes, which are being made ready"),
@@ -509,7 +509,7 @@ def _signal(job: AccountingRow, steps: Sequence[AccountingRow]) -> int | None:
 def _worst_rank(job: AccountingRow, steps: Sequence[AccountingRow]) -> int:
     """Return the highest exit code of the steps that srun started, or 0 if all succeeded.
 
-    DerivedExitCode of sacct stays 0 if the record of the step arrived after that of the job.
+    DerivedExitCode of sacct stays 0 if the record of the step arrived after the record of the job.
     """
     started_by_srun = [step for step in steps if (step.key.step or "").isdigit()]
     return max(code or 0 for code in (job.derived_exit_code, *(s.exit_code for s in started_by_srun)))
@@ -524,7 +524,7 @@ def signal_name(number: int) -> str:
 
 
 def _exit_code(job: AccountingRow, steps: Sequence[AccountingRow]) -> int | None:
-    """Return the exit code of an ended job; never 0 for a failed one."""
+    """Return the exit code of an ended job, which is never 0 for a failed job."""
     state = read_state(job.state).state
     if state is RunState.COMPLETED:
         return job.exit_code

@@ -67,8 +67,8 @@ EXPECTED_START = (
 #: sbatch: a limit on the number of queued jobs is reached. A later attempt succeeds once jobs have ended.
 QUEUE_FULL = (
     Wording(r"(?:Assoc|QOS)\w*(?:Max|Grp)Submit\w*", _EVERY),
-    # MaxJobCount is reached: the first text is sbatch's, which repeats the request for two minutes, and the
-    # second one that of --test-only.
+    # MaxJobCount is reached. sbatch prints the first text and repeats the request for two minutes; with
+    # --test-only, it prints the second text.
     Wording(
         r"Slurm temporarily unable to accept job|Resource temporarily unavailable",
         "20.11, 22.05, (23.02, 23.11), 24.11, (25.05, 25.11)",

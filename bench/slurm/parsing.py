@@ -1,7 +1,7 @@
 """Parse the output of Slurm's commands (releases 20.11 to 26.05) into rows, and expand its host lists.
 
-The client requests times in UTC and formats with the job's name as last column, because the name is
-the only column that may contain the separator.
+The client requests times in UTC. It requests the job's name as the last column, because only the name may
+contain the separator.
 """
 
 from __future__ import annotations

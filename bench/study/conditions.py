@@ -65,8 +65,9 @@ class Disturbance:
     """Something outside of a run's job that disturbed the run on one node.
 
     ``start`` and ``end`` enclose the disturbed time. ``value`` names the jobs (for ``study-run`` and
-    ``foreign-job``) or the GPU's reasons (``gpu-slowdown``). For ``foreign-cpu`` it is the largest fraction
-    of the cores in use, and for ``link-errors`` the number of errors; ``limit`` is the largest allowed value.
+    ``foreign-job``) or the GPU's reasons (``gpu-slowdown``). For ``foreign-cpu``, ``value`` is the largest
+    fraction of the cores in use, and for ``link-errors`` the number of errors; ``limit`` is the largest
+    allowed value.
     """
 
     reason: Reason
@@ -238,7 +239,7 @@ def assess(
     neighbours: Neighbours | None,
     cores: int = 1,
 ) -> dict[str, Any]:
-    """Return ``disturbed`` and ``neighbours`` of run.json; a value about which nothing is known is left out.
+    """Return ``disturbed`` and ``neighbours`` of run.json; unknown values are left out.
 
     Args:
         folder: the run's folder with conditions.json and env.json.
@@ -277,7 +278,7 @@ def _by_jobs(jobs: Iterable[Occupation], spans: Sequence[tuple[datetime, datetim
 
 
 def _named(job_ids: Iterable[str]) -> str:
-    """Return the ids of jobs as text; if there are many, only the first ids."""
+    """Return the ids of jobs as text; of many ids, only the first are named."""
     ids = [f"job {job_id}" for job_id in dict.fromkeys(job_ids)]
     more = f" and {len(ids) - _MAX_NAMED} more" if len(ids) > _MAX_NAMED else ""
     return ", ".join(ids[:_MAX_NAMED]) + more
@@ -377,7 +378,7 @@ def _host_of_rank(env: Mapping[str, Any]) -> dict[int, str]:
 def _cores_in_use(env: Mapping[str, Any]) -> dict[str, int]:
     """Return the number of cores that the ranks use on each node, at least 1.
 
-    A rank uses one core per thread; all ranks of a node together use at most the cores that they may use.
+    A rank uses one core per thread, but all ranks of a node together use no more cores than they may use.
     """
     threads = {
         str(node.get("node")): _sum(node.get("threads_per_rank")) for node in objects(env.get("cores"))

@@ -45,7 +45,7 @@ RANKS_COLUMNS = (
 # fmt: on
 
 #: Columns of steps.csv. A row describes one step of the throughput window (the steps whose parts are not
-#: timed). Its time is that of the slowest rank.
+#: timed). The time of the step is the time of the slowest rank.
 STEPS_COLUMNS = ("epoch", "step", "step_time_sec", "slowest_rank")
 
 

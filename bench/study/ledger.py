@@ -11,7 +11,7 @@ Events:
     ``started``: the attempt was started.
     ``ended``: the attempt ended (``state``, ``reason``, ..., and ``disturbed`` if something disturbed it).
     The event contains ``"accounted": false`` if sacct did not yet have the job's rows.
-    ``accounted``: sacct now has the rows. The values of this event replace those of ``ended``.
+    ``accounted``: sacct now has the rows. The values of this event replace the values of ``ended``.
     ``withdrawn``: the attempt was not started; the run is ``planned`` again.
     ``held``: fewer nodes are fit than the run needs, so that the run stays ``planned`` (``reason``).
     ``halted``: the whole study was cancelled. A `bench submit` that is still running stops.
@@ -72,7 +72,7 @@ class FailureClass(StrEnum):
 
 @dataclass
 class RunRecord:
-    """State of a run's latest attempt according to the ledger; ``attempt`` is 0 before the first one.
+    """State of a run's latest attempt according to the ledger; ``attempt`` is 0 before the first attempt.
 
     ``disturbed`` names what disturbed the attempt from outside of its job, or is empty if nothing is known.
     """

@@ -1,4 +1,4 @@
-"""Read and write run.json, the record of one attempt of a run; read sampled_step.json beside it."""
+"""Read and write run.json, the record of one attempt of a run, and read sampled_step.json."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class Attempt:
 
 
 def script_warning(run: Mapping[str, Any], found: str | None) -> str:
-    """Return a warning if a command's script has changed (``found``: its SHA-256 in the job); else empty."""
+    """Return a warning if ``found``, the SHA-256 of a command's script in the job, has changed, or ``""``."""
     command = run.get("command") or {}
     submitted = command.get("script_sha256")
     if submitted is None or found is None or submitted == found:

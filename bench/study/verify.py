@@ -233,7 +233,7 @@ def _throughput_check(rows: list[dict[str, str]]) -> Check:
 
 
 def _loss_check(rows: list[dict[str, str]]) -> Check:
-    """Check that all losses are finite; "not measured" without losses, which a command need not report."""
+    """Check that all losses are finite; without losses, the result is "not measured"."""
     bad = _epochs(row for row in rows if not _is_finite(row.get("train_loss")))
     found = f"not finite in epoch {bad}" if bad else "finite in every epoch" if rows else ""
     return Check("loss", not bad if rows else None, found, "a finite number in every epoch")

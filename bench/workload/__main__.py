@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _print_error(text: str) -> None:
-    """Print every line of ``text`` as an error; one call, so that lines of different ranks do not mix."""
+    """Print every line of ``text`` as an error, in one call, so that lines of different ranks do not mix."""
     sys.stderr.write("".join(f"bench: error: {line}\n" for line in text.splitlines()))
     sys.stderr.flush()
 

@@ -35,7 +35,7 @@ DEFAULT_PARAMETERS = {"transformer": 10_000_000, "mlp": 8_000_000}
 
 @dataclass(frozen=True)
 class DataShape:
-    """The shape of one sample; ``classes`` is the number of classes or tokens, None for real values."""
+    """The shape of one sample; ``classes`` is the number of classes or tokens, or None for real values."""
 
     inputs: tuple[int, ...]
     targets: tuple[int, ...]

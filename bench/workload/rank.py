@@ -167,7 +167,7 @@ def _mfu_basis(
 def _transport_in_use(
     session: Session, collectives: Collectives, log: NcclLogFile | None, env: Mapping[str, str]
 ) -> dict[str, str | None]:
-    """Return the transport that the ranks used; warn if NCCL fell back to a slower one."""
+    """Return the transport that the ranks used; warn if NCCL fell back to a slower transport."""
     facts = session.joined.facts
     if log is None:
         found = collectives.objects(sorted(open_connections(store_port=session.launch.port)))

@@ -39,12 +39,12 @@ _NO_GPU = frozenset({"no_cuda", "use_cpu", "cpu", "no_gpu", "nocuda", "disable_c
 def gpu_per_task_isolation(script: Script) -> Iterator[Remark]:
     """Each task sees only its own GPU as device 0, so that no other ordinal exists in the task.
 
-    ``--gpus-per-task`` and ``--gpu-bind`` hide the other GPUs of the node from a task. A command that
-    asks for another ordinal fails with "invalid device ordinal". The finding has severity note if the
-    command does not show the ordinal, because a program that uses device 0, ``current_device()`` or
-    ``rank % device_count()`` works. srun sets CUDA_VISIBLE_DEVICES for each task, so that an export in
-    the script does not help. ``--gres-flags=allow-task-sharing`` (Slurm 24.05) lets the tasks of a node
-    access each other's GPUs.
+    ``--gpus-per-task`` and ``--gpu-bind`` hide the other GPUs of the node from a task. A command that asks
+    for another ordinal fails with "invalid device ordinal". The finding has severity ``info`` if the command
+    does not show the ordinal, because a program that uses device 0, ``current_device()`` or ``rank %
+    device_count()`` works. srun sets CUDA_VISIBLE_DEVICES for each task, so that an export in the script
+    does not help. ``--gres-flags=allow-task-sharing`` (Slurm 24.05) lets the tasks of a node access each
+    other's GPUs.
 
     Bad:
         #SBATCH --ntasks-per-node=4

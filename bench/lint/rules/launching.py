@@ -57,10 +57,10 @@ _STATIC_RANKS = {
 def missing_srun(script: Script) -> Iterator[Remark]:
     """A job has several nodes, but only the batch shell starts the program.
 
-    The batch script runs once, on the first node. Only srun, mpirun or a similar launcher starts
-    processes on the other nodes. Otherwise the processes on the first node wait for the others
-    until the rendezvous times out, and the job fails. A program whose processes do not wait for each
-    other leaves the other nodes idle.
+    The batch script runs once, on the first node. Only srun, mpirun or a similar launcher starts processes
+    on the other nodes. Otherwise the processes on the first node wait for the other processes until the
+    rendezvous times out, and the job fails. A program whose processes do not wait for each other leaves the
+    other nodes idle.
 
     Bad:
         #SBATCH --nodes=4
@@ -257,9 +257,9 @@ def _one_task(geometry: Geometry) -> Edit | None:
 def sequential_sruns(script: Script) -> Iterator[Remark]:
     """A script starts one srun per node, one after the other.
 
-    The processes of the first srun wait for those of the second, but the second srun only starts after
-    the first has ended. Use one srun for all nodes, or end each line with ``&`` and add ``wait`` at the
-    end.
+    The processes of the first srun wait for the processes of the second srun. However, the second srun
+    starts only after the first srun has ended. Use one srun for all nodes, or end each line with ``&`` and
+    add ``wait`` at the end.
 
     Bad:
         srun --nodes=1 --nodelist=$FIRST torchrun --node_rank=0 ...

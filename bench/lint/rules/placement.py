@@ -31,7 +31,7 @@ _WORKERS = names("num_workers workers n_workers dataloader_num_workers j data.nu
 
 @rule(Severity.ERROR)
 def unknown_het_group(script: Script) -> Iterator[Remark]:
-    """Srun names a component that the heterogeneous job does not have, or uses only the first one.
+    """Srun names a component that the heterogeneous job does not have, or uses only the first component.
 
     ``#SBATCH hetjob`` separates the components, which are numbered from 0. Without ``--het-group``,
     srun starts its tasks on component 0 only.

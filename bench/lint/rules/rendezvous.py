@@ -400,9 +400,9 @@ def _exported_early(script: Script, steps: list[Step]) -> Iterator[Remark]:
 def port_range(script: Script) -> Iterator[Remark]:
     """The rendezvous port is possibly below 1024, above 65535, or one of the ephemeral ports.
 
-    Only root may listen on ports below 1024. Linux gives the ephemeral ports (32768 to 60999) to
-    outgoing connections, so that such a port can already be in use when the job starts. For these
-    ports, the finding has severity note.
+    Only root may listen on ports below 1024. Linux gives the ephemeral ports (32768 to 60999) to outgoing
+    connections, so that such a port can already be in use when the job starts. For these ports, the finding
+    has severity ``info``.
 
     Bad:
         export MASTER_PORT=$RANDOM

@@ -41,7 +41,7 @@ def task_gpu_mismatch(script: Script) -> Iterator[Remark]:
     """The numbers of tasks, GPUs and nodes do not match each other or the options of the launcher.
 
     With one process per GPU, tasks per node must equal GPUs per node. A launcher must not start more
-    workers than there are GPUs, and its number of nodes must be that of the job. Otherwise processes share
+    workers than there are GPUs, and its number of nodes must equal the job's. Otherwise processes share
     a GPU ("Duplicate GPU detected", "invalid device ordinal"), or the launcher waits for missing nodes
     until its rendezvous times out.
 
@@ -123,7 +123,7 @@ def _gpus(count: int) -> str:
 
 
 def _program_options(script: Script, step: Step, geometry: Geometry) -> Iterator[Remark]:
-    """Compare nodes and devices in the options of a program with those of its step."""
+    """Compare nodes and devices in the options of a program with the nodes and tasks of its step."""
     for name, value in script.options_of_program(step.launch):
         given = script.number(value, geometry)
         if given is None or given < 1:
@@ -281,7 +281,7 @@ def _conflict(script: Script, geometry: Geometry, *, job: bool) -> Iterator[Rema
 
 
 def _more_than_the_job(script: Script, step: Step) -> Iterator[Remark]:
-    """Compare the nodes of a step with those of its job."""
+    """Compare the number of nodes of a step with the number of nodes of its job."""
     asked = next((option for option in step.launch.srun if option.name == "nodes"), None)
     own = script.geometry(step).node_range[0] if asked else 0
     low, high = script.job.node_range

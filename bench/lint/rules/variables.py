@@ -101,11 +101,11 @@ _RUNS_TEXT = re.compile(r"-[a-z]*c\Z")
 def undefined_variable(script: Script) -> Iterator[Remark]:
     """A variable is used that is not set, or that is set but not exported to the tasks.
 
-    Such a variable expands to an empty string, so that an option has no value, or an address has no
-    host. sbatch passes the environment of the submitting shell to the job, so that only a variable of
-    Slurm or of a launcher is certainly empty. Any other variable causes a finding with severity note,
-    unless a comment, a test or a default in the script shows that the caller sets it. The rule does not
-    apply to scripts that source a file, because that file may set the variable.
+    Such a variable expands to an empty string, so that an option has no value, or an address has no host.
+    sbatch passes the environment of the submitting shell to the job, so that only a variable of Slurm or of
+    a launcher is certainly empty. Any other variable causes a finding with severity ``info``, unless a
+    comment, a test or a default in the script shows that the caller sets it. The rule does not apply to
+    scripts that source a file, because that file may set the variable.
 
     Bad:
         #SBATCH --ntasks=8
@@ -291,8 +291,8 @@ def node_list_in_one_element(script: Script) -> Iterator[Remark]:
 def arguments_split(script: Script) -> Iterator[Remark]:
     """``"$@"`` within a text for ``bash -c`` passes only the first argument.
 
-    bash splits ``bash -c "train.sh $@"`` into several words: the text up to the first argument is the
-    command, and the other arguments become $0, $1 and so on of that command, which does not use them.
+    bash splits ``bash -c "train.sh $@"`` into several words. The text up to the first argument is the
+    command. The other arguments become $0, $1 and so on of this command, which does not use them.
 
     Bad:
         srun bash -c "python train.py $@"
