@@ -520,8 +520,9 @@ def _recoveries(rows: pd.DataFrame) -> Iterator[Anomaly]:
     """Yield the sizes with a lower efficiency than the next smaller and the next larger size."""
     found = []
     measured = rows.loc[rows["efficiency"].notna() & rows["ddp"], _PATH_COLUMNS]
+    cells = dict(zip(measured.index, measured.to_dict("records"), strict=True))
     for _, own in size_paths(measured):
-        path = own.to_dict("records")
+        path = [cells[place] for place in own.index]
         for before, low, after in zip(path, path[1:], path[2:], strict=False):
             if low["efficiency"] < before["efficiency"] and _clearly_above(after, low):
                 three = (before, low, after)

@@ -97,7 +97,7 @@ def size_paths(rows: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
             found.append((f"{series}", own))
             continue
         found.append((f"{series} within", own[own["nodes"] == 1]))
-        found += [(f"{series} {size}", own[per_node == size]) for size in per_node.unique()]
+        found += [(f"{series} {size}", part) for size, part in own.groupby("gpus_per_node", sort=False)]
     return found
 
 

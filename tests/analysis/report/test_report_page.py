@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import subprocess
 import sys
@@ -14,6 +15,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from analysis.report import write
+from analysis.report.figures import all_figures
 from analysis.report.page import json_for_script, models_of
 from analysis.report.tables import MAX_RUNS_LISTED, STATIC_ROWS
 from analysis.report.write import write_report
@@ -458,3 +461,26 @@ def test_the_citation_holds_the_known_facts(tmp_path: Path) -> None:
     assert "8 runs, Device Test CPU @ 2.0 GHz, PyTorch 2.13.0+cpu, matrix SHA-256 " in cited
     assert "author" not in cited
     assert "doi" not in cited
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_second_process_draws_the_same_figures_of_a_large_study(tmp_path, monkeypatch, dies):
+    path = studies.finished(tmp_path / "s", studies.weak(8, (1, 2, 4)), repeats=3)
+    expected = _files(write_report(path).page.parent)
+    draw, parent, drew = all_figures.scaling_figures, os.getpid(), []
+
+    def draw_or_die(*args: Any, **options: Any) -> Any:
+        if os.getpid() == parent:
+            drew.append(True)
+        elif dies:
+            os._exit(1)
+        return draw(*args, **options)
+
+    monkeypatch.setattr(write, "_MANY_RUNS", 1)
+    monkeypatch.setattr(all_figures, "scaling_figures", draw_or_die)
+    assert _files(write_report(path).page.parent) == expected
+    assert bool(drew) == dies
+
+
+def _files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
