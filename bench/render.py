@@ -4,8 +4,8 @@ Scripts contain no path of this machine, no date and no environment, so that the
 gives the same bytes everywhere. Only this module quotes values of the matrix for the shell; the
 schema rejects values that an ``#SBATCH`` line cannot contain.
 
-The scripts of most cells have the same lines (the same shape) with different values. For speed, a
-template is rendered once per shape with a mark in place of each value; each cell fills the marks.
+The scripts of most cells have the same lines (the same shape) with different values. For speed, a template
+is rendered once per shape with a mark in place of each value. For each cell, its values replace the marks.
 """
 
 from __future__ import annotations

@@ -171,7 +171,7 @@ def pending(
 ) -> list[Run]:
     """Return the runs in state planned or cancelled.
 
-    With ``retry_failed`` and ``retry_disturbed``, also return the failed runs and those that completed but
+    With ``retry_failed`` and ``retry_disturbed``, also return the failed runs and the completed runs that
     were disturbed.
     """
     wanted = {RunState.PLANNED, RunState.CANCELLED}

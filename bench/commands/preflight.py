@@ -82,7 +82,7 @@ def preflight_command(
 
 
 def check_nodes_of(planned: PlannedStudy, runs: Sequence[Run], *, timeout_s: float | None) -> None:
-    """Check nodes for ``runs`` of a study, and record the unfit ones, which submissions exclude.
+    """Check nodes for ``runs`` of a study, and record the unfit nodes, which submissions exclude.
 
     ``timeout_s`` limits the wait for the start of the job; None means no limit.
 
@@ -128,7 +128,7 @@ def show_result(result: Mapping[str, Any], *, excluded: str | None) -> None:
 
 
 def _plan(matrix: str | None, site: str | None) -> Plan:
-    """Return the plan of a matrix, by default of a matrix for the default partition or this machine."""
+    """Return the plan of ``matrix``, or of a new matrix for the default partition or this machine."""
     from bench.matrix.load import find_site
     from bench.plan import make_plan
     from bench.shipped import find_matrix
@@ -160,7 +160,7 @@ def _own_matrix() -> Path:
 
 
 def _root(plan: Plan, results: Path | None) -> Path:
-    """Return the folder of a planned study's preflights, or of those without a planned study."""
+    """Return the folder for preflights, which is in the study if the matrix has been planned."""
     study = StudyFolder(results_folder(results) / plan.matrix.study)
     return study.preflights if study.is_planned else OWN_FOLDER
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from analysis.report.proposal import Work
     from analysis.report.write import Report
 
-#: File suffixes of tables. A study whose name ends in one must be given by its folder.
+#: File suffixes of tables. A study whose name ends in such a suffix must be given by its folder.
 TABLE_SUFFIXES = (".csv", ".tsv")
 
 

@@ -76,7 +76,7 @@ def status_command(
 
 
 def _show(planned: PlannedStudy, records: Mapping[str, RunRecord], *, everything: bool) -> None:
-    """Print a table of runs, with failed and unknown ones first, and a line of counts."""
+    """Print a table of runs, with failed and unknown runs first, and a line of counts."""
     order = {RunState(name): place for place, name in enumerate(_FIRST_STATES)}
 
     def rank(record: RunRecord) -> tuple[int, bool, bool]:
@@ -113,7 +113,7 @@ def _remark(record: RunRecord) -> str:
 
 
 def _log_line(planned: PlannedStudy, record: RunRecord) -> dict[str, Any] | None:
-    """Return the most informative line of the logs of a failed run without a cause, from its run.json."""
+    """Return the most informative log line that run.json contains if a run failed for an unknown reason."""
     if record.state is not RunState.FAILED or record.cause:
         return None
     line = (read_run(planned.folder.attempt(record.run_id, record.attempt).path)[0] or {}).get("log_line")

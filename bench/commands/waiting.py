@@ -1,4 +1,4 @@
-"""Start runs, and wait for a place in the queue, for Slurm, for a canary run, or for the end of all runs."""
+"""Start runs, and wait for a place in the queue, for Slurm, for the first run (canary), or for all runs."""
 
 from __future__ import annotations
 

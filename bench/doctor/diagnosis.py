@@ -1,8 +1,8 @@
 """Diagnose a job from the scans of its logs: rank the causes, or list the most informative lines.
 
 :func:`find_warnings` explains why a successful run is slow. Almost all logs contain no such warning.
-Therefore it reads only the start and the end of a log, and applies the catalogue only if these parts contain
-all words of a message about a slow job.
+Therefore the function reads only the start and the end of a log. It applies the catalogue only if these
+parts contain all words of a message about a slow job.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TELLING_LINES = 5
 #: Number of last lines reported for logs that show neither a failure nor success.
 LAST_LINES = 3
 HARMLESS = "harmless-retry"
-#: The cause for any exception of the program; another cause that explains the same line is preferred.
+#: Name of the cause of any exception. Another cause that explains the same line is preferred.
 PROGRAM_ERROR = "program-error"
 #: Name of the sign that recognizes a launcher's report of a failed process. Every failure leads to this
 #: report.
@@ -44,7 +44,7 @@ PROOF_WEIGHT = 30
 _SOURCE_LINE = re.compile(r"(?:^|\s)raise [\w.]+")
 #: Most warnings appear in the first steps.
 HEAD_BYTES, TAIL_BYTES = 256 * 1024, 64 * 1024
-#: Name of a fact that no program logs: :func:`find_warnings` adds it from the conditions of the run.
+#: Name of a fact that no program logs. :func:`find_warnings` adds it from the conditions of the run.
 IDLE_CORES = "idle-cores"
 
 
@@ -56,7 +56,7 @@ class Cause:
         severity: "failure", or "slow" if the cause makes the job slow but does not end it.
         path, line: the line of a log that shows the cause. For a cause that measurements show, the folder of
             the run and None.
-        share: for measurements, the fraction of the step that the cause takes, or None if it is unknown.
+        share: the fraction of the step that the cause takes, if measurements show it, otherwise None.
     """
 
     cause: str

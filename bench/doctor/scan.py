@@ -329,11 +329,11 @@ class Scan:
         return list(self._hits.values())
 
     def last_line(self, fact: str) -> int:
-        """Return the number of the last line that states a fact, 0 if there is none."""
+        """Return the number of the last line that states a fact, or 0 if there is none."""
         return max((found.last_line for found in self.hits() if found.signature.name == fact), default=0)
 
     def _match_line(self, passage: Passage, index: int, words: frozenset[bytes]) -> None:
-        """Match a line against the active signatures. Keep the line if all are to be tried at the end."""
+        """Match a line against the active signatures, and keep it if others must be tried later."""
         candidates = self._candidates_for(words)
         candidates.lines += 1
         if candidates.lines % CANDIDATE_REFRESH == 0:

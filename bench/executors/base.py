@@ -219,7 +219,7 @@ def settle_run_json(
 
 
 def _complete_environment(study: PlannedStudy, folder: RunFolder, outcome: Outcome) -> None:
-    """Write env.json for a run that started but left no env.json, from what is known without its ranks."""
+    """Write env.json for a run that started but left no env.json, without the values that only ranks know."""
     started = outcome.state in (RunState.COMPLETED, RunState.FAILED)
     if not started or outcome.failure_class is FailureClass.NEVER_STARTED or folder.env.is_file():
         return

@@ -217,7 +217,7 @@ def _server_command(env: Mapping[str, str], setup: Sequence[str]) -> list[str]:
     module = ["-m", "bench.workload.fork_server"]
     if not setup:
         return [sys.executable, *module]
-    # As in the cell's script, the cell's variables override those that the lines of cluster.setup export.
+    # As in the cell's script, the cell's variables override variables that cluster.setup exports.
     exports = [f"export {name}={shlex.quote(value)}" for name, value in env.items()]
     lines = ["set -e", *setup, "set +e", *exports, "exec python -m bench.workload.fork_server"]
     return ["bash", "-c", "\n".join(lines)]

@@ -41,7 +41,7 @@ from bench.study.run_json import update_run
 
 #: Seconds after the end of a job until its rows in sacct are considered complete.
 GRACE_S = 30.0
-#: This limit for end times that come from the clock of a node, which can be wrong.
+#: The limit in place of GRACE_S if the end time comes from the clock of a node, which can be wrong.
 NODE_CLOCK_GRACE_S = 120.0
 #: Seconds after the end of a job during which missing rows are looked up again in sacct.
 MISSING_FOR_S = 24 * 3600.0
@@ -50,8 +50,8 @@ INCOMPLETE = "has ended; its accounting in sacct is not complete yet"
 
 #: Number of runs that are processed before the speed of the file system is estimated.
 TRIAL_RUNS = 32
-#: If processing one run waits more often and longer than this, the file system is probably shared, and
-#: threads are used. On a busy machine with a local disk, processing waits as often, but not as long.
+#: If this thread waits more often and longer than this to process one run, the file system is probably
+#: shared, and threads are used. On a busy machine with a local disk, a thread waits as often, but shorter.
 WAITS_PER_RUN, WAITED_S_PER_RUN = 2, 0.004
 THREADS = 8
 
@@ -156,7 +156,7 @@ class Settlement:
             _await_accounting(record)
 
     def _settle_unaccounted(self, record: RunRecord) -> None:
-        """Add accounting to an attempt that was recorded without it, if sacct now has its rows."""
+        """Add sacct's values to an attempt that was recorded without them, if sacct now has its rows."""
         status = classify(self._rows_of(record))
         if status is None or not status.settled:
             return

@@ -387,7 +387,7 @@ class SlurmExecutor:
         return small, [run for run in runs if self._cells[run.run_id].nodes in too_large]
 
     def _lacks_nodes(self, cell_id: str, nodes: int) -> bool:
-        """Return True if a run on ``nodes`` nodes can only start on nodes that include unfit ones."""
+        """Return True if a run on ``nodes`` nodes can only start on nodes that include unfit nodes."""
         script = self.study.script(cell_id)
         if not self._is_refused(script, self._exclusion(script)):
             return False
@@ -557,7 +557,7 @@ def longest_limit_s(partitions: Mapping[str, Sequence[NodeGroup]]) -> int | None
 
 
 def too_many_nodes(partitions: Mapping[str, Sequence[NodeGroup]], nodes: int) -> str:
-    """Return why no partition can run a job on ``nodes`` nodes, or ``""`` if one can or none is known."""
+    """Return why no partition can run a job on ``nodes`` nodes, or ``""`` if there is no such reason."""
     reasons = []
     for name, groups in partitions.items():
         size, limit = sum(group.nodes for group in groups), groups[0].max_nodes

@@ -1,4 +1,4 @@
-"""Execute runs one after another on several hosts without Slurm, by starting torchrun on each over ssh.
+"""Execute runs one after another on several hosts without Slurm, by starting torchrun on each host over ssh.
 
 The ranks rendezvous at the first host. If the study's folder is on a file system that all hosts share, rank 0
 writes into it, as with Slurm. Otherwise each host writes to a local folder, and the host's files are copied
@@ -215,7 +215,7 @@ class SshExecutor(SerialExecutor):
         }
 
     def _endpoint(self, attempt: Attempt, group: HostGroup) -> str:
-        """Return the rendezvous endpoint: the first host's address and a free port on it."""
+        """Return the rendezvous endpoint: the first host's address and a free port on this host."""
         hosts = self._hosts_of(attempt.cell)
         first = group.connections[0]
         port = first.ready[1] if first.ready else ""
@@ -413,7 +413,7 @@ class Connection:
 
     @property
     def last_lines(self) -> str:
-        """Last lines of the remote command's standard error, or of ssh's own if the connection failed."""
+        """Last lines of the remote command's standard error, or ssh's messages if the connection failed."""
         return last_lines(self.stderr) or f"ssh ended with exit code {self._process.poll()}"
 
     def streams(self) -> dict[str, IO[bytes]]:

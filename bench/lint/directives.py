@@ -2,8 +2,8 @@
 
 sbatch stops at the first line that is neither blank nor a comment. It splits the text after
 ``#SBATCH`` at blanks (quotes group words, ``#`` starts a comment) and parses the words with
-getopt_long: unique prefixes of long names are allowed, nothing is expanded, and a later option
-overrides an earlier one. Checked against sbatch 22.05 (src/sbatch/opt.c, src/common/slurm_opt.c).
+getopt_long: unique prefixes of long names are allowed, nothing is expanded, and a later option overrides an
+earlier one. These rules were checked against sbatch 22.05 (src/sbatch/opt.c, src/common/slurm_opt.c).
 """
 
 from __future__ import annotations

@@ -112,13 +112,13 @@ class Unknowns:
         return iter(self._all)
 
     def of(self, text: str) -> list[Unknown]:
-        """Return the unknown expansions in ``text``, except those nested in other expansions."""
+        """Return the unknown expansions in ``text``, except expansions nested in other expansions."""
         if _OPEN not in text:
             return []
         return [self._all[int(number)] for number in MARK.findall(text) if int(number) < len(self._all)]
 
     def within(self, text: str, *, depth: int = 0) -> list[Unknown]:
-        """Return the unknown expansions in ``text``, including those nested in arithmetic and defaults."""
+        """Return the unknown expansions in ``text``, also expansions nested in arithmetic and defaults."""
         found = self.of(text)
         if depth < 6:
             found += [inner for one in found for inner in self.within(one.default or "", depth=depth + 1)]
@@ -139,7 +139,7 @@ class Environment:
     variables: dict[str, list[Assigned]] = field(default_factory=dict)
 
     def assign(self, assigned: Assigned) -> None:
-        """Record an assignment. An unconditional assignment replaces all earlier ones of its variable."""
+        """Record an assignment; if it is unconditional, it replaces the variable's earlier assignments."""
         history = self.variables.setdefault(assigned.name, [])
         exported = assigned.exported or any(earlier.exported for earlier in history)
         if exported:

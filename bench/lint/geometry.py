@@ -47,7 +47,7 @@ class Geometry:
         return next((self.options[name].line for name in names if name in self.options), None)
 
     def number(self, name: str) -> int | None:
-        """Return an option's value as a whole number, or None if it is not one."""
+        """Return an option's value as a whole number, or None if it is not a whole number."""
         return whole_number(self.value(name))
 
     @cached_property

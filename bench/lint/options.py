@@ -47,7 +47,7 @@ def is_placeholder(value: str) -> bool:
 
 
 def whole_number(value: str | None) -> int | None:
-    """Return ``value`` as a whole number, or None if it is not one."""
+    """Return ``value`` as a whole number, or None if it is not a whole number."""
     if value is not None and value.isascii() and value.isdecimal() and len(value) < 10:
         return int(value)
     return None

@@ -163,13 +163,13 @@ class ShellState:
         self.expander.in_task = place.task is not None
 
     def use(self, environment: Environment) -> Environment:
-        """Replace the current environment and return the previous one."""
+        """Replace the current environment and return the previous environment."""
         previous = self.environment
         self.environment = self.expander.environment = environment
         return previous
 
     def environment_of_tasks(self, prefix: dict[str, Value]) -> Environment:
-        """Return the environment of a child process: exported variables and those in ``prefix``."""
+        """Return the environment of a child process: exported variables and the variables in ``prefix``."""
         inside = Environment()
         for name, history in self.environment.variables.items():
             if self.environment.exported(name):
@@ -257,7 +257,7 @@ class ShellState:
             for number, value in enumerate(values, start=1):
                 variables[str(number)] = [Assigned(str(number), value.line, value)]
                 if MARK.fullmatch(value.text):
-                    break  # possibly several words, so the numbers of the following ones are unknown
+                    break  # possibly several words, so the numbers of the following parameters are unknown
         return before
 
     def _shift(self, words: list[str]) -> None:

@@ -189,7 +189,7 @@ def binding_warnings(matrix: Matrix, document: Document, cells: Sequence[Cell]) 
 
 
 def _place_of(key: str, matrix: Matrix) -> Place:
-    """Return the place of a key of srun, or of the word of srun_options that sets it."""
+    """Return the place that sets a key of srun: the key itself, or a word of srun_options."""
     for i, word in enumerate(matrix.cluster.srun_options):
         found = key_of_word(word)
         if found is not None and found[0] == key and getattr(matrix.cluster, key) is None:
@@ -373,7 +373,7 @@ _MODELS_OF_OPTION = {
 
 
 def plan_warnings(matrix: Matrix, document: Document, cells: Sequence[Cell]) -> list[str]:
-    """Return warnings about questions that the study cannot answer, and about surprising settings."""
+    """Return warnings about unanswerable questions, surprising settings, and settings without effect."""
     return [
         *_missing_answers(matrix, cells),
         *_surprising_settings(matrix, document, cells),

@@ -248,7 +248,7 @@ def find_site(named: str | None = None) -> Path | None:
     ``$XDG_CONFIG_HOME`` (default ``~/.config``).
 
     Raises:
-        BenchError: the named file does not exist, or the user's own is not accessible.
+        BenchError: the named file does not exist, or the user's own site file is not accessible.
     """
     name = os.environ.get(SITE_VARIABLE) if named is None else named
     if name is not None:

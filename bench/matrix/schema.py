@@ -256,7 +256,7 @@ class Workload(WorkloadOptions):
     """The source of a command's metrics: recorder, none, csv, jsonl or output."""
 
     def resolved(self) -> dict[str, Any]:
-        """Return the workload options for a cell, including the command and its metrics if it is set."""
+        """Return the workload options for a cell, including the command and its metrics, if any."""
         own = {name: getattr(self, name) for name in WorkloadOptions.model_fields}
         return own if self.command is None else own | self.command_options(self.command)
 

@@ -56,9 +56,9 @@ class Conditions:
     def stop(self, *, samples: float | None, sync_passes: int | None) -> dict[str, Any]:
         """End the window, take a second sample, and return this rank's part of conditions.json.
 
-        ``start`` and ``end`` are the times of the samples, which enclose the window. ``samples`` and
-        ``sync_passes`` are the numbers of samples that the rank trained on, and of its backward passes that
-        synchronised gradients, or None if unknown.
+        ``start`` and ``end`` are the times of the samples, which enclose the window. ``samples`` is the
+        number of samples that the rank trained on, and ``sync_passes`` the number of its backward passes
+        that synchronised gradients. Both are None if unknown.
         """
         counters, ended = self._read_counters(), utc_now()
         clocks = self._read_clocks()
@@ -88,7 +88,7 @@ class Conditions:
         }
 
     def _read_counters(self) -> dict[str, float | None]:
-        """Return the rank's counters of collectives, compilations and retries so far, or None if unknown."""
+        """Return the rank's counters of collectives, compilations and allocation retries, None if unknown."""
         compiled = compilations()
         retries = None
         if self._device.type == "cuda":

@@ -471,7 +471,7 @@ class ProcessTable:
             os.close(descriptor)
 
     def _machine_ns(self) -> int | None:
-        """Return the time of all processors in user and system mode; None inside of a container."""
+        """Return the time of all processors in user and system mode, or None inside a container."""
         try:
             if str(Path(self._proc, "self/ns/pid").readlink()) != _FIRST_NAMESPACE:
                 return None
@@ -497,10 +497,11 @@ def _parse_stat(content: bytes, *, own_ns: int | None) -> Process:
 
 
 class Job:
-    """Recognises the processes of the job that ``pid`` belongs to.
+    """Recognise the processes of the job that ``pid`` belongs to.
 
-    These are the tree of the launcher, the processes in the job's cgroup (Slurm's ``job_ID``), and those with
-    the job's id in their environment. If no launcher started ``pid``, its own tree replaces the launcher's.
+    These are the tree of the launcher, the processes in the job's cgroup (Slurm's ``job_ID``), and the
+    processes with the job's id in their environment. If no launcher started ``pid``, the tree of ``pid``
+    replaces the launcher's tree.
     """
 
     def __init__(self, table: ProcessTable, env: Mapping[str, str], *, pid: int | None = None) -> None:
@@ -559,8 +560,8 @@ def ancestors(pid: int, processes: Mapping[int, Process]) -> list[int]:
 def foreign_cpu_s(before: Snapshot, after: Snapshot, job: Job) -> float | None:
     """Return the CPU time in seconds of processes outside of the job between two snapshots.
 
-    If not all processes are visible, the result is the machine's CPU time without the job's; it then includes
-    kernel threads. The result is None if the machine's time is unknown, too.
+    If not all processes are visible, the result is the CPU time of the machine minus that of the job, which
+    includes kernel threads. The result is None if the machine's time is unknown, too.
     """
     processes = after.processes
     used = _used_ns(before.processes, processes)
@@ -582,8 +583,8 @@ def foreign_cpu_s(before: Snapshot, after: Snapshot, job: Job) -> float | None:
 def _used_ns(before: Mapping[int, Process], after: Mapping[int, Process]) -> dict[int, tuple[int, int]]:
     """Return the CPU time of each process and of its ended children; idle processes are left out.
 
-    A child's whole time is added to its parent's when the parent waits for it. The part before the first
-    snapshot is subtracted.
+    A child's whole time is added to the parent's time when the parent waits for the child. The part before
+    the first snapshot is subtracted.
     """
     earlier = _ns_of_ended(before, after)
     used = {}

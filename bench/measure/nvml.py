@@ -217,7 +217,7 @@ def _thousandth(value: int | None) -> float | None:
 
 
 def _temperature(gpu: Gpu | None) -> int | None:
-    # CUDA 14 removes the older name; drivers before 2024 lack the newer one.
+    # CUDA 14 removes the older name; drivers before 2024 lack the newer name.
     old = _read(gpu, "nvmlDeviceGetTemperature", _TEMPERATURE_GPU)
     return old if old is not None else _read(gpu, "nvmlDeviceGetTemperatureV", _TEMPERATURE_GPU)
 

@@ -18,7 +18,7 @@ from bench.measure.exchange import Collectives
 #: Fraction of a message that is sent untimed first, and its minimum size in bytes. Connections then reach
 #: full speed, and traffic shapers use up their credit of some 100 KiB.
 _UNTIMED_PART, _MIN_UNTIMED = 8, 2**19
-#: Least size of a message whose size is computed from the rate, so that a shaper's credit does not matter.
+#: Minimum size of a message whose size is computed from the rate. A shaper's credit then does not matter.
 _MIN_BYTES = 2**20
 _HELLO_WORDS = 8
 

@@ -319,10 +319,10 @@ class Window:
     """One rank's throughput window and the attribution window after it.
 
     ``step_s`` and ``samples`` have one entry per step of the throughput window. ``parts`` has one entry per
-    step of the attribution window, or None for a step that is left out. ``loss`` is the mean of the known
-    losses. ``stable`` is true if the step time was stable after the warm-up. ``clock_jumps`` is the number of
-    steps of the attribution window during which the wall clock was set. ``window_s`` is the duration of the
-    throughput window; None means the sum of its steps. ``conditions`` is the result of
+    step of the attribution window, which is None for a step that is left out. ``loss`` is the mean of the
+    known losses. ``stable`` is true if the step time was stable after the warm-up. ``clock_jumps`` is the
+    number of steps of the attribution window during which the wall clock was set. ``window_s`` is the
+    duration of the throughput window; None means the sum of its steps. ``conditions`` is the result of
     :meth:`bench.measure.conditions.Conditions.stop`.
     """
 

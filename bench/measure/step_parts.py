@@ -85,7 +85,7 @@ _SECONDS_PER_TICK = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class BackwardReading:
-    """One rank's backward pass: the time of the computation, and of the wait for communication after it (s).
+    """The times (s) of one rank's backward pass: the computation, and the wait for communication after it.
 
     ``began_ns`` is the wall-clock time at which DDP's logger starts backward, which is also the end of
     forward.

@@ -119,7 +119,7 @@ def count_collectives() -> int | None:
 def compilations() -> tuple[int, float] | None:
     """Return the number of frames that torch.compile has compiled so far, and the seconds that this took.
 
-    None if these values are unknown. The names of the metric differ between releases of torch.
+    The result is None if these values are unknown. The names of the metric differ between releases of torch.
     """
     dynamo = sys.modules.get("torch._dynamo.utils")
     if dynamo is None:
@@ -148,7 +148,7 @@ def end_loader_workers(batches: object) -> None:
 
 def import_dynamo() -> None:
     """Import the module that DDP imports when it is created, so that forked processes share this module."""
-    gc.disable()  # collections would take a quarter of the time, and an import leaves little garbage
+    gc.disable()  # garbage collection would take a quarter of the time, and an import leaves little garbage
     try:
         with suppress(ImportError):
             import torch._dynamo  # noqa: F401

@@ -242,7 +242,7 @@ def _total(values: Iterable[float | None]) -> float | None:
 
 #: Time for which rank 0 waits for nodes that have not joined.
 JOIN_S = 60.0
-#: The first exchanges, which show how much to send in the later ones.
+#: The first exchanges, which show how much to send in later exchanges.
 FIRST_BYTES = 4 * 2**20
 MAX_BYTES = 256 * 2**20
 
@@ -303,7 +303,7 @@ class Meeting:
         self._store.set(f"result/{self._tasks}/{self.rank}", json.dumps(result))
 
     def results(self, *, timeout_s: float) -> list[Any | None]:
-        """Return the results of the current task by node, or None for a node that posted none (rank 0)."""
+        """Return each node's result of the current task, or None if it is missing; called on rank 0."""
         keys = [f"result/{self._tasks}/{rank}" for rank in self.ranks]
         try:
             self._store.wait(keys, timedelta(seconds=timeout_s))
@@ -415,7 +415,7 @@ class Coordinator:
         return {"schema": 1, "job_id": os.environ.get("SLURM_JOB_ID"), "time": moment, **verdict}
 
     def _perform(self, kind: str, task: dict[str, Any]) -> list[Any | None]:
-        """Let all nodes perform a task; return their values, None for those that failed."""
+        """Let all nodes perform a task; return their values, with None for nodes that failed."""
         self._meeting.announce({"kind": kind, **task})
         self._node.perform(self._meeting.next_task(timeout_s=1))
         found = self._meeting.results(timeout_s=max(5.0, min(90.0, self._left_s)))
@@ -425,7 +425,7 @@ class Coordinator:
         return [None if result is None else result.get("values") for result in found]
 
     def _add(self, kind: str, task: dict[str, Any]) -> None:
-        """Perform a task that measures checks; add its values to the measured ones, and write them all."""
+        """Perform a task that measures checks, add its values to earlier values, and write all values."""
         found = self._perform(kind, task)
         for check in (*RATES, *FAULTS):
             values = [None if one is None else one.get(check) for one in found]

@@ -89,7 +89,7 @@ def _spread(length: int, limit: int) -> list[int]:
 
 
 def _step(halves: Iterable[tuple[list[int], list[int]]], shift: int) -> Step:
-    """Pair each node of a left half with one of the right half; with odd sizes, some have no partner."""
+    """Pair each node of a left half with a node of the right half; with odd sizes, some have no partner."""
     step = []
     for left, right in halves:
         if shift < len(left):
@@ -100,7 +100,7 @@ def _step(halves: Iterable[tuple[list[int], list[int]]], shift: int) -> Step:
 
 @dataclass(frozen=True)
 class Rates:
-    """Rates of pairs in bytes/s; ``again`` contains those that were measured once more."""
+    """Rates of pairs in bytes/s; ``again`` contains the rates of pairs that were measured again."""
 
     nodes: int
     first: Mapping[Pair, float]
@@ -120,7 +120,7 @@ class Rates:
         return [max((rate for rate in pair if rate is not None), default=None) for pair in both]
 
     def _with_best_partners(self, rates: Mapping[Pair, float]) -> list[float | None]:
-        """Return the upper quartile of each node's rates: high if a quarter of its partners is fast."""
+        """Return the upper quartile of each node's rates. It is high if a quarter of the partners is fast."""
         by_node: list[list[float]] = [[] for _ in range(self.nodes)]
         for (a, b), rate in rates.items():
             by_node[a].append(rate)
@@ -132,7 +132,7 @@ class Rates:
 class Verdict:
     """Rates of the nodes, their median, the slow nodes, and the slow links between other nodes.
 
-    Everything is None or empty for fewer than three nodes: of two nodes, either could be the slow one.
+    Everything is None or empty for fewer than three nodes: of two nodes, either could be slow.
     """
 
     rates: list[float | None]
@@ -319,7 +319,7 @@ def assess(measured: Measured, *, threshold: float) -> dict[str, Any]:
 
 
 def _best(passes: Sequence[Values]) -> tuple[Values, float | None]:
-    """Return the values of the pass with the highest median, which was disturbed least, and that median."""
+    """Return the values and the median of the pass with the highest median, which was disturbed least."""
     best = max(passes, key=lambda values: _median(values) or 0.0)
     return best, _median(best)
 

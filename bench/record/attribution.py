@@ -127,13 +127,12 @@ class Attribution:
         self._is_suspended = False
         self._observed.add("backward_s")
         if self._ddp is not None and self._ddp.require_backward_grad_sync:
-            # With two forward passes before a backward pass, the logger counts from the end of the second.
+            # With two forward passes before a backward pass, the logger counts from the second one's end.
             self._timer.start_ddp_backward(again=self._expects_backward)
             self._awaits_reading = self._expects_backward = True
         else:
             self._timer.begin("backward")
-        # DDP queues its callback, which waits for communication, later. This module's callback must run after
-        # it.
+        # DDP later queues its callback, which waits for communication. This callback must run after DDP's.
         tensor.register_hook(  # type: ignore[no-untyped-call]
             lambda _: at_end(lambda: at_end(self._backward_ended))
         )

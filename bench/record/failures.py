@@ -193,7 +193,7 @@ class HangWatch:
         self._deadline_s = None if deadline_s is None else deadline_s - 2 * INTERVAL_S
         self._has_warned = False
         self._stop = threading.Event()
-        #: The description of the current stall, or None while the loop moves.
+        #: The description of the current stall, or None while the loop makes progress.
         self.reason: str | None = None
         threading.Thread(target=self._run, name="bench-hang-watch", daemon=True).start()
 
@@ -214,7 +214,7 @@ class HangWatch:
         if is_moving:
             self._moved_at = time.monotonic()
             if self._has_warned:
-                self._patience_s *= 2  # this was not a stall: the training was only slow
+                self._patience_s *= 2  # the training was only slow
             self.reason, self._has_warned = None, False
             self._last_states.clear()
         where = "" if is_moving else line_of(self._thread)
@@ -224,7 +224,7 @@ class HangWatch:
             self._stop.set()  # the store is lost, so no rank can read the state
 
     def _check(self) -> None:
-        """If this rank has not moved for a long time, find the ranks that the others wait for."""
+        """If this rank has made no progress for a long time, find the ranks that the others wait for."""
         idle_s = time.monotonic() - self._moved_at
         if idle_s < self._patience_s - _MAX_MISSED * INTERVAL_S:
             return
@@ -343,9 +343,9 @@ class SigtermHandler:
     """Call ``callback`` once on SIGTERM (sent by time limits and scancel), even if a collective hangs.
 
     Python cannot run signal handlers while a collective hangs in C++. However, Python's C code still writes
-    the signal's number to the wake-up descriptor (:func:`signal.set_wakeup_fd`). A thread reads it, calls
-    ``callback``, and then lets SIGTERM end the process. If the program has its own handler for SIGTERM, that
-    handler is kept and decides whether the process ends.
+    the signal's number to the wake-up descriptor (:func:`signal.set_wakeup_fd`). A thread reads the number,
+    calls ``callback``, and then lets SIGTERM end the process. If the program has its own handler for
+    SIGTERM, that handler is kept and decides whether the process ends.
 
     The class has no effect outside of the main thread, or if the program already uses a wake-up descriptor.
     """

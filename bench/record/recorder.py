@@ -59,8 +59,7 @@ class Recorder:
             the end), as in the matrix. Environment variables set by the harness take precedence.
 
     Raises:
-        RecorderError: a length is invalid. Raised at the first step if several processes run without a
-            process group.
+        RecorderError: a length is invalid, or several processes begin a step without a process group.
     """
 
     def __init__(

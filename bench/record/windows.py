@@ -40,7 +40,7 @@ from bench.record.attribution import Attribution
 from bench.record.session import Lengths, Session
 from bench.study.run_json import SampledStep, SlowCall
 
-#: Number of calls per part that are kept; these are the slowest ones.
+#: Number of calls that are kept for each part: the slowest calls.
 _KEPT = 5
 #: Code objects (by qualified name) during which the timers of a step run, and the name of their part.
 _PARTS = {
@@ -158,7 +158,7 @@ class StepSampler:
 
 
 class _Call:
-    """An open call. ``inner_s`` is the time of other calls from the user's code within it."""
+    """A call that has not returned. ``inner_s`` is the time of other calls from the user's code within it."""
 
     __slots__ = ("began", "frame", "inner_s", "is_builtin", "key")
 

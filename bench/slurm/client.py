@@ -49,13 +49,13 @@ _LOCATION_REMEDY = (
 
 #: Variables that filter or reformat the output of queries.
 _QUERY_VARIABLES = re.compile(r"(?:SQUEUE|SACCT|SINFO|SCANCEL)_\w+|SLURM_TIME_FORMAT")
-#: The only SLURM_* variables passed on to sbatch. All others describe a job that `bench` itself may
-#: run in and would leak into the new job: an inherited SLURM_MEM_PER_CPU makes its srun fail.
+#: The only SLURM_* variables passed on to sbatch. All others describe a job in which `bench` itself may run,
+#: and would leak into the new job. For example, srun fails with an inherited SLURM_MEM_PER_CPU.
 _SUBMISSION_VARIABLES = {"SLURM_CONF", "SLURM_CLUSTERS"}
 
 
 class SlurmError(BenchError):
-    """A Slurm command failed. ``output`` is the text that it printed, one line per message."""
+    """A Slurm command failed. ``output`` is the text that the command printed, one line per message."""
 
     def __init__(self, command: str, output: str, *, remedy: str = "") -> None:
         super().__init__(f"{command}: {output}", remedy=remedy)
@@ -64,7 +64,7 @@ class SlurmError(BenchError):
 
 
 class SlurmUnavailableError(SlurmError):
-    """Slurm or its accounting is unreachable. Callers fall back or retry."""
+    """Slurm or its accounting is unreachable. Callers retry, or use other sources."""
 
     exit_code = 1
 

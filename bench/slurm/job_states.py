@@ -26,7 +26,7 @@ from bench.study.ledger import FailureClass, RunState
 
 @dataclass(frozen=True)
 class _Obstacle:
-    """Reasons (a regular expression) that do not end by themselves, with their meaning and remedy."""
+    """Reasons (a regular expression) that last until somebody acts, with their meaning and remedy."""
 
     reasons: str
     meaning: str
@@ -301,7 +301,7 @@ class JobStatus:
         restarts: number of times Slurm requeued the job; its output files then mix several attempts.
         stuck: whether a queued job cannot start until a person acts.
         settled: whether accounting of an ended job is complete. Rows arrive one by one over
-            some seconds, and the last one may contain the cause of a failure.
+            some seconds, and the last row may contain the cause of a failure.
     """
 
     state: RunState
@@ -498,7 +498,7 @@ def _name(step: AccountingRow) -> str:
 
 
 def _signal(job: AccountingRow, steps: Sequence[AccountingRow]) -> int | None:
-    """Return the signal that ended the script, else one that ended a step if no rank exited with an error."""
+    """Return the signal that ended the script, or that ended a step if no rank exited with an error."""
     ranks = [] if _worst_rank(job, steps) else [step.signal for step in steps if not step.exit_code]
     for number in [job.signal, *ranks]:
         if number and number not in (_OOM_MARK, _NO_OUTPUT_MARK):

@@ -100,7 +100,7 @@ UNREACHABLE = (
 #: squeue and scancel: the job has ended, and the controller may have forgotten it.
 NO_SUCH_JOB = (Wording(r"Invalid job id specified|Job/step already completing or completed", _EVERY),)
 #: ``sbatch --test-only``: the job can never run, or its nodes are down or drained. Without --test-only,
-#: sbatch accepts both kinds, and the jobs wait. Some sites reject the first.
+#: sbatch accepts both kinds, and the jobs wait. Some sites reject the first kind.
 NOT_NOW = (Wording(r"Requested node configuration is not available|Required node not available", _EVERY),)
 #: sacct: the cluster has no accounting.
 NO_ACCOUNTING = (Wording(r"Slurm accounting storage is disabled", _EVERY),)

@@ -205,7 +205,7 @@ def parse_limit_s(text: str) -> int | None:
 
 
 def parse_exit(text: str) -> tuple[int | None, int | None]:
-    """Parse ``1:0`` as exit code and signal; return (None, None) if there is none yet."""
+    """Parse ``1:0`` as exit code and signal; return (None, None) if there is no code yet."""
     code, _, signal = text.strip().partition(":")
     return (int(code) if code.isdigit() else None, int(signal) if signal.isdigit() else None)
 

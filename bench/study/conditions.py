@@ -1,9 +1,10 @@
 """Read conditions.json, and find what disturbed a run from outside its job.
 
 A run is disturbed by another job (or another run of the study) on its nodes, by the CPU time of foreign
-processes, by a slowdown that a GPU's hardware or temperature causes, and by errors of the network link. All
-other conditions are recorded and shown, but they never disturb a run: they can be effects of the run itself.
-The run's step times are never used, because excluding slow runs would make results look better than they are.
+processes (processes outside of the job), by a slowdown that a GPU's hardware or temperature causes, and by
+errors of the network link. All other conditions are recorded and shown, but they never disturb a run: they
+can be effects of the run itself. The run's step times are never used, because excluding slow runs would make
+results look better than they are.
 """
 
 from __future__ import annotations
@@ -360,7 +361,7 @@ def _slowdowns(clocks: Any) -> Iterator[str]:
 
 
 def _thermal_s(clocks: Any) -> float:
-    """Return the seconds of the window in which the GPU's temperature lowered its clocks, 0 if unknown."""
+    """Return the seconds of the window in which the GPU's temperature lowered its clocks, or 0 if unknown."""
     samples = clocks if isinstance(clocks, dict) else {}
     before, after = ((samples.get(name) or {}).get("thermal_s") for name in ("before", "after"))
     return after - before if isinstance(before, int | float) and isinstance(after, int | float) else 0.0

@@ -178,5 +178,5 @@ def studies(root: Path) -> Iterator[StudyFolder]:
 
 
 def latest_first(root: Path) -> list[StudyFolder]:
-    """Return the studies in ``root``, the most recently planned one first."""
+    """Return the studies in ``root``, the most recently planned study first."""
     return sorted(studies(root), key=lambda study: study.plan_json.stat().st_mtime_ns, reverse=True)

@@ -116,7 +116,7 @@ def script_warning(run: Mapping[str, Any], found: str | None) -> str:
 
 
 def script_sha256(run: Mapping[str, Any], folder: str | Path) -> str | None:
-    """Return the present SHA-256 of the script of a run's command, or None without a readable script.
+    """Return the current SHA-256 of the script of a run's command, or None without a readable script.
 
     ``folder`` is the folder in which the command is executed.
     """

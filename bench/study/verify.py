@@ -1,7 +1,7 @@
 """Verify that a run was executed as planned.
 
-Each check compares a recorded value with the expected one. A run passes if no check fails. A check of a value
-that was not measured neither passes nor fails.
+Each check compares a recorded value with the expected value. A run passes if no check fails. A check of a
+value that was not measured neither passes nor fails.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ def _script_check(env: Any, command: Any) -> Iterator[Check]:
 
 
 def _transport_check(transport: Any, cell: dict[str, Any]) -> Iterator[Check]:
-    """Compare the network that carried the gradients with the requested one, if env.json names it."""
+    """Compare the network that carried the gradients with the requested network, if env.json names it."""
     if not isinstance(transport, dict):
         return
     interface, network = transport.get("interface"), transport.get("network")

@@ -337,7 +337,7 @@ class TrafficSignal:
         self._phases = (torch.rand((sensors, 1), generator=source) * 2 * math.pi).to(device)
 
     def draw(self, samples: int, generator: torch.Generator) -> Batch:
-        """Return past readings [samples, sensors, history] and future ones [samples, sensors, horizon]."""
+        """Return past and future readings: [samples, sensors, history] and [samples, sensors, horizon]."""
         device = generator.device
         begin = torch.rand((samples, 1, 1), generator=generator, device=device) * _SAMPLES_PER_DAY
         angle = (begin + self._time) * (2 * math.pi / _SAMPLES_PER_DAY) + self._phases

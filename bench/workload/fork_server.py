@@ -53,7 +53,7 @@ def serve() -> int:
 
 
 class _LineReader:
-    """Reads lines from a pipe without buffering, so that ``select`` works for the next line."""
+    """Read lines from a pipe without buffering, so that ``select`` works for the next line."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor

@@ -227,7 +227,7 @@ class DecoderShape:
 def decoder_shape(parameters: int, *, vocabulary: int | None = None) -> DecoderShape:
     """Choose the dimensions of a decoder with about ``parameters`` parameters.
 
-    Among shapes within 5 % of that size, the one with the most usual ratio of width to layers is returned.
+    Among shapes within 5 % of that size, the shape with the most usual ratio of width to layers is returned.
 
     Args:
         parameters: the wanted number of parameters, at least 1,000. The result differs by at most 10 %.
@@ -335,7 +335,7 @@ _SENSOR_WIDTH, _SENSOR_BLOCKS, _RELATION = 64, 4, 10
 
 
 class SensorBlock(nn.Module):
-    """A residual block that combines the features of a sensor with those of related sensors.
+    """A residual block that combines the features of a sensor with the features of related sensors.
 
     The relations between sensors are learned, as in Graph WaveNet (Wu et al., 2019).
     """

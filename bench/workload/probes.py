@@ -225,7 +225,7 @@ class Probes:
 
         Returns:
             The time per step (s) during which at least one bucket was being reduced: the median over timed
-            steps, averaged over ranks. None if it was not measured.
+            steps, averaged over ranks. The result is None if it was not measured.
         """
         if not self._options.probe_steps and not self._options.sweep_time:
             return None

@@ -241,7 +241,7 @@ def _build(session: Session, collectives: Collectives) -> tuple[Feed, Distribute
         feed = open_feed(request.options, request.per_gpu_batch, shard)
         _check_memory(session, feed)
         if request.options.compile and request.options.bucket_cap_mb < 1:
-            # torch splits compiled graphs at the buckets, and assumes 1 MiB for the first one.
+            # torch splits compiled graphs at the buckets, and assumes 1 MiB for the first bucket.
             raise SetupError("--compile true needs --bucket-cap-mb of 1 or more")
         task = build_task(request.options, feed.shape).to(session.device)
     except SetupError as error:

@@ -84,13 +84,13 @@ def gpu_per_task_isolation(script: Script) -> Iterator[Remark]:
 
 
 def _tasks(geometry: Geometry) -> int:
-    """Return the number of tasks on a node. If the number of nodes is unknown, assume one."""
+    """Return the number of tasks on a node. If the number of nodes is unknown, assume one node."""
     ntasks = geometry.number("ntasks")
     return ntasks if geometry.nodes is None and ntasks else geometry.tasks_on_a_node
 
 
 def _line_that_asks_for_another_gpu(script: Script, step: Step, seen: int) -> int | None:
-    """Return the line that shows that the program selects a GPU that its task does not see, or None."""
+    """Return the line in which the program selects a GPU that is hidden from its task, or None."""
     for name, value in script.options_of_program(step.launch):
         number = script.number(value, script.geometry(step))
         if name in ("trainer.devices", "trainer.gpus") and number and number > seen:

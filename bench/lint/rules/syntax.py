@@ -223,7 +223,7 @@ def _is_string(lines: Sequence[str], counts: Sequence[int], first: int, last: in
 
 
 def _count_quotes(line: str, kind: str) -> int:
-    """Count the quotes of one kind, except escaped ones and those in comments or other quotes."""
+    """Count the quotes of one kind, except escaped quotes and quotes in comments or in other quotes."""
     count, other, index = 0, "", 0
     text = line[:20_000]
     while index < len(text):
