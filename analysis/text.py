@@ -56,7 +56,7 @@ def number(value: float | None, *, digits: int = 4) -> str:
 
 
 def whole(value: float | None) -> str:
-    """Format a count such as a batch: two decimals if it is not whole, else none; a dash if unknown."""
+    """Format a count such as a batch: no decimals if it is whole, otherwise two; a dash if unknown."""
     if not known(value):
         return MISSING
     return f"{value:,.0f}" if value == round(value) else f"{value:,.2f}"

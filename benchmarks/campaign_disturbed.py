@@ -2,7 +2,7 @@
 
     python benchmarks/campaign_disturbed.py [--draws N] [--studies N] [--seed N] [PART ...]
 
-Needs root to start a test cluster. The parts are:
+The script needs root to start a test cluster. The parts are:
 
 ``overlap``: runs and foreign jobs that share nodes. The jobs that disturb each run are compared with those
 that sacct shows, and the runs in the results with the undisturbed ones. With ``exclusive: true``, no run is
@@ -13,8 +13,8 @@ not of the job uses a fifth to all of a core of one node. The run, the node and 
 
 ``healthy``: studies of nine runs of this training that nothing disturbs.
 
-Exits with 1 if an overlap is missed or invented, if fewer than 37 of 40 foreign processes are found, or if
-more than 2 of 108 healthy runs are called disturbed (in proportion, for other numbers).
+The script exits with 1 if an overlap is missed or invented, if fewer than 37 of 40 foreign processes are
+found, or if more than 2 of 108 healthy runs are called disturbed (in proportion, for other numbers).
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ def overlaps_in_sacct(cluster: Cluster, ours: Sequence[str]) -> dict[str, set[st
 
 
 def wrong_cells(study: Study, disturbed: dict[str, bool]) -> list[str]:
-    """Return a text for each cell whose results use other runs than the undisturbed ones (or all)."""
+    """Return a text for each cell that does not use its undisturbed runs (or all, if all are disturbed)."""
     done = study.bench("report", "STUDY")
     assert done.returncode == 0, done.stderr
     marks: dict[str, list[bool]] = {}
@@ -217,7 +217,8 @@ def sleeping_study(
 def burning(cluster: Cluster, node: str, load: float) -> Iterator[list[float]]:
     """Use a fraction ``load`` of a core of a node, in a process that is not of any job.
 
-    After the block, the yielded list contains its CPU time in seconds: a busy machine may give less.
+    After the block, the yielded list contains the CPU time of the process in seconds. A busy machine may give
+    less.
     """
     command = cluster.command_on_node(node, [sys.executable, "-c", BURNER, str(load)], cwd=Path("/"))
     used: list[float] = []
@@ -231,7 +232,7 @@ def burning(cluster: Cluster, node: str, load: float) -> Iterator[list[float]]:
 
 @dataclass(frozen=True)
 class Draw:
-    """One draw of the part ``foreign``: was the disturbed run found, and how many other runs were blamed?"""
+    """One draw of the part ``foreign``: the disturbed run was found; the number of other runs blamed."""
 
     found: bool
     false: int
@@ -319,8 +320,8 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"only these parts: {', '.join(PARTS)}")
-    parser.add_argument("--draws", type=int, default=OF_DRAWS, help="foreign processes")
-    parser.add_argument("--studies", type=int, default=OF_STUDIES, help="healthy studies")
+    parser.add_argument("--draws", type=int, default=OF_DRAWS, help="number of foreign processes")
+    parser.add_argument("--studies", type=int, default=OF_STUDIES, help="number of healthy studies")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     parts = given.parts or PARTS

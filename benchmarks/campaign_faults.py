@@ -2,10 +2,10 @@
 
     python benchmarks/campaign_faults.py [--slurm SUITE|RELEASE] [FAULT ...]
 
-Needs root to start a test cluster. The faults take longer than in the tests: runs reach real time limits,
-Slurm itself detects the loss of a node, and the controller is down for half a minute. Prints one line per
-fault with the state, failure class and reason that `bench status` reports. Exits with 1 if one of the three
-commands reports anything unexpected, or if a job is missing or exists twice.
+The script needs root to start a test cluster. The faults take longer than in the tests: runs reach real time
+limits, Slurm itself detects the loss of a node, and the controller is down for half a minute. The script
+prints one line per fault with the state, failure class and reason that `bench status` reports. It exits with
+1 if one of the three commands reports anything unexpected, or if a job is missing or exists twice.
 """
 
 from __future__ import annotations

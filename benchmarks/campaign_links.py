@@ -2,10 +2,11 @@
 
     python benchmarks/campaign_links.py [--draws N] [--seed N] [--lowest MBIT] [--highest MBIT]
 
-Needs root to start a test cluster. Each draw limits the link of every node to a rate drawn at random, and
-runs a matrix of 1, 2 and 4 nodes with 1 and 2 ranks each, without any setting that protects the runs from one
-another. The script prints the smallest and largest ratio of bus bandwidth to rate over messages of at least
-4 MB, for each size on several nodes. It exits with 1 if a run fails or if a ratio is not between 0.88 and 1.
+The script needs root to start a test cluster. Each draw limits the link of every node to a rate drawn at
+random, and runs a matrix of 1, 2 and 4 nodes with 1 and 2 ranks each, without any setting that protects the
+runs from one another. It prints the smallest and largest ratio of bus bandwidth to rate over messages of at
+least 4 MB, for each size on several nodes. It exits with 1 if a run fails or if a ratio is not between 0.88
+and 1.
 """
 
 from __future__ import annotations

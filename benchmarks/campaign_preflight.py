@@ -1,9 +1,9 @@
 """Check that `bench preflight` finds bad nodes on the test cluster, and bad nodes and links in simulations.
 
-Needs root to start a test cluster, with control groups of version 1. All nodes have a quota of 20 % of a
-core and a link of 283 Mbit/s; a bad node has 16 % or 226 Mbit/s, drawn at random. Simulated nodes and links
-have 80 % of the normal rate when they are bad; the rates of healthy nodes, and each measurement, vary by 2
-% (standard deviation). Exits with 1 if a limit is exceeded: of 30 cases, at least 28 must be
+The script needs root to start a test cluster, with control groups of version 1. All nodes have a quota of 20
+% of a core and a link of 283 Mbit/s; a bad node has 16 % or 226 Mbit/s, drawn at random. Simulated nodes and
+links have 80 % of the normal rate when they are bad; the rates of healthy nodes, and each measurement, vary
+by 2 % (standard deviation). The script exits with 1 if a limit is exceeded: of 30 cases, at least 28 must be
 found, and at most one may blame a healthy node.
 """
 
@@ -109,7 +109,7 @@ class Simulation:
         self._noise = [dice.gauss(1, NOISE) for _ in range(1_000_003)]
 
     def case(self, nodes: int, kind: str) -> tuple[bool, bool, bool]:
-        """Return whether the fault was found, something healthy blamed, and the number of rounds too high."""
+        """Return three flags: fault found, something healthy blamed, too many rounds."""
         dice = self._dice
         speeds = [dice.gauss(1, NOISE) for _ in range(nodes)]
         bad = set(dice.sample(range(nodes), {"node": 1, "two nodes": 2}.get(kind, 0)))
@@ -168,9 +168,9 @@ def simulate(draws: int, dice: random.Random) -> bool:
 def main() -> int:
     """Run the campaign."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--draws", type=int, default=30, help="on 4 nodes with one bad node")
-    parser.add_argument("--two", type=int, default=10, help="on 4 nodes with two bad nodes")
-    parser.add_argument("--eight", type=int, default=10, help="on 8 nodes with one bad node")
+    parser.add_argument("--draws", type=int, default=30, help="draws on 4 nodes with one bad node")
+    parser.add_argument("--two", type=int, default=10, help="draws on 4 nodes with two bad nodes")
+    parser.add_argument("--eight", type=int, default=10, help="draws on 8 nodes with one bad node")
     parser.add_argument("--simulated", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()

@@ -3,8 +3,8 @@
     python benchmarks/campaign_releases.py [--slurm SUITE ...] [--no-faults] [TEST ...]
 
 Without TEST, all tests that are marked ``cluster`` run. Each release replaces its row of the table in
-docs/clusters.md as soon as it is done. A suite that the Debian mirror does not have keeps its row. Exits with
-1 if a test or a fault failed.
+docs/clusters.md as soon as it is done. A suite that the Debian mirror does not have keeps its row. The script
+exits with 1 if a test or a fault failed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tests.cluster.releases import INSTALLED, SUITES, Release, find_release, oth
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs/clusters.md"
 HEAD = "| suite | Slurm | date | tests | passed | failed | skipped | faults as expected |"
-#: The tests of the other releases; they start clusters of their own.
+#: The tests of the other releases, which start their own clusters.
 SHORT_TESTS = "tests/cluster/test_releases.py"
 
 

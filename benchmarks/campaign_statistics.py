@@ -4,9 +4,9 @@
 
 Coverage is the share of intervals that contain the true value. The first table is about the 95 % intervals of
 the efficiency; runs and steps have noise. The second table is about the number of runs that the report names
-if an interval contains 0.8. The third table is about the 90 % prediction intervals at twice
-the largest size, for a ring all-reduce with random constants: those of the report, which span all plausible
-laws, and those of the chosen law alone. The results do not depend on the machine.
+if an interval contains 0.8. The third table is about the 90 % prediction intervals at twice the largest size,
+for a ring all-reduce with random constants. It compares the report's intervals, which span all plausible
+laws, with the intervals of the chosen law alone. The results do not depend on the machine.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def efficiencies(studies: int, *, seed: int) -> None:
 
 def predictions(studies: int, *, seed: int) -> None:
     """Print the coverage of the 90 % prediction intervals at twice the largest size."""
-    print("cover: coverage of the report's intervals; one law: of those of the chosen law alone")
+    print("cover: coverage of the report's intervals; one law: coverage of the chosen law's intervals")
     print("width: median of high / low; no prediction: share of studies without one")
     print("mode    communication              runs  cover  one law  width  no prediction")
     for mode in ("strong", "weak"):
@@ -87,7 +87,7 @@ def predicted(mode: str, kind: str, *, n: int, studies: int, seed: int) -> str:
 
 def decisions(studies: int, *, seed: int) -> None:
     """Print how many runs should decide whether an efficiency is above 0.8, and how often they do."""
-    print("efficiency  run-to-run noise  runs  decided by as many")
+    print("efficiency  run-to-run noise  runs  decided")
     for efficiency, noise in ((0.9, 0.02), (0.85, 0.05), (0.75, 0.05), (0.85, 0.1), (0.95, 0.2)):
         runs, share = decided(efficiency, noise, studies=studies, seed=seed)
         print(f"{efficiency:10}  {noise:16.0%}  {runs:4}  {share:.1%}")

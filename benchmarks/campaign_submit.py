@@ -1,9 +1,10 @@
 """Kill `bench submit` repeatedly and check that each run has exactly one job.
 
-Needs root to start a test cluster. Each round starts `bench submit` and kills it with SIGKILL at a random
-moment; the sbatch process that it started survives. In every fifth round slurmctld is frozen during the
-kill, so that sbatch is still waiting for its answer. After the last round, `bench submit` completes the
-submission, and the jobs in Slurm are counted by name. Exits with 1 if a run has no job or more than one.
+The script needs root to start a test cluster. Each round starts `bench submit` and kills it with SIGKILL at a
+random moment; the sbatch process that it started survives. In every fifth round slurmctld is frozen during
+the kill, so that sbatch is still waiting for its answer. After the last round, `bench submit` completes the
+submission, and the jobs in Slurm are counted by name. The script exits with 1 if a run has no job or more
+than one.
 """
 
 from __future__ import annotations

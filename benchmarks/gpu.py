@@ -6,7 +6,7 @@
 ``make gpu`` is for a machine with one GPU and without a network. The Python that runs this script runs all
 parts, as it is. A part that fails or runs out of time does not stop the others; all take at most 8 minutes.
 
-Exit codes: 0 all parts passed, 1 a part failed or ran out of time, 2 the machine cannot run them.
+The exit code is 0 if all parts passed, 1 if a part failed or ran out of time, 2 if this machine is unfit.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def run_part(part: Part, folder: Path, *, limit_s: float) -> Result:
 
 
 def end_group(process: subprocess.Popen[bytes]) -> None:
-    """End the process and what it left behind: SIGTERM, then SIGKILL."""
+    """End the process and the processes that it left behind: SIGTERM, then SIGKILL."""
     with suppress(ProcessLookupError):
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGTERM)
@@ -128,14 +128,14 @@ def _why(code: int, log: Path) -> str:
 
 
 def read_values(file: Path) -> dict[str, Any]:
-    """Return what a part has written; empty if it has written nothing."""
+    """Return the values that a part has written; empty if there are none."""
     with suppress(OSError, ValueError):
         return dict(json.loads(file.read_text(encoding="utf-8")))
     return {}
 
 
 def environment() -> dict[str, str]:
-    """Return the environment of the parts, with this checkout first and without a launcher's variables."""
+    """Return the parts' environment: with this checkout on PYTHONPATH, without a launcher's variables."""
     ours = {"PYTHONUNBUFFERED": "1", "BENCH_SITE": "", "GLOO_SOCKET_IFNAME": "lo"}
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     launchers = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "BENCH_RESULTS")

@@ -1,4 +1,4 @@
-"""The parts of ``make gpu``, each in a process of its own; see gpu.py.
+"""The parts of ``make gpu``, each in its own process; see gpu.py.
 
     python benchmarks/gpu_parts.py machine|mfu|study|tests FILE FOLDER
 
@@ -67,7 +67,7 @@ def required_packages() -> list[str]:
 
 
 def missing_packages(names: Iterable[str]) -> list[str]:
-    """Return the packages that cannot be imported, each with the module that it lacks itself, if any."""
+    """Return the packages that cannot be imported, each with the module that this package lacks, if any."""
     found = []
     for name in names:
         module = MODULES.get(name, name)
@@ -290,7 +290,7 @@ def tests(write: Write, folder: Path) -> None:
 
     outcomes = Outcomes(write)
     words = ["-m", "gpu", "-p", "pytest_timeout", "-p", "no:cacheprovider", f"--basetemp={folder / 'tests'}"]
-    # One test that hangs must not use up the time of all, and another Python may warn of other things.
+    # A test that hangs must not use up the time of all tests. The given Python may print other warnings.
     words += ["--timeout=90", "-W", "default", "--tb=short", "-rN"]
     code = pytest.main([*words, *gpu_test_files()], plugins=[outcomes])
     failed = [one for one in outcomes.tests if one["outcome"] == "failed"]

@@ -7,13 +7,13 @@ result is the trimmed mean of the ratios with its 95 % interval.
     python benchmarks/overhead.py [--device cpu|cuda] [--parameters 8M] [--batch 22] [--pairs 200] [--steps 5]
                                   [--json FILE] [--conditions]
 
-On a GPU, one nccl rank is used. Exits with 1 if the whole interval is above 1 % (0.5 % on a GPU). Choose a
-size for which the GPU is busy all the time, such as ``--parameters 64M --batch 1024``. With a small network,
-the host launches kernels too slowly for the GPU, and every call of Python counts.
+On a GPU, one nccl rank is used. The script exits with 1 if the whole interval is above 1 % (0.5 % on a GPU).
+Choose a size for which the GPU is busy all the time, such as ``--parameters 64M --batch 1024``. With a small
+network, the host launches kernels too slowly for the GPU, and every call of Python counts.
 
 With ``--conditions``, the throughput window with the samples for conditions.json is compared with the same
-window without them. The time of the samples of one window, which lie outside of it, is printed as well.
-Exits with 1 if its CPU time is above 20 ms. On a quiet machine, both times are nearly equal.
+window without them. The samples are taken outside of the window; their wall time and CPU time are printed as
+well. The script exits with 1 if the CPU time is above 20 ms. On a quiet machine, both times are nearly equal.
 """
 
 from __future__ import annotations

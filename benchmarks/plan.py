@@ -2,7 +2,7 @@
 
 Planning and the bare loop take turns in this process and write the same scripts to the same disk. Planning
 also reads and checks the matrix, expands it, renders templates, lints one script of each kind and writes
-plan.json. Prints the medians and their ratio; only the ratio is comparable between machines.
+plan.json. The script prints the medians and their ratio; only the ratio is comparable between machines.
 """
 
 from __future__ import annotations

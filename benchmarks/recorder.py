@@ -1,13 +1,13 @@
 """Measure the overhead of the recorder in a user's training loop.
 
-Trains one model in gloo ranks with one thread each. A round consists of four blocks of steps in random order:
-the loop without the recorder ("bare") twice, the loop with the recorder in its throughput window, and the
-loop with the hooks of the attribution window. Each block is compared with the bare blocks of its round. The
-result is the trimmed mean of the ratios over all rounds with its 95 % interval.
+The script trains one model in gloo ranks with one thread each. A round consists of four blocks of steps in
+random order: the loop without the recorder ("bare") twice, the loop with the recorder in its throughput
+window, and the loop with the hooks of the attribution window. Each block is compared with the bare blocks of
+its round. The result is the trimmed mean of the ratios over all rounds with its 95 % interval.
 
     python benchmarks/recorder.py [--ranks 2] [--width 1024] [--rounds 200] [--steps 5]
 
-Exits with 1 if the whole interval is above 1 %.
+The script exits with 1 if the whole interval is above 1 %.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Measure the time to load a large study, relative to reading each file with pandas, and to report it.
+"""Measure the times to load and to report a large study; compare loading with reading by pandas.
 
     python benchmarks/report.py [--cells 2000] [--repeats 5] [--epochs 10]
 
-Writes a finished study into a temporary folder. One process loads the study, another one writes its report:
-the peak memory of each is known. For comparison, `pandas.read_csv` reads some of the files one by one.
-Only the ratio of the times is comparable between machines.
+The script writes a finished study into a temporary folder. One process loads the study, another one writes
+its report, so that the peak memory of each is known. For comparison, `pandas.read_csv` reads some of the
+files one by one. Only the ratio of the times is comparable between machines.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Measure the time of `bench status` for a study of 2,000 runs.
 
-Needs root to start a test cluster. Submits 2,000 scripts of one line with sbatch, under the job names that
-`bench submit` would use, and records them in the study's ledger. `bench status` is measured three times:
-while all jobs are queued, after all have ended, and once more without any change. Wrappers of Slurm's
-commands count the calls.
+The script needs root to start a test cluster. It submits 2,000 scripts of one line with sbatch, under the job
+names that `bench submit` would use, and records these jobs in the study's ledger. `bench status` is measured
+three times: while all jobs are queued, after all have ended, and once more without any change. Wrappers of
+Slurm's commands count the calls.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Compare the time of `bench submit` with that of a bare loop, which only calls sbatch for each script.
 
-Needs root to start a test cluster. `bench submit` and the bare loop take turns: each submits the same trivial
-scripts to the same controller. The jobs do not start, so that no running job disturbs the measurement.
-`bench submit` also writes to the ledger before and after each sbatch. The result is the difference per job.
+The script needs root to start a test cluster. `bench submit` and the bare loop take turns: each submits the
+same trivial scripts to the same controller. The jobs do not start, so that no running job disturbs the
+measurement. `bench submit` also writes to the ledger before and after each sbatch. The result is the
+difference per job.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ COMBINATIONS = [
 FOLDERS = ("tests/workload", "tests/record", "tests/measure")
 #: Packages that the tests need in addition to the project.
 TEST_PACKAGES = ("pytest", "pytest-timeout", "hypothesis", "lightning")
-#: Packages that releases of torch restrict to versions other than those in constraints.txt.
+#: Packages for which some releases of torch need other versions than those in constraints.txt.
 FREE = ("torch", "sympy", "fsspec", "setuptools", "typing_extensions", "filelock", "networkx")
 #: Time limits in seconds, for a busy machine: installation, one test, all tests, smoke_cpu, cluster.
 INSTALL_S, TEST_S, TESTS_S, SMOKE_S, CLUSTER_S = 1800, 300, 3600, 1800, 900

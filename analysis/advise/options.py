@@ -127,10 +127,10 @@ def rank(
 ) -> Advice:
     """Return the options with their queue waits, in groups, and in the order of their total time.
 
-    The options of a group have the same global batch: other batches converge differently, so their times do
-    not compare. The group with the option that ends first is group 1. Three measured options of each group
-    are marked: the one that ends first, the cheapest one and the safest one. If no wait is known, the total
-    time is the training time.
+    The options of a group have the same global batch: other batches converge differently, so their times
+    cannot be compared. The group with the option that ends first is group 1. Three measured options of each
+    group are marked: the one that ends first, the cheapest one and the safest one. If no wait is known, the
+    total time is the training time.
     """
     options = options.copy()
     found = [waits.get(layout, Wait(None, "")) for layout in layouts_of(options)]

@@ -144,7 +144,7 @@ def _reason(option: dict[str, Any], mark: str) -> str:
 
 
 def _undecided(option: dict[Any, Any]) -> str:
-    """Return why an option is not distinguishable from the first of its group; empty if it is."""
+    """Return why an option is not distinguishable from the first of its group; empty if distinguishable."""
     if math.isnan(option["runs_needed"]):
         return ""
     if option["distinguishable"] is None:

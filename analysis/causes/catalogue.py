@@ -7,7 +7,7 @@ from typing import NamedTuple
 #: Rows of a division that are not causes: time that no timer covers, and loss without a known cause.
 OTHER, NOT_EXPLAINED = "other", "not-explained"
 RESTS = (OTHER, NOT_EXPLAINED)
-#: Separates the names of causes that cannot be told apart.
+#: Separates the names of causes that the data do not distinguish.
 TOGETHER = " or "
 
 
@@ -119,7 +119,7 @@ OF_WARNINGS = {
 
 
 def parts_of(name: str) -> list[str]:
-    """Split the name of a row into its causes: one, or several that cannot be told apart."""
+    """Split the name of a row into its causes: one, or several that the data do not distinguish."""
     return name.split(TOGETHER)
 
 

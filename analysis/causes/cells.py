@@ -82,7 +82,7 @@ def divide_cell(
 
     Args:
         runs: the cell's runs.
-        reference: the ideal part of the baseline's step, relative to the step of this cell; None for a
+        reference: the ideal parts of the baseline's step, relative to the step of this cell; None for a
             baseline.
         error: standard error of the efficiency relative to the baseline, as a fraction of it.
     """
@@ -130,7 +130,7 @@ def _scaled(claim: Claim, factor: float) -> Claim:
 
 
 def _keys(key: Key, named: set[Key]) -> list[Key]:
-    """Return the claimed keys of a row: one, or several if the row's causes cannot be told apart."""
+    """Return the claimed keys of a row: one, or several if the data do not distinguish the row's causes."""
     return [key] if key in named else [one for one in named if one.cause in parts_of(key.cause)]
 
 

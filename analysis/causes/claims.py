@@ -48,7 +48,7 @@ class LateRank:
     """A rank that was late in every epoch of the run (see :mod:`analysis.checks.slow_ranks`).
 
     Attributes:
-                share: its useful time beyond the typical rank, as a fraction of the step.
+        share: its useful time beyond the typical rank, as a fraction of the step.
         excess_s: the same time in seconds, as a mean over the runs of the cell.
         part: name of the part of the step with the largest excess, as in PARTS.
         whole_node: true if all ranks of the node are late.
@@ -162,7 +162,7 @@ def _lost_cpu(node: NodeFacts) -> float:
 
 
 def _clock_ratio(facts: RunFacts, late: LateRank) -> float:
-    """Return the clock of a late rank's GPU or node divided by the median of the others; NaN if unknown."""
+    """Return the clock of a late rank's GPU or node over the median of the other clocks; NaN if unknown."""
     by_rank = [value for rank, value in facts.clock_mhz.items() if rank != late.rank]
     by_node = [node.freq_mhz for name, node in facts.nodes.items() if name != late.node]
     own = facts.clock_mhz.get(late.rank, math.nan)
@@ -212,7 +212,7 @@ def _clocks(run: RunEvidence) -> Iterator[Claim]:
     own, base = _mean_clock(run.facts), _mean_clock(run.reference)
     ratio = own / base if base > 0 else math.nan
     if ratio < LOW_CLOCK:
-        words = f"clock {own:.0f} MHz, at the baseline {base:.0f} MHz ({percent(ratio)})"
+        words = f"the clock is {own:.0f} MHz, but {base:.0f} MHz at the baseline ({percent(ratio)})"
         yield Claim("clocks", words, COMPUTING, (1 - ratio) * _computing(run.parts))
 
 
@@ -231,7 +231,7 @@ def _computing(parts: Parts) -> float:
 def _fewer_threads(run: RunEvidence) -> Iterator[Claim]:
     base = run.reference.threads if run.reference else ()
     if run.facts.threads and base and max(run.facts.threads) < min(base):
-        words = f"{count(run.facts.threads[0], 'thread')} per rank, at the baseline {base[0]}"
+        words = f"{count(run.facts.threads[0], 'thread')} per rank, but {base[0]} at the baseline"
         yield Claim("cpu-starved", words, COMPUTING)
 
 
@@ -353,7 +353,7 @@ def _links(run: RunEvidence) -> Iterator[Claim]:
     """Yield a node with a slow link, else a network that is slow for all nodes."""
     if run.link is not None:
         node, rate, others = run.link
-        rates = f"{_rate(rate)} with its neighbours, the others {_rate(others)}"
+        rates = f"{_rate(rate)} with its neighbours, but the other nodes {_rate(others)}"
         words = f"{one_line(node, limit=60)} exchanges {rates}"
         yield Claim(
             "slow-link", words, _COMMUNICATION, _saved(run, rate / others), node=node, part="transfer"
@@ -361,7 +361,7 @@ def _links(run: RunEvidence) -> Iterator[Claim]:
         return
     nominal, fitted = run.facts.nominal_bytes_per_s, run.ring_bytes_per_s
     if fitted < SLOW_FABRIC * nominal:
-        words = f"the fitted rate of all-reduces is {_rate(fitted)}, the nominal rate {_rate(nominal)}"
+        words = f"the fitted rate of all-reduces is {_rate(fitted)}, but the nominal rate is {_rate(nominal)}"
         yield Claim("slow-fabric", words, _COMMUNICATION, _saved(run, fitted / nominal), part="transfer")
 
 

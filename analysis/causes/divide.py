@@ -40,7 +40,8 @@ class Claim:
     Attributes:
         cause: name of the cause, or several names joined by ``or`` if the evidence does not distinguish them.
         evidence: the measured facts, in words.
-        pools: the parts of the step that the cause lengthens, in the order in which its share is taken.
+        pools: the parts of the step that the cause lengthens, in the order in which it takes its share from
+            them.
         share: fraction of the step; None if the evidence does not show how long the cause takes. Such a cause
             gets at most the time in its pools that no other cause explains.
         node: node at fault; empty if no single node is.
@@ -70,7 +71,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Key:
-    """A cause, with the rank or node at fault if it is known."""
+    """A cause, with the rank or node at fault if one is known."""
 
     cause: str
     node: str = ""
@@ -106,7 +107,7 @@ def divide(parts: Parts, claims: Sequence[Claim], *, reference: Parts | None = N
         parts: the parts of the step, relative to the cell's mean step time. Their sum is 1 if the run is as
             fast as the mean.
         claims: the causes found in the run. Those with a share get their part of the step first, in order.
-        reference: the ideal part of the baseline's step, relative to the step of this cell; None for a
+        reference: the ideal parts of the baseline's step, relative to the step of this cell; None for a
             baseline.
     """
     left, total = _pools(parts, reference)
@@ -170,7 +171,7 @@ def _without_share(claims: Sequence[Claim], left: Parts) -> list[tuple[Key, set[
 
 
 def _joint(keys: Iterable[Key]) -> Key:
-    """Return the key of causes that cannot be told apart."""
+    """Return the common key of causes that the data do not distinguish."""
     found = list(dict.fromkeys(keys))
     if len(found) == 1:
         return found[0]

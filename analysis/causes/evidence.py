@@ -52,12 +52,12 @@ class RunFacts:
     """The facts of one run; empty, None or NaN if they are not known.
 
     Attributes:
-                nodes: the CPU facts of each node, by node name.
+        nodes: the CPU facts of each node, by node name.
         clock_mhz: clock of each rank's GPU, by rank.
         threads: the different numbers of torch threads that ranks have.
         collectives: collectives per step of a rank (mean over the ranks).
         sync_passes: backward passes per step that synchronise gradients (mean over the ranks).
-        expected_collectives: maximum number of collectives that DDP needs in such a pass.
+        expected_collectives: maximum number of collectives that DDP needs in a pass that synchronises.
         recompilations: compilations per step of a rank (mean over the ranks).
         compile_share: fraction of the windows' time that the recompilations took.
         retries: allocator retries per step of the rank with the most retries.
@@ -89,7 +89,7 @@ def read_facts(
 ) -> RunFacts:
     """Read the facts of the run in the folder ``attempt``.
 
-    ``steps`` are those of all throughput windows together; NaN if unknown.
+    ``steps`` is the number of steps in all throughput windows; NaN if unknown.
     """
     folder = RunFolder(Path(attempt))
     windows = read_windows(folder) or []

@@ -1,4 +1,4 @@
-"""Divide the losses of all cells of a study: the content of causes.csv. Late ranks are found in all runs."""
+"""Divide the losses of all cells of a study into causes, for causes.csv, and find the late ranks of runs."""
 
 from __future__ import annotations
 
@@ -313,7 +313,8 @@ def causes_frame(rows: pd.DataFrame, divisions: Mapping[int, CellDivision]) -> p
 def evidence_text(share: Share, division: CellDivision, row: Mapping[Any, Any] | pd.Series) -> str:
     """Return the evidence of a row in one line."""
     if share.key.cause == OTHER:
-        return f"{percent(share.share, decimals=1)} of the step is in no timer" if share.share > 0 else ""
+        text = f"{percent(share.share, decimals=1)} of the step is outside all timers"
+        return text if share.share > 0 else ""
     if share.key.cause == NOT_EXPLAINED:
         return _rest_text(division)
     assert share.claim is not None

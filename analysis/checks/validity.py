@@ -169,7 +169,7 @@ def _without_throughput(runs: pd.DataFrame) -> Iterator[ValidityFinding]:
         yield ValidityFinding("no-throughput", words, cells, values)
     elif len(missing):
         of_all = f"{len(missing):,} of {count(len(runs), 'run')}"
-        words = f"{of_all} without a throughput: {state_counts(missing)}."
+        words = f"{of_all} {'has' if len(missing) == 1 else 'have'} no throughput: {state_counts(missing)}."
         yield ValidityFinding("incomplete", words, cells, values)
 
 

@@ -58,14 +58,14 @@ class LogRatios(NamedTuple):
 
 
 def unpaired(a: LogMoments, b: LogMoments) -> LogRatios:
-    """Return the ratios of independent runs; errors are NaN below 3 runs in A or B."""
+    """Return the ratios of independent runs; standard errors are NaN below 3 runs in A or B."""
     centre, error, freedom = welch(b, a)
     enough = (a.n >= MIN_RUNS) & (b.n >= MIN_RUNS)
     return LogRatios(centre, np.where(enough, error, np.nan), np.where(enough, freedom, np.nan))
 
 
 def paired(differences: LogMoments) -> LogRatios:
-    """Return the ratios of paired runs from the moments of the pairs; errors are NaN below 3 pairs."""
+    """Return the ratios of paired runs from the pairs' moments; standard errors are NaN below 3 pairs."""
     enough = differences.n >= MIN_RUNS
     with np.errstate(divide="ignore", invalid="ignore"):
         error = np.sqrt(differences.variance / differences.n)
@@ -74,7 +74,7 @@ def paired(differences: LogMoments) -> LogRatios:
 
 
 def joined(parts: Sequence[LogRatios]) -> LogRatios:
-    """Concatenate ratios, so that :func:`judge` adjusts the p-values over all of them."""
+    """Concatenate ratios, so that :func:`judge` adjusts the p-values over all ratios."""
     return LogRatios(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
 

@@ -53,7 +53,8 @@ class Environment:
         read: number of readable env.json files.
         asked: number of runs whose env.json was to be read: all started runs or a sample of them.
         started: number of started runs.
-        facts: label and value; values that differ between runs are listed with their number of runs.
+        facts: label and value of each fact; values that differ between runs are listed with their number of
+            runs.
         variables: name and value of each environment variable, in the form of ``facts``.
         hosts, hosts_left_out: the first hosts, and the number of further hosts.
         warnings: warnings of the runs.

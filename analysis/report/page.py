@@ -182,7 +182,7 @@ def _summary(
     labels: dict[str, str],
     invalid: Mapping[str, str],
 ) -> dict[str, Any]:
-    """Return findings and anomalies."""
+    """Return the page's findings and anomalies."""
     return {
         "findings": find(rows, divisions, labels=labels, invalid=invalid),
         "no_finding": no_finding(rows),
@@ -363,9 +363,9 @@ def law_sections(
     labels: Mapping[str, str],
     fabrics: Mapping[str, Fabric] | None = None,
 ) -> list[LawSection]:
-    """Return a part for each of the series with the most measured sizes, in the plan's order.
+    """Return a section for each of the series with the most measured sizes, in the plan's order.
 
-    ``labels`` maps series to their names, ``fabrics`` to their measured all-reduce.
+    ``labels`` maps series to their names, and ``fabrics`` maps series to their measured all-reduce.
     """
     measured = rows[(rows["n"] > 0) & (rows["mode"] != "") & rows["ddp"]]
     sections = []
@@ -402,12 +402,12 @@ def choice_text(fit: LawFit) -> str:
     runs = count(fit.runs, "run")
     if fit.by_aicc:
         text = f"{title} has the lowest AICc over {runs}. "
-        text += f"Fitted to the other sizes, it predicts the largest to within {error}"
+        text += f"Fitted to the other sizes, it predicts the largest size to within {error}"
     else:
-        text = f"{title} predicts the largest size best when fitted without it (error {error}); "
+        text = f"{title} predicts the largest size best when fitted without this size (error {error}); "
         text += f"{runs} are too few for AICc"
     if others:
-        text += f". Laws with nearly the same support: {listed(others)}; the intervals include their results"
+        text += f". Laws with nearly the same support: {listed(others)}; the intervals include these laws"
     return f"{text}."
 
 
@@ -448,7 +448,7 @@ def _why_no_prediction(own: pd.DataFrame) -> str:
 
 
 def _prediction_rows(own: pd.DataFrame, fit: LawFit, *, in_seconds: bool) -> list[tuple[str, ...]]:
-    """Predict the row of twice the largest size; efficiencies are relative to the law's baseline value."""
+    """Return the row of twice the largest size; its efficiency is relative to the law's baseline time."""
     base = own[own["is_base"]]
     if not len(base):
         return []
@@ -481,7 +481,7 @@ def serial_fraction_trend(own: pd.DataFrame) -> str:
 
 
 def _trend(first: tuple[float, float], last: tuple[float, float], *, values: pd.Series) -> str:
-    """Return what the intervals of the serial fraction at the first and the last size say."""
+    """Describe the change of the serial fraction, if its intervals at the first and last size show it."""
     if not all(known(bound) for bound in (*first, *last)):
         return "A trend is not stated without intervals, which need 3 runs."
     if last[0] > first[1]:
@@ -497,7 +497,7 @@ def _trend(first: tuple[float, float], last: tuple[float, float], *, values: pd.
     largest_change = abs(centres[1] - centres[0]) + math.hypot(*halves)
     if largest_change <= _FLAT * abs(float(values.mean())):
         return "It hardly changes, which is consistent with a fixed serial part."
-    return "Whether it changes with the size cannot be told from these intervals."
+    return "These intervals do not show whether it changes with the size."
 
 
 def _bounds(row: pd.Series) -> tuple[float, float]:

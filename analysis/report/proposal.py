@@ -1,8 +1,8 @@
 """Compute the values of proposal.md.j2 and proposal.tex.j2: the scaling section of a compute time proposal.
 
-Reviewers expect what was run, the time to solution of the stated work, memory per rank and its headroom, the
-node-hours asked for with their formula, the measurements with speedup, efficiency, interval and number of
-runs, causes of the loss, and warnings beside the numbers. Every number has its source.
+Reviewers expect these facts: what was run; the time to solution of the stated work; memory per rank and its
+headroom; the requested node-hours with their formula; the measurements with speedup, efficiency, interval and
+number of runs; causes of the loss; and warnings beside the numbers. Every number has its source.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def proposal_context(
 ) -> dict[str, Any]:
     """Return the values of proposal.md.j2 and proposal.tex.j2; texts are not escaped.
 
-    ``work`` is the training for which time and node-hours are computed; without it, a million samples.
+    ``work`` is the training for which time and node-hours are computed; by default, a million samples.
     """
     series = [found for mode in ("strong", "weak") if (found := _series(rows, mode, frames.rate_unit))]
     invalid = invalid_cells(validity)
@@ -254,16 +254,16 @@ def _work_text(work: Work | None, counted: str) -> tuple[str, str]:
 
 
 def _left_out(executed: Executed) -> str:
-    """Return what a throughput does not contain, as far as that is known."""
+    """Return the known parts of a job that a throughput does not contain."""
     if executed.reads_values:
-        return "what the values of the command leave out, and queue waits"
+        return "queue waits, and work that the values of the command do not cover"
     if executed.has_command:
         return "start-up, what the command excludes from its steps, and queue waits"
     return "start-up, validation, checkpoints and queue waits"
 
 
 def _memory(row: Row, executed: Executed, environment: Environment) -> Iterator[Line]:
-    """Yield the largest memory of a rank, and how much of its GPU, or of its share of the host, is left."""
+    """Yield the largest memory of a rank, and the unused part of its GPU or of its share of the host."""
     runs = executed.runs[executed.runs["cell_id"] == row["cell_id"]]
     epochs = executed.study.epochs
     used = epochs.loc[epochs["run_id"].isin(runs["run_id"]), "peak_mem_bytes"].astype(float).max()
@@ -282,7 +282,7 @@ def _memory(row: Row, executed: Executed, environment: Environment) -> Iterator[
 
 
 def _memory_of_rank(envs: Iterable[Mapping[str, Any]]) -> tuple[float | None, str]:
-    """Return the smallest memory that a rank can use: that of its GPU, or on a CPU its share of the host."""
+    """Return the smallest memory that a rank can use: its GPU's or, on a CPU, its share of the host's."""
     found: list[tuple[Any, str]] = []
     for env in envs:
         if env.get("device") == "cuda":

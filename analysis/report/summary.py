@@ -27,9 +27,9 @@ from analysis.text import MISSING, count, fraction, known, listed, number, perce
 MAX_SERIES = 4
 #: Maximum number of sizes that the sentence about undecided sizes names.
 _MAX_OPEN = 3
-#: A smaller loss without a named cause, of the step or compared with the baseline, is mostly noise.
+#: A smaller loss without a named cause is mostly noise: a share of the step, or a loss of efficiency.
 _HARDLY_ANY = 0.03
-#: The loss may be larger than that if the interval of the efficiency begins below this value.
+#: If the interval of the efficiency begins below this value, the loss of efficiency may be larger.
 _HARDLY_ANY_LOW = 0.9
 #: Losses without a cause below this share of the step are not listed.
 _SMALLEST_REST = 0.005
@@ -59,7 +59,7 @@ def find(
 ) -> list[SeriesFinding]:
     """Return a finding for each of the series with the most measured sizes, in the plan's order.
 
-    ``labels`` maps series to their names, ``invalid`` cells whose values are not valid to the reason.
+    ``labels`` maps series to their names. ``invalid`` maps cells whose values are not valid to the reason.
     """
     based = rows[rows["efficiency"].notna()].copy()
     based["several"] = based.duplicated(["series", "gpus"], keep=False)
@@ -207,7 +207,7 @@ def _best_sentence(found: Recommendation, base: pd.Series, invalid: Invalid) -> 
 
 
 def _open_sentence(found: Recommendation, base: pd.Series, invalid: Invalid) -> str:
-    """Return a sentence about the sizes for which the runs cannot tell, or nothing."""
+    """Return a sentence about the sizes for which the runs cannot tell; empty if there is none."""
     if not len(found.open):
         return ""
     first = found.open.iloc[0]
@@ -221,7 +221,7 @@ def _open_sentence(found: Recommendation, base: pd.Series, invalid: Invalid) -> 
 
 
 def _open_size(row: pd.Series, base: pd.Series, invalid: Invalid) -> str:
-    """Return a size with its efficiency, and the warning because of which nothing is concluded from it."""
+    """Return a size with its efficiency and, if its values are not valid, the warning that says so."""
     reason = invalid_reason(row, base, invalid)
     return f"{_size(row)}, with {efficiency_text(row)}" + (f" (see the warning {reason})" if reason else "")
 
@@ -268,11 +268,11 @@ def _hardly_any(division: CellDivision, row: pd.Series) -> bool:
 
 
 def _rest_text(row: Share, division: CellDivision) -> str:
-    """Return the share of a row without a cause, and the parts of the step in it; empty if it is small."""
+    """Return the share of a row without a cause, with the parts of the step; empty if the share is small."""
     if row.key.cause not in RESTS or abs(row.share) < _SMALLEST_REST:
         return ""
     if row.key.cause == OTHER:
-        return f"{share_text(row)} in no timer"
+        return f"{share_text(row)} outside all timers"
     if WHOLE in division.rests:
         return f"{share_text(row)} (the parts of the step were not measured)"
     parts = [

@@ -259,9 +259,9 @@ def _two_lines(text: str, below: str) -> TableCell:
 def run_data(runs: pd.DataFrame) -> dict[str, Any]:
     """Return ``texts`` and ``runs`` for the page's script, which shows the runs of a cell.
 
-    A run is a list, in which texts are given by their positions in ``texts``: the cell's name; the number of
-    characters that the run's name shares with it, and the other characters; the attempt; state, failure class
-    and reason; the throughput; and the texts of its evidence.
+    Each run is a list, in which most texts are replaced by their positions in ``texts``: the cell's name; the
+    number of characters of the cell's name with which the run's name begins, and the rest of the run's name;
+    the attempt; state, failure class and reason; the throughput; and the evidence.
     """
     numbers: dict[str, int] = {}
     size = 0

@@ -45,7 +45,7 @@ _WELCH = " Intervals: 95 %, Welch's t on the logarithms of the runs' throughputs
 
 
 _PLAN = "the plan (plan.json)"
-#: The source of what is not known.
+#: The source of a value that is not known.
 MISSING_SOURCE = "none"
 
 
@@ -59,7 +59,7 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True)
 class Executed:
-    """The measured runs of a study that a text describes; ``runs`` are rows of the frame of runs."""
+    """A study and the runs that a page or proposal describes; ``runs`` are rows of the runs DataFrame."""
 
     study: Study
     runs: pd.DataFrame
@@ -91,7 +91,7 @@ class Executed:
         return not (self.is_table or self.reads_values)
 
     def kinds(self) -> list[list[Mapping[str, Any]]]:
-        """Return the cells in groups with one command and one source of values."""
+        """Return the cells in groups; a group has one command and one source of values."""
         groups: dict[str, list[Mapping[str, Any]]] = {}
         for cell in self.cells:
             workload = cell.get("workload") or {}
@@ -100,7 +100,7 @@ class Executed:
         return list(groups.values())
 
     def commands(self, cells: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-        """Return ``command`` in the run.json of the runs of ``cells``, or of a sample of many runs."""
+        """Return ``command`` of run.json for the runs of ``cells``; of many runs, only a sample is read."""
         wanted, ids = {clean(cell["cell_id"]) for cell in cells}, set(self.runs["run_id"])
         runs = self.study.runs
         places = [
@@ -129,7 +129,7 @@ def what_was_run(executed: Executed, rows: pd.DataFrame, environment: Environmen
 
 
 def constant_batch(mode: str, executed: Executed) -> str:
-    """Return the name of the batch that a scaling mode keeps constant; that of a command is not known."""
+    """Return the name of the constant batch; if a command reports its values, only the matrix's is known."""
     batch = str(WORDS["modes"][mode]["constant"])
     return f"{batch} in the matrix" if batch and executed.reads_values else batch
 
@@ -180,7 +180,7 @@ def _named(words: Sequence[str]) -> list[str]:
 
 
 def _options(cells: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
-    """Return options with their values; of an option that varies, all values."""
+    """Return options with their values; an option that varies has up to eight values."""
     found = []
     for name in names:
         values = [cell.get(name, (cell.get("workload") or {}).get(name)) for cell in cells]

@@ -34,7 +34,8 @@ class WhySection:
         heading: the series and the size.
         sentence: the loss and its main causes.
         figures: the waterfall and, if single steps were recorded, their times.
-        rows: title, share, evidence and remedy of each cause, and the share of the rests.
+        rows: title, share, evidence and remedy of each cause; the loss without a cause has only title and
+            share.
     """
 
     heading: str
@@ -54,7 +55,7 @@ def why_sections(
 ) -> list[WhySection]:
     """Return a section for each of the series with the most measured sizes, in the plan's order.
 
-    ``labels`` maps series to their names, ``rings`` cells to the fitted rate of the network (bytes/s).
+    ``labels`` maps series to their names. ``rings`` maps cells to the fitted rate of the network (bytes/s).
     """
     divided = rows[rows.index.isin(list(divisions))]
     last = [

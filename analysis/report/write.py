@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _TEMPLATES = Path(__file__).resolve().parent / "template"
 #: Maximum number of characters of a paragraph in a proposal.
 _MAX_PARAGRAPH = 5000
-#: The file that names the table of a table's report.
+#: The file in the report of a table that contains the path of the table.
 _SOURCE = "table.json"
 #: From this number of runs on, a second process draws figures.
 _MANY_RUNS = 2000
@@ -140,9 +140,9 @@ def write_table_report(
 
 
 def _source_of(table: Path, folder: Path) -> dict[str, str]:
-    """Return the file of ``folder`` that names its table; check that no other table has this folder.
+    """Return table.json as a dict of file name and text; check that no other table's report is in ``folder``.
 
-    The name is relative, so that a table and its report can be moved together.
+    The path of the table is relative, so that a table and its report can be moved together.
     """
     from bench.study.files import read_json
 
@@ -171,7 +171,7 @@ def _report(
     work: Work | None,
     others: dict[str, str] | None = None,
 ) -> Report:
-    """Write all files of a report into ``folder``; ``rows`` is the scaling table, ``others`` more files."""
+    """Write the report and ``others`` (texts by file name) to ``folder``; ``rows`` is the scaling table."""
     from analysis.checks.validity import validity
     from analysis.data.environment import describe_environment
     from analysis.data.names import series_parts

@@ -84,7 +84,7 @@ class SizePath:
         runs: the runs; all runs of one size have the same layout.
         name: description of the sizes.
         largest_within: ranks of the largest size within one node, if other sizes span several nodes;
-            otherwise 0, because laws need no term for leaving the node.
+            otherwise 0, because laws then need no term for leaving the node.
     """
 
     runs: pd.DataFrame
@@ -526,8 +526,7 @@ def forecasts(
 
     Predictions are for twice the largest measured size and, with ``beyond``, for 4 and 8 times this size, all
     with the same ranks per node. The largest size must span several nodes, because sizes on one node do not
-    show the cost of communication between nodes. Cells without DDP are ignored. With ``beyond``, sizes beyond
-    twice the largest measured one are predicted.
+    show the cost of communication between nodes. Cells without DDP are ignored.
 
     Returns:
         A frame with one row per predicted size, and sentences about series without a prediction. ``like`` is

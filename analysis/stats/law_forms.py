@@ -81,8 +81,9 @@ class Fabric:
     Attributes:
         alpha_s: latency of one ring step, seconds.
         beta_s_per_byte: inverse bandwidth of one ring step, seconds per byte.
-        payload_bytes: gradients of one training step, all buckets.
-        last_bucket_bytes: the bucket that is ready last; no computation is left to hide its all-reduce.
+        payload_bytes: size of the gradients of one training step, over all buckets.
+        last_bucket_bytes: size of the bucket that is ready last; no computation is left to hide its
+            all-reduce.
         buckets: number of all-reduces per step.
     """
 
@@ -317,7 +318,7 @@ class _ProbedStep:
 
 
 def _communication_laws(mode: str, fabric: Fabric) -> tuple[Law, ...]:
-    """Return the communication model's forms: all buckets but the last are hidden, none is, or up to ωC s."""
+    """Return the communication model's forms: computation hides all but the last bucket, nothing, or ωC."""
     step = _ProbedStep(fabric, mode == "strong")
     work = (_FIXED, _WORK) if step.strong else (_FIXED,)
     compute = "C = c + w/N" if step.strong else "C = c"

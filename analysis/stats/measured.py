@@ -25,7 +25,7 @@ def left_out(runs: pd.DataFrame) -> pd.Series:
 
     A reason that disturbed all runs of a cell is a property of the study; no run is left out because of it.
     Runs that were disturbed for another reason are left out, unless this applies to all runs of their cell.
-    ``runs`` have ``cell_id`` and ``disturbed``, and completed with a throughput.
+    ``runs`` (``cell_id``, ``disturbed``) are those that completed with a throughput.
     """
     own = _reasons_of_run(runs)
     if not own.map(bool).any():

@@ -234,8 +234,8 @@ def _separate_other_batches(rows: pd.DataFrame, *, mode: str | None) -> list[str
         lines = listed([str(line) for line in other["line"]])
         remarks.append(
             f"{'Line' if len(other) == 1 else 'Lines'} {lines} ({ranks(other.iloc[0])}): the {what} is "
-            f"{whole(batch)}, and {whole(usual)} in the rest of the series, so this size is not compared "
-            "with it"
+            f"{whole(batch)}, but {whole(usual)} in the rest of the series, so this size is not compared "
+            "with the other sizes"
         )
     return remarks
 

@@ -108,7 +108,7 @@ class Details:
         drawings: the figures.
         ranks: means of the ranks; None if no run has ranks.csv.
         fabrics: the measured all-reduce of each series.
-        files: texts by file name, some of :data:`DETAIL_FILES`.
+        files: the texts of those :data:`DETAIL_FILES` that have content, by file name.
         fabric: the content of fabric.csv.
     """
 
@@ -122,7 +122,7 @@ class Details:
 def detail_figures(
     study: Study, frames: Frames, rows: pd.DataFrame, *, parts: dict[str, dict[str, str]]
 ) -> Details:
-    """Draw the figures of steps.csv, ranks.csv and probes.json. In a large study, only some are read."""
+    """Draw the figures of steps.csv, ranks.csv and probes.json; of a large study, some files are read."""
     files = {}
     probes = read_probes(study)
     sweep = sweep_rows(study, probes)

@@ -37,7 +37,8 @@ from analysis.text import count, fraction, known, one_line, percent, seconds
 #: The parts of a bar of the step time in the order of stacking.
 STEP_PARTS = {name: part for name, part in PARTS.items() if name != "compute"}
 
-#: The factors of the efficiency in the order of stacking, each drawn like the part of the step causing it.
+#: The factors of the efficiency in the order of stacking, each drawn like the part of the step that causes
+#: it.
 LOSS_PARTS = {
     factor: replace(PARTS[part], words=SHORT_NAMES[factor])
     for factor, part in {
@@ -116,7 +117,8 @@ def draw_rows(
         axes: the panel to draw into. If there are several series, each has a heading.
         rows: ``series, gpus, nodes, gpus_per_node`` and the columns that ``bar`` needs.
         labels: the series in order, with their names.
-        bar: function that draws one row, given its vertical position, the row and its name; returns tips.
+        bar: function that draws one row, given its vertical position, the row and its name; returns the row's
+            tips.
     """
     tips: Tips = {}
     names: dict[float, str] = {}
@@ -291,7 +293,7 @@ def _draw_losses(axes: Axes, rows: pd.DataFrame, *, labels: dict[str, str]) -> T
     least = min(0.0, *(start for start, _ in extents))
     bar = partial(_draw_loss_bar, axes, gap=0.02 * (longest - least))
     tips = draw_rows(axes, rows, labels=labels, bar=bar)
-    # Leaves room for the number after a bar.
+    # Leave room for the number after a bar.
     axes.set_xlim(least * 1.03, longest * 1.16)
     ticks = _spaced_ticks([tick for tick in _LOSS_TICKS if least <= -math.log(tick) <= 1.1 * longest])
     axes.set_xticks([-math.log(tick) for tick in ticks], [f"{tick:g}" for tick in ticks])

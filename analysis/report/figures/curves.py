@@ -41,7 +41,7 @@ MAX_REPEATS = 300
 IDEAL = "ideal, through the baseline"
 #: Intervals extend an axis by at most this share of the span of its points.
 _REACH = 0.35
-#: Minimum extension of an axis: an efficiency, or a natural logarithm.
+#: Minimum of this extension, as a difference of efficiencies or of natural logarithms.
 _LEAST_REACH = 0.1
 #: Maximum number of runs that a tip names.
 _MAX_NAMED = 4

@@ -145,8 +145,8 @@ PARTS = {
 class Key:
     """An entry of a legend: a line with a marker, or a filled box with a hatch.
 
-    ``name`` begins the gid of all artists that the entry explains, before an ``@``: on the page, the entry
-    hides and shows them. Without a name, the entry has no switch.
+    The gids of all artists that the entry explains begin with ``name`` and ``@``. On the page, a click on the
+    entry hides or shows these artists. An entry without a name cannot be clicked.
     """
 
     words: str
@@ -211,10 +211,10 @@ class Draft:
         labels: the series in order, with their names.
         shared: words that apply to all series.
         left_out: texts about data that is not drawn.
-        view: name of the figure among those that show the same cells; the page shows one of them.
+        view: name of the figure's tab, if several figures show the same cells.
         height_in, left_in: height without the legend, and left margin, in inches.
         legend: the entries of the legend.
-        with_axis: whether the vertical axis has a line.
+        with_axis: true if the vertical axis has a line.
     """
 
     name: str
@@ -331,7 +331,7 @@ def set_ticks(axis: Axis, ticks: Sequence[float], text: Callable[[float], str]) 
 
 
 def log_ticks(low: float, high: float, *steps: Sequence[float]) -> list[float]:
-    """Return ticks of a logarithmic axis for the first of ``steps`` with three or more ticks, else the last.
+    """Return ticks of a logarithmic axis, by the first of ``steps`` that gives three or more, else the last.
 
     Args:
         low: lower end of the axis.

@@ -26,9 +26,9 @@ from analysis.report.figures.drawing import (
 from analysis.report.words import WORDS
 from analysis.text import MISSING, count, fraction, known, listed, number, one_line, whole
 
-#: Opacity of a field's colour at efficiency 1 and at 0. Text is readable on both, in light and dark themes.
+#: Opacity of a square's colour at efficiency 1 and at 0. Text is readable on both, in light and dark themes.
 _STRONGEST, _WEAKEST = 0.5, 0.04
-#: Height of a panel's heading, relative to the height of a field.
+#: Height of a panel's heading, relative to the height of a square.
 _HEADING = 0.62
 
 #: Maximum numbers of series, nodes and ranks per node in a heat map of nodes and ranks per node.
@@ -39,13 +39,13 @@ MAX_PANELS, MAX_SIZES, MAX_BATCHES = 3, 8, 8
 
 @dataclass(frozen=True)
 class Field:
-    """One field of a heat map, at a column and a line (both from 0).
+    """One square of a heat map, at a column and a row (``line``), both from 0.
 
     Attributes:
-        efficiency: the colour and the first number; NaN if it is not known.
-        below: the second number.
-        state: shown instead of an unknown efficiency.
-        tip: shown when the pointer is on the field.
+        efficiency: determines the colour and is the upper number; NaN if it is not known.
+        below: the lower number.
+        state: the state of the cell, shown instead of an unknown efficiency.
+        tip: shown when the pointer is on the square.
     """
 
     column: int
@@ -58,7 +58,7 @@ class Field:
 
 @dataclass(frozen=True)
 class Panel:
-    """The fields under one heading, with the names of their lines."""
+    """The squares under one heading, with the names of their rows (``lines``)."""
 
     heading: str
     lines: Sequence[str]
@@ -128,7 +128,7 @@ def _draw_field(axes: Axes, field: Field, *, y: float, gid: str) -> None:
 
 
 def _not_measured(size: str, row: Mapping[Hashable, Any]) -> str:
-    """Return the tooltip of a field without a value: the state of the cell and the reason."""
+    """Return the tooltip of a square without a value: the state of the cell and the reason."""
     reason = one_line(row["reason"], limit=160)
     return f"{size}: {state_name(row['state'])}" + (f"\n{reason}" if reason else "")
 
@@ -156,7 +156,7 @@ def _grid(mode: str, rows: pd.DataFrame, parts: dict[str, dict[str, str]]) -> Se
 
 
 def _spread_rows(rows: pd.DataFrame, limits: Mapping[str, int]) -> pd.DataFrame:
-    """Keep rows with evenly spaced values of some columns, at most the given number of values each."""
+    """Keep rows with evenly spaced values; ``limits`` maps columns to their maximum numbers of values."""
     for column, most in limits.items():
         values = sorted(set(rows[column]))
         rows = rows[rows[column].isin([values[place] for place in evenly_spaced(len(values), most)])]
@@ -232,8 +232,8 @@ class BatchGrid:
 
     Attributes:
         mode: ``strong`` (global batches) or ``weak`` (batches per rank).
-        panels: rows by panel name; each backend, launcher and swept option has its own panel. The columns are
-            ``size, batch`` and those of the scaling table.
+        panels: rows of the scaling table with ``size`` and ``batch``, by panel name. Each combination of
+            backend, launcher and swept options has its own panel.
         axis: the unit of ``size``: nodes, or ranks if all cells have one node.
         left_out: sentences about cells that are not drawn.
         rate_unit: unit of a throughput.

@@ -33,7 +33,7 @@ from analysis.report.figures.drawing import (
 from analysis.report.words import WORDS
 from analysis.text import count, number, one_line, percent, seconds, whole
 
-#: Number of runs per cell whose steps.csv is read, evenly spaced over the repeats.
+#: Maximum number of runs per cell whose steps.csv is read; the runs are evenly spaced over the repeats.
 MAX_RUNS = 5
 #: Multiples of a power of ten that may get a tick: few for a wide span of times, many for a narrow one.
 _STEPS = ((1.0,), (1.0, 2.0, 5.0), tuple(range(1, 10)), tuple(np.arange(1, 10, 0.25)))
@@ -111,7 +111,7 @@ def _draw(axes: Axes, rows: pd.DataFrame, labels: dict[str, str]) -> Tips:
 
 
 def _short(value: float) -> str:
-    """Return a time in a form that fits at a tick: ``2 ms``."""
+    """Return a time short enough for the label of a tick: ``2 ms``."""
     for factor, unit in ((1.0, "s"), (1e-3, "ms")):
         if value >= 0.9999 * factor:
             return f"{value / factor:.4g} {unit}"
@@ -137,8 +137,8 @@ def _draw_box(axes: Axes, place: float, row: dict[Hashable, Any], name: str) -> 
         else ""
     )
     box_tip = (
-        f"{name}: median {seconds(row['median'])}\nhalf of the steps {seconds(row['lower'])} to "
-        f"{seconds(row['upper'])}, 90 % {seconds(row['low'])} to {seconds(row['high'])}{slow}\n"
+        f"{name}: median {seconds(row['median'])}\nhalf of the steps take {seconds(row['lower'])} to "
+        f"{seconds(row['upper'])}, 90 % take {seconds(row['low'])} to {seconds(row['high'])}{slow}\n"
         f"{count(int(row['steps']), 'step')} of {count(int(row['runs_read']), 'run')}"
     )
     slowest_tip = f"{name}: the slowest step, {seconds(row['slowest'])}\n{row['slowest_at']}"
@@ -149,7 +149,7 @@ def _draw_box(axes: Axes, place: float, row: dict[Hashable, Any], name: str) -> 
 def waterfall_figure(
     division: CellDivision, row: Mapping[Any, Any] | pd.Series, *, name: str, label: str
 ) -> Drawing:
-    """Draw the time of a step from the ideal part over each cause to the measured time."""
+    """Draw how the causes add up from the ideal time of a step to its measured time."""
     bars = [
         (Part(title_of(one.key.cause), _COLOURS.get(one.key.cause, Colour.WINE)), one.share)
         for one in division.rows
@@ -193,7 +193,7 @@ def _draw_waterfall(
     axes.set_yticks(range(len(entries)), [one_line(part.words, limit=28) for part, _ in entries])
     axes.tick_params(axis="y", length=0)
     axes.set_ylim(len(entries) - 0.4, -0.6)
-    # Leaves room for the text after the longest bar.
+    # Leave room for the text after the longest bar.
     axes.set_xlim(min(0.0, *(share for _, share in entries)) * step_s, 1.55 * step_s)
     axes.xaxis.set_major_locator(MaxNLocator(4))
     axes.xaxis.set_major_formatter(lambda value, _: seconds(value) if value > 0 else "0")

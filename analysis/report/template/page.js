@@ -78,7 +78,7 @@
       mark.querySelector("title").remove();
     });
     if (!every.length) return plot.removeAttribute("tabindex");
-    // Later marks lie on top: of two equally near ones the last is meant.
+    // Later marks lie on top, so the last one of two equally near marks is chosen.
     const nearest = (event) => {
       let best = null, least = event.pointerType === "mouse" ? 14 : 26;
       marks().forEach((mark) => {
@@ -96,7 +96,7 @@
     plot.addEventListener("keydown", (event) => {
       const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key], shown = marks();
       if (event.key === "Escape") say(null);
-      // Else the same key press would close the dialog, whose button has the focus then.
+      // Otherwise, the same key press would close the dialog, whose button then has the focus.
       if (event.key === "Enter") { event.preventDefault(); open(active); }
       if (!step || !shown.length) return;
       event.preventDefault();
@@ -140,7 +140,7 @@
     const [x, y] = [a, b].map((entry) => main(entry.row[sorted]));
     if (!numeric[sorted]) return (descending ? -1 : 1) * x.localeCompare(y, "en", { numeric: true });
     const [p, q] = [x, y].map((text) => parseFloat(text.replace(/,/g, "")));
-    // What was not measured stands last, whichever way.
+    // Values that were not measured are last in both directions.
     return Number.isNaN(p) || Number.isNaN(q) ? Number.isNaN(p) - Number.isNaN(q) : descending ? q - p : p - q;
   };
   const cellOf = (cell, column) => {
@@ -168,7 +168,7 @@
     $("previous").disabled = page === 0;
     $("next").disabled = page === pages - 1;
   };
-  // Fades the marks of cells that the filter leaves out, and hides their runs.
+  // Fade the marks of cells that the filter leaves out, and hide their runs.
   const fade = (matches) => {
     all(".plot").forEach((plot) => {
       const left = new Map();

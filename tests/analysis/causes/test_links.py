@@ -30,5 +30,5 @@ def test_the_node_with_the_slow_link_is_named_with_its_rate(tmp_path: Path) -> N
     assert found["node"][0] == "n3"
     assert found["share"][0] == pytest.approx(0.15, abs=0.01)
     assert found["evidence"][0].startswith(
-        "n3 exchanges 2.00 Gbit/s with its neighbours, the others 8.00 Gbit/s"
+        "n3 exchanges 2.00 Gbit/s with its neighbours, but the other nodes 8.00 Gbit/s"
     )

@@ -125,7 +125,7 @@ def test_low_clocks_explain_their_share_of_the_computation(tmp_path: Path) -> No
             clocks = {"before": {"sm_mhz": mhz}, "after": {"sm_mhz": mhz}}
             conditions(folder, ranks=ranks, rank=lambda rank, clocks=clocks: {"clocks": clocks})
     row = first(causes(path), "clocks")
-    assert row["evidence"] == "clock 1200 MHz, at the baseline 1500 MHz (80 %), in 3 of 3 runs"
+    assert row["evidence"] == "the clock is 1200 MHz, but 1500 MHz at the baseline (80 %), in 3 of 3 runs"
 
 
 def test_a_slow_loader_is_named_also_at_the_baseline(tmp_path: Path) -> None:
@@ -328,7 +328,7 @@ def test_a_network_far_below_its_nominal_rate_is_slow(tmp_path: Path) -> None:
         write_sweep(folder, bytes_per_s=1.25e8)
     row = first(causes(path), "slow-fabric", share=0.9 * SHARE)
     assert row["evidence"].startswith(
-        "the fitted rate of all-reduces is 1.00 Gbit/s, the nominal rate 10.0 Gbit/s"
+        "the fitted rate of all-reduces is 1.00 Gbit/s, but the nominal rate is 10.0 Gbit/s"
     )
 
 

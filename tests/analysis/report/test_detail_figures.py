@@ -146,7 +146,8 @@ def test_boxes_hold_the_quantiles_of_the_steps(tmp_path: Path) -> None:
     box, slowest = (tip for tip in tips(found) if "2 ranks" in tip)
     ms = [f"{1e3 * value:.1f} ms" for value in np.quantile(both, [0.5, 0.25, 0.75, 0.05, 0.95])]
     assert box == (
-        f"batch 64\n2 ranks: median {ms[0]}\nhalf of the steps {ms[1]} to {ms[2]}, 90 % {ms[3]} to {ms[4]}\n"
+        f"batch 64\n2 ranks: median {ms[0]}\nhalf of the steps take {ms[1]} to {ms[2]}, "
+        f"90 % take {ms[3]} to {ms[4]}\n"
         "80 steps of 2 runs"
     )
     assert f"the slowest step, {1e3 * both.max():.1f} ms\nrun n2x1-gloo-srun-b32-r" in slowest

@@ -65,7 +65,7 @@ def test_a_short_series_has_the_refusal_and_the_trend() -> None:
     ("times", "words"),
     [
         ({1: 1.0, 2: 0.47, 4: 0.22}, "It is not above 0: the speedup is at least ideal."),
-        ({1: 1.0, 2: 0.5, 4: 0.252}, "Whether it changes with the size cannot be told from these intervals."),
+        ({1: 1.0, 2: 0.5, 4: 0.252}, "These intervals do not show whether it changes with the size."),
         ({1: 1.0, 2: 0.6, 4: 0.3, 8: 0.15}, "It falls with the size: the smallest sizes have a loss"),
     ],
 )

@@ -85,7 +85,7 @@ def test_the_main_loss_is_the_largest_part_of_the_division(tmp_path: Path) -> No
     assert found.sentences[2] == (
         "60 % of the step on 8 ranks is lost: less work per rank (5 % [5 %, 5 %]). Without a known cause: "
         "53 % [53 %, 53 %] (exposed communication 51 %, data loading 1 % and waiting for other ranks 1 %) "
-        "and 2 % [2 %, 2 %] in no timer."
+        "and 2 % [2 %, 2 %] outside all timers."
     )
 
 
@@ -166,7 +166,7 @@ def test_a_loss_whose_interval_includes_0_is_no_main_loss() -> None:
     division = CellDivision(rows, {}, {"transfer": 0.2})
     assert main_loss(division, ROW)[0] == "cannot tell"
     assert loss_sentence(division, ROW, size="8 ranks") == (
-        "21 % of the step on 8 ranks is lost, without a known cause: 1 % [0 %, 2 %] in no timer and "
+        "21 % of the step on 8 ranks is lost, without a known cause: 1 % [0 %, 2 %] outside all timers and "
         "20 % [-10 %, 50 %] (exposed communication 20 %)."
     )
     assert share_text(Share(Key("not-explained"), 0.85, -2.82, 1.0)) == "85 %, not certain"

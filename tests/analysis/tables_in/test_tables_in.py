@@ -574,8 +574,8 @@ def test_a_size_with_another_batch_is_named_and_the_others_are_analysed(tmp_path
     assert found["throughput_samples_per_sec"][8] == pytest.approx(640)
     lines = "Line 5" if repeats == 1 else "Lines 8 and 9"
     assert (
-        f"{lines} (8 ranks): the global batch is 2,048, and 1,024 in the rest of the series, "
-        "so this size is not compared with it"
+        f"{lines} (8 ranks): the global batch is 2,048, but 1,024 in the rest of the series, "
+        "so this size is not compared with the other sizes"
     ) in study.remarks
 
 
