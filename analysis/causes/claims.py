@@ -15,13 +15,7 @@ import numpy as np
 
 from analysis.causes.catalogue import OF_WARNINGS, TOGETHER
 from analysis.causes.divide import COMPUTING, LEAST_SHARE, Claim, Parts
-from analysis.causes.evidence import (
-    NodeFacts,
-    RunFacts,
-    calls_outside,
-    collectives_outside,
-    seconds_of,
-)
+from analysis.causes.evidence import NodeFacts, RunFacts, calls_outside, collectives_outside, seconds_of
 from analysis.checks.slow_ranks import PART_WORDS
 from analysis.text import count, number, one_line, percent, seconds
 from bench.study.conditions import Reason, summary

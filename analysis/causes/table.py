@@ -44,11 +44,7 @@ CAUSE_COLUMNS = (
     *("series", "cell_id", "cause", "share", "share_low", "share_high", "run_id", "node", "rank", "part"),
     *("evidence", "remedy"),
 )
-_PART_WORDS = {
-    "data": "data loading",
-    "transfer": "exposed communication",
-    "wait": "waiting for other ranks",
-}
+_PART_WORDS = {"data": "data loading", "transfer": "exposed communication", "wait": "waiting for other ranks"}
 
 
 def late_ranks(ranks: pd.DataFrame) -> dict[str, list[LateRank]]:

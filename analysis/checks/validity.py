@@ -17,13 +17,7 @@ from typing import Any, Literal, NamedTuple
 import pandas as pd
 from scipy import special
 
-from analysis.checks.slow_ranks import (
-    excess_texts,
-    late_nodes_of,
-    slow_nodes_of,
-    stragglers,
-    unequal_samples,
-)
+from analysis.checks.slow_ranks import excess_texts, late_nodes_of, slow_nodes_of, stragglers, unequal_samples
 from analysis.data.environment import Environment, hosts_of
 from analysis.data.load import Study
 from analysis.data.names import ranks, size_paths, state_counts

@@ -253,20 +253,14 @@ _WEAK: tuple[Law, ...] = (
         lambda p, n: p[0] / np.maximum(1 - p[1] * (n - 1) / n, 1e-9),
         _gustafson_start,
     ),
-    _linear_law(
-        *("tree", "Tree all-reduce", "T = c + a·log₂N"),
-        (_FIXED, _DOUBLING),
-        (_one, np.log2),
-    ),
+    _linear_law(*("tree", "Tree all-reduce", "T = c + a·log₂N"), (_FIXED, _DOUBLING), (_one, np.log2)),
     _linear_law(
         *("ring-bandwidth", "Ring all-reduce, bandwidth", "T = c + b(N−1)/N"),
         (_FIXED, _BYTES),
         (_one, _share_of_others),
     ),
     _linear_law(
-        *("ring-latency", "Ring all-reduce, latency", "T = c + a(N−1)"),
-        (_FIXED, _LATENCY),
-        (_one, _others),
+        *("ring-latency", "Ring all-reduce, latency", "T = c + a(N−1)"), (_FIXED, _LATENCY), (_one, _others)
     ),
     _linear_law(
         *("ring", "Ring all-reduce", "T = c + a(N−1) + b(N−1)/N"),

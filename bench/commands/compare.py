@@ -19,8 +19,7 @@ SHOWN_CELLS = 60
 
 
 AArgument = Annotated[
-    str,
-    typer.Argument(metavar="A", help="The name or folder of the first study.", show_default=False),
+    str, typer.Argument(metavar="A", help="The name or folder of the first study.", show_default=False)
 ]
 BArgument = Annotated[
     str | None,
@@ -41,8 +40,7 @@ BaseOption = Annotated[
     typer.Option("--base", metavar="VALUE", help="With --by: the value with which the others are compared."),
 ]
 EffectOption = Annotated[
-    float,
-    typer.Option("--minimum-effect", help="The smallest relative change that counts as a difference."),
+    float, typer.Option("--minimum-effect", help="The smallest relative change that counts as a difference.")
 ]
 IgnoreOption = Annotated[
     list[str] | None,

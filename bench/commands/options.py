@@ -56,11 +56,7 @@ RetryOption = Annotated[
     bool, typer.Option("--retry-failed", help="Start failed runs again, as a new attempt.")
 ]
 RetryDisturbedOption = Annotated[
-    bool,
-    typer.Option(
-        "--retry-disturbed",
-        help="Start disturbed runs again, as a new attempt.",
-    ),
+    bool, typer.Option("--retry-disturbed", help="Start disturbed runs again, as a new attempt.")
 ]
 BudgetOption = Annotated[
     float | None,

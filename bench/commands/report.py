@@ -40,8 +40,7 @@ BaselineOption = Annotated[
     ),
 ]
 ProposalOption = Annotated[
-    bool,
-    typer.Option("--proposal", help="Also write the scaling section of a proposal as .md and .tex."),
+    bool, typer.Option("--proposal", help="Also write the scaling section of a proposal as .md and .tex.")
 ]
 SamplesOption = Annotated[
     str | None,
@@ -55,8 +54,7 @@ EpochsOption = Annotated[
     int, typer.Option("--epochs", min=1, help="With --samples: epochs of that training.")
 ]
 IncludeDisturbedOption = Annotated[
-    bool,
-    typer.Option("--include-disturbed", help="Use all completed runs, including disturbed ones."),
+    bool, typer.Option("--include-disturbed", help="Use all completed runs, including disturbed ones.")
 ]
 
 SourceArgument = Annotated[

@@ -85,13 +85,7 @@ def _show(planned: PlannedStudy, records: Mapping[str, RunRecord], *, everything
     ranked = sorted(records.values(), key=rank)
     shown = ranked if everything else ranked[:SHOWN_RUNS]
     rows = [
-        (
-            record.run_id,
-            str(record.state),
-            record.attempt or None,
-            record.job_id,
-            _remark(record),
-        )
+        (record.run_id, str(record.state), record.attempt or None, record.job_id, _remark(record))
         for record in shown
     ]
     columns = ["run", "state", "attempt", "job", "reason"]

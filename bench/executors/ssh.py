@@ -62,10 +62,7 @@ OPTIONS = shlex.split(
 REMOTE = "exec bash -s"
 #: Error message and remedy, by the reason with which ssh_host.sh rejects a run.
 _REFUSALS = {
-    "tool": (
-        "lacks the command {}",
-        "install util-linux (flock, setsid), coreutils and tar on that host",
-    ),
+    "tool": ("lacks the command {}", "install util-linux (flock, setsid), coreutils and tar on that host"),
     "lock": (
         "cannot lock {}",
         "check that the file and its folder belong to you, that the folder has mode 700, and that the disk is"

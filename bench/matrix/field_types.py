@@ -274,8 +274,7 @@ _LEVEL = r"(?:\*|block|cyclic|fcyclic)"
 _DISTRIBUTION = Form(
     "a value of srun --distribution",
     re.compile(
-        rf"(?:(?:\*|block|cyclic)(?::{_LEVEL}(?::{_LEVEL})?)?|plane=[1-9]\d*)(?:,(?:No)?Pack)?",
-        re.IGNORECASE,
+        rf"(?:(?:\*|block|cyclic)(?::{_LEVEL}(?::{_LEVEL})?)?|plane=[1-9]\d*)(?:,(?:No)?Pack)?", re.IGNORECASE
     ),
     "block, cyclic or * for nodes, then :block, :cyclic, :fcyclic or :* for sockets and for cores; plane=N",
 )

@@ -114,11 +114,7 @@ def to_arguments(options: Mapping[str, Any]) -> list[str]:
 
 _TOKEN = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 #: Placeholders whose values become known when the script runs, with the quoted shell variable of each.
-RUN_TIME_VALUES = {
-    "run_dir": '"$run_dir"',
-    "master_addr": '"$MASTER_ADDR"',
-    "master_port": '"$MASTER_PORT"',
-}
+RUN_TIME_VALUES = {"run_dir": '"$run_dir"', "master_addr": '"$MASTER_ADDR"', "master_port": '"$MASTER_PORT"'}
 #: Placeholders for values of a cell that are not workload options.
 CELL_VALUES = (
     *("study", "cell_id", "nodes", "tasks_per_node", "gpus_per_node", "world_size"),
@@ -269,10 +265,7 @@ Command = Annotated[
 
 Quantity = Literal["throughput", "step_time", "loss"]
 #: The allowed units of each quantity; the first is the default.
-UNITS: dict[str, tuple[str, ...]] = {
-    "throughput": ("samples/s", "it/s"),
-    "step_time": ("s", "ms", "us"),
-}
+UNITS: dict[str, tuple[str, ...]] = {"throughput": ("samples/s", "it/s"), "step_time": ("s", "ms", "us")}
 
 
 def _check_pattern(text: str) -> str:

@@ -125,10 +125,7 @@ def gpu_facts() -> dict[str, Any]:
     """
     devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
     gpus = {index: open_gpu(index) for index in range(devices)}
-    return {
-        "driver": _driver_version(),
-        "gpus": [_facts(index, gpu, gpus) for index, gpu in gpus.items()],
-    }
+    return {"driver": _driver_version(), "gpus": [_facts(index, gpu, gpus) for index, gpu in gpus.items()]}
 
 
 @cache

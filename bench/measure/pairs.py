@@ -122,11 +122,7 @@ def neighbour_steps(ranks: Sequence[int]) -> list[list[tuple[int, int]]]:
 
 
 def exchange_with_neighbours(
-    collectives: Collectives,
-    nodes: Mapping[int, str],
-    device: torch.device,
-    *,
-    budget_s: float,
+    collectives: Collectives, nodes: Mapping[int, str], device: torch.device, *, budget_s: float
 ) -> dict[str, Any]:
     """Return the value of ``neighbours`` in probes.json; all ranks must call this function.
 

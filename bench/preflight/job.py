@@ -33,13 +33,7 @@ from bench.slurm.parsing import NodeGroup
 from bench.study.files import write_atomically
 from bench.study.layout import PreflightFolder, RunFolder
 from bench.study.ledger import RunState, now, submit_lock
-from bench.study.preflight import (
-    last_folder,
-    next_folder,
-    read_preflight,
-    read_result,
-    write_preflight,
-)
+from bench.study.preflight import last_folder, next_folder, read_preflight, read_result, write_preflight
 from bench.units import human_duration
 
 _POLL_S = 1.0

@@ -35,12 +35,7 @@ from bench.measure.results import (
     merge_windows,
     progress_line,
 )
-from bench.measure.transport import (
-    NcclLogFile,
-    combine_nccl_logs,
-    gloo_transport,
-    open_connections,
-)
+from bench.measure.transport import NcclLogFile, combine_nccl_logs, gloo_transport, open_connections
 from bench.units import human_bytes
 from bench.workload.data import DataShard, Feed, open_feed
 from bench.workload.failures import (
