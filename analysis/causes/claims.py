@@ -69,8 +69,6 @@ class RunEvidence:
     Attributes:
         parts: each part's fraction of the step; their sum is 1.
         step_s: seconds per step.
-        facts: what the run recorded.
-        late: the run's late ranks.
         reference: the facts of a run of the baseline; None for the baseline itself.
         smaller_batch: the batch per rank divided by that of the baseline; 1 if it is the same.
         comm_s: total communication per step, hidden or not, in seconds; NaN if unknown.

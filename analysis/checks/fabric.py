@@ -66,7 +66,6 @@ class RingFit:
     Attributes:
         alpha_s: seconds per step of the ring.
         beta_s_per_byte: seconds per byte on a rank's link.
-        ranks: number of ranks.
         left_out: by message size, the relative error of the time as predicted from the other sizes; a size
             is absent if the other sizes have no fit.
     """

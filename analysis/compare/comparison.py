@@ -233,7 +233,6 @@ class Comparison:
     """The result of comparing throughputs cell by cell.
 
     Attributes:
-        a: name of A.
         b: name of B; within one study, the compared setting with all values other than that of A.
         minimum_effect: a smaller relative change is not called faster or slower.
         cells: one row per pair of cells, :data:`COLUMNS`. Throughputs are samples/s (geometric means over the

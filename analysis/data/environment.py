@@ -57,7 +57,6 @@ class Environment:
             runs.
         variables: name and value of each environment variable, in the form of ``facts``.
         hosts, hosts_left_out: the first hosts, and the number of further hosts.
-        warnings: warnings of the runs.
         differing: labels of the facts that differ between runs.
         envs: content of the env.json files that were read, by run_id.
     """

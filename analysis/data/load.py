@@ -46,8 +46,6 @@ class Study:
     """One study as DataFrames.
 
     Attributes:
-        folder: the study's folder.
-        plan: content of plan.json.
         cells: one row per cell: ``cell_id, launcher, backend, nodes, gpus_per_node`` (text,
             ``4+2`` if nodes differ), ``gpus`` (ranks), ``global_batch, per_gpu_batch, device,
             swept`` (dict).

@@ -175,7 +175,6 @@ class Fitted:
     """One law with its fitted parameters.
 
     Attributes:
-        law: the law.
         theta: its parameters, in the order of ``law.parameters``.
         low, high: ends of the parameters' 95 % intervals.
         aicc: Akaike's criterion, corrected; infinite if there are too few runs.
@@ -378,7 +377,6 @@ class LawFit:
         left_out: laws that could not be fitted, with the reason.
         by_aicc: True if the laws were compared by AICc; False if only by the leave-last-out error.
         path: description of the sizes that the laws are fitted to.
-        runs: number of runs.
         largest, smallest: sizes in ranks.
     """
 

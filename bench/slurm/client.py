@@ -115,12 +115,10 @@ class BatchJob:
     """A batch script with its sbatch options.
 
     Attributes:
-        script: path of the script.
         arguments: arguments of the script (``$1``, ``$2``, ...).
         job_name: a unique name, by which the job can be found if the answer of sbatch is lost.
         output: path of the file for standard output, taken literally: ``%j`` is not replaced.
         error: path of the file for standard error, also taken literally.
-        options: further sbatch options.
     """
 
     script: Path

@@ -290,7 +290,6 @@ class JobStatus:
     """State of a Slurm job.
 
     Attributes:
-        state: state of the run.
         failure_class: class of the cause if the run did not complete, else None.
         reason: explanation of the state, or ``""`` if there is nothing to explain.
         exit_code: highest exit code of the steps, else the script's, else 128 + ``signal``. sacct shows

@@ -105,11 +105,9 @@ class Details:
     """Figures of single steps, ranks and messages, with the data that was read for them.
 
     Attributes:
-        drawings: the figures.
         ranks: means of the ranks; None if no run has ranks.csv.
         fabrics: the measured all-reduce of each series.
         files: the texts of those :data:`DETAIL_FILES` that have content, by file name.
-        fabric: the content of fabric.csv.
     """
 
     drawings: list[Drawing]

@@ -236,7 +236,6 @@ class BatchGrid:
             backend, launcher and swept options has its own panel.
         axis: the unit of ``size``: nodes, or ranks if all cells have one node.
         left_out: sentences about cells that are not drawn.
-        rate_unit: unit of a throughput.
     """
 
     mode: str
