@@ -14,7 +14,6 @@ from analysis.data.names import layout, state_counts, state_name
 from analysis.report.figures.drawing import Selection
 from analysis.report.words import WORDS, ascii_formula
 from analysis.stats.columns import COLUMNS, FURTHER_COLUMNS
-from analysis.stats.scaling import AXES_COLUMNS
 from analysis.text import (
     MISSING,
     capital,
@@ -96,11 +95,6 @@ def csv_table(table: pd.DataFrame) -> str:
     # Tables measured elsewhere may lack the nodes.
     frame["nodes"] = frame["nodes"].astype("Int64").mask(frame["gpus_per_node"] == "")
     return csv_text(frame)
-
-
-def axes_csv(sizes: pd.DataFrame) -> str:
-    """Return the sizes of :func:`analysis.stats.scaling.two_axes` as CSV."""
-    return csv_text(sizes[list(AXES_COLUMNS)])
 
 
 def runs_csv(runs: pd.DataFrame) -> str:

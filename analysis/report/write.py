@@ -237,7 +237,9 @@ def _draw(rows: pd.DataFrame, runs: pd.DataFrame, **options: Any) -> list[Drawin
 
 
 def _tables(frames: Frames, rows: pd.DataFrame, sizes: pd.DataFrame) -> dict[str, str]:
-    from analysis.report.tables import axes_csv, csv_table, latex_table, markdown_table, runs_csv
+    from analysis.data.csv_files import csv_text
+    from analysis.report.tables import csv_table, latex_table, markdown_table, runs_csv
+    from analysis.stats.scaling import AXES_COLUMNS
 
     tables = {
         "scaling.csv": csv_table(rows),
@@ -245,7 +247,7 @@ def _tables(frames: Frames, rows: pd.DataFrame, sizes: pd.DataFrame) -> dict[str
         "scaling.tex": latex_table(rows, rate_unit=frames.rate_unit),
         "runs.csv": runs_csv(frames.runs),
     }
-    return tables | ({"axes.csv": axes_csv(sizes)} if len(sizes) else {})
+    return tables | ({"axes.csv": csv_text(sizes[list(AXES_COLUMNS)])} if len(sizes) else {})
 
 
 def _divided(

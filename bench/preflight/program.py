@@ -89,11 +89,6 @@ def product_rate(on: Sequence[torch.device], size: int, *, windows: int) -> floa
     return _slowest_rate(on, lambda device: _product(device, size), windows)
 
 
-def memory_rate(on: Sequence[torch.device], *, windows: int) -> float:
-    """Return the bytes/s that a large copy reads and writes on the slowest device."""
-    return _slowest_rate(on, _copy, windows)
-
-
 Work = Callable[[], object]
 
 
@@ -353,7 +348,7 @@ class Node:
         """Measure this node."""
         rates = {
             "matrix-product": product_rate(self._devices, task["size"], windows=task["windows"]),
-            "memory": memory_rate(self._devices, windows=task["windows"]),
+            "memory": _slowest_rate(self._devices, _copy, task["windows"]),
         }
         return {**rates, **gpu_state(self._devices, task["size"])}
 
