@@ -6,11 +6,11 @@ runs of the study are known, from squeue, run.json and conditions.json.
 
 from __future__ import annotations
 
-import threading
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import cached_property
 from typing import Any
 
 from bench.slurm.client import Slurm, SlurmUnavailableError
@@ -38,15 +38,19 @@ class Neighbourhood:
     ) -> None:
         self._study, self._slurm, self._ended, self._queue = study, slurm, ended, queue
         self._unknown = no_accounting.partition("\n")[0]
-        self._jobs: _Jobs | None = None
-        self._lock = threading.Lock()
 
     def of(self, run: Occupation) -> Neighbours:
         """Return the other jobs on the nodes of ``run``."""
-        with self._lock:  # several threads process runs
-            if self._jobs is None:
-                self._jobs = _Jobs(self._find())
-        return Neighbours(self._jobs.beside(run), self._unknown)
+        jobs = self._jobs.beside(run)  # can set _unknown
+        return Neighbours(jobs, self._unknown)
+
+    def ask(self) -> None:
+        """Ask Slurm now, if it has not been asked yet."""
+        self._jobs  # noqa: B018 (a cached property)
+
+    @cached_property
+    def _jobs(self) -> _Jobs:
+        return _Jobs(self._find())
 
     def _find(self) -> list[Occupation]:
         if not self._unknown:

@@ -9,14 +9,12 @@ sacct.
 
 from __future__ import annotations
 
-import resource
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
-from statistics import median
-from typing import Any
+from multiprocessing import get_context
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from bench.errors import UnwritableError
 from bench.executors.base import settle, settle_run_json
@@ -39,6 +37,9 @@ from bench.study.ledger import FailureClass, RunRecord, RunState, now
 from bench.study.plan_json import PlannedStudy
 from bench.study.run_json import update_run
 
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
 #: Seconds after the end of a job until its rows in sacct are considered complete.
 GRACE_S = 30.0
 #: The limit in place of GRACE_S if the end time comes from the clock of a node, which can be wrong.
@@ -48,19 +49,21 @@ MISSING_FOR_S = 24 * 3600.0
 
 INCOMPLETE = "has ended; its accounting in sacct is not complete yet"
 
-#: Number of runs that are processed before the speed of the file system is estimated.
-TRIAL_RUNS = 32
-#: If this thread waits more often and longer than this to process one run, the file system is probably
-#: shared, and threads are used. On a busy machine with a local disk, a thread waits as often, but shorter.
-WAITS_PER_RUN, WAITED_S_PER_RUN = 2, 0.004
-THREADS = 8
+#: From this number of runs on, several processes settle them.
+MANY_RUNS = 64
+#: On a shared file system each of the two dozen file operations per run takes a millisecond, so more
+#: processes than cores are useful.
+PROCESSES = 8
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 class Settlement:
     """Update the records of a study's runs, and record the end of runs whose jobs have ended.
 
-    Several threads can process different runs at once. All events are appended to the ledger in one
-    operation, because syncing the file after each event would be slow.
+    All events are appended to the ledger in one operation, because syncing the file after each event would be
+    slow.
     """
 
     def __init__(self, study: PlannedStudy, slurm: Slurm) -> None:
@@ -103,8 +106,26 @@ class Settlement:
             no_accounting=self._no_accounting,
         )
         todo = [(record, "ended") for record in gone] + [(record, "accounted") for record in unaccounted]
-        process_runs(self._settle_one, todo)
+        if len(todo) < MANY_RUNS:
+            self._settle_share(todo)
+        else:
+            self._neighbourhood.ask()  # once, and not in each process
+            originals = {record.run_id: record for record, _ in todo}
+            for share in share_out(self._settle_share, todo, processes=PROCESSES):
+                for record, content in share:
+                    original = originals[record.run_id]
+                    vars(original).update(vars(record))
+                    if content is not None:
+                        self._settled[record.run_id] = (original, content)
         self._write_events()
+
+    def _settle_share(
+        self, share: Sequence[tuple[RunRecord, str]]
+    ) -> list[tuple[RunRecord, dict[str, Any] | None]]:
+        """Settle some runs; return each record with its event for the ledger, or with None."""
+        for record, event in share:
+            self._settle_one(record, event)
+        return [(record, self._settled.get(record.run_id, (record, None))[1]) for record, _ in share]
 
     def _ask_accounting(self, records: Sequence[RunRecord]) -> None:
         names = {record.job_id: record.job_name for record in records}
@@ -333,36 +354,35 @@ def lacks_accounting(record: RunRecord) -> bool:
         return False
 
 
-def process_runs(work: Callable[..., None], arguments: Sequence[tuple[Any, ...]]) -> None:
-    """Call ``work`` with each tuple of arguments, using threads on slow file systems.
+def share_out(work: Callable[[Sequence[T]], R], items: Sequence[T], *, processes: int) -> Iterator[R]:
+    """Yield ``work(share)`` of each share of ``items``, which several processes compute at the same time.
 
-    On a shared file system each of the two dozen file operations per run takes a millisecond, and threads can
-    execute several at once. On a local disk, threads would take three times as long, because they wait for
-    each other. If calls raise exceptions, the first exception is raised.
+    The processes are forks of this one: they share its memory until they change it, and their changes have no
+    effect here. Results must be picklable. If a process ends without a result, its share is computed here.
     """
-    counts, seconds = [], []
-    for call in arguments[:TRIAL_RUNS]:
-        count, second = _waits()
-        work(*call)
-        after = _waits()
-        counts.append(after[0] - count)
-        seconds.append(after[1] - second)
-    rest = arguments[TRIAL_RUNS:]
-    # Medians are used, because the first run waits for sacct.
-    if rest and median(counts) > WAITS_PER_RUN and median(seconds) > WAITED_S_PER_RUN:
-        with ThreadPoolExecutor(THREADS) as pool:
-            list(pool.map(lambda call: work(*call), rest))
-        return
-    for call in rest:
-        work(*call)
+    context = get_context("fork")
+    shares = [items[number::processes] for number in range(processes)]
+    started = []
+    for share in shares[1:]:
+        receiver, sender = context.Pipe(duplex=False)
+        process = context.Process(target=_send, args=(sender, work, share))
+        process.start()
+        sender.close()
+        started.append((process, receiver, share))
+    yield work(shares[0])
+    for process, receiver, share in started:
+        try:
+            result = receiver.recv()
+        except EOFError:
+            result = work(share)
+        process.join()
+        yield result
 
 
-def _waits() -> tuple[int, float]:
-    """Return how often this thread has waited for I/O or a lock (voluntary context switches).
-
-    The second value is the time, from an arbitrary start, in which this thread did not run, in seconds.
-    """
-    return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw, time.perf_counter() - time.thread_time()
+def _send(sender: Connection, work: Callable[[T], Any], share: T) -> None:
+    # If the work fails, the parent repeats it and reports the error.
+    with suppress(BaseException):
+        sender.send(work(share))
 
 
 def _await_accounting(record: RunRecord) -> None:
