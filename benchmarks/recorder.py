@@ -160,7 +160,7 @@ def main() -> int:
         "--ranks",
         type=int,
         default=2,
-        help="number of ranks; a single rank has less noise, because it waits for no other",
+        help="number of ranks; a single rank has less noise, because it waits for no other rank",
     )
     parser.add_argument(
         "--width", type=int, default=1024, help="width of the layers; with 256, steps are short"

@@ -103,12 +103,10 @@ class Division:
 def divide(parts: Parts, claims: Sequence[Claim], *, reference: Parts | None = None) -> Division:
     """Divide the step of one run.
 
-    Args:
-        parts: the parts of the step, relative to the cell's mean step time. Their sum is 1 if the run is as
-            fast as the mean.
-        claims: the causes found in the run. Those with a share get their part of the step first, in order.
-        reference: the ideal parts of the baseline's step, relative to the step of this cell; None for a
-            baseline.
+    ``parts`` are relative to the cell's mean step time; their sum is 1 if the run is as fast as the mean.
+    ``claims`` are the causes found in the run; those with a share get their part of the step first, in order.
+    ``reference`` contains the ideal parts of the baseline's step, relative to the step of this cell; it is
+    None for a baseline.
     """
     left, total = _pools(parts, reference)
     shares: dict[Key, float] = {}

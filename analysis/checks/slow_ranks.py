@@ -75,11 +75,8 @@ def _beyond_typical(frame: pd.DataFrame, column: str, *, among: list[str]) -> pd
 def stragglers(ranks: pd.DataFrame) -> pd.DataFrame:
     """Return the ranks that were late in every epoch of their run, with :data:`STRAGGLER_COLUMNS`.
 
-    ``part`` is the part of the step with the largest excess over the typical rank.
-
-    Args:
-        ranks: rows of ranks.csv with ``run_id`` and ``cell_id``; rows without an attribution
-            window are ignored.
+    ``part`` is the part of the step with the largest excess over the typical rank. ``ranks`` are rows of
+    ranks.csv with ``run_id`` and ``cell_id``; rows without an attribution window are ignored.
     """
     frame = _with_useful_time(ranks)
     if not len(frame):

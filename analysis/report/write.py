@@ -99,16 +99,11 @@ def write_table_report(
     work: Work | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Report:
-    """Write the report of a table measured elsewhere, ``TABLE-report/``.
+    """Write the report of a table measured elsewhere, ``TABLE-report/`` in the folder ``output``.
 
-    Args:
-        table: a CSV file, one row per run or per size; docs/analysis.md lists its columns.
-        output: the folder that will contain ``TABLE-report/``.
-        mode: ``strong`` or ``weak``, for series without batch columns.
-        baseline: as for :func:`write_report`.
-        proposal: as for :func:`write_report`.
-        work: as for :func:`write_report`.
-        progress: as for :func:`write_report`.
+    ``table`` is a CSV file with one row per run or per size; docs/analysis.md lists its columns. ``mode``
+    (``strong`` or ``weak``) is for series without batch columns. The other arguments are those of
+    :func:`write_report`.
 
     Raises:
         BenchError: the table has errors (all are listed with their lines), the baseline does not exist, or

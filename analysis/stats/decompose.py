@@ -92,9 +92,8 @@ def _weighted_means(frame: pd.DataFrame, ids: pd.Series) -> pd.DataFrame:
 def cell_parts(runs: pd.DataFrame) -> pd.DataFrame:
     """Return the mean parts and times of each cell over its runs, and the POP factors.
 
-    Args:
-        runs: ``cell_id`` and the columns of :func:`run_parts`, one row per measured run;
-            runs without an attribution window (NaN) are ignored.
+    ``runs`` has ``cell_id`` and the columns of :func:`run_parts`, one row per measured run. Runs without an
+    attribution window (NaN) are ignored.
 
     Returns:
         A frame indexed by cell_id: :data:`PARTS`, :data:`TIMES`, ``exposed``, ``load_balance,
@@ -122,11 +121,8 @@ def computational_scalability(
     ΣU is the useful time of all ranks, ranks · mean U. A value below 1 means: all ranks together compute
     longer per sample than those of the reference (smaller batches per rank, shared cores, lower clocks).
 
-    Args:
-        useful_s: mean useful time of the ranks, seconds per step.
-        ranks: number of ranks.
-        samples_per_step: work of one step: the global batch.
-        reference: index label of each row's reference row.
+    ``useful_s`` is the mean useful time of the ranks (s per step), and ``samples_per_step`` is the global
+    batch. ``reference`` is the index label of each row's reference row.
     """
     per_sample = useful_s * ranks / samples_per_step
     return per_sample.reindex(reference).set_axis(per_sample.index) / per_sample

@@ -67,10 +67,8 @@ class LogMoments:
 def log_moments(values: Floats, *, groups: npt.NDArray[np.intp], size: int) -> LogMoments:
     """Return the moments of ``size`` groups; NaN if a group has too few values.
 
-    Args:
-        values: positive and finite.
-        groups: index of each value's group, from 0; values with -1 belong to no group and are ignored.
-        size: number of groups.
+    ``values`` are positive and finite. ``groups`` contains the index of each value's group, from 0; values
+    with the index -1 are ignored.
     """
     logs, groups = np.log(values[groups >= 0]), groups[groups >= 0]
     n = np.bincount(groups, minlength=size).astype(float)

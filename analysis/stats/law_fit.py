@@ -110,8 +110,7 @@ def path_of(runs: pd.DataFrame) -> SizePath | Refusal:
     Otherwise it contains the sizes with the same ranks per node, if these are enough for a law, or else the
     layout on the fewest nodes for each size.
 
-    Args:
-        runs: one row per run with ``gpus``; optionally ``nodes`` and ``gpus_per_node`` (text).
+    ``runs`` has one row per run with ``gpus`` and, optionally, ``nodes`` and ``gpus_per_node`` (text).
     """
     total = runs["gpus"].nunique()
     if total < MIN_SIZES:
@@ -462,11 +461,9 @@ class LawFit:
 def fit_laws(runs: pd.DataFrame, *, mode: str, probes: Fabric | None = None) -> LawFit | Refusal:
     """Fit the scaling laws to one series, or return the reason why this is not possible.
 
-    Args:
-        runs: one row per run that counts: ``gpus``, ``step_time_sec`` (seconds per global batch);
-            optionally ``nodes`` and ``gpus_per_node`` (text), to locate the node boundary.
-        mode: ``strong`` or ``weak``; any other series has no law.
-        probes: the measured all-reduce; if given, the communication model is fitted, too.
+    ``runs`` has one row per run that counts: ``gpus``, ``step_time_sec`` (seconds per global batch) and,
+    optionally, ``nodes`` and ``gpus_per_node`` (text) to locate the node boundary. Only the modes ``strong``
+    and ``weak`` have laws. With ``probes``, the measured all-reduce, the communication model is fitted, too.
     """
     if mode not in ("strong", "weak"):
         return Refusal(

@@ -56,11 +56,10 @@ _RANKS = re.compile(r"([0-9]+)(?: (?:gpus?|ranks?))?", re.IGNORECASE)
 def is_baseline(rows: pd.DataFrame, baseline: str) -> Mask:
     """Return a mask of the rows that a value of ``--baseline`` selects.
 
-    Args:
-        rows: ``cell_id, nodes, gpus_per_node, gpus`` and ``ddp`` (bool).
-        baseline: a cell's id; a size as nodes x ranks per node (``1x4``) or as ranks (``4``,
-            ``4 GPUs``); ``no-ddp`` (one rank without DDP); or ``common``, the smallest size that
-            every series has measured. A size selects cells with DDP if there are any.
+    ``rows`` have ``cell_id, nodes, gpus_per_node, gpus`` and ``ddp`` (bool). ``baseline`` is a cell's id; a
+    size as nodes x ranks per node (``1x4``) or as ranks (``4``, ``4 GPUs``); ``no-ddp`` (one rank without
+    DDP); or ``common``, the smallest size that every series has measured. A size selects cells with DDP if
+    there are any.
     """
     baseline = baseline.strip()
     by_name = np.asarray(rows["cell_id"] == baseline, dtype=bool)
@@ -168,10 +167,8 @@ def scale(source: Study | Frames, *, baseline: str | None = None) -> pd.DataFram
     :func:`analysis.checks.scaling_table.scaling_table` adds the reasons. Intervals are 95 % and need three
     runs of the cell and of the baseline. The baseline's efficiency is 1 by definition, without an interval.
 
-    Args:
-        source: a study, or its frames.
-        baseline: size or cell, as :func:`analysis.stats.scaling.is_baseline` parses it. By default, and
-            in a series without this size or cell, the baseline is the smallest measured size.
+    :func:`is_baseline` parses ``baseline``, a size or cell. By default, and in a series without this size or
+    cell, the baseline is the smallest measured size.
 
     Returns:
         The columns of :data:`analysis.stats.columns.SCHEMA`.

@@ -113,12 +113,9 @@ def draw_rows(
 ) -> Tips:
     """Draw each row, series by series, with the sizes as tick labels.
 
-    Args:
-        axes: the panel to draw into. If there are several series, each has a heading.
-        rows: ``series, gpus, nodes, gpus_per_node`` and the columns that ``bar`` needs.
-        labels: the series in order, with their names.
-        bar: function that draws one row, given its vertical position, the row and its name; returns the row's
-            tips.
+    ``rows`` have ``series, gpus, nodes, gpus_per_node`` and the columns that ``bar`` needs. ``labels`` maps
+    the series, in order, to their names; several series have headings. ``bar`` draws one row, given its
+    vertical position, the row and its name, and returns the row's tips.
     """
     tips: Tips = {}
     names: dict[float, str] = {}

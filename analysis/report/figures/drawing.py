@@ -333,10 +333,8 @@ def set_ticks(axis: Axis, ticks: Sequence[float], text: Callable[[float], str]) 
 def log_ticks(low: float, high: float, *steps: Sequence[float]) -> list[float]:
     """Return ticks of a logarithmic axis, by the first of ``steps`` that gives three or more, else the last.
 
-    Args:
-        low: lower end of the axis.
-        high: upper end of the axis.
-        steps: multiples of a power of ten with a tick, such as ``(1, 2, 5)``; the fewest first.
+    Each of ``steps`` contains the multiples of a power of ten that get a tick, such as ``(1, 2, 5)``; the
+    fewest multiples come first.
     """
     ticks: list[float] = []
     for multiples in steps:
@@ -384,10 +382,8 @@ _FONTS = "system-ui, 'Segoe UI', Roboto, 'Helvetica Neue', 'DejaVu Sans', sans-s
 def _clean_svg(raw: str, draft: Draft, *, tips: Tips) -> Element:
     """Return matplotlib's SVG as a tree without namespaces, styles or outside references.
 
-    Args:
-        raw: matplotlib's SVG.
-        draft: gives the prefix of all ids (``name``), and title and description for screen readers.
-        tips: the tips of each artist's marks, in drawing order, by the artist's gid.
+    The name of ``draft`` is the prefix of all ids. ``tips`` contains the tips of each artist's marks, in
+    drawing order, by the artist's gid.
     """
     root = ElementTree.fromstring(raw)  # noqa: S314 (matplotlib wrote this text)
     for element in root.iter():
