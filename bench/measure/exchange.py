@@ -255,8 +255,8 @@ class Peers:
             return None
         named = join_names([self.name_of(rank) for rank in reports.silent])
         if is_lost:
-            return f"{effect}: nothing was heard from {named}; killed, or its host was lost?"
-        return f"{effect}: {named} did not come; find out where it hangs, or {remedy}"
+            return f"{effect}: no report from {named}: killed, or the host was lost"
+        return f"{effect}: {named} did not reach the collective; find out why, or {remedy}"
 
     def name_of(self, rank: int) -> str:
         """Return the rank with its host, such as ``rank 1 on n2``."""

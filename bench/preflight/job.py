@@ -126,7 +126,7 @@ class PreflightJob:
             _conclude(folder)
             return None
         write_preflight(folder, {**content, "job_id": job_id})
-        self.say(f"job {job_id} of an earlier `bench preflight` was not concluded: waiting for it")
+        self.say(f"job {job_id} of an earlier `bench preflight` has no result yet: waiting for it")
         return folder, job_id
 
     def _find(self, job_name: str) -> str | None:

@@ -1,7 +1,7 @@
 """Report the cause and save complete windows when training hangs, fails or receives SIGTERM.
 
-Every few seconds each rank posts its state to the store. If nothing has moved for a while, the first rank
-that is alive compares the states of all ranks, and names the ranks that the others wait for, with their
+Every few seconds each rank posts its state to the store. If a rank makes no progress for a while, the first
+rank that is alive compares the states of all ranks. It names the ranks that the others wait for, with their
 current line of code. A stall first causes only a warning, because the training is possibly just slow. If the
 process later ends during the stall, the same message is printed as the cause.
 """
@@ -107,18 +107,16 @@ def find_stall(states: Mapping[int, State], world_size: int) -> Stall:
 
 def describe_stall(stall: Stall, states: Mapping[int, State], hosts: Sequence[str], *, idle_s: float) -> str:
     """Return a one-line description of a stall that has lasted ``idle_s`` so far."""
-    begin = f"nothing has moved for {idle_s:.0f} s"
+    begin = f"no progress for {idle_s:.0f} s"
     parts = []
     if stall.behind:
-        step = "a step after the recorded ones" if stall.step is None else f"step {stall.step}"
+        step = "a step after the last recorded step" if stall.step is None else f"step {stall.step}"
         missed = f"a collective of {step}" if stall.by_collectives else step
         names = join_names([_describe_rank(rank, states[rank], hosts) for rank in stall.behind])
-        parts.append(f"{names} did not come to {missed}")
+        parts.append(f"{names} did not reach {missed}")
     if stall.silent:
         names = join_names([_rank_name(rank, hosts) for rank in stall.silent])
-        parts.append(
-            f"nothing is heard from {names}: stuck in C code, stopped or killed, or its host was lost?"
-        )
+        parts.append(f"no report from {names}: stuck in C code, stopped or killed, or the host was lost")
     if parts:
         return f"{begin}: {'; '.join(parts)}"
     first = min(states)
@@ -127,7 +125,7 @@ def describe_stall(stall: Stall, states: Mapping[int, State], hosts: Sequence[st
 
 def _describe_rank(rank: int, state: State, hosts: Sequence[str]) -> str:
     pause = "in recorder.pause(), " if state.paused else ""
-    where = f"{pause}at {state.where}" if state.where else "moving on"
+    where = f"{pause}at {state.where}" if state.where else "making progress"
     return f"{_rank_name(rank, hosts)} ({where})"
 
 

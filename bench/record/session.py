@@ -157,7 +157,7 @@ class Session:
     """One rank of a recording, from its first step on.
 
     Raises:
-        RecorderError: several processes run without a process group, or the folder cannot be made.
+        RecorderError: several processes run without a process group, or the folder cannot be created.
     """
 
     def __init__(
@@ -244,7 +244,7 @@ def _make_folder(run_dir: str | os.PathLike[str] | None) -> RunFolder:
     try:
         folder.path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RecorderError(f"{folder.path}: cannot be made: {error.strerror}") from None
+        raise RecorderError(f"{folder.path}: cannot be created: {error.strerror}") from None
     print(f"bench: recording into {folder.path}", flush=True)
     return folder
 

@@ -83,7 +83,7 @@ def _run(request: Mapping[str, Any], requests: _LineReader) -> None:
         ready, _, _ = select.select([pidfd, requests.descriptor], [], [])
         if pidfd not in ready:
             _end_group(child, pidfd)
-            _write_end(folder, exit_code=137, signal_name="KILL", stage="the harness was gone")
+            _write_end(folder, exit_code=137, signal_name="KILL", stage="the harness had ended")
     finally:
         os.close(pidfd)
     _, status = os.waitpid(child, 0)

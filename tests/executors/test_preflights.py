@@ -104,7 +104,7 @@ def test_after_a_kill_the_next_call_waits_for_the_same_preflight(cluster, script
     go.touch()
     done = study.bench("submit", "STUDY", "--preflight", "--wait")
     assert done.returncode == 0, done.stderr
-    assert "of an earlier `bench preflight` was not concluded: waiting for it\n" in done.stderr
+    assert "of an earlier `bench preflight` has no result yet: waiting for it\n" in done.stderr
     assert len(preflight_jobs(cluster)) - before == 1
     assert study.jobs_per_run() == {"n1x1-gloo-srun-b1-r1": 1}
 

@@ -28,7 +28,7 @@ def description(states: dict[int, State]) -> str:
 def test_a_rank_that_called_fewer_collectives_is_behind():
     states = {0: state(12, 41), 1: state(12, 41), 2: state(12, 40, "train.py:38 in main: time.sleep(600)")}
     assert description(states) == (
-        "nothing has moved for 45 s: rank 2 on n2 (at train.py:38 in main: time.sleep(600)) did not come to a"
+        "no progress for 45 s: rank 2 on n2 (at train.py:38 in main: time.sleep(600)) did not reach a"
         " collective of step 13"
     )
 
@@ -37,20 +37,20 @@ def test_steps_are_compared_if_collectives_are_unknown_or_equal():
     for collectives in (None, 40):
         states = {0: state(12, collectives), 1: state(11, collectives), 2: state(12, collectives)}
         assert description(states) == (
-            "nothing has moved for 45 s: rank 1 on n1 (at train.py:7 in main: x()) did not come to step 13"
+            "no progress for 45 s: rank 1 on n1 (at train.py:7 in main: x()) did not reach step 13"
         )
 
 
 def test_no_step_is_named_after_the_recording():
     states = {rank: state(12, 40 if rank == 1 else 41, counting=False) for rank in range(3)}
-    assert description(states).endswith(" did not come to a collective of a step after the recorded ones")
+    assert description(states).endswith(" did not reach a collective of a step after the last recorded step")
 
 
 def test_a_pause_and_a_moving_rank_are_described():
     states = {0: state(12, 41), 1: state(12, 40, paused=True), 2: state(12, 40, "")}
     assert description(states) == (
-        "nothing has moved for 45 s: rank 1 on n1 (in recorder.pause(), at train.py:7 in main: x()),"
-        " rank 2 on n2 (moving on) did not come to a collective of step 13"
+        "no progress for 45 s: rank 1 on n1 (in recorder.pause(), at train.py:7 in main: x()),"
+        " rank 2 on n2 (making progress) did not reach a collective of step 13"
     )
 
 
@@ -58,8 +58,8 @@ def test_silent_ranks_are_named():
     states = {1: state(12, 41)}
     assert find_stall(states, 3).late == [0, 2]
     assert description(states) == (
-        "nothing has moved for 45 s: nothing is heard from rank 0 on n1, rank 2 on n2: stuck in C code,"
-        " stopped or killed, or its host was lost?"
+        "no progress for 45 s: no report from rank 0 on n1, rank 2 on n2: stuck in C code,"
+        " stopped or killed, or the host was lost"
     )
 
 
@@ -67,15 +67,15 @@ def test_no_rank_is_blamed_if_all_are_at_the_same_place():
     states = {rank: state(12, 41) for rank in range(3)}
     assert find_stall(states, 3).late == []
     assert description(states) == (
-        "nothing has moved for 45 s, and no rank is behind another: rank 0 on n1 (at train.py:7 in main: x())"
+        "no progress for 45 s, and no rank is behind another: rank 0 on n1 (at train.py:7 in main: x())"
     )
 
 
 def test_a_message_names_eight_ranks_at_most():
     states = {0: state(1, 2), **{rank: state(1, 1, "x.py:1 in f") for rank in range(1, 11)}}
     text = describe_stall(find_stall(states, 11), states, [], idle_s=30)
-    assert text.startswith("nothing has moved for 30 s: rank 1 (at x.py:1 in f), rank 2 (")
-    assert text.endswith("rank 8 (at x.py:1 in f) and 2 more did not come to a collective of step 2")
+    assert text.startswith("no progress for 30 s: rank 1 (at x.py:1 in f), rank 2 (")
+    assert text.endswith("rank 8 (at x.py:1 in f) and 2 more did not reach a collective of step 2")
 
 
 def test_the_line_is_the_users_although_it_calls_a_library():

@@ -101,8 +101,8 @@ def test_a_killed_rank_ends_the_other_and_leaves_whole_files(server, tmp_path):
     assert time.monotonic() - killed < 300, "rank 0 waited for its time-out"
     assert finished.codes == [1, -9]
     assert finished.err[0] == (
-        f"bench: error: rank 0 on {HOST}: {LOST}: nothing was heard from rank 1 on {HOST};"
-        " killed, or its host was lost?\n"
+        f"bench: error: rank 0 on {HOST}: {LOST}: no report from rank 1 on {HOST}:"
+        " killed, or the host was lost\n"
     )
     rows = finished.table("metrics")
     assert 1 <= len(rows) < 400
@@ -140,8 +140,8 @@ def test_a_rank_that_hangs_ends_the_others_after_the_time_out(server, tmp_path):
     finished = started.finish()
     assert finished.codes == [1, -9]
     assert finished.err[0] == (
-        f"bench: error: rank 0 on {HOST}: a collective did not complete in 3 s: rank 1 on {HOST} did not come;"
-        " find out where it hangs, or raise --join-timeout\n"
+        f"bench: error: rank 0 on {HOST}: a collective did not complete in 3 s: rank 1 on {HOST} did not reach the collective;"
+        " find out why, or raise --join-timeout\n"
     )
 
 
@@ -158,7 +158,7 @@ def test_of_four_ranks_the_one_that_does_not_come_is_named_by_those_that_did(ser
     lines = [finished.err[rank] for rank in (0, 2, 3)]
     # The first rank with a time-out closes its connections; the others may notice that first.
     assert all(f"rank 1 on {HOST}" in line and len(line.splitlines()) == 1 for line in lines), lines
-    assert all(f"rank {rank} on {HOST} did not come" not in line for rank in (0, 2, 3) for line in lines)
+    assert all(f"rank {rank} on {HOST} did not reach" not in line for rank in (0, 2, 3) for line in lines)
     assert any("a collective did not complete in 4 s" in line for line in lines)
     assert finished.table("metrics")
 
