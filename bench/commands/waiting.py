@@ -115,8 +115,8 @@ class Patience:
 class Waiting:
     """Wait for the end of all runs of a study, and start the remaining runs when the queue accepts them.
 
-    If Slurm is unreachable, waiting continues as long as ``patience`` allows. Runs that Slurm does not
-    know are given up after :data:`UNKNOWN_WAIT_S`.
+    If Slurm is unreachable, waiting continues as long as ``patience`` allows. For runs that Slurm does not
+    know, waiting ends after :data:`UNKNOWN_WAIT_S`.
     """
 
     def __init__(

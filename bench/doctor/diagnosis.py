@@ -24,7 +24,7 @@ TELLING_LINES = 5
 #: Number of last lines reported for logs that show neither a failure nor success.
 LAST_LINES = 3
 HARMLESS = "harmless-retry"
-#: Name of the cause of any exception. Another cause that explains the same line is preferred.
+#: Name of the general cause for exceptions. A more specific cause of the same line is preferred.
 PROGRAM_ERROR = "program-error"
 #: Name of the sign that recognizes a launcher's report of a failed process. Every failure leads to this
 #: report.

@@ -55,7 +55,7 @@ _ACTIVATES = re.compile(
     r"|\.bash_aliases|\.cargo/env|setup-env\.sh|lmod\.sh|modules?\.sh|init/(?:bash|sh|profile)|bash|z00_lmod\.sh"
     r"|setvars\.sh|lmod/lmod/init/\w+|00-modulepath\.sh|zsh|profile\.d/.*)\Z"
 )
-#: Maximum number of recorded uses, assignments and tests (each), which keeps the rules fast.
+#: Maximum numbers of uses, of assignments and of tests that are recorded, so that the rules stay fast.
 _MAX_RECORDS = 2_000
 #: Limits for following calls of functions and inner scripts.
 _MAX_CALLS = 200

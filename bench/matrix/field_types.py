@@ -67,7 +67,7 @@ def _check_env_value(value: str) -> str:
     return value
 
 
-#: Variables that the scripts set themselves, with a hint for a matrix that sets one.
+#: Variables that the scripts set themselves, each with a hint for a matrix that sets the variable.
 _OWNED_VARIABLES = {
     "OMP_NUM_THREADS": "use cluster.cpus_per_task, which sets the threads of every rank",
     "MASTER_ADDR": "it is the first host of each job",

@@ -78,7 +78,7 @@ def cell_without_secrets(cell: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def secrets_in(words: Iterable[str], env: Mapping[str, str]) -> set[str]:
-    """Return the secrets among whole words of a command and values of environment variables."""
+    """Return the words of a command and the values of environment variables that may be secrets."""
     words = list(words)
     pairs = [*zip(words, without_secrets(words), strict=True)]
     pairs += [*zip(env.values(), without_secret_variables(env).values(), strict=True)]

@@ -58,7 +58,7 @@ _TICK_NS = 10**9 // os.sysconf("SC_CLK_TCK")
 _KERNEL_THREAD = 0x00200000
 _INIT = 1
 _SLURM_DAEMONS = ("slurmd", "slurmstepd")
-#: Link of /proc/self/ns/pid in the machine's first namespace (PROC_PID_INIT_INO in include/linux/proc_ns.h).
+#: Target of /proc/self/ns/pid in the initial PID namespace (PROC_PID_INIT_INO in include/linux/proc_ns.h).
 _FIRST_NAMESPACE = "pid:[4026531836]"
 #: Variables that identify a job in the environment of its processes.
 _JOB_VARIABLES = ("SLURM_JOB_ID", "BENCH_SSH_JOB")

@@ -229,7 +229,7 @@ def nodes_to_check(groups: Sequence[NodeGroup], text: str, *, largest: int | Non
     """Return a range of node counts for sbatch's --nodes, from which Slurm takes as many nodes as are free.
 
     ``largest`` is the number of nodes of the largest run. At most twice as many are checked, so that there
-    are spare nodes, but a large cluster is not occupied. None means all idle nodes.
+    are spare nodes, but a large cluster is not occupied. If ``largest`` is None, all idle nodes are checked.
     """
     partitions = requested_partitions(groups, text).values()
     in_service = max((sum(g.nodes for g in own if g.in_service) for own in partitions), default=0)

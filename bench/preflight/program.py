@@ -1,4 +1,4 @@
-"""The program of a preflight job: one process per node measures the node, and exchanges messages with others.
+"""The program of a preflight job: one process per node measures the node and exchanges messages with others.
 
 Rank 0 announces each task in the store, in which all nodes also post their results. If a node is lost,
 only its own results are missing. Rank 0 writes all values after each task, so that earlier values are
@@ -58,7 +58,7 @@ _MIN_SIZE, _MAX_SIZE = 256, 8192
 #: Size of the memory that is copied (larger than caches), and size of the part that one call copies.
 _MEMORY_BYTES = 256 * 2**20
 _CPU_PART_BYTES = 8 * 2**20
-#: GPUs work this long before their clocks are read, with this many further products in their queues.
+#: Time for which GPUs work before their clocks are read, and number of products that are then still queued.
 _LOADED_S = 1.0
 _QUEUED = 50
 

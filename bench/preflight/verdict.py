@@ -52,7 +52,7 @@ def exchange_s(nodes: int) -> float:
 
 
 def most_steps(nodes: int) -> int:
-    """Return the number of steps for which there is time."""
+    """Return the number of steps that fit into :data:`EXCHANGES_S`."""
     return max(nodes.bit_length(), int(EXCHANGES_S / (exchange_s(nodes) * _OVERHEAD)))
 
 

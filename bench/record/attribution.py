@@ -127,7 +127,7 @@ class Attribution:
         self._is_suspended = False
         self._observed.add("backward_s")
         if self._ddp is not None and self._ddp.require_backward_grad_sync:
-            # With two forward passes before a backward pass, the logger counts from the second one's end.
+            # After two forward passes, the logger's backward starts at the end of the second forward pass.
             self._timer.start_ddp_backward(again=self._expects_backward)
             self._awaits_reading = self._expects_backward = True
         else:

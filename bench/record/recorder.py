@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 #: Maximum time that ``close`` waits for the last records of the other ranks.
 CLOSE_TIMEOUT_S = 60.0
-#: Maximum time for this wait if the process ends without a call of ``close``.
+#: Maximum time of this wait at the exit of a process that did not call ``close``.
 _EXIT_TIMEOUT_S = 5.0
 
 

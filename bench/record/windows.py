@@ -42,7 +42,7 @@ from bench.study.run_json import SampledStep, SlowCall
 
 #: Number of calls that are kept for each part: the slowest calls.
 _KEPT = 5
-#: Code objects (by qualified name) during which the timers of a step run, and the name of their part.
+#: Part of a step, by the qualified name of the code that runs while the timers measure this part.
 _PARTS = {
     "Batches.__iter__": "data_load",
     "Module._wrapped_call_impl": "forward",
@@ -259,7 +259,7 @@ class Windows:
         self._device = device
         self._lengths = lengths
         self.phase = Phase.WARM_UP
-        #: Number of complete steps so far, and of windows sent.
+        #: Number of complete steps so far, and number of windows sent.
         self.total = 0
         self.posted = 0
         self._steps = 0  # steps in the current phase

@@ -407,7 +407,7 @@ def classify_queue(rows: Sequence[QueueRow]) -> JobStatus:
 
 
 def _why_in_queue(slurm_state: SlurmState, reason: str) -> str:
-    """Return the explanation of a state and its reason in squeue."""
+    """Return the explanation of a state in squeue and of Slurm's reason for it."""
     if slurm_state.state is RunState.COMPLETED or slurm_state.word == "RUNNING":
         return ""
     if slurm_state.state is RunState.QUEUED:

@@ -75,7 +75,7 @@ QUEUE_FULL = (
     ),
     Wording(r"Slurm job queue full|MaxJobCount limit reached", "26.05"),
 )
-#: There is no configuration: the commands are installed, but not for a cluster.
+#: Slurm's commands are installed, but the configuration of a cluster is missing.
 UNCONFIGURED = (
     Wording(r"Could not establish a configuration source", _EVERY),
     Wording(r"Unable to process (?:slurm\.conf|configuration) file", _EVERY),

@@ -155,7 +155,7 @@ class Occupation:
 
     @cached_property
     def certain_end(self) -> datetime:
-        """The time at which the job has certainly ended, because Slurm rounds its end down."""
+        """A time at which the job has certainly ended: Slurm's end plus 1 s, because Slurm rounds it down."""
         return datetime.max.replace(tzinfo=UTC) if self.end is None else self.end + _SLURM_ROUNDING
 
     @cached_property  # a job can be the neighbour of hundreds of runs

@@ -54,8 +54,8 @@ from bench.workload.session import Request, Session
 from bench.workload.training import STATES_PER_WEIGHT, Task, Trainer, Windows, build_task, parameters_of, wrap
 
 #: Keeps the process group until the process ends. The group's destructor holds the GIL and waits for the
-#: group's threads, one of which can need the GIL to free its last tensor (seen with torch 2.4.1, and with
-#: DDP's reducer in 2.13).
+#: group's threads, one of which can need the GIL to free its last tensor. The process then hangs (seen with
+#: torch 2.4.1, and with DDP's reducer in 2.13).
 _KEPT_GROUPS: list[object] = []
 _CLOCK_WAS_SET = (
     "the clock of a host was set during {steps} attribution step(s), which are left out because DDP's logger"

@@ -185,7 +185,7 @@ def _undefined_by_slurm(script: Script, use: Use) -> Remark | None:
     if options and not given & set(options):
         message = f"Slurm sets ${name} only in jobs with --{options[0]}, which this script does not request"
         remedy = f"add --{options[0]}, or write ${{{name}:-NUMBER}}"
-        # Arrays are often requested on the command line only.
+        # Job arrays are often requested on the command line only.
         return Remark(use.line, message, remedy, Severity.INFO if options == ("array",) else None)
     return None
 
