@@ -133,6 +133,14 @@ def test_findings_are_sorted_by_line_and_then_by_severity() -> None:
     ]
 
 
+@pytest.mark.parametrize("line", ["EOF", "$ sbatch other.sh", "'''\npython a.py\n'''"])
+def test_a_leftover_of_editing_is_an_error_only_if_bash_stops_there(line: str) -> None:
+    for setting, severity in (("set -u", Severity.WARNING), ("set -euo pipefail", Severity.ERROR)):
+        text = f"#!/bin/bash\n#SBATCH --gpus=1\n{setting}\n{line}\npython train.py\n"
+        (finding,) = lint_script(text, path="x")
+        assert (finding.rule, finding.line, finding.severity) == ("stray-command", 4, severity)
+
+
 def test_options_given_to_sbatch_override_directives() -> None:
     text = "#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --ntasks-per-node=4 --gpus-per-node=8\npython train.py\n"
     assert lint_script(text, path="x") == []

@@ -22,6 +22,8 @@ _MAX_ODD_LINES = 200
 _PROSE = re.compile(r"[A-Z][a-z]+[,:]?\Z")
 _WORD = re.compile(r"[A-Za-z]+(?:[-'][A-Za-z]+)*[,.:]?\Z")
 _STOP_WORDS = frozenset({"the", "a", "an", "of", "and", "with", "this", "is", "are", "to", "from", "on"})
+_NOTE = re.compile(r"[A-Z][A-Za-z_]*(?: [A-Za-z_]+)+[ \t]*:?")
+_STOPS_AT_ERRORS = re.compile(r"\s*set\s+(?:-\w+\s+)*(?:-[a-z]*e|-[a-z]*o\s+errexit)|#!.*sh\s+-[a-z]*e")
 _NAME = re.compile(r"[A-Za-z_]\w*\Z")
 _PYTHON_KEYWORDS = frozenset({"import", "from", "print", "def", "elif", "class"})
 #: Leftovers of editing: ends of here-documents, prompts, separator lines, bare numbers.
@@ -73,8 +75,8 @@ def _is_collection(script: Script, ignored: Sequence[Option]) -> bool:
 
 
 def _is_fragment(script: Script) -> bool:
-    """Return whether the file has no ``#!`` line: sbatch would refuse it, so it only lists commands."""
-    return not script.line(1).startswith("#!")
+    """Return whether the file is a collection of commands or notes; sbatch refuses scripts without ``#!``."""
+    return not script.line(1).startswith("#!") or sum(map(bool, map(_NOTE.fullmatch, script.lines))) > 2
 
 
 @rule(Severity.ERROR)
@@ -286,7 +288,7 @@ def _stray(script: Script, step: Step) -> Remark | None:
         return Remark(line, message, "remove the $")
     if script.line(line).lstrip().startswith(("'''", '"""')):
         message = "bash has no block comments: it runs the text between the quotes as a command"
-        return Remark(line, message, "put # at the start of each line")
+        return Remark(line, message, "put # at the start of each line", _severity_of_leftover(script))
     if re.match(r"!?#?!?SBATCH\b|!#|!/", first) or first == "#SBATCH":
         message = f"bash runs `{first}` as a command, but there is no such command"
         return Remark(line, message, "put # at the start of the line")
@@ -299,7 +301,7 @@ def _stray(script: Script, step: Step) -> Remark | None:
         return Remark(line, message, "put `echo` before it", Severity.INFO if step.place.branches else None)
     if _LEFTOVER.fullmatch(first) or (words[0].bare is None and _is_sentence(script, step)):
         message = f"bash runs `{first[:40]}` as a command, but there is no such command"
-        return Remark(line, message, "remove the line")
+        return Remark(line, message, "remove the line", _severity_of_leftover(script))
     comment = _comment_before(script, step)
     if comment:
         message = (
@@ -313,6 +315,11 @@ def _stray(script: Script, step: Step) -> Remark | None:
         )
         return Remark(hashed.line, message, "remove the comment from the text between the quotes")
     return _stray_warning(script, step, bare)
+
+
+def _severity_of_leftover(script: Script) -> Severity:
+    """Return the severity of a command that does not exist: bash goes on after it, except with ``set -e``."""
+    return Severity.ERROR if any(map(_STOPS_AT_ERRORS.match, script.lines)) else Severity.WARNING
 
 
 def _comment_before(script: Script, step: Step) -> int | None:
