@@ -11,10 +11,11 @@ disturbed.
 ``foreign``: three runs of a training that sleeps instead of computing; during one of them, a process that is
 not of the job uses a fifth to all of a core of one node. The run, the node and the time must be named.
 
-``healthy``: studies of nine runs of this training that nothing disturbs.
+``healthy``: studies of nine runs of this training that nothing disturbs. No cause of lost time may be named.
 
 The script exits with 1 if an overlap is missed or invented, if fewer than 37 of 40 foreign processes are
-found, or if more than 2 of 108 healthy runs are called disturbed (in proportion, for other numbers).
+found, if more than 2 of 108 healthy runs are called disturbed (in proportion, for other numbers), or if more
+than 2 % of the healthy studies have a cause.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ from clusters import own_cluster
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from analysis.causes.table import named, study_causes
+from analysis.data.load import load_study
 from bench.slurm.parsing import expand_hosts
 from bench.study.layout import METRICS_COLUMNS
 from tests.cluster.bed import Cluster, missing
@@ -49,6 +52,8 @@ NODES = ("n1", "n2", "n3", "n4")
 #: Required number of found foreign processes of 40, and allowed number of disturbed runs of 12 studies.
 FOUND, OF_DRAWS = 37, 40
 DISTURBED, OF_STUDIES = 2, 12
+#: Allowed fraction of healthy studies with a cause.
+EXPLAINED = 0.02
 _JOB = re.compile(r"job (\d+)")
 
 OVERLAPPING = """\
@@ -292,25 +297,30 @@ def run_foreign(cluster: Cluster, folder: Path, dice: random.Random, draws: int)
 
 
 def run_healthy(cluster: Cluster, folder: Path, studies: int) -> list[str]:
-    """Run studies that nothing disturbs; return a text if too many of their runs are called disturbed."""
-    disturbed = runs = 0
+    """Run studies that nothing disturbs; return a text if too many are called disturbed or have a cause."""
+    disturbed = runs = explained = 0
     wrong = []
     for number in range(1, studies + 1):
         study = sleeping_study(folder / str(number), cluster, name=f"healthy{number}", nodes=[1, 2, 4])
         study.bench("submit", "STUDY", "--wait")
         contents = [study.run_json(run.run_id) for run in study.planned.runs]
         entries = [one for run in contents for one in run.get("disturbed") or ()]
-        runs, disturbed = (
-            runs + len(contents),
-            disturbed + sum(bool(run.get("disturbed")) for run in contents),
-        )
+        causes = named(study_causes(load_study(study.folder)))[["cell_id", "cause", "share", "evidence"]]
+        runs, explained = runs + len(contents), explained + bool(len(causes))
+        disturbed += sum(bool(run.get("disturbed")) for run in contents)
         known = sum(run["state"] == "completed" and "disturbed" in run for run in contents)
         if known < len(contents):
             wrong.append(f"healthy {number}: {len(contents) - known} runs failed or have no conditions")
         print(f"healthy {number}: {known} runs completed with conditions; {entries or 'none'}", flush=True)
-    print(f"healthy: {disturbed} of {runs} runs called disturbed", flush=True)
+        for row in causes.to_dict("records"):
+            print(f"    named: {row}", flush=True)
+    print(
+        f"healthy: {disturbed} of {runs} runs called disturbed; {explained} of {studies} studies have a cause"
+    )
     if disturbed > DISTURBED * max(1.0, studies / OF_STUDIES):
         wrong.append(f"healthy: {disturbed} runs called disturbed")
+    if explained > EXPLAINED * studies:
+        wrong.append(f"healthy: {explained} studies have a cause")
     return wrong
 
 
