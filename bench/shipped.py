@@ -16,7 +16,7 @@ def shipped(folder: str) -> Path:
 
 
 def find_matrix(name: str) -> Path:
-    """Return the path of a matrix file, given by the file's path or by the name of a shipped example.
+    """Return the path of a matrix, given by its path with or without .yaml, or by the name of an example.
 
     An existing file takes precedence over an example of the same name.
 
@@ -24,8 +24,9 @@ def find_matrix(name: str) -> Path:
         BenchError: there is no such file or example; the message lists the examples.
     """
     path = Path(name)
-    if path.is_file():
-        return path
+    for own in (path, Path(f"{name}.yaml")):
+        if own.is_file():
+            return own
     examples = {example.stem: example for example in sorted(shipped("matrices").glob("*.yaml"))}
     stem = name.removesuffix(".yaml").removeprefix("matrices/")
     if not path.exists() and stem in examples:

@@ -206,7 +206,7 @@ def _common(finished: pd.DataFrame, common: Mapping[str, frozenset[Reason]]) -> 
             f"{one_line(cell, limit=60)} ({summary(list({(o.reason, o.node): o for o in own}.values()))})"
         )
         values[cell] = [one.as_json() for one in own]
-    words = f"All runs of {listed(texts, limit=_MAX_CELLS)}. No run is left out."
+    words = f"All runs of these cells were disturbed: {listed(texts, limit=_MAX_CELLS)}. No run is left out."
     return ValidityFinding("common-condition", words, list(common), {"disturbed": values})
 
 

@@ -61,6 +61,10 @@ def _read(path: str) -> str:
     if path == "-":
         return sys.stdin.buffer.read().decode("utf-8", errors="replace")
     file = Path(path)
+    if file.suffix in (".yaml", ".yml"):
+        raise BenchError(
+            f"{file} is a YAML file, not a script", remedy="`bench plan` lints the scripts of a matrix"
+        )
     if not file.is_file():
         raise missing_file(file, what="the script", remedy="give the path of a sbatch script, or - for stdin")
     try:

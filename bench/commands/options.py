@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -103,7 +104,13 @@ def find_study(name: str | None, results: Path | None) -> StudyFolder:
         if StudyFolder(path).is_planned:
             return StudyFolder(path)
     if Path(name).suffix in (".yaml", ".yml"):
-        raise BenchError(f"{name} is a matrix, not a study", remedy=f"plan it first: bench plan {name}")
+        own = Path(name).stem
+        remedy = (
+            f"its study is {own}"
+            if own in [one.name for one in known]
+            else f"plan it first: bench plan {name}"
+        )
+        raise BenchError(f"{name} is a matrix, not a study", remedy=remedy)
     listed = ", ".join(study.name for study in known) or "none"
     what = f"no study {name!r} is planned below {root} (planned: {listed})"
     raise BenchError(what, remedy="plan it: bench plan MATRIX")
@@ -208,6 +215,9 @@ def _matches(run: Run, cell: Cell, pattern: str) -> bool:
     if key == "mode":
         return value in cell.modes
     found = _property(cell, key)
+    with suppress(ValueError):
+        if isinstance(found, float):  # 25.0 in the plan, 25 in the matrix
+            return found == float(value)
     return value_text(found) == value
 
 

@@ -53,7 +53,10 @@ def plan_study(matrix: str, *, site: str | None, results: Path | None) -> tuple[
     from bench.shipped import find_matrix
 
     root = results_folder(results)
-    plan = continue_study(make_plan(find_matrix(matrix), site=find_site(site)), root)
+    path = find_matrix(matrix)
+    if path != Path(matrix):
+        say(f"matrix: {path}")
+    plan = continue_study(make_plan(path, site=find_site(site)), root)
     return plan, write_plan(plan, root)
 
 

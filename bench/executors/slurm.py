@@ -303,7 +303,9 @@ class SlurmExecutor:
                 return [largest, *(run for run in runs if run is not largest)]
             what = f"Slurm does not accept the largest cell, {largest.cell_id}: {why}"
             remedy = (
-                "nothing was submitted; correct the matrix's cluster section, or exclude that size (--only)"
+                "nothing was submitted; correct the matrix's cluster section and plan it again (`sinfo -s` "
+                "lists partitions, `sacctmgr show assoc where user=$USER` accounts and QOS), or leave out "
+                "that size (--only)"
             )
             raise BenchError(what, remedy=remedy) from None
         return runs

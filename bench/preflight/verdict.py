@@ -291,12 +291,22 @@ def assess(measured: Measured, *, threshold: float) -> dict[str, Any]:
     """
     made = {check: passes for check, passes in measured.passes.items() if check != "gpus" or _best(passes)[1]}
     columns = {check: _best(passes) for check, passes in made.items()}
+
+    def column(check: str, place: int) -> tuple[Values, float | None]:
+        """Return the values and median to show for a node: if possible, of a pass in which it is fit."""
+        passes = made.get(check, ())
+        passed = [values for values in passes if _fails(check, values[place], values, threshold) is False]
+        return _best(passed) if passed else columns[check]
+
     failed = {check: failing(passes, check=check, threshold=threshold) for check, passes in made.items()}
     exchange = confirmed(measured.rates, judge(measured.rates, threshold=threshold))
     if measured.exchange:
         columns["exchange"], failed["exchange"] = (exchange.rates, exchange.median), exchange.slow_nodes
     nodes = [
-        _node(host, [_check(name, columns[name], place, place in failed[name]) for name in _order(columns)])
+        _node(
+            host,
+            [_check(name, column(name, place), place, place in failed[name]) for name in _order(columns)],
+        )
         for place, host in enumerate(measured.hosts)
         if host not in measured.silent
     ]

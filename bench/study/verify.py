@@ -16,7 +16,7 @@ from bench.errors import BenchError
 from bench.study.conditions import read_disturbances
 from bench.study.files import read_json, read_table
 from bench.study.layout import METRICS_COLUMNS, RunFolder
-from bench.study.ledger import RunRecord
+from bench.study.ledger import RunRecord, RunState
 from bench.study.run_json import read_run, read_warnings
 
 #: Codes of the warnings in env.json that compare the cores and threads of ranks and nodes.
@@ -117,6 +117,8 @@ def _checks(folder: RunFolder, run: dict[str, Any]) -> Iterator[Check]:
     if isinstance(run.get("cause"), dict):
         reason += f"; cause: {run['cause'].get('cause')}; {run['cause'].get('remedy')}"
     yield Check("state", state == "completed", f"{state}{reason}", "completed")
+    if state in (RunState.QUEUED, RunState.RUNNING):
+        return
     files = _files(cell)
     missing = [name for name in files if not (folder.path / name).is_file()]
     yield Check(

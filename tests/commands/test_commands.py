@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.shipped import shipped
 from tests.commands.command_line import bench, bench_process
 
 TINY = """\
@@ -65,6 +66,7 @@ def test_plan_prints_the_cells_the_cost_and_the_folder(tmp_path):
     )
     assert lines[-1] == "written: results/l40s (scripts/, plan.json)"
     assert done.stderr.splitlines() == [
+        f"matrix: {shipped('matrices') / 'l40s.yaml'}",
         "warning: at most 3 sizes per series: no forecast (a fitted model needs 5 or more)",
         "warning: up to 9 runs on several nodes can execute side by side and share the network, which disturbs "
         "their communication times; `bench submit --pack` (one job, one run after another) avoids this, and so "
@@ -118,7 +120,9 @@ def test_an_unknown_study_and_a_matrix_give_different_errors(ran):
         == "error: no study 'tinny' is planned below results (planned: tiny); plan it: bench plan MATRIX\n"
     )
     done = bench("submit", "tiny.yaml", cwd=ran)
-    assert done.stderr == "error: tiny.yaml is a matrix, not a study; plan it first: bench plan tiny.yaml\n"
+    assert done.stderr == "error: tiny.yaml is a matrix, not a study; its study is tiny\n"
+    done = bench("submit", "new.yaml", cwd=ran)
+    assert done.stderr == "error: new.yaml is a matrix, not a study; plan it first: bench plan new.yaml\n"
 
 
 def test_status_lists_every_run(ran):
@@ -221,6 +225,8 @@ def test_only_chooses_by_name_and_by_property(tmp_path):
     by_value = bench("submit", "--dry-run", "--only", "world_size=2", cwd=tmp_path).stdout
     assert by_name == by_value
     assert by_name.splitlines()[-1] == "2 of 3 runs would be started"
+    whole = bench("submit", "--dry-run", "--only", "bucket_cap_mb=25", cwd=tmp_path).stdout
+    assert whole.splitlines()[-1] == "3 of 3 runs would be started", "25 is 25.0"
     done = bench("submit", "--dry-run", "--only", "wrold_size=2", cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr.startswith(

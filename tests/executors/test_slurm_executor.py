@@ -284,7 +284,8 @@ def test_a_cell_that_slurm_rejects_is_an_error_before_anything_is_submitted(scri
     assert done.stderr == (
         "error: Slurm does not accept the largest cell, n1x1-gloo-srun-b1: invalid partition specified: nope\n"
         "allocation failure: Invalid partition name specified; nothing was submitted; "
-        "correct the matrix's cluster section, or exclude that size (--only)\n"
+        "correct the matrix's cluster section and plan it again (`sinfo -s` lists partitions, "
+        "`sacctmgr show assoc where user=$USER` accounts and QOS), or leave out that size (--only)\n"
     )
     assert not (study.folder / "ledger.jsonl").exists()
 
@@ -331,7 +332,8 @@ repeats: 1
     refusal = (
         "error: Slurm does not accept the largest cell, n8x1-gloo-srun-b4: allocation failure: "
         "Requested node configuration is not available (partition l40s has 4 nodes, and the job needs 8); "
-        "nothing was submitted; correct the matrix's cluster section, or exclude that size (--only)"
+        "nothing was submitted; correct the matrix's cluster section and plan it again (`sinfo -s` lists "
+        "partitions, `sacctmgr show assoc where user=$USER` accounts and QOS), or leave out that size (--only)"
     )
     done = study.bench("submit", "STUDY", "--canary")
     assert (done.returncode, done.stderr.splitlines()[1:]) == (2, [refusal])

@@ -77,6 +77,14 @@ def test_standard_input_may_contain_any_bytes(
     )
 
 
+def test_a_matrix_is_not_a_script(tmp_path):
+    with pytest.raises(BenchError) as caught:
+        run_lint([str(tmp_path / "my.yaml")], json=False, diff=False)
+    assert str(caught.value) == (
+        f"{tmp_path / 'my.yaml'} is a YAML file, not a script; `bench plan` lints the scripts of a matrix"
+    )
+
+
 @pytest.mark.parametrize(("name", "kind"), [("none.sbatch", "does not exist"), ("", "is a directory")])
 def test_a_path_that_is_not_a_file_is_bad_input(tmp_path: Path, name: str, kind: str) -> None:
     path = tmp_path / name

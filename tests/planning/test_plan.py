@@ -145,7 +145,7 @@ def test_shipped_examples_are_found_by_name_and_the_users_own_files_first(tmp_pa
     assert find_matrix("smoke_cpu") == shipped("matrices") / "smoke_cpu.yaml"
     assert find_matrix("matrices/l40s.yaml") == shipped("matrices") / "l40s.yaml"
     (tmp_path / "smoke_cpu.yaml").write_text("study: mine\n")
-    assert find_matrix("smoke_cpu.yaml") == Path("smoke_cpu.yaml")
+    assert find_matrix("smoke_cpu.yaml") == find_matrix("smoke_cpu") == Path("smoke_cpu.yaml")
     with pytest.raises(BenchError) as caught:
         find_matrix("nowhere")
     examples = "backends, h200, l40s, mixed_nodes, smoke_cpu, ssh_hosts, strong_cpu, weak_cpu"

@@ -40,6 +40,8 @@ def test_a_node_that_was_slow_only_once_is_fit():
         [],
         ["0 of 6 pairs of nodes exchanged messages; the links between the other pairs are unknown"],
     )
+    shown = assess(measured(matrix_product=[slow, fine]), threshold=0.9)["nodes"][2]
+    assert (shown["fit"], shown["value"]) == (True, 12.9e9), "the value with which the node passed"
 
 
 def test_of_two_nodes_the_slower_one_is_unfit():

@@ -55,6 +55,14 @@ def test_what_was_not_measured_is_not_ok_and_does_not_fail_the_run(run_folder):
     }
 
 
+@pytest.mark.parametrize("state", ["queued", "running"])
+def test_only_the_state_of_a_run_that_has_not_ended_is_checked(run_folder, state):
+    content = json.loads((run_folder / "run.json").read_text())
+    (run_folder / "run.json").write_text(json.dumps({**content, "state": state}))
+    verdict = verify_run(run_folder)
+    assert [str(check) for check in verdict.checks] == [f"FAIL  state: {state}, expected completed"]
+
+
 def test_a_failed_check_fails_a_run_with_unmeasured_values(run_folder):
     (run_folder / "env.json").write_text('{"backend": "nccl", "world_size": 2}')
     verdict: Verification = verify_run(run_folder)
