@@ -264,7 +264,7 @@ def findings(result: Mapping[str, Any]) -> Iterator[str]:
         else:
             normal = _with_unit(link["median"], "B/s")
             what = f"the link between {a} and {b} is slow: {rate}, the median is {normal}"
-            yield f"{what}; avoid one of the two nodes"
+            yield f"{what}; avoid one of these nodes"
 
 
 def _failure(check: Mapping[str, Any]) -> str:

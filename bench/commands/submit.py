@@ -136,7 +136,7 @@ def _check_options(planned: PlannedStudy, *, preflight: bool, pack: bool, max_qu
         raise BenchError(
             "--max-queued limits the number of queued jobs, so it has no effect on a pack,"
             " which is a single job",
-            remedy="omit one of the two options",
+            remedy="omit --max-queued or --pack",
         )
     if planned.executor != "slurm":
         say(f"--max-queued is ignored: executor {planned.executor} has no queue and starts one run at a time")

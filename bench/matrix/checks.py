@@ -24,7 +24,7 @@ def check_node_gpus(point: Point, matrix: Matrix, document: Document) -> None:
     most = max(per_node) if isinstance(per_node, list) else per_node
     if has is not None and matrix.workload.device == "cuda" and most > has:
         what = f"gpus_per_node {most}: cluster.node_gpus says that a node has {count(has, 'GPU')}"
-        document.add_problem(("axes", "gpus_per_node"), what, "correct one of the two")
+        document.add_problem(("axes", "gpus_per_node"), what, "correct one of these numbers")
 
 
 def check_dependency(matrix: Matrix, document: Document) -> None:
@@ -34,7 +34,7 @@ def check_dependency(matrix: Matrix, document: Document) -> None:
     for index, line in enumerate(matrix.cluster.directives):
         if any(word.startswith(("-d", "--dep")) for word in line.split()):
             what = f"{line!r} has no effect with concurrent_runs, which sets the dependency of each job"
-            document.add_problem(("cluster", "directives", index), what, "remove one of the two")
+            document.add_problem(("cluster", "directives", index), what, "remove one of these settings")
 
 
 def idle_gpus(cell: Cell, *, node_gpus: int | None) -> int:
@@ -126,10 +126,10 @@ def check_srun_options(matrix: Matrix, document: Document) -> None:
         key, place = found[0], ("cluster", "srun_options", i)
         if getattr(cluster, key) is not None:
             what = f"{word} in cluster.srun_options contradicts cluster.{key}: {getattr(cluster, key)}"
-            document.add_problem(place, what, "keep one of them")
+            document.add_problem(place, what, "keep only one of these settings")
         elif key in words:
             what = f"{word} in cluster.srun_options contradicts {words[key]}"
-            document.add_problem(place, what, "keep one of them")
+            document.add_problem(place, what, "keep only one of these options")
         words[key] = word
     _check_hint(matrix, document)
 
@@ -144,7 +144,7 @@ def _check_hint(matrix: Matrix, document: Document) -> None:
         excluded.append("cpu_bind")
     for name in excluded:
         what = f"hint and {name} exclude each other: srun derives the binding of tasks from the hint"
-        document.add_problem(_place_of("hint", matrix), what, "remove one of them")
+        document.add_problem(_place_of("hint", matrix), what, f"remove hint or {name}")
 
 
 def check_one_task_per_node(point: Point, matrix: Matrix, document: Document) -> None:
@@ -324,7 +324,7 @@ def check_commands(matrix: Matrix, document: Document) -> None:
             if name.startswith("env.") and name.removeprefix("env.") not in env:
                 what = f"the command contains {{{name}}}, which neither cluster.env nor an axis sets"
                 known = ", ".join(sorted(env)) or "nothing"
-                document.add_problem(place, what, f"set it in one of them (now set: {known})")
+                document.add_problem(place, what, f"set it in cluster.env or in axes (now set: {known})")
             elif name in ("master_addr", "master_port") and matrix.cluster.executor != "slurm":
                 what = (
                     f"the command contains {{{name}}}, which executor {matrix.cluster.executor} does not set"

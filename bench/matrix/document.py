@@ -236,7 +236,7 @@ class _Builder:
                 continue
             if key in own:
                 what = f"key '{key}' is given twice (first in line {own[key]})"
-                self._add_problem(line, what, "keep one of them")
+                self._add_problem(line, what, "keep only one of these lines")
                 continue
             own[key] = line
             self.top_level_line = line if depth == 0 else self.top_level_line

@@ -110,7 +110,7 @@ class _Enumeration:
             for index, value in enumerate(values):
                 if canonical(value) in known:
                     what = f"axes.{key} contains {value_text(value)} twice"
-                    self.document.add_problem(("axes", key, index), what, "remove one of them")
+                    self.document.add_problem(("axes", key, index), what, "remove one of these values")
                 known.add(canonical(value))
         seen: dict[tuple[str, int], Place] = {}
         for mode, batch, place in self.batches:
@@ -257,7 +257,7 @@ def _add_name_clash(one: dict[str, Any], other: dict[str, Any], document: Docume
     axis = next(name for name in other if one.get(name) != other[name])
     values = f"{value_text(one.get(axis))!r} and {value_text(other[axis])!r}"
     what = f"axes.{axis}: {values} would give two cells the same name"
-    document.add_problem(("axes", axis), what, "make one of them shorter, or use letters and digits only")
+    document.add_problem(("axes", axis), what, "use shorter values, or letters and digits only")
 
 
 def _swept_names(points: Sequence[Point], matrix: Matrix) -> list[str]:

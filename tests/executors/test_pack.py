@@ -161,7 +161,7 @@ def test_what_a_pack_would_do_is_shown_and_its_cost_is_checked(scripted, running
     done = study.bench("submit", "STUDY", "--pack", "--max-queued", "2")
     assert done.stderr == (
         "error: --max-queued limits the number of queued jobs, so it has no effect on a pack,"
-        " which is a single job; omit one of the two options\n"
+        " which is a single job; omit --max-queued or --pack\n"
     )
 
 

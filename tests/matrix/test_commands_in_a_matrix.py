@@ -92,7 +92,7 @@ def test_without_a_command_a_cell_has_no_command_options(plan):
         (
             "command: python x.py {env.A}",
             "own.yaml:6: the command contains {env.A}, which neither cluster.env nor an axis sets; "
-            "set it in one of them (now set: nothing)",
+            "set it in cluster.env or in axes (now set: nothing)",
         ),
         (
             "command: python x.py {master_addr}",

@@ -143,7 +143,7 @@ CASES = {
     ),
     "a value twice in an axis": (
         changed("nodes: [1, 2]", "nodes: [1, 2, 1]"),
-        "m.yaml:4: axes.nodes contains 1 twice; remove one of them",
+        "m.yaml:4: axes.nodes contains 1 twice; remove one of these values",
     ),
     "a batch twice": (
         changed("[8]}", "[8, 8]}"),
@@ -151,7 +151,7 @@ CASES = {
     ),
     "a key twice": (
         GOOD + "study: again\n",
-        "m.yaml:9: key 'study' is given twice (first in line 1); keep one of them",
+        "m.yaml:9: key 'study' is given twice (first in line 1); keep only one of these lines",
     ),
     "far too many cells": (
         changed("nodes: [1, 2]", f"nodes: {list(range(1, 1001))}").replace(

@@ -98,7 +98,7 @@ def test_a_dependency_of_the_user_is_refused_with_concurrent_runs(warnings, line
         warnings(f'concurrent_runs: 2\n  directives: ["--mail-type=END", "{line}"]')
     assert str(caught.value) == (
         f"m.yaml:5: {line!r} has no effect with concurrent_runs, which sets the dependency of each job; "
-        "remove one of the two"
+        "remove one of these settings"
     )
     assert warnings(f'qos: high\n  directives: ["{line}"]') == []
 

@@ -167,25 +167,25 @@ def test_a_word_that_srun_refuses_is_an_error_of_the_plan(tmp_path):
     [
         (
             {"cpu_bind": "cores", "srun_options": ["--cpu-bind=none"]},
-            "--cpu-bind=none in cluster.srun_options contradicts cluster.cpu_bind: cores; keep one of them",
+            "--cpu-bind=none in cluster.srun_options contradicts cluster.cpu_bind: cores; keep only one of these settings",
         ),
         (
             {"distribution": "block", "srun_options": ["-mcyclic"]},
-            "-mcyclic in cluster.srun_options contradicts cluster.distribution: block; keep one of them",
+            "-mcyclic in cluster.srun_options contradicts cluster.distribution: block; keep only one of these settings",
         ),
         (
             {"srun_options": ["--cpu-bind=none", "--cpu_bind=cores"]},
-            "--cpu_bind=cores in cluster.srun_options contradicts --cpu-bind=none; keep one of them",
+            "--cpu_bind=cores in cluster.srun_options contradicts --cpu-bind=none; keep only one of these options",
         ),
         (
             {"hint": "nomultithread", "cpu_bind": "cores"},
             "hint and cpu_bind exclude each other: srun derives the binding of tasks from the hint; "
-            "remove one of them",
+            "remove hint or cpu_bind",
         ),
         (
             {"srun_options": ["--hint=nomultithread", "--threads-per-core=1"]},
             "hint and --threads-per-core=1 exclude each other: srun derives the binding of tasks from the hint; "
-            "remove one of them",
+            "remove hint or --threads-per-core=1",
         ),
     ],
 )

@@ -178,7 +178,7 @@ def test_two_cells_with_the_same_name_are_rejected(tmp_path):
     assert str(caught.value) == (
         f"{tmp_path}/m.yaml:{line}: axes.env.NOTE: 'a value of many letters: 79102' and "
         "'a value of many letters: 126337' would give two cells the same name; "
-        "make one of them shorter, or use letters and digits only"
+        "use shorter values, or letters and digits only"
     )
 
 

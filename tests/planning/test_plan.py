@@ -312,5 +312,5 @@ def test_more_ranks_per_node_than_gpus_are_an_error(tmp_path):
     with pytest.raises(BenchError) as caught:
         cost_of(tmp_path, "node_gpus: 2")
     assert str(caught.value) == (
-        f"{tmp_path}/m.yaml:3: gpus_per_node 4: cluster.node_gpus says that a node has 2 GPUs; correct one of the two"
+        f"{tmp_path}/m.yaml:3: gpus_per_node 4: cluster.node_gpus says that a node has 2 GPUs; correct one of these numbers"
     )

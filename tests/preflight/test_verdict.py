@@ -96,7 +96,7 @@ def test_a_slow_link_blames_neither_of_its_nodes():
     assert result["exclude"] == []
     assert result["links"] == [{"nodes": ["n1", "n2"], "fit": False, "value": 0.55e9, "median": 1e9}]
     assert list(findings(result)) == [
-        "the link between n1 and n2 is slow: 550 MB/s, the median is 1 GB/s; avoid one of the two nodes"
+        "the link between n1 and n2 is slow: 550 MB/s, the median is 1 GB/s; avoid one of these nodes"
     ]
 
 
