@@ -15,8 +15,8 @@ def cancel_command(
 ) -> int:
     """Cancel the queued and running runs of a study, and nothing else.
 
-    Without --only, a `bench submit` that is running in another terminal starts no more runs. A later
-    `bench submit` starts the cancelled runs again.
+    Without --only, the command also prevents a `bench submit` in another terminal from starting more runs. A
+    later `bench submit` starts the cancelled runs again.
     """
     planned = open_study(find_study(study, results))
     if not filters:

@@ -54,8 +54,8 @@ class Cause:
 
     Attributes:
         severity: "failure", or "slow" if the cause makes the job slow but does not end it.
-        path, line: the line of a log that shows the cause. For a cause that measurements show, the folder of
-            the run and None.
+        path, line: the line of a log that shows the cause. For a cause that measurements show, ``path`` is
+            the run's folder and ``line`` is None.
         share: the fraction of the step that the cause takes, if measurements show it, otherwise None.
     """
 

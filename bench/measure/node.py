@@ -4,7 +4,7 @@ This module imports neither torch nor psutil, so that it starts quickly beside a
 kernel's Documentation/ABI/testing/sysfs-class-net-statistics, sysfs-class-infiniband; proc(5);
 Documentation/admin-guide/cgroup-v2.rst, and scheduler/sched-bwc.rst for version 1. Slurm, container runtimes
 and systemd can set a CPU quota on any control group above a process. All these quotas apply, so every group
-from the process's own up to the mount is read.
+from the process's own group up to the mount is read.
 
 A process that ended during a window is counted if its parent still runs and has waited for it. The parent's
 /proc/PID/stat then contains the child's time, in ticks of usually 10 ms. Process 1 and Slurm's daemons

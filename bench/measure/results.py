@@ -110,7 +110,7 @@ class RankRecord:
 class EpochRecord:
     """One epoch over all ranks.
 
-    ``energy_counters`` is the number of energy counters (one per GPU or processor) in the run.
+    ``energy_counters`` is the number of energy counters: one per GPU or, on CPUs, one per host.
     ``ideal_step_s`` is the time of a step if all devices ran at their stated peak FLOP/s. ``samples``
     is None if samples were not counted; the throughput is then empty. ``conditions`` is the window's
     entry in conditions.json, or None if no conditions were sampled.

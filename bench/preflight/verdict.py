@@ -5,11 +5,11 @@ errors. Checks that fail are measured again, and only a node that fails both tim
 number of nodes, the median is the higher of the two middle values, because a fault only makes a node
 slower.
 
-For the exchanges, every group of nodes is halved in each round, and each node of one half exchanges
-with the nodes of the other half, one after another (recursive halving). The first round halves the
-whole set, the second round halves its halves, and so on. After ceil(log2(N)) rounds, every two nodes
-have met once. One more round then measures slow nodes again, with fast partners. The total is at most 2
-log2(N) rounds.
+For the exchanges, every group of nodes is halved in each round, and each node of one half exchanges with the
+nodes of the other half, one after another (recursive halving). The first round halves the whole set, the
+second round halves its halves, and so on. After ceil(log2(N)) rounds, every two nodes have met once. One
+more round then measures slow pairs again, slow nodes with fast partners. The total is at most 2 log2(N)
+rounds.
 
 An exchange is as fast as the slower of its two nodes. A node that is slow with its best partners is a slow
 node. Two nodes that are fast with others, but slow together, have a slow link between them.

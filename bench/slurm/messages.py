@@ -32,8 +32,8 @@ STEP_DAEMON = (
     Wording(r"\w{3} +\d+ [\d:.]+ +\d+ \S+ +0x\w+: error: ", f"{_OLDER} with LogTimeFormat=thread_id"),
 )
 #: Slurm ends a job or a step. ``why`` is missing for scancel and for steps that srun ends after a task has
-#: failed; 25.05 and later print ``DUE to SIGNAL ...`` and ``DUE TO TASK FAILURE`` for these. Before 20.11,
-#: the node was missing.
+#: failed; in these cases, 25.05 and later print ``DUE to SIGNAL ...`` and ``DUE TO TASK FAILURE``. Before
+#: 20.11, the message did not name the node.
 ENDED = (
     Wording(
         r"\*\*\* (?P<kind>JOB|STEP) (?P<job>\d+)\S* (?:ON \S+ )?CANCELLED AT \S+"

@@ -439,7 +439,7 @@ def _rendezvous_ports(script: Script) -> Iterator[tuple[int, str]]:
 
 @rule(Severity.WARNING)
 def gloo_interface_excluded(script: Script) -> Iterator[Remark]:
-    """GLOO_SOCKET_IFNAME contains a pattern, which only NCCL_SOCKET_IFNAME supports.
+    """GLOO_SOCKET_IFNAME contains an exclusion such as ^lo, which only NCCL_SOCKET_IFNAME supports.
 
     gloo expects exact names of interfaces. It finds no interface named ``^lo``, and processes that use
     gloo stop with "Unable to find address for: ^lo".
