@@ -49,9 +49,9 @@ TRACEBACK_LINES = 60
 TAIL_LINES = 512
 #: Number of lines at the end of a log that are searched for all signs of failure, whatever their words.
 LAST_LINES = 8
-#: Number of lines with the same known words that are matched.
+#: Maximum number of matched lines that contain the same words of the catalogue.
 LINES_PER_WORD_SET = 1024
-#: Signatures with enough hits are removed each time this many lines with the same known words have
+#: Signatures with enough hits are removed each time this many lines with the same catalogue words have
 #: been matched.
 CANDIDATE_REFRESH = 16
 REMEMBERED_WORD_SETS = 50_000
@@ -137,7 +137,7 @@ class LineFilter:
         self.skipped_last: dict[bytes, tuple[int, bytes]] = {}
 
     def select(self, passage: Passage, begin: int, end: int) -> Iterator[tuple[int, frozenset[bytes]]]:
-        """Yield the index and the known words of each selected piece in [begin, end)."""
+        """Yield the index and the catalogue words of each selected piece in [begin, end)."""
         shapes = as_words(b"\n".join(passage.pieces[begin:end])).split(b"\n")
         lines_by_shape, keys, vocabulary = self._lines_by_shape, self._keys, self._vocabulary
         for index, shape in enumerate(shapes, begin):
@@ -167,7 +167,7 @@ class LineFilter:
         return self._checked <= UNCONDITIONAL_LINES or self._lines_by_words[known] <= RARE_COUNT
 
     def words_of(self, piece: bytes) -> frozenset[bytes]:
-        """Return the known words of a line."""
+        """Return the catalogue words of a line."""
         return self._vocabulary.intersection(as_words(piece).split())
 
 

@@ -96,7 +96,7 @@ class _Jobs:
         self._ends = {node: list(_latest_ends(own)) for node, own in self._by_node.items()}
 
     def beside(self, run: Occupation) -> list[Occupation]:
-        """Return the other jobs on nodes of ``run``, with only the shared nodes, sorted by start."""
+        """Return the other jobs on nodes of ``run``, each with the shared nodes only, sorted by start."""
         if len(run.nodes) == 1:
             return [_only_on(job, run.nodes) for job in self._on(run.nodes[0], run)]
         found: dict[int, tuple[Occupation, list[str]]] = {}
