@@ -64,6 +64,7 @@ _DROPPED = string.digits.encode() + b"\0"
 _CONTROLS = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*\x07?|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _DATE = re.compile(r"\b\d{4}-(\d\d)-(\d\d)[T _](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?")
 _GLOG = re.compile(r"\[?\b[IWEF](\d?\d)(\d\d) (\d\d):(\d\d):(\d\d)(?:\.(\d{1,9}))?")
+_IN_TRACEBACK = re.compile(rb"Traceback \(most recent call last\)|^(?:\[?\w+\]?:)?\s{2,}")
 _EXCEPTION = re.compile(r"(?:[A-Za-z_]\w{0,60}\.){1,8}\w{1,80}(?::|$)|[A-Z]\w{2,80}(?::|$)")
 
 
@@ -242,10 +243,21 @@ class Line:
                 return ((month * 31 + day) * 24 + hour) * 3600 + minute * 60 + second + fraction
         return None
 
+    @cached_property
+    def is_ignored(self) -> bool:
+        """True if the line ends a traceback that Python prints as "Exception ignored in" and survives."""
+        for index in range(self._index - 1, max(-1, self._index - TRACEBACK_LINES), -1):
+            piece = self._passage.pieces[index]
+            if not _IN_TRACEBACK.search(piece):
+                return b"Exception ignored in" in piece
+        return False
+
     def exception_below(self) -> tuple[int, str] | None:
         """Return the number and text of the last line of the traceback that starts in this line."""
         prefix = self.text.split("Traceback")[0]
         stop = min(len(self._passage.pieces), self._index + TRACEBACK_LINES)
+        if self._index and b"Exception ignored in" in self._passage.pieces[self._index - 1]:
+            return None
         for below in range(self._index + 1, stop):
             text = self._passage.text(below)
             rest = text[len(prefix) :]
@@ -303,6 +315,7 @@ class Scan:
         #: Line numbers and texts of the last lines that are not blank.
         self.last_lines: list[tuple[int, str]] = []
         self._hits: dict[int, SignatureHits] = {}
+        self._ignored: set[int] = set()
         self._candidates: dict[frozenset[bytes], _Candidates] = {}
         self._tail: deque[tuple[int, bytes, frozenset[bytes]]] = deque(maxlen=TAIL_LINES)
 
@@ -346,6 +359,9 @@ class Scan:
             self._match_all(candidates.active, Line(passage, index))
 
     def _match_all(self, signatures: tuple[Signature, ...], line: Line) -> None:
+        if line.number in self._ignored or line.is_ignored:
+            self._ignored.add(line.number)
+            return
         for signature in signatures:
             if signature.name == TRACEBACK:
                 self._add_exception(signature, line)

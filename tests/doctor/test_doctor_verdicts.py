@@ -32,6 +32,29 @@ def test_a_cause_comes_before_its_consequence_in_any_order_of_lines() -> None:
     assert names(diagnose_text(f"{OOM}\n{CLOSED}\n")) == ["oom-host", "secondary-peer-exit"]
 
 
+@pytest.mark.parametrize("rank", ["", "0: ", "[3]:"])
+def test_an_exception_that_python_ignores_is_no_failure(rank: str) -> None:
+    lines = [
+        "Training finished",
+        "Exception ignored in atexit callback: <function update_table at 0x7f17a15bb2e0>",
+        "Traceback (most recent call last):",
+        '  File "table.py", line 105, in put',
+        "    os.replace(path + '.tmp', path)",
+        "FileNotFoundError: [Errno 2] No such file or directory: '/home/user/table.tmp'",
+    ]
+    log = "".join(f"{rank}{line}\n" for line in lines)
+    assert diagnose_text(log).verdict == "ok"
+    assert diagnose_text(log.replace("Exception ignored in", "in")).failed
+
+
+def test_advice_and_a_lost_heartbeat_name_no_cause_of_their_own() -> None:
+    advice = "If you get `CUDA error: invalid device function` errors, the above might be the cause"
+    assert diagnose_text(f"{advice}\nTraining finished\n").verdict == "ok"
+    heartbeat = "The node 'n1_42_0' has failed to send a keep-alive heartbeat to the rendezvous '7' "
+    heartbeat += "due to an error of type RendezvousTimeoutError."
+    assert names(diagnose_text(heartbeat)) == ["secondary-peer-exit"]
+
+
 def test_a_port_in_use_on_one_node_comes_before_the_time_outs_of_the_others() -> None:
     found = diagnose(
         {
