@@ -111,7 +111,7 @@ print(time.process_time())
 
 
 def overlapping_study(folder: Path, cluster: Cluster, *, exclusive: bool, cells: int) -> Study:
-    """Plan a study of short scripts; each cell runs on one node, which it has alone with ``exclusive``."""
+    """Plan a study of short scripts. Each cell runs on one node, with ``exclusive`` alone on this node."""
     batches = ", ".join(str(batch) for batch in range(1, cells + 1))
     matrix = OVERLAPPING.format(
         exclusive=str(exclusive).lower(), concurrent=4 if exclusive else 2, batches=batches
@@ -237,7 +237,7 @@ def burning(cluster: Cluster, node: str, load: float) -> Iterator[list[float]]:
 
 @dataclass(frozen=True)
 class Draw:
-    """One draw of the part ``foreign``: the disturbed run was found; the number of other runs blamed."""
+    """Outcome of one draw of the part ``foreign``; ``false`` counts other runs reported as disturbed."""
 
     found: bool
     false: int

@@ -49,7 +49,7 @@ def run_draw(cluster: Cluster, folder: Path, rate_mbit: int) -> list[str]:
 
 
 def _compared(study: Study, rate_mbit: int) -> list[str]:
-    """Print the ratios of each size over several nodes; return a text for each that is out of range."""
+    """Print the ratios of each size over several nodes; return a text for each size that is out of range."""
     report = study.bench("report", "STUDY")
     if report.returncode:
         return [f"{rate_mbit} Mbit/s: bench report: {report.stderr.strip()}"]

@@ -148,7 +148,7 @@ def environment() -> dict[str, str]:
 
 
 def run_parts(parts: Sequence[Part], folder: Path, *, began: float) -> list[Result]:
-    """Run the parts one after another, each until the end of its budget since ``began``."""
+    """Run the parts one after another; a part may also use the time that earlier parts left unused."""
     results = []
     deadline = began
     for part in parts:

@@ -115,7 +115,7 @@ def run(
     """Run a command and return its output, which is also written to ``log``.
 
     Raises:
-        FailedError: the exit code is not 0, or the time limit was exceeded; then its processes are killed.
+        FailedError: the exit code is not 0, or the time limit was exceeded. Remaining processes are killed.
     """
     with log.open("w") as output:
         process = subprocess.Popen(

@@ -62,7 +62,7 @@ class CellDivision:
     Attributes:
         rows: the shares, the largest first; ``other`` and ``not-explained`` are last.
         ideal: the ideal part of the step, by part (mean over the runs).
-        rests: the time without a known cause, by part (mean over the runs).
+        rests: the row ``not-explained``, by part (mean over the runs).
     """
 
     rows: list[Share]

@@ -85,7 +85,7 @@ class Division:
     Attributes:
         shares: each cause's fraction of the step; their sum is the loss.
         ideal: the ideal part of the step, by part.
-        rests: the fraction of each part that no cause takes; the rows ``other`` and ``not-explained``.
+        rests: the row ``not-explained`` by part: the fraction of each part that no cause takes.
         relative: the causes whose shares depend on the baseline's step.
     """
 

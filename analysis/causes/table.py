@@ -54,8 +54,8 @@ def late_ranks(ranks: pd.DataFrame) -> dict[str, list[LateRank]]:
     If all ranks of a node with several ranks are late, the cause is the node; if only some are late, the
     cause is these ranks. If a rank is alone on its node, an excess in only one part of the computation means
     a late rank, because a slow node slows all parts. Otherwise, other runs decide: either the rank is also
-    late on other nodes, or other ranks are late on this node. ``ranks`` are rows of ranks.csv with ``run_id``
-    and ``cell_id``.
+    late on other nodes, or other ranks are late on this node. If they do not decide, both causes are named.
+    ``ranks`` are rows of ranks.csv with ``run_id`` and ``cell_id``.
     """
     found = stragglers(ranks)
     if not len(found):

@@ -121,7 +121,7 @@ def _parameters(size: Floats, time: Floats, ranks: int) -> tuple[float, float] |
     if len(size) < _FEWEST_SIZES:
         return NoFit(f"{len(size)} message sizes; a fit needs {_FEWEST_SIZES}")
     steps, wire = 2 * (ranks - 1), size * 2 * (ranks - 1) / ranks
-    # Relative errors, weighted by the square of the size: the largest messages determine β.
+    # The relative errors are weighted by the square of the size, so the largest messages determine β.
     weighted = (size / time) ** 2 * wire
     scale = float((weighted * wire).sum())
     alpha, beta = 0.0, 0.0

@@ -204,7 +204,7 @@ def change_between(a: StepTimes, b: StepTimes, cell_a: str, cell_b: str) -> Chan
     differences = {name: new.get(name, 0.0) - old.get(name, 0.0) for name in [*new, *old]}
     cause = _largest(differences, slower)
     if not cause:
-        # A cause without a known time that only the slower cell has.
+        # Name a cause without a known time if only the slower cell has this cause.
         only = [name for name in (new if slower else old) if name not in (old if slower else new)]
         cause = only[0] if only else ""
     return Change(part, *times, cause)

@@ -57,7 +57,7 @@ class _Reader:
         self.header = ",".join(columns).encode() + b"\n"
         types = {name: pa.string() if name in text else pa.float64() for name in columns}
         self.convert = arrow_csv.ConvertOptions(column_types=types, null_values=[""])
-        #: Files in the expected form that are not yet parsed: position, text below the header, row count.
+        #: Files in the expected form that are not yet parsed: index, bytes below the header, number of rows.
         self.pending: list[tuple[int, bytes, int]] = []
         self.pending_bytes = 0
         self.frames: list[pd.DataFrame] = []

@@ -39,7 +39,7 @@ MAX_ROWS = 10_000
 MAX_RUNS_LISTED = 500
 MAX_NODES_LISTED = 60
 
-#: The columns of the page's table that hold text.
+#: The columns of the page's table that contain text.
 _TEXT_COLUMNS = {"Cell", "State", "Remark"}
 #: Columns that the page shows at every width, and those that it shows only on request.
 _LEVELS = {

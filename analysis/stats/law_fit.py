@@ -32,7 +32,7 @@ MIN_SIZES = 5
 _MIN_ACROSS = 3
 #: Name of the path that contains all sizes.
 ALL_SIZES = "all sizes"
-#: Smaller relative residuals count as this much, so that AICc is finite on data without noise.
+#: Smaller relative residuals are replaced by this value, so that AICc is finite on data without noise.
 _FLOOR = 1e-7
 #: Significance level of the F test that compares a law's misfit with the noise of the runs.
 _MISFIT_LEVEL = 0.05

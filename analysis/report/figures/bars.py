@@ -37,8 +37,7 @@ from analysis.text import count, fraction, known, one_line, percent, seconds
 #: The parts of a bar of the step time in the order of stacking.
 STEP_PARTS = {name: part for name, part in PARTS.items() if name != "compute"}
 
-#: The factors of the efficiency in the order of stacking, each drawn like the part of the step that causes
-#: it.
+#: The factors of the efficiency in the order of stacking, each drawn like the part of the step causing it.
 LOSS_PARTS = {
     factor: replace(PARTS[part], words=SHORT_NAMES[factor])
     for factor, part in {
