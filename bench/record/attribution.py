@@ -4,7 +4,7 @@
 - *forward*: from the call of the model to its return (module hooks).
 - *backward*: from the end of forward to the end of the backward pass, without the wait for communication. A
   loss that is computed outside of the model is included, because its end cannot be observed.
-- *exposed*: the exposed communication according to DDP's logger, which is exactly 0 for a single process.
+- *exposed*: the exposed communication according to DDP's logger; exactly 0 for one process without DDP.
 - *optimizer*: the optimizers' ``step`` (torch's global hooks), without forward and backward in a closure.
 
 A part that no hook observed is NaN, never 0.
