@@ -8,9 +8,8 @@ options of the job, and options of srun override them.
 from __future__ import annotations
 
 import ast
-import operator
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -25,6 +24,9 @@ _GPU_NAMES = frozenset({"gpu", "gpus", "dcu", "npu", "hpu", "mlu", "gcd", "xpu"}
 _SOCKETS = re.compile(r"\(S:[^)]*\)\Z")
 _EXPRESSION = re.compile(r"[\d\s()+*/%-]{1,400}")
 _MAX_DEPTH = 12
+
+#: The lowest and highest value of a number.
+Range = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -265,7 +267,10 @@ def evaluate(text: str, unknowns: Unknowns, geometry: Geometry, *, depth: int = 
 
 def _value(unknown: Unknown, unknowns: Unknowns, geometry: Geometry, depth: int) -> int | None:
     if unknown.kind == "arith":
-        return _number_of_expression(unknown.default or "", unknowns, geometry, depth=depth + 1)
+        plain = (unknown.default or "").strip()
+        if _EXPRESSION.fullmatch(plain):
+            return _calculate(plain)
+        return evaluate(plain, unknowns, geometry, depth=depth + 1)
     if unknown.kind == "command":
         return _counted(unknown.source, geometry)
     if unknown.op and unknown.default is None:
@@ -274,14 +279,6 @@ def _value(unknown: Unknown, unknowns: Unknowns, geometry: Geometry, depth: int)
     if known is not None:
         return known
     return evaluate(unknown.default, unknowns, geometry, depth=depth + 1) if unknown.default else None
-
-
-def _number_of_expression(text: str, unknowns: Unknowns, geometry: Geometry, *, depth: int = 0) -> int | None:
-    """Evaluate an arithmetic expression, or return None if its value is unknown."""
-    plain = text.strip()
-    if _EXPRESSION.fullmatch(plain):
-        return _calculate(plain)
-    return evaluate(plain, unknowns, geometry, depth=depth)
 
 
 def _counted(source: str, geometry: Geometry) -> int | None:
@@ -314,32 +311,51 @@ def _of_slurm(name: str, geometry: Geometry) -> int | None:
 
 def _calculate(expression: str) -> int | None:
     """Evaluate integer arithmetic like the shell; return None if it is invalid."""
+    bounds = range_of(expression, {})
+    return bounds[0] if bounds and bounds[0] == bounds[1] else None
+
+
+def range_of(expression: str, ranges: Mapping[str, Range | None]) -> Range | None:
+    """Return the lowest and highest value of integer arithmetic, or None if it is unknown or invalid."""
     try:
-        return _node_value(ast.parse(" ".join(expression.split()), mode="eval").body)
+        return _of_node(ast.parse(" ".join(expression.split()), mode="eval").body, ranges)
     except (SyntaxError, ZeroDivisionError, ValueError, RecursionError, MemoryError):
         return None
 
 
-def _node_value(node: ast.expr) -> int:
+def _of_node(node: ast.expr, ranges: Mapping[str, Range | None]) -> Range | None:
     match node:
         case ast.Constant(value=int(value)):
-            return value
+            return value, value
+        case ast.Name(id=name):
+            return ranges.get(name)
         case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return -_node_value(operand)
-        case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATIONS:
-            return _OPERATIONS[type(op)](_node_value(left), _node_value(right))
-    raise ValueError("not integer arithmetic")
+            inner = _of_node(operand, ranges)
+            return (-inner[1], -inner[0]) if inner else None
+        case ast.BinOp(left=left, op=op, right=right):
+            first, second = _of_node(left, ranges), _of_node(right, ranges)
+            return _combined(op, first, second) if first and second else None
+    return None
+
+
+def _combined(op: ast.operator, first: Range, second: Range) -> Range | None:
+    single = second[0] == second[1]
+    match op:
+        case ast.Add():
+            return first[0] + second[0], first[1] + second[1]
+        case ast.Sub():
+            return first[0] - second[1], first[1] - second[0]
+        case ast.Mult():
+            return first[0] * second[0], first[1] * second[1]
+        case ast.Div() if single:
+            return _quotient(first[0], second[0]), _quotient(first[1], second[0])
+        case ast.Mod() if single and first[0] == first[1]:
+            return (first[0] - _quotient(first[0], second[0]) * second[0],) * 2
+        case ast.Mod() if single and second[0] > 0:
+            return (0, min(second[0] - 1, first[1])) if first[1] >= second[0] else first
+    return None
 
 
 def _quotient(left: int, right: int) -> int:
     """Divide like the shell, which truncates towards zero."""
     return abs(left) // abs(right) * (1 if (left < 0) == (right < 0) else -1)
-
-
-_OPERATIONS: dict[type[ast.operator], Callable[[int, int], int]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: _quotient,
-    ast.Mod: lambda left, right: left - _quotient(left, right) * right,
-}

@@ -448,7 +448,7 @@ class _CommandReader:
         launch.kind, launch.launcher = "launcher", name
         self.at += skip
         if name in ("accelerate", "lightning", "fabric", "colossalai") and skip:
-            if name == "accelerate" and self._text() not in ("launch",) and not self._unknown_here():
+            if name == "accelerate" and self._text() not in ("launch",) and not MARK.search(self._text()):
                 launch.kind = "helper"
                 return
             while self._text() in _LAUNCHER_WORDS:
@@ -464,9 +464,6 @@ class _CommandReader:
             launch.arguments = tuple(self.words[self.at + 1 :])
         if {"help", "h", "version"} & set(launch.options):
             launch.kind = "helper"
-
-    def _unknown_here(self) -> bool:
-        return bool(MARK.search(self._text()))
 
     def _launcher_option(self, text: str, flags: frozenset[str]) -> None:
         written, equals, value = text.partition("=")

@@ -87,19 +87,15 @@ def missing_srun(script: Script) -> Iterator[Remark]:
             message += " and wait for the others until the rendezvous times out"
         else:
             message += ", and the other nodes stay idle"
+        learns = script.job.asks_for_gpus or script.mentions(_LEARNS)  # others often start MPI themselves
         certain = waits and script.job.several_nodes and not _is_uncertain(script, step)
         yield Remark(
             step.outer.line,
             message,
             _how_to_srun(script, step) if waits else f"{_how_to_srun(script, step)}, or request one node",
-            Severity.ERROR if certain else Severity.WARNING if waits or _learns(script) else Severity.INFO,
+            Severity.ERROR if certain else Severity.WARNING if waits or learns else Severity.INFO,
             _insert_srun(script, step),
         )
-
-
-def _learns(script: Script) -> bool:
-    """Return whether the script trains a network; other programs often start MPI processes themselves."""
-    return script.job.asks_for_gpus or script.mentions(_LEARNS)
 
 
 def _one_process_for_all_gpus(script: Script) -> Iterator[Remark]:
@@ -295,7 +291,7 @@ def _blocking(script: Script, steps: list[Step]) -> list[Step]:
     ]
     ranks: dict[str, list[Step]] = {}
     for step in steps:
-        rank = _rank(step.launch)
+        rank = _rank(script, step.launch)
         if rank is not None and not step.place.loops and not step.place.branches:
             ranks.setdefault(rank, []).append(step)
     if len(ranks) < 2:
@@ -305,19 +301,11 @@ def _blocking(script: Script, steps: list[Step]) -> list[Step]:
     return looped + [step for step in numbered[:-1] if not step.place.background]
 
 
-def _rank(launch: Launch) -> str | None:
+def _rank(script: Script, launch: Launch) -> str | None:
     """Return the node rank in the options if it is a literal number, else None."""
-    for name in _NODE_RANKS:
-        value = launch.options.get(name)
-        if value and value.text.isdecimal():
-            return value.text
-    words = [argument.text for argument in launch.arguments]
-    for position, word in enumerate(words):
-        name, equals, text = word.partition("=")
-        if name.lstrip("-").replace("-", "_") in _NODE_RANKS:
-            text = text if equals else "".join(words[position + 1 : position + 2])
-            return text if text.isdecimal() else None
-    return None
+    options = dict(script.options_of_program(launch)) | launch.options
+    ranks = (options[name].text for name in _NODE_RANKS if name in options)
+    return next(filter(str.isdecimal, ranks), None)
 
 
 def _rank_depends_on_loop(script: Script, step: Step) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from bench.findings import Edit, Remark, Severity
 from bench.lint.geometry import Geometry
-from bench.lint.launch import Launch, basename
+from bench.lint.launch import basename
 from bench.lint.options import names
 from bench.lint.rules import rule
 from bench.lint.script import Script, is_chore, starts_workers
@@ -91,12 +91,9 @@ def first_node_only(script: Script) -> Iterator[Remark]:
         srun --ntasks=$SLURM_NNODES --ntasks-per-node=1 virtualenv $SLURM_TMPDIR/env
         srun $SLURM_TMPDIR/env/bin/python train.py
     """
-    spread = [
-        step
-        for step in script.training
-        if (step.launch.via == "srun" or (step.launch.kind == "python" and _by_mpi(step.launch)))
-        and (script.geometry(step).nodes or 1) > 1
-    ]
+    by_mpi = [step for step in script.training if "mpi" in " ".join(step.launch.wrappers)]
+    starts = [*script.sruns, *(step for step in by_mpi if step.launch.kind == "python")]
+    spread = [step for step in starts if (script.geometry(step).nodes or 1) > 1]
     if not spread:
         return
     prepared = _made_by_srun(script)
@@ -117,18 +114,11 @@ def first_node_only(script: Script) -> Iterator[Remark]:
             yield Remark(step.line, message, remedy)
 
 
-def _by_mpi(launch: Launch) -> bool:
-    return any(wrapper.startswith(("mpirun", "mpiexec")) for wrapper in launch.wrappers)
-
-
 def _made_by_srun(script: Script) -> list[str]:
     """Return the folders that srun makes on each node: they are probably in node-local storage."""
-    made = []
-    for step in script.walk.steps:
-        words = [script.unknowns.shown(word.text) for word in step.launch.words]
-        if step.launch.via == "srun" and "mkdir" in words and "/" in words[-1]:
-            made.append(words[-1])
-    return made
+    commands = (step.launch.words for step in script.walk.steps if step.launch.via == "srun")
+    shown = ([script.unknowns.shown(word.text) for word in words] for words in commands)
+    return [words[-1] for words in shown if "mkdir" in words and "/" in words[-1]]
 
 
 @rule(Severity.INFO)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Iterator
 
 from bench.findings import Edit, Remark, Severity
 from bench.lint.expansion import MARK, Assigned, Unknown, Unknowns, Value
-from bench.lint.geometry import Geometry
+from bench.lint.geometry import Geometry, Range, range_of
 from bench.lint.launch import Launch
 from bench.lint.options import names
 from bench.lint.rules import rule
@@ -59,8 +58,6 @@ _ANY = (0, 2**31)
 _SHUFFLED = re.compile(r"shuf\s+(?:-n\s*1\s+)?(?:-i\s*|--input-range=)(\d+)-(\d+)")
 _LAST_DIGITS = re.compile(r"tail\s+-c\s*(\d)|cut\s+-c\s*\d+-(\d)")
 _IDS = re.compile(r"JOB_?ID|TASK_ID|\bUID\b|\bPPID\b|SECONDS|\A\$\Z")
-
-_Range = tuple[int, int]
 
 
 def _spans_nodes(script: Script, step: Step) -> bool:
@@ -258,30 +255,22 @@ def hardcoded_host(script: Script) -> Iterator[Remark]:
     Good:
         export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
     """
-    if script.job.value("nodelist") or any(_has_fixed_hosts(step) for step in script.sruns):
+    lists = [
+        option.value for step in script.sruns for option in step.launch.srun if option.name == "nodelist"
+    ]
+    if script.job.value("nodelist") or not all(MARK.search(hosts or "") for hosts in lists):
         return
     assigned = [one.value for one in script.walk.assigned if _ADDRESS_VARIABLE.match(one.name) and one.value]
-    given = [
-        value for step in script.training if not _uses_etcd(step.launch) for value in _addresses(script, step)
-    ]
-    for value in [*assigned, *given]:
+    for step in script.training:
+        backend = step.launch.options.get("rdzv_backend")
+        if backend is None or not backend.text.startswith("etcd"):  # a server outside the job
+            assigned += _addresses(script, step)
+    for value in assigned:
         match = _HOST.match(value.text)
         if not match or _LOOPBACK.match(value.text) or match.group(1) in ("0.0.0.0", "255.255.255.255"):  # noqa: S104
             continue
         message = f"the master address is always {match.group(1)}, but Slurm may run the job on other nodes"
         yield Remark(value.line, message, f"use the first host of the job: {_FIRST_HOST}")
-
-
-def _uses_etcd(launch: Launch) -> bool:
-    """Return whether the endpoint is a server outside the job."""
-    return "rdzv_backend" in launch.options and launch.options["rdzv_backend"].text.startswith("etcd")
-
-
-def _has_fixed_hosts(step: Step) -> bool:
-    """Return whether srun gets a ``--nodelist`` of fixed hosts, without variables."""
-    return any(
-        option.name == "nodelist" and not MARK.search(option.value or "") for option in step.launch.srun
-    )
 
 
 @rule(Severity.INFO)
@@ -459,7 +448,7 @@ def gloo_interface_excluded(script: Script) -> Iterator[Remark]:
             )
 
 
-def _possible_ports(text: str, unknowns: Unknowns) -> _Range | None:
+def _possible_ports(text: str, unknowns: Unknowns) -> Range | None:
     """Return the lowest and highest number of an expression, or None if it is unknown."""
     if text.isascii() and text.isdecimal() and len(text) < 6:
         return int(text), int(text)
@@ -467,7 +456,7 @@ def _possible_ports(text: str, unknowns: Unknowns) -> _Range | None:
     return _of_unknown(found[0], unknowns) if len(found) == 1 and MARK.fullmatch(text) else None
 
 
-def _of_unknown(unknown: Unknown, unknowns: Unknowns) -> _Range | None:
+def _of_unknown(unknown: Unknown, unknowns: Unknowns) -> Range | None:
     if unknown.kind == "arith":
         return _of_expression(unknown.default or "", unknowns)
     if unknown.kind == "command":
@@ -481,7 +470,7 @@ def _of_unknown(unknown: Unknown, unknowns: Unknowns) -> _Range | None:
     return _ANY if _IDS.search(unknown.name) and not unknown.op else None
 
 
-def _of_digits(source: str) -> _Range | None:
+def _of_digits(source: str) -> Range | None:
     """Return the range of the last digits of a job ID, such as ``$(echo $SLURM_JOB_ID | tail -c 4)``."""
     match = _LAST_DIGITS.search(source)
     if not match or "expr " in source or not _IDS.search(source):
@@ -490,37 +479,8 @@ def _of_digits(source: str) -> _Range | None:
     return 0, 10 ** (int(match[1]) - 1 if match[1] else int(match[2])) - 1
 
 
-def _of_expression(text: str, unknowns: Unknowns) -> _Range | None:
+def _of_expression(text: str, unknowns: Unknowns) -> Range | None:
     """Return the range of an arithmetic expression."""
     ranges = {f"_{number}_": _of_unknown(one, unknowns) for number, one in enumerate(unknowns.of(text))}
     numbered = iter(ranges)
-    plain = MARK.sub(lambda _: next(numbered), text.replace("10#", ""))
-    try:
-        return _of_node(ast.parse(" ".join(plain.split()), mode="eval").body, ranges)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
-
-
-def _of_node(node: ast.expr, ranges: dict[str, _Range | None]) -> _Range | None:
-    match node:
-        case ast.Constant(value=int(value)):
-            return value, value
-        case ast.Name(id=name):
-            return ranges.get(name)
-        case ast.BinOp(left=left, op=op, right=right):
-            first, second = _of_node(left, ranges), _of_node(right, ranges)
-            return _combined(op, first, second) if first and second else None
-    return None
-
-
-def _combined(op: ast.operator, first: _Range, second: _Range) -> _Range | None:
-    match op:
-        case ast.Add():
-            return first[0] + second[0], first[1] + second[1]
-        case ast.Sub():
-            return first[0] - second[1], first[1] - second[0]
-        case ast.Mult():
-            return first[0] * second[0], first[1] * second[1]
-        case ast.Mod() if second[0] == second[1] > 0:
-            return (0, min(second[0] - 1, first[1])) if first[1] >= second[0] else first
-    return None
+    return range_of(MARK.sub(lambda _: next(numbered), text.replace("10#", "")), ranges)
