@@ -316,7 +316,7 @@ def _long(word: str, waiting: list[str], table: OptionTable, line: int) -> Itera
             value = waiting.pop()
             yield Option(canonical(name), value, f"{word} {value}", line)
         else:
-            yield _without_value(line, word)
+            yield _to_be_filled_in(line, word)
     else:
         yield Option(canonical(name), None, word, line)
 
@@ -384,7 +384,7 @@ def _short_value(word: str, position: int, name: str, waiting: list[str], line: 
     if waiting:
         value = waiting.pop()
         return Option(name, value, f"{word} {value}", line)
-    return _without_value(line, word)
+    return _to_be_filled_in(line, word)
 
 
 def refused_value(option: Option) -> Remark | None:
@@ -415,14 +415,12 @@ def refused_value(option: Option) -> Remark | None:
     return _refused(option.line, message, f"write --{name} as {allowed}", old=option.written, new=new)
 
 
-def _without_value(line: int, written: str) -> Remark:
-    """Return a finding for an option without a value, for which getopt takes the next option as the value."""
-    message = f"`{written}` has no value: sbatch takes the next option as its value, or refuses the script"
-    return Remark(line, message, "fill it in, or remove it, before you submit the script", Severity.WARNING)
-
-
-def _to_be_filled_in(line: int, written: str, allowed: str) -> Remark:
+def _to_be_filled_in(line: int, written: str, allowed: str = "") -> Remark:
     message = f"sbatch refuses `{written}` until you give it {allowed}"
+    if not allowed:  # getopt reads all directives as one list of words
+        message = (
+            f"`{written}` has no value: sbatch takes the next option as its value, or refuses the script"
+        )
     return Remark(line, message, "fill it in, or remove it, before you submit the script", Severity.WARNING)
 
 

@@ -77,35 +77,27 @@ class Script:
         if step.launch.via != "srun":
             return self.job
         options = [self._evaluated(option) for option in step.launch.srun]
-        component = self._component(options)
-        if component is not None:
-            return component.step(option for option in options if option.name != "het-group")
+        components = self._components(step)
+        if len(components) == 1:
+            return components[0].step(option for option in options if option.name != "het-group")
         return self.job.step(options)
 
     @property
     def placed(self) -> Iterator[tuple[Step, Geometry]]:
         """Training steps with their geometries; a step on several job components occurs once for each."""
         for step in self.training:
-            group = (
-                next((option.value for option in step.launch.srun if option.name == "het-group"), "") or ""
-            )
-            numbers = [int(number) for number in group.split(",") if number.isdecimal()]
-            if len(numbers) < 2 or max(numbers) >= len(self.header.components):
-                yield step, self.geometry(step)
-                continue
-            for number in numbers:
-                yield step, Geometry({option.name: option for option in self.header.components[number]})
+            components = self._components(step)
+            for geometry in components if len(components) > 1 else [self.geometry(step)]:
+                yield step, geometry
 
-    def _component(self, options: Sequence[Option]) -> Geometry | None:
-        """Return the component of a heterogeneous job that a step uses, or None if it uses several."""
-        group = next((option.value for option in options if option.name == "het-group"), "0") or ""
-        if (
-            not self.header.heterogeneous
-            or not group.isdecimal()
-            or int(group) >= len(self.header.components)
-        ):
-            return None
-        return Geometry({option.name: option for option in self.header.components[int(group)]})
+    def _components(self, step: Step) -> list[Geometry]:
+        """Return the components of a heterogeneous job that a step uses: without --het-group, the first."""
+        parts = self.header.components
+        groups = next((option.value for option in step.launch.srun if option.name == "het-group"), "0") or ""
+        numbers = groups.split(",")
+        if len(parts) < 2 or not all(number.isdecimal() and int(number) < len(parts) for number in numbers):
+            return []
+        return [Geometry({option.name: option for option in parts[int(number)]}) for number in numbers]
 
     def _evaluated(self, option: Option) -> Option:
         if not option.value or not MARK.search(option.value):
