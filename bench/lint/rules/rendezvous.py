@@ -127,11 +127,10 @@ def loopback_master_addr(script: Script) -> Iterator[Remark]:
         for value in _addresses(script, step):
             yield from _loopback(script, value, in_task=step.place.task is not None)
         if step.launch.launcher in ("torchrun", "launch") and not _has_address(script, step.launch):
-            yield Remark(
-                _launcher_line(step),
-                _no_address(step.launch),
-                "pass --rdzv_backend=c10d --rdzv_endpoint=HOST:PORT, where HOST is the first host of the job",
+            remedy = (
+                "pass --rdzv_backend=c10d --rdzv_endpoint=HOST:PORT, where HOST is the first host of the job"
             )
+            yield Remark(_launcher_line(step), _no_address(step.launch), remedy)
 
 
 def _own_name_per_task(script: Script) -> Iterator[Remark]:
@@ -443,9 +442,8 @@ def gloo_interface_excluded(script: Script) -> Iterator[Remark]:
     for assigned in script.walk.assigned:
         if assigned.name == "GLOO_SOCKET_IFNAME" and assigned.value and assigned.value.text[:1] in ("^", "="):
             message = f"gloo has no exclusion: it looks for an interface named {assigned.value.text[:40]}"
-            yield Remark(
-                assigned.line, message, "write the name of one interface, such as ib0, or remove the line"
-            )
+            remedy = "write the name of one interface, such as ib0, or remove the line"
+            yield Remark(assigned.line, message, remedy)
 
 
 def _possible_ports(text: str, unknowns: Unknowns) -> Range | None:

@@ -102,12 +102,8 @@ def malformed_directive(script: Script) -> Iterator[Remark]:
         yield remark._replace(severity=Severity.INFO) if generated else remark
     if script.size > MAX_SCRIPT_SIZE:
         limit = f"{MAX_SCRIPT_SIZE // 1024**2} MiB"
-        yield Remark(
-            1,
-            f"Slurm refuses scripts of more than {limit}, unless the site raised max_script_size",
-            "move the data to a separate file",
-            Severity.WARNING,
-        )
+        message = f"Slurm refuses scripts of more than {limit}, unless the site raised max_script_size"
+        yield Remark(1, message, "move the data to a separate file", Severity.WARNING)
 
 
 @rule(Severity.ERROR)
@@ -123,10 +119,9 @@ def crlf_script(script: Script) -> Iterator[Remark]:
         #!/bin/bash\n
     """
     if script.dos_line:
+        message = "sbatch refuses the script: its lines end with CR LF, as on Windows"
         yield Remark(
-            script.dos_line,
-            "sbatch refuses the script: its lines end with CR LF, as on Windows",
-            "convert the script: dos2unix SCRIPT, or sed -i 's/\\r$//' SCRIPT",
+            script.dos_line, message, "convert the script: dos2unix SCRIPT, or sed -i 's/\\r$//' SCRIPT"
         )
 
 
@@ -183,9 +178,8 @@ def _syntax_error(script: Script, error: ShellError) -> Iterator[Remark]:
         yield Remark(line, f"bash stops here: {error.message}", remedy, Severity.INFO)
     elif error.message.startswith(UNCLOSED_HEREDOC):
         message = f"bash takes all lines below as text, because {error.message}"
-        yield Remark(
-            line, message, "write the closing word alone in its line, without blanks", Severity.WARNING
-        )
+        remedy = "write the closing word alone in its line, without blanks"
+        yield Remark(line, message, remedy, Severity.WARNING)
     else:
         yield Remark(line, f"bash cannot parse the script: {error.message}", remedy)
 
@@ -345,9 +339,8 @@ def _stray_warning(script: Script, step: Step, bare: str) -> Remark | None:
     start = words[0].parts[0]
     if len(words) == 1 and start.kind == "param" and start.text.startswith("SLURM"):
         message = f"bash runs the value of ${start.text} as a command"
-        return Remark(
-            line, message, "if the line is meant as output, put `echo` before it; otherwise remove the line"
-        )
+        remedy = "if the line is meant as output, put `echo` before it; otherwise remove the line"
+        return Remark(line, message, remedy)
     texts = [word.bare or "" for word in words]
     is_prose = (len(texts) > 3 and bool(_STOP_WORDS & set(texts))) or (len(texts) > 2 and _PROSE.match(bare))
     is_prose = is_prose and all(_WORD.match(text) for text in texts)

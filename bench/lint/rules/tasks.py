@@ -98,12 +98,8 @@ def _tasks(script: Script, step: Step, geometry: Geometry) -> Iterator[Remark]:
         message = f"{tasks} processes leave {gpus - tasks} of {gpus} GPUs on each node idle"
     yield Remark(main, message, remedy, severity)
     if gpus_line and gpus_line != main and tasks > gpus:
-        yield Remark(
-            gpus_line,
-            f"{_gpus(gpus)} per node requested here, but {tasks} tasks per node",
-            remedy,
-            Severity.INFO,
-        )
+        message = f"{_gpus(gpus)} per node requested here, but {tasks} tasks per node"
+        yield Remark(gpus_line, message, remedy, Severity.INFO)
 
 
 def _trains(script: Script, step: Step) -> bool:
@@ -143,7 +139,7 @@ def _program_options(script: Script, step: Step, geometry: Geometry) -> Iterator
 
 def _workers(script: Script, step: Step, geometry: Geometry) -> Iterator[Remark]:
     """Compare the workers of a launcher with the GPUs that are visible to it."""
-    options, gpus = step.launch.options, geometry.gpus_per_node
+    options, name, gpus = step.launch.options, step.launch.launcher, geometry.gpus_per_node
     value = options.get("nproc_per_node") or options.get("num_gpus")
     workers = script.number(value, geometry)
     nodes = max(script.job.nodes or 0, geometry.nodes or 0)
@@ -152,29 +148,23 @@ def _workers(script: Script, step: Step, geometry: Geometry) -> Iterator[Remark]
         machines = script.number(options.get("num_machines"), geometry) or 1
         workers = total // machines if total and total % machines == 0 else None
     tasks = geometry.tasks_per_node or 1
-    alone = value is None and step.launch.launcher in ("torchrun", "launch") and tasks == 1
+    alone = value is None and name in ("torchrun", "launch") and tasks == 1
     if alone and gpus and gpus > 1 and not passes_unknown_options(script, step.launch):
-        message = (
-            f"{step.launch.launcher} without --nproc_per_node starts 1 worker: {gpus - 1} of {gpus} GPUs"
-        )
+        message = f"{name} without --nproc_per_node starts 1 worker: {gpus - 1} of {gpus} GPUs"
         message += " stay idle" if gpus > 2 else " stays idle"
         yield Remark(step.line, message, "pass --nproc_per_node=gpu", Severity.WARNING)
     if not workers or not gpus or value is None or (tasks > 1 and not geometry.isolation):
         return
     visible = geometry.gpus_per_task or gpus
     if workers > visible:
-        message = (
-            f"{step.launch.launcher} starts {workers} workers on {_gpus(visible)}: the extra workers fail"
-        )
+        message = f"{name} starts {workers} workers on {_gpus(visible)}: the extra workers fail"
         yield Remark(value.line, message, f"start {visible} workers, or request more GPUs")
         line = geometry.line(*_GPU_OPTIONS)
         if line and line != value.line:
             message = f"{_gpus(visible)} requested here, but {workers} workers are started"
             yield Remark(line, message, "request more GPUs", Severity.INFO)
     elif workers < visible and not script.mentions(_SETS_VISIBLE_DEVICES):
-        message = (
-            f"{step.launch.launcher} starts {workers} workers for {visible} visible GPUs: some GPUs are idle"
-        )
+        message = f"{name} starts {workers} workers for {visible} visible GPUs: some GPUs are idle"
         yield Remark(value.line, message, f"start {visible} workers, or request fewer GPUs", Severity.INFO)
 
 
