@@ -190,8 +190,8 @@ def waits_for(
 ) -> dict[Layout, Wait]:
     """Return the queue wait of each layout (study and size), as given or as estimated by Slurm.
 
-    ``layouts`` maps a layout to the seconds of its fastest training, ``given`` a study to a wait in seconds.
-    With ``ask``, Slurm is asked about the other studies.
+    ``layouts`` contains each layout's shortest training (s), and ``given`` the waits (s) of some studies.
+    If ``ask`` is true, Slurm estimates the waits of the studies that are not in ``given``.
     """
     from analysis.advise.options import Wait
 
@@ -272,7 +272,7 @@ class Queue:
 def _without_own_jobs(wait: Wait, own: int) -> Wait:
     """Return an unknown wait if the study's own queued or running jobs may be part of Slurm's estimate.
 
-    Slurm cannot estimate a start without these jobs, and they will have ended when the training is submitted.
+    Slurm's estimate always counts these jobs, but they will have ended when the training is submitted.
     """
     from analysis.advise.options import Wait
 
@@ -290,6 +290,6 @@ def _one_line(text: str) -> str:
 
 
 def _similar_cell(study: PlannedStudy, nodes: int, per_node: str) -> str:
-    """Return the id of the cell with ``nodes``, or of the largest cell with the same ranks per node."""
+    """Return the id of a cell with ``per_node`` ranks per node, on ``nodes`` nodes or else on the most."""
     cells = [cell for cell in study.cells.values() if value_text(cell.tasks_per_node) == per_node]
     return min(cells, key=lambda cell: (cell.nodes != nodes, -cell.nodes, cell.cell_id)).cell_id

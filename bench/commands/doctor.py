@@ -110,7 +110,7 @@ def _target(name: str, root: Path) -> Target:
 
 
 def _of_folder(path: Path) -> Target:
-    """Return the attempt in a folder: the folder itself, or the last attempt of a run."""
+    """Return the attempt in the folder ``path``; in a run's folder, this is the last attempt."""
     attempts = {int(match[1]): entry for entry in path.iterdir() if (match := _ATTEMPT(entry.name))}
     folder = attempts[max(attempts)] if attempts else path
     number, run = _ATTEMPT(folder.resolve().name), folder.resolve().parent
@@ -121,7 +121,7 @@ def _of_folder(path: Path) -> Target:
 
 
 def _of_name(name: str, root: Path) -> Target:
-    """Return the last attempt of a run, or an attempt that ran in a job, preferably a failed attempt."""
+    """Return the last attempt of the run ``name``, or an attempt in the job ``name``: a failed one if any."""
     found = []
     for planned, attempts in find_attempts(name, root):
         records = planned.records()
@@ -195,7 +195,7 @@ def _of_target(target: Target) -> Diagnosis:
 
 
 def _of_study(target: Target) -> Diagnosis:
-    """Return the causes of the study's failures and slow steps; verdict ``ok`` requires a completed run."""
+    """Return the causes of failures and slow steps, or ``ok`` if runs completed and none failed."""
     from bench.doctor.diagnosis import Diagnosis
 
     assert target.study is not None

@@ -119,7 +119,7 @@ def find_study(name: str | None, results: Path | None) -> StudyFolder:
 def find_attempts(target: str, root: Path) -> Iterator[tuple[PlannedStudy, list[tuple[str, int]]]]:
     """Yield each study that contains the run or job ``target``, with the matching (run, attempt) pairs.
 
-    The study planned last comes first. If ``target`` is a run's name, the pair names its latest
+    The study planned last comes first. If ``target`` is a run's name, the pair contains the run's latest
     attempt (0 if the run was never started). If ``target`` is a job's id, there is a pair for each
     attempt in the job, even if the run has a later attempt.
     """

@@ -167,7 +167,7 @@ def check_budget(planned: PlannedStudy, runs: Sequence[Run], budget: float | Non
 
 
 def _say_if_inexact(planned: PlannedStudy, gpu_hours: float) -> None:
-    """Print that the cost is a lower bound if the runs reserve whole nodes of unknown size."""
+    """If the runs reserve whole nodes with an unknown number of GPUs, print that they can cost more."""
     if gpu_hours and planned.exclusive and planned.reserved_node_gpus is None:
         why = "they reserve all GPUs of their nodes; set cluster.node_gpus for the exact number"
         say(f"--budget: the runs could use more than the counted {gpu_hours:g} GPU-hours, because {why}")
@@ -259,8 +259,8 @@ def start(
     """Start ``runs``, print the state of the study, and return the exit code.
 
     With ``preflight``, the job of a pack checks its nodes first. With ``patience``, wait until all runs have
-    ended. ``halt`` detects a `bench cancel` that is called after ``halt`` was created, by default after the
-    call of ``start``. The exit code is 1 if a run has failed or the study was cancelled.
+    ended. ``halt`` detects a `bench cancel` that is called after ``halt`` was created; by default, it is
+    created now. The exit code is 1 if a run has failed or the study was cancelled.
     """
     halt, name = halt or HaltWatch(planned.ledger), planned.folder.name
     executor, before = executor_for(planned, pack=pack, preflight=preflight), planned.records()

@@ -51,10 +51,11 @@ class CauseInfo:
 
 @dataclass(frozen=True, slots=True)
 class Disagreement:
-    """Condition that two lines of a job agree in the groups ``same`` and differ in ``differ``.
+    """Condition that two lines of a job contradict each other.
 
-    ``same`` and ``differ`` list named groups of the signature's pattern. Example: two ranks
-    wait in the collective with the same sequence number but in different operations.
+    The named groups ``same`` of the signature's pattern must be equal in both lines, and the groups
+    ``differ`` must not. Example: two ranks are in the collective with the same number, but one is in an
+    all-reduce and the other in a broadcast.
     """
 
     same: tuple[str, ...]

@@ -199,7 +199,7 @@ def _evidence(scans: Sequence[Scan], met: Sequence[tuple[Scan, SignatureHits]]) 
 
 
 def _is_met(signature: Signature, everything: Sequence[SignatureHits], names: set[str]) -> bool:
-    """Return whether a signature's conditions on other lines are met. ``names`` lists causes and facts."""
+    """Return whether a signature's conditions on other lines hold; ``names``: all causes and facts found."""
     if signature.needs and not names.intersection(signature.needs):
         return False
     if names.intersection(signature.unless):
@@ -210,7 +210,7 @@ def _is_met(signature: Signature, everything: Sequence[SignatureHits], names: se
 
 
 def _disagreeing(signature: Signature, everything: Sequence[SignatureHits]) -> Hit | None:
-    """Return the first hit that another hit contradicts (or repeats, if ``differ`` is empty), or None."""
+    """Return the first of the hits that meet the condition ``signature.disagree``, or None."""
     assert signature.disagree
     groups: dict[tuple[str | None, ...], list[Hit]] = {}
     for found in everything:
@@ -224,7 +224,7 @@ def _disagreeing(signature: Signature, everything: Sequence[SignatureHits]) -> H
 
 
 def _continued(scan: Scan, found: SignatureHits, scans: Sequence[Scan]) -> bool:
-    """Return whether the job continued after ``found``, according to its log (warnings: to any log)."""
+    """Return whether ``scan`` (for a warning, any scan) shows that the job continued after ``found``."""
     if max(scan.last_line("progress"), scan.last_line("success")) > found.last_line:
         return True
     others = (other for other in scans if other is not scan)
@@ -239,8 +239,8 @@ def _best_line(hits: Sequence[Hit]) -> Hit:
 def _ranked(hits: Sequence[Hit], order: Mapping[str, int]) -> list[Hit]:
     """Return one hit per cause, sorted by weight, then by time, then by position.
 
-    Weights in the same decade, such as 70 to 79, count as equal. Times order the hits if there are
-    several logs and all hits of the decade have a time. Otherwise, positions order them.
+    Weights from 70 to 79, for example, count as equal. Hits of equal weight are sorted by time if there are
+    several logs and all these hits have a time. Otherwise, they are sorted by position in the logs.
     """
     untimed = {hit.weight // 10 for hit in hits if hit.clock_s is None}
 

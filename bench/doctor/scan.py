@@ -162,7 +162,7 @@ class LineFilter:
             lines_by_shape.clear()
 
     def _within_limits(self, known: frozenset[bytes]) -> bool:
-        """Return whether to match one more line with the words ``known``; a log can contain too many."""
+        """Return False if too many lines with the words ``known`` have already been matched."""
         self._checked += 1
         self._lines_by_words[known] = self._lines_by_words.get(known, 0) + 1
         return self._checked <= UNCONDITIONAL_LINES or self._lines_by_words[known] <= RARE_COUNT
@@ -346,7 +346,7 @@ class Scan:
         return max((found.last_line for found in self.hits() if found.signature.name == fact), default=0)
 
     def _match_line(self, passage: Passage, index: int, words: frozenset[bytes]) -> None:
-        """Match a line against the active signatures, and keep it if others must be tried later."""
+        """Match a line against the active signatures; keep it if further signatures must be tried later."""
         candidates = self._candidates_for(words)
         candidates.lines += 1
         if candidates.lines % CANDIDATE_REFRESH == 0:

@@ -238,9 +238,9 @@ def save_states(study: PlannedStudy, records: Mapping[str, RunRecord]) -> None:
 
 
 def _explain_failure(folder: RunFolder) -> dict[str, Any]:
-    """Return the first ``cause`` that `bench doctor` finds in a failed run's logs, or None if it finds none.
+    """Return entries of a failed run's run.json: ``cause`` is the first cause in its logs, or None.
 
-    Without a cause, ``log_line`` is the most informative line of logs that show a failure.
+    If the cause of a failure is unknown, ``log_line`` is the most informative line of the logs.
     """
     from bench.doctor import diagnose
 

@@ -132,7 +132,7 @@ def job_outcome(
 def _lacks_output(folder: RunFolder, status: JobStatus, end: EndNote) -> bool:
     """Return True if a failed job has no output files, which Slurm creates before it starts the script.
 
-    Slurm 20.11 reports exit code 1 if it cannot create these files; squeue reports no exit code.
+    Without them, the script did not run. Slurm 20.11 then reports exit code 1, and squeue reports none.
     """
     if end.exit_code is not None or status.exit_code not in (1, None):
         return False

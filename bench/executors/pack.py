@@ -103,7 +103,7 @@ def first_host(*, seed: int, nodes: int, repeat: int, hosts: int) -> int:
 
 @dataclass(frozen=True)
 class Pack:
-    """A pack to be submitted: the attempts that its job starts, in order, and the allocation."""
+    """A pack (a job that executes many runs) to be submitted: its attempts in order, and its allocation."""
 
     number: int
     job_name: str
@@ -249,7 +249,7 @@ class Marks:
 
 @dataclass(frozen=True)
 class Packs:
-    """The packs of one study. Each marks.jsonl is read once."""
+    """The packs of one study: jobs that execute many runs. Each pack's marks.jsonl is read once."""
 
     folder: StudyFolder
     _marks: dict[int, Marks] = field(default_factory=dict)
@@ -349,7 +349,7 @@ def _pack_number(record: RunRecord) -> int | None:
 
 
 def is_packed(record: RunRecord) -> bool:
-    """Return True if an attempt belongs to a pack."""
+    """Return True if an attempt belongs to a pack, a job that executes many runs."""
     return _pack_number(record) is not None
 
 

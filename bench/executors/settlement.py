@@ -355,7 +355,7 @@ def lacks_accounting(record: RunRecord) -> bool:
 
 
 def share_out(work: Callable[[Sequence[T]], R], items: Sequence[T], *, processes: int) -> Iterator[R]:
-    """Yield ``work(share)`` of each share of ``items``, which several processes compute at the same time.
+    """Divide ``items`` into shares, and yield ``work(share)`` of each; several processes compute at once.
 
     The processes are forks of this one: they share its memory until they change it, and their changes have no
     effect here. Results must be picklable. If a process ends without a result, its share is computed here.

@@ -53,7 +53,7 @@ from bench.units import count
 
 @dataclass(frozen=True)
 class Place:
-    """The place of a new job: its chain (None without a limit), and the jobs that must end before it."""
+    """The chain of a new job (None without a limit), and the jobs in it that must end before the new job."""
 
     chain: int | None = None
     after: tuple[str, ...] = ()
@@ -70,7 +70,7 @@ class Place:
 
 
 class Chains:
-    """The chains of a study, with the ids of their jobs that have not ended."""
+    """A study's chains of jobs that have not ended. Of each chain, one job executes at a time."""
 
     def __init__(self, limit: int | None) -> None:
         """``limit`` is the number of runs that may execute at once; None means no limit."""
@@ -78,10 +78,10 @@ class Chains:
 
     @classmethod
     def of_queue(cls, limit: int, queue: Iterable[QueueRow], events: Iterable[Mapping[str, Any]]) -> Chains:
-        """Return the chains of the jobs in squeue, according to the events of the ledger.
+        """Return ``limit`` chains, in each of which one job executes at a time, with the jobs in squeue.
 
-        A job without a chain, or of a chain above the limit, was submitted with another limit. In every
-        chain, new jobs wait until that job has ended.
+        The ledger's events contain each job's chain. If the job was submitted under another limit and this
+        chain does not exist now, the job is added to every chain, so that all new jobs wait for its end.
         """
         chains = cls(limit)
         chain_of = {event["job_name"]: event.get("chain") for event in events if event["event"] == "intent"}
@@ -95,7 +95,7 @@ class Chains:
         return chains
 
     def next_place(self) -> Place:
-        """Return the place of a new job at the end of the shortest chain."""
+        """Return the place at the end of the chain with the fewest jobs, or a place without a chain."""
         if not self._jobs:
             return Place()
         chain = min(range(len(self._jobs)), key=lambda number: len(self._jobs[number]))
@@ -311,7 +311,7 @@ class SlurmExecutor:
         return runs
 
     def _chains(self) -> Chains:
-        """Return the chains of the jobs that have not ended; without concurrent_runs, there is no chain."""
+        """Return the chains that limit how many runs execute at once (none without concurrent_runs)."""
         limit = self.study.concurrent_runs
         if limit is None:
             return Chains(None)
@@ -370,7 +370,7 @@ class SlurmExecutor:
 
     @property
     def _unfit(self) -> list[str]:
-        """The nodes that a preflight of this study found unfit; a pack can add nodes at any time."""
+        """The nodes that a preflight of this study found unfit; a running job can add nodes at any time."""
         return unfit_nodes(self.study.folder)
 
     @property
@@ -468,7 +468,7 @@ class SlurmExecutor:
         return records
 
     def _reconcile(self, intents: Sequence[RunRecord], queue: list[QueueRow]) -> list[QueueRow]:
-        """Find the jobs of ``intents``; withdraw intents without a job; return the current squeue rows."""
+        """Find the jobs of interrupted submissions, or withdraw the attempts; return the rows of squeue."""
         names: dict[str, str | None] = {row.name: row.key.job for row in queue}
         if any(record.job_name not in names for record in intents):
             time.sleep(SECOND_LOOK_S)

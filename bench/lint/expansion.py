@@ -96,7 +96,7 @@ class Assigned:
 
 
 class Unknowns:
-    """The unknown expansions of one script. A mark contains the index of its expansion."""
+    """The unknown expansions of one script. In texts, marks with their indices stand for them."""
 
     def __init__(self) -> None:
         self._all: list[Unknown] = []
@@ -305,9 +305,9 @@ class Expander:
         return _element(candidates[0], subscript.group(2) if subscript else None)
 
     def _differs(self, candidates: list[Assigned]) -> bool:
-        """Return whether ``candidates`` contain different words: the value then depends on the branches.
+        """Return whether the value depends on branches, because ``candidates`` assign different words.
 
-        The newest value is assumed if it is an option or several words, such as the arguments of a launcher.
+        The result is False if the newest value, which is then assumed, is an option or several words.
         """
         here = {identity for identity, _ in self.branches}
         newest = candidates[0]

@@ -251,7 +251,7 @@ def _count(text: str) -> int | None:
 
 
 def evaluate(text: str, unknowns: Unknowns, geometry: Geometry, *, depth: int = 0) -> int | None:
-    """Evaluate ``text`` as a whole number, or return None. Marks stand for :class:`Unknown` expansions."""
+    """Return ``text`` as a whole number, or None; marks in it stand for :class:`Unknown` expansions."""
     if text.isascii() and text.isdecimal():
         return int(text[:9])
     if depth > _MAX_DEPTH or len(text) > 400:

@@ -217,8 +217,7 @@ def _follow(script: Script) -> None:
 def ignored_directives(lines: Sequence[str], header: Header) -> Iterator[tuple[int, tuple[Option, ...]]]:
     """Yield the line number and options of each ``#SBATCH`` line after the first command.
 
-    The search stops at a later ``#!`` line, where another script begins that was pasted below this one.
-    Here-documents are left out.
+    Here-documents are left out. The search stops at a later ``#!`` line, because there another script begins.
     """
     if is_template(lines):
         return

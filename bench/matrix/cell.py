@@ -80,7 +80,7 @@ class Cell:
 
     @property
     def modes(self) -> list[Mode]:
-        """The distinct scaling modes of the cell's series."""
+        """The distinct scaling modes (strong, weak) in which the cell is measured."""
         return list(dict.fromkeys(member.mode for member in self.series))
 
     @property

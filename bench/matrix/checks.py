@@ -189,7 +189,7 @@ def binding_warnings(matrix: Matrix, document: Document, cells: Sequence[Cell]) 
 
 
 def _place_of(key: str, matrix: Matrix) -> Place:
-    """Return the place that sets a key of srun: the key itself, or a word of srun_options."""
+    """Return the place in the matrix that sets an option of srun: its own key, or a word of srun_options."""
     for i, word in enumerate(matrix.cluster.srun_options):
         found = key_of_word(word)
         if found is not None and found[0] == key and getattr(matrix.cluster, key) is None:

@@ -88,7 +88,7 @@ class Conditions:
         }
 
     def _read_counters(self) -> dict[str, float | None]:
-        """Return the rank's counters of collectives, compilations and allocation retries, None if unknown."""
+        """Return the rank's counts of collectives, compilations and allocation retries; None if unknown."""
         compiled = compilations()
         retries = None
         if self._device.type == "cuda":
@@ -113,7 +113,7 @@ def _difference(after: float | None, before: float | None) -> float | None:
 
 
 def window_conditions(epoch: int, of_ranks: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None:
-    """Combine all ranks' parts into an entry of ``windows`` in conditions.json, or None if any is missing."""
+    """Combine all ranks' parts into an entry of ``windows`` in conditions.json; None if one is missing."""
     parts = [part for part in of_ranks if part is not None]
     if len(parts) < len(of_ranks):
         return None

@@ -286,8 +286,8 @@ def _median(values: Values) -> float | None:
 def assess(measured: Measured, *, threshold: float) -> dict[str, Any]:
     """Return the nodes with their checks, the slow links, and the nodes to exclude, as a JSON object.
 
-    ``check``, ``value`` and ``median`` of a node come from the check with its lowest value relative to the
-    median, among the failed checks if there are any.
+    For each node, ``check``, ``value`` and ``median`` describe its worst check: the one with the lowest ratio
+    of value to median. If the node failed any checks, only the failed checks are considered.
     """
     made = {check: passes for check, passes in measured.passes.items() if check != "gpus" or _best(passes)[1]}
     columns = {check: _best(passes) for check, passes in made.items()}

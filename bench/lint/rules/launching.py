@@ -113,7 +113,7 @@ def _one_process_for_all_gpus(script: Script) -> Iterator[Remark]:
 
 
 def _tasks_need_nodes(job: Geometry) -> bool:
-    """Return whether a job without a number of nodes has more tasks than a node has GPUs."""
+    """Return whether a job states no number of nodes but has more tasks than a node has GPUs."""
     gpus, ntasks = job.gpus_per_node, job.number("ntasks")
     return bool(job.nodes is None and gpus and ntasks and ntasks > gpus)
 

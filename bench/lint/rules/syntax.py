@@ -75,7 +75,7 @@ def _is_collection(script: Script, ignored: Sequence[Option]) -> bool:
 
 
 def _is_fragment(script: Script) -> bool:
-    """Return whether the file is a collection of commands or notes; sbatch refuses scripts without ``#!``."""
+    """Return whether the file has no ``#!`` line, which sbatch requires, or contains more than two notes."""
     return not script.line(1).startswith("#!") or sum(map(bool, map(_NOTE.fullmatch, script.lines))) > 2
 
 
@@ -198,9 +198,8 @@ def _unpaired_quote(lines: Sequence[str], quote: str, *, upto: int) -> tuple[int
     """Return (number of the line with an unclosed quote, quote character), or None.
 
     A string that spans several lines has an odd number of quotes in its first and its last line, so
-    lines with an odd number come in pairs. The result is the first such line that does not look like
-    the start of a string. If the character ``quote`` is empty (unknown), only lines up to ``upto`` are
-    examined.
+    lines with an odd number of quotes come in pairs. The result is the first line of the first pair that does
+    not look like a string. If ``quote`` is empty (unknown), only lines up to ``upto`` are examined.
     """
     for kind in (quote,) if quote else ('"', "'"):
         counts = [_count_quotes(line, kind) for line in lines[: None if quote else upto]]
@@ -312,7 +311,7 @@ def _stray(script: Script, step: Step) -> Remark | None:
 
 
 def _severity_of_leftover(script: Script) -> Severity:
-    """Return the severity of a command that does not exist: bash goes on after it, except with ``set -e``."""
+    """Return the severity of a command that does not exist: an error only if ``set -e`` ends the script."""
     return Severity.ERROR if any(map(_STOPS_AT_ERRORS.match, script.lines)) else Severity.WARNING
 
 
