@@ -66,6 +66,9 @@ def settings_of(cell: Mapping[str, Any]) -> Settings:
     found = {name: spelled(cell.get(name)) for name in (*SIZES, "launcher", "backend")}
     found |= {clean(name): spelled(value) for name, value in (cell.get("workload") or {}).items()}
     found |= {f"env.{clean(name)}": spelled(value) for name, value in (cell.get("env") or {}).items()}
+    command = found.get("command", NOT_SET)
+    if command != NOT_SET and "{model}" not in command:
+        found["model"] = NOT_SET  # the default, which has no effect on a command
     # A plan made elsewhere may contain axes that are not options of the workload.
     axes = {clean(name): spelled(value) for name, value in (cell.get("swept") or {}).items()}
     return {**axes, **found}

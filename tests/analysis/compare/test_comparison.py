@@ -127,6 +127,15 @@ def test_studies_of_different_work_have_no_cell_in_common(tmp_path):
     )
 
 
+def test_a_command_is_not_compared_with_the_built_in_training(tmp_path):
+    a = study(tmp_path / "a", with_settings(strong(), model="transformer"))
+    b = study(tmp_path / "b", with_settings(strong(), model="transformer", command=["python", "train.py"]))
+    with pytest.raises(BenchError, match="model is transformer in A and not set in B"):
+        compare_studies(a, b)
+    c = study(tmp_path / "c", with_settings(strong(), model="transformer", command=["python", "new.py"]))
+    assert len(compare_studies(b, c).cells) == len(strong()), "two versions of a script can be compared"
+
+
 def test_clusters_with_different_nodes_compare_if_the_layout_is_ignored(tmp_path):
     a = study(tmp_path / "a", strong(352, sizes=(4, 8), per_node=4))
     b = study(tmp_path / "b", strong(352, sizes=(4, 8), per_node=8))
