@@ -366,7 +366,8 @@ def _element(assigned: Assigned, subscript: str | None) -> list[Value] | None:
         position = int(subscript) if subscript and subscript.isdecimal() and len(subscript) < 6 else 0
         if subscript is not None and not subscript.isdecimal():
             return None
-        return [items[position]] if position < len(items) and not _uncertain(items[: position + 1]) else None
+        certain = not any(_OPEN in item.text for item in items[: position + 1])  # may be several elements
+        return [items[position]] if position < len(items) and certain else None
     if (
         assigned.value is None
         or len(assigned.value.text) > MAX_VALUE
@@ -374,11 +375,6 @@ def _element(assigned: Assigned, subscript: str | None) -> list[Value] | None:
     ):
         return None
     return [assigned.value]
-
-
-def _uncertain(items: list[Value]) -> bool:
-    """Return whether one of ``items`` is unknown and may therefore expand to several elements."""
-    return any("\ue000" in item.text for item in items)
 
 
 def _lines_of(part: Part) -> tuple[int, ...]:
