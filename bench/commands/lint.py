@@ -62,9 +62,8 @@ def _read(path: str) -> str:
         return sys.stdin.buffer.read().decode("utf-8", errors="replace")
     file = Path(path)
     if file.suffix in (".yaml", ".yml"):
-        raise BenchError(
-            f"{file} is a YAML file, not a script", remedy="`bench plan` lints the scripts of a matrix"
-        )
+        remedy = "`bench plan` lints the scripts of a matrix"
+        raise BenchError(f"{file} is a YAML file, not a script", remedy=remedy)
     if not file.is_file():
         raise missing_file(file, what="the script", remedy="give the path of a sbatch script, or - for stdin")
     try:

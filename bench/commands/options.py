@@ -105,11 +105,8 @@ def find_study(name: str | None, results: Path | None) -> StudyFolder:
             return StudyFolder(path)
     if Path(name).suffix in (".yaml", ".yml"):
         own = Path(name).stem
-        remedy = (
-            f"its study is {own}"
-            if own in [one.name for one in known]
-            else f"plan it first: bench plan {name}"
-        )
+        is_planned = StudyFolder(root / own).is_planned
+        remedy = f"its study is {own}" if is_planned else f"plan it first: bench plan {name}"
         raise BenchError(f"{name} is a matrix, not a study", remedy=remedy)
     listed = ", ".join(study.name for study in known) or "none"
     what = f"no study {name!r} is planned below {root} (planned: {listed})"

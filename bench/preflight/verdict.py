@@ -291,22 +291,19 @@ def assess(measured: Measured, *, threshold: float) -> dict[str, Any]:
     """
     made = {check: passes for check, passes in measured.passes.items() if check != "gpus" or _best(passes)[1]}
     columns = {check: _best(passes) for check, passes in made.items()}
-
-    def column(check: str, place: int) -> tuple[Values, float | None]:
-        """Return the values and median to show for a node: if possible, of a pass in which it is fit."""
-        passes = made.get(check, ())
-        passed = [values for values in passes if _fails(check, values[place], values, threshold) is False]
-        return _best(passed) if passed else columns[check]
-
     failed = {check: failing(passes, check=check, threshold=threshold) for check, passes in made.items()}
     exchange = confirmed(measured.rates, judge(measured.rates, threshold=threshold))
     if measured.exchange:
         columns["exchange"], failed["exchange"] = (exchange.rates, exchange.median), exchange.slow_nodes
+
+    def result(check: str, place: int) -> dict[str, Any]:
+        """Return a node's value: if possible, of a pass in which it is fit."""
+        passed = [one for one in made.get(check, ()) if _fails(check, one[place], one, threshold) is False]
+        values, median = _best(passed) if passed else columns[check]
+        return _result(check, values[place], median, fails=place in failed[check])
+
     nodes = [
-        _node(
-            host,
-            [_check(name, column(name, place), place, place in failed[name]) for name in _order(columns)],
-        )
+        _node(host, [result(check, place) for check in _order(columns)])
         for place, host in enumerate(measured.hosts)
         if host not in measured.silent
     ]
@@ -336,11 +333,6 @@ def _best(passes: Sequence[Values]) -> tuple[Values, float | None]:
 
 def _order(columns: Mapping[str, Any]) -> list[str]:
     return [name for name in (*RATES, *FAULTS) if name in columns]
-
-
-def _check(name: str, column: tuple[Values, float | None], place: int, fails: bool) -> dict[str, Any]:
-    values, median = column
-    return _result(name, values[place], median, fails=fails)
 
 
 def _result(check: str, value: float | None, median: float | None, *, fails: bool) -> dict[str, Any]:
