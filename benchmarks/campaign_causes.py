@@ -4,21 +4,23 @@
     python benchmarks/campaign_causes.py --pairs
     python benchmarks/campaign_causes.py --links [--seeds N]
 
-Each draw is a study of planted_training.py with the recorder: three runs of two ranks with the planted
-cause, whose size is drawn at random. The largest named cause is compared with the planted one. Each rank
-measures the time of its planted cause on its own clock; the share is this time divided by that of a step. For
-DDP's own work, the study also has two ranks without the cause: the share is the extra time of the step with
-the cause; without it, any named cause is a false alarm. Some kinds use the nodes of a Slurm test cluster,
-which needs root (``--local`` leaves them out).
-The kernel does not know a nominal rate of their links, so ``slow-fabric`` writes one to conditions.json.
+Each draw (random trial) is a study of planted_training.py with the recorder: three runs of two ranks with the
+planted cause, whose size is random. The largest named cause is compared with the planted one. Each rank
+measures the time of its planted cause on its own clock, and the true share is this time divided by the time
+of a step. The time of a cause within DDP's own work cannot be measured in this way. Such a study therefore
+also has runs without the cause: the true share is the difference between the step times, and any cause named
+for these runs is a false alarm. Some kinds use the nodes of a Slurm test cluster, which needs root
+(``--local`` leaves them out). The links of these nodes have no nominal rate, so ``slow-fabric`` writes one to
+conditions.json.
 
-``--pairs`` plants two causes at once, each pair twice. ``--links`` limits the link of one of four nodes to 10
-to 60 % of that of the others, and trains the built-in model; ten draws for each seed.
+``--pairs`` plants two causes at once, each pair twice. ``--links`` trains the built-in model on four nodes,
+with the link of one node limited to 10 to 60 % of the rate of the others, in ten draws for each seed.
 
-A busy machine is itself a cause, ``cpu-starved``: without a share, it is printed, and not counted.
-Exits with 1 if fewer than 90 % of the draws are right, if more than 3 % name a wrong cause, or if more than
-2 % of the studies name a cause where none was planted; of 20 pairs, both causes of 16 must be named with
-shares within 10 percentage points; of 30 links, 28 must be named with a rate within 10 %.
+On a busy machine, ``cpu-starved`` is named as well. Without a share, it is printed but not counted. The exit
+code is 1 if fewer than 90 % of the draws are right, if more than 3 % name a wrong cause, or if more than 2 %
+of the studies name a cause where none was planted. With ``--pairs``, both causes of 16 of 20 pairs must be
+named with shares within 10 percentage points. With ``--links``, 28 of 30 links must be named with a rate
+within 10 %.
 """
 
 from __future__ import annotations
@@ -151,7 +153,7 @@ NEIGHBOUR = "while :; do :; done"
 
 @dataclass(frozen=True)
 class Place:
-    """Where draws run: a folder, and a test cluster or a server of :mod:`warm_start` on this machine."""
+    """The place of the draws: a folder, and a test cluster or a server of :mod:`warm_start`."""
 
     folder: Path
     cluster: Cluster | None = None
@@ -160,7 +162,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Draw:
-    """One draw.
+    """A random trial: the planted causes of a study, and the causes that were named.
 
     Attributes:
         kind: the planted kinds, joined by ``+``.
@@ -168,7 +170,7 @@ class Draw:
         causes: the named causes of two ranks (four with links).
         clean: the named causes of two ranks without the planted cause.
         node: the node with the limited link.
-        rate: the measured rate of its link, divided by the planted one; NaN if it is not measured.
+        rate: measured rate of this link divided by its planted rate; NaN if it was not measured.
     """
 
     kind: str
@@ -185,7 +187,7 @@ class Draw:
 
     @property
     def counted(self) -> pd.DataFrame:
-        """The named causes, without a busy machine unless CPU time is planted."""
+        """The named causes without ``cpu-starved`` by a busy machine, unless lack of CPU time is planted."""
         busy = is_busy_machine(self.causes)
         return self.causes if {"one-core", "overlap"} & set(self.kinds) else self.causes[~busy]
 
@@ -198,7 +200,7 @@ class Draw:
 
     @property
     def verdict(self) -> str:
-        """Return whether the first cause is right, wrong or not explained; of a pair, both causes."""
+        """Return whether the first named cause (of a pair: both causes) is right, wrong or not explained."""
         if not len(self.counted):
             return "not explained"
         rows = [self.row_of(kind) for kind in self.kinds]
@@ -252,7 +254,7 @@ def submit(study: Path, cluster: Cluster | None) -> str:
 
 @contextmanager
 def neighbours(place: Place) -> Iterator[None]:
-    """Run a job of someone else on both nodes of a study."""
+    """Run a foreign job on both nodes of a study."""
     assert place.cluster
     options = ["--partition=l40s", "--account=users", "--nodes=2", "--ntasks-per-node=1", "--time=20"]
     words = ["sbatch", "--parsable", "--nodelist=n1,n2", *options, f"--wrap=srun bash -c {NEIGHBOUR!r}"]
@@ -308,7 +310,7 @@ def named_causes(path: Path, cell: str) -> pd.DataFrame:
 
 
 def planted_shares(path: Path, kind: str, places: dict[str, str]) -> dict[str, float]:
-    """Return the share of each planted cause in the step of two ranks, from the clocks of the ranks."""
+    """Return each planted cause's share of the step, as two ranks measured it on their own clocks."""
     files = sorted(path.glob(f"runs/{places['1']}-r*/attempt-*/planted*.json"))
     ranks = pd.DataFrame([{"run": file.parent, **json.loads(file.read_text())} for file in files])
     step_s = float(ranks["step_s"].mean())
@@ -351,7 +353,8 @@ def run_link_draw(cluster: Cluster, folder: Path, kind: str, dice: random.Random
     loaded = load_study(study)
     nodes = node_table(neighbour_rows(loaded)).set_index("node")["node_bytes_per_sec"]
     ratio = float(nodes.get(node, math.nan)) * 8e-6 / rate
-    print(f"    {node} {rate:.0f} of {others} Mbit/s: {(nodes * 8e-6).round().to_dict()}", file=sys.stderr)
+    rates = f"    {node}: {rate:.0f} Mbit/s (other nodes: {others} Mbit/s)"
+    print(f"{rates}; measured: {(nodes * 8e-6).round().to_dict()}", file=sys.stderr)
     causes = named_causes(study, str(loaded.cells["cell_id"].iloc[0]))
     return Draw(kind, {kind: math.nan}, causes, node=node if kind == "slow-link" else "", rate=ratio)
 
@@ -370,7 +373,7 @@ def write_nominal_rate(study: Path) -> None:
 
 
 def print_draw(draw: Draw) -> None:
-    """Print the row of a draw, its evidence, and the named causes without a planted one."""
+    """Print a draw's row and evidence, and the causes named for the runs without a planted cause."""
     rows = draw.causes.to_dict("records")
     names = "; ".join(f"{row['cause']} {_percent(row['share'])}" for row in rows)
     planted = ", ".join(_percent(share) for share in draw.planted.values())
@@ -450,10 +453,10 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("kinds", nargs="*", metavar="KIND", help=f"only these kinds: {', '.join(KINDS)}")
-    parser.add_argument("--seeds", type=int, help="draws of each kind (default 3; 2 of each pair)")
+    parser.add_argument("--seeds", type=int, help="random trials of each kind (default 3; 2 of each pair)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the first draws (default 0)")
     parser.add_argument("--pairs", action="store_true", help="plant two causes at once")
-    parser.add_argument("--links", action="store_true", help="limit the link of one node, 10 draws a seed")
+    parser.add_argument("--links", action="store_true", help="limit the link of one node, 10 trials per seed")
     parser.add_argument("--local", action="store_true", help="leave out the kinds that need a test cluster")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the studies in this folder")
     given = parser.parse_args()

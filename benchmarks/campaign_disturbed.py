@@ -8,8 +8,9 @@ The script needs root to start a test cluster. The parts are:
 that sacct shows, and the runs in the results with the undisturbed ones. With ``exclusive: true``, no run is
 disturbed.
 
-``foreign``: three runs of a training that sleeps instead of computing; during one of them, a process that is
-not of the job uses a fifth to all of a core of one node. The run, the node and the time must be named.
+``foreign``: draws (random trials) of three runs of a training that sleeps instead of computing. During one
+run, a process that is not of the job uses a fifth to all of a core of one node. The run, the node and the
+time must be named.
 
 ``healthy``: studies of nine runs of this training that nothing disturbs. No cause of lost time may be named.
 
@@ -237,7 +238,7 @@ def burning(cluster: Cluster, node: str, load: float) -> Iterator[list[float]]:
 
 @dataclass(frozen=True)
 class Draw:
-    """Outcome of one draw of the part ``foreign``; ``false`` counts other runs reported as disturbed."""
+    """Outcome of a random trial of the part ``foreign``; ``false`` counts other runs called disturbed."""
 
     found: bool
     false: int
@@ -285,7 +286,7 @@ def _is_right(entry: dict[str, Any], node: str, began: datetime, ended: datetime
 
 
 def run_foreign(cluster: Cluster, folder: Path, dice: random.Random, draws: int) -> list[str]:
-    """Print the result of each draw; return a text if too few are found."""
+    """Print the result of each random trial; return a text if too few disturbed runs are found."""
     found = false = 0
     for number in range(1, draws + 1):
         draw = draw_foreign(cluster, folder / f"draw{number}", dice, number)

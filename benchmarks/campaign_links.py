@@ -2,11 +2,11 @@
 
     python benchmarks/campaign_links.py [--draws N] [--seed N] [--lowest MBIT] [--highest MBIT]
 
-The script needs root to start a test cluster. Each draw limits the link of every node to a rate drawn at
-random, and runs a matrix of 1, 2 and 4 nodes with 1 and 2 ranks each, without any setting that protects the
-runs from one another. It prints the smallest and largest ratio of bus bandwidth to rate over messages of at
-least 4 MB, for each size on several nodes. It exits with 1 if a run fails or if a ratio is not between 0.88
-and 1.
+The script needs root to start a test cluster. Each draw (random trial) limits the links of all nodes to one
+random rate, and runs a matrix of 1, 2 and 4 nodes with 1 and 2 ranks each, without any setting that protects
+the runs from one another. It prints the smallest and largest ratio of bus bandwidth to rate over messages of
+at least 4 MB, for each size on several nodes. It exits with 1 if a run fails or if a ratio is not between
+0.88 and 1.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _compared(study: Study, rate_mbit: int) -> list[str]:
         low, high = min(ratios), max(ratios)
         print(f"| {rate_mbit} | {cell} | {len(ratios)} | {low:.3f} | {high:.3f} |", flush=True)
         if not LOWEST <= low <= high <= HIGHEST:
-            wrong.append(f"{rate_mbit} Mbit/s, {cell}: {low:.3f} to {high:.3f} of the line")
+            wrong.append(f"{rate_mbit} Mbit/s, {cell}: bus bandwidth is {low:.3f} to {high:.3f} of the rate")
     missed = {cell for cell, count in nodes.items() if count > 1} - found.keys()
     return wrong + [f"{rate_mbit} Mbit/s, {cell}: no large message was measured" for cell in sorted(missed)]
 

@@ -50,7 +50,7 @@ NOISE, BAD = 0.02, 0.8
 
 @dataclass
 class Score:
-    """Outcomes of the draws on one cluster."""
+    """Outcomes of the draws (random trials) on one cluster."""
 
     draws: int = 0
     found: int = 0
@@ -138,7 +138,7 @@ class Simulation:
 
 
 def simulate(draws: int, dice: random.Random) -> bool:
-    """Simulate networks of 3 to 1,024 nodes (4 with two bad nodes); return whether all limits are kept."""
+    """Simulate networks of 3 to 1,024 nodes (at least 4 if two are bad); return whether all limits hold."""
     simulation, counts = Simulation(dice), Counter[tuple[str, str]]()
     began = time.perf_counter()
     for number in range(draws):
@@ -168,9 +168,9 @@ def simulate(draws: int, dice: random.Random) -> bool:
 def main() -> int:
     """Run the campaign."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--draws", type=int, default=30, help="draws on 4 nodes with one bad node")
-    parser.add_argument("--two", type=int, default=10, help="draws on 4 nodes with two bad nodes")
-    parser.add_argument("--eight", type=int, default=10, help="draws on 8 nodes with one bad node")
+    parser.add_argument("--draws", type=int, default=30, help="random trials with 4 nodes, 1 of them bad")
+    parser.add_argument("--two", type=int, default=10, help="random trials with 4 nodes, 2 of them bad")
+    parser.add_argument("--eight", type=int, default=10, help="random trials with 8 nodes, 1 of them bad")
     parser.add_argument("--simulated", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()

@@ -45,7 +45,7 @@ exit $code
 
 @dataclass(frozen=True)
 class Counted:
-    """A study whose PATH begins with ``folder``: its wrappers record each call of a Slurm command."""
+    """A study with ``folder`` first on its PATH: wrappers in it record each call of a Slurm command."""
 
     study: Study
     folder: Path

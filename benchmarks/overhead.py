@@ -125,7 +125,7 @@ def by_harness(
 
 
 def sampling_s(device: torch.device) -> tuple[float, float]:
-    """Return the median time and CPU time of the samples of a window, on a rank that samples its node."""
+    """Return median time and CPU time of a window's samples for conditions.json, on a node's first rank."""
     conditions = Conditions(device, os.environ, reads_node=True)
     seconds = []
     for _ in range(SAMPLED):

@@ -184,7 +184,7 @@ class Training:
         self.spent_s: dict[str, list[float]] = {kind: [] for kind in given}
 
     def nap_s(self, *kinds: str) -> float:
-        """Return the planted seconds of these causes; a late rank has them alone."""
+        """Return the planted seconds of these causes; those named ``late-`` are 0 on other ranks."""
         own = [kind for kind in kinds if self.is_late or not kind.startswith("late-")]
         return sum(self.amounts.get(kind, 0.0) for kind in own)
 

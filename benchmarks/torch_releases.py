@@ -9,9 +9,9 @@ For each combination in COMBINATIONS, the script installs the project into a vir
 - a study on the test cluster, whose jobs activate the environment, under srun and torchrun on two nodes.
 
 The environments are kept in the user's cache ($XDG_CACHE_HOME/ddp-scaling-bench/torch-releases, about 6 GB
-each with CUDA). pip chooses the builds, so its settings decide about the index and the kind of build. Every
-part has a time limit, so a part that hangs is a failure. ``--write`` updates the table in docs/measuring.md.
-The exit code is 1 if any part failed. A Python that is not installed is a row without results.
+each with CUDA). pip's settings determine the index, and whether the builds are for CPU or CUDA. Every part
+has a time limit, so a part that hangs is a failure. ``--write`` updates the table in docs/measuring.md. The
+exit code is 1 if any part failed. A Python that is not installed is a row without results.
 """
 
 from __future__ import annotations

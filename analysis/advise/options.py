@@ -62,7 +62,7 @@ Layout = tuple[str, int, str]
 
 @dataclass(frozen=True)
 class Wait:
-    """The queue wait of a layout in seconds (None if unknown), its source, and a remark for its options."""
+    """The queue wait of a layout in seconds (None if unknown), the source of the wait, and a remark on it."""
 
     seconds: float | None
     source: str
@@ -354,7 +354,7 @@ def _total_moments(option: pd.Series, *, samples: int, epochs: int) -> LogMoment
 
 
 def _decided(other: LogMoments, first: LogMoments) -> tuple[bool | None, float]:
-    """Return whether two total times are distinguishable and, if not, the runs of both that would decide."""
+    """Return whether two total times are distinguishable; if not, also the runs per option to decide."""
     low, high = (float(bound[0]) for bound in ratio_interval(other, first))
     if not math.isfinite(low):
         return None, MIN_RUNS

@@ -72,7 +72,7 @@ def _with_interval(row: dict[Any, Any]) -> str:
 
 
 def summary(advice: Advice) -> list[str]:
-    """Return the advice as sentences; several global batches are separated by lines that name them.
+    """Return the advice as sentences; those about one of several global batches follow its name.
 
     For each global batch, the sentences describe the option that ends first, those that may end as early,
     the one with the fastest training, the one that ends first in each other study, the cheapest one, the

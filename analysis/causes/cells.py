@@ -44,7 +44,7 @@ class CellRun:
 
 @dataclass(frozen=True)
 class Share:
-    """One row of the division of a cell; ``share`` is NaN if it is not known."""
+    """A row of a cell's divided loss: a cause (or ``other``) and its share of the step; NaN if unknown."""
 
     key: Key
     share: float
@@ -57,7 +57,7 @@ class Share:
 
 @dataclass(frozen=True)
 class CellDivision:
-    """The division of a cell.
+    """The loss of a cell, divided into causes.
 
     Attributes:
         rows: the shares, the largest first; ``other`` and ``not-explained`` are last.
@@ -84,7 +84,7 @@ def divide_cell(
         runs: the cell's runs.
         reference: the ideal parts of the baseline's step, relative to the step of this cell; None for a
             baseline.
-        error: standard error of the efficiency relative to the baseline, as a fraction of it.
+        error: relative standard error of the cell's efficiency.
     """
     claims = {run.run_id: claims_of(run.evidence) for run in runs}
     shown = Counter(key for own in claims.values() for key in {claim.key for claim in own})

@@ -42,7 +42,7 @@ class LateRank:
     """A rank that was late in every epoch of the run (see :mod:`analysis.checks.slow_ranks`).
 
     Attributes:
-        share: its useful time beyond the typical rank, as a fraction of the step.
+        share: its useful time minus that of the typical rank, as a fraction of the step.
         excess_s: the same time in seconds, as a mean over the runs of the cell.
         part: name of the part of the step with the largest excess, as in PARTS.
         whole_node: true if all ranks of the node are late.
@@ -187,7 +187,7 @@ def _calls_of_late(run: RunEvidence, late: LateRank) -> str:
 
 
 def _starved(run: RunEvidence) -> Iterator[Claim]:
-    """Yield the cause if all nodes have too little CPU time; if only some have, :func:`_late` yields them."""
+    """Yield ``cpu-starved`` if all nodes lack CPU time; if only some do, :func:`_late` yields it."""
     nodes = list(run.facts.nodes.values())
     least = min((_lost_cpu(node) for node in nodes), default=0.0)
     if not least or run.late or _jobs(run.facts):
@@ -333,8 +333,8 @@ def _exposed(run: RunEvidence) -> float:
 def _saved(run: RunEvidence, ratio: float) -> float:
     """Return the exposed communication that a network ``1 / ratio`` times as fast would save.
 
-    All communication becomes shorter, including the part that computation hides, so the exposed part loses
-    more than its own fraction. If the total is unknown, the hidden part is assumed to be 0.
+    All communication then takes ``ratio`` times as long. Computation still hides as much of it as before, so
+    the exposed part loses all of the saved time. If the total is unknown, the hidden part is taken as 0.
     """
     total = run.comm_s / run.step_s if run.comm_s > 0 else 0.0
     exposed = _exposed(run)

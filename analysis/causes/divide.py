@@ -155,7 +155,7 @@ def _pools(parts: Parts, reference: Parts | None) -> tuple[dict[str, float], flo
 
 
 def _without_share(claims: Sequence[Claim], left: Parts) -> list[tuple[Key, set[str]]]:
-    """Return the causes without a share and their pools; causes with a common pool are joined by ``or``."""
+    """Return the causes without a share and the parts that they lengthen; join causes of the same part."""
     groups: list[tuple[list[Key], set[str]]] = []
     for claim in claims:
         # Without the parts of the step, nothing shows that the loss is in the pools of these causes.

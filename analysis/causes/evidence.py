@@ -196,7 +196,7 @@ def _crowds(env: Mapping[str, Any]) -> Iterable[tuple[str, int, int, int]]:
 
 
 def _clocks(ranks: Sequence[Mapping[str, Any]]) -> dict[int, float]:
-    """Return each rank's clock, by rank: the higher one before or after a window, averaged over windows."""
+    """Return each rank's clock: the higher of its values before and after a window, mean over windows."""
     found: dict[int, list[float]] = {}
     for rank in ranks:
         samples = [_dict(_dict(rank.get("clocks")).get(name)) for name in ("before", "after")]

@@ -96,7 +96,7 @@ def late_ranks(ranks: pd.DataFrame) -> dict[str, list[LateRank]]:
 def _moves(found: pd.DataFrame) -> dict[tuple[int, str], str]:
     """Return the cause by (rank, host), for ranks that are alone on their hosts.
 
-    A rank that is late on several hosts is a late-rank. A host with several late ranks is a late-node.
+    It is ``late-rank`` if the rank is late on several hosts, ``late-node`` if the host has several late ranks.
     """
     names = {}
     alone = found[found["host_ranks"] == 1]
@@ -234,7 +234,7 @@ def _divide_larger(
 
 
 def _runs_by_cell(frames: Frames, evidence: StudyEvidence) -> dict[str, list[CellRun]]:
-    """Return the runs of each cell. If a run's files were not read, it gets the facts of another run."""
+    """Return the runs of each cell; a run whose files were not read gets the facts of another one."""
     counted = frames.runs[frames.runs["measured"] & frames.runs["step_time_sec"].notna()]
     columns = ["run_id", "cell_id", "step_time_sec", "exposed", "parts_known", *PARTS]
     grouped: dict[str, list[dict[Any, Any]]] = defaultdict(list)

@@ -149,7 +149,7 @@ def _contains_a_series(rows: pd.DataFrame) -> bool:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """The sizes of a series above its baseline, grouped by whether their intervals reach :data:`GUIDE`.
+    """The sizes above a series' baseline, grouped by the interval of the efficiency and :data:`GUIDE`.
 
     Attributes:
         best: the largest size whose interval is at or above the guide; None if there is none.

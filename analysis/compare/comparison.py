@@ -439,7 +439,7 @@ def _add_counts(rows: pd.DataFrame, runs: Sequence[pd.DataFrame]) -> None:
 
 
 def _pairs_of_runs(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
-    """Return the paired runs (same allocation and repeat) as ``place``, ``log_a`` and ``log_b``."""
+    """Pair runs by allocation and repeat: ``log_a``, ``log_b``, and ``place`` of their pair of cells."""
     keys = ["place", "allocation_id", "repeat"]
     sides = [runs.loc[runs["allocation_id"].notna(), [*keys, "log"]] for runs in (a, b)]
     return sides[0].merge(sides[1], on=keys, suffixes=("_a", "_b"))

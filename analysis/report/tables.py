@@ -253,9 +253,9 @@ def _two_lines(text: str, below: str) -> TableCell:
 def run_data(runs: pd.DataFrame) -> dict[str, Any]:
     """Return ``texts`` and ``runs`` for the page's script, which shows the runs of a cell.
 
-    Each run is a list, in which most texts are replaced by their positions in ``texts``: the cell's name; the
-    number of characters of the cell's name with which the run's name begins, and the rest of the run's name;
-    the attempt; state, failure class and reason; the throughput; and the evidence.
+    Each run is a list: name of the cell; number of characters with which the names of cell and run begin
+    alike; rest of the run's name; attempt; state; failure class; reason; throughput; evidence. Most texts in
+    it are replaced by their positions in ``texts``.
     """
     numbers: dict[str, int] = {}
     size = 0

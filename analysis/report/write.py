@@ -206,7 +206,7 @@ def _report(
 def _drawn(rows: pd.DataFrame, runs: pd.DataFrame, **options: Any) -> Iterator[Callable[[], list[Drawing]]]:
     """Draw the figures of the scaling table; yield a function that returns them.
 
-    A second process draws those of a large study at the same time, which takes a third of the report's time.
+    Drawing takes a third of the report's time, so for a large study a second process draws meanwhile.
     """
     draw = partial(_draw, rows, runs, **options)
     if len(runs) < _MANY_RUNS:

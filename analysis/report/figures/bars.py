@@ -113,8 +113,8 @@ def draw_rows(
     """Draw each row, series by series, with the sizes as tick labels.
 
     ``rows`` have ``series, gpus, nodes, gpus_per_node`` and the columns that ``bar`` needs. ``labels`` maps
-    the series, in order, to their names; several series have headings. ``bar`` draws one row, given its
-    vertical position, the row and its name, and returns the row's tips.
+    the series, in order, to their names, which are drawn as headings if there are several. ``bar`` draws one
+    row, given its vertical position, the row and its name, and returns the row's tips.
     """
     tips: Tips = {}
     names: dict[float, str] = {}

@@ -175,12 +175,12 @@ class Key:
 
 
 def part_keys(parts: Mapping[str, Part]) -> tuple[Key, ...]:
-    """Return the legend of stacked bars whose artists have gids such as ``wait@2.85``."""
+    """Return the legend of stacked bars; the gid ``wait@2.85`` is part ``wait`` of the bar at height 2.85."""
     return tuple(Key(part.words, part.colour, name, hatch=part.hatch) for name, part in parts.items())
 
 
 def series_key(words: str, place: int) -> Key:
-    """Return the legend entry of a series, whose artists have gids such as ``series0@mean``."""
+    """Return a series' legend entry; gid ``series0@mean`` is the means of the series at place 0."""
     colour, marker, dashes = SERIES_COLOURS[place], SERIES_MARKERS[place], SERIES_DASHES[place]
     return Key(words, colour, f"series{place}", marker=marker, dashes=dashes)
 
@@ -331,7 +331,7 @@ def set_ticks(axis: Axis, ticks: Sequence[float], text: Callable[[float], str]) 
 
 
 def log_ticks(low: float, high: float, *steps: Sequence[float]) -> list[float]:
-    """Return ticks of a logarithmic axis, by the first of ``steps`` that gives three or more, else the last.
+    """Return ticks of a logarithmic axis, by the first of ``steps`` with three ticks or more, else the last.
 
     Each of ``steps`` contains the multiples of a power of ten that get a tick, such as ``(1, 2, 5)``; the
     fewest multiples come first.
