@@ -96,7 +96,7 @@ def late_ranks(ranks: pd.DataFrame) -> dict[str, list[LateRank]]:
 def _moves(found: pd.DataFrame) -> dict[tuple[int, str], str]:
     """Return the cause by (rank, host), for ranks that are alone on their hosts.
 
-    It is ``late-rank`` if the rank is late on several hosts, ``late-node`` if the host has several late ranks.
+    It is ``late-rank`` if a rank is late on several hosts, ``late-node`` if a host has several late ranks.
     """
     names = {}
     alone = found[found["host_ranks"] == 1]
