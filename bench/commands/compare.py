@@ -57,7 +57,7 @@ OutputOption = Annotated[
 StrictOption = Annotated[
     bool,
     typer.Option(
-        "--strict", help="Exit with 3 if no cell is slower, but the data cannot tell for some cell."
+        "--strict", help="Exit with 3 if no cell is slower, but the data are too few to judge a cell."
     ),
 ]
 

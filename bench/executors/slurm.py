@@ -575,7 +575,7 @@ def too_many_nodes(partitions: Mapping[str, Sequence[NodeGroup]], nodes: int) ->
 def permanent_refusal(slurm: Slurm, refusal: SlurmRefusedError, *, script: Path, nodes: int) -> str:
     """Return why Slurm can never start a job on ``nodes`` nodes, or ``""`` if the job can start later.
 
-    Slurm prints the same message if the job fits no node and if nodes are down or drained.
+    Slurm's message alone does not show whether the job fits no node, or fits nodes that are down or drained.
     """
     if refusal.queue_is_full:
         return ""

@@ -184,7 +184,7 @@ def binding_warnings(matrix: Matrix, document: Document, cells: Sequence[Cell]) 
     if cpus.differs_per_task and len(cpus.entries) < most:
         yield (
             f"{where}: cpu_bind {cpus.kind} lists {len(cpus.entries)} values for up to {most} ranks on a "
-            "node; Slurm starts again from the first, so that ranks share cores"
+            "node; further ranks get the first values again, so that ranks share cores"
         )
 
 

@@ -145,7 +145,7 @@ class Usage:
 
 
 class Meters:
-    """Counters that are read before and after a window, and never during it."""
+    """Counters that are read before and after a window (a sequence of measured steps), never during it."""
 
     def __init__(self, device: torch.device, *, reads_host: bool, reads_device: bool) -> None:
         self._reads_host = reads_host

@@ -119,9 +119,9 @@ def gpu_facts() -> dict[str, Any]:
 
     ``index`` is torch's device index. ``remapped_rows`` counts rows of memory that the GPU replaced because
     of errors. ``pcie`` contains the generation and width of the link; an idle GPU can use a lower generation
-    than under load. ``p2p`` states for each other visible GPU, by index, whether this GPU can read its
-    memory, and whether it reads over NVLink. ``numa_node`` and ``local_cpus`` are the NUMA node and the cores
-    next to the GPU. UUIDs are not included.
+    than under load. ``p2p`` states for each other visible GPU, by index, whether this GPU can read that
+    GPU's memory, and whether it does so over NVLink. ``numa_node`` and ``local_cpus`` are the NUMA node and
+    the cores next to the GPU. UUIDs are not included.
     """
     devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
     gpus = {index: open_gpu(index) for index in range(devices)}

@@ -93,8 +93,8 @@ class RankPlace:
 class RankRecord:
     """The measurements of one rank in one epoch.
 
-    ``parts`` contains the mean duration of each part of a step in the attribution window, or is None if
-    the epoch has no such window. ``samples`` and ``loss`` are None if they are unknown.
+    ``parts`` contains the mean duration of each part of a step in the attribution window (the steps timed by
+    part), or is None if there is no such window. ``samples`` and ``loss`` are None if they are unknown.
     """
 
     window_s: float
@@ -112,7 +112,7 @@ class EpochRecord:
 
     ``energy_counters`` is the number of energy counters: one per GPU or, on CPUs, one per host.
     ``ideal_step_s`` is the time of a step if all devices ran at their stated peak FLOP/s. ``samples``
-    is None if samples were not counted; the throughput is then empty. ``conditions`` is the window's
+    is None if samples were not counted; the throughput is then empty. ``conditions`` is the epoch's
     entry in conditions.json, or None if no conditions were sampled.
     """
 
@@ -281,7 +281,7 @@ def _mean_of_known(values: Sequence[float | None]) -> float | None:
 
 
 def _cell(value: object) -> object:
-    """Format a table cell: empty for a missing value, twelve digits for a float."""
+    """Format a value for a CSV file: empty if it is missing, twelve digits for a float."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return ""
     return format(value, ".12g") if isinstance(value, float) else value
@@ -300,7 +300,7 @@ _STABLE_WITHIN = 0.10
 
 
 def is_stable(step_s: Sequence[float]) -> bool:
-    """Return whether the medians of both halves agree, after the first two steps are left out."""
+    """Return whether, without the first two steps, the medians of both halves of the steps agree."""
     kept = step_s[_UNREPRESENTATIVE_STEPS:]
     half = len(kept) // 2
     if half < 1:
@@ -310,13 +310,13 @@ def is_stable(step_s: Sequence[float]) -> bool:
 
 
 def fewest_warmup_steps(steps: int, device: torch.device) -> int:
-    """Return ``steps``, but on CUDA at least the number of iterations that DDP's logger always samples."""
+    """Return ``steps``, on CUDA raised to include the first steps, all of which DDP's logger times."""
     return max(steps, DDP_ALWAYS_SAMPLED + 1) if device.type == "cuda" else steps
 
 
 @dataclass(frozen=True)
 class Window:
-    """One rank's throughput window and the attribution window after it.
+    """One rank's throughput window (steps timed as a whole), then its attribution window (timed by part).
 
     ``step_s`` and ``samples`` have one entry per step of the throughput window. ``parts`` has one entry per
     step of the attribution window, which is None for a step that is left out. ``loss`` is the mean of the

@@ -42,7 +42,7 @@ STEPS_AGAIN = 12
 
 
 def most_rounds(nodes: int) -> int:
-    """Return the maximum number of rounds, 2 log2(N)."""
+    """Return the maximum number of rounds of exchanges between all nodes, 2 log2(N)."""
     return math.floor(2 * math.log2(nodes)) if nodes > 1 else 0
 
 
@@ -52,14 +52,14 @@ def exchange_s(nodes: int) -> float:
 
 
 def most_steps(nodes: int) -> int:
-    """Return the number of steps that fit into :data:`EXCHANGES_S`."""
+    """Return how many steps (exchanges at the same time) fit into :data:`EXCHANGES_S`."""
     return max(nodes.bit_length(), int(EXCHANGES_S / (exchange_s(nodes) * _OVERHEAD)))
 
 
 def halving_rounds(nodes: int, *, max_steps: int) -> list[list[Step]]:
-    """Return the rounds, each a list of steps. All pairs meet if ``max_steps`` allows it.
+    """Return the rounds of exchanges, each a list of steps: pairs of nodes that exchange at the same time.
 
-    Otherwise the rounds with the most steps are shortened, so that pairs are left out evenly.
+    If there are more than ``max_steps``, the longest rounds are shortened, so that pairs are left out evenly.
     """
     groups, levels = [list(range(nodes))], []
     while any(len(group) > 1 for group in groups):
@@ -75,7 +75,7 @@ def halving_rounds(nodes: int, *, max_steps: int) -> list[list[Step]]:
 
 
 def _longest(lengths: Sequence[int], max_steps: int) -> int:
-    """Return the maximum length of a round, so that all rounds together have at most ``max_steps`` steps."""
+    """Return the length to which longer rounds are shortened, for at most ``max_steps`` steps in total."""
     limit = max(lengths, default=0)
     while limit > 1 and sum(min(length, limit) for length in lengths) > max_steps:
         limit -= 1
@@ -89,7 +89,7 @@ def _spread(length: int, limit: int) -> list[int]:
 
 
 def _step(halves: Iterable[tuple[list[int], list[int]]], shift: int) -> Step:
-    """Pair each node of a left half with a node of the right half; with odd sizes, some have no partner."""
+    """Pair each node of a left half with the node ``shift`` places further in the right half, if any."""
     step = []
     for left, right in halves:
         if shift < len(left):

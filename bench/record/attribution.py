@@ -82,7 +82,7 @@ class Attribution:
 
     @property
     def sees_sync_passes(self) -> bool:
-        """True if :attr:`sync_passes` counts all passes."""
+        """True if :attr:`sync_passes` counts all backward passes that synchronise gradients."""
         return self._at_end_of_backward is not None and (self._ddp is not None or self._world_size == 1)
 
     @property
@@ -178,7 +178,7 @@ class Attribution:
             self._readings.append(read_ddp_timing(self._ddp))
 
     def _suspend_backward(self) -> None:
-        """Stop timing backward: the loop requests a batch or runs the model before the backward pass."""
+        """Stop timing backward, because the loop loads data or runs the model before the backward pass."""
         self._is_suspended = self._timer.open_part == "backward"
         if self._is_suspended:
             self._timer.end()

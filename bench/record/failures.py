@@ -149,7 +149,7 @@ def line_of(thread: int) -> str:
 
 
 class _LastState(NamedTuple):
-    """A rank's last state, the time at which it was first read, and whether the beat ever increased."""
+    """A rank's last state, when it was first read, and whether its ``beat`` (sign of life) ever increased."""
 
     state: State | None
     since: float

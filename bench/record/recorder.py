@@ -135,7 +135,7 @@ class Recorder:
                 self.resume_clock()
 
     def end_epoch(self) -> None:
-        """End the throughput window if it contains a step; the next window is a new row of metrics.csv."""
+        """End the current row of metrics.csv (throughput window) if it contains a step; begin a new row."""
         self._started_at, self._spans = None, []
         self._windows.leave()
 

@@ -61,9 +61,9 @@ class RecorderError(BenchError):
 class Lengths:
     """Lengths of the windows in optimizer steps, and the number of epochs (rows of metrics.csv).
 
-    An epoch here is one throughput window and one attribution window. The epochs of the training loop do not
-    matter. After the last epoch the recorder is idle. If ``epochs`` is None, the recorder records until the
-    end of the training.
+    An epoch here is a throughput window (steps timed as a whole) and an attribution window (steps timed by
+    part), whatever the epochs of the training loop are. After the last epoch the recorder is idle. If
+    ``epochs`` is None, the recorder records until the end of the training.
     """
 
     warmup_steps: int
@@ -372,7 +372,7 @@ class RunWriter:
         if jumps := [str(rank) for rank, window in enumerate(windows) if window.clock_jumps]:
             ranks = f"rank {', '.join(jumps)}"
             self.warn(
-                f"a host's clock was set in the attribution window ({ranks}): the affected steps are left out"
+                f"a host's clock was set while parts of steps were timed ({ranks}): these steps are left out"
             )
         if record.samples is None:
             self.warn("the samples of a step are unknown, so there is no throughput: use step(samples=...)")

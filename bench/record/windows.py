@@ -417,7 +417,7 @@ class Windows:
         )
 
     def _sync_passes(self, steps: int) -> int | None:
-        """Return the synchronising passes of ``steps`` steps, estimated from the attribution window."""
+        """Estimate from the attribution window how many backward passes of ``steps`` steps synchronise."""
         if not self._steps or not self._attribution.sees_sync_passes:
             return None
         return round(self._attribution.sync_passes / self._steps * steps)

@@ -225,7 +225,8 @@ def parse_submission(text: str) -> str | None:
 def parse_expected_start(text: str, *, now: datetime) -> datetime | None:
     """Return the start in the output of ``sbatch --test-only``, or None if Slurm cannot estimate it.
 
-    Slurm prints a date centuries ahead for a job that waits for a job that can never start.
+    A date more than a year ahead counts as no estimate, because Slurm prints a date centuries ahead if the
+    job depends on a job that can never start.
     """
     match = search(EXPECTED_START, text)
     start = parse_time(match["start"]) if match else None
@@ -260,7 +261,7 @@ class Gres:
 class NodeGroup:
     """Identical nodes of a partition in one state.
 
-    ``time_limit_s`` and ``max_nodes``, the nodes that one job can have, are None if there is no limit.
+    ``time_limit_s`` and ``max_nodes`` limit one job of the partition; None means no limit.
     """
 
     partition: str

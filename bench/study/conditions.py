@@ -181,7 +181,7 @@ class Neighbours:
 
 @dataclass(frozen=True)
 class Window:
-    """One measured window of conditions.json; ``nodes`` and ``ranks`` contain the file's objects."""
+    """A window (measured steps) of conditions.json; ``nodes`` and ``ranks`` contain the file's objects."""
 
     start: datetime
     end: datetime
@@ -244,7 +244,7 @@ def assess(
 
     Args:
         folder: the run's folder with conditions.json and env.json.
-        start: start of the run. Without windows, a neighbour between start and end disturbs the run.
+        start: start of the run. Without windows in conditions.json, any job between start and end counts.
         end: end of the run.
         neighbours: the other jobs on the run's nodes, or None if they were not determined.
         cores: number of cores that the run uses on each node, if env.json does not contain this number.
@@ -379,7 +379,7 @@ def _host_of_rank(env: Mapping[str, Any]) -> dict[int, str]:
 def _cores_in_use(env: Mapping[str, Any]) -> dict[str, int]:
     """Return the number of cores that the ranks use on each node, at least 1.
 
-    A rank uses one core per thread, but all ranks of a node together use no more cores than they may use.
+    Each rank uses one core per thread; in total, this is limited by the cores that the ranks may use.
     """
     threads = {
         str(node.get("node")): _sum(node.get("threads_per_rank")) for node in objects(env.get("cores"))

@@ -44,7 +44,7 @@ class PlannedStudy:
 
     @property
     def reserved_node_gpus(self) -> int | None:
-        """GPUs of a node if runs have whole nodes and the matrix says how many GPUs a node has."""
+        """The number of GPUs of a node, or None if runs do not have whole nodes or the number is unknown."""
         return self.plan.get("node_gpus") if self.exclusive else None
 
     @property

@@ -69,7 +69,7 @@ def write_unfit(study: StudyFolder, *, nodes: Sequence[str], job_id: str | None)
 
 
 def unfit_nodes(study: StudyFolder) -> list[str]:
-    """Return the nodes to exclude from runs, as found by the last preflight and by later packs."""
+    """Return the nodes to exclude from runs, as found by the last preflight and by later jobs with --pack."""
     content = read_json(study.unfit) or {}
     names = [str(name) for name in content.get("nodes", [])]
     since = study.unfit.stat().st_mtime if content else 0.0

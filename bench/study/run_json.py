@@ -104,7 +104,7 @@ class Attempt:
 
 
 def script_warning(run: Mapping[str, Any], found: str | None) -> str:
-    """Return a warning if ``found``, the SHA-256 of a command's script in the job, has changed, or ``""``."""
+    """Return a warning if a script had another SHA-256 in the job (``found``) than at the submission."""
     command = run.get("command") or {}
     submitted = command.get("script_sha256")
     if submitted is None or found is None or submitted == found:

@@ -121,7 +121,7 @@ def precisions_in_use(precision: str, env: Mapping[str, str]) -> Precisions:
 
 @dataclass(frozen=True)
 class MfuBasis:
-    """The basis of MFU. ``ideal_s`` is a step's time at peak FLOP/s. If it is None, ``reason`` says why."""
+    """The basis of MFU; ``ideal_s`` is a step's time at peak FLOP/s, or None because of ``reason``."""
 
     flops: StepFlops
     precisions: Precisions

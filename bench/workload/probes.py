@@ -119,7 +119,7 @@ def message_sizes(buckets: Sequence[int], *, gradient_bytes: int, largest: int |
 
 
 class AllReduceSweep:
-    """Run the sweep on one rank; decisions depend only on values that are the same on all ranks."""
+    """Time all-reduces of many sizes (the sweep) on one rank; all ranks choose the same sizes and order."""
 
     def __init__(
         self, *, collectives: Collectives, clock: Clock, device: torch.device, dtype: torch.dtype
@@ -186,7 +186,7 @@ class AllReduceSweep:
         return buffer[: size.bytes // self._dtype.itemsize]
 
     def _time(self, payload: torch.Tensor) -> float:
-        """Time one all-reduce on this rank in seconds, after a barrier and, for a large message, a burst."""
+        """Return the seconds of one all-reduce on this rank; before a large one, run a small one untimed."""
         burst = _BURST // self._dtype.itemsize
         if len(payload) > 2 * burst:
             dist.all_reduce(payload[:burst])

@@ -336,7 +336,7 @@ def measure(
 def _windows(
     session: Session, collectives: Collectives, trainer: Trainer, devices: Sequence[Device]
 ) -> Windows:
-    """Return the windows of this rank; the first rank on a host or device samples the host or device."""
+    """Return the object that measures this rank's steps; a host's first rank also samples the host."""
     identities = [device.identity for device in devices]
     rank, request = session.launch.rank, session.request
     is_first_on_host = rank in {host.ranks[0] for host in session.joined.hosts}

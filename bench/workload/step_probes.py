@@ -108,7 +108,7 @@ def union_s(spans: Sequence[BucketSpan]) -> float:
 
 
 def unhidden_tail_s(spans: Sequence[BucketSpan]) -> float:
-    """Return the seconds from the last bucket's start to all buckets' end, which nothing can hide."""
+    """Return the seconds from the start of the last all-reduce to the end of all; nothing can hide them."""
     return max(span.end_s for span in spans) - max(span.begin_s for span in spans) if spans else 0.0
 
 
@@ -156,7 +156,7 @@ class StepReadings:
 
 
 class StepProbes:
-    """Run the blocks on one rank; ``plain`` trains the model itself, and ``hooked`` a copy with the hook."""
+    """Run blocks of steps on one rank; ``plain`` trains the model itself, ``hooked`` a copy with the hook."""
 
     def __init__(self, plain: Trainer, hooked: Trainer, *, collectives: Collectives, clock: Clock) -> None:
         self._plain = plain

@@ -229,7 +229,7 @@ _MAX_ROUNDS = 3
 
 
 class Windows:
-    """Run the windows of one rank.
+    """Run one rank's windows: warm-up, throughput (steps timed as a whole), attribution (timed by part).
 
     ``samples_per_step`` is this rank's number of samples per step. Without ``conditions``, no
     conditions are sampled.

@@ -219,8 +219,8 @@ def test_masks_that_slurm_would_ignore_or_repeat_are_warned_about(tmp_path):
     assert [warning for warning in plan.warnings if "cpu_bind" in warning] == [
         f"{tmp_path}/m.yaml:5: Slurm rejects or ignores cpu_bind mask_cpu unless the job has all CPUs of its "
         "nodes; set cluster.exclusive: true",
-        f"{tmp_path}/m.yaml:5: cpu_bind mask_cpu lists 2 values for up to 4 ranks on a node; Slurm starts again "
-        "from the first, so that ranks share cores",
+        f"{tmp_path}/m.yaml:5: cpu_bind mask_cpu lists 2 values for up to 4 ranks on a node; further ranks "
+        "get the first values again, so that ranks share cores",
     ]
     quiet = plan_of(tmp_path, {"cpu_bind": "mask_cpu:0x1*2,0x2*2"}, gpus_per_node=[4])
     assert not [warning for warning in quiet.warnings if "cpu_bind" in warning]
