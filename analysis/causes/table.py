@@ -71,9 +71,10 @@ def late_ranks(ranks: pd.DataFrame) -> dict[str, list[LateRank]]:
     late: dict[str, list[LateRank]] = defaultdict(list)
     for row in found.to_dict("records"):
         run_id, rank, host = str(row["run_id"]), int(row["rank"]), str(row["host"])
+        in_one_part = (str(row["cell_id"]), rank) in one_part
         if row["host_ranks"] > 1:
             cause = "late-node" if row["whole"] else "late-rank"
-        elif (run_id, rank) in one_part:
+        elif in_one_part:
             cause = "late-rank"
         else:
             cause = moves.get((rank, host), _BOTH)
@@ -87,7 +88,7 @@ def late_ranks(ranks: pd.DataFrame) -> dict[str, list[LateRank]]:
                 bool(row["whole"]),
                 cause,
                 samples.get((run_id, rank), 1.0),
-                (run_id, rank) in one_part,
+                in_one_part,
             )
         )
     return late
@@ -109,23 +110,26 @@ def _moves(found: pd.DataFrame) -> dict[tuple[int, str], str]:
 
 
 def _in_one_part(ranks: pd.DataFrame) -> set[tuple[str, int]]:
-    """Return (run, rank) of the ranks whose excess is in one part of the computation only."""
+    """Return (cell, rank) of the ranks whose excess is in one part of the computation only.
+
+    The means are over all runs of a cell, so that its runs agree on the cause.
+    """
     columns = [USEFUL_PARTS[part] for part in COMPUTING]
     frame = ranks[ranks[columns].notna().all(axis=1)]
-    keys = [frame["run_id"].astype("str"), frame["rank"].astype("int64")]
+    keys = [frame["cell_id"].astype("str"), frame["rank"].astype("int64")]
     means = frame.groupby(keys)[columns].mean()
     if not len(means):
         return set()
     typical = lower_median(means.groupby(level=0)).reindex(means.index, level=0)
     more_s = (means - typical).clip(lower=0)
-    excess = (means - typical) / typical.where(typical > 0)
-    largest = excess.max(axis=1)
+    excess = ((means - typical) / typical.where(typical > 0)).fillna(0)
     both = excess[[USEFUL_PARTS["forward"], USEFUL_PARTS["backward"]]]
-    alone = (both.max(axis=1) == largest) & (both.min(axis=1) < _CONCENTRATED * largest) & (largest > 0)
+    optimizer = USEFUL_PARTS["optimizer"]
     # The optimizer is short, so its relative excess is noise unless it also is most of the excess in seconds.
-    most = more_s[USEFUL_PARTS["optimizer"]] > 0.5 * more_s.sum(axis=1)
-    alone |= most & (both.max(axis=1) < _CONCENTRATED * largest)
-    return {(str(run_id), int(rank)) for run_id, rank in means.index[alone]}
+    most = more_s[optimizer] > 0.5 * more_s.sum(axis=1)
+    alone = ~most & (both.min(axis=1) < _CONCENTRATED * both.max(axis=1))
+    alone |= most & (both.max(axis=1) < _CONCENTRATED * excess[optimizer])
+    return {(str(cell), int(rank)) for cell, rank in means.index[alone]}
 
 
 @dataclass(frozen=True)

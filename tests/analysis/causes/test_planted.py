@@ -61,6 +61,18 @@ def test_a_late_rank_in_one_part_is_a_late_rank(tmp_path: Path, part: str) -> No
     )
 
 
+def test_a_noisy_optimizer_in_one_run_does_not_change_the_cause_of_this_run(tmp_path: Path) -> None:
+    path = plant(tmp_path / "s", late_parts(MORE))
+    late(path, 2, MORE)
+    entry = {"reason": "foreign-cpu", "node": "n1", "start": None, "end": None, "value": 0.4, "limit": 0.05}
+    for place, folder in enumerate(attempts(path)):
+        change_json(folder.run_json, disturbed=[entry])
+        ranks = pd.read_csv(folder.ranks_csv).assign(host="n1", optimizer_time_sec=0.0004)
+        ranks.loc[ranks["rank"] == 2, "optimizer_time_sec"] *= 5 if place == 0 else 1
+        ranks.to_csv(folder.ranks_csv, index=False)
+    assert "in 3 of 3 runs" in first(causes(path), "late-rank")["evidence"]
+
+
 def test_a_rank_that_loads_data_slowly_is_late_and_the_study_cannot_tell_rank_from_node(
     tmp_path: Path,
 ) -> None:
