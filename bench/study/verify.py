@@ -193,13 +193,16 @@ def _transport_check(transport: Any, cell: dict[str, Any]) -> Iterator[Check]:
     if not isinstance(transport, dict):
         return
     interface, network = transport.get("interface"), transport.get("network")
-    route = " ".join(str(word) for word in (network, interface) if word) or "an unknown interface"
+    route = " ".join(str(word) for word in (network, interface) if word)
     asked = (cell.get("env") or {}).get("GLOO_SOCKET_IFNAME") if cell["backend"] == "gloo" else None
-    passed = interface in (asked, None) if asked else cell["nodes"] == 1 or interface != "lo"
+    passed: bool | None = interface in (asked, None) if asked else cell["nodes"] == 1 or interface != "lo"
     expected = asked or ("any interface" if cell["nodes"] == 1 else "an interface that other nodes can reach")
     if transport.get("fallback"):
         passed, expected = False, "InfiniBand, which the hosts have; see the warning in env.json"
-    yield Check("transport", passed, f"{transport.get('backend')} over {route}", expected)
+    elif not route:
+        passed = None
+    found = f"{transport.get('backend')} over {route}" if route else ""
+    yield Check("transport", passed, found, expected)
 
 
 def _same(name: str, found: Any, expected: Any) -> Check:

@@ -262,3 +262,11 @@ def test_verify_does_not_pass_a_fallback(tmp_path, fallback):
     assert check.found == "nccl over Socket eth0, eth1"
     if fallback:
         assert check.expected == "InfiniBand, which the hosts have; see the warning in env.json"
+
+
+def test_verify_does_not_pass_an_unknown_transport(tmp_path):
+    cell = {"nodes": 1, "tasks_per_node": 1, "backend": "gloo", "workload": {"epochs": 1}}
+    write_json(tmp_path / "run.json", {"run_id": "r1", "state": "completed", "cell": cell})
+    write_json(tmp_path / "env.json", {"transport": {"backend": "gloo", "interface": None, "network": None}})
+    (check,) = [check for check in verify_run(tmp_path).checks if check.name == "transport"]
+    assert (check.passed, check.found) == (None, "")
