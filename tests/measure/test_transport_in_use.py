@@ -265,8 +265,9 @@ def test_verify_does_not_pass_a_fallback(tmp_path, fallback):
 
 
 def test_verify_does_not_pass_an_unknown_transport(tmp_path):
-    cell = {"nodes": 1, "tasks_per_node": 1, "backend": "gloo", "workload": {"epochs": 1}}
+    workload = {"epochs": 1, "steps_per_epoch": 1}
+    cell = {"world_size": 1, "backend": "gloo", "nodes": 1, "global_batch": 8, "workload": workload}
     write_json(tmp_path / "run.json", {"run_id": "r1", "state": "completed", "cell": cell})
-    write_json(tmp_path / "env.json", {"transport": {"backend": "gloo", "interface": None, "network": None}})
+    write_json(tmp_path / "env.json", {"transport": {"backend": "gloo", "interface": None}})
     (check,) = [check for check in verify_run(tmp_path).checks if check.name == "transport"]
     assert (check.passed, check.found) == (None, "")
