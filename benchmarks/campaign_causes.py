@@ -405,7 +405,7 @@ def summarize(draws: Sequence[Draw], failures: Sequence[str]) -> list[str]:
     close = sum(draw.close and draw.verdict == "right" for draw in draws)
     false = sum(len(draw.clean) > 0 and bool((~is_busy_machine(draw.clean)).any()) for draw in draws)
     print(f"\n{len(draws)} draws: {right} right, {wrong} wrong, {other} not explained")
-    print(f"{close} are right with a share or rate that is close; {false} false alarms")
+    print(f"{close} are right with a share or rate near the true one; {false} false alarms")
     exceeded = list(failures)
     if draws and all(len(draw.kinds) > 1 for draw in draws):
         return exceeded + [f"only {close} pairs are right"] * (close < ENOUGH_PAIRS * number)

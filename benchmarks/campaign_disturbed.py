@@ -161,7 +161,7 @@ def check_overlaps(cluster: Cluster, folder: Path, dice: random.Random, *, exclu
 
 
 def overlaps_in_sacct(cluster: Cluster, ours: Sequence[str]) -> dict[str, set[str]]:
-    """Return the jobs beside each of ``ours`` according to sacct, read without bench."""
+    """Return the jobs beside each of ``ours`` according to sacct, without using code of bench."""
     command = ["sacct", "-nPXa", "--starttime=now-2hours", "--format=JobID,Start,End,NodeList"]
     wait_for(
         lambda: (

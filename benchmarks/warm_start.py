@@ -3,8 +3,9 @@
     python warm_start.py --serve SOCKET
     python warm_start.py SOCKET SCRIPT [ARGUMENT ...]
 
-The second form runs SCRIPT in a fork of the first one, with its own environment, arguments, folder and
-output, and exits with its code. If it is killed, the fork is killed as well.
+The first form is the server. The second form lets the server fork a process that runs SCRIPT with the
+environment, folder and output of the caller, and exits with the exit code of SCRIPT. If it is killed, the
+fork is killed as well.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """List the configurations that can run a training, with their times, costs and success rates.
 
-Options are measured cells and larger sizes predicted by scaling laws. The time per epoch is ceil(samples /
-global batch) x the time per step, plus a checkpoint if the study wrote one. Start-up and validation are not
-included. Intervals (90 %) are those of one further run, because a training is one job: Student's t on the
-logarithms of the runs with sqrt(1 + 1/n) for measured cells, and the intervals of the scaling law for
-predicted sizes.
+Options are measured cells (combinations of settings) and larger sizes predicted by scaling laws. The time per
+epoch is ceil(samples / global batch) x the time per step, plus a checkpoint if the study wrote one. Start-up
+and validation are not included. Intervals (90 %) are those of one further run, because a training is one job:
+Student's t on the logarithms of the runs with sqrt(1 + 1/n) for measured cells, and the intervals of the
+scaling law for predicted sizes.
 """
 
 from __future__ import annotations

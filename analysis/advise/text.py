@@ -72,7 +72,7 @@ def _with_interval(row: dict[Any, Any]) -> str:
 
 
 def summary(advice: Advice) -> list[str]:
-    """Return the advice as sentences; those about one of several global batches follow its name.
+    """Return the advice as sentences, below a line with the global batch if there are several.
 
     For each global batch, the sentences describe the option that ends first, those that may end as early,
     the one with the fastest training, the one that ends first in each other study, the cheapest one, the

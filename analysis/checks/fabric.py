@@ -10,8 +10,8 @@ Source: R. Thakur, R. Rabenseifner, W. Gropp, *Optimization of Collective Commun
 in MPICH*, IJHPCA 19(1), 2005; bandwidths as nccl-tests defines them (doc/PERFORMANCE.md).
 
 Message sizes differ by orders of magnitude, so α and β are fitted to different sizes: β to large messages, α
-to messages that spend less than half of their time on transferring bytes. Effects in between (a library that
-changes its algorithm, a switch with a buffer) would distort a common fit. The unit is the run: each run
+to messages that spend less than half of their time on transferring bytes. Effects at medium sizes (a library
+that changes its algorithm, a switch with a buffer) would distort a common fit. The unit is the run: each run
 gives one α and one β, and intervals are over runs.
 """
 

@@ -165,7 +165,7 @@ def _lead(study: Study, frames: Frames, environment: Environment) -> str:
 
 
 def _command(study: Study) -> str:
-    """Return the user's command without secrets, or the number of commands; empty without a command."""
+    """Return the user's command without secrets; if there are several, their number; if none, ""."""
     workloads = [cell.get("workload") or {} for cell in study.plan["cells"]]
     commands = {tuple(map(str, one["command"])) for one in workloads if one.get("command")}
     if len(commands) == 1:

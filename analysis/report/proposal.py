@@ -161,7 +161,7 @@ def _nothing_recommended(found: Recommendation, series: _Series, invalid: Invali
 
 
 def _undecided(found: Recommendation, series: _Series, invalid: Invalid) -> list[str]:
-    """Return a sentence about the smallest size for which the runs cannot tell, if any."""
+    """Return a sentence about the smallest size that the runs neither recommend nor rule out, if any."""
     if not len(found.open):
         return []
     row = found.open.iloc[0]
@@ -254,7 +254,7 @@ def _work_text(work: Work | None, counted: str) -> tuple[str, str]:
 
 
 def _left_out(executed: Executed) -> str:
-    """Return the known parts of a job that a throughput does not contain."""
+    """Return the parts of a job whose time is not in the throughput, as far as they are known."""
     if executed.reads_values:
         return "queue waits, and work that the values of the command do not cover"
     if executed.has_command:

@@ -207,7 +207,7 @@ def _best_sentence(found: Recommendation, base: pd.Series, invalid: Invalid) -> 
 
 
 def _open_sentence(found: Recommendation, base: pd.Series, invalid: Invalid) -> str:
-    """Return a sentence about the sizes for which the runs cannot tell; empty if there is none."""
+    """Return a sentence about sizes that the runs neither recommend nor rule out; empty without any."""
     if not len(found.open):
         return ""
     first = found.open.iloc[0]

@@ -200,7 +200,7 @@ def latex_table(table: pd.DataFrame, *, rate_unit: str = "samples/s") -> str:
 
 
 def cell_columns(rate_unit: str) -> list[dict[str, Any]]:
-    """Return ``name, help, numeric`` and the class ``level`` for each column of :func:`cell_rows`."""
+    """Return ``name, help, numeric`` and the CSS class ``level`` of each column of :func:`cell_rows`."""
     return [
         {
             "name": capital(rate_unit) if name == "Samples/s" else name,

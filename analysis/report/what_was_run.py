@@ -129,7 +129,7 @@ def what_was_run(executed: Executed, rows: pd.DataFrame, environment: Environmen
 
 
 def constant_batch(mode: str, executed: Executed) -> str:
-    """Return the name of the constant batch; if a command reports its values, only the matrix's is known."""
+    """Return the name of the constant batch: the one in the matrix if a command reports its own values."""
     batch = str(WORDS["modes"][mode]["constant"])
     return f"{batch} in the matrix" if batch and executed.reads_values else batch
 

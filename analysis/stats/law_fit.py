@@ -562,7 +562,7 @@ def _forecast(
         return Refusal("neither the global batch nor the batch per rank is constant")
     if largest["nodes"] < 2 or not str(largest["gpus_per_node"]).isdecimal():
         return Refusal(
-            "larger sizes need more nodes, but the largest measured size has no two nodes with equal ranks"
+            "larger sizes need more nodes, but the largest measured size is not on several equal nodes"
         )
     fit = fit_laws(runs_of(rows, frames), mode=str(largest["mode"]), probes=fabric)
     if isinstance(fit, Refusal):
@@ -579,7 +579,7 @@ def _predicted(fit: LawFit, largest: pd.Series, *, beyond: bool) -> pd.DataFrame
     factors = [2**power for power in range(1, 4) if 2**power <= reach]
     factors = [factor for factor in factors if not strong or largest["per_gpu_batch"] % factor == 0]
     if not factors:
-        return Refusal("the batch per rank of the largest size cannot be halved")
+        return Refusal("twice the ranks need half the batch per rank, but that of the largest size is odd")
     law = fit.predict([factor * int(largest["gpus"]) for factor in factors], beyond=beyond)
     growth = law["gpus"] / int(largest["gpus"])
     per_rank = largest["per_gpu_batch"]

@@ -82,7 +82,7 @@ MAX_BARS = 18
 
 @dataclass(frozen=True)
 class Selection:
-    """The ``rows`` of one scaling mode that a figure shows; the other attributes are those of a Draft."""
+    """The ``rows`` of one scaling mode that a figure shows; for the other attributes, see :class:`Draft`."""
 
     mode: str
     rows: pd.DataFrame

@@ -302,7 +302,7 @@ def test_the_notes_say_why_a_size_is_not_predicted(l40s, h200):
     )
     assert notes[1] == (
         "h200: no prediction for strong-352-nccl-srun: larger sizes need more nodes, but the largest "
-        "measured size has no two nodes with equal ranks"
+        "measured size is not on several equal nodes"
     )
 
 
