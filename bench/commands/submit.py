@@ -126,7 +126,7 @@ def _without_completed(
 
 
 def _check_options(planned: PlannedStudy, *, preflight: bool, pack: bool, max_queued: int | None) -> None:
-    """Reject options that the executor or a pack cannot use; print a line if an option has no effect."""
+    """Reject options that the executor, or one job for all runs (pack), cannot use; report unused options."""
     if preflight and planned.executor != "slurm":
         what = f"--preflight checks the nodes of Slurm jobs, but the matrix's executor is {planned.executor}"
         raise BenchError(what, remedy="omit --preflight")
@@ -176,7 +176,7 @@ def _say_if_inexact(planned: PlannedStudy, gpu_hours: float) -> None:
 def _check_pack_budget(
     planned: PlannedStudy, runs: Sequence[Run], budget: float | None, *, preflight: bool
 ) -> None:
-    """Print the maximum cost of a pack of ``runs``; raise BenchError if the cost exceeds ``budget``."""
+    """Print the maximum cost of one job for all ``runs``; raise BenchError if it exceeds ``budget``."""
     pack_executor(planned)  # raises if the executor has no packs
     if not runs:
         return
@@ -258,9 +258,9 @@ def start(
 ) -> int:
     """Start ``runs``, print the state of the study, and return the exit code.
 
-    With ``preflight``, the job of a pack checks its nodes first. With ``patience``, wait until all runs have
-    ended. ``halt`` detects a `bench cancel` that is called after ``halt`` was created; by default, it is
-    created now. The exit code is 1 if a run has failed or the study was cancelled.
+    With ``pack``, one job executes all ``runs``; with ``preflight``, this job checks its nodes first. With
+    ``patience``, wait until all runs have ended. ``halt`` (by default created now) detects a `bench cancel`
+    that is called after its creation. The exit code is 1 if a run has failed or the study was cancelled.
     """
     halt, name = halt or HaltWatch(planned.ledger), planned.folder.name
     executor, before = executor_for(planned, pack=pack, preflight=preflight), planned.records()

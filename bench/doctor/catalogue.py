@@ -147,7 +147,7 @@ class Catalogue:
     vocabulary: frozenset[bytes]
 
     def candidates(self, words: frozenset[bytes]) -> tuple[Signature, ...]:
-        """Return the signatures that have a word set contained in ``words``."""
+        """Return the signatures of which at least one set of required words is contained in ``words``."""
         found: dict[int, Signature] = {}
         for word in words & self.index.keys():
             for required, signature in self.index[word]:

@@ -76,11 +76,11 @@ class Passage:
     numbers: list[int] = field(default_factory=list)
 
     def text(self, index: int) -> str:
-        """Return a piece as text without control characters."""
+        """Return a line, or a piece of a long line, as text without control characters."""
         return readable(self.pieces[index])
 
     def around(self, index: int, *, above: int, below: int) -> str:
-        """Return a piece with its neighbours, joined by newlines."""
+        """Return a line, or a piece of a long line, with those above and below, joined by newlines."""
         start, stop = max(0, index - above), min(len(self.pieces), index + below + 1)
         return "\n".join(self.text(i)[:1000] for i in range(start, stop))
 
@@ -175,7 +175,8 @@ class LineFilter:
 def passages(source: Source) -> Iterator[tuple[Passage, int, int]]:
     """Yield overlapping passages of a log, each with the range (begin, end) of the pieces to examine.
 
-    Every piece is examined once. Passages overlap, so that the lines around a piece are in its passage.
+    A piece is a line, or a part of a long line. Each piece is examined once. Passages overlap, so that the
+    lines around a piece are in its passage.
     """
     passage, begin, number, rest = Passage(), 0, 1, b""
     for block in blocks(source):

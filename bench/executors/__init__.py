@@ -15,9 +15,10 @@ _EXECUTORS = {"local": LocalExecutor, "ssh": SshExecutor, "slurm": SlurmExecutor
 
 
 def executor_for(study: PlannedStudy, *, pack: bool = False, preflight: bool = False) -> Executor:
-    """Return the executor that the study's matrix names; with ``pack``, a PackExecutor.
+    """Return the executor that the study's matrix names.
 
-    With ``preflight``, the job of a pack checks its nodes first.
+    With ``pack``, return an executor that submits one job for all runs; with ``preflight``, this job checks
+    its nodes first.
     """
     if pack:
         return pack_executor(study, preflight=preflight)

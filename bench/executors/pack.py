@@ -40,7 +40,7 @@ _OWN_ENDS = ("exit", "limit")
 
 @dataclass(frozen=True)
 class Allocation:
-    """Resources of a pack's job: the maximum that any of its runs needs.
+    """Resources of a job that executes many runs (pack): the maximum that any of the runs needs.
 
     ``limit_s`` is the sum of the runs' time limits. ``gpus_per_node`` is 0 if no run uses GPUs. ``node_gpus``
     is the number of GPUs of a node if the job has whole nodes and this number is known.
@@ -91,7 +91,7 @@ def allocation_of(study: PlannedStudy, runs: Sequence[Run], *, preflight: bool =
 
 
 def first_host(*, seed: int, nodes: int, repeat: int, hosts: int) -> int:
-    """Choose the first host of a run on ``nodes`` nodes; return its index among the pack's hosts.
+    """Choose the first host of a run on ``nodes`` nodes; return its index among the job's hosts.
 
     A run uses consecutive hosts, wrapping around. The first host advances by ``nodes`` per repeat,
     so that the repeats of a size use all hosts equally often. Cells of the same size use the same
@@ -117,7 +117,7 @@ class Pack:
         return {"kind": "pack", "pack": self.number, "place": place, "nodes": self.allocation.nodes}
 
     def first_host(self, study: PlannedStudy, attempt: Attempt) -> int:
-        """Return the index, among the pack's hosts, of the first host that ``attempt`` uses."""
+        """Return the index, among the job's hosts, of the first host that ``attempt`` uses."""
         seed, hosts = int(study.plan["seed"]), self.allocation.nodes
         return first_host(seed=seed, nodes=attempt.cell.nodes, repeat=attempt.run.repeat, hosts=hosts)
 
@@ -137,7 +137,7 @@ class Pack:
 
 
 def next_number(study: PlannedStudy) -> int:
-    """Return the number of the study's next pack. Numbers of failed submissions are not reused."""
+    """Return the number of the study's next pack (job of many runs). Numbers are not reused."""
     try:
         taken = [path.name.removeprefix("pack-") for path in study.folder.packs.iterdir()]
     except OSError:
@@ -207,7 +207,7 @@ class Mark:
 
 @dataclass
 class Marks:
-    """Content of a pack's marks.jsonl; ``over`` is True when the pack is finished.
+    """Content of marks.jsonl, a pack's record of its runs; ``over`` is True when the pack is finished.
 
     ``skipped`` contains the runs that were not started because too few nodes are fit, with the reasons.
     """
@@ -267,7 +267,7 @@ class Packs:
         return self.marks(record).runs.get(record.run_id)
 
     def has_ended(self, record: RunRecord) -> bool:
-        """Return True if a run of a pack has ended on its own or was skipped; the job may still run."""
+        """Return True if a run has ended or was skipped, even if its pack (job of many runs) still runs."""
         if not is_packed(record):
             return False
         if record.run_id in self.marks(record).skipped:
@@ -354,7 +354,7 @@ def is_packed(record: RunRecord) -> bool:
 
 
 def not_started(record: RunRecord, job: JobStatus | None) -> str:
-    """Return the reason why a run was not started before its pack ended."""
+    """Return the reason why a run was not started before the job of its pack ended."""
     why = f" ({job.reason})" if job is not None and job.reason else ""
     return f"not started: its pack (job {record.job_id}) ended before its turn{why}"
 

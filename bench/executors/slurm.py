@@ -379,7 +379,7 @@ class SlurmExecutor:
         return {"unfit_nodes": self._unfit} if self._unfit else {}
 
     def _split_by_fit_nodes(self, runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
-        """Return the runs for which there are enough fit nodes, and the other runs."""
+        """Return the runs for which enough nodes remain after excluding unfit nodes, and the other runs."""
         if not self._unfit:
             return list(runs), []
         # Cells of one size have the same requirements on nodes.
@@ -408,7 +408,7 @@ class SlurmExecutor:
     def _hold_too_large(
         self, runs: Sequence[Run], records: Mapping[str, RunRecord], callbacks: Callbacks
     ) -> list[Run]:
-        """Return the runs for which there are enough fit nodes; record why the other runs stay planned."""
+        """Return the runs for which enough fit nodes remain; record why the other runs stay planned."""
         small, held = self._split_by_fit_nodes(runs)
         if self._unfit and runs:
             callbacks.on_message(f"unfit nodes are excluded: {', '.join(self._unfit)}")

@@ -102,7 +102,7 @@ class Unknowns:
         self._all: list[Unknown] = []
 
     def mark(self, unknown: Unknown) -> str:
-        """Store an unknown expansion and return the mark that stands for it in a text."""
+        """Store an unknown expansion and return the placeholder (mark) that stands for it in a text."""
         if len(self._all) < _MAX_UNKNOWNS:
             self._all.append(unknown)
         return f"{_OPEN}{len(self._all) - 1}{_CLOSE}"
@@ -125,7 +125,7 @@ class Unknowns:
         return found
 
     def shown(self, text: str) -> str:
-        """Return ``text`` with each mark replaced by the expansion as written in the script."""
+        """Return ``text`` with each placeholder (mark) replaced by the expansion as written in the script."""
         return MARK.sub(lambda match: self._source(int(match.group(1))), text).replace("\\\n", "")
 
     def _source(self, number: int) -> str:
@@ -320,7 +320,7 @@ class Expander:
         return not always or any(one.value is None or one.value.text != text for one in candidates)
 
     def _unknown(self, part: Part) -> Value:
-        """Return a mark for a part of a word with an unknown value."""
+        """Return a placeholder (mark) for a part of a word with an unknown value."""
         if part.body:
             self._ran(part.body)
         default = None

@@ -80,7 +80,7 @@ class Conditions:
         }
 
     def synchronised(self, passes: int | None) -> dict[str, int | None]:
-        """Return ``sync_passes`` and ``bytes`` for conditions.json after ``passes`` synchronising passes."""
+        """Return ``sync_passes``, the backward passes that exchange gradients, and their ``bytes``."""
         known = passes is not None and self._gradient_bytes is not None
         return {
             "sync_passes": passes,

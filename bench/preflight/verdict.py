@@ -263,7 +263,7 @@ def slower_directions(directed: Mapping[Pair, float]) -> dict[Pair, float]:
 
 
 def failing(passes: Sequence[Values], *, check: str, threshold: float) -> list[int]:
-    """Return the nodes that fail a check in all passes in which they were measured."""
+    """Return the nodes that fail a check each time they are measured."""
     verdicts = [[_fails(check, value, values, threshold) for value in values] for values in passes]
     by_node = [[one for one in of_node if one is not None] for of_node in zip(*verdicts, strict=True)]
     return [node for node, results in enumerate(by_node) if results and all(results)]
@@ -297,7 +297,7 @@ def assess(measured: Measured, *, threshold: float) -> dict[str, Any]:
         columns["exchange"], failed["exchange"] = (exchange.rates, exchange.median), exchange.slow_nodes
 
     def result(check: str, place: int) -> dict[str, Any]:
-        """Return a node's value: if possible, of a pass in which it is fit."""
+        """Return a node's value, if possible from a measurement that the node passed."""
         passed = [one for one in made.get(check, ()) if _fails(check, one[place], one, threshold) is False]
         values, median = _best(passed) if passed else columns[check]
         return _result(check, values[place], median, fails=place in failed[check])

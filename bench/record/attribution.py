@@ -161,7 +161,7 @@ class Attribution:
         self._optimizer_depth = 0  # above 1 if one optimizer calls another
 
     def _sum_readings(self) -> BackwardReading | None:
-        """Return the logger's times, summed over all synchronising passes, or None if any is missing."""
+        """Return DDP's times, summed over all backward passes that synchronise, or None if any is missing."""
         self._take_reading()
         readings = [reading for reading in self._readings if reading is not None]
         if len(readings) < len(self._readings):

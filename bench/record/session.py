@@ -322,7 +322,7 @@ class RunWriter:
             self._write_sample(is_last)
 
     def _write_sample(self, is_last: bool) -> None:
-        """Write sampled_step.json when all ranks have posted a sample, or at the end with fewer samples."""
+        """Write sampled_step.json when all ranks have posted their sampled step, or at the end with fewer."""
         samples = self._exchange.read_all("sample")
         if samples is None and is_last:
             found = [self._exchange.read("sample", rank) for rank in range(self._launch.world_size)]

@@ -355,7 +355,7 @@ def _windows(
 
 
 def _transfer_s(record: EpochRecord | None) -> float | None:
-    """Return exposed communication minus wait in seconds per step, averaged over ranks."""
+    """Return exposed communication without the wait for late ranks: seconds per step, mean over ranks."""
     ranks = [] if record is None else record.ranks
     known = [(rank.parts.exposed_s, rank.wait_s) for rank in ranks if rank.parts and rank.wait_s is not None]
     return fmean(e for e, _ in known) - fmean(w for _, w in known) if known else None
