@@ -47,7 +47,7 @@ def simulated(
 
 
 def share(studies: int, *, seed: int, slow: float = 1.0, **design: object) -> float:
-    """Return the share of studies in which any node or, with ``slow``, the slow node is called slow."""
+    """Return the share of studies that call a node slow; with ``slow`` above 1, only the slow node counts."""
     draw = np.random.default_rng(seed)
     found = 0
     for _ in range(studies):

@@ -334,7 +334,7 @@ def read_json(path: Path) -> Any:
 
 
 def writer(path: Path) -> Write:
-    """Return a function that replaces the content of ``path``."""
+    """Return a function that writes its argument to ``path`` as JSON, in place of the earlier content."""
 
     def write(values: Mapping[str, Any]) -> None:
         temporary = path.with_suffix(".new")

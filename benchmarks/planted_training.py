@@ -167,8 +167,8 @@ class Training:
     """The training of one rank.
 
     Attributes:
-        amounts: by planted cause, seconds per step or a number; 0 if it is not planted.
-        given: the same amounts, even with PLANTED 0.
+        amounts: by planted cause, seconds per step or a number; 0 with PLANTED 0.
+        given: the amounts of the command line, also with PLANTED 0.
         batch: samples per step of this rank.
         spent_s: by planted cause, its time in each step.
     """
@@ -288,7 +288,7 @@ class Training:
         return loss
 
     def after(self, model: DistributedDataParallel, loss: Tensor) -> None:
-        """Do what follows the optimizer in a step."""
+        """Execute the planted causes that follow the optimizer in a step."""
         actions: dict[str, Callable[[float], object]] = {
             "logging": lambda amount: log(loss, amount),
             "checkpoint": lambda amount: save_checkpoint(model, amount),

@@ -62,7 +62,7 @@ class Claim:
 
     @property
     def key(self) -> Key:
-        """Key of the cause in its cell: claims of several runs with equal keys are one cause.
+        """Identity of the cause in its cell: claims with equal keys, from several runs, are one cause.
 
         The key of a rank contains no node, because the rank may run on other nodes in other runs.
         """

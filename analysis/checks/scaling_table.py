@@ -52,7 +52,7 @@ def scaling_table(source: Study | Frames, *, baseline: str | None = None) -> pd.
 
 @dataclass
 class _RunCounts:
-    """Numbers of a cell's runs: all (``total``), those that count (``done``), those left out as disturbed.
+    """Numbers of a cell's runs: ``total``, ``done`` (runs that count), ``left_out`` (because disturbed).
 
     ``kinds`` counts all other runs by their outcome; ``reason`` is the reason of one of them.
     """

@@ -103,7 +103,7 @@ def stragglers(ranks: pd.DataFrame) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class LateNodes:
-    """A sentence about each node with the longest waits, by host; ``more`` counts the other late nodes."""
+    """By host, a sentence about each node that others wait for longest; ``more`` counts other late nodes."""
 
     sentences: dict[str, str]
     more: int = 0

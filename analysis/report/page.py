@@ -448,7 +448,7 @@ def _why_no_prediction(own: pd.DataFrame) -> str:
 
 
 def _prediction_rows(own: pd.DataFrame, fit: LawFit, *, in_seconds: bool) -> list[tuple[str, ...]]:
-    """Return the row of twice the largest size; its efficiency is relative to the law's baseline time."""
+    """Predict twice the largest size; the efficiency is relative to the law's own time of the baseline."""
     base = own[own["is_base"]]
     if not len(base):
         return []

@@ -186,7 +186,7 @@ def _draw_means(axes: Axes, sizes: pd.Series, values: pd.Series, *, place: int) 
 
 
 def _draw_runs(axes: Axes, runs: pd.DataFrame, *, span: float, place: int) -> None:
-    """Draw a dot per run; ``span`` is the largest size over the smallest."""
+    """Draw a dot per run; ``span`` is the ratio of the largest size to the smallest."""
     style: dict[str, Any] = {
         "facecolor": Colour.SURFACE,
         "edgecolor": SERIES_COLOURS[place],
