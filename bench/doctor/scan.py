@@ -138,7 +138,7 @@ class LineFilter:
         self.skipped_last: dict[bytes, tuple[int, bytes]] = {}
 
     def select(self, passage: Passage, begin: int, end: int) -> Iterator[tuple[int, frozenset[bytes]]]:
-        """Yield the index and the catalogue words of each selected piece in [begin, end)."""
+        """Yield index and catalogue words of each piece in [begin, end) that contains such words."""
         shapes = as_words(b"\n".join(passage.pieces[begin:end])).split(b"\n")
         lines_by_shape, keys, vocabulary = self._lines_by_shape, self._keys, self._vocabulary
         for index, shape in enumerate(shapes, begin):
@@ -395,7 +395,7 @@ class Scan:
             found.hits.append(hit)
 
     def _add_exception(self, signature: Signature, line: Line) -> None:
-        """Add the last line of a traceback as a sign, whatever the exception's name."""
+        """Add the last line of a traceback as a sign of failure, whatever the exception's name."""
         found = line.exception_below()
         if found:
             self._add(Hit(signature, self.path, found[0], shortened(found[1], 0), {}))

@@ -53,7 +53,7 @@ from bench.units import count
 
 @dataclass(frozen=True)
 class Place:
-    """The chain of a new job (None without a limit), and the jobs in it that must end before the new job."""
+    """The chain (sequence of jobs, or None) of a new job, and the jobs that must end before it starts."""
 
     chain: int | None = None
     after: tuple[str, ...] = ()
@@ -70,7 +70,7 @@ class Place:
 
 
 class Chains:
-    """A study's chains of jobs that have not ended. Of each chain, one job executes at a time."""
+    """A study's chains (sequences of jobs that execute one at a time), without jobs that have ended."""
 
     def __init__(self, limit: int | None) -> None:
         """``limit`` is the number of runs that may execute at once; None means no limit."""
@@ -95,7 +95,7 @@ class Chains:
         return chains
 
     def next_place(self) -> Place:
-        """Return the place at the end of the chain with the fewest jobs, or a place without a chain."""
+        """Return the end of the chain with the fewest jobs, or no chain if there is no limit."""
         if not self._jobs:
             return Place()
         chain = min(range(len(self._jobs)), key=lambda number: len(self._jobs[number]))
@@ -515,10 +515,7 @@ def _lacks_job_id(record: RunRecord) -> bool:
 
 
 def may_start(record: RunRecord, attempt_seen: int) -> bool:
-    """Return False if a run is active or completed, or was meanwhile started by another process.
-
-    A completed run that was disturbed may start again.
-    """
+    """Return False if a run is active, completed without disturbance, or was started by another process."""
     if record.state.active or (record.state is RunState.COMPLETED and not record.is_disturbed):
         return False
     return record.attempt == attempt_seen or record.state is RunState.PLANNED

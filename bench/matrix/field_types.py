@@ -187,7 +187,7 @@ _OWN_SRUN_OPTIONS = {
 def _own_option(word: str, table: Mapping[str, str], flags: str) -> str | None:
     """Return the remedy if ``word`` is an option in ``table``, otherwise None.
 
-    Slurm accepts unique prefixes of options, and ``-Hn2`` for ``-H -n2``.
+    Unique prefixes of options and ``-Hn2`` for ``-H -n2`` are recognised, because Slurm accepts them.
     """
     found = re.match(rf"--([A-Za-z][A-Za-z_-]*)|-[{flags}]*([A-Za-z])", word)
     if found is None:

@@ -297,7 +297,7 @@ EnvAxis = Annotated[str, AfterValidator(_check_axis_name)]
 
 
 class _KeysAndEnv(BaseModel):
-    """A model that also accepts keys of the form `env.NAME`."""
+    """A section of the matrix that also accepts keys of the form `env.NAME`."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 

@@ -244,7 +244,7 @@ def assess(
 
     Args:
         folder: the run's folder with conditions.json and env.json.
-        start: start of the run. Without windows in conditions.json, any job between start and end counts.
+        start: start of the run. Without windows in conditions.json, any job from start to end disturbs.
         end: end of the run.
         neighbours: the other jobs on the run's nodes, or None if they were not determined.
         cores: number of cores that the run uses on each node, if env.json does not contain this number.

@@ -189,7 +189,7 @@ def _script_check(env: Any, command: Any) -> Iterator[Check]:
 
 
 def _transport_check(transport: Any, cell: dict[str, Any]) -> Iterator[Check]:
-    """Compare the network that carried the gradients with the requested network, if env.json names it."""
+    """If env.json names the network that carried the gradients, compare it with the requested network."""
     if not isinstance(transport, dict):
         return
     interface, network = transport.get("interface"), transport.get("network")

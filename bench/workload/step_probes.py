@@ -242,8 +242,7 @@ class StepProbes:
 def summary(blocks: Sequence[Block]) -> dict[str, float]:
     """Return the step time of each kind and the costs derived from them, in seconds.
 
-    The step time of a block is the largest mean of any rank. The step time of a kind is the median over its
-    blocks.
+    The step time of a block is the mean on its slowest rank, and that of a kind is the median of its blocks.
     """
     times = {
         kind: median(max(fmean(rank) for rank in block.seconds) for block in blocks if block.kind == kind)
