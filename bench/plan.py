@@ -139,7 +139,7 @@ def _warnings(matrix: Matrix, document: Document, cells: Sequence[Cell]) -> list
 def continue_study(plan: Plan, root: Path) -> Plan:
     """Return the plan with the value of `exclusive` of the study's existing plan below ``root``, if any.
 
-    Runs on shared nodes and runs on whole nodes cannot be compared, so that a study has one value. The
+    Runs on shared nodes and runs on whole nodes cannot be compared, so a study has only one value. The
     existing value applies unless the matrix or its site file sets the key.
 
     Raises:

@@ -288,7 +288,7 @@ def _unexplained_signs(scans: Sequence[Scan], met: Sequence[tuple[Scan, Signatur
 
 
 def _prove_failure(signs: Sequence[Hit], scans: Sequence[Scan]) -> bool:
-    """Return whether one of the signs is strong, or is among the last lines of its log."""
+    """Return whether a sign proves a failure by its weight or because it is among the last lines of a log."""
     end = {(scan.path, number) for scan in scans for number, _ in scan.last_lines}
     return any(sign.weight >= PROOF_WEIGHT or (sign.path, sign.line) in end for sign in signs)
 

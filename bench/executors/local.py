@@ -114,7 +114,7 @@ class ForkServer:
     """Start a fork server and send it one request per run.
 
     Raises:
-        BenchError: the server died, now or in :meth:`run`. The message contains the server's output.
+        BenchError: the server died (raised by :meth:`run`, too). The message contains the server's output.
     """
 
     def __init__(self, env: Mapping[str, str], *, setup: Sequence[str]) -> None:

@@ -122,7 +122,7 @@ class Settlement:
     def _settle_share(
         self, share: Sequence[tuple[RunRecord, str]]
     ) -> list[tuple[RunRecord, dict[str, Any] | None]]:
-        """Settle some runs; return each record with its event for the ledger, or with None."""
+        """Record how some runs' jobs ended; return each record with its event for the ledger, or None."""
         for record, event in share:
             self._settle_one(record, event)
         return [(record, self._settled.get(record.run_id, (record, None))[1]) for record, _ in share]

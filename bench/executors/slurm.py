@@ -338,7 +338,7 @@ class SlurmExecutor:
         return record
 
     def _submit_job(self, job: BatchJob, records: Sequence[RunRecord], lock: int) -> None:
-        """Submit a job for ``records`` and save the job id; the ledger must already contain their intents."""
+        """Submit a job for ``records`` and save its id; their ``intent`` events must be in the ledger."""
         try:
             job_id = self.slurm.submit(job, pass_fds=(lock,))
         except SubmissionUncertainError as lost:

@@ -542,7 +542,7 @@ class Job:
         return above[0] if above and self._is_launched else self._pid
 
     def waiting(self, processes: Mapping[int, Process]) -> set[int]:
-        """Return the processes above the job that wait for its end, such as a shell and `bench submit`."""
+        """Return the ancestors of the job, which wait for its end, such as a shell and `bench submit`."""
         return set(ancestors(self._pid, processes))
 
 

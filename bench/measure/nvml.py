@@ -297,8 +297,8 @@ def _peer(gpu: Gpu | None, index: int, peer: Gpu | None) -> dict[str, Any]:
 def _numa(bus: str | None) -> dict[str, Any]:
     """Return the NUMA node and the cores next to the PCI device ``bus``, as Linux knows them.
 
-    NVML's function for the NUMA node is not used: it returns the node of the GPU's own memory, on coherent
-    GPUs such as a GH200.
+    NVML's function for the NUMA node is not used, because on coherent GPUs such as a GH200 it returns the
+    node of the GPU's own memory.
     """
     node, cpus = (
         _text(_PCI_DEVICES / bus / name) if bus else None for name in ("numa_node", "local_cpulist")

@@ -112,7 +112,7 @@ _MAX_BYTES = 64 * 2**20
 
 
 def neighbour_steps(ranks: Sequence[int]) -> list[list[tuple[int, int]]]:
-    """Pair each rank with the next, and the last with the first; each step has a rank in one pair at most."""
+    """Pair each rank with the next, and the last with the first, in steps with one pair per rank at most."""
     count = len(ranks)
     pairs = [(ranks[place], ranks[(place + 1) % count]) for place in range(count if count > 2 else count - 1)]
     steps = [pairs[0::2], pairs[1::2]]

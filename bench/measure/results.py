@@ -388,7 +388,7 @@ def merge_windows(
 
 
 def count_dropped_steps(windows: Sequence[Window]) -> int:
-    """Return the number of attribution steps that are left out because a rank has no parts for them."""
+    """Return how many steps of the attribution window are left out because a rank lacks their parts."""
     by_step = zip(*(window.parts for window in windows if window.parts), strict=False)
     return sum(any(parts is None for parts in step) for step in by_step)
 

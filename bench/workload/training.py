@@ -231,8 +231,8 @@ _MAX_ROUNDS = 3
 class Windows:
     """Run one rank's windows: warm-up, throughput (steps timed as a whole), attribution (timed by part).
 
-    ``samples_per_step`` is this rank's number of samples per step. Without ``conditions``, no
-    conditions are sampled.
+    ``samples_per_step`` is this rank's number of samples per step. ``conditions``, if given, samples the
+    state of the rank and its node around each window.
     """
 
     def __init__(
