@@ -221,7 +221,7 @@ class Draw:
 
 
 def is_busy_machine(causes: pd.DataFrame) -> pd.Series:
-    """Return which rows only say that other programs of this machine used its cores."""
+    """Return a mask of the rows that only show other programs on the cores of this machine."""
     words = causes["evidence"].astype(str)
     starved = (causes["cause"] == "cpu-starved") & causes["share"].isna()
     return starved & words.str.contains("foreign processes")
@@ -331,7 +331,7 @@ def planted_shares(path: Path, kind: str, places: dict[str, str]) -> dict[str, f
 
 
 def amounts_of(path: Path) -> list[float]:
-    """Return the amounts in a study's command."""
+    """Return the planted amounts (times or numbers) from the command of a study."""
     words = json.loads((path / "plan.json").read_text())["cells"][0]["workload"]["command"]
     return [float(word) for word in words[-3].split("+")]
 

@@ -142,7 +142,7 @@ def sampling_s(device: torch.device) -> tuple[float, float]:
 def measure(
     rank: int, port: int, *, given: argparse.Namespace
 ) -> tuple[list[list[float]], tuple[float, float]]:
-    """Run all pairs of blocks on one rank; return the seconds of both blocks of each pair, and of sampling.
+    """Run all pairs of blocks as one of the ranks; return the seconds of each pair's blocks, and of sampling.
 
     The hand-written loop, or the window without conditions, is first in each pair. The seconds are those of
     the slowest rank.

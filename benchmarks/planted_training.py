@@ -303,7 +303,7 @@ class Training:
 
 
 def main() -> None:
-    """Train with the words of the command line."""
+    """Train with the arguments of the command line."""
     kinds, amounts, planted, batch = sys.argv[1:]
     given = dict(zip(kinds.split("+"), map(float, amounts.split("+")), strict=True))
     if "one-core" in given and planted == "1":

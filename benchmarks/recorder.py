@@ -113,7 +113,7 @@ class Loop:
 
 
 def measure(rank: int, port: int, *, given: argparse.Namespace, folder: str) -> list[list[float]]:
-    """Run all rounds on one rank; return the seconds of each round's blocks, in the order of ``WAYS``.
+    """Run all rounds as one of the ranks; return the seconds of each round's blocks, as ordered in ``WAYS``.
 
     The seconds are those of the slowest rank.
     """

@@ -1,4 +1,4 @@
-"""Read the facts that a run recorded about itself; its causes of lost time are derived from them.
+"""Read the facts that a run recorded about itself, from which its causes of lost time are derived.
 
 The files are conditions.json, env.json, sampled_step.json and run.json of the run. Each file, and each value
 in it, may be missing.

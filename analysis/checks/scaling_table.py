@@ -171,8 +171,8 @@ class Recommendation:
 def recommend(rows: pd.DataFrame, base: pd.Series, *, invalid: Invalid = _NONE) -> Recommendation:
     """Return the recommendation for the rows of one series of the scaling table.
 
-    A size is recommended if the lower end of its 95 % interval is at least :data:`GUIDE`, from at least three
-    undisturbed runs of the size and of its baseline, the row ``base``. Nothing is concluded from the cells in
+    A size is recommended if it and its baseline (the row ``base``) have at least three undisturbed runs each,
+    and the lower end of its 95 % interval is at least :data:`GUIDE`. Nothing is concluded from the cells in
     ``invalid``.
     """
     larger = rows[(rows["gpus"] > rows["base_gpus"]) & rows["efficiency"].notna()]

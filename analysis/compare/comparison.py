@@ -353,7 +353,7 @@ def _notes_on_time(a: Study, b: Study) -> list[str]:
 
 @dataclass(frozen=True)
 class _Runs:
-    """The runs of A or B, with the logarithm of each throughput and the id of a shared allocation."""
+    """The runs of A or B, each with the logarithm of its throughput and the id of an allocation it shares."""
 
     label: str
     study: Study
@@ -463,7 +463,7 @@ def _missing_runs(rows: pd.DataFrame, runs: Sequence[pd.DataFrame], labels: tupl
 
 
 def _judged(parts: Sequence[tuple[pd.DataFrame, LogRatios]], minimum_effect: float) -> pd.DataFrame:
-    """Return the rows of all parts with verdicts; p-values are adjusted over the ratios of all parts."""
+    """Return all rows with verdicts, from (rows, ratios) of groups; p-values are adjusted over all groups."""
     ratios = joined([ratios for _, ratios in parts])
     rows = pd.concat([rows for rows, _ in parts], ignore_index=True)
     rows = pd.concat([rows, judge(ratios, minimum_effect=minimum_effect)], axis=1)

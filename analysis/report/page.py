@@ -448,7 +448,7 @@ def _why_no_prediction(own: pd.DataFrame) -> str:
 
 
 def _prediction_rows(own: pd.DataFrame, fit: LawFit, *, in_seconds: bool) -> list[tuple[str, ...]]:
-    """Predict twice the largest size; the efficiency is relative to the law's own time of the baseline."""
+    """Predict the time at twice the largest size, and the efficiency relative to the law's baseline time."""
     base = own[own["is_base"]]
     if not len(base):
         return []

@@ -338,7 +338,7 @@ def _leave_last_error(law: Law, points: Points) -> float:
 
 
 def _misfit(per_size: float, spare_sizes: int, points: Points) -> bool:
-    """Return whether the misfit is significant: an F test of the law's lack of fit against the scatter."""
+    """Return whether the law misses the mean of a size by more than the runs' scatter explains (F test)."""
     if points.spare < 1 or points.scatter <= 0:
         return False
     ratio = per_size / (points.scatter / points.spare)
