@@ -57,7 +57,7 @@ def share(studies: int, *, seed: int, slow: float = 1.0, **design: object) -> fl
 
 
 def main() -> None:
-    """Print one row per design."""
+    """Print one row for each combination of nodes, runs, noise and bursts."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--studies", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)

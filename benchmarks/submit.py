@@ -2,8 +2,8 @@
 
 The script needs root to start a test cluster. `bench submit` and the bare loop take turns: each submits the
 same trivial scripts to the same controller. The jobs do not start, so that no running job disturbs the
-measurement. `bench submit` also writes to the ledger before and after each sbatch. The result is the
-difference per job.
+measurement. `bench submit` also writes to the ledger (the study's record of submissions) before and after
+each sbatch. The result is the difference per job.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ def claims_of(run: RunEvidence) -> list[Claim]:
 
 
 def _late(run: RunEvidence) -> Iterator[Claim]:
-    """Yield the late ranks or nodes. Their delays overlap, so their shares add up to the largest one."""
+    """Yield the late ranks or nodes. Their delays overlap, so all shares together equal the largest delay."""
     groups: dict[tuple[str, int | None], LateRank] = {}
     for late in run.late:
         key = (late.node, None if late.whole_node and late.cause == "late-node" else late.rank)

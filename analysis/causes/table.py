@@ -222,7 +222,7 @@ def _divide_larger(
     base: Mapping[Any, Any],
     division: CellDivision,
 ) -> CellDivision:
-    """Divide a cell relative to its baseline."""
+    """Divide the loss of a cell that is not a baseline, relative to its baseline."""
     efficiency = float(row["efficiency"])
     reference = {part: efficiency * value for part, value in division.ideal.items()}
     if any(WHOLE in run.evidence.parts for run in runs):
@@ -273,7 +273,7 @@ def _runs_by_cell(frames: Frames, evidence: StudyEvidence) -> dict[str, list[Cel
 
 
 def _parts(row: Mapping[Any, Any]) -> Parts:
-    """Return each part's fraction of the run's step. If any part is unknown, the whole step is one part."""
+    """Return each part's fraction of the run's step; if any part is unknown, one part for the whole step."""
     values = {part: float(row[part]) for part in PARTS}
     if math.isnan(values["wait"]):
         values |= {"wait": 0.0, "transfer": float(row["exposed"])}

@@ -110,7 +110,7 @@ class LateNodes:
 
     @property
     def texts(self) -> list[str]:
-        """The sentences and, as the last text, the number of late nodes without a sentence."""
+        """The sentences about late nodes; the last text is the number of late nodes without a sentence."""
         return [*self.sentences.values(), *([count(self.more, "more node")] if self.more else [])]
 
 

@@ -40,7 +40,7 @@ def title(comparison: Comparison) -> str:
 def table_rows(comparison: Comparison, *, changed_first: bool = False) -> list[list[str]]:
     """Return the rows of the table, with the columns :data:`HEADINGS`, in the order of the plan.
 
-    With ``changed_first``, cells that are faster, slower or broken come first.
+    With ``changed_first``, cells that are faster, slower or broken (failed only in B) come first.
     """
     cells = comparison.cells
     if changed_first:

@@ -276,7 +276,7 @@ def _runs_frame(records: list[tuple[Any, ...]]) -> pd.DataFrame:
 def _epochs(
     runs: pd.DataFrame, attempts: Sequence[str | None], *, without_metrics: Collection[str]
 ) -> tuple[pd.DataFrame, dict[int, str]]:
-    """Return the rows of all runs' metrics.csv, and each file's problem by the run's position in ``runs``."""
+    """Return the rows of all runs' metrics.csv, and the problems by the position of the run in ``runs``."""
     file = RunFolder(Path()).metrics_csv.name
     places = [place for place, attempt in enumerate(attempts) if attempt]
     loaded = read_csvs([f"{attempts[place]}/{file}" for place in places], columns=METRICS_COLUMNS)

@@ -263,7 +263,7 @@ def _left_out(executed: Executed) -> str:
 
 
 def _memory(row: Row, executed: Executed, environment: Environment) -> Iterator[Line]:
-    """Yield the largest memory of a rank, and the unused part of its GPU or of its share of the host."""
+    """Yield the largest memory of a rank, and the unused part of the GPU's (or host's) memory for a rank."""
     runs = executed.runs[executed.runs["cell_id"] == row["cell_id"]]
     epochs = executed.study.epochs
     used = epochs.loc[epochs["run_id"].isin(runs["run_id"]), "peak_mem_bytes"].astype(float).max()

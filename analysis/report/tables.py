@@ -213,7 +213,7 @@ def cell_columns(rate_unit: str) -> list[dict[str, Any]]:
 
 
 def cell_rows(rows: pd.DataFrame, *, labels: dict[str, str]) -> list[list[TableCell]]:
-    """Return the rows of the table of all cells as texts, with the columns of :func:`cell_columns`."""
+    """Return the table of all cells: rows of texts, with the columns of :func:`cell_columns`."""
     return [_cell_row(row, labels) for row in rows.to_dict("records")]
 
 
@@ -283,7 +283,7 @@ def run_data(runs: pd.DataFrame) -> dict[str, Any]:
 
 
 def runs_context(runs: pd.DataFrame) -> dict[str, Any]:
-    """Return the rows of the runs that do not count, have a reason or are outliers, and numbers of runs."""
+    """Return the rows of runs that do not count, have a reason or are outliers; and the numbers of runs."""
     notable = runs[~runs["measured"] | (runs["reason"] != "") | runs["outlier"]]
     shown = notable.head(MAX_RUNS_LISTED)
     names = ["run_id", "attempt", "state", "failure_class", "reason", "measured", "outlier"]
