@@ -233,7 +233,7 @@ def main() -> int:
     if given.conditions:
         processes = sum(path.name.isdigit() for path in Path("/proc").iterdir())
         times = f"{wall_s * 1e3:.1f} ms ({cpu_s * 1e3:.1f} ms of CPU time)"
-        print(f"samples of a window: {times}, with {processes} processes on this machine")
+        print(f"time to sample the conditions of a window: {times}; {processes} processes on this machine")
     return 1 if failed or cpu_s > MOST_SAMPLING_S else 0
 
 

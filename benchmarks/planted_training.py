@@ -167,10 +167,10 @@ class Training:
     """The training of one rank.
 
     Attributes:
-        amounts: by planted cause, seconds per step or a number; 0 with PLANTED 0.
-        given: the amounts of the command line, also with PLANTED 0.
+        amounts: the AMOUNT of each planted cause that is in effect: 0 with PLANTED 0.
+        given: the AMOUNT of each cause on the command line, also with PLANTED 0.
         batch: samples per step of this rank.
-        spent_s: by planted cause, its time in each step.
+        spent_s: the time that each planted cause took in each step.
     """
 
     def __init__(self, given: dict[str, float], *, planted: bool, batch: int) -> None:

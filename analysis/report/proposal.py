@@ -278,7 +278,7 @@ def _memory(row: Row, executed: Executed, environment: Environment) -> Iterator[
         yield Line("Headroom", "not known: the memory of the device was not recorded", MISSING_SOURCE)
     else:
         left = f"{percent(1 - used / total)} of {human_bytes(total)}, {what}"
-        yield Line("Headroom", left, "1 - memory per rank / memory (env.json)")
+        yield Line("Headroom", left, "1 - peak memory per rank / memory of the device (env.json)")
 
 
 def _memory_of_rank(envs: Iterable[Mapping[str, Any]]) -> tuple[float | None, str]:

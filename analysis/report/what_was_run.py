@@ -149,7 +149,7 @@ def _runs(runs: pd.DataFrame) -> str:
 
 
 def _of_kind(executed: Executed, cells: Sequence[Mapping[str, Any]]) -> Iterator[Line]:
-    """Yield what cells with one command, or with the built-in training, executed."""
+    """Describe what ``cells`` executed: all of them one command, or all the built-in training."""
     workload = cells[0].get("workload") or {}
     runs = executed.runs[executed.runs["cell_id"].isin([clean(cell["cell_id"]) for cell in cells])]
     if words := [str(word) for word in workload.get("command") or []]:

@@ -177,15 +177,15 @@ class Fitted:
         theta: its parameters, in the order of ``law.parameters``.
         low, high: ends of the parameters' 95 % intervals.
         aicc: Akaike's criterion, corrected; infinite if there are too few runs.
-        leave_last_error: relative error of the prediction of the largest size by a fit without this size;
-            NaN if too few sizes are left.
+        leave_last_error: relative error at the largest size, if it is predicted from the smaller sizes; NaN
+            if there are too few of them.
         noise: relative standard deviation of a run around the curve.
         freedom: residual degrees of freedom, over runs.
         refused: reason why the law must not be chosen; empty if it may be chosen.
         misfit: True if the law deviates from the sizes' means by more than the noise of the runs explains.
         covariance: covariance of the parameters, for runs of unit variance.
-        scale: residual variance for the intervals of the parameters: the larger one of the variances over the
-            runs and over the sizes.
+        scale: residual variance, which determines the width of the parameters' intervals. It is computed over
+            the runs and over the sizes, and the larger value is used.
     """
 
     law: Law

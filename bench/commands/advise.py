@@ -190,7 +190,7 @@ def waits_for(
 ) -> dict[Layout, Wait]:
     """Return the queue wait of each layout (study and size), as given or as estimated by Slurm.
 
-    ``layouts`` contains each layout's shortest training (s), and ``given`` the waits (s) of some studies.
+    ``layouts`` contains each layout's shortest training time, and ``given`` the waits of some studies (both s).
     If ``ask`` is true, Slurm estimates the waits of the studies that are not in ``given``.
     """
     from analysis.advise.options import Wait
@@ -214,10 +214,10 @@ class Queue:
     _partitions: dict[Path, dict[str, list[NodeGroup]]] = field(default_factory=dict)
 
     def waits(self, study: PlannedStudy, layouts: Mapping[Layout, float]) -> dict[Layout, Wait]:
-        """Return the queue wait of each layout; ``layouts`` maps a layout to its shortest training (s).
+        """Return the queue wait of each layout; ``layouts`` maps each one to its shortest training time (s).
 
-        The test uses the training's time limit, because long jobs wait longer than the benchmark's
-        short ones. Layouts with an unknown training time are left out.
+        The test submissions use the time limit of the whole training, because long jobs wait longer than
+        the short jobs of the benchmark. Layouts with an unknown training time are left out.
         """
         from analysis.advise.options import Wait
 
@@ -290,6 +290,6 @@ def _one_line(text: str) -> str:
 
 
 def _similar_cell(study: PlannedStudy, nodes: int, per_node: str) -> str:
-    """Return the id of a cell with ``per_node`` ranks per node, on ``nodes`` nodes or else on the most."""
+    """Return the id of a cell with ``per_node`` ranks per node, on ``nodes`` nodes or else on most nodes."""
     cells = [cell for cell in study.cells.values() if value_text(cell.tasks_per_node) == per_node]
     return min(cells, key=lambda cell: (cell.nodes != nodes, -cell.nodes, cell.cell_id)).cell_id

@@ -345,7 +345,9 @@ class Metrics(Section):
             )
         rate_is_read = "throughput" in read and self.units.get("throughput") != "it/s"
         if self.scope == "per_gpu" and not rate_is_read:
-            raise ValueError("scope per_gpu has no effect: no throughput in samples/s is read; remove it")
+            raise ValueError(
+                "scope per_gpu applies only to a throughput in samples/s, and none is read; remove the scope"
+            )
         if self.skip and not read:
             raise ValueError(
                 "skip has no effect: no values are read; remove it (for the recorder, set warmup_steps)"

@@ -9,9 +9,10 @@
 Until the end, each node keeps its values in its own file in the run's folder. conditions.json has one window,
 the whole command. The window's epoch is null, and it has no ranks, because bench does not know the ranks.
 
-A run whose ranks wrote no env.json is a command without the recorder, or a failed run. The harness knows its
-hosts, their cores, the requested threads, and the versions of the python that the command begins with. Values
-that only the ranks know, such as their backend, are null.
+The ranks write no env.json if the command does not use the recorder, or if the run failed. Then this module
+writes one with what is known without them: the run's hosts, their cores, the requested threads, and the
+versions of the python that the command begins with. Values that only the ranks know, such as their backend,
+are null.
 """
 
 from __future__ import annotations

@@ -156,7 +156,7 @@ class StepReadings:
 
 
 class StepProbes:
-    """Run blocks of steps on one rank; ``plain`` trains the model itself, ``hooked`` a copy with the hook."""
+    """Run blocks of steps on one rank; ``plain`` trains the model, ``hooked`` a copy with a DDP hook."""
 
     def __init__(self, plain: Trainer, hooked: Trainer, *, collectives: Collectives, clock: Clock) -> None:
         self._plain = plain

@@ -338,7 +338,7 @@ class Windows:
             ranks = "every rank" if everywhere else f"rank {', '.join(str(rank) for rank in wrong)}"
             raise CollectiveError(
                 f"the loss became {name} in {section} on {ranks}",
-                remedy="lower --learning-rate, use bf16 or fp32 for fp16, or look for NaN in the data",
+                remedy="lower --learning-rate, use bf16 or fp32 instead of fp16, or look for NaN in the data",
             )
 
     def _steps(self, steps: int) -> list[float]:

@@ -139,7 +139,7 @@ def test_without_a_command_a_cell_has_no_command_options(plan):
         ),
         (
             "command: 'true'\nmetrics: {output: {step_time: '(x)'}, scope: per_gpu}",
-            "own.yaml:7: workload.metrics: scope per_gpu has no effect: no throughput in samples/s is read; remove it",
+            "own.yaml:7: workload.metrics: scope per_gpu applies only to a throughput in samples/s, and none is read; remove the scope",
         ),
         (
             "command: 'true'\nmetrics: {source: recorder, skip: 5}",

@@ -16,7 +16,7 @@ from tests.workload.conftest import QUICK, torchrun_env, wait_for
 
 HOST = host_name(os.environ)
 LOST = "lost the connection to another rank"
-NAN = "lower --learning-rate, use bf16 or fp32 for fp16, or look for NaN in the data"
+NAN = "lower --learning-rate, use bf16 or fp32 instead of fp16, or look for NaN in the data"
 
 
 def test_a_loss_that_is_no_number_ends_all_ranks_with_one_message(run_ranks):
