@@ -190,7 +190,7 @@ def waits_for(
 ) -> dict[Layout, Wait]:
     """Return the queue wait of each layout (study and size), as given or as estimated by Slurm.
 
-    ``layouts`` contains each layout's shortest training time, and ``given`` the waits of some studies (both s).
+    ``layouts`` has each layout's shortest training time, and ``given`` the waits of some studies (both s).
     If ``ask`` is true, Slurm estimates the waits of the studies that are not in ``given``.
     """
     from analysis.advise.options import Wait
