@@ -314,7 +314,7 @@ class Expander:
         if newest.value is None or all(identity in here for identity, _ in newest.branches):
             return False
         text = newest.value.text
-        if text.startswith("-") or len(text.split()) != 1 or MARK.search(text):
+        if text.startswith("-") or len(text.split()) > 1 or MARK.search(text):
             return False
         always = all(identity in here for identity, _ in candidates[-1].branches)
         return not always or any(one.value is None or one.value.text != text for one in candidates)

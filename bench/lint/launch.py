@@ -314,7 +314,11 @@ class _CommandReader:
             return False
         self.launch.wrappers.append(name)
         self.launch.kind = "unknown"
-        return self._jump_to_program()
+        before = self.at
+        found = self._jump_to_program()
+        if any(basename(word.text) in REACHES_NODES for word in self.words[before : self.at]):
+            self.launch.via = self.launch.via or "remote"
+        return found
 
     def _jump_to_program(self, *, scripts: bool = True) -> bool:
         """Skip to the first word that names Python, a launcher or a shell; return False if there is none.

@@ -24,6 +24,7 @@ _SHELL = re.compile(r"#![ \t]*(?:\S*/env[ \t]+(?:-\S+[ \t]+)*)?(?:\S*/)?(?:bash|
 #: A directive, but not a comment such as ``#SBATCH: see below``.
 _DIRECTIVE = re.compile(r"#SBATCH[ \t]+(?:[-\u2010-\u2015\u2212]|hetjob|packjob)")
 _HERE_DOCUMENT = re.compile(r"(?<!<)<<-?[ \t]*[\"'\\]?([A-Za-z_]\w*)")
+_EXIT = re.compile(r"[ \t]*exit(?:[ \t]+\d+)?[ \t;]*")
 _OTHER_SHELL = re.compile(r"#!.*\b(?:zsh|ksh)\b")
 #: A line that another program replaces before sbatch reads the script: Jinja, ERB, brew, printf of Python.
 _TEMPLATE = re.compile(
@@ -207,11 +208,23 @@ def _follow(script: Script) -> None:
     except TooDeepError:
         pass
     except ShellError as error:
-        if script.size <= ANALYSED_SIZE and not is_foreign(script.lines):
+        script.walk = _until_exit(script, error.line)
+        if script.size <= ANALYSED_SIZE and not is_foreign(script.lines) and not script.walk.steps:
             script.error = error
     except RecursionError:  # deeply nested functions and loops cannot be analysed
         pass
     script.swallowed = source.swallowed
+
+
+def _until_exit(script: Script, line: int) -> Walk:
+    """Follow the commands up to an ``exit`` above a line: bash does not read the lines after it."""
+    for number in reversed(range(1, line)):
+        if _EXIT.fullmatch(script.line(number)):
+            try:
+                return walk(parse_source(Source("\n".join(script.lines[:number]))))
+            except ShellError:
+                continue  # the exit is part of an unfinished `if` or loop
+    return Walk()
 
 
 def ignored_directives(lines: Sequence[str], header: Header) -> Iterator[tuple[int, tuple[Option, ...]]]:

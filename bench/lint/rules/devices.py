@@ -30,7 +30,11 @@ _APPTAINER = frozenset({"singularity", "apptainer"})
 _CONTAINER_VARIABLES = frozenset(
     {f"{name}_{kind}" for name in ("SINGULARITY", "APPTAINER") for kind in ("NV", "NVCCLI", "ROCM")}
 )
-_OF_AMD = re.compile(r"rocm|ROCR_|HIP_VISIBLE|mi2\d\d|mi300|lumi|standard-g|dev-g|small-g|frontier", re.I)
+#: Signs of AMD GPUs, and of a process that needs no GPU.
+_NO_NV = re.compile(
+    r"rocm|ROCR_|HIP_VISIBLE|mi2\d\d|mi300|lumi|standard-g|dev-g|small-g|frontier|ROLE=(?:scheduler|server)",
+    re.I,
+)
 _IMAGE = re.compile(r"image|img|sif|container", re.IGNORECASE)
 _NO_GPU = frozenset({"no_cuda", "use_cpu", "cpu", "no_gpu", "nocuda", "disable_cuda", "cpu_only"})
 
@@ -259,7 +263,7 @@ def container_without_gpus(script: Script) -> Iterator[Remark]:
         #SBATCH --gpus-per-node=4
         srun apptainer exec --nv image.sif python train.py
     """
-    if _CONTAINER_VARIABLES & script.walk.exported or script.mentions(_OF_AMD):
+    if _CONTAINER_VARIABLES & script.walk.exported or script.mentions(_NO_NV):
         return
     for step in script.training:
         launch = step.launch

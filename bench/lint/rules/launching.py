@@ -27,6 +27,8 @@ _RENDEZVOUS_OPTIONS = names(
 )
 STARTS_PROCESSES = names("multiprocessing_distributed nproc_per_node gpus_per_node ngpus world_size")
 _LEARNS = re.compile(r"torch|tensorflow|keras|\bjax\b|cuda", re.IGNORECASE)
+_REACHES_SERVERS = re.compile(r"hostfile|machinefile|python.*client", re.IGNORECASE)
+_DATA_PARALLEL = re.compile(r"(?:\A|[_-])dp(?:[_.-]|\Z)")
 _GROUP = re.compile(r"lightning|\bddp\b|torch\.?distributed", re.IGNORECASE)
 
 #: Commands that keep a script running if they are in the foreground.
@@ -83,11 +85,15 @@ def missing_srun(script: Script) -> Iterator[Remark]:
         if not waits and (few or not script.job.several_nodes):
             continue  # such a number of tasks is usually meant as a number of cores
         message = f"only the first node runs this command: {_processes(script, step)} will start"
-        if waits:
+        if waits and step.launch.launcher == "deepspeed":
+            message += ", and deepspeed fails, because it finds no host file"
+        elif waits:
             message += " and wait for the others until the rendezvous times out"
         else:
             message += ", and the other nodes stay idle"
-        learns = script.job.asks_for_gpus or script.mentions(_LEARNS)  # others often start MPI themselves
+        # Programs that do not learn often start MPI themselves, and a client or host file suggests servers.
+        learns = script.job.asks_for_gpus or script.mentions(_LEARNS)
+        learns = learns and not script.mentions(_REACHES_SERVERS)
         certain = waits and script.job.several_nodes and not _is_uncertain(script, step)
         yield Remark(
             step.outer.line,
@@ -105,6 +111,8 @@ def _one_process_for_all_gpus(script: Script) -> Iterator[Remark]:
         if ntasks < 2 or gpus < 2 or ntasks != gpus or step.launch.kind != "python":
             continue
         given = {name for name, _ in script.options_of_program(step.launch)}
+        if step.launch.program and _DATA_PARALLEL.search(basename(step.launch.program.text)):
+            continue  # one process of torch.nn.DataParallel uses all GPUs
         waits = bool({"MASTER_ADDR", "WORLD_SIZE"} & script.walk.exported) and not given & STARTS_PROCESSES
         message = f"python without srun starts 1 process, but the job requests {ntasks} tasks for {gpus} GPUs"
         remedy = "put srun before the command, unless the program starts the other processes itself"
@@ -167,6 +175,8 @@ def _processes(script: Script, step: Step) -> str:
 
 
 def _how_to_srun(script: Script, step: Step) -> str:
+    if step.launch.launcher == "deepspeed":
+        return "pass --hostfile, or start it on each node: srun --ntasks-per-node=1 deepspeed --no_ssh ..."
     if starts_workers(step.launch) and script.job.tasks_per_node != 1:
         return "start one launcher on each node: srun --nodes=$SLURM_NNODES --ntasks-per-node=1 COMMAND"
     return "put srun before the command, so that it starts one process per task"
@@ -207,6 +217,8 @@ def one_launcher_per_gpu(script: Script) -> Iterator[Remark]:
         if not starts_workers(launch) or launch.opaque or _only_one_task(script, step):
             continue
         tasks = geometry.tasks_on_a_node
+        if geometry.ntasks and geometry.nodes:  # --ntasks takes precedence over --ntasks-per-node
+            tasks = min(tasks, -(-geometry.ntasks // geometry.nodes))
         if tasks < 2 or _one_worker_per_gpu(script, launch, geometry):
             continue
         workers = script.number(launch.options.get("nproc_per_node"), geometry)

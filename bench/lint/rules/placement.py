@@ -22,7 +22,7 @@ _NODE_LOCAL = re.compile(
     r"LOCAL_SSD|JOBFS|BB_JOB|TMP_LOCAL|LOCALDIR)\b)"
 )
 #: Options that give a task more than one CPU.
-_MORE_CPUS = names(
+MORE_CPUS = names(
     """cpus-per-task cpus-per-gpu mincpus exclusive extra-node-info cores-per-socket sockets-per-node
     threads-per-core overcommit ntasks-per-core whole exact"""
 )
@@ -143,7 +143,7 @@ def one_core_per_task(script: Script) -> Iterator[Remark]:
     for step in script.sruns:
         launch, geometry = step.launch, script.geometry(step)
         own = set(geometry.options) | {option.name for option in launch.srun}
-        if own & _MORE_CPUS or launch.opaque or launch.kind not in ("python", "launcher") or is_chore(launch):
+        if own & MORE_CPUS or launch.opaque or launch.kind not in ("python", "launcher") or is_chore(launch):
             continue
         if (
             not geometry.asks_for_gpus

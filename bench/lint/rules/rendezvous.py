@@ -27,6 +27,7 @@ _ADDRESS_VARIABLE = re.compile(
     r"(?i:(?:pet_)?(?:master|main|head|rank_?0|rdzv|leader|chief|coordinator)_?(?:node_?)?(?:process_?)?"
     r"(?:addr(?:ess)?|ip|host(?:name)?|endpoint|node|url)|master|head)\Z"
 )
+_COPIES_FUNCTIONS = re.compile(r"\b(?:typeset|declare|export) -f")
 _ADDRESS_OPTIONS = names(
     """master_addr master_address master_ip master_host main_process_ip main_address main_addr
     rdzv_endpoint dist_url init_method dist_init_method coordinator_address head_node_ip host_addr"""
@@ -120,10 +121,14 @@ def loopback_master_addr(script: Script) -> Iterator[Remark]:
         return
     for assigned in script.walk.assigned:
         if _ADDRESS_VARIABLE.match(assigned.name) and assigned.value and _is_final(script, assigned):
+            if f"{assigned.name}_ip" in script.assigned_to:
+                continue  # the name of the node; processes use its address
             unread = not _is_read(script, assigned.name, spanning)
             for remark in _loopback(script, assigned.value, in_task=assigned.in_task):
                 yield remark._replace(severity=Severity.WARNING) if unread else remark
     for step in spanning:
+        if step.place.function and script.mentions(_COPIES_FUNCTIONS):
+            continue  # the other nodes may call the function with another address
         for value in _addresses(script, step):
             yield from _loopback(script, value, in_task=step.place.task is not None)
         if step.launch.launcher in ("torchrun", "launch") and not _has_address(script, step.launch):

@@ -11,6 +11,7 @@ from bench.lint.launch import TRAINS, Launch, basename
 from bench.lint.options import names
 from bench.lint.rules import rule
 from bench.lint.rules.launching import STARTS_PROCESSES, passes_unknown_options
+from bench.lint.rules.placement import MORE_CPUS
 from bench.lint.script import Script, starts_workers
 from bench.lint.walk import Step
 
@@ -120,12 +121,13 @@ def _gpus(count: int) -> str:
 
 def _program_options(script: Script, step: Step, geometry: Geometry) -> Iterator[Remark]:
     """Compare nodes and devices in the options of a program with the nodes and tasks of its step."""
-    for name, value in script.options_of_program(step.launch):
+    options = list(script.options_of_program(step.launch))
+    ranked = any(name == "node_rank" for name, _ in options)  # each node gets its own srun
+    severity, nodes, tasks = Severity.WARNING, geometry.nodes, geometry.tasks_per_node
+    for name, value in options:
         given = script.number(value, geometry)
-        if given is None or given < 1:
+        if given is None or given < 1 or (ranked and given == script.job.nodes):
             continue
-        severity = Severity.WARNING
-        nodes, tasks = geometry.nodes, geometry.tasks_per_node
         if name in _NODE_OPTIONS and nodes and given != nodes and "nodes" in geometry.options:
             message = f"this option says {given} nodes, but srun starts the program on {nodes}"
             yield Remark(value.line, message, f"change the number to {nodes}, or to $SLURM_NNODES", severity)
@@ -175,6 +177,11 @@ def _launcher_nodes(script: Script, step: Step, geometry: Geometry) -> Iterator[
         return
     value = launch.node_count
     expected, nodes = script.number(value, geometry), geometry.nodes
+    rank = launch.options.get("node_rank")
+    if rank and any(unknown.name.isdecimal() for unknown in script.unknowns.within(rank.text)):
+        return  # an argument of the script: each node runs a job of its own
+    if (script.job.number("ntasks") or nodes or 1) < (nodes or 1):
+        return  # Slurm reduces the number of nodes, see ntasks-conflict
     if value is None and nodes and nodes > 1 and not passes_unknown_options(script, launch):
         yield from _without_nnodes(step, nodes)
     if value is None or not expected or not nodes or not script.job.nodes:
@@ -212,7 +219,7 @@ def ntasks_conflict(script: Script) -> Iterator[Remark]:
 
     ``--ntasks`` takes precedence, and ``--ntasks-per-node`` then only sets a maximum. Therefore too few
     processes start, or Slurm refuses the job. With fewer tasks than nodes, Slurm
-    reduces the number of nodes.
+    reduces the number of nodes. A step must not request more nodes or CPUs than its job.
 
     Bad:
         #SBATCH --nodes=2
@@ -231,6 +238,7 @@ def ntasks_conflict(script: Script) -> Iterator[Remark]:
             if {"nodes", "ntasks", "ntasks-per-node"} <= given.keys() and given["ntasks"] != "1":
                 yield from _conflict(script, own, job=False)
             yield from _more_than_the_job(script, step)
+            yield from _more_cpus_than_the_job(script, step)
 
 
 def _conflict(script: Script, geometry: Geometry, *, job: bool) -> Iterator[Remark]:
@@ -253,13 +261,14 @@ def _conflict(script: Script, geometry: Geometry, *, job: bool) -> Iterator[Rema
         effect = "too few tasks start" if started else f"the job gets CPUs for {ntasks} tasks only"
         effect = effect if ntasks < total else "Slurm refuses the job"
         severity = None if ntasks > total else Severity.WARNING
-        if 1 < ntasks < total and -(-ntasks // per_node) == fixed:
-            severity = Severity.INFO  # the tasks need all nodes
+        once = ntasks == fixed and any(starts_workers(step.launch) for step in script.training)
+        if once or (1 < ntasks < total and -(-ntasks // per_node) == fixed):
+            severity = Severity.INFO  # one launcher per node is right, or the tasks need all nodes
         message = (
             f"--ntasks={ntasks} contradicts {fixed} nodes x {per_node} tasks per node = {total}: {effect}"
         )
-        remedy = f"remove --ntasks, or change it to {total}"
-        edit = Edit(line, str(ntasks), str(total)) if line else None
+        remedy = "remove --ntasks-per-node" if once else f"remove --ntasks, or change it to {total}"
+        edit = Edit(line, str(ntasks), str(total)) if line and not once else None
         yield Remark(line, message, remedy, severity, edit)
         other = geometry.line("ntasks-per-node")
         if other != line:
@@ -278,6 +287,30 @@ def _more_than_the_job(script: Script, step: Step) -> Iterator[Remark]:
     if asked and "nodes" in script.job.options and low == high and own > low:
         message = f"srun fails, because it requests {own} nodes and the job has only {low}"
         yield Remark(asked.line, message, f"request --nodes={own} in the directives")
+
+
+def _more_cpus_than_the_job(script: Script, step: Step) -> Iterator[Remark]:
+    """Compare the CPUs of a step with those of its job, unless the job may get more than it states."""
+    job, own = script.job, script.geometry(step)
+    asked = next((option for option in step.launch.srun if option.name == "cpus-per-task"), None)
+    given, each = job.number("cpus-per-task"), own.number("cpus-per-task")
+    others = (MORE_CPUS - {"cpus-per-task"}) & {*job.options, *own.options}
+    if (
+        not asked
+        or not each
+        or others
+        or job.heterogeneous
+        or not ({"ntasks", "ntasks-per-node"} & {*job.options})
+    ):
+        return
+    cpus = given if "cpus-per-task" in job.options else 1
+    available, needed = (cpus or 0) * (job.ntasks or 0), each * (own.ntasks or 0)
+    if 0 < available < needed and needed > 2:  # a core of two threads gives two CPUs
+        message = (
+            f"srun fails, unless the job gets whole nodes: it requests {needed} CPUs, the job {available}"
+        )
+        remedy = f"request --cpus-per-task={each} in the directives as well"
+        yield Remark(asked.line, message, remedy, Severity.WARNING if given else Severity.INFO)
 
 
 @rule(Severity.WARNING)

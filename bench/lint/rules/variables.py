@@ -176,12 +176,18 @@ def _undefined_by_slurm(script: Script, use: Use) -> Remark | None:
             return Remark(use.line, message, f"use ${close[0]}")
     options = _NEEDED_OPTIONS.get(name, ())
     given = set(script.job.options) | {option.name for step in script.sruns for option in step.launch.srun}
-    if options and not given & set(options):
+    if options and not given & set(options) and not _given_in_usage(script, options[0]):
         message = f"Slurm sets ${name} only in jobs with --{options[0]}, which this script does not request"
         remedy = f"add --{options[0]}, or write ${{{name}:-NUMBER}}"
         # Job arrays are often requested on the command line only.
         return Remark(use.line, message, remedy, Severity.INFO if options == ("array",) else None)
     return None
+
+
+def _given_in_usage(script: Script, option: str) -> bool:
+    """Return whether a comment shows that the caller passes an option to sbatch."""
+    usage = re.compile(rf"\s*#.*\bsbatch\b.*--{option}\b")
+    return any(usage.match(line[:500]) for line in script.lines)
 
 
 def _is_tested_above(script: Script, use: Use) -> bool:
