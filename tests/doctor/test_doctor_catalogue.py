@@ -110,7 +110,8 @@ def test_a_pattern_fails_quickly_on_lines_made_of_its_own_pieces(signature: Sign
     began = time.process_time()
     for text in hostile:
         signature.pattern.search(text[:8192])
-    assert time.process_time() - began < 1.0
+    # Usually far below 0.1 s; a pattern with catastrophic backtracking takes minutes.
+    assert time.process_time() - began < 10
 
 
 def test_the_rules_of_lint_and_the_causes_of_the_doctor_share_their_names() -> None:

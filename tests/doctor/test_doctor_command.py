@@ -33,9 +33,9 @@ clients-missing  job.err:2
     joined.
   Why: Some ranks did not join the process group: they were never started, died before they joined,
   or use another master address.
-  Do:  Compare the numbers of joined and expected ranks with the number of processes that srun
-  starts (nodes x --ntasks-per-node, or nodes x --nproc_per_node). Read the logs of the missing
-  ranks first. All ranks must use the same MASTER_ADDR and MASTER_PORT.
+  Do:  Compare the numbers of joined and expected ranks with the number of started processes: nodes
+  x --ntasks-per-node with srun, nodes x --nproc_per_node with torchrun. Read the logs of the
+  missing ranks first. All ranks must use the same MASTER_ADDR and MASTER_PORT.
 """
 
 
