@@ -283,8 +283,12 @@ def run_data(runs: pd.DataFrame) -> dict[str, Any]:
 
 
 def runs_context(runs: pd.DataFrame) -> dict[str, Any]:
-    """Return the rows of runs that do not count, have a reason or are outliers; and the numbers of runs."""
+    """Return the rows of runs that do not count, have a reason or are outliers; and the numbers of runs.
+
+    The runs that do not count come first.
+    """
     notable = runs[~runs["measured"] | (runs["reason"] != "") | runs["outlier"]]
+    notable = notable.sort_values("measured", kind="stable")
     shown = notable.head(MAX_RUNS_LISTED)
     names = ["run_id", "attempt", "state", "failure_class", "reason", "measured", "outlier"]
     return {
