@@ -170,8 +170,9 @@ def _calls_of_late(run: RunEvidence, late: LateRank) -> str:
     """Describe the late rank's call with the most extra time; empty if that is below 30 % of the excess."""
     own: dict[tuple[str, int, str], float] = {}
     others: dict[tuple[str, int, str], list[float]] = {}
+    part = {"data": "data_load", "other": None}.get(late.part, late.part)
     for step in run.facts.calls:
-        for call in step.slow_calls:
+        for call in [one for one in step.slow_calls if one.part == part]:
             key = (call.path, call.line, call.function)
             if step.rank == late.rank:
                 own[key] = own.get(key, 0.0) + call.seconds
