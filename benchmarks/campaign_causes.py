@@ -17,10 +17,10 @@ conditions.json.
 with the link of one node limited to 10 to 60 % of the rate of the others, in ten draws for each seed.
 
 On a busy machine, ``cpu-starved`` is named as well. Without a share, it is printed but not counted. The exit
-code is 1 if fewer than 90 % of the draws are right, if more than 3 % name a wrong cause, or if more than 2 %
-of the studies name a cause where none was planted. With ``--pairs``, both causes of 16 of 20 pairs must be
-named with shares within 10 percentage points. With ``--links``, 28 of 30 links must be named with a rate
-within 10 %.
+code is 1 if fewer than 90 % of the draws are right, if more than 3 % name a wrong cause, if more than 2 % of
+the studies name a cause where none was planted, or if a planted cause takes less than 10 % of the step. With
+``--pairs``, both causes of 16 of 20 pairs must be named with shares within 10 percentage points. With
+``--links``, 28 of 30 links must be named with a rate within 10 %.
 """
 
 from __future__ import annotations

@@ -135,7 +135,7 @@ def _keys(key: Key, named: set[Key]) -> list[Key]:
 
 
 def _is_certain(share: Share) -> bool:
-    """Return whether a share is large enough to be named, and whether its interval (if any) excludes 0."""
+    """Return True if a share is large enough to be named and its interval, if known, excludes 0."""
     if share.key.cause in RESTS:
         return True
     least = LEAST_SHARE

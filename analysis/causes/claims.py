@@ -132,7 +132,7 @@ def _why_late(run: RunEvidence, late: LateRank) -> tuple[str, str]:
     lines = _calls_of_late(run, late)
     if late.part == "other":
         return "outside-timers", lines
-    if late.samples > 1.02:
+    if late.samples > 1:
         times = number(late.samples, digits=2)
         return "late-rank", f"it processes {times} times the samples of the rank with the fewest"
     own = run.facts.nodes.get(late.node, NodeFacts())

@@ -114,10 +114,10 @@ def _in_one_part(ranks: pd.DataFrame) -> set[tuple[str, int]]:
 
     The means are over all runs of a cell, so that its runs agree on the cause.
     """
-    columns = [USEFUL_PARTS[part] for part in COMPUTING]
-    frame = ranks[ranks[columns].notna().all(axis=1)]
+    computing = [USEFUL_PARTS[part] for part in COMPUTING]
+    frame = ranks[ranks[computing].notna().all(axis=1)]
     keys = [frame["cell_id"].astype("str"), frame["rank"].astype("int64")]
-    means = frame.groupby(keys)[columns].mean()
+    means = frame.groupby(keys)[list(USEFUL_PARTS.values())].mean().fillna(0)
     if not len(means):
         return set()
     typical = lower_median(means.groupby(level=0)).reindex(means.index, level=0)
@@ -126,9 +126,11 @@ def _in_one_part(ranks: pd.DataFrame) -> set[tuple[str, int]]:
     both = excess[[USEFUL_PARTS["forward"], USEFUL_PARTS["backward"]]]
     optimizer = USEFUL_PARTS["optimizer"]
     # The optimizer is short, so its relative excess is noise unless it also is most of the excess in seconds.
-    most = more_s[optimizer] > 0.5 * more_s.sum(axis=1)
+    most = more_s[optimizer] > 0.5 * more_s[computing].sum(axis=1)
     alone = ~most & (both.min(axis=1) < _CONCENTRATED * both.max(axis=1))
     alone |= most & (both.max(axis=1) < _CONCENTRATED * excess[optimizer])
+    # If most of the excess is in loading data or outside the timers, that of the computation is noise.
+    alone &= more_s[computing].sum(axis=1) > 0.5 * more_s.sum(axis=1)
     return {(str(cell), int(rank)) for cell, rank in means.index[alone]}
 
 
