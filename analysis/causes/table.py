@@ -44,8 +44,11 @@ CAUSE_COLUMNS = (
     *("series", "cell_id", "cause", "share", "share_low", "share_high", "run_id", "node", "rank", "part"),
     *("evidence", "remedy"),
 )
-#: Words for the parts of loss without a cause.
-_REST_WORDS = {"data": "data loading", "transfer": "exposed communication", "wait": "waiting for other ranks"}
+#: Words for the parts of a step that are lost time at any size.
+LOST_WORDS = {part: PART_WORDS[part] for part in ("data", "other")} | {
+    "transfer": "exposed communication",
+    "wait": "waiting for other ranks",
+}
 
 
 def late_ranks(ranks: pd.DataFrame) -> dict[str, list[LateRank]]:
@@ -341,7 +344,7 @@ def rest_parts(division: CellDivision) -> list[tuple[str, float]]:
     """Return the parts of the loss without a known cause, in words, with their shares; the largest first."""
     rests = {part: value for part, value in division.rests.items() if part not in COMPUTING}
     slower = sum(division.rests.get(part, 0.0) for part in COMPUTING)
-    words = {_REST_WORDS.get(part, part): value for part, value in rests.items()}
+    words = {LOST_WORDS.get(part, part): value for part, value in rests.items()}
     words["slower computation" if slower >= 0 else "faster computation"] = slower
     return sorted(words.items(), key=lambda one: -abs(one[1]))
 

@@ -25,7 +25,7 @@ import numpy as np
 import pandas as pd
 from scipy import special
 
-from analysis.causes.table import named, study_causes
+from analysis.causes.table import LOST_WORDS, named, study_causes
 from analysis.compare.matching import Difference, environment_differences, match_studies, match_within
 from analysis.data.load import Study
 from analysis.data.names import state_counts
@@ -143,15 +143,6 @@ def runs_needed(ratios: LogRatios, *, minimum_effect: float = MINIMUM_EFFECT, n:
         return np.asarray(np.maximum(np.ceil(n * factor), n + 1), dtype=float)
 
 
-#: Words for the parts of a step.
-_PART_WORDS = {
-    "data": "data loading",
-    "other": "time outside all timers",
-    "transfer": "exposed communication",
-    "wait": "waiting for other ranks",
-}
-
-
 class Change(NamedTuple):
     """The largest changes between two cells: a part of the step with its times (s), and a cause.
 
@@ -164,7 +155,7 @@ class Change(NamedTuple):
     cause: str = ""
 
     def __str__(self) -> str:
-        words = _PART_WORDS.get(self.part, self.part)
+        words = LOST_WORDS.get(self.part, self.part)
         times = f"{words}: {seconds(self.part_a_s)} in A, {seconds(self.part_b_s)} in B" if self.part else ""
         return "; ".join(filter(None, (times, f"cause: {self.cause}" if self.cause else "")))
 

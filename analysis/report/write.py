@@ -10,8 +10,8 @@ import hashlib
 import json
 import os
 from collections.abc import Callable
-from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -213,14 +213,19 @@ def _drawn(rows: pd.DataFrame, runs: pd.DataFrame, **options: Any) -> Iterator[C
         drawings = draw()
         yield lambda: drawings
         return
-    with ProcessPoolExecutor(1, mp_context=get_context("fork")) as pool:
-        future = pool.submit(draw)
+    with ExitStack() as stack:
+        future: Future[list[Drawing]] | None = None
+        with suppress(OSError):  # no process can be started, for example because of a limit (ulimit -u)
+            pool = stack.enter_context(ProcessPoolExecutor(1, mp_context=get_context("fork")))
+            future = pool.submit(draw)
 
         def result() -> list[Drawing]:
-            try:
-                return future.result()
-            except BrokenExecutor:  # the process was killed, for example because the node lacks memory
-                return draw()
+            with suppress(
+                BrokenExecutor
+            ):  # the process was killed, for example because the node lacks memory
+                if future:
+                    return future.result()
+            return draw()
 
         yield result
 

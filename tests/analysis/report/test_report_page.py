@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -463,8 +464,8 @@ def test_the_citation_holds_the_known_facts(tmp_path: Path) -> None:
     assert "doi" not in cited
 
 
-@pytest.mark.parametrize("dies", [False, True])
-def test_a_second_process_draws_the_same_figures_of_a_large_study(tmp_path, monkeypatch, dies):
+@pytest.mark.parametrize("second", ["draws", "dies", "cannot start"])
+def test_a_second_process_draws_the_same_figures_of_a_large_study(tmp_path, monkeypatch, second):
     path = studies.finished(tmp_path / "s", studies.weak(8, (1, 2, 4)), repeats=3)
     expected = _files(write_report(path).page.parent)
     draw, parent, drew = all_figures.scaling_figures, os.getpid(), []
@@ -472,14 +473,19 @@ def test_a_second_process_draws_the_same_figures_of_a_large_study(tmp_path, monk
     def draw_or_die(*args: Any, **options: Any) -> Any:
         if os.getpid() == parent:
             drew.append(True)
-        elif dies:
+        elif second == "dies":
             os._exit(1)
         return draw(*args, **options)
 
+    def no_fork() -> int:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
     monkeypatch.setattr(write, "_MANY_RUNS", 1)
     monkeypatch.setattr(all_figures, "scaling_figures", draw_or_die)
+    if second == "cannot start":
+        monkeypatch.setattr(os, "fork", no_fork)
     assert _files(write_report(path).page.parent) == expected
-    assert bool(drew) == dies
+    assert bool(drew) == (second != "draws")
 
 
 def _files(folder: Path) -> dict[str, bytes]:
