@@ -310,7 +310,7 @@ def _groups(options: pd.DataFrame) -> pd.Series:
 def _mark(options: pd.DataFrame) -> None:
     """Mark the first, the cheapest and the safest option of each group."""
     own = options[(options["kind"] == "measured") & options["total_s"].notna()]
-    cost = "gpu_hours" if options["gpu_hours"].notna().all() else "node_hours"
+    cost = "gpu_hours" if own["gpu_hours"].notna().all() else "node_hours"
     ranked = {
         "first": (["total_s", cost], [True, True]),
         "cheapest": ([cost, "total_s"], [True, True]),

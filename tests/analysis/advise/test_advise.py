@@ -144,6 +144,16 @@ def test_first_cheapest_and_safest_can_be_different_options(tmp_path):
     assert first["remark"] == "4 of 6 runs completed: 2 failed by node-failure (node lost)"
 
 
+def test_the_cheapest_option_on_gpus_has_the_fewest_gpu_hours_also_beside_a_failed_size(tmp_path):
+    def state(cell: Cell, repeat: int) -> tuple[str, str, str | None]:
+        failed = cell.world_size == 8
+        return ("failed", "node lost", "node-failure") if failed else ("completed", "", None)
+
+    cells = strong(352, sizes=(1, 2, 4, 8), per_node=8, backend="nccl")
+    study = gpu_study(tmp_path / "s", cells, gpu="NVIDIA H200", sample_s=1e-3, state=state)
+    assert advise({"s": 0}, s=study).chosen("cheapest")["gpus"] == 1
+
+
 def test_an_earlier_attempt_that_failed_counts_against_a_cell(tmp_path):
     study = load_study(finished(tmp_path / "s", strong(sizes=(1,)), repeats=2))
     run = next((tmp_path / "s/runs").iterdir())
