@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from analysis.data.environment import crowds
+from analysis.text import count, listed
 from bench.study.conditions import Disturbance, Reason, Window, objects, read_windows
 from bench.study.files import read_json
 from bench.study.layout import RunFolder
@@ -132,13 +134,13 @@ def _warnings(folder: RunFolder) -> dict[str, str]:
 
 
 def _nodes(
-    windows: Sequence[Window], env: Mapping[str, Any], disturbed: Sequence[Disturbance]
+    windows: Sequence[Window], env: dict[str, Any], disturbed: Sequence[Disturbance]
 ) -> dict[str, NodeFacts]:
     found: dict[str, list[tuple[float, str]]] = {}
     foreign: dict[str, tuple[float, str]] = {}
     for one in disturbed:
         if one.reason is Reason.FOREIGN_CPU and one.node and isinstance(one.value, int | float):
-            words = f"foreign processes used {one.value:.0%} of the cores in use on {one.node}"
+            words = f"foreign processes used {one.value:.0%} of the time of the cores in use on {one.node}"
             foreign[one.node] = (float(one.value), words)
     seconds = sum(window.seconds for window in windows)
     entries = [node for window in windows for node in window.nodes]
@@ -150,9 +152,10 @@ def _nodes(
         share = _part_of(stopped, seconds)
         words = f"a CPU quota stopped the processes on {name} for {share:.0%} of the time"
         found.setdefault(name, []).append((share, words))
-    for name, ranks, threads, cores in _crowds(env):
-        words = f"{threads} threads of {ranks} ranks share {cores} core{'s' * (cores != 1)} on {name}"
-        share = 1 - cores / threads
+    for name, crowd in [(name, one) for one in crowds(env) for name in one.hosts]:
+        ranks, cores = count(crowd.ranks, "rank"), count(crowd.cores, "core")
+        words = f"{crowd.threads} threads of {ranks} share {cores} on {listed(list(crowd.hosts), limit=4)}"
+        share = 1 - crowd.cores / crowd.threads
         # Threads that sleep or wait for the GPU do not compete for cores.
         if waited := [s for node in entries if node.get("node") == name for s in _waited_s(node)]:
             share = min(share, _part_of(sum(waited), seconds))
@@ -180,16 +183,6 @@ def _waited_s(node: Mapping[str, Any]) -> list[float]:
 
 #: Smaller fractions of missing CPU time are ignored.
 _STARVED_FROM = 0.05
-
-
-def _crowds(env: Mapping[str, Any]) -> Iterable[tuple[str, int, int, int]]:
-    """Yield node, ranks, threads and cores of each node whose ranks have more threads than cores."""
-    allowed = {str(host.get("host")): host.get("cores") for host in objects(env.get("hosts"))}
-    for one in objects(env.get("cores")):
-        threads, node = _numbers(one, "threads_per_rank"), str(one.get("node"))
-        cores = allowed.get(node) or one.get("cores")
-        if isinstance(cores, int) and 0 < cores < sum(threads):
-            yield node, len(threads), sum(threads), cores
 
 
 # -- ranks ----------------------------------------------------------------------------

@@ -141,21 +141,27 @@ def late_nodes_of(found: pd.DataFrame, cells: Iterable[str]) -> LateNodes:
 def _about_node(host: str, late: pd.DataFrame) -> str:
     """Return a sentence about a node from its late ranks in all cells, which are sorted by their excess."""
     worst = late[late["cell_id"] == late["cell_id"].iloc[0]]
-    first = worst.iloc[0]
-    host = one_line(host, limit=80)
-    if len(worst) == 1:
-        who = f"rank {first['rank']} on {host} takes"
-    else:
-        of = int(first["host_ranks"])
-        every = "both" if of == 2 else f"all {of}"
-        who = f"{every if len(worst) == of else f'{len(worst)} of the {of}'} ranks on {host} take"
-    means = worst[["excess_sec", "share_of_step"]].mean()
+    cell, of = worst["cell_id"].iloc[0], count(int(worst["of"].iloc[0]), "run")
+    # Ranks that are late in different parts of the step have different reasons.
+    texts = [_about_ranks(own, host) for _, own in worst.groupby("part", sort=False)]
+    often = " to ".join(dict.fromkeys(str(runs) for runs in (worst["late_in"].min(), worst["late_in"].max())))
     others = late["cell_id"].nunique() - 1
+    also = f", and likewise in {count(others, 'more cell')}" if others else ""
+    return f"{' and '.join(texts)}, in {often} of {of} of {cell}{also}"
+
+
+def _about_ranks(late: pd.DataFrame, host: str) -> str:
+    """Return words about ranks of one node and cell that are late in the same part of the step."""
+    host, of = one_line(host, limit=80), int(late["host_ranks"].iloc[0])
+    if len(late) == 1:
+        who = f"rank {late['rank'].iloc[0]} on {host} takes"
+    else:
+        every = "both" if of == 2 else f"all {of}"
+        who = f"{every if len(late) == of else f'{len(late)} of the {of}'} ranks on {host} take"
+    means = late[["excess_sec", "share_of_step"]].mean()
     return (
         f"{who} {seconds(means['excess_sec'])} per step longer than the others"
-        f" ({percent(means['share_of_step'])} of the step, in {first['part']}),"
-        f" in {worst['late_in'].max()} of {count(int(first['of']), 'run')} of {first['cell_id']}"
-        + (f", and likewise in {count(others, 'more cell')}" if others else "")
+        f" ({percent(means['share_of_step'])} of the step, in {late['part'].iloc[0]})"
     )
 
 

@@ -18,7 +18,7 @@ import pandas as pd
 from scipy import special
 
 from analysis.checks.slow_ranks import excess_texts, late_nodes_of, slow_nodes_of, stragglers, unequal_samples
-from analysis.data.environment import Environment, hosts_of
+from analysis.data.environment import SHARED_CORES, Crowd, Environment, crowds, hosts_of, positive
 from analysis.data.load import Study
 from analysis.data.names import ranks, size_paths, state_counts
 from analysis.stats.estimate import LEVEL, MIN_RUNS
@@ -34,11 +34,10 @@ _MAX_RUNS = 3
 _MAX_LATE = 2
 #: The env.json of each run, with the run's cell.
 _Environments = Sequence[tuple[str, dict[str, Any]]]
-_SHARED = re.compile(r"(?:([0-9]+) threads of )?([0-9]+) ranks? share ([0-9]+) cores?")
 _NOT_STABLE = re.compile(r"the step time was not yet stable")
 _UNEQUAL = "unequal-nodes: "
 #: Warnings in env.json that a finding replaces.
-_OWNED_WARNINGS = (_SHARED, _NOT_STABLE, re.compile(r"^(unequal-nodes|threads-differ): "))
+_OWNED_WARNINGS = (SHARED_CORES, _NOT_STABLE, re.compile(r"^(unequal-nodes|threads-differ): "))
 #: Without intervals, an efficiency must exceed 1, or the efficiency of the previous size, by this much.
 MARGIN = 0.05
 #: A cell is unstable if the standard deviation of its runs' log throughput is above this.
@@ -77,7 +76,7 @@ CODES: dict[str, Code] = {
     "unequal-nodes": Code("warning", "Unequal nodes"),
     "runs-differ": Code("warning", "Runs differ"),
     "not-stable": Code("warning", "Not yet stable"),
-    "straggler": Code("warning", "Straggler nodes"),
+    "straggler": Code("warning", "Late ranks"),
     "slow-node": Code("warning", "Slow node"),
 }
 
@@ -163,7 +162,8 @@ def _without_throughput(runs: pd.DataFrame) -> Iterator[ValidityFinding]:
         yield ValidityFinding("no-throughput", words, cells, values)
     elif len(missing):
         of_all = f"{len(missing):,} of {count(len(runs), 'run')}"
-        words = f"{of_all} {'has' if len(missing) == 1 else 'have'} no throughput: {state_counts(missing)}."
+        words = f"{of_all} {'has' if len(missing) == 1 else 'have'} no throughput: {state_counts(missing)} "
+        words += f"({_named(cells)})."
         yield ValidityFinding("incomplete", words, cells, values)
 
 
@@ -246,34 +246,21 @@ def _entries(env: dict[str, Any]) -> list[dict[str, Any]]:
     return [entry for entry in cores if isinstance(entry, dict)] if isinstance(cores, list) else []
 
 
-def _positive(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
-
-
-def _crowds(env: dict[str, Any]) -> Iterator[tuple[int, int, int]]:
-    """Yield ranks, threads and cores of each machine whose ranks have more threads than cores."""
-    for host in hosts_of(env):
-        ranks, cores = _positive(host.get("ranks_here")), _positive(host.get("cores"))
-        if ranks and cores and ranks > cores:
-            yield ranks, ranks, cores
-    for text in _texts(env):
-        if match := _SHARED.search(text):
-            yield int(match[2]), int(match[1] or match[2]), int(match[3])
-
-
 def _shared_cores(envs: _Environments) -> Iterator[ValidityFinding]:
-    crowded = [(cell, *crowd) for cell, env in envs for crowd in _crowds(env)]
-    if not crowded:
+    worst: dict[str, Crowd] = {}
+    for cell, env in envs:
+        found = [*crowds(env), *([worst[cell]] if cell in worst else [])]
+        if found:
+            worst[cell] = max(found, key=lambda crowd: crowd.threads / crowd.cores)
+    if not worst:
         return
-    cells = list(dict.fromkeys(cell for cell, *_ in crowded))
-    _, ranks, threads, cores = max(crowded, key=lambda crowd: crowd[2] / crowd[3])
-    several = f" with {threads} threads" if threads > ranks else ""
+    texts = [f"{one_line(cell, limit=60)} ({crowd})" for cell, crowd in worst.items()]
+    most = max(worst.values(), key=lambda crowd: crowd.threads / crowd.cores)
     yield ValidityFinding(
         "shared-cores",
-        f"{count(ranks, 'rank')}{several} on {count(cores, 'core')}: {_named(cells)} "
-        f"{'measures' if len(cells) == 1 else 'measure'} shared cores, not scaling.",
-        cells,
-        {"ranks": ranks, "threads": threads, "cores": cores},
+        f"In {listed(texts, limit=_MAX_CELLS)}, ranks share cores: their times do not show scaling.",
+        list(worst),
+        {"ranks": most.ranks, "threads": most.threads, "cores": most.cores},
     )
 
 
@@ -281,7 +268,7 @@ def _threads_of(env: dict[str, Any]) -> set[int]:
     """Return the numbers of threads that the ranks of a run have."""
     lists = [entry.get("threads_per_rank") for entry in _entries(env)]
     own = [value for values in lists if isinstance(values, list) for value in values]
-    return set(filter(None, map(_positive, own or [env.get("threads_per_rank")])))
+    return set(filter(None, map(positive, own or [env.get("threads_per_rank")])))
 
 
 def _threads(envs: _Environments, rows: pd.DataFrame) -> Iterator[ValidityFinding]:
@@ -323,12 +310,12 @@ def _facts_of_nodes(env: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
         node = one_line(host.get("host"), limit=60)
         if isinstance(cpu := host.get("cpu_model"), str) and cpu:
             yield node, "processor", one_line(cpu, limit=60)
-        ranks, cores = _positive(host.get("ranks_here")), _positive(host.get("cores"))
+        ranks, cores = positive(host.get("ranks_here")), positive(host.get("cores"))
         if ranks and cores:
             yield node, f"cores that {count(ranks, 'rank')} may use", str(cores)
     for entry in _entries(env):
         node, quota = one_line(entry.get("node"), limit=60), entry.get("quota")
-        if node_cores := _positive(entry.get("cores")):
+        if node_cores := positive(entry.get("cores")):
             yield node, "cores of the node", str(node_cores)
         yield node, "quota of cores", f"{quota:g}" if isinstance(quota, int | float) else "none"
 

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,6 +18,10 @@ from bench.units import human_bytes
 MAX_READ = 500
 _MAX_VALUES = 4
 _MAX_HOSTS = 64
+#: The warning of a run whose ranks share cores.
+SHARED_CORES = re.compile(
+    r"(?:([0-9]+) threads of )?([0-9]+) ranks? share ([0-9]+) cores?(?: \(.*?\) on (each of )?(.+?): )?"
+)
 
 #: The facts taken from env.json: the label on the page and the key in the file.
 FACTS = (
@@ -176,6 +180,50 @@ def _add_variables(found: Environment, envs: list[dict[str, Any]]) -> None:
 def hosts_of(env: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the entry of each host in the env.json of a run."""
     return (host for host in _items(env.get("hosts")) if isinstance(host, dict))
+
+
+class Crowd(NamedTuple):
+    """The ranks of one machine, which have more threads than cores; nodes may be parts of one machine."""
+
+    hosts: tuple[str, ...]
+    ranks: int
+    threads: int
+    cores: int
+
+    def __str__(self) -> str:
+        ranks, cores = count(self.ranks, "rank"), count(self.cores, "core")
+        return (
+            f"{self.threads} threads of {ranks} on {cores}"
+            if self.threads > self.ranks
+            else f"{ranks} on {cores}"
+        )
+
+
+def crowds(env: dict[str, Any]) -> list[Crowd]:
+    """Return the machines whose cores are shared by threads of ranks, from the env.json of a run."""
+    entries = {str(one.get("node")): one for one in _items(env.get("cores")) if isinstance(one, dict)}
+    hosts = {str(host.get("host")): host for host in hosts_of(env)}
+    found = []
+    for name in dict.fromkeys([*hosts, *entries]):
+        host, entry = hosts.get(name, {}), entries.get(name, {})
+        threads = list(filter(None, map(positive, _items(entry.get("threads_per_rank")))))
+        threads = threads or [1] * (positive(host.get("ranks_here")) or 0)
+        cores = positive(host.get("cores")) or positive(entry.get("cores"))
+        if cores and sum(threads) > cores:
+            found.append(Crowd((name,), len(threads), sum(threads), cores))
+    for text in _items(env.get("warnings")):
+        if match := SHARED_CORES.search(one_line(text)):
+            names = tuple(filter(None, re.split(", | and [0-9]+ more$", match[5] or "")))
+            numbers = int(match[2]), int(match[1] or match[2]), int(match[3])
+            found += [
+                Crowd(hosts, *numbers) for hosts in ([(name,) for name in names] if match[4] else [names])
+            ]
+    return list(dict.fromkeys(found))
+
+
+def positive(value: Any) -> int | None:
+    """Return a value of env.json that is a positive integer; else None."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
 
 def _add_hosts(found: Environment, envs: list[dict[str, Any]]) -> None:

@@ -65,12 +65,20 @@ class Work:
 
 @dataclass(frozen=True)
 class _Series:
-    """One series: its measured rows from small to large, its scaling mode and its baseline."""
+    """One series: its measured rows from small to large, its scaling mode and its baseline.
+
+    ``mode`` is empty for measured sizes that have no efficiency.
+    """
 
     rows: pd.DataFrame
     mode: str
     base: pd.Series
     rate_unit: str
+
+    @property
+    def title(self) -> str:
+        """The title of the scaling mode."""
+        return mode_title(self.mode) if self.mode else "Measurements"
 
     @property
     def counted(self) -> str:
@@ -95,7 +103,8 @@ def proposal_context(
     """
     series = [found for mode in ("strong", "weak") if (found := _series(rows, mode, frames.rate_unit))]
     invalid = invalid_cells(validity)
-    causes = [_loss_item(one, divisions, invalid) for one in series]
+    shown = series or _without_efficiency(rows, frames.rate_unit)
+    causes = [_loss_item(one, divisions, invalid) for one in shown]
     runs = frames.runs[frames.runs["measured"]] if frames.runs["measured"].any() else frames.runs
     if series:
         cells = {cell for one in series for cell in (*one.rows["cell_id"], one.base["cell_id"])}
@@ -108,9 +117,7 @@ def proposal_context(
         "validity": [(finding.heading, finding.message) for finding in validity],
         "recommendation": f"{_recommendation(series[0], invalid)} Source: scaling.csv." if series else "",
         "request": _request(series[0], executed, environment, validity, work) if series else [],
-        "sections": [
-            _section(one, executed, validity, drawings if one is series[0] else ()) for one in series
-        ],
+        "sections": [_section(one, executed, validity, drawings if one is shown[0] else ()) for one in shown],
         "losses": causes,
         "losses_note": _LOSSES_NOTE if any("%" in text for text in causes) and executed.has_parts else "",
         "missing": _missing(rows),
@@ -126,6 +133,12 @@ def _series(rows: pd.DataFrame, mode: str, rate_unit: str) -> _Series | None:
     own = measured[measured["series"] == widest[0]].sort_values(["gpus", "nodes"], kind="stable")
     # The baseline may be a cell of another series, such as one rank without DDP.
     return _Series(own, mode, rows.iloc[int(own["base_place"].iloc[-1])], rate_unit)
+
+
+def _without_efficiency(rows: pd.DataFrame, rate_unit: str) -> list[_Series]:
+    """Return the measured sizes of a study that has no efficiency, as one series; empty without any."""
+    measured = rows[rows["n"] > 0].drop_duplicates("cell_id").sort_values("gpus", kind="stable")
+    return [_Series(measured, "", measured.iloc[0], rate_unit)] if len(measured) else []
 
 
 # -- recommended size -----------------------------------------------------------------
@@ -165,9 +178,13 @@ def _undecided(found: Recommendation, series: _Series, invalid: Invalid) -> list
     if not len(found.open):
         return []
     row = found.open.iloc[0]
+    if reason := invalid_reason(row, series.base, invalid):
+        return [
+            f"Nothing is concluded about {job_size(row)}, with {_efficiency(row)}: see the warning {reason}."
+        ]
     return [
         f"The runs cannot tell whether {job_size(row)} reaches {GUIDE}, with {_efficiency(row)}: "
-        f"{what_decides(row, series.base, invalid=invalid)}."
+        f"{what_decides(row, series.base)}."
     ]
 
 
@@ -313,6 +330,8 @@ def _section(
     series: _Series, executed: Executed, validity: Sequence[ValidityFinding], drawings: Sequence[Drawing]
 ) -> dict[str, Any]:
     """Return title, text, table and figures of one series."""
+    if not series.mode:
+        return {"title": series.title, "text": "", **_table(series, executed, validity), "figures": []}
     base = series.base
     text = f"The {constant_batch(series.mode, executed)} is constant. {_FORMULAS[series.mode]}, with T the "
     text += f"time per step and N ranks. Baseline N0: {base['baseline']}"
@@ -321,7 +340,7 @@ def _section(
     by_name = {drawing.name: drawing for drawing in drawings}
     names = [name for kind in ("speedup", "efficiency") if (name := f"{kind}-{series.mode}") in by_name]
     return {
-        "title": mode_title(series.mode),
+        "title": series.title,
         "text": f"{text}.",
         **_table(series, executed, validity),
         "figures": [
@@ -344,7 +363,7 @@ def _table(series: _Series, executed: Executed, validity: Sequence[ValidityFindi
     rows = [_table_row(row, series, loops, jobs, validity) for row in series.rows.to_dict("records")]
     headings = [name for name in rows[0] if any(row[name] != MISSING for row in rows)]
     texts = [[row[name] for name in headings] for row in rows]
-    caption = f"{mode_title(series.mode)}. n: runs"
+    caption = f"{series.title}. n: runs"
     if "Main loop (s)" in headings:
         caption += "; main loop: the timed windows of one run; whole job: from start to end"
     if "Warnings" in headings:
@@ -389,7 +408,9 @@ _LOSSES_NOTE = (
 def _loss_item(series: _Series, divisions: Mapping[int, CellDivision], invalid: Invalid) -> str:
     """Return sentences about the causes of the loss at the largest size of a series."""
     last = series.rows.iloc[-1]
-    name = f"{mode_title(series.mode)}, {job_size(last)}, efficiency {_efficiency(last)}"
+    name = job_size(last)
+    if series.mode:
+        name = f"{series.title}, {name}, efficiency {_efficiency(last)}"
     warned = invalid_reason(last, series.base, invalid)
     text = loss_sentence(divisions.get(int(str(last.name))), last, size=ranks(last))
     return f"{name}. {text}" + (f" See the warning {warned}." if warned else "")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import pandas as pd
@@ -105,9 +105,9 @@ def certainty(rows: pd.DataFrame) -> str:
     relative = (cells["throughput_high"] / cells["throughput_low"]) ** 0.5 - 1
     if relative.notna().any():
         typical = float(relative.median())
-        width = f"is ±{percent(typical, decimals=1 if typical < 0.1 else 0)}"
-        if typical > 1:
-            width = f"extends by a factor of {number(1 + typical, digits=2)} up and down"
+        width = f"is ±{percent(typical, decimals=1)}"
+        if typical >= 0.1:
+            width = f"extends by a factor of {number(1 + typical, digits=3)} up and down"
         text = f"{runs} per cell; the 95 % interval of a throughput {width} (median over cells)"
         if without := int(relative.isna().sum()):
             text += f"; no interval for {count(without, 'cell')} with fewer than 3 runs"
@@ -175,10 +175,9 @@ def _best_tile(found: Recommendation, base: pd.Series, invalid: Invalid) -> tupl
         return _size(found.best), f"largest with efficiency ≥ {GUIDE}"
     if len(found.open):
         row = found.open.iloc[0]
-        return (
-            "cannot tell",
-            f"{_size(row)}: {efficiency_text(row)}; {what_decides(row, base, invalid=invalid)}",
-        )
+        title = "not valid" if invalid_reason(row, base, invalid) else "cannot tell"
+        detail = f"{_size(row)}: {efficiency_text(row)}; {what_decides(row, base, invalid=invalid)}"
+        return title, detail
     closest = found.closest
     if closest is None:
         return f"no more than {ranks(base)}", "no larger size has an efficiency"
@@ -207,23 +206,27 @@ def _best_sentence(found: Recommendation, base: pd.Series, invalid: Invalid) -> 
 
 
 def _open_sentence(found: Recommendation, base: pd.Series, invalid: Invalid) -> str:
-    """Return a sentence about sizes that the runs neither recommend nor rule out; empty without any."""
-    if not len(found.open):
-        return ""
-    first = found.open.iloc[0]
-    shown = [_open_size(row, base, invalid) for _, row in found.open.head(_MAX_OPEN).iterrows()]
-    more = len(found.open) - len(shown)
-    names = "; ".join([*shown, *([f"{more} more"] if more else [])])
-    text = f" The runs cannot tell whether these sizes reach {GUIDE}: {names}."
-    if invalid_reason(first, base, invalid):
-        return text
-    return f"{text} For {_size(first)}, {what_decides(first, base, invalid=invalid)}."
+    """Return sentences about sizes that the runs neither recommend nor rule out; empty without any."""
+    sizes = [row for _, row in found.open.iterrows()]
+    unclear = [row for row in sizes if not invalid_reason(row, base, invalid)]
+    text = ""
+    if unclear:
+        decides = what_decides(unclear[0], base)
+        text += f" The runs cannot tell whether these sizes reach {GUIDE}: {_sizes(unclear)}."
+        text += f" For {_size(unclear[0])}, {decides}."
+    not_valid = [row for row in sizes if invalid_reason(row, base, invalid)]
+    if not_valid:
+        reasons = dict.fromkeys(invalid_reason(row, base, invalid) for row in not_valid)
+        text += f" Nothing is concluded from values that are not valid: {_sizes(not_valid)}."
+        text += f" See {'the warning' if len(reasons) == 1 else 'the warnings'} {listed(list(reasons))}."
+    return text
 
 
-def _open_size(row: pd.Series, base: pd.Series, invalid: Invalid) -> str:
-    """Return a size with its efficiency and, if its values are not valid, the warning that says so."""
-    reason = invalid_reason(row, base, invalid)
-    return f"{_size(row)}, with {efficiency_text(row)}" + (f" (see the warning {reason})" if reason else "")
+def _sizes(rows: Sequence[pd.Series]) -> str:
+    """Return some sizes, each with its efficiency."""
+    shown = [f"{_size(row)}, with {efficiency_text(row)}" for row in rows[:_MAX_OPEN]]
+    more = len(rows) - len(shown)
+    return "; ".join([*shown, *([f"{more} more"] if more else [])])
 
 
 # -- the loss and its causes ----------------------------------------------------------
@@ -252,13 +255,24 @@ def loss_sentence(division: CellDivision | None, row: pd.Series, *, size: str) -
         return "The causes of the loss are not known: no instrumented window was measured."
     if _hardly_any(division, row):
         return f"There is hardly any loss to explain on {size}."
-    lost = f"{percent(division.loss)} of the step on {size} is lost"
+    rests = [one for one in division.rows if (one.key.cause in RESTS and abs(one.share) >= _SMALLEST_REST)]
     named = [one for one in division.rows if one.key.cause not in RESTS]
-    texts = [f"{title_of(one.key.cause)} ({share_text(one, unknown='share not known')})" for one in named]
-    rests = [text for one in division.rows if (text := _rest_text(one, division))]
+    alone = rests[0] if len(rests) == 1 and not named else None
+    lost = share_text(alone) if alone else percent(division.loss)
+    lost += f" of the step on {size} is lost{_at_baseline(division, row)}"
+    if alone:
+        return f"{lost}, without a known cause: {_rest_parts(alone, division)}."
+    unknown = listed([_rest_text(one, division) for one in rests])
     if not named:
-        return f"{lost}, without a known cause: {listed(rests)}."
-    return f"{lost}: {listed(texts)}." + (f" Without a known cause: {listed(rests)}." if rests else "")
+        return f"{lost}, without a known cause: {unknown}."
+    texts = [f"{title_of(one.key.cause)} ({share_text(one, unknown='share not known')})" for one in named]
+    return f"{lost}: {listed(texts)}." + (f" Without a known cause: {unknown}." if unknown else "")
+
+
+def _at_baseline(division: CellDivision, row: pd.Series) -> str:
+    """Return the share of the step that the baseline loses, from E(N) = (1 - loss(N)) / (1 - loss(N0))."""
+    base = 1 - (1 - division.loss) / row["efficiency"]
+    return f" ({percent(base)} at the baseline)" if not row["is_base"] and base >= _HARDLY_ANY else ""
 
 
 def _hardly_any(division: CellDivision, row: pd.Series) -> bool:
@@ -268,17 +282,19 @@ def _hardly_any(division: CellDivision, row: pd.Series) -> bool:
 
 
 def _rest_text(row: Share, division: CellDivision) -> str:
-    """Return the share of a row without a cause, with the parts of the step; empty if the share is small."""
-    if row.key.cause not in RESTS or abs(row.share) < _SMALLEST_REST:
-        return ""
+    """Return the share of a row without a cause, with the parts of the step."""
+    parts = _rest_parts(row, division)
+    return f"{share_text(row)} {parts}" if row.key.cause == OTHER else f"{share_text(row)} ({parts})"
+
+
+def _rest_parts(row: Share, division: CellDivision) -> str:
     if row.key.cause == OTHER:
-        return f"{share_text(row)} outside all timers"
+        return "outside all timers"
     if WHOLE in division.rests:
-        return f"{share_text(row)} (the parts of the step were not measured)"
-    parts = [
-        f"{name} {percent(value)}" for name, value in rest_parts(division) if abs(value) >= _SMALLEST_REST
-    ]
-    return f"{share_text(row)} ({listed(parts)})"
+        return "the parts of the step were not measured"
+    return listed(
+        [f"{name} {percent(value)}" for name, value in rest_parts(division) if abs(value) >= _SMALLEST_REST]
+    )
 
 
 def share_text(row: Share, *, unknown: str = MISSING) -> str:
@@ -290,5 +306,5 @@ def share_text(row: Share, *, unknown: str = MISSING) -> str:
     if math.isnan(row.low):
         return percent(row.share)
     if row.high - row.low > 1:
-        return f"{percent(row.share)}, not certain"
+        return f"{percent(row.share)} [not certain]"
     return f"{percent(row.share)} [{percent(row.low)}, {percent(row.high)}]"

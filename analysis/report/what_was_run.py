@@ -41,7 +41,10 @@ _IN_TABLES = frozenset(
     }
 )
 _SOFTWARE = ("Python", "PyTorch", "CUDA", "NCCL")
-_WELCH = " Intervals: 95 %, Welch's t on the logarithms of the runs' throughputs, for three or more runs."
+_WELCH = (
+    " Throughputs are harmonic means over the runs. Intervals: 95 %, Welch's t on the logarithms of the runs'"
+    " throughputs, for three or more runs."
+)
 
 
 _PLAN = "the plan (plan.json)"
@@ -115,7 +118,8 @@ class Executed:
 
 def what_was_run(executed: Executed, rows: pd.DataFrame, environment: Environment) -> list[Line]:
     """Return what the runs executed, where, when and how often; ``rows`` is the scaling table."""
-    lines = [Line("Runs", _runs(executed.runs), "runs.csv")]
+    lines = [Line("Runs", _runs(executed.runs, in_study=len(executed.study.runs)), "runs.csv")]
+    rows = rows[rows["cell_id"].isin(executed.runs["cell_id"])]
     if executed.is_table:
         name = one_line((executed.study.plan.get("table") or {}).get("name") or "the table", limit=120)
         lines = [Line("Values", "measured elsewhere and taken from a table", name)]
@@ -134,9 +138,10 @@ def constant_batch(mode: str, executed: Executed) -> str:
     return f"{batch} in the matrix" if batch and executed.reads_values else batch
 
 
-def _runs(runs: pd.DataFrame) -> str:
+def _runs(runs: pd.DataFrame, *, in_study: int) -> str:
     """Return the number of runs and sizes, and the days of the runs."""
     text = f"{count(len(runs), 'run')} of {count(runs['cell_id'].nunique(), 'configuration')}"
+    text += f" ({in_study:,} runs in the study)" if in_study > len(runs) else ""
     text += "" if runs["measured"].any() else ", none with a throughput"
     first, last = runs["started_at"].min(), runs["ended_at"].max()
     if pd.isna(first) or pd.isna(last):
@@ -195,10 +200,10 @@ def _scripts(commands: Sequence[Mapping[str, Any]]) -> Iterator[Line]:
     found = Counter(_script(command) for command in commands if command.get("script"))
     source = f"run.json of {count(len(commands), 'run')}"
     if len(found) == 1:
-        yield Line("Script, when submitted", next(iter(found)), source)
+        yield Line("First file of the command, when submitted", next(iter(found)), source)
     elif found:
         texts = [f"{text} ({count(runs, 'run')})" for text, runs in found.most_common()]
-        yield Line("Scripts, when submitted", listed(texts, limit=4), source)
+        yield Line("First files of the commands, when submitted", listed(texts, limit=4), source)
 
 
 def _script(command: Mapping[str, Any]) -> str:

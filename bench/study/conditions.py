@@ -98,7 +98,7 @@ class Disturbance:
         if isinstance(self.value, str):
             return f" ({self.value})"
         if self.reason is Reason.FOREIGN_CPU and self.value is not None:
-            return f" ({self.value:.0%} of the cores in use, limit {self.limit:.0%})"
+            return f" ({self.value:.0%} of the time of the cores in use, limit {self.limit:.0%})"
         return "" if self.value is None else f" ({self.value:g})"
 
 

@@ -175,7 +175,7 @@ def test_disturbances_are_read_as_they_were_written() -> None:
     assert read_disturbances({}) is None
     assert read_disturbances({"disturbed": ["x", {"reason": "moon"}]}) == ()
     assert [str(one) for one in ones] == [
-        "CPU time of foreign processes (31% of the cores in use, limit 5%) on n2 from 2026-11-22 12:00:01 to "
+        "CPU time of foreign processes (31% of the time of the cores in use, limit 5%) on n2 from 2026-11-22 12:00:01 to "
         "12:00:09 UTC",
         "another run of the study (job 5) on n1 from 2026-11-22 12:00:00 to 12:00:02 UTC",
         "a slowdown of the GPU by its hardware or temperature (hw_power_brake)",

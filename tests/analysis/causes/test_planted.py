@@ -94,7 +94,7 @@ def test_a_busy_neighbour_on_one_node_is_too_little_cpu(tmp_path: Path) -> None:
     row = first(causes(path), "cpu-starved")
     assert (row["node"], row["part"]) == ("n3", "backward")
     assert row["evidence"].endswith(
-        "foreign processes used 40% of the cores in use on n3, in 3 of 3 runs; all runs were disturbed"
+        "foreign processes used 40% of the time of the cores in use on n3, in 3 of 3 runs; all runs were disturbed"
     )
 
 
@@ -121,7 +121,7 @@ def test_threads_that_share_cores_are_too_little_cpu(tmp_path: Path) -> None:
 
     path = plant(tmp_path / "s", {"forward": 0.01, "backward": 0.02, "optimizer": 0.01 / 3}, env=env)
     row = first(causes(path), "cpu-starved", share=0.25)
-    assert row["evidence"].startswith("4 threads of 1 ranks share 3 cores on n1; 4 threads of 1 ranks")
+    assert row["evidence"].startswith("4 threads of 1 rank share 3 cores on n1; 4 threads of 1 rank")
 
 
 def test_a_quota_is_too_little_cpu(tmp_path: Path) -> None:

@@ -76,6 +76,16 @@ def test_a_whole_late_node_is_named():
     ]
 
 
+def test_ranks_that_are_late_in_different_parts_are_not_averaged():
+    frame = ranks_frame({2: 0.04, 3: 0.04})
+    frame.loc[frame["rank"] == 3, ["forward_time_sec", "backward_time_sec"]] = [0.05, 0.05]
+    assert late_nodes_of(stragglers(frame), ["cell"]).texts == [
+        "rank 2 on n2 takes 40.0 ms per step longer than the others (29 % of the step, in backward) and "
+        "rank 3 on n2 takes 40.0 ms per step longer than the others (29 % of the step, in forward),"
+        " in 1 of 1 run of cell"
+    ]
+
+
 def test_a_node_is_named_once_however_many_of_its_ranks_and_cells_are_late():
     two = ranks_frame({2: 0.04, 3: 0.04})
     four = ranks_frame({2: 0.06}, ranks=8, run="r2").assign(cell_id="larger")
@@ -222,7 +232,7 @@ def test_the_page_names_stragglers_on_top(tmp_path):
         rows = ranks_frame({3: 0.04} if "n2" in cell_id else {}).reindex(columns=list(RANKS_COLUMNS))
         rows.to_csv(Path(attempt, "ranks.csv"), index=False)
     page = write_report(folder).page.read_text(encoding="utf-8")
-    assert "<strong>Straggler nodes.</strong> Rank 3 on n2 takes 40.0 ms per step longer" in page
+    assert "<strong>Late ranks.</strong> Rank 3 on n2 takes 40.0 ms per step longer" in page
     assert "The others wait for these ranks; such waiting is not slow communication." in page
 
 

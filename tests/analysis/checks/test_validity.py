@@ -55,7 +55,10 @@ def test_ranks_that_outnumber_the_cores_of_a_host_share_them(tmp_path: Path) -> 
     cells = studies.strong(sizes=(1, 2, 4), per_node=4)
     path = studies.finished(tmp_path / "s", cells, env=lambda cell: studies.environment(cell, cores=2))
     found = findings(path)["shared-cores"]
-    assert found.message == "4 ranks on 2 cores: n1x4-gloo-srun-b16 measures shared cores, not scaling."
+    assert (
+        found.message
+        == "In n1x4-gloo-srun-b16 (4 ranks on 2 cores), ranks share cores: their times do not show scaling."
+    )
     assert found.cells == ["n1x4-gloo-srun-b16"]
     assert found.values == {"ranks": 4, "threads": 4, "cores": 2}
 
@@ -115,7 +118,7 @@ def test_threads_that_differ_between_ranks_and_exceed_the_cores_are_named(tmp_pa
     path = studies.finished(tmp_path / "s", cells, env=env)
     found = findings(path)
     assert list(found) == ["shared-cores", "threads-differ"]
-    assert found["shared-cores"].message.startswith("2 ranks with 8 threads on 4 cores: n2x2-gloo-srun-b16 ")
+    assert found["shared-cores"].message.startswith("In n2x2-gloo-srun-b16 (8 threads of 2 ranks on 4 cores)")
     assert found["threads-differ"].message == "Threads: n2x2-gloo-srun-b16 has ranks with 2 and 4."
     assert other_warnings(describe_environment(load_study(path))) == []
 
@@ -166,7 +169,7 @@ def test_disturbed_and_overlapping_runs_are_named_with_node_and_time(tmp_path: P
     )
     assert found["disturbed"].message == (
         "1 of 6 runs, left out: n2x1-gloo-srun-b32-r2: CPU time of foreign processes (25% of the "
-        "cores in use, limit 5%) on n2 from 2026-01-02 03:04:10 to 03:04:20 UTC."
+        "time of the cores in use, limit 5%) on n2 from 2026-01-02 03:04:10 to 03:04:20 UTC."
     )
     (entry,) = found["disturbed"].values["runs"]
     assert (entry["run_id"], entry["left_out"], entry["node"]) == ("n2x1-gloo-srun-b32-r2", True, "n2")

@@ -212,7 +212,18 @@ def test_a_study_without_numbers_gives_a_section_that_says_so(tmp_path, state):
     path = finished(tmp_path / "s", strong(sizes=(1, 2)), state=lambda cell, repeat: (state, "why", None))
     markdown, latex = section(path)
     assert "No series has two measured sizes, so there is no speedup and no efficiency." in markdown
+    assert "## Measurements" not in markdown
     assert "Planned but not measured" in latex
+
+
+def test_a_single_size_is_shown_without_speedup_but_with_its_losses(tmp_path):
+    markdown, latex = section(finished(tmp_path / "s", strong(sizes=(2,))))
+    table = markdown.partition("## Measurements\n")[2]
+    assert table.splitlines()[1].startswith(
+        "| Nodes | Ranks per node | Ranks | Batch | Time per step | Samples/s | n |"
+    )
+    assert "2 nodes x 1 (2 ranks). " in table.partition("## Causes of the loss")[2]
+    assert "Measurements" in latex
 
 
 def test_a_planned_size_without_a_run_is_listed_with_its_reason(tmp_path, svg_only):
@@ -380,7 +391,7 @@ def test_of_a_command_only_what_is_known_is_said(tmp_path, metrics, said, main_l
     context = proposal_context(study, frames, rows, [], describe_environment(study), [], divisions)
     run = {line.what: line.value for line in context["run"]}
     assert run["Command"] == "python train.py --batch {per_gpu_batch} --seq {seq_len} --api-key ***"
-    assert run["Script, when submitted"] == (
+    assert run["First file of the command, when submitted"] == (
         "train.py, SHA-256 0123456789ab, git commit fedcba987654 with uncommitted changes"
     )
     assert run["Options passed to it"] == "seq_len 64"

@@ -353,7 +353,10 @@ def test_ranks_that_outnumber_cores_are_reported_on_top(tmp_path: Path) -> None:
     cells = studies.strong(sizes=(1, 2, 4), per_node=4)
     path = studies.finished(tmp_path / "s", cells, env=lambda cell: studies.environment(cell, cores=2))
     text = report(path).text
-    assert "Shared cores. 4 ranks on 2 cores: n1x4-gloo-srun-b16 measures shared cores, not scaling." in text
+    assert (
+        "Shared cores. In n1x4-gloo-srun-b16 (4 ranks on 2 cores), ranks share cores: their times do not"
+        in text
+    )
     assert text.index("Shared cores") < text.index("Summary")
 
 

@@ -38,7 +38,7 @@ from tests.analysis import studies
 from tests.analysis.points import frames_of_points
 
 #: A size that loses efficiency.
-ROW = pd.Series({"efficiency": 0.8, "efficiency_low": 0.7})
+ROW = pd.Series({"efficiency": 0.8, "efficiency_low": 0.7, "is_base": True})
 
 
 def rows_of(path: Path, cells: Any = None, **options: Any) -> pd.DataFrame:
@@ -83,7 +83,7 @@ def test_the_main_loss_is_the_largest_part_of_the_division(tmp_path: Path) -> No
         "51 % of the step on 8 ranks",
     )
     assert found.sentences[2] == (
-        "60 % of the step on 8 ranks is lost: less work per rank (5 % [5 %, 5 %]). Without a known cause: "
+        "60 % of the step on 8 ranks is lost (8 % at the baseline): less work per rank (5 % [5 %, 5 %]). Without a known cause: "
         "53 % [53 %, 53 %] (exposed communication 51 %, data loading 1 % and waiting for other ranks 1 %) "
         "and 2 % [2 %, 2 %] outside all timers."
     )
@@ -169,7 +169,7 @@ def test_a_loss_whose_interval_includes_0_is_no_main_loss() -> None:
         "21 % of the step on 8 ranks is lost, without a known cause: 1 % [0 %, 2 %] outside all timers and "
         "20 % [-10 %, 50 %] (exposed communication 20 %)."
     )
-    assert share_text(Share(Key("not-explained"), 0.85, -2.82, 1.0)) == "85 %, not certain"
+    assert share_text(Share(Key("not-explained"), 0.85, -2.82, 1.0)) == "85 % [not certain]"
     certain = CellDivision([rows[0], Share(Key("not-explained"), 0.2, 0.1, 0.3)], {}, {"transfer": 0.2})
     assert main_loss(certain, ROW) == ("exposed communication", 0.2)
 
@@ -180,9 +180,12 @@ def test_nothing_is_concluded_from_sizes_that_are_not_valid(tmp_path: Path) -> N
     (found,) = find(rows, divisions, labels=labels, invalid={"n8x1-gloo-srun-b8": "Shared cores"})
     assert found.best_size == "2 ranks"
     assert found.sentences[2].endswith(". See the warning Shared cores.")
-    assert found.sentences[1].endswith(" 8 ranks, with 0.44 [0.44, 0.44] (see the warning Shared cores).")
+    assert found.sentences[1].endswith(
+        " Nothing is concluded from values that are not valid: 8 ranks, with 0.44 [0.44, 0.44]. See the warning "
+        "Shared cores."
+    )
     (found,) = find(rows, divisions, labels=labels, invalid={"n1x1-gloo-srun-b64": "Threads differ"})
-    assert found.best_size == "cannot tell"
+    assert found.best_size == "not valid"
     assert found.best_detail.startswith("2 ranks: 0.85 [")
     assert found.best_detail.endswith("]; see the warning Threads differ")
 
@@ -213,8 +216,8 @@ def test_without_parts_of_the_step_the_loss_is_not_known() -> None:
     division = CellDivision(rows, {}, {"step": 0.2})
     assert main_loss(division, ROW)[0] == "not known"
     assert loss_sentence(division, ROW, size="8 ranks") == (
-        "20 % of the step on 8 ranks is lost, without a known cause: 20 % [10 %, 30 %] "
-        "(the parts of the step were not measured)."
+        "20 % [10 %, 30 %] of the step on 8 ranks is lost, without a known cause: the parts of the step were not "
+        "measured."
     )
 
 
@@ -225,7 +228,7 @@ def test_page_and_proposal_have_the_same_words_about_the_loss(tmp_path: Path) ->
     divisions = divide_study(frames, rows, read_evidence(study, frames))
     (found,) = findings(rows, divisions)
     context = proposal_context(study, frames, rows, [], describe_environment(study), [], divisions)
-    assert "is lost: " in found.sentences[2]
+    assert " is lost (" in found.sentences[2]
     assert context["losses"][0].endswith(f". {found.sentences[2]}")
 
 
