@@ -449,6 +449,30 @@ def run_all(place: Place, wanted: Sequence[tuple[str, int]], found: Callable[[Dr
 
 def main() -> int:
     """Run the draws of the chosen kinds."""
+    given = arguments()
+    seeds = (given.seeds or (2 if given.pairs else 3)) * (10 if given.links else 1)
+    wanted = [(kind, seed) for seed in range(given.seed, given.seed + seeds) for kind in given.kinds]
+    draws: list[Draw] = []
+    failures: list[str] = []
+
+    def found(draw: Draw | str) -> None:
+        if isinstance(draw, str):
+            failures.append(draw)
+            print(draw, flush=True)
+        else:
+            draws.append(draw)
+            print_draw(draw)
+
+    print("| planted | share | named | verdict |\n|---|---|---|---|", flush=True)
+    run_wanted(wanted, found, keep=given.keep)
+    exceeded = summarize(draws, failures)
+    for line in exceeded:
+        print(f"WRONG: {line}")
+    return 1 if exceeded else 0
+
+
+def arguments() -> argparse.Namespace:
+    """Parse the command line and check that the draws can run."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -465,46 +489,32 @@ def main() -> int:
     if given.keep and given.keep.exists():
         parser.error(f"{given.keep} exists; name a new folder")
     kinds = given.kinds or list(PAIRS if given.pairs else LINKS[:1] if given.links else KINDS)
-    seeds = given.seeds or (2 if given.pairs else 3)
-    wanted = [
-        (kind, seed)
-        for seed in range(given.seed, given.seed + seeds * (10 if given.links else 1))
-        for kind in kinds
-        if not (given.local and kind in ON_CLUSTER)
-    ]
-    draws: list[Draw] = []
-    failures: list[str] = []
+    given.kinds = [kind for kind in kinds if not (given.local and kind in ON_CLUSTER)]
+    if set(given.kinds) & set(ON_CLUSTER):
+        from tests.cluster.bed import missing
 
-    def found(draw: Draw | str) -> None:
-        if isinstance(draw, str):
-            failures.append(draw)
-            print(draw, flush=True)
-        else:
-            draws.append(draw)
-            print_draw(draw)
+        if lacks := missing():
+            parser.error(f"{lacks}; --local leaves out the kinds that need a test cluster")
+    return given
 
-    print("| planted | share | named | verdict |\n|---|---|---|---|", flush=True)
+
+def run_wanted(
+    wanted: Sequence[tuple[str, int]], found: Callable[[Draw | str], None], *, keep: Path | None
+) -> None:
+    """Run the draws on this machine, then those on the test cluster; ``keep`` is a folder for the studies."""
     with ExitStack() as stack:
-        folder = given.keep or Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        folder.mkdir(exist_ok=True)
+        folder = keep or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        folder.mkdir(parents=True, exist_ok=True)
         if local := [one for one in wanted if one[0] not in ON_CLUSTER]:
             with warm_server(folder) as server:
                 run_all(Place(folder, server=server), local, found)
         if others := [one for one in wanted if one[0] in ON_CLUSTER]:
             from clusters import own_cluster
 
-            from tests.cluster.bed import missing
-
-            if lacks := missing():
-                parser.error(f"{lacks}; --local leaves these kinds out")
             cluster, shared = stack.enter_context(own_cluster())
             run_all(Place(shared, cluster), others, found)
-            if given.keep:
+            if keep:
                 shutil.copytree(shared, folder, dirs_exist_ok=True)
-    exceeded = summarize(draws, failures)
-    for line in exceeded:
-        print(f"WRONG: {line}")
-    return 1 if exceeded else 0
 
 
 if __name__ == "__main__":

@@ -157,8 +157,8 @@ def notes(table: pd.DataFrame) -> list[str]:
                 f"T: time per step; baseline N0: {shown}."
             )
     texts.append(
-        "n: runs in the results; brackets: 95 % confidence intervals (Student's or Welch's t on the logarithms "
-        "of the runs' values), given for three or more runs. "
+        "n: runs in the results; brackets: 95 % confidence intervals (Student's or Welch's t on the "
+        "logarithms of the runs' values), given for three or more runs. "
         "LB: load balance, CommE: communication efficiency, CompS: computational scalability (POP). "
         f"Node-h: node-hours of one run. {MISSING}: not measured."
     )
