@@ -358,28 +358,39 @@ def share_out(work: Callable[[Sequence[T]], R], items: Sequence[T], *, processes
     """Divide ``items`` into shares, and yield ``work(share)`` of each; several processes compute at once.
 
     The processes are forks of this one: they share its memory until they change it, and their changes have no
-    effect here. Results must be picklable. If a process ends without a result, its share is computed here.
+    effect here. Results must be picklable. If a process cannot start or ends without a complete result, its
+    share is computed here.
     """
     context = get_context("fork")
     shares = [items[number::processes] for number in range(processes)]
-    started = []
+    started, receivers = [], []
     for share in shares[1:]:
         receiver, sender = context.Pipe(duplex=False)
-        process = context.Process(target=_send, args=(sender, work, share))
-        process.start()
+        receivers.append(receiver)
+        process = context.Process(target=_send, args=(sender, tuple(receivers), work, share))
+        with suppress(OSError):  # the user's limit of processes is reached
+            process.start()
         sender.close()
         started.append((process, receiver, share))
-    yield work(shares[0])
-    for process, receiver, share in started:
-        try:
-            result = receiver.recv()
-        except EOFError:
-            result = work(share)
-        process.join()
-        yield result
+    try:
+        yield work(shares[0])
+        for process, receiver, share in started:
+            try:
+                result = receiver.recv()
+            except (EOFError, OSError):
+                result = work(share)
+            yield result
+            if process.is_alive():
+                process.join()
+    finally:
+        for receiver in receivers:
+            receiver.close()
 
 
-def _send(sender: Connection, work: Callable[[T], Any], share: T) -> None:
+def _send(sender: Connection, receivers: Sequence[Connection], work: Callable[[T], Any], share: T) -> None:
+    # While a copy of its receiver is open, a process whose parent has ended would wait in `send` forever.
+    for receiver in receivers:
+        receiver.close()
     # If the work fails, the parent repeats it and reports the error.
     with suppress(BaseException):
         sender.send(work(share))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import re
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -32,11 +35,18 @@ def test_each_process_computes_one_share():
     assert shares[0][0][1] == os.getpid()
 
 
-def test_a_process_that_is_killed_leaves_its_share_to_its_parent():
+@pytest.mark.parametrize("size", [0, 10**6])
+def test_a_process_that_is_killed_leaves_its_share_to_its_parent(size):
     parent = os.getpid()
 
-    def die(share: Sequence[int]) -> list[tuple[int, int]]:
-        if 3 in share and os.getpid() != parent:
+    def die(share: Sequence[int]) -> list[Any]:
+        if os.getpid() == parent:
+            for child in multiprocessing.active_children():
+                child.join()
+        elif 3 in share and size:  # the pipe is too small for the result: the process is killed while sending
+            threading.Timer(0.5, os._exit, (9,)).start()
+            return [b"x" * size]
+        elif 3 in share:
             os._exit(9)
         return squares(share)
 
@@ -45,14 +55,26 @@ def test_a_process_that_is_killed_leaves_its_share_to_its_parent():
     assert {process for share in shares for square, process in share if square == 9} == {parent}
 
 
-def test_an_error_of_a_process_is_raised(capfd):
-    def fail(share: Sequence[int]) -> None:
-        if 3 in share:
+@pytest.mark.parametrize("wrong", [0, 3])
+def test_an_error_is_raised_and_all_processes_end(wrong, capfd):
+    def fail(share: Sequence[int]) -> bytes:
+        if wrong in share:
             raise ValueError("this one")
+        return b"x" * 10**6
 
     with pytest.raises(ValueError, match="this one"):
         list(share_out(fail, NUMBERS, processes=4))
+    for child in multiprocessing.active_children():
+        child.join(60)
+        assert child.exitcode == 0
     assert capfd.readouterr() == ("", "")
+
+
+def test_without_further_processes_all_shares_are_computed_here(monkeypatch):
+    monkeypatch.setattr(os, "fork", Mock(side_effect=BlockingIOError(11, "Resource temporarily unavailable")))
+    shares = list(share_out(squares, NUMBERS, processes=4))
+    assert {process for share in shares for _, process in share} == {os.getpid()}
+    assert sum(len(share) for share in shares) == len(NUMBERS)
 
 
 def test_more_processes_than_items_are_no_error():
