@@ -23,7 +23,6 @@ ANALYSED_SIZE = 512 * 1024
 _SHELL = re.compile(r"#![ \t]*(?:\S*/env[ \t]+(?:-\S+[ \t]+)*)?(?:\S*/)?(?:bash|sh|dash|ksh|zsh)(?:[ \t]|\Z)")
 #: A directive, but not a comment such as ``#SBATCH: see below``.
 _DIRECTIVE = re.compile(r"#SBATCH[ \t]+(?:[-\u2010-\u2015\u2212]|hetjob|packjob)")
-_HERE_DOCUMENT = re.compile(r"(?<!<)<<-?[ \t]*[\"'\\]?([A-Za-z_]\w*)")
 _EXIT = re.compile(r"[ \t]*exit(?:[ \t]+\d+)?[ \t;]*")
 _OTHER_SHELL = re.compile(r"#!.*\b(?:zsh|ksh)\b")
 #: A line that another program replaces before sbatch reads the script: Jinja, ERB, brew, printf of Python.
@@ -192,11 +191,12 @@ def read_script(text: str, *, size: int, arguments: Sequence[str]) -> Script:
         lines = [line.rstrip("\r") for line in lines]
     header = read_header(lines)
     given = [item for item in read_options(arguments, sbatch_options()) if isinstance(item, Option)]
-    late = [option for _, options in ignored_directives(lines, header) for option in options]
-    job = Geometry({option.name: option for option in (*header.options, *late, *given)}, header.heterogeneous)
-    script = Script(lines, header, job, size, dos_line)
+    script = Script(lines, header, Geometry({}), size, dos_line)
     if is_shell(lines):
         _follow(script)
+    late = [option for _, options in ignored_directives(script) for option in options]
+    options = {option.name: option for option in (*header.options, *late, *given)}
+    script.job = Geometry(options, header.heterogeneous)
     return script
 
 
@@ -227,22 +227,20 @@ def _until_exit(script: Script, line: int) -> Walk:
     return Walk()
 
 
-def ignored_directives(lines: Sequence[str], header: Header) -> Iterator[tuple[int, tuple[Option, ...]]]:
+def ignored_directives(script: Script) -> Iterator[tuple[int, tuple[Option, ...]]]:
     """Yield the line number and options of each ``#SBATCH`` line after the first command.
 
-    Here-documents are left out. The search stops at a later ``#!`` line, because there another script begins.
+    Strings and here-documents are left out. The search stops at a later ``#!`` line, because there another
+    script begins.
     """
-    if is_template(lines):
+    if is_template(script.lines):
         return
-    end = ""
-    for number, text in enumerate(lines[header.end :], start=header.end + 1):
-        opened = None if end else _HERE_DOCUMENT.search(text)
-        if end or opened:
-            end = opened.group(1) if opened else end if text.strip() != end else ""
-            continue
-        if text.startswith("#!/"):
+    inside = {number for begin, end in script.swallowed for number in range(begin, end + 1)}
+    for number in range(script.header.end + 1, len(script.lines) + 1):
+        text = script.line(number)
+        if text.startswith("#!/") and number not in inside:
             return
-        if _DIRECTIVE.match(text):
+        if _DIRECTIVE.match(text) and number not in inside:
             yield number, read_line(text, number).options
 
 

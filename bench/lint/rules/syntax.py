@@ -49,11 +49,7 @@ def sbatch_after_command(script: Script) -> Iterator[Remark]:
         module load cuda
     """
     first = script.header.end + 1
-    ignored = [
-        (number, options)
-        for number, options in ignored_directives(script.lines, script.header)
-        if not any(begin <= number <= end for begin, end in script.swallowed)
-    ]
+    ignored = list(ignored_directives(script))
     options = [option for _, some in ignored for option in some]
     severity = Severity.INFO if _is_collection(script, options) else None
     for number, _ in ignored:
