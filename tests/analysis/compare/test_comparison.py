@@ -183,7 +183,7 @@ def test_a_study_without_a_completed_run_is_an_error(tmp_path):
     with pytest.raises(BenchError) as error:
         compare_studies(a, b)
     assert str(error.value) == (
-        f"{tmp_path}/b: nothing to compare: no run has completed (12 failed (oom 12)); run it first: bench submit"
+        f"{tmp_path}/b: nothing to compare: no run has completed (12 failed (oom)); run it first: bench submit"
     )
 
 
@@ -201,7 +201,7 @@ def test_a_cell_that_fails_after_the_change_is_a_regression(tmp_path):
     assert row["verdict"] == "cannot tell"
     assert (
         row["remark"]
-        == "B: no measured run (3 failed (oom 3)); failed in B but completed in A: this counts as a regression"
+        == "B: no measured run (3 failed (oom)); failed in B but completed in A: this counts as a regression"
     )
     assert found.regression
     assert conclusion(found).endswith("; 1 failed in B and completed in A")
