@@ -180,7 +180,8 @@ def _compared_settings(
 
 
 def _values(cells: Mapping[str, Settings], name: str) -> list[str]:
-    return sorted({cell.get(name, NOT_SET) for cell in cells.values()})
+    # Shorter texts first: numbers are then in the order of their values.
+    return sorted({cell.get(name, NOT_SET) for cell in cells.values()}, key=lambda text: (len(text), text))
 
 
 def _match(
