@@ -246,18 +246,18 @@ class Line:
 
     @cached_property
     def is_ignored(self) -> bool:
-        """True if the line ends a traceback that Python prints as "Exception ignored in" and survives."""
+        """True if the line ends a traceback after "Exception ignored in" (in Python 3.14: "while ...")."""
         for index in range(self._index - 1, max(-1, self._index - TRACEBACK_LINES), -1):
             piece = self._passage.pieces[index]
             if not _IN_TRACEBACK.search(piece):
-                return b"Exception ignored in" in piece
+                return b"Exception ignored" in piece
         return False
 
     def exception_below(self) -> tuple[int, str] | None:
         """Return the number and text of the last line of the traceback that starts in this line."""
         prefix = self.text.split("Traceback")[0]
         stop = min(len(self._passage.pieces), self._index + TRACEBACK_LINES)
-        if self._index and b"Exception ignored in" in self._passage.pieces[self._index - 1]:
+        if self._index and b"Exception ignored" in self._passage.pieces[self._index - 1]:
             return None
         for below in range(self._index + 1, stop):
             text = self._passage.text(below)

@@ -22,7 +22,8 @@ _GPU_OPTIONS = ("gres", "gpus", "gpus-per-node", "gpus-per-task", "gpus-per-sock
 _NO_BINDING = frozenset({"none", "no", "n"})
 _GPU_NAMES = frozenset({"gpu", "gpus", "dcu", "npu", "hpu", "mlu", "gcd", "xpu"})
 _SOCKETS = re.compile(r"\(S:[^)]*\)\Z")
-_EXPRESSION = re.compile(r"[\d\s()+*/%-]{1,400}")
+#: Arithmetic with decimal numbers and the names ``_0_``, ``_1_`` and so on.
+_EXPRESSION = re.compile(r"(?:_\d+_|\d+\b|[\s()+*/%-]){1,400}")
 _MAX_DEPTH = 12
 
 #: The lowest and highest value of a number.
@@ -257,20 +258,17 @@ def evaluate(text: str, unknowns: Unknowns, geometry: Geometry, *, depth: int = 
     if depth > _MAX_DEPTH or len(text) > 400:
         return None
     values = [_value(unknown, unknowns, geometry, depth) for unknown in unknowns.of(text)]
-
     if not values or None in values:
         return None
     resolved = iter(values)
-    plain = MARK.sub(lambda _: str(next(resolved)), text)
-    return _calculate(plain) if _EXPRESSION.fullmatch(plain) else None
+    return _calculate(MARK.sub(lambda _: str(next(resolved)), text))
 
 
 def _value(unknown: Unknown, unknowns: Unknowns, geometry: Geometry, depth: int) -> int | None:
     if unknown.kind == "arith":
         plain = (unknown.default or "").strip()
-        if _EXPRESSION.fullmatch(plain):
-            return _calculate(plain)
-        return evaluate(plain, unknowns, geometry, depth=depth + 1)
+        number = _calculate(plain)
+        return evaluate(plain, unknowns, geometry, depth=depth + 1) if number is None else number
     if unknown.kind == "command":
         return _counted(unknown.source, geometry)
     if unknown.op and unknown.default is None:
@@ -317,6 +315,8 @@ def _calculate(expression: str) -> int | None:
 
 def range_of(expression: str, ranges: Mapping[str, Range | None]) -> Range | None:
     """Return the lowest and highest value of integer arithmetic, or None if it is unknown or invalid."""
+    if not _EXPRESSION.fullmatch(expression):
+        return None
     try:
         return _of_node(ast.parse(" ".join(expression.split()), mode="eval").body, ranges)
     except (SyntaxError, ZeroDivisionError, ValueError, RecursionError, MemoryError):
