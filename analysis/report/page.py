@@ -291,7 +291,7 @@ def _commands(study: Study) -> list[str]:
     name = shlex.quote(one_line(study.name, limit=200))
     site = " --site site.yaml" if study.plan.get("inherited") else ""
     # A study without the key `study` has the name of the file from which it was planned.
-    save = f"# save the matrix as {name}.yaml"
+    save = f"# save the matrix as {name}.yaml" + (" and the study's site.yaml beside it" if site else "")
     return [save, f"bench plan {name}.yaml{site}", f"bench submit {name}", f"bench report {name}"]
 
 

@@ -16,9 +16,10 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from analysis.data.load import load_study
 from analysis.report import write
 from analysis.report.figures import all_figures
-from analysis.report.page import json_for_script, models_of
+from analysis.report.page import _commands, json_for_script, models_of
 from analysis.report.tables import MAX_RUNS_LISTED, STATIC_ROWS
 from analysis.report.write import write_report
 from bench.errors import BenchError
@@ -124,6 +125,17 @@ def test_the_page_shows_measurements_scaling_and_certainty(whole: Page) -> None:
     ):
         assert line in whole.text
     assert "Ranks outnumber cores" not in whole.text
+
+
+def test_the_commands_of_a_study_with_a_site_file_name_this_file(tmp_path: Path) -> None:
+    path = studies.finished(tmp_path / "s", studies.strong(sizes=(1,)), repeats=1)
+    plan = json.loads((path / "plan.json").read_text())
+    (path / "plan.json").write_text(json.dumps({**plan, "inherited": {"cluster.partition": "gpu"}}))
+    name = load_study(path).name
+    assert _commands(load_study(path))[:2] == [
+        f"# save the matrix as {name}.yaml and the study's site.yaml beside it",
+        f"bench plan {name}.yaml --site site.yaml",
+    ]
 
 
 def test_the_table_holds_every_cell_in_the_page_and_in_its_data(whole: Page) -> None:
