@@ -25,7 +25,7 @@ from bench.commands.schema import schema_command
 from bench.commands.status import status_command
 from bench.commands.submit import submit_command
 from bench.commands.verify import verify_command
-from bench.errors import BenchError
+from bench.errors import BenchError, inaccessible
 
 #: The commands in the order of `bench --help`.
 COMMANDS: dict[str, Callable[..., int]] = {
@@ -52,7 +52,10 @@ class _Group(typer.core.TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             code = super().invoke(ctx)
-        except BenchError as error:
+        except (BenchError, OSError) as raised:
+            error = inaccessible(raised) if isinstance(raised, OSError) else raised
+            if error is None:
+                raise
             sys.stdout.flush()
             typer.echo(f"error: {error}", err=True)
             raise typer.Exit(error.exit_code) from None

@@ -1,7 +1,7 @@
 """Errors for users: the place, the mistake, the allowed values and the remedy.
 
-``bench.cli`` turns a :class:`BenchError` into a message and an exit code. Any other exception
-is a defect of this program.
+``bench.cli`` turns a :class:`BenchError` into a message and an exit code, and also the errors that
+:func:`inaccessible` describes. Any other exception is a defect of this program.
 """
 
 from __future__ import annotations
@@ -75,3 +75,21 @@ def unwritable(path: Path, error: OSError) -> UnwritableError:
     """Return the error for a file that cannot be written."""
     what = f"{path}: cannot be written: {error.strerror}"
     return UnwritableError(what, remedy=_REMEDIES.get(error.errno or 0, ""))
+
+
+_ACCESS_REMEDIES = {
+    errno.EACCES: "check the permissions of this path and of the folders above it",
+    errno.ENAMETOOLONG: "give a shorter name",
+    errno.EIO: "repeat the command; if the error remains, report the file system to its administrators",
+}
+_ACCESS_REMEDIES[errno.ESTALE] = _ACCESS_REMEDIES[errno.EIO]
+
+
+def inaccessible(error: OSError) -> BenchError | None:
+    """Return the error for a path that cannot be accessed, or None if ``error`` has another cause."""
+    remedy = _ACCESS_REMEDIES.get(error.errno or 0)
+    return (
+        BenchError(f"{error.filename}: {error.strerror}", remedy=remedy)
+        if remedy and error.filename
+        else None
+    )

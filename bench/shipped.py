@@ -29,7 +29,7 @@ def find_matrix(name: str) -> Path:
             return own
     examples = {example.stem: example for example in sorted(shipped("matrices").glob("*.yaml"))}
     stem = name.removesuffix(".yaml").removeprefix("matrices/")
-    if not path.exists() and stem in examples:
+    if stem in examples:
         return examples[stem]
     remedy = f"give the path of a YAML file, or one of the shipped examples: {', '.join(examples)}"
     raise missing_file(path, what="matrix file", remedy=remedy)

@@ -18,6 +18,7 @@ A run is described by its ``run.json``; its properties are never parsed from fol
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -170,9 +171,9 @@ class StudyFolder:
 
 
 def studies(root: Path) -> Iterator[StudyFolder]:
-    """Yield every planned study in ``root``, sorted by name."""
-    if root.is_dir():
-        for path in sorted(root.iterdir()):
+    """Yield every planned study in ``root``, sorted by name, except other users' private studies."""
+    for path in sorted(root.iterdir()) if root.is_dir() else ():
+        with suppress(PermissionError):
             if StudyFolder(path).is_planned:
                 yield StudyFolder(path)
 

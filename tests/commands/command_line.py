@@ -6,6 +6,7 @@ import contextlib
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from typer.testing import CliRunner
@@ -22,10 +23,12 @@ def bench(*words: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str
     return subprocess.CompletedProcess(words, done.exit_code, done.stdout, done.stderr)
 
 
-def bench_process(*words: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+def bench_process(
+    *words: str, cwd: Path, prefix: Sequence[str] = (), **env: str
+) -> subprocess.CompletedProcess[str]:
     """Call `python -m bench` and return its exit code and both streams."""
     return subprocess.run(
-        [sys.executable, "-m", "bench", *words],
+        [*prefix, sys.executable, "-m", "bench", *words],
         cwd=cwd,
         env={**os.environ, "COLUMNS": "120", **env},
         capture_output=True,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -262,3 +263,31 @@ def test_an_unknown_option_is_bad_input(tmp_path):
     done = bench_process("plan", "--nope", cwd=tmp_path)
     assert done.returncode == 2
     assert "--nope" in done.stderr
+
+
+def test_a_path_without_permission_is_one_error_and_private_studies_are_left_out(tmp_path):
+    (tmp_path / "tiny.yaml").write_text(TINY)
+    assert bench("plan", "tiny.yaml", cwd=tmp_path).returncode == 0
+    private = tmp_path / "results/private"
+    private.mkdir()
+    as_user: list[str] = []
+    if os.geteuid() == 0:  # without these capabilities, permissions apply to root
+        os.chown(private, 65534, 65534)
+        capabilities = "-dac_override,-dac_read_search"
+        as_user = ["setpriv", "--bounding-set", capabilities, "--inh-caps", capabilities, "--"]
+    private.chmod(0)
+    done = bench_process("submit", "--dry-run", "results/private", cwd=tmp_path, prefix=as_user)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "error: results/private/plan.json: Permission denied; "
+        "check the permissions of this path and of the folders above it\n"
+    )
+    done = bench_process("status", cwd=tmp_path, prefix=as_user)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("command", ["plan", "status", "lint", "doctor", "report", "preflight"])
+def test_a_name_that_is_too_long_is_one_error(tmp_path, command):
+    done = bench(command, "a" * 300, cwd=tmp_path)
+    assert done.returncode == 2
+    assert re.fullmatch(r"error: a{300}\S*: File name too long; give a shorter name\n", done.stderr)

@@ -142,6 +142,7 @@ def test_a_folder_that_cannot_be_written_is_one_clear_error(tmp_path):
 
 def test_shipped_examples_are_found_by_name_and_the_users_own_files_first(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "smoke_cpu").mkdir()
     assert find_matrix("smoke_cpu") == shipped("matrices") / "smoke_cpu.yaml"
     assert find_matrix("matrices/l40s.yaml") == shipped("matrices") / "l40s.yaml"
     (tmp_path / "smoke_cpu.yaml").write_text("study: mine\n")
