@@ -309,9 +309,9 @@ def run_healthy(cluster: Cluster, folder: Path, studies: int) -> list[str]:
         causes = named(study_causes(load_study(study.folder)))[["cell_id", "cause", "share", "evidence"]]
         runs, explained = runs + len(contents), explained + bool(len(causes))
         disturbed += sum(bool(run.get("disturbed")) for run in contents)
-        known = sum(run["state"] == "completed" and "disturbed" in run for run in contents)
-        if known < len(contents):
-            wrong.append(f"healthy {number}: {len(contents) - known} runs failed or have no conditions")
+        odd = [run for run in contents if run["state"] != "completed" or "disturbed" not in run]
+        known = len(contents) - len(odd)
+        wrong += [f"healthy {number}: {run['state']}: {run.get('reason') or 'no conditions'}" for run in odd]
         print(f"healthy {number}: {known} runs completed with conditions; {entries or 'none'}", flush=True)
         for row in causes.to_dict("records"):
             print(f"    named: {row}", flush=True)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from analysis.data.environment import crowds
-from analysis.text import count, listed
+from analysis.text import count
 from bench.study.conditions import Disturbance, Reason, Window, objects, read_windows
 from bench.study.files import read_json
 from bench.study.layout import RunFolder
@@ -152,9 +152,11 @@ def _nodes(
         share = _part_of(stopped, seconds)
         words = f"a CPU quota stopped the processes on {name} for {share:.0%} of the time"
         found.setdefault(name, []).append((share, words))
-    for name, crowd in [(name, one) for one in crowds(env) for name in one.hosts]:
+    # Nodes that share a machine are containers: their crowd is a validity error, and no cause.
+    for crowd in [one for one in crowds(env) if len(one.hosts) == 1]:
+        name = crowd.hosts[0]
         ranks, cores = count(crowd.ranks, "rank"), count(crowd.cores, "core")
-        words = f"{crowd.threads} threads of {ranks} share {cores} on {listed(list(crowd.hosts), limit=4)}"
+        words = f"{crowd.threads} threads of {ranks} share {cores} on {name}"
         share = 1 - crowd.cores / crowd.threads
         # Threads that sleep or wait for the GPU do not compete for cores.
         if waited := [s for node in entries if node.get("node") == name for s in _waited_s(node)]:
