@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import __version__
-from bench.errors import BenchError
+from bench.errors import BenchError, unwritable
 from bench.findings import Severity
 from bench.matrix.cell import Cell, Run, value_text
 from bench.matrix.checks import idle_gpus, plan_warnings
@@ -269,7 +269,7 @@ def write_plan(plan: Plan, root: Path) -> StudyFolder:
             folder.site.unlink(missing_ok=True)
         write_plan_json(folder, content)
     except OSError as error:
-        raise BenchError(f"{error.filename or folder.path}: cannot be written: {error.strerror}") from None
+        raise unwritable(Path(error.filename or folder.path), error) from None
     return folder
 
 

@@ -17,7 +17,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from bench.errors import BenchError
+from bench.errors import BenchError, unwritable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -351,5 +351,5 @@ def _write(folder: Path, files: dict[str, str], drawings: Sequence[Drawing]) -> 
         for name in {"axes.csv", "causes.csv", *DETAIL_FILES} - set(files):
             (folder / name).unlink(missing_ok=True)
     except OSError as error:
-        raise BenchError(f"{error.filename or folder}: cannot be written: {error.strerror}") from None
+        raise unwritable(Path(error.filename or folder), error) from None
     return folder / "index.html"

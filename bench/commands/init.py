@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from bench.commands.console import say
-from bench.errors import BenchError
+from bench.errors import BenchError, unwritable
 from bench.slurm.parsing import NodeGroup
 from bench.units import slurm_time
 
@@ -94,7 +94,7 @@ def _write(path: Path, text: str) -> int:
         remedy = "give another file: bench init PATH"
         raise BenchError(f"{path} exists and is not overwritten", remedy=remedy) from None
     except OSError as error:
-        raise BenchError(f"{path}: cannot be written: {error.strerror}") from None
+        raise unwritable(path, error) from None
     print(path)
     say(f"next: bench plan {path}")
     return 0
