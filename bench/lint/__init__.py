@@ -69,12 +69,13 @@ def _apply_rules(text: str, size: int, arguments: tuple[str, ...]) -> tuple[tupl
 def _finding(script: Script, rule: Rule, remark: Remark) -> Finding:
     line = remark.line or 1
     text = script.line(line)
+    severity = remark.severity or rule.severity
     replacement = remark.edit.apply(text) if remark.edit and remark.edit.line == line else None
     return Finding(
         path="",
         line=line,
         rule=rule.name,
-        severity=remark.severity or rule.severity,
+        severity=Severity.INFO if script.is_draft else severity,
         message=script.unknowns.shown(remark.message),
         remedy=script.unknowns.shown(remark.remedy),
         replacement=None if replacement == text else replacement,

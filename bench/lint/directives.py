@@ -42,6 +42,8 @@ _DASHES = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"
 _HETEROGENEOUS = frozenset({"hetjob", "packjob"})
 #: Options that a release of Slurm renamed.
 _RENAMED = {"workdir": "chdir", "share": "oversubscribe"}
+#: Short options whose values may be any text, so that sbatch accepts a misread value.
+_ANY_TEXT = frozenset("JoeiD")
 _COUNTS = names(
     """ntasks ntasks-per-node ntasks-per-core ntasks-per-socket ntasks-per-gpu cpus-per-task cpus-per-gpu
     mincpus cores-per-socket sockets-per-node threads-per-core"""
@@ -353,7 +355,7 @@ def _short(word: str, waiting: list[str], table: OptionTable, line: int) -> Iter
     name = word[1:].partition("=")[0]
     if len(name) > 2 and (name in table.long or name in table.plugins):
         message = f"`{word}` has only one dash: sbatch reads it as the short option -{word[1]}"
-        yield _refused(line, message, f"write `-{word}`", old=word, new=f"-{word}")
+        yield _refused(line, message, f"write `-{word}`", _of_text(word[1]), old=word, new=f"-{word}")
         return
     position = 1
     while position < len(word):
@@ -378,13 +380,18 @@ def _short_value(word: str, position: int, name: str, waiting: list[str], line: 
     if value.startswith("="):
         fixed = f"-{letter} {value[1:]}"
         message = f"sbatch reads `{word}` as -{letter} with the value `{value}`: short options have no ="
-        return _refused(line, message, f"write `{fixed}` or `--{name}{value}`", old=word, new=fixed)
+        remedy = f"write `{fixed}` or `--{name}{value}`"
+        return _refused(line, message, remedy, _of_text(letter), old=word, new=fixed)
     if value:
         return Option(name, value, word, line)
     if waiting:
         value = waiting.pop()
         return Option(name, value, f"{word} {value}", line)
     return _to_be_filled_in(line, word)
+
+
+def _of_text(letter: str) -> Severity:
+    return Severity.WARNING if letter in _ANY_TEXT else Severity.ERROR
 
 
 def refused_value(option: Option) -> Remark | None:

@@ -11,7 +11,7 @@ from bench.lint.directives import Header, read_header, read_line, read_options
 from bench.lint.expansion import MARK, Assigned, Unknowns, Value
 from bench.lint.geometry import Geometry, evaluate
 from bench.lint.launch import CHORES, TRAINS, Launch, basename
-from bench.lint.options import Option, sbatch_options
+from bench.lint.options import EXPANSION, Option, sbatch_options
 from bench.lint.parser import parse_source
 from bench.lint.syntax import ShellError, Source, TooDeepError
 from bench.lint.walk import Step, Walk, walk
@@ -24,6 +24,10 @@ _SHELL = re.compile(r"#![ \t]*(?:\S*/env[ \t]+(?:-\S+[ \t]+)*)?(?:\S*/)?(?:bash|
 #: A directive, but not a comment such as ``#SBATCH: see below``.
 _DIRECTIVE = re.compile(r"#SBATCH[ \t]+(?:[-\u2010-\u2015\u2212]|hetjob|packjob)")
 _EXIT = re.compile(r"[ \t]*exit(?:[ \t]+\d+)?[ \t;]*")
+#: A first line for a shell, possibly with a mistake, such as ``!/bin/bash``.
+_FIRST_LINE = re.compile(r"[ \t\ufeff]*(?:#[ \t]*!|!#|!)[ \t]*/\S*(?:sh|env|python|perl)")
+#: A line that is not a comment although it reads like one.
+_NOTE = re.compile(r"[A-Z][A-Za-z_]*(?: [A-Za-z_]+)+[ \t]*:?")
 _OTHER_SHELL = re.compile(r"#!.*\b(?:zsh|ksh)\b")
 #: A line that another program replaces before sbatch reads the script: Jinja, ERB, brew, printf of Python.
 _TEMPLATE = re.compile(
@@ -128,6 +132,13 @@ class Script:
         """True if srun, another launcher or the program itself starts processes on other nodes."""
         return any(step.launch.via or _reaches_nodes(step.launch) for step in self.training)
 
+    @cached_property
+    def is_draft(self) -> bool:
+        """True if sbatch cannot take the file as it is: a template, notes, or text without a ``#!`` line."""
+        variables = sum(bool(EXPANSION.search(option.value or "")) for option in self.header.options)
+        notes = sum(map(bool, map(_NOTE.fullmatch, self.lines)))
+        return variables > 2 or notes > 2 or is_template(self.lines) or not first_line(self.lines)
+
     def options_of_program(self, launch: Launch) -> Iterator[tuple[str, Value]]:
         """Yield the program's options as (name, value), with underscores instead of hyphens in names."""
         words = launch.arguments
@@ -209,7 +220,8 @@ def _follow(script: Script) -> None:
         pass
     except ShellError as error:
         script.walk = _until_exit(script, error.line)
-        if script.size <= ANALYSED_SIZE and not is_foreign(script.lines) and not script.walk.steps:
+        known = not _OTHER_SHELL.match(script.lines[0][:500])  # the grammars of other shells differ
+        if script.size <= ANALYSED_SIZE and known and not script.walk.steps:
             script.error = error
     except RecursionError:  # deeply nested functions and loops cannot be analysed
         pass
@@ -249,9 +261,14 @@ def is_template(lines: Sequence[str]) -> bool:
     return any(_TEMPLATE.search(line[:400]) for line in lines)
 
 
-def is_foreign(lines: Sequence[str]) -> bool:
-    """Return whether the script is a template, or is for a shell with another grammar than bash's."""
-    return is_template(lines) or bool(_OTHER_SHELL.match(lines[0][:500]))
+def first_line(lines: Sequence[str]) -> int | None:
+    """Return the number of the ``#!`` line, or None if there is none or a command is above it."""
+    for number, line in enumerate(lines, start=1):
+        if _FIRST_LINE.match(line) or (number == 1 and line.startswith("#!")):
+            return number
+        if line.strip() and not line.lstrip().startswith(("#", "<<<<<<<")):
+            return None
+    return None
 
 
 def is_shell(lines: Sequence[str]) -> bool:

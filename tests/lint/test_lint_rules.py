@@ -141,6 +141,43 @@ def test_a_leftover_of_editing_is_an_error_only_if_bash_stops_there(line: str) -
         assert (finding.rule, finding.line, finding.severity) == ("stray-command", 4, severity)
 
 
+HEAD = "#!/bin/bash\n#SBATCH --nodes=2 --ntasks-per-node=1 --gpus-per-node=1 --cpus-per-task=4\n"
+
+
+@pytest.mark.parametrize(
+    ("rule", "certain", "uncertain"),
+    [
+        ("sbatch-after-command", "cd /a\n#SBATCH --mem=4G\npython a.py\n", "python a.py\n#SBATCH --mem=4G\n"),
+        ("malformed-directive", "#SBATCH -n $N\nN=4\n", "#SBATCH -n $N\n"),
+        ("malformed-directive", "#SBATCH -n=4\n", "#SBATCH -J=name\n"),
+        ("malformed-directive", "#SBATCH -mem=4G\n", "#SBATCH -output=a.txt\n"),
+        ("ntasks-conflict", "#SBATCH --ntasks=1\nsrun python a.py\n", "#SBATCH --ntasks=1\nbwa mem a.fa\n"),
+        (
+            "task-gpu-mismatch",
+            "torchrun --nproc_per_node=2 a.py\n",
+            "export CUDA_VISIBLE_DEVICES=0,1\ntorchrun --nproc_per_node=2 a.py\n",
+        ),
+        (
+            "loopback-master-addr",
+            "srun torchrun --nnodes=2 --node_rank=$R --master_addr=localhost a.py\n",
+            "export MASTER_ADDR=localhost\nsrun python a.py\n",
+        ),
+    ],
+)
+def test_a_mistake_is_an_error_only_if_the_script_proves_it(rule: str, certain: str, uncertain: str) -> None:
+    for text, severity in ((certain, Severity.ERROR), (uncertain, Severity.WARNING)):
+        found = {finding.severity for finding in lint_script(HEAD + text, path="x") if finding.rule == rule}
+        assert next(one for one in Severity if one in found) is severity, text
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["#SBATCH --nodes=2 -n 1\nsrun a (b)\n", "#!/bin/bash\n#SBATCH -n=2 -N {{ nodes }}\nA = {% if a %}\n"],
+)
+def test_a_file_that_sbatch_cannot_take_as_it_is_gets_hints_only(text: str) -> None:
+    assert {finding.severity for finding in lint_script(text, path="x")} <= {Severity.INFO}
+
+
 def test_options_given_to_sbatch_override_directives() -> None:
     text = "#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --ntasks-per-node=4 --gpus-per-node=8\npython train.py\n"
     assert lint_script(text, path="x") == []

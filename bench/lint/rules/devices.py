@@ -63,7 +63,7 @@ def gpu_per_task_isolation(script: Script) -> Iterator[Remark]:
     for step in script.sruns:
         launch, geometry = step.launch, script.geometry(step)
         hides = geometry.isolation
-        if hides is None or geometry.heterogeneous or starts_workers(launch) or _tasks(geometry) < 2:
+        if hides is None or geometry.heterogeneous or starts_workers(launch) or geometry.tasks_on_a_node < 2:
             continue
         if any(word.text == "bench.workload" for word in launch.words):
             continue  # the built-in training counts the visible devices
@@ -85,12 +85,6 @@ def gpu_per_task_isolation(script: Script) -> Iterator[Remark]:
         if hides.line != step.line:
             message = f"each task started here sees {only}, because of line {hides.line}"
             yield Remark(step.line, message, f"change line {hides.line}", Severity.INFO)
-
-
-def _tasks(geometry: Geometry) -> int:
-    """Return the number of tasks on a node. If the number of nodes is unknown, assume one node."""
-    ntasks = geometry.number("ntasks")
-    return ntasks if geometry.nodes is None and ntasks else geometry.tasks_on_a_node
 
 
 def _line_that_asks_for_another_gpu(script: Script, step: Step, seen: int) -> int | None:

@@ -490,7 +490,9 @@ def missing_node_rank(script: Script) -> Iterator[Remark]:
         remedy = f"srun bash -c '... --{rank}=$SLURM_NODEID ...'"
         if launch.launcher == "torchrun":
             remedy = f"use --rdzv_backend=c10d --rdzv_endpoint=HOST:PORT, or {remedy}"
-        yield Remark(options[count].line, message, remedy)
+        # accelerate reads other settings from the user's configuration file.
+        severity = Severity.WARNING if launch.launcher == "accelerate" else None
+        yield Remark(options[count].line, message, remedy, severity)
 
 
 @rule(Severity.ERROR)

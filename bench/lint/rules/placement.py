@@ -58,7 +58,9 @@ def unknown_het_group(script: Script) -> Iterator[Remark]:
             message += (
                 f"its components are 0 to {count - 1}" if count > 1 else "no line `#SBATCH hetjob` adds one"
             )
-            yield Remark(option.line, message, "correct the number, or add the component")
+            # `sbatch OPTIONS : OPTIONS script` adds components too.
+            severity = None if count > 1 else Severity.WARNING
+            yield Remark(option.line, message, "correct the number, or add the component", severity)
     unclear = any(step.launch.opaque for step in sruns) or script.walk.opaque
     if count > 1 and script.sruns and not used and not unclear:
         step = script.sruns[0]

@@ -11,6 +11,7 @@ from bench.lint.geometry import Geometry, Range, range_of
 from bench.lint.launch import Launch
 from bench.lint.options import names
 from bench.lint.rules import rule
+from bench.lint.rules.launching import passes_unknown_options
 from bench.lint.script import Script, starts_workers
 from bench.lint.walk import Step
 
@@ -119,23 +120,24 @@ def loopback_master_addr(script: Script) -> Iterator[Remark]:
     spanning = [step for step in script.training if _spans_nodes(script, step)]
     if not _has_several_nodes(script) or (script.training and not spanning):
         return
-    for assigned in script.walk.assigned:
-        if _ADDRESS_VARIABLE.match(assigned.name) and assigned.value and _is_final(script, assigned):
-            if f"{assigned.name}_ip" in script.assigned_to:
-                continue  # the name of the node; processes use its address
-            unread = not _is_read(script, assigned.name, spanning)
-            for remark in _loopback(script, assigned.value, in_task=assigned.in_task):
-                yield remark._replace(severity=Severity.WARNING) if unread else remark
     for step in spanning:
         if step.place.function and script.mentions(_COPIES_FUNCTIONS):
             continue  # the other nodes may call the function with another address
         for value in _addresses(script, step):
-            yield from _loopback(script, value, in_task=step.place.task is not None)
+            certain = value in step.launch.options.values()  # other programs may find the address themselves
+            for remark in _loopback(script, value, in_task=step.place.task is not None):
+                yield remark if certain else remark._replace(severity=Severity.WARNING)
         if step.launch.launcher in ("torchrun", "launch") and not _has_address(script, step.launch):
             remedy = (
                 "pass --rdzv_backend=c10d --rdzv_endpoint=HOST:PORT, where HOST is the first host of the job"
             )
             yield Remark(_launcher_line(step), _no_address(step.launch), remedy)
+    for assigned in script.walk.assigned:
+        if _ADDRESS_VARIABLE.match(assigned.name) and assigned.value and _is_final(script, assigned):
+            if f"{assigned.name}_ip" in script.assigned_to:
+                continue  # the name of the node; processes use its address
+            for remark in _loopback(script, assigned.value, in_task=assigned.in_task):
+                yield remark._replace(severity=Severity.WARNING)
 
 
 def _own_name_per_task(script: Script) -> Iterator[Remark]:
@@ -171,12 +173,6 @@ def _is_final(script: Script, assigned: Assigned) -> bool:
         step.place.branches[:depth] == assigned.branches and _spans_nodes(script, step)
         for step in script.training
     )
-
-
-def _is_read(script: Script, name: str, spanning: list[Step]) -> bool:
-    """Return whether the script or a program may read the variable; torchrun does not read it."""
-    used = any(use.name == name for use in script.walk.uses)
-    return used or not spanning or any(not starts_workers(step.launch) for step in spanning)
 
 
 def _loopback(script: Script, value: Value, *, in_task: bool) -> Iterator[Remark]:
@@ -215,10 +211,7 @@ def _is_set_elsewhere(script: Script, unknown: Unknown) -> bool:
 def _has_address(script: Script, launch: Launch) -> bool:
     """Return whether torchrun gets an address, or may get one from an unknown value."""
     options = launch.options
-    before_arguments = launch.words[: len(launch.words) - len(launch.arguments)]
-    if launch.opaque or any(MARK.fullmatch(word.text) for word in before_arguments):
-        return True
-    if script.walk.opaque or any(name.startswith("PET_") for name in script.walk.exported):
+    if passes_unknown_options(script, launch) or script.walk.opaque:
         return True
     if "standalone" in options:
         return False

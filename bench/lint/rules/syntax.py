@@ -10,19 +10,18 @@ from bench.lint.expansion import MARK, Value
 from bench.lint.launch import HELPERS, SHELLS, basename
 from bench.lint.options import EXPANSION, Option, is_in_brackets
 from bench.lint.rules import rule
-from bench.lint.script import ANALYSED_SIZE, MAX_SCRIPT_SIZE, Script, ignored_directives, is_template
+from bench.lint.script import ANALYSED_SIZE, MAX_SCRIPT_SIZE, Script, first_line, ignored_directives
 from bench.lint.syntax import UNCLOSED_HEREDOC, ShellError, Simple, Word
 from bench.lint.walk import DECLARATIONS, Step
 
 _OPENS_STRING = re.compile(r"\\\Z|(?:=|-\w*c\s+|echo\s+|<<<\s*|\()[\"']\Z|\S[ \t]+[\"']\Z")
-_EXIT = re.compile(r"exit(?:\s+\d+)?\s*\Z")
 #: A part of a command that is to be filled in, such as ``<path>``.
-_BLANK = re.compile(r"<[A-Za-z.][^<>|;()$`\"']*(?<!\s)>")
+_BLANK = re.compile(r"<[A-Za-z.?][^<>|;()$`\"']*(?<!\s)>")
+_VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)")
 _MAX_ODD_LINES = 200
 _PROSE = re.compile(r"[A-Z][a-z]+[,:]?\Z")
 _WORD = re.compile(r"[A-Za-z]+(?:[-'][A-Za-z]+)*[,.:]?\Z")
 _STOP_WORDS = frozenset({"the", "a", "an", "of", "and", "with", "this", "is", "are", "to", "from", "on"})
-_NOTE = re.compile(r"[A-Z][A-Za-z_]*(?: [A-Za-z_]+)+[ \t]*:?")
 _STOPS_AT_ERRORS = re.compile(r"\s*set\s+(?:-\w+\s+)*(?:-[a-z]*e|-[a-z]*o\s+errexit)|#!.*sh\s+-[a-z]*e")
 _NAME = re.compile(r"[A-Za-z_]\w*\Z")
 _PYTHON_KEYWORDS = frozenset({"import", "from", "print", "def", "elif", "class"})
@@ -49,9 +48,14 @@ def sbatch_after_command(script: Script) -> Iterator[Remark]:
         module load cuda
     """
     first = script.header.end + 1
+    if first <= (first_line(script.lines) or 0):
+        return  # sbatch refuses the script, see malformed-directive
     ignored = list(ignored_directives(script))
     options = [option for _, some in ignored for option in some]
     severity = Severity.INFO if _is_collection(script, options) else None
+    last = script.walk.steps[-1].line if script.walk.steps else len(script.lines)
+    if severity is None and ignored and ignored[0][0] > last:
+        severity = Severity.WARNING  # possibly kept below the script on purpose
     for number, _ in ignored:
         message = f"sbatch ignores this directive: it stopped reading at the first command, in line {first}"
         yield Remark(number, message, f"move the line above line {first}", severity)
@@ -67,20 +71,16 @@ def _is_collection(script: Script, ignored: Sequence[Option]) -> bool:
         is_in_brackets(option.written) or EXPANSION.search(option.value or "")
         for option in (*script.header.options, *ignored)
     )
-    return repeated > 1 or writes or filled_in or _is_fragment(script)
-
-
-def _is_fragment(script: Script) -> bool:
-    """Return whether the file has no ``#!`` line, which sbatch requires, or contains more than two notes."""
-    return not script.line(1).startswith("#!") or sum(map(bool, map(_NOTE.fullmatch, script.lines))) > 2
+    return repeated > 1 or writes or filled_in
 
 
 @rule(Severity.ERROR)
 def malformed_directive(script: Script) -> Iterator[Remark]:
-    """A directive is malformed, so that sbatch refuses the script or treats the line as a comment.
+    """A directive or the first line is malformed: sbatch refuses the script or ignores the line.
 
-    sbatch refuses a script with an unknown option, an invalid value or a stray word. It ignores
-    lines that do not start with exactly ``#SBATCH``, and it does not expand variables.
+    sbatch refuses a script with an unknown option, an invalid value or a stray word, and a script whose
+    first line does not start with ``#!``. It ignores lines that do not start with exactly ``#SBATCH``, and it
+    does not expand variables.
 
     Bad:
         # SBATCH --nodes=4
@@ -92,10 +92,15 @@ def malformed_directive(script: Script) -> Iterator[Remark]:
         #SBATCH --ntasks-per-node=4
         #SBATCH --time=24:00:00
     """
-    variables = sum(bool(EXPANSION.search(option.value or "")) for option in script.header.options)
-    generated = is_template(script.lines) or variables > 2  # a program fills in the directives
+    start = first_line(script.lines)
+    if start and not script.lines[0].startswith("#!"):
+        message = "sbatch refuses the script: its first line does not start with #!"
+        yield Remark(start, message, "make `#!/bin/bash` the first line")
     for remark in script.header.remarks:
-        yield remark._replace(severity=Severity.INFO) if generated else remark
+        name = _VARIABLE.search(script.line(remark.line or 0))
+        if remark.severity is Severity.ERROR and name and name[1] not in script.assigned_to:
+            remark = remark._replace(severity=Severity.WARNING)  # a program possibly fills in the value
+        yield remark
     if script.size > MAX_SCRIPT_SIZE:
         limit = f"{MAX_SCRIPT_SIZE // 1024**2} MiB"
         message = f"Slurm refuses scripts of more than {limit}, unless the site raised max_script_size"
@@ -142,13 +147,8 @@ def shell_syntax(script: Script) -> Iterator[Remark]:
     if script.size > ANALYSED_SIZE:
         message = f"only the first {ANALYSED_SIZE // 1024} KiB of this script were checked"
         yield Remark(1, message, "move the data to a separate file", Severity.INFO)
-    if script.error and not _is_fragment(script) and not _exits_above(script, script.error):
+    if script.error and not script.is_draft:
         yield from _syntax_error(script, script.error)
-
-
-def _exits_above(script: Script, error: ShellError) -> bool:
-    """Return whether the script exits above the line at which bash stops."""
-    return any(_EXIT.match(line) for line in script.lines[: (error.opened or error.line) - 1])
 
 
 def _syntax_error(script: Script, error: ShellError) -> Iterator[Remark]:
@@ -266,6 +266,9 @@ def _stray(script: Script, step: Step) -> Remark | None:
     start = words[0].parts[0]
     is_option = start.kind == "text" and not start.quoted and bool(re.match(r"--?[A-Za-z]", start.text))
     if is_option and not step.place.substitution:
+        if step.node.assigns:
+            message = f"bash runs `{start.text[:40]}` as a command, because the value before it is not quoted"
+            return Remark(line, message, "write NAME='WORD WORD'")
         return _broken_off_option(script, start.text, line)
     if bare in DECLARATIONS:
         return Remark(line, f"{bare} does not allow blanks around =", f"write {bare} NAME=VALUE")
@@ -278,7 +281,7 @@ def _stray(script: Script, step: Step) -> Remark | None:
     if script.line(line).lstrip().startswith(("'''", '"""')):
         message = "bash has no block comments: it runs the text between the quotes as a command"
         return Remark(line, message, "put # at the start of each line", _severity_of_leftover(script))
-    if re.match(r"!?#?!?SBATCH\b|!#|!/", first) or first == "#SBATCH":
+    if re.match(r"!?#?!?SBATCH\b", first):
         message = f"bash runs `{first}` as a command, but there is no such command"
         return Remark(line, message, "put # at the start of the line")
     is_python = first in _PYTHON_KEYWORDS and len(words) > 1 and "import" in [word.literal for word in words]
@@ -335,7 +338,7 @@ def _stray_warning(script: Script, step: Step, bare: str) -> Remark | None:
     if len(words) == 1 and start.kind == "param" and start.text.startswith("SLURM"):
         message = f"bash runs the value of ${start.text} as a command"
         remedy = "if the line is meant as output, put `echo` before it; otherwise remove the line"
-        return Remark(line, message, remedy)
+        return Remark(line, message, remedy, _severity_of_leftover(script))
     texts = [word.bare or "" for word in words]
     is_prose = (len(texts) > 3 and bool(_STOP_WORDS & set(texts))) or (len(texts) > 2 and _PROSE.match(bare))
     is_prose = is_prose and all(_WORD.match(text) for text in texts)

@@ -160,7 +160,9 @@ def _workers(script: Script, step: Step, geometry: Geometry) -> Iterator[Remark]
     visible = geometry.gpus_per_task or gpus
     if workers > visible:
         message = f"{name} starts {workers} workers on {_gpus(visible)}: the extra workers fail"
-        yield Remark(value.line, message, f"start {visible} workers, or request more GPUs")
+        # Sites that do not constrain devices let the script select others.
+        severity = Severity.WARNING if script.mentions(_SETS_VISIBLE_DEVICES) else None
+        yield Remark(value.line, message, f"start {visible} workers, or request more GPUs", severity)
         line = geometry.line(*_GPU_OPTIONS)
         if line and line != value.line:
             message = f"{_gpus(visible)} requested here, but {workers} workers are started"
@@ -254,7 +256,9 @@ def _conflict(script: Script, geometry: Geometry, *, job: bool) -> Iterator[Rema
         message = (
             f"--ntasks={ntasks} is less than --nodes={fixed}: Slurm reduces the number of nodes to {ntasks}"
         )
-        yield Remark(line, message, "replace --ntasks by --ntasks-per-node")
+        spread = any(step.launch.via or step.launch.node_count for step in script.training)
+        severity = None if spread else Severity.WARNING  # one process on one node is possibly enough
+        yield Remark(line, message, "replace --ntasks by --ntasks-per-node", severity)
     elif fixed and per_node and ntasks != fixed * per_node:
         total = fixed * per_node
         started = not job or any(step.launch.via for step in script.training)
@@ -274,9 +278,6 @@ def _conflict(script: Script, geometry: Geometry, *, job: bool) -> Iterator[Rema
         if other != line:
             message = f"{per_node} tasks per node on {fixed} nodes here, but --ntasks={ntasks}"
             yield Remark(other, message, remedy, Severity.INFO)
-    elif per_node and ntasks < per_node and not fixed:
-        message = f"--ntasks={ntasks} is less than --ntasks-per-node={per_node}: only {ntasks} tasks start"
-        yield Remark(line, message, "remove --ntasks", Severity.INFO)
 
 
 def _more_than_the_job(script: Script, step: Step) -> Iterator[Remark]:
@@ -394,4 +395,5 @@ def ntasks_per_node_ignored(script: Script) -> Iterator[Remark]:
             message += f"it inherits {inherited} tasks on {nodes} nodes from the job"
             edit = Edit(option.line, option.written, f"--nodes=$SLURM_NNODES {option.written}")
             remedy = "pass --nodes=$SLURM_NNODES to srun as well"
-            yield Remark(option.line, message, remedy, edit=edit)
+            severity = None if step.launch.kind in ("python", "launcher") else Severity.WARNING
+            yield Remark(option.line, message, remedy, severity, edit)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from bench.findings import Edit, Remark, Severity
 from bench.lint.expansion import Unknown
 from bench.lint.rules import rule
-from bench.lint.script import Script, is_template
+from bench.lint.script import Script
 from bench.lint.walk import Use
 
 #: Variables that Slurm sets only if a certain option is given (sbatch(1), OUTPUT ENVIRONMENT VARIABLES).
@@ -109,7 +109,7 @@ def undefined_variable(script: Script) -> Iterator[Remark]:
         #SBATCH --ntasks-per-node=8
         srun python train.py --gpus $SLURM_NTASKS_PER_NODE
     """
-    if script.walk.opaque or is_template(script.lines):
+    if script.walk.opaque or script.is_draft:
         return
     given = script.job.value("export") or ""
     reported: set[str] = set()
