@@ -84,13 +84,17 @@ def verify_run(path: Path, *, record: RunRecord | None = None) -> Verification:
     """Check the attempt of a run whose folder is ``path``. The state of ``record`` overrides run.json.
 
     Raises:
-        BenchError: run.json is missing, broken, or does not describe a cell.
+        BenchError: run.json is missing, broken, or does not describe a cell, and there is no ``record``.
     """
     folder = RunFolder(path)
     run, problem = read_run(path)
     if run is None or not isinstance(run.get("cell"), dict):
+        problem = problem or "does not describe a cell"
+        if record is not None:
+            broken = Check("run.json", False, problem, "a description of the run")
+            return Verification(record.run_id, path, [broken])
         raise BenchError(
-            f"{folder.run_json}: {problem or 'does not describe a cell'}",
+            f"{folder.run_json}: {problem}",
             remedy="specify the folder of a run: results/STUDY/runs/RUN/attempt-N",
         )
     if record is not None:

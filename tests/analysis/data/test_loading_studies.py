@@ -48,6 +48,7 @@ def test_every_planned_run_is_a_row_in_the_plans_order(tmp_path: Path) -> None:
 def test_epochs_are_the_rows_of_the_files(tmp_path: Path) -> None:
     path = studies.finished(tmp_path / "s", repeats=2)
     study = load_study(path)
+    assert set(study.epochs["run_id"]) == set(study.runs["run_id"])
     for run_id, epochs in study.epochs.groupby("run_id", observed=True):
         expected = pd.read_csv(attempt(path, str(run_id)) / "metrics.csv")
         for name in ("throughput_samples_per_sec", "samples", "load_balance"):
