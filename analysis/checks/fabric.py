@@ -95,10 +95,7 @@ def ring_time(size: Any, ranks: Any, alpha_s: Any, beta_s_per_byte: Any) -> Any:
 
 
 def fit_ring(sizes: Sequence[float], times_s: Sequence[float], *, ranks: int) -> RingFit | NoFit:
-    """Fit latency α and inverse bandwidth β to all-reduces of several sizes, or return why this fails.
-
-    ``sizes`` are the bytes of each message.
-    """
+    """Fit latency α and inverse bandwidth β to all-reduces of ``sizes`` bytes, or return why this fails."""
     if ranks < 2:
         return NoFit("a single rank does not communicate")
     given = np.asarray(sizes, dtype=float), np.asarray(times_s, dtype=float)

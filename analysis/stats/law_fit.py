@@ -225,10 +225,7 @@ class Fitted:
 
 
 def points_of(runs: pd.DataFrame) -> Points:
-    """Group the runs by size.
-
-    ``runs`` have ``gpus`` and ``step_time_sec`` (positive).
-    """
+    """Group the runs by size; ``runs`` have ``gpus`` and ``step_time_sec`` (positive)."""
     logs = np.log(runs["step_time_sec"].to_numpy(dtype=float))
     ranks, places = np.unique(runs["gpus"].to_numpy(dtype=float), return_inverse=True)
     n = np.bincount(places).astype(float)
