@@ -1,9 +1,9 @@
-"""Parse and format durations, counts, sizes and ranges."""
+"""Parse and format durations, counts, sizes, ranges and lists of names."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 
 _DURATION = re.compile(
@@ -19,6 +19,12 @@ DURATION_FORMS = "such as 20m, 1h30m, 45s, or Slurm's [days-]hours:minutes:secon
 def count(amount: int, noun: str, plural: str = "") -> str:
     """Format a number with its noun: ``1 run``, ``2 runs``, ``10,000 runs``."""
     return f"{amount:,} {noun if amount == 1 else plural or noun + 's'}"
+
+
+def join_names(names: Sequence[str], *, most: int = 8) -> str:
+    """Join the first ``most`` names by commas; add the number of the remaining names."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def parse_duration_s(text: str | int | float) -> int:

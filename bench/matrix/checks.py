@@ -12,7 +12,7 @@ from bench.matrix.document import Document, Place
 from bench.matrix.field_types import key_of_word
 from bench.matrix.schema import Matrix
 from bench.matrix.workload import WorkloadOptions, names_in, uses_python
-from bench.units import count
+from bench.units import count, join_names
 
 #: Number of cells that a warning names.
 NAMED_CELLS = 6
@@ -83,9 +83,7 @@ def _shared_nodes(matrix: Matrix, document: Document, cells: Sequence[Cell]) -> 
     meeting = [] if limit == 1 else _cells_that_meet(matrix, cells)
     if not meeting:
         return f"{what}; {remedy}"
-    names = ", ".join(cell.cell_id for cell in meeting[:NAMED_CELLS])
-    if len(meeting) > NAMED_CELLS:
-        names += f" and {len(meeting) - NAMED_CELLS} more"
+    names = join_names([cell.cell_id for cell in meeting], most=NAMED_CELLS)
     remedy = f"{remedy}, or use `bench submit --pack` or cluster.concurrent_runs: 1"
     return f"{what}. Runs of these cells can also share a node: {names}; {remedy}"
 
@@ -393,8 +391,7 @@ def _missing_answers(matrix: Matrix, cells: Sequence[Cell]) -> Iterator[str]:
     if len(single) == len(sizes):
         yield "every series has only one size, so speedups and efficiencies cannot be computed"
     elif single:
-        shown = ", ".join(single[:3]) + (f" and {len(single) - 3} more" if len(single) > 3 else "")
-        yield f"no efficiency for series with one size only: {shown}"
+        yield f"no efficiency for series with one size only: {join_names(single, most=3)}"
     most = max(len(found) for found in sizes.values())
     if most < FORECAST_SIZES:
         needed = f"a fitted model needs {FORECAST_SIZES} or more"

@@ -32,6 +32,7 @@ from torch.distributed import HashStore, PrefixStore, Store  # type: ignore[attr
 from bench.errors import BenchError
 from bench.measure.ranks import RankFacts
 from bench.measure.torch_internals import group_store
+from bench.units import join_names
 
 _POLL_S = 0.05
 _exchanges = itertools.count()
@@ -176,7 +177,6 @@ _GLOO_OR_NCCL = re.compile(r"gloo|nccl|c10d|store|pair closure", re.IGNORECASE)
 #: Time that a failing rank waits for the reports of other ranks, which probably fail at the same time.
 REPORTS_TIMEOUT_S = 2.0
 #: The maximum number of ranks that a message names.
-_MAX_NAMED = 8
 
 
 class Symptom(enum.Enum):
@@ -201,12 +201,6 @@ def error_line(error: BaseException) -> str:
     """Format an error in one line: its type and the first line of its message."""
     text = str(error).strip()
     return f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__
-
-
-def join_names(names: Sequence[str]) -> str:
-    """Join up to eight names by commas; add the number of the remaining names."""
-    more = len(names) - _MAX_NAMED
-    return ", ".join(names[:_MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 @dataclass

@@ -15,7 +15,7 @@ import psutil
 
 from bench.matrix.secret_values import is_private
 from bench.measure.node import cpu_groups, cpu_quota, host_name
-from bench.units import count, number_ranges
+from bench.units import count, join_names, number_ranges
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ def _shared_cores(facts: Sequence[RankFacts]) -> Iterator[str]:
             hosts = dict.fromkeys(one.host for one in machine)
             alike.setdefault((len(machine), threads, cores), []).append(", ".join(hosts))
     for (ranks, threads, cores), hosts_of_machines in alike.items():
-        on = ("each of " if len(hosts_of_machines) > 1 else "") + _listed(hosts_of_machines)
+        on = ("each of " if len(hosts_of_machines) > 1 else "") + join_names(hosts_of_machines, most=4)
         share = f"share {count(len(cores), 'core')} ({number_ranges(cores)}) on {on}"
         if ranks > len(cores):
             why = "adding ranks measures how cores are shared, not the network"
@@ -223,14 +223,7 @@ def _hosts_by(
 
 
 def _by_kind(kinds: Mapping[str, Sequence[str]]) -> str:
-    return "; ".join(f"{_listed(hosts)}: {kind}" for kind, hosts in kinds.items())
-
-
-def _listed(hosts: Sequence[str]) -> str:
-    """Join the names of hosts; many hosts are abbreviated."""
-    most = 4
-    more = f" and {len(hosts) - most} more" if len(hosts) > most else ""
-    return ", ".join(hosts[:most]) + more
+    return "; ".join(f"{join_names(hosts, most=4)}: {kind}" for kind, hosts in kinds.items())
 
 
 def infiniband_devices(root: Path = Path("/sys/class/infiniband")) -> list[str]:

@@ -22,6 +22,7 @@ from signal import Signals
 from bench.slurm.messages import END_REASONS, ENDED, OUT_OF_MEMORY, match_start, step_daemon_message
 from bench.slurm.parsing import AccountingRow, QueueRow
 from bench.study.ledger import FailureClass, RunState
+from bench.units import count
 
 
 @dataclass(frozen=True)
@@ -364,7 +365,7 @@ def classify(rows: Sequence[AccountingRow]) -> JobStatus | None:
     failure_class, reason = _why(gravest, steps)
     number = _signal(gravest.job, steps) if failure_class is FailureClass.KILLED else None
     restarts = max(len(component) for component in attempts.values()) - 1
-    requeued = f"requeued by Slurm {restarts} time{'s' * (restarts > 1)}" if restarts else ""
+    requeued = f"requeued by Slurm {count(restarts, 'time')}" if restarts else ""
     return JobStatus(
         state=state,
         failure_class=failure_class,

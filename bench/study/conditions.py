@@ -18,6 +18,7 @@ from typing import Any
 
 from bench.study.files import read_json
 from bench.study.layout import RunFolder
+from bench.units import join_names
 
 #: Maximum CPU time of foreign processes, as a fraction of the time of the cores that the run uses on a node.
 FOREIGN_CPU_LIMIT = 0.05
@@ -137,8 +138,7 @@ def summary(disturbances: Sequence[Disturbance]) -> str:
         nodes.setdefault(one.reason, []).extend([one.node] if one.node else [])
     texts = []
     for reason, names in nodes.items():
-        more = f" and {len(names) - _MAX_NAMED} more nodes" if len(names) > _MAX_NAMED else ""
-        where = f" on {', '.join(names[:_MAX_NAMED])}{more}" if names else ""
+        where = f" on {join_names(names, most=_MAX_NAMED)}" if names else ""
         texts.append(f"{reason.meaning}{where}")
     return "; ".join(texts)
 
@@ -280,9 +280,7 @@ def _by_jobs(jobs: Iterable[Occupation], spans: Sequence[tuple[datetime, datetim
 
 def _named(job_ids: Iterable[str]) -> str:
     """Return the ids of jobs as text; of many ids, only the first are named."""
-    ids = [f"job {job_id}" for job_id in dict.fromkeys(job_ids)]
-    more = f" and {len(ids) - _MAX_NAMED} more" if len(ids) > _MAX_NAMED else ""
-    return ", ".join(ids[:_MAX_NAMED]) + more
+    return join_names([f"job {job_id}" for job_id in dict.fromkeys(job_ids)], most=_MAX_NAMED)
 
 
 def _by_conditions(windows: Sequence[Window], folder: RunFolder, cores: int) -> Iterator[Disturbance]:

@@ -23,7 +23,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from bench.errors import unwritable
 from bench.measure.conditions import Conditions, Meters
 from bench.measure.environment import Device, ddp_facts, device_of
-from bench.measure.exchange import Collectives, Peers, join_names, symptom_of
+from bench.measure.exchange import Collectives, Peers, symptom_of
 from bench.measure.nvml import gpu_facts
 from bench.measure.ranks import core_warnings, own_facts, threads_per_rank
 from bench.measure.results import (
@@ -36,7 +36,7 @@ from bench.measure.results import (
     progress_line,
 )
 from bench.measure.transport import NcclLogFile, combine_nccl_logs, gloo_transport, open_connections
-from bench.units import human_bytes
+from bench.units import human_bytes, join_names
 from bench.workload.data import DataShard, Feed, open_feed
 from bench.workload.failures import (
     BrokenError,

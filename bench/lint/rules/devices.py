@@ -12,6 +12,7 @@ from bench.lint.launch import HELPERS, Launch, basename
 from bench.lint.rules import rule
 from bench.lint.script import Script, starts_workers
 from bench.lint.walk import Step
+from bench.units import count
 
 _GPU_PARTITION = re.compile(
     r"gpu|a100|v100|h100|h200|a40|l40|rtx|dgx|volta|ampere|hopper|mi2\d0|p100|k80", re.I
@@ -69,7 +70,7 @@ def gpu_per_task_isolation(script: Script) -> Iterator[Remark]:
             continue  # the built-in training counts the visible devices
         seen = geometry.gpus_per_task or 1
         asks = _line_that_asks_for_another_gpu(script, step, seen)
-        only = f"only {seen} GPU{'s' if seen > 1 else ''}"
+        only = f"only {count(seen, 'GPU')}"
         message = f"with `{hides.written}`, each task sees {only}, numbered from 0"
         if asks:
             message += (

@@ -15,6 +15,7 @@ from bench.lint.options import Option, canonical, names, sbatch_options, srun_op
 from bench.lint.rules import rule
 from bench.lint.script import Script, is_chore, starts_workers
 from bench.lint.walk import Step
+from bench.units import count
 
 _LIGHTNING = re.compile(r"lightning|\blit_|_lit\b|\bpl_", re.IGNORECASE)
 _MENTIONS = re.compile(r"lightning", re.IGNORECASE)
@@ -476,7 +477,7 @@ def missing_node_rank(script: Script) -> Iterator[Remark]:
         nodes = 1 if alone else script.job.nodes or (2 if script.job.several_nodes else 1)
         if nodes < 2 or launch.launcher not in _STATIC_RANKS or passes_unknown_options(script, launch):
             continue
-        rank, count = _STATIC_RANKS[launch.launcher]
+        rank, nodes_option = _STATIC_RANKS[launch.launcher]
         backend = options["rdzv_backend"].text if "rdzv_backend" in options else "static"
         if (
             backend != "static"
@@ -484,7 +485,7 @@ def missing_node_rank(script: Script) -> Iterator[Remark]:
             or {"config_file", "standalone", "rdzv_conf"} & set(options)
         ):
             continue
-        if count not in options or script.number(options[count], script.geometry(step)) == 1:
+        if nodes_option not in options or script.number(options[nodes_option], script.geometry(step)) == 1:
             continue
         message = f"{launch.launcher} gets no --{rank}, so that each of the {nodes} nodes has rank 0"
         remedy = f"srun bash -c '... --{rank}=$SLURM_NODEID ...'"
@@ -492,7 +493,7 @@ def missing_node_rank(script: Script) -> Iterator[Remark]:
             remedy = f"use --rdzv_backend=c10d --rdzv_endpoint=HOST:PORT, or {remedy}"
         # accelerate reads other settings from the user's configuration file.
         severity = Severity.WARNING if launch.launcher == "accelerate" else None
-        yield Remark(options[count].line, message, remedy, severity)
+        yield Remark(options[nodes_option].line, message, remedy, severity)
 
 
 @rule(Severity.ERROR)
@@ -555,10 +556,10 @@ def mpirun_slots(script: Script) -> Iterator[Remark]:
             continue
         if any(_MORE_SLOTS.search(word) for word in words):
             continue
-        count = _mpi_processes(script, step)
-        if count and count > slots:
-            message = f"mpirun starts {count} processes, but the job has {slots} task{'s' * (slots > 1)}"
-            remedy = f"request --ntasks={count}, or start mpirun -n $SLURM_NTASKS"
+        started = _mpi_processes(script, step)
+        if started and started > slots:
+            message = f"mpirun starts {started} processes, but the job has {count(slots, 'task')}"
+            remedy = f"request --ntasks={started}, or start mpirun -n $SLURM_NTASKS"
             yield Remark(step.line, f"{message}: Open MPI reports too few slots", remedy)
 
 

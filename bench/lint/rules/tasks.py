@@ -14,6 +14,7 @@ from bench.lint.rules.launching import STARTS_PROCESSES, passes_unknown_options
 from bench.lint.rules.placement import MORE_CPUS
 from bench.lint.script import Script, starts_workers
 from bench.lint.walk import Step
+from bench.units import count
 
 _CPU = re.compile(r"gloo|\bcpu\b|mpi\b", re.IGNORECASE)
 #: Options with which a program selects the device or the backend.
@@ -88,7 +89,7 @@ def _tasks(script: Script, step: Step, geometry: Geometry) -> Iterator[Remark]:
     remedy = f"request as many tasks as GPUs on each node: --ntasks-per-node={gpus}"
     severity = Severity.WARNING
     if tasks > gpus:
-        message = f"{tasks} processes share {_gpus(gpus)} on each node, which NCCL does not support"
+        message = f"{tasks} processes share {count(gpus, 'GPU')} on each node, which NCCL does not support"
         remedy = f"request {tasks} GPUs per node, or --ntasks-per-node={gpus}"
     elif tasks == 1:
         severity = Severity.INFO  # many programs start one process per GPU themselves
@@ -99,7 +100,7 @@ def _tasks(script: Script, step: Step, geometry: Geometry) -> Iterator[Remark]:
         message = f"{tasks} processes leave {gpus - tasks} of {gpus} GPUs on each node idle"
     yield Remark(main, message, remedy, severity)
     if gpus_line and gpus_line != main and tasks > gpus:
-        message = f"{_gpus(gpus)} per node requested here, but {tasks} tasks per node"
+        message = f"{count(gpus, 'GPU')} per node requested here, but {tasks} tasks per node"
         yield Remark(gpus_line, message, remedy, Severity.INFO)
 
 
@@ -113,10 +114,6 @@ def _trains(script: Script, step: Step) -> bool:
     if given & _STARTS_PROCESSES or _NOT_A_TRAINING.search(program) or script.mentions(_SERVES):
         return False
     return bool(TRAINS.search(basename(program)))
-
-
-def _gpus(count: int) -> str:
-    return f"{count} GPU{'' if count == 1 else 's'}"
 
 
 def _program_options(script: Script, step: Step, geometry: Geometry) -> Iterator[Remark]:
@@ -159,13 +156,13 @@ def _workers(script: Script, step: Step, geometry: Geometry) -> Iterator[Remark]
         return
     visible = geometry.gpus_per_task or gpus
     if workers > visible:
-        message = f"{name} starts {workers} workers on {_gpus(visible)}: the extra workers fail"
+        message = f"{name} starts {workers} workers on {count(visible, 'GPU')}: the extra workers fail"
         # Sites that do not constrain devices let the script select others.
         severity = Severity.WARNING if script.mentions(_SETS_VISIBLE_DEVICES) else None
         yield Remark(value.line, message, f"start {visible} workers, or request more GPUs", severity)
         line = geometry.line(*_GPU_OPTIONS)
         if line and line != value.line:
-            message = f"{_gpus(visible)} requested here, but {workers} workers are started"
+            message = f"{count(visible, 'GPU')} requested here, but {workers} workers are started"
             yield Remark(line, message, "request more GPUs", Severity.INFO)
     elif workers < visible and not script.mentions(_SETS_VISIBLE_DEVICES):
         message = f"{name} starts {workers} workers for {visible} visible GPUs: some GPUs are idle"
