@@ -74,8 +74,10 @@ class Study:
         return one_line(self.plan.get("study") or self.folder.name)
 
     def ranks_of(self, run_ids: Iterable[str]) -> pd.DataFrame:
-        """Return the rows of ranks.csv of some runs, with ``run_id`` and ``cell_id``."""
-        return self._table_of(run_ids, "ranks_csv", RANKS_COLUMNS, text=("host", "device"))
+        """Return the rows of ranks.csv of some runs, with ``run_id`` and ``cell_id``, if they name a rank."""
+        rows = self._table_of(run_ids, "ranks_csv", RANKS_COLUMNS, text=("host", "device"))
+        with_rank: pd.DataFrame = rows[np.isfinite(rows["rank"])].reset_index(drop=True)
+        return with_rank
 
     def steps_of(self, run_ids: Iterable[str]) -> pd.DataFrame:
         """Return the rows of steps.csv of some runs, with ``run_id`` and ``cell_id``."""

@@ -85,6 +85,17 @@ def test_a_rank_that_loads_data_slowly_is_late_and_the_study_cannot_tell_rank_fr
     assert first(causes(path), "late-rank or late-node")["part"] == "data"
 
 
+@pytest.mark.parametrize("damaged", ["x", "inf"])
+def test_a_row_without_a_rank_is_ignored(tmp_path: Path, damaged: str) -> None:
+    path = plant(tmp_path / "s", late_parts(MORE))
+    late(path, 2, MORE)
+    for folder in attempts(path):
+        ranks = pd.read_csv(folder.ranks_csv, dtype=str)
+        ranks.loc[1, "rank"] = damaged
+        ranks.to_csv(folder.ranks_csv, index=False)
+    assert first(causes(path), "late-rank")["rank"] == 2
+
+
 def test_a_busy_neighbour_on_one_node_is_too_little_cpu(tmp_path: Path) -> None:
     path = plant(tmp_path / "s", late_parts(MORE))
     late(path, 2, MORE)
