@@ -240,7 +240,7 @@ def _nominal(windows: Sequence[Window]) -> float:
 
 
 def calls_outside(step: SampledStep) -> list[SlowCall]:
-    """Return the calls that no timer covers, without communication and zero_grad; the slowest first."""
+    """Return the calls that no timer covers, except communication and zero_grad; the slowest first."""
     usual = (*COLLECTIVES, *_OF_TRAINING)
     return [call for call in step.slow_calls if call.part is None and not call.function.startswith(usual)]
 
