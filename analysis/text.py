@@ -131,7 +131,7 @@ def plain(value: Any) -> Any:
 
 def markdown_line(texts: Sequence[str]) -> str:
     """Escape the texts and return them as one row of a Markdown table."""
-    return "| " + " | ".join(markdown(text) for text in texts) + " |"
+    return "| " + " | ".join(markdown(text, limit=600) for text in texts) + " |"
 
 
 def markdown(text: str, *, limit: int = 300) -> str:

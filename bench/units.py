@@ -94,7 +94,8 @@ def human_duration(seconds: float) -> str:
         return f"{whole // 60} min {whole % 60:02d} s" if whole % 60 else f"{whole // 60} min"
     if whole < 86400:
         return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
-    return f"{whole // 86400} d {whole % 86400 // 3600} h"
+    hours = round(seconds / 3600)
+    return f"{hours // 24} d {hours % 24} h"
 
 
 def human_bytes(count: float) -> str:

@@ -16,7 +16,7 @@ import numpy as np
 
 from analysis.data.environment import crowds
 from analysis.text import count
-from bench.study.conditions import Disturbance, Reason, Window, objects, read_windows
+from bench.study.conditions import Disturbance, Reason, Window, cpu_share, objects, read_windows
 from bench.study.files import read_json
 from bench.study.layout import RunFolder
 from bench.study.run_json import SampledStep, SlowCall, read_run, read_sampled_step, read_warnings
@@ -140,7 +140,9 @@ def _nodes(
     foreign: dict[str, tuple[float, str]] = {}
     for one in disturbed:
         if one.reason is Reason.FOREIGN_CPU and one.node and isinstance(one.value, int | float):
-            words = f"foreign processes used {one.value:.0%} of the time of the cores in use on {one.node}"
+            words = (
+                f"foreign processes used {cpu_share(one.value)} of the time of the cores in use on {one.node}"
+            )
             foreign[one.node] = (float(one.value), words)
     seconds = sum(window.seconds for window in windows)
     entries = [node for window in windows for node in window.nodes]

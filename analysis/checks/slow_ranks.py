@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 
 import numpy as np
@@ -103,10 +103,14 @@ def stragglers(ranks: pd.DataFrame) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class LateNodes:
-    """By host, a sentence about each node that others wait for longest; ``more`` counts other late nodes."""
+    """By host, a sentence about each node that others wait for longest; ``more`` counts other late nodes.
+
+    ``cells`` are the cells with a late rank.
+    """
 
     sentences: dict[str, str]
     more: int = 0
+    cells: list[str] = field(default_factory=list)
 
     @property
     def texts(self) -> list[str]:
@@ -135,7 +139,7 @@ def late_nodes_of(found: pd.DataFrame, cells: Iterable[str]) -> LateNodes:
     ranks = ranks.sort_values("excess_sec", ascending=False, kind="stable")
     nodes = ranks.groupby("host", sort=False)
     sentences = {str(host): _about_node(str(host), own) for host, own in islice(nodes, _MAX_NAMED)}
-    return LateNodes(sentences, nodes.ngroups - len(sentences))
+    return LateNodes(sentences, nodes.ngroups - len(sentences), list(ranks["cell_id"].unique()))
 
 
 def _about_node(host: str, late: pd.DataFrame) -> str:

@@ -23,6 +23,7 @@ from analysis.data.load import Study
 from analysis.data.names import ranks, size_paths, state_counts
 from analysis.stats.estimate import LEVEL, MIN_RUNS
 from analysis.stats.measured import Frames, common_reasons, ranks_sample
+from analysis.stats.scaling import SAME_UNIT
 from analysis.text import capital, count, fraction, known, listed, number, one_line, percent
 from bench.study.conditions import Disturbance, Reason, summary
 
@@ -93,6 +94,10 @@ class ValidityFinding(NamedTuple):
     cells: list[str]
     values: dict[str, Any]
 
+    def affects(self, cell: str) -> bool:
+        """Whether the finding is about a cell."""
+        return not self.cells or cell in self.cells
+
     @property
     def heading(self) -> str:
         """The heading on the page."""
@@ -127,7 +132,7 @@ def validity(
         *_batches(rows),
         *_unequal_nodes(envs),
         *_differing(environment),
-        *_not_stable(envs),
+        *_not_stable(_by_cell(study, environment, set(frames.runs.loc[frames.runs["measured"], "run_id"]))),
         *_late_and_slow(study, frames, ranks),
     ]
     order = list(CODES)
@@ -143,9 +148,11 @@ def invalid_cells(found: Sequence[ValidityFinding]) -> dict[str, str]:
     return cells
 
 
-def _by_cell(study: Study, environment: Environment) -> _Environments:
+def _by_cell(study: Study, environment: Environment, only: set[str] | None = None) -> _Environments:
     cells = dict(zip(study.runs["run_id"], study.runs["cell_id"], strict=True))
-    return [(cells[run_id], env) for run_id, env in environment.envs.items()]
+    return [
+        (cells[run_id], env) for run_id, env in environment.envs.items() if only is None or run_id in only
+    ]
 
 
 def _named(cells: Sequence[str]) -> str:
@@ -162,8 +169,7 @@ def _without_throughput(runs: pd.DataFrame) -> Iterator[ValidityFinding]:
         yield ValidityFinding("no-throughput", words, cells, values)
     elif len(missing):
         of_all = f"{len(missing):,} of {count(len(runs), 'run')}"
-        words = f"{of_all} {'has' if len(missing) == 1 else 'have'} no throughput: {state_counts(missing)} "
-        words += f"({_named(cells)})."
+        words = f"{of_all} gave no result: {state_counts(missing)} ({_named(cells)})."
         yield ValidityFinding("incomplete", words, cells, values)
 
 
@@ -347,7 +353,7 @@ def _unequal_nodes(envs: _Environments) -> Iterator[ValidityFinding]:
 def _differing(environment: Environment) -> Iterator[ValidityFinding]:
     names = [name for name in environment.differing if name not in _OWN_CODE]
     if names:
-        words = f"Not all runs had the same {listed(names)}: see the environment below."
+        words = f"Not all runs had the same {listed(names)}."
         yield ValidityFinding("runs-differ", words, [], {"differing": names})
 
 
@@ -382,7 +388,8 @@ def _samples(ranks: pd.DataFrame) -> Iterator[ValidityFinding]:
 
 
 def _batches(rows: pd.DataFrame) -> Iterator[ValidityFinding]:
-    odd = rows[rows["other_unit"]].drop_duplicates("cell_id")
+    other = (rows["unit"] - 1).abs() > SAME_UNIT
+    odd = rows[other & (rows["n"] > 0)].drop_duplicates("cell_id")
     if not len(odd):
         return
     cells = odd["cell_id"].to_list()
@@ -396,8 +403,8 @@ def _batches(rows: pd.DataFrame) -> Iterator[ValidityFinding]:
     ]
     yield ValidityFinding(
         "other-batch",
-        f"Samples per step: {listed(shown, limit=_MAX_CELLS)}. These cells have no efficiency, because their "
-        "runs or those of their baseline do other work than planned.",
+        f"Samples per step: {listed(shown, limit=_MAX_CELLS)}. The reported batch and time per step of these "
+        "cells are for the planned batch. A cell whose baseline differs by another factor has no efficiency.",
         cells,
         {"samples_per_step": samples},
     )
@@ -430,9 +437,11 @@ def _late_and_slow(study: Study, frames: Frames, ranks: pd.DataFrame) -> Iterato
         text = f"{named}. The others wait for these ranks; such waiting is not slow communication."
         if both.any():
             text += f" {capital(slow_text)}. {advice}"
-        yield ValidityFinding("straggler", text, [], {"nodes": list(late.sentences), "excess": excess})
+        values = {"nodes": list(late.sentences), "excess": excess}
+        yield ValidityFinding("straggler", text, late.cells, values)
     if len(slow) and not both.any():
-        yield ValidityFinding("slow-node", f"{capital(slow_text)}. {advice}", [], {"excess": excess})
+        cells = list(dict.fromkeys(ranks.loc[ranks["host"].isin(slow["host"]), "cell_id"].astype("str")))
+        yield ValidityFinding("slow-node", f"{capital(slow_text)}. {advice}", cells, {"excess": excess})
 
 
 def _advice(study: Study, ranks: pd.DataFrame, slow: Sequence[str]) -> str:

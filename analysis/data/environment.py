@@ -152,7 +152,8 @@ def _add_fact(found: Environment, label: str, counts: Counter[str]) -> None:
     if len(counts) > 1 and label not in ("Backend", "Launcher"):
         found.differing.append(label)
     if counts:
-        found.facts.append((label, next(iter(counts)) if len(counts) == 1 else _with_counts(counts)))
+        one = len(counts) == 1 and counts.total() == found.read
+        found.facts.append((label, next(iter(counts)) if one else _with_counts(counts)))
 
 
 def _with_counts(counts: Counter[str]) -> str:

@@ -259,14 +259,23 @@ def _request(
     if not executed.is_table:
         lines.append(Line("Not included", _left_out(executed), "the meaning of the throughput"))
         lines += _memory(row, executed, environment)
-    return [*lines, Line("Warnings", _warnings(row, validity) or "none", "see Warnings, below")]
+    return [
+        *lines,
+        Line(
+            "Warnings",
+            _warnings(row, validity) or "none",
+            "see Warnings, below" if validity else "scaling.csv",
+        ),
+    ]
 
 
 def _work_text(work: Work | None, counted: str) -> tuple[str, str]:
     """Return the work as text, and its source."""
     if work is None:
         return f"{_UNIT_OF_WORK:,} {counted}", "an example: state the work with --samples and --epochs"
-    text = f"{work.samples:,} {counted} x {count(work.epochs, 'epoch')} = {work.total:,} {counted}"
+    if work.epochs == 1:
+        return f"{work.total:,} {counted}", "stated with --samples"
+    text = f"{work.samples:,} {counted} x {work.epochs} epochs = {work.total:,} {counted}"
     return text, "stated with --samples and --epochs"
 
 
@@ -275,7 +284,7 @@ def _left_out(executed: Executed) -> str:
     if executed.reads_values:
         return "queue waits, and work that the values of the command do not cover"
     if executed.has_command:
-        return "start-up, what the command excludes from its steps, and queue waits"
+        return "start-up, queue waits, and the times at which all ranks pause the recorder"
     return "start-up, validation, checkpoints and queue waits"
 
 
@@ -295,7 +304,7 @@ def _memory(row: Row, executed: Executed, environment: Environment) -> Iterator[
         yield Line("Headroom", "not known: the memory of the device was not recorded", MISSING_SOURCE)
     else:
         left = f"{percent(1 - used / total)} of {human_bytes(total)}, {what}"
-        yield Line("Headroom", left, "1 - peak memory per rank / memory of the device (env.json)")
+        yield Line("Headroom", left, f"1 - peak memory per rank / {what} (env.json)")
 
 
 def _memory_of_rank(envs: Iterable[Mapping[str, Any]]) -> tuple[float | None, str]:
@@ -317,7 +326,7 @@ def _memory_of_rank(envs: Iterable[Mapping[str, Any]]) -> tuple[float | None, st
 
 def _warnings(row: Row, validity: Sequence[ValidityFinding]) -> str:
     """Return the headings of the findings that affect a size, and whether its interval is missing."""
-    found = [finding.heading for finding in validity if row["cell_id"] in finding.cells]
+    found = [finding.heading for finding in validity if finding.affects(row["cell_id"])]
     if not known(row["throughput_low"]):
         found.append("no interval")
     return ", ".join(dict.fromkeys(found))
@@ -368,7 +377,7 @@ def _table(series: _Series, executed: Executed, validity: Sequence[ValidityFindi
         caption += "; main loop: the timed windows of one run; whole job: from start to end"
     if "Warnings" in headings:
         caption += "; warnings: numbers in the list of warnings"
-    caption += f"; {MISSING}: not measured." if any(MISSING in row for row in texts) else "."
+    caption += f"; {MISSING}: no value." if any(MISSING in row for row in texts) else "."
     if not executed.is_table:
         times = "main loop and whole job" if "Main loop (s)" in headings else "whole job"
         caption += f" Sources: scaling.csv; means of runs.csv for {times}."
@@ -393,15 +402,15 @@ def _table_row(
         "Whole job (s)": number(jobs.get(cell), digits=3),
         "Node-h per run": number(row["node_hours"], digits=3),
         f"Node-h per 1M {series.counted}": number(_node_hours_per_million(row), digits=3),
-        "Warnings": ", ".join(str(n) for n, one in enumerate(validity, 1) if cell in one.cells) or MISSING,
+        "Warnings": ", ".join(str(n) for n, one in enumerate(validity, 1) if one.affects(cell)) or MISSING,
     }
 
 
 # -- causes of the loss ---------------------------------------------------------------
 
 _LOSSES_NOTE = (
-    "Percentages are shares of the step time with 95 % intervals over the runs (causes.csv). The parts "
-    "of a step were measured in a separate, instrumented window."
+    "Percentages are shares of the step time (causes.csv), in brackets their 95 % intervals over the runs. "
+    "The parts of a step were measured in a separate, instrumented window."
 )
 
 

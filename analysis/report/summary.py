@@ -83,7 +83,7 @@ def no_finding(rows: pd.DataFrame) -> str:
         if (sizes > 1).any():
             return (
                 "The measured sizes cannot be compared with each other, so there is no speedup and no "
-                "efficiency. The table of all cells gives the reasons."
+                "efficiency. The reasons are in scaling.csv."
             )
         return "No series has two measured sizes, so there is no speedup and no efficiency."
     last = timed.sort_values("gpus", kind="stable").iloc[-1]
@@ -108,7 +108,8 @@ def certainty(rows: pd.DataFrame) -> str:
         width = f"is ±{percent(typical, decimals=1)}"
         if typical >= 0.1:
             width = f"extends by a factor of {number(1 + typical, digits=3)} up and down"
-        text = f"{runs} per cell; the 95 % interval of a throughput {width} (median over cells)"
+        text = f"{runs} per cell; the 95 % interval of a throughput {width}"
+        text += " (median over cells)" if relative.notna().sum() > 1 else " (one cell)"
         if without := int(relative.isna().sum()):
             text += f"; no interval for {count(without, 'cell')} with fewer than 3 runs"
         return f"{text}."

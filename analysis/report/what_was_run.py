@@ -40,10 +40,11 @@ _IN_TABLES = frozenset(
         *("per_gpu_batch", "launcher", "run_dir", "master_addr", "master_port"),
     }
 )
+_MODEL = (("Parameters", "parameters"), ("Gradients", "of gradients"))
 _SOFTWARE = ("Python", "PyTorch", "CUDA", "NCCL")
-_WELCH = (
-    " Throughputs are harmonic means over the runs. Intervals: 95 %, Welch's t on the logarithms of the runs'"
-    " throughputs, for three or more runs."
+_INTERVALS = (
+    " Throughputs are harmonic means over the runs. 95 % intervals are for geometric means, by Student's t "
+    "(of a ratio: Welch's t) on the logarithms, from three runs on."
 )
 
 
@@ -128,8 +129,8 @@ def what_was_run(executed: Executed, rows: pd.DataFrame, environment: Environmen
             lines += _of_kind(executed, cells)
         lines += _launch(executed.cells)
         lines += _machine(environment, is_recorded=not executed.reads_values)
-    welch = _WELCH if rows["throughput_low"].notna().any() else ""
-    return [*lines, Line("Statistics", f"{certainty(rows)}{welch}", "scaling.csv")]
+    intervals = _INTERVALS if rows["throughput_low"].notna().any() else ""
+    return [*lines, Line("Statistics", f"{certainty(rows)}{intervals}", "scaling.csv")]
 
 
 def constant_batch(mode: str, executed: Executed) -> str:
@@ -228,7 +229,8 @@ def _values_of_command(workload: Mapping[str, Any], runs: pd.DataFrame) -> Itera
     if not _reads_values(workload):
         text = f"{_windows(runs)}, by the recorder in the command"
         yield Line("Measured", text, "runs.csv (epochs, steps)")
-        yield Line("Not recorded", "input, output and the model of the command", MISSING_SOURCE)
+        unknown = "input, output and the kind of model of the command"
+        yield Line("Not recorded", unknown, MISSING_SOURCE)
         return
     file = metrics.get("csv") or metrics.get("jsonl")
     origin = f"its file {one_line(file, limit=120)}" if file else "its output"
@@ -310,10 +312,14 @@ def _machine(environment: Environment, *, is_recorded: bool) -> Iterator[Line]:
     hosts = list(dict.fromkeys(host.name for host in environment.hosts))
     number = count(len(hosts) + environment.hosts_left_out, "host")
     parts = [facts.get("Device"), f"{number}: {listed(hosts, limit=8)}" if hosts else None]
+    cores = listed(list(dict.fromkeys(host.cores for host in environment.hosts if host.cores)))
+    parts.append(f"cores for the ranks of a host: {cores}" if cores else None)
     if text := "; ".join(filter(None, parts)):
         yield Line("Machine", text, source)
     for what, names in (("Software", _SOFTWARE), ("Network", ("Backend", "Network", "Interface"))):
         if text := ", ".join(f"{name} {facts[name]}" for name in names if facts.get(name)):
             yield Line(what if is_recorded else f"{what} of the command's python", text, source)
+    if is_recorded and (model := [f"{facts[name]} {word}" for name, word in _MODEL if facts.get(name)]):
+        yield Line("Size of the model", ", ".join(model), source)
     if threads := facts.get("Threads per rank"):
         yield Line("Threads per rank" if is_recorded else "Threads requested per rank", threads, source)

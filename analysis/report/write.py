@@ -318,7 +318,7 @@ def render_proposal(context: dict[str, Any]) -> dict[str, str]:
     files = {}
     for name, escape, row in (
         ("proposal.md", markdown, markdown_line),
-        ("proposal.tex", latex, lambda texts: " & ".join(map(latex, texts))),
+        ("proposal.tex", latex, lambda texts: " & ".join(latex(text, limit=600) for text in texts)),
     ):
         templates = _templates(autoescape=False, **delimiters)
         templates.filters |= {"text": partial(escape, limit=_MAX_PARAGRAPH), "cell": escape, "row": row}

@@ -99,8 +99,15 @@ class Disturbance:
         if isinstance(self.value, str):
             return f" ({self.value})"
         if self.reason is Reason.FOREIGN_CPU and self.value is not None:
-            return f" ({self.value:.0%} of the time of the cores in use, limit {self.limit:.0%})"
+            return f" ({cpu_share(self.value)} of the time of the cores in use, limit {self.limit:.0%})"
         return "" if self.value is None else f" ({self.value:g})"
+
+
+def cpu_share(share: str | float) -> str:
+    """Return ``31%`` or, as the other cores of a node can be used too, ``1.8 times``; a text is unchanged."""
+    if isinstance(share, str):
+        return share
+    return f"{share:.0%}" if share < 1 else f"{share:.1f} times"
 
 
 def _between(start: datetime | None, end: datetime | None) -> str:

@@ -215,10 +215,25 @@ def test_a_batch_that_differs_from_the_plan_is_called_that(tmp_path: Path) -> No
         frame.to_csv(metrics, index=False)
     found = findings(path)["other-batch"]
     assert found.message == (
-        "Samples per step: n2x1-gloo-srun-b32 (measured 128.0, planned 64). These cells have no "
-        "efficiency, because their runs or those of their baseline do other work than planned."
+        "Samples per step: n2x1-gloo-srun-b32 (measured 128.0, planned 64). The reported batch and time per "
+        "step of these cells are for the planned batch. A cell whose baseline differs by another factor has no "
+        "efficiency."
     )
     assert found.values == {"samples_per_step": {"n2x1-gloo-srun-b32": {"planned": 64, "measured": 128.0}}}
+
+
+@pytest.mark.parametrize("odd", [("n1x1",), ("n1x1", "n2x1")])
+def test_the_cell_with_another_batch_is_named_even_if_it_is_the_baseline(
+    tmp_path: Path, odd: tuple[str, ...]
+) -> None:
+    path = studies.finished(tmp_path / "s", studies.strong(sizes=(1, 2)))
+    for metrics in [file for name in odd for file in path.glob(f"runs/{name}*/attempt-1/metrics.csv")]:
+        frame = pd.read_csv(metrics)
+        frame["samples"] /= 2
+        frame.to_csv(metrics, index=False)
+    found = findings(path)["other-batch"]
+    assert [cell.split("-")[0] for cell in found.cells] == list(odd)
+    assert "n1x1-gloo-srun-b64 (measured 32.00, planned 64)" in found.message
 
 
 def test_nodes_with_different_processors_are_named(tmp_path: Path) -> None:

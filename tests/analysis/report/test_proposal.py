@@ -154,7 +154,7 @@ def test_the_training_has_only_options_that_its_model_uses_and_each_host_is_coun
     context = proposal_context(study, frames, scaling_table(frames), [], describe_environment(study), [], {})
     run = {line.what: line.value for line in context["run"]}
     assert run["Training"].endswith(": model mlp, parameters 1000, optimizer sgd, grad_accum 1, backend gloo")
-    assert run["Machine"] == "Test CPU @ 2.0 GHz; 2 hosts: n1 and n2"
+    assert run["Machine"] == "Test CPU @ 2.0 GHz; 2 hosts: n1 and n2; cores for the ranks of a host: 1 and 8"
     assert run["Measured"].startswith("1 window with ")
     assert run["Launcher"] == "srun; a rank is one process"
 
