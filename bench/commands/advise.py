@@ -15,7 +15,7 @@ import typer
 from bench.commands.console import print_json, print_table, say
 from bench.commands.options import JsonOption, ResultsOption, find_study, settle_study
 from bench.errors import BenchError
-from bench.executors.slurm import longest_limit_s, partitions_of, too_many_nodes
+from bench.executors.slurm import longest_limit_s, partitions_of, permanent_refusal, too_many_nodes
 from bench.matrix.cell import value_text
 from bench.slurm.client import Slurm, SlurmRefusedError, SlurmUnavailableError
 from bench.slurm.parsing import NodeGroup
@@ -255,7 +255,9 @@ class Queue:
         try:
             starts = self.slurm.test_only(script, options=options)
         except SlurmRefusedError as refusal:
-            return Wait(None, "", f"Slurm would reject the job: {_one_line(refusal.output)}")
+            never = permanent_refusal(self.slurm, refusal, script=script, nodes=nodes)
+            why = "would reject the job" if never else "cannot start the job at present"
+            return Wait(None, "", f"Slurm {why}: {_one_line(never or refusal.output)}")
         if starts is None:
             return Wait(None, "", f"Slurm cannot estimate the start{'; ' if remark else ''}{remark}")
         seconds = max(0.0, (starts - now).total_seconds())

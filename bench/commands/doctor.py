@@ -117,17 +117,23 @@ def _of_folder(path: Path) -> Target:
     study = StudyFolder(path.parent.parent if attempts else path.parent.parent.parent)
     if number and run.parent.name == "runs" and study.is_planned:
         return _with_logs(Target(study=study, run_id=run.name, attempt=int(number[1])))
-    return Target(_logs(RunFolder(folder)) or _no_logs(folder))
+    logs = _logs(RunFolder(folder))
+    if not logs:
+        what = f"{folder}: contains no job.out and no job.err"
+        raise BenchError(what, remedy="give a run's attempt-N folder")
+    return Target(logs)
 
 
 def _of_name(name: str, root: Path) -> Target:
     """Return the last attempt of the run ``name``, or an attempt in the job ``name``: a failed one if any."""
-    found = []
+    found, study = [], ""
     for planned, attempts in find_attempts(name, root):
-        records = planned.records()
+        records, study = planned.records(), planned.folder.name
         begun = [(run_id, attempt) for run_id, attempt in attempts if attempt]
         begun.sort(key=lambda one: records[one[0]].state is not RunState.FAILED)
         found += [Target(study=planned.folder, run_id=run_id, attempt=number) for run_id, number in begun[:1]]
+    if not found and study:
+        raise BenchError(f"{name} has not been started", remedy=f"start it: bench submit {study}")
     if not found:
         raise BenchError(
             f"{name} is not a known log, study, run or job",
@@ -143,17 +149,17 @@ def _of_name(name: str, root: Path) -> Target:
 
 def _with_logs(target: Target) -> Target:
     """Return ``target`` with its logs; raise BenchError if a run that has not ended has no logs."""
+    assert target.study is not None
     assert target.folder is not None
-    logs, ended = _logs(target.folder), target.state in (RunState.COMPLETED, RunState.FAILED)
-    return replace(target, logs=logs or (() if ended else _no_logs(target.folder.path)))
+    logs, state = _logs(target.folder), target.state
+    if not logs and state not in (RunState.COMPLETED, RunState.FAILED):
+        what = f"{target.folder.path}: the run is {state or RunState.UNKNOWN} and has no job.out or job.err"
+        raise BenchError(what, remedy=f"`bench status {target.study.name}` shows its state")
+    return replace(target, logs=logs)
 
 
 def _logs(folder: RunFolder) -> tuple[Path, ...]:
     return tuple(log for log in (folder.err, folder.out) if log.is_file())
-
-
-def _no_logs(folder: Path) -> tuple[Path, ...]:
-    raise BenchError(f"{folder}: contains no job.out and no job.err", remedy="give a run's attempt-N folder")
 
 
 # -- diagnoses ------------------------------------------------------------------------

@@ -267,6 +267,20 @@ def test_a_training_beyond_the_partitions_limits_has_a_remark(cluster: Cluster, 
     assert two.remark == f"Slurm would not start the job: {limit}"
 
 
+def test_a_job_that_only_waits_for_drained_nodes_is_not_said_to_be_rejected(cluster: Cluster, tmp_path):
+    study = measured_study(tmp_path / "l40s", partition="l40s")
+    for node in cluster.nodes:
+        cluster.drain(node)
+    try:
+        waits = asked(study, samples=1000)
+    finally:
+        for node in cluster.nodes:
+            cluster.resume(node)
+    for wait in waits.values():
+        assert wait.seconds is None
+        assert wait.remark.startswith("Slurm cannot start the job at present: ")
+
+
 SBATCH = """\
 #!/bin/sh
 echo "sbatch: Job 7 to start at $(date -d '+2 hours' +%Y-%m-%dT%H:%M:%S) using 1 processors on nodes n1 in \

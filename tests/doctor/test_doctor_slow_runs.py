@@ -110,6 +110,21 @@ def test_a_running_run_with_empty_logs_is_neither_ok_nor_a_statement_about_its_s
     assert "The logs show neither a failure nor that the job succeeded." in result.stdout
 
 
+def test_a_run_that_waits_or_was_not_started_has_no_logs(results: Path) -> None:
+    folder = attempts(results / "slow", RUN)[0]
+    change_json(folder.run_json, state="queued")
+    for log in (folder.err, folder.out):
+        log.unlink(missing_ok=True)
+    result = doctor(RUN)
+    assert result.exit_code == 2
+    assert result.stderr == (
+        f"error: results/slow/runs/{RUN}/attempt-1: the run is queued and has no job.out or job.err; "
+        "`bench status slow` shows its state\n"
+    )
+    (results / "slow" / "ledger.jsonl").unlink()
+    assert doctor(RUN).stderr == f"error: {RUN} has not been started; start it: bench submit slow\n"
+
+
 def test_a_study_in_which_nothing_has_run_is_not_ok(results: Path) -> None:
     (results / "slow" / "ledger.jsonl").unlink()
     for folder in attempts(results / "slow", "*"):
