@@ -99,7 +99,8 @@ class Disturbance:
         if isinstance(self.value, str):
             return f" ({self.value})"
         if self.reason is Reason.FOREIGN_CPU and self.value is not None:
-            return f" ({cpu_share(self.value)} of the time of the cores in use, limit {self.limit:.0%})"
+            limit = "" if self.limit is None else f", limit {self.limit:.0%}"
+            return f" ({cpu_share(self.value)} of the time of the cores in use{limit})"
         return "" if self.value is None else f" ({self.value:g})"
 
 

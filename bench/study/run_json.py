@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -185,11 +185,24 @@ def read_sampled_step(folder: RunFolder) -> list[SampledStep]:
     return list(_steps(content)) if content is not None and content.get("schema") == 1 else []
 
 
+def _call(call: Mapping[str, Any]) -> SlowCall:
+    part, size = call["part"], call["bytes"]
+    return SlowCall(
+        path=str(call["path"]),
+        line=int(call["line"]),
+        function=str(call["function"]),
+        calls=int(call["calls"]),
+        seconds=float(call["seconds"]),
+        part=part if isinstance(part, str) else None,
+        bytes=size if isinstance(size, int) else None,
+    )
+
+
 def _steps(content: Mapping[str, Any]) -> Iterator[SampledStep]:
-    names = [field.name for field in fields(SlowCall)]
-    for rank in content.get("ranks") or ():
+    ranks = content.get("ranks")
+    for rank in ranks if isinstance(ranks, list) else ():
         try:
-            calls = [SlowCall(**{name: call[name] for name in names}) for call in rank["slow_calls"]]
+            calls = [_call(call) for call in rank["slow_calls"]]
             yield SampledStep(int(rank["rank"]), float(rank["step_s"]), rank["collectives"], calls)
         except (KeyError, TypeError, ValueError):
             continue

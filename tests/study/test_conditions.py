@@ -180,6 +180,8 @@ def test_disturbances_are_read_as_they_were_written() -> None:
         "another run of the study (job 5) on n1 from 2026-11-22 12:00:00 to 12:00:02 UTC",
         "a slowdown of the GPU by its hardware or temperature (hw_power_brake)",
     ]
+    without_limit = replace(ones[0], start=None, limit=None)
+    assert str(without_limit) == "CPU time of foreign processes (31% of the time of the cores in use) on n2"
     assert summary([*ones[:2], replace(ones[1], node="n3")]) == (
         "CPU time of foreign processes on n2; another run of the study on n1, n3"
     )

@@ -85,6 +85,15 @@ def test_a_rank_that_loads_data_slowly_is_late_and_the_study_cannot_tell_rank_fr
     assert first(causes(path), "late-rank or late-node")["part"] == "data"
 
 
+@pytest.mark.parametrize("damaged", [{"seconds": "x"}, {"calls": []}, {"path": [1]}, {"function": 5}])
+def test_malformed_calls_of_a_sampled_step_are_no_cause(tmp_path: Path, damaged: dict[str, Any]) -> None:
+    path = plant(tmp_path / "s", {"other": MORE})
+    for folder in attempts(path):
+        call = {"line": 9, "function": "torch.save", "seconds": 0.0, **damaged}
+        sampled_step(folder, step_s({"other": MORE}), call)
+    assert named(causes(path)) == []
+
+
 @pytest.mark.parametrize("damaged", ["x", "inf"])
 def test_a_row_without_a_rank_is_ignored(tmp_path: Path, damaged: str) -> None:
     path = plant(tmp_path / "s", late_parts(MORE))
