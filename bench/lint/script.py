@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -36,6 +37,8 @@ _TEMPLATE = re.compile(
 _STARTS_WORKERS = frozenset(
     {"torchrun", "launch", "accelerate", "deepspeed", "composer", "lightning", "fabric", "colossalai"}
 )
+#: Maximum number of lines with `exit` that are tried, each of which means to parse the script again.
+_MAX_EXITS = 10
 #: Maximum number of steps that are checked as possible starts of the training program.
 _MAX_STEPS = 300
 #: Words in a command that suggest that the program itself starts processes on other nodes.
@@ -230,12 +233,10 @@ def _follow(script: Script) -> None:
 
 def _until_exit(script: Script, line: int) -> Walk:
     """Follow the commands up to an ``exit`` above a line: bash does not read the lines after it."""
-    for number in reversed(range(1, line)):
-        if _EXIT.fullmatch(script.line(number)):
-            try:
-                return walk(parse_source(Source("\n".join(script.lines[:number]))))
-            except ShellError:
-                continue  # the exit is part of an unfinished `if` or loop
+    exits = [number for number in range(1, line) if _EXIT.fullmatch(script.line(number))]
+    for number in reversed(exits[-_MAX_EXITS:]):
+        with suppress(ShellError, RecursionError):  # the exit is part of an unfinished `if` or loop
+            return walk(parse_source(Source("\n".join(script.lines[:number]))))
     return Walk()
 
 

@@ -90,6 +90,7 @@ PATTERNS = {
     "options of sbatch": "#SBATCH " + "--nodes=2 " * (SIZE // 10),
     "addresses": "export MASTER_ADDR=localhost\n" * (SIZE // 29),
     "here-documents": "cat <<EOF\n" * (SIZE // 10),
+    "exits": "if a; then\n" + "python train.py\nexit 1\n" * (SIZE // 23),
     "ifs": "if a; then\n" * (SIZE // 11),
     "functions that call two": "".join(f"f{i}() {{ f{i + 1}; f{i + 1}; }}\n" for i in range(600)) + "f0\n",
     "hosts": "#SBATCH -w " + "n[1-4000]," * (SIZE // 10),
