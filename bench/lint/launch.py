@@ -83,6 +83,14 @@ WORKER_LAUNCHERS: dict[str, frozenset[str]] = {
         "colossalai": "",
     }.items()
 }
+#: Options of torchrun up to torch 2.10 (torch/distributed/run.py), without those of torch.distributed.launch.
+TORCHRUN_OPTIONS = names(
+    """nnodes nproc_per_node rdzv_backend rdzv_endpoint rdzv_id rdzv_conf standalone max_restarts
+    monitor_interval start_method event_log_handler role m module no_python run_path log_dir r redirects t
+    tee local_ranks_filter node_rank master_addr master_port local_addr logs_specs numa_binding
+    signals_to_handle virtual_local_rank duplicate_stdout_filters duplicate_stderr_filters
+    shutdown_timeout h help use_env"""
+)
 #: Other names of the launchers in WORKER_LAUNCHERS.
 SYNONYMS = {
     "torchrun-hpc": "torchrun",
@@ -473,6 +481,9 @@ class _CommandReader:
         written, equals, value = text.partition("=")
         name = written.lstrip("-").replace("-", "_")
         line = self.words[self.at - 1].line
+        longer = [option for option in TORCHRUN_OPTIONS if option.startswith(name)]
+        if len(longer) == 1 and len(name) > 1 and self.launch.launcher in ("torchrun", "launch"):
+            name = longer[0]  # argparse accepts abbreviations
         if equals:
             self.launch.options[name] = Value(value, (line,))
         elif name in flags or self._text().startswith("-") or self._text().endswith(".py"):

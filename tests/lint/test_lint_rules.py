@@ -151,7 +151,6 @@ HEAD = "#!/bin/bash\n#SBATCH --nodes=2 --ntasks-per-node=1 --gpus-per-node=1 --c
         ("malformed-directive", "#SBATCH -n $N\nN=4\n", "#SBATCH -n $N\n"),
         ("malformed-directive", "#SBATCH -n=4\n", "#SBATCH -J=name\n"),
         ("malformed-directive", "#SBATCH -mem=4G\n", "#SBATCH -output=a.txt\n"),
-        ("ntasks-conflict", "#SBATCH --ntasks=1\nsrun python a.py\n", "#SBATCH --ntasks=1\nbwa mem a.fa\n"),
         (
             "task-gpu-mismatch",
             "torchrun --nproc_per_node=2 a.py\n",

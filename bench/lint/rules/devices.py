@@ -33,9 +33,10 @@ _CONTAINER_VARIABLES = frozenset(
 )
 #: Signs of AMD GPUs, and of a process that needs no GPU.
 _NO_NV = re.compile(
-    r"rocm|ROCR_|HIP_VISIBLE|mi2\d\d|mi300|lumi|standard-g|dev-g|small-g|frontier|ROLE=(?:scheduler|server)",
+    r"rocm|apptainer-enable-gpu|ROCR_|HIP_VISIBLE|mi2\d\d|mi300|lumi|standard-g|dev-g|small-g|frontier|ROLE=(?:scheduler|server)",
     re.I,
 )
+_NV = re.compile(r"\s--nv\b")
 _IMAGE = re.compile(r"image|img|sif|container", re.IGNORECASE)
 _NO_GPU = frozenset({"no_cuda", "use_cpu", "cpu", "no_gpu", "nocuda", "disable_cuda", "cpu_only"})
 
@@ -258,8 +259,8 @@ def container_without_gpus(script: Script) -> Iterator[Remark]:
         #SBATCH --gpus-per-node=4
         srun apptainer exec --nv image.sif python train.py
     """
-    if _CONTAINER_VARIABLES & script.walk.exported or script.mentions(_NO_NV):
-        return
+    if _CONTAINER_VARIABLES & script.walk.exported or script.mentions(_NO_NV) or script.mentions(_NV):
+        return  # where another command has --nv, its absence is intended
     for step in script.training:
         launch = step.launch
         outer = [*launch.words, *(step.place.task.words if step.place.task else ())]

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from bench.findings import Edit, Remark, Severity
 from bench.lint.expansion import MARK
 from bench.lint.geometry import Geometry
-from bench.lint.launch import TRAINS, Launch, basename
+from bench.lint.launch import TORCHRUN_OPTIONS, TRAINS, Launch, basename
 from bench.lint.options import Option, canonical, names, sbatch_options, srun_options, whole_number
 from bench.lint.rules import rule
 from bench.lint.script import Script, is_chore, starts_workers
@@ -37,14 +37,6 @@ _KEEPS_RUNNING = frozenset(
     {"sleep", "tail", "srun", "jupyter", "jupyter-notebook", "jupyter-lab", "code-server"}
 )
 _OPTION_NAME = re.compile(r"--([A-Za-z][\w-]*)(?:=|\Z)")
-#: Options of torchrun up to torch 2.10 (torch/distributed/run.py), without those of torch.distributed.launch.
-_TORCHRUN_OPTIONS = names(
-    """nnodes nproc_per_node rdzv_backend rdzv_endpoint rdzv_id rdzv_conf standalone max_restarts
-    monitor_interval start_method event_log_handler role m module no_python run_path log_dir r redirects t
-    tee local_ranks_filter node_rank master_addr master_port local_addr logs_specs numa_binding
-    signals_to_handle virtual_local_rank duplicate_stdout_filters duplicate_stderr_filters
-    shutdown_timeout h help use_env"""
-)
 _TORCHRUN = frozenset({"torchrun", "launch"})
 _PROCESSES = frozenset({"-n", "-np", "--np", "-c"})
 _MORE_SLOTS = re.compile(r"oversubscribe|overcommit|hostfile|machinefile|-hosts?\b|hwthread|-H\Z|-f\Z", re.I)
@@ -513,14 +505,11 @@ def unknown_torchrun_option(script: Script) -> Iterator[Remark]:
         if launch.launcher not in _TORCHRUN or not launch.program:
             continue
         for name, value in launch.options.items():
-            known = name in _TORCHRUN_OPTIONS or any(
-                option.startswith(name) for option in _TORCHRUN_OPTIONS if len(name) > 1
-            )
             attached = len(name) > 1 and name[0] in "mrt" and name[1:].isdigit()
-            if known or attached or MARK.search(name):
+            if name in TORCHRUN_OPTIONS or attached or MARK.search(name):
                 continue
             written = f"--{name}" if len(name) > 1 else f"-{name}"
-            close = difflib.get_close_matches(name, _TORCHRUN_OPTIONS, n=1, cutoff=0.8)
+            close = difflib.get_close_matches(name, TORCHRUN_OPTIONS, n=1, cutoff=0.8)
             message = f"torchrun has no option {written} and stops with 'unrecognized arguments'"
             remedy = f"write --{close[0]}" if close else "put the options of the program after its name"
             certain = bool(close) or len(name) == 1

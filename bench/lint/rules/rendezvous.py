@@ -131,7 +131,7 @@ def loopback_master_addr(script: Script) -> Iterator[Remark]:
             remedy = (
                 "pass --rdzv_backend=c10d --rdzv_endpoint=HOST:PORT, where HOST is the first host of the job"
             )
-            yield Remark(_launcher_line(step), _no_address(step.launch), remedy)
+            yield Remark(step.line, _no_address(step.launch), remedy)
     for assigned in script.walk.assigned:
         if _ADDRESS_VARIABLE.match(assigned.name) and assigned.value and _is_final(script, assigned):
             if f"{assigned.name}_ip" in script.assigned_to:
@@ -228,15 +228,6 @@ def _no_address(launch: Launch) -> str:
         return "c10d without --rdzv_endpoint uses localhost: the nodes wait for each other and never connect"
     name = "torch.distributed.launch" if launch.launcher == "launch" else launch.launcher
     return f"{name} gets no address and uses 127.0.0.1: the nodes wait for each other and never connect"
-
-
-def _launcher_line(step: Step) -> int:
-    """Return the line that contains the launcher's name."""
-    for word in step.launch.words:
-        name = word.text.rpartition("/")[2]
-        if name in ("torchrun", "torch.distributed.run", "torch.distributed.launch"):
-            return word.line
-    return step.line
 
 
 @rule(Severity.WARNING)

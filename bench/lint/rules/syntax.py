@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from bench.findings import Edit, Remark, Severity
 from bench.lint.expansion import MARK, Value
 from bench.lint.launch import HELPERS, SHELLS, basename
-from bench.lint.options import EXPANSION, Option, is_in_brackets
+from bench.lint.options import Option
 from bench.lint.rules import rule
 from bench.lint.script import ANALYSED_SIZE, MAX_SCRIPT_SIZE, Script, first_line, ignored_directives
 from bench.lint.syntax import UNCLOSED_HEREDOC, ShellError, Simple, Word
@@ -62,16 +62,11 @@ def sbatch_after_command(script: Script) -> Iterator[Remark]:
 
 
 def _is_collection(script: Script, ignored: Sequence[Option]) -> bool:
-    """Return whether the file contains or writes several scripts, or is to be filled in."""
+    """Return whether the file contains or writes several scripts."""
     given = {option.name for option in script.header.options}
     repeated = sum(option.name in given for option in ignored)
     texts = ("\n".join(script.lines[first - 1 : last]) for first, last in script.swallowed)
-    writes = any("#SBATCH" in text for text in texts)
-    filled_in = any(
-        is_in_brackets(option.written) or EXPANSION.search(option.value or "")
-        for option in (*script.header.options, *ignored)
-    )
-    return repeated > 1 or writes or filled_in
+    return repeated > 1 or any("#SBATCH" in text for text in texts)
 
 
 @rule(Severity.ERROR)

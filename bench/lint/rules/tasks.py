@@ -254,7 +254,7 @@ def _conflict(script: Script, geometry: Geometry, *, job: bool) -> Iterator[Rema
             f"--ntasks={ntasks} is less than --nodes={fixed}: Slurm reduces the number of nodes to {ntasks}"
         )
         spread = any(step.launch.via or step.launch.node_count for step in script.training)
-        severity = None if spread else Severity.WARNING  # one process on one node is possibly enough
+        severity = None if spread else Severity.INFO  # one process on one node is possibly enough
         yield Remark(line, message, "replace --ntasks by --ntasks-per-node", severity)
     elif fixed and per_node and ntasks != fixed * per_node:
         total = fixed * per_node
