@@ -141,7 +141,7 @@ def _nodes(
     for one in disturbed:
         if one.reason is Reason.FOREIGN_CPU and one.node and isinstance(one.value, int | float):
             words = (
-                f"foreign processes used {cpu_share(one.value)} of the time of the cores in use on {one.node}"
+                f"foreign processes used {cpu_share(one.value)} the time of the cores in use on {one.node}"
             )
             foreign[one.node] = (float(one.value), words)
     seconds = sum(window.seconds for window in windows)

@@ -395,8 +395,8 @@ def _table_row(
         "Batch": whole(row["global_batch"]),
         "Time per step": seconds(row["step_time_sec"], digits=4),
         capital(series.rate_unit): number(row["throughput_samples_per_sec"]),
-        "Speedup": number(row["speedup"], digits=3),
-        "Efficiency [95 %]": _efficiency(row),
+        "Speedup": number(row["speedup"], digits=3) if series.mode else MISSING,
+        "Efficiency [95 %]": _efficiency(row) if series.mode else MISSING,
         "n": str(row["n"]),
         "Main loop (s)": number(loops.get(cell), digits=3),
         "Whole job (s)": number(jobs.get(cell), digits=3),
@@ -409,8 +409,8 @@ def _table_row(
 # -- causes of the loss ---------------------------------------------------------------
 
 _LOSSES_NOTE = (
-    "Percentages are shares of the step time (causes.csv), in brackets their 95 % intervals over the runs. "
-    "The parts of a step were measured in a separate, instrumented window."
+    "Percentages are shares of the step time (causes.csv); brackets, if any, contain 95 % intervals over the "
+    "runs. The parts of a step were measured in a separate, instrumented window."
 )
 
 

@@ -100,15 +100,15 @@ class Disturbance:
             return f" ({self.value})"
         if self.reason is Reason.FOREIGN_CPU and self.value is not None:
             limit = "" if self.limit is None else f", limit {self.limit:.0%}"
-            return f" ({cpu_share(self.value)} of the time of the cores in use{limit})"
+            return f" ({cpu_share(self.value)} the time of the cores in use{limit})"
         return "" if self.value is None else f" ({self.value:g})"
 
 
 def cpu_share(share: str | float) -> str:
-    """Return ``31%`` or, as the other cores of a node can be used too, ``1.8 times``; a text is unchanged."""
+    """Return ``31% of`` or, as other cores of the node are used too, ``1.8 times``; a text is unchanged."""
     if isinstance(share, str):
         return share
-    return f"{share:.0%}" if share < 1 else f"{share:.1f} times"
+    return f"{share:.0%} of" if share < 1 else f"{share:.1f} times"
 
 
 def _between(start: datetime | None, end: datetime | None) -> str:
