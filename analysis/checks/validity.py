@@ -449,7 +449,7 @@ def _advice(study: Study, ranks: pd.DataFrame, slow: Sequence[str]) -> str:
     plan = study.plan
     which, it = ("this node", "it") if len(slow) == 1 else ("these nodes", "them")
     if plan.get("executor") != "slurm" or plan.get("nodelist"):
-        return f"Have {which} checked. The matrix names the nodes, so {it} cannot be left out."
+        return f"Have {which} checked. The matrix names its nodes, so none can be left out."
     largest = int(study.cells["nodes"].max())
     if ranks["host"].nunique() - len(slow) < largest:
         others = count(largest, "other node")

@@ -242,8 +242,13 @@ def _request(
     rates = interval(row["throughput_low"], row["throughput_high"])
     total = _UNIT_OF_WORK if work is None else work.total
     duration_s = total / rate
-    lines = [
-        Line("Job size", size, "scaling.csv (efficiency, efficiency_low)"),
+    lines = [Line("Job size", size, "scaling.csv (efficiency, efficiency_low)")]
+    source = "see Warnings, below" if validity else "scaling.csv"
+    warnings = Line("Warnings", _warnings(row, validity) or "none", source)
+    if not known(rate):
+        reason = "not known: the table does not contain the batch of a step"
+        return [*lines, Line("Throughput, time to solution, node-hours", reason, MISSING_SOURCE), warnings]
+    lines += [
         Line(
             "Throughput", f"{number(rate)} {series.rate_unit} {rates}".strip(), f"scaling.csv, n = {row['n']}"
         ),
@@ -259,14 +264,7 @@ def _request(
     if not executed.is_table:
         lines.append(Line("Not included", _left_out(executed), "the meaning of the throughput"))
         lines += _memory(row, executed, environment)
-    return [
-        *lines,
-        Line(
-            "Warnings",
-            _warnings(row, validity) or "none",
-            "see Warnings, below" if validity else "scaling.csv",
-        ),
-    ]
+    return [*lines, warnings]
 
 
 def _work_text(work: Work | None, counted: str) -> tuple[str, str]:
@@ -327,7 +325,7 @@ def _memory_of_rank(envs: Iterable[Mapping[str, Any]]) -> tuple[float | None, st
 def _warnings(row: Row, validity: Sequence[ValidityFinding]) -> str:
     """Return the headings of the findings that affect a size, and whether its interval is missing."""
     found = [finding.heading for finding in validity if finding.affects(row["cell_id"])]
-    if not known(row["throughput_low"]):
+    if known(row["throughput_samples_per_sec"]) and not known(row["throughput_low"]):
         found.append("no interval")
     return ", ".join(dict.fromkeys(found))
 

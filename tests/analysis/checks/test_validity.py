@@ -309,9 +309,9 @@ def test_advice_about_a_slow_node_fits_the_matrix(tmp_path: Path) -> None:
         file.write_text(file.read_text().replace("n1", "n3"))
     assert advice() == "Leave this node out (exclude) or have it checked."
     set_in_plan(path, nodelist="n[1-3]")
-    assert advice() == "Have this node checked. The matrix names the nodes, so it cannot be left out."
+    assert advice() == "Have this node checked. The matrix names its nodes, so none can be left out."
     set_in_plan(path, nodelist=None, executor="ssh")
-    assert advice() == "Have this node checked. The matrix names the nodes, so it cannot be left out."
+    assert advice() == "Have this node checked. The matrix names its nodes, so none can be left out."
 
 
 def test_the_same_findings_stand_in_all_four_places(tmp_path: Path) -> None:

@@ -191,6 +191,9 @@ def test_warnings_stand_beside_the_numbers_that_they_affect(written):
     (section, _) = context["sections"]
     place = section["headings"].index("Warnings")
     assert [row[place] for row in section["rows"]].count("1") == 1
+    of_all_cells = ValidityFinding("runs-differ", "Not all runs had the same PyTorch", [], {})
+    context = proposal_context(study, frames, rows, [], describe_environment(study), [of_all_cells], {})
+    assert {row[place] for row in context["sections"][0]["rows"]} == {"1"}
 
 
 def test_every_table_of_the_markdown_has_rows_of_one_width(written):
@@ -249,6 +252,19 @@ def test_a_table_measured_elsewhere_gives_a_section_of_its_columns(tmp_path, svg
     assert rows[-1] == ["64", "35,770", "7.86", "0.982", "1"]
     assert "ode-hours" not in markdown
     assert lines(markdown, 0)["Values"] == ("measured elsewhere and taken from a table", "bert.csv")
+
+
+def test_without_batches_in_a_table_the_section_has_no_time_to_solution(tmp_path, svg_only):
+    table = tmp_path / "t.csv"
+    table.write_text(
+        "nodes,gpus_per_node,time,mode\n" + "".join(f"{n},4,{1 + n / 9},weak\n" for n in (1, 2, 4))
+    )
+    write_table_report(table, output=tmp_path, proposal=True)
+    requested = lines((tmp_path / "t-report" / "proposal.md").read_text(), 1)
+    assert requested["Throughput, time to solution, node-hours"][0].startswith(
+        "not known: the table does not"
+    )
+    assert requested["Warnings"][0] == "none"
 
 
 def test_the_section_is_optional(demo_study):
