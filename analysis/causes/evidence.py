@@ -207,7 +207,7 @@ def _sum_by_rank(ranks: Sequence[Mapping[str, Any]], key: str) -> list[float]:
     """Return the sum over the windows for each rank that has a value."""
     sums: dict[Any, float] = {}
     for rank in ranks:
-        if isinstance(rank.get(key), int | float):
+        if isinstance(rank.get(key), int | float) and isinstance(rank.get("rank"), int | None):
             sums[rank.get("rank")] = sums.get(rank.get("rank"), 0.0) + rank[key]
     return list(sums.values())
 

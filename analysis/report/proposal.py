@@ -166,11 +166,12 @@ def _nothing_recommended(found: Recommendation, series: _Series, invalid: Invali
     base, closest = series.base["baseline"], found.closest
     if len(found.open):
         return " ".join(["No larger size can be recommended yet.", *_undecided(found, series, invalid)])
-    text = f"No size beyond the baseline, {base}, reaches an efficiency of {GUIDE}"
-    text = f"{text}: no larger size can be recommended."
     if closest is None:
-        return text
-    return f"{text} {capital(job_size(closest))} comes closest, with {_efficiency(closest)}."
+        return f"No larger size can be recommended: none beyond the baseline, {base}, has an efficiency."
+    return (
+        f"No size beyond the baseline, {base}, reaches an efficiency of {GUIDE}: no larger size can be "
+        f"recommended. {capital(job_size(closest))} comes closest, with {_efficiency(closest)}."
+    )
 
 
 def _undecided(found: Recommendation, series: _Series, invalid: Invalid) -> list[str]:
