@@ -154,7 +154,7 @@ def _workers(script: Script, step: Step, geometry: Geometry) -> Iterator[Remark]
         yield Remark(step.line, message, "pass --nproc_per_node=gpu", Severity.WARNING)
     if not workers or not gpus or value is None or (tasks > 1 and not geometry.isolation):
         return
-    visible = geometry.gpus_per_task or gpus
+    visible = (geometry.gpus_per_task if step.launch.via == "srun" else None) or gpus
     if workers > visible:
         message = f"{name} starts {workers} workers on {count(visible, 'GPU')}: the extra workers fail"
         # Sites that do not constrain devices let the script select others.
@@ -189,11 +189,13 @@ def _launcher_nodes(script: Script, step: Step, geometry: Geometry) -> Iterator[
     tasks = (geometry.tasks_per_node or 1) if geometry.isolation else 1
     if expected > available * tasks:
         given = bool({"nodes", "ntasks"} & {*script.job.options, *geometry.options})
-        given = given and "node_rank" not in launch.options  # each of several jobs may get its own rank
         message = f"{launch.launcher} waits for {expected} nodes, but the job has {available}"
         message += ": it fails when its rendezvous times out"
         remedy = f"use --nnodes=$SLURM_NNODES, or request --nodes={expected}"
-        yield Remark(value.line, message, remedy, None if given else Severity.WARNING)
+        severity = None if given else Severity.WARNING
+        if "node_rank" in launch.options:  # each of several jobs possibly gets its own rank
+            severity = Severity.INFO
+        yield Remark(value.line, message, remedy, severity)
     elif expected < nodes and launch.via == "srun":
         message = f"srun starts {launch.launcher} on {nodes} nodes, but each launcher expects {expected}: "
         message += "every node trains on its own" if expected == 1 else "the last nodes cannot join"
