@@ -63,12 +63,8 @@ class UnwritableError(BenchError):
     """A file cannot be written: the disk is full or read-only, or permission is denied."""
 
 
-_REMEDIES = {
-    errno.ENOSPC: "free some space there and repeat the command",
-    errno.EDQUOT: "free some space there and repeat the command",
-    errno.EROFS: "make it writable and repeat the command",
-    errno.EACCES: "make it writable and repeat the command",
-}
+_REMEDIES = dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space there and repeat the command")
+_REMEDIES |= dict.fromkeys((errno.EROFS, errno.EACCES), "make it writable and repeat the command")
 
 
 def unwritable(path: Path, error: OSError) -> UnwritableError:
@@ -80,16 +76,12 @@ def unwritable(path: Path, error: OSError) -> UnwritableError:
 _ACCESS_REMEDIES = {
     errno.EACCES: "check the permissions of this path and of the folders above it",
     errno.ENAMETOOLONG: "give a shorter name",
-    errno.EIO: "repeat the command; if the error remains, report the file system to its administrators",
+    **dict.fromkeys((errno.EIO, errno.ESTALE), "repeat the command, or report the file system's error"),
 }
-_ACCESS_REMEDIES[errno.ESTALE] = _ACCESS_REMEDIES[errno.EIO]
 
 
 def inaccessible(error: OSError) -> BenchError | None:
     """Return the error for a path that cannot be accessed, or None if ``error`` has another cause."""
-    remedy = _ACCESS_REMEDIES.get(error.errno or 0)
-    return (
-        BenchError(f"{error.filename}: {error.strerror}", remedy=remedy)
-        if remedy and error.filename
-        else None
-    )
+    remedy = _ACCESS_REMEDIES.get(error.errno or 0, "")
+    path = error.filename if remedy else None
+    return BenchError(f"{path}: {error.strerror}", remedy=remedy) if path else None

@@ -416,7 +416,8 @@ def _rows(found: _Found, cell: Cell) -> list[dict[str, Any]]:
 
 
 def _row(number: int, reading: Reading, cell: Cell, source: str) -> dict[str, Any]:
-    throughput, step_s = _throughput(reading, cell), _step_s(reading, cell)
+    throughput = _throughput(reading, cell)
+    step_s = reading["step_time"] * _SECONDS[_unit(cell, "step_time")] if "step_time" in reading else None
     rate = cell.global_batch / step_s if throughput is None and step_s else throughput
     if rate is None or not (math.isfinite(rate) and rate > 0):
         values = {name: value for name, value in reading.items() if name != "loss"}
@@ -442,10 +443,6 @@ def _throughput(reading: Reading, cell: Cell) -> float | None:
         return reading["throughput"] * cell.global_batch
     per_gpu = cell.metrics.get("scope") == "per_gpu"
     return reading["throughput"] * (cell.world_size if per_gpu else 1)
-
-
-def _step_s(reading: Reading, cell: Cell) -> float | None:
-    return reading["step_time"] * _SECONDS[_unit(cell, "step_time")] if "step_time" in reading else None
 
 
 def _unit(cell: Cell, quantity: str) -> str:

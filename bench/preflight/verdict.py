@@ -303,7 +303,7 @@ def assess(measured: Measured, *, threshold: float) -> dict[str, Any]:
         return _result(check, values[place], median, fails=place in failed[check])
 
     nodes = [
-        _node(host, [result(check, place) for check in _order(columns)])
+        _node(host, [result(check, place) for check in (*RATES, *FAULTS) if check in columns])
         for place, host in enumerate(measured.hosts)
         if host not in measured.silent
     ]
@@ -329,10 +329,6 @@ def _best(passes: Sequence[Values]) -> tuple[Values, float | None]:
     """Return the values and the median of the pass with the highest median, which was disturbed least."""
     best = max(passes, key=lambda values: _median(values) or 0.0)
     return best, _median(best)
-
-
-def _order(columns: Mapping[str, Any]) -> list[str]:
-    return [name for name in (*RATES, *FAULTS) if name in columns]
 
 
 def _result(check: str, value: float | None, median: float | None, *, fails: bool) -> dict[str, Any]:

@@ -283,12 +283,8 @@ def _by_jobs(jobs: Iterable[Occupation], spans: Sequence[tuple[datetime, datetim
                 found.setdefault((reason, node), []).append(entry)
     for (reason, node), entries in found.items():
         starts, ends, ids = zip(*entries, strict=True)
-        yield Disturbance(reason, node, min(starts), max(ends), _named(ids))
-
-
-def _named(job_ids: Iterable[str]) -> str:
-    """Return the ids of jobs as text; of many ids, only the first are named."""
-    return join_names([f"job {job_id}" for job_id in dict.fromkeys(job_ids)], most=_MAX_NAMED)
+        named = join_names([f"job {job_id}" for job_id in dict.fromkeys(ids)], most=_MAX_NAMED)
+        yield Disturbance(reason, node, min(starts), max(ends), named)
 
 
 def _by_conditions(windows: Sequence[Window], folder: RunFolder, cores: int) -> Iterator[Disturbance]:

@@ -52,7 +52,8 @@ def unknown_het_group(script: Script) -> Iterator[Remark]:
     sruns = [step for step in script.walk.steps if step.launch.via == "srun"]
     used = [option for step in sruns for option in step.launch.srun if option.name == "het-group"]
     for option in used:
-        wrong = [number for number in _numbers(option.value or "") if number >= count]
+        numbers = [int(one) for ends in _GROUPS.findall(option.value or "") for one in ends if one]
+        wrong = [number for number in numbers if number >= count]
         if wrong and (count > 1 or not script.walk.opaque):
             message = f"the job has no component {wrong[0]}: "
             message += (
@@ -69,11 +70,6 @@ def unknown_het_group(script: Script) -> Iterator[Remark]:
         )
         remedy = f"pass --het-group=0-{count - 1}, or start one srun per component"
         yield Remark(step.launch.srun_line or step.line, message, remedy, Severity.WARNING)
-
-
-def _numbers(groups: str) -> list[int]:
-    """Return the first and last number of each range in ``0-1,3``."""
-    return [int(number) for match in _GROUPS.finditer(groups) for number in match.groups() if number]
 
 
 @rule(Severity.WARNING)
