@@ -135,15 +135,12 @@ def _of_name(name: str, root: Path) -> Target:
     if not found and study:
         raise BenchError(f"{name} has not been started", remedy=f"start it: bench submit {study}")
     if not found:
-        raise BenchError(
-            f"{name} is not a known log, study, run or job",
-            remedy="give a log file, a study, a run's name or folder, or the id of a job of a study",
-        )
+        remedy = "give a log file, a study, a run's name or folder, or the id of a job of a study"
+        raise BenchError(f"{name} is not a known log, study, run or job", remedy=remedy)
     if len(found) > 1:
         places = [str(target.folder.path) for target in found if target.folder]
-        raise BenchError(
-            f"{name} is in {len(found)} studies: {', '.join(places)}", remedy="give one of these folders"
-        )
+        what = f"{name} is in {len(found)} studies: {', '.join(places)}"
+        raise BenchError(what, remedy="give one of these folders")
     return found[0]
 
 

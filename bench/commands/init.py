@@ -39,9 +39,8 @@ def init_command(
     if not found:
         if partition is not None:
             what = f"no partition {partition!r}: there is no Slurm on this machine"
-            raise BenchError(
-                what, remedy="omit --partition, or run the command on a login node of the cluster"
-            )
+            remedy = "omit --partition, or run the command on a login node of the cluster"
+            raise BenchError(what, remedy=remedy)
         return _write(path or Path("local.yaml"), local_matrix(os.cpu_count() or 1))
     defaults = _site_defaults()
     # The sort is stable: the site's partition comes first, and the others stay in order.
