@@ -328,22 +328,13 @@ def _rank_depends_on_loop(script: Script, step: Step) -> bool:
 
 def _something_follows(script: Script, step: Step) -> bool:
     """Return whether a later command in the foreground keeps the script running."""
-    if step.place.loops:
-        if any(other.line > step.line and _waits(other) for other in script.walk.steps):
-            return True
-        return any(other.line > step.line and not other.place.background for other in script.training)
-    later = [other for other in script.walk.steps if other.line > step.line and not other.place.background]
+    keeping = frozenset({"sleep", "tail"}) if step.place.loops else _KEEPS_RUNNING
     return any(
-        other.launch.is_training or basename(other.launch.words[0].text) in _KEEPS_RUNNING
-        for other in later
-        if other.launch.words
+        other.line > step.line
+        and not other.place.background
+        and (other.launch.is_training or basename(other.node.words[0].literal or "") in keeping)
+        for other in script.walk.steps
     )
-
-
-def _waits(step: Step) -> bool:
-    """Return whether a command keeps the script running, as in a loop that checks the processes."""
-    words = step.launch.words
-    return bool(words) and basename(words[0].text) in ("sleep", "tail") and not step.place.background
 
 
 def _in_background(script: Script, step: Step) -> Edit | None:

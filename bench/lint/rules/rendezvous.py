@@ -128,9 +128,7 @@ def loopback_master_addr(script: Script) -> Iterator[Remark]:
             for remark in _loopback(script, value, in_task=step.place.task is not None):
                 yield remark if certain else remark._replace(severity=Severity.WARNING)
         if step.launch.launcher in ("torchrun", "launch") and not _has_address(script, step.launch):
-            remedy = (
-                "pass --rdzv_backend=c10d --rdzv_endpoint=HOST:PORT, where HOST is the first host of the job"
-            )
+            remedy = "pass --rdzv_backend=c10d --rdzv_endpoint=HOST:PORT with the job's first host as HOST"
             yield Remark(step.line, _no_address(step.launch), remedy)
     for assigned in script.walk.assigned:
         if _ADDRESS_VARIABLE.match(assigned.name) and assigned.value and _is_final(script, assigned):
