@@ -140,7 +140,7 @@ class Ledger:
         return ""
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """Yield the events of runs in order, skipping incomplete lines."""
+        """Yield the events of runs in order, skipping incomplete and damaged lines."""
         try:
             with self.path.open(encoding="utf-8", errors="replace") as file:
                 for line in file:
@@ -148,14 +148,14 @@ class Ledger:
                         event = json.loads(line)
                     except ValueError:
                         continue
-                    if isinstance(event, dict) and "run_id" in event:
+                    if _is_of_run(event):
                         yield event
         except FileNotFoundError:
             return
 
     def attempts_of_job(self, job_id: str) -> list[tuple[str, int]]:
         """Return (run id, attempt) pairs for all attempts that were submitted as job ``job_id``."""
-        events = (event for event in self.events() if event["event"] == "submitted")
+        events = (event for event in self.events() if event.get("event") == "submitted")
         return sorted({(e["run_id"], e["attempt"]) for e in events if e.get("job_id") == job_id})
 
     def records(self, run_ids: Iterable[str]) -> dict[str, RunRecord]:
@@ -199,6 +199,14 @@ def _event_of(line: bytes) -> str | None:
     return event.get("event") if isinstance(event, dict) else None
 
 
+def _is_of_run(event: Any) -> bool:
+    """Whether a line of the ledger is an event of a run that :func:`_apply` can use."""
+    if not isinstance(event, dict) or not isinstance(event.get("run_id"), str):
+        return False
+    kind, whole = event.get("event"), isinstance(event.get("attempt"), int)
+    return whole and (kind not in ("ended", "accounted") or event.get("state") in list(RunState))
+
+
 def _write_all(descriptor: int, content: bytes) -> None:
     """Append ``content``; if that fails (disk full), remove what was written and raise OSError."""
     size = os.fstat(descriptor).st_size
@@ -212,7 +220,7 @@ def _write_all(descriptor: int, content: bytes) -> None:
 
 
 def _apply(record: RunRecord, event: dict[str, Any]) -> None:
-    kind = event["event"]
+    kind = event.get("event")
     extra = {k: v for k, v in event.items() if k not in ("event", "run_id", "attempt", "state", "reason")}
     record.details.update(extra)
     record.job_id = event.get("job_id", record.job_id)
@@ -232,7 +240,7 @@ def _apply(record: RunRecord, event: dict[str, Any]) -> None:
     elif kind == "held":
         record.details["held"] = True
         if record.state is RunState.PLANNED:
-            record.reason = event["reason"]
+            record.reason = event.get("reason", "")
     elif kind == "withdrawn":
         record.state = RunState.PLANNED
         record.reason = event.get("reason", "")

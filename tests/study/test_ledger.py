@@ -40,7 +40,23 @@ def test_a_withdrawn_intent_leaves_the_run_planned(tmp_path):
     assert ledger.records(["a"])["a"].state is RunState.PLANNED
 
 
-@pytest.mark.parametrize("torn", ['{"event": "ended", "run_', "\0\0\0", '"just a string"', "[1]", "é"])
+@pytest.mark.parametrize(
+    "torn",
+    [
+        *(
+            '{"event": "ended", "run_',
+            "\0\0\0",
+            '"just a string"',
+            "[1]",
+            "é",
+            '{"run_id": ["a"], "attempt": 1}',
+        ),
+        *(
+            '{"event": "started", "run_id": "a"}',
+            '{"event": "ended", "run_id": "a", "attempt": 1, "state": "odd"}',
+        ),
+    ],
+)
 def test_an_incomplete_line_is_skipped_and_the_next_is_kept(tmp_path, torn):
     path = tmp_path / "ledger.jsonl"
     ledger = Ledger(path)
