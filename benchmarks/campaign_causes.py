@@ -16,11 +16,11 @@ conditions.json.
 ``--pairs`` plants two causes at once, each pair twice. ``--links`` trains the built-in model on four nodes,
 with the link of one node limited to 10 to 60 % of the rate of the others, in ten draws for each seed.
 
-On a busy machine, ``cpu-starved`` is named as well. Without a share, it is printed but not counted. The exit
-code is 1 if fewer than 90 % of the draws are right, if more than 3 % name a wrong cause, if more than 2 % of
-the studies name a cause where none was planted, or if a planted cause takes less than 10 % of the step. With
-``--pairs``, both causes of 16 of 20 pairs must be named with shares within 10 percentage points. With
-``--links``, 28 of 30 links must be named with a rate within 10 %.
+On a busy machine, ``cpu-starved`` is named as well; if it has no share, it is printed but not counted. The
+exit code is 1 if fewer than 90 % of the draws are right, if more than 3 % name a wrong cause, if more than
+2 % of the studies name a cause where none was planted, or if a planted cause takes less than 10 % of the
+step. With ``--pairs``, both causes of 16 of 20 pairs must be named with shares within 10 percentage points.
+With ``--links``, 28 of 30 links must be named with a rate within 10 %.
 """
 
 from __future__ import annotations
@@ -167,8 +167,8 @@ class Draw:
     Attributes:
         kind: the planted kinds, joined by ``+``.
         planted: the share of each in the step; NaN if it is not known.
-        causes: the named causes of two ranks (four with links).
-        clean: the named causes of two ranks without the planted cause.
+        causes: the causes named for runs of two ranks (four with links).
+        clean: the causes named for runs of two ranks without the planted cause.
         node: the node with the limited link.
         rate: measured rate of this link divided by its planted rate; NaN if it was not measured.
     """
@@ -187,7 +187,7 @@ class Draw:
 
     @property
     def counted(self) -> pd.DataFrame:
-        """The named causes without ``cpu-starved`` by a busy machine, unless lack of CPU time is planted."""
+        """The named causes; ``cpu-starved`` by a busy machine counts only if lack of CPU time is planted."""
         busy = is_busy_machine(self.causes)
         return self.causes if {"one-core", "overlap"} & set(self.kinds) else self.causes[~busy]
 

@@ -4,9 +4,9 @@
 
 The script needs root to start a test cluster. The parts are:
 
-``overlap``: runs and foreign jobs that share nodes. The jobs that disturb each run are compared with those
-that sacct shows, and the runs in the results with the undisturbed ones. With ``exclusive: true``, no run is
-disturbed.
+``overlap``: runs and foreign jobs that share nodes. The jobs that run.json names as disturbing each run must
+be those that sacct shows beside it. The results must contain exactly the undisturbed runs. With
+``exclusive: true``, no run may be disturbed.
 
 ``foreign``: draws (random trials) of three runs of a training that sleeps instead of computing. During one
 run, a process that is not of the job uses a fifth to all of a core of one node. The run, the node and the
@@ -112,7 +112,7 @@ print(time.process_time())
 
 
 def overlapping_study(folder: Path, cluster: Cluster, *, exclusive: bool, cells: int) -> Study:
-    """Plan a study of short scripts. Each cell runs on one node, with ``exclusive`` alone on this node."""
+    """Plan a study of short scripts. Each cell runs on one node, which ``exclusive`` reserves for it."""
     batches = ", ".join(str(batch) for batch in range(1, cells + 1))
     matrix = OVERLAPPING.format(
         exclusive=str(exclusive).lower(), concurrent=4 if exclusive else 2, batches=batches
@@ -161,7 +161,7 @@ def check_overlaps(cluster: Cluster, folder: Path, dice: random.Random, *, exclu
 
 
 def overlaps_in_sacct(cluster: Cluster, ours: Sequence[str]) -> dict[str, set[str]]:
-    """Return the jobs beside each of ``ours`` according to sacct, without using code of bench."""
+    """Return, from sacct instead of bench's records, the jobs that shared a node with each of ``ours``."""
     command = ["sacct", "-nPXa", "--starttime=now-2hours", "--format=JobID,Start,End,NodeList"]
     wait_for(
         lambda: (

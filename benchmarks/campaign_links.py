@@ -5,7 +5,7 @@
 The script needs root to start a test cluster. Each draw (random trial) limits the links of all nodes to one
 random rate, and runs a matrix of 1, 2 and 4 nodes with 1 and 2 ranks each, without any setting that protects
 the runs from one another. It prints the smallest and largest ratio of bus bandwidth to rate over messages of
-at least 4 MB, for each size on several nodes. It exits with 1 if a run fails or if a ratio is not between
+at least 4 MB, for each cell on several nodes. It exits with 1 if a run fails or if a ratio is not between
 0.88 and 1.
 """
 
@@ -39,7 +39,7 @@ LOWEST, HIGHEST = 0.88, 1.0
 
 
 def run_draw(cluster: Cluster, folder: Path, rate_mbit: int) -> list[str]:
-    """Run the matrix over links of this rate and print a line per size; return a text for each problem."""
+    """Run the matrix over links of this rate and print a line per cell; return a text for each problem."""
     study = plan_study(folder, MATRIX, cluster.environment)
     with cluster.linked(f"{rate_mbit}mbit"):
         done = study.bench("submit", "STUDY", "--wait")
@@ -49,7 +49,7 @@ def run_draw(cluster: Cluster, folder: Path, rate_mbit: int) -> list[str]:
 
 
 def _compared(study: Study, rate_mbit: int) -> list[str]:
-    """Print the ratios of each size over several nodes; return a text for each size that is out of range."""
+    """Print the ratios of each cell on several nodes; return a text for each cell that is out of range."""
     report = study.bench("report", "STUDY")
     if report.returncode:
         return [f"{rate_mbit} Mbit/s: bench report: {report.stderr.strip()}"]
@@ -69,7 +69,7 @@ def _compared(study: Study, rate_mbit: int) -> list[str]:
 def _ratios(
     rows: Iterable[Mapping[str, str]], nodes: Mapping[str, int], rate: float
 ) -> dict[str, list[float]]:
-    """Return the bus bandwidths of large messages between nodes by cell, divided by ``rate`` (bytes/s)."""
+    """Return, by cell, the ratios of bus bandwidth to ``rate`` (bytes/s) for large messages between nodes."""
     found = defaultdict(list)
     for row in rows:
         if nodes[row["cell_id"]] > 1 and int(row["bytes"]) >= LARGE_BYTES:

@@ -3,10 +3,11 @@
     python benchmarks/campaign_statistics.py [--studies 1000] [--predictions 500] [--seed 1]
 
 Coverage is the share of intervals that contain the true value. The first table is about the 95 % intervals of
-the efficiency; runs and steps have noise. The second table is about the number of runs that the report names
-if an interval contains 0.8. The third table is about the 90 % prediction intervals at twice the largest size,
-for a ring all-reduce with random constants. It compares the report's intervals, which span all plausible
-laws, with the intervals of the chosen law alone. The results do not depend on the machine.
+the efficiency; runs and steps have noise. If an interval contains 0.8, the report states how many runs should
+decide whether the efficiency is above 0.8; the second table shows how often they do. The third table is about
+the 90 % prediction intervals at twice the largest size, for a ring all-reduce with random constants. It
+compares the report's intervals, which span all plausible laws, with the intervals of the chosen law alone.
+The results do not depend on the machine.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ def predicted(mode: str, kind: str, *, n: int, studies: int, seed: int) -> str:
 
 
 def decisions(studies: int, *, seed: int) -> None:
-    """Print how many runs should decide whether an efficiency is above 0.8, and how often they do."""
+    """Print how many runs should decide whether an efficiency is above 0.8, and how often they decide it."""
     print("efficiency  run-to-run noise  runs  decided")
     for efficiency, noise in ((0.9, 0.02), (0.85, 0.05), (0.75, 0.05), (0.85, 0.1), (0.95, 0.2)):
         runs, share = decided(efficiency, noise, studies=studies, seed=seed)

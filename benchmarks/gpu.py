@@ -3,8 +3,9 @@
     python benchmarks/gpu.py [--json gpu.json] [--page docs/gpu.md]
     python benchmarks/gpu.py --table gpu.json     # only write the table again, without a GPU
 
-``make gpu`` is for a machine with one GPU and without a network. The Python that runs this script runs all
-parts, as it is. A part that fails or runs out of time does not stop the others; all take at most 8 minutes.
+``make gpu`` is for a machine with one GPU and without a network. All parts run with the Python that runs this
+script; nothing is installed. A part that fails or runs out of time does not stop the others; all take at most
+8 minutes.
 
 The exit code is 0 if all parts passed, 1 if a part failed or ran out of time, 2 if this machine is unfit.
 """
@@ -232,7 +233,7 @@ WORDS = {"mfu": mfu_words, "overhead": overhead_words, "study": study_words, "te
 
 
 def update_page(page: Path, content: Mapping[str, Any]) -> None:
-    """Replace the table in ``page``, which is docs/gpu.md or becomes a copy of it."""
+    """Replace the table in ``page``; if there is no such file, create it from docs/gpu.md."""
     before, rest = (page if page.exists() else PAGE).read_text(encoding="utf-8").split(BEGIN)
     page.write_text(f"{before}{BEGIN}{table(content)}{END}{rest.split(END)[1]}", encoding="utf-8")
 

@@ -67,7 +67,7 @@ def required_packages() -> list[str]:
 
 
 def missing_packages(names: Iterable[str]) -> list[str]:
-    """Return the packages that cannot be imported, each with the module that this package lacks, if any."""
+    """Return the packages that cannot be imported, each with its missing dependency, if any."""
     found = []
     for name in names:
         module = MODULES.get(name, name)

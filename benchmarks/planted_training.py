@@ -8,7 +8,7 @@ a number of layers, for ``grad-strides`` the width of a layer. With PLANTED 0, t
 without the causes.
 
 Each rank writes ``planted<rank>.json``: the median time of a step and of each cause in it, in seconds, on its
-own clock. A sleep takes longer than asked for on a busy machine, so the amount is not the true time.
+own clock. On a busy machine, a sleep takes longer than its argument, so AMOUNT is not the true time.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Wide(nn.Module):
         return found
 
     def transpose(self) -> None:
-        """Give the weight other strides, which its gradients will have as well."""
+        """Change the strides of the weight, and thereby those of its gradients."""
         self.layer.weight.data = self.layer.weight.data.t().contiguous().t()
 
 
@@ -184,7 +184,7 @@ class Training:
         self.spent_s: dict[str, list[float]] = {kind: [] for kind in given}
 
     def nap_s(self, *kinds: str) -> float:
-        """Return the planted seconds of these causes; those named ``late-`` are 0 on other ranks."""
+        """Return the planted seconds of these causes; ``late-`` causes are 0 on ranks that are not late."""
         own = [kind for kind in kinds if self.is_late or not kind.startswith("late-")]
         return sum(self.amounts.get(kind, 0.0) for kind in own)
 

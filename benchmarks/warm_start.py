@@ -3,9 +3,9 @@
     python warm_start.py --serve SOCKET
     python warm_start.py SOCKET SCRIPT [ARGUMENT ...]
 
-The first form is the server. The second form lets the server fork a process that runs SCRIPT with the
-environment, folder and output of the caller, and exits with the exit code of SCRIPT. If it is killed, the
-fork is killed as well.
+The first form is the server, the second form its client. The server forks a process that runs SCRIPT with
+the client's environment, folder and output. The client exits with the exit code of SCRIPT. If the client is
+killed, the fork is killed as well.
 """
 
 from __future__ import annotations

@@ -164,7 +164,7 @@ class HangWatch:
         progress: a function that returns the loop's progress.
         exchange: the store, used by the background thread only.
         on_stall: called on the first rank that is alive, with a description of the stall and whether the
-        stall is surprising. A stall is not surprising if no rank is late or all late ranks are in a pause.
+            stall is surprising (a late rank is not known to be in a pause).
         on_deadline: called with the description of the stall shortly before ``deadline_s``.
         deadline_s: the time-out of collectives, given only if the time-out aborts the process without a
             message.
@@ -305,7 +305,7 @@ class FailureReporter:
             self._session.warn(message)
 
     def explain(self, error: BaseException) -> None:
-        """Print why the program fails; report the cause to the other ranks, or read it from their reports."""
+        """Print and report this rank's error; if communication broke, print the cause that others report."""
         contents = self._exchange.read_all("facts") or []
         if len(contents) < 2:
             return
@@ -415,7 +415,7 @@ class SigtermHandler:
         return self._was_default and signal.getsignal(signal.SIGTERM) == self._on_signal
 
     def _before_fork(self) -> None:
-        """Block SIGTERM during a fork, because a new child would still write to its parent's descriptor."""
+        """Block SIGTERM during a fork; otherwise a SIGTERM to the new child would reach its parent."""
         if self._is_active:
             self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 

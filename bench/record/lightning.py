@@ -28,7 +28,7 @@ Callback: Any = _callback_class()
 
 
 class BenchCallback(Callback):  # type: ignore[misc]
-    """Measure ``Trainer.fit``, without validation and the checkpoints between epochs.
+    """Measure ``Trainer.fit``, except validation and the checkpoints between epochs.
 
     The time between two batches, including Lightning's own work, counts as data loading. The
     arguments are the same as for :class:`bench.record.Recorder`.

@@ -267,7 +267,7 @@ class Recorder:
             self._started_at = self._clock.stamp()
 
     def rest(self) -> None:
-        """Stop the clock between two steps; the wait for a batch that has not arrived is not counted."""
+        """Stop the clock between two steps, and discard any wait for the next batch."""
         self._windows.discard_sample()
         if self._is_mid_step:
             self.stop_clock()

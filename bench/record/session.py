@@ -188,7 +188,7 @@ class Session:
         self.exchange.post("facts", record)
 
     def post(self, number: int, window: Window, *, early: bool = False) -> None:
-        """Send this rank's window of epoch ``number`` to the store, and once also the transport in use.
+        """Send this rank's window of epoch ``number`` to the store; in epoch 1, also the transport in use.
 
         ``early`` is true for a throughput window that is sent before the attribution window, so that the
         throughput is kept if the attribution window never ends.

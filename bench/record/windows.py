@@ -4,11 +4,10 @@ The throughput window is measured with a clock only. In the attribution window, 
 step. Two steps between epochs are not measured. After the first step, rank 0 writes files and falls behind.
 In the second step, the exchange of gradients synchronises the ranks again.
 
-In one epoch, the first of these steps is sampled, to find its slowest calls and the lines of the user's code
-that make these calls. The sample is taken with :func:`sys.setprofile` outside all windows, because it slows
-the step down. The sample contains the calls of any function from the user's files, but not calls from the
-files of Python, of installed packages and of bench. The time of a call excludes other sampled calls within
-it.
+Once per recording, the first of these two steps is sampled, to find its slowest calls and the lines of the
+user's code that make these calls. The sample is taken with :func:`sys.setprofile` outside all windows,
+because it slows the step down. The sample contains all calls that the user's files make, but not the calls
+that Python, installed packages and bench make. The time of a call excludes other sampled calls within it.
 """
 
 from __future__ import annotations
@@ -417,7 +416,7 @@ class Windows:
         )
 
     def _sync_passes(self, steps: int) -> int | None:
-        """Estimate from the attribution window how many backward passes of ``steps`` steps synchronise."""
+        """Estimate from the attribution window how many backward passes synchronise in ``steps`` steps."""
         if not self._steps or not self._attribution.sees_sync_passes:
             return None
         return round(self._attribution.sync_passes / self._steps * steps)

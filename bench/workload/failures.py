@@ -27,7 +27,7 @@ class BrokenError(WorkloadError):
 
 
 class CollectiveError(WorkloadError):
-    """An error that occurs on all ranks alike, so that only rank 0 prints it."""
+    """An error that occurs on all ranks; only rank 0 prints it."""
 
 
 def describe_error(error: BaseException, *, timeout_s: float) -> str:

@@ -1,4 +1,4 @@
-"""The networks of the workload, from mlp (much communication per computation) to convnet (little of it).
+"""The networks of the workload, from mlp (much communication per computation) to convnet (little).
 
 To add a model, add its class, its builder in :data:`BUILDERS`, its entry in :data:`KINDS`, its synthetic
 sample in :mod:`bench.workload.data`, and its name in ``WorkloadOptions.model``.
@@ -293,7 +293,7 @@ class DecoderLayer(nn.Module):
 
 
 class Transformer(nn.Module):
-    """A GPT-like decoder with tied embeddings and sinusoidal positions, which need no parameters."""
+    """A GPT-like decoder with tied embeddings and parameter-free sinusoidal positions."""
 
     positions: Tensor
 

@@ -132,7 +132,7 @@ def _job_hosts(env: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _hosts_of_ranks(env: Mapping[str, str], world_size: int) -> tuple[str, ...]:
-    """Return the host of each rank, or ``()`` unless srun fills the hosts in order (block distribution)."""
+    """Return the host of each rank if srun fills the hosts in order (block distribution), else ``()``."""
     hosts = _job_hosts(env)
     if env.get("SLURM_DISTRIBUTION", "block").startswith(("cyclic", "plane")):
         return ()

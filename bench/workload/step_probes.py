@@ -5,7 +5,7 @@
 ``timed``           with a communication hook that times every bucket's all-reduce
 ``noop``            with a communication hook that skips the communication
 ``no_sync``         without DDP's synchronisation: no buckets, no hooks
-``no_sync_barrier`` as ``no_sync``, with a barrier at the end: the cost of waiting alone
+``no_sync_barrier`` as ``no_sync``, then a barrier to measure the cost of waiting alone
 =================== ======================================================================
 
 In the last three kinds, the weights of the ranks diverge, so the probes run after the training. The hooks
@@ -108,7 +108,7 @@ def union_s(spans: Sequence[BucketSpan]) -> float:
 
 
 def unhidden_tail_s(spans: Sequence[BucketSpan]) -> float:
-    """Return the seconds from the start of the last all-reduce to the end of all; nothing can hide them."""
+    """Return the seconds from the start of the last all-reduce until all have ended; nothing can hide it."""
     return max(span.end_s for span in spans) - max(span.begin_s for span in spans) if spans else 0.0
 
 

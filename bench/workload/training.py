@@ -44,7 +44,7 @@ _AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 class Task(nn.Module):
     """A module that runs a network and returns the loss.
 
-    The loss and autocast are inside the module, because DDP's logger starts backward when the module returns.
+    The loss and autocast are inside the module: for DDP's logger, backward begins when the module returns.
     """
 
     def __init__(self, network: nn.Module, kind: Kind, precision: str, device_type: str) -> None:
@@ -253,7 +253,7 @@ class Windows:
         self._conditions = conditions
 
     def warm_up(self, fewest: int) -> tuple[int, bool]:
-        """Train ``fewest`` steps, and up to twice as many more until every rank's step time is stable.
+        """Train one to three rounds of ``fewest`` steps, until every rank's step time is stable.
 
         On CUDA the warm-up includes the iterations that DDP's logger always samples.
 
@@ -308,7 +308,7 @@ class Windows:
         """Train ``steps`` steps with a timer on each part of a step, and add the parts to ``window``.
 
         One more step runs first and is not measured. A step's parts are None if this rank's wall clock was
-        set during the step. If DDP's logger lacks the times of any other step, ``parts`` is empty.
+        set during the step. If DDP's logger lacks a step's times for another reason, ``parts`` is empty.
         """
         model, timer = self._trainer.model, StepTimer(clock_for(self._device))
         enable_ddp_timing(model)
