@@ -15,8 +15,8 @@ time must be named.
 ``healthy``: studies of nine runs of this training that nothing disturbs. No cause of lost time may be named.
 
 The script exits with 1 if an overlap is missed or invented, if fewer than 37 of 40 foreign processes are
-found, if more than 2 of 108 healthy runs are called disturbed (in proportion, for other numbers), or if more
-than 2 % of the healthy studies have a cause.
+found, if more than 2 of 108 healthy runs are called disturbed (both limits scale with the number of draws or
+studies), or if more than 2 % of the healthy studies have a cause.
 """
 
 from __future__ import annotations
@@ -223,8 +223,7 @@ def sleeping_study(
 def burning(cluster: Cluster, node: str, load: float) -> Iterator[list[float]]:
     """Use a fraction ``load`` of a core of a node, in a process that is not of any job.
 
-    After the block, the yielded list contains the CPU time of the process in seconds. A busy machine may give
-    less.
+    Afterwards, the yielded list contains the CPU seconds of the process; a busy machine may give it fewer.
     """
     command = cluster.command_on_node(node, [sys.executable, "-c", BURNER, str(load)], cwd=Path("/"))
     used: list[float] = []

@@ -11,7 +11,7 @@ For each combination in COMBINATIONS, the script installs the project into a vir
 The environments are kept in the user's cache ($XDG_CACHE_HOME/ddp-scaling-bench/torch-releases, about 6 GB
 each with CUDA). pip's settings determine the index, and whether the builds are for CPU or CUDA. Every part
 has a time limit, so a part that hangs is a failure. ``--write`` updates the table in docs/measuring.md. The
-exit code is 1 if any part failed. A Python that is not installed is a row without results.
+exit code is 1 if any part failed. If a Python is not installed, its row has no results.
 """
 
 from __future__ import annotations
