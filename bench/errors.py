@@ -1,7 +1,7 @@
 """Errors for users: the place, the mistake, the allowed values and the remedy.
 
-``bench.cli`` turns a :class:`BenchError` into a message and an exit code, and also the errors that
-:func:`inaccessible` describes. Any other exception is a defect of this program.
+``bench.cli`` turns a :class:`BenchError`, or an error that :func:`inaccessible` describes, into a message
+and an exit code. Any other exception is a defect of this program.
 """
 
 from __future__ import annotations

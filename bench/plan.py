@@ -33,8 +33,8 @@ from bench.units import count, human_duration
 class Cost:
     """The maximum cost of a plan, reached if every run uses its whole time limit.
 
-    ``gpu_hours_max`` counts the GPUs that no other job can use: with whole nodes, all GPUs of a node. If
-    this number is unknown, ``gpu_hours_exact`` is False and ``gpu_hours_max`` is a lower bound.
+    ``gpu_hours_max`` counts all GPUs that the runs reserve: with whole nodes, all GPUs of each node. If a
+    node's number of GPUs is unknown, ``gpu_hours_exact`` is False and ``gpu_hours_max`` is a lower bound.
     ``gpu_hours_without_exclusive`` counts only GPUs that the jobs request. ``idle_gpus`` maps cells to the
     number of GPUs that each of their runs reserves but does not use.
     """
@@ -137,7 +137,7 @@ def _warnings(matrix: Matrix, document: Document, cells: Sequence[Cell]) -> list
 
 
 def continue_study(plan: Plan, root: Path) -> Plan:
-    """Return the plan with the value of `exclusive` of the study's existing plan below ``root``, if any.
+    """Return the plan; if the study exists below ``root``, take `exclusive` from its existing plan.
 
     Runs on shared nodes and runs on whole nodes cannot be compared, so a study has only one value. The
     existing value applies unless the matrix or its site file sets the key.

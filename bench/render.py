@@ -48,9 +48,9 @@ class _Shape(NamedTuple):
 class Script:
     """The script of a cell.
 
-    Scripts with the same ``kind`` have other names, workload options and sizes, but a size that is 1 in one
-    of them is 1 in all of them. The formulas are the same, too (tasks = GPUs = ranks of a node, cores = cores
-    of a rank x ranks). Linting one script of each kind is therefore sufficient.
+    Scripts of the same ``kind`` differ only in names, workload options and sizes. A size that is 1 in one of
+    them is 1 in all of them. All compute the sizes in the same way (tasks = GPUs = ranks of a node, cores =
+    cores of a rank x ranks). Linting one script of each kind is therefore sufficient.
     """
 
     text: str

@@ -292,6 +292,6 @@ def _one_line(text: str) -> str:
 
 
 def _similar_cell(study: PlannedStudy, nodes: int, per_node: str) -> str:
-    """Return the id of a cell with ``per_node`` ranks per node, on ``nodes`` nodes or else on most nodes."""
+    """Return the id of a cell with ``per_node`` ranks per node: on ``nodes`` nodes, or else the largest."""
     cells = [cell for cell in study.cells.values() if value_text(cell.tasks_per_node) == per_node]
     return min(cells, key=lambda cell: (cell.nodes != nodes, -cell.nodes, cell.cell_id)).cell_id

@@ -138,7 +138,7 @@ def _plan(matrix: str | None, site: str | None) -> Plan:
 
 
 def _own_matrix() -> Path:
-    """Write a matrix for the default partition, or for this machine without Slurm; return its path."""
+    """Write a matrix for the default partition (without Slurm: for this machine); return its path."""
     import os
 
     try:

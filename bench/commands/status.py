@@ -107,7 +107,7 @@ def _remark(record: RunRecord) -> str:
 
 
 def _log_line(planned: PlannedStudy, record: RunRecord) -> dict[str, Any] | None:
-    """Return the most informative log line that run.json contains if a run failed for an unknown reason."""
+    """If a run failed for an unknown reason, return the most informative log line from its run.json."""
     if record.state is not RunState.FAILED or record.cause:
         return None
     line = (read_run(planned.folder.attempt(record.run_id, record.attempt).path)[0] or {}).get("log_line")

@@ -126,7 +126,7 @@ def _without_completed(
 
 
 def _check_options(planned: PlannedStudy, *, preflight: bool, pack: bool, max_queued: int | None) -> None:
-    """Reject options that the executor, or one job for all runs (pack), cannot use; report unused options."""
+    """Reject options that contradict the executor or --pack; print which option has no effect."""
     if preflight and planned.executor != "slurm":
         what = f"--preflight checks the nodes of Slurm jobs, but the matrix's executor is {planned.executor}"
         raise BenchError(what, remedy="omit --preflight")

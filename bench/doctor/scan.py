@@ -118,7 +118,7 @@ def _encoded(text: bytes | str) -> bytes:
 
 
 def as_words(text: bytes) -> bytes:
-    """Return text as words in lower case, as in the catalogue; line breaks are kept."""
+    """Return lower-case text without digits and punctuation, like the catalogue's words; keep line breaks."""
     return text.translate(_SHAPE, _DROPPED)
 
 

@@ -228,8 +228,8 @@ class PreflightJob:
 def nodes_to_check(groups: Sequence[NodeGroup], text: str, *, largest: int | None) -> str:
     """Return a range of node counts for sbatch's --nodes, from which Slurm takes as many nodes as are free.
 
-    ``largest`` is the number of nodes of the largest run. At most twice as many are checked, so that there
-    are spare nodes, but a large cluster is not occupied. If ``largest`` is None, all idle nodes are checked.
+    At most twice ``largest`` nodes (those of the largest run) are checked, which leaves spare nodes without
+    occupying a large cluster. If ``largest`` is None, all idle nodes are checked.
     """
     partitions = requested_partitions(groups, text).values()
     in_service = max((sum(g.nodes for g in own if g.in_service) for own in partitions), default=0)

@@ -8,14 +8,14 @@ slower.
 For the exchanges, every group of nodes is halved in each round, and each node of one half exchanges with the
 nodes of the other half, one after another (recursive halving). The first round halves the whole set, the
 second round halves its halves, and so on. After ceil(log2(N)) rounds, every two nodes have met once. One
-more round then measures slow pairs again, slow nodes with fast partners. The total is at most 2 log2(N)
+more round then measures slow links again, and slow nodes with fast partners. The total is at most 2 log2(N)
 rounds.
 
 An exchange is as fast as the slower of its two nodes. A node that is slow with its best partners is a slow
 node. Two nodes that are fast with others, but slow together, have a slow link between them.
 
-In pairs, nodes are numbers from 0. This module needs no torch, so that `make campaign-preflight` can simulate
-many cases.
+A pair contains the numbers of two nodes, from 0. This module needs no torch, so that
+`make campaign-preflight` can simulate many cases.
 """
 
 from __future__ import annotations
@@ -144,8 +144,8 @@ class Verdict:
 def judge(rates: Rates, *, threshold: float) -> Verdict:
     """Return the rates of the nodes, their median, and the slow nodes and links.
 
-    A node is slow below ``threshold`` x median, and a link is slow below ``threshold`` x the rates of both of
-    its nodes. The median is the higher of the two middle values, because half of the nodes may be slow.
+    A node is slow below ``threshold`` x median, and a link below ``threshold`` x the rate of its slower node.
+    The median is the higher of the two middle values, because half of the nodes may be slow.
     """
     of_nodes = rates.of_nodes()
     known = [rate for rate in of_nodes if rate is not None]
@@ -178,7 +178,7 @@ def confirmed(rates: Rates, verdict: Verdict) -> Verdict:
 
 
 def pairs_again(verdict: Verdict) -> list[Step]:
-    """Return the steps that measure slow pairs again: slow nodes with fast partners, and slow links."""
+    """Return the steps that measure slow links again, and slow nodes with fast partners."""
     slow = set(verdict.slow_nodes)
     rated = [node for node, rate in enumerate(verdict.rates) if rate is not None and node not in slow]
     fast = sorted(rated, key=lambda node: -(verdict.rates[node] or 0.0))
@@ -226,10 +226,9 @@ Values = Sequence[float | None]
 class Measured:
     """The values of all nodes, as far as they were measured.
 
-    ``hosts`` are the nodes that joined. ``passes`` contains, for each check, one list of values by node
-    for each time the check was made. ``silent`` are nodes that did not join or stopped answering.
-    ``exchange`` and ``again`` map (receiver, sender) to bytes/s. ``rounds`` is the number of rounds of
-    exchanges.
+    ``hosts`` are the nodes that joined. ``passes`` maps each check to its passes; a pass is a list of
+    values by node. ``silent`` are nodes that did not join or stopped answering. ``exchange`` and ``again``
+    map (receiver, sender) to bytes/s. ``rounds`` is the number of rounds of exchanges.
     """
 
     hosts: list[str]
