@@ -128,7 +128,7 @@ def read_header(lines: Sequence[str]) -> Header:
 def _without_disabled(
     remarks: Sequence[Remark], options: Sequence[Option], lines: Sequence[str]
 ) -> tuple[Remark, ...]:
-    """Omit the findings on lines ``# SBATCH`` that are alternatives to active directives."""
+    """Omit findings on a ``# SBATCH`` line if an active directive requests the same resource."""
     active = {_kind(option.name) for option in options if lines[option.line - 1].startswith("#SBATCH")}
     kept = []
     for remark in remarks:

@@ -1,8 +1,8 @@
 r"""Track the values of shell variables and expand words, without running the script.
 
 The value of an expansion such as ``$SLURM_NODEID`` or ``$(date)`` is only known on the cluster.
-In expanded text, a *mark* stands for such a value: a number between two private characters, which
-refers to an :class:`Unknown`. Rules can therefore recognise ``--node_rank=$SLURM_NODEID`` after any number of
+In expanded text, a *mark* stands for such a value: the number of an :class:`Unknown` between two private-use
+Unicode characters. Rules can therefore recognise ``--node_rank=$SLURM_NODEID`` after any number of
 assignments, while an escaped ``\$SLURM_NODEID`` is plain text.
 """
 
@@ -96,7 +96,7 @@ class Assigned:
 
 
 class Unknowns:
-    """The unknown expansions of one script. In texts, marks with their indices stand for them."""
+    """The unknown expansions of one script; in texts, a mark with its index stands for each one."""
 
     def __init__(self) -> None:
         self._all: list[Unknown] = []
@@ -305,9 +305,9 @@ class Expander:
         return _element(candidates[0], subscript.group(2) if subscript else None)
 
     def _differs(self, candidates: list[Assigned]) -> bool:
-        """Return whether the value depends on branches, because ``candidates`` assign different words.
+        """Return whether the value is unknown, because ``candidates`` in branches assign different words.
 
-        The result is False if the newest value, which is then assumed, is an option or several words.
+        If the newest value is an option or several words, it is assumed, and the result is False.
         """
         here = {identity for identity, _ in self.branches}
         newest = candidates[0]

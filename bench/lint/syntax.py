@@ -304,7 +304,7 @@ class WordReader:
         self._parse = parse
 
     def word(self) -> Word:
-        """Read the word at the current position, which is not a blank."""
+        """Read the word that starts at the current position."""
         text, start = self.source.text, self.source.pos
         line = self.source.line()
         parts: list[Part] = []

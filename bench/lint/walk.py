@@ -335,7 +335,7 @@ def _is_one_quoted(words: Sequence[Word]) -> bool:
 
 
 def _joined(first: Value, second: Value) -> Value:
-    """Concatenate two values. A row that contains text of both keeps its line in ``first``."""
+    """Concatenate two values. A row that contains text of both has the line number from ``first``."""
     rows = second.lines[1:] if first.text and not first.text.endswith("\n") else second.lines
     text = first.text + second.text
     if not first.text:

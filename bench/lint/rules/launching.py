@@ -53,7 +53,7 @@ def missing_srun(script: Script) -> Iterator[Remark]:
     """A job has several nodes, but only the batch shell starts the program.
 
     The batch script runs once, on the first node. Only srun, mpirun or a similar launcher starts processes
-    on the other nodes. Otherwise the processes on the first node wait for the other processes until the
+    on the other nodes. Without one, the processes on the first node wait for the others until the
     rendezvous times out, and the job fails. A program whose processes do not wait for each other leaves the
     other nodes idle.
 

@@ -141,7 +141,7 @@ def loopback_master_addr(script: Script) -> Iterator[Remark]:
 def _own_name_per_task(script: Script) -> Iterator[Remark]:
     """Find tasks that use their own host name as the rendezvous address.
 
-    This is a warning for scripts whose number of nodes is only known at submission.
+    The finding is a warning if the number of nodes is only known at submission.
     """
     if "nodes" in script.job.options and script.job.nodes is not None:
         return
@@ -401,7 +401,7 @@ def port_range(script: Script) -> Iterator[Remark]:
 
 
 def _rendezvous_ports(script: Script) -> Iterator[tuple[int, str]]:
-    """Yield (line, text) of each port in a variable such as MASTER_PORT, or computed in an option."""
+    """Yield (line, text) of each port that is set in a variable (MASTER_PORT) or computed in an option."""
     for assigned in script.walk.assigned:
         if assigned.value and _PORT_VARIABLE.match(assigned.name) and "MASTER" in assigned.name.upper():
             yield assigned.line, assigned.value.text

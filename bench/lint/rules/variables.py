@@ -96,10 +96,10 @@ def undefined_variable(script: Script) -> Iterator[Remark]:
     """A variable is used that is not set, or that is set but not exported to the tasks.
 
     Such a variable expands to an empty string, so that an option has no value, or an address has no host.
-    sbatch passes the environment of the submitting shell to the job, so that only a variable of Slurm or of
-    a launcher is certainly empty. Any other variable causes a finding with severity ``info``, unless a
-    comment, a test or a default in the script shows that the caller sets it. The rule does not apply to
-    scripts that source a file, because that file may set the variable.
+    Only variables of Slurm or of a launcher are certainly empty. Other variables may come from the shell that
+    submits the job, because sbatch passes its environment on. Their findings have severity ``info``, and are
+    omitted if a comment, a test or a default in the script shows that the caller sets the variable. The rule
+    does not apply to scripts that source a file, because that file may set the variable.
 
     Bad:
         #SBATCH --ntasks=8
