@@ -1,7 +1,7 @@
 """Record how runs ended and which commands they executed, and execute runs one after another.
 
-A submission reads each script of a command once, and calls git once for each folder with scripts. Jobs never
-call git.
+During a submission, each script that commands execute is read once, and git is called once for each folder
+with such scripts. Jobs never call git.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ def settle_run_json(
 
 
 def _complete_environment(study: PlannedStudy, folder: RunFolder, outcome: Outcome) -> None:
-    """Write env.json for a run that started but left no env.json, without the values that only ranks know."""
+    """If a run started but left no env.json, write one that lacks the values that only ranks know."""
     started = outcome.state in (RunState.COMPLETED, RunState.FAILED)
     if not started or outcome.failure_class is FailureClass.NEVER_STARTED or folder.env.is_file():
         return

@@ -105,7 +105,7 @@ def process_outcome(folder: RunFolder, cell: Cell, exit_code: int | None) -> Out
 def job_outcome(
     folder: RunFolder, cell: Cell, status: JobStatus, end: EndNote, rows: Sequence[AccountingRow] = ()
 ) -> Outcome:
-    """Determine how a run ended after its Slurm job has ended; ``rows`` are the job's rows in sacct."""
+    """Determine how a run ended whose Slurm job has ended; ``rows`` are the job's rows in sacct."""
     if status.state is RunState.COMPLETED:
         missing = missing_results(folder, cell)
         if missing:
@@ -132,7 +132,7 @@ def job_outcome(
 def _lacks_output(folder: RunFolder, status: JobStatus, end: EndNote) -> bool:
     """Return True if a failed job has no output files, which Slurm creates before it starts the script.
 
-    Without them, the script did not run. Slurm 20.11 then reports exit code 1, and squeue reports none.
+    Without them, the script did not run. The exit code is then 1 (sacct of Slurm 20.11) or unknown (squeue).
     """
     if end.exit_code is not None or status.exit_code not in (1, None):
         return False
@@ -213,7 +213,7 @@ def _workload_error(folder: RunFolder) -> str:
 
 
 def with_workload_error(folder: RunFolder, reason: str) -> str:
-    """Append the workload's error message to ``reason``. After a time-out, it can name the missing rank."""
+    """Append the workload's error, which can name the missing rank after a time-out, to ``reason``."""
     return _joined(reason, _workload_error(folder))
 
 
@@ -226,7 +226,7 @@ def _unwritable_folder(end: EndNote, rows: Sequence[AccountingRow]) -> str:
 
 
 def killed_rank(folder: RunFolder, launcher: str) -> str:
-    """Describe the rank that a signal killed, from the launcher's messages in job.err, or ``""`` without one.
+    """Describe the rank that a signal killed, from the launcher's messages in job.err; return ``""`` if none.
 
     A killed rank logs no error, and sacct does not distinguish killed from aborted ranks.
     """

@@ -151,7 +151,7 @@ def job_name(study: PlannedStudy, number: int) -> str:
 
 
 def write_pack(study: PlannedStudy, pack: Pack) -> None:
-    """Create a pack's folder with copies of the scripts, which `bench plan` therefore cannot change."""
+    """Create a pack's folder and copy the scripts into it, so that `bench plan` cannot change them."""
     try:
         pack.folder.path.mkdir(mode=0o755, parents=True)  # only the owner may replace scripts
         for cell_id in {attempt.cell.cell_id for attempt in pack.attempts}:

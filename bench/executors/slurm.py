@@ -78,10 +78,10 @@ class Chains:
 
     @classmethod
     def of_queue(cls, limit: int, queue: Iterable[QueueRow], events: Iterable[Mapping[str, Any]]) -> Chains:
-        """Return ``limit`` chains, in each of which one job executes at a time, with the jobs in squeue.
+        """Return ``limit`` chains that contain the jobs in squeue; each chain executes one job at a time.
 
-        The ledger's events contain each job's chain. If the job was submitted under another limit and this
-        chain does not exist now, the job is added to every chain, so that all new jobs wait for its end.
+        The ledger's events contain each job's chain. A job that was submitted under another limit, and whose
+        chain does not exist now, is added to every chain, so that all new jobs wait for its end.
         """
         chains = cls(limit)
         chain_of = {event["job_name"]: event.get("chain") for event in events if event["event"] == "intent"}
@@ -95,7 +95,7 @@ class Chains:
         return chains
 
     def next_place(self) -> Place:
-        """Return the end of the chain with the fewest jobs, or no chain if there is no limit."""
+        """Return the place after all jobs of the shortest chain; without a limit, the place has no chain."""
         if not self._jobs:
             return Place()
         chain = min(range(len(self._jobs)), key=lambda number: len(self._jobs[number]))
@@ -281,8 +281,8 @@ class SlurmExecutor:
     def _test_largest(self, runs: list[Run], callbacks: Callbacks) -> list[Run]:
         """Raise BenchError if Slurm would reject the largest run; return the runs in submission order.
 
-        The test is skipped if Slurm has already accepted a run of this size. If Slurm's answer is not
-        final, the largest run is moved to the front.
+        The test is skipped if Slurm has already accepted a run of this size. If Slurm rejects the run now
+        but may accept it later, the run is moved to the front.
         """
         if not runs:
             return runs
@@ -389,7 +389,7 @@ class SlurmExecutor:
         return small, [run for run in runs if self._cells[run.run_id].nodes in too_large]
 
     def _lacks_nodes(self, cell_id: str, nodes: int) -> bool:
-        """Return True if a run on ``nodes`` nodes can only start on nodes that include unfit nodes."""
+        """Return True if a run on ``nodes`` nodes cannot start without using unfit nodes."""
         script = self.study.script(cell_id)
         if not self._is_refused(script, self._exclusion(script)):
             return False
@@ -572,7 +572,7 @@ def too_many_nodes(partitions: Mapping[str, Sequence[NodeGroup]], nodes: int) ->
 def permanent_refusal(slurm: Slurm, refusal: SlurmRefusedError, *, script: Path, nodes: int) -> str:
     """Return why Slurm can never start a job on ``nodes`` nodes, or ``""`` if the job can start later.
 
-    Slurm's message alone does not show whether the job fits no node, or fits nodes that are down or drained.
+    Slurm prints the same message if no nodes suit the job and if the suitable nodes are down or drained.
     """
     if refusal.queue_is_full:
         return ""

@@ -2,12 +2,12 @@
 
 A :class:`SlurmState` is the meaning of one state word. :func:`state_from_notices` reads the notices of
 slurmstepd on the job's standard error: without accounting, Slurm forgets a job some minutes after its end
-(MinJobAge), and then the notices are the only source. :func:`classify` and :func:`classify_queue` decide
-with the rows of sacct and squeue. They also read the rows of the steps, because the job's own state may be
-FAILED although a step's state is OUT_OF_MEMORY.
+(MinJobAge), and then the notices are the only source. :func:`classify` determines a job's status from sacct,
+and :func:`classify_queue` from squeue. :func:`classify` also reads the rows of the steps, because the job's
+own state may be FAILED although a step's state is OUT_OF_MEMORY.
 
 Sources: https://slurm.schedmd.com/job_state_codes.html (base states and flags, 20.11 to 26.05) and
-the state tables of squeue(1) and sacct(1), which print a flag instead of the base state if one is set;
+the state tables of squeue(1) and sacct(1) (if a flag is set, both print it instead of the base state);
 https://slurm.schedmd.com/job_reason_codes.html and the table of names in Slurm's job_state_reason.c.
 """
 
@@ -61,7 +61,7 @@ _OBSTACLES = (
     ),
     _Obstacle(
         "PartitionNodeLimit",
-        "the partition does not allow this number of nodes, or nodes that it requires are down",
+        "the partition does not allow this number of nodes, or nodes that the job requires are down",
         "choose other axes.nodes or another cluster.partition (`scontrol show partition` shows the limits)",
     ),
     _Obstacle(

@@ -1,8 +1,8 @@
 """Messages of Slurm that are parsed because no command prints their content in a machine-readable form.
 
 Every wording names the releases that print it. Releases in parentheses were not run; their wording is from
-the source code, and the tests quote it. Slurm prints most errors of a command as a text of its table of
-errors (common/slurm_errno.c), after the name of the command and sometimes of the failed operation.
+the source code, and the tests quote it. Most error messages consist of the command's name, in some cases the
+failed operation, and a text from Slurm's table of errors (common/slurm_errno.c).
 """
 
 from __future__ import annotations

@@ -315,7 +315,7 @@ def _node_group(line: str) -> NodeGroup:
 
 
 def _number(cell: str) -> int:
-    """Parse a count: ``16`` or ``2K`` (2,000); a final ``+`` (the minimum of a mixed group) is ignored."""
+    """Parse a count: ``16`` or ``2K`` (2,000); a final ``+`` (as in ``16+``, 16 or more) is ignored."""
     match = re.fullmatch(r"(\d+)([KkMm]?)\+?", cell)
     if not match:
         raise UnreadableOutputError(f"{cell!r} in the output of sinfo is not a number")

@@ -2,7 +2,7 @@
 
 A run is disturbed by another job (or another run of the study) on its nodes, by the CPU time of foreign
 processes (processes outside of the job), by a slowdown that a GPU's hardware or temperature causes, and by
-errors of the network link. All other conditions are recorded and shown, but they never disturb a run: they
+errors of the network link. All other conditions are recorded and shown, but never count as disturbances: they
 can be effects of the run itself. The run's step times are never used, because excluding slow runs would make
 results look better than they are.
 """
@@ -67,9 +67,9 @@ class Disturbance:
     """Something outside of a run's job that disturbed the run on one node.
 
     ``start`` and ``end`` enclose the disturbed time. ``value`` names the jobs (for ``study-run`` and
-    ``foreign-job``) or the GPU's reasons (``gpu-slowdown``). For ``foreign-cpu``, ``value`` is the largest
-    fraction of the cores in use, and for ``link-errors`` the number of errors; ``limit`` is the largest
-    allowed value.
+    ``foreign-job``) or the GPU's reasons for lower clocks (``gpu-slowdown``). For ``foreign-cpu``, it is
+    the largest CPU time of foreign processes, as a fraction of the time of the cores in use. For
+    ``link-errors``, it is the number of errors. ``limit`` is the largest allowed value.
     """
 
     reason: Reason
@@ -105,7 +105,7 @@ class Disturbance:
 
 
 def cpu_share(share: str | float) -> str:
-    """Return ``31% of`` or, as other cores of the node are used too, ``1.8 times``; a text is unchanged."""
+    """Format a share: ``31% of``, or ``1.8 times`` if other cores are used too. A text is unchanged."""
     if isinstance(share, str):
         return share
     return f"{share:.0%} of" if share < 1 else f"{share:.1f} times"
@@ -252,7 +252,8 @@ def assess(
 
     Args:
         folder: the run's folder with conditions.json and env.json.
-        start: start of the run. Without windows in conditions.json, any job from start to end disturbs.
+        start: start of the run. If conditions.json has no windows, every other job that ran between
+            start and end disturbs the run.
         end: end of the run.
         neighbours: the other jobs on the run's nodes, or None if they were not determined.
         cores: number of cores that the run uses on each node, if env.json does not contain this number.
@@ -381,7 +382,7 @@ def _host_of_rank(env: Mapping[str, Any]) -> dict[int, str]:
 def _cores_in_use(env: Mapping[str, Any]) -> dict[str, int]:
     """Return the number of cores that the ranks use on each node, at least 1.
 
-    Each rank uses one core per thread; in total, this is limited by the cores that the ranks may use.
+    This is the number of the ranks' threads, but at most the number of cores that the ranks may use.
     """
     threads = {
         str(node.get("node")): _sum(node.get("threads_per_rank")) for node in objects(env.get("cores"))

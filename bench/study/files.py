@@ -77,7 +77,7 @@ def object_text(content: Mapping[str, Any]) -> str:
 
 
 def rewrite_object(path: Path, content: Mapping[str, Any]) -> None:
-    """Overwrite a file that contains a JSON object in place if old and new content fit into 4096 bytes.
+    """Replace the JSON object in a file; overwrite the file in place if old and new text fit into 4096 bytes.
 
     Longer content is written to a temporary file, which is then renamed. `bench status` can rewrite thousands
     of files, and would otherwise spend most of its time on creating and deleting temporary files. Overwriting

@@ -154,8 +154,7 @@ class SlowCall:
         line: number of the line in this file.
         function: the function that the line calls.
         calls: number of calls in the step.
-        seconds: time of these calls together, without the time of other calls that the user's code makes
-            within them.
+        seconds: total time of these calls, minus the time of nested calls by the user's code.
         part: the part of the step whose timer covers the call, or None if no timer does.
         bytes: size of the tensors that are passed to a function of torch.distributed.
     """
