@@ -29,7 +29,7 @@ def executor_for(study: PlannedStudy, *, pack: bool = False, preflight: bool = F
 
 
 def pack_executor(study: PlannedStudy, *, preflight: bool = False) -> PackExecutor:
-    """Return the executor that submits many runs as one job; raise BenchError if the study has no Slurm."""
+    """Return the executor that submits many runs as one job; raise BenchError for studies without Slurm."""
     if study.executor != "slurm":
         what = f"--pack submits many runs as one Slurm job, but the matrix's executor is {study.executor}"
         raise BenchError(

@@ -344,7 +344,7 @@ def _foreign_share(foreign_s: Any, seconds: float, cores: int) -> float | None:
 
 
 def _counts(counters: Any, words: Sequence[str]) -> Iterator[float]:
-    """Yield the values of all counters, also nested ones, whose names contain one of ``words``."""
+    """Yield the values of the counters (at any depth) whose names contain one of ``words``."""
     if isinstance(counters, dict):
         for name, value in counters.items():
             if isinstance(value, dict):
@@ -354,7 +354,7 @@ def _counts(counters: Any, words: Sequence[str]) -> Iterator[float]:
 
 
 def _slowdowns(clocks: Any) -> Iterator[str]:
-    """Yield NVML's names of the hardware and thermal reasons for lower clocks, also nested ones."""
+    """Yield NVML's names of the hardware and thermal reasons for lower clocks, at any depth of ``clocks``."""
     if isinstance(clocks, dict):
         for name, value in clocks.items():
             if name in ("hardware", "thermal") and isinstance(value, list):
