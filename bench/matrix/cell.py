@@ -154,7 +154,7 @@ _SAFE_TEXT = re.compile(r"[A-Za-z0-9_.+]{1,40}")
 
 
 def canonical(value: Any) -> str:
-    """Return JSON text that is equal for two values only if the values are equal."""
+    """Return a value as JSON text; different values have different texts."""
     return json.dumps(value, sort_keys=True, default=str)
 
 

@@ -187,7 +187,7 @@ def binding_warnings(matrix: Matrix, document: Document, cells: Sequence[Cell]) 
 
 
 def _place_of(key: str, matrix: Matrix) -> Place:
-    """Return the place in the matrix that sets an option of srun: its own key, or a word of srun_options."""
+    """Return the place that sets an option of srun: its own key in `cluster`, or a word of srun_options."""
     for i, word in enumerate(matrix.cluster.srun_options):
         found = key_of_word(word)
         if found is not None and found[0] == key and getattr(matrix.cluster, key) is None:
@@ -451,7 +451,7 @@ def _command_warnings(matrix: Matrix, document: Document) -> Iterator[str]:
 
 
 def _changed_python(matrix: Matrix, document: Document) -> Iterator[str]:
-    """Yield a warning if set-up lines that activate no environment change the python of a command."""
+    """Yield a warning if set-up lines change a command's python and do not activate an environment."""
     setup = matrix.cluster.setup
     if setup and not matrix.cluster.container and not any(map(_ACTIVATES.search, setup)):
         yield (

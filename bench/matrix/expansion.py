@@ -149,7 +149,7 @@ class _Enumeration:
                 yield Point(values, mode, batch, place)
 
     def _selection(self, section: str, index: int, given: dict[str, Any]) -> dict[str, Any]:
-        """Return the keys of an exclude or include entry, with :data:`PER_NODE` for the size axis."""
+        """Return an exclude or include entry, with its size axis renamed to :data:`PER_NODE`."""
         entry = {}
         for key, value in given.items():
             axis = PER_NODE if key in ("gpus_per_node", "tasks_per_node") else key

@@ -185,7 +185,7 @@ _OWN_SRUN_OPTIONS = {
 
 
 def _own_option(word: str, table: Mapping[str, str], flags: str) -> str | None:
-    """Return the remedy if ``word`` is an option in ``table``, otherwise None.
+    """Return the remedy in ``table`` for the option ``word``, or None if the option is not listed.
 
     Unique prefixes of options and ``-Hn2`` for ``-H -n2`` are recognised, because Slurm accepts them.
     """
@@ -221,7 +221,7 @@ def _check_directive_line(value: str) -> str:
 
 
 def split_line(value: str, *, kind: str) -> list[str]:
-    """Split a line into words as a shell does; errors say that an entry must be ``kind``."""
+    """Split a line into words as a shell does; ``kind`` describes a valid entry in error messages."""
     one_line(value)
     try:
         return shell_words(value, comments=True)
@@ -299,7 +299,7 @@ def srun_option(key: str) -> str:
 
 
 def key_of_word(word: str) -> tuple[str, str] | None:
-    """Return the key of `cluster` that sets the same option as a word of srun, and the word's value."""
+    """Return the key of `cluster` for the option in a word of srun, and the option's value."""
     if word.startswith("-m"):
         return "distribution", word[2:].removeprefix("=")
     name, _, value = word.removeprefix("--").partition("=")
@@ -335,7 +335,7 @@ class Binding(NamedTuple):
 
     @property
     def explicit(self) -> bool:
-        """True if srun rejects or ignores this binding unless the step has all CPUs of its nodes."""
+        """True if the step needs all CPUs of its nodes; otherwise srun rejects or ignores this binding."""
         return self.kind.startswith(("map_", "mask_", "rank"))
 
     @property

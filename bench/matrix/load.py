@@ -200,7 +200,7 @@ def load_matrix(path: Path, *, site: Path | None = None) -> tuple[Matrix, Docume
         BenchError: a file does not exist or cannot be read.
         InputError: all problems of the site file or, if it has none, of the matrix's YAML and
             keys. If the only problems are unknown and duplicate keys, they stay in the document
-            and are reported with those that :func:`bench.matrix.expansion.expand` finds.
+            and are reported with the problems of :func:`bench.matrix.expansion.expand`.
     """
     document = read_document(path)
     if not isinstance(document.content, dict):
@@ -334,7 +334,7 @@ def _section(content: dict[str, Any], name: str) -> dict[str, Any] | None:
 
 
 def _merged(own: dict[str, Any], defaults: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-    """Return the cluster section with the defaults; add the inherited settings to ``values``."""
+    """Return the section ``own``, completed by ``defaults``; add the inherited settings to ``values``."""
     merged = dict(own)
     for key, value in defaults.items():
         mine = own.get(key)

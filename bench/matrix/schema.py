@@ -332,7 +332,7 @@ _BATCH_TYPES: dict[str, Any] = {"mode": Mode, "global_batch": Batch, "per_gpu_ba
 Selection: Any = _model(
     "Selection",
     __base__=_SelectionBase,
-    __doc__="One value for each of some axes, and optionally the mode and the batch.",
+    __doc__="One value for each axis in the entry, and optionally the mode and the batch.",
     **{name: (kind | None, None) for name, kind in (_AXIS_TYPES | _BATCH_TYPES).items()},
 )
 

@@ -86,7 +86,7 @@ def secrets_in(words: Iterable[str], env: Mapping[str, str]) -> set[str]:
 
 
 def mask_text(text: str, secrets: Iterable[str] = ()) -> str:
-    """Return ``text`` with ``***`` in place of values that may be secrets, and of ``secrets``."""
+    """Return ``text`` with ``***`` in place of ``secrets`` and of other values that may be secrets."""
     for value in sorted(secrets, key=len, reverse=True):
         if len(value) >= _SHORTEST:
             text = text.replace(value, MASK)

@@ -1,4 +1,4 @@
-"""Sample the nodes of a run without rank measurements, and write its conditions.json and env.json.
+"""Sample the nodes of a run whose ranks measure nothing, and write its conditions.json and env.json.
 
 ::
 
@@ -10,9 +10,9 @@ Until the end, each node keeps its values in its own file in the run's folder. c
 the whole command. The window's epoch is null, and it has no ranks, because bench does not know the ranks.
 
 The ranks write no env.json if the command does not use the recorder, or if the run failed. Then this module
-writes one with what is known without them: the run's hosts, their cores, the requested threads, and the
-versions of the python that the command begins with. Values that only the ranks know, such as their backend,
-are null.
+writes an env.json with what is known without the ranks: the run's hosts, their cores, the requested threads,
+and the versions of the python that the command begins with. Values that only the ranks know, such as their
+backend, are null.
 """
 
 from __future__ import annotations

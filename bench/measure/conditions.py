@@ -80,7 +80,7 @@ class Conditions:
         }
 
     def synchronised(self, passes: int | None) -> dict[str, int | None]:
-        """Return ``sync_passes``, the backward passes that exchange gradients, and their ``bytes``."""
+        """Return ``sync_passes`` (backward passes that exchange gradients) and the ``bytes`` exchanged."""
         known = passes is not None and self._gradient_bytes is not None
         return {
             "sync_passes": passes,
@@ -113,7 +113,7 @@ def _difference(after: float | None, before: float | None) -> float | None:
 
 
 def window_conditions(epoch: int, of_ranks: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None:
-    """Combine all ranks' parts into an entry of ``windows`` in conditions.json; None if one is missing."""
+    """Combine all ranks' parts into an entry of ``windows`` in conditions.json; None if a part is missing."""
     parts = [part for part in of_ranks if part is not None]
     if len(parts) < len(of_ranks):
         return None
@@ -186,7 +186,7 @@ class _Powercap:
 
     @classmethod
     def open(cls) -> _Powercap | None:
-        """Return the counters of all packages, or None if this process may not read one of these counters."""
+        """Return the counters of all packages, or None if at least one of them is unreadable."""
         zones = sorted(_POWERCAP.glob("intel-rapl:[0-9]*"))
         # A zone below a package is part of that package. The zone psys covers the whole machine.
         packages = [zone for zone in zones if zone.name.count(":") == 1 and _is_package(zone)]

@@ -103,7 +103,7 @@ def shared_environment(
 
 
 def _gpus_of_nodes(facts: Sequence[RankFacts], gpus: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return one entry per node and set of visible GPUs, with the ranks that see these GPUs."""
+    """Return one entry per combination of node and visible GPUs, with the ranks that see these GPUs."""
     found: list[dict[str, Any]] = []
     for one, seen in zip(facts, gpus, strict=False):
         entry = next((e for e in found if e["node"] == one.host and seen.items() <= e.items()), None)
@@ -115,7 +115,7 @@ def _gpus_of_nodes(facts: Sequence[RankFacts], gpus: Sequence[Mapping[str, Any]]
 
 
 def ddp_facts(model: DistributedDataParallel) -> dict[str, Any]:
-    """Return the value of ``ddp`` in env.json: what DDP does in each step beside reducing gradients.
+    """Return the value of ``ddp`` in env.json: what DDP does in each step in addition to reducing gradients.
 
     On CUDA this function waits for the device.
     """

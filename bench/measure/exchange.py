@@ -2,11 +2,11 @@
 
 The built-in workload uses collectives. In a user's loop, ranks can take different numbers of steps, and an
 additional collective could then hang the run. The store cannot hang the run: each rank writes its own keys,
-and rank 0 reads the records that all ranks wrote.
+and rank 0 reads the records of all ranks.
 
-When one rank ends, is killed or hangs, communication breaks on all other ranks. The store usually answers for
-a moment longer. Every failing rank reports its error in the store. Ranks that only lost a connection read
-which rank failed first, or which ranks reported nothing.
+When one rank ends, is killed or hangs, communication breaks on all other ranks. The store usually still
+answers for a moment. Every failing rank reports its error in the store. Ranks that only lost a connection
+read which rank failed first, or which ranks reported nothing.
 """
 
 from __future__ import annotations

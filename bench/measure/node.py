@@ -1,8 +1,8 @@
 """The state of a node before and after a window: processes, throttling, pressure, clocks, swap, network.
 
-This module imports neither torch nor psutil, so that it starts quickly beside a command. Sources: the
-kernel's Documentation/ABI/testing/sysfs-class-net-statistics, sysfs-class-infiniband; proc(5);
-Documentation/admin-guide/cgroup-v2.rst, and scheduler/sched-bwc.rst for version 1. Slurm, container runtimes
+This module imports neither torch nor psutil, so that it starts quickly before and after a command. Sources:
+the kernel's Documentation/ABI/testing/sysfs-class-net-statistics, sysfs-class-infiniband; proc(5);
+Documentation/admin-guide/cgroup-v2.rst and, for cgroup v1, scheduler/sched-bwc.rst. Slurm, container runtimes
 and systemd can set a CPU quota on any control group above a process. All these quotas apply, so every group
 from the process's own group up to the mount is read.
 
@@ -65,7 +65,7 @@ _JOB_VARIABLES = ("SLURM_JOB_ID", "BENCH_SSH_JOB")
 
 
 def cpu_groups(proc: Path = PROC) -> list[Path]:
-    """Return the folders of this process's groups that limit processors, from its own group upwards."""
+    """Return the control groups that can limit this process's CPU time, from its own group upwards."""
     try:
         mounts = [line.split() for line in (proc / "self/mounts").read_text().splitlines()]
         entries = [line.split(":", 2) for line in (proc / "self/cgroup").read_text().splitlines()]
@@ -86,7 +86,7 @@ def cpu_groups(proc: Path = PROC) -> list[Path]:
 
 
 def cpu_quota(groups: list[Path]) -> float | None:
-    """Return the smallest quota of the groups in cores, or None if no group has a quota."""
+    """Return the smallest quota (in cores) of the groups, or None if no group has a quota."""
     quotas = [quota for group in groups if (quota := _quota(group)) is not None]
     return min(quotas, default=None)
 
@@ -232,7 +232,7 @@ def _change(before: Mapping[str, int | None], after: Mapping[str, int | None]) -
 
 
 def _in_bytes(counters: dict[str, int | None]) -> dict[str, int | None]:
-    """Replace the data counters of an InfiniBand port, which count words of four bytes."""
+    """Convert the data counters of an InfiniBand port from words of four bytes to bytes."""
     found = {name: value for name, value in counters.items() if not name.endswith("_words")}
     for name in ("rcv", "xmit"):
         words = counters.get(f"{name}_words")
@@ -560,8 +560,8 @@ def ancestors(pid: int, processes: Mapping[int, Process]) -> list[int]:
 def foreign_cpu_s(before: Snapshot, after: Snapshot, job: Job) -> float | None:
     """Return the CPU time in seconds of processes outside of the job between two snapshots.
 
-    If not all processes are visible, the result is the CPU time of the machine minus that of the job, which
-    includes kernel threads. The result is None if the machine's time is unknown, too.
+    If not all processes are visible, the result is the CPU time of the machine, including kernel threads,
+    minus that of the job. The result is None if the machine's time is unknown, too.
     """
     processes = after.processes
     used = _used_ns(before.processes, processes)
@@ -603,7 +603,7 @@ def _used_ns(before: Mapping[int, Process], after: Mapping[int, Process]) -> dic
 
 
 def _ns_of_ended(before: Mapping[int, Process], after: Mapping[int, Process]) -> Counter[int]:
-    """Return the CPU time in the first snapshot of the processes that ended before the second snapshot.
+    """Return the CPU time, at the first snapshot, of the processes that ended before the second snapshot.
 
     The times are summed by the nearest ancestor that still runs.
     """

@@ -94,9 +94,9 @@ def clocks(device: int) -> dict[str, Any]:
 
     ``sm_mhz`` and ``memory_mhz`` are in MHz, ``power_w`` and the enforced ``power_limit_w`` in watts, and
     ``temperature_c`` in °C. ``reasons`` lists NVML's reasons for lower clocks by their cause: ``hardware``,
-    ``thermal``, ``power_cap`` and ``other``. ``power_cap_s`` and ``thermal_s`` are the seconds below the
-    requested clocks since the driver was loaded, and ``ecc_corrected`` and ``ecc_uncorrected`` the memory
-    errors since then. The differences between two samples thus include all changes between the samples.
+    ``thermal``, ``power_cap`` and ``other``. ``power_cap_s`` and ``thermal_s`` are the seconds since the
+    driver was loaded in which these causes lowered the clocks; ``ecc_corrected`` and ``ecc_uncorrected`` are
+    the memory errors since then. The difference of two samples thus includes all changes between them.
     """
     gpu = open_gpu(device)
     power_cap_s, thermal_s = _limited_seconds(gpu)

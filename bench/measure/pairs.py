@@ -39,7 +39,7 @@ def exchange_steps(
 
     A step contains the pairs of ranks that exchange messages at the same time; a rank is in at most one
     pair. All ranks must pass the same steps. After ``deadline`` (of :func:`time.monotonic`), no
-    exchange starts. The partners decide this together, with the first message of an exchange.
+    exchange starts; with a first message, the partners agree whether their exchange starts.
     """
     buffers = _Buffers(count, device)
     rates: dict[int, float] = {}
@@ -87,7 +87,7 @@ class _Buffers:
         return self._received_per_s(partner, count, began)
 
     def _received_per_s(self, partner: int, count: int, began: float | None = None) -> float:
-        """Exchange ``count`` bytes; return the bytes/s received since ``began`` (by default this call)."""
+        """Exchange ``count`` bytes; return the bytes/s received since ``began`` (default: now)."""
         began = time.perf_counter() if began is None else began
         return count / (self._swap(self._sent[:count], self._received[:count], partner) - began)
 

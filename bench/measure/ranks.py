@@ -24,9 +24,9 @@ class RankFacts:
 
     ``machine`` identifies the running kernel. Several hosts of a test cluster can share one machine, and the
     machine's cores must not be counted twice. ``infiniband`` lists the InfiniBand devices with an active
-    port. ``node_cores`` is the number of cores of the host, and ``quota`` the smallest quota of the rank's
-    control groups in cores, or None without a quota. ``threads`` is the number of compute threads that is set
-    for the rank, or None for an equal share of the cores.
+    port. ``node_cores`` is the number of cores of the host, and ``quota`` the smallest quota (in cores)
+    of the rank's control groups, or None without a quota. ``threads`` is the number of compute threads
+    that is set for the rank, or None for an equal share of the cores.
     """
 
     rank: int
@@ -134,7 +134,7 @@ def cores_of_nodes(facts: Sequence[RankFacts]) -> list[dict[str, Any]]:
     """Return the value of ``cores`` in env.json, with one entry per node.
 
     ``cores`` is the number of cores of the node, ``mask`` contains the cores that its ranks may use together,
-    and ``quota`` is the smallest quota of its ranks in cores. ``threads_per_rank`` is in the order of
+    and ``quota`` is the smallest quota (in cores) of its ranks. ``threads_per_rank`` is in the order of
     ``ranks``.
     """
     return [

@@ -300,7 +300,7 @@ _STABLE_WITHIN = 0.10
 
 
 def is_stable(step_s: Sequence[float]) -> bool:
-    """Return whether, without the first two steps, the medians of both halves of the steps agree."""
+    """Return whether the median step times of both halves agree; the first two steps are left out."""
     kept = step_s[_UNREPRESENTATIVE_STEPS:]
     half = len(kept) // 2
     if half < 1:
@@ -310,7 +310,7 @@ def is_stable(step_s: Sequence[float]) -> bool:
 
 
 def fewest_warmup_steps(steps: int, device: torch.device) -> int:
-    """Return ``steps``, on CUDA raised to include the first steps, all of which DDP's logger times."""
+    """Return ``steps``, on CUDA raised so that the first steps are warm-up: DDP's logger times them all."""
     return max(steps, DDP_ALWAYS_SAMPLED + 1) if device.type == "cuda" else steps
 
 

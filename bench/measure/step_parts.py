@@ -282,8 +282,8 @@ class StepTimer:
     def _counted_twice_s(self, reading: BackwardReading) -> float:
         """Return the seconds that are counted both in the logger's backward and by one of the timers.
 
-        These are the parts between the forward and the backward pass, and the gap between the end of
-        forward according to DDP and according to this timer. The gap takes microseconds, unless the
+        These are the parts between the forward and the backward pass, and the gap between
+        DDP's end of forward and this timer's end of forward. The gap takes microseconds, unless the
         processor ran another process in between. CUDA's events have no such gap.
         """
         spans = (*self._in_backward, *self._in_last_backward)

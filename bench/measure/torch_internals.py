@@ -14,8 +14,8 @@ group_store                 ``distributed_c10d._get_default_store``             
 count_collectives           ``ProcessGroup._get_sequence_number_for_group``      the rank that missed a call
 compilations                ``torch._dynamo.utils.compilation_time_metrics``     recompilations
 collective_timeout_s        ``ProcessGroup._get_backend``, ``options._timeout``  the time-out in messages
-end_loader_workers          ``_MultiProcessingDataLoaderIter._shutdown_workers`` nothing: a faster exit
-import_dynamo               ``torch._dynamo``                                    nothing: a faster start
+end_loader_workers          ``_MultiProcessingDataLoaderIter._shutdown_workers`` nothing, but exit is slower
+import_dynamo               ``torch._dynamo``                                    nothing, but start is slower
 =========================== ==================================================== ============================
 
 ``tests/measure/test_torch_internals.py`` checks that all these interfaces exist. The test passed with torch
@@ -43,7 +43,7 @@ _NO_GROUP = (dist.DistError, RuntimeError, ValueError)
 
 
 def set_ddp_sample_rate(model: DistributedDataParallel, steps: int) -> None:
-    """Make DDP's logger record times in one of every ``steps`` steps, besides the first ten steps."""
+    """Make DDP's logger record times in each of the first ten steps, then in one of every ``steps`` steps."""
     with suppress(*_MISSING):
         model._set_ddp_runtime_logging_sample_rate(steps)  # type: ignore[no-untyped-call]
 
