@@ -169,7 +169,7 @@ def _shares(divisions: Sequence[Division], spread: float) -> dict[Key, Share]:
 def _with_evidence(
     share: Share, runs: Sequence[CellRun], claims: Mapping[str, Sequence[Claim]], active: set[Key]
 ) -> Share:
-    """Return a row with the claims of the first run that shows its cause."""
+    """Add evidence to a row: the claims of the first run that shows the row's cause."""
     if share.key.cause in RESTS:
         return share
     own = _keys(share.key, active)

@@ -157,7 +157,7 @@ class StudyEvidence:
 
 
 def read_evidence(study: Study, frames: Frames, *, fabric: pd.DataFrame | None = None) -> StudyEvidence:
-    """Read the evidence of a study, of at most :data:`analysis.stats.measured.MAX_RANKS_FILES` runs."""
+    """Read a study's evidence from at most :data:`analysis.stats.measured.MAX_RANKS_FILES` of its runs."""
     sample = ranks_sample(frames.runs)
     attempts = dict(zip(study.runs["run_id"], study.attempts, strict=True))
     facts = {
@@ -243,7 +243,7 @@ def _divide_larger(
 
 
 def _runs_by_cell(frames: Frames, evidence: StudyEvidence) -> dict[str, list[CellRun]]:
-    """Return the runs of each cell; a run whose files were not read gets the facts of another one."""
+    """Return the runs of each cell; a run whose files were not read gets the facts of another run."""
     counted = frames.runs[frames.runs["measured"] & frames.runs["step_time_sec"].notna()]
     columns = ["run_id", "cell_id", "step_time_sec", "exposed", "parts_known", *PARTS]
     grouped: dict[str, list[dict[Any, Any]]] = defaultdict(list)
@@ -376,7 +376,7 @@ def _fabric(study: Study) -> pd.DataFrame:
 def run_causes(study: Study, run_id: str) -> pd.DataFrame:
     """Return the causes of one run, in the form of causes.csv, relative to the baseline of its cell.
 
-    The frame is empty if the run has no throughput. Disturbed runs are not left out.
+    The frame is empty if the run has no throughput. Disturbed runs are included.
     """
     frames = measure(study, include_disturbed=True)
     rows = scaling_table(frames)

@@ -1,7 +1,7 @@
-"""Estimate the latency and bandwidth between ranks (the fabric) from all-reduces that probes time.
+"""Estimate the latency and bandwidth between ranks (the fabric) from all-reduces timed by probes.
 
-The probes of a run time all-reduces of several message sizes (the *sweep*). The model is a ring all-reduce of
-S bytes over N ranks::
+In each run, probes measure the times of all-reduces of several message sizes (the *sweep*). The model is a
+ring all-reduce of S bytes over N ranks::
 
     t = 2(N − 1) · α + 2(N − 1)/N · S · β
 

@@ -119,7 +119,7 @@ def _reasons_of_baselines(rows: pd.DataFrame, baseline: str | None) -> dict[Hash
 
 
 def _reasons_of_regimes(rows: pd.DataFrame, frames: Frames) -> dict[Hashable, str]:
-    """Explain, by series, a missing efficiency, or a regime (strong, weak) other than the series' label."""
+    """Explain, by series, a missing efficiency, or a regime (strong, weak) that differs from the label."""
     reasons: dict[Hashable, str] = {}
     for place, own in rows.groupby("series_place"):
         mode, label = own["mode"].iloc[0], own["label_mode"].iloc[0]

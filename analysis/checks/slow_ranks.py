@@ -103,7 +103,7 @@ def stragglers(ranks: pd.DataFrame) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class LateNodes:
-    """By host, a sentence about each node that others wait for longest; ``more`` counts other late nodes.
+    """Sentences, by host, about the nodes that cause the longest waits; ``more`` counts other late nodes.
 
     ``cells`` are the cells with a late rank.
     """
@@ -207,7 +207,7 @@ def slow_nodes_of(ranks: pd.DataFrame) -> pd.DataFrame:
 
 
 def _with_equal_samples(ranks: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of the runs whose ranks process equal numbers of samples, or unknown ones."""
+    """Return the rows of the runs whose ranks process equal or unknown numbers of samples."""
     uneven = unequal_samples(ranks)["run_id"]
     even: pd.DataFrame = ranks[~ranks["run_id"].astype("str").isin(uneven)]
     return even
@@ -282,7 +282,7 @@ class RankMeans:
 
 
 def least_balanced_cells(rows: pd.DataFrame) -> list[str]:
-    """Return the measured cells of several ranks with the lowest load balance, the lowest first."""
+    """Return the measured multi-rank cells with the lowest load balance, the lowest first."""
     wide = rows[(rows["n"] > 0) & (rows["gpus"] > 1) & rows["load_balance"].notna()]
     order = wide.drop_duplicates("cell_id").sort_values("load_balance", kind="stable")
     return [str(name) for name in order["cell_id"].head(MAX_CELLS)]

@@ -224,7 +224,7 @@ class Comparison:
     """The result of comparing throughputs cell by cell.
 
     Attributes:
-        b: name of B; within one study, the compared setting with all values other than that of A.
+        b: name of B; within one study, the compared setting with all its values except that of A.
         minimum_effect: a smaller relative change is not called faster or slower.
         cells: one row per pair of cells, :data:`COLUMNS`. Throughputs are samples/s (geometric means over the
             compared runs). ``ratio`` is the throughput of B divided by that of A, ``low`` and ``high`` are
@@ -344,7 +344,7 @@ def _notes_on_time(a: Study, b: Study) -> list[str]:
 
 @dataclass(frozen=True)
 class _Runs:
-    """The runs of A or B, each with the logarithm of its throughput and the id of an allocation it shares."""
+    """The runs of A or B, with the logarithms of their throughputs, and their allocations' ids if shared."""
 
     label: str
     study: Study
@@ -443,7 +443,7 @@ def _pair_moments(both: pd.DataFrame, *, size: int) -> LogMoments:
 
 
 def _missing_runs(rows: pd.DataFrame, runs: Sequence[pd.DataFrame], labels: tuple[str, str]) -> list[str]:
-    """Return a text per pair of cells: which of A and B has no measured run, with its runs' states."""
+    """Return a text per pair of cells: it names A or B if that has no measured run, with its runs' states."""
     texts: list[list[str]] = [[] for _ in range(len(rows))]
     for side, own, label in zip("ab", runs, labels, strict=True):
         for place in np.flatnonzero(rows[f"n_{side}"] == 0):

@@ -188,7 +188,7 @@ def _number(value: str, name: str, line: int, remarks: list[str]) -> float:
 
 
 def csv_text(frame: pd.DataFrame, *, digits: int = 12) -> str:
-    """Return a frame as CSV: missing values are empty cells, and no text is a formula for a spreadsheet.
+    """Return a frame as CSV: missing values are empty cells; texts that start like a formula are escaped.
 
     ``digits`` is the number of significant digits.
     """

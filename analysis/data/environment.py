@@ -184,7 +184,7 @@ def hosts_of(env: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 class Crowd(NamedTuple):
-    """The ranks of one machine, which have more threads than cores; nodes may be parts of one machine."""
+    """A machine (possibly split into several nodes) whose ranks have more threads than it has cores."""
 
     hosts: tuple[str, ...]
     ranks: int

@@ -74,7 +74,7 @@ class Study:
         return one_line(self.plan.get("study") or self.folder.name)
 
     def ranks_of(self, run_ids: Iterable[str]) -> pd.DataFrame:
-        """Return the rows of ranks.csv of some runs, with ``run_id`` and ``cell_id``, if they name a rank."""
+        """Return the rows of some runs' ranks.csv that name a rank, with ``run_id`` and ``cell_id``."""
         rows = self._table_of(run_ids, "ranks_csv", RANKS_COLUMNS, text=("host", "device"))
         with_rank: pd.DataFrame = rows[np.isfinite(rows["rank"])].reset_index(drop=True)
         return with_rank

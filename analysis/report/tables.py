@@ -253,9 +253,9 @@ def _two_lines(text: str, below: str) -> TableCell:
 def run_data(runs: pd.DataFrame) -> dict[str, Any]:
     """Return ``texts`` and ``runs`` for the page's script, which shows the runs of a cell.
 
-    Each run is a list: name of the cell; number of characters with which the names of cell and run begin
-    alike; rest of the run's name; attempt; state; failure class; reason; throughput; evidence. Most texts in
-    it are replaced by their positions in ``texts``.
+    Each run is a list: name of the cell; length of the prefix that the names of cell and run share; rest of
+    the run's name; attempt; state; failure class; reason; throughput; evidence. Most texts in it are replaced
+    by their positions in ``texts``.
     """
     numbers: dict[str, int] = {}
     size = 0

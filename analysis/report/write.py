@@ -70,7 +70,7 @@ def write_report(
             :func:`analysis.stats.scaling.is_baseline`; by default the smallest measured size.
         proposal: also write proposal.md and proposal.tex.
         work: the training for which the proposal gives time and node-hours; by default a million samples.
-        include_disturbed: do not leave out disturbed runs.
+        include_disturbed: count disturbed runs, too.
         progress: called before each step with a short description of the step.
 
     Raises:
@@ -206,7 +206,7 @@ def _report(
 def _drawn(rows: pd.DataFrame, runs: pd.DataFrame, **options: Any) -> Iterator[Callable[[], list[Drawing]]]:
     """Draw the figures of the scaling table; yield a function that returns them.
 
-    Drawing takes a third of the report's time, so for a large study a second process draws meanwhile.
+    Drawing takes a third of the report's time, so for a large study a second process draws in parallel.
     """
     draw = partial(_draw, rows, runs, **options)
     if len(runs) < _MANY_RUNS:
@@ -253,9 +253,9 @@ def _tables(frames: Frames, rows: pd.DataFrame, sizes: pd.DataFrame) -> dict[str
 def _divided(
     study: Study, frames: Frames, rows: pd.DataFrame, fabric: pd.DataFrame
 ) -> tuple[dict[int, CellDivision], dict[str, str], list[WhySection]]:
-    """Return the divisions of the losses, causes.csv by its name, and the page's sections about them.
+    """Return the divisions of the losses, {"causes.csv": its text}, and the page's sections about causes.
 
-    All three are empty for a table, and without runs.
+    All three are empty for a table and for a study without runs that count.
     """
     from analysis.causes.table import causes_frame, divide_study, read_evidence
     from analysis.data.csv_files import csv_text

@@ -95,7 +95,7 @@ class Frames:
     rate_unit: str = "samples/s"
 
     def with_left_out(self) -> Frames:
-        """Return the frames with the disturbed runs that were left out, as runs that count."""
+        """Return the frames with the left-out runs counted, although they were disturbed."""
         runs = self.runs.assign(measured=self.runs["measured"] | self.runs["left_out"], left_out=False)
         return replace(self, runs=runs)
 
@@ -128,7 +128,7 @@ def measure(study: Study, *, include_disturbed: bool = False) -> Frames:
 
 
 def ranks_sample(runs: pd.DataFrame) -> pd.DataFrame:
-    """Select the runs whose ranks.csv is read: all that count; in large studies each cell's first repeats.
+    """Select the runs whose ranks.csv is read: all that count; of a large study, each cell's first repeats.
 
     ``runs`` have ``run_id, cell_id, measured``.
     """

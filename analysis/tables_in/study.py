@@ -191,8 +191,8 @@ def _joined(texts: Iterable[str | None]) -> str:
 def _check_unused_columns(rows: pd.DataFrame, unused: Sequence[str], problems: TableProblems) -> None:
     """Add a problem for each unknown column that has the same distinct values at every size.
 
-    Such a column is either a setting, whose rows must not be averaged, or the number of a repeat. Measured
-    values do not recur in this way.
+    Such a column is either the number of a repeat or a setting, and rows with different settings must not be
+    averaged. Measured values do not recur in this way.
     """
     cells = _other_values_by_cell(rows.to_dict("records"))
     for name in unused:

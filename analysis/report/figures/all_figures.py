@@ -120,7 +120,7 @@ class Details:
 def detail_figures(
     study: Study, frames: Frames, rows: pd.DataFrame, *, parts: dict[str, dict[str, str]]
 ) -> Details:
-    """Draw the figures of steps.csv, ranks.csv and probes.json; of a large study, some files are read."""
+    """Draw the figures of steps.csv, ranks.csv and probes.json; a large study is sampled."""
     files = {}
     probes = read_probes(study)
     sweep = sweep_rows(study, probes)

@@ -197,7 +197,7 @@ def _draw_runs(axes: Axes, runs: pd.DataFrame, *, span: float, place: int) -> No
 
 
 def _side_by_side(runs: pd.DataFrame, *, span: float) -> pd.Series:
-    """Return the places of runs on the axis of sizes: beside their mean, and beside each other."""
+    """Return the horizontal positions of runs: right of their mean, and each at its own position."""
     groups = runs.groupby(["series", "gpus"])
     amount = groups["gpus"].transform("size")
     place = 0.03 + 0.045 * groups.cumcount() / amount.clip(lower=3)

@@ -162,7 +162,7 @@ class Key:
         return f"var({CSS_NAMES[self.colour]})"
 
     def handle(self) -> Any:
-        """Return the artist of a legend in a file."""
+        """Return the artist that shows the entry in the legend of a figure file."""
         if self.hatch is not None:
             return Patch(facecolor=self.colour, hatch=self.hatch, edgecolor=Colour.SURFACE)
         style: dict[str, Any] = {
@@ -180,7 +180,7 @@ def part_keys(parts: Mapping[str, Part]) -> tuple[Key, ...]:
 
 
 def series_key(words: str, place: int) -> Key:
-    """Return a series' legend entry; gid ``series0@mean`` is the means of the series at place 0."""
+    """Return a series' legend entry; gid ``series0@mean`` marks the means of the first series."""
     colour, marker, dashes = SERIES_COLOURS[place], SERIES_MARKERS[place], SERIES_DASHES[place]
     return Key(words, colour, f"series{place}", marker=marker, dashes=dashes)
 
@@ -331,7 +331,7 @@ def set_ticks(axis: Axis, ticks: Sequence[float], text: Callable[[float], str]) 
 
 
 def log_ticks(low: float, high: float, *steps: Sequence[float]) -> list[float]:
-    """Return ticks of a logarithmic axis, by the first of ``steps`` with three ticks or more, else the last.
+    """Return ticks of a logarithmic axis, for the first of ``steps`` that gives three or more, else the last.
 
     Each of ``steps`` contains the multiples of a power of ten that get a tick, such as ``(1, 2, 5)``; the
     fewest multiples come first.
