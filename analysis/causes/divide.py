@@ -140,7 +140,7 @@ def divide(parts: Parts, claims: Sequence[Claim], *, reference: Parts | None = N
 
 
 def _pools(parts: Parts, reference: Parts | None) -> tuple[dict[str, float], float]:
-    """Return the fraction of each part that causes can take, and the whole step."""
+    """Return the fraction of each part that causes can take, and the sum of all parts."""
     left, total = dict(parts), sum(parts.values())
     if reference is None:
         return left, total

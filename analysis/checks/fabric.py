@@ -170,7 +170,7 @@ def _pairs(content: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
 def node_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the rates of each node with its neighbours, one row per cell and node (:data:`NODE_COLUMNS`).
 
-    A node's rate is its rate with the best neighbour, so that a slow node does not make its neighbours slow.
+    A node's rate is its rate with the best neighbour, so a slow node does not lower its neighbours' rates.
     The rate with a neighbour is that of the slower direction. ``node_ratio`` is the rate divided by the
     median rate of the cell's other nodes; it is empty for two nodes, because either could be the slow one.
     All values are medians over runs. ``rows`` are from :func:`neighbour_rows`.

@@ -312,7 +312,7 @@ class _ProbedStep:
 
 
 def _communication_laws(mode: str, fabric: Fabric) -> tuple[Law, ...]:
-    """Return the model's three forms: computation hides all but the last bucket, nothing, or up to ωC s."""
+    """Return the model's three forms: computation hides all buckets but the last, none, or up to ωC s."""
     step = _ProbedStep(fabric, mode == "strong")
     work = (_FIXED, _WORK) if step.strong else (_FIXED,)
     compute = "C = c + w/N" if step.strong else "C = c"

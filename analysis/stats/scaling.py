@@ -248,7 +248,7 @@ def _cell_moments(frames: Frames) -> LogMoments:
 
 
 def _cell_states(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return ``state`` by cell_id: completed, or if no run counts, the runs' first in ``_STATE_ORDER``."""
+    """Return ``state`` by cell_id: completed if a run counts, else its runs' first state by _STATE_ORDER."""
     rank = {str(state): place for place, state in enumerate(_STATE_ORDER)}
     places = runs["state"].map(rank).where(~runs["measured"], -1)
     first = places.groupby(runs["cell_id"]).min()
