@@ -404,7 +404,8 @@ def _batches(rows: pd.DataFrame) -> Iterator[ValidityFinding]:
     yield ValidityFinding(
         "other-batch",
         f"Samples per step: {listed(shown, limit=_MAX_CELLS)}. The reported batch and time per step of these "
-        "cells are for the planned batch. A cell whose baseline differs by another factor has no efficiency.",
+        "cells are for the planned batch. A cell has no efficiency if its baseline differs from the plan by another "
+        "factor.",
         cells,
         {"samples_per_step": samples},
     )
@@ -445,7 +446,7 @@ def _late_and_slow(study: Study, frames: Frames, ranks: pd.DataFrame) -> Iterato
 
 
 def _advice(study: Study, ranks: pd.DataFrame, slow: Sequence[str]) -> str:
-    """Return advice about slow nodes that does not contradict the matrix."""
+    """Return advice about slow nodes; it names ``exclude`` only if the matrix can leave them out."""
     plan = study.plan
     which, it = ("this node", "it") if len(slow) == 1 else ("these nodes", "them")
     if plan.get("executor") != "slurm" or plan.get("nodelist"):

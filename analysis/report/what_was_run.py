@@ -134,7 +134,7 @@ def what_was_run(executed: Executed, rows: pd.DataFrame, environment: Environmen
 
 
 def constant_batch(mode: str, executed: Executed) -> str:
-    """Return the name of the constant batch: the one in the matrix if a command reports its own values."""
+    """Return the name of the constant batch; a command that reports its own values may use another one."""
     batch = str(WORDS["modes"][mode]["constant"])
     return f"{batch} in the matrix" if batch and executed.reads_values else batch
 
