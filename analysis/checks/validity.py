@@ -404,8 +404,8 @@ def _batches(rows: pd.DataFrame) -> Iterator[ValidityFinding]:
     yield ValidityFinding(
         "other-batch",
         f"Samples per step: {listed(shown, limit=_MAX_CELLS)}. The reported batch and time per step of these "
-        "cells are for the planned batch. A cell has no efficiency if its baseline differs from the plan by another "
-        "factor.",
+        "cells are for the planned batch. A cell has no efficiency if its baseline differs from the plan by "
+        "another factor.",
         cells,
         {"samples_per_step": samples},
     )

@@ -136,7 +136,7 @@ def _series(rows: pd.DataFrame, mode: str, rate_unit: str) -> _Series | None:
 
 
 def _without_efficiency(rows: pd.DataFrame, rate_unit: str) -> list[_Series]:
-    """Return the measured sizes of a study without efficiencies as one series; an empty list if there are none."""
+    """Return the measured sizes of a study without efficiencies as one series, if there are any."""
     measured = rows[rows["n"] > 0].drop_duplicates("cell_id").sort_values("gpus", kind="stable")
     return [_Series(measured, "", measured.iloc[0], rate_unit)] if len(measured) else []
 
@@ -288,7 +288,7 @@ def _left_out(executed: Executed) -> str:
 
 
 def _memory(row: Row, executed: Executed, environment: Environment) -> Iterator[Line]:
-    """Yield the memory of the rank that uses most, and the share of its GPU's or host's memory that is left."""
+    """Yield the memory of the rank that uses most, and the share of its GPU's or host's memory left."""
     runs = executed.runs[executed.runs["cell_id"] == row["cell_id"]]
     epochs = executed.study.epochs
     used = epochs.loc[epochs["run_id"].isin(runs["run_id"]), "peak_mem_bytes"].astype(float).max()
