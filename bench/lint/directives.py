@@ -428,8 +428,7 @@ def _to_be_filled_in(line: int, written: str, allowed: str = "") -> Remark:
         message = (
             f"`{written}` has no value: sbatch takes the next option as its value, or refuses the script"
         )
-    severity = Severity.INFO if allowed else Severity.WARNING
-    return Remark(line, message, "fill it in, or remove it, before you submit the script", severity)
+    return Remark(line, message, "fill it in, or remove it, before you submit the script", Severity.INFO)
 
 
 def _duration(value: str) -> str | None:
