@@ -177,7 +177,7 @@ def _without_throughput(runs: pd.DataFrame) -> Iterator[ValidityFinding]:
 
 
 def _disturbed(runs: pd.DataFrame) -> Iterator[ValidityFinding]:
-    """Yield the conditions common to all runs of a cell, the runs that overlap, and other disturbed runs."""
+    """Yield what disturbs all runs of a cell, the runs that overlap, and the other disturbed runs."""
     finished = runs[runs["measured"] | runs["left_out"]]
     if not finished["disturbed"].map(bool).any():
         return
@@ -404,8 +404,8 @@ def _batches(rows: pd.DataFrame) -> Iterator[ValidityFinding]:
     yield ValidityFinding(
         "other-batch",
         f"Samples per step: {listed(shown, limit=_MAX_CELLS)}. The reported batch and time per step of these "
-        "cells are for the planned batch. A cell has no efficiency if its baseline differs from the plan by "
-        "another factor.",
+        "cells are for the planned batch. A cell has an efficiency only if measured / planned is the same "
+        "for its baseline.",
         cells,
         {"samples_per_step": samples},
     )

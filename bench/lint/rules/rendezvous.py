@@ -456,7 +456,7 @@ def _of_unknown(unknown: Unknown, unknowns: Unknowns) -> Range | None:
 
 
 def _of_digits(source: str) -> Range | None:
-    """Return the range of the last digits of a job ID, such as ``$(echo $SLURM_JOB_ID | tail -c 4)``."""
+    """Return the smallest and largest number that ``$(echo $SLURM_JOB_ID | tail -c 4)`` can give."""
     match = _LAST_DIGITS.search(source)
     if not match or "expr " in source or not _IDS.search(source):
         return None

@@ -216,8 +216,8 @@ def test_a_batch_that_differs_from_the_plan_is_called_that(tmp_path: Path) -> No
     found = findings(path)["other-batch"]
     assert found.message == (
         "Samples per step: n2x1-gloo-srun-b32 (measured 128.0, planned 64). The reported batch and time per "
-        "step of these cells are for the planned batch. A cell has no efficiency if its baseline differs from "
-        "the plan by another factor."
+        "step of these cells are for the planned batch. A cell has an efficiency only if measured / planned is "
+        "the same for its baseline."
     )
     assert found.values == {"samples_per_step": {"n2x1-gloo-srun-b32": {"planned": 64, "measured": 128.0}}}
 
