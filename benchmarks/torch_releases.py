@@ -243,7 +243,7 @@ def run_on_cluster(programs: Path, folder: Path, release: str) -> Result:
             return Result(False, str(error))
         used = {json.loads(path.read_text())["torch"].split("+")[0] for path in scratch.rglob("env.json")}
         if used != {release}:
-            return Result(False, f"the ranks used torch {', '.join(sorted(used)) or 'of no version'}")
+            return Result(False, f"the ranks used torch {', '.join(sorted(used)) or 'of an unknown version'}")
         return verified(programs, folder / "cluster-verify.log", scratch, environment)
 
 

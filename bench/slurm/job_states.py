@@ -498,7 +498,7 @@ def _name(step: AccountingRow) -> str:
 
 
 def _signal(job: AccountingRow, steps: Sequence[AccountingRow]) -> int | None:
-    """Return the signal that ended the script or, if no rank exited with an error, a step."""
+    """Return the signal that ended the script, else, if no rank failed, the signal that ended a step."""
     ranks = [] if _worst_rank(job, steps) else [step.signal for step in steps if not step.exit_code]
     for number in [job.signal, *ranks]:
         if number and number not in (_OOM_MARK, _NO_OUTPUT_MARK):
