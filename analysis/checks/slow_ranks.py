@@ -29,6 +29,9 @@ from analysis.text import MISSING, clean, count, one_line, percent, seconds
 
 #: A rank is late if its useful time exceeds the typical one by this share of the step, in every epoch.
 LATE_FROM = 0.05
+#: Ranks that wait for each other have equal steps. If their steps differ by more than this factor, a rank has
+#: stopped its clock alone (it paused the recorder), and the ranks cannot be compared.
+COMPARABLE_STEPS = 1.1
 #: Minimum ratio of a slow node's useful time to that of the other nodes.
 SLOW_NODE = 1.03
 #: Probability of reporting a slow node in a study without one, if the noise is as in
@@ -78,6 +81,8 @@ def stragglers(ranks: pd.DataFrame) -> pd.DataFrame:
     ranks.csv with ``run_id`` and ``cell_id``; rows without an attribution window are ignored.
     """
     frame = _with_useful_time(ranks)
+    steps = frame.groupby(_EPOCH, sort=False)["step_time_sec"]
+    frame = frame[steps.transform("max") <= COMPARABLE_STEPS * steps.transform("min")].copy()
     if not len(frame):
         return pd.DataFrame(columns=list(STRAGGLER_COLUMNS))
     frame["excess"] = _beyond_typical(frame, "useful", among=_EPOCH)

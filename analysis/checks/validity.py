@@ -70,7 +70,7 @@ CODES: dict[str, Code] = {
     "threads-differ": Code("error", "Threads differ"),
     "unequal-samples": Code("error", "Unequal samples"),
     "other-batch": Code("error", "Other batch than planned"),
-    "common-condition": Code("error", "Condition common to all runs"),
+    "common-condition": Code("error", "Condition common to all runs of a cell"),
     "overlap": Code("warning", "Runs overlap"),
     "disturbed": Code("warning", "Disturbed runs"),
     "incomplete": Code("warning", "Incomplete"),
@@ -169,7 +169,8 @@ def _without_throughput(runs: pd.DataFrame) -> Iterator[ValidityFinding]:
         yield ValidityFinding("no-throughput", words, cells, values)
     elif len(missing):
         of_all = f"{len(missing):,} of {count(len(runs), 'run')}"
-        words = f"{of_all} gave no result: {state_counts(missing)} ({_named(cells)})."
+        verb = "does" if len(missing) == 1 else "do"
+        words = f"{of_all} {verb} not count: {state_counts(missing)} ({_named(cells)})."
         yield ValidityFinding("incomplete", words, cells, values)
 
 
@@ -212,7 +213,8 @@ def _common(finished: pd.DataFrame, common: Mapping[str, frozenset[Reason]]) -> 
             f"{one_line(cell, limit=60)} ({summary(list({(o.reason, o.node): o for o in own}.values()))})"
         )
         values[cell] = [one.as_json() for one in own]
-    words = f"All runs of these cells were disturbed: {listed(texts, limit=_MAX_CELLS)}. No run is left out."
+    words = f"All runs of these cells were disturbed: {listed(texts, limit=_MAX_CELLS)}. "
+    words += "None of these runs is left out."
     return ValidityFinding("common-condition", words, list(common), {"disturbed": values})
 
 

@@ -95,6 +95,7 @@ def test_every_rule_is_listed_and_documented() -> None:
 def test_these_rules_yield_infos() -> None:
     infos = {rule.name for rule in all_rules() if rule.severity is Severity.INFO}
     assert infos == {
+        "container-without-gpus",
         "gpu-per-task-isolation",
         "hardcoded-port",
         "lightning-under-torchrun",

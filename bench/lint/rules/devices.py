@@ -244,7 +244,7 @@ def srun_cpus_not_inherited(script: Script) -> Iterator[Remark]:
         return
 
 
-@rule(Severity.WARNING)
+@rule(Severity.INFO)
 def container_without_gpus(script: Script) -> Iterator[Remark]:
     """Apptainer or Singularity starts a program without ``--nv`` in a job with GPUs.
 

@@ -366,7 +366,9 @@ def _exported_early(script: Script, steps: list[Step]) -> Iterator[Remark]:
             if severity is None or not exported:
                 continue
             if not assigned.in_task:
-                severity = Severity.WARNING  # harmless if the program reads Slurm's variables instead
+                # Harmless if the program, or a script that starts it, takes Slurm's variables instead.
+                direct = any(step.launch.kind == "python" for step in steps)
+                severity = Severity.WARNING if direct else Severity.INFO
             message = f"the batch shell expands {unknown.source}, so every task gets {assigned.name}=0"
             yield Remark(unknown.line, message, _EXPAND_IN_TASK, severity)
 

@@ -142,7 +142,9 @@ def _workers(script: Script, step: Step, geometry: Geometry) -> Iterator[Remark]
     value = options.get("nproc_per_node") or options.get("num_gpus")
     workers = script.number(value, geometry)
     nodes = max(script.job.nodes or 0, geometry.nodes or 0)
-    if value is None and "num_processes" in options and nodes and geometry.nodes:
+    # With a machine rank but no number of machines, the number is in accelerate's configuration file.
+    counted = "num_machines" in options or "machine_rank" not in options
+    if value is None and "num_processes" in options and nodes and geometry.nodes and counted:
         value, total = options["num_processes"], script.number(options["num_processes"], geometry)
         machines = script.number(options.get("num_machines"), geometry) or 1
         workers = total // machines if total and total % machines == 0 else None
@@ -263,7 +265,9 @@ def _conflict(script: Script, geometry: Geometry, *, job: bool) -> Iterator[Rema
         started = not job or any(step.launch.via for step in script.training)
         effect = "too few tasks start" if started else f"the job gets CPUs for {ntasks} tasks only"
         effect = effect if ntasks < total else "Slurm refuses the job"
-        severity = None if ntasks > total else Severity.WARNING
+        severity = (
+            None if ntasks > total else Severity.WARNING if started and script.training else Severity.INFO
+        )
         once = ntasks == fixed and any(starts_workers(step.launch) for step in script.training)
         if once or (1 < ntasks < total and -(-ntasks // per_node) == fixed):
             severity = Severity.INFO  # one launcher per node is right, or the tasks need all nodes

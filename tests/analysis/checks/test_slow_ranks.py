@@ -120,6 +120,12 @@ def test_a_node_is_late_in_more_than_half_of_the_runs():
     assert words.endswith("in 2 of 3 runs of cell")
 
 
+def test_ranks_whose_clocks_stopped_at_different_times_are_not_compared():
+    frame = ranks_frame({3: 0.04})
+    frame.loc[frame["rank"] == 0, "step_time_sec"] *= 0.8
+    assert not len(stragglers(frame))
+
+
 def test_without_an_attribution_window_there_are_no_stragglers():
     frame = ranks_frame({1: 0.04}).assign(comm_exposed_time_sec=np.nan)
     assert not len(stragglers(frame))

@@ -186,7 +186,7 @@ def test_a_condition_common_to_all_runs_of_a_cell_is_named_and_leaves_none_out(t
     assert list(found) == ["common-condition"]
     assert found["common-condition"].message == (
         "All runs of these cells were disturbed: n2x1-gloo-srun-b32 (CPU time of foreign processes on n2). "
-        "No run is left out."
+        "None of these runs is left out."
     )
     rows = scaling_table(measure(load_study(path)))
     assert rows["n"].to_list() == [3, 3]

@@ -216,7 +216,7 @@ def test_a_study_without_numbers_gives_a_section_that_says_so(tmp_path, state):
     markdown, latex = section(path)
     assert "No series has two measured sizes, so there is no speedup and no efficiency." in markdown
     assert "## Measurements" not in markdown
-    assert "Planned but not measured" in latex
+    assert "Planned sizes without a result" in latex
 
 
 def test_a_single_size_is_shown_without_speedup_but_with_its_losses(tmp_path):
