@@ -195,11 +195,6 @@ def _starved(run: RunEvidence) -> Iterator[Claim]:
     least = min((_lost_cpu(node) for node in nodes), default=0.0)
     if not least or run.late or _jobs(run.facts):
         return
-    base = list(run.reference.nodes.values()) if run.reference else []
-    starved = max((node.starved for node in base), default=0.0)
-    foreign = max((node.foreign for node in base), default=0.0)
-    if not all(node.starved > starved or node.foreign > foreign for node in nodes):
-        return  # the baseline lacks as much CPU time
     share = min(node.starved for node in nodes) * _computing(run.parts)
     words = "; ".join(dict.fromkeys(text for node in nodes for text in node.texts[:1]))
     yield Claim("cpu-starved", one_line(words, limit=300), COMPUTING, share or None, counted=share > 0)

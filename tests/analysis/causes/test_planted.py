@@ -265,20 +265,6 @@ def test_threads_that_share_cores_cost_at_most_the_time_in_which_one_waited(
     assert read_facts(tmp_path, steps=10).nodes["n1"].starved == pytest.approx(starved)
 
 
-@pytest.mark.parametrize(
-    ("own", "at_baseline", "expected"),
-    [("foreign", 0.1, {"cpu-starved"}), ("foreign", 0.6, set()), ("starved", 0.6, {"cpu-starved"})],
-)
-def test_cpu_time_that_the_baseline_lacks_too_is_no_cause(
-    own: str, at_baseline: float, expected: set[str]
-) -> None:
-    facts = RunFacts(nodes={"n1": NodeFacts(**{own: 0.5}, texts=("foreign processes",))})
-    base = RunFacts(nodes={"n1": NodeFacts(foreign=at_baseline, texts=("foreign processes",))})
-    parts = {"forward": 0.4, "backward": 0.5, "optimizer": 0.1}
-    found = claims_of(RunEvidence(parts, 0.1, facts, reference=base))
-    assert {claim.cause for claim in found} == expected
-
-
 def test_causes_that_cannot_be_separated_are_named_although_one_run_lacks_one_of_them() -> None:
     foreign = RunFacts(nodes={"n1": NodeFacts(foreign=0.5, texts=("foreign processes",))})
     parts = {"forward": 0.4, "backward": 0.5, "optimizer": 0.1}
