@@ -30,6 +30,7 @@ from bench.executors import Executor, executor_for, pack_executor
 from bench.executors.base import QueueFullError
 from bench.executors.pack import allocation_of
 from bench.matrix.cell import Run
+from bench.render import PREFLIGHT_LIMIT_S
 from bench.slurm.client import SlurmUnavailableError
 from bench.study.ledger import HaltWatch, RunRecord, RunState
 from bench.study.plan_json import PlannedStudy, open_study
@@ -88,6 +89,8 @@ def submit_command(
         _check_pack_budget(planned, runs, budget, preflight=preflight)
     else:
         check_budget(planned, runs, budget)
+        if preflight and runs and budget is not None:
+            say(f"--budget: the preflight's job of at most {human_duration(PREFLIGHT_LIMIT_S)} is not counted")
     if dry_run:
         _show(planned, runs, pack=pack, preflight=preflight, as_json=as_json)
         return 0

@@ -572,6 +572,8 @@ repeats: 2
         "error: 4 runs could use 12 GPU-hours, more than the budget of 11.5; "
         "raise --budget, lower cluster.time_limit, or choose runs with --only\n"
     )
+    done = study.bench("submit", "STUDY", "--budget", "12", "--preflight", "--dry-run")
+    assert done.stderr.splitlines()[1] == "--budget: the preflight's job of at most 3 min is not counted"
     study = scripted(*(["sleep 60"] * 3))
     done = study.bench("submit", "STUDY", "--max-queued", "2")
     assert done.stderr.splitlines()[-2:] == [
