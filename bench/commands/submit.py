@@ -90,7 +90,8 @@ def submit_command(
     else:
         check_budget(planned, runs, budget)
         if preflight and runs and budget is not None:
-            say(f"--budget: the preflight's job of at most {human_duration(PREFLIGHT_LIMIT_S)} is not counted")
+            limit = human_duration(PREFLIGHT_LIMIT_S)
+            say(f"--budget: the preflight's job of at most {limit} is not counted")
     if dry_run:
         _show(planned, runs, pack=pack, preflight=preflight, as_json=as_json)
         return 0
