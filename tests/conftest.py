@@ -1,4 +1,4 @@
-"""Make the test cluster's fixtures known to all tests."""
+"""Make the fixtures of the test cluster and of the figures known to all tests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 # No test, and no `bench` that a test starts, reads the site defaults of whoever runs it.
 os.environ["BENCH_SITE"] = ""
 
-pytest_plugins = ["tests.cluster.plugin"]
+pytest_plugins = ["tests.cluster.plugin", "tests.analysis.figures"]
 
 
 def pytest_configure() -> None:

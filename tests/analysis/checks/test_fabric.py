@@ -250,6 +250,7 @@ def test_malformed_exchanges_are_ignored(study):
     assert list(node_table(neighbour_rows(study).iloc[:0])) == list(NODE_COLUMNS)
 
 
+@pytest.mark.usefixtures("nothing_drawn")
 def test_the_report_writes_the_sweeps_and_the_fits(study):
     report = write_report(study.folder.path).page.parent
     fabric = pd.read_csv(report / "fabric.csv")

@@ -231,6 +231,7 @@ def test_the_table_of_nodes_compares_nodes_of_the_same_run_only(tmp_path: Path) 
     assert table["beyond_usual"].to_dict() == pytest.approx(expected)
 
 
+@pytest.mark.usefixtures("nothing_drawn")
 def test_the_page_names_stragglers_on_top(tmp_path):
     folder = finished(tmp_path / "study", [make_cell(1, batch=64), make_cell(4, batch=64, per_node=2)])
     study = load_study(folder)

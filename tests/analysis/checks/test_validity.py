@@ -248,6 +248,7 @@ def test_nodes_with_different_processors_are_named(tmp_path: Path) -> None:
     assert found.cells == ["n2x1-gloo-srun-b32"]
 
 
+@pytest.mark.usefixtures("nothing_drawn")
 def test_runs_that_were_not_stable_are_counted(tmp_path: Path) -> None:
     def env(cell: Any) -> dict[str, Any]:
         texts = ["the step time was not yet stable after 20 warm-up steps"] if cell.world_size == 2 else []
@@ -314,6 +315,7 @@ def test_advice_about_a_slow_node_fits_the_matrix(tmp_path: Path) -> None:
     assert advice() == "Have this node checked. The matrix names its nodes, so none can be left out."
 
 
+@pytest.mark.usefixtures("nothing_drawn")
 def test_the_same_findings_stand_in_all_four_places(tmp_path: Path) -> None:
     path = studies.finished(
         tmp_path / "results" / "s",

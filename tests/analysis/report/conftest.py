@@ -9,29 +9,15 @@ from typing import Any
 
 import pytest
 
-from analysis.report.figures import drawing
 from analysis.report.write import write_report
 from bench.matrix.cell import Cell
 from tests.analysis import studies
 from tests.analysis.closer_studies import with_probes, write_ranks
+from tests.analysis.figures import only_svg
 
 CHROMIUM = Path(os.environ.get("BENCH_CHROMIUM", "/usr/bin/chromium"))
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
 HOSTILE_HOST = "<img src=x onerror=alert(1)>"
-
-
-def without_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Skip PNG and PDF files of figures, which take most of the time of a report."""
-    save = drawing._saved
-    monkeypatch.setattr(
-        drawing, "_saved", lambda figure, form, name: save(figure, form, name) if form == "svg" else b""
-    )
-
-
-@pytest.fixture
-def svg_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Skip PNG and PDF files of figures."""
-    without_files(monkeypatch)
 
 
 @pytest.fixture(scope="session")
@@ -39,8 +25,7 @@ def report_svg() -> Callable[[Path], Path]:
     """Write a report without PNG and PDF files; return its page."""
 
     def report(path: Path) -> Path:
-        with pytest.MonkeyPatch.context() as monkeypatch:
-            without_files(monkeypatch)
+        with only_svg():
             return write_report(path).page
 
     return report

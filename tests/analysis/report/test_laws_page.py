@@ -131,7 +131,7 @@ def test_the_probes_of_the_largest_size_give_the_communication_model(tmp_path: P
     assert "Communication model" in {row[0] for row in view.laws}
 
 
-def test_the_page_shows_laws_increments_and_escapes_names(tmp_path: Path, svg_only: None) -> None:
+def test_the_page_shows_laws_increments_and_escapes_names(tmp_path: Path, nothing_drawn: None) -> None:
     cells = studies.strong(512, (1, 2, 4, 8, 16), swept={"env.X": "<b onclick=alert(1)>"})
     path = studies.finished(tmp_path / "s", cells)
     text = write_report(path).page.read_text(encoding="utf-8")

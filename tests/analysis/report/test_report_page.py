@@ -9,6 +9,8 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -25,8 +27,7 @@ from analysis.report.write import write_report
 from bench.errors import BenchError
 from bench.study.layout import StudyFolder
 from tests.analysis import studies
-
-pytestmark = pytest.mark.usefixtures("svg_only")
+from tests.analysis.figures import no_figure, only_svg
 
 
 class Page(HTMLParser):
@@ -71,8 +72,9 @@ class Page(HTMLParser):
         return rows
 
 
-def report(path: Path) -> Page:
-    page = write_report(path).page
+def report(path: Path, figures: Callable[[], AbstractContextManager[None]] = no_figure) -> Page:
+    with figures():
+        page = write_report(path).page
     assert page == path / "report" / "index.html"
     return Page(page.read_text(encoding="utf-8"))
 
@@ -94,7 +96,7 @@ def test_the_report_has_its_files(demo_study: Path) -> None:
         "causes.csv",
         "figures",
     }
-    figures = {path.name for path in (folder / "figures").iterdir()}
+    figures = {path.name for path in (folder / "figures").iterdir() if path.stat().st_size}
     kinds = ("speedup", "efficiency", "throughput", "loss", "step", "shares", "times")
     forms = ("svg", "png", "pdf")
     expected = [f"{kind}-{mode}" for kind in kinds for mode in ("strong", "weak")]
@@ -168,7 +170,7 @@ def test_nothing_is_loaded_from_outside_and_the_policy_forbids_it(whole: Page) -
     assert "https://" not in whole.html
 
 
-def test_the_page_is_the_same_each_time(tmp_path: Path) -> None:
+def test_the_page_is_the_same_each_time(tmp_path: Path, nothing_drawn: None) -> None:
     path = studies.finished(tmp_path / "s", studies.strong(sizes=(1, 2)), repeats=1)
     first = write_report(path).page.read_bytes()
     assert write_report(path).page.read_bytes() == first
@@ -206,7 +208,7 @@ def hostile_study(path: Path) -> Path:
 
 def test_everything_from_results_is_shown_as_text(tmp_path: Path) -> None:
     path = hostile_study(tmp_path)
-    page = report(path)
+    page = report(path, only_svg)
     scripts = [attributes for tag, attributes in page.tags if tag == "script"]
     assert scripts == [{"type": "application/json", "id": "data"}, {}]
     assert not any(tag in ("img", "iframe") for tag, _ in page.tags)
@@ -394,7 +396,7 @@ def test_a_large_study_has_a_page_of_few_megabytes_that_says_what_it_leaves_out(
 
     cells = [cell for n in range(300) for cell in studies.strong(64 * (1 + n), (1, 2, 4, 8), swept={"n": n})]
     path = studies.finished(tmp_path / "s", cells, repeats=1, epochs=1, ranks_files=False, state=state)
-    page = report(path)
+    page = report(path, only_svg)
     assert len(page.rows) == 1200
     table = page.html.partition('<table id="table">')[2].partition("</table>")[0]
     assert table.count("<tr>") == STATIC_ROWS + 1
@@ -403,7 +405,9 @@ def test_a_large_study_has_a_page_of_few_megabytes_that_says_what_it_leaves_out(
     assert "6 of 150 series drawn, with the most sizes" in page.text
 
 
-def test_figures_of_an_older_report_are_removed_and_other_files_stay(tmp_path: Path) -> None:
+def test_figures_of_an_older_report_are_removed_and_other_files_stay(
+    tmp_path: Path, nothing_drawn: None
+) -> None:
     cells = studies.merged(studies.strong(sizes=(1, 2)) + studies.weak(sizes=(1, 2)))
     path = studies.finished(tmp_path / "s", cells, repeats=1)
     write_report(path)
@@ -417,7 +421,7 @@ def test_figures_of_an_older_report_are_removed_and_other_files_stay(tmp_path: P
     assert not list(figures.glob("*-strong.*"))
 
 
-def test_progress_is_reported_step_by_step(tmp_path: Path) -> None:
+def test_progress_is_reported_step_by_step(tmp_path: Path, nothing_drawn: None) -> None:
     said: list[str] = []
     write_report(
         studies.finished(tmp_path / "s", studies.strong(sizes=(1,)), repeats=1), progress=said.append
@@ -426,7 +430,9 @@ def test_progress_is_reported_step_by_step(tmp_path: Path) -> None:
     assert said == [*steps, "writing"]
 
 
-def test_a_folder_that_cannot_be_written_is_an_error_with_its_reason(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_an_error_with_its_reason(
+    tmp_path: Path, nothing_drawn: None
+) -> None:
     path = studies.finished(tmp_path / "s", studies.strong(sizes=(1,)), repeats=1)
     (path / "report").write_text("in the way")
     with pytest.raises(BenchError) as caught:
@@ -467,7 +473,7 @@ def test_the_model_of_a_command_is_named_only_if_the_command_contains_it():
     assert models_of([own, passed, built_in]) == ["convnet", "mlp"]
 
 
-def test_the_citation_holds_the_known_facts(tmp_path: Path) -> None:
+def test_the_citation_holds_the_known_facts(tmp_path: Path, nothing_drawn: None) -> None:
     path = studies.finished(tmp_path / "my_study 50%", repeats=2)
     page = write_report(path).page.read_text(encoding="utf-8")
     cited = page[page.index("@misc{") :].partition("</pre>")[0]
@@ -479,10 +485,19 @@ def test_the_citation_holds_the_known_facts(tmp_path: Path) -> None:
     assert "doi" not in cited
 
 
+@pytest.fixture(scope="module")
+def drawn_by_one(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, bytes]]:
+    """A study, and the files of its report, all drawn by this process."""
+    path = studies.finished(tmp_path_factory.mktemp("one") / "s", studies.weak(8, (1, 2)), repeats=3)
+    with only_svg():
+        return path, _files(write_report(path).page.parent)
+
+
 @pytest.mark.parametrize("second", ["draws", "dies", "cannot start"])
-def test_a_second_process_draws_the_same_figures_of_a_large_study(tmp_path, monkeypatch, second):
-    path = studies.finished(tmp_path / "s", studies.weak(8, (1, 2, 4)), repeats=3)
-    expected = _files(write_report(path).page.parent)
+def test_a_second_process_draws_the_same_figures_of_a_large_study(
+    drawn_by_one, svg_only, monkeypatch, second
+):
+    path, expected = drawn_by_one
     draw, parent, drew = all_figures.scaling_figures, os.getpid(), []
 
     def draw_or_die(*args: Any, **options: Any) -> Any:

@@ -65,7 +65,7 @@ def test_a_size_without_its_one_node_has_no_part_over_nodes(tmp_path: Path) -> N
 
 
 def test_without_two_axes_there_is_neither_figure_nor_table_and_an_older_one_is_removed(
-    tmp_path: Path, svg_only: None
+    tmp_path: Path, nothing_drawn: None
 ) -> None:
     over_nodes = studies.strong(backend="gloo")
     within_a_node = [studies.make_cell(n, batch=64, per_node=n, backend="nccl") for n in (1, 2, 4)]

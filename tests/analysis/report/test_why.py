@@ -21,7 +21,7 @@ from tests.analysis import studies
 from tests.analysis.causes.planted import plant
 
 
-@pytest.mark.usefixtures("svg_only")
+@pytest.mark.usefixtures("nothing_drawn")
 def test_the_section_names_the_cause_with_its_share_evidence_and_remedy(tmp_path: Path) -> None:
     path = plant(tmp_path / "s", {"data": 0.025}, noise=0.0)
     page = write_report(path).page.read_text(encoding="utf-8")

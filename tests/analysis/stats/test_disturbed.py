@@ -83,6 +83,7 @@ def test_results_mean_the_undisturbed_runs_and_those_of_all_runs_stand_beside_th
     assert [common[cell] for cell in rows["cell_id"]] == [set(), set(), {Reason.STUDY_RUN}]
 
 
+@pytest.mark.usefixtures("nothing_drawn")
 def test_the_report_says_which_runs_it_leaves_out_and_can_use_all(tmp_path: Path) -> None:
     path = disturbed(tmp_path / "s", {"2": [["foreign-cpu"], [], []]})
     assert bench("report", str(path), cwd=tmp_path).returncode == 0

@@ -28,8 +28,8 @@ def run_report(*words: str) -> Result:
 
 
 @pytest.fixture
-def reported(tmp_path: Path) -> Report:
-    """Report a table with the command and return its scaling.csv, sorted by size."""
+def reported(tmp_path: Path, nothing_drawn: None) -> Report:
+    """Report a table with the command, but without figures; return its scaling.csv, sorted by size."""
 
     def report(text: str, *options: str, name: str = "table") -> pd.DataFrame:
         table = tmp_path / f"{name}.csv"
@@ -228,9 +228,12 @@ def test_vgg16_of_tf_cnn_benchmarks_falls_at_eight(analysed: Report) -> None:
     assert by_series["vgg16"] == pytest.approx([1, 1.404, 1.675, 1.512], abs=0.0006)
 
 
-def test_throughputs_keep_the_unit_of_their_column(reported: Report, tmp_path: Path) -> None:
+def test_throughputs_keep_the_unit_of_their_column(tmp_path: Path, svg_only: None) -> None:
     # Narayanan et al., arXiv:2104.04473, table 1: TFLOP/s per GPU; here three sizes of one batch per GPU.
-    found = reported("gpus,batch per GPU,nodes,TFLOP/s per GPU\n512,3,64,138\n2048,3,256,140\n", "--proposal")
+    table = tmp_path / "table.csv"
+    table.write_text("gpus,batch per GPU,nodes,TFLOP/s per GPU\n512,3,64,138\n2048,3,256,140\n")
+    assert run_report(str(table), "--proposal").exit_code == 0
+    found = pd.read_csv(tmp_path / "table-report" / "scaling.csv")
     assert found["throughput_samples_per_sec"].to_list() == [512 * 138, 2048 * 140]
     assert found["efficiency"].to_list() == pytest.approx([1, 140 / 138])
     # 1,536 samples divided by 70,656 TFLOP/s are not 22 ms.
@@ -522,6 +525,7 @@ def test_options_for_tables_are_an_error_for_studies() -> None:
     )
 
 
+@pytest.mark.usefixtures("nothing_drawn")
 def test_two_tables_in_one_folder_have_two_reports_and_none_replaces_another(tmp_path: Path) -> None:
     text = "gpus,global_batch,time\n1,64,1\n2,64,{}\n"
     (tmp_path / "sub").mkdir()
