@@ -92,7 +92,7 @@ def advise_command(
         print_json(_as_content(advice))
     else:
         _show(advice, everything=everything)
-    return 0
+    return 0 if advice.chosen("first") else 1
 
 
 def parse_samples(text: str) -> int:

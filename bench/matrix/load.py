@@ -71,6 +71,9 @@ def _message(finding: Any, place: Place) -> tuple[str, str]:
 def _unknown_key(place: Place) -> tuple[str, str]:
     *section, key = place
     where = _dotted(section) or "the matrix"
+    other = next((name for name in ("workload", "cluster", "axes") if key in _known_keys((name,))), None)
+    if other and not section:
+        return f"unknown key '{key}' in {where}", f"write it below `{other}:`"
     remedy = did_you_mean(str(key), _known_keys(tuple(section)), cutoff=0.6)
     return f"unknown key '{key}' in {where}", remedy
 

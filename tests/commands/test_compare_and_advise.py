@@ -130,6 +130,16 @@ def test_advise_prints_options_and_a_recommendation(folder):
     assert "Queue wait of s: as given (--wait).\n" in done.stderr
 
 
+def test_advise_without_measurements_is_exit_code_1(tmp_path):
+    planned = bench("plan", "smoke_cpu", "--results", str(tmp_path), cwd=tmp_path)
+    assert planned.returncode == 0, planned.stderr
+    done = bench("advise", "smoke_cpu", "--samples", "1M", "--results", str(tmp_path), cwd=tmp_path)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (
+        1,
+        "No advice: no option has been measured.",
+    )
+
+
 def test_advise_as_json_has_the_promised_keys(folder):
     words = [
         "--samples",

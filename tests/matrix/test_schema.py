@@ -51,6 +51,10 @@ CASES = {
         GOOD + "zzz: 3\n",
         f"m.yaml:9: unknown key 'zzz' in the matrix; allowed: {KEYS_OF_MATRIX}",
     ),
+    "a key of another section": (
+        GOOD + "seq_len: 64\n",
+        "m.yaml:9: unknown key 'seq_len' in the matrix; write it below `workload:`",
+    ),
     "a wrong type": (
         changed("nodes: [1, 2]", 'nodes: [1, "2"]'),
         "m.yaml:4: axes.nodes[1] must be a whole number, not '2'; remove the quotes",
