@@ -124,7 +124,8 @@ def _about_late(run: RunEvidence, late: LateRank, *, node: str, rank: int | None
     words += f"; {why}" if why else ""
     # A node lacks CPU time whichever rank runs on it.
     rank = None if cause in ("cpu-starved", "overlap") else rank
-    return Claim(cause, words, pools, share, node=node, rank=rank, part=late.part)
+    counted = cause == "outside-timers" and bool(why)
+    return Claim(cause, words, pools, share, node=node, rank=rank, part=late.part, counted=counted)
 
 
 def _why_late(run: RunEvidence, late: LateRank) -> tuple[str, str]:
@@ -136,8 +137,8 @@ def _why_late(run: RunEvidence, late: LateRank) -> tuple[str, str]:
         times = number(late.samples, digits=2)
         return "late-rank", f"it processes {times} times the samples of the rank with the fewest"
     own = run.facts.nodes.get(late.node, NodeFacts())
-    others = [_lost_cpu(node) for name, node in run.facts.nodes.items() if name != late.node]
-    lost = _lost_cpu(own) > 0 and all(_lost_cpu(own) > 1.5 * other for other in others)
+    others = [node.taken for name, node in run.facts.nodes.items() if name != late.node]
+    lost = own.taken > 0 and all(own.taken > 1.5 * other for other in others)
     if lost and late.whole_node:
         jobs = [one for one in _jobs(run.facts) if one.node in (late.node, None)]
         return ("overlap", summary(jobs)) if jobs else ("cpu-starved", "; ".join(own.texts))
@@ -149,10 +150,6 @@ def _why_late(run: RunEvidence, late: LateRank) -> tuple[str, str]:
         words = [*own.texts, lines] if lines else own.texts
         return TOGETHER.join((late.cause, "cpu-starved")), "; ".join(words)
     return late.cause, lines
-
-
-def _lost_cpu(node: NodeFacts) -> float:
-    return max(node.starved, node.foreign)
 
 
 def _clock_ratio(facts: RunFacts, late: LateRank) -> float:
@@ -192,12 +189,22 @@ def _calls_of_late(run: RunEvidence, late: LateRank) -> str:
 def _starved(run: RunEvidence) -> Iterator[Claim]:
     """Yield ``cpu-starved`` if all nodes lack CPU time; if only some do, :func:`_late` yields it."""
     nodes = list(run.facts.nodes.values())
-    least = min((_lost_cpu(node) for node in nodes), default=0.0)
-    if not least or run.late or _jobs(run.facts):
+    if not nodes or run.late or _jobs(run.facts) or not all(one.starved > 0 or one.waited for one in nodes):
         return
-    share = min(node.starved for node in nodes) * _computing(run.parts)
-    words = "; ".join(dict.fromkeys(text for node in nodes for text in node.texts[:1]))
-    yield Claim("cpu-starved", one_line(words, limit=300), COMPUTING, share or None, counted=share > 0)
+    texts = list(dict.fromkeys(text for node in nodes for text in node.texts[:1]))
+    wait = _mean_wait(run.facts)
+    if math.isfinite(wait):
+        base = _mean_wait(run.reference) if run.reference else math.nan
+        at_base = f" ({percent(base)} at the baseline)" if math.isfinite(base) else ""
+        texts.append(f"the ranks waited for a core in {percent(wait)} of the step{at_base}")
+    share = wait if math.isfinite(wait) else None
+    words = one_line("; ".join(texts), limit=300)
+    yield Claim("cpu-starved", words, (*COMPUTING, "other", "data"), share, counted=True)
+
+
+def _mean_wait(facts: RunFacts) -> float:
+    """Return the fraction of the step for which the ranks waited for a core; NaN if it was not measured."""
+    return float(np.mean([node.wait for node in facts.nodes.values()])) if facts.nodes else math.nan
 
 
 def _clocks(run: RunEvidence) -> Iterator[Claim]:
@@ -280,7 +287,8 @@ def _outside(run: RunEvidence) -> Iterator[Claim]:
     if share >= LEAST_SHARE and spent_s >= _LEAST_SAMPLED_S + _PROFILED_CALL_S * max(counts, default=0):
         words = f"calls outside of training take {seconds(spent_s)} in a sampled step"
         calls = max(found, key=seconds_of)
-        yield Claim("outside-timers", _with_calls(words, calls), ("other",), share, part="other")
+        words = _with_calls(words, calls)
+        yield Claim("outside-timers", words, ("other",), share, part="other", counted=True)
 
 
 def _with_calls(words: str, calls: Iterable[SlowCall]) -> str:
@@ -322,7 +330,10 @@ def _warned(run: RunEvidence) -> Iterator[Claim]:
 
 
 def _smaller_share(run: RunEvidence) -> Iterator[Claim]:
-    if run.smaller_batch < 1:
+    """Yield ``smaller-share``, unless the run or its baseline lacked CPU time, which has the same effect."""
+    facts = [run.facts, *([run.reference] if run.reference else [])]
+    lacked = any(node.lacked_cpu for one in facts for node in one.nodes.values())
+    if run.smaller_batch < 1 and not lacked:
         words = f"the batch per rank is {percent(run.smaller_batch)} of that of the baseline"
         yield Claim("smaller-share", words, COMPUTING)
 

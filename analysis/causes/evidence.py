@@ -14,9 +14,18 @@ from typing import Any
 
 import numpy as np
 
-from analysis.data.environment import crowds
+from analysis.data.environment import crowds, positive
 from analysis.text import count
-from bench.study.conditions import Disturbance, Reason, Window, cpu_share, objects, read_windows
+from bench.study.conditions import (
+    Disturbance,
+    Reason,
+    Window,
+    cores_in_use,
+    cpu_share,
+    host_of_rank,
+    objects,
+    read_windows,
+)
 from bench.study.files import read_json
 from bench.study.layout import RunFolder
 from bench.study.run_json import SampledStep, SlowCall, read_run, read_sampled_step, read_warnings
@@ -36,17 +45,38 @@ class NodeFacts:
 
     Attributes:
         starved: fraction of the CPU time that the ranks did not get, because of a quota or because threads
-            share cores; 0 without evidence.
+            share cores; 0 without evidence. It is at most ``wait``.
         foreign: CPU time of foreign processes as a fraction of the cores in use. The node may have other
             cores for these processes, so this is not the time that the ranks lose.
+        wait: fraction of the step for which the ranks waited for a core (mean over the node's ranks); NaN if
+            it was not measured.
+        spare: number of idle cores as a fraction of the cores in use; NaN if unknown.
         texts: the evidence for ``starved`` and ``foreign``.
         freq_mhz: mean clock of the cores; NaN if unknown.
     """
 
     starved: float = 0.0
     foreign: float = 0.0
+    wait: float = math.nan
+    spare: float = math.nan
     texts: tuple[str, ...] = ()
     freq_mhz: float = math.nan
+
+    @property
+    def waited(self) -> bool:
+        """True if the measured wait for cores is long enough to be a cause."""
+        return self.wait >= STARVED_FROM
+
+    @property
+    def lacked_cpu(self) -> bool:
+        """True if the ranks lacked CPU time, or possibly lacked it because their waits were not measured."""
+        return self.starved > 0 or self.waited or (self.foreign > 0 and math.isnan(self.wait))
+
+    @property
+    def taken(self) -> float:
+        """``starved``, or ``foreign`` if that is more and the node had too few idle cores for it."""
+        crowded = self.waited or not self.foreign <= self.spare
+        return max(self.starved, self.foreign if crowded else 0.0)
 
 
 @dataclass(frozen=True)
@@ -87,11 +117,16 @@ class RunFacts:
 
 
 def read_facts(
-    attempt: str | Path, *, steps: float, disturbed: Iterable[Disturbance] | None = None
+    attempt: str | Path,
+    *,
+    steps: float,
+    step_s: float = math.nan,
+    disturbed: Iterable[Disturbance] | None = None,
 ) -> RunFacts:
     """Read the facts of the run in the folder ``attempt``.
 
-    ``steps`` is the number of steps in all throughput windows; NaN if unknown.
+    ``steps`` is the number of steps in all throughput windows, and ``step_s`` the seconds per step; NaN if
+    unknown.
     """
     folder = RunFolder(Path(attempt))
     windows = read_windows(folder) or []
@@ -102,7 +137,7 @@ def read_facts(
     compiled = _sum_by_rank(ranks, "compile_s")
     own = _dict(env.get("ddp"))
     return RunFacts(
-        nodes=_nodes(windows, env, found),
+        nodes=_nodes(windows, env, found, measured_s=steps * step_s),
         clock_mhz=_clocks(ranks),
         threads=tuple(
             sorted({n for one in objects(env.get("cores")) for n in _numbers(one, "threads_per_rank")})
@@ -134,7 +169,7 @@ def _warnings(folder: RunFolder) -> dict[str, str]:
 
 
 def _nodes(
-    windows: Sequence[Window], env: dict[str, Any], disturbed: Sequence[Disturbance]
+    windows: Sequence[Window], env: dict[str, Any], disturbed: Sequence[Disturbance], *, measured_s: float
 ) -> dict[str, NodeFacts]:
     found: dict[str, list[tuple[float, str]]] = {}
     foreign: dict[str, tuple[float, str]] = {}
@@ -159,19 +194,21 @@ def _nodes(
         name = crowd.hosts[0]
         ranks, cores = count(crowd.ranks, "rank"), count(crowd.cores, "core")
         words = f"{crowd.threads} threads of {ranks} share {cores} on {name}"
-        share = 1 - crowd.cores / crowd.threads
-        # Threads that sleep or wait for the GPU do not compete for cores.
-        if waited := [s for node in entries if node.get("node") == name for s in _waited_s(node)]:
-            share = min(share, _part_of(sum(waited), seconds))
-        found.setdefault(name, []).append((share, words))
+        found.setdefault(name, []).append((1 - crowd.cores / crowd.threads, words))
+    waits = _waits(windows, env, measured_s if measured_s > 0 else seconds)
+    spare = _spare_cores(env)
     clocks = {str(node.get("node")): _number(node, "freq_mhz", math.nan) for node in entries}
     facts = {}
-    for name in dict.fromkeys([*clocks, *found, *foreign]):
-        known = [(share, words) for share, words in found.get(name, []) if share >= _STARVED_FROM]
+    for name in dict.fromkeys([*clocks, *found, *foreign, *waits]):
+        wait = waits.get(name, math.nan)
+        # Threads that sleep or wait for the GPU do not wait for a core.
+        shares = [(min(share, wait) if wait >= 0 else share, words) for share, words in found.get(name, [])]
+        known = [(share, words) for share, words in shares if share >= STARVED_FROM]
         others = foreign.get(name, (0.0, ""))
         texts = tuple(words for _, words in [*known, others] if words)
-        share = max((share for share, _ in known), default=0.0)
-        facts[name] = NodeFacts(share, others[0], texts, clocks.get(name, math.nan))
+        starved = max((share for share, _ in known), default=0.0)
+        clock, idle = clocks.get(name, math.nan), spare.get(name, math.nan)
+        facts[name] = NodeFacts(starved, others[0], wait, idle, texts, clock)
     return facts
 
 
@@ -179,14 +216,29 @@ def _part_of(spent_s: float, seconds: float) -> float:
     return min(spent_s / seconds, 1.0) if seconds > 0 else 0.0
 
 
-def _waited_s(node: Mapping[str, Any]) -> list[float]:
-    """Return a list with the time (s) that processes waited for a core (PSI); empty if unknown."""
-    value = _dict(node.get("pressure")).get("cpu_some_s")
-    return [float(value)] if isinstance(value, int | float) else []
+def _waits(windows: Sequence[Window], env: Mapping[str, Any], seconds: float) -> dict[str, float]:
+    """Return the fraction of the time for which the ranks of each node waited for a core, if measured."""
+    by_rank: dict[int, list[float]] = {}
+    for rank in [rank for window in windows for rank in window.ranks]:
+        if isinstance(rank.get("rank"), int):
+            by_rank.setdefault(rank["rank"], []).append(_number(rank, "cpu_wait_s", math.nan))
+    waits: dict[str, list[float]] = {}
+    for number, host in host_of_rank(env).items():
+        if number in by_rank:
+            waits.setdefault(host, []).append(sum(by_rank[number]))
+    means = {host: float(np.mean(values)) for host, values in waits.items()}
+    return {host: _part_of(mean, seconds) for host, mean in means.items() if math.isfinite(mean)}
+
+
+def _spare_cores(env: Mapping[str, Any]) -> dict[str, float]:
+    """Return the number of idle cores of each node, as a fraction of the cores that its ranks use."""
+    used = cores_in_use(env)
+    total = {str(one.get("node")): positive(one.get("cores")) for one in objects(env.get("cores"))}
+    return {name: max(cores / used[name] - 1, 0.0) for name, cores in total.items() if cores and name in used}
 
 
 #: Smaller fractions of missing CPU time are ignored.
-_STARVED_FROM = 0.05
+STARVED_FROM = 0.05
 
 
 # -- ranks ----------------------------------------------------------------------------

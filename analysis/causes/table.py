@@ -161,8 +161,13 @@ def read_evidence(study: Study, frames: Frames, *, fabric: pd.DataFrame | None =
     sample = ranks_sample(frames.runs)
     attempts = dict(zip(study.runs["run_id"], study.attempts, strict=True))
     facts = {
-        row["run_id"]: read_facts(attempt, steps=float(row["steps"]), disturbed=row["disturbed"])
-        for row in sample[["run_id", "steps", "disturbed"]].to_dict("records")
+        row["run_id"]: read_facts(
+            attempt,
+            steps=float(row["steps"]),
+            step_s=float(row["step_time_sec"]),
+            disturbed=row["disturbed"],
+        )
+        for row in sample[["run_id", "steps", "step_time_sec", "disturbed"]].to_dict("records")
         if (attempt := attempts.get(row["run_id"]))
     }
     ranks = study.ranks_of(sample["run_id"])

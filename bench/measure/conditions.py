@@ -88,7 +88,10 @@ class Conditions:
         }
 
     def _read_counters(self) -> dict[str, float | None]:
-        """Return the rank's counts of collectives, compilations and allocation retries; None if unknown."""
+        """Return the rank's counts of collectives, compilations, allocation retries, and its wait for a core.
+
+        Values that are unknown are None.
+        """
         compiled = compilations()
         retries = None
         if self._device.type == "cuda":
@@ -98,11 +101,24 @@ class Conditions:
             "recompilations": None if compiled is None else compiled[0],
             "compile_s": None if compiled is None else compiled[1],
             "allocator_retries": retries,
+            "cpu_wait_s": cpu_wait_s(),
         }
 
     def _read_clocks(self) -> dict[str, Any] | None:
         """Return the clocks of the rank's GPU, or None on a CPU."""
         return nvml.clocks(self._device.index) if self._device.type == "cuda" else None
+
+
+def cpu_wait_s(schedstat: Path = Path("/proc/thread-self/schedstat")) -> float | None:
+    """Return the seconds for which this thread could run but waited for a core; None if they are unknown.
+
+    Source: the kernel's Documentation/scheduler/sched-stats.rst. Kernels without schedstats write only zeros.
+    """
+    try:
+        on_core_ns, waited_ns, _ = map(int, schedstat.read_text(encoding="ascii").split())
+    except (OSError, ValueError):
+        return None
+    return waited_ns / 1e9 if on_core_ns else None
 
 
 def _difference(after: float | None, before: float | None) -> float | None:

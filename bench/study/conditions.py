@@ -293,7 +293,7 @@ def _by_conditions(windows: Sequence[Window], folder: RunFolder, cores: int) -> 
     if not any(True for window in windows for _ in _by_window(window, {}, {}, 1)):
         return  # more cores only raise the limits, so env.json need not be read
     env = read_json(folder.env) or {}
-    used, hosts = _cores_in_use(env), _host_of_rank(env)
+    used, hosts = cores_in_use(env), host_of_rank(env)
     found: dict[tuple[Reason, str | None], Disturbance] = {}
     for window in windows:
         for one in _by_window(window, used, hosts, cores):
@@ -370,7 +370,8 @@ def _thermal_s(clocks: Any) -> float:
     return after - before if isinstance(before, int | float) and isinstance(after, int | float) else 0.0
 
 
-def _host_of_rank(env: Mapping[str, Any]) -> dict[int, str]:
+def host_of_rank(env: Mapping[str, Any]) -> dict[int, str]:
+    """Return the host of each rank from the content of env.json."""
     return {
         rank: str(host.get("host"))
         for host in objects(env.get("hosts"))
@@ -379,7 +380,7 @@ def _host_of_rank(env: Mapping[str, Any]) -> dict[int, str]:
     }
 
 
-def _cores_in_use(env: Mapping[str, Any]) -> dict[str, int]:
+def cores_in_use(env: Mapping[str, Any]) -> dict[str, int]:
     """Return the number of cores that the ranks use on each node, at least 1.
 
     This is the number of the ranks' threads, but at most the number of cores that the ranks may use.

@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
+import sys
+import time
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
-from bench.measure.conditions import window_conditions
+from bench.measure.conditions import cpu_wait_s, window_conditions
 from bench.study.ledger import now
 from tests.workload.conftest import Finished, run_ranks, server, srun_env
 
@@ -17,7 +21,7 @@ __all__ = ["run_ranks", "server"]
 NODE_KEYS = ["node", "foreign_cpu_s", "throttled_s", "pressure", "freq_mhz", "swap_bytes", "net"]
 RANK_KEYS = [
     *("rank", "cores", "threads", "samples", "collectives", "recompilations", "compile_s"),
-    *("allocator_retries", "sync_passes", "bytes", "clocks"),
+    *("allocator_retries", "cpu_wait_s", "sync_passes", "bytes", "clocks"),
 ]
 
 
@@ -53,6 +57,7 @@ def test_the_built_in_workload_samples_every_window(run_ranks):
         assert rank["bytes"] == 5 * done.env["gradient_bytes"]
         assert (rank["recompilations"], rank["compile_s"], rank["allocator_retries"]) == (0, 0, None)
         assert rank["collectives"] == 5 * len(done.env["ddp"]["bucket_bytes"])
+        assert rank["cpu_wait_s"] >= 0
     ddp = done.env["ddp"]
     assert sum(ddp.pop("bucket_bytes")) == done.env["gradient_bytes"]
     assert ddp == {
@@ -79,9 +84,35 @@ def test_the_recorder_samples_every_window(run_ranks):
     for window in windows:
         assert [node["node"] for node in window["nodes"]] == [socket.gethostname()]
         assert [rank["samples"] for rank in window["ranks"]] == [40, 40]
+        assert all(rank["cpu_wait_s"] >= 0 for rank in window["ranks"])
         assert [rank["sync_passes"] for rank in window["ranks"]] == [5, 5]
         assert [rank["bytes"] for rank in window["ranks"]] == [5 * done.env["gradient_bytes"]] * 2
     assert sum(done.env["ddp"]["bucket_bytes"]) == done.env["gradient_bytes"]
+
+
+def test_a_thread_that_shares_its_core_waits_for_it():
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(allowed)})
+    other = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        before, began, used = cpu_wait_s(), time.monotonic(), time.thread_time()
+        while time.thread_time() - used < 0.5:
+            pass
+        waited, lost = cpu_wait_s() - before, time.monotonic() - began - 0.5
+    finally:
+        other.kill()
+        other.wait()
+        os.sched_setaffinity(0, allowed)
+    assert waited > 0.1
+    assert abs(waited - lost) < 0.5 * lost
+
+
+def test_without_scheduler_statistics_the_wait_is_not_measured(tmp_path: Path):
+    zeros = tmp_path / "schedstat"
+    zeros.write_text("0 0 0\n")
+    assert (cpu_wait_s(zeros), cpu_wait_s(tmp_path / "missing")) == (None, None)
+    zeros.write_text("5000 2500000000 7\n")
+    assert cpu_wait_s(zeros) == 2.5
 
 
 def test_the_windows_of_all_ranks_are_combined():

@@ -15,6 +15,7 @@ from analysis.causes.cells import CellRun, divide_cell
 from analysis.causes.claims import LateRank, RunEvidence, claims_of
 from analysis.causes.evidence import NodeFacts, RunFacts, read_facts
 from bench.study.layout import RunFolder
+from bench.study.run_json import SampledStep, SlowCall
 from tests.analysis import studies
 from tests.analysis.causes.planted import (
     attempts,
@@ -254,27 +255,78 @@ def test_threads_that_share_cores_are_named_although_one_run_is_far_slower() -> 
 
 
 @pytest.mark.parametrize(("waited_s", "starved"), [(None, 0.5), (3.0, 0.3), (9.0, 0.5), (0.1, 0.0)])
-def test_threads_that_share_cores_cost_at_most_the_time_in_which_one_waited(
+def test_threads_that_share_cores_cost_at_most_the_time_for_which_the_ranks_waited(
     tmp_path: Path, waited_s: float | None, starved: float
 ) -> None:
     """Two threads on one core: if they sleep or use a GPU, they do not compete for it."""
     folder = RunFolder(tmp_path)
     cores = [{"node": "n1", "cores": 1, "threads_per_rank": [1, 1]}]
-    change_json(folder.env, cores=cores)
-    conditions(folder, ranks=1, node=lambda name: {"pressure": {"cpu_some_s": waited_s}})
-    assert read_facts(tmp_path, steps=10).nodes["n1"].starved == pytest.approx(starved)
+    change_json(folder.env, cores=cores, hosts=[{"host": "n1", "ranks": [0, 1], "cores": 1}])
+    conditions(folder, ranks=2, rank=lambda rank: {"cpu_wait_s": waited_s})
+    assert read_facts(tmp_path, steps=10, step_s=1.0).nodes["n1"].starved == pytest.approx(starved)
 
 
-def test_causes_that_cannot_be_separated_are_named_although_one_run_lacks_one_of_them() -> None:
-    foreign = RunFacts(nodes={"n1": NodeFacts(foreign=0.5, texts=("foreign processes",))})
+def busy(*, wait: float, foreign: float = 0.5, spare: float = 0.0) -> RunFacts:
+    """Return the facts of a node with foreign processes whose ranks waited for a core."""
+    return RunFacts(nodes={"n1": NodeFacts(foreign=foreign, wait=wait, spare=spare, texts=("foreign",))})
+
+
+@pytest.mark.parametrize(
+    ("own", "base", "expected"),
+    [
+        (busy(wait=0.3), busy(wait=0.01), {"cpu-starved"}),
+        (busy(wait=0.01), busy(wait=0.01), {"smaller-share"}),
+        (busy(wait=0.01), busy(wait=0.3), set()),
+        (busy(wait=float("nan")), busy(wait=float("nan")), set()),
+        (busy(wait=0.3, foreign=0.0), RunFacts(), {"cpu-starved"}),
+    ],
+)
+def test_foreign_cpu_time_is_a_cause_only_if_the_ranks_waited_for_cores(
+    own: RunFacts, base: RunFacts, expected: set[str]
+) -> None:
     parts = {"forward": 0.4, "backward": 0.5, "optimizer": 0.1}
     runs = [
-        CellRun(str(number), RunEvidence(parts, 0.1, facts, smaller_batch=0.5))
-        for number, facts in enumerate((foreign, foreign, RunFacts()))
+        CellRun(str(number), RunEvidence(parts, 0.1, own, reference=base, smaller_batch=0.5))
+        for number in range(3)
     ]
-    rows = divide_cell(runs, reference={part: 0.8 * value for part, value in parts.items()}).rows
-    assert set(rows[0].key.cause.split(" or ")) == {"cpu-starved", "smaller-share"}
-    assert rows[0].share == pytest.approx(0.2)
+    found = divide_cell(runs, reference={part: 0.6 * value for part, value in parts.items()}).rows
+    assert {row.key.cause for row in found if row.key.cause not in RESTS} == expected
+    if "cpu-starved" in expected:
+        assert found[0].share == pytest.approx(0.3)
+        assert found[0].claim
+        at_base = " (1 % at the baseline)" if base.nodes else ""
+        assert found[0].claim.evidence == (
+            f"foreign; the ranks waited for a core in 30 % of the step{at_base}"
+        )
+
+
+@pytest.mark.parametrize(
+    ("node", "cause"),
+    [
+        (busy(wait=float("nan")), "cpu-starved"),
+        (busy(wait=0.0), "cpu-starved"),
+        (busy(wait=0.0, spare=1.0), "late-node"),
+        (busy(wait=0.2, spare=1.0), "cpu-starved"),
+    ],
+)
+def test_foreign_processes_on_a_late_node_are_its_cause_unless_cores_were_idle(
+    node: RunFacts, cause: str
+) -> None:
+    late_one = LateRank(1, "n1", 0.3, 0.03, "forward", whole_node=True, cause="late-node")
+    (claim,) = claims_of(RunEvidence({"forward": 0.7, "wait": 0.3}, 0.1, node, [late_one]))
+    assert claim.cause == cause
+
+
+def test_sampled_calls_outside_the_timers_are_named_although_noise_hides_their_share() -> None:
+    call = SlowCall("train.py", 9, "torch.save", 1, 0.02, None)
+    facts = RunFacts(calls=(SampledStep(0, 0.1, None, [call]),))
+    runs = [
+        CellRun(str(number), RunEvidence({"forward": 1 - share, "other": share}, 0.1, facts))
+        for number, share in enumerate((0.0, 0.2, 0.01))
+    ]
+    rows = divide_cell(runs).rows
+    (row,) = [one for one in rows if one.key.cause == "outside-timers"]
+    assert pd.isna(row.share)
 
 
 def test_an_all_reduce_of_the_script_is_extra_communication_with_its_line(tmp_path: Path) -> None:
