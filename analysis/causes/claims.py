@@ -16,7 +16,7 @@ import numpy as np
 from analysis.causes.catalogue import OF_WARNINGS, TOGETHER
 from analysis.causes.divide import COMPUTING, LEAST_SHARE, Claim, Parts
 from analysis.causes.evidence import NodeFacts, RunFacts, calls_outside, collectives_outside, seconds_of
-from analysis.checks.slow_ranks import PART_WORDS
+from analysis.checks.slow_ranks import PART_WORDS, in_part
 from analysis.text import count, number, one_line, percent, seconds
 from bench.study.conditions import Reason, summary
 from bench.study.run_json import SlowCall
@@ -44,12 +44,13 @@ class LateRank:
 
     Attributes:
         share: its useful time minus that of the typical rank, as a fraction of the step.
-        excess_s: the same time in seconds, as a mean over the runs of the cell.
+        excess_s: the same time in seconds.
         part: name of the part of the step with the largest excess, as in PARTS.
         whole_node: true if all ranks of the node are late.
         cause: late-rank or late-node; both names if the study does not distinguish them.
         samples: its samples divided by those of the rank with the fewest; 1 if all are equal.
         one_part: true if the excess is in one part of the computation only.
+        part_share: the fraction of the excess that is in ``part``.
     """
 
     rank: int
@@ -61,6 +62,7 @@ class LateRank:
     cause: str
     samples: float = 1.0
     one_part: bool = False
+    part_share: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -118,8 +120,8 @@ def _late(run: RunEvidence) -> Iterator[Claim]:
 def _about_late(run: RunEvidence, late: LateRank, *, node: str, rank: int | None, share: float) -> Claim:
     cause, why = _why_late(run, late)
     who = f"rank {rank} on {one_line(node, limit=60)}" if rank is not None else one_line(node, limit=60)
-    part = PART_WORDS.get(late.part, late.part)
-    words = f"{who} takes {seconds(late.excess_s)} per step longer than the others, in {part}"
+    part = in_part(PART_WORDS.get(late.part, late.part), late.part_share)
+    words = f"{who} takes {seconds(late.excess_s)} per step longer than the others, {part}"
     pools = ("wait", late.part, *COMPUTING, "other", "transfer")
     words += f"; {why}" if why else ""
     # A node lacks CPU time whichever rank runs on it.

@@ -44,6 +44,8 @@ CAUSE_COLUMNS = (
     *("series", "cell_id", "cause", "share", "share_low", "share_high", "run_id", "node", "rank", "part"),
     *("evidence", "remedy"),
 )
+#: Causes whose evidence is from all runs of a cell together.
+_OF_CELL = ("slow-link", "slow-fabric")
 #: Words for the parts of a step that are lost time at any size.
 LOST_WORDS = {part: PART_WORDS[part] for part in ("data", "other")} | {
     "transfer": "exposed communication",
@@ -68,7 +70,6 @@ def late_ranks(ranks: pd.DataFrame) -> dict[str, list[LateRank]]:
     }
     late_here = found.groupby(["run_id", "host"])["rank"].transform("size")
     found["whole"] = late_here == found["host_ranks"]
-    found["excess_sec"] = found.groupby(["cell_id", "rank", "host"])["excess_sec"].transform("mean")
     one_part = _in_one_part(ranks)
     moves = _moves(found)
     late: dict[str, list[LateRank]] = defaultdict(list)
@@ -92,6 +93,7 @@ def late_ranks(ranks: pd.DataFrame) -> dict[str, list[LateRank]]:
                 cause,
                 samples.get((run_id, rank), 1.0),
                 in_one_part,
+                float(row["part_share"]),
             )
         )
     return late
@@ -330,7 +332,8 @@ def evidence_text(share: Share, division: CellDivision, row: Mapping[Any, Any] |
         return _rest_text(division)
     assert share.claim is not None
     n = int(row["n"])
-    runs = f", in {share.runs} of {n} runs" if n > 1 else ""
+    values = "" if share.key.cause in _OF_CELL else f"values of {share.run_id}; "
+    runs = f" ({values}present in {share.runs} of {n} runs)" if n > 1 else ""
     disturbed = "; all runs were disturbed" if row["n_undisturbed"] == 0 else ""
     return f"{share.claim.evidence}{runs}{disturbed}"
 

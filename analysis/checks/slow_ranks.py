@@ -44,8 +44,13 @@ MAX_CELLS = 2
 _MAX_NAMED = 4
 
 #: Columns of :func:`stragglers`: one row per run and late rank. ``excess_sec`` is the useful time beyond the
-#: typical one (s per step). ``host_ranks`` counts all ranks of the run on the rank's host, late or not.
-STRAGGLER_COLUMNS = ("run_id", "cell_id", "rank", "host", "host_ranks", "excess_sec", "share_of_step", "part")
+#: typical one (s per step), ``part`` the part of the step with most of it, and ``part_share`` this fraction.
+#: ``host_ranks`` counts all ranks of the run on the rank's host, late or not.
+STRAGGLER_COLUMNS = (
+    *("run_id", "cell_id", "rank", "host", "host_ranks", "excess_sec", "share_of_step", "part", "part_share"),
+)
+#: An excess is in one part of the step if that part has this fraction of it.
+_WHOLE_EXCESS = 0.9
 #: Words for the parts of useful time, as in the column ``part``.
 PART_WORDS = {part: part for part in USEFUL_PARTS} | {
     "data": "data loading",
@@ -77,8 +82,8 @@ def _beyond_typical(frame: pd.DataFrame, column: str, *, among: list[str]) -> pd
 def stragglers(ranks: pd.DataFrame) -> pd.DataFrame:
     """Return the ranks that were late in every epoch of their run, with :data:`STRAGGLER_COLUMNS`.
 
-    ``part`` is the part of the step with the largest excess over the typical rank. ``ranks`` are rows of
-    ranks.csv with ``run_id`` and ``cell_id``; rows without an attribution window are ignored.
+    ``ranks`` are rows of ranks.csv with ``run_id`` and ``cell_id``; rows without an attribution window are
+    ignored.
     """
     frame = _with_useful_time(ranks)
     steps = frame.groupby(_EPOCH, sort=False)["step_time_sec"]
@@ -99,6 +104,7 @@ def stragglers(ranks: pd.DataFrame) -> pd.DataFrame:
     )
     parts = by_rank[list(_PART_NAMES.values())].mean()
     found["part"] = parts.fillna(float("-inf")).idxmax(axis=1)
+    found["part_share"] = parts.max(axis=1) / found["excess_sec"]
     found = found.reset_index()
     found["host_ranks"] = found.groupby(["run_id", "host"])["host"].transform("size")
     found = found[found["least_share"] >= LATE_FROM].reset_index(drop=True)
@@ -138,6 +144,7 @@ def late_nodes_of(found: pd.DataFrame, cells: Iterable[str]) -> LateNodes:
         late_in=("run_id", "nunique"),
         host_ranks=("host_ranks", "max"),
         part=("part", "first"),
+        part_share=("part_share", "mean"),
     ).reset_index()
     ranks["of"] = ranks["cell_id"].map(runs)
     ranks = ranks[2 * ranks["late_in"] > ranks["of"]]
@@ -167,11 +174,19 @@ def _about_ranks(late: pd.DataFrame, host: str) -> str:
     else:
         every = "both" if of == 2 else f"all {of}"
         who = f"{every if len(late) == of else f'{len(late)} of the {of}'} ranks on {host} take"
-    means = late[["excess_sec", "share_of_step"]].mean()
+    means = late[["excess_sec", "share_of_step", "part_share"]].mean()
+    part = in_part(str(late["part"].iloc[0]), means["part_share"])
     return (
         f"{who} {seconds(means['excess_sec'])} per step longer than the others"
-        f" ({percent(means['share_of_step'])} of the step, in {late['part'].iloc[0]})"
+        f" ({percent(means['share_of_step'])} of the step, {part})"
     )
+
+
+def in_part(words: str, share: float) -> str:
+    """Return words about the part of the step with the largest ``share`` of an excess: ``mostly in PART``."""
+    if share >= _WHOLE_EXCESS:
+        return f"in {words}"
+    return f"mostly in {words}" if share >= 0.5 else f"in several parts, most in {words}"
 
 
 def slow_nodes_of(ranks: pd.DataFrame) -> pd.DataFrame:

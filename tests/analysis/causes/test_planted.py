@@ -58,7 +58,7 @@ def test_a_late_rank_in_one_part_is_a_late_rank(tmp_path: Path, part: str) -> No
     assert (row["node"], row["rank"], row["part"]) == ("n3", 2, part)
     words = "the optimizer" if part == "optimizer" else part
     assert row["evidence"] == (
-        f"rank 2 on n3 takes 25.0 ms per step longer than the others, in {words}, in 3 of 3 runs"
+        f"rank 2 on n3 takes 25.0 ms per step longer than the others, in {words} (values of n4x1-gloo-srun-b16-r1; present in 3 of 3 runs)"
     )
 
 
@@ -71,7 +71,7 @@ def test_a_noisy_optimizer_in_one_run_does_not_change_the_cause_of_this_run(tmp_
         ranks = pd.read_csv(folder.ranks_csv).assign(host="n1", optimizer_time_sec=0.0004)
         ranks.loc[ranks["rank"] == 2, "optimizer_time_sec"] *= 5 if place == 0 else 1
         ranks.to_csv(folder.ranks_csv, index=False)
-    assert "in 3 of 3 runs" in first(causes(path), "late-rank")["evidence"]
+    assert "present in 3 of 3 runs" in first(causes(path), "late-rank")["evidence"]
 
 
 def test_a_rank_that_loads_data_slowly_is_late_and_the_study_cannot_tell_rank_from_node(
@@ -115,7 +115,7 @@ def test_a_busy_neighbour_on_one_node_is_too_little_cpu(tmp_path: Path) -> None:
     row = first(causes(path), "cpu-starved")
     assert (row["node"], row["part"]) == ("n3", "backward")
     assert row["evidence"].endswith(
-        "foreign processes used 40% of the time of the cores in use on n3, in 3 of 3 runs; all runs were disturbed"
+        "foreign processes used 40% of the time of the cores in use on n3 (values of n4x1-gloo-srun-b16-r1; present in 3 of 3 runs); all runs were disturbed"
     )
 
 
@@ -162,7 +162,10 @@ def test_low_clocks_explain_their_share_of_the_computation(tmp_path: Path) -> No
             clocks = {"before": {"sm_mhz": mhz}, "after": {"sm_mhz": mhz}}
             conditions(folder, ranks=ranks, rank=lambda rank, clocks=clocks: {"clocks": clocks})
     row = first(causes(path), "clocks")
-    assert row["evidence"] == "the clock is 1200 MHz, but 1500 MHz at the baseline (80 %), in 3 of 3 runs"
+    assert (
+        row["evidence"]
+        == "the clock is 1200 MHz, but 1500 MHz at the baseline (80 %) (values of n4x1-gloo-srun-b16-r1; present in 3 of 3 runs)"
+    )
 
 
 def test_a_slow_loader_is_named_also_at_the_baseline(tmp_path: Path) -> None:
@@ -179,8 +182,8 @@ def test_a_checkpoint_in_each_step_is_named_with_its_line(tmp_path: Path) -> Non
         sampled_step(folder, step_s(more), {"line": 57, "function": "torch.save", "seconds": MORE})
     row = first(causes(path), "outside-timers")
     assert row["evidence"] == (
-        "calls outside of training take 25.0 ms in a sampled step: torch.save at /home/me/train.py:57 (25.0 ms), "
-        "in 3 of 3 runs"
+        "calls outside of training take 25.0 ms in a sampled step: torch.save at /home/me/train.py:57 (25.0 ms) "
+        "(values of n4x1-gloo-srun-b16-r1; present in 3 of 3 runs)"
     )
 
 
@@ -372,7 +375,10 @@ def test_a_warning_explains_at_most_what_its_part_of_the_step_lost(
         line = {"cause": warning, "path": "job.err", "line": 14, "evidence": "Warning: text"}
         change_json(folder.run_json, warnings=[line])
     row = first(causes(path), cause)
-    assert (row["share_low"], row["evidence"]) == (0.0, "job.err:14: Warning: text, in 3 of 3 runs")
+    assert (row["share_low"], row["evidence"]) == (
+        0.0,
+        "job.err:14: Warning: text (values of n4x1-gloo-srun-b16-r1; present in 3 of 3 runs)",
+    )
 
 
 def test_a_warning_without_a_loss_is_named_without_a_share(tmp_path: Path) -> None:
@@ -388,7 +394,10 @@ def test_overlapping_runs_explain_at_most_the_slower_computation(tmp_path: Path)
     for folder in attempts(path):
         change_json(folder.run_json, disturbed=[entry])
     row = first(causes(path), "overlap")
-    assert row["evidence"] == "another run of the study on n2, in 3 of 3 runs; all runs were disturbed"
+    assert (
+        row["evidence"]
+        == "another run of the study on n2 (values of n4x1-gloo-srun-b16-r1; present in 3 of 3 runs); all runs were disturbed"
+    )
 
 
 def test_two_causes_that_the_data_cannot_separate_are_named_together(tmp_path: Path) -> None:
@@ -404,7 +413,10 @@ def test_less_work_per_rank_is_slower_computation_per_sample_in_a_strong_series(
     timing = studies.Timing(comm_s=0, fixed_s=8e-3, imbalance=0)
     path = studies.finished(tmp_path / "s", studies.strong(sizes=(1, 4)), timing=timing, noise=0.002)
     row = first(causes(path), "smaller-share", share=0.24)
-    assert row["evidence"] == "the batch per rank is 25 % of that of the baseline, in 3 of 3 runs"
+    assert (
+        row["evidence"]
+        == "the batch per rank is 25 % of that of the baseline (values of n4x1-gloo-srun-b16-r1; present in 3 of 3 runs)"
+    )
 
 
 def test_a_network_far_below_its_nominal_rate_is_slow(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from analysis.checks.slow_ranks import (
     STRAGGLER_COLUMNS,
+    in_part,
     late_nodes_of,
     nodes_table,
     rank_means,
@@ -67,6 +68,14 @@ def test_a_late_rank_is_named_with_host_part_and_share():
     ]
 
 
+@pytest.mark.parametrize(
+    ("share", "words"),
+    [(1.0, "in forward"), (0.8, "mostly in forward"), (0.4, "in several parts, most in forward")],
+)
+def test_words_about_a_part_say_whether_it_has_the_whole_excess(share, words):
+    assert in_part("forward", share) == words
+
+
 def test_a_whole_late_node_is_named():
     found = stragglers(ranks_frame({2: 0.04, 3: 0.04}))
     assert [(row["rank"], row["host"]) for row in found.to_dict("records")] == [(2, "n2"), (3, "n2")]
@@ -81,7 +90,7 @@ def test_ranks_that_are_late_in_different_parts_are_not_averaged():
     frame.loc[frame["rank"] == 3, ["forward_time_sec", "backward_time_sec"]] = [0.05, 0.05]
     assert late_nodes_of(stragglers(frame), ["cell"]).texts == [
         "rank 2 on n2 takes 40.0 ms per step longer than the others (29 % of the step, in backward) and "
-        "rank 3 on n2 takes 40.0 ms per step longer than the others (29 % of the step, in forward),"
+        "rank 3 on n2 takes 40.0 ms per step longer than the others (29 % of the step, mostly in forward),"
         " in 1 of 1 run of cell"
     ]
 

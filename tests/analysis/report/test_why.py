@@ -27,7 +27,10 @@ def test_the_section_names_the_cause_with_its_share_evidence_and_remedy(tmp_path
     page = write_report(path).page.read_text(encoding="utf-8")
     text = " ".join(unescape(re.sub(r"<[^>]+>", " ", page.partition('id="why"')[2])).split())
     assert "20 % of the step on 4 ranks is lost: data loading (20 % [20 %, 20 %])." in text
-    assert "loading data takes 25.0 ms per step (20 %), in 3 of 3 runs Use more workers" in text
+    assert (
+        "loading data takes 25.0 ms per step (20 %) (values of n4x1-gloo-srun-b16-r1; present in 3 of 3 runs) Use more workers"
+        in text
+    )
     assert "The links between the nodes were not measured" in text
     assert "From the ideal to the measured step, 4 ranks" in text
     assert "Step time over step number" in text
